@@ -194,6 +194,20 @@ absl::Status Client::Drain() {
       .status();
 }
 
+absl::Status Client::Undrain() {
+  return Wait(connection_->server().async(),
+              &v1::ServerService::Stub::async::Undrain, v1::UndrainRequest(),
+              /*repeat=*/false)
+      .status();
+}
+
+absl::Status Client::WriteSnapshot() {
+  return Wait(connection_->server().async(),
+              &v1::ServerService::Stub::async::WriteSnapshot,
+              v1::WriteSnapshotRequest(), /*repeat=*/false)
+      .status();
+}
+
 absl::StatusOr<std::string> Client::Profile(uint32_t steps,
                                             absl::Duration time) {
   grpc::ClientContext context;

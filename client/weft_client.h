@@ -72,7 +72,10 @@ class Client {
   // empty name asks whether the server takes work. "liveness" asks whether the
   // server's process is healthy. The call is not repeated.
   [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
-  [[nodiscard]] absl::Status Drain();  // The call is not repeated.
+  // The calls are not repeated.
+  [[nodiscard]] absl::Status Drain();
+  [[nodiscard]] absl::Status Undrain();
+  [[nodiscard]] absl::Status WriteSnapshot();
   // Records what the engine's thread does in `steps` pieces of work (0: no
   // limit), and at most for `time`. A piece is a micro-batch, an optimizer step
   // or a decode iteration. Returns a Chrome trace. The call is not repeated.

@@ -42,6 +42,22 @@ bool ChangesState(Rpc rpc) {
          (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
 }
 
+// Returns whether the method takes adapters as they are: it reads, saves or
+// exports them. Operators need these methods before they stop a server.
+bool GoesOnInADrain(Rpc rpc) {
+  switch (rpc) {
+    case Rpc::kGetAdapter:
+    case Rpc::kListAdapters:
+    case Rpc::kSaveCheckpoint:
+    case Rpc::kListCheckpoints:
+    case Rpc::kDownloadCheckpoint:
+    case Rpc::kExportAdapter:
+      return true;
+    default:
+      return false;
+  }
+}
+
 // Returns the value of the first header of this name; empty if there is none.
 std::string Header(const grpc::CallbackServerContext& context,
                    const char* name) {
@@ -242,6 +258,8 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
   if (deadline() <= SteadyNow()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
+  Engine* const engine = core_->engine.Peek();
+  if (engine != nullptr && GoesOnInADrain(rpc_)) return engine;
   return core_->engine.Get();
 }
 
@@ -291,8 +309,12 @@ void CallRecord::CountRefusal(const absl::Status& status) {
 }
 
 void CallRecord::NoteError(const absl::Status& status) {
-  // A cancelled call is not a failure of the server.
-  if (absl::IsCancelled(status)) return;
+  // A cancelled call is not a failure of the server. And clients ask for an
+  // adapter to learn whether there is one.
+  if (absl::IsCancelled(status) ||
+      (rpc_ == Rpc::kGetAdapter && absl::IsNotFound(status))) {
+    return;
+  }
   const std::string rpc = RpcName(rpc_);
   const std::optional<Reason> reason = FindReason(status);
   core_->errors.Add(caller().ok() ? *caller() : Caller(),
@@ -304,7 +326,8 @@ void CallRecord::NoteError(const absl::Status& status) {
 }
 
 void CallRecord::Audit(const absl::Status& status) const {
-  const bool removes = rpc_ == Rpc::kDrain || rpc_ == Rpc::kDeleteAdapter ||
+  const bool removes = rpc_ == Rpc::kDrain || rpc_ == Rpc::kUndrain ||
+                       rpc_ == Rpc::kDeleteAdapter ||
                        rpc_ == Rpc::kDeleteCheckpoint;
   const bool admin =
       core_->authenticator != nullptr && caller().ok() && caller()->sees_all();

@@ -90,9 +90,9 @@ class CallRecord {
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
       grpc::ByteBuffer* bytes, google::protobuf::Message* request);
 
-  // Returns the engine for new work. Errors: those of entered();
+  // Returns the engine for the call. Errors: those of entered();
   // DEADLINE_EXCEEDED if the deadline has passed; UNAVAILABLE while the daemon
-  // starts or drains.
+  // starts, and while it drains if the call is new work.
   [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
 
   // Validates the request and returns it in the engine's form, with the
@@ -221,7 +221,7 @@ class CallRecord {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);
-  // Adds the failure to ServiceCore::errors, unless it is CANCELLED.
+  // Adds the failure to ServiceCore::errors, unless it is no failure.
   void NoteError(const absl::Status& status);
   // Logs the calls that an operator may want to look up later: deletions,
   // drains, and an admin's calls of methods that need scope train or admin.

@@ -13,6 +13,28 @@
 namespace weft {
 namespace {
 
+// The units in which values may be written, too.
+constexpr char kBytes[] = "BYTES";
+constexpr char kSeconds[] = "SECONDS";
+
+// Reads a value of a flag with this unit.
+template <typename T>
+bool ReadInUnit(absl::string_view text, const std::string& unit, T* out) {
+  if constexpr (std::is_same_v<T, int64_t>) {
+    if (unit == kBytes) return ReadBytes(text, out);
+  } else if constexpr (std::is_same_v<T, int>) {
+    if (unit == kSeconds) return ReadSeconds(text, out);
+  }
+  return ReadFlagValue(text, out);
+}
+
+template <typename T>
+std::string WordsFor(const T& tag, const std::string& unit) {
+  if (unit == kBytes) return "a number of bytes, such as 4096 or 4GiB";
+  if (unit == kSeconds) return "a number of seconds, such as 90 or 2m";
+  return FlagValueWords(tag);
+}
+
 // Makes a row. `field` returns a reference to the flag's value in Settings.
 template <typename T, typename Field>
 Flag MakeFlag(const char* group, Field field, std::string name, T standard,
@@ -20,7 +42,8 @@ Flag MakeFlag(const char* group, Field field, std::string name, T standard,
   Flag flag;
   flag.group = group;
   flag.name = std::move(name);
-  flag.value_name = unit.empty() ? FlagValueName(standard) : std::move(unit);
+  flag.value_name = unit.empty() ? FlagValueName(standard) : unit;
+  flag.wanted = WordsFor(standard, unit);
   flag.help = std::move(help);
   flag.is_bool = std::is_same_v<T, bool>;
   flag.is_list = std::is_same_v<T, std::vector<std::string>>;
@@ -29,8 +52,9 @@ Flag MakeFlag(const char* group, Field field, std::string name, T standard,
     flag.range = absl::StrCat(ShowFlagValue(range->first), " to ",
                               ShowFlagValue(range->second));
   }
-  flag.read = [field](absl::string_view text, Settings* settings) {
-    return ReadFlagValue(text, &field(*settings));
+  flag.read = [field, unit = std::move(unit)](absl::string_view text,
+                                              Settings* settings) {
+    return ReadInUnit(text, unit, &field(*settings));
   };
   flag.show = [field](Settings settings) {
     return ShowFlagValue(field(settings));
@@ -41,9 +65,9 @@ Flag MakeFlag(const char* group, Field field, std::string name, T standard,
     if (!range || (value >= range->first && value <= range->second)) {
       return std::string();
     }
-    return absl::StrCat("--", name, "=", ShowFlagValue(value), " is outside [",
-                        ShowFlagValue(range->first), ", ",
-                        ShowFlagValue(range->second), "]");
+    return absl::StrCat("--", name, "=", ShowFlagValue(value), " must be from ",
+                        ShowFlagValue(range->first), " to ",
+                        ShowFlagValue(range->second));
   };
   flag.is_number = std::is_arithmetic_v<T> && !flag.is_bool;
   return flag;
@@ -105,7 +129,7 @@ void Flag::Set(absl::string_view source, absl::string_view text,
   if (read(whole, settings)) {
     settings->sources[name] = std::string(source);
   } else {
-    errors->push_back(absl::StrCat(source, "=", text, " is not ", value_name));
+    errors->push_back(absl::StrCat(source, "=", text, " is not ", wanted));
   }
 }
 

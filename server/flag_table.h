@@ -16,6 +16,7 @@ struct Flag {
   const char* group = nullptr;
   std::string name;
   std::string value_name;
+  std::string wanted;  // What a value must be, in words.
   std::string help;
   bool is_bool = false;
   bool is_list = false;  // A list, with commas between its items.

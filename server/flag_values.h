@@ -49,6 +49,30 @@ requires std::is_enum_v<Enum>
   return false;
 }
 
+// Parse a number of bytes, such as 4096, 4GiB or 1.5TB, and a number of
+// seconds, such as 90, 90s or 1h30m.
+[[nodiscard]] bool ReadBytes(absl::string_view text, int64_t* out);
+[[nodiscard]] bool ReadSeconds(absl::string_view text, int* out);
+
+// Returns what a value of type T must be, in words.
+template <typename T>
+[[nodiscard]] std::string FlagValueWords(const T& /*tag*/) {
+  if constexpr (std::is_enum_v<T>) {
+    return absl::StrJoin(NamesOf(T{}), " or ",
+                         [](std::string* out, const auto& entry) {
+                           absl::StrAppend(out, entry.first);
+                         });
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return "true or false";
+  } else if constexpr (std::is_same_v<T, double>) {
+    return "a number";
+  } else if constexpr (std::is_integral_v<T>) {
+    return "a whole number";
+  } else {
+    return "a text";
+  }
+}
+
 // Returns the placeholder that --help prints for a value of type T.
 template <typename T>
 [[nodiscard]] std::string FlagValueName(const T& /*tag*/) {

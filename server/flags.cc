@@ -5,11 +5,14 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "server/config_file.h"
 #include "server/flag_table.h"
 
@@ -17,6 +20,19 @@ namespace weft {
 namespace {
 
 constexpr size_t kHelpColumns = 100;
+constexpr char kHelpHead[] =
+    "weftd: serves training and sampling of many LoRA adapters on one base "
+    "model, over gRPC.\n\n"
+    "Usage: weftd --model DIR [flags]\n\n"
+    "A value comes from its flag, else from its environment variable, else "
+    "from the file\nof --config, else from its default. Bytes may be written "
+    "as 4GiB and seconds as 90s.\n";
+
+// The variables of clients, without WEFT_. A shell may have set them for
+// weftctl.
+constexpr absl::string_view kClientVariables[] = {
+    "SERVER", "TOKEN",       "TOKEN_FILE", "TLS",
+    "CA",     "CLIENT_CERT", "CLIENT_KEY", "SERVER_NAME"};
 
 void ReadEnvironment(const Environment& environment, Settings* settings,
                      std::vector<std::string>* errors) {
@@ -63,6 +79,11 @@ size_t ReadFlag(const std::vector<std::string>& args, size_t i,
     return 1;
   }
   const std::string source = absl::StrCat("--", name);
+  if (name == "help" && equals != absl::string_view::npos) {
+    settings->help = true;
+    settings->help_word = std::string(arg.substr(equals + 1));
+    return 1;
+  }
   if (equals != absl::string_view::npos) {
     flag->Set(source, arg.substr(equals + 1), settings, errors);
     return 1;
@@ -92,6 +113,22 @@ void AppendWrapped(absl::string_view text, size_t indent, std::string* out) {
     absl::StrAppend(&line, word);
   }
   absl::StrAppend(out, line, "\n");
+}
+
+// Appends a flag with its help.
+void AppendFlag(const Flag& flag, std::string* text) {
+  absl::StrAppend(text, "  --", flag.name, flag.is_bool ? "" : " ",
+                  flag.is_bool ? "" : flag.value_name, "\n");
+  AppendWrapped(flag.help, 6, text);
+  if (flag.is_action) return;
+  std::string facts = absl::StrCat(
+      "[default: ", flag.default_value.empty() ? "none" : flag.default_value,
+      "]");
+  if (!flag.range.empty()) {
+    absl::StrAppend(&facts, " [range: ", flag.range, "]");
+  }
+  absl::StrAppend(&facts, " [env: ", flag.environment(), "]");
+  AppendWrapped(facts, 6, text);
 }
 
 }  // namespace
@@ -154,36 +191,44 @@ absl::Status ValidateSettings(const Settings& settings) {
   return absl::InvalidArgumentError(absl::StrJoin(complaints, "\n"));
 }
 
-std::string HelpText() {
-  std::string text =
-      "weftd: serves training and sampling of many LoRA adapters on one base "
-      "model, over gRPC.\n\n"
-      "Usage: weftd --model DIR [flags]\n\n"
-      "A value comes from its flag, else from its environment variable, else "
-      "from the file\nof --config, else from its default.\n";
+std::string HelpText(absl::string_view word) {
+  std::string text;
+  if (word.empty()) text = kHelpHead;
   absl::string_view group;
   for (const Flag& flag : FlagTable()) {
+    if (!absl::StrContains(absl::AsciiStrToLower(flag.name + " " + flag.help),
+                           absl::AsciiStrToLower(word))) {
+      continue;
+    }
     if (group != flag.group) {
       group = flag.group;
-      absl::StrAppend(&text, "\n", group, ":\n");
+      absl::StrAppend(&text, text.empty() ? "" : "\n", group, ":\n");
     }
-    if (flag.is_bool) {
-      absl::StrAppend(&text, "  --", flag.name, "\n");
-    } else {
-      absl::StrAppend(&text, "  --", flag.name, " ", flag.value_name, "\n");
-    }
-    AppendWrapped(flag.help, 6, &text);
-    if (flag.is_action) continue;
-    std::string facts = absl::StrCat(
-        "[default: ", flag.default_value.empty() ? "none" : flag.default_value,
-        "]");
-    if (!flag.range.empty()) {
-      absl::StrAppend(&facts, " [range: ", flag.range, "]");
-    }
-    absl::StrAppend(&facts, " [env: ", flag.environment(), "]");
-    AppendWrapped(facts, 6, &text);
+    AppendFlag(flag, &text);
   }
   return text;
+}
+
+std::vector<std::string> UnknownVariables(const char* const* environment) {
+  std::vector<std::string> found;
+  for (; *environment != nullptr; ++environment) {
+    const absl::string_view entry = *environment;
+    const absl::string_view name = entry.substr(0, entry.find('='));
+    absl::string_view rest = name;
+    if (!absl::ConsumePrefix(&rest, "WEFT_")) continue;
+    const bool known =
+        std::ranges::find(kClientVariables, rest) !=
+            std::end(kClientVariables) ||
+        std::ranges::any_of(FlagTable(), [name](const Flag& flag) {
+          return flag.environment() == name;
+        });
+    if (known) continue;
+    found.push_back(
+        absl::StrCat(name, " sets no flag of weftd",
+                     NearFlag(absl::StrReplaceAll(absl::AsciiStrToLower(rest),
+                                                  {{"_", "-"}}))));
+  }
+  return found;
 }
 
 }  // namespace weft

@@ -28,6 +28,9 @@ struct Settings {
 #define WEFT_ACTION(type, member, name, value, range, unit, help) \
   type member = value;
 #include "src/base/flags.inc"
+  std::string help_word;  // The WORD of --help=WORD.
+  // WEFT_ variables that are no setting (UnknownVariables).
+  std::vector<std::string> unknown_variables;
   // The source of each setting that was given. Maps a flag's name, such as
   // "max-rank", to "--max-rank", "WEFT_MAX_RANK" or "FILE: max-rank".
   std::map<std::string, std::string> sources;
@@ -46,8 +49,14 @@ struct Settings {
 // INVALID_ARGUMENT, with one line for each.
 [[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
 
-// Returns the help, in groups and at most 100 columns wide.
-[[nodiscard]] std::string HelpText();
+// Returns the help, in groups and at most 100 columns wide. With a word,
+// returns only flags whose name or help contains it; empty if there are none.
+[[nodiscard]] std::string HelpText(absl::string_view word = "");
+
+// Returns, for each variable ("NAME=VALUE") whose name begins with WEFT_ but is
+// neither a flag's nor one of the clients, a complaint that names it.
+[[nodiscard]] std::vector<std::string> UnknownVariables(
+    const char* const* environment);
 
 }  // namespace weft
 

@@ -139,8 +139,11 @@ absl::Status Listener::BindPort(const std::string& listen) {
   // machine without IPv6. One open address is enough. But if the port is taken
   // on any address, Bind fails.
   if (sockets_.empty() || error == EADDRINUSE) {
-    return Refused(listen, error == 0 ? "the host has no address"
-                                      : std::generic_category().message(error));
+    return Refused(listen,
+                   error == 0
+                       ? "the host has no address"
+                       : absl::StrCat(std::generic_category().message(error),
+                                      error == EADDRINUSE ? kPortTaken : ""));
   }
   address_ = absl::StrCat(listen.substr(0, listen.rfind(':') + 1), port);
   return absl::OkStatus();

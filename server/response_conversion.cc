@@ -181,6 +181,7 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_epoch(info.epoch);
   out->set_durable_step(info.durable_step);
   out->set_durability(ToProto(info.durability));
+  out->set_restoring(info.restoring);
   out->set_last_used_at(UnixSecondsOf(info.last_used_at));
 }
 

@@ -40,6 +40,8 @@ constexpr RpcMethod kRpcMethods[] = {
     {"weft.v1.ServerService", "GetInfo", "unary"},
     {"weft.v1.ServerService", "GetTokenizer", "server_stream"},
     {"weft.v1.ServerService", "Drain", "unary"},
+    {"weft.v1.ServerService", "Undrain", "unary"},
+    {"weft.v1.ServerService", "WriteSnapshot", "unary"},
     {"weft.v1.ServerService", "Profile", "server_stream"},
     {"grpc.health.v1.Health", "Check", "unary"},
     {"grpc.health.v1.Health", "Watch", "server_stream"},

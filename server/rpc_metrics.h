@@ -39,6 +39,8 @@ enum class Rpc : uint8_t {
   kGetInfo,
   kGetTokenizer,
   kDrain,
+  kUndrain,
+  kWriteSnapshot,
   kProfile,
   kHealthCheck,
   kHealthWatch,

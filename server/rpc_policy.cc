@@ -29,6 +29,8 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.ServerService/GetInfo", Scope::kRead},
     {"/weft.v1.ServerService/GetTokenizer", Scope::kRead},
     {"/weft.v1.ServerService/Drain", Scope::kAdmin},
+    {"/weft.v1.ServerService/Undrain", Scope::kAdmin},
+    {"/weft.v1.ServerService/WriteSnapshot", Scope::kAdmin},
     // Needs kAdmin, because a profile shows the work of all tenants.
     {"/weft.v1.ServerService/Profile", Scope::kAdmin},
     // Probes, which have no token, ask the metrics port (metrics_server.h).

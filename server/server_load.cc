@@ -1,11 +1,8 @@
 #include "server/server_load.h"
 
-#include "server/metric_values.h"
-
 namespace weft {
 
-void FillLoad(const prometheus::Registry& registry, v1::ServerLoad* load) {
-  const MetricValues values(registry);
+void FillLoad(const MetricValues& values, v1::ServerLoad* load) {
   const auto count = [&values](const char* name) {
     return static_cast<uint64_t>(values.Sum(name));
   };

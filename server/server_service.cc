@@ -1,6 +1,7 @@
-// weft.v1.ServerService: GetInfo, GetTokenizer, Drain and Profile. Unlike other
-// RPCs, GetInfo and GetTokenizer work while the daemon starts or drains, and
-// Drain works while it drains.
+// weft.v1.ServerService: GetInfo, GetTokenizer, Drain, Undrain, WriteSnapshot and
+// Profile. Unlike other RPCs, GetInfo and GetTokenizer work while the daemon
+// starts or drains, and the next three while it drains.
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/ascii.h"
@@ -94,8 +95,12 @@ class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
     FillLimits(engine->info(), info);
     FillModel(engine->info(), info->mutable_model());
     if (!record().caller()->sees_all()) return CountOwn(engine, reply);
+    const MetricValues values(*core.registry);
     info->set_num_adapters(static_cast<uint32_t>(engine->num_adapters()));
-    FillLoad(*core.registry, info->mutable_load());
+    info->set_num_restoring(
+        static_cast<uint32_t>(values.Sum(kRestoringMetric)));
+    info->set_restore_seconds(values.Sum(kRestoreSecondsMetric));
+    FillLoad(values, info->mutable_load());
     Send(reply);
   }
 
@@ -108,15 +113,15 @@ class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
     engine->ListAdapters(
         std::move(own), [this, call = self(), reply = std::move(reply)](
                             absl::StatusOr<AdapterPage> page) mutable {
-          // UNAVAILABLE means that adapters are still being restored after a
-          // start. The reply then leaves out their number.
-          if (!page.ok() && !absl::IsUnavailable(page.status())) {
-            return End(page.status());
-          }
-          if (page.ok()) {
-            record().caller()->Reveal(&*page);
-            reply.mutable_info()->set_num_adapters(
-                static_cast<uint32_t>(page->adapters.size()));
+          if (!page.ok()) return End(page.status());
+          v1::ServerInfo* const info = reply.mutable_info();
+          const auto restoring =
+              std::ranges::count(page->adapters, true, &AdapterInfo::restoring);
+          info->set_num_adapters(static_cast<uint32_t>(page->adapters.size()));
+          info->set_num_restoring(static_cast<uint32_t>(restoring));
+          if (restoring > 0) {
+            const MetricValues values(*record().core()->registry);
+            info->set_restore_seconds(values.Sum(kRestoreSecondsMetric));
           }
           Send(reply);
         });
@@ -159,6 +164,35 @@ class DrainCall final : public RequestReactor<v1::DrainRequest> {
   }
 };
 
+class UndrainCall final : public RequestReactor<v1::UndrainRequest> {
+ public:
+  using RequestReactor::RequestReactor;
+
+ private:
+  void Run(const v1::UndrainRequest& /*request*/) override {
+    const absl::Status ended = record().core()->end_drain();
+    ended.ok() ? Send(v1::UndrainResponse()) : End(ended);
+  }
+};
+
+class WriteSnapshotCall final
+    : public RequestReactor<v1::WriteSnapshotRequest> {
+ public:
+  using RequestReactor::RequestReactor;
+
+ private:
+  void Run(const v1::WriteSnapshotRequest& /*request*/) override {
+    Engine* const engine = record().core()->engine.Peek();
+    if (engine == nullptr) {
+      return End(absl::UnavailableError("the server is starting"));
+    }
+    engine->WriteSnapshot([this,
+                           call = self()](const absl::StatusOr<bool>& written) {
+      written.ok() ? Send(v1::WriteSnapshotResponse()) : End(written.status());
+    });
+  }
+};
+
 }  // namespace
 
 std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
@@ -166,6 +200,8 @@ std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
   service->Add<GetInfoCall>(Rpc::kGetInfo);
   service->Add<GetTokenizerCall>(Rpc::kGetTokenizer);
   service->Add<DrainCall>(Rpc::kDrain);
+  service->Add<UndrainCall>(Rpc::kUndrain);
+  service->Add<WriteSnapshotCall>(Rpc::kWriteSnapshot);
   AddProfile(service.get());
   return service;
 }

@@ -12,6 +12,7 @@
 #include "server/call_errors.h"
 #include "server/call_memory.h"
 #include "server/health.h"
+#include "server/load_history.h"
 #include "server/read_turns.h"
 #include "server/rpc_metrics.h"
 #include "server/stalled_calls.h"
@@ -32,8 +33,8 @@ class EngineHolder {
   // Sets the engine. Call it once, when the engine can take work.
   void Set(Engine* engine) { engine_.store(engine); }
 
-  // Refuses new work from now on.
-  void StartDraining() { draining_.store(true); }
+  // Sets whether new work is refused.
+  void SetDraining(bool draining) { draining_.store(draining); }
   [[nodiscard]] bool draining() const { return draining_.load(); }
 
   // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
@@ -56,8 +57,8 @@ class EngineHolder {
 };
 
 // All handlers of calls share this object, which outlives the gRPC server.
-// `options`, `authenticator`, `tokenizer` and `begin_drain` are set before the
-// server starts. Any thread may use the other members.
+// `options`, `authenticator`, `tokenizer`, `begin_drain` and `end_drain` are set
+// before the server starts. Any thread may use the other members.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options,
               prometheus::Registry* metric_registry)
@@ -89,11 +90,14 @@ struct ServiceCore {
   StalledCalls stalled;
   ReadTurns reads;
   HealthBoard health;
+  LoadHistory history;
   EngineHolder engine;
   // Counts the CallRecords that exist: calls that have not ended.
   std::atomic<int> open_calls{0};
   // Turns readiness to NOT_SERVING and refuses new work.
   std::function<void()> begin_drain = [] {};
+  // Takes new work again. Errors: FAILED_PRECONDITION if the process ends.
+  std::function<absl::Status()> end_drain = [] { return absl::OkStatus(); };
   // Reads the files that clients download, so that no thread of gRPC waits for
   // the disk. It ends before the other members.
   Worker files;

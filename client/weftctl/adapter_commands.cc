@@ -2,19 +2,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/weftctl/commands.h"
+#include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
 
 namespace weft::weftctl {
 namespace {
 
 Row Heading() {
-  return {"ADAPTER", "TENANT",  "RANK",   "STEP",
+  return {"ADAPTER", "TENANT",  "STATE",  "RANK",   "STEP",
           "OPTIM",   "VERSION", "MEMORY", "CREATED"};
 }
 
 Row Describe(const v1::Adapter& adapter) {
   return {adapter.adapter_id(),
           adapter.tenant(),
+          DescribeState(adapter),
           absl::StrCat(adapter.config().rank()),
           absl::StrCat(adapter.last_step()),
           absl::StrCat(adapter.optim_steps()),
@@ -136,7 +138,12 @@ std::vector<Command> AdapterCommands() {
       DurabilityFlag(),
       TenantFlag()};
   return {
-      {"adapters list", "All adapters.", {}, {}, ListAdapters},
+      {.name = "adapters list",
+       .help = "All adapters.",
+       .words = {},
+       .flags = {ViewTimeout()},
+       .run = ListAdapters,
+       .view = true},
       {"adapters create",
        "Make an adapter.",
        {"ADAPTER"},

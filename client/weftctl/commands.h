@@ -31,7 +31,15 @@ struct Command {
   std::function<absl::Status(const Session&)> run;
   bool last_word_optional = false;
   bool offline = false;  // The command uses files and no server.
+  // The command shows what the server does, or that it does not answer. So its
+  // calls are short and are not repeated.
+  bool view = false;
 };
+
+// Returns the flag --timeout of a view.
+[[nodiscard]] inline FlagSpec ViewTimeout() {
+  return {"timeout", "DURATION", "time for each call", "1s"};
+}
 
 // Returns the flag --tenant, which names the tenant of a new adapter.
 [[nodiscard]] inline FlagSpec TenantFlag() {

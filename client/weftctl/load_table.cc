@@ -33,7 +33,10 @@ std::vector<Row> ServerRows(const std::optional<LoadSample>& before,
     if (before) old = (before->info.load().*total)();
     return Rate(old, (load.*total)(), seconds);
   };
+  const Row state = {"state", DescribeState(now.info)};
+  if (!now.info.has_load()) return {state};
   return {
+      state,
       {"up", absl::StrFormat("%.0f s", load.uptime_seconds())},
       {"calls in flight", absl::StrCat(load.calls_in_flight())},
       {"queued", absl::StrCat(load.queued_requests())},
@@ -62,13 +65,13 @@ std::vector<Row> AdapterRows(const std::optional<LoadSample>& before,
                    [](const v1::Adapter& a, const v1::Adapter& b) {
                      return a.last_used_at() > b.last_used_at();
                    });
-  std::vector<Row> rows = {
-      {"ADAPTER", "TENANT", "STEP", "STEPS/S", "OPTIM", "MEMORY", "USED"}};
+  std::vector<Row> rows = {{"ADAPTER", "TENANT", "STATE", "STEP", "STEPS/S",
+                            "OPTIM", "MEMORY", "USED"}};
   for (const v1::Adapter& adapter : latest) {
     if (rows.size() > max_adapters) break;
     const auto old = steps.find(adapter.adapter_id());
     rows.push_back(
-        {adapter.adapter_id(), adapter.tenant(),
+        {adapter.adapter_id(), adapter.tenant(), DescribeState(adapter),
          absl::StrCat(adapter.last_step()),
          Rate(old == steps.end() ? std::nullopt : std::optional(old->second),
               adapter.last_step(), seconds),
@@ -81,14 +84,28 @@ std::vector<Row> AdapterRows(const std::optional<LoadSample>& before,
 
 }  // namespace
 
+std::string DescribeState(const v1::ServerInfo& info) {
+  if (info.draining()) return "draining: takes no new work";
+  if (info.model().architecture().empty()) return "starting";
+  if (info.num_restoring() == 0) return "serving";
+  return absl::StrCat(
+      "restoring ", info.num_restoring(), " of ", info.num_adapters(),
+      " adapters",
+      info.restore_seconds() > 0
+          ? absl::StrFormat(", about %.0f s left", info.restore_seconds())
+          : "");
+}
+
+std::string DescribeState(const v1::Adapter& adapter) {
+  return adapter.restoring() ? "restoring" : "ready";
+}
+
 std::string LoadTable(const std::optional<LoadSample>& before,
                       const LoadSample& now, size_t max_adapters) {
   const double seconds = before ? now.seconds - before->seconds : 0;
   std::ostringstream out;
-  if (now.info.has_load()) {
-    PrintTable(ServerRows(before, now, seconds), out);
-    out << "\n";
-  }
+  PrintTable(ServerRows(before, now, seconds), out);
+  out << "\n";
   PrintTable(AdapterRows(before, now, seconds, max_adapters), out);
   const auto size = static_cast<size_t>(now.adapters.adapters_size());
   if (size > max_adapters) {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/load_table.h"
@@ -24,6 +25,7 @@ absl::StatusOr<LoadSample> Look(const Session& session) {
   auto info = session.client.GetInfo();
   if (!info.ok()) return info.status();
   sample.info = *std::move(info);
+  if (sample.info.model().architecture().empty()) return sample;  // It starts.
   auto adapters = session.client.ListAdapters();
   if (!adapters.ok()) return adapters.status();
   sample.adapters = *std::move(adapters);
@@ -37,20 +39,28 @@ absl::Status Top(const Session& session) {
   if (!count.ok()) return count.status();
   const bool live = &session.out == &std::cout && isatty(STDOUT_FILENO) == 1;
   std::optional<LoadSample> before;
+  absl::Time answered;
   for (int64_t shown = 0; *count == 0 || shown < *count; ++shown) {
     if (shown > 0) absl::SleepFor(*interval);
     absl::StatusOr<LoadSample> now = Look(session);
-    if (!now.ok()) return now.status();
-    if (session.json) {
+    // A server that has answered may restart, so this waits for its return.
+    if (!now.ok() && !before) return now.status();
+    if (now.ok()) answered = SteadyNow();
+    if (!session.json) {
+      session.out << (live ? kClearScreen : shown > 0 ? "\n" : "");
+    }
+    if (!now.ok()) {
+      session.err << absl::StrFormat(
+          "weftctl: no answer for %.0f s: %s\n",
+          absl::ToDoubleSeconds(SteadyNow() - answered),
+          Printable(now.status().message()));
+    } else if (session.json) {
       PrintJson(now->info, session.out);
     } else {
-      session.out << (live        ? kClearScreen
-                      : shown > 0 ? "\n"
-                                  : "")
-                  << LoadTable(before, *now, kMaxAdapters);
+      session.out << LoadTable(before, *now, kMaxAdapters);
     }
     session.out.flush();
-    before = *std::move(now);
+    if (now.ok()) before = *std::move(now);
   }
   return absl::OkStatus();
 }
@@ -78,12 +88,15 @@ absl::Status Profile(const Session& session) {
 
 std::vector<Command> MonitorCommands() {
   return {
-      {"top",
-       "Load of the server and its adapters, again and again.",
-       {},
-       {{"interval", "DURATION", "time between two tables", "2s"},
-        {"count", "N", "number of tables; 0: until it is stopped", "0"}},
-       Top},
+      {.name = "top",
+       .help = "Load of the server and its adapters, again and again.",
+       .words = {},
+       .flags = {{"interval", "DURATION", "time between two tables", "2s"},
+                 {"count", "N", "number of tables; 0: until it is stopped",
+                  "0"},
+                 ViewTimeout()},
+       .run = Top,
+       .view = true},
       {"profile",
        "Record what the engine does, for ui.perfetto.dev.",
        {},

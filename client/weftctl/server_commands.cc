@@ -1,6 +1,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/weftctl/commands.h"
+#include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
 
 namespace weft::weftctl {
@@ -28,7 +31,7 @@ absl::Status Info(const Session& session) {
                                         info->max_adapters())},
               {"max rank", absl::StrCat(info->max_rank())},
               {"version", info->version()},
-              {"draining", info->draining() ? "yes" : "no"}},
+              {"state", DescribeState(*info)}},
              session.out);
   return absl::OkStatus();
 }
@@ -47,20 +50,64 @@ absl::Status Health(const Session& session) {
   return absl::UnavailableError("the server takes no work now");
 }
 
-absl::Status Drain(const Session& session) { return session.client.Drain(); }
+// Saves every adapter under one name. Goes on after a failure, and says at the
+// end how many there were.
+absl::Status SaveAll(const Session& session) {
+  const auto adapters = session.client.ListAdapters();
+  if (!adapters.ok()) return adapters.status();
+  const std::string name =
+      absl::FormatTime("drain-%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());
+  int failed = 0;
+  for (const v1::Adapter& adapter : adapters->adapters()) {
+    v1::SaveCheckpointRequest request;
+    request.set_adapter_id(adapter.adapter_id());
+    request.set_name(name);
+    const auto saved = session.client.SaveCheckpoint(request);
+    if (!saved.ok()) ++failed;
+    session.out << Printable(absl::StrCat(
+                       adapter.adapter_id(), "/", name, ": ",
+                       saved.ok() ? FormatBytes(saved->size_bytes())
+                                  : std::string(saved.status().message())))
+                << "\n";
+  }
+  if (failed == 0) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(failed, " of ", adapters->adapters_size(),
+                   " adapters could not be saved; the server still drains"));
+}
+
+absl::Status Drain(const Session& session) {
+  const absl::Status drained = session.client.Drain();
+  if (!drained.ok() || !session.arguments.Has("save-all")) return drained;
+  return SaveAll(session);
+}
+
+absl::Status Undrain(const Session& session) {
+  return session.client.Undrain();
+}
 
 }  // namespace
 
 std::vector<Command> ServerCommands() {
   return {
-      {"info", "What the server runs and accepts.", {}, {}, Info},
+      {.name = "info",
+       .help = "What the server runs and accepts.",
+       .words = {},
+       .flags = {ViewTimeout()},
+       .run = Info,
+       .view = true},
       {"health",
        "Whether the server takes work: code 0 or 1.",
        {},
        {{"service", "NAME",
          "\"liveness\": whether its process is to be left alone", ""}},
        Health},
-      {"drain", "Finish accepted work, take nothing new.", {}, {}, Drain},
+      {"drain",
+       "Finish accepted work, take nothing new but reads, saves and exports.",
+       {},
+       {{"save-all", "", "then save every adapter as drain-DATE-TIME", ""}},
+       Drain},
+      {"undrain", "Take new work again.", {}, {}, Undrain},
   };
 }
 

@@ -1,5 +1,5 @@
-// Commands that read or copy the folder of weftd's --state-dir. They run on the
-// machine that has the folder.
+// Commands on weftd's --state-dir. All but one read or copy the folder, and run
+// on the machine that has it.
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
@@ -59,10 +59,19 @@ absl::Status Restore(const Session& session) {
   return state.ok() ? CopyState(session) : state.status();
 }
 
+absl::Status Snapshot(const Session& session) {
+  return session.client.WriteSnapshot();
+}
+
 }  // namespace
 
 std::vector<Command> StateCommands() {
   return {
+      {"state snapshot",
+       "Have the server write a snapshot, so that its next start is quick.",
+       {},
+       {},
+       Snapshot},
       {.name = "state backup",
        .help = "copies a --state-dir, also while its server runs",
        .words = {"DIR", "TO"},

@@ -127,7 +127,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
                                                 absl::Duration timeout) {
   client::ClientOptions options;
   options.timeout = timeout;
-  options.retry.max_attempts = 4;  // A person waits, so there are few attempts.
+  // A person waits, so there are few attempts.
+  options.retry.max_attempts = command.view ? 1 : 4;
   if (command.offline) return Client::Connect(std::move(options));
   options.target = arguments.GetString("server");
   absl::StatusOr<client::Security> security = ReadSecurity(arguments);

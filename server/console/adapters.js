@@ -1,25 +1,28 @@
 // The table of adapters, and the loss and facts of the selected one.
 import { draw, smooth, sparkline } from "./charts.js";
 import {
-  NONE, ago, byId, bytes, count, duration, el, fillPairs, loss, rate, setText, svg, table,
+  NONE, ago, byId, bytes, count, el, fillPairs, loss, rate, setText, svg, table,
 } from "./dom.js";
 
 const last = (values) => values[values.length - 1];
 
+// Where the adapter's tensors are, unless the server still restores it.
+const stateOf = (a) => (a.restoring ? "restoring" : a.location);
+
 // A column: title, class, text of an adapter, what rows are sorted by.
-// Narrow pages leave out "mid" and "wide" columns.
+// Narrow pages leave out "mid", "wide" and "widest" columns.
 const COLUMNS = [
   ["Adapter", "name", (a) => a.id, (a) => a.id],
   ["Tenant", "name wide tenant", (a) => a.tenant, (a) => a.tenant],
-  ["Rank", "num wide", (a) => count(a.rank), (a) => a.rank],
+  ["State", "name mid", stateOf, stateOf],
+  ["Rank", "num widest", (a) => count(a.rank), (a) => a.rank],
   ["Step", "num", (a) => count(a.step), (a) => a.step],
-  ["Durable", "num wide", (a) => count(a.durable_step), (a) => a.durable_step],
+  ["Durable", "num widest", (a) => count(a.durable_step), (a) => a.durable_step],
   ["Updates", "num mid", (a) => count(a.optim_steps), (a) => a.optim_steps],
   ["Loss", "num", (a) => loss(last(a.losses)), (a) => last(a.losses) ?? Infinity],
   ["Trend", "trend", null, null],
   ["Train/s", "num mid", (a) => rate(a.train_rate), (a) => -(a.train_rate ?? 0)],
   ["Sample/s", "num mid", (a) => rate(a.sample_rate), (a) => -(a.sample_rate ?? 0)],
-  ["At", "name wide", (a) => a.location, (a) => a.location],
   ["Used", "num mid", (a, now) => ago(a.last_used_at, now), (a) => -a.last_used_at],
 ];
 
@@ -138,6 +141,7 @@ export class Adapters {
     cells[0].title = adapter.id;
     sparkline(trend, adapter.losses);
     row.setAttribute("aria-selected", String(adapter.id === this.selected));
+    row.classList.toggle("restoring", adapter.restoring);
   }
 
   // Puts the rows into the body in this order; touches it only where it
@@ -166,10 +170,55 @@ export class Adapters {
   }
 }
 
-// Draws the loss of the selected adapter.
+// Draws the losses of several adapters by their steps.
+function drawCompared(compared) {
+  const xs = [...new Set(compared.flatMap((a) => a.steps))].sort((a, b) => a - b);
+  const series = compared.map((adapter, i) => {
+    const at = new Map(adapter.steps.map((step, k) => [step, adapter.losses[k]]));
+    return { name: adapter.id, ys: xs.map((step) => at.get(step)), kind: `of-${i}` };
+  });
+  setText(byId("loss-title"), "Losses");
+  draw(byId("loss"), {
+    xs,
+    series,
+    fromZero: false,
+    xText: (step) => (Number.isInteger(step) ? String(step) : ""),
+    yText: (value) => String(Number(value.toPrecision(6))),
+    readout: (i) => `step ${xs[i]}: ` + series
+      .filter((line) => line.ys[i] !== undefined)
+      .map((line) => `${line.name} ${loss(line.ys[i])}`)
+      .join(", "),
+    label: `Losses of ${compared.length} adapters by step. Arrow keys read values.`,
+    empty: "No training step has ended since the server started.",
+  });
+  setText(byId("loss-note"), "The listed adapters that were used last, at most eight. " +
+    "Search to choose others.");
+}
+
+// Draws the gradient norms of the selected adapter.
+export function showGradients(state) {
+  const { update_steps: steps, grad_norms: norms, id } = state.selected ?? {};
+  const known = !state.compared && (norms?.length ?? 0) > 0;
+  byId("gradients-part").hidden = !known;
+  if (!known) return;
+  draw(byId("gradients"), {
+    xs: steps.map((_, i) => i),
+    series: [{ name: "", ys: norms, kind: "two" }],
+    fromZero: true,
+    height: 110,
+    xText: (i) => (Number.isInteger(i) && i in steps ? String(steps[i]) : ""),
+    yText: (value) => String(Number(value.toPrecision(3))),
+    readout: (i) => `step ${steps[i]}: ${loss(norms[i])}`,
+    label: `Gradient norms of the last ${steps.length} updates of ${id}. ` +
+      "Arrow keys read values.",
+    empty: "",
+  });
+}
+
+// Draws the loss of the selected adapter, or those of several.
 export function showLoss(state, wanted) {
+  if (state.compared) return drawCompared(state.compared);
   const selected = state.selected ?? { id: wanted, steps: [], losses: [] };
-  const adapter = state.adapters?.find((a) => a.id === selected.id);
   setText(byId("loss-title"), selected.id ? `Loss of ${selected.id}` : "Loss");
   const { steps, losses } = selected;
   const smoothed = smooth(losses, 0.8);
@@ -192,12 +241,14 @@ export function showLoss(state, wanted) {
   const what =
     "By step: the sum of the losses divided by the sum of the weights, per ForwardBackward.";
   setText(byId("loss-note"), steps.length ? what : "");
-  showFacts(state, selected, adapter);
 }
 
-function showFacts(state, selected, adapter) {
-  byId("selected-card").hidden = !adapter || !state.selected;
-  if (!adapter || !state.selected) return;
+// Lists the facts of the selected adapter.
+export function showFacts(state) {
+  const selected = state.selected;
+  const adapter = state.adapters.find((a) => a.id === selected?.id);
+  byId("selected-card").hidden = !adapter;
+  if (!adapter) return;
   setText(byId("selected-title"), selected.id);
   fillPairs(byId("selected"), [
     ["Step", `${count(adapter.step)}, durable ${count(adapter.durable_step)}`],
@@ -207,8 +258,8 @@ function showFacts(state, selected, adapter) {
     ["Targets", selected.targets.map((t) => t.replace("_proj", "")).join(" ")],
     ["Version", count(adapter.version), `epoch ${adapter.epoch}`],
     ["Epoch", new Date(adapter.epoch / 1000).toISOString().slice(0, 19).replace("T", " ")],
-    ["At", `${adapter.location}, ${bytes(adapter.bytes)}`],
-    ["Created", `${duration(state.now - selected.created_at)} ago`],
+    ["State", `${stateOf(adapter)}, ${bytes(adapter.bytes)}`],
+    ["Created", ago(selected.created_at, state.now)],
     ["Tokens", `${count(adapter.train_tokens)} trained, ${count(adapter.sampled_tokens)} sampled`],
     ["Snapshots", selected.num_snapshots ? selected.snapshots.join(", ") : NONE],
   ]);

@@ -30,11 +30,15 @@ export function smooth(values, weight) {
   });
 }
 
-// Returns the path of a line; it is broken where a value is null.
+const isKnown = (value) => value !== null && value !== undefined;
+
+// Returns the path of a line; it is broken where a value is null, and passes by
+// positions where it is undefined.
 function pathOf(xs, ys, x, y) {
   let path = "";
   let pen = "M";
   ys.forEach((value, i) => {
+    if (value === undefined) return;
     if (value === null) {
       pen = "M";
       return;
@@ -46,7 +50,7 @@ function pathOf(xs, ys, x, y) {
 }
 
 function rangeOf(series, fromZero) {
-  const values = series.flatMap((line) => line.ys).filter((v) => v !== null);
+  const values = series.flatMap((line) => line.ys).filter(isKnown);
   let low = fromZero ? 0 : Math.min(...values);
   let high = Math.max(...values);
   if (!(high > low)) {
@@ -95,12 +99,13 @@ function scale(range, from, to) {
 
 // Draws `chart` into a figure:
 //   xs: the common positions, ascending; series: [{name, ys, kind}], where kind
-//   is the line's class; fromZero; isTime: xs are seconds; xText, yText: the text of a tick;
+//   is the line's class, and ys are undefined where a line has no point;
+//   fromZero; height (optional); isTime: xs are seconds; xText, yText: the text of a tick;
 //   readout(i): the text of the position i; label: for screen readers;
 //   empty: the text if there is nothing to draw.
 export function draw(figure, chart) {
   const width = figure.clientWidth;
-  const drawn = chart.xs.length > 0 && chart.series.some((s) => s.ys.some((v) => v !== null));
+  const drawn = chart.xs.length > 0 && chart.series.some((s) => s.ys.some(isKnown));
   figure.setAttribute("aria-label", drawn ? chart.label : chart.empty);
   if (width === 0) return;
   if (!drawn) {
@@ -108,7 +113,7 @@ export function draw(figure, chart) {
     figure.replaceChildren(el("p", { class: "note empty", text: chart.empty }));
     return;
   }
-  const height = width < 480 ? 180 : 230;
+  const height = chart.height ?? (width < 480 ? 180 : 230);
   const box = {
     left: MARGIN.left,
     right: width - MARGIN.right,
@@ -155,7 +160,7 @@ function point(figure, i) {
   view.readout.textContent = view.at === null ? "" : chart.readout(view.at);
   if (view.at === null) return view.cursor.replaceChildren();
   const at = x(chart.xs[view.at]).toFixed(1);
-  const known = chart.series.filter((line) => line.ys[view.at] !== null);
+  const known = chart.series.filter((line) => isKnown(line.ys[view.at]));
   const dots = known.map((line) => {
     const cy = y(line.ys[view.at]).toFixed(1);
     return svg("circle", { class: `dot ${line.kind}`, r: 3.5, cx: at, cy });

@@ -12,6 +12,7 @@
 #include "server/console/state.h"
 #include "server/http/replies.h"
 #include "server/http/url.h"
+#include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::console {
@@ -94,9 +95,11 @@ Admission ServeState(const EnginePort& port, const HttpRequest& header,
           .serve = [&port, caller = *caller, peer = header.peer,
                     query = std::move(query)](const HttpRequest&,
                                               const Respond& respond) mutable {
-            Json state =
-                MakeState(*port.core(), caller,
-                          {.search = query["q"], .selected = query["adapter"]});
+            Json state = MakeState(*port.core(), caller,
+                                   {.search = query["q"],
+                                    .selected = query["adapter"],
+                                    .history = query["history"] == "1",
+                                    .compare = query["compare"] == "1"});
             if (query["checkpoints"] == "1" && state.contains("selected")) {
               return WithCheckpoints(port, {.caller = caller, .peer = peer},
                                      std::move(state), respond);
@@ -122,5 +125,30 @@ std::optional<Admission> Admit(const EnginePort& port,
   if (asset == assets.end() || (name == kPage) != is_page) return std::nullopt;
   return ServeAsset(*asset);
 }
+
+absl::StatusOr<std::unique_ptr<ConsoleFront>> ConsoleFront::Start(
+    ServiceCore* core) {
+  const ServerOptions& options = core->options;
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<HttpServer> server,
+      HttpServer::Bind("console-listen", options.console_listen,
+                       {.allowed_hosts = options.allowed_hosts}));
+  return std::unique_ptr<ConsoleFront>(
+      new ConsoleFront(core, std::move(server)));
+}
+
+ConsoleFront::ConsoleFront(ServiceCore* core,
+                           std::shared_ptr<HttpServer> server)
+    : server_(std::move(server)),
+      port_(core, server_, [](const absl::Status& status) { return status; }) {
+  server_->Start([this](const HttpRequest& header) {
+    std::optional<Admission> page = Admit(port_, header);
+    return page ? *std::move(page)
+                : Admission{.refusal = ErrorReply(
+                                absl::NotFoundError("the console is at /"))};
+  });
+}
+
+ConsoleFront::~ConsoleFront() { server_->Stop(); }
 
 }  // namespace weft::console

@@ -1,17 +1,20 @@
 // Serves the console: a page at / that shows what the server does, and the JSON
-// that the page asks for about every two seconds.
+// that the page asks for about every two seconds. The page is on the address of
+// the Tinker API, and on an address of its own (--console-listen).
 //
 //   GET /                  the page; open to everybody, it holds no data
 //   GET /console/v1/NAME   a script or the style sheet of the page
 //   GET /console/v1/state  the JSON of state.h; needs a token of scope read, if
 //                          the server has tokens: "Authorization: Bearer TOKEN"
-// The query of `state` may have q (StateQuery::search) and adapter
-// (StateQuery::selected). With checkpoints=1 the JSON also has the latest
-// checkpoints of the selected adapter.
+// The query of `state` may have q (StateQuery::search), adapter
+// (StateQuery::selected), history=1 and compare=1. With checkpoints=1 the JSON
+// also has the latest checkpoints of the selected adapter.
 #ifndef WEFT_SERVER_CONSOLE_CONSOLE_H_
 #define WEFT_SERVER_CONSOLE_CONSOLE_H_
 
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "server/engine_port.h"
 
@@ -22,6 +25,30 @@ namespace weft::console {
 // Threads: the HTTP server's.
 [[nodiscard]] std::optional<Admission> Admit(const EnginePort& port,
                                              const HttpRequest& header);
+
+// Serves the console on an address of its own.
+// Threads: one.
+class ConsoleFront {
+ public:
+  // Listens on core->options.console_listen. REQUIRES: `core` outlives this
+  // object. Errors: those of HttpServer::Bind.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<ConsoleFront>> Start(
+      ServiceCore* core);
+  ~ConsoleFront();
+  ConsoleFront(const ConsoleFront&) = delete;
+  ConsoleFront& operator=(const ConsoleFront&) = delete;
+
+  // Returns HOST:PORT with the port that was chosen.
+  [[nodiscard]] const std::string& address() const {
+    return server_->address();
+  }
+
+ private:
+  ConsoleFront(ServiceCore* core, std::shared_ptr<HttpServer> server);
+
+  const std::shared_ptr<HttpServer> server_;
+  const EnginePort port_;
+};
 
 }  // namespace weft::console
 

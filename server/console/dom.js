@@ -71,7 +71,14 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
+// A short time, in milliseconds or seconds.
+export function shortTime(seconds) {
+  if (seconds < 0.95) return `${Math.round(seconds * 1000)} ms`;
+  return seconds < 9.95 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}
+
 export function ago(then, now) {
+  if (!then) return NONE;
   return now - then < 1.5 ? "now" : `${duration(now - then)} ago`;
 }
 
@@ -79,11 +86,11 @@ export function ago(then, now) {
 export const breakable = (name) =>
   name.replaceAll("_", "_\u200b").replace(/([a-z])([A-Z])/g, "$1\u200b$2");
 
-// Fills a list of terms and values.
+// Fills a list of terms and values. A pair may have a hint, and a class of its value.
 export function fillPairs(list, pairs) {
   list.replaceChildren(
-    ...pairs.map(([term, value, hint]) =>
-      el("div", { title: hint }, el("dt", { text: term }), el("dd", { text: value })),
+    ...pairs.map(([term, value, hint, kind]) =>
+      el("div", { title: hint }, el("dt", { text: term }), el("dd", { text: value, class: kind })),
     ),
   );
 }

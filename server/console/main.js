@@ -1,13 +1,15 @@
 // Asks the server every two seconds and shows the answer.
-import { Adapters, showCheckpoints, showLoss } from "./adapters.js";
+import { Adapters, showCheckpoints, showFacts, showGradients, showLoss } from "./adapters.js";
 import { makeReadable } from "./charts.js";
 import { byId, setText } from "./dom.js";
 import {
-  showErrors, showMemory, showServer, showSpeed, showTenants, showTiles,
+  showErrors, showMemory, showPhase, showServer, showSpeed, showTenants, showTiles,
 } from "./panels.js";
 
 const INTERVAL_MS = 2000;
-const TIMEOUT_MS = 10000;
+const TIMEOUT_MS = 5000;
+// The page says how old its numbers are when no answer has come for so long.
+const STALE_SECONDS = 5;
 const HISTORY_SECONDS = 600;
 // Rates are means over this time, because steps end in bursts.
 const RATE_SECONDS = 10;
@@ -21,6 +23,8 @@ let timer = 0;
 let request = null;
 let polls = 0;
 let state = null; // The latest answer.
+let answeredAt = performance.now();
+let comparing = false;
 let checkpoints = { id: "", list: null };
 // Readings of the totals of tokens, by adapter; "" is the whole view.
 const readings = new Map();
@@ -31,6 +35,8 @@ const adapters = new Adapters(() => poll());
 function address() {
   const id = adapters.selected;
   const query = new URLSearchParams({ q: byId("search").value.trim(), adapter: id });
+  if (speed.length === 0) query.set("history", "1");
+  if (comparing) query.set("compare", "1");
   if (id && (id !== checkpoints.id || polls % CHECKPOINT_POLLS === 0)) {
     query.set("checkpoints", "1");
   }
@@ -54,7 +60,8 @@ async function poll() {
   request?.abort();
   const mine = new AbortController();
   request = mine;
-  const limit = setTimeout(() => mine.abort(), TIMEOUT_MS);
+  const late = new Error(`within ${TIMEOUT_MS / 1000} s`);
+  const limit = setTimeout(() => mine.abort(late), TIMEOUT_MS);
   let answer = {};
   let failure = "";
   try {
@@ -65,10 +72,20 @@ async function poll() {
   clearTimeout(limit);
   if (request !== mine) return;
   setText(byId("status"), failure);
+  if (!failure) answeredAt = performance.now();
+  showAge();
   if (answer.refused !== undefined) return askForToken(answer.refused);
   if (!document.hidden) timer = setTimeout(poll, INTERVAL_MS);
   polls += 1;
   if (answer.state) take(answer.state);
+}
+
+// Says how old the numbers are if no answer has come for long.
+function showAge() {
+  const seconds = Math.floor((performance.now() - answeredAt) / 1000);
+  const stale = state !== null && seconds >= STALE_SECONDS;
+  document.body.classList.toggle("stale", stale);
+  showPhase(state, stale ? seconds : 0);
 }
 
 function askForToken(why) {
@@ -100,6 +117,11 @@ function rates(key, now, train, sampled) {
   };
 }
 
+function takeHistory() {
+  if (speed.length > 0 || !state.history) return;
+  for (const [at, train, sampled] of state.history) speed.push({ at, train, sampled });
+}
+
 function takeRates() {
   for (const adapter of state.adapters) {
     const own = rates(adapter.id, state.now, adapter.train_tokens, adapter.sampled_tokens);
@@ -124,6 +146,7 @@ function take(fresh) {
   showErrors(state);
   byId("main").hidden = !state.adapters;
   if (!state.adapters) return;
+  takeHistory();
   const all = takeRates();
   if (state.selected?.checkpoints) {
     checkpoints = { id: state.selected.id, list: state.selected.checkpoints };
@@ -136,11 +159,19 @@ function take(fresh) {
 function drawAll() {
   if (!state?.adapters) return;
   showLoss(state, adapters.selected);
+  showGradients(state);
+  showFacts(state);
   const known = state.selected && checkpoints.id === state.selected.id;
   showCheckpoints(known ? checkpoints.list : null, state.now);
-  showSpeed(speed, state.now);
+  showSpeed(speed, state);
   showMemory(state);
   showTenants(state);
+}
+
+function compare() {
+  comparing = !comparing;
+  byId("compare").setAttribute("aria-pressed", String(comparing));
+  poll();
 }
 
 function submitToken(event) {
@@ -176,12 +207,14 @@ byId("search").addEventListener("input", () => {
 });
 byId("token-form").addEventListener("submit", submitToken);
 byId("forget").addEventListener("click", forget);
+byId("compare").addEventListener("click", compare);
 document.addEventListener("keydown", key);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) poll();
 });
-for (const id of ["loss", "speed"]) {
+for (const id of ["loss", "gradients", "speed"]) {
   makeReadable(byId(id));
   new ResizeObserver(() => drawAll()).observe(byId(id));
 }
+setInterval(showAge, 1000);
 poll();

@@ -1,20 +1,43 @@
 // The header, the numbers of now, and the panels beside the adapters.
 import { draw } from "./charts.js";
 import {
-  ago, breakable, byId, bytes, count, duration, el, fillPairs, rate, setText, svg, table,
+  NONE, ago, breakable, byId, bytes, count, duration, el, fillPairs, rate, setText, shortTime, svg,
+  table,
 } from "./dom.js";
 
 // The parts of a device's memory, in the order in which they are drawn.
 const PARTS = ["model", "adapters", "kv_cache", "activations", "decode_graphs", "reserve"];
 
+// The engine's thread says so often that it moves: while it is idle, and after
+// each piece of work. A piece of a large model on a CPU may take minutes.
+const SILENT_SECONDS = 15;
+
+const exact = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : duration(seconds));
+
+// Shows what the server does, or that no answer has come for `lost` seconds.
+export function showPhase(state, lost) {
+  const badge = byId("phase");
+  badge.hidden = !state;
+  if (!state) return;
+  let [phase, text] = [state.server.phase, state.server.phase];
+  if (lost > 0) {
+    [phase, text] = ["lost", `no answer for ${exact(lost)}`];
+  } else if (state.server.silent_seconds > SILENT_SECONDS) {
+    [phase, text] = ["lost", `engine silent for ${exact(state.server.silent_seconds)}`];
+  } else if (phase === "serving" && state.num_restoring > 0) {
+    phase = "restoring";
+    text = `restoring ${count(state.num_restoring)} of ${count(state.num_adapters)}`;
+    const left = state.server.restore_seconds;
+    if (left > 0) text += `, about ${exact(left)} left`;
+  }
+  badge.dataset.phase = phase;
+  setText(badge, text);
+}
+
 export function showServer(state) {
   const { server, caller, load } = state;
   document.title = server.model ? `${server.model} – Weft` : "Weft";
   setText(byId("model"), server.model);
-  const phase = byId("phase");
-  phase.hidden = false;
-  phase.dataset.phase = server.phase;
-  setText(phase, server.phase);
   const facts = [];
   if (server.device) {
     facts.push(`${count(server.parameters)} parameters`, `${server.dtype} on ${server.device}`);
@@ -26,6 +49,17 @@ export function showServer(state) {
   byId("who").hidden = !caller.token;
   const view = caller.sees_all ? "sees everything" : `tenant ${caller.tenant}`;
   setText(byId("caller"), `${caller.token}, ${view}`);
+}
+
+const percentiles = ([half, most]) =>
+  most > 0 ? `${shortTime(half)} / ${shortTime(most)}` : NONE;
+
+// Returns the free bytes of the fullest folder, and those of all.
+function diskFree({ disk_free: free, disk_size: size }) {
+  const folders = Object.keys(free).sort((a, b) => free[a] / size[a] - free[b] / size[b]);
+  if (folders.length === 0) return [NONE];
+  const each = folders.map((name) => `${name} ${bytes(free[name])} of ${bytes(size[name])}`);
+  return [bytes(free[folders[0]]), each.join(", ")];
 }
 
 export function showTiles(state, speed) {
@@ -42,6 +76,10 @@ export function showTiles(state, speed) {
   if (state.load) {
     tiles.push(["Calls open", count(state.load.calls_in_flight)]);
     tiles.push(["Updates", count(state.load.optim_steps), "optimizer steps since the start"]);
+    const waits = "median and 99th percentile of the last ten minutes";
+    tiles.push(["Wait p50 / p99", percentiles(state.load.queue_wait), waits, "long"]);
+    tiles.push(["1st token p50 / p99", percentiles(state.load.first_token), waits, "long"]);
+    tiles.push(["Disk free", ...diskFree(state.load)]);
   }
   fillPairs(byId("tiles"), tiles);
 }
@@ -54,7 +92,8 @@ function back(seconds) {
   return `−${Math.floor(s / 60)}:${String(s % 60).padStart(2, "0")}`;
 }
 
-export function showSpeed(history, now) {
+export function showSpeed(history, state) {
+  const now = state.now;
   const xs = history.map((point) => point.at - now);
   const latest = history[history.length - 1];
   draw(byId("speed"), {
@@ -67,14 +106,16 @@ export function showSpeed(history, now) {
     ],
     fromZero: true,
     xText: back,
-    yText: (value) => count(value),
+    yText: (value) => rate(value),
     readout: (i) =>
       `${back(xs[i])}: train ${rate(history[i].train)}, sample ${rate(history[i].sampled)}`,
     label: `Tokens per second: train ${rate(latest?.train)}, sample ${rate(latest?.sampled)}. ` +
       "Arrow keys read values.",
     empty: "Two readings make the first point.",
   });
-  setText(byId("speed-note"), "Since this page was opened, at most ten minutes.");
+  setText(byId("speed-note"), state.caller.sees_all
+    ? "The last ten minutes."
+    : "Since this page was opened, at most ten minutes.");
 }
 
 // Makes a bar whose parts are [class, share].

@@ -10,7 +10,9 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "server/metric_values.h"
+#include "server/server_load.h"
 #include "server/version.h"
+#include "src/base/clock.h"
 
 namespace weft::console {
 namespace {
@@ -85,6 +87,8 @@ Json ServerJson(const ServiceCore& core, const Engine* engine) {
               {"phase", phase}};
   if (engine == nullptr) return out;
   const EngineInfo& info = engine->info();
+  out["silent_seconds"] =
+      std::round(absl::ToDoubleSeconds(SteadyNow() - engine->last_heartbeat()));
   out["device"] = info.device;
   out["dtype"] = info.dtype;
   out["architecture"] = info.architecture;
@@ -93,19 +97,34 @@ Json ServerJson(const ServiceCore& core, const Engine* engine) {
   return out;
 }
 
-// Returns "load": the calls, steps, memory and adapters of the whole server.
-Json LoadJson(const MetricValues& values) {
-  return {{"uptime_seconds", std::round(values.UptimeSeconds())},
-          {"calls_in_flight", values.Sum("weft_requests_inflight")},
-          {"optim_steps", values.Sum("weft_optim_steps_total")},
-          {"resident_bytes", values.Sum("process_resident_memory_bytes")},
-          {"device_bytes", values.Sum("weft_device_memory_bytes")},
-          {"device_used_bytes", values.Sum("weft_device_allocated_bytes")},
-          {"parts", values.ByLabel("weft_memory_part_bytes")},
-          {"kv_bytes", values.Sum("weft_kv_cache_capacity_bytes")},
-          {"kv_used_bytes", values.Sum("weft_kv_cache_used_bytes")},
-          {"adapter_bytes", values.Sum("weft_adapter_bytes")},
-          {"adapters_at", values.ByLabel("weft_adapters")}};
+// Returns the median and the 99th percentile of what the histogram has observed
+// lately.
+Json Percentiles(const LoadHistory& history, const MetricValues& values,
+                 const char* name) {
+  return {history.Recent(values, name, 0.5),
+          history.Recent(values, name, 0.99)};
+}
+
+// Returns "load": the calls, steps, waits, memory, disks and adapters of the
+// whole server.
+Json LoadJson(const LoadHistory& history, const MetricValues& values) {
+  return {
+      {"uptime_seconds", std::round(values.UptimeSeconds())},
+      {"queue_wait", Percentiles(history, values, "weft_queue_wait_seconds")},
+      {"first_token",
+       Percentiles(history, values, "weft_time_to_first_token_seconds")},
+      {"disk_free", values.ByLabel("weft_disk_free_bytes")},
+      {"disk_size", values.ByLabel("weft_disk_size_bytes")},
+      {"calls_in_flight", values.Sum("weft_requests_inflight")},
+      {"optim_steps", values.Sum("weft_optim_steps_total")},
+      {"resident_bytes", values.Sum("process_resident_memory_bytes")},
+      {"device_bytes", values.Sum("weft_device_memory_bytes")},
+      {"device_used_bytes", values.Sum("weft_device_allocated_bytes")},
+      {"parts", values.ByLabel("weft_memory_part_bytes")},
+      {"kv_bytes", values.Sum("weft_kv_cache_capacity_bytes")},
+      {"kv_used_bytes", values.Sum("weft_kv_cache_used_bytes")},
+      {"adapter_bytes", values.Sum("weft_adapter_bytes")},
+      {"adapters_at", values.ByLabel("weft_adapters")}};
 }
 
 // Returns at most kMaxTenants tenants that have adapters, in the order of
@@ -147,7 +166,9 @@ void FillTotals(const ServiceCore& core, const Engine& engine,
     (*out)["tokens"] = {{"train", values.Sum("weft_train_tokens_total")},
                         {"sampled", values.Sum("weft_sampled_tokens_total")}};
     (*out)["queued"] = values.ByLabel("weft_queue_depth");
-    (*out)["load"] = LoadJson(values);
+    (*out)["load"] = LoadJson(core.history, values);
+    (*out)["server"]["restore_seconds"] =
+        std::round(values.Sum(kRestoreSecondsMetric));
     (*out)["tenants"] = TenantsJson(engine, entries);
     return;
   }
@@ -186,6 +207,7 @@ Json AdapterJson(const Entry& entry, const AdapterActivity& latest) {
           {"version", info.version},
           {"bytes", info.resident_bytes},
           {"location", kLocations[static_cast<size_t>(info.location)]},
+          {"restoring", info.restoring},
           {"last_used_at", Seconds(info.last_used_at)},
           {"train_tokens", entry.totals.train_tokens},
           {"sampled_tokens", entry.totals.sampled_tokens},
@@ -207,7 +229,9 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
               {"steps", Json::array()},
               {"losses", Json::array()},
               {"tokens", Json::array()},
-              {"ended_at", Json::array()}};
+              {"ended_at", Json::array()},
+              {"update_steps", Json::array()},
+              {"grad_norms", Json::array()}};
   for (const std::string& name : info.snapshots) {
     if (out["snapshots"].size() < kMaxSnapshots) {
       out["snapshots"].push_back(name);
@@ -221,6 +245,35 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
     out["losses"].push_back(Loss(point.loss));
     out["tokens"].push_back(point.num_tokens);
     out["ended_at"].push_back(Seconds(point.ended_at));
+  }
+  for (const UpdatePoint& update : activity.adapters[0].updates) {
+    out["update_steps"].push_back(update.step);
+    out["grad_norms"].push_back(Loss(update.grad_norm));
+  }
+  return out;
+}
+
+// Returns the losses of the adapters that were used last.
+Json ComparedJson(const Engine& engine, std::vector<const Entry*> entries) {
+  const auto used = [](const Entry* entry) { return entry->info.last_used_at; };
+  std::ranges::sort(entries, std::greater(), used);
+  if (entries.size() > kMaxCompared) entries.resize(kMaxCompared);
+  ActivityQuery query{.max_points = kSelectedPoints};
+  for (const Entry* entry : entries) {
+    query.adapter_ids.push_back(entry->engine_name);
+  }
+  const Activity activity = engine.activity(query);
+  Json out = Json::array();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Json steps = Json::array();
+    Json losses = Json::array();
+    for (const TrainPoint& point : activity.adapters[i].points) {
+      steps.push_back(point.step);
+      losses.push_back(Loss(point.loss));
+    }
+    out.push_back({{"id", entries[i]->info.adapter_id},
+                   {"steps", std::move(steps)},
+                   {"losses", std::move(losses)}});
   }
   return out;
 }
@@ -264,13 +317,25 @@ void FillAdapters(const Engine& engine, const std::vector<Entry>& entries,
     rows.push_back(AdapterJson(*listed[i], activity.adapters[i]));
   }
   (*out)["num_adapters"] = entries.size();
+  (*out)["num_restoring"] = std::ranges::count_if(
+      entries, [](const Entry& entry) { return entry.info.restoring; });
   (*out)["num_matching"] = matching;
   (*out)["adapters"] = std::move(rows);
+  if (query.compare) (*out)["compared"] = ComparedJson(engine, listed);
   for (const Entry& entry : entries) {
     if (entry.info.adapter_id == query.selected) {
       (*out)["selected"] = SelectedJson(engine, entry);
     }
   }
+}
+
+Json HistoryJson(const LoadHistory& history) {
+  Json out = Json::array();
+  for (const LoadHistory::Rates& rates : history.rates()) {
+    out.push_back({Seconds(rates.at), std::round(rates.train_tokens * 10) / 10,
+                   std::round(rates.sampled_tokens * 10) / 10});
+  }
+  return out;
 }
 
 Json ErrorsJson(const ServiceCore& core, const Caller& caller) {
@@ -303,6 +368,9 @@ Json MakeState(const ServiceCore& core, const Caller& caller,
   const std::vector<Entry> entries = AllAdapters(*engine, caller);
   FillTotals(core, *engine, caller, entries, &out);
   FillAdapters(*engine, entries, query, &out);
+  if (query.history && caller.sees_all()) {
+    out["history"] = HistoryJson(core.history);
+  }
   return out;
 }
 

@@ -1,13 +1,14 @@
 // Makes the JSON that the console shows to a caller:
 //
 // {"now", "server": {...}, "caller": {...}, "tokens": {"train", "sampled"},
-//  "queued": {KIND: number}, "load": {...}, "tenants": [...],
-//  "num_adapters", "num_matching", "adapters": [...], "selected": {...},
-//  "errors": [...]}
+//  "queued": {KIND: number}, "load": {...}, "tenants": [...], "history": [...],
+//  "num_adapters", "num_restoring", "num_matching", "adapters": [...],
+//  "selected": {...}, "compared": [...], "errors": [...]}
 // If Caller::sees_all is false, the JSON covers only the caller's tenant:
-// "load" and "tenants" are absent, and "queued" has the one number "all". While
-// the engine starts, only "now", "server", "caller" and "errors" are present.
-// "selected" is present only if StateQuery::selected names an adapter.
+// "load", "tenants" and "history" are absent, and "queued" has the one number
+// "all". While the engine starts, only "now", "server", "caller" and "errors"
+// are present. "selected" is present only if StateQuery::selected names an
+// adapter.
 #ifndef WEFT_SERVER_CONSOLE_STATE_H_
 #define WEFT_SERVER_CONSOLE_STATE_H_
 
@@ -29,6 +30,7 @@ inline constexpr size_t kMaxAdapters = 200;
 inline constexpr size_t kMaxTenants = 100;
 inline constexpr size_t kMaxErrors = 50;
 inline constexpr size_t kMaxCheckpoints = 50;
+inline constexpr size_t kMaxCompared = 8;
 
 struct StateQuery {
   // "adapters" lists only adapters with this text in their id or tenant. Case
@@ -36,6 +38,12 @@ struct StateQuery {
   std::string search;
   // The id of the adapter that "selected" shows.
   std::string selected;
+  // Asks for "history": [time, train, sampled] for each interval of
+  // LoadHistory, where train and sampled are tokens per second.
+  bool history = false;
+  // Asks for "compared": the losses of the kMaxCompared listed adapters that
+  // were used last.
+  bool compare = false;
 };
 
 // Returns the JSON that is described at the head of this file. This takes some

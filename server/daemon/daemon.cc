@@ -12,9 +12,11 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "server/daemon/frontend.h"
 #include "server/grpc_log.h"
@@ -151,6 +153,43 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
   return health().ok();
 }
 
+// Says which adapters will end with the process, because they have steps that
+// are neither in --state-dir nor in a checkpoint.
+void LogLostSteps(Engine* engine) {
+  constexpr size_t kMaxNamed = 20;
+  std::vector<std::string> named;
+  size_t count = 0;
+  const auto max = static_cast<size_t>(engine->info().max_adapters);
+  // The callback runs before ListAdapters returns.
+  engine->ListAdapters({.size = max}, [&](absl::StatusOr<AdapterPage> page) {
+    for (const AdapterInfo& info : page->adapters) {
+      if (info.durability != Durability::kMemory ||
+          info.next_step <= info.durable_step + 1) {
+        continue;
+      }
+      if (++count > kMaxNamed) continue;
+      named.push_back(absl::StrCat(info.adapter_id, ": ",
+                                   info.next_step - 1 - info.durable_step));
+    }
+  });
+  if (count == 0) return;
+  Log(LogLevel::kWarning,
+      "steps end with this process: they are neither in --state-dir nor in a "
+      "checkpoint",
+      {{"adapters", count}, {"steps", absl::StrJoin(named, ", ")}});
+}
+
+// Warns of settings that an operator may not have meant.
+void LogDoubts(const Settings& settings) {
+  for (const std::string& complaint : settings.unknown_variables) {
+    Log(LogLevel::kWarning, complaint);
+  }
+  if (!settings.engine.state_dir.empty()) return;
+  Log(LogLevel::kWarning,
+      "no --state-dir: a restart forgets adapters and every step after their "
+      "last checkpoint");
+}
+
 void LogFailure(const char* what, const absl::Status& status) {
   Log(LogLevel::kError, what,
       {{"code", absl::StatusCodeToString(status.code())},
@@ -240,12 +279,14 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
        {"device", (*engine)->info().device},
        {"dtype", (*engine)->info().dtype},
        {"listen", frontend->address()},
-       {"metrics", frontend->metrics_address()}});
+       {"metrics", frontend->metrics_address()},
+       {"console", frontend->console_url()}});
 
   absl::Status failure;
   const auto health = [&] {
     frontend->UpdateLiveness(SteadyNow());
     frontend->CancelStalledCalls(SteadyNow());
+    frontend->RecordLoad(SteadyNow());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
     if (failure.ok()) failure = CheckHeartbeat(**engine);
@@ -257,6 +298,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
   Log(LogLevel::kInfo, "draining",
       {{"timeout_seconds", settings.server.drain_timeout_seconds}});
   frontend->StartDraining();
+  LogLostSteps(engine->get());
   const bool clean =
       Drain(engine->get(), signals,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
@@ -300,6 +342,7 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   RaiseFileLimit();
   Log(LogLevel::kInfo, "weftd starts",
       {{"version", kVersion}, {"git", kGitRevision}});
+  LogDoubts(settings);
   StageLog stages;
   const auto registry = std::make_shared<prometheus::Registry>();
   Settings own = settings;
@@ -318,7 +361,8 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   stages.Done("listening");
   Log(LogLevel::kInfo, "addresses",
       {{"listen", (*frontend)->address()},
-       {"metrics", (*frontend)->metrics_address()}});
+       {"metrics", (*frontend)->metrics_address()},
+       {"console", (*frontend)->console_url()}});
   return Serve(own, start_engine, signals, frontend->get(), registry.get(),
                others);
 }

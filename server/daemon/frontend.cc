@@ -83,7 +83,8 @@ Frontend::Frontend(const ServerOptions& options,
                      "Times that liveness turned red because the engine thread "
                      "had not moved for 15 minutes.")),
       process_collector_(std::make_shared<ProcessCollector>()) {
-  core_.begin_drain = [this] { StartDraining(); };
+  core_.begin_drain = [this] { BeginDrain(); };
+  core_.end_drain = [this] { return EndDrain(); };
 }
 
 Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
@@ -97,6 +98,7 @@ absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
   WEFT_RETURN_IF_ERROR(frontend->StartGrpc());
   WEFT_RETURN_IF_ERROR(frontend->StartMetrics());
   WEFT_RETURN_IF_ERROR(frontend->StartTinker());
+  WEFT_RETURN_IF_ERROR(frontend->StartConsole());
   WEFT_RETURN_IF_ERROR(frontend->WritePortFile());
   return frontend;
 }
@@ -192,6 +194,18 @@ absl::Status Frontend::StartTinker() {
   return absl::OkStatus();
 }
 
+absl::Status Frontend::StartConsole() {
+  if (core_.options.console_listen.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(console_, console::ConsoleFront::Start(&core_));
+  return absl::OkStatus();
+}
+
+std::string Frontend::console_url() const {
+  if (console_ != nullptr) return absl::StrCat("http://", console_->address());
+  if (tinker_ != nullptr) return absl::StrCat("http://", tinker_->address());
+  return "";
+}
+
 absl::Status Frontend::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
@@ -205,6 +219,9 @@ absl::Status Frontend::WritePortFile() const {
                            metrics_address_.c_str()) > 0;
     if (written && tinker_ != nullptr) {
       written = std::fprintf(file, "%s\n", tinker_->address().c_str()) > 0;
+    }
+    if (written && console_ != nullptr) {
+      written = std::fprintf(file, "%s\n", console_->address().c_str()) > 0;
     }
     written = std::fclose(file) == 0 && written;
   }
@@ -243,7 +260,8 @@ void Frontend::SetEngine(Engine* engine) {
   AddGauge(registry_.get(), "weft_startup_seconds",
            "Seconds from the start of the server to the loaded model.")
       .Set(absl::ToDoubleSeconds(SteadyNow() - started_));
-  if (draining()) return;
+  const MutexLock lock(&drain_mu_);
+  if (core_.engine.draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
   if (tinker_ != nullptr) tinker_->EngineIsReady();
   SetReady(true);
@@ -266,9 +284,36 @@ void Frontend::UpdateLiveness(absl::Time now) {
 void Frontend::CancelStalledCalls(absl::Time now) { core_.stalled.Cancel(now); }
 
 void Frontend::StartDraining() {
-  core_.engine.StartDraining();
+  const MutexLock lock(&drain_mu_);
+  ends_ = true;
+  RefuseWork();
+}
+
+void Frontend::BeginDrain() {
+  const MutexLock lock(&drain_mu_);
+  RefuseWork();
+}
+
+void Frontend::RefuseWork() {
+  core_.engine.SetDraining(true);
   SetReady(false);
   core_.metrics.SetPhase(StartupPhase::kDraining);
+}
+
+absl::Status Frontend::EndDrain() {
+  const MutexLock lock(&drain_mu_);
+  if (ends_) {
+    return absl::FailedPreconditionError(
+        "the process has been told to end and cannot take new work");
+  }
+  Engine* const engine = core_.engine.Peek();
+  if (engine == nullptr)
+    return absl::UnavailableError("the server is starting");
+  engine->Undrain();
+  core_.engine.SetDraining(false);
+  core_.metrics.SetPhase(StartupPhase::kServing);
+  SetReady(true);
+  return absl::OkStatus();
 }
 
 void Frontend::Shutdown(absl::Duration grace) {
@@ -279,6 +324,7 @@ void Frontend::Shutdown(absl::Duration grace) {
     absl::SleepFor(kCallInterval);
   }
   tinker_.reset();
+  console_.reset();
   listener_.reset();
   const absl::Duration left = std::min(limit - SteadyNow(), kConnectionGrace);
   server_->Shutdown(gpr_time_add(

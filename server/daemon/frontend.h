@@ -1,5 +1,5 @@
 // All listeners: the gRPC server with its services, health and reflection, the
-// metrics port, and the Tinker API.
+// metrics port, the Tinker API and the console.
 #ifndef WEFT_SERVER_DAEMON_FRONTEND_H_
 #define WEFT_SERVER_DAEMON_FRONTEND_H_
 
@@ -7,18 +7,21 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
 #include "prometheus/registry.h"
+#include "server/console/console.h"
 #include "server/listener.h"
 #include "server/metrics_server.h"
 #include "server/service_core.h"
 #include "server/tinker/tinker_front.h"
 #include "src/base/clock.h"
 #include "src/base/metrics.h"
+#include "src/base/mutex.h"
 #include "src/base/options.h"
 #include "src/base/process_collector.h"
 
@@ -64,6 +67,9 @@ class Frontend {
     return metrics_address_;
   }
 
+  // Returns the URL of the console; empty if there is none.
+  [[nodiscard]] std::string console_url() const;
+
   // Shows on the metrics page that the model is loading.
   void SetLoading();
 
@@ -79,8 +85,11 @@ class Frontend {
   // it periodically.
   void CancelStalledCalls(absl::Time now);
 
-  // Turns readiness NOT_SERVING and refuses new work. A repeated call is
-  // harmless.
+  // Remembers the load for the console. Call it periodically.
+  void RecordLoad(absl::Time now) { core_.history.Record(now, *registry_); }
+
+  // Turns readiness NOT_SERVING and refuses new work, for good. A repeated call
+  // is harmless.
   void StartDraining();
   [[nodiscard]] bool draining() const { return core_.engine.draining(); }
 
@@ -100,6 +109,12 @@ class Frontend {
   // Returns whether the token of an HTTP request is good.
   [[nodiscard]] absl::Status Authorize(const HttpRequest& request);
   [[nodiscard]] absl::Status StartTinker();
+  [[nodiscard]] absl::Status StartConsole();
+  // What clients do: refuse new work, and take new work again unless
+  // StartDraining was called.
+  void BeginDrain();
+  [[nodiscard]] absl::Status EndDrain();
+  void RefuseWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drain_mu_);
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
   void SetLive(bool live);
@@ -114,7 +129,10 @@ class Frontend {
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<MetricsServer> metrics_;
-  std::unique_ptr<tinker::TinkerFront> tinker_;  // Null: no Tinker API.
+  std::unique_ptr<tinker::TinkerFront> tinker_;     // Null: no Tinker API.
+  std::unique_ptr<console::ConsoleFront> console_;  // Null: none of its own.
+  Mutex drain_mu_;
+  bool ends_ ABSL_GUARDED_BY(drain_mu_) = false;  // The process will end.
   std::string address_;
   std::string metrics_address_;
   std::atomic<bool> live_{false};

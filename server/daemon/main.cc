@@ -1,6 +1,7 @@
 // weftd: reads flags, then runs the service of weftd.so.
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -12,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "server/config_file.h"
@@ -123,16 +125,18 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
 }
 
 int CheckConfig(const weft::Settings& settings) {
-  if (settings.device_memory_bytes > 0) {
-    SetLibraryDefaults();
-    void* const describe = FindInService(settings.server, "WeftDescribeMemory");
-    if (describe == nullptr) return kExitCannotStart;
-    const int status =
-        reinterpret_cast<decltype(&WeftDescribeMemory)>(describe)(&settings);
-    if (status != 0) return status;
+  if (!settings.unknown_variables.empty()) {
+    PrintLines(absl::InvalidArgumentError(
+        absl::StrJoin(settings.unknown_variables, "\n")));
+    return kExitBadConfig;
   }
-  std::puts("configuration is good");
-  return 0;
+  SetLibraryDefaults();
+  void* const check = FindInService(settings.server, "WeftCheckStart");
+  if (check == nullptr) return kExitCannotStart;
+  const int status =
+      reinterpret_cast<decltype(&WeftCheckStart)>(check)(&settings);
+  if (status == 0) std::puts("configuration is good");
+  return status;
 }
 
 int Serve(const weft::Settings& settings, char** argv) {
@@ -155,20 +159,27 @@ int Serve(const weft::Settings& settings, char** argv) {
                                                        &others);
 }
 
+int PrintHelp(const std::string& word) {
+  const std::string text = weft::HelpText(word);
+  std::fputs(text.c_str(), stdout);
+  if (!text.empty()) return 0;
+  std::fprintf(stderr, "weftd: no flag is about '%s'; see --help\n",
+               word.c_str());
+  return kExitBadConfig;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const absl::StatusOr<weft::Settings> settings =
+  absl::StatusOr<weft::Settings> settings =
       weft::ParseSettings(std::vector<std::string>(argv + 1, argv + argc),
                           weft::ProcessEnvironment());
   if (!settings.ok()) {
     PrintLines(settings.status());
     return kExitBadConfig;
   }
-  if (settings->help) {
-    std::fputs(weft::HelpText().c_str(), stdout);
-    return 0;
-  }
+  if (settings->help) return PrintHelp(settings->help_word);
+  settings->unknown_variables = weft::UnknownVariables(environ);
   if (settings->version) {
     std::fputs(weft::VersionText().c_str(), stdout);
     return 0;

@@ -5,7 +5,10 @@
 #include <functional>
 #include <string>
 
+#include "prometheus/registry.h"
+#include "server/authenticator.h"
 #include "server/daemon/daemon.h"
+#include "src/base/status_macros.h"
 #include "src/engine/engine.h"
 
 extern "C" int WeftServe(const weft::Settings* settings,
@@ -25,14 +28,29 @@ extern "C" int WeftServe(const weft::Settings* settings,
       others);
 }
 
-extern "C" int WeftDescribeMemory(const weft::Settings* settings) {
-  const absl::StatusOr<std::string> text =
-      weft::DescribeMemory(settings->engine, settings->device_memory_bytes);
-  if (text.ok()) {
-    std::fputs(text->c_str(), stdout);
-    return 0;
+namespace {
+
+absl::Status CheckStart(const weft::Settings& settings) {
+  const std::string& tokens = settings.server.auth_tokens_file;
+  if (!tokens.empty()) {
+    prometheus::Registry unused;
+    WEFT_RETURN_IF_ERROR(weft::Authenticator::Start(tokens, &unused).status());
   }
-  std::fprintf(stderr, "weftd: %s\n",
-               std::string(text.status().message()).c_str());
-  return absl::IsInvalidArgument(text.status()) ? 2 : 1;
+  if (settings.device_memory_bytes == 0) {
+    return weft::CheckStart(settings.engine);
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string text,
+      weft::DescribeMemory(settings.engine, settings.device_memory_bytes));
+  std::fputs(text.c_str(), stdout);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+extern "C" int WeftCheckStart(const weft::Settings* settings) {
+  const absl::Status status = CheckStart(*settings);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "weftd: %s\n", std::string(status.message()).c_str());
+  return absl::IsInvalidArgument(status) ? 2 : 1;
 }

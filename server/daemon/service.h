@@ -13,9 +13,10 @@
 extern "C" int WeftServe(const weft::Settings* settings,
                          const weft::World* world, weft::LocalRanks* others);
 
-// Prints how the device memory of `settings` would be divided, or why a start
-// would fail. Returns the exit status: 0, 2 for a refused value, 1 for any
-// other failure.
-extern "C" int WeftDescribeMemory(const weft::Settings* settings);
+// Checks what a start checks before it reads weights. With
+// settings->device_memory_bytes, prints how the device's memory would be
+// divided, and asks no device. Prints why a start would fail. Returns the exit
+// status: 0, 2 for a refused value, 1 for any other failure.
+extern "C" int WeftCheckStart(const weft::Settings* settings);
 
 #endif  // WEFT_SERVER_DAEMON_SERVICE_H_

@@ -76,7 +76,9 @@ class HttpServer::Core {
 
  private:
   static absl::Status Refused(boost::system::error_code error) {
-    return absl::UnavailableError(error.message());
+    const bool taken = error == asio::error::address_in_use;
+    return absl::UnavailableError(
+        absl::StrCat(error.message(), taken ? kPortTaken : ""));
   }
 
   void Accept() {

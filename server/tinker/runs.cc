@@ -126,6 +126,11 @@ absl::Status ListAdapters(Front& front, const CallPtr& call,
       call->origin(), Rpc::kListAdapters, request, &Engine::ListAdapters,
       [&front, call, all, done](const absl::StatusOr<AdapterPage>& page) {
         if (!page.ok()) return done(page.status());
+        // A run has a rank, which an adapter may not have yet.
+        if (std::ranges::any_of(page->adapters, &AdapterInfo::restoring)) {
+          return done(absl::UnavailableError(
+              "adapters are being restored from --state-dir; try again"));
+        }
         all->insert(all->end(), page->adapters.begin(), page->adapters.end());
         if (!page->more) return done(true);
         const absl::Status refused = ListAdapters(

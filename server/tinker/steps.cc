@@ -166,9 +166,14 @@ void EndStep(Front& front, const std::string& future, Result result) {
 // later; any other error ends the step.
 absl::Status RunStep(Front& front, const Model& model, int64_t seq,
                      const ArrivedStep& step) {
-  const auto done = [&front, future = step.future,
-                     reserved = step.reserved](Result result) {
-    EndStep(front, future, std::move(result));
+  const auto done = [&front, id = model.id, seq, step](Result result) {
+    const std::optional<Reason> reason = FindReason(result.status());
+    // A drain took the step back, because a lower one is missing. It waits
+    // until the server takes work again, or for the next process.
+    if (reason && reason->name == "DRAINING") {
+      return EnterStep(front, id, seq, step);
+    }
+    EndStep(front, step.future, std::move(result));
   };
   const absl::Status refused = step.task(done);
   if (refused.ok() || RetryMillis(refused)) return refused;

@@ -19,6 +19,10 @@ struct HostPort {
 [[nodiscard]] absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
                                                      absl::string_view address);
 
+// Ends the message about a port that another process has.
+inline constexpr char kPortTaken[] =
+    ": choose another port, or port 0 for any free one";
+
 // Returns the path of "unix:PATH"; empty if `listen` has another form.
 [[nodiscard]] std::string UnixSocketPath(absl::string_view listen);
 

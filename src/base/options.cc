@@ -160,6 +160,9 @@ absl::Status ServerOptions::Validate() const {
   if (!tinker_listen.empty()) {
     CheckReach(*this, "tinker-listen", tinker_listen, &complaints);
   }
+  if (!console_listen.empty()) {
+    CheckReach(*this, "console-listen", console_listen, &complaints);
+  }
   if (!metrics_listen.empty()) {
     const auto metrics = ParseHostPort("metrics-listen", metrics_listen);
     if (!metrics.ok()) complaints.Add(std::string(metrics.status().message()));

@@ -55,6 +55,13 @@ void Progress::Add(int64_t amount) {
   Print(/*last=*/false);
 }
 
+absl::Duration Progress::TimeLeft() const {
+  MutexLock lock(&mu_);
+  if (done_ <= 0 || done_ >= total_) return absl::ZeroDuration();
+  return (SteadyNow() - start_) * static_cast<double>(total_ - done_) /
+         static_cast<double>(done_);
+}
+
 std::string Progress::Format(std::string_view label, int64_t done,
                              int64_t total, std::string_view unit,
                              absl::Duration elapsed, int bar_width) {

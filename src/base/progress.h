@@ -30,6 +30,10 @@ class Progress {
 
   void Add(int64_t amount);
 
+  // Returns the time that the rest takes at the mean speed so far; 0 if it is
+  // not known.
+  [[nodiscard]] absl::Duration TimeLeft() const;
+
   // Returns the line for a given state, without control characters. If
   // bar_width is 0, the line has no bar.
   [[nodiscard]] static std::string Format(std::string_view label, int64_t done,
@@ -45,7 +49,7 @@ class Progress {
   const std::string unit_;
   const bool is_terminal_;
   const absl::Time start_;
-  Mutex mu_;
+  mutable Mutex mu_;
   int64_t done_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Time last_print_ ABSL_GUARDED_BY(mu_);
 };

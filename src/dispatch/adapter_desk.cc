@@ -43,6 +43,16 @@ absl::Status Recovering(absl::string_view what,
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 
+// Returns what is known of an adapter, its id and tenant, that the replay will
+// make.
+AdapterInfo NotMadeYet(const std::pair<const std::string, std::string>& owned) {
+  return {.adapter_id = owned.first,
+          .tenant = owned.second,
+          .config = {.rank = 0, .alpha = 0, .target_modules = {}},
+          .durability = Durability::kStep,
+          .location = AdapterLocation::kDisk};
+}
+
 // Returns UNAVAILABLE (ADAPTER_RECOVERING) if the rest of the replay decides
 // whether `limit` is reached. `recovering.unmade` is the number of adapters
 // that the rest of the replay will add. `recovering.made` is the number of
@@ -70,26 +80,29 @@ absl::StatusOr<AdapterPage> AdapterDesk::List(
   const auto belongs = [&request](const auto& next, const auto& all) {
     return next != all.end() && next->first.starts_with(request.prefix);
   };
-  auto next = s_.keys.upper_bound(request.after);
-  for (; belongs(next, s_.keys) && page.adapters.size() < request.size;
-       ++next) {
-    page.adapters.push_back(s_.InfoOf(next->second));
+  auto made = s_.keys.upper_bound(request.after);
+  auto restoring = s_.recovering.upper_bound(request.after);
+  while (page.adapters.size() < request.size) {
+    const bool has_made = belongs(made, s_.keys);
+    const bool has_restoring = belongs(restoring, s_.recovering);
+    if (!has_made && !has_restoring) break;
+    const bool is_made =
+        has_made && (!has_restoring || made->first <= restoring->first);
+    const bool is_restoring =
+        has_restoring && (!is_made || made->first == restoring->first);
+    AdapterInfo& info = page.adapters.emplace_back(
+        is_made ? s_.InfoOf((made++)->second) : NotMadeYet(*restoring));
+    info.restoring = is_restoring;
+    if (is_restoring) ++restoring;
   }
-  page.more = belongs(next, s_.keys);
-  // Without this check, a page would look complete although it lacks an adapter
-  // that is not restored yet.
-  const auto missing = s_.recovering.upper_bound(request.after);
-  if (belongs(missing, s_.recovering) &&
-      (!page.more || (!page.adapters.empty() &&
-                      missing->first < page.adapters.back().adapter_id))) {
-    return Recovering("adapters are", {});
-  }
+  page.more = belongs(made, s_.keys) || belongs(restoring, s_.recovering);
   return page;
 }
 
 size_t AdapterDesk::Count() const {
   MutexLock lock(&s_.mu);
-  return s_.keys.size();
+  return s_.keys.size() +
+         static_cast<size_t>(s_.CountRecovering(nullptr).unmade);
 }
 
 Activity AdapterDesk::Watch(const ActivityQuery& query) const {

@@ -24,12 +24,12 @@ class AdapterDesk {
 
   // Returns the adapter's facts. Errors: NOT_FOUND, also for the base model.
   [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
-  // Returns a page of adapters. Holds the lock for a time that grows with the
-  // page, not with the number of adapters. Errors: UNAVAILABLE
-  // (ADAPTER_RECOVERING) if an adapter that belongs to the page is not restored
-  // yet.
+  // Returns a page of adapters, with those that the replay of the log has yet
+  // to restore. Holds the lock for a time that grows with the page, not with
+  // the number of adapters.
   [[nodiscard]] absl::StatusOr<AdapterPage> List(
       const ListAdaptersRequest& request) const;
+  // Counts the adapters of all pages.
   [[nodiscard]] size_t Count() const;
   // Returns the recent activity of the query's adapters and the load of its
   // tenants. Holds the lock for one adapter or tenant at a time.

@@ -70,6 +70,10 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
                     "durability", kDurabilities),
       recovering_(AddGauge(registry, "weft_adapters_recovering",
                            "Adapters that a start has not restored yet.")),
+      recovery_seconds_(
+          AddGauge(registry, "weft_recovery_seconds_left",
+                   "Estimated seconds until a start has restored all "
+                   "adapters; 0 when it has, or if unknown.")),
       adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
                               "Bytes of all adapters on the device.")),
       moves_(registry, "weft_adapter_moves_total",
@@ -138,6 +142,10 @@ void DispatchMetrics::SetDurabilities(
 
 void DispatchMetrics::SetRecovering(size_t num_adapters) {
   recovering_.Set(static_cast<double>(num_adapters));
+}
+
+void DispatchMetrics::SetRecoveryTimeLeft(absl::Duration left) {
+  recovery_seconds_.Set(absl::ToDoubleSeconds(left));
 }
 
 void DispatchMetrics::CountMove(AdapterLocation from, AdapterLocation to,

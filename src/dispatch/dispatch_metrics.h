@@ -36,6 +36,7 @@ class DispatchMetrics {
   // `counts` is in the order of Durability. The entry of kDefault is not used.
   void SetDurabilities(const std::array<int, kNumDurabilities>& counts);
   void SetRecovering(size_t num_adapters);
+  void SetRecoveryTimeLeft(absl::Duration left);
   // Counts a move that has ended. `bytes` count only if `ok`.
   void CountMove(AdapterLocation from, AdapterLocation to, bool ok,
                  uint64_t bytes);
@@ -55,6 +56,7 @@ class DispatchMetrics {
   LabelledGauges adapters_;
   LabelledGauges durabilities_;
   prometheus::Gauge& recovering_;
+  prometheus::Gauge& recovery_seconds_;
   prometheus::Gauge& adapter_bytes_;
   LabelledCounters moves_;
   LabelledCounters moved_bytes_;

@@ -52,6 +52,16 @@ void Dispatcher::Drain(Callback<bool> done) {
   state_.changed.NotifyAll();
 }
 
+void Dispatcher::Undrain() {
+  MutexLock lock(&state_.mu);
+  state_.draining = false;
+  for (Callback<bool>& done : std::exchange(state_.drain_waiters, {})) {
+    state_.env.post_reply([done = std::move(done)] {
+      done(absl::AbortedError("the server takes new work again: undrain"));
+    });
+  }
+}
+
 std::shared_ptr<void> Dispatcher::Hold() {
   MutexLock lock(&state_.mu);
   ++state_.holds;

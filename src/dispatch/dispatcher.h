@@ -48,9 +48,12 @@ class Dispatcher {
   void Post(EngineTask task);
   // Returns UNAVAILABLE after Drain, Stop or Close.
   [[nodiscard]] absl::Status CheckOpen() const;
-  // Refuses new work from now on. Runs `done` when all accepted work is done,
-  // or with Close's error if Close comes first.
+  // Refuses new work from now on, except saves that can run at once. Runs
+  // `done` when all accepted work is done, or with Close's error if Close comes
+  // first, or with ABORTED if Undrain does.
   void Drain(Callback<bool> done);
+  // Takes new work again.
+  void Undrain();
   // Returns a pointer that delays the end of a drain until its last copy is
   // destroyed. Work on other threads holds a copy.
   [[nodiscard]] std::shared_ptr<void> Hold();

@@ -34,6 +34,10 @@ void RecoveryDesk::SetReady(const std::string& adapter_id) {
   s_.ShowAdapters();
 }
 
+void RecoveryDesk::SetTimeLeft(absl::Duration left) {
+  s_.env.metrics->SetRecoveryTimeLeft(left);
+}
+
 void RecoveryDesk::Post(EngineTask task) {
   absl::Status closed;
   {

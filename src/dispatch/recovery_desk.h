@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "src/dispatch/state.h"
 
 namespace weft::dispatch {
@@ -40,6 +41,8 @@ class RecoveryDesk {
   // Call it before clients use the dispatcher.
   void SetRecovering(std::map<std::string, std::string> tenants);
   void SetReady(const std::string& adapter_id);
+  // Shows how long the replay will take, as estimated.
+  void SetTimeLeft(absl::Duration left);
   // Queues the next part of the replay. If there is other work, the engine
   // thread alternates between parts of the replay and pieces of other work.
   void Post(EngineTask task);

@@ -127,7 +127,11 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                           Repeated(*record, request, digest, done));
     if (repeated) return *std::move(repeated);
   }
-  WEFT_RETURN_IF_ERROR(s_.CheckOpen());
+  // A drain takes saves that can run, because operators save before they stop.
+  const bool saves =
+      std::holds_alternative<SaveCheckpointRequest>(request) && key &&
+      (item.step == 0 || item.step == s_.scheduler.NextStep(*key));
+  if (!saves || s_.stopping) WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   if (!key) return NoSuchAdapter(adapter_id);
   if (record != nullptr) WEFT_RETURN_IF_ERROR(record->stopped);
   item.recorded = s_.options.records_steps && record != nullptr &&
@@ -232,6 +236,9 @@ void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
   if (const auto* trained = std::get_if<TrainResult>(&result)) {
     record.history.Add(std::get<TrainRequest>(work.request), *trained,
                        s_.env.clock->Now());
+  }
+  if (const auto* updated = std::get_if<OptimStepResult>(&result)) {
+    record.history.Add(*updated);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "src/dispatch/train_history.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace weft::dispatch {
@@ -29,29 +28,17 @@ void TrainHistory::Add(const TrainRequest& request, const TrainResult& result,
                        absl::Time now) {
   const auto sum = result.metrics.find(kLossSum);
   if (!request.backward || sum == result.metrics.end()) return;
-  const TrainPoint point = {
-      .step = result.step,
-      .ended_at = now,
-      .loss = static_cast<float>(sum->second / TotalWeight(request)),
-      .num_tokens = static_cast<uint32_t>(request.num_tokens())};
-  if (ring_.size() < kMaxPoints) {
-    ring_.push_back(point);
-    return;
-  }
-  ring_[oldest_] = point;
-  oldest_ = (oldest_ + 1) % kMaxPoints;
+  trained_.Add({.step = result.step,
+                .ended_at = now,
+                .loss = static_cast<float>(sum->second / TotalWeight(request)),
+                .num_tokens = static_cast<uint32_t>(request.num_tokens())});
 }
 
 AdapterActivity TrainHistory::Latest(size_t max_points) const {
-  AdapterActivity activity{.train_tokens = train_tokens_,
-                           .sampled_tokens = sampled_tokens_,
-                           .points = {}};
-  const size_t count = std::min(max_points, ring_.size());
-  activity.points.reserve(count);
-  for (size_t i = ring_.size() - count; i < ring_.size(); ++i) {
-    activity.points.push_back(ring_[(oldest_ + i) % ring_.size()]);
-  }
-  return activity;
+  return {.train_tokens = train_tokens_,
+          .sampled_tokens = sampled_tokens_,
+          .points = trained_.Latest(max_points),
+          .updates = updates_.Latest(max_points)};
 }
 
 }  // namespace weft::dispatch

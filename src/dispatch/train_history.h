@@ -1,9 +1,11 @@
-// An adapter's recent activity: its token totals, and a TrainPoint for each of
-// the latest ForwardBackward steps.
+// An adapter's recent activity: its token totals, a TrainPoint for each of the
+// latest ForwardBackward steps, and an UpdatePoint for each of the latest
+// OptimSteps.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
 #define WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -29,12 +31,44 @@ class TrainHistory {
   void Add(const TrainRequest& request, const TrainResult& result,
            absl::Time now);
 
-  // Returns the totals and the latest points, at most `max_points`.
+  void Add(const OptimStepResult& result) {
+    updates_.Add({.step = result.step,
+                  .grad_norm = static_cast<float>(result.grad_norm)});
+  }
+
+  // Returns the totals and the latest points and updates, at most `max_points`
+  // of each.
   [[nodiscard]] AdapterActivity Latest(size_t max_points) const;
 
  private:
-  std::vector<TrainPoint> ring_;
-  size_t oldest_ = 0;  // The place of the oldest point in a full ring.
+  // The latest kMaxPoints points.
+  template <typename Point>
+  class Ring {
+   public:
+    void Add(const Point& point) {
+      if (points_.size() < kMaxPoints) {
+        points_.push_back(point);
+        return;
+      }
+      points_[oldest_] = point;
+      oldest_ = (oldest_ + 1) % kMaxPoints;
+    }
+    [[nodiscard]] std::vector<Point> Latest(size_t max_points) const {
+      std::vector<Point> latest;
+      const size_t count = std::min(max_points, points_.size());
+      for (size_t i = points_.size() - count; i < points_.size(); ++i) {
+        latest.push_back(points_[(oldest_ + i) % points_.size()]);
+      }
+      return latest;
+    }
+
+   private:
+    std::vector<Point> points_;
+    size_t oldest_ = 0;  // The place of the oldest point in a full ring.
+  };
+
+  Ring<TrainPoint> trained_;
+  Ring<UpdatePoint> updates_;
   uint64_t train_tokens_ = 0;
   uint64_t sampled_tokens_ = 0;
 };

@@ -1,6 +1,12 @@
-// Describes how StartEngine would divide a device's memory. Needs no device.
+// Checks what a start checks, and describes how StartEngine would divide a
+// device's memory, which needs no device.
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +16,7 @@
 #include "src/base/status_macros.h"
 #include "src/engine/compute_guard.h"
 #include "src/engine/engine.h"
+#include "src/engine/load_rank.h"
 #include "src/engine/memory_plan.h"
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
@@ -112,13 +119,8 @@ absl::Status CheckHeaders(const EngineOptions& options,
   return model::CheckDecoderWeights(*checkpoint, config);
 }
 
-absl::StatusOr<std::string> Describe(EngineOptions options,
-                                     int64_t device_bytes) {
-  if (options.device == Device::kCpu) {
-    return absl::InvalidArgumentError(
-        "--device=cpu: only the memory of CUDA devices is shared out");
-  }
-  WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
+// Reads config.json and the headers of the weights. Errors: those of a start.
+absl::StatusOr<model::ModelConfig> CheckModel(const EngineOptions& options) {
   WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
                         model::ReadModelConfig(options.model_dir));
   WEFT_RETURN_IF_ERROR(model::SetExpertParallelSize(
@@ -126,6 +128,17 @@ absl::StatusOr<std::string> Describe(EngineOptions options,
   WEFT_RETURN_IF_ERROR(
       model::CheckTensorParallelSize(config, options.tensor_parallel_size));
   WEFT_RETURN_IF_ERROR(CheckHeaders(options, config));
+  return config;
+}
+
+absl::StatusOr<std::string> Describe(EngineOptions options,
+                                     int64_t device_bytes) {
+  if (options.device == Device::kCpu) {
+    return absl::InvalidArgumentError(
+        "--device=cpu: only the memory of CUDA devices is shared out");
+  }
+  WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
+  WEFT_ASSIGN_OR_RETURN(model::ModelConfig config, CheckModel(options));
   WEFT_ASSIGN_OR_RETURN(options.max_context_tokens,
                         ContextTokens(options, config));
   const ModelSizes sizes{
@@ -143,10 +156,56 @@ absl::StatusOr<std::string> Describe(EngineOptions options,
   return TableOf(split, sizes, options, available);
 }
 
+// Returns whether a start could write to the folder, which it may have to make.
+absl::Status CheckFolder(const char* flag, const std::string& path) {
+  std::filesystem::path place = std::filesystem::absolute(path);
+  std::error_code error;
+  while (!std::filesystem::exists(place, error) && place.has_relative_path()) {
+    place = place.parent_path();
+  }
+  if (std::filesystem::is_directory(place, error) &&
+      access(place.c_str(), W_OK | X_OK) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--", flag, "=", path, " cannot be created or written: ", place.string(),
+      " is not a folder in which this user may write"));
+}
+
+absl::Status Check(EngineOptions options) {
+  WEFT_RETURN_IF_ERROR(CheckFolder("checkpoint-dir", options.checkpoint_dir));
+  if (!options.state_dir.empty()) {
+    WEFT_RETURN_IF_ERROR(CheckFolder("state-dir", options.state_dir));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::optional<World> given,
+                        WorldFromEnvironment([](const std::string& name) {
+                          const char* const value = std::getenv(name.c_str());
+                          return value == nullptr
+                                     ? std::nullopt
+                                     : std::optional<std::string>(value);
+                        }));
+  const int size = options.tensor_parallel_size * options.data_parallel_size;
+  if (given && size > 1) {
+    WEFT_RETURN_IF_ERROR(CheckWorldSize(*given, options.tensor_parallel_size,
+                                        options.data_parallel_size));
+  }
+  WEFT_RETURN_IF_ERROR(CheckDevice(
+      options.device, given && size > 1 ? given->local_rank : size - 1));
+  WEFT_ASSIGN_OR_RETURN(const model::ModelConfig config, CheckModel(options));
+  return ContextTokens(options, config).status();
+}
+
 }  // namespace
 }  // namespace weft::engine
 
 namespace weft {
+
+absl::Status CheckStart(const EngineOptions& options) {
+  absl::Status status;
+  WEFT_RETURN_IF_ERROR(engine::RunGuarded(
+      "checking the start", [&] { status = engine::Check(options); }));
+  return status;
+}
 
 absl::StatusOr<std::string> DescribeMemory(const EngineOptions& options,
                                            int64_t device_bytes) {

@@ -115,7 +115,8 @@ class Engine {
   virtual void ImportAdapter(ImportAdapterRequest request,
                              Callback<AdapterInfo> done) = 0;
 
-  // Returns the number of adapters. Any thread may call it.
+  // Returns the number of adapters, with those that are still restored. Any
+  // thread may call it.
   [[nodiscard]] virtual size_t num_adapters() const = 0;
 
   // Returns the recent activity of the adapters in `query` and the load of the
@@ -129,7 +130,15 @@ class Engine {
                                Callback<std::string> done) = 0;
 
   // Refuses new work from now on. Runs `done` when all accepted work is done.
+  // Saves, exports and reads go on.
   virtual void Drain(Callback<bool> done) = 0;
+  // Takes new work again. Drains that have not ended yet are ABORTED.
+  virtual void Undrain() = 0;
+
+  // Writes a snapshot of --state-dir and cuts the log. Runs `done` when it is
+  // on disk. Errors: FAILED_PRECONDITION without --state-dir; UNAVAILABLE while
+  // adapters are restored, or if the engine stops; those of writing files.
+  virtual void WriteSnapshot(Callback<bool> done) = 0;
 
   // Returns an error if the engine can no longer compute or record, or if it
   // cannot restore an adapter. The process must then end. Any thread may call
@@ -162,6 +171,11 @@ class Engine {
 [[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
                                            const World& world,
                                            const std::function<void()>& met);
+
+// Checks what StartEngine checks before it reads weights: the device, the
+// model's config.json and headers, the sizes of the world, and that the folders
+// can be written. Makes no folder. Errors: those of StartEngine.
+[[nodiscard]] absl::Status CheckStart(const EngineOptions& options);
 
 // Returns a table of how StartEngine would divide the memory of CUDA devices
 // with `device_bytes` each. Each line names a part, its size in bytes and GiB,

@@ -193,6 +193,27 @@ void EngineImpl::Drain(Callback<bool> done) {
   dispatcher_.Drain(std::move(done));
 }
 
+void EngineImpl::Undrain() { dispatcher_.Undrain(); }
+
+void EngineImpl::WriteSnapshot(Callback<bool> done) {
+  if (parts_.state == nullptr) {
+    return done(absl::FailedPreconditionError(
+        "this server runs without --state-dir, so it writes no snapshots"));
+  }
+  dispatcher_.Post([this, done = std::move(done)](const absl::Status& open) {
+    if (!open.ok()) {
+      context_.PostReply([done, open] { done(open); });
+    } else if (!recovery_.succeeded()) {
+      context_.PostReply([done] {
+        done(absl::UnavailableError(
+            "adapters are being restored; try again when all are"));
+      });
+    } else {
+      snapshots_.Request(done);
+    }
+  });
+}
+
 absl::Status EngineImpl::failure() const {
   absl::Status failure = guard_.failure();
   if (failure.ok()) failure = recorder_.failure();
@@ -229,7 +250,6 @@ void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
 
 void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
                                     Callback<std::vector<FileSource>> done) {
-  if (!IsOpenFor(done)) return;
   manager_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
                               std::move(done));
 }
@@ -250,7 +270,7 @@ void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,
 
 void EngineImpl::ExportAdapter(ExportAdapterRequest request,
                                Callback<PeftFiles> done) {
-  if (IsReady(dispatcher_, request.adapter_id, done) && IsOpenFor(done)) {
+  if (IsReady(dispatcher_, request.adapter_id, done)) {
     manager_.Export(std::move(request), std::move(done));
   }
 }

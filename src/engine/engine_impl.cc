@@ -290,6 +290,7 @@ void EngineImpl::Loop() {
   if (recovery_.succeeded() && failure().ok() && dispatcher_.drained()) {
     snapshots_.WriteLast();
   }
+  snapshots_.EndRequests(absl::UnavailableError("the server stops"));
 }
 
 void EngineImpl::Run(dispatch::Work& work) {

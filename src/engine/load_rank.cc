@@ -242,6 +242,10 @@ absl::Status PlanDevice(LoadedRank& rank) {
 
 }  // namespace
 
+absl::Status CheckDevice(Device device, int local_rank) {
+  return PickDevice(device, local_rank).status();
+}
+
 absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
                                     const World& world,
                                     const std::function<void()>& met) {

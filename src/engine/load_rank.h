@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/options.h"
 #include "src/base/world.h"
@@ -25,6 +26,10 @@ struct LoadedRank {
   std::unique_ptr<model::Decoder> decoder;
   std::optional<MemorySplit> memory;  // Set on CUDA, on rank 0 only.
 };
+
+// Returns OK if this machine has the device for a rank. Errors:
+// FAILED_PRECONDITION.
+[[nodiscard]] absl::Status CheckDevice(Device device, int local_rank);
 
 // Returns when every rank has loaded its part of the model. If a rank cannot
 // load, the ranks that it has met return its error, too. Calls `met`, if set,

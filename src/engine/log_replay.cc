@@ -65,6 +65,7 @@ void LogReplay::ReadRecord() {
   const absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
       reader_->Next();
   progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
+  context_.dispatcher.recovery().SetTimeLeft(progress_->TimeLeft());
   if (!bytes.ok()) {
     Finish(bytes.status());
   } else if (*bytes) {
@@ -109,6 +110,7 @@ void LogReplay::EndRecord(uint64_t sequence) {
 
 void LogReplay::Finish(const absl::Status& status) {
   progress_.reset();
+  context_.dispatcher.recovery().SetTimeLeft(absl::ZeroDuration());
   reader_.reset();
   while (!begun_.empty()) GiveUp(begun_.begin());
   done_(status);

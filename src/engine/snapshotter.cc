@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -23,6 +25,7 @@ constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
 // BeforeChange makes its copy regardless of this limit.
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
+constexpr absl::Duration kLongestRoomPause = absl::Minutes(1);
 // The assumed speed of the disk. WorthLastSnapshot uses it to estimate how long
 // a last snapshot takes.
 constexpr double kDiskBytesPerSecond = 200e6;
@@ -48,12 +51,17 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
   const records::ReplayCost cost = context_.recorder.cost();
-  if (!context_.recorder.recording() || SteadyNow() < not_before_) return false;
+  if (!context_.recorder.recording()) return false;
+  if (!requests_.empty()) return true;
+  if (SteadyNow() < not_before_) return false;
+  if (cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
+      cost.time > absl::Seconds(options.snapshot_replay_seconds)) {
+    return true;
+  }
   // While new work is refused for lack of room, a snapshot may make room: it
   // cuts the log and removes the images of adapters that are gone.
-  return cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
-         cost.time > absl::Seconds(options.snapshot_replay_seconds) ||
-         (cost.bytes > 0 && !context_.recorder.CheckRoom().ok());
+  return cost.bytes > 0 && SteadyNow() >= no_room_before_ &&
+         !context_.recorder.CheckRoom().ok();
 }
 
 uint64_t Snapshotter::ChangedBytes() const {
@@ -119,6 +127,7 @@ void Snapshotter::GiveUp(const absl::Status& status) {
   Log(LogLevel::kError, "no snapshot could be written: the log stays",
       {{"reason", status.message()}});
   not_before_ = SteadyNow() + kRetry;
+  Answer(status);
   // In kWriting, the snapshot may already be on disk. The new images are kept,
   // because the snapshot refers to them.
   if (phase_ == Phase::kCopying) {
@@ -134,6 +143,8 @@ void Snapshotter::GiveUp(const absl::Status& status) {
 void Snapshotter::Begin() {
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   phase_ = Phase::kCopying;
+  served_ = std::exchange(requests_, {});
+  PlanNextForRoom();
   snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
   first_sequence_ = context_.recorder.BeginSnapshot(&snapshot_.notes);
   adapters_.clear();
@@ -154,6 +165,26 @@ void Snapshotter::Begin() {
       pending_.insert(key);
     }
   }
+}
+
+void Snapshotter::Answer(const absl::StatusOr<bool>& result) {
+  for (Callback<bool>& done : std::exchange(served_, {})) {
+    context_.PostReply([done = std::move(done), result] { done(result); });
+  }
+}
+
+void Snapshotter::EndRequests(const absl::Status& status) {
+  std::move(requests_.begin(), requests_.end(), std::back_inserter(served_));
+  requests_.clear();
+  Answer(status);
+}
+
+void Snapshotter::PlanNextForRoom() {
+  const bool short_of_room = !context_.recorder.CheckRoom().ok();
+  room_pause_ = short_of_room && room_pause_ > absl::ZeroDuration()
+                    ? std::min(2 * room_pause_, kLongestRoomPause)
+                    : kRetry;
+  if (short_of_room) no_room_before_ = SteadyNow() + room_pause_;
 }
 
 records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
@@ -258,11 +289,8 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
 void Snapshotter::Finish() {
   if (phase_ == Phase::kWriting) {
     context_.recorder.FinishSnapshot();
-    // If this one made no room, the next one will not soon.
-    if (!context_.recorder.CheckRoom().ok()) {
-      not_before_ = SteadyNow() + kRetry;
-    }
     phase_ = Phase::kIdle;
+    Answer(true);
     return;
   }
   phase_ = Phase::kWriting;

@@ -14,16 +14,19 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/base/mutex.h"
 #include "src/base/spill_folder.h"
 #include "src/engine/engine_context.h"
 #include "src/log/record.h"
 #include "src/log/state_folder.h"
+#include "src/request/reply.h"
 
 namespace weft::engine {
 
@@ -54,6 +57,11 @@ class Snapshotter {
   // snapshot runs but one is due, begins it, unless a training request is
   // between slices.
   void GoOn();
+  // Has a snapshot begin soon, even if none is due. Runs `done` on the reply
+  // thread when it is on disk or has failed.
+  void Request(Callback<bool> done) { requests_.push_back(std::move(done)); }
+  // Ends all requests with an error. Call it after the last GoOn.
+  void EndRequests(const absl::Status& status);
   // Call it after a drain, before the process ends. Completes the running
   // snapshot. If no snapshot runs, writes one if it is worthwhile
   // (WorthLastSnapshot). Returns when the snapshot is on disk or has failed;
@@ -67,6 +75,7 @@ class Snapshotter {
   // Returns the bytes that the next snapshot must copy.
   [[nodiscard]] uint64_t ChangedBytes() const;
   void Begin();
+  void PlanNextForRoom();
   // Continues the running snapshot until it has ended.
   void RunToEnd();
   // Returns the adapter's record without its image.
@@ -82,6 +91,8 @@ class Snapshotter {
                                    lora::AdapterImage& image,
                                    const ImageFile& spilled) const;
   void Finish();
+  // Ends the requests of the running snapshot.
+  void Answer(const absl::StatusOr<bool>& result);
   // Abandons the running snapshot after an error.
   void GiveUp(const absl::Status& status);
 
@@ -92,9 +103,16 @@ class Snapshotter {
   // The latest image of each adapter that has not changed since this image was
   // made.
   std::map<AdapterKey, records::ImageRecord> images_;
+  std::vector<Callback<bool>> requests_;  // For the next snapshot.
+  std::vector<Callback<bool>> served_;    // For the running one.
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
-  absl::Time not_before_;        // No snapshot begins before this time.
+  absl::Time not_before_;  // No snapshot begins before this time.
+  // The same for snapshots that are only to make room, and the pause after the
+  // next of them. A log that has just been cut gives hardly any room, so the
+  // pause grows as long as room is short.
+  absl::Time no_room_before_;
+  absl::Duration room_pause_;
   uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
   // The log's adapters, as of the moment of the snapshot.
   std::map<AdapterKey, records::StoredAdapter> adapters_;

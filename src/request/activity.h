@@ -23,12 +23,19 @@ struct TrainPoint {
   uint32_t num_tokens = 0;
 };
 
+// An OptimStep that has succeeded.
+struct UpdatePoint {
+  uint64_t step = 0;
+  float grad_norm = 0;
+};
+
 struct AdapterActivity {
   // Totals since the adapter came into this process: tokens of ForwardBackward
   // and Forward, and drawn tokens of finished samples.
   uint64_t train_tokens = 0;
   uint64_t sampled_tokens = 0;
   std::vector<TrainPoint> points;  // The latest points, in order of `ended_at`.
+  std::vector<UpdatePoint> updates;  // The latest updates, in their order.
 };
 
 struct TenantLoad {
@@ -40,7 +47,7 @@ struct TenantLoad {
 };
 
 // Asks for the activity of adapters and the load of tenants. The answer has at
-// most `max_points` points for each adapter.
+// most `max_points` points, and as many updates, for each adapter.
 struct ActivityQuery {
   std::vector<std::string> adapter_ids;
   std::vector<std::string> tenants;

@@ -109,6 +109,7 @@ struct AdapterInfo {
   std::vector<std::string> snapshots;
   absl::Time created_at;
   absl::Time last_used_at;
+  bool restoring = false;  // A start has not restored the adapter yet.
 };
 
 // Asks for the first `size` adapters whose ids come after `after`, in the order

@@ -68,7 +68,7 @@ class FakeWeftd:
         )
         limit = time.monotonic() + START_SECONDS
         self._wait_until(port_file.exists, limit)
-        # With --tinker-listen the port file has a third line.
+        # With --tinker-listen or --console-listen the port file has a third line.
         addresses = [*port_file.read_text().splitlines(), ""]
         self.target, self.metrics, self.http = addresses[:3]
         self._wait_until(self._is_ready, limit)
@@ -97,6 +97,10 @@ class FakeWeftd:
         sys.stderr.write(self.log())
         self._log.close()
         self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def log(self) -> str:
         """Returns what the server has written to stderr so far."""

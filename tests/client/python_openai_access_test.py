@@ -451,3 +451,60 @@ def test_the_end_of_the_front_ends_its_streams(tokenizer: ModelTokenizer) -> Non
                 events = said.result(20).decode().split("data: ")
             assert '"text": "A"' in events[1]
             assert "the front stops" in events[-1] and '"error"' in events[-1]
+
+
+def test_a_server_that_is_gone_or_hangs_is_503_within_two_seconds(
+    tokenizer: ModelTokenizer,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts nothing.
+        hangs = f"127.0.0.1:{silent.getsockname()[1]}"
+        for target in ("127.0.0.1:1", hangs):
+            with front_of(target, tokenizer) as front:
+                start = time.monotonic()
+                refused = front.post("/v1/completions", json=BODY)
+                assert time.monotonic() - start < 2
+                assert refused.status_code == 503, refused.text
+                start = time.monotonic()
+                assert front.get("/health").status_code == 503
+                assert time.monotonic() - start < 2
+
+
+def test_a_server_that_drains_is_503_at_once(tokenizer: ModelTokenizer) -> None:
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        server.draining = True
+        refused = front.post("/v1/completions", json=BODY)
+        assert refused.status_code == 503
+        assert "is draining" in refused.text and refused.headers["Retry-After"] == "1"
+
+
+def test_metrics_count_requests_and_name_no_model(tokenizer: ModelTokenizer) -> None:
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        assert front.post("/v1/completions", json=BODY).is_success
+        assert front.get("/v1/models/secret").status_code == 404
+        page = front.get("/metrics")
+    assert page.headers["Content-Type"].startswith("text/plain")
+    lines = page.text.splitlines()
+    counted = 'weft_openai_requests_total{path="/v1/completions",status="200"} 1'
+    assert counted in lines
+    assert 'weft_openai_requests_total{path="other",status="404"} 1' in lines
+    assert 'weft_openai_answer_seconds_bucket{le="+Inf"} 2' in lines
+    assert "weft_openai_requests_open 0" in lines
+    assert "secret" not in page.text
+
+
+def test_the_front_says_where_it_listens(
+    tokenizer: ModelTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        app = make_app(Front("127.0.0.1:1", tokenizer, Security()), 9)
+        settings = server_module.config(app, "127.0.0.1", 0)
+        server = server_module.Server(settings, "127.0.0.1:1")
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        await serving
+
+    asyncio.run(main())
+    line = r"weft openai: base URL http://127\.0\.0\.1:[1-9]\d*/v1, for weftd at 127"
+    assert re.match(line, capsys.readouterr().err)

@@ -281,6 +281,9 @@ WITHOUT_AN_ADAPTER = {
     methods.GET_INFO.path,
     methods.GET_TOKENIZER.path,
     methods.DRAIN.path,
+    # Only weftctl has these.
+    "/weft.v1.ServerService/Undrain",
+    "/weft.v1.ServerService/WriteSnapshot",
     methods.PROFILE.path,
 }
 

@@ -20,8 +20,8 @@ class SmallServer(grpc.GenericRpcHandler):
 
     token: the token that each call must have; None: no call needs one. credentials:
     serves TLS with these. calls: the methods and metadata of the calls so far. A stream
-    sends one token and then waits for `finish`. Threads: the fields are for the test's
-    thread, between calls.
+    sends one token and then waits for `finish`. draining: what info says. Threads: the
+    fields are for the test's thread, between calls.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class SmallServer(grpc.GenericRpcHandler):
     ) -> None:
         self.token = token
         self.model = "toy"
+        self.draining = False
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.finish = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(8), handlers=[self])
@@ -89,7 +90,7 @@ class SmallServer(grpc.GenericRpcHandler):
         model = server_pb2.ModelInfo(
             name=self.model, context_length=4096, vocab_size=257
         )
-        info = server_pb2.ServerInfo(model=model)
+        info = server_pb2.ServerInfo(model=model, draining=self.draining)
         return server_pb2.GetInfoResponse(info=info).SerializeToString()
 
     def _adapter(self, request: bytes) -> bytes:

@@ -130,13 +130,29 @@ TEST(LoadTableTest, RatesCompareWithTheSampleBefore) {
   now.info.mutable_load()->set_sampled_tokens(7);  // The server restarted.
   *now.adapters.add_adapters() = Used("a", 9, 2);
   *now.adapters.add_adapters() = Used("b", 3, 3);
+  now.adapters.mutable_adapters(1)->set_restoring(true);
   const std::string table = LoadTable(before, now, /*max_adapters=*/5);
   EXPECT_THAT(table, HasSubstr("trained tokens/s   250.0\n"));
   EXPECT_THAT(table, HasSubstr("sampled tokens/s   -\n"));
-  EXPECT_THAT(table, HasSubstr("a        t       9     2.5"));
-  EXPECT_THAT(table, HasSubstr("b        t       3     -"));
+  EXPECT_THAT(table, HasSubstr("a        t       ready      9     2.5"));
+  EXPECT_THAT(table, HasSubstr("b        t       restoring  3     -"));
   // The adapter that was used last comes first.
   EXPECT_LT(table.find("\nb "), table.find("\na "));
+}
+
+TEST(LoadTableTest, SaysWhatARestartHasNotRestored) {
+  LoadSample now;
+  v1::ServerInfo& info = now.info;
+  info.mutable_model()->set_architecture("llama");
+  EXPECT_EQ(DescribeState(info), "serving");
+  info.set_num_adapters(5);
+  info.set_num_restoring(3);
+  EXPECT_EQ(DescribeState(info), "restoring 3 of 5 adapters");
+  info.set_restore_seconds(79.6);
+  EXPECT_THAT(
+      LoadTable(std::nullopt, now, 1),
+      testing::StartsWith("state  restoring 3 of 5 adapters, about 80 s "
+                          "left\n"));
 }
 
 TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {
@@ -145,7 +161,7 @@ TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {
     *now.adapters.add_adapters() = Used(id, 1, 1);
   }
   const std::string table = LoadTable(std::nullopt, now, /*max_adapters=*/2);
-  EXPECT_THAT(table, testing::StartsWith("ADAPTER"));
+  EXPECT_THAT(table, testing::StartsWith("state  starting\n\nADAPTER"));
   EXPECT_THAT(table, testing::EndsWith("and 1 more\n"));
 }
 

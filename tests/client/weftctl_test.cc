@@ -6,6 +6,8 @@
 #include <sstream>
 
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "client/weft_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -15,6 +17,7 @@
 namespace weft::weftctl {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -60,7 +63,34 @@ TEST_F(WeftctlTest, ShowsTheServerAsJsonAndTable) {
   EXPECT_EQ(Json()["draining"], false);
   EXPECT_EQ(Run({"info"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("model            toy\n"));
-  EXPECT_EQ(Run({"drain"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("state            serving\n"));
+}
+
+TEST_F(WeftctlTest, DrainsSavesAllAndTakesWorkAgain) {
+  Train("a");
+  Train("b");
+  EXPECT_EQ(Run({"drain", "--save-all"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("a/drain-20"), HasSubstr("b/drain-20")));
+  EXPECT_EQ(Run({"checkpoints", "list", "b"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("drain-20"));
+  EXPECT_EQ(Run({"info"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("draining: takes no new work\n"));
+  EXPECT_EQ(Run({"undrain"}), 0) << err_.str();
+  EXPECT_EQ(Run({"info"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("state            serving\n"));
+  EXPECT_EQ(Run({"state", "snapshot"}), 0) << err_.str();
+}
+
+TEST_F(WeftctlTest, AViewOfAServerThatIsNotThereEndsAtOnce) {
+  const absl::Time start = absl::Now();
+  for (const char* view : {"info", "top", "adapters list"}) {
+    std::vector<std::string> words = absl::StrSplit(view, ' ');
+    words.emplace_back("--server=127.0.0.1:1");
+    EXPECT_EQ(Run(words), 1) << view;
+    EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
+  }
+  EXPECT_LT(absl::Now() - start, absl::Seconds(3));
 }
 
 TEST_F(WeftctlTest, HealthIsTheExitCode) {
@@ -82,7 +112,7 @@ TEST_F(WeftctlTest, TopShowsTheServerAndItsAdapters) {
   EXPECT_EQ(Run({"top", "--count=2", "--interval=10ms"}), 0) << err_.str();
   EXPECT_THAT(out_.str(), HasSubstr("trained tokens/s   -\n"));
   EXPECT_THAT(out_.str(), HasSubstr("trained tokens/s   0.0\n"));
-  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  STEP  STEPS/S"));
+  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  STATE  STEP  STEPS/S"));
   EXPECT_EQ(Run({"top", "--count=1", "-o", "json"}), 0);
   EXPECT_GT(Json()["load"]["uptime_seconds"], 0);
   EXPECT_EQ(Run({"top", "--interval=0s"}), 2);
@@ -122,7 +152,7 @@ TEST_F(WeftctlTest, ManagesAdapters) {
   EXPECT_EQ(Run({"adapters", "list", "-o", "json"}), 0);
   EXPECT_EQ(Json()["adapters"].size(), 2);
   EXPECT_EQ(Run({"adapters", "list"}), 0);
-  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  RANK"));
+  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  STATE  RANK"));
   EXPECT_EQ(Run({"adapters", "get", "b"}), 0);
   EXPECT_EQ(Run({"adapters", "delete", "b"}), 0);
   EXPECT_EQ(Run({"adapters", "get", "b"}), 1);

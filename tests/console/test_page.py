@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,6 +262,95 @@ def test_a_token_opens_the_page_and_stays_in_its_tab(
         page.press("#token", "Enter")
         page.wait_for_selector("text=There are no adapters.")
         assert "mine" not in page.inner_text("#main")
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({"num_restoring": 3, "num_adapters": 5}, "restoring 3 of 5"),
+        (
+            {"num_restoring": 3, "num_adapters": 5, "restore_seconds": 80},
+            "restoring 3 of 5, about 80 s left",
+        ),
+        ({"silent_seconds": 95}, "engine silent for 95 s"),
+        ({"phase": "draining"}, "draining"),
+        ({}, "serving"),
+    ],
+)
+def test_the_badge_says_what_the_server_does(
+    server: ConsoleServer,
+    open_page: Callable[..., Any],
+    change: dict[str, Any],
+    shown: str,
+) -> None:
+    page = open_page("about:blank")
+
+    def answer(route: Any) -> None:
+        state = server.state()
+        for name, value in change.items():
+            (state if name.startswith("num_") else state["server"])[name] = value
+        for adapter in state["adapters"]:
+            adapter["restoring"] = "num_restoring" in change
+        route.fulfill(json=state)
+
+    page.route("**/console/v1/state*", answer)
+    page.goto(server.url)
+    page.wait_for_selector(ROWS)
+    playwright.expect(page.locator("#phase")).to_have_text(shown)
+    restoring = page.locator("tr.restoring").count()
+    assert restoring == (2 if "num_restoring" in change else 0)
+    if restoring:
+        assert "restoring" in page.locator("tr.restoring").first.inner_text()
+
+
+def test_the_badge_says_for_how_long_no_answer_came(
+    open_page: Callable[..., Any],
+) -> None:
+    with ConsoleServer() as server:
+        page = open_page(server.url)
+        page.wait_for_selector("text=There are no adapters.")
+        opacity = "getComputedStyle(document.querySelector('main')).opacity"
+        assert page.evaluate(opacity) == "1"
+        os.kill(server.pid, signal.SIGSTOP)  # A server that hangs takes connections.
+        try:
+            badge = playwright.expect(page.locator("#phase"))
+            badge.to_contain_text("no answer for", timeout=12_000)
+            assert float(page.evaluate(opacity)) < 0.6
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        badge.to_have_text("serving", timeout=15_000)
+        assert page.evaluate(opacity) == "1"
+
+
+def test_losses_are_compared_in_one_chart(
+    server: ConsoleServer, open_page: Callable[..., Any]
+) -> None:
+    page = open_page(server.url)
+    page.wait_for_selector("#loss path.line")
+    page.click("#compare")
+    playwright.expect(page.locator("#loss .key")).to_have_text(["second", "first"])
+    assert page.locator("#loss path.line").count() == 2
+    page.focus("#loss")
+    page.keyboard.press("Home")
+    playwright.expect(page.locator("#loss .readout")).to_contain_text("step 1: second")
+    page.click("#compare")
+    playwright.expect(page.locator("#loss-title")).to_have_text("Loss of second")
+
+
+def test_a_long_name_is_whole_at_1440_pixels(open_page: Callable[..., Any]) -> None:
+    name = "experiment-2026-11-27_rank16_lr1e-4_seed3_" + "x" * 60
+    with ConsoleServer() as server:
+        with server.client() as client:
+            client.create_adapter(name, rank=4)
+        page = open_page(server.url, 1440)
+        page.wait_for_selector(ROWS)
+        assert rows(page) == [name]
+        cut = "(e) => e.scrollWidth > e.clientWidth + 1"
+        assert not page.locator(f"{ROWS} td:first-child").evaluate(cut)
+        assert not page.evaluate(
+            "document.querySelector('#adapters').scrollWidth >"
+            " document.querySelector('#adapters').clientWidth"
+        )
 
 
 def test_the_page_follows_the_colour_scheme_and_a_lost_server(

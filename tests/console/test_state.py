@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from console_server import DATA, ConsoleServer
+from fake_weftd import FakeWeftd
 from token_file import Tokens
 
 import weft
@@ -51,20 +55,66 @@ def test_an_adapter_has_its_steps_and_losses(server: ConsoleServer) -> None:
     assert "selected" not in server.state(adapter="nobody", checkpoints="1")
 
 
+def test_several_adapters_are_compared_and_updates_have_norms(
+    server: ConsoleServer,
+) -> None:
+    with server.client() as client:
+        for name in ("pair-a", "pair-b"):
+            adapter = client.create_adapter(name, rank=4)
+            adapter.forward_backward(DATA)
+            adapter.optim_step(learning_rate=1e-3)
+    state = server.state(q="pair-", compare="1", adapter="pair-a")
+    compared = {entry["id"]: entry for entry in state["compared"]}
+    assert sorted(compared) == ["pair-a", "pair-b"]
+    assert (compared["pair-a"]["steps"], compared["pair-a"]["losses"]) == (
+        [1],
+        [0.4375],
+    )
+    assert state["selected"]["update_steps"] == [2]
+    assert len(state["selected"]["grad_norms"]) == 1
+    assert "compared" not in server.state() and "history" not in server.state()
+
+
+def test_the_server_remembers_its_load(server: ConsoleServer) -> None:
+    deadline = time.monotonic() + 20
+    while not (history := server.state(history="1")["history"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert all(len(point) == 3 for point in history)
+    load = server.state()["load"]
+    assert len(load["queue_wait"]) == len(load["first_token"]) == 2
+    assert server.state()["server"]["silent_seconds"] == 0
+
+
+def test_the_console_has_an_address_of_its_own() -> None:
+    with FakeWeftd("--console-listen=127.0.0.1:0") as running:
+        url = f"http://{running.http}"
+        with urllib.request.urlopen(url + "/", timeout=20) as page:
+            assert b"Weft" in page.read()
+        with urllib.request.urlopen(url + "/console/v1/state", timeout=20) as reply:
+            assert json.load(reply)["server"]["phase"] == "serving"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(url + "/api/v1/healthz", timeout=20)
+
+
 def test_errors_have_a_code_and_no_text(server: ConsoleServer) -> None:
     with server.client() as client:
+        with pytest.raises(weft.NotFound):
+            # Clients ask so to learn whether they must make the adapter.
+            client.adapter("asked-first").info()
         for _ in range(2):
             with pytest.raises(weft.NotFound):
-                client.adapter("secret-word").info()
+                client.delete_adapter("secret-word")
         with pytest.raises(weft.InvalidArgument):
             client.create_adapter("secret-text", rank=100_000)
     errors = server.state()["errors"]
     newest, older = errors[:2]
     assert (newest["rpc"], newest["code"]) == ("CreateAdapter", "INVALID_ARGUMENT")
-    assert older["rpc"] == "GetAdapter"
+    assert older["rpc"] == "DeleteAdapter"
     assert (older["reason"], older["count"]) == ("NO_SUCH_ADAPTER", 2)
     assert older["adapter"] == "secret-word"
     assert "secret-text" not in json.dumps(errors)
+    assert "asked-first" not in json.dumps(errors)
 
 
 def test_a_tenant_sees_its_own_and_an_admin_everything(tmp_path: Path) -> None:
@@ -77,9 +127,9 @@ def test_a_tenant_sees_its_own_and_an_admin_everything(tmp_path: Path) -> None:
         with server.client(owner) as client:
             client.create_adapter("hidden", rank=4).forward_backward(DATA)
             with pytest.raises(weft.NotFound):
-                client.adapter("unknown").info()
+                client.delete_adapter("unknown")
         with server.client(admin) as client, pytest.raises(weft.NotFound):
-            client.adapter("birch~unknown").info()
+            client.delete_adapter("birch~unknown")
         own, theirs = server.state(reader), server.state(other, adapter="hidden")
         every = server.state(admin, adapter="acme~hidden")
     assert ids(own) == ["hidden"]

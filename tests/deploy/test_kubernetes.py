@@ -79,6 +79,12 @@ def test_the_alerts_become_an_object_of_the_operator() -> None:
     script = DEPLOY / "prometheus" / "as_prometheus_rule.sh"
     item = yaml.safe_load(run(str(script), cwd=Path("/")))
     check_custom(item)
+    base = "https://git.example.org/weft/blob/main/"
+    command = f"RUNBOOK_BASE={base} {script}"
+    linked = yaml.safe_load(run("bash", "-c", command))["spec"]["groups"][0]["rules"]
+    for rule in linked:
+        url = rule["annotations"]["runbook_url"]
+        assert url == f"{base}deploy/RUNBOOK.md#{rule['alert'].lower()}"
     rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
     assert item["spec"] == rules
     item["spec"]["groups"][0]["rules"][0]["alrt"] = "x"
@@ -105,6 +111,21 @@ def test_pods_have_no_privileges(name: str) -> None:
             assert context["capabilities"]["drop"] == ["ALL"]
             assert container["resources"]["limits"]["memory"]
         assert not [v for v in spec["volumes"] if "hostPath" in v]
+
+
+@every
+def test_a_restart_keeps_every_answered_step(name: str) -> None:
+    assert configuration(name)["WEFT_STATE_DIR"].startswith("/var/lib/weft/state")
+
+
+def test_weftctl_works_in_the_production_pod() -> None:
+    (container,) = pod("production")["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert variables["WEFT_SERVER"] == configuration("production")["WEFT_LISTEN"]
+    (mount,) = (m for m in container["volumeMounts"] if m["name"] == "operator")
+    assert Path(variables["WEFT_TOKEN_FILE"]).parent == Path(mount["mountPath"])
+    (volume,) = (v for v in pod("production")["volumes"] if v["name"] == "operator")
+    assert volume["secret"]["optional"] is True
 
 
 @every

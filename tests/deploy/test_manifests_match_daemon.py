@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -26,8 +27,9 @@ NOT_THE_DAEMONS = {
     "WEFT_BUILD_DIR",
     "WEFT_TORCH_DIR",
 }
-NOT_THE_DAEMONS |= {"WEFT_TOKEN", "WEFT_TOKEN_FILE", "WEFT_TLS", "WEFT_CA"}
-NOT_THE_DAEMONS |= {"WEFT_CLIENT_CERT", "WEFT_CLIENT_KEY", "WEFT_SERVER_NAME"}
+NOT_THE_DAEMONS |= {"WEFT_SERVER", "WEFT_TOKEN", "WEFT_TOKEN_FILE", "WEFT_TLS"}
+NOT_THE_DAEMONS |= {"WEFT_CA", "WEFT_CLIENT_CERT", "WEFT_CLIENT_KEY"}
+NOT_THE_DAEMONS |= {"WEFT_SERVER_NAME"}
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +121,27 @@ def test_default_ports_are_those_of_the_manifests(help_text: str) -> None:
         assert ports == {"grpc": 50051, "metrics": 9400}
 
 
-def check_config(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+# A small model for a start that is only checked.
+MODEL = ROOT / "tests" / "e2e" / "earlier" / "0.2-start" / "model"
+
+
+def check_config(
+    variables: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Checks the settings with a model, tokens and folders that exist here. The device
+    of the manifests need not."""
+    own = {"WEFT_MODEL": str(MODEL), "WEFT_LOAD_FORMAT": "dummy"}
+    for name in ("WEFT_CHECKPOINT_DIR", "WEFT_STATE_DIR"):
+        assert variables[name].startswith("/var/lib/weft/")
+        own[name] = str(folder / name)
+    if "WEFT_AUTH_TOKENS_FILE" in variables:
+        (folder / "tokens").touch()
+        own["WEFT_AUTH_TOKENS_FILE"] = str(folder / "tokens")
+    is_cpu = variables.get("WEFT_DEVICE") == "cpu"
+    device = () if is_cpu else ("--device-memory-bytes=80GiB",)
     return subprocess.run(
-        [str(daemon()), "--check-config"],
-        env=variables,
+        [str(daemon()), "--check-config", *device],
+        env={**variables, **own},
         text=True,
         capture_output=True,
         cwd=ROOT,
@@ -130,17 +149,19 @@ def check_config(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_configuration_of_the_manifests_is_accepted(name: str, help_text: str) -> None:
+def test_configuration_of_the_manifests_is_accepted(
+    name: str, help_text: str, tmp_path: Path
+) -> None:
     variables = configuration(name)
     for component in missing_components(help_text):
         if variables_of(component) & set(variables):
             pytest.skip(f"this weftd has no flags of component {component}")
-    done = check_config(variables)
+    done = check_config(variables, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_configuration_of_the_unit_is_accepted() -> None:
+def test_configuration_of_the_unit_is_accepted(tmp_path: Path) -> None:
     lines = (DEPLOY / "systemd" / "weftd.env").read_text().splitlines()
     variables = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
-    done = check_config(variables)
+    done = check_config(variables, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -61,7 +61,7 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
     found = sections()
     for rule in alert_rules():
         link = f"{RUNBOOK.relative_to(ROOT)}#{rule['alert'].lower()}"
-        assert rule["annotations"]["runbook"] == link
+        assert rule["annotations"]["runbook_url"] == link
         text = found[rule["alert"].lower()]
         # The runbook must name the metrics that the alert uses.
         metrics = set(METRIC.findall(rule["expr"])) - {"grpc_code"}

@@ -50,5 +50,6 @@ def test_the_unit_waits_for_the_drain_and_owns_its_state() -> None:
     assert int(unit["TimeoutStopSec"]) >= drain + 60
     assert unit["KillSignal"] == "SIGTERM"
     state = Path("/var/lib") / unit["StateDirectory"]
-    assert Path(environment["WEFT_CHECKPOINT_DIR"]).is_relative_to(state)
+    for name in ("WEFT_CHECKPOINT_DIR", "WEFT_STATE_DIR"):
+        assert Path(environment[name]).is_relative_to(state)
     assert unit["EnvironmentFile"] == "/etc/weft/weftd.env"

@@ -108,24 +108,37 @@ TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
   EXPECT_FALSE(adapters().CheckReady("b").ok());
 }
 
-TEST_F(RecoveryDeskTest, APageIsRefusedIfItLacksAnAdapter) {
+TEST_F(RecoveryDeskTest, APageHasTheAdaptersThatAreRestoredToo) {
   Create("t/a", "t");
   Create("t/c", "t");
   Create("u/a", "u");
-  desk().SetRecovering({{"t/b", "t"}});
-  const auto code = [this](const ListAdaptersRequest& request) {
-    return adapters().List(request).status().code();
+  desk().SetRecovering({{"t/b", "t"}, {"t/c", "t"}, {"u/b", "u"}});
+  EXPECT_EQ(adapters().Count(), 5);
+  const auto list = [this](const ListAdaptersRequest& request) {
+    const AdapterPage page = *adapters().List(request);
+    std::string text;
+    for (const AdapterInfo& info : page.adapters) {
+      text += info.adapter_id + (info.restoring ? "* " : " ");
+      EXPECT_EQ(info.tenant, info.adapter_id.substr(0, 1));
+    }
+    return text + (page.more ? "..." : "");
   };
-  EXPECT_EQ(code({}), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(code({.after = "t/", .prefix = "t/"}),
-            absl::StatusCode::kUnavailable);
-  EXPECT_EQ(code({.size = 1}), absl::StatusCode::kOk);
-  EXPECT_EQ(code({.after = "t/b"}), absl::StatusCode::kOk);
-  const absl::StatusOr<AdapterPage> others =
-      adapters().List({.after = "u/", .prefix = "u/"});
-  ASSERT_TRUE(others.ok());
-  EXPECT_EQ(others->adapters.size(), 1);
-  EXPECT_FALSE(others->more);
+  EXPECT_EQ(list({}), "t/a t/b* t/c* u/a u/b* ");
+  EXPECT_EQ(list({.size = 1}), "t/a ...");
+  EXPECT_EQ(list({.size = 1, .after = "t/a"}), "t/b* ...");
+  EXPECT_EQ(list({.size = 2, .after = "t/a"}), "t/b* t/c* ...");
+  EXPECT_EQ(list({.after = "t/", .prefix = "t/"}), "t/a t/b* t/c* ");
+  EXPECT_EQ(list({.after = "u/", .prefix = "u/"}), "u/a u/b* ");
+  desk().SetReady("t/b");
+  desk().SetReady("t/c");
+  EXPECT_EQ(list({.after = "t/", .prefix = "t/"}), "t/a t/c ");
+}
+
+TEST_F(RecoveryDeskTest, TheMetricTellsTheTimeLeft) {
+  const prometheus::Gauge& left =
+      AddGauge(&engine_.registry(), "weft_recovery_seconds_left", "");
+  desk().SetTimeLeft(absl::Seconds(80));
+  EXPECT_EQ(left.Value(), 80);
 }
 
 // The limits are three adapters in all, and two for each tenant.

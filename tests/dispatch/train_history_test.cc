@@ -152,5 +152,18 @@ TEST_F(WatchTest, DrawnTokensCountForTheirAdapter) {
   EXPECT_EQ(Watch().adapters[0].train_tokens, 0U);
 }
 
+TEST(TrainHistoryTest, UpdatesHaveARingOfTheirOwn) {
+  TrainHistory history;
+  for (uint64_t step = 1; step <= TrainHistory::kMaxPoints + 2; ++step) {
+    history.Add({.grad_norm = 0.5 * static_cast<double>(step), .step = step});
+  }
+  const AdapterActivity last = history.Latest(1);
+  EXPECT_THAT(last.points, IsEmpty());
+  ASSERT_THAT(last.updates, SizeIs(1));
+  EXPECT_EQ(last.updates[0].step, TrainHistory::kMaxPoints + 2);
+  EXPECT_EQ(last.updates[0].grad_norm, 129);
+  EXPECT_EQ(history.Latest(SIZE_MAX).updates.front().step, 3U);
+}
+
 }  // namespace
 }  // namespace weft::dispatch

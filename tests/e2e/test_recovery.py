@@ -134,12 +134,17 @@ def test_an_adapter_serves_while_others_are_restored(durable: Durable) -> None:
         for method, request in (
             (methods.GET_ADAPTER, get),
             (methods.CREATE_ADAPTER, create),
-            (methods.LIST_ADAPTERS, adapters_pb2.ListAdaptersRequest()),
             (methods.OPTIM_STEP, optim("b", known["b"] + 1)),
         ):
             refused = durable.call(method, request)
             assert refused.code == "UNAVAILABLE", (refused, daemon.log_tail())
             assert "grpc-retry-pushback-ms" in refused.trailers
+        listed = durable.call(methods.LIST_ADAPTERS, adapters_pb2.ListAdaptersRequest())
+        assert [(a.adapter_id, a.restoring) for a in listed.reply.adapters] == [
+            ("a", False),
+            ("b", True),
+            ("c", False),
+        ]
         assert "\nweft_adapters_recovering 1\n" in daemon.scrape()
     daemon.kill()  # The replay still runs, and the log has new records.
     durable.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import struct
@@ -187,9 +188,34 @@ def test_help_is_quick() -> None:
     assert seconds < HELP_SECONDS
 
 
-def _check_config(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def _check_config(
+    folder: Path, *flags: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Checks settings without the WEFT_ variables of the tests."""
     command = [str(WEFTD), "--check-config", "--model", str(folder), *flags]
-    return subprocess.run(command, capture_output=True, text=True)
+    own = {k: v for k, v in os.environ.items() if not k.startswith("WEFT_")}
+    env = {**own, **variables}
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+def test_check_config_checks_what_a_start_checks(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama-untied"), folder)
+    cpu = ("--device=cpu", "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    done = _check_config(folder, *cpu)
+    assert (done.returncode, done.stdout) == (0, "configuration is good\n")
+    assert not (tmp_path / "checkpoints").exists()
+    done = _check_config(folder, *cpu, WEFT_MAX_RANKS="8")
+    assert done.returncode == 2
+    assert "WEFT_MAX_RANKS sets no flag of weftd; did you mean" in done.stderr
+    (tmp_path / "file").touch()
+    done = _check_config(folder, *cpu, "--state-dir", str(tmp_path / "file" / "state"))
+    assert done.returncode == 1 and "--state-dir=" in done.stderr
+    done = _check_config(folder, *cpu, "--auth-tokens-file", str(tmp_path / "none"))
+    assert done.returncode == 1 and "--auth-tokens-file" in done.stderr
+    _drop_from_index(folder)
+    done = _check_config(folder, *cpu)
+    assert done.returncode == 1 and "model.norm.weight" in done.stderr
 
 
 def test_check_config_tells_the_memory_of_a_device_that_is_not_there(

@@ -1,8 +1,8 @@
-// Tests the engine function that computes the output of weftd --check-config
-// --device-memory-bytes.
+// Tests the engine functions behind weftd --check-config.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -73,6 +73,33 @@ class DescribeMemoryTest : public ::testing::Test {
   weights::TempFolder folder_;
   EngineOptions options_;
 };
+
+TEST_F(DescribeMemoryTest, ACheckedStartNamesWhatIsWrong) {
+  options_.model_dir = folder_.path();
+  options_.device = Device::kCpu;
+  options_.checkpoint_dir = folder_.path() + "/new/checkpoints";
+  options_.state_dir = folder_.path() + "/new/state";
+  EXPECT_THAT(CheckStart(options_),
+              IsStatus(absl::StatusCode::kNotFound, "config.json"));
+  WriteConfig(kSmall);
+  WriteWeights(0);
+  EXPECT_THAT(CheckStart(options_), IsOk());
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() + "/new"));
+  options_.max_context_tokens = 1000;
+  EXPECT_THAT(CheckStart(options_),
+              IsStatus(absl::StatusCode::kInvalidArgument, "--max-context"));
+  options_.max_context_tokens = 0;
+  options_.tensor_parallel_size = 64;
+  EXPECT_THAT(CheckStart(options_), IsStatus(absl::StatusCode::kInvalidArgument,
+                                             "--tensor-parallel-size"));
+  options_.tensor_parallel_size = 1;
+  options_.state_dir = folder_.path() + "/config.json/state";
+  EXPECT_THAT(CheckStart(options_),
+              IsStatus(absl::StatusCode::kFailedPrecondition, "--state-dir"));
+  options_.state_dir = "";
+  WriteWeights(1);
+  EXPECT_FALSE(CheckStart(options_).ok());
+}
 
 TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
   WriteConfig(kLarge);

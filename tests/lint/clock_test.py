@@ -9,6 +9,7 @@ from sources import ROOT
 
 # What each file reads the wall clock for.
 WALL = {
+    "client/weftctl/server_commands.cc": "the name of a checkpoint",
     "client/weftctl/token_commands.cc": "expiry of tokens",
     "src/engine/adapter_manager.cc": "when an adapter was made",
     "src/engine/adapter_table.h": "when an adapter was made",
@@ -23,6 +24,7 @@ WALL = {
     "server/call.cc": "when a call failed, for the console",
     "server/console/state.cc": "the console's time",
     "server/sample_validation.cc": "a seed, if the system draws none",
+    "server/load_history.cc": "the console's time",
     "server/metric_values.cc": "the age of the process, by the time of its start",
     "server/tinker/archives.cc": "expiry of URLs",
     "server/tinker/checkpoint_extras.cc": "expiry of checkpoints",

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <string>
 #include <thread>
@@ -31,7 +32,8 @@ using ::testing::Not;
 // tests would do the same but cannot send signals.
 class DaemonProcess {
  public:
-  explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5)
+  explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5,
+                         const std::string& log = "/dev/null")
       : port_file_(
             absl::StrCat(::testing::TempDir(), "/weft_daemon_", getpid())) {
     std::filesystem::remove(port_file_);
@@ -42,7 +44,8 @@ class DaemonProcess {
     settings.server.drain_timeout_seconds = drain_timeout_seconds;
     pid_ = fork();
     if (pid_ == 0) {
-      const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
+      const int quiet =
+          open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
       dup2(quiet, STDERR_FILENO);
       LocalRanks none;
       _exit(RunDaemon(settings, starter, &none));
@@ -118,6 +121,43 @@ TEST(DaemonTest, TermDrainsAndExitsClean) {
   const absl::Time start = absl::Now();
   EXPECT_EQ(daemon.WaitForExit(), 0);
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
+}
+
+// Starts an engine with an adapter that has two steps in no checkpoint.
+absl::StatusOr<std::unique_ptr<Engine>> StartTrained(const EngineOptions&,
+                                                     prometheus::Registry*) {
+  auto engine = std::make_unique<CannedEngine>();
+  std::promise<void> made;
+  engine->CreateAdapter({.adapter_id = "poet", .tenant = "t"},
+                        [&](const auto&) { made.set_value(); });
+  made.get_future().wait();
+  for (const uint64_t step : {1, 2}) {
+    TrainRequest request;
+    request.adapter_id = "poet";
+    request.step = step;
+    request.data = {Datum{.tokens = {1}, .targets = {2}}};
+    std::promise<void> trained;
+    engine->Train(std::move(request),
+                  [&](const auto&) { trained.set_value(); });
+    trained.get_future().wait();
+  }
+  return engine;
+}
+
+TEST(DaemonTest, WithoutAStateFolderItSaysWhatEndsWithIt) {
+  const std::string log = absl::StrCat(::testing::TempDir(), "/lost_steps.log");
+  DaemonProcess daemon(StartTrained, /*drain_timeout_seconds=*/5, log);
+  ASSERT_TRUE(daemon.WaitUntilListening());
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.WaitForExit(), 0);
+  std::ifstream file(log);
+  const std::string text((std::istreambuf_iterator<char>(file)),
+                         std::istreambuf_iterator<char>());
+  EXPECT_THAT(text, AllOf(HasSubstr("no --state-dir: a restart forgets"),
+                          HasSubstr("steps end with this process"),
+                          HasSubstr("poet: 2")));
+  std::filesystem::remove(log);
 }
 
 TEST(DaemonTest, DrainTimeoutCutsWorkOff) {

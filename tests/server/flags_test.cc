@@ -88,6 +88,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "listen",
                                        "metrics-listen",
                                        "tinker-listen",
+                                       "console-listen",
                                        "port-file",
                                        "max-connections",
                                        "max-message-bytes",
@@ -216,10 +217,10 @@ TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
                      "--max-samples=x"}),
               AllOf(HasSubstr("unknown setting \"max-rnak\"; did you mean "
                               "--max-rank?"),
-                    HasSubstr("threads=many is not N"),
+                    HasSubstr("threads=many is not a whole number"),
                     HasSubstr("\"help\" cannot be set in a file"),
                     HasSubstr("\"trusted-network\" comes twice"),
-                    HasSubstr("--max-samples=x is not N")));
+                    HasSubstr("--max-samples=x is not a whole number")));
 }
 
 TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
@@ -264,10 +265,10 @@ TEST(FlagsTest, UnknownFlagSuggestsANearOne) {
 TEST(FlagsTest, NamesEveryMistakeAtOnce) {
   EXPECT_THAT(
       Error({"--max-rank=many", "stray", "--threads"}, {{"WEFT_DTYPE", "f16"}}),
-      AllOf(HasSubstr("--max-rank=many is not N"),
+      AllOf(HasSubstr("--max-rank=many is not a whole number"),
             HasSubstr("unexpected argument stray"),
             HasSubstr("--threads needs a value: N"),
-            HasSubstr("WEFT_DTYPE=f16 is not auto|f32|bf16")));
+            HasSubstr("WEFT_DTYPE=f16 is not auto or f32 or bf16")));
 }
 
 TEST(FlagsTest, RefusesNumbersThatDoNotFit) {
@@ -300,12 +301,12 @@ TEST(FlagsTest, NamesEveryValueOutOfRangeAtOnce) {
   ASSERT_TRUE(settings.ok()) << settings.status();
   EXPECT_THAT(
       std::string(ValidateSettings(*settings).message()),
-      AllOf(HasSubstr("--max-rank=0 is outside [1, 1024]"),
-            HasSubstr("--threads=-1 is outside [0, 4096]"),
-            HasSubstr("--device-memory-share=0.01 is outside [0.05, 1]"),
+      AllOf(HasSubstr("--max-rank=0 must be from 1 to 1024"),
+            HasSubstr("--threads=-1 must be from 0 to 4096"),
+            HasSubstr("--device-memory-share=0.01 must be from 0.05 to 1"),
             HasSubstr("--sampling-share=nan"),
-            HasSubstr("--max-message-bytes=2147483648 is outside [1024, "
-                      "2147483647]")));
+            HasSubstr("--max-message-bytes=2147483648 must be from 1024 to "
+                      "2147483647")));
 }
 
 TEST(FlagsTest, OnlyCheckConfigIsToldTheDevicesMemory) {
@@ -316,7 +317,7 @@ TEST(FlagsTest, OnlyCheckConfigIsToldTheDevicesMemory) {
               HasSubstr("--device-memory-bytes goes with --check-config"));
   EXPECT_THAT(
       problem({"--model=m", "--check-config", "--device-memory-bytes=-1"}),
-      HasSubstr("--device-memory-bytes=-1 is outside [0, "));
+      HasSubstr("--device-memory-bytes=-1 must be from 0 to "));
   EXPECT_EQ(problem({"--model=m", "--check-config", "--device-memory-bytes=1"}),
             "");
 }
@@ -334,6 +335,60 @@ TEST(FlagsTest, HelpIsNarrowAndComplete) {
     EXPECT_THAT(help, HasSubstr(flag.default_value));
     EXPECT_THAT(help, HasSubstr(flag.range));
   }
+}
+
+TEST(FlagsTest, TakesUnitsOfBytesAndTime) {
+  const auto bytes = [](const char* text) {
+    const auto settings = Parse({absl::StrCat("--kv-cache-bytes=", text)});
+    return settings.ok() ? settings->engine.kv_cache_bytes : -1;
+  };
+  EXPECT_EQ(bytes("4096"), 4096);
+  EXPECT_EQ(bytes("4GiB"), int64_t{4} << 30);
+  EXPECT_EQ(bytes("1.5MiB"), 3 << 19);
+  EXPECT_EQ(bytes("2GB"), 2'000'000'000);
+  for (const char* text :
+       {"4G", "GiB", "4 gib", "1e30TiB", "nanMiB", "4GiBs"}) {
+    EXPECT_EQ(bytes(text), -1) << text;
+  }
+  const auto seconds = [](const char* text) {
+    const auto settings =
+        Parse({absl::StrCat("--drain-timeout-seconds=", text)});
+    return settings.ok() ? settings->server.drain_timeout_seconds : -1;
+  };
+  EXPECT_EQ(seconds("90"), 90);
+  EXPECT_EQ(seconds("90s"), 90);
+  EXPECT_EQ(seconds("1h30m"), 5400);
+  for (const char* text : {"1.5s", "90 s", "inf", "2d", "99999999999h"}) {
+    EXPECT_EQ(seconds(text), -1) << text;
+  }
+  EXPECT_EQ(Error({"--kv-cache-bytes=4G"}),
+            "--kv-cache-bytes=4G is not a number of bytes, such as 4096 or "
+            "4GiB");
+  EXPECT_EQ(Error({"--drain-timeout-seconds=x"}),
+            "--drain-timeout-seconds=x is not a number of seconds, such as 90 "
+            "or 2m");
+}
+
+TEST(FlagsTest, HelpAboutAWordHasItsFlagsAlone) {
+  const auto settings = Parse({"--help=Snapshot"});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_TRUE(settings->help);
+  const std::string help = HelpText(settings->help_word);
+  EXPECT_THAT(help, AllOf(HasSubstr("  --snapshot-log-bytes BYTES\n"),
+                          HasSubstr("  --state-dir DIR\n"),
+                          Not(HasSubstr("--max-rank"))));
+  EXPECT_EQ(HelpText("zzz"), "");
+}
+
+TEST(FlagsTest, NamesVariablesThatSetNothing) {
+  const char* const environment[] = {"PATH=/bin",           "WEFT_MAX_RANK=8",
+                                     "WEFT_MAX_RANKS=8",    "WEFT_TOKEN=weft_",
+                                     "WEFT_TOKENS_FILE=/t", nullptr};
+  EXPECT_THAT(UnknownVariables(environment),
+              ElementsAre("WEFT_MAX_RANKS sets no flag of weftd; did you mean "
+                          "--max-rank?",
+                          "WEFT_TOKENS_FILE sets no flag of weftd; see "
+                          "--help"));
 }
 
 }  // namespace

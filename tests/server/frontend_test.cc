@@ -255,9 +255,13 @@ TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   });
   EXPECT_TRUE(Eventually([&] { return frontend_->draining(); }));
   grpc::ClientContext context;
-  const grpc::Status refused = Get(&context);
+  v1::ForwardBackwardResponse response;
+  const grpc::Status refused =
+      training_->ForwardBackward(&context, GoodStep(), &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(refused.error_message(), HasSubstr("draining"));
+  grpc::ClientContext reading;
+  EXPECT_TRUE(Get(&reading).ok());
   EXPECT_TRUE(Info().draining());
   EXPECT_EQ(Health(""), kNotServing);
   engine_.Release();
@@ -266,6 +270,46 @@ TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   EXPECT_TRUE(accepted.ok()) << accepted.error_message();
   EXPECT_TRUE(drained.ok()) << drained.error_message();
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"draining\"}"), 1);
+}
+
+TEST_F(FrontendTest, ADrainedServerSavesAndCanTakeWorkAgain) {
+  StartReadyServer();
+  const auto call = [this](auto method, const auto& request, auto response) {
+    grpc::ClientContext context;
+    return (server_.get()->*method)(&context, request, &response).error_code();
+  };
+  const auto undrain = [&] {
+    return call(&v1::ServerService::Stub::Undrain, v1::UndrainRequest(),
+                v1::UndrainResponse());
+  };
+  EXPECT_EQ(call(&v1::ServerService::Stub::Drain, v1::DrainRequest(),
+                 v1::DrainResponse()),
+            grpc::OK);
+  v1::SaveCheckpointRequest save;
+  save.set_adapter_id("a");
+  save.set_name("last");
+  grpc::ClientContext saving;
+  v1::SaveCheckpointResponse saved;
+  EXPECT_TRUE(adapters_->SaveCheckpoint(&saving, save, &saved).ok());
+  v1::ListCheckpointsRequest list;
+  list.set_adapter_id("a");
+  grpc::ClientContext listing;
+  v1::ListCheckpointsResponse listed;
+  EXPECT_TRUE(adapters_->ListCheckpoints(&listing, list, &listed).ok());
+  EXPECT_EQ(listed.checkpoints_size(), 1);
+
+  EXPECT_EQ(undrain(), grpc::OK);
+  EXPECT_FALSE(Info().draining());
+  EXPECT_EQ(Health(""), kServing);
+  grpc::ClientContext training;
+  v1::ForwardBackwardResponse trained;
+  EXPECT_TRUE(training_->ForwardBackward(&training, GoodStep(), &trained).ok());
+  EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
+
+  // A process that has been told to end takes no work again.
+  frontend_->StartDraining();
+  EXPECT_EQ(undrain(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(Health(""), kNotServing);
 }
 
 TEST_F(FrontendTest, ReflectionListsTheFourServices) {

@@ -87,7 +87,9 @@ TEST(ListenerTest, APortThatIsTakenInOneFamilyIsRefusedForBoth) {
   const std::string address = absl::StrCat("0.0.0.0:", ntohs(place.sin6_port));
   EXPECT_EQ(Bind(address).status(), absl::UnavailableError(absl::StrCat(
                                         "cannot listen on --listen=", address,
-                                        ": Address already in use")));
+                                        ": Address already in use: choose "
+                                        "another port, or port 0 for any free "
+                                        "one")));
 }
 
 }  // namespace

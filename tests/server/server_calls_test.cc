@@ -45,7 +45,7 @@ class ServerCallsTest : public ::testing::Test {
                   MakeAdapterService(&core_), MakeServerService(&core_)} {
     SetLogLevel(LogLevel::kError);
     core_.engine.Set(engine_.get());
-    core_.begin_drain = [this] { core_.engine.StartDraining(); };
+    core_.begin_drain = [this] { core_.engine.SetDraining(true); };
   }
   ~ServerCallsTest() override {
     engine_.reset();  // The engine's reply thread may still hold a call that

@@ -230,7 +230,7 @@ TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
   Start();
   const std::string session = NewSession();
   Result(CreateModel(session));
-  OnFront([](Front& front) { front.port.core()->engine.StartDraining(); });
+  OnFront([](Front& front) { front.port.core()->engine.SetDraining(true); });
   Post(absl::StrCat("sessions/", session, "/finish"));
   OnFront([](Front& front) {
     SweepOrphans(front);
@@ -435,6 +435,18 @@ TEST_F(TinkerFrontTest, ADrainLeavesAStepBehindAGapToTheNextProcess) {
   engine_->Drain([&](const auto& done) { drained.set_value(done.ok()); });
   EXPECT_TRUE(drained.get_future().get());
   EXPECT_EQ(engine_->NotesWith("tinker/step/").size(), 1u);
+}
+
+TEST_F(TinkerFrontTest, AStepThatADrainTookBackRunsWhenWorkIsTakenAgain) {
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const Json second = Train(model, 2);
+  std::promise<bool> drained;
+  engine_->Drain([&](const auto& done) { drained.set_value(done.ok()); });
+  EXPECT_TRUE(drained.get_future().get());
+  engine_->Undrain();
+  EXPECT_TRUE(Result(Train(model, 1)).contains("metrics"));
+  EXPECT_TRUE(Result(second).contains("metrics"));
 }
 
 TEST_F(TinkerFrontTest, WorkBeyondATenantsQuotaWaitsAndIsDone) {

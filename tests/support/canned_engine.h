@@ -137,6 +137,8 @@ class CannedEngine final : public Engine {
   CancelHandle Profile(const ProfileRequest& request,
                        Callback<std::string> done) override;
   void Drain(Callback<bool> done) override;
+  void Undrain() override;
+  void WriteSnapshot(Callback<bool> done) override;
   [[nodiscard]] absl::Status failure() const override;
   [[nodiscard]] absl::Time last_heartbeat() const override;
 

@@ -160,7 +160,7 @@ void CannedEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
 
 void CannedEngine::DownloadCheckpoint(std::string adapter_id, std::string name,
                                       Callback<std::vector<FileSource>> done) {
-  if (!Admit("DownloadCheckpoint", 0, done) || !CheckOpen(done)) return;
+  if (!Admit("DownloadCheckpoint", 0, done)) return;
   adapters_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
                                std::move(done));
 }
@@ -186,7 +186,7 @@ void CannedEngine::ReleaseSnapshot(ReleaseSnapshotRequest request,
 
 void CannedEngine::ExportAdapter(ExportAdapterRequest request,
                                  Callback<PeftFiles> done) {
-  if (!Admit("ExportAdapter", 0, done) || !CheckOpen(done)) return;
+  if (!Admit("ExportAdapter", 0, done)) return;
   std::optional<PeftFiles> given;
   {
     MutexLock lock(&mu_);
@@ -214,6 +214,12 @@ CancelHandle CannedEngine::Profile(const ProfileRequest& request,
 void CannedEngine::Drain(Callback<bool> done) {
   profile_.EndEarly();
   dispatcher_.Drain(std::move(done));
+}
+
+void CannedEngine::Undrain() { dispatcher_.Undrain(); }
+
+void CannedEngine::WriteSnapshot(Callback<bool> done) {
+  if (Admit("WriteSnapshot", 0, done)) done(true);
 }
 
 }  // namespace weft

@@ -169,6 +169,7 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         epoch=adapter.epoch,
         durable_step=adapter.durable_step,
         durability=_durability_name(adapter.durability),
+        restoring=adapter.restoring,
     )
 
 

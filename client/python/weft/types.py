@@ -192,6 +192,7 @@ class AdapterInfo:
     epoch: int  # Tells the adapter from earlier ones of the same name.
     durable_step: int  # Steps up to this number survive the end of the server.
     durability: str  # "memory" or "step", as in create_adapter.
+    restoring: bool  # A restarted server lists it, but has not restored it yet.
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,13 @@ from starlette.types import ASGIApp
 from weft.aio import AsyncClient
 from weft.channel import Security
 from weft.data import ModelTokenizer
-from weft.errors import InvalidArgument, NotFound, Unauthenticated, WeftError
+from weft.errors import (
+    InvalidArgument,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    WeftError,
+)
 from weft.openai_front import sampling
 from weft.openai_front.answers import Envelope, Json
 from weft.openai_front.errors import (
@@ -33,17 +39,21 @@ from weft.openai_front.errors import (
 )
 from weft.openai_front.hosts import HostCheck
 from weft.openai_front.intake import Intake
+from weft.openai_front.metrics import Metrics
 from weft.openai_front.names import find_created, find_sampler, model_ids
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
 from weft.openai_front.trace import REQUEST_ID, RequestIds
-from weft.retry import NO_RETRY
+from weft.retry import NO_RETRY, RetryPolicy
 from weft.types import SampleOptions, ServerInfo
 
 T = TypeVar("T")
 
 MAX_CLIENTS = 64  # Connections to the server, one for each key.
-INFO_SECONDS = 5.0  # A key that the server has refused meanwhile counts so long.
-HEALTH_SECONDS = 5.0
+INFO_SECONDS = 1.0  # A key that the server has refused meanwhile counts so long.
+# A server that does not say within this time what it runs is not there.
+ANSWER_SECONDS = 1.5
+# A caller of a server that is gone learns it within two seconds.
+_RETRY = RetryPolicy(max_attempts=3)
 # Callers' keys of this form are server tokens.
 _TOKEN = re.compile(r"(?i:bearer) +(weft_[!-~]{1,400}) *")
 _POLL_SECONDS = 0.5  # The interval at which a call checks for a disconnect.
@@ -77,7 +87,7 @@ class Front:
         self._security = security
         self._callers: dict[str | None, _Caller] = {}
         self._probe = AsyncClient(
-            target, timeout=HEALTH_SECONDS, retry=NO_RETRY, security=security
+            target, timeout=ANSWER_SECONDS, retry=NO_RETRY, security=security
         )
 
     def _token(self, request: Request) -> str | None:
@@ -91,7 +101,7 @@ class Front:
         caller = self._callers.pop(token, None)
         if caller is None:
             security = dataclasses.replace(self._security, token=token)
-            caller = _Caller(AsyncClient(self._target, security=security))
+            caller = _Caller(AsyncClient(self._target, retry=_RETRY, security=security))
         self._callers[token] = caller  # Keeps the dict in order of use.
         if len(self._callers) > MAX_CLIENTS:
             # Calls in flight keep the dropped connection open until they end.
@@ -116,12 +126,13 @@ class Front:
     async def info(self, request: Request, *, renew: bool = False) -> ServerInfo:
         """Returns the server's info, which is at most INFO_SECONDS old. So it also
         checks the caller's key, and raises Unauthenticated if the server does not
-        know the key. Callers with the same key share a call. renew: makes a call."""
+        know the key, and Unavailable if the server takes no work. Callers with the
+        same key share a call. renew: makes a call."""
         caller = self._caller(request)
         now = time.monotonic()
         if caller.info is None or renew or now - caller.asked_at > INFO_SECONDS:
             caller.asked_at = now
-            caller.info = asyncio.ensure_future(caller.client.info())
+            caller.info = asyncio.ensure_future(self._ask(caller.client))
         try:
             return await asyncio.shield(caller.info)
         except WeftError as error:
@@ -130,6 +141,24 @@ class Front:
                 # Wrong keys take no places of good ones.
                 self._callers.pop(self._token(request), None)
             raise
+
+    async def _ask(self, client: AsyncClient) -> ServerInfo:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                info = await client.info()
+        except TimeoutError:
+            text = f"has not answered for {ANSWER_SECONDS:g} s"
+            raise self._unavailable(text) from None
+        if info.draining:
+            raise self._unavailable("is draining")
+        if info.model.context_length == 0:
+            raise self._unavailable("is starting")
+        return info
+
+    def _unavailable(self, why: str) -> Unavailable:
+        error = Unavailable(f"weftd at {self._target} {why}; try again")
+        error.retry_after = INFO_SECONDS
+        return error
 
     async def find(
         self,
@@ -153,13 +182,14 @@ class Front:
     async def serves(self) -> bool:
         """Returns whether the server takes work, as far as it says so without a key. A
         server with tokens says only that it needs one."""
-        if await self._probe.healthy():
-            return True
         try:
-            await self._probe.info()
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if await self._probe.healthy():
+                    return True
+                await self._probe.info()
         except Unauthenticated:
             return True
-        except WeftError:
+        except (WeftError, TimeoutError):
             return False
         return False
 
@@ -196,6 +226,7 @@ def make_app(
 
     @app.get("/v1/models")
     async def models(request: Request) -> Json:
+        await front.info(request)
         names = await model_ids(front.client(request))
         entries = [_model(name, created) for name, created in names.items()]
         return {"object": "list", "data": entries}
@@ -221,7 +252,8 @@ def make_app(
             allow_headers=["*"],
             expose_headers=["Retry-After", REQUEST_ID],
         )
-    return RequestIds(HostCheck(served, allowed_hosts, allowed_origins))
+    counted = Metrics(served)
+    return RequestIds(HostCheck(counted, allowed_hosts, allowed_origins))
 
 
 def _model(name: str, created: int) -> Json:

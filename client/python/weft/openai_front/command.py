@@ -66,10 +66,8 @@ def run(options: argparse.Namespace) -> None:
     """Serves until SIGINT or SIGTERM. Raises InvalidArgument if the packages are
     missing, or if other machines could use the token of --token-file."""
     try:
-        import uvicorn
-
         from weft.openai_front.app import Front, make_app
-        from weft.openai_front.server import config
+        from weft.openai_front.server import Server, config
     except ImportError as error:
         raise InvalidArgument(
             f"the front needs the package {error.name}: pip install fastapi uvicorn"
@@ -98,4 +96,4 @@ def run(options: argparse.Namespace) -> None:
         options.allow_origin,
     )
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config(app, host.strip("[]"), int(port))).run()
+        Server(config(app, host.strip("[]"), int(port)), options.server).run()

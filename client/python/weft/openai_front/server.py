@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 
 import h11
 import uvicorn
@@ -50,6 +52,30 @@ class TimedProtocol(H11Protocol):
             self._timer = None
         if part in _LIMITS:
             self._timer = self.loop.call_later(_LIMITS[part], self.transport.abort)
+
+
+class Server(uvicorn.Server):
+    """A server that says on stderr where it listens, as soon as it does. target: the
+    weftd that answers."""
+
+    def __init__(self, config: uvicorn.Config, target: str) -> None:
+        super().__init__(config)
+        self._target = target
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started:
+            return
+        # A port 0 has become the one that the system has chosen.
+        port = self.servers[0].sockets[0].getsockname()[1]
+        host = self.config.host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(
+            f"weft openai: base URL {url}/v1, for weftd at {self._target}; "
+            f"{url}/health and {url}/metrics say how it is",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:

@@ -1,0 +1,78 @@
+"""Counts the front's requests, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PATH = "/metrics"
+# The upper ends of the buckets, in seconds.
+BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+# Other paths count as one, so that a stranger cannot make metrics without end.
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
+
+
+class Metrics:
+    """Serves /metrics, and counts all other requests by path and status. A request
+    takes until its answer begins, which is the first token of a stream."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._open = 0
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._buckets = [0] * (len(BUCKETS) + 1)
+        self._seconds = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] == PATH and scope["method"] == "GET":
+            await PlainTextResponse(self._page())(scope, receive, send)
+            return
+        start = time.monotonic()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in _PATHS else "other"
+                self._requests[path, message["status"]] += 1
+                seconds = time.monotonic() - start
+                self._buckets[bisect_left(BUCKETS, seconds)] += 1
+                self._seconds += seconds
+            await send(message)
+
+        self._open += 1
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            self._open -= 1
+
+    def _page(self) -> str:
+        lines = [
+            "# HELP weft_openai_requests_total Requests answered, by path and status.",
+            "# TYPE weft_openai_requests_total counter",
+        ]
+        for (path, status), count in sorted(self._requests.items()):
+            labels = f'path="{path}",status="{status}"'
+            lines.append(f"weft_openai_requests_total{{{labels}}} {count}")
+        name = "weft_openai_answer_seconds"
+        lines += [
+            f"# HELP {name} Seconds from a request to the beginning of its answer.",
+            f"# TYPE {name} histogram",
+        ]
+        total = 0
+        for end, count in zip((*BUCKETS, "+Inf"), self._buckets, strict=True):
+            total += count
+            lines.append(f'{name}_bucket{{le="{end}"}} {total}')
+        lines += [
+            f"{name}_sum {self._seconds}",
+            f"{name}_count {total}",
+            "# HELP weft_openai_requests_open Requests whose answers have not ended.",
+            "# TYPE weft_openai_requests_open gauge",
+            f"weft_openai_requests_open {self._open}",
+        ]
+        return "\n".join(lines) + "\n"

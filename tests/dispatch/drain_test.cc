@@ -1,0 +1,99 @@
+// Tests what a drain takes, and how it is taken back.
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/dispatch/fake_engine_thread.h"
+
+namespace weft::dispatch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
+
+class DrainTest : public ::testing::Test {
+ protected:
+  DrainTest() {
+    engine_.Create("a", "tenant", [](const absl::StatusOr<AdapterKey>&) {});
+    (void)engine_.Next();
+    dispatcher().Drain([this](const absl::StatusOr<bool>& drained) {
+      drains_.push_back(drained.status().code());
+    });
+  }
+
+  Dispatcher& dispatcher() { return engine_.dispatcher(); }
+
+  // Returns the status of a step that ends at once; none if it was accepted.
+  std::optional<absl::StatusCode> Submit(StepRequest request,
+                                         sched::WorkItem item) {
+    const auto code = std::make_shared<std::optional<absl::StatusCode>>();
+    (void)dispatcher().steps().Submit(
+        std::move(request), std::move(item),
+        [code](const absl::StatusOr<StepResultPtr>& result, bool) {
+          *code = result.status().code();
+        });
+    engine_.RunReplies();
+    return *code;
+  }
+  std::optional<absl::StatusCode> Train(uint64_t step) {
+    return Submit(OneDatum("a", step), TrainItem());
+  }
+  std::optional<absl::StatusCode> Save(uint64_t step) {
+    SaveCheckpointRequest request;
+    request.adapter_id = "a";
+    request.step = step;
+    return Submit(std::move(request),
+                  {.kind = sched::WorkKind::kAdapterOp, .tokens = 1});
+  }
+  // Runs a step, which must be there.
+  void RunStep() {
+    const std::optional<Work> work = engine_.Next();
+    ASSERT_TRUE(work && std::holds_alternative<dispatch::RunStep>(*work));
+    dispatcher().steps().Complete(std::get<dispatch::RunStep>(*work).step.id,
+                                  CheckpointInfo());
+  }
+
+  FakeEngineThread engine_{{}};
+  std::vector<absl::StatusCode> drains_;
+};
+
+TEST_F(DrainTest, ItTakesSavesThatCanRunAndNothingElse) {
+  EXPECT_EQ(Train(1), kUnavailable);
+  EXPECT_EQ(Save(2), kUnavailable);  // Step 1 cannot come any more.
+  EXPECT_EQ(Save(1), std::nullopt);
+  RunStep();
+  EXPECT_EQ(Save(0), std::nullopt);
+  RunStep();
+  (void)engine_.Next();
+  engine_.RunReplies();
+  EXPECT_THAT(drains_, ElementsAre(absl::StatusCode::kOk));
+  EXPECT_EQ(Save(0), std::nullopt);  // Also after the drain has ended.
+  RunStep();
+}
+
+TEST_F(DrainTest, AServerThatStopsTakesNoSave) {
+  dispatcher().Stop();
+  EXPECT_EQ(Save(1), kUnavailable);
+}
+
+TEST_F(DrainTest, ItCanBeTakenBack) {
+  EXPECT_EQ(Save(1), std::nullopt);
+  dispatcher().Undrain();
+  engine_.RunReplies();
+  EXPECT_THAT(drains_, ElementsAre(absl::StatusCode::kAborted));
+  EXPECT_FALSE(dispatcher().drained());
+  EXPECT_EQ(Train(2), std::nullopt);
+  drains_.clear();
+  RunStep();
+  (void)engine_.Next();
+  engine_.RunReplies();
+  EXPECT_THAT(drains_, IsEmpty());
+}
+
+}  // namespace
+}  // namespace weft::dispatch
