@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Takes a fresh Debian 12 machine to a running service: installs, builds, makes
-# the demo model, and starts weftd on 127.0.0.1:50051 (deploy/start.sh). It may be
-# run again.
+# the demo model, starts weftd on 127.0.0.1:50051 (deploy/start.sh), trains four
+# adapters on it at once, and leaves it running. It may be run again.
 #
 #   deploy/quickstart.sh              # SmolLM2-135M-Instruct
 #   deploy/quickstart.sh --model DIR  # another Hugging Face folder
@@ -68,9 +68,9 @@ cat "${install_log}"
 rm -f "${install_log}"
 if ((status)); then exit "${status}"; fi
 
-heading "Build weftd and weftctl"
+heading "Build weftd"
 cmake --preset cpu -DWEFT_WITH_TORCH=ON
-build weftd weftctl
+build weftd
 
 if [[ "${MODEL}" == "${DEMO_MODEL}" ]]; then
   heading "Demo model"
@@ -79,3 +79,8 @@ fi
 
 heading "Start weftd"
 deploy/start.sh --model "${MODEL}"
+
+heading "Train four adapters at once"
+"${PYTHON}" deploy/demo.py --model "${MODEL}"
+
+heading "Done: the server runs. README's next lines talk to it"
