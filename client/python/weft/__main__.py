@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     openai.add_arguments(front)
+    front.add_argument("--model-dir", help=adapters.MODEL_DIR)
     front.set_defaults(run=openai.run)
 
     summary = "Continue a text, or answer it."
@@ -113,9 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     for command in (front, sample, talk, export, tokenize):
         command.add_argument("--server", default=server, help="or WEFT_SERVER")
-        command.add_argument(
-            "--model-dir", help="folder with tokenizer.json; default: the server's"
-        )
     return parser
 
 

@@ -36,6 +36,7 @@ from weft.types import (
 # The prefix of checkpoints that keep the state of an interrupted run. No run resumes
 # from these checkpoints.
 CUT = "cut-"
+MODEL_DIR = "folder with tokenizer.json; default: the server's"
 BASE_MODEL = (
     "the export's base model, a name of the Hub or a folder; default: --model-dir if "
     "it is a whole model, otherwise the server's name for it"
@@ -83,7 +84,7 @@ def switches(text: str) -> dict[str, object]:
 def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that name the files of the model's tokenizer."""
     add = parser.add_argument
-    add("--model-dir", help="folder with tokenizer.json; default: the server's")
+    add("--model-dir", help=MODEL_DIR)
     add("--chat-template", metavar="FILE", help="replaces the tokenizer's own")
 
 
