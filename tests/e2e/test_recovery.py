@@ -311,6 +311,20 @@ def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None
         train(client, "b", 2)
 
 
+def test_snapshots_that_make_no_room_become_rare(durable: Durable) -> None:
+    daemon = durable.start("--disk-reserve-bytes", "0")
+    with daemon.client() as client:
+        client.create_adapter("a", rank=4, seed=1)
+        train(client, "a", 1)
+    daemon = durable.restart("--disk-reserve-bytes", str(1 << 50))
+    before = daemon.log_path.read_text().count("snapshot written")
+    wait_for_snapshot(durable, [])
+    time.sleep(22)
+    # The second one comes ten seconds after the first, the third twenty later.
+    written = daemon.log_path.read_text().count("snapshot written") - before
+    assert written <= 2
+
+
 def test_a_clean_stop_leaves_a_start_nothing_to_run_again(durable: Durable) -> None:
     daemon = durable.start()
     before = trained_image(durable)
