@@ -63,6 +63,8 @@ class Contact:
         if is_usual or now - self._said_at < _SAY_SECONDS:
             return
         self._said_at = now
+        if not self._is_made:
+            left = min(left, began + FIRST_SECONDS - now)
         until = "without limit" if math.isinf(left) else f"for {left:.0f} s at most"
         _log.warning(
             "%s waits for the server %s since %.0f s (%s), and goes on %s",
