@@ -36,7 +36,7 @@ class Contact:
         began, sent: when the call and its last attempt began, by time.monotonic().
         delay: the seconds until the next attempt; None: there is none.
         """
-        if error.from_server:
+        if error.from_server or error.retry_after is not None:
             self._is_made = True
         if self._is_made or not isinstance(error, Unavailable) or not error.repeatable:
             return
