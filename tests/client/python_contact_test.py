@@ -55,7 +55,7 @@ def test_a_server_that_is_not_there_is_given_up_soon(
         assert f"no connection to {target}: is weftd running there?" in refusal(target)
     (line,) = caplog.messages
     assert line.startswith(f"GetInfo waits for the server {target} since 0 s (UNAVAIL")
-    assert line.endswith("s at most")
+    assert line.endswith("and goes on for 3 s at most")
 
 
 def test_so_does_an_asyncio_client() -> None:
@@ -123,6 +123,7 @@ def test_a_full_server_is_worth_a_line_only_after_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     contact = Contact("host:1")
+    contact.made()
     full, now = weft.ResourceExhausted("queue full"), time.monotonic()
     contact.say("Sample", full, now - 9.0, 100.0)
     assert not caplog.messages

@@ -1,9 +1,12 @@
-"""Each line of mistakes.jsonl is a mistake of a user and the words that its message
-must have: field, value, limit and the way out. The message comes within 3 seconds."""
+"""Each line of mistakes.jsonl is a mistake of a user, as an expression or as the words
+after `python -m weft`, and the words that its message must have: field, value, limit
+and the way out. The message comes within 3 seconds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
+from weft.__main__ import main
 
 SECONDS = 3.0
 FILE = Path(__file__).with_name("mistakes.jsonl")
@@ -43,14 +47,39 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["do"])
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with the files that the lines name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "records.jsonl").write_text(
+        '{"tokens": [1, 500]}\n{"question": "w1"}\n'
+    )
+    (tmp_path / "other").mkdir()
+    other = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
+    other.save(str(tmp_path / "other" / "tokenizer.json"))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "mistake", MISTAKES, ids=lambda one: one.get("do", one.get("run"))
+)
 def test_a_mistake_has_a_message(
-    mistake: dict[str, Any], names: dict[str, Any]
+    mistake: dict[str, Any],
+    names: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     begin = time.monotonic()
-    with pytest.raises((weft.WeftError, TypeError)) as caught:
-        eval(mistake["do"], names)
-    message = str(caught.value)
+    if "do" in mistake:
+        with pytest.raises((weft.WeftError, TypeError)) as caught:
+            eval(mistake["do"], names)
+        message = str(caught.value)
+    else:
+        words = shlex.split(mistake["run"].format(target=names["target"]))
+        with contextlib.suppress(SystemExit):  # Of argparse.
+            assert main(words) == 1
+        message = capsys.readouterr().err + caplog.text
     assert time.monotonic() - begin < SECONDS
     for words in mistake["says"]:
         assert words in message

@@ -36,7 +36,7 @@ class Contact:
         began, sent: when the call and its last attempt began, by time.monotonic().
         delay: the seconds until the next attempt; None: there is none.
         """
-        if error.from_server:
+        if error.from_server or error.retry_after is not None:
             self._is_made = True
         if self._is_made or not isinstance(error, Unavailable) or not error.repeatable:
             return
@@ -63,6 +63,8 @@ class Contact:
         if is_usual or now - self._said_at < _SAY_SECONDS:
             return
         self._said_at = now
+        if not self._is_made:
+            left = min(left, began + FIRST_SECONDS - now)
         until = "without limit" if math.isinf(left) else f"for {left:.0f} s at most"
         _log.warning(
             "%s waits for the server %s since %.0f s (%s), and goes on %s",
