@@ -1,5 +1,5 @@
-// weft.v1.ServerService: GetInfo, GetTokenizer, Drain, Undrain, WriteSnapshot and
-// Profile. Unlike other RPCs, GetInfo and GetTokenizer work while the daemon
+// weft.v1.ServerService: GetInfo, GetTokenizer, Drain, Undrain, WriteSnapshot
+// and Profile. Unlike other RPCs, GetInfo and GetTokenizer work while the daemon
 // starts or drains, and the next three while it drains.
 #include <algorithm>
 #include <memory>

@@ -57,8 +57,8 @@ class EngineHolder {
 };
 
 // All handlers of calls share this object, which outlives the gRPC server.
-// `options`, `authenticator`, `tokenizer`, `begin_drain` and `end_drain` are set
-// before the server starts. Any thread may use the other members.
+// `options`, `authenticator`, `tokenizer`, `begin_drain` and `end_drain` are
+// set before the server starts. Any thread may use the other members.
 struct ServiceCore {
   ServiceCore(ServerOptions server_options,
               prometheus::Registry* metric_registry)
