@@ -51,8 +51,13 @@ export function showServer(state) {
   setText(byId("caller"), `${caller.token}, ${view}`);
 }
 
-const percentiles = ([half, most]) =>
-  most > 0 ? `${shortTime(half)} / ${shortTime(most)}` : NONE;
+// The unit stands once if both times have it: a tile is narrow.
+function percentiles([half, most]) {
+  if (!(most > 0)) return NONE;
+  const [first, last] = [shortTime(half), shortTime(most)];
+  const [number, unit] = first.split(" ");
+  return `${last.endsWith(` ${unit}`) ? number : first} / ${last}`;
+}
 
 // Returns the free bytes of the fullest folder, and those of all.
 function diskFree({ disk_free: free, disk_size: size }) {
