@@ -258,9 +258,11 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
   if (deadline() <= SteadyNow()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
-  Engine* const engine = core_->engine.Peek();
-  if (engine != nullptr && GoesOnInADrain(rpc_)) return engine;
-  return core_->engine.Get();
+  const EngineHolder& holder = core_->engine;
+  if (!holder.finishing() && holder.Peek() != nullptr && GoesOnInADrain(rpc_)) {
+    return holder.Peek();
+  }
+  return holder.Get();
 }
 
 absl::Status CallRecord::Hold(int64_t bytes, FairBudget::Term term) {

@@ -152,15 +152,10 @@ class DrainCall final : public RequestReactor<v1::DrainRequest> {
 
  private:
   void Run(const v1::DrainRequest& /*request*/) override {
-    ServiceCore& core = *record().core();
-    Engine* const engine = core.engine.Peek();
-    if (engine == nullptr) {
-      return End(absl::UnavailableError("the server is starting"));
-    }
-    core.begin_drain();
-    engine->Drain([this, call = self()](const absl::StatusOr<bool>& drained) {
-      drained.ok() ? Send(v1::DrainResponse()) : End(drained.status());
-    });
+    record().core()->begin_drain(
+        [this, call = self()](const absl::StatusOr<bool>& drained) {
+          drained.ok() ? Send(v1::DrainResponse()) : End(drained.status());
+        });
   }
 };
 

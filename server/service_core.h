@@ -36,6 +36,9 @@ class EngineHolder {
   // Sets whether new work is refused.
   void SetDraining(bool draining) { draining_.store(draining); }
   [[nodiscard]] bool draining() const { return draining_.load(); }
+  // Notes that the process will end: the drain is the last one.
+  void SetFinishing() { finishing_.store(true); }
+  [[nodiscard]] bool finishing() const { return finishing_.load(); }
 
   // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
   // starts or drains.
@@ -54,6 +57,7 @@ class EngineHolder {
  private:
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> draining_{false};
+  std::atomic<bool> finishing_{false};
 };
 
 // All handlers of calls share this object, which outlives the gRPC server.
@@ -94,8 +98,8 @@ struct ServiceCore {
   EngineHolder engine;
   // Counts the CallRecords that exist: calls that have not ended.
   std::atomic<int> open_calls{0};
-  // Turns readiness to NOT_SERVING and refuses new work.
-  std::function<void()> begin_drain = [] {};
+  // Turns readiness to NOT_SERVING, refuses new work and drains the engine.
+  std::function<void(Callback<bool>)> begin_drain;
   // Takes new work again. Errors: FAILED_PRECONDITION if the process ends.
   std::function<absl::Status()> end_drain = [] { return absl::OkStatus(); };
   // Reads the files that clients download, so that no thread of gRPC waits for

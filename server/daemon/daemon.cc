@@ -133,7 +133,7 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
            const std::function<absl::Status()>& health) {
   // Shared with the callback, which may run after this function has returned.
   const auto drained = std::make_shared<std::atomic<bool>>(false);
-  engine->Drain([drained](const absl::StatusOr<bool>& /*result*/) {
+  engine->Finish([drained](const absl::StatusOr<bool>& /*result*/) {
     drained->store(true);
   });
   const absl::Time limit = SteadyNow() + timeout;
@@ -162,6 +162,7 @@ void LogLostSteps(Engine* engine) {
   const auto max = static_cast<size_t>(engine->info().max_adapters);
   // The callback runs before ListAdapters returns.
   engine->ListAdapters({.size = max}, [&](absl::StatusOr<AdapterPage> page) {
+    if (!page.ok()) return;
     for (const AdapterInfo& info : page->adapters) {
       if (info.durability != Durability::kMemory ||
           info.next_step <= info.durable_step + 1) {
@@ -298,11 +299,11 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
   Log(LogLevel::kInfo, "draining",
       {{"timeout_seconds", settings.server.drain_timeout_seconds}});
   frontend->StartDraining();
-  LogLostSteps(engine->get());
   const bool clean =
       Drain(engine->get(), signals,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
   if (!failure.ok()) return Fail(failure, frontend);
+  LogLostSteps(engine->get());
   if (!clean) ExitLater(kExitCutOff, kCutOffGrace);
   // Shutdown cancels the remaining calls and waits until they have ended.
   frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());

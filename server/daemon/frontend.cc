@@ -83,7 +83,9 @@ Frontend::Frontend(const ServerOptions& options,
                      "Times that liveness turned red because the engine thread "
                      "had not moved for 15 minutes.")),
       process_collector_(std::make_shared<ProcessCollector>()) {
-  core_.begin_drain = [this] { BeginDrain(); };
+  core_.begin_drain = [this](Callback<bool> done) {
+    BeginDrain(std::move(done));
+  };
   core_.end_drain = [this] { return EndDrain(); };
 }
 
@@ -261,9 +263,9 @@ void Frontend::SetEngine(Engine* engine) {
            "Seconds from the start of the server to the loaded model.")
       .Set(absl::ToDoubleSeconds(SteadyNow() - started_));
   const MutexLock lock(&drain_mu_);
+  if (tinker_ != nullptr) tinker_->EngineIsReady();
   if (core_.engine.draining()) return;
   core_.metrics.SetPhase(StartupPhase::kServing);
-  if (tinker_ != nullptr) tinker_->EngineIsReady();
   SetReady(true);
 }
 
@@ -285,13 +287,18 @@ void Frontend::CancelStalledCalls(absl::Time now) { core_.stalled.Cancel(now); }
 
 void Frontend::StartDraining() {
   const MutexLock lock(&drain_mu_);
-  ends_ = true;
+  core_.engine.SetFinishing();
   RefuseWork();
 }
 
-void Frontend::BeginDrain() {
+void Frontend::BeginDrain(Callback<bool> done) {
   const MutexLock lock(&drain_mu_);
+  Engine* const engine = core_.engine.Peek();
+  if (engine == nullptr) {
+    return done(absl::UnavailableError("the server is starting"));
+  }
   RefuseWork();
+  engine->Drain(std::move(done));
 }
 
 void Frontend::RefuseWork() {
@@ -302,7 +309,7 @@ void Frontend::RefuseWork() {
 
 absl::Status Frontend::EndDrain() {
   const MutexLock lock(&drain_mu_);
-  if (ends_) {
+  if (core_.engine.finishing()) {
     return absl::FailedPreconditionError(
         "the process has been told to end and cannot take new work");
   }

@@ -110,9 +110,8 @@ class Frontend {
   [[nodiscard]] absl::Status Authorize(const HttpRequest& request);
   [[nodiscard]] absl::Status StartTinker();
   [[nodiscard]] absl::Status StartConsole();
-  // What clients do: refuse new work, and take new work again unless
-  // StartDraining was called.
-  void BeginDrain();
+  // For Drain and Undrain of clients. EndDrain fails after StartDraining.
+  void BeginDrain(Callback<bool> done);
   [[nodiscard]] absl::Status EndDrain();
   void RefuseWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drain_mu_);
   [[nodiscard]] absl::Status WritePortFile() const;
@@ -132,7 +131,6 @@ class Frontend {
   std::unique_ptr<tinker::TinkerFront> tinker_;     // Null: no Tinker API.
   std::unique_ptr<console::ConsoleFront> console_;  // Null: none of its own.
   Mutex drain_mu_;
-  bool ends_ ABSL_GUARDED_BY(drain_mu_) = false;  // The process will end.
   std::string address_;
   std::string metrics_address_;
   std::atomic<bool> live_{false};

@@ -52,6 +52,14 @@ void Dispatcher::Drain(Callback<bool> done) {
   state_.changed.NotifyAll();
 }
 
+void Dispatcher::Finish(Callback<bool> done) {
+  {
+    MutexLock lock(&state_.mu);
+    state_.finishing = true;
+  }
+  Drain(std::move(done));
+}
+
 void Dispatcher::Undrain() {
   MutexLock lock(&state_.mu);
   state_.draining = false;
@@ -64,11 +72,14 @@ void Dispatcher::Undrain() {
 
 std::shared_ptr<void> Dispatcher::Hold() {
   MutexLock lock(&state_.mu);
+  const bool late = state_.draining;
   ++state_.holds;
-  return {nullptr, [this](void*) {
+  state_.late_holds += late ? 1 : 0;
+  return {nullptr, [this, late](void*) {
             {
               MutexLock release(&state_.mu);
               --state_.holds;
+              state_.late_holds -= late ? 1 : 0;
             }
             state_.changed.NotifyAll();
           }};
@@ -134,9 +145,8 @@ bool Dispatcher::BatchWaits() const {
 }
 
 std::optional<Work> Dispatcher::ChooseReplay(bool idle) {
-  if (!state_.replay || (replayed_last_ && !idle) || Drained()) {
-    return std::nullopt;
-  }
+  const bool ends = state_.finishing && Drained();
+  if (!state_.replay || (replayed_last_ && !idle) || ends) return std::nullopt;
   replayed_last_ = true;
   RunTasks run;
   run.tasks.push_back(std::exchange(state_.replay, nullptr));
@@ -232,11 +242,14 @@ bool Dispatcher::drained() const {
 
 bool Dispatcher::Drained() const {
   // A drain does not wait for the replay, because steps that are not replayed
-  // yet are still in the log.
+  // yet are still in the log. And unless the process ends, it does not wait for
+  // what came after it: clients who save and read may go on for ever.
+  const bool all = state_.finishing;
   return state_.draining && state_.samples.empty() &&
-         !state_.residency.has_waiters() && state_.holds == 0 &&
-         std::ranges::all_of(state_.steps, [](const auto& entry) {
-           return entry.second->again;
+         !state_.residency.has_waiters() &&
+         state_.holds == (all ? 0 : state_.late_holds) &&
+         std::ranges::all_of(state_.steps, [all](const auto& entry) {
+           return entry.second->again || (entry.second->late && !all);
          });
 }
 

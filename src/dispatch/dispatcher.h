@@ -52,6 +52,9 @@ class Dispatcher {
   // `done` when all accepted work is done, or with Close's error if Close comes
   // first, or with ABORTED if Undrain does.
   void Drain(Callback<bool> done);
+  // Does what Drain does for a process that ends: also refuses saves, and waits
+  // for all that Drain let through. Undrain must not follow.
+  void Finish(Callback<bool> done);
   // Takes new work again.
   void Undrain();
   // Returns a pointer that delays the end of a drain until its last copy is

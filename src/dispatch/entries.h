@@ -39,6 +39,7 @@ struct StepWork {
   TraceId trace = CurrentTrace();  // The first caller's trace id.
   bool started = false;
   bool again = false;  // A replay from the log; unknown to the scheduler.
+  bool late = false;   // A save that came in a drain.
   std::vector<Waiter> waiters;
 };
 

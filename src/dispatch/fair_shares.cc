@@ -32,11 +32,13 @@ void FairShares::Level::Serve(Place& place, int64_t cost) {
 
 void FairShares::Add(AdapterKey adapter, const std::string& tenant) {
   const auto [it, is_new] = tenants_.try_emplace(tenant);
+  left_.erase(tenant);
   if (is_new) {
-    std::erase_if(tenants_, [&](const auto& entry) {
-      const Tenant& other = entry.second;
-      return entry.first != tenant && other.num_adapters == 0 &&
-             other.place.start <= level_.clock;
+    std::erase_if(left_, [this](const std::string& name) {
+      const auto gone = tenants_.find(name);
+      if (gone->second.place.start > level_.clock) return false;
+      tenants_.erase(gone);
+      return true;
     });
     const auto weight = weights_.find(tenant);
     if (weight != weights_.end()) it->second.weight = weight->second;
@@ -51,7 +53,7 @@ void FairShares::Remove(AdapterKey adapter) {
   const auto it = adapters_.find(adapter);
   const auto tenant = it->second.tenant;
   adapters_.erase(it);
-  --tenant->second.num_adapters;
+  if (--tenant->second.num_adapters == 0) left_.insert(tenant->first);
 }
 
 void FairShares::SetActive(AdapterKey adapter, bool active) {

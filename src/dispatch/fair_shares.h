@@ -13,6 +13,7 @@
 #include <compare>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "absl/time/time.h"
@@ -79,9 +80,11 @@ class FairShares {
 
   const std::map<std::string, int64_t> weights_;
   Level level_;
-  // Tenants that have adapters, and those without whose start time is later
-  // than the clock: they would come back ahead of the others.
+  // Tenants that have adapters, and those that have none any more but whose
+  // start time is later than the clock: without it they would come back ahead
+  // of the others.
   std::map<std::string, Tenant> tenants_;
+  std::set<std::string> left_;  // Those without adapters.
   std::map<AdapterKey, Adapter> adapters_;
 };
 

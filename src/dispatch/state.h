@@ -160,7 +160,9 @@ struct State {
   std::map<std::string, AdapterKey> base_models ABSL_GUARDED_BY(mu);
   uint64_t last_epoch ABSL_GUARDED_BY(mu) = 0;
   int64_t holds ABSL_GUARDED_BY(mu) = 0;
+  int64_t late_holds ABSL_GUARDED_BY(mu) = 0;  // Those taken in a drain.
   bool draining ABSL_GUARDED_BY(mu) = false;
+  bool finishing ABSL_GUARDED_BY(mu) = false;  // The process will end.
   bool stopping ABSL_GUARDED_BY(mu) = false;
   // The error given to Close; OK before Close.
   absl::Status closed ABSL_GUARDED_BY(mu);

@@ -128,10 +128,14 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
     if (repeated) return *std::move(repeated);
   }
   // A drain takes saves that can run, because operators save before they stop.
+  // A save without a number comes behind steps that wait.
   const bool saves =
       std::holds_alternative<SaveCheckpointRequest>(request) && key &&
-      (item.step == 0 || item.step == s_.scheduler.NextStep(*key));
-  if (!saves || s_.stopping) WEFT_RETURN_IF_ERROR(s_.CheckOpen());
+      (item.step == 0 ? s_.scheduler.WaitingOf(*key).empty()
+                      : item.step == s_.scheduler.NextStep(*key));
+  if (!saves || s_.finishing || s_.stopping) {
+    WEFT_RETURN_IF_ERROR(s_.CheckOpen());
+  }
   if (!key) return NoSuchAdapter(adapter_id);
   if (record != nullptr) WEFT_RETURN_IF_ERROR(record->stopped);
   item.recorded = s_.options.records_steps && record != nullptr &&
@@ -163,6 +167,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   work->step = step;
   work->kind = kind;
   work->accepted_at = now;
+  work->late = s_.draining;
   work->waiters.push_back({.id = waiter_id, .done = done});
   s_.steps.emplace(id, std::move(work));
   return CancelHandle([this, id, waiter_id] { Cancel(id, waiter_id); });

@@ -132,6 +132,9 @@ class Engine {
   // Refuses new work from now on. Runs `done` when all accepted work is done.
   // Saves, exports and reads go on.
   virtual void Drain(Callback<bool> done) = 0;
+  // Does what Drain does for a process that ends: also refuses saves, and waits
+  // for all that Drain let through. Undrain must not follow.
+  virtual void Finish(Callback<bool> done) = 0;
   // Takes new work again. Drains that have not ended yet are ABORTED.
   virtual void Undrain() = 0;
 

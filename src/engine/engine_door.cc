@@ -193,6 +193,11 @@ void EngineImpl::Drain(Callback<bool> done) {
   dispatcher_.Drain(std::move(done));
 }
 
+void EngineImpl::Finish(Callback<bool> done) {
+  profile_.EndEarly();
+  dispatcher_.Finish(std::move(done));
+}
+
 void EngineImpl::Undrain() { dispatcher_.Undrain(); }
 
 void EngineImpl::WriteSnapshot(Callback<bool> done) {

@@ -27,6 +27,8 @@ namespace {
 // The engine thread waits at most this long for work. So its heartbeat stays
 // recent.
 constexpr absl::Duration kIdleWait = absl::Milliseconds(200);
+// As long as a snapshot runs, whose parts are on the engine thread, too.
+constexpr absl::Duration kSnapshotWait = absl::Milliseconds(1);
 
 // After this time without work the engine frees memory that it keeps for later
 // work.
@@ -258,7 +260,8 @@ void EngineImpl::Loop() {
   MeterDeviceMemory();
   const auto next_work = [this] {
     const profile::Span span("wait for work");
-    return dispatcher_.Next(sample_loop_.active(), kIdleWait);
+    return dispatcher_.Next(sample_loop_.active(),
+                            snapshots_.running() ? kSnapshotWait : kIdleWait);
   };
   absl::Time idle_since = SteadyNow();
   PeriodicTask disk_look(kDiskInterval, [this] {

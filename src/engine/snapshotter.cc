@@ -181,10 +181,12 @@ void Snapshotter::EndRequests(const absl::Status& status) {
 
 void Snapshotter::PlanNextForRoom() {
   const bool short_of_room = !context_.recorder.CheckRoom().ok();
-  room_pause_ = short_of_room && room_pause_ > absl::ZeroDuration()
-                    ? std::min(2 * room_pause_, kLongestRoomPause)
-                    : kRetry;
-  if (short_of_room) no_room_before_ = SteadyNow() + room_pause_;
+  if (!short_of_room) {
+    room_pause_ = absl::ZeroDuration();
+    return;
+  }
+  room_pause_ = std::clamp(2 * room_pause_, kRetry, kLongestRoomPause);
+  no_room_before_ = SteadyNow() + room_pause_;
 }
 
 records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {

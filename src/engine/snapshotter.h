@@ -57,6 +57,8 @@ class Snapshotter {
   // snapshot runs but one is due, begins it, unless a training request is
   // between slices.
   void GoOn();
+  // Returns whether a snapshot runs: GoOn has something to do soon.
+  [[nodiscard]] bool running() const { return phase_ != Phase::kIdle; }
   // Has a snapshot begin soon, even if none is due. Runs `done` on the reply
   // thread when it is on disk or has failed.
   void Request(Callback<bool> done) { requests_.push_back(std::move(done)); }

@@ -76,6 +76,36 @@ TEST_F(DrainTest, ItTakesSavesThatCanRunAndNothingElse) {
   RunStep();
 }
 
+TEST_F(DrainTest, ItDoesNotWaitForReadsThatCameLater) {
+  const std::shared_ptr<void> read = dispatcher().Hold();
+  (void)engine_.Next();
+  engine_.RunReplies();
+  EXPECT_THAT(drains_, ElementsAre(absl::StatusCode::kOk));
+}
+
+TEST_F(DrainTest, ASaveBehindStepsThatWaitIsRefused) {
+  dispatcher().Undrain();
+  EXPECT_EQ(Train(2), std::nullopt);  // Waits for step 1.
+  dispatcher().Drain([](const absl::StatusOr<bool>&) {});
+  EXPECT_EQ(Save(0), kUnavailable);
+}
+
+TEST_F(DrainTest, TheLastOneTakesNoSaveAndWaitsForAll) {
+  std::shared_ptr<void> read = dispatcher().Hold();
+  dispatcher().Finish([this](const absl::StatusOr<bool>& drained) {
+    drains_.push_back(drained.status().code());
+  });
+  EXPECT_EQ(Save(1), kUnavailable);
+  (void)engine_.Next();
+  engine_.RunReplies();
+  EXPECT_THAT(drains_, IsEmpty());
+  read = nullptr;
+  (void)engine_.Next();
+  engine_.RunReplies();
+  EXPECT_THAT(drains_,
+              ElementsAre(absl::StatusCode::kOk, absl::StatusCode::kOk));
+}
+
 TEST_F(DrainTest, AServerThatStopsTakesNoSave) {
   dispatcher().Stop();
   EXPECT_EQ(Save(1), kUnavailable);

@@ -45,7 +45,10 @@ class ServerCallsTest : public ::testing::Test {
                   MakeAdapterService(&core_), MakeServerService(&core_)} {
     SetLogLevel(LogLevel::kError);
     core_.engine.Set(engine_.get());
-    core_.begin_drain = [this] { core_.engine.SetDraining(true); };
+    core_.begin_drain = [this](Callback<bool> done) {
+      core_.engine.SetDraining(true);
+      engine_->Drain(std::move(done));
+    };
   }
   ~ServerCallsTest() override {
     engine_.reset();  // The engine's reply thread may still hold a call that

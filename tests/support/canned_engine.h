@@ -137,6 +137,7 @@ class CannedEngine final : public Engine {
   CancelHandle Profile(const ProfileRequest& request,
                        Callback<std::string> done) override;
   void Drain(Callback<bool> done) override;
+  void Finish(Callback<bool> done) override;
   void Undrain() override;
   void WriteSnapshot(Callback<bool> done) override;
   [[nodiscard]] absl::Status failure() const override;

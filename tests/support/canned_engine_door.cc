@@ -216,6 +216,11 @@ void CannedEngine::Drain(Callback<bool> done) {
   dispatcher_.Drain(std::move(done));
 }
 
+void CannedEngine::Finish(Callback<bool> done) {
+  profile_.EndEarly();
+  dispatcher_.Finish(std::move(done));
+}
+
 void CannedEngine::Undrain() { dispatcher_.Undrain(); }
 
 void CannedEngine::WriteSnapshot(Callback<bool> done) {
