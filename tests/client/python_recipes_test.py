@@ -176,7 +176,7 @@ def test_tensorboard_is_written_where_it_is_there(
 
 
 def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -212,9 +212,25 @@ def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
         ("log_params", settings, {}),
         ("log", {"eval_loss": 0.25}, {"step": 0}),
         ("log_metric", "eval_loss", 0.25, {"step": 0}),
-        ("finish", {}),
-        ("end_run", {}),
+        ("finish", {"exit_code": 0}),
+        ("end_run", {"status": "FINISHED"}),
     ]
+    seen.clear()
+    with pytest.raises(KeyError), Watch(tmp_path / "a", 1):
+        raise KeyError
+    assert seen[-2:] == [
+        ("finish", {"exit_code": 1}),
+        ("end_run", {"status": "FAILED"}),
+    ]
+    fakes["mlflow"].log_metric = run.log = None  # Each call raises.
+    fakes["mlflow"].start_run = None
+    seen.clear()
+    with Watch(tmp_path / "a", 2) as watch:
+        for step in (1, 2):
+            watch.step(step, 1, {"loss": 0.5})
+    assert [name for name, *_ in seen] == ["init"]
+    assert caplog.text.count("left out") == 2
+    assert len((tmp_path / "a/log.jsonl").read_text().splitlines()) == 2
 
 
 def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:

@@ -17,15 +17,20 @@ ROLES = {
 }
 
 
+# Fields of Weft's own forms.
+OWN_FIELDS = {"prompt", "completion", "text", "tokens", "chosen", "rejected"}
+
+
 def as_messages(record: Record) -> Record:
     """Returns the record with "messages" in place of Alpaca's or ShareGPT's fields, or
-    the record itself if it has neither. Raises InvalidArgument for a field that has no
-    place in messages."""
+    the record itself if it has neither, or beside Alpaca's those of a form of Weft.
+    Raises InvalidArgument for a field that has no place in messages."""
     if "messages" in record:
         return record
     if "conversations" in record:
         return _share_gpt(record)
-    return _alpaca(record) if "instruction" in record else record
+    is_alpaca = "instruction" in record and not OWN_FIELDS & record.keys()
+    return _alpaca(record) if is_alpaca else record
 
 
 def _share_gpt(record: Record) -> Record:
