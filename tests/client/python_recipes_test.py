@@ -393,3 +393,33 @@ def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -
         path.write_text(text)
     with pytest.raises(weft.InvalidArgument, match=reason):
         grpo.load_reward(str(path))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--beta", "much", "much: must be a number of at least 0"),
+        ("--chat-template-kwargs", "{enable: 1}", "must be a JSON object such as"),
+    ],
+)
+def test_a_bad_value_is_told_what_is_allowed(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["dpo", option, value])
+    assert message in capsys.readouterr().err
+
+
+def test_what_an_export_leaves_out_is_said(
+    base: list[str],
+    texts: list[str],
+    model_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "t.jinja").write_text("{% if thinking %}{% endif %}")
+    options = ["--chat-template", str(tmp_path / "t.jinja")]
+    options += ["--chat-template-kwargs", '{"thinking": 1}', "--steps", "1"]
+    command = ["sft", *base, *texts, *options, "--base-model", "org/toy"]
+    assert main([*command, "--export", str(tmp_path / "made")]) == 0
+    assert "no place for --chat-template-kwargs" in capsys.readouterr().out

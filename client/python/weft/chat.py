@@ -127,7 +127,9 @@ def run(options: argparse.Namespace) -> None:
             try:
                 answer = speaker.say(tokenizer.chat_prompt(asked), attempt)
             except (WeftError, KeyboardInterrupt) as error:
-                print(f"\nweft: {error or 'stopped'}; the chat is as it was before")
+                print(
+                    f"\nweft: {str(error) or 'stopped'}; the chat is as it was before"
+                )
                 continue
             messages = [*asked, {"role": "assistant", "content": answer}]
 
