@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import struct
 import sys
@@ -413,13 +414,16 @@ def test_a_bad_value_is_told_what_is_allowed(
 def test_what_an_export_leaves_out_is_said(
     base: list[str],
     texts: list[str],
-    model_dir: Path,
+    server: FakeWeftd,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "t.jinja").write_text("{% if thinking %}{% endif %}")
     options = ["--chat-template", str(tmp_path / "t.jinja")]
     options += ["--chat-template-kwargs", '{"thinking": 1}', "--steps", "1"]
-    command = ["sft", *base, *texts, *options, "--base-model", "org/toy"]
+    config = {"base_model_name_or_path": "b", "r": 4, "lora_alpha": 1}
+    files = {"adapter_config.json": json.dumps({**config, "target_modules": "x"})}
+    server.next_export({**files, "adapter_model.safetensors": "tensors"})
+    command = ["sft", *base, *texts, *options]
     assert main([*command, "--export", str(tmp_path / "made")]) == 0
     assert "no place for --chat-template-kwargs" in capsys.readouterr().out
