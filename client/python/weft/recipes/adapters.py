@@ -161,9 +161,8 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
     add_model_arguments(parser)
-    add(
-        "--tenant", help="owner of a new adapter; default: its own name, or the token's"
-    )
+    owner = "owner of a new adapter; default: the token's, or else the name --adapter"
+    add("--tenant", help=owner)
     alpha = "LoRA alpha of a new adapter, whose output counts alpha / rank times"
     add("--alpha", type=float, help=f"{alpha}; default: that of --init, or {ALPHA:g}")
     add("--schedule", choices=SCHEDULES, default="cosine")

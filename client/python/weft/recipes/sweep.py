@@ -177,6 +177,8 @@ class Result:
 def show(results: Sequence[Result], folder: Path) -> None:
     """Prints a table of the runs, the best one first, and writes it to sweep.csv. A run
     that has diverged has the loss inf."""
+    if not results:
+        return
     names = ("rank", "lr", "seed", "loss", "eval_loss", "adapter")
     rows = [
         (
