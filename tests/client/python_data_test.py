@@ -425,6 +425,11 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"messages": [{"role": "user"}]}, "no content"),
         ({"messages": [USER]}, "no message of the assistant"),
         ({"conversations": "one"}, "is not a list"),
+        ({"conversations": []}, '"conversations" is not a list of turns'),
+        (
+            {"conversations": [{"from": "human"}]},
+            r'conversations\[0\]: no "value"',
+        ),
         ({"conversations": ["one"]}, r"conversations\[0\] is not an object"),
         ({"conversations": [{"from": "tool"}]}, "'tool'; must be one of system, human"),
         ({"instruction": 3, "output": "one"}, '"instruction" is not a text'),

@@ -35,8 +35,8 @@ def as_messages(record: Record) -> Record:
 
 def _share_gpt(record: Record) -> Record:
     turns = record["conversations"]
-    if not isinstance(turns, list):
-        raise InvalidArgument('"conversations" is not a list')
+    if not isinstance(turns, list) or not turns:
+        raise InvalidArgument('"conversations" is not a list of turns')
     messages = [_message(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
     system = record.get("system")
     if system:
@@ -56,6 +56,8 @@ def _message(turn: object, where: str) -> dict[str, object]:
             f'{where}: "from" is {turn.get("from")!r}; must be one of '
             f'{", ".join(ROLES)}. Write turns of tools as "messages"'
         )
+    if turn.get("value") is None:
+        raise InvalidArgument(f'{where}: no "value"')
     rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
     return {**rest, "role": role, "content": turn.get("value")}
 
