@@ -142,6 +142,43 @@ def test_a_chat_goes_on_until_its_input_ends(
     assert printed.count("Ctrl-D ends") == 2
 
 
+def test_a_turn_that_fails_leaves_the_chat_as_it_was(
+    server: FakeWeftd,
+    client: weft.Client,
+    model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.create_adapter("a")
+    lines = ["one", "two", "three", "/retry", "/etc/hosts?", "/help"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    asked: list[tuple[list[int], int]] = []
+    stream = weft.Adapter.sample_stream
+    errors = [None, weft.ResourceExhausted("full"), KeyboardInterrupt(), None, None]
+
+    def noted(adapter: weft.Adapter, prompt: list[int], **options: Any) -> Any:
+        asked.append((prompt, options["seed"]))
+        if error := errors[len(asked) - 1]:
+            raise error
+        return stream(adapter, prompt, **options)
+
+    monkeypatch.setattr(weft.Adapter, "sample_stream", noted)
+    chat = ["chat", "--model-dir", str(model_dir), "--server", server.target]
+    assert main([*chat, "--adapter", "a", "--max-tokens", "1", "--seed", "7"]) == 0
+    first = [1, 2]  # "one", and the answer "two".
+    assert asked == [
+        ([1], 7),
+        ([*first, 2], 7),
+        ([*first, 3], 7),
+        ([1], 8),  # Another seed, so that it can be another answer.
+        ([*first, 0, 0, 0, 0, 0], 7),
+    ]
+    printed = capsys.readouterr().out
+    assert "weft: RESOURCE_EXHAUSTED: full; the chat is as it was" in printed
+    assert "weft: stopped; the chat is as it was" in printed
+    assert printed.count("Ctrl-D ends") == 2
+
+
 CONFIG = {
     "base_model_name_or_path": "toy",
     "r": 4,
@@ -161,6 +198,7 @@ def test_a_folder_gets_what_other_programs_need(
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG))
     peft_extras.add(folder, "words", base, model_dir)
+    assert not (folder / "chat_template.jinja").exists()
     name = base or "toy"
     config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
     assert config == {**CONFIG, "base_model_name_or_path": name}
@@ -175,7 +213,11 @@ def test_a_folder_gets_what_other_programs_need(
 
 
 def test_an_export_names_the_base_model_and_keeps_the_template(
-    server: FakeWeftd, client: weft.Client, model_dir: Path, tmp_path: Path
+    server: FakeWeftd,
+    client: weft.Client,
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client.create_adapter("a", rank=4).snapshot("s")
     other = tmp_path / "other.jinja"
@@ -192,11 +234,54 @@ def test_an_export_names_the_base_model_and_keeps_the_template(
         return config["base_model_name_or_path"]
 
     assert base("--chat-template", str(other), "--base-model", "org/toy") == "org/toy"
-    assert (folder / "chat_template.jinja").read_text() == other.read_text()
-    assert "# made\n" in (folder / "README.md").read_text("utf-8")
-    assert base() == "toy"  # The server's name.
+    template = folder / "chat_template.jinja"
+    assert template.read_text() == other.read_text()
+    card = folder / "README.md"
+    assert "# made\n" in card.read_text("utf-8")
+    assert base("--chat-template", str(template)) == "toy"  # The server's name.
+    assert template.read_text() == other.read_text()
+    missing = ["--chat-template", str(tmp_path / "no.jinja"), "--base-model", "org/b"]
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert main([*command, *missing]) == 1
+    assert before == {path: path.read_bytes() for path in folder.iterdir()}
+    card.write_text("My own card.")
+    assert base() == "toy"
+    assert not template.exists()  # The model's own is in tokenizer_config.json.
+    assert card.read_text() == "My own card."
+    monkeypatch.chdir(tmp_path)
+    relative = Path("sub/toy")
+    relative.mkdir(parents=True)
+    assert base("--base-model", str(relative)) == str(relative.resolve())
+    card.unlink()
+    monkeypatch.chdir(folder)
+    base("--output", ".")
+    assert "# made\n" in card.read_text("utf-8")
     (model_dir / "config.json").write_text("{}")  # Now it is a whole model.
     assert base() == str(model_dir.resolve())
+
+
+def test_an_export_has_the_servers_tokenizer(
+    model_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    for options in ([], [f"--model={model_dir}"]):
+        with FakeWeftd(*options) as server, weft.Client(server.target) as client:
+            client.create_adapter("a", rank=4)
+            files = {"adapter_config.json": json.dumps(CONFIG)}
+            server.next_export({**files, "adapter_model.safetensors": "tensors"})
+            command = ["export", "--server", server.target, "--adapter", "a"]
+            command += ["--chat-template", str(template)]
+            assert main([*command, "--output", str(tmp_path / "made")]) == 0
+        names = {path.name for path in (tmp_path / "made").iterdir()}
+        assert ("tokenizer.json" in names) == bool(options)
+        made = tmp_path / "made/chat_template.jinja"
+        assert made.read_text() == template.read_text()
+    assert capsys.readouterr().out.count("the export has no tokenizer") == 1
 
 
 def test_an_export_that_cannot_be_completed_leaves_nothing(

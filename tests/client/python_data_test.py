@@ -313,6 +313,10 @@ def test_prompts_of_other_programs_hold_no_answer(
     expected = ids("user one two assistant")
     alpaca = {"instruction": "one", "input": "two", "output": "three"}
     assert prompt(alpaca) == prompt({"conversations": SHARE_GPT[1:2]}) == expected
+    assert prompt({**alpaca, "text": "seven"}) == expected
+    assert prompt({"instruction": "one", "prompt": "seven"}) == ids("seven")
+    with pytest.raises(weft.InvalidArgument, match='"conversations" ends with the as'):
+        prompt({"conversations": SHARE_GPT[1:3]})
     with pytest.raises(weft.InvalidArgument, match="ends with the assistant"):
         prompt({"conversations": SHARE_GPT})
 
@@ -421,6 +425,11 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
         ({"messages": [{"role": "user"}]}, "no content"),
         ({"messages": [USER]}, "no message of the assistant"),
         ({"conversations": "one"}, "is not a list"),
+        ({"conversations": []}, '"conversations" is not a list of turns'),
+        (
+            {"conversations": [{"from": "human"}]},
+            r'conversations\[0\]: no "value"',
+        ),
         ({"conversations": ["one"]}, r"conversations\[0\] is not an object"),
         ({"conversations": [{"from": "tool"}]}, "'tool'; must be one of system, human"),
         ({"instruction": 3, "output": "one"}, '"instruction" is not a text'),
@@ -695,3 +704,42 @@ def test_what_is_missing_is_named_by_a_package_that_exists(
 def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(weft.InvalidArgument, match="no such file"):
         data.Dataset(tmp_path / "none.jsonl", dict).load()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "one", "completion": "two"},
+        {"text": "one two"},
+        {"tokens": [3, 4], "prompt_length": 1},
+    ],
+)
+def test_an_instruction_beside_another_form_changes_nothing(
+    record: dict[str, Any], tokenizer: data.ModelTokenizer
+) -> None:
+    encode = data.Encoder(tokenizer)
+    alpaca = {"instruction": "six", "output": "seven"}
+    assert encode({**alpaca, **record}) == encode(record)
+
+
+def test_a_turn_that_lacks_only_spaces_of_its_prompt_is_learnt(tmp_path: Path) -> None:
+    # The turn's tokens begin with all tokens of the prompt, which ends otherwise.
+    template = (
+        "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '  ' }}{% endif %}"
+    )
+    encode = data.Encoder(
+        data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+    )
+    example = encode({"messages": [USER, ANSWER]})
+    assert learnt(example) == "one two THREE END"
+
+
+def test_a_switch_that_weft_itself_sets_is_said_to_be_set(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "{{ eos_token }}{{ thinking }}")
+    with pytest.raises(
+        weft.InvalidArgument, match=r"'eos_token' has its value .*: thinking"
+    ):
+        data.ModelTokenizer.from_folder(
+            folder, chat_template_kwargs={"eos_token": "seven"}
+        )

@@ -15,7 +15,7 @@ from fake_weftd import canned_logprobs
 
 import weft
 from weft.__main__ import main
-from weft.recipes import Reply, grpo
+from weft.recipes import Reply, adapters, grpo
 from weft.recipes.replies import Group
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
@@ -127,6 +127,16 @@ def test_replies_are_kept_and_the_best_and_the_worst_shown(
     assert [row["step"] for row in samples(tmp_path)[len(rows) :]] == [3] * 14
     kept = (tmp_path / "run/samples.old.jsonl").read_text().splitlines()
     assert len(kept) == len(rows) + 2 and kept[-1] == '{"step": 3, "rep'
+    capsys.readouterr()
+    with (tmp_path / "run/samples.jsonl").open("a") as file:
+        file.write('{"step": 4, "rep')
+    assert main([*command, "4"]) == 0  # Both old files are kept.
+    assert (tmp_path / "run/samples.old.jsonl").read_text().splitlines() == kept
+    assert len((tmp_path / "run/samples.old2.jsonl").read_text().splitlines()) == 43
+    with (tmp_path / "run/samples.jsonl").open("a") as file:
+        file.write("damaged\n")
+    assert main([*command, "5"]) == 1
+    assert "samples.jsonl:57 is not a reply of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("value", "share"), [("1.0", 1.0), ("len(reply.text)", 0.0)])
@@ -166,6 +176,9 @@ def test_a_step_of_several_updates_clips_where_the_loss_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4", "--resume"]
+    epsilons = ["--clip-low", "0.2", "--clip-high", "0.28", "--loss", "ppo"]
+    assert main([*command, *epsilons, "--steps", "1"]) == 1
+    assert "is --clip-low 0.8 --clip-high 1.2" in capsys.readouterr().err
     clip = ["--clip-low", "0.9", "--clip-high", "1.28"]
     assert main([*command, *clip, "--steps", "1"]) == 1
     message = "--loss importance_sampling does not clip; choose one of ppo, cispo, gspo"
@@ -179,6 +192,10 @@ def test_a_step_of_several_updates_clips_where_the_loss_does(
     assert main([*command, "--steps", "2"]) == 0
     assert client.adapter("a").info().optim_steps == 6
     assert [row["step"] for row in log(tmp_path)] == [1, 2]
+    # With another number of updates, the steps that are done could not be told.
+    assert main([*command, "--steps", "3", "--updates", "1"]) == 1
+    assert "the run began with 3" in capsys.readouterr().err
+    assert client.adapter("a").info().optim_steps == 6
     assert {c.name for c in client.checkpoints("a")} == {"step-1", "step-2"}
 
 
@@ -208,13 +225,23 @@ def test_the_distance_from_the_start_is_logged(
     tmp_path: Path,
     sent: list[Any],
 ) -> None:
-    other = client.create_adapter("other")
+    other = client.create_adapter("other", rank=4)
     other.save("best")
     options = ["--prompts", "2", "--samples", "4", "--steps", "1", "--kl-coef", "0.1"]
     options += ["--init", "other/best"] if init else []
     assert main(["grpo", *base, *play, *options, "--temperature", "0.5"]) == 0
     assert "kl_start" in log(tmp_path)[0]
     asked = [m for m in sent if type(m).__name__ == "ForwardRequest"]
-    policy = ("a", "start") if init else ("", "")
+    policy = ("a", adapters.START) if init else ("", "")
     assert [(m.adapter_id, m.snapshot) for m in asked] == [policy]
     assert all(m.loss.temperature == 0.5 for m in asked)
+
+
+def test_groups_without_a_signal_are_still_held_to_the_start(
+    base: list[str], play: list[str], tmp_path: Path, sent: list[Any]
+) -> None:
+    (tmp_path / "score.py").write_text("def reward(reply):\n    return 1.0\n")
+    command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4"]
+    assert main([*command, "--steps", "1", "--kl-coef", "0.1"]) == 0
+    (learnt,) = [m for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
+    assert len(learnt.data) == 8 and "kl_start" in log(tmp_path)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import struct
 import sys
@@ -176,7 +177,7 @@ def test_tensorboard_is_written_where_it_is_there(
 
 
 def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -212,9 +213,25 @@ def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
         ("log_params", settings, {}),
         ("log", {"eval_loss": 0.25}, {"step": 0}),
         ("log_metric", "eval_loss", 0.25, {"step": 0}),
-        ("finish", {}),
-        ("end_run", {}),
+        ("finish", {"exit_code": 0}),
+        ("end_run", {"status": "FINISHED"}),
     ]
+    seen.clear()
+    with pytest.raises(KeyError), Watch(tmp_path / "a", 1):
+        raise KeyError
+    assert seen[-2:] == [
+        ("finish", {"exit_code": 1}),
+        ("end_run", {"status": "FAILED"}),
+    ]
+    fakes["mlflow"].log_metric = run.log = None  # Each call raises.
+    fakes["mlflow"].start_run = None
+    seen.clear()
+    with Watch(tmp_path / "a", 2) as watch:
+        for step in (1, 2):
+            watch.step(step, 1, {"loss": 0.5})
+    assert [name for name, *_ in seen] == ["init"]
+    assert caplog.text.count("left out") == 2
+    assert len((tmp_path / "a/log.jsonl").read_text().splitlines()) == 2
 
 
 def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
@@ -377,3 +394,36 @@ def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -
         path.write_text(text)
     with pytest.raises(weft.InvalidArgument, match=reason):
         grpo.load_reward(str(path))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--beta", "much", "much: must be a number of at least 0"),
+        ("--chat-template-kwargs", "{enable: 1}", "must be a JSON object such as"),
+    ],
+)
+def test_a_bad_value_is_told_what_is_allowed(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["dpo", option, value])
+    assert message in capsys.readouterr().err
+
+
+def test_what_an_export_leaves_out_is_said(
+    base: list[str],
+    texts: list[str],
+    server: FakeWeftd,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "t.jinja").write_text("{% if thinking %}{% endif %}")
+    options = ["--chat-template", str(tmp_path / "t.jinja")]
+    options += ["--chat-template-kwargs", '{"thinking": 1}', "--steps", "1"]
+    config = {"base_model_name_or_path": "b", "r": 4, "lora_alpha": 1}
+    files = {"adapter_config.json": json.dumps({**config, "target_modules": "x"})}
+    server.next_export({**files, "adapter_model.safetensors": "tensors"})
+    command = ["sft", *base, *texts, *options]
+    assert main([*command, "--export", str(tmp_path / "made")]) == 0
+    assert "no place for --chat-template-kwargs" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from threading import Thread
 from types import FrameType
 from typing import Any
 
+import grpc
 import pytest
 from conftest import log, wait_until
 from fake_weftd import FakeWeftd
@@ -203,9 +204,14 @@ def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
     assert (first["command"], first["adapter"]) == ("sft", "a")
     assert first["options"]["steps"] == 2 and first["options"]["lr"] == 2e-4
     assert first["model"]["name"] == "toy" and first["versions"]["server"]
-    (file,) = first["data"].values()
     texts = (tmp_path / "texts.jsonl").read_bytes()
-    assert file == {"bytes": len(texts), "sha256": hashlib.sha256(texts).hexdigest()}
+    assert first["data"] == {
+        "data": {
+            "path": str(tmp_path / "texts.jsonl"),
+            "bytes": len(texts),
+            "sha256": hashlib.sha256(texts).hexdigest(),
+        }
+    }
     whole_log = log(tmp_path)
 
     capsys.readouterr()
@@ -221,53 +227,128 @@ def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
     assert run(2, "--resume", "--lr", "0.5") == 0
     printed = capsys.readouterr().out
     assert "nothing left to do: a is behind step 2 of 2" in printed
-    assert "--lr: 0.5, was 0.0002\n" in printed and "data files" not in printed
+    assert "--lr: 0.5, was 0.0002\n" in printed and "has changed" not in printed
     second = json.loads(path.read_text())
     assert second["options"]["lr"] == 0.5 and second["earlier"] == [first]
     assert run(2, "--resume") == 0
     third = json.loads(path.read_text())
     assert [one["options"]["lr"] for one in third["earlier"]] == [2e-4, 0.5]
+    capsys.readouterr()
+    (tmp_path / "same.jsonl").write_bytes(texts)  # The same data by another path.
+    assert run(2, "--resume", "--data", str(tmp_path / "same.jsonl")) == 0
+    assert "has changed" not in capsys.readouterr().out
     with (tmp_path / "texts.jsonl").open("a") as file:
         file.write('\n{"text": "w1 w2"}')
-    capsys.readouterr()
     assert run(2, "--resume") == 0
-    assert "the data files are not those" in capsys.readouterr().out
+    assert "the file of --data has changed" in capsys.readouterr().out
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    template = ["--chat-template", str(tmp_path / "t.jinja")]
+    assert run(2, "--resume", *template) == 0
+    assert "the file of --chat_template has changed".replace("_", "-") in (
+        capsys.readouterr().out
+    )
     for text in ("{", "[]", "{}"):
         path.write_text(text)
         assert run(3, "--resume") == 1
         assert "run.json is not a file of a run" in capsys.readouterr().err
 
 
+@pytest.fixture
+def other(client: weft.Client) -> weft.Adapter:
+    """An adapter with two checkpoints, and with one of an interrupted run."""
+    made = client.create_adapter("other", rank=4, alpha=8)
+    for name in ("early", "late", "cut-3"):
+        made.optim_step()
+        made.save(name)
+    return made
+
+
+def loads(sent: list[Any]) -> list[tuple[str, str, bool]]:
+    return [
+        (m.source_adapter_id, m.name, m.weights_only)
+        for m in sent
+        if type(m).__name__ == "LoadCheckpointRequest"
+    ]
+
+
 def test_a_new_adapter_starts_with_another_ones_checkpoint(
     run: Run,
-    base: list[str],
     client: weft.Client,
+    other: weft.Adapter,
     sent: list[Any],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    other = client.create_adapter("other", rank=8)
-    for name in ("early", "late"):
-        other.optim_step()
-        other.save(name)
     assert run(2, "--init", "other/no-such") == 1
-    message = "no such checkpoint; those of 'other': other/early, other/late"
-    assert message in capsys.readouterr().err
+    message = "no such checkpoint; those of 'other': other/cut-3, other/early"
+    assert message in capsys.readouterr().err.replace("other/late, ", "")
+    assert run(2, "--init", "other", "--rank", "8") == 1
+    assert "--rank 8: adapter 'a' has 4, by" in capsys.readouterr().err
+    assert not (tmp_path / "run/run.json").exists()  # No run has begun.
     assert run(1, "--init", "other") == 0
     assert "a starts with other/late" in capsys.readouterr().out
+    entry = json.loads((tmp_path / "run/run.json").read_text())
+    assert entry["options"]["init"] == "other/late" and entry["options"]["alpha"] == 8
     info = client.adapter("a").info()
-    assert info.config.rank == 8 and info.snapshots == ["start"]
+    assert info.config.alpha == 8 and info.snapshots == [adapters.START]
     assert info.optim_steps == 1  # It counts its own steps.
     # The server has lost the adapter: the start comes back, and then the checkpoint.
     client.delete_adapter("a")
+    assert run(2, "--init", "other/early", "--resume") == 1
+    assert (
+        "--init other/early: the run began with other/late" in capsys.readouterr().err
+    )
     sent.clear()
-    assert run(2, "--init", "other/early", "--resume") == 0
-    loads = [m for m in sent if type(m).__name__ == "LoadCheckpointRequest"]
-    assert [(m.source_adapter_id, m.name, m.weights_only) for m in loads] == [
-        ("other", "early", True),
-        ("", "step-1", False),
-    ]
+    assert run(2, "--resume") == 0
+    assert loads(sent) == [("other", "late", True), ("", "step-1", False)]
     info = client.adapter("a").info()
-    assert info.snapshots == ["start"] and info.optim_steps == 2
+    assert info.snapshots == [adapters.START] and info.optim_steps == 2
+    # The adapter has the start, so its checkpoint may be gone.
+    for name in ("early", "late", "cut-3"):
+        client.delete_checkpoint("other", name)
+    assert run(3, "--init", "other", "--resume") == 0
+
+
+def test_init_leaves_an_adapter_that_has_weights_alone(
+    run: Run,
+    client: weft.Client,
+    other: weft.Adapter,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = client.create_adapter("a", rank=4, alpha=8)
+    own.snapshot("start")
+    for options in ([], ["--resume"]):
+        assert run(1, "--init", "other", *options) == 1
+        assert "'a' exists and did not start so" in capsys.readouterr().err
+    own.delete()
+    assert run(1) == 0
+    assert run(2, "--resume", "--init", "other") == 1
+    assert "began with the base model" in capsys.readouterr().err
+    assert not loads(sent)
+
+
+def test_a_run_with_init_that_fails_before_its_first_step_begins_again(
+    run: Run,
+    client: weft.Client,
+    server: FakeWeftd,
+    other: weft.Adapter,
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.fail_run("LoadCheckpoint", grpc.StatusCode.DATA_LOSS, "broken")
+    assert run(1, "--init", "other") == 1
+    assert [info.adapter_id for info in client.adapters()] == ["other"]
+    server.fail_run("OptimStep", grpc.StatusCode.INVALID_ARGUMENT, "no")
+    assert run(1, "--init", "other") == 1
+    sent.clear()
+    capsys.readouterr()
+    assert run(1, "--init", "other") == 0
+    # What the gradient of the failed step left is gone.
+    assert loads(sent) == [("other", "late", True)]
+    printed = capsys.readouterr()
+    assert "part of a gradient" not in printed.out + printed.err
+    assert client.adapter("a").info().optim_steps == 1
 
 
 def test_a_run_is_kept_under_its_adapters_name(
@@ -294,7 +375,9 @@ def test_a_log_ends_where_the_adapter_is(tmp_path: Path) -> None:
     with Watch(tmp_path, 4) as watch:  # A new run keeps the old log.
         watch.step(1, 1, {"loss": 7.0})
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 1
-    assert len((tmp_path / "log.old.jsonl").read_text().splitlines()) == 3
+    # The two old logs are both kept.
+    assert len((tmp_path / "log.old.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "log.old2.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_log_is_whole_at_any_moment_or_refused(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +20,8 @@ from fake_weftd import FakeWeftd
 import weft
 from weft import data
 from weft.__main__ import main
-from weft.recipes import dpo, plots
+from weft.recipes import adapters, dpo, plots
+from weft.recipes.sweep import evaluate
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -115,15 +120,68 @@ def test_a_sweep_goes_on_without_adapters_that_diverge(
     for _ in range(count):
         message = "the accumulated gradient is not finite"
         server.fail_run("OptimStep", grpc.StatusCode.FAILED_PRECONDITION, message)
-    assert main([*sweep, "--eval-fraction", "0.25"]) == 0
+    assert main([*sweep, "--eval-fraction", "0.25"]) == (count == 4)
     with (tmp_path / "run/sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["loss"] == "inf" for row in rows] == [False] * (4 - count) + [
         True
     ] * count
     steps = {info.adapter_id: info.optim_steps for info in client.adapters()}
-    assert [steps[row["adapter"]] for row in rows] == [3] * (4 - count) + [0] * count
     assert len(client.checkpoints()) == (count < 4)
+    if count == 4:  # Nothing is left, so that lower rates can have the same names.
+        assert "with --lr 5e-05, 0.001: give lower" in capsys.readouterr().err
+        assert not steps
+    else:
+        assert [steps[row["adapter"]] for row in rows] == [3] * 3 + [0]
+
+
+def test_a_loss_that_is_not_a_number_does_not_win(
+    sweep: list[str],
+    client: weft.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = adapters.Pending.result
+    calls = itertools.count()
+
+    def broken(pending: adapters.Pending) -> adapters.Update:
+        made = result(pending)  # Call 8 is the first adapter's third step.
+        return replace(made, loss=math.nan) if next(calls) == 8 else made
+
+    monkeypatch.setattr(adapters.Pending, "result", broken)
+    assert main([*sweep, "--eval-fraction", "0"]) == 0
+    with (tmp_path / "run/sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert (rows[-1]["adapter"], rows[-1]["loss"]) == ("a-r2-lr0.001-s0", "inf")
+    assert client.checkpoints()[0].adapter_id != "a-r2-lr0.001-s0"
+
+    answer = SimpleNamespace(metrics={"loss:sum": math.nan})
+    future = SimpleNamespace(result=lambda: answer)
+    submit = SimpleNamespace(forward=lambda part: future)
+    run: Any = SimpleNamespace(adapter=SimpleNamespace(submit=submit))
+    example = data.Example([1, 2], [False, True])
+    assert evaluate([run], [example], client.info()) == [math.inf]
+
+
+def test_a_sweep_that_fails_shows_what_it_has_and_can_begin_again(
+    sweep: list[str],
+    server: FakeWeftd,
+    client: weft.Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refused = (grpc.StatusCode.INVALID_ARGUMENT, "no")
+    server.fail_run("ForwardBackward", *refused)
+    assert main(sweep) == 1
+    made = {info.adapter_id: info.optim_steps for info in client.adapters()}
+    assert 0 not in made.values()
+    for name in made:
+        client.delete_adapter(name)
+    assert main(sweep) == 0
+    assert (tmp_path / "run/sweep.csv").is_file()
+    assert main([*sweep, "--output", str(tmp_path / "other")]) == 1
+    assert "(weftctl adapters delete a-r2-lr0.001-s0)" in capsys.readouterr().err
+    assert {info.tenant for info in client.adapters()} == {"a"}
 
 
 def test_a_sweep_of_seeds_shuffles_and_starts_each_adapter_anew(
@@ -137,7 +195,7 @@ def test_a_sweep_of_seeds_shuffles_and_starts_each_adapter_anew(
     assert one != other
 
 
-PAIRS = [
+PAIRS: list[dict[str, Any]] = [
     {"prompt": f"w{n}", "chosen": f"w{n + 1} w{n + 2}", "rejected": f"w{n + 3}"}
     for n in range(1, 9)
 ]
@@ -205,3 +263,19 @@ def test_a_plot_has_no_line_between_two_points() -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["loss", "eval_loss"]
+
+
+def test_texts_and_messages_of_a_pair_are_joined_or_refused(model_dir: Path) -> None:
+    encode = data.Encoder(data.ModelTokenizer.from_folder(model_dir))
+    question = {"role": "user", "content": "w1"}
+
+    def chat(answer: str) -> list[dict[str, str]]:
+        return [question, {"role": "assistant", "content": answer}]
+
+    # UltraFeedback's form: the prompt once more in both answers.
+    both = {"chosen": chat("w2"), "rejected": chat("w3")}
+    assert encode.pair({"prompt": "w1", **both}) == encode.pair(both)
+    with pytest.raises(weft.InvalidArgument, match=r'"chosen" a list .* both as texts'):
+        encode.pair({"prompt": "w4", **both})
+    with pytest.raises(weft.InvalidArgument, match=r'"chosen" a text; write both'):
+        encode.pair({"prompt": [question], "chosen": "w2", "rejected": "w3"})

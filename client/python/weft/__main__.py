@@ -16,6 +16,7 @@ from weft.client import Client
 from weft.errors import InvalidArgument, WeftError
 from weft.openai_front import command as openai
 from weft.recipes import adapters, dpo, grpo, sft, sweep
+from weft.routing import split_model
 
 
 def _tokenize(options: argparse.Namespace) -> None:
@@ -44,10 +45,10 @@ def _tokenize(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    name, _, snapshot = options.adapter.partition("@")
+    name, snapshot = split_model(options.adapter)
     with Client(options.server) as client:
         adapter = client.adapter(name)
-        adapters.export(adapter, options.output, options, snapshot)
+        adapters.export(client, adapter, options.output, options, snapshot)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

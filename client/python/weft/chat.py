@@ -8,11 +8,16 @@ from collections.abc import Iterable, Sequence
 
 from weft.client import Client
 from weft.data import Message, ModelTokenizer
+from weft.errors import WeftError
 from weft.recipes import adapters
+from weft.routing import split_model
 from weft.types import SampleDelta, SampleOptions
 
 SUMMARY = "Chat with an adapter or the base model."
-HELP = "Ctrl-D ends. /clear forgets the chat, /retry asks for another answer."
+HELP = (
+    "Ctrl-D ends, Ctrl-C stops an answer. /clear forgets the chat, /retry asks for "
+    "another answer."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -43,18 +48,21 @@ class Speaker:
             "temperature": options.temperature,
             "seed": options.seed,
         }
-        name, _, self._snapshot = options.adapter.partition("@")
+        name, self._snapshot = split_model(options.adapter)
         self._client = client
         self._adapter = client.adapter(name) if name else None
 
-    def say(self, prompt: Sequence[int]) -> str:
-        """Prints the text that follows the prompt, and returns it."""
+    def say(self, prompt: Sequence[int], attempt: int = 0) -> str:
+        """Prints the text that follows the prompt, and returns it. attempt: each one
+        has its own seed."""
+        settings = self._settings
+        seed = settings["seed"]
+        if seed is not None:
+            settings = {**settings, "seed": seed + attempt}
         if self._adapter is None:
-            return self._show(self._client.sample_stream(prompt, **self._settings))
+            return self._show(self._client.sample_stream(prompt, **settings))
         return self._show(
-            self._adapter.sample_stream(
-                prompt, snapshot=self._snapshot or None, **self._settings
-            )
+            self._adapter.sample_stream(prompt, snapshot=self._snapshot, **settings)
         )
 
     def _show(self, stream: Iterable[SampleDelta]) -> str:
@@ -85,7 +93,8 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Reads the user's messages from standard input, and answers each."""
+    """Reads the user's messages from standard input, and answers each. A turn that
+    fails, or that Ctrl-C stops, is left out of the chat."""
     start: list[Message] = []
     if options.system:
         start.append({"role": "system", "content": options.system})
@@ -96,6 +105,7 @@ def run(options: argparse.Namespace) -> None:
         speaker = Speaker(client, tokenizer, options)
         print(HELP)
         messages = list(start)
+        attempt = 0
         while (text := _read()) is not None:
             if text == "/clear":
                 messages = list(start)
@@ -104,16 +114,24 @@ def run(options: argparse.Namespace) -> None:
                 if messages[-1:] == start[-1:]:
                     print("there is no answer yet")
                     continue
-                messages.pop()
-            elif text.startswith("/"):
+                asked = messages[:-1]
+                attempt += 1
+            elif text.startswith("/") and text[1:].isalpha():
                 print(HELP)
                 continue
             elif text:
-                messages.append({"role": "user", "content": text})
+                asked = [*messages, {"role": "user", "content": text}]
+                attempt = 0
             else:
                 continue
-            answer = speaker.say(tokenizer.chat_prompt(messages))
-            messages.append({"role": "assistant", "content": answer})
+            try:
+                answer = speaker.say(tokenizer.chat_prompt(asked), attempt)
+            except (WeftError, KeyboardInterrupt) as error:
+                print(
+                    f"\nweft: {str(error) or 'stopped'}; the chat is as it was before"
+                )
+                continue
+            messages = [*asked, {"role": "assistant", "content": answer}]
 
 
 def _read() -> str | None:

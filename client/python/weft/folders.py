@@ -149,7 +149,8 @@ class FolderWriter:
     def commit(
         self, base_model: str | None = None, model_dir: StrPath | None = None
     ) -> None:
-        """Moves the files into the folder and replaces files with the same names.
+        """Moves the files into the folder and replaces files with the same names, but
+        no README.md that Weft did not write.
 
         base_model, model_dir: see peft_extras.add. Raises DataLoss if the chunks lack
         one of PEFT's two files, and InvalidArgument as peft_extras.add does.
@@ -159,8 +160,10 @@ class FolderWriter:
         if not {path.name for path in scratch.iterdir()} >= set(FILES):
             raise DataLoss("the server's export ended before its last file")
         if base_model is not None or model_dir is not None:
-            peft_extras.add(scratch, self._folder.name, base_model, model_dir)
+            name = self._folder.resolve().name
+            peft_extras.add(scratch, name, base_model, model_dir)
         self._folder.mkdir(exist_ok=True)
+        peft_extras.prepare(self._folder, scratch)
         for path in sorted(scratch.iterdir()):
             os.replace(path, self._folder / path.name)
 

@@ -26,6 +26,10 @@ TOKENIZER_FILES = (
 )
 # The values of vLLM's --max-lora-rank.
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+CARD_FILE = "README.md"
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
+MADE = "Weft trained it."
 CARD = """---
 {header}library_name: peft
 pipeline_tag: text-generation
@@ -36,7 +40,7 @@ tags:
 
 # {name}
 
-A LoRA adapter of `{base}`: rank {rank}, alpha {alpha:g}, on {modules}. Weft trained it.
+A LoRA adapter of `{base}`: rank {rank}, alpha {alpha:g}, on {modules}. {made}
 
 ```python
 from peft import AutoPeftModelForCausalLM
@@ -60,24 +64,41 @@ def add(
 ) -> None:
     """Completes a PEFT folder.
 
-    name: the adapter's name for the model card. base_model: the Hub's name of the base
+    name: the folder's name, for the model card. base_model: the Hub's name of the base
     model, or its folder; None keeps the server's name. model_dir: the folder whose
     tokenizer files are copied; None copies none. Raises InvalidArgument if model_dir
     has none.
     """
+    if base_model is not None and Path(base_model).is_dir():
+        base_model = str(Path(base_model).resolve())
     path = folder / CONFIG
     config = json.loads(path.read_text("utf-8"))
     if base_model is not None:
         config[BASE] = base_model
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if model_dir is not None:
-        found = [Path(model_dir, file) for file in TOKENIZER_FILES]
-        found = [file for file in found if file.is_file()]
-        if not found:
-            raise InvalidArgument(f"model_dir {model_dir}: no file of a tokenizer")
-        for file in found:
-            shutil.copyfile(file, folder / file.name)
-    (folder / "README.md").write_text(_card(config, name), encoding="utf-8")
+        copy_tokenizer(Path(model_dir), folder)
+    (folder / CARD_FILE).write_text(_card(config, name), encoding="utf-8")
+
+
+def copy_tokenizer(model_dir: Path, folder: Path) -> None:
+    """Copies the files of a tokenizer. Raises InvalidArgument if there is none."""
+    found = [path for name in TOKENIZER_FILES if (path := model_dir / name).is_file()]
+    if not found:
+        raise InvalidArgument(f"model_dir {model_dir}: no file of a tokenizer")
+    for path in found:
+        shutil.copyfile(path, folder / path.name)
+
+
+def prepare(folder: Path, scratch: Path) -> None:
+    """Prepares the folder of an earlier export for the files in `scratch`. Keeps a
+    model card that Weft did not write, and removes a chat template that does not belong
+    to the new tokenizer."""
+    card = folder / CARD_FILE
+    if card.is_file() and MADE not in card.read_text("utf-8", "replace"):
+        (scratch / CARD_FILE).unlink(missing_ok=True)
+    if (scratch / TOKENIZER).is_file() and not (scratch / TEMPLATE).is_file():
+        (folder / TEMPLATE).unlink(missing_ok=True)
 
 
 def _card(config: dict[str, Any], name: str) -> str:
@@ -90,6 +111,7 @@ def _card(config: dict[str, Any], name: str) -> str:
     return CARD.format(
         header=f"base_model: {base}\n" if on_hub else "",
         name=name,
+        made=MADE,
         base=base,
         rank=config["r"],
         limit=next((one for one in VLLM_RANKS if one >= highest), highest),

@@ -26,6 +26,12 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def split_model(model: str) -> tuple[str, str | None]:
+    """Returns adapter and snapshot of ADAPTER or ADAPTER@SNAPSHOT."""
+    adapter, at, snapshot = model.partition("@")
+    return adapter, snapshot if at else None
+
+
 def call_metadata(request: object) -> Metadata:
     """Returns the metadata of a call.
 

@@ -77,7 +77,7 @@ class ServedTokenizer:
         self._context = _cache()
 
     def __enter__(self) -> ServedTokenizer:
-        self._folder = self._context.__enter__() / self._model.tokenizer_fingerprint
+        self.folder = self._context.__enter__() / self._model.tokenizer_fingerprint
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,7 +85,7 @@ class ServedTokenizer:
 
     def is_cached(self) -> bool:
         """Returns whether the folder has the files that the server has."""
-        paths = [self._folder / name for name in _NAMES]
+        paths = [self.folder / name for name in _NAMES]
         found = {path.name: path.read_bytes() for path in paths if path.is_file()}
         return _fingerprint(found) == self._model.tokenizer_fingerprint
 
@@ -98,14 +98,14 @@ class ServedTokenizer:
         server's."""
         if _fingerprint(self._received) != self._model.tokenizer_fingerprint:
             raise DataLoss("the tokenizer's files do not have the server's fingerprint")
-        self._folder.mkdir(exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         for name in _NAMES:
-            (self._folder / name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
             if name in self._received:
                 # Another process may write or read the same file.
-                part = self._folder / f"{name}.{os.getpid()}"
+                part = self.folder / f"{name}.{os.getpid()}"
                 part.write_bytes(self._received[name])
-                part.replace(self._folder / name)
+                part.replace(self.folder / name)
 
     def read(
         self,
@@ -115,7 +115,7 @@ class ServedTokenizer:
         """Returns the tokenizer of the folder, with all ends of sequence that the
         server knows."""
         tokenizer = ModelTokenizer.from_folder(
-            self._folder,
+            self.folder,
             chat_template=chat_template,
             chat_template_kwargs=chat_template_kwargs,
         )

@@ -124,9 +124,10 @@ class ChatTemplate:
         for name in kwargs or ():
             if name not in switches:
                 known = ", ".join(sorted(switches)) or "none"
-                raise InvalidArgument(
-                    f"chat template: it reads no switch {name!r}; its switches: {known}"
-                )
+                why = f"it reads no switch {name!r}"
+                if name in read:
+                    why = f"{name!r} has its value from Weft"
+                raise InvalidArgument(f"chat template: {why}; its switches: {known}")
         self._names = {**special, **(kwargs or {})}
 
     def render(

@@ -17,6 +17,9 @@ from weft.errors import InvalidArgument
 
 LossOn = Literal["all", "last"]
 Truncate = Literal["end", "start", "never"]
+CHATS = ("messages", "conversations")
+# Fields that a prompt leaves out.
+ANSWERS = ("output", "text", "completion", "chosen", "rejected")
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Encoder:
     | {"prompt", "completion"} | the completion |
     | {"messages"} (and "tools") | the assistant's turns, if "weight" is not 0 |
     | {"conversations"} (ShareGPT) | the same, of "from" and "value" |
-    | {"instruction", "output"} (and "input": Alpaca) | the output |
+    | {"instruction", "output"} (and "input": Alpaca), without fields of the other
+    forms | the output |
     | {"tokens"} (and "prompt_length") | the tokens after the prompt |
     | {"prompt", "chosen", "rejected"} | both answers, as a Pair |
 
@@ -149,11 +153,13 @@ class Encoder:
         {"prompt"} with a text or a list of messages. Raises InvalidArgument for
         anything else.
         """
-        record = as_messages({k: v for k, v in record.items() if k != "output"})
+        given = record.keys()
+        record = as_messages({k: v for k, v in record.items() if k not in ANSWERS})
         name = "messages" if "messages" in record else "prompt"
         if name == "prompt" and isinstance(record.get("prompt"), str):
             return self._tokenizer.encode(text_field(record, "prompt"))
         messages = _messages(record, name)
+        name = next((one for one in CHATS if one in given), name)
         if messages[-1].get("role") == "assistant":
             raise InvalidArgument(
                 f'"{name}" ends with the assistant, so the prompt would hold the '
@@ -164,6 +170,21 @@ class Encoder:
     def _answer(self, record: Record, name: str) -> Example:
         """Returns an example in which record[name] is learnt and follows
         record["prompt"]."""
+        prompt, answer = record.get("prompt"), record.get(name)
+        if isinstance(prompt, str) and isinstance(answer, list):
+            # UltraFeedback's answers begin with the prompt.
+            messages = _messages(record, name)
+            if prompt not in [message.get("content") for message in messages]:
+                raise InvalidArgument(
+                    f'"prompt" is a text and "{name}" a list of messages without it; '
+                    "write both as texts, or both as messages"
+                )
+            return self._chat(messages, record, True)
+        if isinstance(prompt, list) and isinstance(answer, str):
+            raise InvalidArgument(
+                f'"prompt" is a list of messages and "{name}" a text; write both as '
+                "texts, or both as messages"
+            )
         if str in (type(record.get("prompt")), type(record.get(name))):
             text = text_field(record, "prompt")
             prompt = self._tokenizer.encode(text)

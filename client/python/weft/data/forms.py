@@ -17,21 +17,26 @@ ROLES = {
 }
 
 
+# Fields of Weft's own forms.
+OWN_FIELDS = {"prompt", "completion", "text", "tokens", "chosen", "rejected"}
+
+
 def as_messages(record: Record) -> Record:
     """Returns the record with "messages" in place of Alpaca's or ShareGPT's fields, or
-    the record itself if it has neither. Raises InvalidArgument for a field that has no
-    place in messages."""
+    the record itself if it has neither, or beside Alpaca's those of a form of Weft.
+    Raises InvalidArgument for a field that has no place in messages."""
     if "messages" in record:
         return record
     if "conversations" in record:
         return _share_gpt(record)
-    return _alpaca(record) if "instruction" in record else record
+    is_alpaca = "instruction" in record and not OWN_FIELDS & record.keys()
+    return _alpaca(record) if is_alpaca else record
 
 
 def _share_gpt(record: Record) -> Record:
     turns = record["conversations"]
-    if not isinstance(turns, list):
-        raise InvalidArgument('"conversations" is not a list')
+    if not isinstance(turns, list) or not turns:
+        raise InvalidArgument('"conversations" is not a list of turns')
     messages = [_message(turn, f"conversations[{i}]") for i, turn in enumerate(turns)]
     system = record.get("system")
     if system:
@@ -51,6 +56,8 @@ def _message(turn: object, where: str) -> dict[str, object]:
             f'{where}: "from" is {turn.get("from")!r}; must be one of '
             f'{", ".join(ROLES)}. Write turns of tools as "messages"'
         )
+    if turn.get("value") is None:
+        raise InvalidArgument(f'{where}: no "value"')
     rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
     return {**rest, "role": role, "content": turn.get("value")}
 

@@ -108,7 +108,7 @@ class ModelTokenizer:
         if chat_template is None:
             source = _template_source(Path(folder), config)
         else:
-            source = _template_text(Path(chat_template))
+            source = template_text(Path(chat_template))
         if source is None and chat_template_kwargs:
             raise InvalidArgument(
                 f"chat_template_kwargs: {folder} has no chat template that reads them"
@@ -235,7 +235,8 @@ class ModelTokenizer:
         first: list[int] = self._encode(one, special=False).ids
         tokens: list[int] = encoding.ids
         pairs = enumerate(zip(first, tokens, strict=False))
-        same = next((at for at, (a, b) in pairs if a != b), len(tokens))
+        shorter = min(len(first), len(tokens))
+        same = next((at for at, (a, b) in pairs if a != b), shorter)
         return len(other) if same == len(tokens) else int(encoding.offsets[same][0])
 
     def _after_last_eos(self, tokens: Sequence[int], first: int, stop: int) -> int:
@@ -335,9 +336,10 @@ def _eos_entries(folder: Path) -> list[object]:
     return entries
 
 
-def _template_text(path: Path) -> str:
+def template_text(path: StrPath) -> str:
+    """Returns a chat template. Raises InvalidArgument if the file cannot be read."""
     try:
-        return path.read_text("utf-8")
+        return Path(path).read_text("utf-8")
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"chat template {path}: {error}") from None
 
@@ -345,7 +347,7 @@ def _template_text(path: Path) -> str:
 def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return _template_text(path)
+        return template_text(path)
     source = config.get("chat_template")
     if isinstance(source, list):  # A model may have several templates with names.
         entries = [entry for entry in source if isinstance(entry, dict)]

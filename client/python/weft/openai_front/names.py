@@ -9,7 +9,7 @@ from typing import Protocol, Unpack
 from weft.aio import AsyncClient
 from weft.aio_adapter import AsyncAdapter
 from weft.errors import InvalidArgument, NotFound
-from weft.routing import is_name
+from weft.routing import is_name, split_model
 from weft.types import ArrayLike, SampleDelta, SampleOptions, SampleResult
 
 
@@ -108,10 +108,10 @@ async def find_created(client: AsyncClient, base: str, model: str) -> int:
 
 
 def _split(model: str) -> tuple[str, str | None]:
-    adapter, at, snapshot = model.partition("@")
-    if at and not is_name(snapshot):
+    adapter, snapshot = split_model(model)
+    if snapshot is not None and not is_name(snapshot):
         raise _missing(model)
-    return adapter, snapshot if at else None
+    return adapter, snapshot
 
 
 async def _adapter(client: AsyncClient, adapter: str, model: str) -> AsyncAdapter:

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import os
-import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -14,18 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft import peft_extras
 from weft.adapter import Adapter
 from weft.client import Client
 from weft.data import ModelTokenizer
+from weft.data.tokenizer import template_text
 from weft.datum import Datum
-from weft.errors import FailedPrecondition, InvalidArgument, NotFound
+from weft.errors import FailedPrecondition, InvalidArgument, NotFound, WeftError
+from weft.recipes import runs
 from weft.recipes.batches import requests
 from weft.recipes.schedule import SCHEDULES, learning_rate
 from weft.recipes.watch import FORMATS, last_number
+from weft.served_tokenizer import ServedTokenizer
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
     FloatArray,
+    LoraConfig,
     LossOptions,
     OptimOptions,
     OptimResult,
@@ -45,7 +50,10 @@ INIT = (
     "the weights with which a new adapter starts, by default those of the last "
     "checkpoint; dpo and --kl-coef then compare with them, not with the base model"
 )
-START = "start"  # The snapshot of the weights of --init.
+# The snapshot of the weights of --init. A user would not give it this name.
+START = "weft-init"
+RANK = 16
+ALPHA = 32.0
 SEED = "order of the data, draws, new weights"
 
 
@@ -67,7 +75,10 @@ def natural(text: str) -> int:
 
 def factor(text: str) -> float:
     """Parses an argument that is a finite number of at least 0."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0.0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: must be a number of at least 0")
     return value
@@ -75,9 +86,14 @@ def factor(text: str) -> float:
 
 def switches(text: str) -> dict[str, object]:
     """Parses an argument that is a JSON object."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text}: must be a JSON object")
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be a JSON object such as '{{\"enable_thinking\": false}}'"
+        )
     return value
 
 
@@ -124,12 +140,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_arguments(parser)
     add = parser.add_argument
     add("--adapter", required=True, help="its name on the server")
-    add("--rank", type=positive, default=16, help="LoRA rank of a new adapter")
+    rank = f"LoRA rank of a new adapter; default: that of --init, or {RANK}"
+    add("--rank", type=positive, help=rank)
     add("--lr", type=float, default=2e-4, help="learning rate at its highest")
     add("--seed", type=natural, default=0, help=SEED)
     resume = "go on with an adapter that was trained before; otherwise it is refused"
     add("--resume", action="store_true", help=resume)
     add("--init", metavar="ADAPTER[/CHECKPOINT]", help=INIT)
+    every = "steps; 0: at start and end only"
+    add("--eval-every", type=natural, default=0, help=every)
     add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
     add("--export", type=Path, help="folder for the adapter in PEFT's form")
     add("--base-model", help=BASE_MODEL)
@@ -142,38 +161,63 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
     add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
     add_model_arguments(parser)
-    add(
-        "--tenant", help="owner of a new adapter; default: its own name, or the token's"
-    )
-    alpha = "LoRA alpha of a new adapter: its output counts alpha / rank times"
-    add("--alpha", type=float, default=32.0, help=alpha)
+    owner = "owner of a new adapter; default: the token's, or else the name --adapter"
+    add("--tenant", help=owner)
+    alpha = "LoRA alpha of a new adapter, whose output counts alpha / rank times"
+    add("--alpha", type=float, help=f"{alpha}; default: that of --init, or {ALPHA:g}")
     add("--schedule", choices=SCHEDULES, default="cosine")
     add("--warmup", type=natural, default=0, help="steps until the rate is full")
     add("--weight-decay", type=float, default=0.0)
     add("--max-grad-norm", type=float, default=1.0, help="clips; 0: no clipping")
-    every = "steps; 0: at start and end only"
-    add("--eval-every", type=natural, default=0, help=every)
     add("--output", type=Path, help="folder of log and plot; default: run/ADAPTER")
     add("--log-format", choices=FORMATS, default="jsonl")
 
 
 def export(
-    adapter: Adapter, folder: Path, options: argparse.Namespace, snapshot: str = ""
+    client: Client,
+    adapter: Adapter,
+    folder: Path,
+    options: argparse.Namespace,
+    snapshot: str | None = None,
 ) -> None:
-    """Writes a PEFT folder that other programs load alone, with the chat template of
-    the options."""
+    """Writes a PEFT folder that other programs load alone, with the tokenizer's files
+    of --model-dir, or else of the server, and the chat template of the options."""
     base_model, own = options.base_model, options.model_dir
     if base_model is None and own and Path(own, "config.json").is_file():
         base_model = str(Path(own).resolve())
-    adapter.export(
-        folder,
-        snapshot=snapshot or None,
-        base_model=base_model,
-        model_dir=own,
-    )
-    if options.chat_template:
-        shutil.copyfile(options.chat_template, folder / "chat_template.jinja")
+    template = options.chat_template and template_text(options.chat_template)
+    with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
+        files = Path(scratch)
+        if own:
+            peft_extras.copy_tokenizer(Path(own), files)
+        else:
+            _copy_served(client, files)
+        if template:
+            (files / peft_extras.TEMPLATE).write_text(template, encoding="utf-8")
+        has_any = any(files.iterdir())
+        adapter.export(
+            folder,
+            snapshot=snapshot,
+            base_model=base_model,
+            model_dir=files if has_any else None,
+        )
     print(f"exported {adapter.id} to {folder}", flush=True)
+    if getattr(options, "chat_template_kwargs", None):
+        print("an export has no place for --chat-template-kwargs", flush=True)
+
+
+def _copy_served(client: Client, folder: Path) -> None:
+    """Copies the files of the server's tokenizer, if it has one."""
+    model = server_info(client).model
+    if not model.tokenizer_fingerprint:
+        print("the export has no tokenizer, as the server has none: see --model-dir")
+        return
+    client.tokenizer()  # Gets the files.
+    with ServedTokenizer(model) as served:
+        if served.is_cached():
+            peft_extras.copy_tokenizer(served.folder, folder)
+        else:
+            print("the export has no tokenizer, because no cache folder is writable")
 
 
 def server_info(client: Client) -> ServerInfo:
@@ -190,54 +234,113 @@ def server_info(client: Client) -> ServerInfo:
     return info if info.model.context_length else client.info()
 
 
-def open_adapter(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
-    """Returns the adapter and the number of its optimizer steps.
+def open_adapter(
+    client: Client, options: argparse.Namespace, info: ServerInfo
+) -> tuple[Adapter, int]:
+    """Returns the adapter and the number of its optimizer steps, and writes run.json.
 
     With --init, a new adapter starts with the weights of that checkpoint, and keeps
     them as the snapshot START. With --resume, loads the adapter's last checkpoint if
     the server has lost the adapter, or if the adapter may hold a part of a gradient.
-    Without --resume, raises FailedPrecondition for an adapter that was trained before.
+    Raises FailedPrecondition for an adapter that was trained before, without --resume,
+    and for one that does not have the --init or the shape of the options.
     """
-    saved = [
-        checkpoint
-        for checkpoint in (
-            client.checkpoints(options.adapter) if options.resume else []
-        )
-        if not checkpoint.name.startswith(CUT)
-    ]
+    before = runs.check(options)
+    saved = _resumable(client, options.adapter) if options.resume else []
     last = max(saved, key=lambda checkpoint: checkpoint.optim_steps, default=None)
-    start = _start(client, options.init) if options.init else None
-    try:
-        adapter = client.adapter(options.adapter)
-    except NotFound:
+    adapter = _existing(client, options.adapter)
+    state = None if adapter is None else adapter.info()
+    _check_start(options, state)
+    start = None
+    if options.init and (state is None or not state.optim_steps):
+        start = _start(client, options.init)
+        options.init = f"{start.adapter_id}/{start.name}"
+    shaped = state or last or start
+    if shaped is not None:
+        _take_shape(options, shaped.config)
+    if adapter is None:
         adapter = make(client, options, last or start)
-    info = adapter.info()
-    if info.last_step and not options.resume:
+    if start is not None:
+        _load_start(adapter, start, is_new=state is None)
+    state = adapter.info()
+    if last is not None and (start is not None or not state.last_step):
+        state = adapter.load(last.name)
+    logged = last_number(options.output, options.log_format)
+    is_logged = state.next_step - 1 == logged
+    is_saved = state.last_step in (0, *(one.last_step for one in saved))
+    if not is_logged and not is_saved and start is None:
+        state = _without_gradient(adapter, state, last)
+    if state.optim_steps:
+        print(f"{adapter.id} goes on behind step {state.optim_steps}", flush=True)
+    _take_shape(options, state.config)
+    runs.keep(options, info, before)
+    return adapter, state.optim_steps
+
+
+def _resumable(client: Client, name: str) -> list[CheckpointInfo]:
+    """Returns the adapter's checkpoints, without those of interrupted runs."""
+    saved = client.checkpoints(name)
+    return [one for one in saved if not one.name.startswith(CUT)]
+
+
+def _existing(client: Client, name: str) -> Adapter | None:
+    try:
+        return client.adapter(name)
+    except NotFound:
+        return None
+
+
+def _check_start(options: argparse.Namespace, state: AdapterInfo | None) -> None:
+    """Raises FailedPrecondition unless the run may begin, or go on, with an adapter in
+    this state. state: None for a new one."""
+    if state is None:
+        return
+    # A run with --init may have failed before its first step.
+    began = START in state.snapshots
+    if options.init and not began:
         raise FailedPrecondition(
-            f"adapter {options.adapter!r} was trained before, {info.optim_steps} "
+            f"--init: adapter {state.adapter_id!r} exists and did not start so; give "
+            "another name, or delete it (weftctl adapters delete)"
+        )
+    unused = began and options.init and not state.optim_steps
+    if state.last_step and not options.resume and not unused:
+        raise FailedPrecondition(
+            f"adapter {state.adapter_id!r} was trained before, {state.optim_steps} "
             "steps: give --resume to go on, or another name"
         )
-    if start is not None and not info.last_step:
+
+
+def _take_shape(options: argparse.Namespace, config: LoraConfig) -> None:
+    """Sets rank and alpha to the adapter's. Raises FailedPrecondition if the options
+    name others."""
+    for name in ("rank", "alpha"):
+        asked, has = getattr(options, name), getattr(config, name)
+        if asked is not None and not math.isclose(asked, has, rel_tol=1e-6):
+            raise FailedPrecondition(
+                f"--{name} {asked:g}: adapter {options.adapter!r} has {has:g}, by "
+                f"itself, its checkpoint or --init; leave out --{name}"
+            )
+        setattr(options, name, has)
+
+
+def _load_start(adapter: Adapter, start: CheckpointInfo, *, is_new: bool) -> None:
+    """Loads the weights of --init and keeps them as START. Deletes a new adapter if
+    that fails, because it would then look like one that starts with new weights."""
+    try:
         adapter.load(start.name, source=start.adapter_id, weights_only=True)
         adapter.snapshot(START)
-        print(f"{adapter.id} starts with {start.adapter_id}/{start.name}", flush=True)
-    if last is not None and not info.last_step:
-        info = adapter.load(last.name)
-    logged = last_number(options.output, options.log_format)
-    is_logged = info.next_step - 1 == logged
-    is_saved = info.last_step in (0, *(one.last_step for one in saved))
-    if not is_logged and not is_saved:
-        info = _without_gradient(adapter, info, last)
-    if info.optim_steps:
-        print(f"{adapter.id} goes on behind step {info.optim_steps}", flush=True)
-    return adapter, info.optim_steps
+    except WeftError:
+        if is_new:
+            adapter.delete()
+        raise
+    print(f"{adapter.id} starts with {start.adapter_id}/{start.name}", flush=True)
 
 
 def _start(client: Client, init: str) -> CheckpointInfo:
     """Returns the checkpoint that --init names. Raises InvalidArgument if there is
     none."""
     name, _, checkpoint = init.partition("/")
-    saved = client.checkpoints(name)
+    saved = client.checkpoints(name) if checkpoint else _resumable(client, name)
     found = [one for one in saved if checkpoint in ("", one.name)]
     if not found:
         known = ", ".join(f"{name}/{one.name}" for one in saved) or "none"
@@ -293,11 +396,11 @@ def _without_gradient(
 def make(
     client: Client, options: argparse.Namespace, last: CheckpointInfo | None
 ) -> Adapter:
-    """Makes a new adapter, in the shape of its last checkpoint if there is one."""
+    """Makes a new adapter, on the modules of its last checkpoint if there is one."""
     return client.create_adapter(
         options.adapter,
-        rank=options.rank if last is None else last.config.rank,
-        alpha=options.alpha if last is None else last.config.alpha,
+        rank=options.rank or RANK,
+        alpha=ALPHA if options.alpha is None else options.alpha,
         target_modules=None if last is None else last.config.target_modules,
         seed=options.seed,
         tenant=options.tenant,

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
+
+_LOG = logging.getLogger("weft")
 
 
 class Board(Protocol):
     """Where values go."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+    def add(self, tag: str, value: float, step: int) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool) -> None: ...
+
+
+class _TensorBoard:
+    """Event files in the run's folder."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        self._writer = importlib.import_module(module).SummaryWriter(str(folder))
+
+    def add(self, tag: str, value: float, step: int) -> None:
+        self._writer.add_scalar(tag, value, step)
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
 
 
 class _Wandb:
@@ -25,11 +41,11 @@ class _Wandb:
 
         self._run = wandb.init(name=folder.name, dir=str(folder), config={**settings})
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self._run.log({tag: scalar_value}, step=int(global_step))
+    def add(self, tag: str, value: float, step: int) -> None:
+        self._run.log({tag: value}, step=int(step))
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 class _Mlflow:
@@ -42,30 +58,60 @@ class _Mlflow:
         mlflow.start_run(run_name=folder.name)
         mlflow.log_params(dict(settings))
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self._mlflow.log_metric(tag, scalar_value, step=int(global_step))
+    def add(self, tag: str, value: float, step: int) -> None:
+        self._mlflow.log_metric(tag, value, step=int(step))
 
-    def close(self) -> None:
-        self._mlflow.end_run()
+    def close(self, *, failed: bool) -> None:
+        self._mlflow.end_run(status="FAILED" if failed else "FINISHED")
 
 
-def open_boards(folder: Path, settings: Mapping[str, object]) -> list[Board]:
-    """Opens the boards. W&B and MLflow also need their environment variable, because
-    they send the values away. settings: the options of the run."""
-    boards: list[Board] = []
-    if _installed("tensorboardX"):
-        from tensorboardX import SummaryWriter
+class Boards:
+    """The boards of a run. W&B and MLflow also need their environment variable, because
+    they send the values away. settings: the options of the run, for the boards.
 
-        boards.append(SummaryWriter(str(folder)))
-    elif _installed("tensorboard") and _installed("torch"):
-        from torch.utils.tensorboard import SummaryWriter
+    A board that raises is left out from then on, with a warning, because the training
+    must not end with it.
+    """
 
-        boards.append(SummaryWriter(str(folder)))
-    if os.environ.get("WANDB_PROJECT") and _installed("wandb"):
-        boards.append(_Wandb(folder, settings))
-    if os.environ.get("MLFLOW_TRACKING_URI") and _installed("mlflow"):
-        boards.append(_Mlflow(folder, settings))
-    return boards
+    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
+        self._boards: list[Board] = []
+        if _installed("tensorboardX"):
+            self._open(lambda: _TensorBoard("tensorboardX", folder))
+        elif _installed("tensorboard") and _installed("torch"):
+            self._open(lambda: _TensorBoard("torch.utils.tensorboard", folder))
+        if os.environ.get("WANDB_PROJECT") and _installed("wandb"):
+            self._open(lambda: _Wandb(folder, settings))
+        if os.environ.get("MLFLOW_TRACKING_URI") and _installed("mlflow"):
+            self._open(lambda: _Mlflow(folder, settings))
+
+    def add(self, step: int, row: Mapping[str, float]) -> None:
+        """Sends the values of a step."""
+
+        def send(board: Board) -> None:
+            for name, value in row.items():
+                if name != "step":
+                    board.add(name, value, step)
+
+        self._each(send)
+
+    def close(self, *, failed: bool) -> None:
+        """Ends the boards' runs. failed: the run ended by an error."""
+        self._each(lambda board: board.close(failed=failed))
+
+    def _open(self, make: Callable[[], Board]) -> None:
+        try:
+            self._boards.append(make())
+        except Exception as error:  # Each board has exceptions of its own.
+            _LOG.warning("a board is left out: %r", error)
+
+    def _each(self, act: Callable[[Board], None]) -> None:
+        for board in list(self._boards):
+            try:
+                act(board)
+            except Exception as error:  # As in _open.
+                self._boards.remove(board)
+                name = type(board).__name__.strip("_")
+                _LOG.warning("the board %s is left out from now on: %r", name, error)
 
 
 def _installed(package: str) -> bool:

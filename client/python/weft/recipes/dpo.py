@@ -12,7 +12,7 @@ from weft import data
 from weft.adapter import Adapter
 from weft.client import Client
 from weft.datum import Datum
-from weft.recipes import adapters, loop, runs, sft
+from weft.recipes import adapters, loop, sft
 from weft.recipes.batches import BatchOrder, requests
 from weft.recipes.watch import Plot
 from weft.types import FloatArray, OptimOptions, ServerInfo
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `python -m weft dpo`."""
     adapters.add_arguments(parser)
     sft.add_data_arguments(parser)
-    beta = "how much a gain of log-probability over the start counts"
+    beta = "how much a gain of log-probability over the base model, or --init, counts"
     parser.add_argument("--beta", type=adapters.factor, default=0.1, help=beta)
 
 
@@ -88,8 +88,7 @@ def run(options: argparse.Namespace) -> None:
         info = adapters.server_info(client)
         encode = sft.encoder(client, options, info)
         pairs = sft.load(options, encode.pair)
-        runs.begin(options, info, sft.sources(options))
-        adapter, done = adapters.open_adapter(client, options)
+        adapter, done = adapters.open_adapter(client, options, info)
         per_step = options.batch * options.accumulate
         order = BatchOrder(len(pairs.train), per_step, options.seed)
 

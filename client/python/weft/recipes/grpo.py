@@ -18,7 +18,7 @@ from weft.adapter import Adapter
 from weft.client import Client
 from weft.datum import Datum
 from weft.errors import InvalidArgument
-from weft.recipes import adapters, loop, runs
+from weft.recipes import adapters, loop
 from weft.recipes.batches import BatchOrder
 from weft.recipes.replies import Group, ReplyLog
 from weft.recipes.watch import Plot
@@ -77,10 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--loss", choices=LOSSES, default="importance_sampling")
     updates = "optimizer steps on the replies of a step; ratios are 1 in the first"
     add("--updates", type=adapters.positive, default=1, help=updates)
-    bounds = f"bound of the ratio, for {', '.join(CLIPPED)}; default: the server's"
-    add("--clip-low", type=float, help=f"lower {bounds}")
-    add("--clip-high", type=float, help=f"upper {bounds}")
-    kl = "lowers the advantage of a token by this times log(policy / its start)"
+    bounds = f"of the ratio itself, for {', '.join(CLIPPED)}; default: the server's"
+    low, high = "lower bound, such as 0.8,", "upper bound, such as 1.2,"
+    add("--clip-low", type=adapters.factor, help=f"{low} {bounds}")
+    add("--clip-high", type=adapters.factor, help=f"{high} {bounds}")
+    kl = "lowers a token's advantage by this times log(policy / base model or --init)"
     add("--kl-coef", type=adapters.factor, default=0.0, help=kl)
 
 
@@ -199,10 +200,11 @@ def has_signal(group: Group) -> bool:
     return bool(advantages(group.rewards).any())
 
 
-def make_batch(groups: Sequence[Group]) -> list[Datum]:
-    """Returns the training data of the groups that teach something. The server sums
-    losses, so the weights turn the sum into the mean over all tokens of the replies."""
-    used = [group for group in groups if has_signal(group)]
+def make_batch(groups: Sequence[Group], *, all_groups: bool = False) -> list[Datum]:
+    """Returns the training data of the groups whose rewards teach something, or of all
+    groups. The server sums losses, so the weights turn the sum into the mean over all
+    tokens of the replies."""
+    used = [group for group in groups if all_groups or has_signal(group)]
     num_tokens = sum(len(s.tokens) for group in used for s in group.samples)
     return [
         Datum.from_sample(sample, advantage=advantage, weight=1.0 / num_tokens)
@@ -255,13 +257,20 @@ def mean_reward(groups: Sequence[Group]) -> float:
 
 def loss_options(options: argparse.Namespace) -> LossOptions:
     """Returns the loss's settings. Raises InvalidArgument for bounds of a ratio that
-    the loss does not clip."""
+    the loss does not clip, or that leave out 1, the ratio of an unchanged policy."""
     chosen: LossOptions = {"temperature": options.temperature}
     if options.clip_low is not None or options.clip_high is not None:
         if options.loss not in CLIPPED:
             raise InvalidArgument(
                 f"--clip-low and --clip-high: --loss {options.loss} does not clip; "
                 f"choose one of {', '.join(CLIPPED)}"
+            )
+        low, high = options.clip_low, options.clip_high
+        if (low is not None and low > 1) or (high is not None and high < 1):
+            raise InvalidArgument(
+                f"--clip-low {low}, --clip-high {high}: they bound the ratio itself, "
+                "so the lower is at most 1 and the upper at least 1; an epsilon of "
+                "0.2 is --clip-low 0.8 --clip-high 1.2"
             )
         chosen |= {"clip_low": options.clip_low, "clip_high": options.clip_high}
     return chosen
@@ -318,9 +327,7 @@ def run(options: argparse.Namespace) -> None:
             if options.eval_data
             else []
         )
-        files = [options.data, options.reward.partition(":")[0]]
-        runs.begin(options, info, [*files, *filter(None, [options.eval_data])])
-        adapter, optim_steps = adapters.open_adapter(client, options)
+        adapter, optim_steps = adapters.open_adapter(client, options, info)
         done = optim_steps // options.updates
         has_experts = info.model.expert_layers > 0
         player = Player(adapter, tokenizer, reward, options.max_tokens, has_experts)
@@ -335,7 +342,8 @@ def run(options: argparse.Namespace) -> None:
             with adapters.saved_on_error(adapter, step):
                 groups = player.score(chosen, drawn)
             lines = log.add(step + 1, groups, evaluation=False)
-            batch = make_batch(groups)
+            # Without a difference of rewards, the distance still teaches.
+            batch = make_batch(groups, all_groups=options.kl_coef > 0)
             more = {}
             if options.kl_coef and batch:
                 held = held_to_start(client, adapter, batch, info, options)

@@ -81,4 +81,4 @@ def train(
             if interrupt.asked:
                 raise KeyboardInterrupt
     if options.export:
-        adapters.export(adapter, options.export, options)
+        adapters.export(client, adapter, options.export, options)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from weft.errors import InvalidArgument
+from weft.recipes.watch import old_name
 from weft.types import Sample
 
 FILE = "samples.jsonl"
-OLD = "samples.old.jsonl"
 SHOWN = 100  # Characters of a reply that are shown.
 
 
@@ -41,7 +44,8 @@ class ReplyLog:
     """Writes samples.jsonl: one line for each reply, with step, prompt and reward.
 
     Continues an existing file behind step `done`. If it has later steps, keeps it as
-    samples.old.jsonl.
+    samples.old.jsonl, samples.old2.jsonl and so on. Raises InvalidArgument if the
+    existing file is damaged.
     """
 
     def __init__(self, folder: Path, done: int) -> None:
@@ -51,11 +55,28 @@ class ReplyLog:
             return
         # A run that was killed may have left a part of a line.
         *whole, rest = self._path.read_text("utf-8").split("\n")
-        rows = [json.loads(line) for line in whole]
+        rows = [self._row(line, place) for place, line in enumerate(whole, start=1)]
         kept = [row for row in rows if done and row["step"] <= done]
         if rest or len(kept) < len(rows):
-            os.replace(self._path, folder / OLD)
-            self._write(kept)
+            # A run may be killed at any moment, so the file stays until the new one is
+            # whole.
+            shutil.copyfile(self._path, old_name(self._path))
+            draft = self._path.with_suffix(".tmp")
+            draft.unlink(missing_ok=True)
+            _append(draft, kept)
+            os.replace(draft, self._path)
+
+    def _row(self, line: str, place: int) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+            if type(row["step"]) is int:
+                return {**row}
+        except (ValueError, TypeError, KeyError):
+            pass
+        raise InvalidArgument(
+            f"{self._path}:{place} is not a reply of a run: delete the line, or move "
+            "the file away"
+        )
 
     def add(self, step: int, groups: Sequence[Group], *, evaluation: bool) -> list[str]:
         """Appends the replies of a step. Returns lines that show the best and the
@@ -67,7 +88,7 @@ class ReplyLog:
                 group.samples, group.replies, group.rewards, strict=True
             )
         ]
-        self._write(map(asdict, rows))
+        _append(self._path, map(asdict, rows))
         best = max(rows, key=lambda row: row.reward)
         worst = min(rows, key=lambda row: row.reward)
         return [
@@ -75,10 +96,11 @@ class ReplyLog:
             for name, row in (("best ", best), ("worst", worst))
         ]
 
-    def _write(self, rows: Iterable[Mapping[str, object]]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+def _append(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _shown(reply: str) -> str:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,23 +21,49 @@ FILE = "run.json"
 PLAIN = (bool, int, float, dict, list)  # Options that JSON holds as they are.
 # Options that do not change what a run computes.
 INCIDENTAL = {"resume", "server", "timeout"}
+# Options that name files.
+FILES = ("data", "eval_data", "reward", "chat_template")
 # The packages that decide what a run computes on this machine.
 PACKAGES = ("weftd", "numpy", "tokenizers", "jinja2")
 
 
-def begin(options: argparse.Namespace, info: ServerInfo, files: Sequence[str]) -> None:
-    """Writes run.json to the folder --output, by default run/ADAPTER, which it sets.
+def check(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the entry in run.json of the run that --resume continues, or {}. Sets
+    --output, by default run/ADAPTER, and the --init of a resumed run.
 
-    The file has the options, the versions, the model, and size and SHA-256 of the data
-    files. When a run is resumed, the entry of its beginning moves to the list
-    "earlier". Raises FailedPrecondition if the folder holds steps of another run, or,
-    without --resume, of any run. --resume is None for a command that lacks it.
+    Raises FailedPrecondition if the folder holds steps of another run, or, without
+    --resume, of any run, and if --resume changes what the run's steps mean. --resume is
+    None for a command that lacks it.
     """
     options.output = options.output or Path("run", options.adapter)
-    path = options.output / FILE
-    before = _read(path)
+    before = _read(options.output / FILE)
     if _has_steps(options.output):
         _check_same(options, before)
+    if not options.resume or not before:
+        return {}
+    old = before["options"]
+    updates = getattr(options, "updates", None)
+    if updates != old.get("updates"):
+        raise FailedPrecondition(
+            f"--updates {updates}: the run began with {old.get('updates')}, and its "
+            f"steps are counted by it; give --updates {old.get('updates')}"
+        )
+    start = old.get("init")
+    # The file names the checkpoint, and the option may name its adapter alone.
+    if options.init not in (None, start, str(start).partition("/")[0]):
+        raise FailedPrecondition(
+            f"--init {options.init}: the run began with {start or 'the base model'}; "
+            "leave out --init, or begin another run"
+        )
+    options.init = start
+    return before
+
+
+def keep(options: argparse.Namespace, info: ServerInfo, before: dict[str, Any]) -> None:
+    """Writes run.json: the options, the versions, the model, and size and SHA-256 of
+    the files that the options name. before: the result of `check`, which moves to the
+    list "earlier"."""
+    path = options.output / FILE
     entry = {
         "command": options.command,
         "adapter": options.adapter,
@@ -46,9 +71,9 @@ def begin(options: argparse.Namespace, info: ServerInfo, files: Sequence[str]) -
         "options": settings(options),
         "versions": {"server": info.version, **_versions()},
         "model": dataclasses.asdict(info.model),
-        "data": {file: _described(Path(file)) for file in files},
+        "data": _files(options),
     }
-    if options.resume and before:
+    if before:
         _show_changes(before, entry)
         entry["earlier"] = [*before.pop("earlier", ()), before]
     options.output.mkdir(parents=True, exist_ok=True)
@@ -64,8 +89,15 @@ def _show_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     for name in sorted({*old, *new} - INCIDENTAL):
         if old.get(name) != new.get(name):
             print(f"--{name.replace('_', '-')}: {new.get(name)}, was {old.get(name)}")
-    if before["data"] != now["data"]:
-        print("the data files are not those of the run's beginning")
+    for name in sorted({*before["data"], *now["data"]}):
+        if _content(before, name) != _content(now, name):
+            print(f"the file of --{name.replace('_', '-')} has changed")
+
+
+def _content(entry: dict[str, Any], name: str) -> object:
+    """Returns a file's hash, or its name if it has none."""
+    file = entry["data"].get(name, {})
+    return file.get("sha256", file.get("path"))
 
 
 def settings(options: argparse.Namespace) -> dict[str, object]:
@@ -119,10 +151,20 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _described(path: Path) -> dict[str, object]:
-    """Returns size and hash of a file; nothing for a pipe and for "hf:NAME"."""
+def _files(options: argparse.Namespace) -> dict[str, dict[str, object]]:
+    """Describes the files that the options name, by the option's name."""
+    named = {name: getattr(options, name, None) for name in FILES}
+    if named["reward"]:
+        named["reward"] = named["reward"].partition(":")[0]
+    return {name: _described(file) for name, file in named.items() if file}
+
+
+def _described(file: str) -> dict[str, object]:
+    """Returns path, size and hash of a file; the path alone for a pipe and for
+    "hf:NAME"."""
+    path = Path(file)
     if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+        return {"path": file}
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return {"path": file, "bytes": path.stat().st_size, "sha256": digest}

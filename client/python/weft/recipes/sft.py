@@ -12,7 +12,7 @@ from weft import data
 from weft.adapter import Adapter
 from weft.client import Client
 from weft.datum import Datum
-from weft.recipes import adapters, loop, runs
+from weft.recipes import adapters, loop
 from weft.recipes.batches import BatchOrder, requests
 from weft.recipes.watch import Plot
 from weft.types import OptimOptions, ServerInfo
@@ -63,11 +63,6 @@ class Split(NamedTuple, Generic[T]):
 
     train: list[T]
     held_out: list[T]
-
-
-def sources(options: argparse.Namespace) -> list[str]:
-    """Returns the data files of the options."""
-    return [options.data, *([options.eval_data] if options.eval_data else [])]
 
 
 def load(options: argparse.Namespace, encode: Callable[[data.Record], T]) -> Split[T]:
@@ -140,8 +135,7 @@ def run(options: argparse.Namespace) -> None:
         info = adapters.server_info(client)
         encode = encoder(client, options, info, options.loss_on)
         examples = load(options, encode.example)
-        runs.begin(options, info, sources(options))
-        adapter, done = adapters.open_adapter(client, options)
+        adapter, done = adapters.open_adapter(client, options, info)
         per_step = options.batch * options.accumulate
         order = BatchOrder(len(examples.train), per_step, options.seed)
 

@@ -6,14 +6,16 @@ import argparse
 import csv
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft import data
 from weft.adapter import Adapter
+from weft.channel import Security
 from weft.client import Client
-from weft.errors import FailedPrecondition
+from weft.errors import DeadlineExceeded, FailedPrecondition, Unavailable, WeftError
 from weft.recipes import adapters, plots, runs, sft
 from weft.recipes.batches import BatchOrder, requests
 from weft.recipes.interrupt import Interrupt
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rates = "learning rates at their highest"
     add("--lr", type=float, nargs="+", default=[1e-4, 2e-4, 5e-4], help=rates)
     parser.set_defaults(resume=None)
+    add("--eval-every", type=adapters.natural, default=0, help="steps; 0: at the end")
     seeds = f"{adapters.SEED}; the first one chooses what is held out"
     add("--seed", type=adapters.natural, nargs="+", default=[0], help=seeds)
 
@@ -60,7 +63,11 @@ def open_runs(
     client: Client, options: argparse.Namespace, info: ServerInfo, count: int
 ) -> list[Run]:
     """Creates the adapters. Raises FailedPrecondition if one exists, or if the server
-    has no room for all."""
+    has no room for all.
+
+    Without a token, which has its tenant, they belong to the tenant --adapter, so that
+    a sweep takes the share of one tenant.
+    """
     taken = {adapter.adapter_id for adapter in client.adapters()}
     chosen = []
     values = map(dict.fromkeys, (options.rank, options.lr, options.seed))
@@ -68,9 +75,12 @@ def open_runs(
         name = f"{options.adapter}-r{rank}-lr{rate:g}-s{seed}"
         if name in taken:
             raise FailedPrecondition(
-                f"adapter {name!r} exists: give another --adapter, or delete it"
+                f"adapter {name!r} exists: give another --adapter, or delete it "
+                f"(weftctl adapters delete {name})"
             )
         own = {"adapter": name, "rank": rank, "lr": rate, "seed": seed}
+        if not Security.from_environment().token:
+            own["tenant"] = options.tenant or options.adapter
         chosen.append(argparse.Namespace(**{**vars(options), **own}))
     room = info.max_adapters - info.num_adapters
     if len(chosen) > room:
@@ -79,14 +89,28 @@ def open_runs(
             "(--max-adapters); give fewer values, or delete adapters"
         )
     per_step = options.batch * options.accumulate
-    return [
-        Run(
-            adapters.make(client, one, None),
-            one,
-            BatchOrder(count, per_step, one.seed),
-        )
-        for one in chosen
-    ]
+    made: list[Run] = []
+    with deleted_on_error(made):
+        for one in chosen:
+            order = BatchOrder(count, per_step, one.seed)
+            made.append(Run(adapters.make(client, one, None), one, order))
+    return made
+
+
+@contextmanager
+def deleted_on_error(runs_: Sequence[Run]) -> Iterator[None]:
+    """If a call fails, deletes the adapters that made no update, so that the sweep can
+    begin again with their names."""
+    try:
+        yield
+    except (Unavailable, DeadlineExceeded):
+        raise  # The server would not hear of it.
+    except WeftError:
+        with suppress(WeftError):
+            for one in runs_:
+                if one.adapter.info().optim_steps == 0:
+                    one.adapter.delete()
+        raise
 
 
 def learn(
@@ -112,19 +136,26 @@ def learn(
             )
         )
     return num_tokens, [
-        math.inf if one.diverged() else one.result().loss for one in pending
+        math.inf if one.diverged() else _comparable(one.result().loss)
+        for one in pending
     ]
+
+
+def _comparable(loss: float) -> float:
+    """Returns the loss, or infinity for NaN, which has no place in an order."""
+    return loss if math.isfinite(loss) else math.inf
 
 
 def evaluate(
     runs_: Sequence[Run], examples: Sequence[data.Example], info: ServerInfo
 ) -> list[float]:
-    """Returns the mean loss per learnt token of each run, all computed at once."""
+    """Returns the mean loss per learnt token of each run, all computed at once;
+    infinity for one that is not a number."""
     parts = list(requests([example.datum() for example in examples], info))
     pending = [[run_.adapter.submit.forward(part) for part in parts] for run_ in runs_]
     learnt = sum(example.num_learnt for example in examples)
     return [
-        sum(future.result().metrics["loss:sum"] for future in futures) / learnt
+        _comparable(sum(one.result().metrics["loss:sum"] for one in futures) / learnt)
         for futures in pending
     ]
 
@@ -146,6 +177,8 @@ class Result:
 def show(results: Sequence[Result], folder: Path) -> None:
     """Prints a table of the runs, the best one first, and writes it to sweep.csv. A run
     that has diverged has the loss inf."""
+    if not results:
+        return
     names = ("rank", "lr", "seed", "loss", "eval_loss", "adapter")
     rows = [
         (
@@ -224,55 +257,83 @@ def note(watch: Watch, step: int, results: Sequence[Result]) -> None:
         if one.eval_loss is not None
     }
     if scores:
-        watch.note(step, "lowest eval_loss", min(scores.values()), more=scores)
+        watch.note(step, "lowest_eval_loss", min(scores.values()), more=scores)
+
+
+@dataclass
+class Progress:
+    """The results of the runs so far."""
+
+    results: list[Result] = field(default_factory=list)
+    diverged: list[Result] = field(default_factory=list)
+
+
+def train(
+    members: Sequence[Run],
+    examples: sft.Split[data.Example],
+    info: ServerInfo,
+    options: argparse.Namespace,
+    total: int,
+    watch: Watch,
+    progress: Progress,
+) -> None:
+    """Makes all steps, and saves the best adapter. Raises FailedPrecondition if all
+    have diverged. After an interrupt, ends with the current step and raises
+    KeyboardInterrupt."""
+    with Interrupt() as interrupt:
+        for step in range(total):
+            num_tokens, losses = learn(members, examples.train, info, step, total)
+            made = list(zip(members, losses, strict=True))
+            progress.diverged += [Result(*m, None) for m in made if m[1] == math.inf]
+            made = [one for one in made if one[1] != math.inf]
+            members = [one for one, _ in made]
+            ends = interrupt.asked or step + 1 == total
+            due = ends or adapters.is_due(step + 1, options.eval_every, total)
+            held_out = examples.held_out if due else []
+            progress.results = finish(made, held_out, info)
+            if all(math.isinf(one.score) for one in progress.results):
+                rates = ", ".join(f"{rate:g}" for rate in sorted(set(options.lr)))
+                raise FailedPrecondition(
+                    f"all adapters have diverged, with --lr {rates}: give lower rates"
+                )
+            watch.step(
+                step + 1,
+                num_tokens,
+                {
+                    "lowest_loss": min(losses),
+                    "highest_loss": max(loss for _, loss in made),
+                },
+                more={f"loss/{one.adapter.id}": loss for one, loss in made},
+            )
+            note(watch, step + 1, progress.results)
+            if ends:
+                adapters.save(best(progress.results).run.adapter, step + 1)
+                break
+        if interrupt.asked:
+            raise KeyboardInterrupt
 
 
 def run(options: argparse.Namespace) -> None:
     """Trains all adapters, evaluates them and saves the best. Raises WeftError if a
-    call fails. After an interrupt, ends with the current step and raises
-    KeyboardInterrupt."""
+    call fails, and what `train` raises."""
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         first = argparse.Namespace(**{**vars(options), "seed": options.seed[0]})
         encode = sft.encoder(client, options, info, options.loss_on)
         examples = sft.load(first, encode.example)
-        runs.begin(options, info, sft.sources(options))
+        before = runs.check(options)
         members = open_runs(client, options, info, len(examples.train))
+        runs.keep(options, info, before)
         per_step = options.batch * options.accumulate
         total = sft.num_steps(options, len(examples.train), per_step)
         print(f"{len(members)} adapters, {total} steps each", flush=True)
         settings = runs.settings(options)
         watch = Watch(options.output, total, options.log_format, settings=settings)
-        results: list[Result] = []
-        diverged: list[Result] = []
-        with watch, Interrupt() as interrupt:
-            for step in range(total):
-                num_tokens, losses = learn(members, examples.train, info, step, total)
-                made = list(zip(members, losses, strict=True))
-                diverged += [Result(*one, None) for one in made if one[1] == math.inf]
-                made = [one for one in made if one[1] != math.inf]
-                members = [one for one, _ in made]
-                if not made:
-                    results = []
-                    break
-                watch.step(
-                    step + 1,
-                    num_tokens,
-                    {
-                        "lowest loss": min(loss for _, loss in made),
-                        "highest loss": max(loss for _, loss in made),
-                    },
-                    more={f"loss/{one.adapter.id}": loss for one, loss in made},
-                )
-                ends = interrupt.asked or step + 1 == total
-                if ends or adapters.is_due(step + 1, options.eval_every, total):
-                    results = finish(made, examples.held_out, info)
-                    note(watch, step + 1, results)
-                if ends:
-                    adapters.save(best(results).run.adapter, step + 1)
-                    break
-            title = f"{options.adapter}: loss per learnt token"
-            draw(results, watch, options.output / "plot.png", title)
-            show([*results, *diverged], options.output)
-            if interrupt.asked:
-                raise KeyboardInterrupt
+        progress = Progress()
+        with watch, deleted_on_error(members):
+            try:
+                train(members, examples, info, options, total, watch, progress)
+            finally:
+                title = f"{options.adapter}: loss per learnt token"
+                draw(progress.results, watch, options.output / "plot.png", title)
+                show([*progress.results, *progress.diverged], options.output)

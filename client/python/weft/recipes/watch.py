@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from weft.errors import InvalidArgument
 from weft.recipes import plots
-from weft.recipes.boards import open_boards
+from weft.recipes.boards import Boards
 
 Row = dict[str, float]
 FORMATS = ("jsonl", "csv")
@@ -33,10 +34,10 @@ class Watch:
 
     At its exit, also after an error, it draws plot.png if matplotlib is installed.
     Continues an existing log after its step `done`. If the existing log has later
-    steps, keeps it as log.old.jsonl or log.old.csv. The values also go to the boards
-    that are installed (boards.py). total: the number of steps of the run. settings:
-    the options of the run, for the boards. It is a context manager. Raises
-    InvalidArgument for an unknown form, and for an existing file that is not a log.
+    steps, keeps it under `old_name`. The values also go to the boards that are
+    installed (boards.py). total: the number of steps of the run. settings: the options
+    of the run, for the boards. It is a context manager. Raises InvalidArgument for an
+    unknown form, and for an existing file that is not a log.
     """
 
     def __init__(
@@ -57,17 +58,17 @@ class Watch:
         rows = read_log(self._path)
         self._rows = [row for row in rows if done and row["step"] <= done]
         if len(self._rows) < len(rows):
-            os.replace(self._path, folder / f"log.old.{form}")
-        self._boards = open_boards(folder, settings or {})
+            shutil.copyfile(self._path, old_name(self._path))
+            self._write()
+        self._boards = Boards(folder, settings or {})
         self._start = self._last = time.monotonic()
         self._num_new = 0
 
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for board in self._boards:
-            board.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._boards.close(failed=kind is not None)
         if self._plot is not None:
             plots.by_step(
                 self._folder / "plot.png",
@@ -107,7 +108,7 @@ class Watch:
         shown = [f"{name} {value:.4g}" for name, value in values.items()]
         shown += [f"{rate:.0f} tokens/s", f"ETA {_clock(left)}"]
         print(f"step {step}/{self._total}", *shown, sep="  ", flush=True)
-        self._to_board(step, row)
+        self._boards.add(step, row)
 
     def note(
         self,
@@ -128,7 +129,7 @@ class Watch:
         self._rows[-1].update(values)
         self._write()
         print(f"step {step}/{self._total}  {name} {value:.4f}", flush=True)
-        self._to_board(step, values)
+        self._boards.add(step, values)
         self._last = time.monotonic()
 
     def _write(self) -> None:
@@ -146,12 +147,6 @@ class Watch:
                 file.writelines(json.dumps(row) + "\n" for row in self._rows)
         os.replace(draft, self._path)
 
-    def _to_board(self, step: int, row: Mapping[str, float]) -> None:
-        for board in self._boards:
-            for name, value in row.items():
-                if name != "step":
-                    board.add_scalar(name, value, step)
-
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(max(seconds, 0)), 60)
@@ -161,6 +156,18 @@ def _clock(seconds: float) -> str:
 
 def _csv_row(row: Mapping[str, str]) -> Row:
     return {name: float(text) for name, text in row.items() if text}
+
+
+def old_name(path: Path) -> Path:
+    """Returns a free name for an earlier state of a file: log.old.jsonl, log.old2.jsonl
+    and so on."""
+    number = 1
+    while True:
+        mark = "" if number == 1 else number
+        old = path.with_name(f"{path.stem}.old{mark}{path.suffix}")
+        if not old.exists():
+            return old
+        number += 1
 
 
 def last_number(folder: Path, form: str) -> int | None:
