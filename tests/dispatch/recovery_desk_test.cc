@@ -161,14 +161,26 @@ TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
   EXPECT_EQ(code("tenant"), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(RecoveryDeskTest, ADrainDoesNotWaitForTheReplay) {
+TEST_F(RecoveryDeskTest, TheReplayGoesOnInADrainOfAClient) {
+  Create("a");
+  Replay(10);
+  bool drained = false;
+  dispatcher().Drain(
+      [&](const absl::StatusOr<bool>& done) { drained = done.ok(); });
+  EXPECT_EQ(Run(), "");
+  engine_.RunReplies();
+  EXPECT_TRUE(drained);
+  EXPECT_EQ(replayed_, 10);
+}
+
+TEST_F(RecoveryDeskTest, TheEndOfTheProcessDoesNotWaitForTheReplay) {
   Create("a");
   Create("b");
   (void)desk().BeginStep(*adapters().KeyOf("b"), 1, "digest", OneDatum("b", 1));
   Submit("a", 1);
   Replay(1000);
   bool drained = false;
-  dispatcher().Drain(
+  dispatcher().Finish(
       [&](const absl::StatusOr<bool>& done) { drained = done.ok(); });
   EXPECT_EQ(Run(), "a");
   EXPECT_EQ(Run(), "");
