@@ -404,7 +404,10 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
 
 def test_calls_that_concern_all_are_audited_without_tokens() -> None:
     names = ["Drain", "Undrain", "WriteSnapshot"]
-    with FakeWeftd() as server, grpc.insecure_channel(server.target) as raw:
+    with (
+        FakeWeftd("--log-level=info") as server,
+        grpc.insecure_channel(server.target) as raw,
+    ):
         for name in names:
             raw.unary_unary(f"/weft.v1.ServerService/{name}")(b"", timeout=10)
         # A thread of its own writes the log.
