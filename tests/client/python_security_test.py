@@ -409,7 +409,8 @@ def test_calls_that_concern_all_are_audited_without_tokens() -> None:
         grpc.insecure_channel(server.target) as raw,
     ):
         for name in names:
-            raw.unary_unary(f"/weft.v1.ServerService/{name}")(b"", timeout=10)
+            call: Any = raw.unary_unary(f"/weft.v1.ServerService/{name}")
+            call(b"", timeout=10)
         # A thread of its own writes the log.
         wait_until(lambda: server.log().count('"audit"') == len(names))
 
