@@ -328,12 +328,13 @@ void CallRecord::NoteError(const absl::Status& status) {
 }
 
 void CallRecord::Audit(const absl::Status& status) const {
-  const bool removes = rpc_ == Rpc::kDrain || rpc_ == Rpc::kUndrain ||
-                       rpc_ == Rpc::kDeleteAdapter ||
-                       rpc_ == Rpc::kDeleteCheckpoint;
+  const bool always = rpc_ == Rpc::kDrain || rpc_ == Rpc::kUndrain ||
+                      rpc_ == Rpc::kWriteSnapshot ||
+                      rpc_ == Rpc::kDeleteAdapter ||
+                      rpc_ == Rpc::kDeleteCheckpoint;
   const bool admin =
       core_->authenticator != nullptr && caller().ok() && caller()->sees_all();
-  if (!removes && !(admin && ChangesState(rpc_))) return;
+  if (!always && !(admin && ChangesState(rpc_))) return;
   Log(LogLevel::kInfo, "audit",
       {{"outcome", absl::StatusCodeToString(status.code())},
        {"method", RpcName(rpc_)},

@@ -44,7 +44,9 @@ absl::Status Top(const Session& session) {
     if (shown > 0) absl::SleepFor(*interval);
     absl::StatusOr<LoadSample> now = Look(session);
     // A server that has answered may restart, so this waits for its return.
-    if (!now.ok() && !before) return now.status();
+    const bool away = absl::IsUnavailable(now.status()) ||
+                      absl::IsDeadlineExceeded(now.status());
+    if (!now.ok() && !(before && away)) return now.status();
     if (now.ok()) answered = SteadyNow();
     if (!session.json) {
       session.out << (live ? kClearScreen : shown > 0 ? "\n" : "");

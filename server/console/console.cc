@@ -79,8 +79,8 @@ void WithCheckpoints(const EnginePort& port, const CallOrigin& origin,
         }
         respond(Guarded(JsonReply(*shared)));
       });
-  // If the call is refused, for example during a drain, the page gets the state
-  // without checkpoints.
+  // If the call is refused, for example because the tenant has too many calls
+  // in flight, the page gets the state without checkpoints.
   if (!refused.ok()) respond(Guarded(JsonReply(*shared)));
 }
 

@@ -73,11 +73,11 @@ async function poll() {
   if (request !== mine) return;
   setText(byId("status"), failure);
   if (!failure) answeredAt = performance.now();
-  showAge();
   if (answer.refused !== undefined) return askForToken(answer.refused);
   if (!document.hidden) timer = setTimeout(poll, INTERVAL_MS);
   polls += 1;
   if (answer.state) take(answer.state);
+  showAge();
 }
 
 // Says how old the numbers are if no answer has come for long.
@@ -89,6 +89,8 @@ function showAge() {
 }
 
 function askForToken(why) {
+  state = null;
+  showAge();
   byId("main").hidden = true;
   byId("who").hidden = true;
   byId("token-form").hidden = false;

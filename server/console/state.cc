@@ -31,21 +31,21 @@ constexpr size_t kMaxSnapshots = 50;
 struct Entry {
   AdapterInfo info;
   std::string engine_name;
-  AdapterActivity totals;  // `totals.points` is empty.
+  AdapterActivity totals;  // `points` and `updates` are empty.
 };
 
 double Seconds(absl::Time time) {
   return static_cast<double>(absl::ToUnixMillis(time)) / 1000;
 }
 
-// Returns a loss with about five digits, which are enough to draw the loss;
-// null if the loss is not finite.
-Json Loss(float loss) {
-  if (!std::isfinite(loss)) return nullptr;
-  if (loss == 0) return 0;
+// Returns the value with about five digits, which are enough to draw it; null
+// if it is not finite.
+Json Rounded(float value) {
+  if (!std::isfinite(value)) return nullptr;
+  if (value == 0) return 0;
   const double scale =
-      std::pow(10.0, 4 - std::floor(std::log10(std::abs(double{loss}))));
-  return std::isfinite(scale) ? std::round(loss * scale) / scale : 0;
+      std::pow(10.0, 4 - std::floor(std::log10(std::abs(double{value}))));
+  return std::isfinite(scale) ? std::round(value * scale) / scale : 0;
 }
 
 std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
@@ -195,7 +195,7 @@ Json AdapterJson(const Entry& entry, const AdapterActivity& latest) {
   const AdapterInfo& info = entry.info;
   Json losses = Json::array();
   for (const TrainPoint& point : latest.points) {
-    losses.push_back(Loss(point.loss));
+    losses.push_back(Rounded(point.loss));
   }
   return {{"id", info.adapter_id},
           {"tenant", info.tenant},
@@ -242,13 +242,13 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
   }
   for (const TrainPoint& point : activity.adapters[0].points) {
     out["steps"].push_back(point.step);
-    out["losses"].push_back(Loss(point.loss));
+    out["losses"].push_back(Rounded(point.loss));
     out["tokens"].push_back(point.num_tokens);
     out["ended_at"].push_back(Seconds(point.ended_at));
   }
   for (const UpdatePoint& update : activity.adapters[0].updates) {
     out["update_steps"].push_back(update.step);
-    out["grad_norms"].push_back(Loss(update.grad_norm));
+    out["grad_norms"].push_back(Rounded(update.grad_norm));
   }
   return out;
 }
@@ -269,7 +269,7 @@ Json ComparedJson(const Engine& engine, std::vector<const Entry*> entries) {
     Json losses = Json::array();
     for (const TrainPoint& point : activity.adapters[i].points) {
       steps.push_back(point.step);
-      losses.push_back(Loss(point.loss));
+      losses.push_back(Rounded(point.loss));
     }
     out.push_back({{"id", entries[i]->info.adapter_id},
                    {"steps", std::move(steps)},

@@ -18,7 +18,9 @@
 #include "src/engine/engine.h"
 #include "src/engine/load_rank.h"
 #include "src/engine/memory_plan.h"
+#include "src/engine/model_fingerprint.h"
 #include "src/executor/model_runner.h"
+#include "src/log/state_folder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
 #include "src/model_config/weight_list.h"
@@ -156,9 +158,16 @@ absl::StatusOr<std::string> Describe(EngineOptions options,
   return TableOf(split, sizes, options, available);
 }
 
+// Returns the absolute path without parts such as "..", and without a slash at
+// its end.
+std::filesystem::path Cleaned(const std::string& path) {
+  const auto clean = std::filesystem::absolute(path).lexically_normal();
+  return clean.has_filename() ? clean : clean.parent_path();
+}
+
 // Returns whether a start could write to the folder, which it may have to make.
 absl::Status CheckFolder(const char* flag, const std::string& path) {
-  std::filesystem::path place = std::filesystem::absolute(path);
+  std::filesystem::path place = Cleaned(path);
   std::error_code error;
   while (!std::filesystem::exists(place, error) && place.has_relative_path()) {
     place = place.parent_path();
@@ -172,11 +181,37 @@ absl::Status CheckFolder(const char* flag, const std::string& path) {
       " is not a folder in which this user may write"));
 }
 
-absl::Status Check(EngineOptions options) {
+absl::Status CheckFolders(const EngineOptions& options) {
   WEFT_RETURN_IF_ERROR(CheckFolder("checkpoint-dir", options.checkpoint_dir));
-  if (!options.state_dir.empty()) {
-    WEFT_RETURN_IF_ERROR(CheckFolder("state-dir", options.state_dir));
+  if (options.state_dir.empty()) return absl::OkStatus();
+  // A start makes the checkpoint folder with its parents. Then it makes the
+  // state folder, but no parent of it.
+  const std::filesystem::path parent = Cleaned(options.state_dir).parent_path();
+  const std::filesystem::path made =
+      Cleaned(options.checkpoint_dir).lexically_relative(parent);
+  const bool is_made = !made.empty() && *made.begin() != "..";
+  std::error_code error;
+  if (!is_made && !std::filesystem::is_directory(parent, error)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--state-dir=", options.state_dir, " cannot be created: make the ",
+        "folder ", parent.string(), " first"));
   }
+  return CheckFolder("state-dir", options.state_dir);
+}
+
+// Checks FORMAT of a state folder that is there.
+absl::Status CheckState(const EngineOptions& options) {
+  if (options.state_dir.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const std::string model, ModelFingerprint(options));
+  return journal::StateFolder::Check(options.state_dir, model,
+                                     options.accept_base_model_change);
+}
+
+// Returns the device's index that the last local rank needs.
+absl::StatusOr<int> CheckWorld(const EngineOptions& options) {
+  const int size = options.tensor_parallel_size * options.data_parallel_size;
+  // Like a start, a server of one rank ignores variables such as RANK.
+  if (size == 1) return 0;
   WEFT_ASSIGN_OR_RETURN(const std::optional<World> given,
                         WorldFromEnvironment([](const std::string& name) {
                           const char* const value = std::getenv(name.c_str());
@@ -184,15 +219,19 @@ absl::Status Check(EngineOptions options) {
                                      ? std::nullopt
                                      : std::optional<std::string>(value);
                         }));
-  const int size = options.tensor_parallel_size * options.data_parallel_size;
-  if (given && size > 1) {
-    WEFT_RETURN_IF_ERROR(CheckWorldSize(*given, options.tensor_parallel_size,
-                                        options.data_parallel_size));
-  }
-  WEFT_RETURN_IF_ERROR(CheckDevice(
-      options.device, given && size > 1 ? given->local_rank : size - 1));
+  if (!given) return size - 1;
+  WEFT_RETURN_IF_ERROR(CheckWorldSize(*given, options.tensor_parallel_size,
+                                      options.data_parallel_size));
+  return given->local_rank;
+}
+
+absl::Status Check(const EngineOptions& options) {
+  WEFT_RETURN_IF_ERROR(CheckFolders(options));
+  WEFT_ASSIGN_OR_RETURN(const int local_rank, CheckWorld(options));
+  WEFT_RETURN_IF_ERROR(CheckDevice(options, local_rank));
   WEFT_ASSIGN_OR_RETURN(const model::ModelConfig config, CheckModel(options));
-  return ContextTokens(options, config).status();
+  WEFT_RETURN_IF_ERROR(ContextTokens(options, config).status());
+  return CheckState(options);
 }
 
 }  // namespace

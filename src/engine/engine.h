@@ -175,9 +175,9 @@ class Engine {
                                            const World& world,
                                            const std::function<void()>& met);
 
-// Checks what StartEngine checks before it reads weights: the device, the
-// model's config.json and headers, the sizes of the world, and that the folders
-// can be written. Makes no folder. Errors: those of StartEngine.
+// Checks what StartEngine checks before it loads weights: device, config.json
+// and headers, sizes of the world, that folders can be written, and FORMAT of
+// --state-dir, which may be in use. Makes no folder. Errors: StartEngine's.
 [[nodiscard]] absl::Status CheckStart(const EngineOptions& options);
 
 // Returns a table of how StartEngine would divide the memory of CUDA devices

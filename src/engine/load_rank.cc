@@ -242,8 +242,10 @@ absl::Status PlanDevice(LoadedRank& rank) {
 
 }  // namespace
 
-absl::Status CheckDevice(Device device, int local_rank) {
-  return PickDevice(device, local_rank).status();
+absl::Status CheckDevice(const EngineOptions& options, int local_rank) {
+  WEFT_ASSIGN_OR_RETURN(const at::Device device,
+                        PickDevice(options.device, local_rank));
+  return device.is_cuda() ? CheckCudaFormat(options) : absl::OkStatus();
 }
 
 absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,

@@ -27,9 +27,11 @@ struct LoadedRank {
   std::optional<MemorySplit> memory;  // Set on CUDA, on rank 0 only.
 };
 
-// Returns OK if this machine has the device for a rank. Errors:
-// FAILED_PRECONDITION.
-[[nodiscard]] absl::Status CheckDevice(Device device, int local_rank);
+// Returns OK if this machine has the device for a rank, and the device computes
+// with the formats of the options. Errors: FAILED_PRECONDITION, and those of
+// CheckCudaFormat.
+[[nodiscard]] absl::Status CheckDevice(const EngineOptions& options,
+                                       int local_rank);
 
 // Returns when every rank has loaded its part of the model. If a rank cannot
 // load, the ranks that it has met return its error, too. Calls `met`, if set,

@@ -118,6 +118,19 @@ absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::Open(
   return OpenAs(path, model, accept_change);
 }
 
+absl::Status StateFolder::Check(const std::string& path,
+                                const std::string& model, bool accept_change) {
+  const absl::StatusOr<UniqueFd> root = OpenDirectory(path, "the state folder");
+  if (absl::IsNotFound(root.status())) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(root.status());
+  const absl::StatusOr<std::string> text = ReadFileAt(root->get(), kFormat);
+  if (absl::IsNotFound(text.status())) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(text.status());
+  WEFT_ASSIGN_OR_RETURN(const std::string stored, ParseFormat(*text));
+  return stored == model || accept_change ? absl::OkStatus()
+                                          : OtherModel(stored, model);
+}
+
 absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenExisting(
     const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const UniqueFd root,

@@ -50,6 +50,11 @@ class StateFolder {
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
       const std::string& path, const std::string& model,
       bool accept_change = false);
+  // Returns the error about format version and base model with which Open would
+  // end, if the folder is there. Takes no lock and writes nothing.
+  [[nodiscard]] static absl::Status Check(const std::string& path,
+                                          const std::string& model,
+                                          bool accept_change);
   // Opens an existing folder without checking its base model. Errors:
   // NOT_FOUND, and those of Open.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>

@@ -28,6 +28,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from weft.__main__ import _parser
+from weft.aio import AsyncClient
 from weft.channel import Security
 from weft.data import ModelTokenizer
 from weft.errors import InvalidArgument
@@ -334,6 +335,38 @@ def test_each_answer_names_its_request(tokenizer: ModelTokenizer) -> None:
             assert front.get(path).headers["x-request-id"]
         evil = front.get("/health", headers={"Host": "evil.example"})
         assert evil.headers["x-request-id"]
+
+
+def test_a_server_that_stops_answering_is_soon_a_503(
+    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(*_: object) -> ModelTokenizer:
+        await asyncio.sleep(60)
+        return tokenizer
+
+    def hang(_: bytes) -> bytes:
+        server.finish.wait(60)
+        return b""
+
+    def check(name: str) -> None:
+        start = time.monotonic()
+        reply = front.post("/v1/completions", json={**BODY, "model": name})
+        assert reply.status_code == 503 and "has not answered for" in reply.text
+        assert time.monotonic() - start < 2
+
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        monkeypatch.setattr(server, "_adapter", hang)
+        check("mine")
+    monkeypatch.setattr(AsyncClient, "tokenizer", slow)
+    monkeypatch.setattr(app_module, "TOKENIZER_SECONDS", 0.5)
+    with (
+        SmallServer() as server,
+        front_of(server.target, tokenizer) as front,
+        ThreadPoolExecutor() as pool,
+    ):
+        # The second caller does not wait for the first one's tokenizer, and then
+        # for its own.
+        list(pool.map(check, ["toy", "toy"]))
 
 
 def test_health_needs_no_key(tokenizer: ModelTokenizer) -> None:

@@ -402,6 +402,19 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
         assert secret not in log, secret
 
 
+def test_calls_that_concern_all_are_audited_without_tokens() -> None:
+    names = ["Drain", "Undrain", "WriteSnapshot"]
+    with (
+        FakeWeftd("--log-level=info") as server,
+        grpc.insecure_channel(server.target) as raw,
+    ):
+        for name in names:
+            call: Any = raw.unary_unary(f"/weft.v1.ServerService/{name}")
+            call(b"", timeout=10)
+        # A thread of its own writes the log.
+        wait_until(lambda: server.log().count('"audit"') == len(names))
+
+
 def open_sockets(address: str, count: int) -> list[socket.socket]:
     host, port = address.rsplit(":", 1)
     made = []

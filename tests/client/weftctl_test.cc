@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
@@ -116,6 +117,18 @@ TEST_F(WeftctlTest, TopShowsTheServerAndItsAdapters) {
   EXPECT_EQ(Run({"top", "--count=1", "-o", "json"}), 0);
   EXPECT_GT(Json()["load"]["uptime_seconds"], 0);
   EXPECT_EQ(Run({"top", "--interval=0s"}), 2);
+}
+
+TEST_F(WeftctlTest, TopWaitsForAServerThatIsAwayAndEndsWithOtherErrors) {
+  std::thread faults([this] {
+    absl::SleepFor(absl::Seconds(1));
+    server_.wire().LoseReply("GetInfo", {grpc::UNAVAILABLE, "away"});
+    server_.wire().LoseReply("GetInfo", {grpc::UNAUTHENTICATED, "expired"});
+  });
+  EXPECT_EQ(Run({"top", "--count=1000", "--interval=10ms"}), 1);
+  faults.join();
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("no answer for 0 s: away"),
+                                HasSubstr("UNAUTHENTICATED: expired")));
 }
 
 TEST_F(WeftctlTest, WritesAProfileOfTheEngine) {

@@ -263,6 +263,13 @@ def test_a_token_opens_the_page_and_stays_in_its_tab(
         page.wait_for_selector("text=There are no adapters.")
         assert "mine" not in page.inner_text("#main")
 
+        # Beside the form there is no badge that says how old the answers are.
+        tokens.revoke("other")
+        page.wait_for_selector("#token-form", state="visible", timeout=20_000)
+        page.evaluate("performance.now = () => 1e6")
+        page.wait_for_timeout(1_500)
+        assert not page.is_visible("#phase")
+
 
 @pytest.mark.parametrize(
     ("change", "shown"),

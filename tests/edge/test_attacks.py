@@ -183,7 +183,16 @@ def test_a_name_must_be_that_of_the_certificate(
 
 @pytest.mark.parametrize(
     "path",
-    ["/metrics", "/authorize", "/readyz", "/livez", "/api", "/api/v2/x", "/nginx.conf"],
+    [
+        "/metrics",
+        "/health",
+        "/authorize",
+        "/readyz",
+        "/livez",
+        "/api",
+        "/api/v2/x",
+        "/nginx.conf",
+    ],
 )
 def test_no_other_path_leads_inside(edge: Edge, path: str) -> None:
     for route in (path, f"/console/..{path}", f"/v1/%2e%2e{path}"):

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "src/engine/engine.h"
+#include "src/engine/model_fingerprint.h"
+#include "src/log/state_folder.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
@@ -96,9 +99,52 @@ TEST_F(DescribeMemoryTest, ACheckedStartNamesWhatIsWrong) {
   options_.state_dir = folder_.path() + "/config.json/state";
   EXPECT_THAT(CheckStart(options_),
               IsStatus(absl::StatusCode::kFailedPrecondition, "--state-dir"));
+  // A start makes the state folder, but not its parents.
+  options_.state_dir = folder_.path() + "/other/state/";
+  EXPECT_THAT(CheckStart(options_),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "make the folder " + folder_.path() + "/other first"));
+  std::filesystem::create_directory(folder_.path() + "/other");
+  EXPECT_THAT(CheckStart(options_), IsOk());
   options_.state_dir = "";
   WriteWeights(1);
   EXPECT_FALSE(CheckStart(options_).ok());
+}
+
+TEST_F(DescribeMemoryTest, ACheckOfOneRankIgnoresTheLauncher) {
+  options_.model_dir = folder_.path();
+  options_.device = Device::kCpu;
+  options_.load_format = LoadFormat::kDummy;
+  WriteConfig(kSmall);
+  ::setenv("RANK", "none", 1);
+  EXPECT_THAT(CheckStart(options_), IsOk());
+  options_.data_parallel_size = 2;
+  EXPECT_THAT(CheckStart(options_),
+              IsStatus(absl::StatusCode::kInvalidArgument, "RANK"));
+  ::unsetenv("RANK");
+}
+
+TEST_F(DescribeMemoryTest, ACheckReadsAStateFolderThatIsInUse) {
+  options_.model_dir = folder_.path();
+  options_.device = Device::kCpu;
+  options_.load_format = LoadFormat::kDummy;
+  options_.state_dir = folder_.path() + "/state";
+  WriteConfig(kSmall);
+  const auto used = journal::StateFolder::Open(options_.state_dir,
+                                               *ModelFingerprint(options_));
+  ASSERT_THAT(used.status(), IsOk());
+  EXPECT_THAT(CheckStart(options_), IsOk());
+  (void)folder_.Write("state/FORMAT",
+                      R"({"format_version": 5, "model": "other"})");
+  EXPECT_THAT(CheckStart(options_),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "belongs to another base model"));
+  options_.accept_base_model_change = true;
+  EXPECT_THAT(CheckStart(options_), IsOk());
+  (void)folder_.Write("state/FORMAT", R"({"format_version": 4, "model": ""})");
+  EXPECT_THAT(
+      CheckStart(options_),
+      IsStatus(absl::StatusCode::kFailedPrecondition, "has format version 4"));
 }
 
 TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {

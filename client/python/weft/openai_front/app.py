@@ -52,6 +52,8 @@ MAX_CLIENTS = 64  # Connections to the server, one for each key.
 INFO_SECONDS = 1.0  # A key that the server has refused meanwhile counts so long.
 # A server that does not say within this time what it runs is not there.
 ANSWER_SECONDS = 1.5
+# The server's tokenizer may have 20 MB.
+TOKENIZER_SECONDS = 30.0
 # A caller of a server that is gone learns it within two seconds.
 _RETRY = RetryPolicy(max_attempts=3)
 # Callers' keys of this form are server tokens.
@@ -116,7 +118,7 @@ class Front:
         """Returns the tokenizer. The first caller's key gets it from the server, or
         checks that the front's own fits the server's model."""
         now = (await self.info(request)).model.tokenizer_fingerprint
-        async with self._getting:
+        async with self.limit(TOKENIZER_SECONDS), self._getting:
             # The server may have started again with another base model.
             if self._tokenizer is None or self._fingerprint != now:
                 self._tokenizer = await self.client(request).tokenizer(self._own)
@@ -143,17 +145,23 @@ class Front:
             raise
 
     async def _ask(self, client: AsyncClient) -> ServerInfo:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                info = await client.info()
-        except TimeoutError:
-            text = f"has not answered for {ANSWER_SECONDS:g} s"
-            raise self._unavailable(text) from None
+        async with self.limit(ANSWER_SECONDS):
+            info = await client.info()
         if info.draining:
             raise self._unavailable("is draining")
         if info.model.context_length == 0:
             raise self._unavailable("is starting")
         return info
+
+    @contextlib.asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        """Raises Unavailable if what runs inside takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            text = f"has not answered for {seconds:g} s"
+            raise self._unavailable(text) from None
 
     def _unavailable(self, why: str) -> Unavailable:
         error = Unavailable(f"weftd at {self._target} {why}; try again")
@@ -167,17 +175,19 @@ class Front:
         look: Callable[[AsyncClient, str, str], Awaitable[T]],
     ) -> T:
         """Returns what look(client, name of the base model, model) finds. Raises
-        NotFound if there is no such model."""
+        NotFound if there is no such model, and Unavailable if the server does not
+        answer in time."""
         client = self.client(request)
-        base = (await self.info(request)).model.name
-        try:
-            return await look(client, base, model)
-        except NotFound:
-            # The server may have started again with another base model.
-            renewed = (await self.info(request, renew=True)).model.name
-            if renewed == base:
-                raise
-            return await look(client, renewed, model)
+        async with self.limit(ANSWER_SECONDS):
+            base = (await self.info(request)).model.name
+            try:
+                return await look(client, base, model)
+            except NotFound:
+                # The server may have started again with another base model.
+                renewed = (await self.info(request, renew=True)).model.name
+                if renewed == base:
+                    raise
+                return await look(client, renewed, model)
 
     async def serves(self) -> bool:
         """Returns whether the server takes work, as far as it says so without a key. A
@@ -227,7 +237,8 @@ def make_app(
     @app.get("/v1/models")
     async def models(request: Request) -> Json:
         await front.info(request)
-        names = await model_ids(front.client(request))
+        async with front.limit(ANSWER_SECONDS):
+            names = await model_ids(front.client(request))
         entries = [_model(name, created) for name, created in names.items()]
         return {"object": "list", "data": entries}
 
