@@ -1,6 +1,6 @@
 // weft.v1.ServerService: GetInfo, GetTokenizer, Drain, Undrain, WriteSnapshot
-// and Profile. Unlike other RPCs, GetInfo and GetTokenizer work while the daemon
-// starts or drains, and the next three while it drains.
+// and Profile. Unlike other RPCs, GetInfo and GetTokenizer work while the
+// daemon starts or drains, and the next three while it drains.
 #include <algorithm>
 #include <memory>
 
