@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
             f"the front needs the package {error.name}: pip install fastapi uvicorn"
         ) from None
     host, _, port = options.listen.rpartition(":")
-    if not port.isdecimal():
+    if not host or not port.isdecimal():
         raise InvalidArgument(f"--listen is {options.listen!r}, must be HOST:PORT")
     _check_names(options)
     # Each caller brings its own token, unless the operator gives a --token-file.
