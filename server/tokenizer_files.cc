@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -54,7 +53,7 @@ TokenizerFiles TokenizerFiles::Load(const std::string& model_dir) {
     complete |= name == "tokenizer.json";
     for (const std::string& part : {name, absl::StrCat(bytes->size())}) {
       sum.Add(part);
-      sum.Add(std::string_view("", 1));
+      sum.Add(std::string(1, '\0'));
     }
     sum.Add(*bytes);
     loaded.files.emplace_back(name, *std::move(bytes));
