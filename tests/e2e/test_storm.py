@@ -28,7 +28,8 @@ What is checked:
   depends on the others in its micro-batch (tests/oracle/tolerance.py). In decoding all
   tenants share a batch, so rounding may decide between two tokens. He draws the tokens
   that he draws alone, and where one differs, it is from the same distribution: the
-  log-probabilities of the likeliest tokens agree within 1e-4.
+  log-probabilities of the likeliest tokens agree within 2e-4, because each may be 1e-4
+  off (LOGPROBS in tests/oracle/tolerance.py).
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def same_sample(one: Any, other: Any) -> bool:
         zip(one.tokens, other.tokens, strict=True)
     ):
         top = [sorted(p for _, p in s.top_logprobs[position]) for s in (one, other)]
-        if not np.allclose(top[0], top[1], rtol=0, atol=1e-4):
+        if not np.allclose(top[0], top[1], rtol=0, atol=2e-4):
             return False
         if mine != others:  # What follows has another context.
             return True
