@@ -7,8 +7,16 @@ namespace weft {
 void LoadHistory::Record(absl::Time now, const prometheus::Registry& registry) {
   MutexLock lock(&mu_);
   if (!readings_.empty() && now - readings_.back().steady < kInterval) return;
-  readings_.push_back(
-      {.steady = now, .wall = absl::Now(), .values = MetricValues(registry)});
+  const MetricValues values(registry);
+  Reading& reading = readings_.emplace_back(
+      Reading{.steady = now,
+              .wall = absl::Now(),
+              .train_tokens = values.Sum("weft_train_tokens_total"),
+              .sampled_tokens = values.Sum("weft_sampled_tokens_total"),
+              .histograms = {}});
+  for (const char* const name : {kQueueWaitMetric, kFirstTokenMetric}) {
+    reading.histograms[name] = values.Buckets(name);
+  }
   while (now - readings_.front().steady > kLength) readings_.pop_front();
 }
 
@@ -18,13 +26,12 @@ std::vector<LoadHistory::Rates> LoadHistory::rates() const {
   for (size_t i = 1; i < readings_.size(); ++i) {
     const Reading& from = readings_[i - 1];
     const Reading& to = readings_[i];
-    const auto rate = [&](const char* name) {
-      return (to.values.Sum(name) - from.values.Sum(name)) /
-             absl::ToDoubleSeconds(to.steady - from.steady);
-    };
-    rates.push_back({.at = to.wall,
-                     .train_tokens = rate("weft_train_tokens_total"),
-                     .sampled_tokens = rate("weft_sampled_tokens_total")});
+    const double seconds = absl::ToDoubleSeconds(to.steady - from.steady);
+    rates.push_back(
+        {.at = to.wall,
+         .train_tokens = (to.train_tokens - from.train_tokens) / seconds,
+         .sampled_tokens =
+             (to.sampled_tokens - from.sampled_tokens) / seconds});
   }
   return rates;
 }
@@ -32,8 +39,12 @@ std::vector<LoadHistory::Rates> LoadHistory::rates() const {
 double LoadHistory::Recent(const MetricValues& now, const std::string& name,
                            double q) const {
   MutexLock lock(&mu_);
-  const Histogram before =
-      readings_.empty() ? Histogram() : readings_.front().values.Buckets(name);
+  Histogram before;
+  if (!readings_.empty()) {
+    const auto known = readings_.front().histograms.find(name);
+    if (known == readings_.front().histograms.end()) return 0;
+    before = known->second;
+  }
   return Quantile(before, now.Buckets(name), q);
 }
 

@@ -4,6 +4,7 @@
 #define WEFT_SERVER_LOAD_HISTORY_H_
 
 #include <deque>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,10 @@
 #include "src/base/mutex.h"
 
 namespace weft {
+
+// The histograms whose recent quantiles LoadHistory knows.
+inline constexpr char kQueueWaitMetric[] = "weft_queue_wait_seconds";
+inline constexpr char kFirstTokenMetric[] = "weft_time_to_first_token_seconds";
 
 class LoadHistory {
  public:
@@ -32,16 +37,19 @@ class LoadHistory {
   void Record(absl::Time now, const prometheus::Registry& registry);
   // Returns the rates, the oldest first. Threads: any.
   [[nodiscard]] std::vector<Rates> rates() const;
-  // Returns the quantile `q` of what a histogram of `now` has observed within
-  // kLength; 0 if nothing. Threads: any.
+  // Returns the quantile `q` of what one of the histograms above has observed
+  // within kLength, up to `now`; 0 if nothing. Threads: any.
   [[nodiscard]] double Recent(const MetricValues& now, const std::string& name,
                               double q) const;
 
  private:
+  // Not all MetricValues, because their number grows with that of tenants.
   struct Reading {
     absl::Time steady;
     absl::Time wall;
-    MetricValues values;
+    double train_tokens = 0;  // Totals.
+    double sampled_tokens = 0;
+    std::map<std::string, Histogram> histograms;
   };
 
   mutable Mutex mu_;

@@ -108,23 +108,21 @@ Json Percentiles(const LoadHistory& history, const MetricValues& values,
 // Returns "load": the calls, steps, waits, memory, disks and adapters of the
 // whole server.
 Json LoadJson(const LoadHistory& history, const MetricValues& values) {
-  return {
-      {"uptime_seconds", std::round(values.UptimeSeconds())},
-      {"queue_wait", Percentiles(history, values, "weft_queue_wait_seconds")},
-      {"first_token",
-       Percentiles(history, values, "weft_time_to_first_token_seconds")},
-      {"disk_free", values.ByLabel("weft_disk_free_bytes")},
-      {"disk_size", values.ByLabel("weft_disk_size_bytes")},
-      {"calls_in_flight", values.Sum("weft_requests_inflight")},
-      {"optim_steps", values.Sum("weft_optim_steps_total")},
-      {"resident_bytes", values.Sum("process_resident_memory_bytes")},
-      {"device_bytes", values.Sum("weft_device_memory_bytes")},
-      {"device_used_bytes", values.Sum("weft_device_allocated_bytes")},
-      {"parts", values.ByLabel("weft_memory_part_bytes")},
-      {"kv_bytes", values.Sum("weft_kv_cache_capacity_bytes")},
-      {"kv_used_bytes", values.Sum("weft_kv_cache_used_bytes")},
-      {"adapter_bytes", values.Sum("weft_adapter_bytes")},
-      {"adapters_at", values.ByLabel("weft_adapters")}};
+  return {{"uptime_seconds", std::round(values.UptimeSeconds())},
+          {"queue_wait", Percentiles(history, values, kQueueWaitMetric)},
+          {"first_token", Percentiles(history, values, kFirstTokenMetric)},
+          {"disk_free", values.ByLabel("weft_disk_free_bytes")},
+          {"disk_size", values.ByLabel("weft_disk_size_bytes")},
+          {"calls_in_flight", values.Sum("weft_requests_inflight")},
+          {"optim_steps", values.Sum("weft_optim_steps_total")},
+          {"resident_bytes", values.Sum("process_resident_memory_bytes")},
+          {"device_bytes", values.Sum("weft_device_memory_bytes")},
+          {"device_used_bytes", values.Sum("weft_device_allocated_bytes")},
+          {"parts", values.ByLabel("weft_memory_part_bytes")},
+          {"kv_bytes", values.Sum("weft_kv_cache_capacity_bytes")},
+          {"kv_used_bytes", values.Sum("weft_kv_cache_used_bytes")},
+          {"adapter_bytes", values.Sum("weft_adapter_bytes")},
+          {"adapters_at", values.ByLabel("weft_adapters")}};
 }
 
 // Returns at most kMaxTenants tenants that have adapters, in the order of

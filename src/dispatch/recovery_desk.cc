@@ -141,7 +141,7 @@ bool RecoveryDesk::FinishSlices(bool wanted) {
         return entry.second->started &&
                entry.second->kind == sched::WorkKind::kTrain;
       });
-  s_.scheduler.SetFinishing(between);
+  s_.scheduler.SetUndividedOnly(between);
   return wanted && !between;
 }
 

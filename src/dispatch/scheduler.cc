@@ -254,7 +254,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
     if (!queue.on_device() && CanStart(queue, now) &&
-        !(finishing_ && WouldBeginSlices(*queue.Ready(now)))) {
+        !(undivided_only_ && WouldBeginSlices(*queue.Ready(now)))) {
       ready.push_back(&queue);
     }
   }

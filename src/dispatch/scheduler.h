@@ -93,7 +93,7 @@ class Scheduler {
 
   // While set, no request starts that would be divided into slices. All other
   // work goes on, and so do requests that are between two slices.
-  void SetFinishing(bool finishing) { finishing_ = finishing; }
+  void SetUndividedOnly(bool only) { undivided_only_ = only; }
 
   // Returns the kinds of work that could start if the adapter were not held,
   // without empty work.
@@ -182,7 +182,7 @@ class Scheduler {
   std::set<AdapterKey> backlogged_;  // Adapters with waiting training work.
   FairShares shares_;                // Shares of training.
   std::set<AdapterKey> held_;
-  bool finishing_ = false;
+  bool undivided_only_ = false;
   AdapterKey exclusive_ = AdapterKey::kBaseModel;  // Of the latest kExclusive.
   SampleQueue samples_;
   QueueRoom room_;

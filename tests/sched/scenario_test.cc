@@ -313,9 +313,9 @@ class Interpreter {
          scheduler_->SetHeld(Adapter(w.at(1)), w.at(2) == "yes");
          return std::string();
        }},
-      {"finishing",
+      {"undivided",
        [this](const Words& w) {
-         scheduler_->SetFinishing(w.at(1) == "yes");
+         scheduler_->SetUndividedOnly(w.at(1) == "yes");
          return std::string();
        }},
       {"idle", [this](const Words&) { return YesNo(scheduler_->Idle()); }},
