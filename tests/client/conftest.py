@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +66,23 @@ def client(server: FakeWeftd) -> Iterator[weft.Client]:
         yield made
 
 
+def save_tokenizer(
+    folder: Path, words: Sequence[str], unknown: str, config: Mapping[str, object]
+) -> None:
+    """Writes a tokenizer that gives each word its place, and its configuration."""
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     folder = tmp_path / "model"
     folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "end", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    save_tokenizer(folder, WORDS, "end", config)
     return folder
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import save_tokenizer
 from fake_weftd import FakeWeftd
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
 from weft import peft_extras
@@ -23,12 +23,8 @@ TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="zero"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
     config = {"eos_token": "six", "chat_template": TEMPLATE}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    save_tokenizer(tmp_path, WORDS, "zero", config)
     return tmp_path
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import save_tokenizer
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -41,14 +42,10 @@ OTHER = {"role": "assistant", "content": "four five"}
 
 
 def folder_with(tmp_path: Path, template: str | None) -> Path:
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
     config: dict[str, Any] = {"eos_token": {"content": "end"}}
     if template is not None:
         config["chat_template"] = [{"name": "default", "template": template}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    save_tokenizer(tmp_path, WORDS, "end", config)
     generation = {"eos_token_id": [EOS, 9]}
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     return tmp_path

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TEMPLATE, WORDS
+from conftest import TEMPLATE, WORDS, save_tokenizer
 from fake_weftd import FakeWeftd
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 
 import weft
 from weft.__main__ import main
@@ -29,12 +29,8 @@ MISTAKES = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The names that a line may use: a client of a server with the adapter "mine"."""
     model = tmp_path_factory.mktemp("model")
-    vocabulary = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="end"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(model / "tokenizer.json"))
     config = {"eos_token": "end", "chat_template": TEMPLATE}
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    save_tokenizer(model, WORDS, "end", config)
     with pytest.MonkeyPatch.context() as patch, FakeWeftd(f"--model={model}") as server:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         with weft.Client(server.target) as client:

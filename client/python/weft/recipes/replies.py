@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.errors import InvalidArgument
-from weft.recipes.watch import old_name
+from weft.recipes.watch import old_name, replaced
 from weft.types import Sample
 
 FILE = "samples.jsonl"
@@ -58,13 +57,9 @@ class ReplyLog:
         rows = [self._row(line, place) for place, line in enumerate(whole, start=1)]
         kept = [row for row in rows if done and row["step"] <= done]
         if rest or len(kept) < len(rows):
-            # A run may be killed at any moment, so the file stays until the new one is
-            # whole.
             shutil.copyfile(self._path, old_name(self._path))
-            draft = self._path.with_suffix(".tmp")
-            draft.unlink(missing_ok=True)
-            _append(draft, kept)
-            os.replace(draft, self._path)
+            with replaced(self._path) as file:
+                file.writelines(_lines(kept))
 
     def _row(self, line: str, place: int) -> dict[str, Any]:
         try:
@@ -88,7 +83,8 @@ class ReplyLog:
                 group.samples, group.replies, group.rewards, strict=True
             )
         ]
-        _append(self._path, map(asdict, rows))
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(_lines(map(asdict, rows)))
         best = max(rows, key=lambda row: row.reward)
         worst = min(rows, key=lambda row: row.reward)
         return [
@@ -97,10 +93,9 @@ class ReplyLog:
         ]
 
 
-def _append(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+def _lines(rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    for row in rows:
+        yield json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _shown(reply: str) -> str:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 from datetime import UTC, datetime
 from importlib import metadata
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import FailedPrecondition, InvalidArgument
-from weft.recipes.watch import FORMATS, read_log
+from weft.recipes.watch import FORMATS, read_log, replaced
 from weft.types import ServerInfo
 
 FILE = "run.json"
@@ -77,9 +76,8 @@ def keep(options: argparse.Namespace, info: ServerInfo, before: dict[str, Any]) 
         _show_changes(before, entry)
         entry["earlier"] = [*before.pop("earlier", ()), before]
     options.output.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    with replaced(path) as file:
+        file.write(json.dumps(entry, indent=2) + "\n")
 
 
 def _show_changes(before: dict[str, Any], now: dict[str, Any]) -> None:

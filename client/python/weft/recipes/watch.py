@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from weft.errors import InvalidArgument
 from weft.recipes import plots
@@ -135,17 +137,13 @@ class Watch:
     def _write(self) -> None:
         """Writes the whole log again, because `note` may change the last row."""
         names = list(dict.fromkeys(name for row in self._rows for name in row))
-        # A run may be killed at any moment, so the old log stays until the new one is
-        # whole.
-        draft = self._path.with_suffix(".tmp")
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        with replaced(self._path) as file:
             if self._path.suffix == ".csv":
                 writer = csv.DictWriter(file, names)
                 writer.writeheader()
                 writer.writerows(self._rows)
             else:
                 file.writelines(json.dumps(row) + "\n" for row in self._rows)
-        os.replace(draft, self._path)
 
 
 def _clock(seconds: float) -> str:
@@ -156,6 +154,16 @@ def _clock(seconds: float) -> str:
 
 def _csv_row(row: Mapping[str, str]) -> Row:
     return {name: float(text) for name, text in row.items() if text}
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[TextIO]:
+    """Opens a draft that takes the file's place once it is whole. A run may be killed
+    at any moment, so the old file stays until then."""
+    draft = path.with_suffix(".tmp")
+    with draft.open("w", encoding="utf-8", newline="") as file:
+        yield file
+    os.replace(draft, path)
 
 
 def old_name(path: Path) -> Path:
