@@ -33,6 +33,8 @@ struct DeltaConfig {
   int key_features = 0;  // Of one head.
   int value_features = 0;
   int conv_kernel = 0;  // The rows that an output of the convolution reads.
+  // If true, checkpoints fuse the input projections (DeltaShape::is_fused).
+  bool is_fused = false;
 
   [[nodiscard]] int64_t key_width() const {
     return int64_t{key_heads} * key_features;
@@ -78,6 +80,9 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  // q_proj also makes gates: for each query head, rows of the query, then rows
+  // of gates. The head's output is multiplied by their sigmoid.
+  bool output_gate = false;
   bool sinks = false;  // Query heads have sinks (Family::sinks).
   // The outputs of attention and MLP also have RMS norms.
   bool output_norms = false;
