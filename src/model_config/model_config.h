@@ -18,8 +18,32 @@ namespace weft::model {
 
 // The attention settings that may differ between layers.
 struct LayerAttention {
+  // True if the layer computes a gated delta rule in place of attention. The
+  // other fields then have no meaning.
+  bool linear = false;
   ops::AttentionRule rule;
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
+};
+
+// The gated delta rule of the layers whose LayerAttention is linear. Value head
+// h reads key head h / (value_heads / key_heads).
+struct DeltaConfig {
+  int key_heads = 0;
+  int value_heads = 0;   // A multiple of key_heads.
+  int key_features = 0;  // Of one head.
+  int value_features = 0;
+  int conv_kernel = 0;  // The rows that an output of the convolution reads.
+
+  [[nodiscard]] int64_t key_width() const {
+    return int64_t{key_heads} * key_features;
+  }
+  [[nodiscard]] int64_t value_width() const {
+    return int64_t{value_heads} * value_features;
+  }
+  // Returns the features of the convolution: q, k and v.
+  [[nodiscard]] int64_t conv_width() const {
+    return 2 * key_width() + value_width();
+  }
 };
 
 // The mixtures of experts that layers have in place of an MLP.
@@ -64,12 +88,15 @@ struct ModelConfig {
   bool scaled_embeddings = false;
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
+  DeltaConfig delta;                      // Zeros without linear layers.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   std::vector<std::vector<double>> rope_tables;
   // The ids of eos_token_id in config.json and generation_config.json.
   std::vector<int32_t> eos_token_ids;
 
+  // Returns whether the model has linear layers.
+  [[nodiscard]] bool has_delta() const { return delta.value_heads > 0; }
   [[nodiscard]] lora::ModelShape shape() const;
   // Returns the number of parameters of the base model. Tied embeddings count
   // once.
