@@ -299,6 +299,14 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.experts.shared_down_HS;
     case WeightSlot::kSharedGate:
       return w.experts.shared_gate_1H;
+    case WeightSlot::kConv:
+      return w.conv_WR1;
+    case WeightSlot::kDecay:
+      return w.a_log_H;
+    case WeightSlot::kDtBias:
+      return w.dt_bias_H;
+    case WeightSlot::kDeltaNorm:
+      return w.delta_norm_V;
     default:
       return w.mlp_out_norm_H;
   }
@@ -412,7 +420,7 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   WEFT_RETURN_IF_ERROR(ReadPacked(checkpoint, packed, on_read));
   if (config.norms_from_one) {
     for (const WeightEntry& entry : entries) {
-      if (IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
+      if (IsFromOne(entry.slot, config)) FieldOf(w, entry).add_(1);
     }
   }
   return absl::OkStatus();
@@ -487,7 +495,8 @@ void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   Draw(whole.front(), seed, whole_OI);
   int64_t first_row = 0;
   for (const WeightEntry& of : whole) {
-    if (!part.empty() && part.front().name == of.name) {
+    if (!part.empty() && part.front().name == of.name &&
+        part.front().fused.first_row == of.fused.first_row) {
       const WeightEntry& entry = part.front();
       const absl::Status stored = StoreRows(
           entry,

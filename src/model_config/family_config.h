@@ -38,6 +38,16 @@ enum class ExpertFields {
              // has all experts of a layer.
 };
 
+// Which layers compute a gated delta rule in place of attention
+// (ModelConfig::delta).
+enum class DeltaFields {
+  kNone,
+  kSplit,  // The layers of linear_attention in layer_types, or all except every
+           // nth (full_attention_interval). q_proj of the other layers makes
+           // gates (ModelConfig::output_gate).
+  kFused,  // As kSplit, but checkpoints fuse q, k, v and z, and b and a.
+};
+
 // The defaults of absent fields. A field with default 0 is required, except
 // where a comment says otherwise.
 struct DefaultSizes {
@@ -63,6 +73,10 @@ struct Family {
   bool mlp_bias_field = false;
   bool qk_norm = false;
   ExpertFields experts = ExpertFields::kNone;
+  // If true, norm_topk_prob must be true or absent.
+  bool normalizes_experts = false;
+  DeltaFields delta = DeltaFields::kNone;
+  bool norms_from_one = false;  // ModelConfig::norms_from_one.
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // n of kPattern: every nth layer has no window.

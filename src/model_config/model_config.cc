@@ -103,9 +103,10 @@ constexpr absl::string_view kGenerationFields[] = {
 // Fields that describe how a model reads images. They are ignored, because this
 // server accepts no images.
 constexpr absl::string_view kImageFields[] = {
-    "boi_token_index",     "boi_token_id",      "eoi_token_index",
-    "eoi_token_id",        "image_token_index", "image_token_id",
-    "mm_tokens_per_image", "vision_config",
+    "boi_token_index",       "boi_token_id",        "eoi_token_index",
+    "eoi_token_id",          "image_token_index",   "image_token_id",
+    "mm_tokens_per_image",   "vision_config",       "video_token_id",
+    "vision_start_token_id", "vision_end_token_id",
 };
 
 // Adds the ids of the field eos_token_id to `ids`, without duplicates. `value`

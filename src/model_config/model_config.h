@@ -25,6 +25,9 @@ struct LayerAttention {
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
+// The largest DeltaConfig::conv_kernel.
+inline constexpr int kMaxConvKernel = 8;
+
 // The gated delta rule of the layers whose LayerAttention is linear. Value head
 // h reads key head h / (value_heads / key_heads).
 struct DeltaConfig {
