@@ -47,6 +47,9 @@ struct ModelShape {
   int64_t vocab = 0;
   ExpertShape experts;
   DecoderNames names = DecoderNames::kPlain;
+  // The order in files of the features of a head of q or k
+  // (ModelConfig::head_order).
+  std::vector<int> head_order;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;

@@ -96,11 +96,6 @@ absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
   return &view;
 }
 
-bool IsWhole(const PeftMatrix& matrix) {
-  return matrix.rows == matrix.tensor_rows &&
-         matrix.columns == matrix.tensor_columns;
-}
-
 // Converts each tensor of a file to floats only once, even if the tensor
 // contains many matrices.
 class FusedTensors {
@@ -123,8 +118,7 @@ class FusedTensors {
     for (int64_t i = 0; i < matrix.rows; ++i) {
       const float* row =
           values.data() +
-          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
-          matrix.first_column;
+          matrix.TensorRow(i) * matrix.tensor_columns + matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         place[i * matrix.columns + j] = row[j * matrix.column_step];
       }
@@ -157,8 +151,9 @@ bool HasHalves(absl::Span<const float> b, int64_t columns) {
 }  // namespace
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
-                                   const ExpertShape& experts,
+                                   const ModelShape& shape,
                                    absl::string_view prefix, ExpertForm form) {
+  const ExpertShape& experts = shape.experts;
   std::vector<PeftMatrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
@@ -166,6 +161,10 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
         factor, absl::StrCat(prefix, ".", ModulePath(factor, experts)));
     if (form != ExpertForm::kSingle && IsExpert(factor, experts)) {
       PointToFused(factor, layout, experts, prefix, form, a, b);
+    }
+    if (factor.module == TargetModule::kQProj ||
+        factor.module == TargetModule::kKProj) {
+      b.head_order = shape.head_order;
     }
     matrices.push_back(std::move(a));
     matrices.push_back(std::move(b));
@@ -175,11 +174,12 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
 
 absl::StatusOr<ExpertForm> FormOf(const TensorMap& tensors,
                                   const AdapterLayout& layout,
-                                  const ExpertShape& experts,
+                                  const ModelShape& shape,
                                   absl::string_view prefix) {
+  const ExpertShape& experts = shape.experts;
   if (experts.count == 0) return ExpertForm::kSingle;
   const std::vector<PeftMatrix> fused =
-      MatricesOf(layout, experts, prefix, ExpertForm::kFused);
+      MatricesOf(layout, shape, prefix, ExpertForm::kFused);
   bool is_fused = false;
   bool has_halves = experts.names == ExpertNames::kFused;
   FusedTensors values(tensors);
@@ -213,7 +213,7 @@ absl::StatusOr<std::vector<float>> Gather(
     const absl::Span<float> place = absl::MakeSpan(buffer).subspan(
         matrix.offset, matrix.rows * matrix.columns);
     WEFT_RETURN_IF_ERROR(
-        IsWhole(matrix) ? weights::CopyToFloats(tensors.at(matrix.name), place)
+        matrix.is_whole() ? weights::CopyToFloats(tensors.at(matrix.name), place)
                         : fused.CopyPart(matrix, place));
   }
   return buffer;
@@ -237,8 +237,7 @@ std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
     for (int64_t i = 0; i < matrix.rows; ++i) {
       float* row =
           values.data() +
-          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
-          matrix.first_column;
+          matrix.TensorRow(i) * matrix.tensor_columns + matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         row[j * matrix.column_step] =
             buffer[matrix.offset + i * matrix.columns + j];

@@ -31,8 +31,8 @@
 namespace weft::lora {
 
 // One matrix of the layout and its place in a tensor of a file. The matrix's
-// element [i, j] is the tensor's element [first_row + i * row_step,
-// first_column + j * column_step].
+// element [i, j] is the tensor's element [TensorRow(i), first_column + j *
+// column_step].
 struct PeftMatrix {
   std::string name;
   int64_t rows = 0;
@@ -44,6 +44,22 @@ struct PeftMatrix {
   int64_t row_step = 1;
   int64_t first_column = 0;
   int64_t column_step = 1;
+  // If not empty, row i of each head of the matrix is row head_order[i] of the
+  // head in the tensor (ModelShape::head_order). It outlives the object.
+  absl::Span<const int> head_order;
+
+  [[nodiscard]] int64_t TensorRow(int64_t row) const {
+    const auto head_dim = static_cast<int64_t>(head_order.size());
+    if (head_dim > 0) {
+      row += head_order[row % head_dim] - row % head_dim;
+    }
+    return first_row + row * row_step;
+  }
+  // Returns whether the tensor has the matrix as the buffer has it.
+  [[nodiscard]] bool is_whole() const {
+    return rows == tensor_rows && columns == tensor_columns &&
+           head_order.empty();
+  }
 };
 
 // How a file stores the LoRA of experts.
@@ -54,16 +70,17 @@ enum class ExpertForm : uint8_t {
 };
 
 // Returns A and B of each factor of the layout, in order, with their places in
-// a file of the form `form`. Names begin with `prefix`.
+// a file of the form `form`. Names begin with `prefix`. `shape` outlives the
+// result.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
-    const AdapterLayout& layout, const ExpertShape& experts,
+    const AdapterLayout& layout, const ModelShape& shape,
     absl::string_view prefix, ExpertForm form = ExpertForm::kSingle);
 
 // Returns the form of a file whose ranks are those of `layout`. Returns kHalves
 // only for a model with ExpertNames::kFused. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<ExpertForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ExpertShape& experts, absl::string_view prefix);
+    const ModelShape& shape, absl::string_view prefix);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so

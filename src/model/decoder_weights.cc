@@ -384,8 +384,18 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
-// Reads the entries into `w`. If config.norms_from_one is true, then adds 1 to
-// the norm weights. Shows a progress bar.
+// Puts the rows of each head of q or k in the decoder's order
+// (ModelConfig::head_order).
+void OrderHeads(const std::vector<int>& head_order, at::Tensor rows) {
+  const auto head_dim = static_cast<int64_t>(head_order.size());
+  const at::Tensor order = at::tensor(head_order, at::kLong).to(rows.device());
+  const at::Tensor heads = rows.unflatten(0, {-1, head_dim});
+  heads.copy_(heads.index_select(1, order));
+}
+
+// Reads the entries into `w`. Then puts the features of heads in order, and if
+// config.norms_from_one is true, adds 1 to the norm weights. Shows a progress
+// bar.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,
@@ -410,10 +420,11 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   const auto on_read = [&](int64_t bytes) { progress.Add(bytes); };
   WEFT_RETURN_IF_ERROR(plan.Run(on_read));
   WEFT_RETURN_IF_ERROR(ReadPacked(checkpoint, packed, on_read));
-  if (config.norms_from_one) {
-    for (const WeightEntry& entry : entries) {
-      if (IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
+  for (const WeightEntry& entry : entries) {
+    if (entry.has_heads && !config.head_order.empty()) {
+      OrderHeads(config.head_order, PlaceOf(w, entry));
     }
+    if (config.norms_from_one && IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
   }
   return absl::OkStatus();
 }

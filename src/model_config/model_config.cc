@@ -204,7 +204,8 @@ lora::ModelShape ModelConfig::shape() const {
           .vocab = vocab,
           .experts = moe.shape,
           .names = is_wrapped ? lora::DecoderNames::kWrapped
-                              : lora::DecoderNames::kPlain};
+                              : lora::DecoderNames::kPlain,
+          .head_order = head_order};
 }
 
 uint64_t ModelConfig::num_parameters() const {

@@ -94,6 +94,9 @@ struct WeightEntry {
   // matrix has `slot_rows` rows.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
+  // The rows of a rank's part are features of heads of q or k, which checkpoints
+  // store in ModelConfig::head_order.
+  bool has_heads = false;
   // Another tensor of a checkpoint that may contain this matrix, such as the
   // tensor of all experts. Its name is empty if there is none. If its form is
   // kRows, a checkpoint has either this tensor or the tensor `name`. With any
