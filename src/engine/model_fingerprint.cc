@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "src/base/sha256.h"
@@ -119,6 +120,9 @@ void AddConfig(const model::ModelConfig& config, Parts& parts) {
   parts["attention"] = AttentionDigest(config);
   parts["rope"] = RopeDigest(config);
   AddDelta(config, parts);
+  if (!config.head_order.empty()) {
+    parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));
+  }
   AddExperts(config.moe, parts);
 }
 

@@ -71,6 +71,9 @@ struct ModelShape {
   ExpertShape experts;
   DeltaShape delta;
   DecoderNames names = DecoderNames::kPlain;
+  // The order in files of the features of a head of q or k
+  // (ModelConfig::head_order).
+  std::vector<int> head_order;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;

@@ -198,7 +198,6 @@ constexpr int64_t kMaxFfn = 1 << 20;
 constexpr int64_t kMaxVocab = 1 << 22;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 1024;
-constexpr int64_t kMaxPositions = 1 << 28;
 constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
 
@@ -360,17 +359,7 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
   WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
-  WEFT_ASSIGN_OR_RETURN(
-      const std::vector<RopeTable> tables,
-      ReadRopeTables(fields, family, config.head_dim, config.max_positions));
-  for (const RopeTable& table : tables) {
-    config.rope_tables.push_back(table.frequencies);
-    config.max_positions =
-        std::clamp(table.max_positions, config.max_positions, kMaxPositions);
-  }
-  for (LayerAttention& attention : config.attention) {
-    attention.rule.scale *= tables[attention.rope_table].score_factor;
-  }
+  WEFT_RETURN_IF_ERROR(ReadRope(fields, family, config));
   return config;
 }
 

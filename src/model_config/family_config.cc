@@ -112,7 +112,9 @@ constexpr Family kFamilies[] = {
                .head_dim = 256},
      .qk_norm = true,
      .delta = DeltaFields::kSplit,
-     .norms_from_one = true},
+     .norms_from_one = true,
+     .rotary_share = 0.25,
+     .multimodal_rope = true},
     // Every layer has experts, so files do not have the MLP's size.
     {.model_type = "qwen3_5_moe_text",
      .sizes = {.layers = 40,
@@ -131,7 +133,9 @@ constexpr Family kFamilies[] = {
      .experts = ExpertFields::kQwen,
      .normalizes_experts = true,
      .delta = DeltaFields::kSplit,
-     .norms_from_one = true},
+     .norms_from_one = true,
+     .rotary_share = 0.25,
+     .multimodal_rope = true},
     {.model_type = "qwen3_next",
      .sizes = {.layers = 48,
                .hidden = 2048,
@@ -149,7 +153,8 @@ constexpr Family kFamilies[] = {
      .experts = ExpertFields::kQwen,
      .normalizes_experts = true,
      .delta = DeltaFields::kFused,
-     .norms_from_one = true},
+     .norms_from_one = true,
+     .rotary_share = 0.25},
 };
 
 struct Wrapper {

@@ -90,6 +90,17 @@ struct Family {
   bool needs_rope = false;
   double local_theta = 0;  // If > 0, the base of a rotary table for layers
                            // with a window.
+  // The part of a head's features that rotate, if partial_rotary_factor is
+  // absent. 0: all rotate, and another partial_rotary_factor is refused.
+  double rotary_share = 0;
+  // Rotation pairs adjacent features, not feature c with c + half.
+  bool interleaved_rope = false;
+  // Positions in text and images rotate parts of a head (mrope_section). In
+  // text these positions are equal, so the parts do not matter.
+  bool multimodal_rope = false;
+  // Every nth layer has no rotation, unless no_rope_layers says which. 0: the
+  // file cannot have such layers.
+  int64_t no_rope_interval = 0;
   // Gemma stores norm weights minus one and also norms the outputs of attention
   // and MLP. It scales embeddings by sqrt(hidden) and ties them to the head by
   // default. The scale of attention is 1 / sqrt(query_pre_attn_scalar). The

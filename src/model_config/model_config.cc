@@ -218,7 +218,8 @@ lora::ModelShape ModelConfig::shape() const {
           .experts = moe.shape,
           .delta = std::move(rule),
           .names = is_wrapped ? lora::DecoderNames::kWrapped
-                              : lora::DecoderNames::kPlain};
+                              : lora::DecoderNames::kPlain,
+          .head_order = head_order};
 }
 
 uint64_t ModelConfig::num_parameters() const {

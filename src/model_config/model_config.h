@@ -99,7 +99,12 @@ struct ModelConfig {
   DeltaConfig delta;                      // Zeros without linear layers.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
+  // A pair of features that does not rotate has 0.
   std::vector<std::vector<double>> rope_tables;
+  // Feature i of a head of q or k is feature head_order[i] in checkpoints and
+  // PEFT's files, so that features i and i + head_dim / 2 rotate together.
+  // Scores do not depend on the order. Empty: the order is the same.
+  std::vector<int> head_order;
   // The ids of eos_token_id in config.json and generation_config.json.
   std::vector<int32_t> eos_token_ids;
 

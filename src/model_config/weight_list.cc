@@ -26,6 +26,7 @@ struct Projection {
   int64_t rows;
   Range part;
   StoredPlace fused = {};
+  int64_t head_rows = 0;  // WeightEntry::head_rows.
 };
 
 // The columns of a slot's tensors: their number, and the part that this rank
@@ -45,6 +46,7 @@ WeightEntry MakeEntry(std::string name, WeightSlot slot, int layer,
                     .part_row = projection.part.begin,
                     .part_column = columns.part.begin,
                     .slot_rows = projection.part.size(),
+                    .head_rows = projection.head_rows,
                     .fused = projection.fused};
   if (columns.count > 0) {
     entry.shape.push_back(columns.count);
@@ -70,15 +72,18 @@ class LayerList {
     const lora::ModelShape shape = config_.shape();
     AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
     const std::vector<Projection> qkv = {
-        {"self_attn.q_proj", OutWidth(shape, TargetModule::kQProj),
-         QueryRows()},
-        {"self_attn.k_proj", shape.kv_width, ranges_.kv},
+        {"self_attn.q_proj",
+         OutWidth(shape, TargetModule::kQProj),
+         QueryRows(),
+         {},
+         int64_t{ranges_.q_rows} * config_.head_dim},
+        {"self_attn.k_proj", shape.kv_width, ranges_.kv, {}, config_.head_dim},
         {"self_attn.v_proj", shape.kv_width, ranges_.kv}};
     AddStack(qkv, WeightSlot::kQkv, Hidden());
     if (config_.qkv_bias) AddBiases(qkv, WeightSlot::kQkvBias);
     if (config_.qk_norm) {
-      AddVector("self_attn.q_norm", WeightSlot::kQNorm, config_.head_dim);
-      AddVector("self_attn.k_norm", WeightSlot::kKNorm, config_.head_dim);
+      AddHeadNorm("self_attn.q_norm", WeightSlot::kQNorm);
+      AddHeadNorm("self_attn.k_norm", WeightSlot::kKNorm);
     }
     if (config_.sinks) {
       AddRows({{"self_attn.sinks", config_.num_heads, part_.heads}}, "",
@@ -318,6 +323,10 @@ class LayerList {
   }
   [[nodiscard]] Columns Hidden() const {
     return {config_.hidden, Whole(config_.hidden)};
+  }
+  void AddHeadNorm(const std::string& name, WeightSlot slot) {
+    const int64_t size = config_.head_dim;
+    AddRows({{name, size, Whole(size), {}, size}}, ".weight", slot, {});
   }
   void AddVector(const std::string& name, WeightSlot slot, int64_t size) {
     AddRows({{name, size, Whole(size)}}, ".weight", slot, {});

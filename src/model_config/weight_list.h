@@ -100,6 +100,9 @@ struct WeightEntry {
   // matrix has `slot_rows` rows.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
+  // The rows of a head of q or k, of which the first are in checkpoints in the
+  // order ModelConfig::head_order. 0: the rows are not those of such heads.
+  int64_t head_rows = 0;
   // Another tensor of a checkpoint that may contain this matrix, such as the
   // tensor of all experts. Its name is empty if there is none. If its form is
   // kRows, a checkpoint has either this tensor or the tensor `name`. With any
