@@ -156,11 +156,11 @@ ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
                   .shared_ffn = shard.Of(experts.shared_ffn),
                   .has_expert_bias = in_group.rank == 0};
   if (config.has_delta()) {
-    const int64_t group = config.delta.value_heads / config.delta.key_heads;
+    const int64_t values = config.delta.value_heads / config.delta.key_heads;
     const Range keys = shard.Of(config.delta.key_heads);
     part.delta_key_heads = keys;
-    part.delta_value_heads = {.begin = keys.begin * group,
-                              .end = keys.end * group};
+    part.delta_value_heads = {.begin = keys.begin * values,
+                              .end = keys.end * values};
   }
   const int64_t served = config.num_heads / config.num_kv_heads;
   if (shard.size <= config.num_kv_heads) {
