@@ -126,8 +126,9 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
   int64_t kept = 2 * shape.hidden + qkv + shape.q_width + mlp.kept +
                  kAttentionProjections * max_rank;
-  if (config.qk_norm) kept += shape.q_width + shape.kv_width;
-  if (config.output_norms) kept += 2 * shape.hidden;
+  if (config.qk_norm != model::QkNorm::kNone)
+    kept += shape.q_width + shape.kv_width;
+  if (config.has_output_norms()) kept += 2 * shape.hidden;
   const int64_t log_sum_exp = config.num_heads * kFloatBytes;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);
   // The products and gradients that exist while the backward pass runs the

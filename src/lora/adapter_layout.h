@@ -50,6 +50,10 @@ struct ModelShape {
   // The order in files of the features of a head of q or k
   // (ModelConfig::head_order).
   std::vector<int> head_order;
+  // PEFT's files have q, k and v as one module, qkv_proj, or gate and up as one,
+  // gate_up_proj (ModelConfig::fused_qkv).
+  bool fused_qkv = false;
+  bool fused_gate_up = false;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
@@ -100,6 +104,8 @@ inline constexpr int kGroupsPerLayer = 4;
 // Returns the modules of a group, in the order in which the base model stacks
 // their outputs (q, k, v; gate, up).
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+// Returns the group of a module.
+[[nodiscard]] ProjectionGroup GroupOf(TargetModule module);
 // Returns the number of inputs or of outputs of a module. The embedding's
 // inputs are the tokens of the vocabulary.
 [[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
@@ -157,6 +163,17 @@ class AdapterLayout {
 // ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
+// Returns how many modules PEFT's files have as one with `module`, itself
+// included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its own.
+// Experts are not among them.
+[[nodiscard]] int NumFused(TargetModule module, const ModelShape& shape);
+// Returns the last part of the path, in PEFT's files, of a module outside the
+// experts, such as "q_proj" or "qkv_proj".
+[[nodiscard]] const char* FileModuleName(TargetModule module,
+                                         const ModelShape& shape);
+// Returns the path of the module in PEFT's files.
+[[nodiscard]] std::string FilePath(const LoraFactor& factor,
+                                   const ModelShape& shape);
 // Returns a path of ModulePath, or one that begins with it, in the spelling
 // `names`.
 [[nodiscard]] std::string PathInFile(const std::string& path,
