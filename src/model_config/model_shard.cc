@@ -101,6 +101,13 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tensor-parallel-size ", size, " < 1"));
   }
+  if (size > 1 && config.qk_norm == QkNorm::kWhole) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tensor-parallel-size ", size,
+                     " > 1, but the norms of q and k of a ", config.model_type,
+                     " are over all heads, which ranks would have to "
+                     "share; run it on one rank"));
+  }
   for (const absl::Status& status :
        {at_most(config.num_heads, "query heads"),
         at_most(MostRanksWithFeatures(config), "feed-forward features"),
