@@ -97,7 +97,7 @@ class LayerList {
 
   void AddDelta() {
     const DeltaConfig& delta = config_.delta;
-    AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
+    AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
     AddStack(delta.is_fused ? FusedDeltaInputs() : DeltaInputs(),
              WeightSlot::kQkv, Hidden());
     const Columns taps = {delta.conv_kernel, Whole(delta.conv_kernel)};
@@ -110,7 +110,9 @@ class LayerList {
           std::pair("linear_attn.dt_bias", WeightSlot::kDtBias)}) {
       AddRows({{name, heads.rows, heads.part}}, "", slot, {});
     }
-    AddVector("linear_attn.norm", WeightSlot::kDeltaNorm, delta.value_features);
+    AddStack({{"linear_attn.norm", delta.value_features,
+               Whole(delta.value_features)}},
+             WeightSlot::kDeltaNorm, {});
     AddSummed("linear_attn.out_proj",
               {delta.value_width(), ranges_.delta_value}, WeightSlot::kO,
               /*has_bias=*/false, WeightSlot::kOBias);
