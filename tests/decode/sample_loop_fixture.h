@@ -15,6 +15,7 @@
 
 #include "absl/time/clock.h"
 #include "prometheus/registry.h"
+#include "src/engine/memory_plan.h"
 #include "src/engine/sample_loop.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/adapter_keys.h"
@@ -34,7 +35,7 @@ inline model::Decoder MakeDecoder() {
 }
 
 inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
-  return pages * executor::PageBytes(decoder, kPageTokens);
+  return pages * CacheUnitsOf(SizesOf(decoder)).page;
 }
 
 // Returns a request whose prompt has `length` tokens and begins with `first`.

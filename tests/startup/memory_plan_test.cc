@@ -58,7 +58,7 @@ TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
   EXPECT_EQ(options_.max_resident_adapters, kDefaultResidentAdapters);
   EXPECT_EQ(options_.kv_cache_bytes, options_.max_decode_sequences *
                                          (64 / kPageTokens) *
-                                         executor::PageBytes(decoder_, 16));
+                                         CacheUnitsOf(sizes_).page);
   EXPECT_EQ(options_.memory_budget_bytes, split->activations);
   EXPECT_GT(options_.memory_budget_bytes, 6 * kGiB);
   EXPECT_EQ(options_.max_batch_tokens, 16384);
