@@ -19,7 +19,6 @@
 #include "src/engine/load_rank.h"
 #include "src/engine/memory_plan.h"
 #include "src/engine/model_fingerprint.h"
-#include "src/executor/model_runner.h"
 #include "src/log/state_folder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"

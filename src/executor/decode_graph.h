@@ -72,9 +72,9 @@ struct DecodeStep {
 
 // Divides a buffer into parts, one for each argument of a decode step. The
 // buffer holds all values that change between decode steps: tokens, positions,
-// slots, lengths, states, draw rules, the adapter table, the page table. A captured
-// step reads the buffer in place, so an iteration uploads one block of memory
-// and launches one graph.
+// slots, lengths, slots of states, draw rules, the adapter table, the page
+// table. A captured step reads the buffer in place, so an iteration uploads one
+// block of memory and launches one graph.
 class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);

@@ -146,8 +146,8 @@ KvPool MakeStatePool(int64_t pages, int64_t states,
            [copies](const kv::StateCopy& copy) { copies->push_back(copy); }}};
 }
 
-// Returns a sequence that begins with the cached prefix of `tokens` and has room
-// for all of them.
+// Returns a sequence that begins with the cached prefix of `tokens` and has
+// room for all of them.
 kv::SequencePages WithState(KvPool& pool, const std::vector<int32_t>& tokens) {
   kv::SequencePages sequence = pool.Begin(kBase, tokens);
   EXPECT_TRUE(pool.Append(
