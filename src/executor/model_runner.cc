@@ -81,13 +81,13 @@ int64_t NumLinear(const model::ModelConfig& config) {
                                &model::LayerAttention::linear);
 }
 
-// Returns the weights of a dense f32 model on a CPU in the order in which a
-// decode step reads them. Returns an empty vector for other models, which use
-// no thread team: ATen computes a part of their layers, and within a team ATen
-// has only one thread (ops/thread_team.h).
+// Returns the weights of a dense f32 model of attention layers on a CPU in the
+// order in which a decode step reads them. Returns an empty vector for other
+// models, which use no thread team: ATen computes a part of their layers, and
+// within a team ATen has only one thread (ops/thread_team.h).
 std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
-      decoder.config().moe.shape.count > 0) {
+      decoder.config().moe.shape.count > 0 || decoder.config().has_delta()) {
     return {};
   }
   std::vector<ops::SharedRows> order;

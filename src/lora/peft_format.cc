@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -274,7 +275,7 @@ absl::StatusOr<std::vector<BaseCopy>> FindCopies(
 std::vector<PeftMatrix> FileMatrices(const AdapterLayout& layout,
                                      const ModelShape& shape, ExpertForm form) {
   std::vector<PeftMatrix> matrices =
-      MatricesOf(layout, shape.experts, kPeftPrefix, form);
+      MatricesOf(layout, shape, kPeftPrefix, form);
   for (PeftMatrix& matrix : matrices) {
     matrix.name = absl::StrCat(
         kPeftPrefix, ".",
@@ -333,7 +334,7 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const TensorMap& tensors,
                                                    LoraConfig& config) {
   const AdapterLayout in_file(shape, config);
   WEFT_ASSIGN_OR_RETURN(const ExpertForm form,
-                        FormOf(tensors, in_file, shape.experts, kPeftPrefix));
+                        FormOf(tensors, in_file, shape, kPeftPrefix));
   if (form == ExpertForm::kHalves) config = WithHalves(in_file);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);
@@ -358,15 +359,39 @@ NamedTensor ViewOf(const std::string& name, int64_t rows, int64_t columns,
                        values.size() * sizeof(float))}};
 }
 
-void AppendTensors(const std::vector<PeftMatrix>& matrices,
-                   absl::Span<const float> values,
-                   std::vector<NamedTensor>& tensors) {
-  for (const PeftMatrix& matrix : matrices) {
-    tensors.push_back(
-        ViewOf(matrix.name, matrix.rows, matrix.columns,
-               values.subspan(matrix.offset, matrix.rows * matrix.columns)));
+// The tensors of a file to be written. The buffers with their values outlive
+// the object.
+class FileTensors {
+ public:
+  // Adds the tensors that hold the matrices of the buffer `values`. Copies only
+  // matrices that the file does not have as the buffer has them.
+  void Add(const std::vector<PeftMatrix>& matrices,
+           absl::Span<const float> values) {
+    std::vector<PeftMatrix> parts;
+    for (const PeftMatrix& matrix : matrices) {
+      if (!matrix.is_whole()) {
+        parts.push_back(matrix);
+        continue;
+      }
+      tensors_.push_back(
+          ViewOf(matrix.name, matrix.rows, matrix.columns,
+                 values.subspan(matrix.offset, matrix.rows * matrix.columns)));
+    }
+    for (PeftTensor& part : Scatter(values, parts)) {
+      copies_.push_back(std::move(part));
+      const PeftTensor& copy = copies_.back();
+      tensors_.push_back(
+          ViewOf(copy.name, copy.rows, copy.columns, copy.values));
+    }
   }
-}
+  [[nodiscard]] std::string Write() const {
+    return weights::WriteSafetensors(tensors_);
+  }
+
+ private:
+  std::deque<PeftTensor> copies_;  // Never moves its elements.
+  std::vector<NamedTensor> tensors_;
+};
 
 }  // namespace
 
@@ -407,31 +432,21 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
   const bool is_fused = shape.experts.names == ExpertNames::kFused;
   const std::vector<PeftMatrix> matrices = FileMatrices(
       layout, shape, is_fused ? ExpertForm::kHalves : ExpertForm::kSingle);
-  std::vector<PeftTensor> scattered;
-  std::vector<NamedTensor> tensors;
-  if (is_fused) {
-    scattered = Scatter(weights, matrices);
-    for (const PeftTensor& tensor : scattered) {
-      tensors.push_back(
-          ViewOf(tensor.name, tensor.rows, tensor.columns, tensor.values));
-    }
-  } else {
-    AppendTensors(matrices, weights, tensors);
-  }
+  FileTensors tensors;
+  tensors.Add(matrices, weights);
   return {{std::string(kPeftConfigFile),
            WritePeftConfig(config, shape, base_model_name)},
-          {std::string(kTensorFile), weft::weights::WriteSafetensors(tensors)}};
+          {std::string(kTensorFile), tensors.Write()}};
 }
 
 std::string WriteBuffers(const LoraConfig& config, const ModelShape& shape,
                          absl::Span<const NamedBuffer> buffers) {
   const AdapterLayout layout(shape, config);
-  std::vector<NamedTensor> tensors;
+  FileTensors tensors;
   for (const NamedBuffer& buffer : buffers) {
-    AppendTensors(MatricesOf(layout, shape.experts, buffer.name), buffer.values,
-                  tensors);
+    tensors.Add(MatricesOf(layout, shape, buffer.name), buffer.values);
   }
-  return weights::WriteSafetensors(tensors);
+  return tensors.Write();
 }
 
 absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
@@ -442,7 +457,7 @@ absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
                         weights::ParseSafetensors(safetensors));
   const AdapterLayout layout(shape, config);
   return Gather(tensors, layout.num_parameters(),
-                MatricesOf(layout, shape.experts, buffer_name));
+                MatricesOf(layout, shape, buffer_name));
 }
 
 }  // namespace weft::lora

@@ -1,6 +1,7 @@
 #include "src/lora/peft_matrices.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -34,6 +35,59 @@ std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
   };
   return {make("A", factor.rank, factor.in, factor.a_offset),
           make("B", factor.out, factor.rank, factor.b_offset)};
+}
+
+// Returns, for each row of the module's B, the row in a file. Returns an empty
+// list if they are the same. Files have the features of q's and k's heads in
+// the order ModelShape::head_order, and the rows of fused inputs of a gated
+// delta rule key head by key head: its q, k, v and z, or its b and a.
+std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
+  std::vector<int> rows;
+  const DeltaShape& delta = shape.delta;
+  const auto group = [&](const std::vector<int64_t>& sizes) {
+    const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    int64_t first = 0;
+    for (const int64_t size : sizes) {
+      for (int64_t j = 0; j < delta.num_key_heads; ++j) {
+        for (int64_t i = 0; i < size; ++i) {
+          rows.push_back(static_cast<int>(all * j + first + i));
+        }
+      }
+      first += size;
+    }
+  };
+  const auto order = [&](int64_t head_rows) {
+    const auto head_dim = static_cast<int64_t>(shape.head_order.size());
+    for (int64_t i = 0; i < OutWidth(shape, module); ++i) {
+      const int64_t of_head = i % head_rows;
+      rows.push_back(static_cast<int>(
+          of_head < head_dim ? i - of_head + shape.head_order[of_head] : i));
+    }
+  };
+  switch (module) {
+    case TargetModule::kInProjQkvz: {
+      const int64_t keys = delta.key_width / delta.num_key_heads;
+      const int64_t values = delta.value_width / delta.num_key_heads;
+      group({keys, keys, values, values});
+      break;
+    }
+    case TargetModule::kInProjBa: {
+      const int64_t heads = delta.num_heads / delta.num_key_heads;
+      group({heads, heads});
+      break;
+    }
+    case TargetModule::kQProj:
+    case TargetModule::kKProj: {
+      const auto head_dim = static_cast<int64_t>(shape.head_order.size());
+      const bool has_gates =
+          module == TargetModule::kQProj && shape.gate_width > 0;
+      if (head_dim > 0) order(has_gates ? 2 * head_dim : head_dim);
+      break;
+    }
+    default:
+      break;
+  }
+  return rows;
 }
 
 bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
@@ -96,11 +150,6 @@ absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
   return &view;
 }
 
-bool IsWhole(const PeftMatrix& matrix) {
-  return matrix.rows == matrix.tensor_rows &&
-         matrix.columns == matrix.tensor_columns;
-}
-
 // Converts each tensor of a file to floats only once, even if the tensor
 // contains many matrices.
 class FusedTensors {
@@ -121,10 +170,9 @@ class FusedTensors {
   absl::Status CopyPart(const PeftMatrix& matrix, absl::Span<float> place) {
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> values, All(matrix));
     for (int64_t i = 0; i < matrix.rows; ++i) {
-      const float* row =
-          values.data() +
-          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
-          matrix.first_column;
+      const float* row = values.data() +
+                         matrix.TensorRow(i) * matrix.tensor_columns +
+                         matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         place[i * matrix.columns + j] = row[j * matrix.column_step];
       }
@@ -157,8 +205,9 @@ bool HasHalves(absl::Span<const float> b, int64_t columns) {
 }  // namespace
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
-                                   const ExpertShape& experts,
+                                   const ModelShape& shape,
                                    absl::string_view prefix, ExpertForm form) {
+  const ExpertShape& experts = shape.experts;
   std::vector<PeftMatrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
@@ -167,6 +216,7 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
     if (form != ExpertForm::kSingle && IsExpert(factor, experts)) {
       PointToFused(factor, layout, experts, prefix, form, a, b);
     }
+    b.row_order = FileRows(factor.module, shape);
     matrices.push_back(std::move(a));
     matrices.push_back(std::move(b));
   }
@@ -175,11 +225,12 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
 
 absl::StatusOr<ExpertForm> FormOf(const TensorMap& tensors,
                                   const AdapterLayout& layout,
-                                  const ExpertShape& experts,
+                                  const ModelShape& shape,
                                   absl::string_view prefix) {
+  const ExpertShape& experts = shape.experts;
   if (experts.count == 0) return ExpertForm::kSingle;
   const std::vector<PeftMatrix> fused =
-      MatricesOf(layout, experts, prefix, ExpertForm::kFused);
+      MatricesOf(layout, shape, prefix, ExpertForm::kFused);
   bool is_fused = false;
   bool has_halves = experts.names == ExpertNames::kFused;
   FusedTensors values(tensors);
@@ -212,9 +263,9 @@ absl::StatusOr<std::vector<float>> Gather(
   for (const PeftMatrix& matrix : matrices) {
     const absl::Span<float> place = absl::MakeSpan(buffer).subspan(
         matrix.offset, matrix.rows * matrix.columns);
-    WEFT_RETURN_IF_ERROR(
-        IsWhole(matrix) ? weights::CopyToFloats(tensors.at(matrix.name), place)
-                        : fused.CopyPart(matrix, place));
+    WEFT_RETURN_IF_ERROR(matrix.is_whole() ? weights::CopyToFloats(
+                                                 tensors.at(matrix.name), place)
+                                           : fused.CopyPart(matrix, place));
   }
   return buffer;
 }
@@ -235,10 +286,8 @@ std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
     }
     std::vector<float>& values = tensors[place->second].values;
     for (int64_t i = 0; i < matrix.rows; ++i) {
-      float* row =
-          values.data() +
-          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
-          matrix.first_column;
+      float* row = values.data() + matrix.TensorRow(i) * matrix.tensor_columns +
+                   matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         row[j * matrix.column_step] =
             buffer[matrix.offset + i * matrix.columns + j];

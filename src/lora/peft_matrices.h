@@ -31,8 +31,8 @@
 namespace weft::lora {
 
 // One matrix of the layout and its place in a tensor of a file. The matrix's
-// element [i, j] is the tensor's element [first_row + i * row_step,
-// first_column + j * column_step].
+// element [i, j] is the tensor's element [TensorRow(i), first_column + j *
+// column_step].
 struct PeftMatrix {
   std::string name;
   int64_t rows = 0;
@@ -44,6 +44,19 @@ struct PeftMatrix {
   int64_t row_step = 1;
   int64_t first_column = 0;
   int64_t column_step = 1;
+  // If not empty, row i of the matrix is row row_order[i] of its rows in the
+  // tensor.
+  std::vector<int> row_order;
+
+  [[nodiscard]] int64_t TensorRow(int64_t row) const {
+    if (!row_order.empty()) row = row_order[row];
+    return first_row + row * row_step;
+  }
+  // Returns whether the tensor has the matrix as the buffer has it.
+  [[nodiscard]] bool is_whole() const {
+    return rows == tensor_rows && columns == tensor_columns &&
+           row_order.empty();
+  }
 };
 
 // How a file stores the LoRA of experts.
@@ -56,14 +69,14 @@ enum class ExpertForm : uint8_t {
 // Returns A and B of each factor of the layout, in order, with their places in
 // a file of the form `form`. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
-    const AdapterLayout& layout, const ExpertShape& experts,
+    const AdapterLayout& layout, const ModelShape& shape,
     absl::string_view prefix, ExpertForm form = ExpertForm::kSingle);
 
 // Returns the form of a file whose ranks are those of `layout`. Returns kHalves
 // only for a model with ExpertNames::kFused. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<ExpertForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ExpertShape& experts, absl::string_view prefix);
+    const ModelShape& shape, absl::string_view prefix);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so

@@ -162,9 +162,15 @@ absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
 
 // What a table depends on beside its object of fields.
 struct RopeInputs {
+  const Family& family;
   double theta = 0;
   int head_dim = 0;
+  double rotary_share = 1;
   int64_t max_positions = 0;
+
+  [[nodiscard]] int rotary_features() const {
+    return static_cast<int>(head_dim * rotary_share);
+  }
 };
 
 // Applies the scaling `kind` to an unscaled table: changes its frequencies and,
@@ -191,7 +197,8 @@ absl::Status Scale(JsonFields& rope, const std::string& kind,
         rope.Find("original_max_position_embeddings") != nullptr;
     WEFT_ASSIGN_OR_RETURN(const YarnScaling scaling,
                           ReadYarn(rope, inputs.max_positions));
-    ScaleAsYarn(scaling, inputs.theta, inputs.head_dim, table.frequencies);
+    ScaleAsYarn(scaling, inputs.theta, inputs.rotary_features(),
+                table.frequencies);
     table.score_factor = scaling.attention_factor * scaling.attention_factor;
     if (extends) {
       table.max_positions =
@@ -205,23 +212,54 @@ absl::Status Scale(JsonFields& rope, const std::string& kind,
   return absl::OkStatus();
 }
 
-// Accepts partial_rotary_factor only if it changes nothing.
-absl::Status CheckRotaryShare(JsonFields& fields) {
-  WEFT_ASSIGN_OR_RETURN(const double share,
-                        fields.NumberOr("partial_rotary_factor", 0, 1, 1));
-  if (share == 1) return absl::OkStatus();
-  return UnsupportedField("partial_rotary_factor", Json(share), "1");
+// Reads partial_rotary_factor, which files have beside or inside the object of
+// fields. Sets `share`, whose value is the default. Errors: UNIMPLEMENTED if
+// the family does not have the field or if the rotating features have no pairs.
+absl::Status ReadRotaryShare(JsonFields& fields, const RopeInputs& inputs,
+                             double& share) {
+  const double usual = share;
+  WEFT_ASSIGN_OR_RETURN(share,
+                        fields.NumberOr("partial_rotary_factor", 0, 1, usual));
+  if (inputs.family.rotary_share == 0 && share != 1) {
+    return UnsupportedField("partial_rotary_factor", Json(share),
+                            absl::StrCat("1 for ", inputs.family.model_type));
+  }
+  const int features = static_cast<int>(inputs.head_dim * share);
+  if (features < 2 || features % 2 != 0) {
+    return UnsupportedField(
+        "partial_rotary_factor", Json(share),
+        absl::StrCat("what makes an even number, at least 2, of head_dim = ",
+                     inputs.head_dim, " features rotate"));
+  }
+  return absl::OkStatus();
+}
+
+// Returns an unscaled table of the features that rotate.
+RopeTable PlainTable(const RopeInputs& inputs) {
+  const int features = inputs.rotary_features();
+  return {.frequencies = PlainFrequencies(inputs.theta, features),
+          .rotary_features = features};
 }
 
 absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, RopeInputs inputs) {
-  WEFT_ASSIGN_OR_RETURN(const std::string kind, ReadKind(rope));
+  WEFT_ASSIGN_OR_RETURN(std::string kind, ReadKind(rope));
+  const bool is_multimodal = inputs.family.multimodal_rope;
+  if (is_multimodal && kind == "mrope") kind = "default";
   WEFT_ASSIGN_OR_RETURN(inputs.theta, rope.NumberOr("rope_theta", kMinTheta,
                                                     kMaxTheta, inputs.theta));
-  WEFT_RETURN_IF_ERROR(CheckRotaryShare(rope));
-  RopeTable table{.frequencies =
-                      PlainFrequencies(inputs.theta, inputs.head_dim)};
+  WEFT_RETURN_IF_ERROR(ReadRotaryShare(rope, inputs, inputs.rotary_share));
+  RopeTable table = PlainTable(inputs);
   WEFT_RETURN_IF_ERROR(Scale(rope, kind, inputs, table));
-  WEFT_RETURN_IF_ERROR(rope.Finish({}));
+  if (table.score_factor != 1 && table.rotary_features < inputs.head_dim) {
+    return UnsupportedField("rope_type", Json(kind),
+                            "a scaling that does not change the size of "
+                            "scores, beside a partial_rotary_factor below 1");
+  }
+  if (!is_multimodal) {
+    WEFT_RETURN_IF_ERROR(rope.Finish({}));
+  } else {
+    WEFT_RETURN_IF_ERROR(rope.Finish({"mrope_section", "mrope_interleaved"}));
+  }
   return table;
 }
 
@@ -229,10 +267,7 @@ absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, RopeInputs inputs) {
 // `rope` is null.
 absl::StatusOr<RopeTable> ReadTable(const char* name, const Json* rope,
                                     const RopeInputs& inputs) {
-  if (rope == nullptr) {
-    return RopeTable{.frequencies =
-                         PlainFrequencies(inputs.theta, inputs.head_dim)};
-  }
+  if (rope == nullptr) return PlainTable(inputs);
   if (!rope->is_object()) {
     return absl::InvalidArgumentError(
         FieldMessage(name, *rope, "an object or null"));
@@ -396,16 +431,66 @@ absl::StatusOr<ops::AttentionRule> ReadRule(JsonFields& fields,
   return rule;
 }
 
+// Returns which layers rotate.
+absl::StatusOr<std::vector<bool>> ReadRotatedLayers(JsonFields& fields,
+                                                    const Family& family,
+                                                    int num_layers) {
+  std::vector<bool> rotated(num_layers, true);
+  if (family.no_rope_interval == 0) return rotated;
+  WEFT_ASSIGN_OR_RETURN(const int64_t interval,
+                        fields.IntOr("no_rope_layer_interval", 1, kMaxLayers,
+                                     family.no_rope_interval));
+  const Json* list = fields.Find("no_rope_layers");
+  if (list != nullptr &&
+      (!list->is_array() || list->size() != rotated.size())) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "no_rope_layers", *list, absl::StrCat("a list of ", num_layers)));
+  }
+  for (int i = 0; i < num_layers; ++i) {
+    // The list has a 1 for each layer that rotates.
+    if (list == nullptr) {
+      rotated[i] = (i + 1) % interval != 0;
+    } else if ((*list)[i] == 0 || (*list)[i] == 1) {
+      rotated[i] = (*list)[i] == 1;
+    } else {
+      return absl::InvalidArgumentError(
+          FieldMessage("no_rope_layers entry", (*list)[i], "0 or 1"));
+    }
+  }
+  return rotated;
+}
+
+// Returns ModelConfig::head_order for heads of which the first
+// `rotary_features` rotate.
+std::vector<int> HeadOrder(int head_dim, int rotary_features,
+                           bool interleaved) {
+  if (rotary_features == head_dim && !interleaved) return {};
+  const int half = head_dim / 2;
+  const int pairs = rotary_features / 2;
+  std::vector<int> order(head_dim);
+  for (int i = 0; i < half; ++i) {
+    // Features that do not rotate stay in their order.
+    const bool rotates = i < pairs;
+    const int first = interleaved ? 2 * i : i;
+    order[i] = rotates ? first : pairs + i;
+    order[half + i] =
+        rotates ? (interleaved ? first + 1 : pairs + i) : half + i;
+  }
+  return order;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
                                                       const Family& family,
                                                       int head_dim,
                                                       int64_t max_positions) {
-  RopeInputs inputs{.head_dim = head_dim, .max_positions = max_positions};
+  RopeInputs inputs{
+      .family = family, .head_dim = head_dim, .max_positions = max_positions};
+  if (family.rotary_share > 0) inputs.rotary_share = family.rotary_share;
   WEFT_ASSIGN_OR_RETURN(inputs.theta, config.NumberOr("rope_theta", kMinTheta,
                                                       kMaxTheta, family.theta));
-  WEFT_RETURN_IF_ERROR(CheckRotaryShare(config));
+  WEFT_RETURN_IF_ERROR(ReadRotaryShare(config, inputs, inputs.rotary_share));
   double local_theta = family.local_theta;
   if (local_theta > 0) {
     WEFT_ASSIGN_OR_RETURN(local_theta,
@@ -432,9 +517,39 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
       ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
                 parameters != nullptr ? parameters : scaling, inputs));
   if (local_theta > 0) {
-    tables.push_back({.frequencies = PlainFrequencies(local_theta, head_dim)});
+    inputs.theta = local_theta;
+    tables.push_back(PlainTable(inputs));
   }
   return tables;
+}
+
+absl::Status ReadRope(JsonFields& fields, const Family& family,
+                      ModelConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<RopeTable> tables,
+      ReadRopeTables(fields, family, config.head_dim, config.max_positions));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> rotated,
+                        ReadRotatedLayers(fields, family, config.num_layers));
+  for (const RopeTable& table : tables) {
+    config.rope_tables.push_back(table.frequencies);
+    config.rope_tables.back().resize(config.head_dim / 2);
+    config.max_positions =
+        std::clamp(table.max_positions, config.max_positions, kMaxPositions);
+  }
+  config.head_order = HeadOrder(config.head_dim, tables[0].rotary_features,
+                                family.interleaved_rope);
+  for (int i = 0; i < config.num_layers; ++i) {
+    LayerAttention& attention = config.attention[i];
+    if (rotated[i]) {
+      attention.rule.scale *= tables[attention.rope_table].score_factor;
+    } else {
+      attention.rope_table = static_cast<int>(tables.size());
+    }
+  }
+  if (std::ranges::find(rotated, false) != rotated.end()) {
+    config.rope_tables.emplace_back(config.head_dim / 2);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ReadAttention(JsonFields& fields, const Family& family,
@@ -442,7 +557,9 @@ absl::Status ReadAttention(JsonFields& fields, const Family& family,
   WEFT_ASSIGN_OR_RETURN(const int64_t window, ReadWindow(fields, family));
   WEFT_ASSIGN_OR_RETURN(std::vector<bool> slides,
                         ReadScheme(fields, family, window, config.num_layers));
-  WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  if (family.delta == DeltaFields::kNone) {
+    WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  }
   WEFT_ASSIGN_OR_RETURN(const ops::AttentionRule rule,
                         ReadRule(fields, family, config.head_dim));
   if (window == 0 && std::ranges::find(slides, true) != slides.end()) {

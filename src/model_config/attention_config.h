@@ -16,6 +16,7 @@ namespace weft::model {
 
 // Limits above those of published models.
 inline constexpr int64_t kMaxLayers = 1024;
+inline constexpr int64_t kMaxPositions = 1 << 28;
 inline constexpr double kMaxSoftcap = 1e6;
 
 // Fills config.attention with one entry per layer. REQUIRES: num_layers and
@@ -28,7 +29,10 @@ inline constexpr double kMaxSoftcap = 1e6;
 
 // The rotary frequencies of some layers.
 struct RopeTable {
-  std::vector<double> frequencies;  // [head_dim / 2], with scaling applied.
+  // [head_dim / 2], with scaling applied. Pairs of features that do not rotate
+  // come last, and have 0.
+  std::vector<double> frequencies;
+  int rotary_features = 0;  // How many of a head's features rotate.
   // The factor of the attention scores. YaRN multiplies both queries and keys
   // by attention_factor, so this is the square of attention_factor.
   double score_factor = 1;
@@ -53,6 +57,13 @@ struct RopeTable {
 [[nodiscard]] absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(
     JsonFields& config, const Family& family, int head_dim,
     int64_t max_positions);
+
+// Fills config.rope_tables, head_order and max_positions, and the rope_table
+// and scale of each layer. Layers without rotation get a table of zeros.
+// REQUIRES: ReadAttention has filled config.attention. Errors: those of
+// ReadRopeTables; INVALID_ARGUMENT for a bad no_rope_layers.
+[[nodiscard]] absl::Status ReadRope(JsonFields& fields, const Family& family,
+                                    ModelConfig& config);
 
 }  // namespace weft::model
 

@@ -101,6 +101,60 @@ constexpr Family kFamilies[] = {
      .theta = 1e6,
      .local_theta = 10000,
      .gemma = true},
+    {.model_type = "qwen3_5_text",
+     .sizes = {.layers = 32,
+               .hidden = 4096,
+               .ffn = 12288,
+               .vocab = 248320,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 4,
+               .head_dim = 256},
+     .qk_norm = true,
+     .delta = DeltaFields::kSplit,
+     .norms_from_one = true,
+     .rotary_share = 0.25,
+     .multimodal_rope = true},
+    // Every layer has experts, so files do not have the MLP's size.
+    {.model_type = "qwen3_5_moe_text",
+     .sizes = {.layers = 40,
+               .hidden = 2048,
+               .ffn = 512,
+               .vocab = 248320,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 2,
+               .head_dim = 256,
+               .experts = 256,
+               .experts_per_token = 8,
+               .expert_ffn = 512,
+               .shared_ffn = 512},
+     .qk_norm = true,
+     .experts = ExpertFields::kQwen,
+     .normalizes_experts = true,
+     .delta = DeltaFields::kSplit,
+     .norms_from_one = true,
+     .rotary_share = 0.25,
+     .multimodal_rope = true},
+    {.model_type = "qwen3_next",
+     .sizes = {.layers = 48,
+               .hidden = 2048,
+               .ffn = 5632,
+               .vocab = 151936,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 2,
+               .head_dim = 256,
+               .experts = 512,
+               .experts_per_token = 10,
+               .expert_ffn = 512,
+               .shared_ffn = 512},
+     .qk_norm = true,
+     .experts = ExpertFields::kQwen,
+     .normalizes_experts = true,
+     .delta = DeltaFields::kFused,
+     .norms_from_one = true,
+     .rotary_share = 0.25},
 };
 
 struct Wrapper {
@@ -108,7 +162,9 @@ struct Wrapper {
   absl::string_view text_model_type;
 };
 
-constexpr Wrapper kWrappers[] = {{"gemma3", "gemma3_text"}};
+constexpr Wrapper kWrappers[] = {{"gemma3", "gemma3_text"},
+                                 {"qwen3_5", "qwen3_5_text"},
+                                 {"qwen3_5_moe", "qwen3_5_moe_text"}};
 
 }  // namespace
 

@@ -38,6 +38,16 @@ enum class ExpertFields {
              // has all experts of a layer.
 };
 
+// Which layers compute a gated delta rule in place of attention
+// (ModelConfig::delta).
+enum class DeltaFields {
+  kNone,
+  kSplit,  // The layers of linear_attention in layer_types, or all except every
+           // nth (full_attention_interval). q_proj of the other layers makes
+           // gates (ModelConfig::output_gate).
+  kFused,  // As kSplit, but checkpoints fuse q, k, v and z, and b and a.
+};
+
 // The defaults of absent fields. A field with default 0 is required, except
 // where a comment says otherwise.
 struct DefaultSizes {
@@ -63,6 +73,10 @@ struct Family {
   bool mlp_bias_field = false;
   bool qk_norm = false;
   ExpertFields experts = ExpertFields::kNone;
+  // If true, norm_topk_prob must be true or absent.
+  bool normalizes_experts = false;
+  DeltaFields delta = DeltaFields::kNone;
+  bool norms_from_one = false;  // ModelConfig::norms_from_one.
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // n of kPattern: every nth layer has no window.
@@ -76,6 +90,17 @@ struct Family {
   bool needs_rope = false;
   double local_theta = 0;  // If > 0, the base of a rotary table for layers
                            // with a window.
+  // The part of a head's features that rotate, if partial_rotary_factor is
+  // absent. 0: all rotate, and another partial_rotary_factor is refused.
+  double rotary_share = 0;
+  // Rotation pairs adjacent features, not feature c with c + half.
+  bool interleaved_rope = false;
+  // Positions in text and images rotate parts of a head (mrope_section). In
+  // text these positions are equal, so the parts do not matter.
+  bool multimodal_rope = false;
+  // Every nth layer has no rotation, unless no_rope_layers says which. 0: the
+  // file cannot have such layers.
+  int64_t no_rope_interval = 0;
   // Gemma stores norm weights minus one and also norms the outputs of attention
   // and MLP. It scales embeddings by sqrt(hidden) and ties them to the head by
   // default. The scale of attention is 1 / sqrt(query_pre_attn_scalar). The

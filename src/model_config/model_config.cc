@@ -103,9 +103,10 @@ constexpr absl::string_view kGenerationFields[] = {
 // Fields that describe how a model reads images. They are ignored, because this
 // server accepts no images.
 constexpr absl::string_view kImageFields[] = {
-    "boi_token_index",     "boi_token_id",      "eoi_token_index",
-    "eoi_token_id",        "image_token_index", "image_token_id",
-    "mm_tokens_per_image", "vision_config",
+    "boi_token_index",       "boi_token_id",        "eoi_token_index",
+    "eoi_token_id",          "image_token_index",   "image_token_id",
+    "mm_tokens_per_image",   "vision_config",       "video_token_id",
+    "vision_start_token_id", "vision_end_token_id",
 };
 
 // Adds the ids of the field eos_token_id to `ids`, without duplicates. `value`
@@ -196,15 +197,29 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
 }  // namespace
 
 lora::ModelShape ModelConfig::shape() const {
+  lora::DeltaShape rule;
+  if (has_delta()) {
+    rule = {.key_width = delta.key_width(),
+            .value_width = delta.value_width(),
+            .num_heads = delta.value_heads,
+            .num_key_heads = delta.key_heads,
+            .is_fused = delta.is_fused};
+    for (const LayerAttention& layer : attention) {
+      rule.layers.push_back(layer.linear);
+    }
+  }
   return {.num_layers = num_layers,
           .hidden = hidden,
           .q_width = int64_t{num_heads} * head_dim,
+          .gate_width = output_gate ? int64_t{num_heads} * head_dim : 0,
           .kv_width = int64_t{num_kv_heads} * head_dim,
           .ffn = ffn,
           .vocab = vocab,
           .experts = moe.shape,
+          .delta = std::move(rule),
           .names = is_wrapped ? lora::DecoderNames::kWrapped
-                              : lora::DecoderNames::kPlain};
+                              : lora::DecoderNames::kPlain,
+          .head_order = head_order};
 }
 
 uint64_t ModelConfig::num_parameters() const {

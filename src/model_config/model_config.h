@@ -25,6 +25,9 @@ struct LayerAttention {
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
+// The largest DeltaConfig::conv_kernel.
+inline constexpr int kMaxConvKernel = 8;
+
 // The gated delta rule of the layers whose LayerAttention is linear. Value head
 // h reads key head h / (value_heads / key_heads).
 struct DeltaConfig {
@@ -33,6 +36,8 @@ struct DeltaConfig {
   int key_features = 0;  // Of one head.
   int value_features = 0;
   int conv_kernel = 0;  // The rows that an output of the convolution reads.
+  // If true, checkpoints fuse the input projections (DeltaShape::is_fused).
+  bool is_fused = false;
 
   [[nodiscard]] int64_t key_width() const {
     return int64_t{key_heads} * key_features;
@@ -78,6 +83,9 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  // q_proj also makes gates: for each query head, rows of the query, then rows
+  // of gates. The head's output is multiplied by their sigmoid.
+  bool output_gate = false;
   bool sinks = false;  // Query heads have sinks (Family::sinks).
   // The outputs of attention and MLP also have RMS norms.
   bool output_norms = false;
@@ -91,7 +99,12 @@ struct ModelConfig {
   DeltaConfig delta;                      // Zeros without linear layers.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
+  // A pair of features that does not rotate has 0.
   std::vector<std::vector<double>> rope_tables;
+  // Feature i of a head of q or k is feature head_order[i] in checkpoints and
+  // PEFT's files, so that features i and i + head_dim / 2 rotate together.
+  // Scores do not depend on the order. Empty: the order is the same.
+  std::vector<int> head_order;
   // The ids of eos_token_id in config.json and generation_config.json.
   std::vector<int32_t> eos_token_ids;
 
