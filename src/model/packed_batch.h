@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "src/lora/lora_linear.h"
@@ -45,6 +46,7 @@ struct KvStore {
   std::vector<at::Tensor> v_pages_PSKC;
   std::vector<at::Tensor> conv_NRW;    // The last rows before the convolution.
   std::vector<at::Tensor> delta_NHKV;  // f32.
+  int64_t page_tokens = 0;             // S.
   at::Tensor experts_PSE;  // i16, with the columns of PackedBatch.experts_TE.
                            // Undefined if the model has no experts.
 };
@@ -73,8 +75,9 @@ struct KvAccess {
                              // sequence, with the new token.
   // The slots of the states: of each sequence of a prefill, in the order of
   // its nodes or suffixes, or of each row of a decode pass. The pass starts
-  // from these states and replaces them. Undefined if the model has no layers
-  // of the gated delta rule.
+  // from these states and replaces them. Rows without a sequence, which fill
+  // up a CUDA graph, share a slot whose state has no meaning. Undefined if the
+  // model has no layers of the gated delta rule.
   at::Tensor state_slots_Q;  // [Q] i64.
 };
 

@@ -17,7 +17,8 @@ inline constexpr int64_t kPages = 40;
 inline constexpr int64_t kPagesOfSequence = 3;
 
 inline model::KvStore FilledCache(const model::Decoder& decoder) {
-  model::KvStore store = AllocateCache(decoder, kPages, kPageTokens);
+  model::KvStore store =
+      AllocateCache(decoder, kPages, kPageTokens, /*num_states=*/0);
   at::manual_seed(11);
   for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
     for (at::Tensor& layer : *pages) {
