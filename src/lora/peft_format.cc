@@ -61,6 +61,7 @@ absl::Status DropImageParts(TensorMap& tensors) {
   for (auto it = tensors.begin(); it != tensors.end();) {
     const auto& [name, view] = *it;
     if (!absl::StrContains(name, ".vision_tower.") &&
+        !absl::StrContains(name, ".visual.") &&
         !absl::StrContains(name, ".multi_modal_projector.")) {
       ++it;
       continue;

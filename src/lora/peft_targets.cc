@@ -474,7 +474,8 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   if (shape.names == DecoderNames::kWrapped) {
     // The image parts have modules of the same names.
-    root["exclude_modules"] = ".*\\b(vision_tower|multi_modal_projector)\\b.*";
+    root["exclude_modules"] = 
+        ".*\\b(vision_tower|multi_modal_projector|visual)\\b.*";
   }
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
