@@ -91,7 +91,7 @@ FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
   const lora::ModelShape shape = config.shape();
   int64_t kept = 2 * shape.q_width + shape.gate_width + 2 * shape.kv_width +
                  kAttentionProjections * max_rank;
-  if (config.qk_norm) {
+  if (config.qk_norm != model::QkNorm::kNone) {
     kept += shape.q_width + shape.gate_width + shape.kv_width;
   }
   return {
@@ -176,7 +176,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       AttentionPart(config, element_bytes, is_cpu, max_rank, batch);
   const FirstPart delta = DeltaPart(config, element_bytes, max_rank, batch);
   int64_t kept = 2 * shape.hidden + mlp.kept;
-  if (config.output_norms) kept += 2 * shape.hidden;
+  if (config.has_output_norms()) kept += 2 * shape.hidden;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);
   // The products and gradients that exist while the backward pass runs the
   // larger half of a layer: the MLP or attention. The forward pass has no more

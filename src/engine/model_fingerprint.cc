@@ -107,18 +107,23 @@ void AddConfig(const model::ModelConfig& config, Parts& parts) {
   parts["head_dim"] = absl::StrCat(config.head_dim);
   parts["rms_norm_eps"] = Exact(config.rms_norm_eps);
   parts["tied_embeddings"] = absl::StrCat(config.tied_embeddings);
-  parts["qk_norm"] = absl::StrCat(config.qk_norm);
+  parts["qk_norm"] = absl::StrCat(static_cast<int>(config.qk_norm));
   parts["qkv_bias"] = absl::StrCat(config.qkv_bias);
   parts["o_bias"] = absl::StrCat(config.o_bias);
   parts["mlp_bias"] = absl::StrCat(config.mlp_bias);
   parts["sinks"] = absl::StrCat(config.sinks);
-  parts["output_norms"] = absl::StrCat(config.output_norms);
+  parts["output_norms"] = absl::StrCat(config.has_output_norms());
+  parts["input_norms"] = absl::StrCat(!config.norms.attention_in.empty());
   parts["norms_from_one"] = absl::StrCat(config.norms_from_one);
   parts["activation"] = absl::StrCat(static_cast<int>(config.activation));
   parts["scaled_embeddings"] = absl::StrCat(config.scaled_embeddings);
+  parts["embedding_multiplier"] = Exact(config.embedding_multiplier);
+  parts["logits_divisor"] = Exact(config.logits_divisor);
   parts["final_softcap"] = Exact(config.final_softcap);
   parts["attention"] = AttentionDigest(config);
   parts["rope"] = RopeDigest(config);
+  parts["query_scale"] = absl::StrCat(Exact(config.query_scale.beta), " ",
+                                      Exact(config.query_scale.period));
   AddDelta(config, parts);
   if (!config.head_order.empty()) {
     parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));

@@ -81,6 +81,16 @@ std::vector<TargetModule> ProjectionsOf(const ModelShape& shape) {
   return modules;
 }
 
+ProjectionGroup GroupOf(TargetModule module) {
+  using enum ProjectionGroup;
+  for (const ProjectionGroup group : {kQkv, kO, kGateUp, kDown, kLmHead,
+                                      kDeltaIn, kDeltaFusedIn, kDeltaOut}) {
+    const std::span<const TargetModule> modules = ModulesOf(group);
+    if (std::ranges::find(modules, module) != modules.end()) return group;
+  }
+  return kEmbedTokens;
+}
+
 int64_t InWidth(const ModelShape& shape, TargetModule module) {
   if (module == TargetModule::kOProj) return shape.q_width;
   if (module == TargetModule::kDownProj) return shape.ffn;
@@ -224,6 +234,28 @@ std::string PathInFile(const std::string& path, DecoderNames names) {
     return absl::StrCat("language_model.", path);
   }
   return path;
+}
+
+int NumFused(TargetModule module, const ModelShape& shape) {
+  const ProjectionGroup group = GroupOf(module);
+  const bool is_fused =
+      (group == ProjectionGroup::kQkv && shape.fused_qkv) ||
+      (group == ProjectionGroup::kGateUp && shape.fused_gate_up);
+  return is_fused ? static_cast<int>(ModulesOf(group).size()) : 1;
+}
+
+const char* FileModuleName(TargetModule module, const ModelShape& shape) {
+  if (NumFused(module, shape) == 1) return TargetModuleName(module);
+  return GroupOf(module) == ProjectionGroup::kQkv ? "qkv_proj" : "gate_up_proj";
+}
+
+std::string FilePath(const LoraFactor& factor, const ModelShape& shape) {
+  std::string path = ModulePath(factor, shape.experts);
+  if (factor.expert == kNoExpert) {
+    path.replace(path.rfind('.') + 1, std::string::npos,
+                 FileModuleName(factor.module, shape));
+  }
+  return PathInFile(path, shape.names);
 }
 
 std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {

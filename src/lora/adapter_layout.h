@@ -62,10 +62,10 @@ struct DeltaShape {
 struct ModelShape {
   int num_layers = 0;
   int64_t hidden = 0;
-  int64_t q_width = 0;   // query heads * head features
+  int64_t q_width = 0;     // query heads * head features
   int64_t gate_width = 0;  // The rows of q_proj that gate attention's output
                            // (ModelConfig::output_gate).
-  int64_t kv_width = 0;  // key/value heads * head features
+  int64_t kv_width = 0;    // key/value heads * head features
   int64_t ffn = 0;
   int64_t vocab = 0;
   ExpertShape experts;
@@ -74,6 +74,10 @@ struct ModelShape {
   // The order in files of the features of a head of q or k
   // (ModelConfig::head_order).
   std::vector<int> head_order;
+  // PEFT's files have q, k and v as one module, qkv_proj, or gate and up as one,
+  // gate_up_proj (ModelConfig::fused_qkv).
+  bool fused_qkv = false;
+  bool fused_gate_up = false;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
@@ -93,7 +97,7 @@ struct ShapeRanges {
   parallel::Range delta_heads;  // Of DeltaShape::num_heads.
   // Of the whole model:
   DeltaShape delta;
-  int q_rows = 1;  // Rows of q_proj for each feature: 2 with output gates.
+  int q_rows = 1;       // Rows of q_proj for each feature: 2 with output gates.
   int num_experts = 0;  // ExpertShape::count.
 };
 
@@ -139,6 +143,8 @@ using LayerGroups = std::array<ProjectionGroup, kGroupsPerLayer>;
 // Returns the modules of a group, in the order in which the base model stacks
 // their outputs (q, k, v; gate, up).
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+// Returns the group of a module.
+[[nodiscard]] ProjectionGroup GroupOf(TargetModule module);
 // Returns all modules of the layers that may have LoRA.
 [[nodiscard]] std::vector<TargetModule> ProjectionsOf(const ModelShape& shape);
 // Returns the number of inputs or of outputs of a module. The embedding's
@@ -198,6 +204,17 @@ class AdapterLayout {
 // ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
+// Returns how many modules PEFT's files have as one with `module`, itself
+// included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its own.
+// Experts are not among them.
+[[nodiscard]] int NumFused(TargetModule module, const ModelShape& shape);
+// Returns the last part of the path, in PEFT's files, of a module outside the
+// experts, such as "q_proj" or "qkv_proj".
+[[nodiscard]] const char* FileModuleName(TargetModule module,
+                                         const ModelShape& shape);
+// Returns the path of the module in PEFT's files.
+[[nodiscard]] std::string FilePath(const LoraFactor& factor,
+                                   const ModelShape& shape);
 // Returns a path of ModulePath, or one that begins with it, in the spelling
 // `names`.
 [[nodiscard]] std::string PathInFile(const std::string& path,

@@ -18,7 +18,7 @@ using weights::ScalarType;
 using weights::TensorMap;
 using weights::TensorView;
 
-// Returns A and B of a factor as tensors of their own (ExpertForm::kSingle).
+// Returns A and B of a factor as tensors of their own (FusedForm::kSingle).
 std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
                                                  const std::string& path) {
   const bool embeds = factor.module == TargetModule::kEmbedTokens;
@@ -101,7 +101,7 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
 // base_layer, PEFT's name for the wrapped part.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
                   const ExpertShape& experts, absl::string_view prefix,
-                  ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
+                  FusedForm form, PeftMatrix& a, PeftMatrix& b) {
   const bool is_down = factor.module == TargetModule::kDownProj;
   const bool is_up = factor.module == TargetModule::kUpProj;
   const bool is_inner =
@@ -109,7 +109,7 @@ void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
   const std::string path =
       absl::StrCat(prefix, ".model.layers.", factor.layer, ".mlp.experts",
                    is_inner ? ".base_layer" : "");
-  const bool has_halves = form == ExpertForm::kHalves && !is_down;
+  const bool has_halves = form == FusedForm::kParts && !is_down;
   const int64_t rank = has_halves ? 2 * factor.rank : factor.rank;
   const int64_t first_rank = has_halves && is_up ? factor.rank : 0;
   const bool in_turns = experts.names == ExpertNames::kFused && !is_down;
@@ -123,6 +123,39 @@ void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
   b.tensor_columns = rank * experts.count;
   b.first_column = first_rank * experts.count + factor.expert;
   b.column_step = experts.count;
+}
+
+// Makes the A and B of a module refer to parts of those of the module that
+// contains it (NumFused).
+void PointToWhole(const LoraFactor& factor, const AdapterLayout& layout,
+                  const ModelShape& shape, absl::string_view prefix,
+                  FusedForm form, PeftMatrix& a, PeftMatrix& b) {
+  const ProjectionGroup group = GroupOf(factor.module);
+  int64_t first_rank = 0, total_rank = factor.rank;
+  if (form == FusedForm::kParts) {
+    const GroupLayout& parts = layout.group(factor.layer, group);
+    total_rank = parts.total_rank;
+    for (const LoraFactor& part : parts.factors) {
+      if (part.module == factor.module) break;
+      first_rank += part.rank;
+    }
+  }
+  int64_t rows = 0;
+  for (const TargetModule module : ModulesOf(group)) {
+    if (module == factor.module) b.first_row = rows;
+    rows += OutWidth(shape, module);
+  }
+  const std::string path =
+      absl::StrCat(prefix, ".model.layers.", factor.layer,
+                   group == ProjectionGroup::kQkv ? ".self_attn." : ".mlp.",
+                   FileModuleName(factor.module, shape));
+  a.name = absl::StrCat(path, ".lora_A.weight");
+  a.tensor_rows = total_rank;
+  a.first_row = first_rank;
+  b.name = absl::StrCat(path, ".lora_B.weight");
+  b.tensor_rows = rows;
+  b.tensor_columns = total_rank;
+  b.first_column = first_rank;
 }
 
 absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
@@ -189,8 +222,27 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
   return factor.expert != kNoExpert && factor.expert < experts.count;
 }
 
+// Returns whether the rows of the module in `all`, the whole B [rows, R] that
+// contains them, are zero outside the module's part of R (FusedForm::kParts).
+bool HasPart(const LoraFactor& factor, const ModelShape& shape,
+             const PeftMatrix& b, absl::Span<const float> all) {
+  const int parts = NumFused(factor.module, shape);
+  if (factor.rank % parts != 0) return false;
+  const auto modules = ModulesOf(GroupOf(factor.module));
+  const int64_t width = factor.rank / parts;
+  const int64_t begin =
+      (std::ranges::find(modules, factor.module) - modules.begin()) * width;
+  for (int64_t row = b.first_row; row < b.first_row + b.rows; ++row) {
+    for (int64_t column = 0; column < factor.rank; ++column) {
+      const bool is_own = column >= begin && column < begin + width;
+      if (!is_own && all[row * factor.rank + column] != 0) return false;
+    }
+  }
+  return true;
+}
+
 // Returns whether a fused B [out, R E], with alternating rows of gate and up,
-// has ExpertForm::kHalves. In this form rows of gate are zero in the second
+// has FusedForm::kParts. In this form rows of gate are zero in the second
 // half of B's columns, and rows of up are zero in the first half.
 bool HasHalves(absl::Span<const float> b, int64_t columns) {
   for (size_t i = 0; i < b.size(); ++i) {
@@ -206,15 +258,18 @@ bool HasHalves(absl::Span<const float> b, int64_t columns) {
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
                                    const ModelShape& shape,
-                                   absl::string_view prefix, ExpertForm form) {
+                                   absl::string_view prefix, FusedForm form) {
   const ExpertShape& experts = shape.experts;
   std::vector<PeftMatrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
     auto [a, b] = ModuleMatrices(
         factor, absl::StrCat(prefix, ".", ModulePath(factor, experts)));
-    if (form != ExpertForm::kSingle && IsExpert(factor, experts)) {
+    if (form != FusedForm::kSingle && IsExpert(factor, experts)) {
       PointToFused(factor, layout, experts, prefix, form, a, b);
+    } else if (form != FusedForm::kSingle &&
+               NumFused(factor.module, shape) > 1) {
+      PointToWhole(factor, layout, shape, prefix, form, a, b);
     }
     b.row_order = FileRows(factor.module, shape);
     matrices.push_back(std::move(a));
@@ -223,33 +278,36 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
   return matrices;
 }
 
-absl::StatusOr<ExpertForm> FormOf(const TensorMap& tensors,
-                                  const AdapterLayout& layout,
-                                  const ModelShape& shape,
-                                  absl::string_view prefix) {
+absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
+                                 const AdapterLayout& layout,
+                                 const ModelShape& shape,
+                                 absl::string_view prefix) {
   const ExpertShape& experts = shape.experts;
-  if (experts.count == 0) return ExpertForm::kSingle;
   const std::vector<PeftMatrix> fused =
-      MatricesOf(layout, shape, prefix, ExpertForm::kFused);
+      MatricesOf(layout, shape, prefix, FusedForm::kFused);
   bool is_fused = false;
-  bool has_halves = experts.names == ExpertNames::kFused;
+  bool has_parts = experts.count == 0 || experts.names == ExpertNames::kFused;
   FusedTensors values(tensors);
   for (size_t i = 0; i < layout.factors().size(); ++i) {
     const LoraFactor& factor = layout.factors()[i];
-    if (!IsExpert(factor, experts)) continue;
+    const bool is_expert = IsExpert(factor, experts);
+    if (!is_expert && NumFused(factor.module, shape) == 1) continue;
     const PeftMatrix& b = fused[2 * i + 1];
-    if (!tensors.contains(b.name)) return ExpertForm::kSingle;
+    if (is_expert && !tensors.contains(b.name)) return FusedForm::kSingle;
     is_fused = true;
-    if (!has_halves || factor.expert > 0 ||
-        factor.module != TargetModule::kGateProj) {
+    if (!has_parts ||
+        (is_expert &&
+         (factor.expert > 0 || factor.module != TargetModule::kGateProj))) {
       continue;
     }
     WEFT_RETURN_IF_ERROR(FindMatrix(tensors, b).status());
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
-    has_halves = factor.rank % 2 == 0 && HasHalves(all, b.tensor_columns);
+    has_parts = is_expert
+                    ? factor.rank % 2 == 0 && HasHalves(all, b.tensor_columns)
+                    : HasPart(factor, shape, b, all);
   }
-  if (!is_fused) return ExpertForm::kSingle;
-  return has_halves ? ExpertForm::kHalves : ExpertForm::kFused;
+  if (!is_fused) return FusedForm::kSingle;
+  return has_parts ? FusedForm::kParts : FusedForm::kFused;
 }
 
 absl::StatusOr<std::vector<float>> Gather(

@@ -47,7 +47,7 @@ const char* NameOf(TargetModule module, const ModelShape& shape) {
   const ExpertShape& experts = shape.experts;
   return experts.count > 0 && IsOfMlp(module)
              ? ExpertModuleName(module, experts.names)
-             : TargetModuleName(module);
+             : FileModuleName(module, shape);
 }
 
 // The value of target_modules or exclude_modules. It is a list of names or one
@@ -218,11 +218,6 @@ std::string FusedPath(const LoraFactor& site, const ModelShape& shape) {
                    site.module == TargetModule::kDownProj ? "down_proj"
                                                           : "gate_up_proj"),
       shape.names);
-}
-
-// Returns the path of the site in the spelling of shape.names.
-std::string FilePath(const LoraFactor& site, const ModelShape& shape) {
-  return PathInFile(ModulePath(site, shape.experts), shape.names);
 }
 
 // Returns, for every site, whether target_parameters selects it. This field
@@ -479,7 +474,8 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   if (shape.names == DecoderNames::kWrapped) {
     // The image parts have modules of the same names.
-    root["exclude_modules"] = ".*\\b(vision_tower|multi_modal_projector)\\b.*";
+    root["exclude_modules"] = 
+        ".*\\b(vision_tower|multi_modal_projector|visual)\\b.*";
   }
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
@@ -493,10 +489,14 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
           return other.module == module && other.shape.rank == 0;
         });
     if (is_fused && IsOfMlp(module)) continue;
+    // The first module of several that are one stands for all of them.
+    const int parts = NumFused(module, shape);
+    if (parts > 1 && module != ModulesOf(GroupOf(module)).front()) continue;
     if (everywhere) targets.push_back(NameOf(module, shape));
     for (const LoraFactor& site : EverySite(shape)) {
-      const LoraShape lora = config.ShapeOf(site.layer, module);
+      LoraShape lora = config.ShapeOf(site.layer, module);
       if (site.module != module || lora.rank == 0) continue;
+      lora = {.rank = parts * lora.rank, .alpha = parts * lora.alpha};
       const std::string path = FilePath(site, shape);
       if (!everywhere) targets.push_back(path);
       if (lora.rank != usual.rank) ranks[path] = lora.rank;

@@ -79,7 +79,7 @@ at::ScalarType StoredType(const DecoderWeights& weights) {
 
 double EmbeddingScale(const ModelConfig& config,
                       const DecoderWeights& weights) {
-  if (!config.scaled_embeddings) return 1;
+  if (!config.scaled_embeddings) return config.embedding_multiplier;
   return at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden)),
                            StoredType(weights))
       .item<double>();
@@ -154,6 +154,23 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
     rotary_.push_back(ops::MakeRotaryTable(frequencies, num_positions,
                                            weights_.embedding_VH.device()));
   }
+  const QueryScale& scale = config_.query_scale;
+  if (scale.beta > 0) {
+    query_scale_P_ = at::arange(num_positions, at::kDouble)
+                         .div_(scale.period)
+                         .floor_()
+                         .log1p_()
+                         .mul_(scale.beta)
+                         .add_(1)
+                         .to(weights_.embedding_VH.device(), at::kFloat);
+  }
+  if (config_.logits_divisor != 1) {
+    // In f32, or f64 for f64, so that the division does not round the weight to
+    // a narrower type.
+    at::Tensor& norm_H = weights_.final_norm_H;
+    norm_H = norm_H.to(at::promote_types(norm_H.scalar_type(), at::kFloat))
+                 .div(config_.logits_divisor);
+  }
 }
 
 int Decoder::tensor_size() const { return ShardOfGroup(tensor_group_).size; }
@@ -201,6 +218,7 @@ Layer Decoder::LayerAt(int index) const {
           .config = local_config_,
           .shape = shape_,
           .rotary = rotary_[config_.attention[index].rope_table],
+          .query_scale_P = query_scale_P_,
           .tensor_group = tensor_group_};
 }
 
@@ -278,7 +296,7 @@ Decoder::TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
   const TokenRows own = RowsOf(batch.tokens_T);
   at::Tensor x_TH = ops::WidenedRows(weights_.embedding_VH, own.rows_T, dtype_);
-  if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
+  if (embedding_scale_ != 1) x_TH.mul_(embedding_scale_);
   lora::AddLoraEmbedding(own.rows_T, batch.routing, embedding_scale_, x_TH);
   if (own.foreign_T1.defined()) x_TH.masked_fill_(own.foreign_T1, 0);
   SumOverRanks(tensor_group_, x_TH);

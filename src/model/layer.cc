@@ -18,9 +18,19 @@ using lora::ProjectionGroup;
 
 at::Tensor Norm(const at::Tensor& x_TH, const at::Tensor& weight_H,
                 double eps) {
+  if (!weight_H.defined()) return x_TH;
   at::Tensor y_TH = at::empty_like(x_TH);
   ops::RmsNorm(x_TH, weight_H, eps, y_TH);
   return y_TH;
+}
+
+void NormBackward(const at::Tensor& dy_TH, const at::Tensor& x_TH,
+                  const at::Tensor& weight_H, double eps, at::Tensor& dx_TH) {
+  if (weight_H.defined()) {
+    ops::RmsNormBackward(dy_TH, x_TH, weight_H, eps, dx_TH);
+  } else {
+    dx_TH.add_(dy_TH);
+  }
 }
 
 void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH) {
@@ -35,7 +45,10 @@ Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
     if (raw != nullptr) *raw = std::move(y_TH);
     y_TH = std::move(normed_TH);
   }
-  if (!next_norm_H.defined()) return {.x_TH = y_TH.add_(x_TH)};
+  if (!next_norm_H.defined()) {
+    y_TH.add_(x_TH);
+    return {.x_TH = y_TH, .normed_TH = y_TH};
+  }
   at::Tensor normed_TH = at::empty_like(y_TH);
   ops::AddRmsNorm(x_TH, next_norm_H, eps, y_TH, normed_TH);
   return {.x_TH = std::move(y_TH), .normed_TH = std::move(normed_TH)};
@@ -72,7 +85,7 @@ void ProjectInputsBackward(const Layer& layer, const at::Tensor& d_inputs_TW,
       layer.InputSite(), tape.shrunk_qkv, pass.gradients, want_input_gradient);
   if (want_input_gradient) {
     SumOverRanks(layer.tensor_group, d_normed_TH);
-    ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H, eps, d_TH);
+    NormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H, eps, d_TH);
   }
 }
 
@@ -111,10 +124,43 @@ Stream Attention::Forward(Stream stream, const Pass& pass, LayerTape* tape,
 }
 
 ops::HeadNorms Attention::HeadNorms() const {
-  if (!layer_.config.qk_norm) return {};
+  if (layer_.config.qk_norm != QkNorm::kHead) return {};
   return {.q_C = layer_.weights.q_norm_C,
           .k_C = layer_.weights.k_norm_C,
           .eps = layer_.config.rms_norm_eps};
+}
+
+void Attention::NormWholeQk(at::Tensor& qkv_TW) const {
+  if (layer_.config.qk_norm != QkNorm::kWhole) return;
+  const LayerWeights& w = layer_.weights;
+  const double eps = layer_.config.rms_norm_eps;
+  at::Tensor q_TW = qkv_TW.narrow(1, 0, layer_.shape.q_width);
+  ops::RmsNorm(q_TW, w.q_norm_C, eps, q_TW);
+  at::Tensor k_TW =
+      qkv_TW.narrow(1, layer_.shape.q_width, layer_.shape.kv_width);
+  ops::RmsNorm(k_TW, w.k_norm_C, eps, k_TW);
+}
+
+void Attention::NormWholeQkBackward(const at::Tensor& raw_TW,
+                                    at::Tensor& dqkv_TW) const {
+  if (layer_.config.qk_norm != QkNorm::kWhole) return;
+  const auto replace = [&](const at::Tensor& weight, int64_t column,
+                           int64_t width) {
+    at::Tensor d_TW = dqkv_TW.narrow(1, column, width);
+    const at::Tensor dy_TW = d_TW.clone();
+    d_TW.zero_();
+    ops::RmsNormBackward(dy_TW, raw_TW.narrow(1, column, width), weight,
+                         layer_.config.rms_norm_eps, d_TW);
+  };
+  const lora::ModelShape& shape = layer_.shape;
+  replace(layer_.weights.q_norm_C, 0, shape.q_width);
+  replace(layer_.weights.k_norm_C, shape.q_width, shape.kv_width);
+}
+
+void Attention::ScaleQueries(const Pass& pass, const at::Tensor& q_TQC) const {
+  if (!layer_.query_scale_P.defined()) return;
+  q_TQC.mul_(layer_.query_scale_P.index_select(0, pass.batch.positions_T)
+                 .view({-1, 1, 1}));
 }
 
 ops::Heads Attention::SplitHeads(const at::Tensor& qkv_TW) const {
@@ -172,19 +218,21 @@ ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
           .v_pages_PSKC = kv.store->v_pages_PSKC[layer_.index]};
 }
 
-at::Tensor Attention::Attend(const at::Tensor& qkv_TW, const Pass& pass,
+at::Tensor Attention::Attend(at::Tensor& qkv_TW, const Pass& pass,
                              LayerTape* tape, KvAccess* kv) const {
   const lora::ModelShape& shape = layer_.shape;
-  if (layer_.config.qk_norm && tape != nullptr) {
+  if (layer_.config.qk_norm != QkNorm::kNone && tape != nullptr) {
     tape->qk_raw_TW =
         qkv_TW.narrow(1, 0, shape.q_width + shape.gate_width + shape.kv_width)
             .clone();
   }
+  NormWholeQk(qkv_TW);
   const ops::Heads heads = SplitHeads(qkv_TW);
   ops::KvSlots slots;
   if (kv != nullptr) slots = SlotsOf(*kv);
   ops::PrepareHeads(heads, pass.batch.positions_T, layer_.rotary, HeadNorms(),
                     slots);
+  ScaleQueries(pass, heads.q_TQC);
   const int64_t num_tokens = qkv_TW.size(0);
   if (kv != nullptr && (kv->decode || !kv->suffixes.empty())) {
     return AttendToPages(heads.q_TQC, slots, *kv)
@@ -240,9 +288,12 @@ at::Tensor Attention::AttendBackward(const at::Tensor& d_gated_TW,
                              heads.q_TQC, heads.k_TKC, heads.v_TKC,
                              tape.attention, pass.batch.nodes, rule(),
                              d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
+  ScaleQueries(pass, d_heads.q_TQC);
+  const bool has_head_norms = layer_.config.qk_norm == QkNorm::kHead;
   ops::PrepareHeadsBackward(
       d_heads, pass.batch.positions_T, layer_.rotary, HeadNorms(),
-      layer_.config.qk_norm ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
+      has_head_norms ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
+  NormWholeQkBackward(tape.qk_raw_TW, dqkv_TW);
   return dqkv_TW;
 }
 
@@ -310,7 +361,7 @@ void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
     return;
   }
   tape.gate_up_T2F = GateUp(std::move(normed_TH), pass, &tape);
-  if (layer_.config.output_norms) {
+  if (layer_.config.has_output_norms()) {
     tape.mlp_raw_TH = Down(tape.gate_up_T2F, pass, &tape);
   } else {
     tape.shrunk_down =
@@ -332,7 +383,7 @@ void Mlp::Backward(const BackwardPass& pass, LayerTape& tape,
                 pass.lora.routing, pass.gradients, tape.experts)
           : DenseBackward(pass, tape, dy_TH);
   SumOverRanks(layer_.tensor_group, d_normed_TH);
-  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H, eps, d_TH);
+  NormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H, eps, d_TH);
 }
 
 at::Tensor Mlp::DenseBackward(const BackwardPass& pass, LayerTape& tape,

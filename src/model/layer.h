@@ -31,6 +31,7 @@ struct Layer {
   const ModelConfig& config;
   const lora::ModelShape& shape;
   const ops::RotaryTable& rotary;
+  const at::Tensor& query_scale_P;       // Undefined if queries are not scaled.
   parallel::Communicator* tensor_group;  // Null if there is one rank.
 
   [[nodiscard]] bool has_experts() const {
@@ -69,7 +70,7 @@ struct LayerTape {
   at::Tensor x_in_TH;
   // The input projections. q and k are those after the rotation.
   at::Tensor qkv_TW;
-  at::Tensor qk_raw_TW;  // q and k before the norms; only with qk_norm.
+  at::Tensor qk_raw_TW;  // q and k before the norms; undefined without them.
   ops::AttentionOutput attention;
   // In place of the last two in a layer with a gated delta rule: what the rule
   // keeps, and its output before the gated norm.
@@ -90,24 +91,29 @@ struct Tape {
   std::vector<LayerTape> layers;
 };
 
-// The residual stream, and the output of the norm that follows. The next
-// product reads normed_TH and frees it. After the last layer, normed_TH is
-// undefined.
+// The residual stream, and the output of the norm that follows, which is the
+// stream itself if the model has no such norm. The next product reads normed_TH
+// and frees it. After the last layer, normed_TH has no meaning.
 struct Stream {
   at::Tensor x_TH;
   at::Tensor normed_TH;
 };
 
+// Returns the norm of x, or x if weight_H is undefined.
 [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                               const at::Tensor& weight_H, double eps);
+// Adds dLoss/dx of Norm to dx.
+void NormBackward(const at::Tensor& dy_TH, const at::Tensor& x_TH,
+                  const at::Tensor& weight_H, double eps, at::Tensor& dx_TH);
 
 // Sums the tensor over the ranks of the group, in place. Does nothing if
 // `group` is null.
 void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
 
 // Returns x + y, or x + norm(y) if out_norm_H is defined. If out_norm_H is
-// defined and `raw` is not null, sets `raw` to y. If next_norm_H is defined,
-// also returns the sum normed with the weights next_norm_H. Consumes y.
+// defined and `raw` is not null, sets `raw` to y. Also returns the sum normed
+// with the weights next_norm_H, or the sum itself if next_norm_H is undefined.
+// Consumes y.
 [[nodiscard]] Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& next_norm_H, double eps,
@@ -175,14 +181,24 @@ class Attention {
   // Returns the weights of the head norms, or undefined tensors if the model
   // has none.
   [[nodiscard]] ops::HeadNorms HeadNorms() const;
+  // Norms all heads of q together, and all of k, in place. Does nothing unless
+  // the model has QkNorm::kWhole.
+  void NormWholeQk(at::Tensor& qkv_TW) const;
+  // Replaces the gradients of the normed q and k by those of q and k, which
+  // `raw_TW` has.
+  void NormWholeQkBackward(const at::Tensor& raw_TW, at::Tensor& dqkv_TW) const;
+  // Multiplies the queries, or their gradients, by the factors of their
+  // positions, if the model has these.
+  void ScaleQueries(const Pass& pass, const at::Tensor& q_TQC) const;
   [[nodiscard]] ops::KvSlots SlotsOf(const KvAccess& kv) const;
   // Returns the output of the heads [T, Q, C] from the keys and values in the
   // cache.
   [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
                                          const ops::KvSlots& slots,
                                          const KvAccess& kv) const;
-  // Returns the output of the heads [T, Q C], before the gates.
-  [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
+  // Returns the output of the heads [T, Q C], before the gates. Norms and
+  // rotates q and k of qkv_TW in place.
+  [[nodiscard]] at::Tensor Attend(at::Tensor& qkv_TW, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const;
   // Returns the gradient of qkv_TW, given that of Gated's result.
   [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_gated_TW,

@@ -16,6 +16,7 @@ using Json = nlohmann::json;
 
 constexpr double kMinTheta = 1;
 constexpr double kMaxTheta = 1e12;
+constexpr double kMinFactor = 1e-6;
 constexpr double kMaxFactor = 1e6;
 constexpr double kMaxRopePositions = 1e9;
 
@@ -167,11 +168,57 @@ struct RopeInputs {
   int head_dim = 0;
   double rotary_share = 1;
   int64_t max_positions = 0;
+  // Those of the original model, if they are beside the object of fields.
+  int64_t original_positions = 0;
 
   [[nodiscard]] int rotary_features() const {
     return static_cast<int>(head_dim * rotary_share);
   }
 };
+
+// Reads longrope: divides each frequency by a factor of its own. Factors for
+// long sequences depend on the longest sequence of a batch, so this server's
+// sequences end at the original model's positions.
+absl::Status ScaleAsLongRope(JsonFields& rope, const RopeInputs& inputs,
+                             RopeTable& table) {
+  const Json* factors = rope.Find("short_factor");
+  const Json* unused = rope.Find("long_factor");
+  for (const Json* list : {factors, unused}) {
+    const bool fits = list != nullptr && list->is_array() &&
+                      list->size() == table.frequencies.size();
+    if (fits && std::ranges::all_of(*list, [](const Json& factor) {
+          return factor.is_number() && factor >= kMinFactor &&
+                 factor <= kMaxFactor;
+        })) {
+      continue;
+    }
+    return absl::InvalidArgumentError(FieldMessage(
+        list == unused ? "long_factor" : "short_factor",
+        list == nullptr ? Json() : *list,
+        absl::StrCat("a list of ", table.frequencies.size(),
+                     " numbers, one for each pair of features that rotates")));
+  }
+  for (size_t i = 0; i < table.frequencies.size(); ++i) {
+    table.frequencies[i] /= (*factors)[i].get<double>();
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      const double original,
+      ReadOriginalPositions(rope, inputs.original_positions > 0
+                                      ? inputs.original_positions
+                                      : inputs.max_positions));
+  WEFT_ASSIGN_OR_RETURN(
+      const double factor,
+      rope.NumberOr("factor", 1e-6, kMaxFactor,
+                    static_cast<double>(inputs.max_positions) / original));
+  const double implied =
+      factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(original));
+  WEFT_ASSIGN_OR_RETURN(
+      const double attention_factor,
+      rope.NumberOr("attention_factor", 1e-6, kMaxFactor, implied));
+  table.score_factor = attention_factor * attention_factor;
+  table.last_position = static_cast<int64_t>(original);
+  return absl::OkStatus();
+}
 
 // Applies the scaling `kind` to an unscaled table: changes its frequencies and,
 // for YaRN, its score_factor and max_positions.
@@ -204,10 +251,14 @@ absl::Status Scale(JsonFields& rope, const std::string& kind,
       table.max_positions =
           static_cast<int64_t>(scaling.original_positions * scaling.factor);
     }
+  } else if (kind == "longrope" && inputs.family.long_rope) {
+    return ScaleAsLongRope(rope, inputs, table);
   } else if (kind != "default") {
     return UnsupportedField(
         "rope_type", Json(kind),
-        "\"default\", \"linear\", \"llama3\", \"yarn\", \"dynamic\"");
+        absl::StrCat(
+            "\"default\", \"linear\", \"llama3\", \"yarn\", \"dynamic\"",
+            inputs.family.long_rope ? ", \"longrope\"" : ""));
   }
   return absl::OkStatus();
 }
@@ -241,15 +292,40 @@ RopeTable PlainTable(const RopeInputs& inputs) {
           .rotary_features = features};
 }
 
+// Reads how Ministral 3 scales queries. Its rope_parameters also repeat
+// max_position_embeddings.
+absl::StatusOr<QueryScale> ReadQueryScale(JsonFields& rope,
+                                          const RopeInputs& inputs) {
+  QueryScale scale;
+  WEFT_ASSIGN_OR_RETURN(
+      scale.beta, rope.NumberOr("llama_4_scaling_beta", 0, kMaxFactor, 0));
+  WEFT_ASSIGN_OR_RETURN(scale.period,
+                        ReadOriginalPositions(rope, inputs.max_positions));
+  WEFT_ASSIGN_OR_RETURN(const int64_t same,
+                        rope.IntOr("max_position_embeddings", 1, kMaxPositions,
+                                   inputs.max_positions));
+  if (same == inputs.max_positions) return scale;
+  return absl::InvalidArgumentError(FieldMessage(
+      "rope_parameters.max_position_embeddings", Json(same),
+      absl::StrCat("max_position_embeddings, ", inputs.max_positions)));
+}
+
 absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, RopeInputs inputs) {
   WEFT_ASSIGN_OR_RETURN(std::string kind, ReadKind(rope));
   const bool is_multimodal = inputs.family.multimodal_rope;
   if (is_multimodal && kind == "mrope") kind = "default";
+  // Old releases of Phi-3 have these names.
+  if (inputs.family.long_rope && (kind == "su" || kind == "yarn")) {
+    kind = "longrope";
+  }
   WEFT_ASSIGN_OR_RETURN(inputs.theta, rope.NumberOr("rope_theta", kMinTheta,
                                                     kMaxTheta, inputs.theta));
   WEFT_RETURN_IF_ERROR(ReadRotaryShare(rope, inputs, inputs.rotary_share));
   RopeTable table = PlainTable(inputs);
   WEFT_RETURN_IF_ERROR(Scale(rope, kind, inputs, table));
+  if (inputs.family.query_scale) {
+    WEFT_ASSIGN_OR_RETURN(table.query_scale, ReadQueryScale(rope, inputs));
+  }
   if (table.score_factor != 1 && table.rotary_features < inputs.head_dim) {
     return UnsupportedField("rope_type", Json(kind),
                             "a scaling that does not change the size of "
@@ -488,14 +564,19 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
   RopeInputs inputs{
       .family = family, .head_dim = head_dim, .max_positions = max_positions};
   if (family.rotary_share > 0) inputs.rotary_share = family.rotary_share;
+  if (family.long_rope) {
+    WEFT_ASSIGN_OR_RETURN(
+        inputs.original_positions,
+        config.IntOr("original_max_position_embeddings", 1, kMaxPositions, 0));
+  }
   WEFT_ASSIGN_OR_RETURN(inputs.theta, config.NumberOr("rope_theta", kMinTheta,
                                                       kMaxTheta, family.theta));
   WEFT_RETURN_IF_ERROR(ReadRotaryShare(config, inputs, inputs.rotary_share));
-  double local_theta = family.local_theta;
-  if (local_theta > 0) {
+  double local_theta = inputs.theta;
+  if (family.local_theta > 0) {
     WEFT_ASSIGN_OR_RETURN(local_theta,
                           config.NumberOr("rope_local_base_freq", kMinTheta,
-                                          kMaxTheta, local_theta));
+                                          kMaxTheta, family.local_theta));
   }
   const Json* scaling = config.Find("rope_scaling");
   const Json* parameters = config.Find("rope_parameters");
@@ -508,7 +589,7 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
         "rope_parameters", Json(),
         "an object; releases of transformers differ in the default");
   }
-  if (local_theta > 0 && parameters != nullptr) {
+  if (family.local_rope && parameters != nullptr) {
     return ReadNested(*parameters, inputs, local_theta);
   }
   std::vector<RopeTable> tables(1);
@@ -516,7 +597,7 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
       tables[0],
       ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
                 parameters != nullptr ? parameters : scaling, inputs));
-  if (local_theta > 0) {
+  if (family.local_rope) {
     inputs.theta = local_theta;
     tables.push_back(PlainTable(inputs));
   }
@@ -535,6 +616,11 @@ absl::Status ReadRope(JsonFields& fields, const Family& family,
     config.rope_tables.back().resize(config.head_dim / 2);
     config.max_positions =
         std::clamp(table.max_positions, config.max_positions, kMaxPositions);
+    if (table.last_position > 0) {
+      config.max_positions =
+          std::min(config.max_positions, table.last_position);
+    }
+    config.query_scale = table.query_scale;
   }
   config.head_order = HeadOrder(config.head_dim, tables[0].rotary_features,
                                 family.interleaved_rope);
@@ -572,7 +658,7 @@ absl::Status ReadAttention(JsonFields& fields, const Family& family,
   for (int i = 0; i < config.num_layers; ++i) {
     if (!slides[i]) continue;
     config.attention[i].rule.window = window;
-    if (family.local_theta > 0) config.attention[i].rope_table = 1;
+    if (family.local_rope) config.attention[i].rope_table = 1;
   }
   return absl::OkStatus();
 }

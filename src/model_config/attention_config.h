@@ -39,15 +39,18 @@ struct RopeTable {
   // The positions to which YaRN extends those of the original model; 0 with
   // another scaling, or if the fields do not name the original positions.
   int64_t max_positions = 0;
+  // The positions at which longrope ends here; 0 with another scaling.
+  int64_t last_position = 0;
+  QueryScale query_scale;
 };
 
 // Reads the rotary tables from rope_parameters, or from rope_theta,
 // rope_scaling and rope_local_base_freq, in the spellings of transformers 4 and
-// 5. Knows the scalings default, linear, llama3, yarn and dynamic. Dynamic
+// 5. Knows the scalings default, linear, llama3, yarn, dynamic and longrope. Dynamic
 // scaling changes nothing, because it applies only beyond
 // max_position_embeddings, the longest context. Returns one table for all
 // layers, unless layers with a window have their own table
-// (Family::local_theta). Then the first table is for full layers and the second
+// (Family::local_rope). Then the first table is for full layers and the second
 // for layers with a window. `max_positions` is max_position_embeddings. As in
 // transformers, llama3 and yarn take it for the positions of the original model
 // if they do not name these. Errors: UNIMPLEMENTED for another kind of scaling

@@ -200,6 +200,7 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
+constexpr double kMinMultiplier = 1e-4;
 
 // Returns the field's value, or `fallback` if the field is absent. A `fallback`
 // of 0 makes the field required.
@@ -271,15 +272,21 @@ absl::Status ReadHeads(JsonFields& fields, const DefaultSizes& sizes,
 
 absl::Status ReadBiases(JsonFields& fields, const Family& family,
                         ModelConfig& config) {
-  const bool is_on = family.attention_bias == AttentionBias::kFieldOn;
-  WEFT_ASSIGN_OR_RETURN(const bool attention,
-                        fields.BoolOr("attention_bias", is_on));
-  if (attention && !is_on && family.attention_bias != AttentionBias::kField) {
+  using enum AttentionBias;
+  const AttentionBias kind = family.attention_bias;
+  WEFT_ASSIGN_OR_RETURN(
+      const bool attention,
+      fields.BoolOr("attention_bias", kind == kFieldOn || kind == kQkvFieldOn));
+  if (attention && (kind == kNone || kind == kQkv)) {
     return UnsupportedField("attention_bias", Json(true),
                             absl::StrCat("false for ", family.model_type));
   }
-  config.qkv_bias = attention || family.attention_bias == AttentionBias::kQkv;
-  config.o_bias = attention;
+  config.qkv_bias = attention || kind == kQkv;
+  config.o_bias = attention && (kind == kField || kind == kFieldOn);
+  if (family.out_bias_field) {
+    WEFT_ASSIGN_OR_RETURN(config.o_bias,
+                          fields.BoolOr("attention_out_bias", false));
+  }
   WEFT_ASSIGN_OR_RETURN(config.mlp_bias, fields.BoolOr("mlp_bias", false));
   if (config.mlp_bias && !family.mlp_bias_field) {
     return UnsupportedField("mlp_bias", Json(true),
@@ -315,13 +322,33 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
 absl::Status ReadHead(JsonFields& fields, const Family& family,
                       ModelConfig& config) {
   WEFT_ASSIGN_OR_RETURN(config.tied_embeddings,
-                        fields.BoolOr("tie_word_embeddings", family.gemma));
+                        fields.BoolOr("tie_word_embeddings", family.tied));
   if (family.softcap_fields && !fields.IsNull("final_logit_softcapping")) {
     WEFT_ASSIGN_OR_RETURN(
         config.final_softcap,
         fields.NumberOr("final_logit_softcapping", kMinSoftcap, kMaxSoftcap,
                         family.final_softcap));
   }
+  return absl::OkStatus();
+}
+
+// Reads the factors of Granite. The decoder has no factor of what a layer adds
+// to the residual stream: it divides the whole stream by residual_multiplier,
+// which changes nothing beside the norms' epsilon, because norms divide by the
+// stream's size.
+absl::Status ReadMultipliers(JsonFields& fields, const Family& family,
+                             ModelConfig& config) {
+  if (!family.multipliers) return absl::OkStatus();
+  const auto read = [&](const char* name) {
+    return fields.NumberOr(name, kMinMultiplier, kMaxCoefficient, 1);
+  };
+  WEFT_ASSIGN_OR_RETURN(const double embedding, read("embedding_multiplier"));
+  WEFT_ASSIGN_OR_RETURN(const double residual, read("residual_multiplier"));
+  WEFT_ASSIGN_OR_RETURN(config.logits_divisor, read("logits_scaling"));
+  WEFT_ASSIGN_OR_RETURN(const double attention, read("attention_multiplier"));
+  config.embedding_multiplier = embedding / residual;
+  config.rms_norm_eps /= residual * residual;
+  for (LayerAttention& layer : config.attention) layer.rule.scale = attention;
   return absl::OkStatus();
 }
 
@@ -346,7 +373,9 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
                                         const Family& family) {
   ModelConfig config{.model_type = std::string(family.model_type)};
   config.qk_norm = family.qk_norm;
-  config.output_norms = family.gemma;
+  config.norms = family.norms;
+  config.fused_qkv = family.fused_qkv;
+  config.fused_gate_up = family.fused_gate_up;
   config.norms_from_one = family.gemma || family.norms_from_one;
   config.scaled_embeddings = family.gemma;
   config.sinks = family.sinks;
@@ -356,6 +385,7 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadActivation(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadAttention(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadDelta(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadMultipliers(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
   WEFT_RETURN_IF_ERROR(CheckInertFields(fields));

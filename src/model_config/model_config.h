@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/lora/adapter_layout.h"
+#include "src/model_config/family_config.h"
 #include "src/ops/activation.h"
 #include "src/ops/attention_rule.h"
 
@@ -65,10 +66,17 @@ struct MoeConfig {
   int expert_groups = 1;
 };
 
+// Multiplies the query at position p by 1 + beta log(1 + floor(p / period)).
+struct QueryScale {
+  double beta = 0;  // 0: no query is scaled.
+  double period = 1;
+};
+
 struct ModelConfig {
-  std::string model_type;   // Such as "llama" or "qwen3".
-  bool is_wrapped = false;  // Another part, such as one for images, is beside
-                            // the decoder in config.json.
+  std::string model_type;  // Such as "llama" or "qwen3".
+  // Another part, such as one for images, is beside the decoder in the class
+  // that transformers' AutoModelForCausalLM loads.
+  bool is_wrapped = false;
   int num_layers = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
@@ -79,7 +87,7 @@ struct ModelConfig {
   int64_t max_positions = 0;
   double rms_norm_eps = 1e-6;
   bool tied_embeddings = false;
-  bool qk_norm = false;  // Each query and key head has an RMS norm.
+  QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
@@ -87,13 +95,18 @@ struct ModelConfig {
   // of gates. The head's output is multiplied by their sigmoid.
   bool output_gate = false;
   bool sinks = false;  // Query heads have sinks (Family::sinks).
-  // The outputs of attention and MLP also have RMS norms.
-  bool output_norms = false;
+  NormNames norms;
+  // Checkpoints and PEFT's files have one projection for q, k and v, or one for
+  // gate and up (Family::fused_qkv).
+  bool fused_qkv = false;
+  bool fused_gate_up = false;
   bool norms_from_one = false;  // Norms multiply by 1 + the stored weight.
   ops::Activation activation = ops::Activation::kSilu;
   // Embeddings are multiplied by sqrt(hidden). This factor is first rounded to
   // the model's dtype.
   bool scaled_embeddings = false;
+  double embedding_multiplier = 1;        // Beside scaled_embeddings.
+  double logits_divisor = 1;              // Of the logits before the cap.
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
   DeltaConfig delta;                      // Zeros without linear layers.
@@ -105,9 +118,14 @@ struct ModelConfig {
   // PEFT's files, so that features i and i + head_dim / 2 rotate together.
   // Scores do not depend on the order. Empty: the order is the same.
   std::vector<int> head_order;
+  QueryScale query_scale;
   // The ids of eos_token_id in config.json and generation_config.json.
   std::vector<int32_t> eos_token_ids;
 
+  // Returns whether the outputs of attention and MLP have norms.
+  [[nodiscard]] bool has_output_norms() const {
+    return !norms.attention_out.empty();
+  }
   // Returns whether the model has linear layers.
   [[nodiscard]] bool has_delta() const { return delta.value_heads > 0; }
   [[nodiscard]] lora::ModelShape shape() const;

@@ -101,6 +101,13 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tensor-parallel-size ", size, " < 1"));
   }
+  if (size > 1 && config.qk_norm == QkNorm::kWhole) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tensor-parallel-size ", size,
+                     " > 1, but the norms of q and k of a ", config.model_type,
+                     " are over all heads, which ranks would have to "
+                     "share; run it on one rank"));
+  }
   for (const absl::Status& status :
        {at_most(config.num_heads, "query heads"),
         at_most(MostRanksWithFeatures(config), "feed-forward features"),
@@ -156,11 +163,11 @@ ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
                   .shared_ffn = shard.Of(experts.shared_ffn),
                   .has_expert_bias = in_group.rank == 0};
   if (config.has_delta()) {
-    const int64_t group = config.delta.value_heads / config.delta.key_heads;
+    const int64_t values = config.delta.value_heads / config.delta.key_heads;
     const Range keys = shard.Of(config.delta.key_heads);
     part.delta_key_heads = keys;
-    part.delta_value_heads = {.begin = keys.begin * group,
-                              .end = keys.end * group};
+    part.delta_value_heads = {.begin = keys.begin * values,
+                              .end = keys.end * values};
   }
   const int64_t served = config.num_heads / config.num_kv_heads;
   if (shard.size <= config.num_kv_heads) {

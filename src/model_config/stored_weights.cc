@@ -38,7 +38,9 @@ StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
     return {.name = entry.name, .shape = entry.shape};
   }
   if (entry.fused.form == StoredForm::kRows) {
-    if (checkpoint.Find(entry.fused.name).ok()) return entry.fused;
+    if (entry.fused.is_only || checkpoint.Find(entry.fused.name).ok()) {
+      return entry.fused;
+    }
     return {.name = entry.name, .shape = entry.shape};
   }
   StoredPlace place = entry.fused;

@@ -70,8 +70,8 @@ class LayerList {
 
   void AddAttention() {
     const lora::ModelShape shape = config_.shape();
-    AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
-    const std::vector<Projection> qkv = {
+    AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
+    std::vector<Projection> qkv = {
         {"self_attn.q_proj",
          OutWidth(shape, TargetModule::kQProj),
          QueryRows(),
@@ -79,11 +79,12 @@ class LayerList {
          int64_t{ranges_.q_rows} * config_.head_dim},
         {"self_attn.k_proj", shape.kv_width, ranges_.kv, {}, config_.head_dim},
         {"self_attn.v_proj", shape.kv_width, ranges_.kv}};
+    if (config_.fused_qkv) Fuse("self_attn.qkv_proj", qkv);
     AddStack(qkv, WeightSlot::kQkv, Hidden());
     if (config_.qkv_bias) AddBiases(qkv, WeightSlot::kQkvBias);
-    if (config_.qk_norm) {
-      AddHeadNorm("self_attn.q_norm", WeightSlot::kQNorm);
-      AddHeadNorm("self_attn.k_norm", WeightSlot::kKNorm);
+    if (config_.qk_norm != QkNorm::kNone) {
+      AddQkNorm("self_attn.q_norm", WeightSlot::kQNorm, shape.q_width);
+      AddQkNorm("self_attn.k_norm", WeightSlot::kKNorm, shape.kv_width);
     }
     if (config_.sinks) {
       AddRows({{"self_attn.sinks", config_.num_heads, part_.heads}}, "",
@@ -91,15 +92,12 @@ class LayerList {
     }
     AddSummed("self_attn.o_proj", {shape.q_width, ranges_.q}, WeightSlot::kO,
               config_.o_bias, WeightSlot::kOBias);
-    if (config_.output_norms) {
-      AddVector("post_attention_layernorm", WeightSlot::kAttentionOutNorm,
-                config_.hidden);
-    }
+    AddNorm(config_.norms.attention_out, WeightSlot::kAttentionOutNorm);
   }
 
   void AddDelta() {
     const DeltaConfig& delta = config_.delta;
-    AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
+    AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
     AddStack(delta.is_fused ? FusedDeltaInputs() : DeltaInputs(),
              WeightSlot::kQkv, Hidden());
     const Columns taps = {delta.conv_kernel, Whole(delta.conv_kernel)};
@@ -112,27 +110,22 @@ class LayerList {
           std::pair("linear_attn.dt_bias", WeightSlot::kDtBias)}) {
       AddRows({{name, heads.rows, heads.part}}, "", slot, {});
     }
-    AddVector("linear_attn.norm", WeightSlot::kDeltaNorm, delta.value_features);
+    AddStack({{"linear_attn.norm", delta.value_features,
+               Whole(delta.value_features)}},
+             WeightSlot::kDeltaNorm, {});
     AddSummed("linear_attn.out_proj",
               {delta.value_width(), ranges_.delta_value}, WeightSlot::kO,
               /*has_bias=*/false, WeightSlot::kOBias);
   }
 
   void AddMlp() {
-    // In Llama, post_attention_layernorm is the norm before the MLP. In models
-    // with output norms, that name belongs to the norm of attention's output.
-    AddVector(config_.output_norms ? "pre_feedforward_layernorm"
-                                   : "post_attention_layernorm",
-              WeightSlot::kMlpNorm, config_.hidden);
+    AddNorm(config_.norms.mlp_in, WeightSlot::kMlpNorm);
     if (config_.moe.shape.InLayer(layer_)) {
       AddExperts();
     } else {
       AddDenseMlp();
     }
-    if (config_.output_norms) {
-      AddVector("post_feedforward_layernorm", WeightSlot::kMlpOutNorm,
-                config_.hidden);
-    }
+    AddNorm(config_.norms.mlp_out, WeightSlot::kMlpOutNorm);
   }
 
  private:
@@ -146,7 +139,8 @@ class LayerList {
                         own,
                         {.name = absl::StrCat(prefix_, name, ".weight"),
                          .shape = shape,
-                         .first_row = first_row}};
+                         .first_row = first_row,
+                         .is_only = true}};
     };
     return {part(0, keys, ranges_.delta_key),
             part(keys, keys, ranges_.delta_key),
@@ -185,7 +179,8 @@ class LayerList {
                             Whole(rows),
                             {.name = absl::StrCat(prefix_, name, ".weight"),
                              .shape = {group * delta.key_heads, config_.hidden},
-                             .first_row = group * j + first}});
+                             .first_row = group * j + first,
+                             .is_only = true}});
         }
         first += rows;
       }
@@ -197,9 +192,10 @@ class LayerList {
   }
 
   void AddDenseMlp() {
-    const std::vector<Projection> gate_up = {
+    std::vector<Projection> gate_up = {
         {"mlp.gate_proj", config_.ffn, ranges_.ffn},
         {"mlp.up_proj", config_.ffn, ranges_.ffn}};
+    if (config_.fused_gate_up) Fuse("mlp.gate_up_proj", gate_up);
     AddStack(gate_up, WeightSlot::kGateUp, Hidden());
     if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
     AddSummed("mlp.down_proj", {config_.ffn, ranges_.ffn}, WeightSlot::kDown,
@@ -324,12 +320,29 @@ class LayerList {
   [[nodiscard]] Columns Hidden() const {
     return {config_.hidden, Whole(config_.hidden)};
   }
-  void AddHeadNorm(const std::string& name, WeightSlot slot) {
-    const int64_t size = config_.head_dim;
-    AddRows({{name, size, Whole(size), {}, size}}, ".weight", slot, {});
+  // Places the projections, one after another, in the tensor of `name`.
+  void Fuse(const std::string& name, std::vector<Projection>& parts) const {
+    int64_t rows = 0;
+    for (Projection& part : parts) {
+      part.fused = {.name = absl::StrCat(prefix_, name, ".weight"),
+                    .first_row = rows,
+                    .is_only = true};
+      rows += part.rows;
+    }
+    for (Projection& part : parts) part.fused.shape = {rows, config_.hidden};
   }
-  void AddVector(const std::string& name, WeightSlot slot, int64_t size) {
-    AddRows({{name, size, Whole(size)}}, ".weight", slot, {});
+  // Adds a norm of the residual stream, if it has a name.
+  void AddNorm(absl::string_view name, WeightSlot slot) {
+    if (name.empty()) return;
+    AddRows({{std::string(name), config_.hidden, Whole(config_.hidden)}},
+            ".weight", slot, {});
+  }
+  // Adds a norm of each head, or of all heads with `width` features.
+  void AddQkNorm(const std::string& name, WeightSlot slot, int64_t width) {
+    const int64_t size =
+        config_.qk_norm == QkNorm::kWhole ? width : config_.head_dim;
+    AddRows({{name, size, Whole(size), {}, config_.head_dim}}, ".weight", slot,
+            {});
   }
   void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
                 const Columns& columns) {

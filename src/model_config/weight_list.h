@@ -84,6 +84,9 @@ struct StoredPlace {
   StoredForm form = StoredForm::kRows;
   int64_t expert = 0;    // The expert's number; unused with kRows.
   int64_t row_step = 1;  // The stride of the entry's rows; 1 with kRows.
+  // Checkpoints have only this tensor, not one for the matrix alone. Always so
+  // if the form is not kRows.
+  bool is_only = false;
 };
 
 struct WeightEntry {
@@ -104,9 +107,8 @@ struct WeightEntry {
   // order ModelConfig::head_order. 0: the rows are not those of such heads.
   int64_t head_rows = 0;
   // Another tensor of a checkpoint that may contain this matrix, such as the
-  // tensor of all experts. Its name is empty if there is none. If its form is
-  // kRows, a checkpoint has either this tensor or the tensor `name`. With any
-  // other form, checkpoints have only this tensor.
+  // tensor of all experts. Its name is empty if there is none. A checkpoint has
+  // either this tensor or the tensor `name`, unless `fused.is_only`.
   StoredPlace fused = {};
 
   [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.

@@ -33,6 +33,11 @@ void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& parameters,
     const DeltaParameters& parameters, const DeltaPlan& kept,
     const DeltaPlan& plan);
 
+// Computes one row of each sequence by the rule itself, and replaces the states
+// in the sequences' slots.
+void RunDeltaStep(const DeltaRows& rows, const DeltaParameters& parameters,
+                  const DeltaStates& states, const at::Tensor& out_THV);
+
 }  // namespace weft::ops
 
 #endif  // WEFT_SRC_OPS_DELTA_CHUNKS_H_

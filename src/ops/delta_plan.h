@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cpu/gated_delta.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::ops {
 
-// The most rows of a chunk.
-inline constexpr int64_t kDeltaChunkRows = 64;
+using kernels::cpu::kDeltaChunkRows;
 
 // Rows [begin, end) of one node. `start` and `stop` are the indices of the
 // states before and after them. -1: starts with zeros, or nothing follows. A

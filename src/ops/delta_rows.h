@@ -17,7 +17,13 @@ namespace weft::ops {
                                      const DeltaPlan& plan,
                                      const at::Tensor& history_QRW);
 
-// Writes the gradients of the inputs, given those of the rows.
+// Returns the rows of the rule, where row i is the next one of sequence i.
+[[nodiscard]] DeltaRows MixDeltaStepRows(const DeltaInputs& inputs,
+                                         const DeltaParameters& parameters,
+                                         const at::Tensor& history_QRW);
+
+// Writes the gradients of the inputs, given those of the rows. Overwrites the
+// latter. No root continues a sequence.
 void MixDeltaRowsBackward(const DeltaRows& gradient, const DeltaInputs& inputs,
                           const DeltaParameters& parameters,
                           const DeltaPlan& plan, const DeltaInputs& into);

@@ -158,12 +158,16 @@ at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
 
 at::Tensor GatedDeltaStep(const DeltaInputs& inputs, const DeltaParameters& p,
                           const DeltaStates& states) {
-  std::vector<AttentionNode> sequences;
-  for (int64_t t = 0; t < inputs.qkv_TW.size(0); ++t) {
-    sequences.push_back(
-        {.begin = t, .end = t + 1, .parent = -1, .subtree_end = t + 1});
-  }
-  return GatedDeltaPrefill(inputs, p, sequences, states);
+  CheckInputs(inputs, p);
+  const at::Tensor history_QRW =
+      states.conv_NRW.index_select(0, states.slots_Q);
+  const DeltaRows rows = MixDeltaStepRows(inputs, p, history_QRW);
+  const at::Tensor out_THV = NewOutput(inputs, p);
+  RunDeltaStep(rows, p, states, out_THV);
+  states.conv_NRW.index_copy_(
+      0, states.slots_Q,
+      at::cat({history_QRW.slice(1, 1), inputs.qkv_TW.unsqueeze(1)}, 1));
+  return out_THV;
 }
 
 at::Tensor GatedRmsNorm(const at::Tensor& x_THV, const at::Tensor& z_THV,

@@ -52,13 +52,55 @@ _GEMMA3: dict[str, Any] = {
     },
 }
 
-_TINY_VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 8,
+_MINISTRAL3: dict[str, Any] = {
+    "architecture": "ministral3",
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+    # The scale of queries changes inside most of the sequences.
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "max_position_embeddings": 512,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
+_MROPE: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [4, 2, 2],
+}
+
+# The part that reads images, by wrapper.
+_TINY_VISION: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    },
+    "qwen3_vl": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "depth": 1,
+        "num_heads": 2,
+        "patch_size": 8,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+}
+_TINY_VISION["mistral3"] = {**_TINY_VISION["gemma3"], "head_dim": 8}
+_TINY_VISION["qwen2_5_vl"] = {
+    key: value
+    for key, value in _TINY_VISION["qwen3_vl"].items()
+    if key not in ("num_position_embeddings", "deepstack_visual_indexes")
 }
 
 # The values that each tiny model changes in _LLAMA or adds to it.
@@ -181,12 +223,109 @@ TINY: dict[str, dict[str, Any]] = {
         },
     },
     "gemma3-wrapped": {**_GEMMA3, "wrapper": "gemma3"},
+    "smollm3": {
+        "architecture": "smollm3",
+        "no_rope_layers": [1, 0, 1],
+        "pad_token_id": None,
+    },
+    "olmo2": {"architecture": "olmo2", "tie_word_embeddings": False},
+    "olmo3": {
+        "architecture": "olmo3",
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "granite": {
+        "architecture": "granite",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.125,
+        "logits_scaling": 3.0,
+    },
+    "phi3": {
+        "architecture": "phi3",
+        "pad_token_id": None,
+        "sliding_window": 40,
+        "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [2.0 + 0.5 * i for i in range(8)],
+        },
+        "tie_word_embeddings": False,
+    },
+    "phi3-partial": {
+        "architecture": "phi3",
+        "pad_token_id": None,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+        },
+    },
+    "glm4": {
+        "architecture": "glm4",
+        "pad_token_id": None,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1.5625e-7,
+    },
+    "seed-oss": {
+        "architecture": "seed_oss",
+        "head_dim": 24,
+        "attention_out_bias": True,
+    },
+    "ministral3": _MINISTRAL3,
+    "mistral3-wrapped": {
+        "architecture": "mistral",
+        "head_dim": 16,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "wrapper": "mistral3",
+    },
+    "ministral3-wrapped": {**_MINISTRAL3, "wrapper": "mistral3"},
+    "qwen2-5-vl": {
+        "architecture": "qwen2_5_vl_text",
+        "rope_parameters": _MROPE,
+        "tie_word_embeddings": False,
+        "wrapper": "qwen2_5_vl",
+    },
+    "qwen3-vl": {
+        "architecture": "qwen3_vl_text",
+        "head_dim": 16,
+        "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+        "wrapper": "qwen3_vl",
+    },
 }
 
 
 def tiny_model(kind: str) -> Path:
     """Returns the folder of a tiny model, which is made on first use."""
     return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
+
+
+def auto_class(folder: Path) -> Any:
+    """Returns the class that loads the model: AutoModelForCausalLM, or, if this class
+    does not know the model, the class for text and images."""
+    from transformers import AutoConfig
+
+    return _class_for(AutoConfig.from_pretrained(folder))
+
+
+def _class_for(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
 def has_demo_model() -> bool:
@@ -253,7 +392,7 @@ def _cached(name: str, write: Callable[[Path], None]) -> Path:
 
 def _write_tiny(kind: str, folder: Path) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     values = {**_LLAMA, **TINY[kind]}
     shard = values.pop("shard", "1GB")
@@ -261,9 +400,12 @@ def _write_tiny(kind: str, folder: Path) -> None:
     config = AutoConfig.for_model(values.pop("architecture"), **values)
     if wrapper is not None:
         config = AutoConfig.for_model(
-            wrapper, text_config=config.to_dict(), vision_config=_TINY_VISION
+            wrapper,
+            text_config=config.to_dict(),
+            vision_config=_TINY_VISION[wrapper],
+            tie_word_embeddings=values["tie_word_embeddings"],
         )
-    model = AutoModelForCausalLM.from_config(config)
+    model = _class_for(config).from_config(config)
     generator = torch.Generator().manual_seed(sum(kind.encode()))
     norm_center = 0.0 if kind.startswith("gemma") else 1.0
     with torch.no_grad():

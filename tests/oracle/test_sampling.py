@@ -30,6 +30,13 @@ FAMILIES = (
     "gemma3",
     "qwen3-moe",
     "gpt-oss",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "phi3",
+    "glm4",
+    "ministral3",
+    "qwen2-5-vl",
 )
 
 

@@ -164,7 +164,7 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   EXPECT_EQ(bytes(1000).working, plain.working + scores(100 + 256));
   config.attention[0].rule.softcap = 50;
   EXPECT_EQ(bytes(1000).working, plain.working + scores(1000));
-  config.output_norms = true;
+  config.norms = model::kGemmaNorms;
   EXPECT_EQ(bytes(1000).kept_layer,
             plain.kept_layer + 1000 * 2 * config.hidden * 2);
 }
