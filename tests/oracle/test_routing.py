@@ -30,7 +30,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import weft
 
-KINDS = ("qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss")
+KINDS = (
+    "qwen3-moe",
+    "qwen2-moe",
+    "mixtral",
+    "gpt-oss",
+    "qwen3-5-moe",
+    "qwen3-next",
+)
 
 
 def shape_of(client: Any) -> tuple[int, int]:
