@@ -19,8 +19,8 @@ namespace {
 
 using ::testing::SizeIs;
 
-constexpr int64_t kFewPages = 9;
-constexpr int64_t kFewStates = 2;
+constexpr int64_t kLeastPages = 9;
+constexpr int64_t kLeastStates = 2;
 
 class HybridLoopTest : public SampleLoopTest {
  protected:
@@ -33,14 +33,14 @@ class HybridLoopTest : public SampleLoopTest {
     Restart({.kv_cache_bytes = int64_t{1} << 20,
              .max_prefill_tokens = max_prefill_tokens});
   }
-  // There are kFewPages pages and kFewStates states.
+  // There are kLeastPages pages and kLeastStates states.
   void RestartWithLittleRoom(int64_t max_prefill_tokens = 2048) {
     const CacheUnits units = CacheUnitsOf(SizesOf(decoder_));
     const int64_t bytes =
-        kFewPages * units.page + (1 + kFewStates) * units.state;
+        kLeastPages * units.page + (1 + kLeastStates) * units.state;
     const CacheCounts counts = CountsIn(units, bytes, 64);
-    ASSERT_EQ(counts.pages, kFewPages);
-    ASSERT_EQ(counts.states, 1 + kFewStates);
+    ASSERT_EQ(counts.pages, kLeastPages);
+    ASSERT_EQ(counts.states, 1 + kLeastStates);
     Restart(
         {.kv_cache_bytes = bytes, .max_prefill_tokens = max_prefill_tokens});
   }
@@ -189,7 +189,7 @@ TEST_F(HybridLoopTest, SamplesWithoutAStateWait) {
   for (uint64_t id = 1; id <= 5; ++id) Admit(id, request);
   EXPECT_FALSE(HasRoom(request));
   for (int step = 0; step < 3; ++step) (void)loop_->Step();
-  EXPECT_EQ(UsedStates(), kFewStates);
+  EXPECT_EQ(UsedStates(), kLeastStates);
   const std::map<uint64_t, SampleResult> results = Finish();
   EXPECT_THAT(results, SizeIs(5));
   for (const auto& [id, result] : results) ExpectSameDraws(result, alone);
