@@ -35,6 +35,14 @@ def need_equal_choices(config: Any) -> None:
         pytest.skip("in bf16, rounding may choose other experts")
 
 
+def need_small_rounding(config: Any) -> None:
+    """Skips a test in bf16 if the model has a gated delta rule. The rule's norms divide
+    by sizes that may be nearly zero, so no bound follows from the dtype alone.
+    test_hybrid.py compares such models in bf16 with transformers in bf16."""
+    if DTYPE == "bf16" and hasattr(config, "linear_num_value_heads"):
+        pytest.skip("in bf16, norms may enlarge rounding errors without a bound")
+
+
 def _spelling(config: Any) -> tuple[tuple[str, str, str], str]:
     return _MIXTRAL if config.model_type == "mixtral" else _QWEN
 

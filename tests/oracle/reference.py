@@ -237,7 +237,7 @@ class Adapted:
 
     def gradients(self) -> dict[str, np.ndarray]:
         gradients = {
-            name: np.asarray(parameter.grad.numpy()).copy()
+            name: np.asarray(parameter.grad.double().numpy()).copy()
             for name, parameter in self.parameters.items()
             if parameter.grad is not None
         }
@@ -299,7 +299,7 @@ def of_single_modules(
 
 def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     ids = torch.tensor(np.asarray(tokens, dtype=np.int64))
-    return model(ids[None], use_cache=False).logits[0]
+    return model(ids[None], use_cache=False).logits[0].double()
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:

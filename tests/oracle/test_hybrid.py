@@ -12,7 +12,9 @@ import daemon as daemon_module
 import numpy as np
 import pytest
 import tolerance
+import torch
 from conftest import model_folder
+from daemon import DTYPE
 from reference import mixed_shapes
 from test_gradients import assert_gradients
 from texts import next_token, random_tokens, sequences
@@ -126,3 +128,38 @@ def test_layers_that_are_computed_again(
     for mode, gradients in again.items():
         for name, gradient in kept.items():
             np.testing.assert_array_equal(gradients[name], gradient, f"{mode} {name}")
+
+
+@pytest.mark.bf16
+@pytest.mark.skipif(DTYPE != "bf16", reason="compares the rounding errors of bf16")
+@pytest.mark.parametrize("kind", ("qwen3-5", "qwen3-5-tied"))
+def test_bf16_moves_gradients_less_than_in_transformers(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """Both sides differ from f64 by the errors of bf16, which the norms enlarge. The
+    daemon rounds only the inputs of products, and transformers every result."""
+    reference, daemon = reference_for(kind), daemon_for(kind)
+    data = [next_token(t) for t in sequences(kind, Path(), reference.vocab)]
+    folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[2], seed=4)
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("bf16"), folder)
+        adapter.forward_backward(data)
+        measured = checkpoints.gradients(daemon, adapter)
+
+    def of_reference(dtype: torch.dtype) -> dict[str, np.ndarray]:
+        with reference.adapter(folder) as adapted:
+            adapted.model.to(dtype)
+            adapted.cross_entropy_backward(data)
+            return adapted.gradients()
+
+    exact = of_reference(torch.float64)
+    rounded = of_reference(torch.bfloat16)
+    reference.model.double()
+
+    def error(gradients: dict[str, np.ndarray]) -> float:
+        return max(
+            tolerance.relative_difference(gradients[name], gradient)
+            for name, gradient in exact.items()
+        )
+
+    assert error(measured) <= error(rounded)
