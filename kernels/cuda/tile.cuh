@@ -12,6 +12,12 @@
 
 namespace weft::kernels::cuda {
 
+// A thread's sums, in the layout of MultiplyAdd.
+template <int kRowFragments, int kColumnFragments>
+struct TileSums {
+  float of[kRowFragments][kColumnFragments][4];
+};
+
 // A tile of kRows x kColumns sums. A step covers kDepth elements of the depth.
 // Shared memory holds the operands of kStages steps. If kStages is 1, Multiply
 // takes at most one step: end - begin <= kDepth.
@@ -48,10 +54,7 @@ struct Tile {
   struct Memory {
     Stage stages[kStages];
   };
-  // A thread's sums, in the layout of MultiplyAdd.
-  struct Sums {
-    float of[kRowFragments][kColumnFragments][4];
-  };
+  using Sums = TileSums<kRowFragments, kColumnFragments>;
 
   static __device__ int FirstRow() {
     return WarpIndex() / kWarpsAcross * kWarpRows;
@@ -60,19 +63,21 @@ struct Tile {
     return WarpIndex() % kWarpsAcross * kWarpColumns;
   }
 
-  static __device__ void MultiplyStage(const Stage& stage, Sums* sums) {
+  // Adds the product of two operands to the sums.
+  static __device__ void MultiplyTiles(const Left& left, const Right& right,
+                                       Sums* sums) {
 #pragma unroll
     for (int d = 0; d < kDepth; d += kFragment) {
       unsigned rows[kRowFragments][4];
       unsigned columns[kColumnFragments / 2][4];
 #pragma unroll
       for (int i = 0; i < kRowFragments; ++i) {
-        stage.left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
+        left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
       }
 #pragma unroll
       for (int j = 0; j < kColumnFragments / 2; ++j) {
-        stage.right.template Load<false>(FirstColumn() + j * kFragment, d,
-                                         columns[j]);
+        right.template Load<false>(FirstColumn() + j * kFragment, d,
+                                   columns[j]);
       }
 #pragma unroll
       for (int i = 0; i < kRowFragments; ++i) {
@@ -123,7 +128,9 @@ struct Tile {
       // may overwrite the previous step's operands, which no thread still uses.
       __syncthreads();
       copy(step + kAhead);
-      if (has_sums) MultiplyStage(memory->stages[step % kStages], sums);
+      if (!has_sums) continue;
+      const Stage& stage = memory->stages[step % kStages];
+      MultiplyTiles(stage.left, stage.right, sums);
     }
   }
 
