@@ -65,7 +65,7 @@ struct Output {
   Bf16* out_THV;
 };
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     DeltaChunkKernel(DeltaRuleRows rows, DeltaTrees trees, Output to) {
   auto* m = static_cast<ForwardMemory*>(DynamicShared());
   const Place place(rows);

@@ -172,6 +172,7 @@ struct Columns {
 template <int kR, int kC>
 __device__ void ForElements(auto run) {
   constexpr int kPairs = kC / 2;
+#pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < kR * kPairs; i += kThreads) {
     run(i / kPairs, i % kPairs * 2);
   }

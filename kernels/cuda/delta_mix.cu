@@ -84,7 +84,7 @@ __device__ void MixGates(const DeltaMixRows& rows, int64_t t, float* beta_TH,
 }
 
 template <typename T, typename W>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     DeltaMixKernel(DeltaMixRows rows, int64_t num_groups, float* mixed_TW,
                    float* beta_TH, float* g_TH) {
   const int64_t t = blockIdx.x;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
 // With y = silu(conv) and a head's length 1 / inverse: dy = inverse (d - y
 // inverse^2 (d . y)).
 template <typename T, typename W>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     DeltaMixBackwardKernel(DeltaMixRows rows, int64_t num_groups, float* d_TW) {
   const int64_t t = blockIdx.x;
   const int64_t index = int64_t{blockIdx.y} * kMixWarps + WarpIndex();
