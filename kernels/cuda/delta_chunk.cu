@@ -16,13 +16,11 @@ struct ForwardMemory {
   Gates gates;
 };
 
-// Fills x with diag(beta) (V - diag(e^G) K S0), and solves it. Returns diag(e^G)
-// Q S0.
-__device__ ValuesOfState::Sums SolveChunk(const Columns& columns,
-                                          const DeltaChunkRange& chunk,
-                                          ForwardMemory* m) {
+// Fills x with diag(beta) (V - diag(e^G) K S0), and solves it.
+__device__ void SolveChunk(const Columns& columns, const DeltaChunkRange& chunk,
+                           ForwardMemory* m) {
   ValuesOfState::Sums sums = {};
-  ValuesOfState::MultiplyTiles(m->k, m->state.Transposed(), &sums);
+  ValuesOfState::Multiply(m->k, m->state.Transposed(), &sums);
   ValuesOfState::ForPairs(sums, [&](int row, int column, float a, float b) {
     Pack<float, 2> v = {};
     if (row < chunk.end - chunk.begin) {
@@ -33,30 +31,27 @@ __device__ ValuesOfState::Sums SolveChunk(const Columns& columns,
     m->x[row][column] = beta * (v[0] - decay * a);
     m->x[row][column + 1] = beta * (v[1] - decay * b);
   });
-  sums = {};
-  ValuesOfState::MultiplyTiles(m->q, m->state.Transposed(), &sums);
-  ScaleRows<ValuesOfState>(m->gates.from_start, &sums);
   __syncthreads();
   Solve<false>(m->kk, m->gates, m->x);
   __syncthreads();
-  return sums;
 }
 
-// Computes the state after the chunk from that before it, in `state`.
-__device__ void AdvanceState(ForwardMemory* m, StateOfRows::Sums* state) {
+// Writes the state after the chunk. `start` is null for zeros.
+__device__ void AdvanceState(const float* start, int values, ForwardMemory* m,
+                             float* stop) {
   __syncthreads();
   ForElements<kRows, kSlice>([&](int row, int column) {
     const float factor = m->gates.to_end[row];
     m->u.Set(row, column, factor * m->x[row][column],
              factor * m->x[row][column + 1]);
   });
+  StateOfRows::Sums state = {};
+  if (start) LoadState(start, values, m->gates.whole(), &state);
   __syncthreads();
-  const float whole = m->gates.whole();
-  ChangePairs<StateOfRows>(state, [&](int, int, float* low, float* high) {
-    *low *= whole;
-    *high *= whole;
+  StateOfRows::Multiply(m->k.Transposed(), m->u.Transposed(), &state);
+  StateOfRows::ForPairs(state, [&](int k, int v, float low, float high) {
+    StorePair(low, high, stop + k * values + v);
   });
-  StateOfRows::MultiplyTiles(m->k.Transposed(), m->u.Transposed(), state);
 }
 
 struct Output {
@@ -70,53 +65,43 @@ __global__ void __launch_bounds__(kThreads, 2)
   auto* m = static_cast<ForwardMemory*>(DynamicShared());
   const Place place(rows);
   const Columns columns(rows, place);
-  const int64_t values = rows.value_features;
-  const int64_t row_stride = rows.num_value_heads * values;
+  const auto values = static_cast<int>(rows.value_features);
+  const int row_stride = static_cast<int>(rows.num_value_heads) * values;
   const int64_t column = place.head * values + place.slice * kSlice;
-  StateOfRows::Sums state = {};
-  int64_t held = -1;  // The index of `state`.
   for (int64_t n = trees.tree_chunks[place.tree];
        n < trees.tree_chunks[place.tree + 1]; ++n) {
     const DeltaChunkRange chunk = trees.chunks[n];
-    const int64_t size = chunk.end - chunk.begin;
+    const auto size = static_cast<int>(chunk.end - chunk.begin);
     __syncthreads();
     if (WarpIndex() == 0) m->gates.Fill(rows, chunk, place.head);
     const int64_t at = chunk.begin * columns.stride;
+    const int64_t value = chunk.begin * row_stride + column;
+    float* u = to.u_THV ? to.u_THV + value : nullptr;
+    Bf16* out_rows = to.out_THV + value;
     CopyRows(columns.q + at, columns.stride, size, &m->q);
     CopyRows(columns.k + at, columns.stride, size, &m->k);
-    if (chunk.start < 0 || chunk.start != held) {
-      LoadState(chunk.start < 0
-                    ? nullptr
-                    : StateOf(to.states_SHKV, chunk.start, rows, place),
-                values, &state);
-    }
-    StateOfRows::ForPairs(state, [&](int k, int v, float a, float b) {
-      m->state.Set(k, v, a, b);
-    });
+    const float* start = StateOf(to.states_SHKV, chunk.start, rows, place);
+    CopyRows(start, values, start ? kKeys : 0, &m->state);
     __syncthreads();
     FillScores(m->q, m->k, m->gates, &m->w, m->kk);
-    ValuesOfState::Sums out = SolveChunk(columns, chunk, m);
+    SolveChunk(columns, chunk, m);
     ForElements<kRows, kSlice>([&](int row, int v) {
       m->u.Set(row, v, m->x[row][v], m->x[row][v + 1]);
-      if (to.u_THV == nullptr || row >= size) return;
-      StorePair(m->x[row][v], m->x[row][v + 1],
-                to.u_THV + (chunk.begin + row) * row_stride + column + v);
+      if (u == nullptr || row >= size) return;
+      StorePair(m->x[row][v], m->x[row][v + 1], u + row * row_stride + v);
     });
     __syncthreads();
-    ValuesOfScores::MultiplyTiles(m->w, m->u.Transposed(), &out);
+    ValuesOfState::Sums out = {};
+    ValuesOfState::Multiply(m->q, m->state.Transposed(), &out);
+    ScaleRows<ValuesOfState>(m->gates.from_start, &out);
+    ValuesOfScores::Multiply(m->w, m->u.Transposed(), &out);
     ValuesOfScores::ForPairs(out, [&](int row, int v, float a, float b) {
       if (row >= size) return;
-      StorePair(a, b,
-                to.out_THV + (chunk.begin + row) * row_stride + column + v);
+      StorePair(a, b, out_rows + row * row_stride + v);
     });
-    held = -1;
     if (chunk.stop < 0) continue;
-    AdvanceState(m, &state);
-    held = chunk.stop;
-    float* stop = StateOf(to.states_SHKV, chunk.stop, rows, place);
-    StateOfRows::ForPairs(state, [&](int k, int v, float a, float b) {
-      StorePair(a, b, stop + k * values + v);
-    });
+    AdvanceState(start, values, m,
+                 StateOf(to.states_SHKV, chunk.stop, rows, place));
   }
 }
 

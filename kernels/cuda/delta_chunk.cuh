@@ -55,7 +55,20 @@ using State = SharedMatrix<kKeys, kSlice>;
 // Products by their output, depth and operands: whether the depth is the row
 // index of the left and of the right matrix.
 template <int kR, int kC, int kDepth, bool kLeft, bool kRight>
-using Product = Tile<kR, kC, kDepth, 1, kLeft, kRight>;
+struct Product : Tile<kR, kC, kDepth, 1, kLeft, kRight> {
+  using Base = Tile<kR, kC, kDepth, 1, kLeft, kRight>;
+
+  // Adds the product of two matrices to the sums. The loop is not unrolled,
+  // because the addresses of all steps would take too many registers.
+  static __device__ void Multiply(const typename Base::Left& left,
+                                  const typename Base::Right& right,
+                                  typename Base::Sums* sums) {
+#pragma unroll 1
+    for (int d = 0; d < kDepth; d += kFragment) {
+      Base::MultiplyFragments(left, right, d, sums);
+    }
+  }
+};
 using ScoresOfKeys = Product<kRows, kRows, kKeys, false, false>;
 using ScoresOfValues = Product<kRows, kRows, kSlice, false, false>;
 using ValuesOfState = Product<kRows, kSlice, kKeys, false, true>;
@@ -154,12 +167,13 @@ struct Columns {
   const float* q;
   const float* k;
   const float* v;
-  int64_t stride;
+  int stride;
 
   __device__ Columns(const DeltaRuleRows& rows, const Place& place) {
     const int64_t keys = rows.num_key_heads * kKeys;
     const int64_t group = rows.num_value_heads / rows.num_key_heads;
-    stride = 2 * keys + rows.num_value_heads * rows.value_features;
+    stride =
+        static_cast<int>(2 * keys + rows.num_value_heads * rows.value_features);
     q = rows.mixed_TW + place.head / group * kKeys;
     k = q + keys;
     v = rows.mixed_TW + 2 * keys + place.head * rows.value_features +
@@ -172,7 +186,7 @@ struct Columns {
 template <int kR, int kC>
 __device__ void ForElements(auto run) {
   constexpr int kPairs = kC / 2;
-#pragma unroll 4
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kR * kPairs; i += kThreads) {
     run(i / kPairs, i % kPairs * 2);
   }
@@ -180,7 +194,7 @@ __device__ void ForElements(auto run) {
 
 // Copies rows of f32 or bf16 to a matrix. Rows from `size` on become 0.
 template <int kR, int kC, typename T>
-__device__ void CopyRows(const T* from, int64_t stride, int64_t size,
+__device__ void CopyRows(const T* from, int stride, int size,
                          SharedMatrix<kR, kC>* to) {
   ForElements<kR, kC>([&](int row, int column) {
     Pack<T, 2> pair = {};
@@ -195,13 +209,13 @@ __device__ inline void FillScores(const KeyRows& q, const KeyRows& k,
                                   const Gates& gates, Scores* w,
                                   float (*kk)[kRows + 1]) {
   ScoresOfKeys::Sums sums = {};
-  ScoresOfKeys::MultiplyTiles(q, k, &sums);
+  ScoresOfKeys::Multiply(q, k, &sums);
   ScoresOfKeys::ForPairs(sums, [&](int row, int column, float a, float b) {
     w->Set(row, column, a * gates.Decay(row, column),
            b * gates.Decay(row, column + 1));
   });
   sums = {};
-  ScoresOfKeys::MultiplyTiles(k, k, &sums);
+  ScoresOfKeys::Multiply(k, k, &sums);
   ScoresOfKeys::ForPairs(sums, [&](int row, int column, float a, float b) {
     kk[row][column] = column < row ? a * gates.Decay(row, column) : 0.0F;
     kk[row][column + 1] =
@@ -219,6 +233,7 @@ __device__ void Solve(const float (*kk)[kRows + 1], const Gates& gates,
   for (int n = 1; n < kRows; ++n) {
     const int t = kTransposed ? kRows - 1 - n : n;
     float sum = 0;
+#pragma unroll 2
     for (int j = part; j < n; j += 4) {
       const int i = kTransposed ? kRows - 1 - j : j;
       sum += kTransposed ? gates.beta[i] * kk[i][t] * x[i][column]
@@ -231,10 +246,11 @@ __device__ void Solve(const float (*kk)[kRows + 1], const Gates& gates,
   }
 }
 
-// Returns the block's slice of a state [K, V] of its head, for index >= 0.
+// Returns the block's slice of a state [K, V] of its head, or null for -1.
 template <typename T>
 __device__ T* StateOf(T* states_SHKV, int64_t index, const DeltaRuleRows& rows,
                       const Place& place) {
+  if (index < 0) return nullptr;
   return states_SHKV +
          (index * rows.num_value_heads + place.head) * kKeys *
              rows.value_features +
@@ -249,14 +265,13 @@ __device__ void StorePair(float low, float high, T* to) {
   StorePack(pair, to);
 }
 
-// Fills the sums with the state at `from`, or with 0 if it is null.
-__device__ inline void LoadState(const float* from, int64_t stride,
+// Fills the sums with `factor` times the state at `from`.
+__device__ inline void LoadState(const float* from, int stride, float factor,
                                  StateOfRows::Sums* sums) {
   ChangePairs<StateOfRows>(sums, [&](int k, int v, float* low, float* high) {
-    Pack<float, 2> pair = {};
-    if (from) pair = LoadPack<2>(from + k * stride + v);
-    *low = pair[0];
-    *high = pair[1];
+    const auto pair = LoadPack<2>(from + k * stride + v);
+    *low = factor * pair[0];
+    *high = factor * pair[1];
   });
 }
 

@@ -37,7 +37,8 @@ struct Block {
         gradient(of_gradient),
         place(of_rows),
         columns(of_rows, place),
-        row_stride(rows.num_value_heads * rows.value_features),
+        row_stride(
+            static_cast<int>(rows.num_value_heads * rows.value_features)),
         column(place.head * rows.value_features + place.slice * kSlice) {}
 
   // The place of a row's element in dbeta and dg.
@@ -50,17 +51,16 @@ struct Block {
   DeltaChunksGradient gradient;
   Place place;
   Columns columns;
-  int64_t row_stride;
+  int row_stride;
   int64_t column;
 };
 
 // Fills the operands. Returns the thread's part of the sum of S0 dS1.
 __device__ float LoadOperands(const Block& b, const DeltaChunkRange& chunk,
-                              const float* start,
-                              const StateOfRows::Sums& dstop,
+                              const float* start, const float* dstop,
                               BackwardMemory* m) {
-  const int64_t size = chunk.end - chunk.begin;
-  const int64_t values = b.rows.value_features;
+  const auto size = static_cast<int>(chunk.end - chunk.begin);
+  const auto values = static_cast<int>(b.rows.value_features);
   if (WarpIndex() == 0) m->gates.Fill(b.rows, chunk, b.place.head);
   const int64_t at = chunk.begin * b.columns.stride;
   CopyRows(b.columns.q + at, b.columns.stride, size, &m->q);
@@ -69,13 +69,14 @@ __device__ float LoadOperands(const Block& b, const DeltaChunkRange& chunk,
   CopyRows(static_cast<const Bf16*>(b.gradient.dout_THV) + value, b.row_stride,
            size, &m->dout);
   CopyRows(b.gradient.u_THV + value, b.row_stride, size, &m->u);
+  CopyRows(start, values, start ? kKeys : 0, &m->start);
+  CopyRows(dstop, values, dstop ? kKeys : 0, &m->dstop);
   float sum = 0;
-  StateOfRows::ForPairs(dstop, [&](int k, int v, float low, float high) {
-    Pack<float, 2> pair = {};
-    if (start) pair = LoadPack<2>(start + k * values + v);
-    m->start.Set(k, v, pair[0], pair[1]);
-    m->dstop.Set(k, v, low, high);
-    sum += pair[0] * low + pair[1] * high;
+  if (start == nullptr || dstop == nullptr) return sum;
+  ForElements<kKeys, kSlice>([&](int k, int v) {
+    const auto a = LoadPack<2>(start + k * values + v);
+    const auto d = LoadPack<2>(dstop + k * values + v);
+    sum += a[0] * d[0] + a[1] * d[1];
   });
   return sum;
 }
@@ -84,10 +85,9 @@ __device__ float LoadOperands(const Block& b, const DeltaChunkRange& chunk,
 __device__ void PassResidual(const Block& b, const DeltaChunkRange& chunk,
                              BackwardMemory* m) {
   ValuesOfState::Sums sums = {};
-  ValuesOfState::MultiplyTiles(m->k, m->dstop.Transposed(), &sums);
+  ValuesOfState::Multiply(m->k, m->dstop.Transposed(), &sums);
   ScaleRows<ValuesOfState>(m->gates.to_end, &sums);
-  ValuesOfScoresT::MultiplyTiles(m->w.Transposed(), m->dout.Transposed(),
-                                 &sums);
+  ValuesOfScoresT::Multiply(m->w.Transposed(), m->dout.Transposed(), &sums);
   ValuesOfState::ForPairs(sums, [&](int row, int v, float low, float high) {
     m->x[row][v] = low;
     m->x[row][v + 1] = high;
@@ -117,8 +117,8 @@ __device__ void PassResidual(const Block& b, const DeltaChunkRange& chunk,
 // Turns dA and dW into the gradients of k k^T and q k^T.
 __device__ void PassScores(BackwardMemory* m) {
   ScoresOfValues::Sums da = {}, dw = {};
-  ScoresOfValues::MultiplyTiles(m->dr, m->u, &da);  // -dA.
-  ScoresOfValues::MultiplyTiles(m->dout, m->u, &dw);
+  ScoresOfValues::Multiply(m->dr, m->u, &da);  // -dA.
+  ScoresOfValues::Multiply(m->dout, m->u, &dw);
   ScoresOfValues::ForPairs(da, [&](int row, int column, float a, float b) {
     const float minus_beta = -m->gates.beta[row];
     const auto pass = [&](int i, float x) {
@@ -191,17 +191,17 @@ __device__ void WriteKeys(const Block& b, const DeltaChunkRange& chunk,
 __device__ void PassKeys(const Block& b, const DeltaChunkRange& chunk,
                          BackwardMemory* m) {
   KeysOfState::Sums sums = {};
-  KeysOfState::MultiplyTiles(m->dout, m->start, &sums);
+  KeysOfState::Multiply(m->dout, m->start, &sums);
   DotRows(sums, &m->q, m->parts[0]);
   ScaleRows<KeysOfState>(m->gates.from_start, &sums);
-  KeysOfScores::MultiplyTiles(m->w, m->k.Transposed(), &sums);
+  KeysOfScores::Multiply(m->w, m->k.Transposed(), &sums);
   WriteKeys(b, chunk, sums, b.gradient.dq);
 
   KeysOfState::Sums stop = {};
   sums = {};
-  KeysOfState::MultiplyTiles(m->dr, m->start, &sums);
+  KeysOfState::Multiply(m->dr, m->start, &sums);
   DotRows(sums, &m->k, m->parts[1]);
-  KeysOfState::MultiplyTiles(m->u, m->dstop, &stop);
+  KeysOfState::Multiply(m->u, m->dstop, &stop);
   DotRows(stop, &m->k, m->parts[2]);
   ChangePairs<KeysOfState>(&sums, [&](int row, int, float* low, float* high) {
     const float factor = -m->gates.beta[row] * m->gates.from_start[row];
@@ -217,9 +217,9 @@ __device__ void PassKeys(const Block& b, const DeltaChunkRange& chunk,
       for (int e = 0; e < 4; ++e) sums.of[i][j][e] += stop.of[i][j][e];
     }
   }
-  KeysOfScores::MultiplyTiles(m->p, m->k.Transposed(), &sums);
-  KeysOfScoresT::MultiplyTiles(m->p.Transposed(), m->k.Transposed(), &sums);
-  KeysOfScoresT::MultiplyTiles(m->w.Transposed(), m->q.Transposed(), &sums);
+  KeysOfScores::Multiply(m->p, m->k.Transposed(), &sums);
+  KeysOfScoresT::Multiply(m->p.Transposed(), m->k.Transposed(), &sums);
+  KeysOfScoresT::Multiply(m->w.Transposed(), m->q.Transposed(), &sums);
   WriteKeys(b, chunk, sums, b.gradient.dk);
 }
 
@@ -257,11 +257,13 @@ __device__ void PassGates(const Block& b, const DeltaChunkRange& chunk,
   }
 }
 
-// Turns the gradient of the state after the chunk into that before it.
-// Overwrites dout and dr.
+// Adds the gradient of the state before the chunk, given that of the state
+// after it, or replaces it if both are at one place. Overwrites dout and dr.
 __device__ void PassState(const Block& b, const DeltaChunkRange& chunk,
-                          BackwardMemory* m, StateOfRows::Sums* dstate) {
-  const int64_t size = chunk.end - chunk.begin;
+                          const float* dstop, float* dstart,
+                          BackwardMemory* m) {
+  const auto size = static_cast<int>(chunk.end - chunk.begin);
+  const auto values = static_cast<int>(b.rows.value_features);
   const Bf16* dout = static_cast<const Bf16*>(b.gradient.dout_THV) +
                      chunk.begin * b.row_stride + b.column;
   __syncthreads();
@@ -274,13 +276,16 @@ __device__ void PassState(const Block& b, const DeltaChunkRange& chunk,
     m->dr.Set(row, v, factor * m->x[row][v], factor * m->x[row][v + 1]);
   });
   __syncthreads();
-  const float whole = m->gates.whole();
-  ChangePairs<StateOfRows>(dstate, [&](int, int, float* low, float* high) {
-    *low *= whole;
-    *high *= whole;
+  StateOfRows::Sums sums = {};
+  if (dstop) LoadState(dstop, values, m->gates.whole(), &sums);
+  StateOfRows::Multiply(m->q.Transposed(), m->dout.Transposed(), &sums);
+  StateOfRows::Multiply(m->k.Transposed(), m->dr.Transposed(), &sums);
+  StateOfRows::ForPairs(sums, [&](int k, int v, float low, float high) {
+    float* to = dstart + k * values + v;
+    Pack<float, 2> before = {};
+    if (dstart != dstop) before = LoadPack<2>(to);
+    StorePair(before[0] + low, before[1] + high, to);
   });
-  StateOfRows::MultiplyTiles(m->q.Transposed(), m->dout.Transposed(), dstate);
-  StateOfRows::MultiplyTiles(m->k.Transposed(), m->dr.Transposed(), dstate);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -288,26 +293,17 @@ __global__ void __launch_bounds__(kThreads)
                              DeltaChunksGradient gradient) {
   auto* m = static_cast<BackwardMemory*>(DynamicShared());
   const Block b(rows, gradient);
-  const int64_t values = rows.value_features;
-  StateOfRows::Sums dstate = {};
-  int64_t held = -1;  // The index of `dstate`.
   for (int64_t n = trees.tree_chunks[b.place.tree + 1];
        n-- > trees.tree_chunks[b.place.tree];) {
     const DeltaChunkRange chunk = trees.chunks[n];
+    const float* dstop =
+        StateOf(gradient.dstates_SHKV, chunk.stop, rows, b.place);
     __syncthreads();
-    if (chunk.stop < 0 || chunk.stop != held) {
-      LoadState(chunk.stop < 0
-                    ? nullptr
-                    : StateOf(gradient.dstates_SHKV, chunk.stop, rows, b.place),
-                values, &dstate);
-    }
-    const int64_t start = gradient.starts[n];
     const float states = BlockReduce(
-        LoadOperands(b, chunk,
-                     start < 0
-                         ? nullptr
-                         : StateOf(gradient.states_SHKV, start, rows, b.place),
-                     dstate, m),
+        LoadOperands(
+            b, chunk,
+            StateOf(gradient.states_SHKV, gradient.starts[n], rows, b.place),
+            dstop, m),
         Add());
     FillScores(m->q, m->k, m->gates, &m->w, m->kk);
     __syncthreads();
@@ -319,18 +315,9 @@ __global__ void __launch_bounds__(kThreads)
     PassKeys(b, chunk, m);
     __syncthreads();
     PassGates(b, chunk, states, m);
-    held = -1;
     if (chunk.start < 0) continue;
-    PassState(b, chunk, m, &dstate);
-    if (chunk.start == chunk.stop) {
-      held = chunk.start;
-      continue;
-    }
-    float* to = StateOf(gradient.dstates_SHKV, chunk.start, rows, b.place);
-    StateOfRows::ForPairs(dstate, [&](int k, int v, float low, float high) {
-      const auto before = LoadPack<2>(to + k * values + v);
-      StorePair(before[0] + low, before[1] + high, to + k * values + v);
-    });
+    PassState(b, chunk, dstop,
+              StateOf(gradient.dstates_SHKV, chunk.start, rows, b.place), m);
   }
 }
 

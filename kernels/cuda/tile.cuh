@@ -63,31 +63,34 @@ struct Tile {
     return WarpIndex() % kWarpsAcross * kWarpColumns;
   }
 
-  // Adds the product of two operands to the sums.
-  static __device__ void MultiplyTiles(const Left& left, const Right& right,
-                                       Sums* sums) {
+  // Adds the products of kFragment elements of the depth, from d on.
+  static __device__ void MultiplyFragments(const Left& left, const Right& right,
+                                           int d, Sums* sums) {
+    unsigned rows[kRowFragments][4];
+    unsigned columns[kColumnFragments / 2][4];
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i) {
+      left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < kColumnFragments / 2; ++j) {
+      right.template Load<false>(FirstColumn() + j * kFragment, d, columns[j]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnFragments; ++j) {
+        const unsigned column[2] = {columns[j / 2][j % 2 * 2],
+                                    columns[j / 2][j % 2 * 2 + 1]};
+        MultiplyAdd(rows[i], column, sums->of[i][j]);
+      }
+    }
+  }
+
+  static __device__ void MultiplyStage(const Stage& stage, Sums* sums) {
 #pragma unroll
     for (int d = 0; d < kDepth; d += kFragment) {
-      unsigned rows[kRowFragments][4];
-      unsigned columns[kColumnFragments / 2][4];
-#pragma unroll
-      for (int i = 0; i < kRowFragments; ++i) {
-        left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
-      }
-#pragma unroll
-      for (int j = 0; j < kColumnFragments / 2; ++j) {
-        right.template Load<false>(FirstColumn() + j * kFragment, d,
-                                   columns[j]);
-      }
-#pragma unroll
-      for (int i = 0; i < kRowFragments; ++i) {
-#pragma unroll
-        for (int j = 0; j < kColumnFragments; ++j) {
-          const unsigned column[2] = {columns[j / 2][j % 2 * 2],
-                                      columns[j / 2][j % 2 * 2 + 1]};
-          MultiplyAdd(rows[i], column, sums->of[i][j]);
-        }
-      }
+      MultiplyFragments(stage.left, stage.right, d, sums);
     }
   }
 
@@ -128,9 +131,7 @@ struct Tile {
       // may overwrite the previous step's operands, which no thread still uses.
       __syncthreads();
       copy(step + kAhead);
-      if (!has_sums) continue;
-      const Stage& stage = memory->stages[step % kStages];
-      MultiplyTiles(stage.left, stage.right, sums);
+      if (has_sums) MultiplyStage(memory->stages[step % kStages], sums);
     }
   }
 
