@@ -85,32 +85,41 @@ WEFT_INLINE void CopyRowsTo(const float* from, int64_t from_stride,
   }
 }
 
-// The decays between the rows of a chunk.
+// The decays between the rows of a chunk. G is the running sum of g. It may be
+// large while the difference of two G is small, so it is kept as the sum of two
+// floats, of which `low` is the rounding error of `high`.
 struct Decays {
-  float sum[kDeltaChunkRows] = {};  // G, the running sum of g.
-  float from_start[kDeltaChunkRows];
-  float to_end[kDeltaChunkRows];
-  float whole;  // e^G of the last row.
+  float high[kDeltaChunkRows] = {};
+  float low[kDeltaChunkRows] = {};
+  float from_start[kDeltaChunkRows];  // e^G.
+  float to_end[kDeltaChunkRows];      // e^(G_C - G) for the last row C.
+  float whole;                        // e^G_C.
 };
 
+// Returns e^(G_t - G_i) for a vector of rows i.
+WEFT_INLINE Vec DecaysBetween(const Decays& decays, int64_t t, int64_t i) {
+  return Exp((decays.high[t] - Load(decays.high + i)) +
+             (decays.low[t] - Load(decays.low + i)));
+}
+
 void FillDecays(const DeltaChunkRows& rows, Decays* decays) {
-  float sum = 0;
+  double sum = 0;
   for (int64_t t = 0; t < rows.num_rows; ++t) {
     sum += rows.g[t * rows.gate_stride];
-    decays->sum[t] = sum;
+    decays->high[t] = static_cast<float>(sum);
+    decays->low[t] = static_cast<float>(sum - decays->high[t]);
   }
-  for (int64_t t = 0; t < kDeltaChunkRows; t += kWidth) {
-    const Vec g = Load(decays->sum + t);
-    Store(decays->from_start + t, Exp(g));
-    Store(decays->to_end + t, Exp(sum - g));
+  for (int64_t t = 0; t < rows.num_rows; t += kWidth) {
+    Store(decays->from_start + t, Exp(Load(decays->high + t)));
+    Store(decays->to_end + t, DecaysBetween(*decays, rows.num_rows - 1, t));
   }
   decays->whole = decays->from_start[rows.num_rows - 1];
 }
 
-// Writes e^(G_t - G_i) for i <= t and 0 for other i, for whole vectors of i.
+// Writes e^(G_t - G_i) for i <= t, and 0 for other i.
 void FillDecayRow(const Decays& decays, int64_t t, float* row) {
   for (int64_t i = 0; i <= t; i += kWidth) {
-    Store(row + i, Exp(decays.sum[t] - Load(decays.sum + i)));
+    Store(row + i, DecaysBetween(decays, t, i));
   }
   for (int64_t i = t + 1; i < kDeltaChunkRows; ++i) row[i] = 0;
 }

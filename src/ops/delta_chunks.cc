@@ -44,11 +44,17 @@ ChunkParts PartsOf(const DeltaRows& rows, const DeltaParameters& p,
   c.k_HCK = HeadsOf(mixed, keys, p.num_key_heads, p.key_features, repeats);
   c.v_HCV = HeadsOf(mixed, 2 * keys, p.num_value_heads, p.value_features, 1);
   c.beta_HC1 = rows.beta_TH.narrow(0, chunk.begin, size).t().unsqueeze(2);
-  const at::Tensor sum_HC1 =
-      rows.g_TH.narrow(0, chunk.begin, size).cumsum(0).t().unsqueeze(2);
-  c.from_start_HC1 = sum_HC1.exp();
-  c.to_end_HC1 = (sum_HC1.narrow(1, size - 1, 1) - sum_HC1).exp();
-  c.decay_HCC = (sum_HC1 - sum_HC1.transpose(1, 2)).tril().exp().tril();
+  // The sum may be large while the difference of two sums is small.
+  const at::Tensor sum_HC1 = rows.g_TH.narrow(0, chunk.begin, size)
+                                 .cumsum(0, at::kDouble)
+                                 .t()
+                                 .unsqueeze(2);
+  const auto exponential = [&](const at::Tensor& x) {
+    return x.to(rows.g_TH.scalar_type()).exp();
+  };
+  c.from_start_HC1 = exponential(sum_HC1);
+  c.to_end_HC1 = exponential(sum_HC1.narrow(1, size - 1, 1) - sum_HC1);
+  c.decay_HCC = exponential((sum_HC1 - sum_HC1.transpose(1, 2)).tril()).tril();
   c.kk_HCC = c.decay_HCC * at::matmul(c.k_HCK, c.k_HCK.transpose(1, 2));
   c.a_HCC = (c.beta_HC1 * c.kk_HCC).tril(-1);
   c.w_HCC = c.decay_HCC * at::matmul(c.q_HCK, c.k_HCK.transpose(1, 2));

@@ -170,27 +170,4 @@ at::Tensor GatedDeltaStep(const DeltaInputs& inputs, const DeltaParameters& p,
   return out_THV;
 }
 
-at::Tensor GatedRmsNorm(const at::Tensor& x_THV, const at::Tensor& z_THV,
-                        const at::Tensor& weight_V, double eps) {
-  const at::ScalarType compute = ComputeType(x_THV);
-  const at::Tensor x = x_THV.to(compute), z = z_THV.to(compute);
-  const at::Tensor n = x * x.square().mean(-1, true).add_(eps).rsqrt_();
-  return (n * weight_V.to(compute) * z * z.sigmoid()).to(x_THV.scalar_type());
-}
-
-void GatedRmsNormBackward(const at::Tensor& dy_THV, const at::Tensor& x_THV,
-                          const at::Tensor& z_THV, const at::Tensor& weight_V,
-                          double eps, const at::Tensor& dx_THV,
-                          const at::Tensor& dz_THV) {
-  const at::ScalarType compute = ComputeType(x_THV);
-  const at::Tensor x = x_THV.to(compute), z = z_THV.to(compute);
-  const at::Tensor inverse = x.square().mean(-1, true).add_(eps).rsqrt_();
-  const at::Tensor n = x * inverse;
-  const at::Tensor sigmoid = z.sigmoid();
-  const at::Tensor d = dy_THV.to(compute) * weight_V.to(compute);
-  const at::Tensor dn = d * z * sigmoid;
-  dx_THV.copy_((dn - n * (dn * n).mean(-1, true)) * inverse);
-  dz_THV.copy_(d * n * sigmoid * (1 + z * (1 - sigmoid)));
-}
-
 }  // namespace weft::ops
