@@ -95,7 +95,7 @@ std::string TableOf(const MemorySplit& split, const ModelSizes& sizes,
       NameOf(split.cache_limit));
   if (counts.states > 0) {
     table.Row("states", state_bytes,
-              absl::StrCat(counts.states, " of sequences and prefixes"),
+              absl::StrCat(counts.states, " for sequences and cached prefixes"),
               NameOf(split.cache_limit));
   }
   table.Row("decode graphs", split.decode_graphs,

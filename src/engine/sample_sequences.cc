@@ -46,10 +46,12 @@ absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
   const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
                          (request.num_samples > 1 ? 1 : 0);
   if (needed <= pool_.num_pages()) return absl::OkStatus();
+  const int64_t states = pool_.num_slots() * pool_.bytes_per_state();
   return absl::ResourceExhaustedError(absl::StrCat(
       "prompt and config.max_tokens need ", needed * pool_.bytes_per_page(),
       " bytes of key/value cache, there are ",
-      pool_.num_pages() * pool_.bytes_per_page(), " (--kv-cache-bytes)"));
+      pool_.num_pages() * pool_.bytes_per_page(), " (--kv-cache-bytes",
+      states > 0 ? absl::StrCat(", of which states take ", states) : "", ")"));
 }
 
 bool SampleSequences::HasRoom(const SampleRequest& request,

@@ -40,8 +40,10 @@
 namespace {
 
 using weft::SampleRequest;
+using weft::engine::CacheUnitsOf;
 using weft::engine::KvPool;
 using weft::engine::SampleLoop;
+using weft::engine::SizesOf;
 using weft::model::Decoder;
 
 struct Arguments {
@@ -198,7 +200,7 @@ Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
       /*links=*/{});
   SampleLoop loop(&group,
                   {.kv_cache_bytes = weft::engine::BytesFor(
-                       weft::engine::CacheUnitsOf(SizesOf(decoder)),
+                       CacheUnitsOf(SizesOf(decoder)),
                        2 * arguments.batch * KvPool::PagesFor(length + 64),
                        arguments.batch),
                    .max_decode_sequences = static_cast<int>(arguments.batch),

@@ -13,16 +13,17 @@ from typing import Any
 import daemon as daemon_module
 import pytest
 import tolerance
+import torch
 from batching import together
 from conftest import model_folder
 from reference import mixed_shapes
-from test_sampling import scored
 from texts import random_tokens
 
 KINDS = ("qwen3-5", "qwen3-5-tied", "qwen3-next")
 GREEDY_TOKENS = 40
 # Two whole pages, and a part of a third.
 PROMPT_TOKENS = 45
+HITS = "weft_prefix_cache_hit_tokens_total"
 # At least the states of a prompt and of a sample of it, and a page. So sequences wait
 # for each other's states, and are preempted.
 LITTLE_CACHE = ("--kv-cache-bytes", "100000", "--max-decode-sequences", "4")
@@ -75,28 +76,37 @@ def test_greedy_equals_generate(kind: str, daemon_for: Any, reference_for: Any) 
 def test_prompts_with_one_beginning(
     kind: str, piece: int, reference_for: Any, tmp_path: Path
 ) -> None:
-    """The second prompt stores the state where it leaves the first, the third begins
-    with it. With small pieces, prefill takes several passes."""
+    """The second prompt stores the state where it leaves the first, and the third
+    begins with it. With small pieces, prefill takes several passes."""
     reference = reference_for(kind)
     beginning = random_tokens(reference.vocab, 70, 1)
+    prompts = [
+        [*beginning, *random_tokens(reference.vocab, 20, 50 + i)] for i in range(3)
+    ]
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=24)
     flags = ("--max-batch-tokens", str(piece))
     with sampled_from(kind, tmp_path / "d", folder, *flags) as (daemon, client, own):
+        drawn = {}
         for source in (client, own):
-            hits = []
-            for seed in range(3):
-                prompt = [*beginning, *random_tokens(reference.vocab, 20, 50 + seed)]
-                before = metric(daemon, "weft_prefix_cache_hit_tokens_total")
-                sample = source.sample(
-                    prompt, max_tokens=20, seed=5, ignore_eos=True
-                ).samples[0]
-                hits.append(
-                    metric(daemon, "weft_prefix_cache_hit_tokens_total") - before
-                )
-                expected = scored(source, prompt[:], sample.tokens, 1.0)
-                difference = tolerance.max_difference(sample.logprobs, expected)
-                assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
-            assert hits == [0, 0, 64]
+            hits = metric(daemon, HITS)
+            drawn[source] = [
+                source.sample(p, max_tokens=20, seed=5, ignore_eos=True).samples[0]
+                for p in prompts
+            ]
+            assert metric(daemon, HITS) == hits + 64
+    with reference.adapter(folder) as adapted:
+        expect_logprobs(adapted, prompts, drawn[own])
+    expect_logprobs(reference, prompts, drawn[client])
+
+
+def expect_logprobs(model: Any, prompts: list[list[int]], samples: list[Any]) -> None:
+    for prompt, sample in zip(prompts, samples, strict=True):
+        tokens = [*prompt, *(int(token) for token in sample.tokens)]
+        expected = model.logprobs(tokens[:-1], tokens[1:])[len(prompt) - 1 :]
+        if isinstance(expected, torch.Tensor):
+            expected = expected.detach().numpy()
+        difference = tolerance.max_difference(sample.logprobs, expected)
+        assert difference <= tolerance.LOGPROBS
 
 
 @pytest.mark.parametrize("kind", KINDS)
