@@ -433,8 +433,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
                     absl::Span<const float> weights,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
-  const bool is_fused = shape.experts.names == ExpertNames::kFused ||
-                        shape.fused_qkv || shape.fused_gate_up;
+  const bool is_fused =
+      shape.experts.is_fused() || shape.fused_qkv || shape.fused_gate_up;
   const std::vector<PeftMatrix> matrices = FileMatrices(
       layout, shape, is_fused ? FusedForm::kParts : FusedForm::kSingle);
   FileTensors tensors;

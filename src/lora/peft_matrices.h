@@ -14,7 +14,7 @@
 // Some models have q, k and v in one module, or gate and up (NumFused). Then
 // their A is one, too, and B has rows of q, then of k, then of v.
 //
-// Such modules, and gate and up with ExpertNames::kFused, may still have an A
+// Such modules, and gate and up if ExpertShape::is_fused, may still have an A
 // and a B of their own, each with a half or a third of R (FusedForm::kParts).
 // Gate then uses the first half of R: B's other columns are zero in rows of
 // gate. Up uses the second half in the same way. Weft writes this form for

@@ -183,10 +183,29 @@ constexpr Family kFamilies[] = {
                .experts_per_token = 4,
                .expert_ffn = 1408},
      .qk_norm = QkNorm::kHead,
-     .experts = ExpertFields::kQwen,
+     .experts = ExpertFields::kQwenVl,
      .theta = 500000,
      .multimodal_rope = true,
      .tied = true},
+    {.model_type = "glm4_moe",
+     .sizes = {.kv_heads = 8,
+               .experts = 128,
+               .experts_per_token = 8,
+               .expert_ffn = 1408},
+     .attention_bias = AttentionBias::kQkvField,
+     .experts = ExpertFields::kGlm,
+     .rms_norm_eps = 1e-5,
+     .rotary_share = 0.5},
+    {.model_type = "minimax_m2",
+     .sizes = {.kv_heads = 8,
+               .head_dim = 128,
+               .experts = 256,
+               .experts_per_token = 8},
+     .attention_bias = AttentionBias::kNone,
+     .qk_norm = QkNorm::kWhole,
+     .experts = ExpertFields::kMiniMax,
+     .theta = 5e6,
+     .rotary_share = 1},
 };
 
 // The text models of some wrappers differ. The first one is used if text_config
@@ -197,6 +216,7 @@ constexpr Wrapper kWrappers[] = {
     {"mistral3", "ministral3"},
     {"qwen2_5_vl", "qwen2_5_vl_text", /*may_be_flat=*/true},
     {"qwen3_vl", "qwen3_vl_text"},
+    {"qwen3_vl_moe", "qwen3_vl_moe_text"},
     {"qwen3_vl_moe", "qwen3_vl_moe_text"},
 };
 

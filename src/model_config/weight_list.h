@@ -33,7 +33,8 @@ enum class WeightSlot : uint8_t {
   kDownBias,
   kRouter,
   kRouterBias,
-  kExpertGateUp,  // The rank's experts, each with rows of gate, then up.
+  kRouterCorrection,  // MoeConfig::sigmoid.
+  kExpertGateUp,      // The rank's experts, each with rows of gate, then up.
   kExpertGateUpBias,
   kExpertDown,
   kExpertDownBias,
@@ -76,7 +77,7 @@ struct StoredPlace {
   // row of the matrix of `expert`.
   int64_t first_row = 0;
   StoredForm form = StoredForm::kRows;
-  int64_t expert = 0;    // The expert's number; unused with kRows.
+  int64_t expert = 0;    // The expert's number, if there are experts.
   int64_t row_step = 1;  // The stride of the entry's rows; 1 with kRows.
   // Checkpoints have only this tensor, not one for the matrix alone. Always so
   // if the form is not kRows.
@@ -126,7 +127,8 @@ struct WeightEntry {
                                 const ModelConfig& config,
                                 int64_t element_bytes,
                                 MatrixFormat format = MatrixFormat::kDtype);
-// Returns whether the slot is a norm in f32 (ModelConfig::norms_from_one).
+// Returns whether the slot is in f32: norms with ModelConfig::norms_from_one,
+// and corrections of scores, which choose between experts of nearly equal score.
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
 // Returns the bytes of all slots of a rank together.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
