@@ -337,8 +337,10 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const TensorMap& tensors,
                                                    const std::string& model_dir,
                                                    LoraConfig& config) {
   const AdapterLayout in_file(shape, config);
-  WEFT_ASSIGN_OR_RETURN(const FusedForm form,
-                        FormOf(tensors, in_file, shape, kPeftPrefix));
+  WEFT_ASSIGN_OR_RETURN(
+      const FusedForm form,
+      FormOf(tensors, in_file, shape,
+             FileMatrices(in_file, shape, FusedForm::kFused)));
   if (form == FusedForm::kParts) config = WithParts(in_file, shape);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);

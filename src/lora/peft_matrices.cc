@@ -233,10 +233,8 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
 absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
                                  const AdapterLayout& layout,
                                  const ModelShape& shape,
-                                 absl::string_view prefix) {
+                                 const std::vector<PeftMatrix>& fused) {
   const ExpertShape& experts = shape.experts;
-  const std::vector<PeftMatrix> fused =
-      MatricesOf(layout, shape, prefix, FusedForm::kFused);
   bool is_fused = false;
   bool has_parts = experts.count == 0 || experts.is_fused();
   FusedTensors values(tensors);

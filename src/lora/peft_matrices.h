@@ -80,11 +80,12 @@ enum class FusedForm : uint8_t {
     const AdapterLayout& layout, const ModelShape& shape,
     absl::string_view prefix, FusedForm form = FusedForm::kSingle);
 
-// Returns the form of a file whose ranks are those of `layout`. Returns kParts
-// only if the model's modules cannot be alone. Errors: those of Gather.
+// Returns the form of a file whose ranks are those of `layout`. `fused` has the
+// layout's matrices in a file of the form kFused. Returns kParts only if the
+// model's modules cannot be alone. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<FusedForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ModelShape& shape, absl::string_view prefix);
+    const ModelShape& shape, const std::vector<PeftMatrix>& fused);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so
