@@ -65,6 +65,21 @@ std::string RopeDigest(const model::ModelConfig& config) {
   return Digest(text);
 }
 
+void AddDelta(const model::ModelConfig& config, Parts& parts) {
+  const model::DeltaConfig& delta = config.delta;
+  if (!config.has_delta()) return;
+  std::string layers;
+  for (const model::LayerAttention& layer : config.attention) {
+    layers += layer.linear ? "1" : "0";
+  }
+  parts["delta_layers"] = Digest(layers);
+  parts["delta_heads"] = absl::StrCat(delta.key_heads, " ", delta.value_heads);
+  parts["delta_features"] =
+      absl::StrCat(delta.key_features, " ", delta.value_features);
+  parts["delta_conv_kernel"] = absl::StrCat(delta.conv_kernel);
+  parts["output_gate"] = absl::StrCat(config.output_gate);
+}
+
 void AddExperts(const model::MoeConfig& moe, Parts& parts) {
   if (moe.shape.count == 0) return;
   std::string layers;
@@ -114,6 +129,7 @@ void AddConfig(const model::ModelConfig& config, Parts& parts) {
   parts["query_scale"] = absl::StrCat(Exact(config.query_scale.beta), " ",
                                       Exact(config.query_scale.period));
   parts["rope_magnitude"] = Exact(config.rope_magnitude);
+  AddDelta(config, parts);
   if (!config.head_order.empty()) {
     parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));
   }

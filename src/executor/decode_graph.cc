@@ -10,6 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/dispatch/state_slot.h"
 #include "src/loss/fused_head.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/sampling/draw_rows_cuda.h"
@@ -152,6 +153,9 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
   positions_ =
       Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
   lengths_ = Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
+  if (decoder.config().has_delta()) {
+    states_ = Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
+  }
   rules_ = Take(shape.rows * static_cast<int64_t>(sampling::cuda::kRuleBytes),
                 &bytes_);
   if constexpr (ops::kHasCudaKernels) {
@@ -196,6 +200,10 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
   Put<int64_t>(plan.kv.slots_T, -1, shape_.rows, to.data() + slots_);
   Put<int32_t>(plan.batch.positions_T, 0, shape_.rows, to.data() + positions_);
   Put<int32_t>(plan.kv.lengths_T, 0, shape_.rows, to.data() + lengths_);
+  if (states_ > 0) {
+    Put<int64_t>(plan.kv.state_slots_Q, kv::kPaddingState, shape_.rows,
+                 to.data() + states_);
+  }
   if constexpr (ops::kHasCudaKernels) {
     if (adapter_table_ != nullptr) {
       adapter_table_->Write(plan.batch.routing,
@@ -227,6 +235,7 @@ DecodeStep DecodeInputs::At(const at::Tensor& buffer) const {
       .page_table_TL = view(table_, at::kInt, rows * shape_.table_entries)
                            .view({rows, shape_.table_entries}),
       .lengths_T = view(lengths_, at::kInt, rows)};
+  if (states_ > 0) step.kv.state_slots_Q = view(states_, at::kLong, rows);
   if constexpr (ops::kHasCudaKernels) {
     if (adapter_table_ != nullptr) {
       adapter_table_->Bind(
@@ -263,7 +272,7 @@ DecodeGraphs::DecodeGraphs(const model::Decoder& decoder,
 
 std::optional<Draws> DecodeGraphs::Run(const CachePlan& plan) {
   std::optional<DecodeShape> shape =
-      ShapeOf(plan, decoder_, max_rows_, store_->k_pages_PSKC.front().size(1));
+      ShapeOf(plan, decoder_, max_rows_, store_->page_tokens);
   if (!shape.has_value()) return std::nullopt;
   shape->max_filters = device_->MaxFilters(plan.draws);
   Graph& graph = Find(*shape);
@@ -306,7 +315,8 @@ void DecodeGraphs::TakeMemory(DecodeShape shape) {
   empty.batch.positions_T = at::empty({0}, at::kInt);
   empty.kv = {.slots_T = at::empty({0}, at::kLong),
               .page_table_TL = at::empty({0, shape.table_entries}, at::kInt),
-              .lengths_T = at::empty({0}, at::kInt)};
+              .lengths_T = at::empty({0}, at::kInt),
+              .state_slots_Q = at::empty({0}, at::kLong)};
   Graph largest(DecodeInputs(shape, decoder_));
   device_->Run(MakeStep(shape, empty, largest));
   has_memory_ = true;

@@ -72,9 +72,9 @@ struct DecodeStep {
 
 // Divides a buffer into parts, one for each argument of a decode step. The
 // buffer holds all values that change between decode steps: tokens, positions,
-// slots, lengths, draw rules, the adapter table, the page table. A captured
-// step reads the buffer in place, so an iteration uploads one block of memory
-// and launches one graph.
+// slots, lengths, slots of states, draw rules, the adapter table, the page
+// table. A captured step reads the buffer in place, so an iteration uploads one
+// block of memory and launches one graph.
 class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
@@ -86,7 +86,8 @@ class DecodeInputs {
   // Writes the plan's values, except the rules, to `to`, which has at least
   // bytes() bytes and is aligned to 16. Returns how many bytes, from the start
   // of `to`, must be uploaded. Rows beyond the plan's are padding: they write
-  // to no slot and see no token. REQUIRES: the plan has this shape.
+  // to no slot of keys, see no token, and have the state of kv::kPaddingState.
+  // REQUIRES: the plan has this shape.
   [[nodiscard]] int64_t Write(const CachePlan& plan,
                               std::span<std::byte> to) const;
   // Returns the part of `to` that holds the rules, one for each row.
@@ -99,9 +100,10 @@ class DecodeInputs {
   DecodeShape shape_;
   // Null without adapters.
   std::shared_ptr<lora::cuda::DecodeTable> adapter_table_;
-  // The offset of each part. The tokens are at 0.
-  int64_t slots_ = 0, positions_ = 0, lengths_ = 0, rules_ = 0, adapters_ = 0,
-          table_ = 0, bytes_ = 0;
+  // The offset of each part. The tokens are at 0. states_ is 0 in models
+  // without states.
+  int64_t slots_ = 0, positions_ = 0, lengths_ = 0, states_ = 0, rules_ = 0,
+          adapters_ = 0, table_ = 0, bytes_ = 0;
 };
 
 // A recorded step.

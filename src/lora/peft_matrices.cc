@@ -1,6 +1,7 @@
 #include "src/lora/peft_matrices.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -34,6 +35,59 @@ std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
   };
   return {make("A", factor.rank, factor.in, factor.a_offset),
           make("B", factor.out, factor.rank, factor.b_offset)};
+}
+
+// Returns, for each row of the module's B, the row in a file. Returns an empty
+// list if they are the same. Files have the features of q's and k's heads in
+// the order ModelShape::head_order, and the rows of fused inputs of a gated
+// delta rule key head by key head: its q, k, v and z, or its b and a.
+std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
+  std::vector<int> rows;
+  const DeltaShape& delta = shape.delta;
+  const auto group = [&](const std::vector<int64_t>& sizes) {
+    const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    int64_t first = 0;
+    for (const int64_t size : sizes) {
+      for (int64_t j = 0; j < delta.num_key_heads; ++j) {
+        for (int64_t i = 0; i < size; ++i) {
+          rows.push_back(static_cast<int>(all * j + first + i));
+        }
+      }
+      first += size;
+    }
+  };
+  const auto order = [&](int64_t head_rows) {
+    const auto head_dim = static_cast<int64_t>(shape.head_order.size());
+    for (int64_t i = 0; i < OutWidth(shape, module); ++i) {
+      const int64_t of_head = i % head_rows;
+      rows.push_back(static_cast<int>(
+          of_head < head_dim ? i - of_head + shape.head_order[of_head] : i));
+    }
+  };
+  switch (module) {
+    case TargetModule::kInProjQkvz: {
+      const int64_t keys = delta.key_width / delta.num_key_heads;
+      const int64_t values = delta.value_width / delta.num_key_heads;
+      group({keys, keys, values, values});
+      break;
+    }
+    case TargetModule::kInProjBa: {
+      const int64_t heads = delta.num_heads / delta.num_key_heads;
+      group({heads, heads});
+      break;
+    }
+    case TargetModule::kQProj:
+    case TargetModule::kKProj: {
+      const auto head_dim = static_cast<int64_t>(shape.head_order.size());
+      const bool has_gates =
+          module == TargetModule::kQProj && shape.gate_width > 0;
+      if (head_dim > 0) order(has_gates ? 2 * head_dim : head_dim);
+      break;
+    }
+    default:
+      break;
+  }
+  return rows;
 }
 
 bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
@@ -220,10 +274,7 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
                NumFused(factor.module, shape) > 1) {
       PointToWhole(factor, layout, shape, prefix, form, a, b);
     }
-    if (factor.module == TargetModule::kQProj ||
-        factor.module == TargetModule::kKProj) {
-      b.head_order = shape.head_order;
-    }
+    b.row_order = FileRows(factor.module, shape);
     matrices.push_back(std::move(a));
     matrices.push_back(std::move(b));
   }

@@ -48,21 +48,18 @@ struct PeftMatrix {
   int64_t row_step = 1;
   int64_t first_column = 0;
   int64_t column_step = 1;
-  // If not empty, row i of each head of the matrix is row head_order[i] of the
-  // head in the tensor (ModelShape::head_order). It outlives the object.
-  absl::Span<const int> head_order;
+  // If not empty, row i of the matrix is row row_order[i] of its rows in the
+  // tensor.
+  std::vector<int> row_order;
 
   [[nodiscard]] int64_t TensorRow(int64_t row) const {
-    const auto head_dim = static_cast<int64_t>(head_order.size());
-    if (head_dim > 0) {
-      row += head_order[row % head_dim] - row % head_dim;
-    }
+    if (!row_order.empty()) row = row_order[row];
     return first_row + row * row_step;
   }
   // Returns whether the tensor has the matrix as the buffer has it.
   [[nodiscard]] bool is_whole() const {
     return rows == tensor_rows && columns == tensor_columns &&
-           head_order.empty();
+           row_order.empty();
   }
 };
 
@@ -74,8 +71,7 @@ enum class FusedForm : uint8_t {
 };
 
 // Returns A and B of each factor of the layout, in order, with their places in
-// a file of the form `form`. Names begin with `prefix`. `shape` outlives the
-// result.
+// a file of the form `form`. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
     const AdapterLayout& layout, const ModelShape& shape,
     absl::string_view prefix, FusedForm form = FusedForm::kSingle);

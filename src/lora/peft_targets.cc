@@ -156,9 +156,17 @@ absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
   std::vector<std::string> others = {"model", "model.layers", "model.norm",
                                      "model.rotary_emb"};
   for (int layer = 0; layer < shape.num_layers; ++layer) {
-    for (const char* module : {"", ".self_attn", ".mlp", ".mlp.act_fn",
-                               ".post_attention_layernorm"}) {
+    const char* attention =
+        shape.delta.InLayer(layer) ? ".linear_attn" : ".self_attn";
+    for (const char* module :
+         {"", attention, ".mlp", ".mlp.act_fn", ".post_attention_layernorm"}) {
       others.push_back(absl::StrCat("model.layers.", layer, module));
+    }
+    if (shape.delta.InLayer(layer)) {
+      for (const char* module : {".conv1d", ".norm"}) {
+        others.push_back(
+            absl::StrCat("model.layers.", layer, attention, module));
+      }
     }
     if (!shape.experts.InLayer(layer)) continue;
     const std::string expert = ExpertPath(layer, 0, shape.experts);
@@ -186,7 +194,7 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
   }
   ModuleNames every;
   const bool is_fused = shape.experts.is_fused();
-  for (const TargetModule module : DefaultTargetModules()) {
+  for (const TargetModule module : ProjectionsOf(shape)) {
     // Fused experts are parameters, not linear layers.
     if (is_fused && IsOfMlp(module)) continue;
     every.names.emplace_back(NameOf(module, shape));
@@ -280,11 +288,13 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   if (may_be_none || std::ranges::find(selected, true) != selected.end()) {
     return selected;
   }
-  return Refused(
-      "target_modules", field,
-      "what names a module to adapt: q_proj, k_proj, v_proj, o_proj, "
-      "gate_proj, up_proj, down_proj, lm_head, embed_tokens or their "
-      "full paths");
+  std::string modules;
+  for (const TargetModule module : ProjectionsOf(shape)) {
+    absl::StrAppend(&modules, TargetModuleName(module), ", ");
+  }
+  return Refused("target_modules", field,
+                 absl::StrCat("what names a module to adapt: ", modules,
+                              "lm_head, embed_tokens or their full paths"));
 }
 
 // The entries of rank_pattern or alpha_pattern, in the order of the file.
@@ -386,7 +396,7 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
 }
 
 // Writes target_parameters and the patterns for them. gate_up_proj gets the
-// rank of gate plus that of up, which are equal (ExpertForm::kHalves).
+// rank of gate plus that of up, which are equal (FusedForm::kParts).
 void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
                        nlohmann::json& root) {
   nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();

@@ -301,6 +301,14 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.experts.shared_down_HS;
     case WeightSlot::kSharedGate:
       return w.experts.shared_gate_1H;
+    case WeightSlot::kConv:
+      return w.conv_WR1;
+    case WeightSlot::kDecay:
+      return w.a_log_H;
+    case WeightSlot::kDtBias:
+      return w.dt_bias_H;
+    case WeightSlot::kDeltaNorm:
+      return w.delta_norm_V;
     default:
       return w.mlp_out_norm_H;
   }
@@ -386,12 +394,13 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
-// Puts the rows of each head of q or k in the decoder's order
-// (ModelConfig::head_order).
-void OrderHeads(const std::vector<int>& head_order, at::Tensor rows) {
-  const auto head_dim = static_cast<int64_t>(head_order.size());
+// Puts the first rows of each head of q or k in the decoder's order
+// (ModelConfig::head_order). A head has `head_rows` rows.
+void OrderHeads(const std::vector<int>& head_order, int64_t head_rows,
+                const at::Tensor& rows) {
   const at::Tensor order = at::tensor(head_order, at::kLong).to(rows.device());
-  const at::Tensor heads = rows.unflatten(0, {-1, head_dim});
+  const at::Tensor heads =
+      rows.unflatten(0, {-1, head_rows}).narrow(1, 0, order.numel());
   heads.copy_(heads.index_select(1, order));
 }
 
@@ -423,10 +432,10 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   WEFT_RETURN_IF_ERROR(plan.Run(on_read));
   WEFT_RETURN_IF_ERROR(ReadPacked(checkpoint, packed, on_read));
   for (const WeightEntry& entry : entries) {
-    if (entry.has_heads && !config.head_order.empty()) {
-      OrderHeads(config.head_order, PlaceOf(w, entry));
+    if (entry.head_rows > 0 && !config.head_order.empty()) {
+      OrderHeads(config.head_order, entry.head_rows, PlaceOf(w, entry));
     }
-    if (config.norms_from_one && IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
+    if (IsFromOne(entry.slot, config)) FieldOf(w, entry).add_(1);
   }
   return absl::OkStatus();
 }
@@ -500,7 +509,8 @@ void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   Draw(whole.front(), seed, whole_OI);
   int64_t first_row = 0;
   for (const WeightEntry& of : whole) {
-    if (!part.empty() && part.front().name == of.name) {
+    if (!part.empty() && part.front().name == of.name &&
+        part.front().fused.first_row == of.fused.first_row) {
       const WeightEntry& entry = part.front();
       const absl::Status stored = StoreRows(
           entry,

@@ -63,21 +63,62 @@ at::Tensor AddOutputBackward(const at::Tensor& d_TH,
   return d_raw_TH;
 }
 
+at::Tensor ProjectInputs(const Layer& layer, Stream& stream, const Pass& pass,
+                         LayerTape* tape) {
+  at::Tensor inputs_TW = LoraLinear(
+      stream.normed_TH, layer.weights.qkv, pass.lora, layer.InputSite(),
+      tape != nullptr ? &tape->shrunk_qkv : nullptr);
+  stream.normed_TH.reset();
+  return inputs_TW;
+}
+
+void ProjectInputsBackward(const Layer& layer, const at::Tensor& d_inputs_TW,
+                           const BackwardPass& pass, const LayerTape& tape,
+                           at::Tensor& d_TH) {
+  const LayerWeights& w = layer.weights;
+  const double eps = layer.config.rms_norm_eps;
+  // Only an adapter of the embedding needs the first layer's input gradient.
+  const bool want_input_gradient =
+      layer.index > 0 || lora::TrainsEmbedding(pass.gradients);
+  at::Tensor d_normed_TH = LoraLinearBackward(
+      d_inputs_TW, Norm(tape.x_in_TH, w.input_norm_H, eps), w.qkv, pass.lora,
+      layer.InputSite(), tape.shrunk_qkv, pass.gradients, want_input_gradient);
+  if (want_input_gradient) {
+    SumOverRanks(layer.tensor_group, d_normed_TH);
+    NormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H, eps, d_TH);
+  }
+}
+
+Stream ProjectOutput(const Layer& layer, const at::Tensor& x_TH,
+                     const at::Tensor& attended_TW, const Pass& pass,
+                     LayerTape* tape) {
+  const LayerWeights& w = layer.weights;
+  at::Tensor o_TH = LoraLinear(attended_TW, w.o, pass.lora, layer.OutputSite(),
+                               tape != nullptr ? &tape->shrunk_o : nullptr);
+  SumOverRanks(layer.tensor_group, o_TH);
+  return AddOutput(x_TH, std::move(o_TH), w.attention_out_norm_H, w.mlp_norm_H,
+                   layer.config.rms_norm_eps,
+                   tape != nullptr ? &tape->attention_raw_TH : nullptr);
+}
+
+at::Tensor ProjectOutputBackward(const Layer& layer, const at::Tensor& d_TH,
+                                 const at::Tensor& attended_TW,
+                                 const BackwardPass& pass,
+                                 const LayerTape& tape) {
+  const LayerWeights& w = layer.weights;
+  return LoraLinearBackward(
+      AddOutputBackward(d_TH, w.attention_out_norm_H, layer.config.rms_norm_eps,
+                        tape.attention_raw_TH),
+      attended_TW, w.o, pass.lora, layer.OutputSite(), tape.shrunk_o,
+      pass.gradients, /*want_input_gradient=*/true);
+}
+
 Stream Attention::Forward(Stream stream, const Pass& pass, LayerTape* tape,
                           KvAccess* kv) const {
-  const LayerWeights& w = layer_.weights;
-  at::Tensor qkv_TW = LoraLinear(stream.normed_TH, w.qkv, pass.lora,
-                                 {layer_.index, ProjectionGroup::kQkv},
-                                 tape != nullptr ? &tape->shrunk_qkv : nullptr);
-  stream.normed_TH.reset();
+  at::Tensor qkv_TW = ProjectInputs(layer_, stream, pass, tape);
   const at::Tensor attended_TW = Attend(qkv_TW, pass, tape, kv);
-  at::Tensor o_TH = LoraLinear(attended_TW, w.o, pass.lora,
-                               {layer_.index, ProjectionGroup::kO},
-                               tape != nullptr ? &tape->shrunk_o : nullptr);
-  SumOverRanks(layer_.tensor_group, o_TH);
-  Stream mid = AddOutput(stream.x_TH, std::move(o_TH), w.attention_out_norm_H,
-                         w.mlp_norm_H, layer_.config.rms_norm_eps,
-                         tape != nullptr ? &tape->attention_raw_TH : nullptr);
+  Stream mid = ProjectOutput(layer_, stream.x_TH, Gated(attended_TW, qkv_TW),
+                             pass, tape);
   if (tape != nullptr) tape->qkv_TW = std::move(qkv_TW);
   return mid;
 }
@@ -124,18 +165,51 @@ void Attention::ScaleQueries(const Pass& pass, const at::Tensor& q_TQC) const {
 
 ops::Heads Attention::SplitHeads(const at::Tensor& qkv_TW) const {
   const int head_dim = layer_.config.head_dim;
-  const auto heads = [&](int64_t column, int64_t count) {
+  const auto heads = [&](int64_t column, int64_t count, int64_t stride) {
     return qkv_TW.as_strided({qkv_TW.size(0), count, head_dim},
-                             {qkv_TW.stride(0), head_dim, 1},
+                             {qkv_TW.stride(0), stride, 1},
                              qkv_TW.storage_offset() + column);
   };
   const int num_kv_heads = layer_.config.num_kv_heads;
   const lora::ModelShape& shape = layer_.shape;
-  const int64_t v_column = shape.q_width + shape.kv_width;
-  return {.q_TQC = heads(0, layer_.config.num_heads),
-          .k_TKC = heads(shape.q_width, num_kv_heads),
-          .v_TKC = qkv_TW.size(1) > v_column ? heads(v_column, num_kv_heads)
-                                             : at::Tensor()};
+  const int64_t k_column = shape.q_width + shape.gate_width;
+  const int64_t v_column = k_column + shape.kv_width;
+  return {.q_TQC = heads(0, layer_.config.num_heads,
+                         layer_.config.output_gate ? 2 * head_dim : head_dim),
+          .k_TKC = heads(k_column, num_kv_heads, head_dim),
+          .v_TKC = qkv_TW.size(1) > v_column
+                       ? heads(v_column, num_kv_heads, head_dim)
+                       : at::Tensor()};
+}
+
+at::Tensor Attention::Gates(const at::Tensor& qkv_TW) const {
+  const int64_t head_dim = layer_.config.head_dim;
+  return qkv_TW.as_strided({qkv_TW.size(0), layer_.config.num_heads, head_dim},
+                           {qkv_TW.stride(0), 2 * head_dim, 1},
+                           qkv_TW.storage_offset() + head_dim);
+}
+
+at::Tensor Attention::Gated(const at::Tensor& attended_TW,
+                            const at::Tensor& qkv_TW) const {
+  if (!layer_.config.output_gate) return attended_TW;
+  return Gates(qkv_TW)
+      .sigmoid()
+      .mul_(attended_TW.view(
+          {-1, layer_.config.num_heads, layer_.config.head_dim}))
+      .view_as(attended_TW);
+}
+
+at::Tensor Attention::GatedBackward(const at::Tensor& d_gated_TW,
+                                    const LayerTape& tape,
+                                    const at::Tensor& dqkv_TW) const {
+  if (!layer_.config.output_gate) return d_gated_TW;
+  const at::Tensor& attended_TQC = tape.attention.out_THC;
+  const at::Tensor d_gated_TQC = d_gated_TW.view_as(attended_TQC);
+  const at::Tensor gate_TQC = Gates(tape.qkv_TW).sigmoid();
+  at::Tensor d_TQC = d_gated_TQC * gate_TQC;
+  // The derivative of the sigmoid s is s (1 - s).
+  Gates(dqkv_TW).copy_(d_TQC * attended_TQC * (1 - gate_TQC));
+  return d_TQC.view_as(d_gated_TW);
 }
 
 ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
@@ -149,7 +223,8 @@ at::Tensor Attention::Attend(at::Tensor& qkv_TW, const Pass& pass,
   const lora::ModelShape& shape = layer_.shape;
   if (layer_.config.qk_norm != QkNorm::kNone && tape != nullptr) {
     tape->qk_raw_TW =
-        qkv_TW.narrow(1, 0, shape.q_width + shape.kv_width).clone();
+        qkv_TW.narrow(1, 0, shape.q_width + shape.gate_width + shape.kv_width)
+            .clone();
   }
   NormWholeQk(qkv_TW);
   const ops::Heads heads = SplitHeads(qkv_TW);
@@ -192,34 +267,19 @@ at::Tensor Attention::AttendToPages(const at::Tensor& q_TQC,
 
 void Attention::Backward(const BackwardPass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const {
-  const LayerWeights& w = layer_.weights;
-  const double eps = layer_.config.rms_norm_eps;
   const at::Tensor attended_TW =
       tape.attention.out_THC.reshape({d_TH.size(0), layer_.shape.q_width});
-  const at::Tensor d_attended_TW = LoraLinearBackward(
-      AddOutputBackward(d_TH, w.attention_out_norm_H, eps,
-                        tape.attention_raw_TH),
-      attended_TW, w.o, pass.lora, {layer_.index, ProjectionGroup::kO},
-      tape.shrunk_o, pass.gradients, /*want_input_gradient=*/true);
-  const at::Tensor dqkv_TW = AttendBackward(d_attended_TW, pass, tape);
-
-  // Only an adapter of the embedding needs the first layer's input gradient.
-  const bool want_input_gradient =
-      layer_.index > 0 || lora::TrainsEmbedding(pass.gradients);
-  at::Tensor d_normed_TH = LoraLinearBackward(
-      dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H, eps), w.qkv, pass.lora,
-      {layer_.index, ProjectionGroup::kQkv}, tape.shrunk_qkv, pass.gradients,
-      want_input_gradient);
-  if (want_input_gradient) {
-    SumOverRanks(layer_.tensor_group, d_normed_TH);
-    NormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H, eps, d_TH);
-  }
+  const at::Tensor d_gated_TW = ProjectOutputBackward(
+      layer_, d_TH, Gated(attended_TW, tape.qkv_TW), pass, tape);
+  ProjectInputsBackward(layer_, AttendBackward(d_gated_TW, pass, tape), pass,
+                        tape, d_TH);
 }
 
-at::Tensor Attention::AttendBackward(const at::Tensor& d_attended_TW,
+at::Tensor Attention::AttendBackward(const at::Tensor& d_gated_TW,
                                      const BackwardPass& pass,
                                      LayerTape& tape) const {
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
+  const at::Tensor d_attended_TW = GatedBackward(d_gated_TW, tape, dqkv_TW);
   const ops::Heads heads = SplitHeads(tape.qkv_TW);
   const ops::Heads into = SplitHeads(dqkv_TW);
   // On a CPU, attention writes the gradients directly to dqkv_TW.

@@ -2,8 +2,8 @@
 // experts that replace it, and the residual stream between them.
 //
 // Legend: T packed tokens, H hidden, Q query heads, K key/value heads (experts
-// per token in experts_TK), C head features, W the fused width (Q + 2K) C, F
-// feed-forward.
+// per token in experts_TK), C head features, W the width of all input
+// projections (OutWidth of q, k and v), F feed-forward.
 #ifndef WEFT_SRC_MODEL_LAYER_H_
 #define WEFT_SRC_MODEL_LAYER_H_
 
@@ -16,6 +16,7 @@
 #include "src/model/experts.h"
 #include "src/model/packed_batch.h"
 #include "src/model_config/model_config.h"
+#include "src/ops/gated_delta.h"
 #include "src/ops/rotary.h"
 #include "src/ops/tree_attention.h"
 #include "src/parallel/communicator.h"
@@ -35,6 +36,15 @@ struct Layer {
 
   [[nodiscard]] bool has_experts() const {
     return shape.experts.InLayer(index);
+  }
+  // Returns whether the layer computes a gated delta rule (delta_layer.h).
+  [[nodiscard]] bool has_delta() const { return shape.delta.InLayer(index); }
+  // Returns the site of the input projections, and of the output projection.
+  [[nodiscard]] lora::LoraSite InputSite() const {
+    return {index, lora::GroupsOf(shape, index)[0]};
+  }
+  [[nodiscard]] lora::LoraSite OutputSite() const {
+    return {index, lora::GroupsOf(shape, index)[1]};
   }
 };
 
@@ -58,9 +68,14 @@ enum class Mode { kTrain, kEval };
 // state is rounded differently.
 struct LayerTape {
   at::Tensor x_in_TH;
-  at::Tensor qkv_TW;     // After rotary.
+  // The input projections. q and k are those after the rotation.
+  at::Tensor qkv_TW;
   at::Tensor qk_raw_TW;  // q and k before the norms; undefined without them.
   ops::AttentionOutput attention;
+  // In place of the last two in a layer with a gated delta rule: what the rule
+  // keeps, and its output before the gated norm.
+  ops::DeltaTape delta;
+  at::Tensor delta_out_THV;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
   at::Tensor experts_TK;  // The experts of every token.
@@ -111,6 +126,30 @@ void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
                                            double eps,
                                            const at::Tensor& raw_TH);
 
+// Returns the input projections of stream.normed_TH, and frees it. `tape` may
+// be null.
+[[nodiscard]] at::Tensor ProjectInputs(const Layer& layer, Stream& stream,
+                                       const Pass& pass, LayerTape* tape);
+// Given the gradient of ProjectInputs' result, adds that of its input to d_TH,
+// the gradient of the residual stream. The first layer does so only if an
+// adapter trains the embedding. Adds to pass.gradients.
+void ProjectInputsBackward(const Layer& layer, const at::Tensor& d_inputs_TW,
+                           const BackwardPass& pass, const LayerTape& tape,
+                           at::Tensor& d_TH);
+
+// Returns the stream after attention. `attended_TW` is the input of the output
+// projection. `tape` may be null.
+[[nodiscard]] Stream ProjectOutput(const Layer& layer, const at::Tensor& x_TH,
+                                   const at::Tensor& attended_TW,
+                                   const Pass& pass, LayerTape* tape);
+// Returns the gradient of attended_TW, given d_TH, the gradient of the residual
+// stream after attention. Adds to pass.gradients.
+[[nodiscard]] at::Tensor ProjectOutputBackward(const Layer& layer,
+                                               const at::Tensor& d_TH,
+                                               const at::Tensor& attended_TW,
+                                               const BackwardPass& pass,
+                                               const LayerTape& tape);
+
 // The first part of a layer: the product with q, k and v, the norms and the
 // rotation of the heads, attention, and the product with o. The references in
 // `layer` outlive the object. Threads: engine thread.
@@ -133,6 +172,12 @@ class Attention {
   // Returns views of the heads in the fused rows. v is undefined if the rows
   // have only q and k.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
+  // Returns a view of the output gates [T, Q, C] in the fused rows.
+  [[nodiscard]] at::Tensor Gates(const at::Tensor& qkv_TW) const;
+  // Returns the heads' output multiplied by the sigmoid of the gates, or the
+  // output itself if the model has no gates.
+  [[nodiscard]] at::Tensor Gated(const at::Tensor& attended_TW,
+                                 const at::Tensor& qkv_TW) const;
   // Returns the weights of the head norms, or undefined tensors if the model
   // has none.
   [[nodiscard]] ops::HeadNorms HeadNorms() const;
@@ -151,14 +196,19 @@ class Attention {
   [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
                                          const ops::KvSlots& slots,
                                          const KvAccess& kv) const;
-  // Returns the output of the heads [T, Q C]. Norms and rotates q and k of
-  // qkv_TW in place.
+  // Returns the output of the heads [T, Q C], before the gates. Norms and
+  // rotates q and k of qkv_TW in place.
   [[nodiscard]] at::Tensor Attend(at::Tensor& qkv_TW, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const;
-  // Returns the gradient of qkv_TW, given that of Attend's result.
-  [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_attended_TW,
+  // Returns the gradient of qkv_TW, given that of Gated's result.
+  [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_gated_TW,
                                           const BackwardPass& pass,
                                           LayerTape& tape) const;
+  // Writes the gradient of the gates to dqkv_TW, and returns that of Attend's
+  // result.
+  [[nodiscard]] at::Tensor GatedBackward(const at::Tensor& d_gated_TW,
+                                         const LayerTape& tape,
+                                         const at::Tensor& dqkv_TW) const;
   [[nodiscard]] const ops::AttentionRule& rule() const {
     return layer_.config.attention[layer_.index].rule;
   }

@@ -649,7 +649,9 @@ absl::Status ReadAttention(JsonFields& fields, const Family& family,
   WEFT_ASSIGN_OR_RETURN(const int64_t window, ReadWindow(fields, family));
   WEFT_ASSIGN_OR_RETURN(std::vector<bool> slides,
                         ReadScheme(fields, family, window, config.num_layers));
-  WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  if (family.delta == DeltaFields::kNone) {
+    WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  }
   WEFT_ASSIGN_OR_RETURN(const ops::AttentionRule rule,
                         ReadRule(fields, family, config.head_dim));
   if (window == 0 && std::ranges::find(slides, true) != slides.end()) {

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/attention_config.h"
+#include "src/model_config/delta_config.h"
 #include "src/model_config/family_config.h"
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
@@ -84,14 +85,21 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
     WEFT_ASSIGN_OR_RETURN(moe.shape.shared_ffn,
                           fields.IntOr("shared_expert_intermediate_size", 1,
                                        kMaxExpertFfn, family.sizes.shared_ffn));
+  }
+  if (family.attention_bias == AttentionBias::kQkv) {
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
   // Reads max_window_layers, so that Finish accepts the field. Only models with
   // windows use its value (ReadAttention).
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
-  WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
-                        fields.BoolOr("norm_topk_prob", false));
+  WEFT_ASSIGN_OR_RETURN(
+      moe.normalizes_weights,
+      fields.BoolOr("norm_topk_prob", family.normalizes_experts));
+  if (family.normalizes_experts && !moe.normalizes_weights) {
+    return UnsupportedField("norm_topk_prob", Json(false),
+                            absl::StrCat("true for ", family.model_type));
+  }
   WEFT_ASSIGN_OR_RETURN(moe.shape.layers,
                         ReadSparseLayers(fields, config.num_layers));
   return absl::OkStatus();
@@ -458,7 +466,7 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   config.norms = family.norms;
   config.fused_qkv = family.fused_qkv;
   config.fused_gate_up = family.fused_gate_up;
-  config.norms_from_one = family.gemma;
+  config.norms_from_one = family.gemma || family.norms_from_one;
   config.scaled_embeddings = family.gemma;
   config.sinks = family.sinks;
   WEFT_RETURN_IF_ERROR(ReadSizes(fields, family, config));
@@ -466,6 +474,7 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadBiases(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadActivation(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadAttention(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadDelta(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMultipliers(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));

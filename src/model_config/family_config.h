@@ -79,6 +79,16 @@ enum class ExpertFields {
   kMiniMax,  // As kMixtral, with a router that takes sigmoids.
 };
 
+// Which layers compute a gated delta rule in place of attention
+// (ModelConfig::delta).
+enum class DeltaFields {
+  kNone,
+  kSplit,  // The layers of linear_attention in layer_types, or all except every
+           // nth (full_attention_interval). q_proj of the other layers makes
+           // gates (ModelConfig::output_gate).
+  kFused,  // As kSplit, but checkpoints fuse q, k, v and z, and b and a.
+};
+
 // The defaults of absent fields. A field with default 0 is required, except
 // where a comment says otherwise.
 struct DefaultSizes {
@@ -110,6 +120,10 @@ struct Family {
   bool fused_qkv = false;
   bool fused_gate_up = false;
   ExpertFields experts = ExpertFields::kNone;
+  // If true, norm_topk_prob must be true or absent.
+  bool normalizes_experts = false;
+  DeltaFields delta = DeltaFields::kNone;
+  bool norms_from_one = false;  // ModelConfig::norms_from_one.
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // n of kPattern: every nth layer has no window.
@@ -161,6 +175,9 @@ struct Wrapper {
   absl::string_view text_model_type;
   // Files may also have the decoder's fields in place of text_config.
   bool may_be_flat = false;
+  // AutoModelForCausalLM loads the text model alone, so PEFT's files have its
+  // plain names (lora::DecoderNames).
+  bool loads_text = false;
 };
 
 // Returns the wrappers of this model_type. The first one is the default. Returns

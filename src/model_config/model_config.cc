@@ -212,7 +212,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
   absl::StatusOr<ModelConfig> config = ReadText(fields, *family);
   if (!config.ok()) return weights::InFile("text_config", config.status());
   config->model_type = model_type;
-  config->is_wrapped = true;
+  config->is_wrapped = !wrappers.front().loads_text;
   WEFT_ASSIGN_OR_RETURN(const bool tied, outer.BoolOr("tie_word_embeddings",
                                                       config->tied_embeddings));
   if (!tied && config->tied_embeddings) {
@@ -229,13 +229,26 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
 }  // namespace
 
 lora::ModelShape ModelConfig::shape() const {
+  lora::DeltaShape rule;
+  if (has_delta()) {
+    rule = {.key_width = delta.key_width(),
+            .value_width = delta.value_width(),
+            .num_heads = delta.value_heads,
+            .num_key_heads = delta.key_heads,
+            .is_fused = delta.is_fused};
+    for (const LayerAttention& layer : attention) {
+      rule.layers.push_back(layer.linear);
+    }
+  }
   return {.num_layers = num_layers,
           .hidden = hidden,
           .q_width = int64_t{num_heads} * head_dim,
+          .gate_width = output_gate ? int64_t{num_heads} * head_dim : 0,
           .kv_width = int64_t{num_kv_heads} * head_dim,
           .ffn = ffn,
           .vocab = vocab,
           .experts = moe.shape,
+          .delta = std::move(rule),
           .names = is_wrapped ? lora::DecoderNames::kWrapped
                               : lora::DecoderNames::kPlain,
           .head_order = head_order,

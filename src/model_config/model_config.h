@@ -26,6 +26,9 @@ struct LayerAttention {
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
+// The largest DeltaConfig::conv_kernel.
+inline constexpr int kMaxConvKernel = 8;
+
 // The gated delta rule of the layers whose LayerAttention is linear. Value head
 // h reads key head h / (value_heads / key_heads).
 struct DeltaConfig {
@@ -34,6 +37,8 @@ struct DeltaConfig {
   int key_features = 0;  // Of one head.
   int value_features = 0;
   int conv_kernel = 0;  // The rows that an output of the convolution reads.
+  // If true, checkpoints fuse the input projections (DeltaShape::is_fused).
+  bool is_fused = false;
 
   [[nodiscard]] int64_t key_width() const {
     return int64_t{key_heads} * key_features;
@@ -78,9 +83,10 @@ struct QueryScale {
 };
 
 struct ModelConfig {
-  std::string model_type;   // Such as "llama" or "qwen3".
-  bool is_wrapped = false;  // Another part, such as one for images, is beside
-                            // the decoder in config.json.
+  std::string model_type;  // Such as "llama" or "qwen3".
+  // Another part, such as one for images, is beside the decoder in the class
+  // that transformers' AutoModelForCausalLM loads.
+  bool is_wrapped = false;
   int num_layers = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
@@ -95,6 +101,9 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  // q_proj also makes gates: for each query head, rows of the query, then rows
+  // of gates. The head's output is multiplied by their sigmoid.
+  bool output_gate = false;
   bool sinks = false;  // Query heads have sinks (Family::sinks).
   NormNames norms;
   // Checkpoints and PEFT's files have one projection for q, k and v, or one for

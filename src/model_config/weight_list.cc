@@ -26,7 +26,7 @@ struct Projection {
   int64_t rows;
   Range part;
   StoredPlace fused = {};
-  bool has_heads = false;  // WeightEntry::has_heads.
+  int64_t head_rows = 0;  // WeightEntry::head_rows.
 };
 
 // The columns of a slot's tensors: their number, and the part that this rank
@@ -46,7 +46,7 @@ WeightEntry MakeEntry(std::string name, WeightSlot slot, int layer,
                     .part_row = projection.part.begin,
                     .part_column = columns.part.begin,
                     .slot_rows = projection.part.size(),
-                    .has_heads = projection.has_heads,
+                    .head_rows = projection.head_rows,
                     .fused = projection.fused};
   if (columns.count > 0) {
     entry.shape.push_back(columns.count);
@@ -72,8 +72,12 @@ class LayerList {
     const lora::ModelShape shape = config_.shape();
     AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
     std::vector<Projection> qkv = {
-        {"self_attn.q_proj", shape.q_width, ranges_.q, {}, true},
-        {"self_attn.k_proj", shape.kv_width, ranges_.kv, {}, true},
+        {"self_attn.q_proj",
+         OutWidth(shape, TargetModule::kQProj),
+         QueryRows(),
+         {},
+         int64_t{ranges_.q_rows} * config_.head_dim},
+        {"self_attn.k_proj", shape.kv_width, ranges_.kv, {}, config_.head_dim},
         {"self_attn.v_proj", shape.kv_width, ranges_.kv}};
     if (config_.fused_qkv) Fuse("self_attn.qkv_proj", qkv);
     AddStack(qkv, WeightSlot::kQkv, Hidden());
@@ -91,6 +95,29 @@ class LayerList {
     AddNorm(config_.norms.attention_out, WeightSlot::kAttentionOutNorm);
   }
 
+  void AddDelta() {
+    const DeltaConfig& delta = config_.delta;
+    AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
+    AddStack(delta.is_fused ? FusedDeltaInputs() : DeltaInputs(),
+             WeightSlot::kQkv, Hidden());
+    const Columns taps = {delta.conv_kernel, Whole(delta.conv_kernel)};
+    AddStack(ConvFeatures("linear_attn.conv1d",
+                          {delta.conv_width(), 1, delta.conv_kernel}),
+             WeightSlot::kConv, taps);
+    const Projection heads = {"", delta.value_heads, part_.delta_value_heads};
+    for (const auto& [name, slot] :
+         {std::pair("linear_attn.A_log", WeightSlot::kDecay),
+          std::pair("linear_attn.dt_bias", WeightSlot::kDtBias)}) {
+      AddRows({{name, heads.rows, heads.part}}, "", slot, {});
+    }
+    AddStack({{"linear_attn.norm", delta.value_features,
+               Whole(delta.value_features)}},
+             WeightSlot::kDeltaNorm, {});
+    AddSummed("linear_attn.out_proj",
+              {delta.value_width(), ranges_.delta_value}, WeightSlot::kO,
+              /*has_bias=*/false, WeightSlot::kOBias);
+  }
+
   void AddMlp() {
     AddNorm(config_.norms.mlp_in, WeightSlot::kMlpNorm);
     if (config_.moe.shape.InLayer(layer_)) {
@@ -102,6 +129,68 @@ class LayerList {
   }
 
  private:
+  // Returns the parts of q, k and v in a tensor with rows of q | k | v.
+  [[nodiscard]] std::vector<Projection> ConvFeatures(
+      const std::string& name, const std::vector<int64_t>& shape) const {
+    const int64_t keys = config_.delta.key_width();
+    const auto part = [&](int64_t first_row, int64_t rows, const Range& own) {
+      return Projection{name,
+                        rows,
+                        own,
+                        {.name = absl::StrCat(prefix_, name, ".weight"),
+                         .shape = shape,
+                         .first_row = first_row,
+                         .is_only = true}};
+    };
+    return {part(0, keys, ranges_.delta_key),
+            part(keys, keys, ranges_.delta_key),
+            part(2 * keys, config_.delta.value_width(), ranges_.delta_value)};
+  }
+
+  [[nodiscard]] std::vector<Projection> DeltaInputs() const {
+    const DeltaConfig& delta = config_.delta;
+    std::vector<Projection> inputs = ConvFeatures(
+        "linear_attn.in_proj_qkv", {delta.conv_width(), config_.hidden});
+    inputs.push_back(
+        {"linear_attn.in_proj_z", delta.value_width(), ranges_.delta_value});
+    for (const char* name :
+         {"linear_attn.in_proj_b", "linear_attn.in_proj_a"}) {
+      inputs.push_back({name, delta.value_heads, part_.delta_value_heads});
+    }
+    return inputs;
+  }
+
+  // Returns the parts of tensors whose rows are grouped by key head: those of a
+  // head's q, k, v and z in one tensor, and of its b and a in the other.
+  [[nodiscard]] std::vector<Projection> FusedDeltaInputs() const {
+    const DeltaConfig& delta = config_.delta;
+    std::vector<Projection> inputs;
+    const int64_t heads = delta.value_heads / delta.key_heads;
+    const int64_t values = heads * delta.value_features;
+    const auto add = [&](const char* name, const std::vector<int64_t>& sizes) {
+      const int64_t group =
+          std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+      int64_t first = 0;
+      for (const int64_t rows : sizes) {
+        for (int64_t j = part_.delta_key_heads.begin;
+             j < part_.delta_key_heads.end; ++j) {
+          inputs.push_back({name,
+                            rows,
+                            Whole(rows),
+                            {.name = absl::StrCat(prefix_, name, ".weight"),
+                             .shape = {group * delta.key_heads, config_.hidden},
+                             .first_row = group * j + first,
+                             .is_only = true}});
+        }
+        first += rows;
+      }
+    };
+    add("linear_attn.in_proj_qkvz",
+        {delta.key_features, delta.key_features, values, values});
+    add("linear_attn.in_proj_ba", {heads, heads});
+    return inputs;
+  }
+
   void AddDenseMlp() {
     std::vector<Projection> gate_up = {
         {"mlp.gate_proj", config_.ffn, ranges_.ffn},
@@ -235,6 +324,11 @@ class LayerList {
             .is_only = is_only};
   }
 
+  // Returns the rank's rows of q_proj. A gate's rows are beside its query's.
+  [[nodiscard]] Range QueryRows() const {
+    return {.begin = ranges_.q.begin * ranges_.q_rows,
+            .end = ranges_.q.end * ranges_.q_rows};
+  }
   [[nodiscard]] Columns Hidden() const {
     return {config_.hidden, Whole(config_.hidden)};
   }
@@ -259,7 +353,8 @@ class LayerList {
   void AddQkNorm(const std::string& name, WeightSlot slot, int64_t width) {
     const int64_t size =
         config_.qk_norm == QkNorm::kWhole ? width : config_.head_dim;
-    AddRows({{name, size, Whole(size), {}, true}}, ".weight", slot, {});
+    AddRows({{name, size, Whole(size), {}, config_.head_dim}}, ".weight", slot,
+            {});
   }
   void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
                 const Columns& columns) {
@@ -334,6 +429,7 @@ bool IsNorm(WeightSlot slot) {
     case WeightSlot::kAttentionOutNorm:
     case WeightSlot::kMlpNorm:
     case WeightSlot::kMlpOutNorm:
+    case WeightSlot::kDeltaNorm:
     case WeightSlot::kFinalNorm:
       return true;
     default:
@@ -363,9 +459,14 @@ int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+bool IsFromOne(WeightSlot slot, const ModelConfig& config) {
+  return config.norms_from_one && IsNorm(slot) &&
+         slot != WeightSlot::kDeltaNorm;
+}
+
 bool IsWide(WeightSlot slot, const ModelConfig& config) {
-  return slot == WeightSlot::kRouterCorrection ||
-         (IsNorm(slot) && config.norms_from_one);
+  return slot == WeightSlot::kRouterCorrection || slot == WeightSlot::kDecay ||
+         slot == WeightSlot::kDtBias || IsFromOne(slot, config);
 }
 
 int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,
@@ -389,7 +490,11 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
   std::vector<WeightEntry> entries = {Embedding(config, shard)};
   for (int layer = 0; layer < config.num_layers; ++layer) {
     LayerList list(config, shard, layer, entries);
-    list.AddAttention();
+    if (config.attention[layer].linear) {
+      list.AddDelta();
+    } else {
+      list.AddAttention();
+    }
     list.AddMlp();
   }
   entries.push_back(MakeEntry("model.norm.weight", WeightSlot::kFinalNorm,

@@ -152,7 +152,7 @@ def _linear_layers(model: Any) -> dict[str, tuple[int, int]]:
         is_router = name.endswith(".mlp.router.weight")
         if parameter.ndim == 2 and name.endswith(".weight") and not is_router:
             layers[path] = (parameter.shape[0], parameter.shape[1])
-        if parameter.ndim != 3:
+        if parameter.ndim != 3 or ".experts." not in name:
             continue
         experts = path.replace(".mlp.", f".{block}.").rsplit(".", 1)[0]
         count, rows, columns = parameter.shape

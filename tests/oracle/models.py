@@ -75,6 +75,41 @@ _MROPE: dict[str, Any] = {
     "mrope_section": [4, 2, 2],
 }
 
+# Layers of attention stand between layers with a gated delta rule. A key head has
+# several value heads, and the sizes of keys and values differ.
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": [
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+    ],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    # Where a query is nearly orthogonal to all keys before it, the norm of the rule's
+    # output enlarges rounding errors by up to 1 / sqrt(eps). With the usual 1e-6, the
+    # gradients of transformers in f32 differ from those in f64 by up to 1e-3.
+    "rms_norm_eps": 1e-3,
+}
+
+_DELTA_EXPERTS: dict[str, Any] = {
+    **_DELTA,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "tie_word_embeddings": False,
+}
+
 # The part that reads images, by wrapper.
 _TINY_VISION: dict[str, dict[str, Any]] = {
     "gemma3": {
@@ -95,6 +130,11 @@ _TINY_VISION: dict[str, dict[str, Any]] = {
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     },
+}
+_TINY_VISION["qwen3_5"] = {
+    key: value
+    for key, value in _TINY_VISION["qwen3_vl"].items()
+    if key != "deepstack_visual_indexes"
 }
 _TINY_VISION["mistral3"] = {**_TINY_VISION["gemma3"], "head_dim": 8}
 _TINY_VISION["qwen3_vl_moe"] = _TINY_VISION["qwen3_vl"]
@@ -335,6 +375,33 @@ TINY: dict[str, dict[str, Any]] = {
         "rope_parameters": {**_MROPE, "mrope_interleaved": True},
         "wrapper": "qwen3_vl",
     },
+    "qwen3-5": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "tie_word_embeddings": False,
+    },
+    # Each fourth layer has attention, and the kernel of the convolution is short.
+    "qwen3-5-tied": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "layer_types": None,
+        "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 2,
+        "attention_bias": True,
+        "shard": SMALL_SHARD,
+    },
+    "qwen3-5-wrapped": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "rope_parameters": {
+            **_DELTA["rope_parameters"],
+            "mrope_section": [1, 1, 0],
+            "mrope_interleaved": True,
+        },
+        "wrapper": "qwen3_5",
+    },
+    "qwen3-5-moe": {**_DELTA_EXPERTS, "architecture": "qwen3_5_moe_text"},
+    "qwen3-next": {**_DELTA_EXPERTS, "architecture": "qwen3_next"},
 }
 
 
@@ -433,7 +500,7 @@ def _cached(name: str, write: Callable[[Path], None]) -> Path:
 
 def _write_tiny(kind: str, folder: Path) -> None:
     import torch
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     values = {**_LLAMA, **TINY[kind]}
     shard = values.pop("shard", "1GB")
@@ -446,9 +513,12 @@ def _write_tiny(kind: str, folder: Path) -> None:
             vision_config=_TINY_VISION[wrapper],
             tie_word_embeddings=values["tie_word_embeddings"],
         )
-    model = _class_for(config).from_config(config)
+    # A class for text alone would write the text model alone.
+    writer = _class_for(config) if wrapper is None else AutoModelForImageTextToText
+    model = writer.from_config(config)
     generator = torch.Generator().manual_seed(sum(kind.encode()))
-    norm_center = 0.0 if kind.startswith("gemma") else 1.0
+    from_one = kind.startswith(("gemma", "qwen3-5", "qwen3-next"))
+    norm_center = 0.0 if from_one else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _draw(name, parameter, norm_center, generator)
@@ -459,13 +529,34 @@ def _write_tiny(kind: str, folder: Path) -> None:
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2, generator=generator)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=shard)
+    if wrapper == "qwen3_5":
+        _add_predictor(folder)
+
+
+def _add_predictor(folder: Path) -> None:
+    """Adds tensors of a part that predicts further tokens. Published files have this
+    part, and transformers does not load it."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    norm = tensors["model.language_model.norm.weight"]
+    tensors["mtp.norm.weight"] = norm.clone()
+    tensors["mtp.layers.0.input_layernorm.weight"] = norm.clone()
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _draw(name: str, parameter: Any, norm_center: float, generator: Any) -> None:
     """Draws weights that make every part of the model matter. The library's own
     initial values leave norms at one, biases at zero and logits nearly equal."""
-    if "norm" in name:
+    if name.endswith("linear_attn.norm.weight"):
+        parameter.normal_(1.0, 0.2, generator=generator)
+    elif "norm" in name:
         parameter.normal_(norm_center, 0.2, generator=generator)
+    elif name.endswith("conv1d.weight"):
+        # Most of q and k are far from 0 after silu, so that few queries and keys are
+        # nearly orthogonal.
+        parameter.normal_(0.0, 1.5, generator=generator)
     elif name.endswith("bias"):
         parameter.normal_(0.0, 0.2, generator=generator)
     else:

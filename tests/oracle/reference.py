@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +75,38 @@ MIXED_SHARED = (
 # q, k and v, or gate and up, cannot be without each other.
 MIXED_FUSED = (
     AdapterShape(4, 8.0, ("q_proj", "k_proj", "v_proj")),
-    AdapterShape(
-        8, 32.0, ("o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-    ),
+    AdapterShape(8, 32.0, ("o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")),
     MIXED[2],
 )
+
+
+# The projections of layers with a gated delta rule, and their fused form.
+DELTA = tuple("in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split())
+FUSED_DELTA = ("in_proj_qkvz", "in_proj_ba", "out_proj")
+
+
+def _with_delta(
+    shapes: tuple[AdapterShape, ...], modules: tuple[str, ...]
+) -> tuple[AdapterShape, ...]:
+    """Adds all but the last of the modules to the first shape, all but the first to
+    the second, and all to the third."""
+    parts = (modules[:-1], modules[1:], modules)
+    return tuple(
+        replace(shape, targets=(*shape.targets, *part))
+        for shape, part in zip(shapes, parts, strict=True)
+    )
 
 
 def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
     """Returns three adapters for a model of this kind."""
     if kind in ("qwen2-moe", "glm4-moe"):
         return MIXED_SHARED
+    if kind == "qwen3-5-moe":
+        return _with_delta(MIXED_SHARED, DELTA)
+    if kind == "qwen3-next":
+        return _with_delta(MIXED_SHARED, FUSED_DELTA)
+    if kind.startswith("qwen3-5"):
+        return _with_delta(MIXED, DELTA)
     if kind.startswith(("phi3", "glm4")):
         return MIXED_FUSED
     is_sparse = "num_experts_per_tok" in TINY.get(kind, {})
@@ -298,7 +319,5 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
     """Returns A and B of a PEFT folder by plain name, without copies of the base."""
     tensors = load_file(folder / "adapter_model.safetensors")
     return {
-        _plain_name(name): value
-        for name, value in tensors.items()
-        if ".lora_" in name
+        _plain_name(name): value for name, value in tensors.items() if ".lora_" in name
     }

@@ -17,9 +17,7 @@ from reference import ALL_LINEAR, AdapterShape, read_weights
 from texts import next_token, sequences
 
 # The models of test_experts.py have experts.
-DENSE = [
-    kind for kind, values in TINY.items() if "num_experts_per_tok" not in values
-]
+DENSE = [kind for kind, values in TINY.items() if "num_experts_per_tok" not in values]
 
 
 @pytest.mark.parametrize("kind", (SHORT_SMOLLM2, *DENSE))

@@ -37,6 +37,8 @@ KINDS = (
     "gpt-oss",
     "glm4-moe",
     "minimax-m2",
+    "qwen3-5-moe",
+    "qwen3-next",
 )
 
 

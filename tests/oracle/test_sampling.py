@@ -37,6 +37,9 @@ FAMILIES = (
     "glm4",
     "ministral3",
     "qwen2-5-vl",
+    "qwen3-5",
+    "qwen3-5-wrapped",
+    "qwen3-next",
 )
 
 

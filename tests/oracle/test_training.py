@@ -62,6 +62,8 @@ CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
         "phi3",
         "glm4",
         "qwen3-vl",
+        "qwen3-5",
+        "qwen3-next",
     ),
 )
 def test_weights_after_ten_steps_of_three_adapters(
