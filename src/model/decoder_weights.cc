@@ -285,6 +285,8 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.experts.router_EH;
     case WeightSlot::kRouterBias:
       return w.experts.router_bias_E;
+    case WeightSlot::kRouterCorrection:
+      return w.experts.router_correction_E;
     case WeightSlot::kExpertGateUp:
       return w.experts.gate_up_GH;
     case WeightSlot::kExpertGateUpBias:

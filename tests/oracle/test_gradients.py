@@ -35,7 +35,7 @@ def test_three_ranks_in_one_mixed_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     reference, daemon = reference_for(kind), daemon_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
     need_small_rounding(reference.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [

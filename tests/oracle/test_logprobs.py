@@ -26,7 +26,7 @@ def test_base_logprobs_of_every_position(
     kind: str, daemon_for: Any, reference_for: Any
 ) -> None:
     reference = reference_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     with daemon_for(kind).client() as client:
         results = client.forward([next_token(t) for t in tokens]).results
@@ -44,7 +44,7 @@ def test_adapters_mixed_in_one_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     reference = reference_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
     need_small_rounding(reference.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
