@@ -1,8 +1,8 @@
 // The projections before and after attention, or before and after what replaces
 // it.
 //
-// Legend: T packed tokens, H hidden, W the width of all input projections, or of
-// the input of the output projection.
+// Legend: T packed tokens, H hidden, W the width of all input projections, or
+// of the input of the output projection.
 #ifndef WEFT_SRC_MODEL_LAYER_PROJECTIONS_H_
 #define WEFT_SRC_MODEL_LAYER_PROJECTIONS_H_
 
