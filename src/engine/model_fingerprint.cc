@@ -93,6 +93,10 @@ void AddExperts(const model::MoeConfig& moe, Parts& parts) {
   parts["shared_expert_ffn"] = absl::StrCat(moe.shape.shared_ffn);
   parts["router_normalizes"] = absl::StrCat(moe.normalizes_weights);
   parts["router_softmax_of_chosen"] = absl::StrCat(moe.softmax_of_chosen);
+  if (!moe.sigmoid) return;
+  parts["router_sigmoid"] =
+      absl::StrCat(Exact(moe.weight_scale), " ", moe.groups, " ",
+                   moe.chosen_groups, " ", moe.has_shared_gate);
 }
 
 // Adds what the decoder computes with. The end-of-sequence tokens and the
@@ -124,6 +128,7 @@ void AddConfig(const model::ModelConfig& config, Parts& parts) {
   parts["rope"] = RopeDigest(config);
   parts["query_scale"] = absl::StrCat(Exact(config.query_scale.beta), " ",
                                       Exact(config.query_scale.period));
+  parts["rope_magnitude"] = Exact(config.rope_magnitude);
   AddDelta(config, parts);
   if (!config.head_order.empty()) {
     parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));

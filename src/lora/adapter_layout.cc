@@ -220,7 +220,11 @@ std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
   const std::string mlp = absl::StrCat(
       "model.layers.", layer,
       experts.names == ExpertNames::kMixtral ? ".block_sparse_moe" : ".mlp");
-  if (expert == experts.count) return absl::StrCat(mlp, ".shared_expert");
+  if (expert == experts.count) {
+    return absl::StrCat(mlp, experts.names == ExpertNames::kGlm
+                                 ? ".shared_experts"
+                                 : ".shared_expert");
+  }
   return absl::StrCat(mlp, ".experts.", expert);
 }
 

@@ -26,9 +26,9 @@ absl::Status CheckFusedTargets(const LoraConfig& config,
   for (const ProjectionGroup group :
        {ProjectionGroup::kQkv, ProjectionGroup::kGateUp}) {
     const auto modules = ModulesOf(group);
-    const bool is_fused = NumFused(modules.front(), shape) > 1 ||
-                          (group == ProjectionGroup::kGateUp &&
-                           shape.experts.names == ExpertNames::kFused);
+    const bool is_fused =
+        NumFused(modules.front(), shape) > 1 ||
+        (group == ProjectionGroup::kGateUp && shape.experts.is_fused());
     const auto count = std::ranges::count_if(modules, has);
     if (!is_fused || count == 0 || count == std::ssize(modules)) continue;
     return absl::InvalidArgumentError(absl::StrCat(

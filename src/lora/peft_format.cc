@@ -337,8 +337,10 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(const TensorMap& tensors,
                                                    const std::string& model_dir,
                                                    LoraConfig& config) {
   const AdapterLayout in_file(shape, config);
-  WEFT_ASSIGN_OR_RETURN(const FusedForm form,
-                        FormOf(tensors, in_file, shape, kPeftPrefix));
+  WEFT_ASSIGN_OR_RETURN(
+      const FusedForm form,
+      FormOf(tensors, in_file, shape,
+             FileMatrices(in_file, shape, FusedForm::kFused)));
   if (form == FusedForm::kParts) config = WithParts(in_file, shape);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);
@@ -433,8 +435,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
                     absl::Span<const float> weights,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
-  const bool is_fused = shape.experts.names == ExpertNames::kFused ||
-                        shape.fused_qkv || shape.fused_gate_up;
+  const bool is_fused =
+      shape.experts.is_fused() || shape.fused_qkv || shape.fused_gate_up;
   const std::vector<PeftMatrix> matrices = FileMatrices(
       layout, shape, is_fused ? FusedForm::kParts : FusedForm::kSingle);
   FileTensors tensors;

@@ -241,15 +241,18 @@ bool HasPart(const LoraFactor& factor, const ModelShape& shape,
   return true;
 }
 
-// Returns whether a fused B [out, R E], with alternating rows of gate and up,
-// has FusedForm::kParts. In this form rows of gate are zero in the second
-// half of B's columns, and rows of up are zero in the first half.
-bool HasHalves(absl::Span<const float> b, int64_t columns) {
-  for (size_t i = 0; i < b.size(); ++i) {
+// Returns whether `all`, a fused B [2 F, R E] of gate and up, has
+// FusedForm::kParts. In this form rows of gate are zero in the second half of
+// B's columns, and rows of up are zero in the first half.
+bool HasHalves(absl::Span<const float> all, const PeftMatrix& b,
+               ExpertNames names) {
+  const int64_t columns = b.tensor_columns;
+  for (size_t i = 0; i < all.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / columns;
     const bool in_second = static_cast<int64_t>(i) % columns >= columns / 2;
-    const bool is_up = row % 2 == 1;
-    if (is_up != in_second && b[i] != 0) return false;
+    const bool is_up =
+        names == ExpertNames::kFused ? row % 2 == 1 : row >= b.tensor_rows / 2;
+    if (is_up != in_second && all[i] != 0) return false;
   }
   return true;
 }
@@ -281,12 +284,10 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
 absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
                                  const AdapterLayout& layout,
                                  const ModelShape& shape,
-                                 absl::string_view prefix) {
+                                 const std::vector<PeftMatrix>& fused) {
   const ExpertShape& experts = shape.experts;
-  const std::vector<PeftMatrix> fused =
-      MatricesOf(layout, shape, prefix, FusedForm::kFused);
   bool is_fused = false;
-  bool has_parts = experts.count == 0 || experts.names == ExpertNames::kFused;
+  bool has_parts = experts.count == 0 || experts.is_fused();
   FusedTensors values(tensors);
   for (size_t i = 0; i < layout.factors().size(); ++i) {
     const LoraFactor& factor = layout.factors()[i];
@@ -303,7 +304,7 @@ absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
     WEFT_RETURN_IF_ERROR(FindMatrix(tensors, b).status());
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
     has_parts = is_expert
-                    ? factor.rank % 2 == 0 && HasHalves(all, b.tensor_columns)
+                    ? factor.rank % 2 == 0 && HasHalves(all, b, experts.names)
                     : HasPart(factor, shape, b, all);
   }
   if (!is_fused) return FusedForm::kSingle;

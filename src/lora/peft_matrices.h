@@ -14,7 +14,7 @@
 // Some models have q, k and v in one module, or gate and up (NumFused). Then
 // their A is one, too, and B has rows of q, then of k, then of v.
 //
-// Such modules, and gate and up with ExpertNames::kFused, may still have an A
+// Such modules, and gate and up if ExpertShape::is_fused, may still have an A
 // and a B of their own, each with a half or a third of R (FusedForm::kParts).
 // Gate then uses the first half of R: B's other columns are zero in rows of
 // gate. Up uses the second half in the same way. Weft writes this form for
@@ -76,11 +76,12 @@ enum class FusedForm : uint8_t {
     const AdapterLayout& layout, const ModelShape& shape,
     absl::string_view prefix, FusedForm form = FusedForm::kSingle);
 
-// Returns the form of a file whose ranks are those of `layout`. Returns kParts
-// only if the model's modules cannot be alone. Errors: those of Gather.
+// Returns the form of a file whose ranks are those of `layout`. `fused` has the
+// layout's matrices in a file of the form kFused. Returns kParts only if the
+// model's modules cannot be alone. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<FusedForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ModelShape& shape, absl::string_view prefix);
+    const ModelShape& shape, const std::vector<PeftMatrix>& fused);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so

@@ -193,7 +193,7 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
     return ReadNames("target_modules", value, shape, instructions_left);
   }
   ModuleNames every;
-  const bool is_fused = shape.experts.names == ExpertNames::kFused;
+  const bool is_fused = shape.experts.is_fused();
   for (const TargetModule module : ProjectionsOf(shape)) {
     // Fused experts are parameters, not linear layers.
     if (is_fused && IsOfMlp(module)) continue;
@@ -396,7 +396,7 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
 }
 
 // Writes target_parameters and the patterns for them. gate_up_proj gets the
-// rank of gate plus that of up, which are equal (ExpertForm::kHalves).
+// rank of gate plus that of up, which are equal (FusedForm::kParts).
 void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
                        nlohmann::json& root) {
   nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();
@@ -474,13 +474,13 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   if (shape.names == DecoderNames::kWrapped) {
     // The image parts have modules of the same names.
-    root["exclude_modules"] = 
+    root["exclude_modules"] =
         ".*\\b(vision_tower|multi_modal_projector|visual)\\b.*";
   }
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
   const LoraShape usual = FileShape(config, shape);
-  const bool is_fused = shape.experts.names == ExpertNames::kFused;
+  const bool is_fused = shape.experts.is_fused();
   if (is_fused) WriteFusedTargets(config, shape, root);
   // Names a module only once if the adapter has it in every layer.
   for (const TargetModule module : config.target_modules) {

@@ -152,7 +152,8 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
       weights_(WithSmallTensorsIn(dtype_, std::move(weights))) {
   for (const std::vector<double>& frequencies : config_.rope_tables) {
     rotary_.push_back(ops::MakeRotaryTable(frequencies, num_positions,
-                                           weights_.embedding_VH.device()));
+                                           weights_.embedding_VH.device(),
+                                           config_.rope_magnitude));
   }
   const QueryScale& scale = config_.query_scale;
   if (scale.beta > 0) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/model/layer_projections.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::model {

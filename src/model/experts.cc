@@ -472,7 +472,8 @@ at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
 
 RouterWeights RouterOf(const ExpertLayer& layer) {
   return {.router_EH = layer.weights.router_EH,
-          .bias_E = layer.weights.router_bias_E};
+          .bias_E = layer.weights.router_bias_E,
+          .correction_E = layer.weights.router_correction_E};
 }
 
 bool HasShared(const ExpertLayer& layer) {
@@ -480,6 +481,9 @@ bool HasShared(const ExpertLayer& layer) {
 }
 
 at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
+  if (!layer.weights.shared_gate_1H.defined()) {
+    return at::ones({x_TH.size(0), 1}, x_TH.options());
+  }
   return at::mm(x_TH, layer.weights.shared_gate_1H.to(x_TH.scalar_type()).t())
       .sigmoid_();
 }
@@ -644,10 +648,13 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
         ExpertMlp(layer, layer.shape.experts.count, routing)
             .Backward(dy_TH, x_TH, weight_T1, gradients,
                       std::move(tape.shared));
-    const at::Tensor d_gate_T1 =
-        at::sigmoid_backward(d.weight_n.unsqueeze(1), weight_T1);
-    dx_TH.add_(d.x_nH).add_(
-        at::mm(d_gate_T1, layer.weights.shared_gate_1H.to(x_TH.scalar_type())));
+    dx_TH.add_(d.x_nH);
+    const at::Tensor& gate_1H = layer.weights.shared_gate_1H;
+    if (gate_1H.defined()) {
+      const at::Tensor d_gate_T1 =
+          at::sigmoid_backward(d.weight_n.unsqueeze(1), weight_T1);
+      dx_TH.add_(at::mm(d_gate_T1, gate_1H.to(x_TH.scalar_type())));
+    }
   }
   tape = ExpertTape();
   return dx_TH;

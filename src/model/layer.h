@@ -126,30 +126,6 @@ void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
                                            double eps,
                                            const at::Tensor& raw_TH);
 
-// Returns the input projections of stream.normed_TH, and frees it. `tape` may
-// be null.
-[[nodiscard]] at::Tensor ProjectInputs(const Layer& layer, Stream& stream,
-                                       const Pass& pass, LayerTape* tape);
-// Given the gradient of ProjectInputs' result, adds that of its input to d_TH,
-// the gradient of the residual stream. The first layer does so only if an
-// adapter trains the embedding. Adds to pass.gradients.
-void ProjectInputsBackward(const Layer& layer, const at::Tensor& d_inputs_TW,
-                           const BackwardPass& pass, const LayerTape& tape,
-                           at::Tensor& d_TH);
-
-// Returns the stream after attention. `attended_TW` is the input of the output
-// projection. `tape` may be null.
-[[nodiscard]] Stream ProjectOutput(const Layer& layer, const at::Tensor& x_TH,
-                                   const at::Tensor& attended_TW,
-                                   const Pass& pass, LayerTape* tape);
-// Returns the gradient of attended_TW, given d_TH, the gradient of the residual
-// stream after attention. Adds to pass.gradients.
-[[nodiscard]] at::Tensor ProjectOutputBackward(const Layer& layer,
-                                               const at::Tensor& d_TH,
-                                               const at::Tensor& attended_TW,
-                                               const BackwardPass& pass,
-                                               const LayerTape& tape);
-
 // The first part of a layer: the product with q, k and v, the norms and the
 // rotation of the heads, attention, and the product with o. The references in
 // `layer` outlive the object. Threads: engine thread.

@@ -326,11 +326,6 @@ absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, RopeInputs inputs) {
   if (inputs.family.query_scale) {
     WEFT_ASSIGN_OR_RETURN(table.query_scale, ReadQueryScale(rope, inputs));
   }
-  if (table.score_factor != 1 && table.rotary_features < inputs.head_dim) {
-    return UnsupportedField("rope_type", Json(kind),
-                            "a scaling that does not change the size of "
-                            "scores, beside a partial_rotary_factor below 1");
-  }
   if (!is_multimodal) {
     WEFT_RETURN_IF_ERROR(rope.Finish({}));
   } else {
@@ -564,6 +559,13 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
   RopeInputs inputs{
       .family = family, .head_dim = head_dim, .max_positions = max_positions};
   if (family.rotary_share > 0) inputs.rotary_share = family.rotary_share;
+  if (family.rotary_share > 0) {
+    // MiniMax's name for the number of features that rotate.
+    WEFT_ASSIGN_OR_RETURN(
+        const int64_t features,
+        config.IntOr("rotary_dim", 2, head_dim, inputs.rotary_features()));
+    inputs.rotary_share = static_cast<double>(features) / head_dim;
+  }
   if (family.long_rope) {
     WEFT_ASSIGN_OR_RETURN(
         inputs.original_positions,
@@ -624,10 +626,14 @@ absl::Status ReadRope(JsonFields& fields, const Family& family,
   }
   config.head_order = HeadOrder(config.head_dim, tables[0].rotary_features,
                                 family.interleaved_rope);
+  // A factor of rotated features alone is none of the whole scores.
+  const bool is_partial = tables[0].rotary_features < config.head_dim;
+  if (is_partial) config.rope_magnitude = std::sqrt(tables[0].score_factor);
   for (int i = 0; i < config.num_layers; ++i) {
     LayerAttention& attention = config.attention[i];
     if (rotated[i]) {
-      attention.rule.scale *= tables[attention.rope_table].score_factor;
+      attention.rule.scale *=
+          is_partial ? 1 : tables[attention.rope_table].score_factor;
     } else {
       attention.rope_table = static_cast<int>(tables.size());
     }

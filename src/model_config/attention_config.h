@@ -33,8 +33,9 @@ struct RopeTable {
   // come last, and have 0.
   std::vector<double> frequencies;
   int rotary_features = 0;  // How many of a head's features rotate.
-  // The factor of the attention scores. YaRN multiplies both queries and keys
-  // by attention_factor, so this is the square of attention_factor.
+  // The factor of the attention scores, as far as they come from features that
+  // rotate. YaRN multiplies both queries and keys by attention_factor, so this
+  // is the square of attention_factor.
   double score_factor = 1;
   // The positions to which YaRN extends those of the original model; 0 with
   // another scaling, or if the fields do not name the original positions.
@@ -61,7 +62,7 @@ struct RopeTable {
     JsonFields& config, const Family& family, int head_dim,
     int64_t max_positions);
 
-// Fills config.rope_tables, head_order and max_positions, and the rope_table
+// Fills config.rope_tables, rope_magnitude, head_order and max_positions, and the rope_table
 // and scale of each layer. Layers without rotation get a table of zeros.
 // REQUIRES: ReadAttention has filled config.attention. Errors: those of
 // ReadRopeTables; INVALID_ARGUMENT for a bad no_rope_layers.

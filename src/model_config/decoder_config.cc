@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,11 +25,16 @@ constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxExpertFfn = 1 << 20;
 constexpr int64_t kMaxContext = 1 << 28;
 constexpr double kMaxCoefficient = 1e6;
+constexpr double kMinMultiplier = 1e-4;
 
 // Reads num_experts or num_local_experts: transformers 4 and 5 have different
-// names for this field.
+// names for this field. GLM's files have n_routed_experts.
 absl::StatusOr<int64_t> ReadNumExperts(JsonFields& fields,
                                        const Family& family) {
+  if (family.experts == ExpertFields::kGlm) {
+    return fields.IntOr("n_routed_experts", 1, kMaxExperts,
+                        family.sizes.experts);
+  }
   WEFT_ASSIGN_OR_RETURN(const int64_t count,
                         fields.IntOr("num_experts", 1, kMaxExperts,
                                      fields.Find("num_local_experts") == nullptr
@@ -160,8 +166,86 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Fills config.moe. May also set qkv_bias (Qwen2-MoE) and the activation
-// (gpt-oss). Does nothing for a family without experts. REQUIRES: sizes, biases
+// Reads scoring_func, the name in files of the function of a router that takes
+// sigmoids. Sets the flags of such a router.
+absl::Status ReadSigmoidRouter(JsonFields& fields, MoeConfig& moe) {
+  moe.sigmoid = true;
+  moe.has_shared_gate = false;
+  for (const auto& [name, accepted] : {std::pair("scoring_func", "sigmoid"),
+                                       std::pair("topk_method", "noaux_tc")}) {
+    WEFT_ASSIGN_OR_RETURN(const std::string value,
+                          fields.StringOr(name, accepted));
+    if (value != accepted) {
+      return UnsupportedField(name, Json(value),
+                              absl::StrCat("\"", accepted, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Reads how many groups of experts there are, and how many a token may use.
+absl::Status ReadGroups(JsonFields& fields, MoeConfig& moe) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t groups,
+                        fields.IntOr("n_group", 1, moe.shape.count, 1));
+  WEFT_ASSIGN_OR_RETURN(const int64_t chosen,
+                        fields.IntOr("topk_group", 1, groups, 1));
+  const int64_t size = moe.shape.count / groups;
+  if (moe.shape.count % groups != 0 || (groups > 1 && size < 2)) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "n_group", Json(groups),
+        absl::StrCat("a divisor of n_routed_experts = ", moe.shape.count,
+                     " that leaves at least 2 experts in a group")));
+  }
+  if (chosen * size < moe.shape.per_token) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "topk_group", Json(chosen),
+        absl::StrCat(
+            "enough groups of ", size,
+            " experts for num_experts_per_tok = ", moe.shape.per_token)));
+  }
+  moe.groups = static_cast<int>(groups);
+  moe.chosen_groups = static_cast<int>(chosen);
+  return absl::OkStatus();
+}
+
+absl::Status ReadGlm(JsonFields& fields, const Family& family,
+                     ModelConfig& config) {
+  MoeConfig& moe = config.moe;
+  moe.shape.names = lora::ExpertNames::kGlm;
+  WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, moe));
+  WEFT_RETURN_IF_ERROR(ReadGroups(fields, moe));
+  WEFT_ASSIGN_OR_RETURN(moe.shape.ffn,
+                        fields.IntOr("moe_intermediate_size", 1, kMaxExpertFfn,
+                                     family.sizes.expert_ffn));
+  WEFT_ASSIGN_OR_RETURN(const int64_t shared,
+                        fields.IntOr("n_shared_experts", 0, kMaxExperts, 1));
+  moe.shape.shared_ffn = shared * moe.shape.ffn;
+  WEFT_ASSIGN_OR_RETURN(moe.weight_scale,
+                        fields.NumberOr("routed_scaling_factor", kMinMultiplier,
+                                        kMaxCoefficient, 1));
+  WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
+                        fields.BoolOr("norm_topk_prob", true));
+  WEFT_ASSIGN_OR_RETURN(const bool has_norms,
+                        fields.BoolOr("use_qk_norm", false));
+  if (has_norms) config.qk_norm = QkNorm::kHead;
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t dense,
+      fields.IntOr("first_k_dense_replace", 0, config.num_layers, 1));
+  moe.shape.layers.assign(config.num_layers, true);
+  std::fill_n(moe.shape.layers.begin(), dense, false);
+  // Layers that predict further tokens follow the decoder's, and are not read.
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("num_nextn_predict_layers", 0, kMaxLayers, 0).status());
+  return fields.IntOr("num_mtp_layers", 0, kMaxLayers, 0).status();
+}
+
+absl::Status ReadMiniMax(JsonFields& fields, ModelConfig& config) {
+  WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, config.moe));
+  return ReadMixtral(fields, config);
+}
+
+// Fills config.moe. May also set qkv_bias (Qwen2-MoE), qk_norm (GLM-4.5) and the
+// activation (gpt-oss). Does nothing for a family without experts. REQUIRES: sizes, biases
 // and activation of `config` are read. Errors: those of ParseModelConfig.
 absl::Status ReadMoe(JsonFields& fields, const Family& family,
                      ModelConfig& config) {
@@ -182,10 +266,17 @@ absl::Status ReadMoe(JsonFields& fields, const Family& family,
       fields.NumberOr("router_aux_loss_coef", 0, kMaxCoefficient, 0).status());
   WEFT_RETURN_IF_ERROR(fields.BoolOr("output_router_logits", false).status());
   switch (family.experts) {
+    case ExpertFields::kQwenVl:
+      config.moe.shape.names = lora::ExpertNames::kFusedHalves;
+      return ReadQwen(fields, family, config);
     case ExpertFields::kMixtral:
       return ReadMixtral(fields, config);
     case ExpertFields::kGptOss:
       return ReadGptOss(fields, config);
+    case ExpertFields::kGlm:
+      return ReadGlm(fields, family, config);
+    case ExpertFields::kMiniMax:
+      return ReadMiniMax(fields, config);
     default:
       return ReadQwen(fields, family, config);
   }
@@ -200,7 +291,6 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
-constexpr double kMinMultiplier = 1e-4;
 
 // Returns the field's value, or `fallback` if the field is absent. A `fallback`
 // of 0 makes the field required.

@@ -68,10 +68,15 @@ inline constexpr NormNames kOutputNorms = {
 enum class ExpertFields {
   kNone,
   kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
+  kQwenVl,   // As kQwen. Each tensor of experts in a checkpoint has all experts
+             // of a layer.
   kMixtral,  // Every layer has experts, of intermediate_size features.
   kGptOss,   // As kMixtral, with biases, clamped activations and a softmax over
              // only a token's experts. Each tensor of experts in a checkpoint
              // has all experts of a layer.
+  kGlm,      // n_routed_experts, n_shared_experts, first_k_dense_replace. The
+             // router takes sigmoids.
+  kMiniMax,  // As kMixtral, with a router that takes sigmoids.
 };
 
 // Which layers compute a gated delta rule in place of attention

@@ -61,6 +61,16 @@ struct MoeConfig {
   // this token's experts. If false, they come from the softmax over all
   // experts.
   bool softmax_of_chosen = false;
+  // If true, the scores of experts are the sigmoids of their logits. A learned
+  // correction is added to the scores by which experts are chosen, but not to
+  // the weights.
+  bool sigmoid = false;
+  double weight_scale = 1;  // Multiplies the weights of a sigmoid router.
+  // A sigmoid router first chooses `chosen_groups` of `groups` groups of
+  // adjacent experts, by the sum of each group's two largest scores.
+  int groups = 1;
+  int chosen_groups = 1;
+  bool has_shared_gate = true;  // If false, the shared expert's weight is 1.
   // The number of groups of ranks (processes) among which the experts are dealt
   // out. The ranks of a group split the features of the group's experts.
   int expert_groups = 1;
@@ -114,6 +124,7 @@ struct ModelConfig {
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   // A pair of features that does not rotate has 0.
   std::vector<std::vector<double>> rope_tables;
+  double rope_magnitude = 1;  // Multiplies the features that rotate.
   // Feature i of a head of q or k is feature head_order[i] in checkpoints and
   // PEFT's files, so that features i and i + head_dim / 2 rotate together.
   // Scores do not depend on the order. Empty: the order is the same.

@@ -208,20 +208,27 @@ class LayerList {
       AddFusedExperts();
       return;
     }
-    const std::string block =
-        experts.names == lora::ExpertNames::kMlp ? "mlp." : "block_sparse_moe.";
+    const bool is_mixtral = experts.names == lora::ExpertNames::kMixtral;
+    const std::string block = is_mixtral ? "block_sparse_moe." : "mlp.";
     AddStack({{block + "gate",
                experts.count,
                Whole(experts.count),
                {.name = prefix_ + "mlp.gate.weight",
                 .shape = {experts.count, config_.hidden}}}},
              WeightSlot::kRouter, Hidden());
+    if (config_.moe.sigmoid) {
+      AddRows({{absl::StrCat(block, is_mixtral ? "" : "gate.",
+                             "e_score_correction_bias"),
+                experts.count, Whole(experts.count)}},
+              "", WeightSlot::kRouterCorrection, {});
+    }
     AddExpertRange(part_.experts, {experts.ffn, part_.expert_ffn},
                    WeightSlot::kExpertGateUp, WeightSlot::kExpertDown);
     if (experts.shared_ffn == 0) return;
     AddExpertRange({.begin = experts.count, .end = experts.total()},
                    {experts.shared_ffn, part_.shared_ffn},
                    WeightSlot::kSharedGateUp, WeightSlot::kSharedDown);
+    if (!config_.moe.has_shared_gate) return;
     AddStack({{block + "shared_expert_gate", 1, Whole(1)}},
              WeightSlot::kSharedGate, Hidden());
   }
@@ -301,15 +308,20 @@ class LayerList {
     const lora::ExpertShape& experts = config_.moe.shape;
     if (expert == experts.count) return {};
     const std::string block = prefix_ + "mlp.experts.";
+    const bool is_only = experts.is_fused();
     if (module == TargetModule::kDownProj) {
       return {.name = block + "down_proj",
               .shape = {experts.count, config_.hidden, experts.ffn},
-              .first_row = expert * config_.hidden};
+              .first_row = expert * config_.hidden,
+              .expert = expert,
+              .is_only = is_only};
     }
     const int64_t half = module == TargetModule::kUpProj ? experts.ffn : 0;
     return {.name = block + "gate_up_proj",
             .shape = {experts.count, 2 * experts.ffn, config_.hidden},
-            .first_row = 2 * experts.ffn * expert + half};
+            .first_row = 2 * experts.ffn * expert + half,
+            .expert = expert,
+            .is_only = is_only};
   }
 
   // Returns the rank's rows of q_proj. A gate's rows are beside its query's.
@@ -453,8 +465,8 @@ bool IsFromOne(WeightSlot slot, const ModelConfig& config) {
 }
 
 bool IsWide(WeightSlot slot, const ModelConfig& config) {
-  return slot == WeightSlot::kDecay || slot == WeightSlot::kDtBias ||
-         IsFromOne(slot, config);
+  return slot == WeightSlot::kRouterCorrection || slot == WeightSlot::kDecay ||
+         slot == WeightSlot::kDtBias || IsFromOne(slot, config);
 }
 
 int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,

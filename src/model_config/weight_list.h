@@ -35,7 +35,8 @@ enum class WeightSlot : uint8_t {
   kDownBias,
   kRouter,
   kRouterBias,
-  kExpertGateUp,  // The rank's experts, each with rows of gate, then up.
+  kRouterCorrection,  // MoeConfig::sigmoid.
+  kExpertGateUp,      // The rank's experts, each with rows of gate, then up.
   kExpertGateUpBias,
   kExpertDown,
   kExpertDownBias,
@@ -82,7 +83,7 @@ struct StoredPlace {
   // row of the matrix of `expert`.
   int64_t first_row = 0;
   StoredForm form = StoredForm::kRows;
-  int64_t expert = 0;    // The expert's number; unused with kRows.
+  int64_t expert = 0;    // The expert's number, if there are experts.
   int64_t row_step = 1;  // The stride of the entry's rows; 1 with kRows.
   // Checkpoints have only this tensor, not one for the matrix alone. Always so
   // if the form is not kRows.
@@ -135,8 +136,9 @@ struct WeightEntry {
 // Returns whether the slot is a norm that multiplies by 1 + the stored weight
 // (ModelConfig::norms_from_one).
 [[nodiscard]] bool IsFromOne(WeightSlot slot, const ModelConfig& config);
-// Returns whether the slot is in f32: a norm with IsFromOne, or the decay and
-// dt_bias of a gated delta rule.
+// Returns whether the slot is in f32: a norm with IsFromOne, the decay and
+// dt_bias of a gated delta rule, or corrections of scores, which choose between
+// experts of nearly equal score.
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
 // Returns the bytes of all slots of a rank together.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,

@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_delta.h"
 #include "src/ops/thread_team.h"
 
 namespace weft::ops {
@@ -400,6 +401,12 @@ void StepOnCpu(const DeltaRows& rows, const DeltaParameters& p,
 void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& p,
                     const DeltaPlan& plan, const at::Tensor& states_SHKV,
                     const at::Tensor& u_THV, const at::Tensor& out_THV) {
+  if constexpr (kHasCudaKernels) {
+    if (cuda::TakesDeltaChunks(out_THV, p)) {
+      cuda::RunDeltaChunks(rows, p, plan, states_SHKV, u_THV, out_THV);
+      return;
+    }
+  }
   const auto run = HasCpuKernel(out_THV) ? ChunksOnCpu : ChunksByAten;
   run(rows, p, plan, states_SHKV, u_THV, out_THV);
 }
@@ -414,6 +421,13 @@ DeltaRows RunDeltaChunksBackward(const at::Tensor& dout_THV,
   const at::Tensor dstates_SHKV = at::zeros(
       {plan.num_states, p.num_value_heads, p.key_features, p.value_features},
       rows.mixed_TW.options());
+  if constexpr (kHasCudaKernels) {
+    if (cuda::TakesDeltaChunks(dout_THV, p)) {
+      cuda::RunDeltaChunksBackward(dout_THV, tape, p, kept, plan, dstates_SHKV,
+                                   d);
+      return d;
+    }
+  }
   if (HasCpuKernel(dout_THV)) {
     BackwardOnCpu(dout_THV.contiguous(), tape, p, kept, plan, dstates_SHKV, d);
   } else {
@@ -424,6 +438,12 @@ DeltaRows RunDeltaChunksBackward(const at::Tensor& dout_THV,
 
 void RunDeltaStep(const DeltaRows& rows, const DeltaParameters& p,
                   const DeltaStates& states, const at::Tensor& out_THV) {
+  if constexpr (kHasCudaKernels) {
+    if (cuda::TakesDeltaStep(out_THV, p)) {
+      cuda::RunDeltaStep(rows, p, states, out_THV);
+      return;
+    }
+  }
   const auto run = HasCpuKernel(out_THV) ? StepOnCpu : StepByAten;
   run(rows, p, states, out_THV);
 }

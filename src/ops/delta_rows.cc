@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_delta.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/thread_team.h"
 
@@ -247,10 +248,29 @@ void QkvBackwardByAten(const at::Tensor& d_TW, const DeltaInputs& inputs,
   into_TW.copy_(dx.narrow(0, 0, num_rows));
 }
 
+void QkvBackward(const at::Tensor& d_TW, const DeltaInputs& inputs,
+                 const DeltaParameters& p, const DeltaPlan& plan,
+                 const at::Tensor& into_TW) {
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(inputs.qkv_TW)) {
+      cuda::MixDeltaRowsBackward(d_TW, inputs, p, plan, into_TW);
+      return;
+    }
+  }
+  const auto run =
+      HasCpuKernel(inputs.qkv_TW) ? QkvBackwardOnCpu : QkvBackwardByAten;
+  run(d_TW, inputs, p, plan, into_TW);
+}
+
 }  // namespace
 
 DeltaRows MixDeltaRows(const DeltaInputs& inputs, const DeltaParameters& p,
                        const DeltaPlan& plan, const at::Tensor& history_QRW) {
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(inputs.qkv_TW)) {
+      return cuda::MixDeltaRows(inputs, p, &plan, history_QRW);
+    }
+  }
   if (!HasCpuKernel(inputs.qkv_TW)) {
     const Convolved c = ConvolveRows(inputs, p, plan, history_QRW);
     return WithGates(MixConvolved(c.conv_TW, p), inputs, p);
@@ -265,6 +285,11 @@ DeltaRows MixDeltaRows(const DeltaInputs& inputs, const DeltaParameters& p,
 
 DeltaRows MixDeltaStepRows(const DeltaInputs& inputs, const DeltaParameters& p,
                            const at::Tensor& history_QRW) {
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(inputs.qkv_TW)) {
+      return cuda::MixDeltaRows(inputs, p, /*plan=*/nullptr, history_QRW);
+    }
+  }
   if (HasCpuKernel(inputs.qkv_TW)) {
     const CpuMixer mixer(inputs, p, history_QRW);
     const at::Tensor mixed_TW =
@@ -282,11 +307,7 @@ DeltaRows MixDeltaStepRows(const DeltaInputs& inputs, const DeltaParameters& p,
 void MixDeltaRowsBackward(const DeltaRows& gradient, const DeltaInputs& inputs,
                           const DeltaParameters& p, const DeltaPlan& plan,
                           const DeltaInputs& into) {
-  if (HasCpuKernel(inputs.qkv_TW)) {
-    QkvBackwardOnCpu(gradient.mixed_TW, inputs, p, plan, into.qkv_TW);
-  } else {
-    QkvBackwardByAten(gradient.mixed_TW, inputs, p, plan, into.qkv_TW);
-  }
+  QkvBackward(gradient.mixed_TW, inputs, p, plan, into.qkv_TW);
   const at::ScalarType compute = gradient.g_TH.scalar_type();
   const at::Tensor beta = inputs.beta_TH.to(compute).sigmoid();
   into.beta_TH.copy_(gradient.beta_TH * beta * (1 - beta));

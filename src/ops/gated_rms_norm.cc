@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_delta.h"
 #include "src/ops/gated_delta.h"
 #include "src/ops/thread_team.h"
 
@@ -39,13 +40,19 @@ float* HeadOf(const at::Tensor& x_THV, int64_t t, int64_t h) {
 at::Tensor GatedRmsNorm(const at::Tensor& x_THV, const at::Tensor& z_THV,
                         const at::Tensor& weight_V, double eps) {
   CheckNorm(x_THV, z_THV, weight_V);
+  at::Tensor y_THV = at::empty(x_THV.sizes(), x_THV.options());
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(x_THV)) {
+      cuda::GatedRmsNorm(x_THV, z_THV, weight_V, eps, y_THV);
+      return y_THV;
+    }
+  }
   if (!HasCpuKernel(x_THV)) {
     const at::ScalarType compute = ComputeType(x_THV);
     const at::Tensor x = x_THV.to(compute), z = z_THV.to(compute);
     const at::Tensor n = x * x.square().mean(-1, true).add_(eps).rsqrt_();
-    return (n * weight_V.to(compute) * z * z.sigmoid()).to(x_THV.scalar_type());
+    return y_THV.copy_(n * weight_V.to(compute) * z * z.sigmoid());
   }
-  at::Tensor y_THV = at::empty(x_THV.sizes(), x_THV.options());
   const at::Tensor weight = weight_V.contiguous();
   ForHeads(x_THV, [&](int64_t t, int64_t h) {
     kernels::cpu::Kernels().gated_norm_row(
@@ -63,6 +70,13 @@ void GatedRmsNormBackward(const at::Tensor& dy_THV, const at::Tensor& x_THV,
   CheckNorm(x_THV, z_THV, weight_V);
   CheckNorm(x_THV, dy_THV, weight_V);
   CheckNorm(dx_THV, dz_THV, weight_V);
+  if constexpr (kHasCudaKernels) {
+    if (HasCudaKernel(x_THV)) {
+      cuda::GatedRmsNormBackward(dy_THV, x_THV, z_THV, weight_V, eps, dx_THV,
+                                 dz_THV);
+      return;
+    }
+  }
   if (HasCpuKernel(x_THV)) {
     const at::Tensor weight = weight_V.contiguous();
     ForHeads(x_THV, [&](int64_t t, int64_t h) {

@@ -39,13 +39,14 @@ enum class TargetModule : uint8_t {
 };
 
 inline constexpr std::array kAllTargetModules = {
-    TargetModule::kQProj,      TargetModule::kKProj,
-    TargetModule::kVProj,      TargetModule::kOProj,
-    TargetModule::kGateProj,   TargetModule::kUpProj,
-    TargetModule::kDownProj,   TargetModule::kLmHead,
+    TargetModule::kQProj,       TargetModule::kKProj,
+    TargetModule::kVProj,       TargetModule::kOProj,
+    TargetModule::kGateProj,    TargetModule::kUpProj,
+    TargetModule::kDownProj,    TargetModule::kLmHead,
     TargetModule::kEmbedTokens, TargetModule::kInProjQkv,
-    TargetModule::kInProjZ, TargetModule::kInProjB, TargetModule::kInProjA,
-    TargetModule::kOutProj, TargetModule::kInProjQkvz, TargetModule::kInProjBa};
+    TargetModule::kInProjZ,     TargetModule::kInProjB,
+    TargetModule::kInProjA,     TargetModule::kOutProj,
+    TargetModule::kInProjQkvz,  TargetModule::kInProjBa};
 
 // Returns the projections of attention and MLP. (A request that lists no
 // modules means all projections of the model: EngineInfo::projections.)

@@ -18,7 +18,6 @@ namespace {
 
 using Json = nlohmann::json;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -50,6 +49,29 @@ Json Qwen35() {
     "tie_word_embeddings": true, "transformers_version": "4.57.0.dev0",
     "video_token_id": 248057, "vision_config": {"depth": 12},
     "vision_end_token_id": 248054, "vision_start_token_id": 248053})");
+}
+
+// Qwen3-Next-80B-A3B-Instruct, in the spelling of transformers 4.
+Json Qwen3Next() {
+  return Json::parse(R"({
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false,
+    "attention_dropout": 0.0, "bos_token_id": 151643, "decoder_sparse_step": 1,
+    "eos_token_id": 151645, "full_attention_interval": 4, "head_dim": 256,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144, "mlp_only_layers": [],
+    "model_type": "qwen3_next", "moe_intermediate_size": 512,
+    "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "output_router_logits": false,
+    "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
+    "rope_scaling": null, "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.57.0.dev0", "use_cache": true,
+    "use_sliding_window": false, "vocab_size": 151936})");
 }
 
 // A small config of the family, changed by `more`.
@@ -105,6 +127,17 @@ TEST(DeltaConfigTest, ReadsAPublishedModel) {
   EXPECT_EQ(config.head_order.size(), 256u);
 }
 
+TEST(DeltaConfigTest, ParametersAreAsManyAsPublished) {
+  // The names say 0.8B and 80B. The part for images is not counted.
+  EXPECT_NEAR(static_cast<double>(Parsed(Qwen35()).num_parameters()), 0.8e9,
+              0.05e9);
+  const ModelConfig next = Parsed(Qwen3Next());
+  EXPECT_NEAR(static_cast<double>(next.num_parameters()), 80e9, 0.5e9);
+  EXPECT_EQ(next.rope_tables[0].size(), 128u);
+  EXPECT_GT(next.rope_tables[0][31], 0);
+  EXPECT_EQ(next.rope_tables[0][32], 0);
+}
+
 TEST(DeltaConfigTest, LayerTypesComeBeforeTheInterval) {
   EXPECT_THAT(LinearLayers(Parsed(Small("qwen3_5_text"))),
               ElementsAre(true, false, true));
@@ -143,16 +176,15 @@ TEST(DeltaConfigTest, RefusesWhatTheLayersDoNotCompute) {
   };
   for (const auto& c : kCases) {
     const auto config = Parse(Small("qwen3_5_text", {{c.field, c.value}}));
-    EXPECT_THAT(config, StatusIs(c.code, HasSubstr(c.field))) << c.value;
-    EXPECT_THAT(config, StatusIs(c.code, HasSubstr(c.says))) << c.value;
+    EXPECT_THAT(config, IsStatus(c.code, c.field)) << c.value;
+    EXPECT_THAT(config, IsStatus(c.code, c.says)) << c.value;
   }
 }
 
 TEST(DeltaConfigTest, OtherFamiliesHaveNoLinearLayers) {
   Json json = Small("qwen3_5_text");
   json["model_type"] = "qwen3";
-  EXPECT_THAT(Parse(json),
-              StatusIs(kUnsupported, HasSubstr("\"linear_attention\"")));
+  EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "\"linear_attention\""));
 }
 
 TEST(DeltaConfigTest, RouterWeightsOfTheseFamiliesSumToOne) {
@@ -162,7 +194,7 @@ TEST(DeltaConfigTest, RouterWeightsOfTheseFamiliesSumToOne) {
     EXPECT_FALSE(config.qkv_bias);
     EXPECT_EQ(config.moe.shape.shared_ffn, 16);
     EXPECT_THAT(Parse(Small(type, {{"norm_topk_prob", false}})),
-                StatusIs(kUnsupported, HasSubstr("norm_topk_prob")));
+                IsStatus(kUnsupported, "norm_topk_prob"));
   }
 }
 
@@ -262,9 +294,8 @@ TEST(DeltaWeightsTest, DecayAndStepAreWideAndTheGatedNormIsNotFromOne) {
 TEST(DeltaShardTest, RanksHaveValueHeadsOfTheirKeyHeads) {
   const ModelConfig config = Parsed(Small("qwen3_5_text"));
   EXPECT_THAT(CheckTensorParallelSize(config, 2), IsOk());
-  EXPECT_THAT(
-      CheckTensorParallelSize(config, 4),
-      StatusIs(kInvalid, HasSubstr("4 > 2 key heads of linear layers")));
+  EXPECT_THAT(CheckTensorParallelSize(config, 4),
+              IsStatus(kInvalid, "4 > 2 key heads of linear layers"));
   const parallel::Shard shard = {.rank = 1, .size = 2};
   const ModelConfig local = LocalConfig(config, shard);
   EXPECT_EQ(local.delta.key_heads, 1);

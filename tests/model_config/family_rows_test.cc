@@ -28,7 +28,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kUnsupported = absl::StatusCode::kUnimplemented;
 
 // Returns a small config of the family, changed by `more`.
-Json Small(const std::string& model_type, const Json& more = {}) {
+Json Small(const std::string& model_type, const Json& more = Json::object()) {
   Json json = Json::parse(R"({
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -110,9 +110,6 @@ TEST(FamilyRows, RefusesRotationOfAnotherMeaning) {
     EXPECT_THAT(Parse(Small("glm4", {{"partial_rotary_factor", share}})),
                 IsStatus(kUnsupported, "partial_rotary_factor"));
   }
-  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
-  EXPECT_THAT(Parse(Small("glm4", {{"rope_parameters", yarn}})),
-              IsStatus(kUnsupported, "rope_type is \"yarn\""));
   EXPECT_THAT(Parse(Small("llama", {{"rope_scaling", {{"type", "mrope"}}}})),
               IsStatus(kUnsupported, "rope_type is \"mrope\""));
 }
@@ -137,12 +134,18 @@ TEST(FamilyRows, LongRopeEndsAtTheOriginalPositions) {
   const double factor = 1 + std::log(4.0) / std::log(128.0);
   EXPECT_DOUBLE_EQ(config.attention[0].rule.scale, 0.5 * factor);
   Json json = LongRope();
+  json["head_dim"] = 8;
+  json["partial_rotary_factor"] = 0.5;
+  EXPECT_DOUBLE_EQ(Parsed(json).rope_magnitude, std::sqrt(factor));
+  EXPECT_EQ(Parsed(json).attention[0].rule.scale, 1 / std::sqrt(8.0));
+  json = LongRope();
   json["rope_scaling"]["short_factor"] = {1.0};
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "short_factor is [1.0]"));
   json = LongRope();
   json["rope_scaling"]["long_factor"][1] = 0;
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "long_factor"));
-  json["model_type"] = "llama";
+  json = LongRope();
+  json["model_type"] = "mistral";
   EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "longrope"));
 }
 
@@ -313,6 +316,74 @@ TEST(FamilyRows, RotationInThreeDirectionsIsPlainForText) {
   EXPECT_EQ(Parsed(json).qk_norm, QkNorm::kHead);
   json.erase("text_config");
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "text_config is null"));
+}
+
+// GLM-4.5-Air, made smaller.
+Json Glm4Moe() {
+  return Small("glm4_moe", {{"n_routed_experts", 8},
+                            {"num_experts_per_tok", 2},
+                            {"moe_intermediate_size", 24},
+                            {"n_shared_experts", 2},
+                            {"first_k_dense_replace", 1},
+                            {"routed_scaling_factor", 1.5},
+                            {"n_group", 4},
+                            {"topk_group", 2},
+                            {"use_qk_norm", true},
+                            {"partial_rotary_factor", 0.5},
+                            {"num_nextn_predict_layers", 1}});
+}
+
+TEST(FamilyRows, GlmsRouterTakesSigmoids) {
+  const ModelConfig config = Parsed(Glm4Moe());
+  const MoeConfig& moe = config.moe;
+  EXPECT_TRUE(moe.sigmoid && moe.normalizes_weights && !moe.has_shared_gate);
+  EXPECT_EQ(moe.weight_scale, 1.5);
+  EXPECT_EQ(moe.groups, 4);
+  EXPECT_EQ(moe.chosen_groups, 2);
+  EXPECT_EQ(moe.shape.shared_ffn, 48);
+  EXPECT_THAT(moe.shape.layers, ElementsAre(false, true, true, true));
+  EXPECT_EQ(config.qk_norm, QkNorm::kHead);
+  EXPECT_THAT(
+      LayerTensors(config),
+      IsSupersetOf({"mlp.gate.weight", "mlp.gate.e_score_correction_bias",
+                    "mlp.experts.7.down_proj.weight",
+                    "mlp.shared_experts.up_proj.weight"}));
+  EXPECT_FALSE(LayerTensors(config).contains("mlp.shared_expert_gate.weight"));
+}
+
+TEST(FamilyRows, MiniMaxHasItsCorrectionBesideTheRouter) {
+  const ModelConfig config =
+      Parsed(Small("minimax_m2", {{"num_local_experts", 4},
+                                  {"num_experts_per_tok", 2},
+                                  {"scoring_func", "sigmoid"},
+                                  {"rotary_dim", 8}}));
+  EXPECT_TRUE(config.moe.sigmoid && config.moe.normalizes_weights);
+  EXPECT_EQ(config.qk_norm, QkNorm::kWhole);
+  EXPECT_EQ(config.rope_tables[0][3], std::pow(5e6, -6.0 / 8));
+  EXPECT_EQ(config.rope_tables[0][4], 0);
+  EXPECT_THAT(LayerTensors(config),
+              IsSupersetOf({"block_sparse_moe.gate.weight",
+                            "block_sparse_moe.e_score_correction_bias",
+                            "block_sparse_moe.experts.3.w2.weight"}));
+}
+
+TEST(FamilyRows, RefusesRoutersThatItDoesNotKnow) {
+  const auto refused = [](const char* field, const Json& value,
+                          absl::StatusCode code) {
+    Json json = Glm4Moe();
+    json[field] = value;
+    EXPECT_THAT(Parse(json), IsStatus(code, field));
+  };
+  refused("scoring_func", "softmax", kUnsupported);
+  refused("topk_method", "greedy", kUnsupported);
+  refused("n_group", 3, kInvalid);
+  refused("n_group", 8, kInvalid);  // One expert in a group.
+  refused("topk_group", 5, kInvalid);
+  Json json = Glm4Moe();
+  json["num_experts_per_tok"] = 5;  // Two groups have four.
+  EXPECT_THAT(Parse(json), IsStatus(kInvalid, "topk_group is 2"));
+  refused("first_k_dense_replace", 5, kInvalid);
+  refused("routed_scaling_factor", 0, kInvalid);
 }
 
 }  // namespace

@@ -52,11 +52,14 @@ def _module_of(name: str, config: Any) -> str | None:
 
 
 def block_mask(name: str, b: torch.Tensor, config: Any) -> torch.Tensor | None:
-    """Returns ones in the blocks of the parts in a B, or None for another tensor."""
+    """Returns ones in the blocks of the parts in a B. Returns None for another tensor,
+    and if the parts cannot have equal ranks."""
     module = _module_of(name, config)
     if module is None or ".lora_B" not in name:
         return None
     sizes = _sizes(module, b.shape[0], config)
+    if b.shape[1] % len(sizes) != 0:
+        return None
     rank = b.shape[1] // len(sizes)
     return torch.block_diag(*(torch.ones(rows, rank) for rows in sizes)).to(b)
 

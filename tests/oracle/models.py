@@ -137,6 +137,7 @@ _TINY_VISION["qwen3_5"] = {
     if key != "deepstack_visual_indexes"
 }
 _TINY_VISION["mistral3"] = {**_TINY_VISION["gemma3"], "head_dim": 8}
+_TINY_VISION["qwen3_vl_moe"] = _TINY_VISION["qwen3_vl"]
 _TINY_VISION["qwen2_5_vl"] = {
     key: value
     for key, value in _TINY_VISION["qwen3_vl"].items()
@@ -288,7 +289,7 @@ TINY: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.22,
         "attention_multiplier": 0.125,
-        "logits_scaling": 3.0,
+        "logits_scaling": 1.5,
     },
     "phi3": {
         "architecture": "phi3",
@@ -306,9 +307,12 @@ TINY: dict[str, dict[str, Any]] = {
     "phi3-partial": {
         "architecture": "phi3",
         "pad_token_id": None,
+        "original_max_position_embeddings": 256,
         "rope_parameters": {
-            "rope_type": "default",
+            "rope_type": "longrope",
             "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(6)],
+            "long_factor": [2.0 + 0.5 * i for i in range(6)],
             "partial_rotary_factor": 0.75,
         },
     },
@@ -323,6 +327,32 @@ TINY: dict[str, dict[str, Any]] = {
         "architecture": "seed_oss",
         "head_dim": 24,
         "attention_out_bias": True,
+    },
+    # A dense layer comes first, and a token uses two of four groups of experts.
+    "glm4-moe": {
+        "architecture": "glm4_moe",
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.7,
+        "tie_word_embeddings": False,
+    },
+    "minimax-m2": {
+        "architecture": "minimax_m2",
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
     },
     "ministral3": _MINISTRAL3,
     "mistral3-wrapped": {
@@ -372,6 +402,17 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "qwen3-5-moe": {**_DELTA_EXPERTS, "architecture": "qwen3_5_moe_text"},
     "qwen3-next": {**_DELTA_EXPERTS, "architecture": "qwen3_next"},
+}
+
+
+TINY["qwen3-vl-moe"] = {
+    "architecture": "qwen3_vl_moe_text",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+    "wrapper": "qwen3_vl_moe",
 }
 
 
@@ -484,6 +525,9 @@ def _write_tiny(kind: str, folder: Path) -> None:
             # Some inputs of the clamped activation reach its limits.
             if kind == "gpt-oss" and name.endswith(("sinks", "gate_up_proj")):
                 parameter.mul_(6.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=shard)
     if wrapper == "qwen3_5":
         _add_predictor(folder)

@@ -21,7 +21,7 @@ import experts
 import fused
 import numpy as np
 import torch
-from models import auto_class
+from models import TINY, auto_class
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
 
@@ -99,7 +99,7 @@ def _with_delta(
 
 def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
     """Returns three adapters for a model of this kind."""
-    if kind == "qwen2-moe":
+    if kind in ("qwen2-moe", "glm4-moe"):
         return MIXED_SHARED
     if kind == "qwen3-5-moe":
         return _with_delta(MIXED_SHARED, DELTA)
@@ -109,7 +109,8 @@ def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
         return _with_delta(MIXED, DELTA)
     if kind.startswith(("phi3", "glm4")):
         return MIXED_FUSED
-    return MIXED_EXPERTS if kind in ("qwen3-moe", "mixtral", "gpt-oss") else MIXED
+    is_sparse = "num_experts_per_tok" in TINY.get(kind, {})
+    return MIXED_EXPERTS if is_sparse else MIXED
 
 
 class Reference:
@@ -237,7 +238,7 @@ class Adapted:
 
     def gradients(self) -> dict[str, np.ndarray]:
         gradients = {
-            name: np.asarray(parameter.grad.numpy()).copy()
+            name: np.asarray(parameter.grad.double().numpy()).copy()
             for name, parameter in self.parameters.items()
             if parameter.grad is not None
         }
@@ -299,7 +300,7 @@ def of_single_modules(
 
 def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     ids = torch.tensor(np.asarray(tokens, dtype=np.int64))
-    return model(ids[None], use_cache=False).logits[0]
+    return model(ids[None], use_cache=False).logits[0].double()
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:

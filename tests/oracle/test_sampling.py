@@ -143,7 +143,7 @@ def test_sampled_logprobs_equal_forwards(
     tmp_path: Path,
 ) -> None:
     reference = reference_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
     prompt = prompts_of(kind, reference.vocab)[3]
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=22)
     with daemon_for(kind).client() as client:
