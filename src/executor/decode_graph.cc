@@ -277,7 +277,7 @@ std::optional<Draws> DecodeGraphs::Run(const CachePlan& plan) {
   shape->max_filters = device_->MaxFilters(plan.draws);
   Graph& graph = Find(*shape);
   if (!graph.inputs.Fits(plan)) return std::nullopt;
-  if (!graph.tried) Record(*shape, plan, graph);
+  if (!graph.tried) Record(*shape, graph);
   if (graph.recorded == nullptr) return std::nullopt;
   Upload(plan, graph);
   graph.recorded->Replay();
@@ -295,21 +295,12 @@ DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
 }
 
 std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
-                                             const CachePlan& plan,
                                              Graph& graph) {
   graph.buffer =
       at::empty({graph.inputs.bytes()},
                 at::TensorOptions(at::kByte).device(decoder_.device()));
   graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
                                        shape.max_filters);
-  Upload(plan, graph);
-  return [this, step = graph.inputs.At(graph.buffer),
-          max_filters = shape.max_filters,
-          draws = graph.draws] { Queue(step, max_filters, draws); };
-}
-
-void DecodeGraphs::TakeMemory(DecodeShape shape) {
-  shape.rows = max_rows_;
   CachePlan empty;
   empty.batch.tokens_T = at::empty({0}, at::kLong);
   empty.batch.positions_T = at::empty({0}, at::kInt);
@@ -317,8 +308,16 @@ void DecodeGraphs::TakeMemory(DecodeShape shape) {
               .page_table_TL = at::empty({0, shape.table_entries}, at::kInt),
               .lengths_T = at::empty({0}, at::kInt),
               .state_slots_Q = at::empty({0}, at::kLong)};
+  Upload(empty, graph);
+  return [this, step = graph.inputs.At(graph.buffer),
+          max_filters = shape.max_filters,
+          draws = graph.draws] { Queue(step, max_filters, draws); };
+}
+
+void DecodeGraphs::TakeMemory(DecodeShape shape) {
+  shape.rows = max_rows_;
   Graph largest(DecodeInputs(shape, decoder_));
-  device_->Run(MakeStep(shape, empty, largest));
+  device_->Run(MakeStep(shape, largest));
   has_memory_ = true;
 }
 
@@ -332,14 +331,13 @@ void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
   device_->Upload(host_inputs_, count, graph.buffer);
 }
 
-void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
-                          Graph& graph) {
+void DecodeGraphs::Record(const DecodeShape& shape, Graph& graph) {
   const absl::Time start = SteadyNow();
   graph.tried = true;
   try {
     const int64_t before = device_->FreeBytes();
     if (!has_memory_) TakeMemory(shape);
-    const std::function<void()> step = MakeStep(shape, plan, graph);
+    const std::function<void()> step = MakeStep(shape, graph);
     device_->Run(step);
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());

@@ -193,11 +193,11 @@ class DecodeGraphs {
   // Returns the graph of the shape. If there is none, adds a graph without a
   // recording, and may call DropOldest.
   [[nodiscard]] Graph& Find(const DecodeShape& shape);
-  void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
-  // Allocates the graph's memory, writes the plan into it, and returns the step
-  // to record.
+  void Record(const DecodeShape& shape, Graph& graph);
+  // Allocates the graph's memory and returns the step to record. All its rows
+  // are padding, because a step that runs before it is recorded would replace
+  // the states of sequences, and the replay would replace them again.
   [[nodiscard]] std::function<void()> MakeStep(const DecodeShape& shape,
-                                               const CachePlan& plan,
                                                Graph& graph);
   // Runs a step of max_rows_ rows, all of them padding, so that the graphs'
   // memory pool gets the memory that later recordings use.
