@@ -251,6 +251,31 @@ absl::Status ReadPacked(const Checkpoint& checkpoint,
 constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
 constexpr char kHeadName[] = "lm_head.weight";
 
+at::Tensor& FieldOf(moe::ExpertWeights& w, WeightSlot slot) {
+  switch (slot) {
+    case WeightSlot::kRouter:
+      return w.router_EH;
+    case WeightSlot::kRouterBias:
+      return w.router_bias_E;
+    case WeightSlot::kRouterCorrection:
+      return w.router_correction_E;
+    case WeightSlot::kExpertGateUp:
+      return w.gate_up_GH;
+    case WeightSlot::kExpertGateUpBias:
+      return w.gate_up_bias_G;
+    case WeightSlot::kExpertDownBias:
+      return w.down_bias_D;
+    case WeightSlot::kExpertDown:
+      return w.down_DF;
+    case WeightSlot::kSharedGateUp:
+      return w.shared_gate_up_S2H;
+    case WeightSlot::kSharedDown:
+      return w.shared_down_HS;
+    default:
+      return w.shared_gate_1H;
+  }
+}
+
 at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
   switch (slot) {
     case WeightSlot::kInputNorm:
@@ -281,26 +306,6 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.down.weight_OI;
     case WeightSlot::kDownBias:
       return w.down.bias_O;
-    case WeightSlot::kRouter:
-      return w.experts.router_EH;
-    case WeightSlot::kRouterBias:
-      return w.experts.router_bias_E;
-    case WeightSlot::kRouterCorrection:
-      return w.experts.router_correction_E;
-    case WeightSlot::kExpertGateUp:
-      return w.experts.gate_up_GH;
-    case WeightSlot::kExpertGateUpBias:
-      return w.experts.gate_up_bias_G;
-    case WeightSlot::kExpertDownBias:
-      return w.experts.down_bias_D;
-    case WeightSlot::kExpertDown:
-      return w.experts.down_DF;
-    case WeightSlot::kSharedGateUp:
-      return w.experts.shared_gate_up_S2H;
-    case WeightSlot::kSharedDown:
-      return w.experts.shared_down_HS;
-    case WeightSlot::kSharedGate:
-      return w.experts.shared_gate_1H;
     case WeightSlot::kConv:
       return w.conv_WR1;
     case WeightSlot::kDecay:
@@ -309,8 +314,10 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.dt_bias_H;
     case WeightSlot::kDeltaNorm:
       return w.delta_norm_V;
-    default:
+    case WeightSlot::kMlpOutNorm:
       return w.mlp_out_norm_H;
+    default:
+      return FieldOf(w.experts, slot);
   }
 }
 

@@ -31,8 +31,8 @@ struct LayerWeights {
   // is undefined.
   at::Tensor input_norm_H;
   // [(Q + 2K) C, H], rows q | k | v. With output gates, q has rows of queries
-  // and gates head by head. In a layer with a gated delta rule, rows q | k | v |
-  // z | b | a of all heads.
+  // and gates head by head. In a layer with a gated delta rule, rows q | k | v
+  // | z | b | a of all heads.
   lora::BaseLinear qkv;
   at::Tensor q_norm_C;  // [C], or [Q C] with QkNorm::kWhole.
   at::Tensor k_norm_C;

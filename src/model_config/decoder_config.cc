@@ -15,6 +15,7 @@
 #include "src/model_config/family_config.h"
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
+#include "src/model_config/rope_config.h"
 
 namespace weft::model {
 namespace {
@@ -244,9 +245,10 @@ absl::Status ReadMiniMax(JsonFields& fields, ModelConfig& config) {
   return ReadMixtral(fields, config);
 }
 
-// Fills config.moe. May also set qkv_bias (Qwen2-MoE), qk_norm (GLM-4.5) and the
-// activation (gpt-oss). Does nothing for a family without experts. REQUIRES: sizes, biases
-// and activation of `config` are read. Errors: those of ParseModelConfig.
+// Fills config.moe. May also set qkv_bias (Qwen2-MoE), qk_norm (GLM-4.5) and
+// the activation (gpt-oss). Does nothing for a family without experts.
+// REQUIRES: sizes, biases and activation of `config` are read. Errors: those of
+// ParseModelConfig.
 absl::Status ReadMoe(JsonFields& fields, const Family& family,
                      ModelConfig& config) {
   if (family.experts == ExpertFields::kNone) return absl::OkStatus();

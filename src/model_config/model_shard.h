@@ -43,8 +43,9 @@ struct ModelShard {
 
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
 // limit, if the model cannot be split over `size` ranks. Each rank needs at
-// least one query head, one key head of linear layers, one feed-forward feature and one vocabulary entry. On
-// each rank every key/value head must serve equally many query heads.
+// least one query head, one key head of linear layers, one feed-forward feature
+// and one vocabulary entry. On each rank every key/value head must serve
+// equally many query heads.
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 

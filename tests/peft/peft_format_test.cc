@@ -98,8 +98,9 @@ TEST(PeftFormat, NamesAndShapesAreThoseOfPeft) {
   EXPECT_EQ(tensors->at("base_model.model.lm_head.lora_B.weight").shape, b);
 }
 
-// A model with output gates, heads that rotate by halves, and a gated delta rule
-// whose inputs are fused: 2 key heads of one feature, each with 2 value heads.
+// A model with output gates, heads that rotate by halves, and a gated delta
+// rule whose inputs are fused: 2 key heads of one feature, each with 2 value
+// heads.
 ModelShape Hybrid() {
   ModelShape shape = kShape;
   shape.q_width = shape.gate_width = 8;

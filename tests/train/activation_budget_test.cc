@@ -163,8 +163,8 @@ TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
   constexpr int64_t kState = 4 * 16 * 16 * 4;
   EXPECT_EQ(kept(640, 3) - kept(640, 2), 2 * kState);
   // A row keeps the input projections (q, k and v; z; b and a), the output and
-  // five products of rank 8. The tape has mixed q, k and v, the gates and u. The
-  // rest is the residual stream twice and the MLP.
+  // five products of rank 8. The tape has mixed q, k and v, the gates and u.
+  // The rest is the residual stream twice and the MLP.
   constexpr int64_t kRow = (128 + 64 + 8) + 64 + 5 * 8 + (128 + 8 + 64);
   const int64_t rest = 2 * config.hidden + 2 * config.ffn + 3 * 8;
   EXPECT_EQ(kept(640, 1), 640 * 4 * (kRow + rest) + 12 * kState);
