@@ -59,10 +59,12 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                              const Family& family,
                                              int64_t window, int num_layers) {
   int64_t first = 0;
-  if (family.windows == WindowScheme::kLateLayers) {
+  const bool is_late = family.windows == WindowScheme::kLateLayers;
+  if (is_late || window == 0) {  // Without windows, the value does not matter.
     WEFT_ASSIGN_OR_RETURN(first, fields.IntOr("max_window_layers", 0,
                                               kMaxWindow, kFirstLateLayer));
   }
+  if (!is_late) first = 0;
   int64_t pattern = family.pattern;
   if (family.local_theta > 0) {  // Only files of Gemma 3 can set the pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,

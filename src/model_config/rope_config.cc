@@ -419,6 +419,10 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
     inputs.rotary_features = static_cast<int>(features);
   }
   if (family.long_rope) {
+    // Microsoft's files have these fields, which transformers does not read.
+    for (const char* name : {"full_attn_mod", "interpolate_factor"}) {
+      WEFT_RETURN_IF_ERROR(config.IntOr(name, 1, 1, 1).status());
+    }
     WEFT_ASSIGN_OR_RETURN(
         inputs.original_positions,
         config.IntOr("original_max_position_embeddings", 1, kMaxPositions, 0));
