@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/gated_delta.h"
 #include "kernels/cpu/int8_rows.h"
 #include "kernels/cpu/paged_attention.h"
 #include "kernels/cpu/panel_product.h"
@@ -59,6 +60,30 @@ struct KernelTable {
                              int64_t features, float* out);
   void (*clamped_swiglu_backward_row)(const float* dout, int64_t features,
                                       float* gate, float* up);
+  // Computes y = weight x / rms(x) silu(z) for one row [D].
+  void (*gated_norm_row)(const float* x, const float* z, const float* weight,
+                         int64_t features, float eps, float* y);
+  // Writes the gradients dx and dz, given dy = dLoss/dy.
+  void (*gated_norm_backward_row)(const float* dy, const float* x,
+                                  const float* z, const float* weight,
+                                  int64_t features, float eps, float* dx,
+                                  float* dz);
+  // Computes y = x w, or adds it to y, for `count` elements.
+  void (*multiply_row)(const float* x, const float* weight, int64_t count,
+                       bool adds, float* y);
+  // Writes q, k and v of the gated delta rule for one row [W].
+  void (*delta_mix_row)(const DeltaMixRow& row, float* mixed);
+  // Replaces d [W], the gradient of q, k and v, by the gradient of the
+  // convolution.
+  void (*delta_mix_backward_row)(const DeltaMixRow& row, float* d);
+  // Computes a chunk of the gated delta rule: the rows' outputs and the state
+  // after them. No other buffer overlaps another one.
+  // Source: src/ops/delta_chunks.h.
+  void (*delta_chunk)(const DeltaChunk& chunk);
+  // Writes or adds the gradients of a chunk.
+  void (*delta_chunk_backward)(const DeltaChunkBackward& chunk);
+  // Computes one row by the rule itself. Reads the state from memory once.
+  void (*delta_step)(const DeltaStep& step);
   // Scores one row of logits x [V], V <= kMaxVocab, with z = softcap(x) /
   // temperature. Writes logprobs[i] = z[targets[i]] - logsumexp(z), and the
   // entropy of softmax(z) in nats if `entropy` is not null. If

@@ -3,8 +3,11 @@
 #define WEFT_KERNELS_CPU_TABLE_BODY_H_
 
 #include "kernels/cpu/attention_rows_body.h"
+#include "kernels/cpu/delta_mix_body.h"
 #include "kernels/cpu/elementwise_body.h"
 #include "kernels/cpu/gated_body.h"
+#include "kernels/cpu/gated_delta_backward_body.h"
+#include "kernels/cpu/gated_delta_body.h"
 #include "kernels/cpu/int8_rows_body.h"
 #include "kernels/cpu/lse_merge_body.h"
 #include "kernels/cpu/paged_attention_body.h"
@@ -31,6 +34,14 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .geglu_backward_row = GatedBackwardRow<GeluTanh>,
           .clamped_swiglu_row = GatedRow<ClampedSilu>,
           .clamped_swiglu_backward_row = GatedBackwardRow<ClampedSilu>,
+          .gated_norm_row = GatedNormRow,
+          .gated_norm_backward_row = GatedNormBackwardRow,
+          .multiply_row = MultiplyRow,
+          .delta_mix_row = MixDeltaRow,
+          .delta_mix_backward_row = MixDeltaBackwardRow,
+          .delta_chunk = RunDeltaChunk,
+          .delta_chunk_backward = RunDeltaChunkBackward,
+          .delta_step = RunDeltaStep,
           .vocab_row = VocabRow,
           .max_block = MaxBlock,
           .weigh_block = WeighBlock,

@@ -12,6 +12,12 @@
 
 namespace weft::kernels::cuda {
 
+// A thread's sums, in the layout of MultiplyAdd.
+template <int kRowFragments, int kColumnFragments>
+struct TileSums {
+  float of[kRowFragments][kColumnFragments][4];
+};
+
 // A tile of kRows x kColumns sums. A step covers kDepth elements of the depth.
 // Shared memory holds the operands of kStages steps. If kStages is 1, Multiply
 // takes at most one step: end - begin <= kDepth.
@@ -48,10 +54,7 @@ struct Tile {
   struct Memory {
     Stage stages[kStages];
   };
-  // A thread's sums, in the layout of MultiplyAdd.
-  struct Sums {
-    float of[kRowFragments][kColumnFragments][4];
-  };
+  using Sums = TileSums<kRowFragments, kColumnFragments>;
 
   static __device__ int FirstRow() {
     return WarpIndex() / kWarpsAcross * kWarpRows;
@@ -60,29 +63,34 @@ struct Tile {
     return WarpIndex() % kWarpsAcross * kWarpColumns;
   }
 
+  // Adds the products of kFragment elements of the depth, from d on.
+  static __device__ void MultiplyFragments(const Left& left, const Right& right,
+                                           int d, Sums* sums) {
+    unsigned rows[kRowFragments][4];
+    unsigned columns[kColumnFragments / 2][4];
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i) {
+      left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < kColumnFragments / 2; ++j) {
+      right.template Load<false>(FirstColumn() + j * kFragment, d, columns[j]);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnFragments; ++j) {
+        const unsigned column[2] = {columns[j / 2][j % 2 * 2],
+                                    columns[j / 2][j % 2 * 2 + 1]};
+        MultiplyAdd(rows[i], column, sums->of[i][j]);
+      }
+    }
+  }
+
   static __device__ void MultiplyStage(const Stage& stage, Sums* sums) {
 #pragma unroll
     for (int d = 0; d < kDepth; d += kFragment) {
-      unsigned rows[kRowFragments][4];
-      unsigned columns[kColumnFragments / 2][4];
-#pragma unroll
-      for (int i = 0; i < kRowFragments; ++i) {
-        stage.left.template Load<true>(FirstRow() + i * kFragment, d, rows[i]);
-      }
-#pragma unroll
-      for (int j = 0; j < kColumnFragments / 2; ++j) {
-        stage.right.template Load<false>(FirstColumn() + j * kFragment, d,
-                                         columns[j]);
-      }
-#pragma unroll
-      for (int i = 0; i < kRowFragments; ++i) {
-#pragma unroll
-        for (int j = 0; j < kColumnFragments; ++j) {
-          const unsigned column[2] = {columns[j / 2][j % 2 * 2],
-                                      columns[j / 2][j % 2 * 2 + 1]};
-          MultiplyAdd(rows[i], column, sums->of[i][j]);
-        }
-      }
+      MultiplyFragments(stage.left, stage.right, d, sums);
     }
   }
 

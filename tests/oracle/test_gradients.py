@@ -13,7 +13,7 @@ import tolerance
 from batching import together
 from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from daemon import DTYPE
-from experts import need_equal_choices
+from experts import need_equal_choices, need_small_rounding
 from models import TINY
 from reference import MIXED, Adapted, AdapterShape, mixed_shapes
 from texts import next_token, random_tokens, sequences
@@ -35,7 +35,8 @@ def test_three_ranks_in_one_mixed_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     reference, daemon = reference_for(kind), daemon_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
+    need_small_rounding(reference.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)

@@ -14,6 +14,7 @@ namespace weft::tinker {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -265,6 +266,27 @@ TEST_F(TinkerRequestsTest, ARepeatedKeyGetsTheSameSession) {
   key_ = own;
   Post(absl::StrCat("sessions/", session, "/finish"));
   EXPECT_NE(NewSession(), session);
+}
+
+TEST_F(TinkerRequestsTest, TrainAttnMeansAllProjectionsOutsideTheMlp) {
+  using enum TargetModule;
+  Start();
+  engine_->mutable_info()->projections = {kQProj, kGateProj, kDownProj,
+                                          kInProjQkv, kOutProj};
+  const Json lora = {
+      {"rank", 4}, {"train_mlp", false}, {"train_unembed", false}};
+  Result(Post("create_model", {{"session_id", NewSession()},
+                               {"model_seq_id", 0},
+                               {"base_model", "toy"},
+                               {"lora_config", lora}}));
+  std::promise<AdapterPage> page;
+  engine_->ListAdapters({}, [&page](absl::StatusOr<AdapterPage> adapters) {
+    page.set_value(*std::move(adapters));
+  });
+  const AdapterPage adapters = page.get_future().get();
+  ASSERT_EQ(adapters.adapters.size(), 1u);
+  EXPECT_THAT(adapters.adapters[0].config.target_modules,
+              ElementsAre(kQProj, kInProjQkv, kOutProj));
 }
 
 }  // namespace

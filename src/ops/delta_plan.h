@@ -1,0 +1,46 @@
+// Which rows and states the gated delta rule reads over prefix trees. Private
+// to src/ops. Legend: that of gated_delta.h.
+#ifndef WEFT_SRC_OPS_DELTA_PLAN_H_
+#define WEFT_SRC_OPS_DELTA_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/gated_delta.h"
+#include "src/ops/tree_attention.h"
+
+namespace weft::ops {
+
+using kernels::cpu::kDeltaChunkRows;
+
+// Rows [begin, end) of one node. `start` and `stop` are the indices of the
+// states before and after them. -1: starts with zeros, or nothing follows. A
+// state may be replaced in place (start == stop).
+struct DeltaChunk {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t start = -1;
+  int64_t stop = -1;
+};
+
+struct DeltaPlan {
+  // [T, R]: element r of row t is the row R - r steps before it on its path.
+  // Before the first row of a root is row -1, which has zeros, or, if roots
+  // continue sequences, row T + i R + r of sequence i's last R rows.
+  std::vector<int64_t> earlier_TR;
+  std::vector<DeltaChunk> chunks;    // In the order of their rows.
+  std::vector<int64_t> tree_chunks;  // The first chunk of each root, and the
+                                     // number of chunks.
+  int64_t num_states = 0;
+};
+
+// kKeep: every state has its own index, for a backward pass. kReplace: a node
+// has one state. kContinue: the same, and root i starts with state i.
+enum class DeltaStateUse { kKeep, kReplace, kContinue };
+
+[[nodiscard]] DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
+                                  int64_t num_earlier, DeltaStateUse use);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_DELTA_PLAN_H_
