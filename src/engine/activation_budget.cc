@@ -108,20 +108,18 @@ FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
                     int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const model::DeltaConfig& delta = config.delta;
-  const int64_t inputs =
+  // Of q, k, v and z, or u in its place, and of b and a.
+  const int64_t features =
       delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
   const int64_t kept =
-      inputs + delta.value_width() + kDeltaProjections * max_rank;
-  const int64_t rows_of_rule =
-      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
+      features + delta.value_width() + kDeltaProjections * max_rank;
   const int64_t state = delta.value_width() * delta.key_features * kFloatBytes;
   // A node ends a chunk, and its children start with its state.
   const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
-  const int64_t tape = batch.rows * rows_of_rule * kFloatBytes + states * state;
+  const int64_t tape = batch.rows * features * kFloatBytes + states * state;
+  const int64_t gradients = features + 2 * delta.value_width();
   return {.kept = batch.rows * kept * element_bytes + tape,
-          .backward =
-              batch.rows * (inputs + 2 * delta.value_width()) * element_bytes +
-              tape};
+          .backward = batch.rows * gradients * element_bytes + tape};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they
