@@ -353,6 +353,13 @@ TEST(GatedDelta, RefusesShapesThatDoNotFit) {
   const std::vector<AttentionNode> nodes{{0, 5, -1, 5}};
   EXPECT_THROW((void)GatedDelta(inputs, p, {{0, 4, -1, 4}}, nullptr),
                c10::Error);
+  const DeltaInputs mixed{inputs.qkv_TW, inputs.beta_TH,
+                          inputs.alpha_TH.to(at::kDouble)};
+  EXPECT_THROW((void)GatedDelta(mixed, p, nodes, nullptr), c10::Error);
+  // A slot for each of two sequences, but there is one.
+  EXPECT_THROW((void)GatedDeltaPrefill(inputs, p, nodes,
+                                       MakeStates(p, at::kFloat, 3, {0, 1})),
+               c10::Error);
   p.num_value_heads = 3;
   EXPECT_THROW((void)GatedDelta(inputs, p, nodes, nullptr), c10::Error);
 }
