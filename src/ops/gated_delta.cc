@@ -100,17 +100,6 @@ void StoreConvRows(const DeltaInputs& inputs,
 
 }  // namespace
 
-int64_t DeltaTapeBytes(const DeltaParameters& p,
-                       const std::vector<AttentionNode>& nodes) {
-  if (nodes.empty()) return 0;
-  const DeltaPlan plan = PlanDelta(nodes, NumEarlier(p), DeltaStateUse::kKeep);
-  const int64_t row =
-      ConvFeatures(p) + p.num_value_heads * (p.value_features + 2);
-  const int64_t state = p.num_value_heads * p.key_features * p.value_features;
-  return (nodes.back().end * row + plan.num_states * state) *
-         static_cast<int64_t>(sizeof(float));
-}
-
 at::Tensor GatedDelta(const DeltaInputs& inputs, const DeltaParameters& p,
                       const std::vector<AttentionNode>& nodes,
                       DeltaTape* tape) {
