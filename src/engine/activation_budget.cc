@@ -105,7 +105,7 @@ FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
 // gradients of all these and those of the normed output. Zeros if the model has
 // no such layers.
 FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
-                    int max_rank, const BatchRows& batch) {
+                    bool is_cpu, int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const model::DeltaConfig& delta = config.delta;
   // Of q, k, v and z, or u in its place, and of b and a.
@@ -118,8 +118,12 @@ FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
   const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
   const int64_t tape = batch.rows * features * kFloatBytes + states * state;
   const int64_t gradients = features + 2 * delta.value_width();
+  // See GatedDeltaBackward.
+  const int64_t parts = is_cpu ? 0 : delta.value_features / 64 + 1;
+  const int64_t sums =
+      2 * parts * delta.value_heads * delta.key_features * kFloatBytes;
   return {.kept = batch.rows * kept * element_bytes + tape,
-          .backward = batch.rows * gradients * element_bytes + tape};
+          .backward = batch.rows * (gradients * element_bytes + sums) + tape};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they
@@ -172,7 +176,8 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
   const FirstPart attention =
       AttentionPart(config, element_bytes, is_cpu, max_rank, batch);
-  const FirstPart delta = DeltaPart(config, element_bytes, max_rank, batch);
+  const FirstPart delta =
+      DeltaPart(config, element_bytes, is_cpu, max_rank, batch);
   int64_t kept = 2 * shape.hidden + mlp.kept;
   if (config.has_output_norms()) kept += 2 * shape.hidden;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);
