@@ -108,7 +108,7 @@ FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
                     bool is_cpu, int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const model::DeltaConfig& delta = config.delta;
-  // Of q, k, v and z, or u in its place, and of b and a.
+  // A row has q, k, v, z (or u in its place), b and a.
   const int64_t features =
       delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
   const int64_t kept =
