@@ -1,5 +1,5 @@
-// Compares the gated delta rule on CUDA with that on the CPU in f64, which other
-// tests compare with autograd. Also runs on the device of
+// Compares the gated delta rule on CUDA with that on the CPU in f64, which
+// other tests compare with autograd. Also runs on the device of
 // tests/support/host_device (tests/model).
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
