@@ -320,8 +320,10 @@ def test_scores_of_a_prompt_are_the_samplers(
 BAD = [
     ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot'"),
     ({"prompt": "a", "n": 0}, "n is 0"),
-    ({"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty is not offered"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not offered"),
+    ({"prompt": "a", "frequency_penalty": 3}, "frequency_penalty is 3, must be in"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias['x'] is not the id"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, "bias is 101, must be in [-100, 100]"),
+    ({"prompt": "a", "min_p": 2}, "min_p is 2, must be in [0, 1]"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
     ({"prompt": "a", "magic": 1}, "'magic' is not known"),
     ({"prompt": "a", "temperature": -1}, "temperature"),
