@@ -140,6 +140,7 @@ TEST_F(SampleOptionsTest, EachOptionChangesTheDistribution) {
 
 TEST_F(SampleOptionsTest, NoSampleStopsBeforeMinTokens) {
   SampleRequest request = Request(3, 11, 30, 5);
+  request.config.temperature = 50;  // Draws every token now and then.
   for (int32_t i = 1; i < kVocab; i += 2) {
     request.config.stop.token_ids.push_back(i);
   }
@@ -183,8 +184,7 @@ TEST_F(SampleOptionsTest, CompanyAndPreemptionChangeNoDraw) {
   for (const SampleRequest& request : requests) {
     expected.push_back(Alone(request));
   }
-  constexpr int64_t kFewPages = 9;
-  Restart({.kv_cache_bytes = BytesOfPages(decoder_, kFewPages)});
+  Restart({.kv_cache_bytes = BytesOfPages(decoder_, /*pages=*/9)});
   const double before = Metric("weft_sample_preemptions_total");
   for (int i = 0; i < 3; ++i) Admit(i, requests[i]);
   const std::map<uint64_t, SampleResult> results = Finish();

@@ -19,31 +19,31 @@ using ::testing::SizeIs;
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::Tolerance;
 
-constexpr int64_t kVocab = 300;
+constexpr int64_t kEditVocab = 300;
 
 at::Tensor FourRows() {
   at::manual_seed(6);
-  return at::randn({4, kVocab}) * 4;
+  return at::randn({4, kEditVocab}) * 4;
 }
 
 // Rows 2 and 0 have edits, rows 0 and 3 have banned tokens, row 1 has none.
 std::vector<RowEdits> SomeEdits(at::Device device) {
   std::vector<RowEdits> rows = {{.row = 2}, {.row = 0}, {.row = 3}};
-  for (int32_t i = 0; i < kVocab; i += 7) {
+  for (int32_t i = 0; i < kEditVocab; i += 7) {
     const auto x = static_cast<float>(i % 5);
     rows[0].edits.push_back({.token = i, .bias = x - 2, .repetition = 1.3F});
     rows[1].edits.push_back(
         {.token = i, .repetition = 0.5F + x, .penalty = 0.7F * x});
   }
-  rows[1].banned_V = BannedTokens({}, {0, 299}, kVocab, device);
-  rows[2].banned_V = BannedTokens({5, 6, 7}, {6}, kVocab, device);
+  rows[1].banned_V = BannedTokens({}, {0, 299}, kEditVocab, device);
+  rows[2].banned_V = BannedTokens({5, 6, 7}, {6}, kEditVocab, device);
   return rows;
 }
 
 std::vector<std::vector<double>> Expected(const at::Tensor& logits) {
   std::vector<std::vector<double>> rows(4);
   for (int64_t r = 0; r < 4; ++r) {
-    for (int64_t i = 0; i < kVocab; ++i) {
+    for (int64_t i = 0; i < kEditVocab; ++i) {
       rows[r].push_back(logits[r][i].item<float>());
     }
   }
@@ -56,7 +56,7 @@ std::vector<std::vector<double>> Expected(const at::Tensor& logits) {
     }
   }
   rows[0][0] = rows[0][299] = kOut;
-  for (int32_t i = 0; i < kVocab; ++i) {
+  for (int32_t i = 0; i < kEditVocab; ++i) {
     if (i != 5 && i != 7) rows[3][i] = kOut;
   }
   return rows;
@@ -69,7 +69,7 @@ void ExpectEdited(at::Device device) {
   const at::Tensor actual = edited.cpu();
   const auto expected = Expected(logits);
   for (int64_t r = 0; r < 4; ++r) {
-    for (int64_t i = 0; i < kVocab; ++i) {
+    for (int64_t i = 0; i < kEditVocab; ++i) {
       const double value = expected[r][i];
       const auto own = actual[r][i].item<float>();
       if (std::isinf(value)) {
@@ -107,7 +107,7 @@ TEST(EditRowsTest, RefusesWhatDoesNotFit) {
 }
 
 TEST(BannedTokensTest, AreNoneWithoutLists) {
-  EXPECT_FALSE(BannedTokens({}, {}, kVocab, at::kCPU).defined());
+  EXPECT_FALSE(BannedTokens({}, {}, kEditVocab, at::kCPU).defined());
 }
 
 TEST(SequenceEditsTest, ARequestWithoutOptionsHasNone) {
