@@ -37,8 +37,8 @@ struct SampleRows {
   const float* logits_MV = nullptr;
   int64_t row_stride = 0;
   const SampleRule* rules_N = nullptr;
-  // The most filters (top_k, top_p) that a rule has, 0 to 2, and at least 1 if a
-  // rule has min_p. A greedy rule has none.
+  // The most filters (top_k, top_p) that a rule has, 0 to 2, and at least 1 if
+  // a rule has min_p. A greedy rule has none.
   int max_filters = 2;
   void* workspace = nullptr;  // SampleWorkspaceBytes, aligned to 16.
   int32_t* tokens_N = nullptr;
@@ -62,9 +62,10 @@ struct SampleRows {
 // in the order of ids. top_k keeps the first k tokens. Then top_p keeps the
 // shortest prefix whose renormalised probability reaches top_p. Of these tokens
 // min_p keeps those with at least min_p times the likeliest token's
-// probability. A token's weight, relative to the likeliest token, is rounded down to a multiple of
-// 2^-40. A token of weight 0 is never drawn. Sums of weights are exact in any
-// order, so a rule's result depends only on the rule and its row.
+// probability. A token's weight, relative to the likeliest token, is rounded
+// down to a multiple of 2^-40. A token of weight 0 is never drawn. Sums of
+// weights are exact in any order, so a rule's result depends only on the rule
+// and its row.
 // Units:   two launches, each of which passes over the logits. There are 5 more
 //          launches if max_filters is 1, and 7 more if it is 2. The additional
 //          launches skip chunks whose logits are all below a search's range.

@@ -23,8 +23,8 @@ constexpr uint32_t kWeyl1 = 0xBB67AE85;
 // A draw without filters first finds a block of this many tokens, and then the
 // token in the block. A block is short enough for a sum in f32.
 constexpr size_t kBlock = 512;
-// With top_p or min_p and no top_k, the first attempt takes this many of the likeliest
-// tokens. Later attempts take more.
+// With top_p or min_p and no top_k, the first attempt takes this many of the
+// likeliest tokens. Later attempts take more.
 constexpr size_t kFirstCandidates = 256;
 
 // softmax(logits / temperature) as weights. The likeliest token has weight 1.

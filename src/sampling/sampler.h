@@ -54,9 +54,10 @@ struct DrawResult {
 // Shapes:  logits [V] f32, V >= 1. They must be finite or -inf, and not all
 // -inf. Otherwise returns nullopt, for example after training diverged.
 // Units:   Time is O(V) without filters and O(V log k) for top_k. top_p and
-// min_p alone sort as many of the likeliest tokens as they need. The weights of all tokens
-// are f32, summed in f32 within blocks and in f64 over blocks. The weights of
-// tokens that filters keep are f64. Allocates only for filters or top_logprobs.
+// min_p alone sort as many of the likeliest tokens as they need. The weights of
+// all tokens are f32, summed in f32 within blocks and in f64 over blocks. The
+// weights of tokens that filters keep are f64. Allocates only for filters or
+// top_logprobs.
 // Threads: any.
 [[nodiscard]] std::optional<DrawResult> DrawToken(
     absl::Span<const float> logits, const DrawConfig& config, float uniform);
