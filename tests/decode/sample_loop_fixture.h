@@ -164,8 +164,8 @@ class SampleLoopTest : public ::testing::Test {
 
 // Returns the logits after `tokens`, computed by one pass without a cache.
 inline at::Tensor NextLogits(const model::Decoder& decoder,
-                               const std::vector<int32_t>& tokens,
-                               const lora::AdapterVersionPtr& version) {
+                             const std::vector<int32_t>& tokens,
+                             const lora::AdapterVersionPtr& version) {
   const auto length = static_cast<int64_t>(tokens.size());
   model::PackedBatch batch{
       .tokens_T = at::tensor(tokens, at::kLong),
