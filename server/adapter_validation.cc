@@ -93,6 +93,7 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
 RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
   return {.vocab_size = info.vocab_size,
           .context_length = info.context_length,
+          .eos_token_ids = info.eos_token_ids,
           .max_rank = info.max_rank,
           .num_experts = info.num_experts,
           .experts_per_token = info.experts_per_token,

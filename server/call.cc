@@ -281,7 +281,8 @@ absl::Status CallRecord::HoldResult(const RequestFields& fields,
                                     const EngineInfo& info) {
   // A front that promises results keeps only those that exist.
   const int64_t tokens = origin_.promises ? 0 : fields.token_bytes;
-  const int64_t bytes = tokens + fields.list_bytes +
+  const int64_t bytes = tokens + fields.list_bytes + fields.edit_bytes +
+                        fields.vocab_tables * info.vocab_size +
                         fields.routed_tokens * info.expert_layers *
                             info.experts_per_token * kExpertBytes;
   WEFT_RETURN_IF_ERROR(Hold(bytes, FairBudget::Term::kLong));

@@ -14,6 +14,20 @@ int64_t ListBytes(int64_t num_tokens, int top_logprobs) {
   return num_tokens * (kTopListBytes + kTopEntryBytes * top_logprobs);
 }
 
+// What the edit of a logit takes in its sequence, in a plan, and on the device.
+constexpr int64_t kEditBytes = 160;
+
+// Returns what the edits take if all samples run at the same time.
+int64_t EditBytes(const SampleRequest& request) {
+  const SamplingConfig& config = request.config;
+  auto edits = static_cast<int64_t>(config.logit_bias.size());
+  if (config.has_penalties()) edits += config.max_tokens;
+  if (config.repetition_penalty != 1) {
+    edits += static_cast<int64_t>(request.prompt.size());
+  }
+  return request.num_samples * edits * kEditBytes;
+}
+
 int64_t RoutedTokens(const SampleRequest& request) {
   if (!request.return_routing) return 0;
   return request.num_samples * (static_cast<int64_t>(request.prompt.size()) +
@@ -46,7 +60,12 @@ RequestFields FieldsOf(SampleRequest* request) {
           .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)),
           .list_bytes = ListBytes(drawn, request->top_logprobs) +
                         ListBytes(prompt, request->prompt_top_logprobs),
-          .routed_tokens = RoutedTokens(*request)};
+          .routed_tokens = RoutedTokens(*request),
+          .edit_bytes = EditBytes(*request),
+          .vocab_tables = request->config.allowed_token_ids.empty() &&
+                                  request->config.min_tokens == 0
+                              ? 0
+                              : 2};
 }
 
 RequestFields FieldsOf(CreateAdapterRequest* request) {

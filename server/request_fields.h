@@ -42,10 +42,14 @@ struct RequestFields {
   int64_t cost = 0;
   // At most how many bytes of memory the result takes, for requests of a few
   // bytes whose results may be large: the tokens, the lists of likely tokens,
-  // and the tokens with experts.
+  // and the tokens with experts. The last two are for what samples need while
+  // they run: changes of logits, and tables with a byte for each token of the
+  // vocabulary.
   int64_t token_bytes = 0;
   int64_t list_bytes = 0;
   int64_t routed_tokens = 0;
+  int64_t edit_bytes = 0;
+  int64_t vocab_tables = 0;
 };
 
 [[nodiscard]] RequestFields FieldsOf(TrainRequest* request);

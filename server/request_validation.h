@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -35,11 +36,13 @@ namespace weft {
 inline constexpr uint32_t kMaxTargetsPerToken = 1024;
 inline constexpr size_t kMaxStopEntries = 64;
 inline constexpr uint32_t kMaxTopLogprobs = 20;
+inline constexpr int kMaxLogitBiases = 1024;
 
 // The limits that the running model and the operator's options set.
 struct RequestLimits {
   int vocab_size = 0;
   int context_length = 0;
+  std::vector<int32_t> eos_token_ids;
   int max_rank = 0;
   // The next three fields are 0 for a model without experts.
   int num_experts = 0;

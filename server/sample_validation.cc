@@ -2,6 +2,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -83,6 +84,86 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
   return out;
 }
 
+absl::Status ReadPenalties(const v1::SamplingConfig& in, SamplingConfig* out) {
+  const double repetition =
+      in.has_repetition_penalty() ? in.repetition_penalty() : 1;
+  WEFT_RETURN_IF_ERROR(CheckReal("config.repetition_penalty", repetition,
+                                 {.low = 0.01, .high = 100}));
+  WEFT_RETURN_IF_ERROR(CheckReal("config.presence_penalty",
+                                 in.presence_penalty(),
+                                 {.low = -2, .high = 2}));
+  WEFT_RETURN_IF_ERROR(CheckReal("config.frequency_penalty",
+                                 in.frequency_penalty(),
+                                 {.low = -2, .high = 2}));
+  out->repetition_penalty = static_cast<float>(repetition);
+  out->presence_penalty = static_cast<float>(in.presence_penalty());
+  out->frequency_penalty = static_cast<float>(in.frequency_penalty());
+  return absl::OkStatus();
+}
+
+absl::Status ReadBiases(const v1::SamplingConfig& in, int vocab_size,
+                        SamplingConfig* out) {
+  if (in.logit_bias_size() > kMaxLogitBiases) {
+    return BadField(
+        "config.logit_bias",
+        absl::StrCat("has ", in.logit_bias_size(), " entries, must be at most ",
+                     kMaxLogitBiases));
+  }
+  std::set<int32_t> tokens;
+  for (int i = 0; i < in.logit_bias_size(); ++i) {
+    const auto token = static_cast<int32_t>(in.logit_bias(i).token());
+    const std::string path = absl::StrCat("config.logit_bias[", i, "]");
+    if (token < 0 || token >= vocab_size) {
+      return BadField(absl::StrCat(path, ".token"),
+                      absl::StrCat("is ", in.logit_bias(i).token(),
+                                   ", must be in [0, ", vocab_size, ")"));
+    }
+    WEFT_RETURN_IF_ERROR(CheckReal(absl::StrCat(path, ".bias"),
+                                   in.logit_bias(i).bias(),
+                                   {.low = -100, .high = 100}));
+    if (!tokens.insert(token).second) {
+      return BadField(absl::StrCat(path, ".token"),
+                      absl::StrCat("is ", token, " again"));
+    }
+    out->logit_bias.emplace_back(token, in.logit_bias(i).bias());
+  }
+  return absl::OkStatus();
+}
+
+// Reads which tokens may be drawn, after `out->stop` and `out->max_tokens`.
+absl::Status ReadAllowed(const v1::SamplingConfig& in,
+                         const RequestLimits& limits, SamplingConfig* out) {
+  if (in.allowed_token_ids_size() > limits.vocab_size) {
+    return BadField(
+        "config.allowed_token_ids",
+        absl::StrCat("has ", in.allowed_token_ids_size(),
+                     " values, must be at most ", limits.vocab_size));
+  }
+  WEFT_ASSIGN_OR_RETURN(out->allowed_token_ids,
+                        ReadIds("config.allowed_token_ids",
+                                in.allowed_token_ids(), limits.vocab_size));
+  WEFT_RETURN_IF_ERROR(CheckCount("config.min_tokens", in.min_tokens(), 0,
+                                  static_cast<uint64_t>(out->max_tokens)));
+  out->min_tokens = static_cast<int>(in.min_tokens());
+  if (out->min_tokens == 0) return absl::OkStatus();
+  std::set<int32_t> ends(out->stop.token_ids.begin(),
+                         out->stop.token_ids.end());
+  if (!out->stop.ignore_eos) {
+    ends.insert(limits.eos_token_ids.begin(), limits.eos_token_ids.end());
+  }
+  const bool only_ends =
+      out->allowed_token_ids.empty()
+          ? ends.size() == static_cast<size_t>(limits.vocab_size)
+          : std::ranges::all_of(out->allowed_token_ids, [&](int32_t token) {
+              return ends.contains(token);
+            });
+  if (!only_ends) return absl::OkStatus();
+  return BadField("config.min_tokens",
+                  absl::StrCat("is ", out->min_tokens,
+                               ", must be 0: all tokens that may be drawn end "
+                               "a sample"));
+}
+
 absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
                                           size_t prompt_length,
                                           const RequestLimits& limits) {
@@ -110,8 +191,14 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   }
   WEFT_RETURN_IF_ERROR(CheckReal("config.top_p", out.top_p,
                                  {.low = 0, .high = 1, .low_open = true}));
+  out.min_p = in.min_p();
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("config.min_p", out.min_p, {.low = 0, .high = 1}));
+  WEFT_RETURN_IF_ERROR(ReadPenalties(in, &out));
+  WEFT_RETURN_IF_ERROR(ReadBiases(in, limits.vocab_size, &out));
   out.seed = in.has_seed() ? in.seed() : DrawSeed();
   WEFT_ASSIGN_OR_RETURN(out.stop, ReadStop(in.stop(), limits));
+  WEFT_RETURN_IF_ERROR(ReadAllowed(in, limits, &out));
   return out;
 }
 

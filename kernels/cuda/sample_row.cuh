@@ -30,16 +30,20 @@ struct Row {
   float max;
   float inverse_temperature;
 
+  // Returns the log of logit x's probability over that of the likeliest token.
+  [[nodiscard]] __device__ float LogRatio(float x) const {
+    return (x - max) * inverse_temperature;
+  }
   // Returns the weight of logit x in units of 2^-40, rounded down. The
   // likeliest token has 2^40 units.
   [[nodiscard]] __device__ uint64_t Weight(float x) const {
-    return static_cast<uint64_t>(expf((x - max) * inverse_temperature) *
-                                 kUnitsPerOne);
+    return static_cast<uint64_t>(expf(LogRatio(x)) * kUnitsPerOne);
   }
 };
 
 __device__ inline bool IsFiltered(const SampleRule& rule) {
-  return rule.temperature > 0 && (rule.top_k > 0 || rule.top_p < 1);
+  return rule.temperature > 0 &&
+         (rule.top_k > 0 || rule.top_p < 1 || rule.min_p > 0);
 }
 
 __device__ inline Row RowOf(const SampleRows& rows, const SampleRule& rule,

@@ -23,6 +23,7 @@ struct Histograms {
   // The tokens of `first` in the search's range, by the next bits of their
   // keys. Advance clears this histogram after each count.
   Histogram range;
+  uint64_t likely;  // Weight of the tokens that min_p keeps, if there is one.
 };
 
 // What a search looks for. The searches run in this order. kFound means that
@@ -38,6 +39,7 @@ struct Search {
   uint32_t num_tokens = 0;  // Number of tokens that can be drawn.
   float max = 0;            // The largest logit, known after level 0.
   uint64_t total = 0;       // Weight of all tokens.
+  uint64_t likely = 0;      // Weight of all tokens that min_p keeps.
   uint64_t kept = 0;        // Weight that earlier filters keep.
   uint64_t above = 0;       // Weight of the keys above the range.
   // The target minus the sum over the keys above the range. For top_k it is a
@@ -89,6 +91,9 @@ __device__ inline void Begin(const SampleRule& rule, Aim aim,
     if (!(rule.top_p < 1)) aim = Aim::kDraw;
   }
   if (aim == Aim::kDraw) {
+    // min_p keeps a prefix of the order, as the other filters do. So the tokens
+    // that all filters keep are the shorter prefix.
+    if (search->kept > search->likely) search->kept = search->likely;
     target = TargetOf(search->kept,
                       Philox24(rule.seed, rule.sample_index, rule.position));
   }
@@ -107,6 +112,8 @@ __device__ inline void Advance(const SampleRule& rule, Histograms* histograms,
     const Buckets first(histograms->first);
     search->num_tokens = static_cast<uint32_t>(first.num_tokens());
     search->total = search->kept = first.weight();
+    search->likely =
+        rule.min_p > 0 ? __ldcg(&histograms->likely) : search->total;
     Begin(rule, Aim::kTopK, first, search);
     return;
   }

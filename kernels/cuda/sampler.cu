@@ -117,6 +117,10 @@ __global__ void __launch_bounds__(kCountThreads)
   if (search.level == 0) search.max = RowMax(space, n);
   if (!IsDistribution(search.max)) return;
   const Row row = RowOf(rows, rule, search.max);
+  // The first count also adds up what min_p keeps. No ratio is positive.
+  const bool sums_likely = search.level == 0 && rule.min_p > 0;
+  const float least_ratio = sums_likely ? logf(rule.min_p) : INFINITY;
+  uint64_t likely = 0;
   __syncthreads();
   for (int64_t chunk = part * kCountWarps + WarpIndex();
        chunk < space.num_chunks; chunk += parts * kCountWarps) {
@@ -130,10 +134,18 @@ __global__ void __launch_bounds__(kCountThreads)
       if (bucket >= kBuckets) continue;
       const uint64_t weight = row.Weight(x[i]);
       if (weight > 0) counted.Add(bucket, weight);
+      if (row.LogRatio(x[i]) >= least_ratio) likely += weight;
     }
   }
   __syncthreads();
   Histograms* histograms = &space.histograms_N[n];
+  if (sums_likely) {
+    likely = WarpReduce(likely, Add());
+    if (Lane() == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&histograms->likely),
+                static_cast<unsigned long long>(likely));
+    }
+  }
   counted.AddTo(search.level == 0 ? &histograms->first : &histograms->range);
   if (!IsLastBlock(&space.counters_N[n], parts)) return;
   Advance(rule, histograms, &search);

@@ -25,6 +25,7 @@ struct SampleRule {
   // The row of logits from which the rule draws. Rules may share a row. -1: the
   // rule draws nothing.
   int32_t row = 0;
+  float min_p = 0;  // In [0, 1]; 0 keeps all.
 };
 
 // All pointers are device pointers. The number and size of launches depend only
@@ -36,8 +37,8 @@ struct SampleRows {
   const float* logits_MV = nullptr;
   int64_t row_stride = 0;
   const SampleRule* rules_N = nullptr;
-  // The most filters (top_k, top_p) that a rule has, 0 to 2. A greedy rule has
-  // none.
+  // The most filters (top_k, top_p) that a rule has, 0 to 2, and at least 1 if
+  // a rule has min_p. A greedy rule has none.
   int max_filters = 2;
   void* workspace = nullptr;  // SampleWorkspaceBytes, aligned to 16.
   int32_t* tokens_N = nullptr;
@@ -50,19 +51,21 @@ struct SampleRows {
                                           int max_filters);
 
 // Draws a token for each rule, and writes the token and its logprob. The
-// logprob is that of softmax(logits / T), before top_k and top_p. T is the
+// logprob is that of softmax(logits / T), before the filters. T is the
 // temperature, or 1 for a temperature of 0. The token is -1 and the logprob is
 // NaN if the row has a NaN or +inf, if the row has only -inf, or if the rule's
 // row is -1. The same may happen if the rule has more than max_filters filters.
 //
 // The draw inverts the cumulative distribution, as src/sampling/sampler.h does.
-// Without filters, the distribution is in the order of ids. With top_k or
-// top_p, it is in the order of logits, highest first, and equal logits are in
-// the order of ids. top_k keeps the first k tokens. Then top_p keeps the
-// shortest prefix whose renormalised probability reaches top_p. A token's
-// weight, relative to the likeliest token, is rounded down to a multiple of
-// 2^-40. A token of weight 0 is never drawn. Sums of weights are exact in any
-// order, so a rule's result depends only on the rule and its row.
+// Without filters, the distribution is in the order of ids. With top_k, top_p
+// or min_p, it is in the order of logits, highest first, and equal logits are
+// in the order of ids. top_k keeps the first k tokens. Then top_p keeps the
+// shortest prefix whose renormalised probability reaches top_p. Of these tokens
+// min_p keeps those with at least min_p times the likeliest token's
+// probability. A token's weight, relative to the likeliest token, is rounded
+// down to a multiple of 2^-40. A token of weight 0 is never drawn. Sums of
+// weights are exact in any order, so a rule's result depends only on the rule
+// and its row.
 // Units:   two launches, each of which passes over the logits. There are 5 more
 //          launches if max_filters is 1, and 7 more if it is 2. The additional
 //          launches skip chunks whose logits are all below a search's range.

@@ -49,6 +49,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
     AddRows(plan.batch.routing, s.job->version, r, r + 1);
     plan.logit_rows.push_back(r);
     plan.draws.push_back(s.job->RuleOf(s.sample_index, r));
+    s.AddEdits(r, plan.edits);
   }
   plan.logit_routing = plan.batch.routing;
   plan.batch.tokens_T = at::tensor(tokens, at::kLong);
@@ -107,7 +108,8 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   sequences_.Add({.job = &job,
                   .sample_index = kPrompt,
                   .pages = std::nullopt,
-                  .stop = sampling::StopMatcher(job.stop, token_bytes_)});
+                  .stop = sampling::StopMatcher(job.stop, token_bytes_),
+                  .edits = {request->config, request->prompt}});
 }
 
 absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
@@ -200,7 +202,8 @@ bool SampleLoop::StartSample(SampleJob& job) {
                         .sample_index = index,
                         .pages = std::move(pages),
                         .length = prompt.length,
-                        .stop = prompt.stop};
+                        .stop = prompt.stop,
+                        .edits = prompt.edits};
   const std::optional<sampling::DrawResult> drawn =
       std::exchange(job.first_draws[index], std::nullopt);
   if (!job.HasMoreToStart()) sequences_.Erase(prompt.age());
@@ -210,7 +213,7 @@ bool SampleLoop::StartSample(SampleJob& job) {
     return true;
   }
   if (index == 0) probe_->ObserveFirstToken(SteadyNow() - job.accepted_at);
-  if (Accept(job, index, sample.stop, *drawn)) {
+  if (Accept(sample, *drawn)) {
     AddRouting(sample);
   } else {
     sequences_.Add(std::move(sample));
@@ -239,7 +242,7 @@ void SampleLoop::Decode() {
       continue;
     }
     ++s.length;
-    if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
+    if (Accept(s, *drawn[r])) {
       AddRouting(s);
       sequences_.CachePrefix(s, /*ends=*/true);
       sequences_.Erase(s.age());
@@ -269,26 +272,28 @@ void SampleLoop::AddRouting(const SampleSequence& sample) {
   if (job.streams) job.deltas.back().piece.routing = routing;
 }
 
-bool SampleLoop::Accept(SampleJob& job, int sample_index,
-                        sampling::StopMatcher& stop,
+bool SampleLoop::Accept(SampleSequence& sequence,
                         const sampling::DrawResult& drawn) {
-  Sample& sample = job.result.samples[sample_index];
+  SampleJob& job = *sequence.job;
+  const SamplingConfig& config = job.request->config;
+  Sample& sample = job.result.samples[sequence.sample_index];
   probe_->CountSampledToken();
   sample.tokens.push_back(drawn.token);
   sample.logprobs.push_back(drawn.logprob);
   if (job.request->top_logprobs > 0) {
     sample.top_logprobs.push_back(drawn.top_logprobs);
   }
-  if (stop.Push(drawn.token)) {
+  sequence.edits.Push(drawn.token);
+  const auto num_tokens = static_cast<int>(sample.tokens.size());
+  if (sequence.stop.Push(drawn.token) && num_tokens > config.min_tokens) {
     sample.finish_reason = FinishReason::kStop;
-  } else if (static_cast<int>(sample.tokens.size()) >=
-             job.request->config.max_tokens) {
+  } else if (num_tokens >= config.max_tokens) {
     sample.finish_reason = FinishReason::kLength;
   }
   const bool ends = sample.finish_reason != FinishReason::kNone;
   if (ends) ++job.num_finished;
   if (job.streams) {
-    SampleDelta delta{.sample_index = sample_index,
+    SampleDelta delta{.sample_index = sequence.sample_index,
                       .piece = {.tokens = {drawn.token},
                                 .logprobs = {drawn.logprob},
                                 .finish_reason = sample.finish_reason},

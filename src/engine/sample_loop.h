@@ -90,8 +90,7 @@ class SampleLoop {
   [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
   // Appends the token to its sample. Returns true if the token ends the sample.
-  bool Accept(SampleJob& job, int sample_index, sampling::StopMatcher& stop,
-              const sampling::DrawResult& drawn);
+  bool Accept(SampleSequence& sequence, const sampling::DrawResult& drawn);
   // Stores the experts of a finished sample's tokens in its result, if the
   // request has return_routing.
   void AddRouting(const SampleSequence& sample);

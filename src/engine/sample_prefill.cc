@@ -35,6 +35,10 @@ class PrefillRows {
   // Asks for the logits of a row. Returns the row's index in the logits.
   int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
   void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
+  // Changes a row of the logits as the sequence asks.
+  void Edit(const SampleSequence& sequence, int64_t logit) {
+    sequence.AddEdits(logit, plan_.edits);
+  }
 
   [[nodiscard]] int64_t size() const {
     return static_cast<int64_t>(tokens_.size());
@@ -270,7 +274,7 @@ void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
   PrefillRows rows;
   std::vector<absl::Span<const int32_t>> scored;
   for (const SamplePiece& piece : pieces) {
-    const SampleJob& job = *piece.sequence->job;
+    SampleJob& job = *piece.sequence->job;
     const int64_t first_row = rows.size();
     rows.Add(*piece.sequence, piece.begin, piece.end);
     int64_t begin = 0;
@@ -284,6 +288,9 @@ void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
     scored.push_back(targets);
     if (!piece.ends_prompt()) continue;
     const int64_t logit = rows.WantLogits(rows.size() - 1, job.version);
+    const model::Decoder& decoder = executor_.decoder();
+    job.SetBans(decoder.config().vocab, decoder.device());
+    rows.Edit(*piece.sequence, logit);
     for (int i = 0; i < job.request->num_samples; ++i) {
       rows.Draw(job.RuleOf(i, logit));
     }

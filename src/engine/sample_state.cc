@@ -11,12 +11,23 @@ sampling::DrawRule SampleJob::RuleOf(int sample_index, int64_t row) const {
   return {.config = {.temperature = config.temperature,
                      .top_k = config.top_k,
                      .top_p = config.top_p,
+                     .min_p = config.min_p,
                      .top_logprobs = request->top_logprobs},
           .seed = config.seed,
           .sample_index = static_cast<uint32_t>(sample_index),
           .position =
               static_cast<uint32_t>(result.samples[sample_index].tokens.size()),
           .row = static_cast<int32_t>(row)};
+}
+
+void SampleJob::SetBans(int64_t vocab, at::Device device) {
+  const SamplingConfig& config = request->config;
+  const auto banned = [&](const std::vector<int32_t>& tokens) {
+    return sampling::BannedTokens(config.allowed_token_ids, tokens, vocab,
+                                  device);
+  };
+  banned_V = banned({});
+  if (config.min_tokens > 0) early_banned_V = banned(stop.token_ids);
 }
 
 int64_t SampleSequence::target() const {
@@ -44,6 +55,18 @@ std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
                   drawn.begin() + (count - from_prompt));
   }
   return tokens;
+}
+
+void SampleSequence::AddEdits(int64_t row,
+                              std::vector<sampling::RowEdits>& rows) const {
+  const size_t drawn = sample_index == kPrompt
+                           ? 0
+                           : job->result.samples[sample_index].tokens.size();
+  const bool early =
+      drawn < static_cast<size_t>(job->request->config.min_tokens);
+  const at::Tensor& banned_V = early ? job->early_banned_V : job->banned_V;
+  if (edits.edits().empty() && !banned_V.defined()) return;
+  rows.push_back({.row = row, .edits = edits.edits(), .banned_V = banned_V});
 }
 
 }  // namespace weft::engine

@@ -19,6 +19,7 @@
 #include "src/request/adapter_key.h"
 #include "src/request/sample.h"
 #include "src/sampling/draw_rows.h"
+#include "src/sampling/logit_edits.h"
 #include "src/sampling/stop_matcher.h"
 
 namespace weft::engine {
@@ -34,6 +35,9 @@ struct SampleJob {
   absl::Time accepted_at;
   lora::AdapterVersionPtr version;
   StopRule stop;
+  // RowEdits::banned_V of samples, and of those that have fewer than min_tokens
+  // tokens. SetBans makes them.
+  at::Tensor banned_V, early_banned_V;
   // first_draws[i] is sample i's first draw, and is reset when the sample
   // starts. The vector is empty until the prompt is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
@@ -61,6 +65,8 @@ struct SampleJob {
   // Returns the rule for drawing the sample's next token from this row of the
   // logits.
   [[nodiscard]] sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
+  // Called once, before the first draw. Throws c10::Error.
+  void SetBans(int64_t vocab, at::Device device);
   // Returns 0 for the base model.
   [[nodiscard]] uint64_t weights_id() const {
     return version == nullptr ? 0 : version->id.value();
@@ -91,6 +97,7 @@ struct SampleSequence {
   // sequence was not preempted or the request has no return_routing.
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
+  sampling::SequenceEdits edits = {};
 
   [[nodiscard]] SampleAge age() const { return {job->order, sample_index}; }
   // Returns the number of tokens whose keys the sequence needs to continue: all
@@ -115,6 +122,9 @@ struct SampleSequence {
   [[nodiscard]] std::array<int64_t, 2> StatePlaces() const;
   // Returns the first `count` tokens.
   [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
+  // Appends the changes of the logits of the sequence's next token, if there
+  // are any. `row` is the logits' row.
+  void AddEdits(int64_t row, std::vector<sampling::RowEdits>& rows) const;
 };
 
 }  // namespace weft::engine

@@ -54,12 +54,13 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
 }
 
 // Returns whether the plan is a decode step that scores nothing and draws one
-// token from every row, without top_logprobs.
+// token from every row, without top_logprobs and from the model's own logits.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const auto all = static_cast<size_t>(num_rows);
   if (!plan.kv.decode || num_rows == 0 || !plan.score_rows.empty() ||
-      plan.draws.size() != all || plan.logit_rows.size() != all) {
+      !plan.edits.empty() || plan.draws.size() != all ||
+      plan.logit_rows.size() != all) {
     return false;
   }
   for (int64_t row = 0; row < num_rows; ++row) {

@@ -199,6 +199,7 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
   }
   if (!IsFirst()) return {};
   CacheOutput output;
+  if (!plan.edits.empty()) sampling::EditRows(logits_RV, plan.edits);
   if (!plan.draws.empty()) {
     output.drawn = sampling::DrawRows(std::exchange(logits_RV, {}), plan.draws);
   }

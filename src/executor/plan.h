@@ -15,6 +15,7 @@
 #include "src/loss/fused_head.h"
 #include "src/model/packed_batch.h"
 #include "src/sampling/draw_rows.h"
+#include "src/sampling/logit_edits.h"
 
 namespace weft::executor {
 
@@ -59,6 +60,9 @@ struct CachePlan {
   lora::LoraRouting logit_routing;
   // The rules for drawing tokens. Each rule names a row of the logits.
   DrawRules draws;
+  // Changes of these logits before the draws. Their tensors are on the device.
+  // Other ranks do not get them, because rank 0 draws.
+  std::vector<sampling::RowEdits> edits;
   // Distinct batch rows whose next tokens are scored.
   std::vector<int64_t> score_rows;
   loss::ScoreRows scores;

@@ -28,6 +28,19 @@ struct SamplingConfig {
   double top_p = 1.0;
   uint64_t seed = 0;
   StopRule stop;
+  double min_p = 0;  // In [0, 1]; 0 keeps all tokens.
+  // Changes of the logits, in the order of sampling.proto.
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // Of distinct tokens.
+  std::vector<int32_t> allowed_token_ids;             // Empty: all.
+  int min_tokens = 0;  // Tokens that a sample has before it may stop.
+
+  [[nodiscard]] bool has_penalties() const {
+    return repetition_penalty != 1 || presence_penalty != 0 ||
+           frequency_penalty != 0;
+  }
 };
 
 struct SampleRequest {

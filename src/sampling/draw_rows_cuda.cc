@@ -35,7 +35,8 @@ k::SampleRule RuleOf(const DrawRule& rule) {
           .seed = rule.seed,
           .sample_index = rule.sample_index,
           .position = rule.position,
-          .row = rule.row};
+          .row = rule.row,
+          .min_p = static_cast<float>(rule.config.min_p)};
 }
 
 // Draws on the host for the rules with top_logprobs. Copies each row once.
@@ -97,7 +98,8 @@ int MaxFilters(const std::vector<DrawRule>& rules) {
     const DrawConfig& config = rule.config;
     if (config.temperature == 0) continue;
     most =
-        std::max(most, (config.top_k > 0 ? 1 : 0) + (config.top_p < 1 ? 1 : 0));
+        std::max({most, (config.top_k > 0 ? 1 : 0) + (config.top_p < 1 ? 1 : 0),
+                  config.min_p > 0 ? 1 : 0});
   }
   return most;
 }

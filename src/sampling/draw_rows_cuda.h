@@ -26,8 +26,9 @@ inline constexpr size_t kRuleBytes = 40;
 // rule draw nothing. Throws c10::Error if there are more rules than places.
 void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places);
 
-// Returns the largest number of filters (top_k, top_p) of any rule, 0 to 2. The
-// number of launches of a draw depends on it.
+// Returns the largest number of filters (top_k, top_p) of any rule, 0 to 2, and
+// at least 1 if a rule has min_p. The number of launches of a draw depends on
+// it.
 [[nodiscard]] int MaxFilters(const std::vector<DrawRule>& rules);
 
 // The memory of a draw on the device: its results and its workspace.

@@ -23,8 +23,8 @@ constexpr uint32_t kWeyl1 = 0xBB67AE85;
 // A draw without filters first finds a block of this many tokens, and then the
 // token in the block. A block is short enough for a sum in f32.
 constexpr size_t kBlock = 512;
-// With top_p and no top_k, the first attempt takes this many of the likeliest
-// tokens. Later attempts take more.
+// With top_p or min_p and no top_k, the first attempt takes this many of the
+// likeliest tokens. Later attempts take more.
 constexpr size_t kFirstCandidates = 256;
 
 // softmax(logits / temperature) as weights. The likeliest token has weight 1.
@@ -152,23 +152,26 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
                            : std::min(kFirstCandidates, vocab);
   std::vector<int32_t> tokens = LikeliestTokens(distribution.logits, count);
   double kept = WeightOf(distribution, tokens);
-  if (has_top_k) {
-    total = kept;
-  } else {
-    while (kept < config.top_p * total && count < vocab) {
-      // If more than vocab / 16 tokens are needed, one sort of all tokens is
-      // cheaper than another heap.
-      count = count < vocab / 16 ? 4 * count : vocab;
-      tokens = LikeliestTokens(distribution.logits, count);
-      kept = WeightOf(distribution, tokens);
-    }
+  if (has_top_k) total = kept;
+  const double wanted = config.top_p < 1
+                            ? config.top_p * total
+                            : std::numeric_limits<double>::infinity();
+  const double least = std::log(config.min_p);  // -inf for 0.
+  // A top_k has all its candidates. min_p needs no more of them once one is not
+  // likely enough.
+  while (!has_top_k && kept < wanted && count < vocab &&
+         distribution.LogWeight(tokens.back()) >= least) {
+    // If more than vocab / 16 tokens are needed, one sort of all tokens is
+    // cheaper than another heap.
+    count = count < vocab / 16 ? 4 * count : vocab;
+    tokens = LikeliestTokens(distribution.logits, count);
+    kept = WeightOf(distribution, tokens);
   }
-  const double wanted = config.top_p * total;
   double sum = 0;
   size_t size = 0;
   while (size < tokens.size() && (size == 0 || sum < wanted)) {
     const double weight = distribution.Weight(tokens[size]);
-    if (weight == 0) break;
+    if (weight == 0 || distribution.LogWeight(tokens[size]) < least) break;
     sum += weight;
     ++size;
   }
@@ -234,7 +237,7 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   if (is_greedy) {
     token = std::find(logits.begin() + best.block, logits.end(), best.logit) -
             logits.begin();
-  } else if (config.top_k > 0 || config.top_p < 1) {
+  } else if (config.top_k > 0 || config.top_p < 1 || config.min_p > 0) {
     token = DrawFiltered(distribution, config, total, uniform);
   } else {
     token = DrawUnfiltered(distribution, total, uniform);

@@ -23,6 +23,7 @@ struct DrawConfig {
                              // one with the lowest id.
   int top_k = 0;             // 0 keeps all tokens.
   double top_p = 1.0;        // In (0, 1]; 1 keeps all tokens.
+  double min_p = 0;          // In [0, 1]; 0 keeps all tokens.
   int top_logprobs = 0;      // The number of likeliest tokens in the result.
 };
 
@@ -38,21 +39,25 @@ struct DrawResult {
 // random number, in [0, 1).
 //
 // Without filters, probabilities are summed in the order of token ids. With
-// top_k or top_p, the tokens are first sorted: by logit, highest first, and on
-// a tie by id, lowest first. top_k keeps the first k tokens of the sorted
-// order. Then top_p keeps the shortest prefix of these tokens, at least one,
-// that has at least the share top_p of their total probability. The draw sums
-// the probabilities of the kept tokens in the sorted order.
+// top_k, top_p or min_p, the tokens are first sorted: by logit, highest first,
+// and on a tie by id, lowest first. top_k keeps the first k tokens of the
+// sorted order. Then top_p keeps the shortest prefix of these tokens, at least
+// one, that has at least the share top_p of their total probability. Of this
+// prefix min_p keeps the tokens with at least min_p times the first token's
+// probability. The draw sums the probabilities of the kept tokens in the sorted
+// order. Source of min_p: Nguyen et al. 2024, "Turning up the heat", in the
+// order of transformers.
 //
 // A token with logit -inf is never drawn. Temperature 0 ignores `uniform` and
 // the filters. The result has min(top_logprobs, V) top_logprobs in the sorted
 // order, at the same temperature as `logprob` and without filters.
 // Shapes:  logits [V] f32, V >= 1. They must be finite or -inf, and not all
 // -inf. Otherwise returns nullopt, for example after training diverged.
-// Units:   Time is O(V) without filters and O(V log k) for top_k. top_p alone
-// sorts as many of the likeliest tokens as it needs. The weights of all tokens
-// are f32, summed in f32 within blocks and in f64 over blocks. The weights of
-// tokens that filters keep are f64. Allocates only for filters or top_logprobs.
+// Units:   Time is O(V) without filters and O(V log k) for top_k. top_p and
+// min_p alone sort as many of the likeliest tokens as they need. The weights of
+// all tokens are f32, summed in f32 within blocks and in f64 over blocks. The
+// weights of tokens that filters keep are f64. Allocates only for filters or
+// top_logprobs.
 // Threads: any.
 [[nodiscard]] std::optional<DrawResult> DrawToken(
     absl::Span<const float> logits, const DrawConfig& config, float uniform);

@@ -258,12 +258,13 @@ bool StopMatcher::Push(int32_t token) {
         [this](const auto& sequence) { return EndsWith(recent_, sequence); });
   }
   if (longest_string_ > 0 && token_bytes_ != nullptr) {
+    const size_t old = tail_.size();
     tail_ += token_bytes_->Bytes(token);
-    // A match may begin in the bytes of earlier tokens, which tail_ keeps. The
-    // match ends in this token, because an earlier match would have ended the
-    // sample.
-    stops |= std::ranges::any_of(rule_.byte_strings, [this](const auto& text) {
-      return tail_.find(text) != std::string::npos;
+    // A match may begin in the bytes of earlier tokens, which tail_ keeps. It
+    // must end in this token: the sample may have gone on after an earlier one.
+    stops |= std::ranges::any_of(rule_.byte_strings, [&](const auto& text) {
+      const size_t first = old < text.size() ? 0 : old - text.size() + 1;
+      return tail_.find(text, first) != std::string::npos;
     });
     KeepLast(tail_, longest_string_ - 1);
   }

@@ -40,7 +40,8 @@ class StopMatcher {
  public:
   StopMatcher(const StopRule& rule, const TokenBytes* token_bytes);
 
-  // Takes the next token. Returns true if the sample ends with it.
+  // Takes the next token. Returns true if the rule matches with it, and so the
+  // sample ends unless it is too short (SamplingConfig::min_tokens).
   [[nodiscard]] bool Push(int32_t token);
 
  private:

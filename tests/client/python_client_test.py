@@ -420,6 +420,27 @@ def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -
     assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
 
 
+def test_changes_of_logits_are_sent(sent: list[Any], client: weft.Client) -> None:
+    client.sample(
+        [1],
+        min_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=2.0,
+        logit_bias={7: 1, 8: -100.0},
+        allowed_token_ids=[7, 8],
+        min_tokens=4,
+    )
+    config = sent[-1].config
+    assert (config.min_p, config.repetition_penalty) == (0.5, 1.5)
+    assert (config.presence_penalty, config.frequency_penalty) == (-1, 2)
+    assert [(b.token, b.bias) for b in config.logit_bias] == [(7, 1), (8, -100)]
+    assert list(config.allowed_token_ids) == [7, 8] and config.min_tokens == 4
+    client.sample([1])
+    config = sent[-1].config
+    assert not config.HasField("repetition_penalty") and not config.logit_bias
+
+
 def test_an_empty_stop_list_leaves_the_end_of_sequence(
     sent: list[Any], client: weft.Client
 ) -> None:

@@ -254,6 +254,9 @@ def test_one_text_or_byte_string_is_one_stop(
         ({"stop": ["\ud800"]}, "cannot be sent"),
         ({"stop": 5}, "cannot be sent"),
         ({"temperature": "hot"}, "cannot be sent"),
+        ({"logit_bias": [5]}, "cannot be sent"),
+        ({"logit_bias": {-1: 1}}, "cannot be sent"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
     ],
 )
 def test_values_that_cannot_be_sent_are_invalid_arguments(

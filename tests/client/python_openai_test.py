@@ -108,6 +108,27 @@ def test_what_may_be_a_stop_waits() -> None:
     assert cutter.stopped and cutter.add("more") == cutter.finish() == ""
 
 
+@pytest.mark.parametrize(
+    ("stops", "min_tokens", "wanted"),
+    [
+        (["abc"], 0, ""),
+        (["abc"], 2, ""),
+        (["abc"], 3, "abc"),
+        (["abc"], 5, "abc"),
+        (["abc"], 6, "abcabcxab"),
+        (["a", "abcabcx~"], 1, "abc"),  # The first "a" is still held back then.
+    ],
+)
+def test_a_stop_text_within_min_tokens_does_not_count(
+    tokenizer: ModelTokenizer, stops: list[str], min_tokens: int, wanted: str
+) -> None:
+    for size in (1, 9):
+        answer = Answer(tokenizer, stops, min_tokens)
+        tokens = list(b"abcabcxab")
+        pieces = [answer.add(tokens[i : i + size]) for i in range(0, 9, size)]
+        assert "".join(pieces) + answer.finish() == wanted
+
+
 def test_a_full_queue_delays_answers_and_refuses_streams(
     tokenizer: ModelTokenizer,
 ) -> None:
@@ -169,10 +190,12 @@ def test_fields_that_change_nothing_are_taken() -> None:
     ("name", "value"),
     [
         ("top_k", -2),
-        ("repetition_penalty", 1.1),
-        ("repetition_penalty", 0),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"5": "1"}),
+        ("min_tokens", -1),
+        ("allowed_token_ids", ["a"]),
         ("length_penalty", 0.5),
-        ("min_p", 0.05),
         ("best_of", 3),
         ("ignore_eos", True),
         ("skip_special_tokens", False),

@@ -229,11 +229,10 @@ inline void SampleLoopTest::ExpectSameResultsInAnyOrder(
   }
 }
 
-// Returns the log softmax of the logits after `tokens`, computed by one pass
-// without a cache.
-inline at::Tensor NextLogprobs(const model::Decoder& decoder,
-                               const std::vector<int32_t>& tokens,
-                               const lora::AdapterVersionPtr& version) {
+// Returns the logits after `tokens`, computed by one pass without a cache.
+inline at::Tensor NextLogits(const model::Decoder& decoder,
+                             const std::vector<int32_t>& tokens,
+                             const lora::AdapterVersionPtr& version) {
   const auto length = static_cast<int64_t>(tokens.size());
   model::PackedBatch batch{
       .tokens_T = at::tensor(tokens, at::kLong),
@@ -245,8 +244,13 @@ inline at::Tensor NextLogprobs(const model::Decoder& decoder,
   const at::Tensor x =
       decoder.ForwardLayers(model::Mode::kEval, batch, nullptr, 0, nullptr);
   return at::mm(decoder.FinalNorm(x.slice(0, length - 1)),
-                decoder.weights().head_VH.t())[0]
-      .log_softmax(0);
+                decoder.weights().head_VH.t())[0];
+}
+
+inline at::Tensor NextLogprobs(const model::Decoder& decoder,
+                               const std::vector<int32_t>& tokens,
+                               const lora::AdapterVersionPtr& version) {
+  return NextLogits(decoder, tokens, version).log_softmax(0);
 }
 
 }  // namespace weft::engine

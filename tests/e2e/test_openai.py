@@ -317,11 +317,46 @@ def test_scores_of_a_prompt_are_the_samplers(
     assert reply.usage.completion_tokens == 0
 
 
+def test_options_change_what_is_drawn(
+    client: openai.OpenAI, tokenizer: ModelTokenizer
+) -> None:
+    yes, no = tokenizer.encode("yes")[0], tokenizer.encode("no")[0]
+
+    def drawn(**options: Any) -> str:
+        more = {k: options.pop(k) for k in ("allowed_token_ids", "min_tokens", "min_p")}
+        reply = client.completions.create(
+            model="keeper", prompt="Well,", seed=3, extra_body=more, **options
+        )
+        return str(reply.choices[0].text)
+
+    texts = {t: tokenizer.decode([t]) for t in (yes, no)}
+    both: dict[str, Any] = {
+        "allowed_token_ids": [yes, no],
+        "min_tokens": 6,
+        "min_p": 0.0,
+        "max_tokens": 6,
+        "stop": texts[no],
+    }
+    assert drawn(**both, logit_bias={str(yes): 100}) == texts[yes] * 6
+    assert drawn(**both, logit_bias={str(no): 100}) == texts[no] * 6
+    # With min_p 1, only the likeliest token is drawn, and a penalty of 2 for each
+    # draw in the end makes it the other one.
+    text = drawn(
+        **{**both, "min_p": 1.0, "max_tokens": 24, "min_tokens": 24},
+        frequency_penalty=2.0,
+        presence_penalty=2.0,
+        temperature=0.5,
+    )
+    assert texts[yes] in text and texts[no] in text
+
+
 BAD = [
     ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot'"),
     ({"prompt": "a", "n": 0}, "n is 0"),
-    ({"prompt": "a", "frequency_penalty": 0.5}, "frequency_penalty is not offered"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not offered"),
+    ({"prompt": "a", "frequency_penalty": 3}, "frequency_penalty is 3, must be in"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias['x'] is not the id"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, "bias is 101, must be in [-100, 100]"),
+    ({"prompt": "a", "min_p": 2}, "min_p is 2, must be in [0, 1]"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
     ({"prompt": "a", "magic": 1}, "'magic' is not known"),
     ({"prompt": "a", "temperature": -1}, "temperature"),

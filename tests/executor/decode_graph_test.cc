@@ -297,7 +297,7 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
 }
 
 TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
-  std::vector<CachePlan> plans(6, Plan(2, 1));
+  std::vector<CachePlan> plans(7, Plan(2, 1));
   plans[0] = Plan(kMaxRows + 1, 1);
   plans[1].draws[1].config.top_logprobs = 2;
   plans[2].draws.clear();
@@ -308,6 +308,7 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
                              .end = 1,
                              .version = testing::TinyVersion(
                                  decoder_.config(), {.rank = 3}, at::kFloat)}};
+  plans[6].edits = {{.row = 1, .edits = {{.token = 3, .bias = 1}}}};
   for (const CachePlan& plan : plans) {
     EXPECT_EQ(graphs_.Run(plan), std::nullopt) << &plan - plans.data();
   }

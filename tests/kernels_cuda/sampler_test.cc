@@ -85,7 +85,7 @@ Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
   double total = 0;
   for (const int32_t i : kept.tokens) total += weight(i);
   kept.log_total = std::log(total);
-  if (rule.top_k > 0 || rule.top_p < 1) {
+  if (rule.top_k > 0 || rule.top_p < 1 || rule.min_p > 0) {
     std::stable_sort(
         kept.tokens.begin(), kept.tokens.end(),
         [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
@@ -100,6 +100,7 @@ Kept KeptBy(const std::vector<float>& logits, const SampleRule& rule) {
            (size == 0 || sum < rule.top_p * total)) {
       sum += weight(kept.tokens[size++]);
     }
+    while (weight(kept.tokens[size - 1]) < rule.min_p) --size;
     kept.tokens.resize(size);
   }
   for (const int32_t i : kept.tokens) kept.weights.push_back(weight(i));
@@ -133,7 +134,7 @@ class CudaSamplerTest : public CudaKernelTest {
  private:
   static bool SameFilters(const SampleRule& a, const SampleRule& b) {
     return a.temperature == b.temperature && a.top_k == b.top_k &&
-           a.top_p == b.top_p;
+           a.top_p == b.top_p && a.min_p == b.min_p;
   }
   static void CheckOne(const std::vector<float>& logits, const SampleRule& rule,
                        int32_t token, float logprob) {
@@ -195,6 +196,31 @@ TEST_F(CudaSamplerTest, FiltersKeepTheLikeliest) {
   }
 }
 
+// min_p alone, and as the narrower and the wider one of two filters.
+TEST_F(CudaSamplerTest, MinPKeepsTokensThatAreLikelyEnough) {
+  for (const int64_t vocab : {5, 600}) {
+    std::vector<float> logits = RandomFloats(vocab, 59, 3);
+    for (float& x : logits) x = std::round(x * 4) / 4;  // There are ties.
+    for (const float min_p : {1e-3F, 0.1F, 1.0F}) {
+      for (const int top_k : {0, 40}) {
+        for (const double top_p : {0.7, 1.0}) {
+          Check(logits,
+                {.temperature = 1.5F,
+                 .top_k = top_k,
+                 .top_p = top_p,
+                 .seed = 78,
+                 .min_p = min_p},
+                2);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+  const std::vector<float> logits = RandomFloats(700, 60, 3);
+  const SampleRule alone = {.seed = 5, .min_p = 0.2F};
+  Check(logits, {alone}, DrawFromRows({logits}, {alone}, /*max_filters=*/1));
+}
+
 TEST_F(CudaSamplerTest, IsGreedyAtTemperatureZeroLowestIdOnATie) {
   std::vector<float> logits = RandomFloats(1000, 53);
   logits[700] = logits[900] = 20;
@@ -240,7 +266,8 @@ TEST_F(CudaSamplerTest, ManySeedsDrawWhatTheCpuDraws) {
                        .top_p = i % 4 == 2 ? 0.8 : 1,
                        .seed = i * 0x9E3779B97F4A7C15,
                        .sample_index = i % 7,
-                       .position = i % 11});
+                       .position = i % 11,
+                       .min_p = i % 8 > 4 ? 0.15F : 0});
     }
     const Drawn drawn = DrawOnDevice(logits, rules);
     for (size_t r = 0; r < rules.size(); ++r) {
@@ -249,7 +276,8 @@ TEST_F(CudaSamplerTest, ManySeedsDrawWhatTheCpuDraws) {
           sampling::DrawToken(logits,
                               {.temperature = rule.temperature,
                                .top_k = rule.top_k,
-                               .top_p = rule.top_p},
+                               .top_p = rule.top_p,
+                               .min_p = rule.min_p},
                               sampling::CounterUniform(
                                   rule.seed, rule.sample_index, rule.position));
       EXPECT_EQ(drawn.tokens[r], expected->token) << r;

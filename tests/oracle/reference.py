@@ -232,9 +232,13 @@ class Adapted:
         """Returns the log-probability of every target, [N], differentiable."""
         return target_logprobs(self.model, tokens, targets, temperature)
 
+    def all_logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Returns the logits, [N, V], differentiable."""
+        return _logits(self.model, tokens)
+
     def all_logprobs(self, tokens: Sequence[int]) -> torch.Tensor:
         """Returns all log-probabilities, [N, V], differentiable."""
-        return torch.log_softmax(_logits(self.model, tokens), dim=-1)
+        return torch.log_softmax(self.all_logits(tokens), dim=-1)
 
     def gradients(self) -> dict[str, np.ndarray]:
         gradients = {

@@ -164,6 +164,12 @@ def test_sampling_is_that_of_one_rank(
         "ignore_eos": True,
         "num_samples": 3,
     }
+    # Only the first rank changes logits.
+    changes: Any = {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.5,
+        "allowed_token_ids": range(0, reference.vocab, 2),
+    }
 
     def draw(daemon: daemon_module.Daemon) -> list[Any]:
         with daemon.client() as client:
@@ -172,7 +178,7 @@ def test_sampling_is_that_of_one_rank(
                 source.sample(prompt, prompt_logprobs=scores_prompt, **options)
                 for source in (client, adapter)
                 for scores_prompt in (True, False)
-            ]
+            ] + [adapter.sample(prompt, **options, **changes)]
 
     if kind not in of_one_rank:
         of_one_rank[kind] = draw(daemon_for(kind))

@@ -29,7 +29,8 @@ std::vector<DrawRule> SomeRules() {
   for (const DrawConfig& config :
        {DrawConfig{.temperature = 0}, DrawConfig{}, DrawConfig{.top_k = 5},
         DrawConfig{.temperature = 0.7, .top_p = 0.5},
-        DrawConfig{.temperature = 2, .top_logprobs = 3}}) {
+        DrawConfig{.temperature = 2, .top_logprobs = 3},
+        DrawConfig{.top_p = 0.9, .min_p = 0.1}}) {
     const auto row = static_cast<uint32_t>(rules.size());
     rules.push_back({.config = config,
                      .seed = uint64_t{9} << 33,

@@ -143,7 +143,8 @@ INSTANTIATE_TEST_SUITE_P(
                       // order of likelihood.
                       DistributionCase{"TopKKeepsAll", 300, {.top_k = 300}},
                       DistributionCase{
-                          "TopPKeepsAll", 300, {.top_p = 1 - 1e-12}}),
+                          "TopPKeepsAll", 300, {.top_p = 1 - 1e-12}},
+                      DistributionCase{"MinPKeepsAll", 300, {.min_p = 1e-9}}),
     [](const auto& test) { return test.param.name; });
 
 TEST(DrawTokenTest, ReportsLogprobOfUnfilteredScaledDistribution) {
@@ -152,7 +153,7 @@ TEST(DrawTokenTest, ReportsLogprobOfUnfilteredScaledDistribution) {
     for (const double temperature : {0.5, 1.0, 3.0}) {
       const std::vector<double> p = Softmax(logits, temperature);
       const DrawConfig config{
-          .temperature = temperature, .top_k = 4, .top_p = 0.9};
+          .temperature = temperature, .top_k = 4, .top_p = 0.9, .min_p = 0.01};
       const DrawResult result = Draw(logits, config, 0.7F);
       EXPECT_NEAR(result.logprob, std::log(p[result.token]), 2e-6);
     }
@@ -177,7 +178,7 @@ TEST(DrawTokenTest, DrawsNothingFromLogitsThatAreNotFinite) {
   for (const std::vector<float>& logits : cases) {
     for (const DrawConfig& config :
          {DrawConfig{.temperature = 0}, DrawConfig{}, DrawConfig{.top_k = 1},
-          DrawConfig{.top_p = 0.5}}) {
+          DrawConfig{.top_p = 0.5}, DrawConfig{.min_p = 0.5}}) {
       EXPECT_FALSE(DrawToken(logits, config, 0.5F).has_value());
     }
   }
@@ -209,6 +210,42 @@ TEST(DrawTokenTest, TopPCountsWithinWhatTopKKept) {
   // a top_p of 0.6 alone. Among all tokens, it has only half of the weight.
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.6}), ElementsAre(0));
   EXPECT_THAT(Support(logits, {.top_k = 2, .top_p = 0.7}), ElementsAre(0, 1));
+}
+
+TEST(DrawTokenTest, MinPKeepsTokensThatAreLikelyEnough) {
+  // The probabilities over that of the first token: 1, 1/2, 1/4, 1/8.
+  const float ln2 = std::log(2.0F);
+  const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -4 * ln2};
+  EXPECT_THAT(Support(logits, {.min_p = 1}), ElementsAre(0));
+  EXPECT_THAT(Support(logits, {.min_p = 0.3}), ElementsAre(0, 1));
+  EXPECT_THAT(Support(logits, {.min_p = 0.2}), ElementsAre(0, 1, 2));
+  EXPECT_THAT(Support(logits, {.min_p = 0.1}), ElementsAre(0, 1, 2, 3));
+  // The ratios are those at the temperature of the draw.
+  EXPECT_THAT(Support(logits, {.temperature = 0.5, .min_p = 0.3}),
+              ElementsAre(0));
+  EXPECT_THAT(Support(logits, {.temperature = 2, .min_p = 0.3}),
+              ElementsAre(0, 1, 2, 3));
+}
+
+TEST(DrawTokenTest, MinPDoesNotChangeWhatTopKAndTopPKeep) {
+  const float ln2 = std::log(2.0F);
+  const std::vector<float> logits = {-ln2, -2 * ln2, -3 * ln2, -4 * ln2};
+  EXPECT_THAT(Support(logits, {.top_k = 2, .min_p = 0.2}), ElementsAre(0, 1));
+  EXPECT_THAT(Support(logits, {.top_k = 4, .min_p = 0.3}), ElementsAre(0, 1));
+  // The first two tokens have 12/15 of all weight, and 12/14 of the weight of
+  // those that min_p keeps. So the order of the filters shows.
+  EXPECT_THAT(Support(logits, {.top_p = 0.82, .min_p = 0.2}),
+              ElementsAre(0, 1, 2));
+  EXPECT_THAT(Support(logits, {.top_p = 0.82, .min_p = 0.4}),
+              ElementsAre(0, 1));
+}
+
+TEST(DrawTokenTest, MinPGrowsPastItsFirstCandidatesOnFlatLogits) {
+  std::vector<float> flat(5000, 0.5F);
+  std::fill(flat.begin() + 3000, flat.end(), -1);
+  EXPECT_EQ(Draw(flat, {.min_p = 0.5}, 0).token, 0);
+  EXPECT_EQ(Draw(flat, {.min_p = 0.5}, kJustBelowOne).token, 2999);
+  EXPECT_EQ(Draw(flat, {.temperature = 0, .min_p = 0.5}, 0.9F).token, 0);
 }
 
 TEST(DrawTokenTest, TopPGrowsPastItsFirstCandidatesOnFlatLogits) {

@@ -153,6 +153,20 @@ void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
               std::isnormal(static_cast<float>(1 / config.temperature)))
       << config.temperature;
   EXPECT_GE(config.temperature, 0);
+  EXPECT_TRUE(config.min_p >= 0 && config.min_p <= 1) << config.min_p;
+  EXPECT_TRUE(config.repetition_penalty >= 0.01F &&
+              config.repetition_penalty <= 100)
+      << config.repetition_penalty;
+  for (const float penalty :
+       {config.presence_penalty, config.frequency_penalty}) {
+    EXPECT_TRUE(penalty >= -2 && penalty <= 2) << penalty;
+  }
+  for (const auto& [token, bias] : config.logit_bias) {
+    ExpectIds({token}, limits);
+    EXPECT_TRUE(bias >= -100 && bias <= 100) << bias;
+  }
+  ExpectIds(config.allowed_token_ids, limits);
+  EXPECT_TRUE(config.min_tokens >= 0 && config.min_tokens <= config.max_tokens);
   ExpectUsable(config.stop, limits);
 }
 

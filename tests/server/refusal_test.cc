@@ -1,5 +1,6 @@
 // Tests every refusal of the services other than TrainingService: its cause,
 // its code and its message.
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -61,6 +62,70 @@ TEST(RefusalTest, Sample) {
         "config.top_p is 1.1"},
        {"top_p nan", [=](Ask& r) { config(r)->set_top_p(kNan); },
         "config.top_p is nan"}});
+}
+
+TEST(RefusalTest, ChangesOfLogits) {
+  const auto config = [](Ask& r) { return r.mutable_config(); };
+  const auto bias = [](Ask& r, uint32_t token, float value) {
+    v1::TokenBias* const entry = r.mutable_config()->add_logit_bias();
+    entry->set_token(token);
+    entry->set_bias(value);
+  };
+  ExpectRefusals<Ask>(
+      GoodSample(),
+      {{"min_p -1", [=](Ask& r) { config(r)->set_min_p(-1); },
+        "config.min_p is -1, must be in [0, 1]"},
+       {"min_p nan", [=](Ask& r) { config(r)->set_min_p(kNan); },
+        "config.min_p is nan"},
+       {"repetition 0", [=](Ask& r) { config(r)->set_repetition_penalty(0); },
+        "config.repetition_penalty is 0, must be in [0.01, 100]"},
+       {"repetition inf",
+        [=](Ask& r) { config(r)->set_repetition_penalty(kInf); },
+        "config.repetition_penalty is inf"},
+       {"presence 3", [=](Ask& r) { config(r)->set_presence_penalty(3); },
+        "config.presence_penalty is 3, must be in [-2, 2]"},
+       {"frequency -3", [=](Ask& r) { config(r)->set_frequency_penalty(-3); },
+        "config.frequency_penalty is -3, must be in [-2, 2]"},
+       {"bias of token 100", [=](Ask& r) { bias(r, 100, 1); },
+        "config.logit_bias[0].token is 100, must be in [0, 100)"},
+       {"bias of token -1", [=](Ask& r) { bias(r, UINT32_MAX, 1); },
+        "config.logit_bias[0].token is 4294967295"},
+       {"bias 101", [=](Ask& r) { bias(r, 5, 101); },
+        "config.logit_bias[0].bias is 101, must be in [-100, 100]"},
+       {"bias nan", [=](Ask& r) { bias(r, 5, std::nanf("")); },
+        "config.logit_bias[0].bias is nan"},
+       {"bias again",
+        [=](Ask& r) {
+          bias(r, 5, 1);
+          bias(r, 5, 2);
+        },
+        "config.logit_bias[1].token is 5 again"},
+       {"1025 biases",
+        [=](Ask& r) {
+          for (uint32_t i = 0; i < 1025; ++i) bias(r, i, 1);
+        },
+        "config.logit_bias has 1025 entries, must be at most 1024"},
+       {"allowed token", [=](Ask& r) { config(r)->add_allowed_token_ids(100); },
+        "config.allowed_token_ids[0] is 100, must be in [0, 100)"},
+       {"101 allowed",
+        [=](Ask& r) {
+          for (int i = 0; i < 101; ++i) config(r)->add_allowed_token_ids(1);
+        },
+        "config.allowed_token_ids has 101 values, must be at most 100"},
+       {"min_tokens > max_tokens",
+        [=](Ask& r) {
+          config(r)->set_max_tokens(3);
+          config(r)->set_min_tokens(4);
+        },
+        "config.min_tokens is 4, must be in [0, 3]"},
+       {"only a stop",
+        [=](Ask& r) {
+          config(r)->set_min_tokens(1);
+          config(r)->add_allowed_token_ids(8);
+          config(r)->mutable_stop()->add_token_ids(8);
+        },
+        "config.min_tokens is 1, must be 0: all tokens that may be drawn "
+        "end"}});
 }
 
 TEST(RefusalTest, StopRules) {

@@ -1,9 +1,11 @@
 #include <chrono>
 #include <map>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "server/request_fields.h"
 #include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 
@@ -103,6 +105,47 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
   EXPECT_THAT(seen.stop.token_ids, ElementsAre(7));
   EXPECT_THAT(seen.stop.token_sequences, ElementsAre(ElementsAre(8)));
   EXPECT_THAT(seen.stop.byte_strings, ElementsAre("\n\n"));
+}
+
+TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
+  v1::SampleRequest request = GoodPrompt();
+  v1::SamplingConfig* const config = request.mutable_config();
+  config->set_min_p(0.25);
+  config->set_repetition_penalty(1.5);
+  config->set_presence_penalty(-2);
+  config->set_frequency_penalty(0.5);
+  config->add_logit_bias()->set_token(9);
+  config->mutable_logit_bias(0)->set_bias(-100);
+  config->add_allowed_token_ids(4);
+  config->set_min_tokens(3);
+  grpc::ClientContext context;
+  v1::SampleResponse response;
+  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  const SamplingConfig seen = engine_.last_sample().config;
+  EXPECT_EQ(seen.min_p, 0.25);
+  EXPECT_EQ(seen.repetition_penalty, 1.5F);
+  EXPECT_EQ(seen.presence_penalty, -2);
+  EXPECT_EQ(seen.frequency_penalty, 0.5F);
+  EXPECT_THAT(seen.logit_bias, ElementsAre(std::pair(9, -100.0F)));
+  EXPECT_THAT(seen.allowed_token_ids, ElementsAre(4));
+  EXPECT_EQ(seen.min_tokens, 3);
+}
+
+TEST(SampleFieldsTest, ChangesOfLogitsCountForEverySample) {
+  SampleRequest request{.prompt = {1, 2, 3}, .num_samples = 4};
+  request.config.max_tokens = 5;
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 0);
+  EXPECT_EQ(FieldsOf(&request).vocab_tables, 0);
+  request.config.min_p = 0.1;
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 0);
+  request.config.logit_bias = {{1, 1.0F}};
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * 160);
+  request.config.presence_penalty = 1;
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * (1 + 5) * 160);
+  request.config.repetition_penalty = 2;
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * (1 + 5 + 3) * 160);
+  request.config.min_tokens = 1;
+  EXPECT_EQ(FieldsOf(&request).vocab_tables, 2);
 }
 
 TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {

@@ -79,6 +79,7 @@ TEST_F(ByteStops, DoNotMatchAnOldPieceAgain) {
   StopMatcher matcher(Strings({"ab", "aaaaaa"}), &bytes_);
   EXPECT_TRUE(matcher.Push(2));
   EXPECT_TRUE(matcher.Push(2));
+  EXPECT_FALSE(matcher.Push(0));  // The matcher still has the last "ab".
   EXPECT_EQ(StopsAtAny({"aab"}, {0, 3, 0, 1}), -1);
 }
 

@@ -357,12 +357,25 @@ def sample_request(
     for name in ("max_tokens", "num_samples"):
         if options.get(name) == 0:  # In a request, 0 means the server's default.
             raise InvalidArgument(f"{name} is 0, must be at least 1")
+    allowed = options.get("allowed_token_ids")
+    if allowed is not None and len(allowed) == 0:  # In a request, none means all.
+        raise InvalidArgument("allowed_token_ids is empty, must have at least one")
     with _sendable():
         config = sampling_pb2.SamplingConfig(
             max_tokens=options.get("max_tokens") or 0,
             temperature=options.get("temperature"),
             top_k=options.get("top_k", 0),
             top_p=options.get("top_p"),
+            min_p=options.get("min_p", 0),
+            repetition_penalty=options.get("repetition_penalty"),
+            presence_penalty=options.get("presence_penalty", 0),
+            frequency_penalty=options.get("frequency_penalty", 0),
+            logit_bias=[
+                sampling_pb2.TokenBias(token=token, bias=bias)
+                for token, bias in dict(options.get("logit_bias") or {}).items()
+            ],
+            allowed_token_ids=() if allowed is None else allowed,
+            min_tokens=options.get("min_tokens", 0),
             seed=options.get("seed"),
             stop=stop_rule(options.get("stop") or (), options.get("ignore_eos", False)),
         )

@@ -86,6 +86,40 @@ class SampleOptions(TypedDict, total=False):
     top_p: Annotated[
         float, Option(1.0, "Total probability of the likeliest tokens to draw from.")
     ]
+    min_p: Annotated[
+        float,
+        Option(
+            0.0,
+            "Draws from the tokens that are at least this many times as likely as the "
+            "likeliest one.",
+        ),
+    ]
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            1.0,
+            "Divides positive logits of tokens that the prompt or the sample has, and "
+            "multiplies negative ones.",
+        ),
+    ]
+    presence_penalty: Annotated[
+        float,
+        Option(0.0, "Subtracted from the logits of tokens that the sample has."),
+    ]
+    frequency_penalty: Annotated[
+        float,
+        Option(0.0, "Subtracted from a token's logit as often as the sample has it."),
+    ]
+    logit_bias: Annotated[
+        Mapping[int, float] | None,
+        Option(None, "Added to the logits of these token ids."),
+    ]
+    allowed_token_ids: Annotated[
+        Sequence[int] | None, Option(None, "Draws only these tokens; with None all.")
+    ]
+    min_tokens: Annotated[
+        int, Option(0, "The least tokens that a sample has before it may stop.")
+    ]
     seed: Annotated[int | None, Option(None, "With None the server draws a seed.")]
     stop: Annotated[
         Stop | None,
@@ -282,8 +316,9 @@ class Sample:
     """
 
     tokens: list[int]  # [S] drawn tokens, including the stop token.
-    # [S] log-probabilities before top_k and top_p, at the call's temperature. If the
-    # temperature is 0, they are at temperature 1.
+    # [S] log-probabilities after penalties, biases and excluded tokens, and before
+    # top_k, top_p and min_p, at the call's temperature. If the temperature is 0, they
+    # are at temperature 1.
     logprobs: FloatArray
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.

@@ -33,6 +33,10 @@ class Job:
     keep_answer: bool = True  # False: only the prompt is wanted.
     usage_in_stream: bool = False
 
+    def text(self) -> Answer:
+        """Returns the text of one sample, still empty."""
+        return Answer(self.tokenizer, self.stops, self.options.get("min_tokens", 0))
+
     def seeded(self, index: int) -> SampleOptions:
         """Returns the options of one prompt, with its own seed. Prompts with the same
         seed would share their random numbers."""
@@ -55,7 +59,7 @@ async def answer(job: Job) -> Json:
 
 
 def _choice(job: Job, prompt: list[int], result: SampleResult, sample: Sample) -> Json:
-    text = Answer(job.tokenizer, job.stops)
+    text = job.text()
     answered = text.add(sample.tokens) + text.finish() if job.keep_answer else ""
     if job.chat:
         scored = _scored(job, sample) if job.scored else None
@@ -105,7 +109,7 @@ async def stream(job: Job) -> AsyncIterator[str]:
     status."""
     drawn = 0
     for index, prompt in enumerate(job.prompts):
-        texts = [Answer(job.tokenizer, job.stops) for _ in range(job.num_samples)]
+        texts = [job.text() for _ in range(job.num_samples)]
         offsets = [0] * job.num_samples
         first = index * job.num_samples
         if job.chat:

@@ -39,6 +39,15 @@ class SamplingRequest(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     stop: str | Several[str] | None = None
     stop_token_ids: Several[int] = []  # Not in OpenAI's API.
+    presence_penalty: float | None = 0
+    frequency_penalty: float | None = 0
+    # The keys are token ids. Any, because token_biases reports only the first bad one.
+    logit_bias: dict[str, Any] | None = None
+    # The next four are not in OpenAI's API. They have the names of vLLM.
+    min_p: float = 0
+    repetition_penalty: float = 1
+    min_tokens: int = Field(default=0, ge=0, lt=2**32)
+    allowed_token_ids: Several[int] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -50,14 +59,9 @@ class SamplingRequest(BaseModel):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
 
-    # Refused unless they have the values that change nothing. The fields from min_p on
-    # are not in OpenAI's API: clients of vLLM and SGLang always send some of them.
-    presence_penalty: float | None = 0
-    frequency_penalty: float | None = 0
-    logit_bias: dict[str, Any] | None = None
+    # Refused unless they have the values that change nothing. Most are not in OpenAI's
+    # API: clients of vLLM and SGLang always send some of them.
     best_of: int | None = None
-    min_p: float = 0
-    repetition_penalty: float = 1
     length_penalty: float = 1
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -66,12 +70,7 @@ class SamplingRequest(BaseModel):
     def unoffered(self) -> dict[str, object]:
         """Returns true values for the fields that would change the answer."""
         return {
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": self.logit_bias,
             "best_of": self.best_of not in (None, 1, self.n),
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty != 1,
             "length_penalty": self.length_penalty != 1,
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": not self.skip_special_tokens,
@@ -98,6 +97,23 @@ class SamplingRequest(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only for stream=true")
         return self
+
+    @model_validator(mode="after")
+    def check_biases(self) -> SamplingRequest:
+        self.token_biases()
+        return self
+
+    def token_biases(self) -> dict[int, float]:
+        """Returns the bias of each token id."""
+        biases: dict[int, float] = {}
+        for key, bias in (self.logit_bias or {}).items():
+            name = f"logit_bias[{key[:20]!r}]"
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise ValueError(f"{name} is not the id of a token")
+            if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+                raise ValueError(f"{name} is {str(bias)[:20]!r}, must be a number")
+            biases[int(key)] = bias
+        return biases
 
     def stops(self) -> list[str]:
         """Returns the texts that end an answer."""

@@ -50,13 +50,19 @@ class StopCutter:
         self._held = ""
         self.stopped = False  # A stop text was found, so the text has ended.
 
-    def add(self, text: str) -> str:
-        """Adds text and returns the text that cannot belong to a stop text."""
+    def add(self, text: str, may_stop: bool = True) -> str:
+        """Adds text and returns the text that cannot belong to a stop text. may_stop:
+        a stop text that ends in the added text counts."""
         if self.stopped:
             return ""
+        old = len(self._held)
         self._held += text
-        places = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if places:
+        places = [
+            at
+            for stop in self._stops
+            if (at := self._held.find(stop, max(0, old - len(stop) + 1))) >= 0
+        ]
+        if places and may_stop:
             self.stopped = True
             return self._held[: min(places)]
         keep = max((self._begun(stop) for stop in self._stops), default=0)
@@ -76,16 +82,25 @@ class StopCutter:
 
 
 class Answer:
-    """The text of one sample."""
+    """The text of one sample. A stop text counts only if it ends after the first
+    min_tokens tokens, as for the server."""
 
-    def __init__(self, tokenizer: ModelTokenizer, stops: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: ModelTokenizer, stops: Sequence[str], min_tokens: int = 0
+    ) -> None:
         self._decoder = Decoder(tokenizer)
         self._cutter = StopCutter(stops)
+        self._early = min_tokens  # How many of the next tokens do not stop the text.
 
     def add(self, tokens: Sequence[int]) -> str:
         """Returns the text that these tokens complete."""
-        return "".join(self._cutter.add(self._decoder.add(t)) for t in tokens)
+        done = []
+        for token in tokens:
+            done.append(self._cutter.add(self._decoder.add(token), self._early <= 0))
+            self._early -= 1
+        return "".join(done)
 
     def finish(self) -> str:
         """Returns the rest of the text, after the last token."""
-        return self._cutter.add(self._decoder.finish()) + self._cutter.finish()
+        rest = self._cutter.add(self._decoder.finish(), self._early < 0)
+        return rest + self._cutter.finish()
