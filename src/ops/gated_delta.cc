@@ -164,14 +164,9 @@ at::Tensor GatedDeltaStep(const DeltaInputs& inputs, const DeltaParameters& p,
                           const DeltaStates& states) {
   CheckInputs(inputs, p);
   CheckStates(states, inputs, p, inputs.qkv_TW.size(0));
-  const at::Tensor history_QRW =
-      states.conv_NRW.index_select(0, states.slots_Q);
-  const DeltaRows rows = MixDeltaStepRows(inputs, p, history_QRW);
+  const DeltaRows rows = MixDeltaStepRows(inputs, p, states);
   const at::Tensor out_THV = NewOutput(inputs, p);
   RunDeltaStep(rows, p, states, out_THV);
-  states.conv_NRW.index_copy_(
-      0, states.slots_Q,
-      at::cat({history_QRW.slice(1, 1), inputs.qkv_TW.unsqueeze(1)}, 1));
   return out_THV;
 }
 
