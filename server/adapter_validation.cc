@@ -8,6 +8,7 @@
 #include "server/field_checks.h"
 #include "server/file_assembler.h"
 #include "server/request_validation.h"
+#include "server/response_conversion.h"
 #include "src/base/status_macros.h"
 
 namespace weft {
@@ -28,31 +29,28 @@ uint64_t SeedOf(absl::string_view adapter_id) {
   return hash ^ (hash >> 31);
 }
 
-absl::StatusOr<TargetModule> ReadTargetModule(int index, int module) {
-  switch (module) {
-    case v1::TARGET_MODULE_Q_PROJ:
-      return TargetModule::kQProj;
-    case v1::TARGET_MODULE_K_PROJ:
-      return TargetModule::kKProj;
-    case v1::TARGET_MODULE_V_PROJ:
-      return TargetModule::kVProj;
-    case v1::TARGET_MODULE_O_PROJ:
-      return TargetModule::kOProj;
-    case v1::TARGET_MODULE_GATE_PROJ:
-      return TargetModule::kGateProj;
-    case v1::TARGET_MODULE_UP_PROJ:
-      return TargetModule::kUpProj;
-    case v1::TARGET_MODULE_DOWN_PROJ:
-      return TargetModule::kDownProj;
-    case v1::TARGET_MODULE_LM_HEAD:
-      return TargetModule::kLmHead;
-    case v1::TARGET_MODULE_EMBED_TOKENS:
-      return TargetModule::kEmbedTokens;
-    default:
-      return BadField(
-          absl::StrCat("config.target_modules[", index, "]"),
-          absl::StrCat("is ", module, ", must be a known TargetModule"));
+absl::StatusOr<TargetModule> ReadTargetModule(int index, int module,
+                                              const RequestLimits& limits) {
+  const auto known = std::ranges::find_if(
+      kAllTargetModules,
+      [module](TargetModule other) { return ToProto(other) == module; });
+  const std::string field = absl::StrCat("config.target_modules[", index, "]");
+  if (known == kAllTargetModules.end()) {
+    return BadField(
+        field, absl::StrCat("is ", module, ", must be a known TargetModule"));
   }
+  if (*known == TargetModule::kLmHead || *known == TargetModule::kEmbedTokens ||
+      std::ranges::count(limits.projections, *known) > 0) {
+    return *known;
+  }
+  std::string modules;
+  for (const TargetModule other : limits.projections) {
+    absl::StrAppend(&modules, TargetModuleName(other), ", ");
+  }
+  return BadField(field, absl::StrCat("is ", TargetModuleName(*known),
+                                      ", which the base model does not have, "
+                                      "must be one of ",
+                                      modules, "lm_head, embed_tokens"));
 }
 
 absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
@@ -71,11 +69,12 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
                                   max_rank, "--max-rank"));
   out.expert_rank = static_cast<int>(in.expert_rank());
   out.seed = in.has_seed() ? in.seed() : SeedOf(adapter_id);
+  out.target_modules = limits.projections;
   if (in.target_modules().empty()) return out;
   out.target_modules.clear();
   for (int i = 0; i < in.target_modules_size(); ++i) {
     WEFT_ASSIGN_OR_RETURN(const TargetModule module,
-                          ReadTargetModule(i, in.target_modules(i)));
+                          ReadTargetModule(i, in.target_modules(i), limits));
     auto& modules = out.target_modules;
     if (std::find(modules.begin(), modules.end(), module) != modules.end()) {
       return BadField(absl::StrCat("config.target_modules[", i, "]"),
@@ -98,6 +97,7 @@ RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
           .num_experts = info.num_experts,
           .experts_per_token = info.experts_per_token,
           .expert_layers = info.expert_layers,
+          .projections = info.projections,
           .has_byte_decoder = info.has_byte_decoder,
           .max_data = options.max_data_per_request,
           .max_tokens = options.max_tokens_per_request,

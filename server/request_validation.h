@@ -45,6 +45,8 @@ struct RequestLimits {
   int num_experts = 0;
   int experts_per_token = 0;
   int expert_layers = 0;
+  // The modules of the model's layers that may have LoRA.
+  std::vector<TargetModule> projections = DefaultTargetModules();
   // Whether the model has a tokenizer that byte-string stops can use.
   bool has_byte_decoder = false;
   int max_data = 0;        // Sequences in a training request.

@@ -75,30 +75,6 @@ void FillPrompt(const Result& result, Message* out) {
   out->set_version(result.version);
 }
 
-v1::TargetModule ToProto(TargetModule module) {
-  switch (module) {
-    case TargetModule::kQProj:
-      return v1::TARGET_MODULE_Q_PROJ;
-    case TargetModule::kKProj:
-      return v1::TARGET_MODULE_K_PROJ;
-    case TargetModule::kVProj:
-      return v1::TARGET_MODULE_V_PROJ;
-    case TargetModule::kOProj:
-      return v1::TARGET_MODULE_O_PROJ;
-    case TargetModule::kGateProj:
-      return v1::TARGET_MODULE_GATE_PROJ;
-    case TargetModule::kUpProj:
-      return v1::TARGET_MODULE_UP_PROJ;
-    case TargetModule::kDownProj:
-      return v1::TARGET_MODULE_DOWN_PROJ;
-    case TargetModule::kLmHead:
-      return v1::TARGET_MODULE_LM_HEAD;
-    case TargetModule::kEmbedTokens:
-      return v1::TARGET_MODULE_EMBED_TOKENS;
-  }
-  return v1::TARGET_MODULE_UNSPECIFIED;
-}
-
 double UnixSecondsOf(absl::Time time) {
   return absl::ToDoubleSeconds(time - absl::UnixEpoch());
 }
@@ -130,6 +106,44 @@ void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out) {
   out->set_sample_index(static_cast<uint32_t>(delta.sample_index));
   FillSample(delta.piece, out);
   FillPrompt(delta, out);
+}
+
+v1::TargetModule ToProto(TargetModule module) {
+  switch (module) {
+    case TargetModule::kQProj:
+      return v1::TARGET_MODULE_Q_PROJ;
+    case TargetModule::kKProj:
+      return v1::TARGET_MODULE_K_PROJ;
+    case TargetModule::kVProj:
+      return v1::TARGET_MODULE_V_PROJ;
+    case TargetModule::kOProj:
+      return v1::TARGET_MODULE_O_PROJ;
+    case TargetModule::kGateProj:
+      return v1::TARGET_MODULE_GATE_PROJ;
+    case TargetModule::kUpProj:
+      return v1::TARGET_MODULE_UP_PROJ;
+    case TargetModule::kDownProj:
+      return v1::TARGET_MODULE_DOWN_PROJ;
+    case TargetModule::kLmHead:
+      return v1::TARGET_MODULE_LM_HEAD;
+    case TargetModule::kEmbedTokens:
+      return v1::TARGET_MODULE_EMBED_TOKENS;
+    case TargetModule::kInProjQkv:
+      return v1::TARGET_MODULE_IN_PROJ_QKV;
+    case TargetModule::kInProjZ:
+      return v1::TARGET_MODULE_IN_PROJ_Z;
+    case TargetModule::kInProjB:
+      return v1::TARGET_MODULE_IN_PROJ_B;
+    case TargetModule::kInProjA:
+      return v1::TARGET_MODULE_IN_PROJ_A;
+    case TargetModule::kOutProj:
+      return v1::TARGET_MODULE_OUT_PROJ;
+    case TargetModule::kInProjQkvz:
+      return v1::TARGET_MODULE_IN_PROJ_QKVZ;
+    case TargetModule::kInProjBa:
+      return v1::TARGET_MODULE_IN_PROJ_BA;
+  }
+  return v1::TARGET_MODULE_UNSPECIFIED;
 }
 
 void ToProto(const LoraConfig& config, v1::LoraConfig* out) {

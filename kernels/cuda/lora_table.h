@@ -21,7 +21,7 @@
 namespace weft::kernels::cuda {
 
 // The most projections, such as q, k and v, that one launch computes.
-inline constexpr int kMaxLoraProjections = 3;
+inline constexpr int kMaxLoraProjections = 4;
 // The most rows of a LoraRowBlock.
 inline constexpr int64_t kLoraBlockRows = 128;
 // One block of threads computes kLoraTileFeatures features and

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/field_checks.h"
+#include "server/response_conversion.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
@@ -33,9 +34,11 @@ absl::Status CheckModelCount(const Front& front, const std::string& owner) {
       absl::StrCat("there are ", count, " models: unload some first"));
 }
 
-// Reads `lora_config` of the body. Errors: INVALID_ARGUMENT; UNIMPLEMENTED if
-// `lora_config` is absent.
-absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
+// Reads `lora_config` of the body. `projections` are those of EngineInfo.
+// Errors: INVALID_ARGUMENT; UNIMPLEMENTED if `lora_config` is absent.
+absl::Status ReadLora(const Json& body,
+                      const std::vector<TargetModule>& projections,
+                      v1::LoraConfig* out) {
   if (Find(body, "lora_config") == nullptr) {
     return absl::UnimplementedError(
         "lora_config is absent: only LoRA is offered");
@@ -50,22 +53,17 @@ absl::Status ReadLora(const Json& body, v1::LoraConfig* out) {
     WEFT_ASSIGN_OR_RETURN(const int64_t seed, IntField(*lora, "seed"));
     out->set_seed(static_cast<uint64_t>(seed));
   }
-  using Modules = std::vector<v1::TargetModule>;
-  const std::pair<const char*, Modules> kParts[] = {
-      {"train_attn",
-       {v1::TARGET_MODULE_Q_PROJ, v1::TARGET_MODULE_K_PROJ,
-        v1::TARGET_MODULE_V_PROJ, v1::TARGET_MODULE_O_PROJ}},
-      {"train_mlp",
-       {v1::TARGET_MODULE_GATE_PROJ, v1::TARGET_MODULE_UP_PROJ,
-        v1::TARGET_MODULE_DOWN_PROJ}},
-      {"train_unembed", {v1::TARGET_MODULE_LM_HEAD}}};
-  for (const auto& [name, modules] : kParts) {
-    WEFT_ASSIGN_OR_RETURN(const bool wanted, BoolOr(*lora, name, true));
-    if (!wanted) continue;
-    for (const v1::TargetModule module : modules) {
-      out->add_target_modules(module);
-    }
+  WEFT_ASSIGN_OR_RETURN(const bool attention,
+                        BoolOr(*lora, "train_attn", true));
+  WEFT_ASSIGN_OR_RETURN(const bool mlp, BoolOr(*lora, "train_mlp", true));
+  WEFT_ASSIGN_OR_RETURN(const bool head, BoolOr(*lora, "train_unembed", true));
+  for (const TargetModule module : projections) {
+    const bool in_mlp = module == TargetModule::kGateProj ||
+                        module == TargetModule::kUpProj ||
+                        module == TargetModule::kDownProj;
+    if (in_mlp ? mlp : attention) out->add_target_modules(ToProto(module));
   }
+  if (head) out->add_target_modules(v1::TARGET_MODULE_LM_HEAD);
   if (!out->target_modules().empty()) return absl::OkStatus();
   return BadField("lora_config", "trains nothing");
 }
@@ -79,7 +77,9 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
   WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
   v1::CreateAdapterRequest request;
   request.set_adapter_id(model.adapter);
-  WEFT_RETURN_IF_ERROR(ReadLora(call->body, request.mutable_config()));
+  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WEFT_RETURN_IF_ERROR(ReadLora(call->body, engine->info().projections,
+                                request.mutable_config()));
   return front.port.Call(
       call->origin(), Rpc::kCreateAdapter, request, &Engine::CreateAdapter,
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,

@@ -1,11 +1,13 @@
 #include "src/dispatch/prefix_cache.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace weft::kv {
 
-PrefixCache::PrefixCache(PageAllocator* allocator, int32_t page_size)
-    : allocator_(allocator), page_size_(page_size) {}
+PrefixCache::PrefixCache(PageAllocator* allocator, int32_t page_size,
+                         PageAllocator* states)
+    : allocator_(allocator), page_size_(page_size), states_(states) {}
 
 PrefixCache::~PrefixCache() {
   while (!versions_.empty()) DropVersion(versions_.begin()->first);
@@ -19,21 +21,79 @@ PrefixCache::Key PrefixCache::KeyOf(const Entry* parent,
           .tokens = {part.begin(), part.end()}};
 }
 
-std::vector<PageId> PrefixCache::Lookup(uint64_t version,
-                                        absl::Span<const int32_t> tokens) {
-  std::vector<PageId> pages;
+std::vector<PrefixCache::Entry*> PrefixCache::Path(
+    uint64_t version, absl::Span<const int32_t> tokens) {
+  std::vector<Entry*> path;
   const auto entries = versions_.find(version);
-  if (entries == versions_.end()) return pages;
-  Entry* last = nullptr;
+  if (entries == versions_.end()) return path;
   const size_t num_full = tokens.size() / page_size_;
   for (size_t i = 0; i < num_full; ++i) {
-    const auto found = entries->second.find(KeyOf(last, tokens, i));
+    const auto found = entries->second.find(
+        KeyOf(path.empty() ? nullptr : path.back(), tokens, i));
     if (found == entries->second.end()) break;
-    last = &found->second;
-    pages.push_back(last->page);
+    path.push_back(&found->second);
   }
-  Touch(last);
-  return pages;
+  return path;
+}
+
+PrefixCache::Prefix PrefixCache::Lookup(uint64_t version,
+                                        absl::Span<const int32_t> tokens) {
+  Prefix prefix;
+  std::vector<Entry*> path = Path(version, tokens);
+  if (path.empty()) return prefix;
+  Touch(path.back());
+  if (states_ != nullptr) {
+    const size_t num_cached = path.size();
+    const bool is_inner = path.back()->num_children > 0;
+    while (!path.empty() && !path.back()->state.has_value()) path.pop_back();
+    if (path.size() < num_cached && is_inner) {
+      prefix.fork_tokens = static_cast<int64_t>(num_cached) * page_size_;
+    }
+    if (path.empty()) return prefix;
+    TouchState(*path.back());
+    prefix.state = path.back()->state;
+  }
+  for (const Entry* entry : path) prefix.pages.push_back(entry->page);
+  return prefix;
+}
+
+bool PrefixCache::LacksState(uint64_t version,
+                             absl::Span<const int32_t> tokens) {
+  if (tokens.empty() || tokens.size() % page_size_ != 0) return false;
+  const std::vector<Entry*> path = Path(version, tokens);
+  return path.size() * page_size_ == tokens.size() &&
+         !path.back()->state.has_value();
+}
+
+void PrefixCache::InsertState(uint64_t version,
+                              absl::Span<const int32_t> tokens, StateId state) {
+  Entry& entry = *Path(version, tokens).back();
+  states_->Keep(state);
+  entry.state = state;
+  ++now_;
+  TouchState(entry);
+}
+
+void PrefixCache::TouchState(Entry& entry) {
+  with_state_.erase(entry.state_used);
+  entry.state_used = now_;
+  with_state_[now_] = &entry;
+}
+
+void PrefixCache::DropState(Entry& entry) {
+  if (!entry.state.has_value()) return;
+  with_state_.erase(entry.state_used);
+  states_->Forget(*entry.state);
+  entry.state.reset();
+}
+
+bool PrefixCache::EvictState() {
+  const auto oldest = std::ranges::find_if(with_state_, [this](const auto& e) {
+    return states_->IsIdle(*e.second->state);
+  });
+  if (oldest == with_state_.end()) return false;
+  DropState(*oldest->second);
+  return true;
 }
 
 void PrefixCache::Insert(uint64_t version, absl::Span<const int32_t> tokens,
@@ -101,6 +161,7 @@ void PrefixCache::Remove(Entry* leaf) {
   if (leaf->parent != nullptr && --leaf->parent->num_children == 0) {
     leaves_[leaf->parent->last_used] = leaf->parent;
   }
+  DropState(*leaf);
   allocator_->Forget(leaf->page);
   --num_pages_;
   const auto entries = versions_.find(leaf->version);
@@ -111,8 +172,9 @@ void PrefixCache::Remove(Entry* leaf) {
 void PrefixCache::DropVersion(uint64_t version) {
   const auto entries = versions_.find(version);
   if (entries == versions_.end()) return;
-  for (const auto& [key, entry] : entries->second) {
+  for (auto& [key, entry] : entries->second) {
     if (entry.num_children == 0) leaves_.erase(entry.last_used);
+    DropState(entry);
     allocator_->Forget(entry.page);
     --num_pages_;
   }

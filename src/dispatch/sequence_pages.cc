@@ -20,7 +20,8 @@ SequencePages::SequencePages(SequencePages&& other) noexcept
     : allocator_(other.allocator_),
       page_size_(other.page_size_),
       num_tokens_(std::exchange(other.num_tokens_, 0)),
-      pages_(std::exchange(other.pages_, {})) {}
+      pages_(std::exchange(other.pages_, {})),
+      state_(std::move(other.state_)) {}
 
 SequencePages& SequencePages::operator=(SequencePages&& other) noexcept {
   if (this != &other) {
@@ -29,6 +30,7 @@ SequencePages& SequencePages::operator=(SequencePages&& other) noexcept {
     page_size_ = other.page_size_;
     num_tokens_ = std::exchange(other.num_tokens_, 0);
     pages_ = std::exchange(other.pages_, {});
+    state_ = std::move(other.state_);
   }
   return *this;
 }
@@ -75,6 +77,7 @@ void SequencePages::Release() {
   for (const PageId page : pages_) allocator_->Release(page);
   pages_.clear();
   num_tokens_ = 0;
+  state_ = StateSlot();
 }
 
 }  // namespace weft::kv

@@ -10,9 +10,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "src/dispatch/page_allocator.h"
+#include "src/dispatch/state_slot.h"
 
 namespace weft::kv {
 
@@ -26,8 +28,8 @@ struct PageCopy {
   friend bool operator==(const PageCopy&, const PageCopy&) = default;
 };
 
-// The pages of one sequence. The destructor releases them. `allocator` outlives
-// the object.
+// The pages of one sequence, and the slot of its state in models that have
+// states. The destructor releases them. `allocator` outlives the object.
 class SequencePages {
  public:
   struct Fork;
@@ -51,14 +53,15 @@ class SequencePages {
   // Returns a second sequence with the same tokens. Both sequences share the
   // full pages. If the last page is partly filled, the new sequence gets a new
   // page, to which the caller copies the rows (Fork::copy). If a new page is
-  // needed and no page is free, returns nullopt and changes nothing.
+  // needed and no page is free, returns nullopt and changes nothing. The new
+  // sequence has no state.
   [[nodiscard]] std::optional<Fork> ForkSequence() const;
 
   // Replaces pages()[index] by `page`, which is in use or idle and has the same
   // content.
   void Exchange(size_t index, PageId page);
 
-  // Releases all pages and leaves the sequence empty.
+  // Releases all pages and the state, and leaves the sequence empty.
   void Release();
 
   [[nodiscard]] int64_t Slot(int64_t token) const {
@@ -67,12 +70,15 @@ class SequencePages {
   }
   [[nodiscard]] int64_t num_tokens() const { return num_tokens_; }
   [[nodiscard]] const std::vector<PageId>& pages() const { return pages_; }
+  [[nodiscard]] const StateSlot& state() const { return state_; }
+  void SetState(StateSlot state) { state_ = std::move(state); }
 
  private:
   PageAllocator* allocator_;
   int32_t page_size_;
   int64_t num_tokens_ = 0;
   std::vector<PageId> pages_;
+  StateSlot state_;
 };
 
 struct SequencePages::Fork {

@@ -10,6 +10,7 @@
 #include "src/base/cgroup.h"
 #include "src/lora/lora_linear.h"
 #include "src/ops/blocked_attention.h"
+#include "src/ops/gated_delta.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::engine {
@@ -17,9 +18,10 @@ namespace {
 
 // Bytes of host memory that packing and losses take for each target.
 constexpr int64_t kEntryBytes = 128;
-// The numbers of projections that may have LoRA: q, k, v, o in attention, and
-// gate, up, down in the MLP.
+// The numbers of projections that may have LoRA: q, k, v, o in attention; qkv,
+// z, b, a and out with a gated delta rule; and gate, up, down in the MLP.
 constexpr int64_t kAttentionProjections = 4;
+constexpr int64_t kDeltaProjections = 5;
 constexpr int64_t kMlpProjections = 3;
 // Flash attention's backward pass pads each node of a prefix tree by up to this
 // many f32 rows.
@@ -35,6 +37,12 @@ int64_t MemAvailable() {
   return file >> kib ? kib * 1024 : -1;
 }
 
+// What the first part of a layer needs: attention, or a gated delta rule.
+struct FirstPart {
+  int64_t kept = 0;      // Bytes kept for the backward pass.
+  int64_t backward = 0;  // Bytes that exist only during the backward pass.
+};
+
 // Returns the bytes that attention's backward pass needs in addition to the
 // residual stream and to ScoreBytes. Activations are in bf16 only on CUDA. In
 // bf16, LibTorch's variable-length flash kernels need gradients of the output,
@@ -47,16 +55,19 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
                                int64_t element_bytes, bool is_cpu,
                                const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
+  // A gate has a gradient, and the output before and after it has one.
+  const int64_t gated = 3 * batch.rows * element_bytes * shape.gate_width;
   if (element_bytes >= kFloatBytes) {
     const int64_t gradients =
-        batch.rows * element_bytes * (shape.q_width + 2 * shape.kv_width);
+        batch.rows * element_bytes * (shape.q_width + 2 * shape.kv_width) +
+        gated;
     if (!is_cpu) return gradients;
     return gradients +
            ops::BlockedBackwardBytes(batch.rows, shape.kv_width, element_bytes);
   }
   const int64_t sums_row = (shape.q_width + config.num_heads) * kFloatBytes;
   return batch.rows * element_bytes * (8 * shape.q_width + 6 * shape.kv_width) +
-         (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
+         gated + (batch.rows + kFlashPadRows * batch.nodes) * sums_row;
 }
 
 // Returns the most bytes that any layer's attention scores take at a time.
@@ -73,6 +84,44 @@ int64_t ScoreBytes(const model::ModelConfig& config, int64_t element_bytes,
                                         config.head_dim));
   }
   return bytes;
+}
+
+FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
+                        bool is_cpu, int max_rank, const BatchRows& batch) {
+  const lora::ModelShape shape = config.shape();
+  int64_t kept = 2 * shape.q_width + shape.gate_width + 2 * shape.kv_width +
+                 kAttentionProjections * max_rank;
+  if (config.qk_norm != model::QkNorm::kNone) {
+    kept += shape.q_width + shape.gate_width + shape.kv_width;
+  }
+  return {
+      .kept =
+          batch.rows * (kept * element_bytes + config.num_heads * kFloatBytes),
+      .backward = AttentionBackwardBytes(config, element_bytes, is_cpu, batch)};
+}
+
+// Returns the bytes of a gated delta rule: the input projections, the output
+// before its norm and, in f32, ops::DeltaTape. The backward pass needs the
+// gradients of all these and those of the normed output. Zeros if the model has
+// no such layers.
+FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
+                    int max_rank, const BatchRows& batch) {
+  if (!config.has_delta()) return {};
+  const model::DeltaConfig& delta = config.delta;
+  const int64_t inputs =
+      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
+  const int64_t kept =
+      inputs + delta.value_width() + kDeltaProjections * max_rank;
+  const int64_t rows_of_rule =
+      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
+  const int64_t state = delta.value_width() * delta.key_features * kFloatBytes;
+  // A node ends a chunk, and its children start with its state.
+  const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
+  const int64_t tape = batch.rows * rows_of_rule * kFloatBytes + states * state;
+  return {.kept = batch.rows * kept * element_bytes + tape,
+          .backward =
+              batch.rows * (inputs + 2 * delta.value_width()) * element_bytes +
+              tape};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they
@@ -122,13 +171,12 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
                               int64_t element_bytes, bool is_cpu, int max_rank,
                               const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
-  const int64_t qkv = shape.q_width + 2 * shape.kv_width;
   const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
-  int64_t kept = 2 * shape.hidden + qkv + shape.q_width + mlp.kept +
-                 kAttentionProjections * max_rank;
-  if (config.qk_norm) kept += shape.q_width + shape.kv_width;
-  if (config.output_norms) kept += 2 * shape.hidden;
-  const int64_t log_sum_exp = config.num_heads * kFloatBytes;
+  const FirstPart attention =
+      AttentionPart(config, element_bytes, is_cpu, max_rank, batch);
+  const FirstPart delta = DeltaPart(config, element_bytes, max_rank, batch);
+  int64_t kept = 2 * shape.hidden + mlp.kept;
+  if (config.has_output_norms()) kept += 2 * shape.hidden;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);
   // The products and gradients that exist while the backward pass runs the
   // larger half of a layer: the MLP or attention. The forward pass has no more
@@ -136,9 +184,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const int64_t residual = 4 * batch.rows * shape.hidden * element_bytes;
   const int64_t passing_mlp = batch.rows * mlp.passing * element_bytes;
   const int64_t passing =
-      residual +
-      std::max(passing_mlp,
-               AttentionBackwardBytes(config, element_bytes, is_cpu, batch));
+      residual + std::max({passing_mlp, attention.backward, delta.backward});
   // In bf16 the head's backward product needs a bf16 copy of the softmax.
   const int64_t narrow_bytes = element_bytes < kFloatBytes ? element_bytes : 0;
   const int64_t head =
@@ -149,7 +195,8 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
       batch.entries * kEntryBytes;
   const int64_t lora =
       narrow_bytes > 0 ? PartialSumBytes(shape, max_rank, batch.rows) : 0;
-  const int64_t kept_layer = batch.rows * (kept * element_bytes + log_sum_exp);
+  const int64_t kept_layer =
+      batch.rows * kept * element_bytes + std::max(attention.kept, delta.kept);
   return {
       .kept_layer = kept_layer,
       .recomputed_layer = batch.rows * shape.hidden * element_bytes,

@@ -16,7 +16,9 @@ inline constexpr int64_t kFloatBytes = 4;
 
 // The parts of a micro-batch's memory, in bytes.
 struct ActivationBytes {
-  int64_t kept_layer = 0;        // Tensors kept for the layer's backward pass.
+  // Tensors kept for a layer's backward pass: of the largest layer, if the
+  // model has two kinds.
+  int64_t kept_layer = 0;
   int64_t recomputed_layer = 0;  // Only the layer's input is kept.
   int64_t working = 0;           // Used while one layer or the head runs.
   int64_t forward = 0;           // All that a batch without backward needs.

@@ -19,7 +19,6 @@
 #include "src/engine/load_rank.h"
 #include "src/engine/memory_plan.h"
 #include "src/engine/model_fingerprint.h"
-#include "src/executor/model_runner.h"
 #include "src/log/state_folder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
@@ -84,15 +83,21 @@ std::string TableOf(const MemorySplit& split, const ModelSizes& sizes,
                          split.recomputed_layers, " of ",
                          sizes.config.num_layers, " layers recomputed"),
             NameOf(split.batch_limit));
-  const int64_t token_bytes =
-      executor::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
-                          sizes.element_bytes, /*page_tokens=*/1);
+  const CacheUnits units = CacheUnitsOf(sizes);
+  const CacheCounts counts =
+      CountsIn(units, split.cache, options.max_decode_sequences);
+  const int64_t state_bytes = counts.states * units.state;
   table.Row(
-      "keys and values", split.cache,
-      absl::StrCat(split.cache / token_bytes, " tokens for up to ",
-                   options.max_decode_sequences, " sequences; the longest has ",
-                   options.max_context_tokens),
+      "keys and values", split.cache - state_bytes,
+      absl::StrCat((split.cache - state_bytes) * kPageTokens / units.page,
+                   " tokens for up to ", options.max_decode_sequences,
+                   " sequences; the longest has ", options.max_context_tokens),
       NameOf(split.cache_limit));
+  if (counts.states > 0) {
+    table.Row("states", state_bytes,
+              absl::StrCat(counts.states, " for sequences and cached prefixes"),
+              NameOf(split.cache_limit));
+  }
   table.Row("decode graphs", split.decode_graphs,
             absl::StrCat("up to ", options.max_decode_sequences, " sequences"),
             NameOf(split.graphs_limit));

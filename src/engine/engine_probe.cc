@@ -77,6 +77,11 @@ EngineProbe::EngineProbe(prometheus::Registry* registry)
                              "in use or not.")),
       kv_capacity_(AddGauge(registry, "weft_kv_cache_capacity_bytes",
                             "Bytes of all key/value pages.")),
+      states_used_(AddGauge(registry, "weft_state_cache_used_bytes",
+                            "Bytes of recurrent states that sequences use; 0 "
+                            "if the model has none.")),
+      state_capacity_(AddGauge(registry, "weft_state_cache_capacity_bytes",
+                               "Bytes of all recurrent states.")),
       device_total_(AddGauge(registry, "weft_device_memory_bytes",
                              "Memory of the device; 0 on the CPU.")),
       device_reserved_(AddGauge(registry, "weft_device_reserved_bytes",
@@ -192,6 +197,11 @@ void EngineProbe::SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity) {
   prefix_bytes_.Set(static_cast<double>(prefixes));
   kv_used_.Set(static_cast<double>(used));
   kv_capacity_.Set(static_cast<double>(capacity));
+}
+
+void EngineProbe::SetStateBytes(int64_t used, int64_t capacity) {
+  states_used_.Set(static_cast<double>(used));
+  state_capacity_.Set(static_cast<double>(capacity));
 }
 
 void EngineProbe::SetDeviceMemory(int64_t total, int64_t reserved,

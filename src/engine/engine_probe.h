@@ -48,6 +48,7 @@ class EngineProbe {
   void CountPrefixLookup(int64_t num_tokens, int64_t num_found);
   void CountPreemption();
   void SetKvBytes(int64_t used, int64_t prefixes, int64_t capacity);
+  void SetStateBytes(int64_t used, int64_t capacity);
   // The arguments are those of DeviceMemory, in bytes.
   void SetDeviceMemory(int64_t total, int64_t reserved, int64_t allocated);
   // `op` is "save" or "load".
@@ -72,6 +73,8 @@ class EngineProbe {
   prometheus::Gauge& kv_used_;
   prometheus::Gauge& prefix_bytes_;
   prometheus::Gauge& kv_capacity_;
+  prometheus::Gauge& states_used_;
+  prometheus::Gauge& state_capacity_;
   prometheus::Gauge& device_total_;
   prometheus::Gauge& device_reserved_;
   prometheus::Gauge& device_allocated_;

@@ -1,9 +1,13 @@
-// Manages the pages of the key/value cache and the prompt prefixes that are
-// cached in them. When no page is free, cached prefixes that no sequence uses
-// are evicted. The executor owns the pages' memory.
+// Manages the pages of the key/value cache, the slots of states, and the prompt
+// prefixes that are cached in them. When no page or slot is free, cached ones
+// that no sequence uses are evicted. The executor owns the memory.
+//
+// Only models with recurrent layers have states. There each sequence has one
+// slot beside its pages.
 #ifndef WEFT_SRC_ENGINE_KV_POOL_H_
 #define WEFT_SRC_ENGINE_KV_POOL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -12,41 +16,88 @@
 #include "src/dispatch/page_allocator.h"
 #include "src/dispatch/prefix_cache.h"
 #include "src/dispatch/sequence_pages.h"
+#include "src/dispatch/state_slot.h"
 
 namespace weft::engine {
 
 inline constexpr int64_t kPageTokens = 16;
 
+// The bytes of one page, and of one state; state 0: the model has no states.
+struct CacheUnits {
+  int64_t page = 0;
+  int64_t state = 0;
+};
+struct CacheCounts {
+  int64_t pages = 0;
+  int64_t states = 0;  // With the slot of padding (kv::kPaddingState).
+};
+// Returns how many pages and states the bytes hold, for up to `max_sequences`
+// samples that decode. States get at most half of the bytes, and no more than
+// one for each sample, one as a cached prefix of each, and the padding's. At
+// least there are one page, and the states of a prompt and of a sample of it.
+[[nodiscard]] CacheCounts CountsIn(const CacheUnits& units, int64_t bytes,
+                                   int64_t max_sequences);
+// Returns the fewest bytes, or a few more, in which CountsIn finds `num_pages`.
+[[nodiscard]] int64_t BytesFor(const CacheUnits& units, int64_t num_pages,
+                               int64_t max_sequences);
+
+// Copies within the cache's memory.
+struct CacheCopies {
+  std::function<void(const kv::PageCopy&)> page;
+  std::function<void(const kv::StateCopy&)> state;  // Null without states.
+};
+
 // Threads: engine thread only, except num_pages and bytes_per_page.
 class KvPool {
  public:
-  // The pool has at least one page, even if `bytes` is less than a page's size.
-  // `copy_page` copies rows from one page's memory to another's.
-  KvPool(int64_t bytes_per_page, int64_t bytes,
-         std::function<void(const kv::PageCopy&)> copy_page);
+  KvPool(const CacheUnits& units, const CacheCounts& counts,
+         CacheCopies copies);
 
   [[nodiscard]] static int64_t PagesFor(int64_t num_tokens) {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
   }
-  [[nodiscard]] int64_t num_pages() const { return num_pages_; }
+  [[nodiscard]] int64_t num_pages() const { return allocator_.num_pages(); }
   // Returns the number of pages that no sequence uses.
   [[nodiscard]] int64_t available_pages() const {
     return allocator_.num_free() + allocator_.num_idle();
   }
   // Returns the number of pages of cached prefixes, used by sequences or not.
   [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
-  [[nodiscard]] int64_t bytes_per_page() const { return bytes_per_page_; }
+  [[nodiscard]] int64_t bytes_per_page() const { return units_.page; }
+  [[nodiscard]] bool has_states() const { return units_.state > 0; }
+  [[nodiscard]] int64_t bytes_per_state() const { return units_.state; }
+  // Returns the number of slots, with the padding's.
+  [[nodiscard]] int64_t num_slots() const { return states_.num_pages(); }
+  // Returns the number of states that sequences could have.
+  [[nodiscard]] int64_t num_states() const {
+    return std::max<int64_t>(num_slots() - 1, 0);
+  }
+  // Returns the number of states that no sequence uses.
+  [[nodiscard]] int64_t available_states() const {
+    return states_.num_free() + states_.num_idle();
+  }
+  // Returns whether one more sequence could have a state, or needs none.
+  [[nodiscard]] bool has_room_for_state() const {
+    return !has_states() || available_states() > 0;
+  }
 
   // Returns a sequence that begins with the longest prefix of `tokens` that is
   // cached for `version` (a weights id), in whole pages. The sequence is empty
-  // if no prefix is cached.
+  // if no prefix is cached. It has no state of its own before TakeState. If
+  // `fork_tokens` is not null, sets it to Prefix::fork_tokens.
   [[nodiscard]] kv::SequencePages Begin(uint64_t version,
-                                        absl::Span<const int32_t> tokens);
+                                        absl::Span<const int32_t> tokens,
+                                        int64_t* fork_tokens = nullptr);
+  // Gives the sequence of Begin a state of its own: that of the prefix, or
+  // zeros. Does nothing in models without states. Returns false if no slot is
+  // free.
+  [[nodiscard]] bool TakeState(kv::SequencePages& sequence);
   // Makes room for `count` more tokens. If there is no room, returns false and
   // leaves the sequence as it is.
   [[nodiscard]] bool Append(kv::SequencePages& sequence, int64_t count);
-  // Returns a second sequence with the same tokens. Returns none if no page is
-  // free for the copy of a partly filled last page.
+  // Returns a second sequence with the same tokens and a copy of the state.
+  // Returns none if no page is free for the copy of a partly filled last page,
+  // or no slot for that of the state.
   [[nodiscard]] std::optional<kv::SequencePages> Fork(
       const kv::SequencePages& source);
 
@@ -55,18 +106,26 @@ class KvPool {
   // sequence shares them from now on.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
                    kv::SequencePages& sequence);
+  // Caches the state of the sequence, which has read `tokens`, if the cache has
+  // their pages and lacks the state, and `tokens` are whole pages. A sequence
+  // that ends gives its slot. Else this copies the state, if a slot is free.
+  void CacheState(uint64_t version, absl::Span<const int32_t> tokens,
+                  const kv::SequencePages& sequence, bool ends);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:
   // Evicts cached prefixes until `count` pages are free or nothing can be
   // evicted.
   void MakeFree(int64_t count);
+  // Returns a slot, with a copy of `from` or zeros. If need be, evicts a cached
+  // state. Returns an empty one if no slot is free.
+  [[nodiscard]] kv::StateSlot NewState(std::optional<kv::StateId> from);
 
-  const int64_t bytes_per_page_;
-  const int64_t num_pages_;
+  const CacheUnits units_;
   kv::PageAllocator allocator_;
+  kv::PageAllocator states_;
   kv::PrefixCache prefixes_;
-  const std::function<void(const kv::PageCopy&)> copy_page_;
+  const CacheCopies copies_;
 };
 
 }  // namespace weft::engine

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/engine/kv_pool.h"
 #include "src/executor/model_runner.h"
 #include "src/lora/adapter_layout.h"
 #include "src/lora/expert_rank.h"
@@ -79,6 +78,14 @@ ModelSizes SizesOf(const model::Decoder& decoder) {
       .config = decoder.config(),
       .tensor_size = decoder.tensor_size(),
       .element_bytes = static_cast<int64_t>(at::elementSize(decoder.dtype()))};
+}
+
+CacheUnits CacheUnitsOf(const ModelSizes& sizes) {
+  const model::ModelConfig largest =
+      model::LargestConfig(sizes.config, sizes.tensor_size);
+  return {
+      .page = executor::PageBytes(largest, sizes.element_bytes, kPageTokens),
+      .state = executor::StateBytes(largest, sizes.element_bytes)};
 }
 
 absl::Status CheckCudaFormat(const EngineOptions& options) {
@@ -158,20 +165,21 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
 absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                        int64_t available_bytes,
                                        EngineOptions* options) {
-  const int64_t page_bytes =
-      executor::PageBytes(model::LargestConfig(sizes.config, sizes.tensor_size),
-                          sizes.element_bytes, kPageTokens);
+  const CacheUnits units = CacheUnitsOf(sizes);
   const int64_t context = options->max_context_tokens;
-  const int64_t context_bytes = page_bytes * KvPool::PagesFor(context);
-  const int64_t usual_bytes =
-      page_bytes * KvPool::PagesFor(std::min(context, kUsualSequenceTokens));
+  const int64_t sequences = options->max_decode_sequences;
+  const auto cache = [&](int64_t num_pages) {
+    return BytesFor(units, num_pages, sequences);
+  };
+  const int64_t context_pages = KvPool::PagesFor(context);
+  const int64_t usual_pages =
+      KvPool::PagesFor(std::min(context, kUsualSequenceTokens));
   MemoryNeeds needs{
       .available = available_bytes,
       .adapter = LargestAdapterBytes(sizes, options->max_rank),
-      .context = context_bytes,
-      .usual_cache =
-          std::max(context_bytes, usual_bytes * options->max_decode_sequences),
-      .most_cache = context_bytes * options->max_decode_sequences,
+      .context = cache(context_pages),
+      .usual_cache = cache(std::max(context_pages, usual_pages * sequences)),
+      .most_cache = cache(context_pages * sequences),
       .decode_graphs = DecodeGraphBytes(sizes, *options),
       .most_adapters =
           std::min(kDefaultResidentAdapters, options->max_adapters),

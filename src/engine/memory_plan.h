@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "src/base/options.h"
 #include "src/engine/activation_budget.h"
+#include "src/engine/kv_pool.h"
 #include "src/engine/memory_split.h"
 #include "src/model/decoder.h"
 #include "src/model_config/model_config.h"
@@ -26,6 +27,8 @@ struct ModelSizes {
   int64_t element_bytes = 2;  // Bytes of an element of activations and cache.
 };
 [[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
+// Returns the units of the cache on the rank with the largest part.
+[[nodiscard]] CacheUnits CacheUnitsOf(const ModelSizes& sizes);
 
 // Returns the format that the operator wants for the base model's matrices.
 [[nodiscard]] inline model::MatrixFormat MatrixFormatOf(

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "src/base/sha256.h"
@@ -64,6 +65,21 @@ std::string RopeDigest(const model::ModelConfig& config) {
   return Digest(text);
 }
 
+void AddDelta(const model::ModelConfig& config, Parts& parts) {
+  const model::DeltaConfig& delta = config.delta;
+  if (!config.has_delta()) return;
+  std::string layers;
+  for (const model::LayerAttention& layer : config.attention) {
+    layers += layer.linear ? "1" : "0";
+  }
+  parts["delta_layers"] = Digest(layers);
+  parts["delta_heads"] = absl::StrCat(delta.key_heads, " ", delta.value_heads);
+  parts["delta_features"] =
+      absl::StrCat(delta.key_features, " ", delta.value_features);
+  parts["delta_conv_kernel"] = absl::StrCat(delta.conv_kernel);
+  parts["output_gate"] = absl::StrCat(config.output_gate);
+}
+
 void AddExperts(const model::MoeConfig& moe, Parts& parts) {
   if (moe.shape.count == 0) return;
   std::string layers;
@@ -77,6 +93,28 @@ void AddExperts(const model::MoeConfig& moe, Parts& parts) {
   parts["shared_expert_ffn"] = absl::StrCat(moe.shape.shared_ffn);
   parts["router_normalizes"] = absl::StrCat(moe.normalizes_weights);
   parts["router_softmax_of_chosen"] = absl::StrCat(moe.softmax_of_chosen);
+  if (!moe.sigmoid) return;
+  parts["router_sigmoid"] =
+      absl::StrCat(Exact(moe.weight_scale), " ", moe.groups, " ",
+                   moe.chosen_groups, " ", moe.has_shared_gate);
+}
+
+// Adds what few families have. Others have no such parts.
+void AddUnusual(const model::ModelConfig& config, Parts& parts) {
+  const auto add = [&](const char* name, double value, double usual) {
+    if (value != usual) parts[name] = Exact(value);
+  };
+  add("input_norms", config.norms.attention_in.empty() ? 0 : 1, 1);
+  add("embedding_multiplier", config.embedding_multiplier, 1);
+  add("logits_divisor", config.logits_divisor, 1);
+  add("rope_magnitude", config.rope_magnitude, 1);
+  add("query_scale", config.query_scale.beta, 0);
+  if (config.query_scale.beta != 0) {
+    parts["query_period"] = Exact(config.query_scale.period);
+  }
+  if (!config.head_order.empty()) {
+    parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));
+  }
 }
 
 // Adds what the decoder computes with. The end-of-sequence tokens and the
@@ -91,18 +129,20 @@ void AddConfig(const model::ModelConfig& config, Parts& parts) {
   parts["head_dim"] = absl::StrCat(config.head_dim);
   parts["rms_norm_eps"] = Exact(config.rms_norm_eps);
   parts["tied_embeddings"] = absl::StrCat(config.tied_embeddings);
-  parts["qk_norm"] = absl::StrCat(config.qk_norm);
+  parts["qk_norm"] = absl::StrCat(static_cast<int>(config.qk_norm));
   parts["qkv_bias"] = absl::StrCat(config.qkv_bias);
   parts["o_bias"] = absl::StrCat(config.o_bias);
   parts["mlp_bias"] = absl::StrCat(config.mlp_bias);
   parts["sinks"] = absl::StrCat(config.sinks);
-  parts["output_norms"] = absl::StrCat(config.output_norms);
+  parts["output_norms"] = absl::StrCat(config.has_output_norms());
   parts["norms_from_one"] = absl::StrCat(config.norms_from_one);
   parts["activation"] = absl::StrCat(static_cast<int>(config.activation));
   parts["scaled_embeddings"] = absl::StrCat(config.scaled_embeddings);
   parts["final_softcap"] = Exact(config.final_softcap);
   parts["attention"] = AttentionDigest(config);
   parts["rope"] = RopeDigest(config);
+  AddDelta(config, parts);
+  AddUnusual(config, parts);
   AddExperts(config.moe, parts);
 }
 

@@ -34,7 +34,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
   for (const SampleSequence* s : rows) {
     table_width = std::max(table_width, s->pages->pages().size());
   }
-  std::vector<int64_t> tokens, slots;
+  std::vector<int64_t> tokens, slots, states;
   std::vector<int32_t> positions, lengths;
   std::vector<int32_t> table(count * table_width, 0);
   executor::CachePlan plan;
@@ -43,6 +43,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
     tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
     positions.push_back(static_cast<int32_t>(s.length));
     slots.push_back(s.pages->Slot(s.length));
+    if (const auto& state = s.pages->state().id()) states.push_back(*state);
     lengths.push_back(static_cast<int32_t>(s.length + 1));
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
     AddRows(plan.batch.routing, s.job->version, r, r + 1);
@@ -58,6 +59,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
       .page_table_TL = at::tensor(table, at::kInt)
                            .view({count, static_cast<int64_t>(table_width)}),
       .lengths_T = at::tensor(lengths, at::kInt)};
+  if (!states.empty()) plan.kv.state_slots_Q = at::tensor(states, at::kLong);
   return plan;
 }
 
@@ -239,7 +241,7 @@ void SampleLoop::Decode() {
     ++s.length;
     if (Accept(*s.job, s.sample_index, s.stop, *drawn[r])) {
       AddRouting(s);
-      sequences_.CachePrefix(s);
+      sequences_.CachePrefix(s, /*ends=*/true);
       sequences_.Erase(s.age());
     }
   }

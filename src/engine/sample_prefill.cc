@@ -46,6 +46,7 @@ class PrefillRows {
   std::vector<int32_t> positions_;
   std::vector<int64_t> slots_;
   std::vector<int64_t> key_slots_;
+  std::vector<int64_t> states_;
   std::vector<ops::SuffixRows> suffixes_;
   bool has_past_ = false;
   // For each preempted sequence: its first row in the pass, and the experts
@@ -67,6 +68,7 @@ void PrefillRows::Add(const SampleSequence& sequence, int64_t begin,
   for (int64_t i = 0; i < end; ++i) key_slots_.push_back(pages.Slot(i));
   slots_.insert(slots_.end(), key_slots_.end() - (end - begin),
                 key_slots_.end());
+  if (const auto& state = pages.state().id()) states_.push_back(*state);
   for (int64_t i = begin; i < end; ++i) {
     tokens_.push_back(tokens_so_far[i]);
     positions_.push_back(static_cast<int32_t>(i));
@@ -118,6 +120,9 @@ executor::CachePlan PrefillRows::Plan() && {
   plan_.batch.tokens_T = at::tensor(tokens_, at::kLong);
   plan_.batch.positions_T = at::tensor(positions_, at::kInt);
   plan_.kv.slots_T = at::tensor(slots_, at::kLong);
+  if (!states_.empty()) {
+    plan_.kv.state_slots_Q = at::tensor(states_, at::kLong);
+  }
   for (const auto& [row, experts_NE] : given_) {
     at::Tensor& experts_TE = plan_.batch.experts_TE;
     if (!experts_TE.defined()) {
@@ -231,6 +236,8 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     }
     int64_t size = std::min(budget, sequence.target() - sequence.length);
     if (size == 0) continue;  // All tokens are cached.
+    size = sequences_.EndOfPiece(sequence, sequence.length + size) -
+           sequence.length;
     if (sequence.lists_prompt()) {
       // Each row of this piece counts as a draw, because it needs logits.
       if (draw_budget <= 0) break;
@@ -307,7 +314,7 @@ void SamplePrefill::Store(const std::vector<SamplePiece>& pieces,
       job.first_draws.assign(std::exchange(drawn, end), end);
     }
     sequence.length = pieces[i].end;
-    sequences_.CachePrefix(sequence);
+    sequences_.CachePrefix(sequence, /*ends=*/false);
   }
 }
 

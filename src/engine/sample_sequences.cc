@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/engine/memory_plan.h"
 
 namespace weft::engine {
 namespace {
@@ -25,11 +26,18 @@ SampleSequences::SampleSequences(executor::Executor* executor,
     : executor_(*executor),
       probe_(probe),
       max_running_(max_running),
-      pool_(executor::PageBytes(executor->decoder(), kPageTokens),
-            kv_cache_bytes,
-            [executor](const kv::PageCopy& copy) { executor->CopyPage(copy); }),
+      pool_(
+          CacheUnitsOf(SizesOf(executor->decoder())),
+          CountsIn(CacheUnitsOf(SizesOf(executor->decoder())), kv_cache_bytes,
+                   max_running),
+          {.page = [executor](
+                       const kv::PageCopy& copy) { executor->CopyPage(copy); },
+           .state =
+               [executor](const kv::StateCopy& copy) {
+                 executor->CopyState(copy);
+               }}),
       order_(max_running, pool_.num_pages(), std::move(weights)) {
-  executor->MakeCache(pool_.num_pages(), kPageTokens);
+  executor->MakeCache(pool_.num_pages(), kPageTokens, pool_.num_slots());
 }
 
 absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
@@ -38,10 +46,12 @@ absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
   const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
                          (request.num_samples > 1 ? 1 : 0);
   if (needed <= pool_.num_pages()) return absl::OkStatus();
+  const int64_t states = pool_.num_slots() * pool_.bytes_per_state();
   return absl::ResourceExhaustedError(absl::StrCat(
       "prompt and config.max_tokens need ", needed * pool_.bytes_per_page(),
       " bytes of key/value cache, there are ",
-      pool_.num_pages() * pool_.bytes_per_page(), " (--kv-cache-bytes)"));
+      pool_.num_pages() * pool_.bytes_per_page(), " (--kv-cache-bytes",
+      states > 0 ? absl::StrCat(", of which states take ", states) : "", ")"));
 }
 
 bool SampleSequences::HasRoom(const SampleRequest& request,
@@ -57,6 +67,7 @@ bool SampleSequences::HasRoom(const SampleRequest& request,
   int64_t promised =
       KvPool::PagesFor(static_cast<int64_t>(request.prompt.size()));
   int64_t yielded = 0;
+  int64_t num_states = 1;
   int num_sequences = 0;
   for (const SampleSequence* sequence : InOrder()) {
     const bool has_pages = sequence->pages.has_value();
@@ -66,11 +77,13 @@ bool SampleSequences::HasRoom(const SampleRequest& request,
       continue;
     }
     promised += has_pages ? 1 : KvPool::PagesFor(sequence->target());
+    ++num_states;
     if (sequence->sample_index != kPrompt || !sequence->ready())
       ++num_sequences;
   }
   return num_sequences < max_running_ &&
-         promised <= pool_.available_pages() + yielded;
+         promised <= pool_.available_pages() + yielded &&
+         (!pool_.has_states() || num_states <= pool_.num_states());
 }
 
 std::vector<SampleSequence*> SampleSequences::Line() {
@@ -169,11 +182,11 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
   if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
     reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
   }
-  kv::SequencePages pages =
-      pool_.Begin(job.weights_id(), sequence.Tokens(reusable));
+  kv::SequencePages pages = pool_.Begin(
+      job.weights_id(), sequence.Tokens(reusable), &sequence.fork_tokens);
   const int64_t found = pages.num_tokens();
   if (!MakeRoom(KvPool::PagesFor(target - found), job.tenant, sequence.place) ||
-      !pool_.Append(pages, target - found)) {
+      !pool_.Append(pages, target - found) || !pool_.TakeState(pages)) {
     return false;
   }
   sequence.pages = std::move(pages);
@@ -204,14 +217,17 @@ int64_t SampleSequences::SparePages(bool* moves) const {
 bool SampleSequences::MakeRoom(int64_t count, const std::string& tenant,
                                const sched::DecodeOrder::Place& place) {
   bool moves = false;
-  while (count > SparePages(&moves)) {
+  const auto has_room = [&] {
+    return count <= SparePages(&moves) && pool_.has_room_for_state();
+  };
+  while (!has_room()) {
     SampleSequence* other = LastBehind(place, &tenant);
     if (other == nullptr) break;
     Preempt(*other);
   }
-  if (count <= SparePages(&moves)) return true;
+  if (has_room()) return true;
   if (moves) return false;
-  while (count > pool_.available_pages()) {
+  while (count > pool_.available_pages() || !pool_.has_room_for_state()) {
     SampleSequence* last = LastBehind(place, /*passed=*/nullptr);
     if (last == nullptr) return false;
     Preempt(*last);
@@ -276,15 +292,30 @@ void SampleSequences::Preempt(SampleSequence& sequence) {
        sequence.experts_NE.size(0) < sequence.length)) {
     sequence.experts_NE = ExpertsOf(sequence);
   }
-  CachePrefix(sequence);
+  CachePrefix(sequence, /*ends=*/true);
   sequence.pages.reset();
   sequence.length = 0;
   probe_->CountPreemption();
 }
 
-void SampleSequences::CachePrefix(SampleSequence& sequence) {
-  pool_.CachePrefix(sequence.job->weights_id(),
-                    sequence.Tokens(sequence.length), *sequence.pages);
+int64_t SampleSequences::EndOfPiece(const SampleSequence& sequence,
+                                    int64_t end) const {
+  if (!pool_.has_states()) return end;
+  for (const int64_t place : sequence.StatePlaces()) {
+    if (sequence.length < place && place < end) return place;
+  }
+  return end;
+}
+
+void SampleSequences::CachePrefix(SampleSequence& sequence, bool ends) {
+  const uint64_t version = sequence.job->weights_id();
+  const std::vector<int32_t> tokens = sequence.Tokens(sequence.length);
+  pool_.CachePrefix(version, tokens, *sequence.pages);
+  if (!pool_.has_states()) return;
+  const auto places = sequence.StatePlaces();
+  if (ends || std::ranges::find(places, sequence.length) != places.end()) {
+    pool_.CacheState(version, tokens, *sequence.pages, ends);
+  }
 }
 
 void SampleSequences::ForgetDeadVersions() {
@@ -299,6 +330,9 @@ void SampleSequences::ReportPages() {
   const int64_t page = pool_.bytes_per_page();
   probe_->SetKvBytes((pool_.num_pages() - pool_.available_pages()) * page,
                      pool_.prefix_pages() * page, pool_.num_pages() * page);
+  const int64_t state = pool_.bytes_per_state();
+  probe_->SetStateBytes((pool_.num_states() - pool_.available_states()) * state,
+                        pool_.num_states() * state);
 }
 
 }  // namespace weft::engine

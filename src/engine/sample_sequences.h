@@ -11,6 +11,17 @@
 // the same random numbers, so only rounding can change its result. The first
 // sequence in order always has room for all its tokens (CheckFits), so one
 // sequence always makes progress.
+//
+// In models with recurrent layers a sequence with pages also has a state, which
+// is that after its last token. Slots of states run out as pages do.
+//
+// A prefix is of use only with the state at its end. Prefill keeps states at
+// the last page border before a prompt's end, where a sequence with the same
+// prompt, or with one that goes on, finds it. It also keeps one where a prompt
+// leaves the pages of an earlier one, because prompts that share a beginning
+// often are many. Pieces of prefill end at these two places. States at every
+// border would be useful seldom, and each takes the memory of hundreds of
+// tokens. A sequence that ends at a border leaves its own state there.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_SEQUENCES_H_
 #define WEFT_SRC_ENGINE_SAMPLE_SEQUENCES_H_
 
@@ -85,9 +96,13 @@ class SampleSequences {
   // Makes room for the next token of every sample that has a slot. Preempts the
   // last sequences until there is room. Returns the samples that run, in order.
   [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
+  // Returns where a piece of prefill ends that could go on to `end`.
+  [[nodiscard]] int64_t EndOfPiece(const SampleSequence& sequence,
+                                   int64_t end) const;
   // Keeps the sequence's full pages for later sequences of the same version
-  // that begin with the same tokens.
-  void CachePrefix(SampleSequence& sequence);
+  // that begin with the same tokens, and the state if the sequence `ends`, or
+  // if EndOfPiece chose its place.
+  void CachePrefix(SampleSequence& sequence, bool ends);
   // Drops cached prefixes of versions that no request can use any more.
   void ForgetDeadVersions();
 
@@ -98,10 +113,10 @@ class SampleSequences {
 
  private:
   // Returns whether a sequence of the tenant at this place may take `count`
-  // pages to start or to continue. Leaves one page free for each sample that
-  // has pages. Preempts sequences of other tenants that are behind. If no
-  // sample runs and no prompt is being prefilled, also preempts those of the
-  // tenant that are behind.
+  // pages and a state to start or to continue. Leaves one page free for each
+  // sample that has pages. Preempts sequences of other tenants that are behind.
+  // If no sample runs and no prompt is being prefilled, also preempts those of
+  // the tenant that are behind.
   [[nodiscard]] bool MakeRoom(int64_t count, const std::string& tenant,
                               const sched::DecodeOrder::Place& place);
   // Returns the pages that MakeRoom leaves for a sequence. Sets *moves to

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/engine/kv_pool.h"
+
 namespace weft::engine {
 
 sampling::DrawRule SampleJob::RuleOf(int sample_index, int64_t row) const {
@@ -22,6 +24,13 @@ int64_t SampleSequence::target() const {
   if (sample_index == kPrompt) return prompt;
   const Sample& sample = job->result.samples[sample_index];
   return prompt + static_cast<int64_t>(sample.tokens.size()) - 1;
+}
+
+std::array<int64_t, 2> SampleSequence::StatePlaces() const {
+  if (sample_index != kPrompt) return {};
+  // The last token of a prompt is always computed (SampleSequences::TakePages),
+  // so an equal prompt begins before it.
+  return {fork_tokens, (target() - 1) / kPageTokens * kPageTokens};
 }
 
 std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {

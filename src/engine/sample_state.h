@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -79,7 +80,8 @@ struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
   std::optional<kv::SequencePages> pages;  // None while the sequence waits.
-  int64_t length = 0;  // Number of tokens whose keys are in the pages.
+  int64_t length = 0;       // Number of tokens whose keys are in the pages.
+  int64_t fork_tokens = 0;  // See kv::PrefixCache::Prefix.
   // Set by SampleSequences::InOrder.
   sched::DecodeOrder::Place place = {};
   bool has_slot = true;
@@ -108,6 +110,9 @@ struct SampleSequence {
     return sample_index == kPrompt && job->first_draws.empty() &&
            job->request->prompt_top_logprobs > 0;
   }
+  // Returns the numbers of tokens, ascending, after which prefill of a prompt
+  // caches the state (sample_sequences.h); 0: nowhere.
+  [[nodiscard]] std::array<int64_t, 2> StatePlaces() const;
   // Returns the first `count` tokens.
   [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
 };

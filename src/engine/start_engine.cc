@@ -56,6 +56,7 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
       .num_experts = config.moe.shape.count,
       .experts_per_token = config.moe.shape.per_token,
       .expert_layers = config.moe.shape.num_layers(),
+      .projections = lora::ProjectionsOf(config.shape()),
       .max_adapters = options.max_adapters,
       .max_adapters_per_tenant = options.max_adapters_per_tenant,
       .max_adapter_bytes_per_tenant =

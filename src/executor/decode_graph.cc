@@ -10,6 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/dispatch/state_slot.h"
 #include "src/loss/fused_head.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/sampling/draw_rows_cuda.h"
@@ -152,6 +153,9 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
   positions_ =
       Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
   lengths_ = Take(shape.rows * static_cast<int64_t>(sizeof(int32_t)), &bytes_);
+  if (decoder.config().has_delta()) {
+    states_ = Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
+  }
   rules_ = Take(shape.rows * static_cast<int64_t>(sampling::cuda::kRuleBytes),
                 &bytes_);
   if constexpr (ops::kHasCudaKernels) {
@@ -196,6 +200,10 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
   Put<int64_t>(plan.kv.slots_T, -1, shape_.rows, to.data() + slots_);
   Put<int32_t>(plan.batch.positions_T, 0, shape_.rows, to.data() + positions_);
   Put<int32_t>(plan.kv.lengths_T, 0, shape_.rows, to.data() + lengths_);
+  if (states_ > 0) {
+    Put<int64_t>(plan.kv.state_slots_Q, kv::kPaddingState, shape_.rows,
+                 to.data() + states_);
+  }
   if constexpr (ops::kHasCudaKernels) {
     if (adapter_table_ != nullptr) {
       adapter_table_->Write(plan.batch.routing,
@@ -227,6 +235,7 @@ DecodeStep DecodeInputs::At(const at::Tensor& buffer) const {
       .page_table_TL = view(table_, at::kInt, rows * shape_.table_entries)
                            .view({rows, shape_.table_entries}),
       .lengths_T = view(lengths_, at::kInt, rows)};
+  if (states_ > 0) step.kv.state_slots_Q = view(states_, at::kLong, rows);
   if constexpr (ops::kHasCudaKernels) {
     if (adapter_table_ != nullptr) {
       adapter_table_->Bind(
@@ -263,12 +272,12 @@ DecodeGraphs::DecodeGraphs(const model::Decoder& decoder,
 
 std::optional<Draws> DecodeGraphs::Run(const CachePlan& plan) {
   std::optional<DecodeShape> shape =
-      ShapeOf(plan, decoder_, max_rows_, store_->k_pages_PSKC.front().size(1));
+      ShapeOf(plan, decoder_, max_rows_, store_->page_tokens);
   if (!shape.has_value()) return std::nullopt;
   shape->max_filters = device_->MaxFilters(plan.draws);
   Graph& graph = Find(*shape);
   if (!graph.inputs.Fits(plan)) return std::nullopt;
-  if (!graph.tried) Record(*shape, plan, graph);
+  if (!graph.tried) Record(*shape, graph);
   if (graph.recorded == nullptr) return std::nullopt;
   Upload(plan, graph);
   graph.recorded->Replay();
@@ -286,14 +295,20 @@ DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
 }
 
 std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
-                                             const CachePlan& plan,
                                              Graph& graph) {
   graph.buffer =
       at::empty({graph.inputs.bytes()},
                 at::TensorOptions(at::kByte).device(decoder_.device()));
   graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
                                        shape.max_filters);
-  Upload(plan, graph);
+  CachePlan empty;
+  empty.batch.tokens_T = at::empty({0}, at::kLong);
+  empty.batch.positions_T = at::empty({0}, at::kInt);
+  empty.kv = {.slots_T = at::empty({0}, at::kLong),
+              .page_table_TL = at::empty({0, shape.table_entries}, at::kInt),
+              .lengths_T = at::empty({0}, at::kInt),
+              .state_slots_Q = at::empty({0}, at::kLong)};
+  Upload(empty, graph);
   return [this, step = graph.inputs.At(graph.buffer),
           max_filters = shape.max_filters,
           draws = graph.draws] { Queue(step, max_filters, draws); };
@@ -301,14 +316,8 @@ std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
 
 void DecodeGraphs::TakeMemory(DecodeShape shape) {
   shape.rows = max_rows_;
-  CachePlan empty;
-  empty.batch.tokens_T = at::empty({0}, at::kLong);
-  empty.batch.positions_T = at::empty({0}, at::kInt);
-  empty.kv = {.slots_T = at::empty({0}, at::kLong),
-              .page_table_TL = at::empty({0, shape.table_entries}, at::kInt),
-              .lengths_T = at::empty({0}, at::kInt)};
   Graph largest(DecodeInputs(shape, decoder_));
-  device_->Run(MakeStep(shape, empty, largest));
+  device_->Run(MakeStep(shape, largest));
   has_memory_ = true;
 }
 
@@ -322,14 +331,13 @@ void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
   device_->Upload(host_inputs_, count, graph.buffer);
 }
 
-void DecodeGraphs::Record(const DecodeShape& shape, const CachePlan& plan,
-                          Graph& graph) {
+void DecodeGraphs::Record(const DecodeShape& shape, Graph& graph) {
   const absl::Time start = SteadyNow();
   graph.tried = true;
   try {
     const int64_t before = device_->FreeBytes();
     if (!has_memory_) TakeMemory(shape);
-    const std::function<void()> step = MakeStep(shape, plan, graph);
+    const std::function<void()> step = MakeStep(shape, graph);
     device_->Run(step);
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());

@@ -72,9 +72,9 @@ struct DecodeStep {
 
 // Divides a buffer into parts, one for each argument of a decode step. The
 // buffer holds all values that change between decode steps: tokens, positions,
-// slots, lengths, draw rules, the adapter table, the page table. A captured
-// step reads the buffer in place, so an iteration uploads one block of memory
-// and launches one graph.
+// slots, lengths, slots of states, draw rules, the adapter table, the page
+// table. A captured step reads the buffer in place, so an iteration uploads one
+// block of memory and launches one graph.
 class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
@@ -86,7 +86,8 @@ class DecodeInputs {
   // Writes the plan's values, except the rules, to `to`, which has at least
   // bytes() bytes and is aligned to 16. Returns how many bytes, from the start
   // of `to`, must be uploaded. Rows beyond the plan's are padding: they write
-  // to no slot and see no token. REQUIRES: the plan has this shape.
+  // to no slot of keys, see no token, and have the state of kv::kPaddingState.
+  // REQUIRES: the plan has this shape.
   [[nodiscard]] int64_t Write(const CachePlan& plan,
                               std::span<std::byte> to) const;
   // Returns the part of `to` that holds the rules, one for each row.
@@ -99,9 +100,10 @@ class DecodeInputs {
   DecodeShape shape_;
   // Null without adapters.
   std::shared_ptr<lora::cuda::DecodeTable> adapter_table_;
-  // The offset of each part. The tokens are at 0.
-  int64_t slots_ = 0, positions_ = 0, lengths_ = 0, rules_ = 0, adapters_ = 0,
-          table_ = 0, bytes_ = 0;
+  // The offset of each part. The tokens are at 0. states_ is 0 in models
+  // without states.
+  int64_t slots_ = 0, positions_ = 0, lengths_ = 0, states_ = 0, rules_ = 0,
+          adapters_ = 0, table_ = 0, bytes_ = 0;
 };
 
 // A recorded step.
@@ -191,11 +193,11 @@ class DecodeGraphs {
   // Returns the graph of the shape. If there is none, adds a graph without a
   // recording, and may call DropOldest.
   [[nodiscard]] Graph& Find(const DecodeShape& shape);
-  void Record(const DecodeShape& shape, const CachePlan& plan, Graph& graph);
-  // Allocates the graph's memory, writes the plan into it, and returns the step
-  // to record.
+  void Record(const DecodeShape& shape, Graph& graph);
+  // Allocates the graph's memory and returns the step to record. All its rows
+  // are padding, because a step that runs before it is recorded would replace
+  // the states of sequences, and the replay would replace them again.
   [[nodiscard]] std::function<void()> MakeStep(const DecodeShape& shape,
-                                               const CachePlan& plan,
                                                Graph& graph);
   // Runs a step of max_rows_ rows, all of them padding, so that the graphs'
   // memory pool gets the memory that later recordings use.

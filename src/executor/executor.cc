@@ -200,11 +200,14 @@ void Executor::AddPart(const lora::LoraGradient& whole, int tensor_rank,
   }
 }
 
-void Executor::MakeCache(int64_t num_pages, int64_t page_tokens) {
+void Executor::MakeCache(int64_t num_pages, int64_t page_tokens,
+                         int64_t num_states) {
   BeginCall();
-  Broadcast(CacheSize{.num_pages = num_pages, .page_tokens = page_tokens});
+  Broadcast(CacheSize{.num_pages = num_pages,
+                      .page_tokens = page_tokens,
+                      .num_states = num_states});
   graphs_.reset();
-  cache_ = AllocateCache(runner_.decoder(), num_pages, page_tokens);
+  cache_ = AllocateCache(runner_.decoder(), num_pages, page_tokens, num_states);
   EndCall();
 }
 
@@ -219,6 +222,13 @@ void Executor::CopyPage(const kv::PageCopy& copy) {
   BeginCall();
   Broadcast(CopyPageCommand{.copy = copy});
   executor::CopyPage(copy, &cache_);
+  EndCall();
+}
+
+void Executor::CopyState(const kv::StateCopy& copy) {
+  BeginCall();
+  Broadcast(CopyStateCommand{.copy = copy});
+  executor::CopyState(copy, &cache_);
   EndCall();
 }
 

@@ -72,8 +72,9 @@ class Executor {
   void DropPending();
 
   // Allocates the cache. Call it before the first CachePlan. A second call
-  // replaces the cache and drops its graphs.
-  void MakeCache(int64_t num_pages, int64_t page_tokens);
+  // replaces the cache and drops its graphs. `num_states` is 0 in models
+  // without states.
+  void MakeCache(int64_t num_pages, int64_t page_tokens, int64_t num_states);
   // Makes decode steps of up to `max_rows` rows run as graphs from now on, if
   // the device has graphs.
   void UseDecodeGraphs(int64_t max_rows);
@@ -81,6 +82,7 @@ class Executor {
     return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
   }
   void CopyPage(const kv::PageCopy& copy);
+  void CopyState(const kv::StateCopy& copy);
   [[nodiscard]] CacheOutput Run(CachePlan plan);
   // Returns the experts of the tokens in these slots of the cache
   // (model_runner.h).

@@ -167,6 +167,7 @@ void EachField(Plan& plan, const Each& each) requires
   each(plan.kv.decode);
   each(plan.kv.page_table_TL);
   each(plan.kv.lengths_T);
+  each(plan.kv.state_slots_Q);
   each(plan.logit_rows);
   each(plan.logit_routing);
   each(plan.draws);
@@ -207,6 +208,7 @@ class Encoder {
   }
   void operator()(const CacheCommand& m) const { EachField(m.plan, field_); }
   void operator()(const CopyPageCommand& m) const { out_.Put(m.copy); }
+  void operator()(const CopyStateCommand& m) const { out_.Put(m.copy); }
   void operator()(const StopCommand& /*m*/) const {}
 
  private:
@@ -248,6 +250,7 @@ class Decoder {
   }
   void operator()(CacheCommand& m) const { EachField(m.plan, field_); }
   void operator()(CopyPageCommand& m) const { in_.Get(m.copy); }
+  void operator()(CopyStateCommand& m) const { in_.Get(m.copy); }
   void operator()(StopCommand& /*m*/) const {}
 
  private:

@@ -10,6 +10,7 @@
 
 #include "absl/strings/string_view.h"
 #include "src/dispatch/sequence_pages.h"
+#include "src/dispatch/state_slot.h"
 #include "src/executor/plan.h"
 #include "src/model/decoder.h"
 #include "src/parallel/communicator.h"
@@ -17,10 +18,11 @@
 
 namespace weft::executor {
 
-// Allocates the key/value cache.
+// Allocates the key/value cache and the slots of states.
 struct CacheSize {
   int64_t num_pages = 0;
   int64_t page_tokens = 0;
+  int64_t num_states = 0;
 };
 // Announces weights that later plans name. Each other rank then receives its
 // part of the weights as a tensor.
@@ -50,11 +52,14 @@ struct CacheCommand {
 struct CopyPageCommand {
   kv::PageCopy copy;
 };
+struct CopyStateCommand {
+  kv::StateCopy copy;
+};
 struct StopCommand {};
 
-using Message =
-    std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
-                 GradientsCommand, CacheCommand, CopyPageCommand, StopCommand>;
+using Message = std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
+                             GradientsCommand, CacheCommand, CopyPageCommand,
+                             CopyStateCommand, StopCommand>;
 
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;

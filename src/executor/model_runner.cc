@@ -71,13 +71,23 @@ void AddExperts(const std::vector<at::Tensor>& experts, int num_experts,
   if (wants_routing) scores.experts_TE = at::cat(experts, 1).to(at::kInt);
 }
 
-// Returns the weights of a dense f32 model on a CPU in the order in which a
-// decode step reads them. Returns an empty vector for other models, which use
-// no thread team: ATen computes a part of their layers, and within a team ATen
-// has only one thread (ops/thread_team.h).
+// The state sums over all tokens, so it is f32 although activations are bf16.
+at::ScalarType StateType(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+int64_t NumLinear(const model::ModelConfig& config) {
+  return std::ranges::count_if(config.attention,
+                               &model::LayerAttention::linear);
+}
+
+// Returns the weights of a dense f32 model of attention layers on a CPU in the
+// order in which a decode step reads them. Returns an empty vector for other
+// models, which use no thread team: ATen computes a part of their layers, and
+// within a team ATen has only one thread (ops/thread_team.h).
 std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
-      decoder.config().moe.shape.count > 0) {
+      decoder.config().moe.shape.count > 0 || decoder.config().has_delta()) {
     return {};
   }
   std::vector<ops::SharedRows> order;
@@ -166,7 +176,8 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
   kv.store = store;
   MoveTo(decoder_.device(),
          {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.batch.experts_TE,
-          &kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T});
+          &kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T,
+          &kv.state_slots_Q});
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const RowIndex scored(plan.score_rows, num_rows, decoder_.device());
   const RowIndex drawn(plan.logit_rows, num_rows, decoder_.device());
@@ -214,21 +225,41 @@ at::Tensor ModelRunner::RunLayers(CachePlan& plan) const {
 }
 
 model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
-                             int64_t page_tokens) {
+                             int64_t page_tokens, int64_t num_states) {
   const model::ModelConfig& config = decoder.local_config();
   const auto options =
       at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
-  model::KvStore store;
-  for (int layer = 0; layer < config.num_layers; ++layer) {
+  const auto allocate = [](at::IntArrayRef sizes,
+                           const at::TensorOptions& of_part) {
+    at::Tensor part = at::empty(sizes, of_part);
+    if (part.is_cpu()) {
+      PreferHugePages(absl::MakeSpan(
+          static_cast<std::byte*>(part.mutable_data_ptr()), part.nbytes()));
+    }
+    return part;
+  };
+  const auto layers = static_cast<size_t>(config.num_layers);
+  model::KvStore store{.k_pages_PSKC = std::vector<at::Tensor>(layers),
+                       .v_pages_PSKC = std::vector<at::Tensor>(layers),
+                       .conv_NRW = std::vector<at::Tensor>(layers),
+                       .delta_NHKV = std::vector<at::Tensor>(layers),
+                       .page_tokens = page_tokens};
+  const model::DeltaConfig& delta = config.delta;
+  for (size_t layer = 0; layer < layers; ++layer) {
+    if (config.attention[layer].linear) {
+      store.conv_NRW[layer] = allocate(
+          {num_states, delta.conv_kernel - 1, delta.conv_width()}, options);
+      store.delta_NHKV[layer] =
+          allocate({num_states, delta.value_heads, delta.key_features,
+                    delta.value_features},
+                   options.dtype(StateType(decoder.dtype())));
+      continue;
+    }
     for (std::vector<at::Tensor>* pages :
          {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
-      const at::Tensor& layer_pages = pages->emplace_back(at::empty(
+      (*pages)[layer] = allocate(
           {num_pages, page_tokens, config.num_kv_heads, config.head_dim},
-          options));
-      if (!layer_pages.is_cpu()) continue;
-      PreferHugePages(absl::MakeSpan(
-          static_cast<std::byte*>(layer_pages.mutable_data_ptr()),
-          layer_pages.nbytes()));
+          options);
     }
   }
   if (config.moe.shape.count > 0) {
@@ -248,25 +279,31 @@ at::Tensor ReadExperts(const model::KvStore& store,
   return experts_NE;
 }
 
-int64_t PageBytes(const model::Decoder& decoder, int64_t page_tokens) {
-  return PageBytes(
-      model::LargestConfig(decoder.config(), decoder.tensor_size()),
-      static_cast<int64_t>(at::elementSize(decoder.dtype())), page_tokens);
-}
-
 int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
                   int64_t page_tokens) {
   const int64_t experts =
       largest.moe.shape.routing_width() * static_cast<int64_t>(sizeof(int16_t));
-  return page_tokens * (2 * largest.num_layers * largest.num_kv_heads *
-                            largest.head_dim * element_bytes +
-                        experts);
+  return page_tokens *
+         (2 * (largest.num_layers - NumLinear(largest)) * largest.num_kv_heads *
+              largest.head_dim * element_bytes +
+          experts);
+}
+
+int64_t StateBytes(const model::ModelConfig& largest, int64_t element_bytes) {
+  const model::DeltaConfig& delta = largest.delta;
+  const int64_t conv = (delta.conv_kernel - 1) * delta.conv_width();
+  const int64_t heads =
+      int64_t{delta.value_heads} * delta.key_features * delta.value_features;
+  return NumLinear(largest) *
+         (conv * element_bytes +
+          heads * std::max<int64_t>(element_bytes, sizeof(float)));
 }
 
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
   for (std::vector<at::Tensor>* pages :
        {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
     for (at::Tensor& layer : *pages) {
+      if (!layer.defined()) continue;
       layer[copy.to]
           .narrow(0, 0, copy.num_rows)
           .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
@@ -276,6 +313,20 @@ void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
   store->experts_PSE[copy.to]
       .narrow(0, 0, copy.num_rows)
       .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
+}
+
+void CopyState(const kv::StateCopy& copy, model::KvStore* store) {
+  for (std::vector<at::Tensor>* states :
+       {&store->conv_NRW, &store->delta_NHKV}) {
+    for (at::Tensor& layer : *states) {
+      if (!layer.defined()) continue;
+      if (copy.from.has_value()) {
+        layer[copy.to].copy_(layer[*copy.from]);
+      } else {
+        layer[copy.to].zero_();
+      }
+    }
+  }
 }
 
 }  // namespace weft::executor

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/dispatch/sequence_pages.h"
+#include "src/dispatch/state_slot.h"
 #include "src/executor/decode_graph.h"
 #include "src/executor/plan.h"
 #include "src/lora/adapter.h"
@@ -68,18 +69,20 @@ class ModelRunner {
   std::optional<Pending> pending_;
 };
 
-// Allocates uninitialised pages for this rank's part of every layer.
+// Allocates uninitialised pages and states for this rank's part of every layer.
+// `num_states` is 0 in models without states.
 [[nodiscard]] model::KvStore AllocateCache(const model::Decoder& decoder,
                                            int64_t num_pages,
-                                           int64_t page_tokens);
-// Returns the bytes of one page in all layers, on the rank with the largest
-// part of the model.
-[[nodiscard]] int64_t PageBytes(const model::Decoder& decoder,
-                                int64_t page_tokens);
+                                           int64_t page_tokens,
+                                           int64_t num_states);
 // Returns the bytes of one page in all layers, on the rank with configuration
 // `largest` (from model::LargestConfig).
 [[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
+// Does the same for the state of one sequence. Returns 0 if no layer has
+// states.
+[[nodiscard]] int64_t StateBytes(const model::ModelConfig& largest,
+                                 int64_t element_bytes);
 
 // Returns the experts that computed the tokens in these N slots, as [N, L K],
 // i16, on the host. L is the number of layers with experts, and K is the number
@@ -90,6 +93,8 @@ class ModelRunner {
 // Copies the first copy.num_rows rows of page copy.from to page copy.to: the
 // keys and values of every layer, and the experts of the rows.
 void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
+// Replaces the state in copy.to, in every layer that has states.
+void CopyState(const kv::StateCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor
 

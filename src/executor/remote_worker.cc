@@ -26,8 +26,8 @@ lora::AdapterVersionPtr RemoteWorker::VersionOf(uint64_t id) const {
 
 void RemoteWorker::Do(const CacheSize& message) {
   if (!samples()) return;
-  cache_ =
-      AllocateCache(runner_.decoder(), message.num_pages, message.page_tokens);
+  cache_ = AllocateCache(runner_.decoder(), message.num_pages,
+                         message.page_tokens, message.num_states);
 }
 
 void RemoteWorker::Do(const NewVersion& message) {
@@ -84,6 +84,10 @@ void RemoteWorker::Do(CacheCommand& message) {
 
 void RemoteWorker::Do(const CopyPageCommand& message) {
   if (samples()) CopyPage(message.copy, &cache_);
+}
+
+void RemoteWorker::Do(const CopyStateCommand& message) {
+  if (samples()) CopyState(message.copy, &cache_);
 }
 
 void RemoteWorker::Do(const StopCommand& /*message*/) { stopped_ = true; }

@@ -17,6 +17,12 @@ std::span<const TargetModule> ModulesOf(ProjectionGroup group) {
   static constexpr TargetModule kDown[] = {TargetModule::kDownProj};
   static constexpr TargetModule kLmHead[] = {TargetModule::kLmHead};
   static constexpr TargetModule kEmbedTokens[] = {TargetModule::kEmbedTokens};
+  static constexpr TargetModule kDeltaIn[] = {
+      TargetModule::kInProjQkv, TargetModule::kInProjZ, TargetModule::kInProjB,
+      TargetModule::kInProjA};
+  static constexpr TargetModule kDeltaFusedIn[] = {TargetModule::kInProjQkvz,
+                                                   TargetModule::kInProjBa};
+  static constexpr TargetModule kDeltaOut[] = {TargetModule::kOutProj};
   switch (group) {
     case ProjectionGroup::kQkv:
       return kQkv;
@@ -30,21 +36,73 @@ std::span<const TargetModule> ModulesOf(ProjectionGroup group) {
       return kLmHead;
     case ProjectionGroup::kEmbedTokens:
       return kEmbedTokens;
+    case ProjectionGroup::kDeltaIn:
+      return kDeltaIn;
+    case ProjectionGroup::kDeltaFusedIn:
+      return kDeltaFusedIn;
+    case ProjectionGroup::kDeltaOut:
+      return kDeltaOut;
   }
   return {};
+}
+
+LayerGroups GroupsOf(const ModelShape& shape, int layer) {
+  using enum ProjectionGroup;
+  if (!shape.delta.InLayer(layer)) return {kQkv, kO, kGateUp, kDown};
+  return {shape.delta.is_fused ? kDeltaFusedIn : kDeltaIn, kDeltaOut, kGateUp,
+          kDown};
+}
+
+int IndexInLayer(ProjectionGroup group) {
+  switch (group) {
+    case ProjectionGroup::kO:
+    case ProjectionGroup::kDeltaOut:
+      return 1;
+    case ProjectionGroup::kGateUp:
+      return 2;
+    case ProjectionGroup::kDown:
+      return 3;
+    default:
+      return 0;
+  }
+}
+
+std::vector<TargetModule> ProjectionsOf(const ModelShape& shape) {
+  std::vector<TargetModule> modules;
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    for (const ProjectionGroup group : GroupsOf(shape, layer)) {
+      const auto of = ModulesOf(group);
+      modules.insert(modules.end(), of.begin(), of.end());
+    }
+  }
+  std::ranges::sort(modules);
+  const auto repeated = std::ranges::unique(modules);
+  modules.erase(repeated.begin(), repeated.end());
+  return modules;
+}
+
+ProjectionGroup GroupOf(TargetModule module) {
+  using enum ProjectionGroup;
+  for (const ProjectionGroup group : {kQkv, kO, kGateUp, kDown, kLmHead,
+                                      kDeltaIn, kDeltaFusedIn, kDeltaOut}) {
+    const std::span<const TargetModule> modules = ModulesOf(group);
+    if (std::ranges::find(modules, module) != modules.end()) return group;
+  }
+  return kEmbedTokens;
 }
 
 int64_t InWidth(const ModelShape& shape, TargetModule module) {
   if (module == TargetModule::kOProj) return shape.q_width;
   if (module == TargetModule::kDownProj) return shape.ffn;
   if (module == TargetModule::kEmbedTokens) return shape.vocab;
+  if (module == TargetModule::kOutProj) return shape.delta.value_width;
   return shape.hidden;
 }
 
 int64_t OutWidth(const ModelShape& shape, TargetModule module) {
   switch (module) {
     case TargetModule::kQProj:
-      return shape.q_width;
+      return shape.q_width + shape.gate_width;
     case TargetModule::kKProj:
     case TargetModule::kVProj:
       return shape.kv_width;
@@ -53,9 +111,21 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
       return shape.ffn;
     case TargetModule::kLmHead:
       return shape.vocab;
+    case TargetModule::kInProjQkv:
+      return shape.delta.conv_width();
+    case TargetModule::kInProjZ:
+      return shape.delta.value_width;
+    case TargetModule::kInProjB:
+    case TargetModule::kInProjA:
+      return shape.delta.num_heads;
+    case TargetModule::kInProjQkvz:
+      return shape.delta.conv_width() + shape.delta.value_width;
+    case TargetModule::kInProjBa:
+      return 2 * shape.delta.num_heads;
     case TargetModule::kOProj:
     case TargetModule::kDownProj:
     case TargetModule::kEmbedTokens:
+    case TargetModule::kOutProj:
       return shape.hidden;
   }
   return 0;
@@ -72,8 +142,9 @@ AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
   groups_.reserve(shape.num_layers * kGroupsPerLayer + 2);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     layer_groups_.push_back(groups_.size());
-    AddGroup(shape, config, layer, ProjectionGroup::kQkv);
-    AddGroup(shape, config, layer, ProjectionGroup::kO);
+    const LayerGroups groups = GroupsOf(shape, layer);
+    AddGroup(shape, config, layer, groups[0]);
+    AddGroup(shape, config, layer, groups[1]);
     const bool dense = !shape.experts.InLayer(layer);
     const int last = dense ? kNoExpert : shape.experts.total() - 1;
     for (int expert = dense ? kNoExpert : 0; expert <= last; ++expert) {
@@ -122,7 +193,7 @@ const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
   if (group == ProjectionGroup::kEmbedTokens) return groups_.back();
   if (group == ProjectionGroup::kLmHead) return groups_[groups_.size() - 2];
   const size_t first = layer_groups_[layer];
-  const auto index = first + static_cast<size_t>(group);
+  const auto index = first + static_cast<size_t>(IndexInLayer(group));
   if (expert != kNoExpert) {
     return groups_[index + 2 * static_cast<size_t>(expert)];
   }
@@ -149,7 +220,11 @@ std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
   const std::string mlp = absl::StrCat(
       "model.layers.", layer,
       experts.names == ExpertNames::kMixtral ? ".block_sparse_moe" : ".mlp");
-  if (expert == experts.count) return absl::StrCat(mlp, ".shared_expert");
+  if (expert == experts.count) {
+    return absl::StrCat(mlp, experts.names == ExpertNames::kGlm
+                                 ? ".shared_experts"
+                                 : ".shared_expert");
+  }
   return absl::StrCat(mlp, ".experts.", expert);
 }
 
@@ -163,6 +238,28 @@ std::string PathInFile(const std::string& path, DecoderNames names) {
     return absl::StrCat("language_model.", path);
   }
   return path;
+}
+
+int NumFused(TargetModule module, const ModelShape& shape) {
+  const ProjectionGroup group = GroupOf(module);
+  const bool is_fused =
+      (group == ProjectionGroup::kQkv && shape.fused_qkv) ||
+      (group == ProjectionGroup::kGateUp && shape.fused_gate_up);
+  return is_fused ? static_cast<int>(ModulesOf(group).size()) : 1;
+}
+
+const char* FileModuleName(TargetModule module, const ModelShape& shape) {
+  if (NumFused(module, shape) == 1) return TargetModuleName(module);
+  return GroupOf(module) == ProjectionGroup::kQkv ? "qkv_proj" : "gate_up_proj";
+}
+
+std::string FilePath(const LoraFactor& factor, const ModelShape& shape) {
+  std::string path = ModulePath(factor, shape.experts);
+  if (factor.expert == kNoExpert) {
+    path.replace(path.rfind('.') + 1, std::string::npos,
+                 FileModuleName(factor.module, shape));
+  }
+  return PathInFile(path, shape.names);
 }
 
 std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {
@@ -180,6 +277,14 @@ std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {
     case TargetModule::kUpProj:
     case TargetModule::kDownProj:
       return absl::StrCat("model.layers.", factor.layer, ".mlp.", name);
+    case TargetModule::kInProjQkv:
+    case TargetModule::kInProjZ:
+    case TargetModule::kInProjB:
+    case TargetModule::kInProjA:
+    case TargetModule::kOutProj:
+    case TargetModule::kInProjQkvz:
+    case TargetModule::kInProjBa:
+      return absl::StrCat("model.layers.", factor.layer, ".linear_attn.", name);
     default:
       return absl::StrCat("model.layers.", factor.layer, ".self_attn.", name);
   }

@@ -37,16 +37,47 @@ enum class DecoderNames : uint8_t {
   kOldWrapped,  // language_model.model.layers, language_model.lm_head
 };
 
+// The layers that compute a gated delta rule in place of attention. Their input
+// projections are stacked, with rows of q | k | v | z | b | a.
+struct DeltaShape {
+  std::vector<bool> layers;  // One per layer; empty if there are none.
+  int64_t key_width = 0;     // Key heads * features of one.
+  int64_t value_width = 0;
+  int64_t num_heads = 0;  // Value heads: rows of b, and of a.
+  int64_t num_key_heads = 0;
+  // If true, checkpoints and PEFT have q, k, v and z as one module, and b and a
+  // as another, each with its rows grouped by key head.
+  bool is_fused = false;
+
+  [[nodiscard]] bool InLayer(int layer) const {
+    return !layers.empty() && layers[layer];
+  }
+  // Returns the rows of q, k and v.
+  [[nodiscard]] int64_t conv_width() const {
+    return 2 * key_width + value_width;
+  }
+};
+
 // The widths of the base model's linear layers.
 struct ModelShape {
   int num_layers = 0;
   int64_t hidden = 0;
-  int64_t q_width = 0;   // query heads * head features
-  int64_t kv_width = 0;  // key/value heads * head features
+  int64_t q_width = 0;     // query heads * head features
+  int64_t gate_width = 0;  // The rows of q_proj that gate attention's output
+                           // (ModelConfig::output_gate).
+  int64_t kv_width = 0;    // key/value heads * head features
   int64_t ffn = 0;
   int64_t vocab = 0;
   ExpertShape experts;
+  DeltaShape delta;
   DecoderNames names = DecoderNames::kPlain;
+  // The order in files of the features of a head of q or k
+  // (ModelConfig::head_order).
+  std::vector<int> head_order;
+  // PEFT's files have q, k and v as one module, qkv_proj, or gate and up as
+  // one, gate_up_proj (ModelConfig::fused_qkv).
+  bool fused_qkv = false;
+  bool fused_gate_up = false;
 
   // Returns this shape with `ffn` set to the width of the expert.
   [[nodiscard]] ModelShape OfExpert(int expert) const;
@@ -61,6 +92,12 @@ struct ShapeRanges {
   parallel::Range vocab;
   parallel::Range expert_ffn;
   parallel::Range shared_ffn;
+  parallel::Range delta_key;    // Of DeltaShape::key_width.
+  parallel::Range delta_value;  // Of DeltaShape::value_width.
+  parallel::Range delta_heads;  // Of DeltaShape::num_heads.
+  // Of the whole model:
+  DeltaShape delta;
+  int q_rows = 1;       // Rows of q_proj for each feature: 2 with output gates.
   int num_experts = 0;  // ExpertShape::count.
 };
 
@@ -90,13 +127,26 @@ enum class ProjectionGroup : uint8_t {
   kGateUp,
   kDown,
   kLmHead,
-  kEmbedTokens
+  kEmbedTokens,
+  // In place of kQkv and kO in a layer with a gated delta rule.
+  kDeltaIn,
+  kDeltaFusedIn,  // As kDeltaIn, with DeltaShape::is_fused.
+  kDeltaOut
 };
 inline constexpr int kGroupsPerLayer = 4;
+using LayerGroups = std::array<ProjectionGroup, kGroupsPerLayer>;
+// Returns the groups of a layer, in the order of the buffer.
+[[nodiscard]] LayerGroups GroupsOf(const ModelShape& shape, int layer);
+// Returns the index of a group in GroupsOf.
+[[nodiscard]] int IndexInLayer(ProjectionGroup group);
 
 // Returns the modules of a group, in the order in which the base model stacks
 // their outputs (q, k, v; gate, up).
 [[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+// Returns the group of a module.
+[[nodiscard]] ProjectionGroup GroupOf(TargetModule module);
+// Returns all modules of the layers that may have LoRA.
+[[nodiscard]] std::vector<TargetModule> ProjectionsOf(const ModelShape& shape);
 // Returns the number of inputs or of outputs of a module. The embedding's
 // inputs are the tokens of the vocabulary.
 [[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
@@ -154,6 +204,17 @@ class AdapterLayout {
 // ".lora_embedding_B".
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
+// Returns how many modules PEFT's files have as one with `module`, itself
+// included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its
+// own. Experts are not among them.
+[[nodiscard]] int NumFused(TargetModule module, const ModelShape& shape);
+// Returns the last part of the path, in PEFT's files, of a module outside the
+// experts, such as "q_proj" or "qkv_proj".
+[[nodiscard]] const char* FileModuleName(TargetModule module,
+                                         const ModelShape& shape);
+// Returns the path of the module in PEFT's files.
+[[nodiscard]] std::string FilePath(const LoraFactor& factor,
+                                   const ModelShape& shape);
 // Returns a path of ModulePath, or one that begins with it, in the spelling
 // `names`.
 [[nodiscard]] std::string PathInFile(const std::string& path,

@@ -5,37 +5,80 @@
 namespace weft::lora {
 namespace {
 
-// Where a rank's part of a projection begins: the part's first input feature
-// and first output feature.
-struct Begin {
-  int64_t in = 0;
-  int64_t out = 0;
-};
+using parallel::Range;
 
-Begin BeginOf(const LoraFactor& factor, const ShapeRanges& ranges) {
-  const parallel::Range& ffn = factor.expert == kNoExpert ? ranges.ffn
-                               : factor.expert < ranges.num_experts
-                                   ? ranges.expert_ffn
-                                   : ranges.shared_ffn;
+Range Shifted(const Range& range, int64_t by) {
+  return {.begin = range.begin + by, .end = range.end + by};
+}
+
+Range Scaled(const Range& range, int64_t by) {
+  return {.begin = range.begin * by, .end = range.end * by};
+}
+
+const Range& FfnOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+  if (factor.expert == kNoExpert) return ranges.ffn;
+  return factor.expert < ranges.num_experts ? ranges.expert_ffn
+                                            : ranges.shared_ffn;
+}
+
+// Returns the rank's input features. Returns all of them if the ranks do not
+// split the inputs.
+Range InputsOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+  switch (factor.module) {
+    case TargetModule::kOProj:
+      return ranges.q;
+    case TargetModule::kDownProj:
+      return FfnOf(factor, ranges);
+    case TargetModule::kEmbedTokens:
+      return ranges.vocab;
+    case TargetModule::kOutProj:
+      return ranges.delta_value;
+    default:
+      return {.begin = 0, .end = factor.in};
+  }
+}
+
+// Returns the rank's output features, in one range for each kind of feature.
+std::vector<Range> OutputsOf(const LoraFactor& factor,
+                             const ShapeRanges& ranges) {
+  const DeltaShape& whole = ranges.delta;
+  const Range& heads = ranges.delta_heads;
   switch (factor.module) {
     case TargetModule::kQProj:
-      return {.out = ranges.q.begin};
+      // A gate's rows are beside those of its query head.
+      return {Scaled(ranges.q, ranges.q_rows)};
     case TargetModule::kKProj:
     case TargetModule::kVProj:
-      return {.out = ranges.kv.begin};
-    case TargetModule::kOProj:
-      return {.in = ranges.q.begin};
+      return {ranges.kv};
     case TargetModule::kGateProj:
     case TargetModule::kUpProj:
-      return {.out = ffn.begin};
-    case TargetModule::kDownProj:
-      return {.in = ffn.begin};
+      return {FfnOf(factor, ranges)};
     case TargetModule::kLmHead:
-      return {.out = ranges.vocab.begin};
+      return {ranges.vocab};
+    case TargetModule::kInProjQkv:
+    case TargetModule::kInProjQkvz: {
+      const Range v = Shifted(ranges.delta_value, 2 * whole.key_width);
+      std::vector<Range> parts = {
+          ranges.delta_key, Shifted(ranges.delta_key, whole.key_width), v};
+      if (factor.module == TargetModule::kInProjQkvz) {
+        parts.push_back(Shifted(v, whole.value_width));
+      }
+      return parts;
+    }
+    case TargetModule::kInProjZ:
+      return {ranges.delta_value};
+    case TargetModule::kInProjB:
+    case TargetModule::kInProjA:
+      return {heads};
+    case TargetModule::kInProjBa:
+      return {heads, Shifted(heads, whole.num_heads)};
+    case TargetModule::kOProj:
+    case TargetModule::kDownProj:
     case TargetModule::kEmbedTokens:
-      return {.in = ranges.vocab.begin};
+    case TargetModule::kOutProj:
+      break;
   }
-  return {};
+  return {{.begin = 0, .end = factor.out}};
 }
 
 bool AreOfOneLinear(const LoraFactor& a, const LoraFactor& b) {
@@ -62,21 +105,24 @@ AdapterShard::AdapterShard(const AdapterLayout& whole,
       continue;
     }
     const LoraFactor& part = *next++;
-    const Begin begin = BeginOf(of, ranges);
     pieces_.push_back({.whole_offset = of.a_offset,
                        .whole_rows = of.rank,
                        .whole_columns = of.in,
-                       .first_column = begin.in,
+                       .first_column = InputsOf(of, ranges).begin,
                        .local_offset = part.a_offset,
                        .rows = part.rank,
                        .columns = part.in});
-    pieces_.push_back({.whole_offset = of.b_offset,
-                       .whole_rows = of.out,
-                       .whole_columns = of.rank,
-                       .first_row = begin.out,
-                       .local_offset = part.b_offset,
-                       .rows = part.out,
-                       .columns = part.rank});
+    int64_t local_offset = part.b_offset;
+    for (const Range& rows : OutputsOf(of, ranges)) {
+      pieces_.push_back({.whole_offset = of.b_offset,
+                         .whole_rows = of.out,
+                         .whole_columns = of.rank,
+                         .first_row = rows.begin,
+                         .local_offset = local_offset,
+                         .rows = rows.size(),
+                         .columns = part.rank});
+      local_offset += rows.size() * part.rank;
+    }
   }
   check(next == local.factors().end());
 }

@@ -1,7 +1,8 @@
 // Copies between a whole adapter and the part of it that one rank trains.
 //
 // Each rank has an AdapterLayout with its own widths. If the ranks split a
-// projection's outputs, a rank has all of A and some rows of B. If the ranks
+// projection's outputs, a rank has all of A and some rows of B, in one block
+// for each kind of feature that the projection makes. If the ranks
 // split its inputs, a rank has some columns of A and all of B. For the
 // embedding, these columns belong to the rank's tokens. If several ranks have
 // the same element of A or B, its value is equal on all of them. The element's

@@ -1,6 +1,7 @@
 #include "src/lora/expert_rank.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -14,21 +15,29 @@ int SharedRank(int rank, const ExpertShape& experts) {
 
 namespace {
 
-// Returns an error if the config targets only one of gate and up, but the
-// model's experts have both in one parameter.
+// Returns an error if the config targets only some of the modules that the
+// model has as one: q, k and v, or gate and up.
 absl::Status CheckFusedTargets(const LoraConfig& config,
-                               const ExpertShape& experts) {
-  if (experts.names != ExpertNames::kFused) return absl::OkStatus();
+                               const ModelShape& shape) {
   const auto has = [&](TargetModule module) {
     return std::ranges::find(config.target_modules, module) !=
            config.target_modules.end();
   };
-  if (has(TargetModule::kGateProj) == has(TargetModule::kUpProj)) {
-    return absl::OkStatus();
+  for (const ProjectionGroup group :
+       {ProjectionGroup::kQkv, ProjectionGroup::kGateUp}) {
+    const auto modules = ModulesOf(group);
+    const bool is_fused =
+        NumFused(modules.front(), shape) > 1 ||
+        (group == ProjectionGroup::kGateUp && shape.experts.is_fused());
+    const auto count = std::ranges::count_if(modules, has);
+    if (!is_fused || count == 0 || count == std::ssize(modules)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "config.target_modules has some of ",
+        group == ProjectionGroup::kQkv ? "q_proj, k_proj and v_proj"
+                                       : "gate_proj and up_proj",
+        "; the base model has them in one parameter, so name all or none"));
   }
-  return absl::InvalidArgumentError(
-      "config.target_modules has one of gate_proj and up_proj; the base "
-      "model's experts have both in one parameter, so name both or neither");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -36,13 +45,13 @@ absl::Status CheckFusedTargets(const LoraConfig& config,
 absl::StatusOr<LoraConfig> WithExpertRank(LoraConfig config,
                                           const ModelShape& shape) {
   const ExpertShape& experts = shape.experts;
+  WEFT_RETURN_IF_ERROR(CheckFusedTargets(config, shape));
   if (experts.count == 0) {
     if (config.expert_rank == 0) return config;
     return absl::InvalidArgumentError(
         absl::StrCat("config.expert_rank is ", config.expert_rank,
                      ", but the base model has no experts"));
   }
-  WEFT_RETURN_IF_ERROR(CheckFusedTargets(config, experts));
   const int rank = config.expert_rank > 0 ? config.expert_rank
                                           : SharedRank(config.rank, experts);
   const LoraShape shared = {.rank = rank,

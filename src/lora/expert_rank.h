@@ -17,8 +17,8 @@ namespace weft::lora {
 // up, down) of layers with experts. The overrides have the same scale (alpha /
 // rank) as the other layers. An expert_rank of 0 means SharedRank(config.rank).
 // Changes nothing for a model without experts. Errors: INVALID_ARGUMENT for an
-// expert_rank in a model without experts, or if the model fuses gate and up but
-// the config targets only one of them.
+// expert_rank in a model without experts, or if the config targets only some of
+// the modules that the model has as one.
 [[nodiscard]] absl::StatusOr<LoraConfig> WithExpertRank(
     LoraConfig config, const ModelShape& shape);
 

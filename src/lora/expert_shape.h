@@ -14,10 +14,13 @@ namespace weft::lora {
 // How checkpoints spell the modules of experts.
 enum class ExpertNames : uint8_t {
   kMlp,      // mlp.experts.0.gate_proj
+  kGlm,      // As kMlp, with mlp.shared_experts in place of mlp.shared_expert.
   kMixtral,  // block_sparse_moe.experts.0.w1
-  kFused,    // mlp.experts.gate_up_proj: one tensor of all experts. PEFT's
-             // target_parameters use this name, too. Error messages name a
-             // single expert as kMlp does.
+  // mlp.experts.gate_up_proj: one tensor of all experts. PEFT's
+  // target_parameters use this name, too. Error messages name a single expert
+  // as kMlp does.
+  kFused,        // Transposed, and rows of gate and up alternate.
+  kFusedHalves,  // Rows of gate, then rows of up.
 };
 
 // The experts of a model. A layer with experts has them in place of the MLP.
@@ -37,6 +40,10 @@ struct ExpertShape {
 
   [[nodiscard]] bool InLayer(int layer) const {
     return count > 0 && layers[layer];
+  }
+  // Returns whether files have no single experts.
+  [[nodiscard]] bool is_fused() const {
+    return names == ExpertNames::kFused || names == ExpertNames::kFusedHalves;
   }
   // Returns the number of layers with experts that come before `layer`.
   [[nodiscard]] int LayersBefore(int layer) const {

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -61,7 +60,7 @@ int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
   const int64_t index =
       site.group == ProjectionGroup::kLmHead
           ? shape.num_layers * kGroupsPerLayer
-          : site.layer * kGroupsPerLayer + static_cast<int64_t>(site.group);
+          : site.layer * kGroupsPerLayer + IndexInLayer(site.group);
   return index * kSlotsPerSite;
 }
 
@@ -98,15 +97,11 @@ int LayoutList::NumberOf(const AdapterLayout& layout) {
   return number;
 }
 
-constexpr std::array kLayerGroups = {ProjectionGroup::kQkv, ProjectionGroup::kO,
-                                     ProjectionGroup::kGateUp,
-                                     ProjectionGroup::kDown};
-
 // Calls visit(site) for every site that has slots.
 template <typename Visit>
 void ForSites(const ModelShape& shape, Visit visit) {
   for (int layer = 0; layer < shape.num_layers; ++layer) {
-    for (const ProjectionGroup group : kLayerGroups) {
+    for (const ProjectionGroup group : GroupsOf(shape, layer)) {
       visit(LoraSite{layer, group});
     }
   }

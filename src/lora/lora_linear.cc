@@ -130,11 +130,19 @@ void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
 int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
   switch (module) {
     case TargetModule::kKProj:
-      return shape.q_width;
+      return OutWidth(shape, TargetModule::kQProj);
     case TargetModule::kVProj:
-      return shape.q_width + shape.kv_width;
+      return OutWidth(shape, TargetModule::kQProj) + shape.kv_width;
     case TargetModule::kUpProj:
       return shape.ffn;
+    case TargetModule::kInProjZ:
+      return shape.delta.conv_width();
+    case TargetModule::kInProjB:
+    case TargetModule::kInProjBa:
+      return shape.delta.conv_width() + shape.delta.value_width;
+    case TargetModule::kInProjA:
+      return shape.delta.conv_width() + shape.delta.value_width +
+             shape.delta.num_heads;
     default:
       return 0;
   }
@@ -177,8 +185,8 @@ int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
   // `elements` becomes the size of the largest part of any group, rounded up to
   // whole tiles.
   int64_t elements = 0;
-  for (int g = 0; g < kGroupsPerLayer; ++g) {
-    const auto modules = ModulesOf(static_cast<ProjectionGroup>(g));
+  const auto count_group = [&](ProjectionGroup group) {
+    const auto modules = ModulesOf(group);
     const auto num_modules = static_cast<int64_t>(modules.size());
     const int64_t in = InWidth(shape, modules.front());
     int64_t tiles_of_b = 0;
@@ -188,6 +196,12 @@ int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
     const int64_t tiles_of_a = ops::CeilDiv(in, k::kLoraTileFeatures);
     elements = std::max({elements, tiles_of_b * padded(rank),
                          tiles_of_a * padded(num_modules * rank)});
+  };
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    if (layer > 0 && shape.delta.InLayer(layer) == shape.delta.InLayer(0)) {
+      continue;
+    }
+    std::ranges::for_each(GroupsOf(shape, layer), count_group);
   }
   elements *= k::kLoraTileFeatures;
   // An adapter with one part needs no workspace, and kLoraPartRows + 1 rows are

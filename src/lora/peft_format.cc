@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -60,6 +61,7 @@ absl::Status DropImageParts(TensorMap& tensors) {
   for (auto it = tensors.begin(); it != tensors.end();) {
     const auto& [name, view] = *it;
     if (!absl::StrContains(name, ".vision_tower.") &&
+        !absl::StrContains(name, ".visual.") &&
         !absl::StrContains(name, ".multi_modal_projector.")) {
       ++it;
       continue;
@@ -216,22 +218,22 @@ struct Copied {
 
 // Returns, by their names in the file, the base model's weights that PEFT may
 // copy into it: those of the head and the embedding, and the base_layer of
-// every linear layer with LoRA.
+// every linear layer with LoRA that is a module of its own.
 absl::flat_hash_map<std::string, Copied> PossibleCopies(
     const AdapterLayout& layout, const ModelShape& shape) {
   absl::flat_hash_map<std::string, Copied> copies;
   const auto add = [&](const LoraFactor& factor, absl::string_view suffix,
                        std::vector<int64_t> widths) {
-    const std::string path = ModulePath(factor, shape.experts);
-    copies[absl::StrCat(kPeftPrefix, ".", PathInFile(path, shape.names),
-                        suffix)] = {absl::StrCat(path, ".weight"),
-                                    std::move(widths)};
+    copies[absl::StrCat(kPeftPrefix, ".", FilePath(factor, shape), suffix)] = {
+        absl::StrCat(ModulePath(factor, shape.experts), ".weight"),
+        std::move(widths)};
   };
   for (const TargetModule module :
        {TargetModule::kLmHead, TargetModule::kEmbedTokens}) {
     add({.module = module}, ".weight", {shape.vocab, shape.hidden});
   }
   for (const LoraFactor& factor : layout.factors()) {
+    if (NumFused(factor.module, shape) > 1) continue;
     const bool embeds = factor.module == TargetModule::kEmbedTokens;
     add(factor, ".base_layer.weight",
         embeds ? std::vector<int64_t>{shape.vocab, shape.hidden}
@@ -272,9 +274,9 @@ absl::StatusOr<std::vector<BaseCopy>> FindCopies(
 
 // Returns A and B of each factor, with their names in the file.
 std::vector<PeftMatrix> FileMatrices(const AdapterLayout& layout,
-                                     const ModelShape& shape, ExpertForm form) {
+                                     const ModelShape& shape, FusedForm form) {
   std::vector<PeftMatrix> matrices =
-      MatricesOf(layout, shape.experts, kPeftPrefix, form);
+      MatricesOf(layout, shape, kPeftPrefix, form);
   for (PeftMatrix& matrix : matrices) {
     matrix.name = absl::StrCat(
         kPeftPrefix, ".",
@@ -301,22 +303,26 @@ absl::StatusOr<const std::string*> FindFile(const PeftFiles& files,
   return found;
 }
 
-// Returns the layout's config, but with half the rank and half the alpha for
-// gate and up of experts. So their scale stays the same.
-LoraConfig WithHalves(const AdapterLayout& layout) {
+// Returns the layout's config, but with a part of the rank and of the alpha for
+// modules that a file with FusedForm::kParts has as one. So their scale stays
+// the same.
+LoraConfig WithParts(const AdapterLayout& layout, const ModelShape& shape) {
   LoraConfig config = layout.config();
   for (const LoraFactor& factor : layout.factors()) {
-    if (factor.expert != 0 || factor.module == TargetModule::kDownProj) {
+    const bool is_expert = factor.expert != kNoExpert;
+    const int parts = is_expert ? 2 : NumFused(factor.module, shape);
+    if (parts == 1 || factor.expert > 0 ||
+        (is_expert && factor.module == TargetModule::kDownProj)) {
       continue;
     }
-    LoraShape half = config.ShapeOf(factor.layer, factor.module);
-    half.rank /= 2;
-    half.alpha /= 2;
+    LoraShape part = config.ShapeOf(factor.layer, factor.module);
+    part.rank /= parts;
+    part.alpha /= parts;
     std::erase_if(config.overrides, [&](const LoraOverride& other) {
       return other.layer == factor.layer && other.module == factor.module;
     });
     config.overrides.push_back(
-        {.layer = factor.layer, .module = factor.module, .shape = half});
+        {.layer = factor.layer, .module = factor.module, .shape = part});
   }
   std::ranges::sort(config.overrides, {}, [](const LoraOverride& other) {
     return std::pair(other.layer, other.module);
@@ -325,16 +331,17 @@ LoraConfig WithHalves(const AdapterLayout& layout) {
 }
 
 // Returns the weights of a file, in the layout of `config`. If the file has
-// ExpertForm::kHalves, first halves the rank of the experts' gate and up in
-// `config`.
+// FusedForm::kParts, first divides the ranks of its parts in `config`.
 absl::StatusOr<std::vector<float>> ReadPeftTensors(const TensorMap& tensors,
                                                    const ModelShape& shape,
                                                    const std::string& model_dir,
                                                    LoraConfig& config) {
   const AdapterLayout in_file(shape, config);
-  WEFT_ASSIGN_OR_RETURN(const ExpertForm form,
-                        FormOf(tensors, in_file, shape.experts, kPeftPrefix));
-  if (form == ExpertForm::kHalves) config = WithHalves(in_file);
+  WEFT_ASSIGN_OR_RETURN(
+      const FusedForm form,
+      FormOf(tensors, in_file, shape,
+             FileMatrices(in_file, shape, FusedForm::kFused)));
+  if (form == FusedForm::kParts) config = WithParts(in_file, shape);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);
   WEFT_ASSIGN_OR_RETURN(const std::vector<BaseCopy> copies,
@@ -358,15 +365,39 @@ NamedTensor ViewOf(const std::string& name, int64_t rows, int64_t columns,
                        values.size() * sizeof(float))}};
 }
 
-void AppendTensors(const std::vector<PeftMatrix>& matrices,
-                   absl::Span<const float> values,
-                   std::vector<NamedTensor>& tensors) {
-  for (const PeftMatrix& matrix : matrices) {
-    tensors.push_back(
-        ViewOf(matrix.name, matrix.rows, matrix.columns,
-               values.subspan(matrix.offset, matrix.rows * matrix.columns)));
+// The tensors of a file to be written. The buffers with their values outlive
+// the object.
+class FileTensors {
+ public:
+  // Adds the tensors that hold the matrices of the buffer `values`. Copies only
+  // matrices that the file does not have as the buffer has them.
+  void Add(const std::vector<PeftMatrix>& matrices,
+           absl::Span<const float> values) {
+    std::vector<PeftMatrix> parts;
+    for (const PeftMatrix& matrix : matrices) {
+      if (!matrix.is_whole()) {
+        parts.push_back(matrix);
+        continue;
+      }
+      tensors_.push_back(
+          ViewOf(matrix.name, matrix.rows, matrix.columns,
+                 values.subspan(matrix.offset, matrix.rows * matrix.columns)));
+    }
+    for (PeftTensor& part : Scatter(values, parts)) {
+      copies_.push_back(std::move(part));
+      const PeftTensor& copy = copies_.back();
+      tensors_.push_back(
+          ViewOf(copy.name, copy.rows, copy.columns, copy.values));
+    }
   }
-}
+  [[nodiscard]] std::string Write() const {
+    return weights::WriteSafetensors(tensors_);
+  }
+
+ private:
+  std::deque<PeftTensor> copies_;  // Never moves its elements.
+  std::vector<NamedTensor> tensors_;
+};
 
 }  // namespace
 
@@ -380,7 +411,7 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
   PeftAdapter adapter;
   absl::StatusOr<TensorMap> tensors = weights::ParseSafetensors(*tensor_bytes);
   ModelShape shape = model;
-  if (tensors.ok() && model.names != DecoderNames::kPlain) {
+  if (tensors.ok()) {
     shape.names = NamesIn(*tensors, model.names);
     if (absl::Status images = DropImageParts(*tensors); !images.ok()) {
       tensors = images;
@@ -404,34 +435,25 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
                     absl::Span<const float> weights,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
-  const bool is_fused = shape.experts.names == ExpertNames::kFused;
+  const bool is_fused =
+      shape.experts.is_fused() || shape.fused_qkv || shape.fused_gate_up;
   const std::vector<PeftMatrix> matrices = FileMatrices(
-      layout, shape, is_fused ? ExpertForm::kHalves : ExpertForm::kSingle);
-  std::vector<PeftTensor> scattered;
-  std::vector<NamedTensor> tensors;
-  if (is_fused) {
-    scattered = Scatter(weights, matrices);
-    for (const PeftTensor& tensor : scattered) {
-      tensors.push_back(
-          ViewOf(tensor.name, tensor.rows, tensor.columns, tensor.values));
-    }
-  } else {
-    AppendTensors(matrices, weights, tensors);
-  }
+      layout, shape, is_fused ? FusedForm::kParts : FusedForm::kSingle);
+  FileTensors tensors;
+  tensors.Add(matrices, weights);
   return {{std::string(kPeftConfigFile),
            WritePeftConfig(config, shape, base_model_name)},
-          {std::string(kTensorFile), weft::weights::WriteSafetensors(tensors)}};
+          {std::string(kTensorFile), tensors.Write()}};
 }
 
 std::string WriteBuffers(const LoraConfig& config, const ModelShape& shape,
                          absl::Span<const NamedBuffer> buffers) {
   const AdapterLayout layout(shape, config);
-  std::vector<NamedTensor> tensors;
+  FileTensors tensors;
   for (const NamedBuffer& buffer : buffers) {
-    AppendTensors(MatricesOf(layout, shape.experts, buffer.name), buffer.values,
-                  tensors);
+    tensors.Add(MatricesOf(layout, shape, buffer.name), buffer.values);
   }
-  return weights::WriteSafetensors(tensors);
+  return tensors.Write();
 }
 
 absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
@@ -442,7 +464,7 @@ absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
                         weights::ParseSafetensors(safetensors));
   const AdapterLayout layout(shape, config);
   return Gather(tensors, layout.num_parameters(),
-                MatricesOf(layout, shape.experts, buffer_name));
+                MatricesOf(layout, shape, buffer_name));
 }
 
 }  // namespace weft::lora

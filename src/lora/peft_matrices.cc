@@ -1,6 +1,7 @@
 #include "src/lora/peft_matrices.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -17,7 +18,7 @@ using weights::ScalarType;
 using weights::TensorMap;
 using weights::TensorView;
 
-// Returns A and B of a factor as tensors of their own (ExpertForm::kSingle).
+// Returns A and B of a factor as tensors of their own (FusedForm::kSingle).
 std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
                                                  const std::string& path) {
   const bool embeds = factor.module == TargetModule::kEmbedTokens;
@@ -36,6 +37,59 @@ std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
           make("B", factor.out, factor.rank, factor.b_offset)};
 }
 
+// Returns, for each row of the module's B, the row in a file. Returns an empty
+// list if they are the same. Files have the features of q's and k's heads in
+// the order ModelShape::head_order, and the rows of fused inputs of a gated
+// delta rule key head by key head: its q, k, v and z, or its b and a.
+std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
+  std::vector<int> rows;
+  const DeltaShape& delta = shape.delta;
+  const auto group = [&](const std::vector<int64_t>& sizes) {
+    const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    int64_t first = 0;
+    for (const int64_t size : sizes) {
+      for (int64_t j = 0; j < delta.num_key_heads; ++j) {
+        for (int64_t i = 0; i < size; ++i) {
+          rows.push_back(static_cast<int>(all * j + first + i));
+        }
+      }
+      first += size;
+    }
+  };
+  const auto order = [&](int64_t head_rows) {
+    const auto head_dim = static_cast<int64_t>(shape.head_order.size());
+    for (int64_t i = 0; i < OutWidth(shape, module); ++i) {
+      const int64_t of_head = i % head_rows;
+      rows.push_back(static_cast<int>(
+          of_head < head_dim ? i - of_head + shape.head_order[of_head] : i));
+    }
+  };
+  switch (module) {
+    case TargetModule::kInProjQkvz: {
+      const int64_t keys = delta.key_width / delta.num_key_heads;
+      const int64_t values = delta.value_width / delta.num_key_heads;
+      group({keys, keys, values, values});
+      break;
+    }
+    case TargetModule::kInProjBa: {
+      const int64_t heads = delta.num_heads / delta.num_key_heads;
+      group({heads, heads});
+      break;
+    }
+    case TargetModule::kQProj:
+    case TargetModule::kKProj: {
+      const auto head_dim = static_cast<int64_t>(shape.head_order.size());
+      const bool has_gates =
+          module == TargetModule::kQProj && shape.gate_width > 0;
+      if (head_dim > 0) order(has_gates ? 2 * head_dim : head_dim);
+      break;
+    }
+    default:
+      break;
+  }
+  return rows;
+}
+
 bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
                 ProjectionGroup group) {
   return !layout.group(factor.layer, group, factor.expert).factors.empty();
@@ -47,7 +101,7 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
 // base_layer, PEFT's name for the wrapped part.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
                   const ExpertShape& experts, absl::string_view prefix,
-                  ExpertForm form, PeftMatrix& a, PeftMatrix& b) {
+                  FusedForm form, PeftMatrix& a, PeftMatrix& b) {
   const bool is_down = factor.module == TargetModule::kDownProj;
   const bool is_up = factor.module == TargetModule::kUpProj;
   const bool is_inner =
@@ -55,7 +109,7 @@ void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
   const std::string path =
       absl::StrCat(prefix, ".model.layers.", factor.layer, ".mlp.experts",
                    is_inner ? ".base_layer" : "");
-  const bool has_halves = form == ExpertForm::kHalves && !is_down;
+  const bool has_halves = form == FusedForm::kParts && !is_down;
   const int64_t rank = has_halves ? 2 * factor.rank : factor.rank;
   const int64_t first_rank = has_halves && is_up ? factor.rank : 0;
   const bool in_turns = experts.names == ExpertNames::kFused && !is_down;
@@ -69,6 +123,39 @@ void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
   b.tensor_columns = rank * experts.count;
   b.first_column = first_rank * experts.count + factor.expert;
   b.column_step = experts.count;
+}
+
+// Makes the A and B of a module refer to parts of those of the module that
+// contains it (NumFused).
+void PointToWhole(const LoraFactor& factor, const AdapterLayout& layout,
+                  const ModelShape& shape, absl::string_view prefix,
+                  FusedForm form, PeftMatrix& a, PeftMatrix& b) {
+  const ProjectionGroup group = GroupOf(factor.module);
+  int64_t first_rank = 0, total_rank = factor.rank;
+  if (form == FusedForm::kParts) {
+    const GroupLayout& parts = layout.group(factor.layer, group);
+    total_rank = parts.total_rank;
+    for (const LoraFactor& part : parts.factors) {
+      if (part.module == factor.module) break;
+      first_rank += part.rank;
+    }
+  }
+  int64_t rows = 0;
+  for (const TargetModule module : ModulesOf(group)) {
+    if (module == factor.module) b.first_row = rows;
+    rows += OutWidth(shape, module);
+  }
+  const std::string path =
+      absl::StrCat(prefix, ".model.layers.", factor.layer,
+                   group == ProjectionGroup::kQkv ? ".self_attn." : ".mlp.",
+                   FileModuleName(factor.module, shape));
+  a.name = absl::StrCat(path, ".lora_A.weight");
+  a.tensor_rows = total_rank;
+  a.first_row = first_rank;
+  b.name = absl::StrCat(path, ".lora_B.weight");
+  b.tensor_rows = rows;
+  b.tensor_columns = total_rank;
+  b.first_column = first_rank;
 }
 
 absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
@@ -96,11 +183,6 @@ absl::StatusOr<const TensorView*> FindMatrix(const TensorMap& tensors,
   return &view;
 }
 
-bool IsWhole(const PeftMatrix& matrix) {
-  return matrix.rows == matrix.tensor_rows &&
-         matrix.columns == matrix.tensor_columns;
-}
-
 // Converts each tensor of a file to floats only once, even if the tensor
 // contains many matrices.
 class FusedTensors {
@@ -121,10 +203,9 @@ class FusedTensors {
   absl::Status CopyPart(const PeftMatrix& matrix, absl::Span<float> place) {
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> values, All(matrix));
     for (int64_t i = 0; i < matrix.rows; ++i) {
-      const float* row =
-          values.data() +
-          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
-          matrix.first_column;
+      const float* row = values.data() +
+                         matrix.TensorRow(i) * matrix.tensor_columns +
+                         matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         place[i * matrix.columns + j] = row[j * matrix.column_step];
       }
@@ -141,15 +222,37 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
   return factor.expert != kNoExpert && factor.expert < experts.count;
 }
 
-// Returns whether a fused B [out, R E], with alternating rows of gate and up,
-// has ExpertForm::kHalves. In this form rows of gate are zero in the second
-// half of B's columns, and rows of up are zero in the first half.
-bool HasHalves(absl::Span<const float> b, int64_t columns) {
-  for (size_t i = 0; i < b.size(); ++i) {
+// Returns whether the rows of the module in `all`, the whole B [rows, R] that
+// contains them, are zero outside the module's part of R (FusedForm::kParts).
+bool HasPart(const LoraFactor& factor, const ModelShape& shape,
+             const PeftMatrix& b, absl::Span<const float> all) {
+  const int parts = NumFused(factor.module, shape);
+  if (factor.rank % parts != 0) return false;
+  const auto modules = ModulesOf(GroupOf(factor.module));
+  const int64_t width = factor.rank / parts;
+  const int64_t begin =
+      (std::ranges::find(modules, factor.module) - modules.begin()) * width;
+  for (int64_t row = b.first_row; row < b.first_row + b.rows; ++row) {
+    for (int64_t column = 0; column < factor.rank; ++column) {
+      const bool is_own = column >= begin && column < begin + width;
+      if (!is_own && all[row * factor.rank + column] != 0) return false;
+    }
+  }
+  return true;
+}
+
+// Returns whether `all`, a fused B [2 F, R E] of gate and up, has
+// FusedForm::kParts. In this form rows of gate are zero in the second half of
+// B's columns, and rows of up are zero in the first half.
+bool HasHalves(absl::Span<const float> all, const PeftMatrix& b,
+               ExpertNames names) {
+  const int64_t columns = b.tensor_columns;
+  for (size_t i = 0; i < all.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i) / columns;
     const bool in_second = static_cast<int64_t>(i) % columns >= columns / 2;
-    const bool is_up = row % 2 == 1;
-    if (is_up != in_second && b[i] != 0) return false;
+    const bool is_up =
+        names == ExpertNames::kFused ? row % 2 == 1 : row >= b.tensor_rows / 2;
+    if (is_up != in_second && all[i] != 0) return false;
   }
   return true;
 }
@@ -157,48 +260,55 @@ bool HasHalves(absl::Span<const float> b, int64_t columns) {
 }  // namespace
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
-                                   const ExpertShape& experts,
-                                   absl::string_view prefix, ExpertForm form) {
+                                   const ModelShape& shape,
+                                   absl::string_view prefix, FusedForm form) {
+  const ExpertShape& experts = shape.experts;
   std::vector<PeftMatrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
     auto [a, b] = ModuleMatrices(
         factor, absl::StrCat(prefix, ".", ModulePath(factor, experts)));
-    if (form != ExpertForm::kSingle && IsExpert(factor, experts)) {
+    if (form != FusedForm::kSingle && IsExpert(factor, experts)) {
       PointToFused(factor, layout, experts, prefix, form, a, b);
+    } else if (form != FusedForm::kSingle &&
+               NumFused(factor.module, shape) > 1) {
+      PointToWhole(factor, layout, shape, prefix, form, a, b);
     }
+    b.row_order = FileRows(factor.module, shape);
     matrices.push_back(std::move(a));
     matrices.push_back(std::move(b));
   }
   return matrices;
 }
 
-absl::StatusOr<ExpertForm> FormOf(const TensorMap& tensors,
-                                  const AdapterLayout& layout,
-                                  const ExpertShape& experts,
-                                  absl::string_view prefix) {
-  if (experts.count == 0) return ExpertForm::kSingle;
-  const std::vector<PeftMatrix> fused =
-      MatricesOf(layout, experts, prefix, ExpertForm::kFused);
+absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
+                                 const AdapterLayout& layout,
+                                 const ModelShape& shape,
+                                 const std::vector<PeftMatrix>& fused) {
+  const ExpertShape& experts = shape.experts;
   bool is_fused = false;
-  bool has_halves = experts.names == ExpertNames::kFused;
+  bool has_parts = experts.count == 0 || experts.is_fused();
   FusedTensors values(tensors);
   for (size_t i = 0; i < layout.factors().size(); ++i) {
     const LoraFactor& factor = layout.factors()[i];
-    if (!IsExpert(factor, experts)) continue;
+    const bool is_expert = IsExpert(factor, experts);
+    if (!is_expert && NumFused(factor.module, shape) == 1) continue;
     const PeftMatrix& b = fused[2 * i + 1];
-    if (!tensors.contains(b.name)) return ExpertForm::kSingle;
+    if (is_expert && !tensors.contains(b.name)) return FusedForm::kSingle;
     is_fused = true;
-    if (!has_halves || factor.expert > 0 ||
-        factor.module != TargetModule::kGateProj) {
+    if (!has_parts ||
+        (is_expert &&
+         (factor.expert > 0 || factor.module != TargetModule::kGateProj))) {
       continue;
     }
     WEFT_RETURN_IF_ERROR(FindMatrix(tensors, b).status());
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
-    has_halves = factor.rank % 2 == 0 && HasHalves(all, b.tensor_columns);
+    has_parts = is_expert
+                    ? factor.rank % 2 == 0 && HasHalves(all, b, experts.names)
+                    : HasPart(factor, shape, b, all);
   }
-  if (!is_fused) return ExpertForm::kSingle;
-  return has_halves ? ExpertForm::kHalves : ExpertForm::kFused;
+  if (!is_fused) return FusedForm::kSingle;
+  return has_parts ? FusedForm::kParts : FusedForm::kFused;
 }
 
 absl::StatusOr<std::vector<float>> Gather(
@@ -212,9 +322,9 @@ absl::StatusOr<std::vector<float>> Gather(
   for (const PeftMatrix& matrix : matrices) {
     const absl::Span<float> place = absl::MakeSpan(buffer).subspan(
         matrix.offset, matrix.rows * matrix.columns);
-    WEFT_RETURN_IF_ERROR(
-        IsWhole(matrix) ? weights::CopyToFloats(tensors.at(matrix.name), place)
-                        : fused.CopyPart(matrix, place));
+    WEFT_RETURN_IF_ERROR(matrix.is_whole() ? weights::CopyToFloats(
+                                                 tensors.at(matrix.name), place)
+                                           : fused.CopyPart(matrix, place));
   }
   return buffer;
 }
@@ -235,10 +345,8 @@ std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
     }
     std::vector<float>& values = tensors[place->second].values;
     for (int64_t i = 0; i < matrix.rows; ++i) {
-      float* row =
-          values.data() +
-          (matrix.first_row + i * matrix.row_step) * matrix.tensor_columns +
-          matrix.first_column;
+      float* row = values.data() + matrix.TensorRow(i) * matrix.tensor_columns +
+                   matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         row[j * matrix.column_step] =
             buffer[matrix.offset + i * matrix.columns + j];

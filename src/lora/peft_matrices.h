@@ -11,10 +11,14 @@
 // rows of gate and up alternate in B. Otherwise gate has the first half of B's
 // rows and up the second half.
 //
-// With ExpertNames::kFused, gate and up may still have an A and a B of their
-// own, each with LoRA rank R / 2 (ExpertForm::kHalves). Gate then uses the
-// first half of R: B's other columns are zero in rows of gate. Up uses the
-// second half in the same way. Weft writes this form for ExpertNames::kFused.
+// Some models have q, k and v in one module, or gate and up (NumFused). Then
+// their A is one, too, and B has rows of q, then of k, then of v.
+//
+// Such modules, and gate and up if ExpertShape::is_fused, may still have an A
+// and a B of their own, each with a half or a third of R (FusedForm::kParts).
+// Gate then uses the first half of R: B's other columns are zero in rows of
+// gate. Up uses the second half in the same way. Weft writes this form for
+// modules that cannot be alone.
 #ifndef WEFT_SRC_LORA_PEFT_MATRICES_H_
 #define WEFT_SRC_LORA_PEFT_MATRICES_H_
 
@@ -31,8 +35,8 @@
 namespace weft::lora {
 
 // One matrix of the layout and its place in a tensor of a file. The matrix's
-// element [i, j] is the tensor's element [first_row + i * row_step,
-// first_column + j * column_step].
+// element [i, j] is the tensor's element [TensorRow(i), first_column + j *
+// column_step].
 struct PeftMatrix {
   std::string name;
   int64_t rows = 0;
@@ -44,26 +48,40 @@ struct PeftMatrix {
   int64_t row_step = 1;
   int64_t first_column = 0;
   int64_t column_step = 1;
+  // If not empty, row i of the matrix is row row_order[i] of its rows in the
+  // tensor.
+  std::vector<int> row_order;
+
+  [[nodiscard]] int64_t TensorRow(int64_t row) const {
+    if (!row_order.empty()) row = row_order[row];
+    return first_row + row * row_step;
+  }
+  // Returns whether the tensor has the matrix as the buffer has it.
+  [[nodiscard]] bool is_whole() const {
+    return rows == tensor_rows && columns == tensor_columns &&
+           row_order.empty();
+  }
 };
 
-// How a file stores the LoRA of experts.
-enum class ExpertForm : uint8_t {
-  kSingle,  // Each expert has its own modules.
-  kFused,   // Pairs of matrices for the parameters of all experts.
-  kHalves,  // As kFused, with half of the rank for gate and half for up.
+// How a file stores the LoRA of modules that the model may have as one.
+enum class FusedForm : uint8_t {
+  kSingle,  // Each has an A and a B of its own.
+  kFused,   // One pair of matrices for all experts, or for q, k and v.
+  kParts,   // As kFused, with a part of the rank for each module.
 };
 
 // Returns A and B of each factor of the layout, in order, with their places in
 // a file of the form `form`. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
-    const AdapterLayout& layout, const ExpertShape& experts,
-    absl::string_view prefix, ExpertForm form = ExpertForm::kSingle);
+    const AdapterLayout& layout, const ModelShape& shape,
+    absl::string_view prefix, FusedForm form = FusedForm::kSingle);
 
-// Returns the form of a file whose ranks are those of `layout`. Returns kHalves
-// only for a model with ExpertNames::kFused. Errors: those of Gather.
-[[nodiscard]] absl::StatusOr<ExpertForm> FormOf(
+// Returns the form of a file whose ranks are those of `layout`. `fused` has the
+// layout's matrices in a file of the form kFused. Returns kParts only if the
+// model's modules cannot be alone. Errors: those of Gather.
+[[nodiscard]] absl::StatusOr<FusedForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ExpertShape& experts, absl::string_view prefix);
+    const ModelShape& shape, const std::vector<PeftMatrix>& fused);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so

@@ -47,7 +47,7 @@ const char* NameOf(TargetModule module, const ModelShape& shape) {
   const ExpertShape& experts = shape.experts;
   return experts.count > 0 && IsOfMlp(module)
              ? ExpertModuleName(module, experts.names)
-             : TargetModuleName(module);
+             : FileModuleName(module, shape);
 }
 
 // The value of target_modules or exclude_modules. It is a list of names or one
@@ -156,9 +156,17 @@ absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
   std::vector<std::string> others = {"model", "model.layers", "model.norm",
                                      "model.rotary_emb"};
   for (int layer = 0; layer < shape.num_layers; ++layer) {
-    for (const char* module : {"", ".self_attn", ".mlp", ".mlp.act_fn",
-                               ".post_attention_layernorm"}) {
+    const char* attention =
+        shape.delta.InLayer(layer) ? ".linear_attn" : ".self_attn";
+    for (const char* module :
+         {"", attention, ".mlp", ".mlp.act_fn", ".post_attention_layernorm"}) {
       others.push_back(absl::StrCat("model.layers.", layer, module));
+    }
+    if (shape.delta.InLayer(layer)) {
+      for (const char* module : {".conv1d", ".norm"}) {
+        others.push_back(
+            absl::StrCat("model.layers.", layer, attention, module));
+      }
     }
     if (!shape.experts.InLayer(layer)) continue;
     const std::string expert = ExpertPath(layer, 0, shape.experts);
@@ -185,8 +193,8 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
     return ReadNames("target_modules", value, shape, instructions_left);
   }
   ModuleNames every;
-  const bool is_fused = shape.experts.names == ExpertNames::kFused;
-  for (const TargetModule module : DefaultTargetModules()) {
+  const bool is_fused = shape.experts.is_fused();
+  for (const TargetModule module : ProjectionsOf(shape)) {
     // Fused experts are parameters, not linear layers.
     if (is_fused && IsOfMlp(module)) continue;
     every.names.emplace_back(NameOf(module, shape));
@@ -210,11 +218,6 @@ std::string FusedPath(const LoraFactor& site, const ModelShape& shape) {
                    site.module == TargetModule::kDownProj ? "down_proj"
                                                           : "gate_up_proj"),
       shape.names);
-}
-
-// Returns the path of the site in the spelling of shape.names.
-std::string FilePath(const LoraFactor& site, const ModelShape& shape) {
-  return PathInFile(ModulePath(site, shape.experts), shape.names);
 }
 
 // Returns, for every site, whether target_parameters selects it. This field
@@ -285,11 +288,13 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   if (may_be_none || std::ranges::find(selected, true) != selected.end()) {
     return selected;
   }
-  return Refused(
-      "target_modules", field,
-      "what names a module to adapt: q_proj, k_proj, v_proj, o_proj, "
-      "gate_proj, up_proj, down_proj, lm_head, embed_tokens or their "
-      "full paths");
+  std::string modules;
+  for (const TargetModule module : ProjectionsOf(shape)) {
+    absl::StrAppend(&modules, TargetModuleName(module), ", ");
+  }
+  return Refused("target_modules", field,
+                 absl::StrCat("what names a module to adapt: ", modules,
+                              "lm_head, embed_tokens or their full paths"));
 }
 
 // The entries of rank_pattern or alpha_pattern, in the order of the file.
@@ -391,7 +396,7 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
 }
 
 // Writes target_parameters and the patterns for them. gate_up_proj gets the
-// rank of gate plus that of up, which are equal (ExpertForm::kHalves).
+// rank of gate plus that of up, which are equal (FusedForm::kParts).
 void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
                        nlohmann::json& root) {
   nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();
@@ -469,12 +474,13 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
   if (shape.names == DecoderNames::kWrapped) {
     // The image parts have modules of the same names.
-    root["exclude_modules"] = ".*\\b(vision_tower|multi_modal_projector)\\b.*";
+    root["exclude_modules"] =
+        ".*\\b(vision_tower|multi_modal_projector|visual)\\b.*";
   }
   nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
   nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
   const LoraShape usual = FileShape(config, shape);
-  const bool is_fused = shape.experts.names == ExpertNames::kFused;
+  const bool is_fused = shape.experts.is_fused();
   if (is_fused) WriteFusedTargets(config, shape, root);
   // Names a module only once if the adapter has it in every layer.
   for (const TargetModule module : config.target_modules) {
@@ -483,10 +489,14 @@ void WriteTargets(const LoraConfig& config, const ModelShape& shape,
           return other.module == module && other.shape.rank == 0;
         });
     if (is_fused && IsOfMlp(module)) continue;
+    // The first module of several that are one stands for all of them.
+    const int parts = NumFused(module, shape);
+    if (parts > 1 && module != ModulesOf(GroupOf(module)).front()) continue;
     if (everywhere) targets.push_back(NameOf(module, shape));
     for (const LoraFactor& site : EverySite(shape)) {
-      const LoraShape lora = config.ShapeOf(site.layer, module);
+      LoraShape lora = config.ShapeOf(site.layer, module);
       if (site.module != module || lora.rank == 0) continue;
+      lora = {.rank = parts * lora.rank, .alpha = parts * lora.alpha};
       const std::string path = FilePath(site, shape);
       if (!everywhere) targets.push_back(path);
       if (lora.rank != usual.rank) ranks[path] = lora.rank;

@@ -9,6 +9,7 @@
 #include "src/base/profile.h"
 #include "src/lora/lora_embedding.h"
 #include "src/lora/lora_linear.h"
+#include "src/model/delta_layer.h"
 #include "src/model/layer.h"
 #include "src/model/packed_batch.h"
 #include "src/model_config/model_shard.h"
@@ -78,7 +79,7 @@ at::ScalarType StoredType(const DecoderWeights& weights) {
 
 double EmbeddingScale(const ModelConfig& config,
                       const DecoderWeights& weights) {
-  if (!config.scaled_embeddings) return 1;
+  if (!config.scaled_embeddings) return config.embedding_multiplier;
   return at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden)),
                            StoredType(weights))
       .item<double>();
@@ -100,8 +101,15 @@ DecoderWeights WithSmallTensorsIn(at::ScalarType dtype,
           &w.mlp_norm_H, &w.mlp_out_norm_H, &w.qkv.bias_O, &w.o.bias_O,
           &w.gate_up.bias_O, &w.down.bias_O, &w.experts.router_EH,
           &w.experts.router_bias_E, &w.experts.gate_up_bias_G,
-          &w.experts.down_bias_D}) {
+          &w.experts.down_bias_D, &w.delta_norm_V}) {
       convert(*tensor);
+    }
+    if (w.conv_WR1.defined()) {
+      const at::ScalarType wide = dtype == at::kDouble ? dtype : at::kFloat;
+      w.a_log_H = w.a_log_H.to(wide);
+      w.dt_bias_H = w.dt_bias_H.to(wide);
+      // The order in which the convolution reads its weights fastest.
+      w.conv_WR1 = w.conv_WR1.to(wide).t().contiguous().t();
     }
     // Attention adds sinks to log-sum-exps, which are f32 unless the model is
     // f64.
@@ -118,6 +126,13 @@ at::ScalarType ActivationType(const DecoderWeights& weights) {
   const at::ScalarType dtype = StoredType(weights);
   return weights.embedding_VH.is_cpu() && dtype == at::kBFloat16 ? at::kFloat
                                                                  : dtype;
+}
+
+Stream ForwardAttention(const Layer& layer, Stream stream, const Pass& pass,
+                        LayerTape* tape, KvAccess* kv) {
+  return layer.has_delta()
+             ? DeltaAttention(layer).Forward(std::move(stream), pass, tape, kv)
+             : Attention(layer).Forward(std::move(stream), pass, tape, kv);
 }
 
 parallel::Shard ShardOfGroup(const parallel::Communicator* group) {
@@ -137,7 +152,25 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
       weights_(WithSmallTensorsIn(dtype_, std::move(weights))) {
   for (const std::vector<double>& frequencies : config_.rope_tables) {
     rotary_.push_back(ops::MakeRotaryTable(frequencies, num_positions,
-                                           weights_.embedding_VH.device()));
+                                           weights_.embedding_VH.device(),
+                                           config_.rope_magnitude));
+  }
+  const QueryScale& scale = config_.query_scale;
+  if (scale.beta > 0) {
+    query_scale_P_ = at::arange(num_positions, at::kDouble)
+                         .div_(scale.period)
+                         .floor_()
+                         .log1p_()
+                         .mul_(scale.beta)
+                         .add_(1)
+                         .to(weights_.embedding_VH.device(), at::kFloat);
+  }
+  if (config_.logits_divisor != 1) {
+    // In f32, or f64 for f64, so that the division does not round the weight to
+    // a narrower type.
+    at::Tensor& norm_H = weights_.final_norm_H;
+    norm_H = norm_H.to(at::promote_types(norm_H.scalar_type(), at::kFloat))
+                 .div(config_.logits_divisor);
   }
 }
 
@@ -186,6 +219,7 @@ Layer Decoder::LayerAt(int index) const {
           .config = local_config_,
           .shape = shape_,
           .rotary = rotary_[config_.attention[index].rope_table],
+          .query_scale_P = query_scale_P_,
           .tensor_group = tensor_group_};
 }
 
@@ -198,7 +232,10 @@ Stream Decoder::RunLayer(int index, Stream stream, const Pass& pass,
                          KvAccess* kv) const {
   const profile::Span span("layer forward", "layer", index);
   const Layer layer = LayerAt(index);
-  Stream mid = Attention(layer).Forward(std::move(stream), pass, tape, kv);
+  Stream mid =
+      layer.has_delta()
+          ? DeltaAttention(layer).Forward(std::move(stream), pass, tape, kv)
+          : Attention(layer).Forward(std::move(stream), pass, tape, kv);
   const bool is_last = index + 1 == config_.num_layers;
   Stream out = Mlp(layer).Forward(
       std::move(mid),
@@ -226,7 +263,11 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
     if (!layer_tape.qkv_TW.defined()) RecomputeLayer(index, pass, layer_tape);
     const Layer layer = LayerAt(index);
     Mlp(layer).Backward(pass, layer_tape, d_TH);
-    Attention(layer).Backward(pass, layer_tape, d_TH);
+    if (layer.has_delta()) {
+      DeltaAttention(layer).Backward(pass, layer_tape, d_TH);
+    } else {
+      Attention(layer).Backward(pass, layer_tape, d_TH);
+    }
     layer_tape = LayerTape();
   }
   EmbedBackward(pass, d_TH);
@@ -236,7 +277,8 @@ void Decoder::RecomputeLayer(int index, const Pass& pass,
                              LayerTape& tape) const {
   const profile::Span span("layer recomputed", "layer", index);
   const Layer layer = LayerAt(index);
-  Stream mid = Attention(layer).Forward(
+  Stream mid = ForwardAttention(
+      layer,
       {.x_TH = tape.x_in_TH, .normed_TH = InputNorm(index, tape.x_in_TH)}, pass,
       &tape, /*kv=*/nullptr);
   tape.x_mid_TH = std::move(mid.x_TH);
@@ -255,7 +297,7 @@ Decoder::TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
   const TokenRows own = RowsOf(batch.tokens_T);
   at::Tensor x_TH = ops::WidenedRows(weights_.embedding_VH, own.rows_T, dtype_);
-  if (config_.scaled_embeddings) x_TH.mul_(embedding_scale_);
+  if (embedding_scale_ != 1) x_TH.mul_(embedding_scale_);
   lora::AddLoraEmbedding(own.rows_T, batch.routing, embedding_scale_, x_TH);
   if (own.foreign_T1.defined()) x_TH.masked_fill_(own.foreign_T1, 0);
   SumOverRanks(tensor_group_, x_TH);

@@ -110,13 +110,14 @@ class Decoder {
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
   ModelConfig local_config_;
-  // The model multiplies embeddings by this factor, which is rounded to the
-  // model's dtype as in transformers. 1 if the model does not scale embeddings.
+  // The model multiplies embeddings by this factor. That of scaled_embeddings
+  // is rounded to the model's dtype as in transformers.
   double embedding_scale_;
   lora::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;
+  at::Tensor query_scale_P_;  // [positions] f32; undefined without query_scale.
 };
 
 }  // namespace weft::model

@@ -251,6 +251,31 @@ absl::Status ReadPacked(const Checkpoint& checkpoint,
 constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
 constexpr char kHeadName[] = "lm_head.weight";
 
+at::Tensor& FieldOf(moe::ExpertWeights& w, WeightSlot slot) {
+  switch (slot) {
+    case WeightSlot::kRouter:
+      return w.router_EH;
+    case WeightSlot::kRouterBias:
+      return w.router_bias_E;
+    case WeightSlot::kRouterCorrection:
+      return w.router_correction_E;
+    case WeightSlot::kExpertGateUp:
+      return w.gate_up_GH;
+    case WeightSlot::kExpertGateUpBias:
+      return w.gate_up_bias_G;
+    case WeightSlot::kExpertDownBias:
+      return w.down_bias_D;
+    case WeightSlot::kExpertDown:
+      return w.down_DF;
+    case WeightSlot::kSharedGateUp:
+      return w.shared_gate_up_S2H;
+    case WeightSlot::kSharedDown:
+      return w.shared_down_HS;
+    default:
+      return w.shared_gate_1H;
+  }
+}
+
 at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
   switch (slot) {
     case WeightSlot::kInputNorm:
@@ -281,26 +306,18 @@ at::Tensor& FieldOf(LayerWeights& w, WeightSlot slot) {
       return w.down.weight_OI;
     case WeightSlot::kDownBias:
       return w.down.bias_O;
-    case WeightSlot::kRouter:
-      return w.experts.router_EH;
-    case WeightSlot::kRouterBias:
-      return w.experts.router_bias_E;
-    case WeightSlot::kExpertGateUp:
-      return w.experts.gate_up_GH;
-    case WeightSlot::kExpertGateUpBias:
-      return w.experts.gate_up_bias_G;
-    case WeightSlot::kExpertDownBias:
-      return w.experts.down_bias_D;
-    case WeightSlot::kExpertDown:
-      return w.experts.down_DF;
-    case WeightSlot::kSharedGateUp:
-      return w.experts.shared_gate_up_S2H;
-    case WeightSlot::kSharedDown:
-      return w.experts.shared_down_HS;
-    case WeightSlot::kSharedGate:
-      return w.experts.shared_gate_1H;
-    default:
+    case WeightSlot::kConv:
+      return w.conv_WR1;
+    case WeightSlot::kDecay:
+      return w.a_log_H;
+    case WeightSlot::kDtBias:
+      return w.dt_bias_H;
+    case WeightSlot::kDeltaNorm:
+      return w.delta_norm_V;
+    case WeightSlot::kMlpOutNorm:
       return w.mlp_out_norm_H;
+    default:
+      return FieldOf(w.experts, slot);
   }
 }
 
@@ -384,8 +401,19 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
   return FieldOf(w, entry).narrow(0, entry.first_row, entry.part_shape[0]);
 }
 
-// Reads the entries into `w`. If config.norms_from_one is true, then adds 1 to
-// the norm weights. Shows a progress bar.
+// Puts the first rows of each head of q or k in the decoder's order
+// (ModelConfig::head_order). A head has `head_rows` rows.
+void OrderHeads(const std::vector<int>& head_order, int64_t head_rows,
+                const at::Tensor& rows) {
+  const at::Tensor order = at::tensor(head_order, at::kLong).to(rows.device());
+  const at::Tensor heads =
+      rows.unflatten(0, {-1, head_rows}).narrow(1, 0, order.numel());
+  heads.copy_(heads.index_select(1, order));
+}
+
+// Reads the entries into `w`. Then puts the features of heads in order, and if
+// config.norms_from_one is true, adds 1 to the norm weights. Shows a progress
+// bar.
 absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
                          const ModelConfig& config,
                          const std::vector<WeightEntry>& entries,
@@ -410,10 +438,11 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
   const auto on_read = [&](int64_t bytes) { progress.Add(bytes); };
   WEFT_RETURN_IF_ERROR(plan.Run(on_read));
   WEFT_RETURN_IF_ERROR(ReadPacked(checkpoint, packed, on_read));
-  if (config.norms_from_one) {
-    for (const WeightEntry& entry : entries) {
-      if (IsNorm(entry.slot)) FieldOf(w, entry).add_(1);
+  for (const WeightEntry& entry : entries) {
+    if (entry.head_rows > 0 && !config.head_order.empty()) {
+      OrderHeads(config.head_order, entry.head_rows, PlaceOf(w, entry));
     }
+    if (IsFromOne(entry.slot, config)) FieldOf(w, entry).add_(1);
   }
   return absl::OkStatus();
 }
@@ -487,7 +516,8 @@ void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   Draw(whole.front(), seed, whole_OI);
   int64_t first_row = 0;
   for (const WeightEntry& of : whole) {
-    if (!part.empty() && part.front().name == of.name) {
+    if (!part.empty() && part.front().name == of.name &&
+        part.front().fused.first_row == of.fused.first_row) {
       const WeightEntry& entry = part.front();
       const absl::Status stored = StoreRows(
           entry,

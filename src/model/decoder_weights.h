@@ -27,19 +27,27 @@
 namespace weft::model {
 
 struct LayerWeights {
-  at::Tensor input_norm_H;  // Before attention.
-  lora::BaseLinear qkv;     // [(Q + 2K) C, H], rows q | k | v.
-  at::Tensor q_norm_C;      // Undefined without qk_norm.
+  // Before attention. A norm that the model does not have (ModelConfig::norms)
+  // is undefined.
+  at::Tensor input_norm_H;
+  // [(Q + 2K) C, H], rows q | k | v. With output gates, q has rows of queries
+  // and gates head by head. In a layer with a gated delta rule, rows q | k | v
+  // | z | b | a of all heads.
+  lora::BaseLinear qkv;
+  at::Tensor q_norm_C;  // [C], or [Q C] with QkNorm::kWhole.
   at::Tensor k_norm_C;
-  at::Tensor sinks_H;               // [Q]; undefined without sinks.
-  lora::BaseLinear o;               // [H, Q C].
-  at::Tensor attention_out_norm_H;  // Undefined without output_norms.
-  at::Tensor mlp_norm_H;            // Before the MLP.
-  lora::BaseLinear gate_up;         // [2F, H], rows gate | up.
-  lora::BaseLinear down;            // [H, F].
-  moe::ExpertWeights experts;       // Replaces gate_up and down in a layer
-                                    // of experts.
-  at::Tensor mlp_out_norm_H;        // Undefined without output_norms.
+  at::Tensor sinks_H;  // [Q]; undefined without sinks.
+  lora::BaseLinear o;  // [H, Q C]; [H, value width] with a gated delta rule.
+  at::Tensor attention_out_norm_H;
+  at::Tensor mlp_norm_H;       // Before the MLP.
+  lora::BaseLinear gate_up;    // [2F, H], rows gate | up.
+  lora::BaseLinear down;       // [H, F].
+  moe::ExpertWeights experts;  // Replaces gate_up and down in a layer
+                               // of experts.
+  at::Tensor mlp_out_norm_H;
+  // The other parameters of a gated delta rule (ops::DeltaParameters), and the
+  // norm of its output.
+  at::Tensor conv_WR1, a_log_H, dt_bias_H, delta_norm_V;
 };
 
 // The weights of one rank: its columns of o and down, its rows of the other

@@ -472,16 +472,12 @@ at::Tensor WeightsOf(const Routing& routing, const ExpertRows& rows) {
 
 RouterWeights RouterOf(const ExpertLayer& layer) {
   return {.router_EH = layer.weights.router_EH,
-          .bias_E = layer.weights.router_bias_E};
+          .bias_E = layer.weights.router_bias_E,
+          .correction_E = layer.weights.router_correction_E};
 }
 
 bool HasShared(const ExpertLayer& layer) {
   return layer.shape.experts.shared_ffn > 0;
-}
-
-at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
-  return at::mm(x_TH, layer.weights.shared_gate_1H.to(x_TH.scalar_type()).t())
-      .sigmoid_();
 }
 
 // Sets tape.routing, tape.rows and, if there is a shared expert,
@@ -492,7 +488,8 @@ void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
   tape.routing = std::move(experts);
   tape.rows =
       SortByExpert(tape.routing.experts_TK, layer.shape.experts, routing);
-  if (HasShared(layer)) tape.shared_weight_T1 = SharedWeight(layer, x_TH);
+  if (!HasShared(layer)) return;
+  tape.shared_weight_T1 = SharedWeight(x_TH, layer.weights.shared_gate_1H);
 }
 
 // If tokens have experts of other ranks, appends a zero result, as ResultsOf
@@ -644,10 +641,9 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
         ExpertMlp(layer, layer.shape.experts.count, routing)
             .Backward(dy_TH, x_TH, weight_T1, gradients,
                       std::move(tape.shared));
-    const at::Tensor d_gate_T1 =
-        at::sigmoid_backward(d.weight_n.unsqueeze(1), weight_T1);
-    dx_TH.add_(d.x_nH).add_(
-        at::mm(d_gate_T1, layer.weights.shared_gate_1H.to(x_TH.scalar_type())));
+    dx_TH.add_(d.x_nH);
+    SharedWeightBackward(d.weight_n, weight_T1, layer.weights.shared_gate_1H,
+                         dx_TH);
   }
   tape = ExpertTape();
   return dx_TH;

@@ -2,7 +2,7 @@
 //   y = sum of w_e down_e(gated(gate_e x, up_e x)),
 // where gate, up and down may have biases, and ops/gated_product.h computes
 // gated(). If the model has a shared expert, every token also has that expert,
-// with the weight sigmoid(x g), where g is shared_gate_1H.
+// with the weight sigmoid(x g), where g is shared_gate_1H, or 1 without g.
 //
 // The weight w_e multiplies the input of `down` and not its output. The result
 // is the same, because the product is linear and the weight multiplies the bias
@@ -32,12 +32,14 @@ namespace weft::moe {
 // and shared gate, and its own features of its own experts.
 struct ExpertWeights {
   at::Tensor router_EH;
-  at::Tensor router_bias_E;   // Missing biases are undefined tensors.
-  at::Tensor gate_up_GH;      // [P 2F, H]: for each expert gate | up.
-  at::Tensor gate_up_bias_G;  // [P 2F].
-  at::Tensor down_DF;         // [P H, F].
-  at::Tensor down_bias_D;     // [P H]. Only one of an expert's ranks has it.
-  // The three tensors of the shared expert are undefined if there is none.
+  at::Tensor router_bias_E;        // Missing biases are undefined tensors.
+  at::Tensor router_correction_E;  // f32; only of a sigmoid router.
+  at::Tensor gate_up_GH;           // [P 2F, H]: for each expert gate | up.
+  at::Tensor gate_up_bias_G;       // [P 2F].
+  at::Tensor down_DF;              // [P H, F].
+  at::Tensor down_bias_D;  // [P H]. Only one of an expert's ranks has it.
+  // The tensors of the shared expert are undefined if there is none, and the
+  // gate also if the expert's weight is 1.
   at::Tensor shared_gate_up_S2H;  // [2S, H].
   at::Tensor shared_down_HS;
   at::Tensor shared_gate_1H;

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "src/lora/lora_embedding.h"
+#include "src/model/layer_projections.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
 #include "src/ops/rms_norm.h"
@@ -18,9 +18,19 @@ using lora::ProjectionGroup;
 
 at::Tensor Norm(const at::Tensor& x_TH, const at::Tensor& weight_H,
                 double eps) {
+  if (!weight_H.defined()) return x_TH;
   at::Tensor y_TH = at::empty_like(x_TH);
   ops::RmsNorm(x_TH, weight_H, eps, y_TH);
   return y_TH;
+}
+
+void NormBackward(const at::Tensor& dy_TH, const at::Tensor& x_TH,
+                  const at::Tensor& weight_H, double eps, at::Tensor& dx_TH) {
+  if (weight_H.defined()) {
+    ops::RmsNormBackward(dy_TH, x_TH, weight_H, eps, dx_TH);
+  } else {
+    dx_TH.add_(dy_TH);
+  }
 }
 
 void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH) {
@@ -35,7 +45,10 @@ Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
     if (raw != nullptr) *raw = std::move(y_TH);
     y_TH = std::move(normed_TH);
   }
-  if (!next_norm_H.defined()) return {.x_TH = y_TH.add_(x_TH)};
+  if (!next_norm_H.defined()) {
+    y_TH.add_(x_TH);
+    return {.x_TH = y_TH, .normed_TH = y_TH};
+  }
   at::Tensor normed_TH = at::empty_like(y_TH);
   ops::AddRmsNorm(x_TH, next_norm_H, eps, y_TH, normed_TH);
   return {.x_TH = std::move(y_TH), .normed_TH = std::move(normed_TH)};
@@ -52,44 +65,101 @@ at::Tensor AddOutputBackward(const at::Tensor& d_TH,
 
 Stream Attention::Forward(Stream stream, const Pass& pass, LayerTape* tape,
                           KvAccess* kv) const {
-  const LayerWeights& w = layer_.weights;
-  at::Tensor qkv_TW = LoraLinear(stream.normed_TH, w.qkv, pass.lora,
-                                 {layer_.index, ProjectionGroup::kQkv},
-                                 tape != nullptr ? &tape->shrunk_qkv : nullptr);
-  stream.normed_TH.reset();
+  at::Tensor qkv_TW = ProjectInputs(layer_, stream, pass, tape);
   const at::Tensor attended_TW = Attend(qkv_TW, pass, tape, kv);
-  at::Tensor o_TH = LoraLinear(attended_TW, w.o, pass.lora,
-                               {layer_.index, ProjectionGroup::kO},
-                               tape != nullptr ? &tape->shrunk_o : nullptr);
-  SumOverRanks(layer_.tensor_group, o_TH);
-  Stream mid = AddOutput(stream.x_TH, std::move(o_TH), w.attention_out_norm_H,
-                         w.mlp_norm_H, layer_.config.rms_norm_eps,
-                         tape != nullptr ? &tape->attention_raw_TH : nullptr);
+  Stream mid = ProjectOutput(layer_, stream.x_TH, Gated(attended_TW, qkv_TW),
+                             pass, tape);
   if (tape != nullptr) tape->qkv_TW = std::move(qkv_TW);
   return mid;
 }
 
 ops::HeadNorms Attention::HeadNorms() const {
-  if (!layer_.config.qk_norm) return {};
+  if (layer_.config.qk_norm != QkNorm::kHead) return {};
   return {.q_C = layer_.weights.q_norm_C,
           .k_C = layer_.weights.k_norm_C,
           .eps = layer_.config.rms_norm_eps};
 }
 
+void Attention::NormWholeQk(at::Tensor& qkv_TW) const {
+  if (layer_.config.qk_norm != QkNorm::kWhole) return;
+  const LayerWeights& w = layer_.weights;
+  const double eps = layer_.config.rms_norm_eps;
+  at::Tensor q_TW = qkv_TW.narrow(1, 0, layer_.shape.q_width);
+  ops::RmsNorm(q_TW, w.q_norm_C, eps, q_TW);
+  at::Tensor k_TW =
+      qkv_TW.narrow(1, layer_.shape.q_width, layer_.shape.kv_width);
+  ops::RmsNorm(k_TW, w.k_norm_C, eps, k_TW);
+}
+
+void Attention::NormWholeQkBackward(const at::Tensor& raw_TW,
+                                    at::Tensor& dqkv_TW) const {
+  if (layer_.config.qk_norm != QkNorm::kWhole) return;
+  const auto replace = [&](const at::Tensor& weight, int64_t column,
+                           int64_t width) {
+    at::Tensor d_TW = dqkv_TW.narrow(1, column, width);
+    const at::Tensor dy_TW = d_TW.clone();
+    d_TW.zero_();
+    ops::RmsNormBackward(dy_TW, raw_TW.narrow(1, column, width), weight,
+                         layer_.config.rms_norm_eps, d_TW);
+  };
+  const lora::ModelShape& shape = layer_.shape;
+  replace(layer_.weights.q_norm_C, 0, shape.q_width);
+  replace(layer_.weights.k_norm_C, shape.q_width, shape.kv_width);
+}
+
+void Attention::ScaleQueries(const Pass& pass, const at::Tensor& q_TQC) const {
+  if (!layer_.query_scale_P.defined()) return;
+  q_TQC.mul_(layer_.query_scale_P.index_select(0, pass.batch.positions_T)
+                 .view({-1, 1, 1}));
+}
+
 ops::Heads Attention::SplitHeads(const at::Tensor& qkv_TW) const {
   const int head_dim = layer_.config.head_dim;
-  const auto heads = [&](int64_t column, int64_t count) {
+  const auto heads = [&](int64_t column, int64_t count, int64_t stride) {
     return qkv_TW.as_strided({qkv_TW.size(0), count, head_dim},
-                             {qkv_TW.stride(0), head_dim, 1},
+                             {qkv_TW.stride(0), stride, 1},
                              qkv_TW.storage_offset() + column);
   };
   const int num_kv_heads = layer_.config.num_kv_heads;
   const lora::ModelShape& shape = layer_.shape;
-  const int64_t v_column = shape.q_width + shape.kv_width;
-  return {.q_TQC = heads(0, layer_.config.num_heads),
-          .k_TKC = heads(shape.q_width, num_kv_heads),
-          .v_TKC = qkv_TW.size(1) > v_column ? heads(v_column, num_kv_heads)
-                                             : at::Tensor()};
+  const int64_t k_column = shape.q_width + shape.gate_width;
+  const int64_t v_column = k_column + shape.kv_width;
+  return {.q_TQC = heads(0, layer_.config.num_heads,
+                         layer_.config.output_gate ? 2 * head_dim : head_dim),
+          .k_TKC = heads(k_column, num_kv_heads, head_dim),
+          .v_TKC = qkv_TW.size(1) > v_column
+                       ? heads(v_column, num_kv_heads, head_dim)
+                       : at::Tensor()};
+}
+
+at::Tensor Attention::Gates(const at::Tensor& qkv_TW) const {
+  const int64_t head_dim = layer_.config.head_dim;
+  return qkv_TW.as_strided({qkv_TW.size(0), layer_.config.num_heads, head_dim},
+                           {qkv_TW.stride(0), 2 * head_dim, 1},
+                           qkv_TW.storage_offset() + head_dim);
+}
+
+at::Tensor Attention::Gated(const at::Tensor& attended_TW,
+                            const at::Tensor& qkv_TW) const {
+  if (!layer_.config.output_gate) return attended_TW;
+  return Gates(qkv_TW)
+      .sigmoid()
+      .mul_(attended_TW.view(
+          {-1, layer_.config.num_heads, layer_.config.head_dim}))
+      .view_as(attended_TW);
+}
+
+at::Tensor Attention::GatedBackward(const at::Tensor& d_gated_TW,
+                                    const LayerTape& tape,
+                                    const at::Tensor& dqkv_TW) const {
+  if (!layer_.config.output_gate) return d_gated_TW;
+  const at::Tensor& attended_TQC = tape.attention.out_THC;
+  const at::Tensor d_gated_TQC = d_gated_TW.view_as(attended_TQC);
+  const at::Tensor gate_TQC = Gates(tape.qkv_TW).sigmoid();
+  at::Tensor d_TQC = d_gated_TQC * gate_TQC;
+  // The derivative of the sigmoid s is s (1 - s).
+  Gates(dqkv_TW).copy_(d_TQC * attended_TQC * (1 - gate_TQC));
+  return d_TQC.view_as(d_gated_TW);
 }
 
 ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
@@ -98,18 +168,21 @@ ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
           .v_pages_PSKC = kv.store->v_pages_PSKC[layer_.index]};
 }
 
-at::Tensor Attention::Attend(const at::Tensor& qkv_TW, const Pass& pass,
+at::Tensor Attention::Attend(at::Tensor& qkv_TW, const Pass& pass,
                              LayerTape* tape, KvAccess* kv) const {
   const lora::ModelShape& shape = layer_.shape;
-  if (layer_.config.qk_norm && tape != nullptr) {
+  if (layer_.config.qk_norm != QkNorm::kNone && tape != nullptr) {
     tape->qk_raw_TW =
-        qkv_TW.narrow(1, 0, shape.q_width + shape.kv_width).clone();
+        qkv_TW.narrow(1, 0, shape.q_width + shape.gate_width + shape.kv_width)
+            .clone();
   }
+  NormWholeQk(qkv_TW);
   const ops::Heads heads = SplitHeads(qkv_TW);
   ops::KvSlots slots;
   if (kv != nullptr) slots = SlotsOf(*kv);
   ops::PrepareHeads(heads, pass.batch.positions_T, layer_.rotary, HeadNorms(),
                     slots);
+  ScaleQueries(pass, heads.q_TQC);
   const int64_t num_tokens = qkv_TW.size(0);
   if (kv != nullptr && (kv->decode || !kv->suffixes.empty())) {
     return AttendToPages(heads.q_TQC, slots, *kv)
@@ -144,34 +217,19 @@ at::Tensor Attention::AttendToPages(const at::Tensor& q_TQC,
 
 void Attention::Backward(const BackwardPass& pass, LayerTape& tape,
                          at::Tensor& d_TH) const {
-  const LayerWeights& w = layer_.weights;
-  const double eps = layer_.config.rms_norm_eps;
   const at::Tensor attended_TW =
       tape.attention.out_THC.reshape({d_TH.size(0), layer_.shape.q_width});
-  const at::Tensor d_attended_TW = LoraLinearBackward(
-      AddOutputBackward(d_TH, w.attention_out_norm_H, eps,
-                        tape.attention_raw_TH),
-      attended_TW, w.o, pass.lora, {layer_.index, ProjectionGroup::kO},
-      tape.shrunk_o, pass.gradients, /*want_input_gradient=*/true);
-  const at::Tensor dqkv_TW = AttendBackward(d_attended_TW, pass, tape);
-
-  // Only an adapter of the embedding needs the first layer's input gradient.
-  const bool want_input_gradient =
-      layer_.index > 0 || lora::TrainsEmbedding(pass.gradients);
-  at::Tensor d_normed_TH = LoraLinearBackward(
-      dqkv_TW, Norm(tape.x_in_TH, w.input_norm_H, eps), w.qkv, pass.lora,
-      {layer_.index, ProjectionGroup::kQkv}, tape.shrunk_qkv, pass.gradients,
-      want_input_gradient);
-  if (want_input_gradient) {
-    SumOverRanks(layer_.tensor_group, d_normed_TH);
-    ops::RmsNormBackward(d_normed_TH, tape.x_in_TH, w.input_norm_H, eps, d_TH);
-  }
+  const at::Tensor d_gated_TW = ProjectOutputBackward(
+      layer_, d_TH, Gated(attended_TW, tape.qkv_TW), pass, tape);
+  ProjectInputsBackward(layer_, AttendBackward(d_gated_TW, pass, tape), pass,
+                        tape, d_TH);
 }
 
-at::Tensor Attention::AttendBackward(const at::Tensor& d_attended_TW,
+at::Tensor Attention::AttendBackward(const at::Tensor& d_gated_TW,
                                      const BackwardPass& pass,
                                      LayerTape& tape) const {
   at::Tensor dqkv_TW = at::empty_like(tape.qkv_TW);
+  const at::Tensor d_attended_TW = GatedBackward(d_gated_TW, tape, dqkv_TW);
   const ops::Heads heads = SplitHeads(tape.qkv_TW);
   const ops::Heads into = SplitHeads(dqkv_TW);
   // On a CPU, attention writes the gradients directly to dqkv_TW.
@@ -180,9 +238,12 @@ at::Tensor Attention::AttendBackward(const at::Tensor& d_attended_TW,
                              heads.q_TQC, heads.k_TKC, heads.v_TKC,
                              tape.attention, pass.batch.nodes, rule(),
                              d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
+  ScaleQueries(pass, d_heads.q_TQC);
+  const bool has_head_norms = layer_.config.qk_norm == QkNorm::kHead;
   ops::PrepareHeadsBackward(
       d_heads, pass.batch.positions_T, layer_.rotary, HeadNorms(),
-      layer_.config.qk_norm ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
+      has_head_norms ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
+  NormWholeQkBackward(tape.qk_raw_TW, dqkv_TW);
   return dqkv_TW;
 }
 
@@ -250,7 +311,7 @@ void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
     return;
   }
   tape.gate_up_T2F = GateUp(std::move(normed_TH), pass, &tape);
-  if (layer_.config.output_norms) {
+  if (layer_.config.has_output_norms()) {
     tape.mlp_raw_TH = Down(tape.gate_up_T2F, pass, &tape);
   } else {
     tape.shrunk_down =
@@ -272,7 +333,7 @@ void Mlp::Backward(const BackwardPass& pass, LayerTape& tape,
                 pass.lora.routing, pass.gradients, tape.experts)
           : DenseBackward(pass, tape, dy_TH);
   SumOverRanks(layer_.tensor_group, d_normed_TH);
-  ops::RmsNormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H, eps, d_TH);
+  NormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H, eps, d_TH);
 }
 
 at::Tensor Mlp::DenseBackward(const BackwardPass& pass, LayerTape& tape,

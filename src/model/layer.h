@@ -2,8 +2,8 @@
 // experts that replace it, and the residual stream between them.
 //
 // Legend: T packed tokens, H hidden, Q query heads, K key/value heads (experts
-// per token in experts_TK), C head features, W the fused width (Q + 2K) C, F
-// feed-forward.
+// per token in experts_TK), C head features, W the width of all input
+// projections (OutWidth of q, k and v), F feed-forward.
 #ifndef WEFT_SRC_MODEL_LAYER_H_
 #define WEFT_SRC_MODEL_LAYER_H_
 
@@ -16,6 +16,7 @@
 #include "src/model/experts.h"
 #include "src/model/packed_batch.h"
 #include "src/model_config/model_config.h"
+#include "src/ops/gated_delta.h"
 #include "src/ops/rotary.h"
 #include "src/ops/tree_attention.h"
 #include "src/parallel/communicator.h"
@@ -30,10 +31,20 @@ struct Layer {
   const ModelConfig& config;
   const lora::ModelShape& shape;
   const ops::RotaryTable& rotary;
+  const at::Tensor& query_scale_P;       // Undefined if queries are not scaled.
   parallel::Communicator* tensor_group;  // Null if there is one rank.
 
   [[nodiscard]] bool has_experts() const {
     return shape.experts.InLayer(index);
+  }
+  // Returns whether the layer computes a gated delta rule (delta_layer.h).
+  [[nodiscard]] bool has_delta() const { return shape.delta.InLayer(index); }
+  // Returns the site of the input projections, and of the output projection.
+  [[nodiscard]] lora::LoraSite InputSite() const {
+    return {index, lora::GroupsOf(shape, index)[0]};
+  }
+  [[nodiscard]] lora::LoraSite OutputSite() const {
+    return {index, lora::GroupsOf(shape, index)[1]};
   }
 };
 
@@ -57,9 +68,14 @@ enum class Mode { kTrain, kEval };
 // state is rounded differently.
 struct LayerTape {
   at::Tensor x_in_TH;
-  at::Tensor qkv_TW;     // After rotary.
-  at::Tensor qk_raw_TW;  // q and k before the norms; only with qk_norm.
+  // The input projections. q and k are those after the rotation.
+  at::Tensor qkv_TW;
+  at::Tensor qk_raw_TW;  // q and k before the norms; undefined without them.
   ops::AttentionOutput attention;
+  // In place of the last two in a layer with a gated delta rule: what the rule
+  // keeps, and its output before the gated norm.
+  ops::DeltaTape delta;
+  at::Tensor delta_out_THV;
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
   at::Tensor experts_TK;  // The experts of every token.
@@ -75,24 +91,29 @@ struct Tape {
   std::vector<LayerTape> layers;
 };
 
-// The residual stream, and the output of the norm that follows. The next
-// product reads normed_TH and frees it. After the last layer, normed_TH is
-// undefined.
+// The residual stream, and the output of the norm that follows, which is the
+// stream itself if the model has no such norm. The next product reads normed_TH
+// and frees it. After the last layer, normed_TH has no meaning.
 struct Stream {
   at::Tensor x_TH;
   at::Tensor normed_TH;
 };
 
+// Returns the norm of x, or x if weight_H is undefined.
 [[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
                               const at::Tensor& weight_H, double eps);
+// Adds dLoss/dx of Norm to dx.
+void NormBackward(const at::Tensor& dy_TH, const at::Tensor& x_TH,
+                  const at::Tensor& weight_H, double eps, at::Tensor& dx_TH);
 
 // Sums the tensor over the ranks of the group, in place. Does nothing if
 // `group` is null.
 void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
 
 // Returns x + y, or x + norm(y) if out_norm_H is defined. If out_norm_H is
-// defined and `raw` is not null, sets `raw` to y. If next_norm_H is defined,
-// also returns the sum normed with the weights next_norm_H. Consumes y.
+// defined and `raw` is not null, sets `raw` to y. Also returns the sum normed
+// with the weights next_norm_H, or the sum itself if next_norm_H is undefined.
+// Consumes y.
 [[nodiscard]] Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
                                const at::Tensor& out_norm_H,
                                const at::Tensor& next_norm_H, double eps,
@@ -127,22 +148,43 @@ class Attention {
   // Returns views of the heads in the fused rows. v is undefined if the rows
   // have only q and k.
   [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
+  // Returns a view of the output gates [T, Q, C] in the fused rows.
+  [[nodiscard]] at::Tensor Gates(const at::Tensor& qkv_TW) const;
+  // Returns the heads' output multiplied by the sigmoid of the gates, or the
+  // output itself if the model has no gates.
+  [[nodiscard]] at::Tensor Gated(const at::Tensor& attended_TW,
+                                 const at::Tensor& qkv_TW) const;
   // Returns the weights of the head norms, or undefined tensors if the model
   // has none.
   [[nodiscard]] ops::HeadNorms HeadNorms() const;
+  // Norms all heads of q together, and all of k, in place. Does nothing unless
+  // the model has QkNorm::kWhole.
+  void NormWholeQk(at::Tensor& qkv_TW) const;
+  // Replaces the gradients of the normed q and k by those of q and k, which
+  // `raw_TW` has.
+  void NormWholeQkBackward(const at::Tensor& raw_TW, at::Tensor& dqkv_TW) const;
+  // Multiplies the queries, or their gradients, by the factors of their
+  // positions, if the model has these.
+  void ScaleQueries(const Pass& pass, const at::Tensor& q_TQC) const;
   [[nodiscard]] ops::KvSlots SlotsOf(const KvAccess& kv) const;
   // Returns the output of the heads [T, Q, C] from the keys and values in the
   // cache.
   [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
                                          const ops::KvSlots& slots,
                                          const KvAccess& kv) const;
-  // Returns the output of the heads [T, Q C].
-  [[nodiscard]] at::Tensor Attend(const at::Tensor& qkv_TW, const Pass& pass,
+  // Returns the output of the heads [T, Q C], before the gates. Norms and
+  // rotates q and k of qkv_TW in place.
+  [[nodiscard]] at::Tensor Attend(at::Tensor& qkv_TW, const Pass& pass,
                                   LayerTape* tape, KvAccess* kv) const;
-  // Returns the gradient of qkv_TW, given that of Attend's result.
-  [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_attended_TW,
+  // Returns the gradient of qkv_TW, given that of Gated's result.
+  [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_gated_TW,
                                           const BackwardPass& pass,
                                           LayerTape& tape) const;
+  // Writes the gradient of the gates to dqkv_TW, and returns that of Attend's
+  // result.
+  [[nodiscard]] at::Tensor GatedBackward(const at::Tensor& d_gated_TW,
+                                         const LayerTape& tape,
+                                         const at::Tensor& dqkv_TW) const;
   [[nodiscard]] const ops::AttentionRule& rule() const {
     return layer_.config.attention[layer_.index].rule;
   }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "src/lora/lora_linear.h"
@@ -33,12 +34,19 @@ struct PackedBatch {
   lora::RoutingTablePtr table;
 };
 
-// The cache: pages of keys and values for every layer, and the experts that
-// computed each token. P counts pages, S the tokens of a page, K key/value
-// heads, C head features.
+// The cache: pages of keys and values for every attention layer, states for
+// every layer of the gated delta rule, and the experts that computed each
+// token. P counts pages, S the tokens of a page, K key/value heads, C head
+// features; N state slots, R the convolution's size - 1, W its features, H
+// value heads, K x V a head's state.
 struct KvStore {
-  std::vector<at::Tensor> k_pages_PSKC;  // One per layer.
+  // One per layer, undefined for the layers of the other kind. A state is that
+  // after the last token which a pass read; a new sequence's is zero.
+  std::vector<at::Tensor> k_pages_PSKC;
   std::vector<at::Tensor> v_pages_PSKC;
+  std::vector<at::Tensor> conv_NRW;    // The last rows before the convolution.
+  std::vector<at::Tensor> delta_NHKV;  // f32.
+  int64_t page_tokens = 0;             // S.
   at::Tensor experts_PSE;  // i16, with the columns of PackedBatch.experts_TE.
                            // Undefined if the model has no experts.
 };
@@ -65,6 +73,12 @@ struct KvAccess {
                              // decode only.
   at::Tensor lengths_T;      // [T] i32, decode only: the tokens of each
                              // sequence, with the new token.
+  // The slots of the states: of each sequence of a prefill, in the order of
+  // its nodes or suffixes, or of each row of a decode pass. The pass starts
+  // from these states and replaces them. Rows without a sequence, which fill
+  // up a CUDA graph, share a slot whose state has no meaning. Undefined if the
+  // model has no layers of the gated delta rule.
+  at::Tensor state_slots_Q;  // [Q] i64.
 };
 
 }  // namespace weft::model

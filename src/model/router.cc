@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -26,10 +27,13 @@ at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights) {
 // Sorting costs about this many operations for each score.
 constexpr int64_t kSortCost = 8;
 
+// The dtype of scores: f32, or f64 for f64.
+at::ScalarType WideType(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 at::Tensor Softmax(const at::Tensor& logits) {
-  return at::softmax(
-      logits, -1,
-      logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  return at::softmax(logits, -1, WideType(logits));
 }
 
 // Returns the weights of `experts_TK`, given the probabilities `scores_TE`.
@@ -40,6 +44,27 @@ at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
   at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
   if (config.softmax_of_chosen || !config.normalizes_weights) return chosen_TK;
   return chosen_TK / chosen_TK.sum(1, /*keepdim=*/true);
+}
+
+// Returns the scores by which a sigmoid router chooses: corrected, and -inf in
+// groups of experts that a token may not use.
+at::Tensor CorrectedScores(const at::Tensor& scores_TE,
+                           const at::Tensor& correction_E,
+                           const model::MoeConfig& config) {
+  const at::Tensor corrected_TE = scores_TE + correction_E;
+  if (config.groups == 1) return corrected_TE;
+  const at::Tensor by_group_TGE =
+      corrected_TE.unflatten(1, {config.groups, -1});
+  const at::Tensor group_scores_TG =
+      std::get<0>(at::topk(by_group_TGE, 2, /*dim=*/2)).sum(2);
+  const at::Tensor chosen =
+      std::get<1>(at::topk(group_scores_TG, config.chosen_groups, /*dim=*/1));
+  const at::Tensor absent_TG =
+      at::ones_like(group_scores_TG, at::kBool).scatter_(1, chosen, false);
+  return by_group_TGE
+      .masked_fill(absent_TG.unsqueeze(2),
+                   -std::numeric_limits<double>::infinity())
+      .flatten(1);
 }
 
 at::Tensor Choose(const at::Tensor& scores_TE, int64_t per_token,
@@ -179,10 +204,28 @@ Routing RouteByScores(const at::Tensor& scores_TE, const at::Tensor& given_TK,
   return routing;
 }
 
+// Routes the tokens by the sigmoids of their logits. Arguments and result are
+// those of RouteByScores.
+Routing RouteBySigmoids(const at::Tensor& scores_TE,
+                        const at::Tensor& correction_E,
+                        const at::Tensor& given_TK, bool all_given,
+                        const model::MoeConfig& config, at::ScalarType dtype) {
+  Routing routing{.probs = scores_TE};
+  routing.experts_TK =
+      all_given ? given_TK
+                : Choose(CorrectedScores(scores_TE, correction_E, config),
+                         config.shape.per_token, given_TK);
+  routing.weights_TK = ScoresOf(scores_TE, routing.experts_TK, config)
+                           .mul_(config.weight_scale)
+                           .to(dtype);
+  return routing;
+}
+
 // Returns the `scores_TE` of RouteByScores.
 at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
                   const model::MoeConfig& config) {
   at::Tensor logits_TE = Logits(x_TH, weights);
+  if (config.sigmoid) return logits_TE.to(WideType(logits_TE)).sigmoid_();
   return config.softmax_of_chosen ? logits_TE : Softmax(logits_TE);
 }
 
@@ -200,6 +243,7 @@ at::Tensor LogitsGradient(const at::Tensor& d_weights_TK,
     return scatter(at::_softmax_backward_data(d_chosen_TK, probs, /*dim=*/1,
                                               probs.scalar_type()));
   }
+  if (config.sigmoid) d_chosen_TK = d_chosen_TK * config.weight_scale;
   if (config.normalizes_weights) {
     const at::Tensor chosen_TK = probs.gather(1, routing.experts_TK);
     const at::Tensor sum_T1 = chosen_TK.sum(1, /*keepdim=*/true);
@@ -207,8 +251,21 @@ at::Tensor LogitsGradient(const at::Tensor& d_weights_TK,
         (d_chosen_TK * chosen_TK).sum(1, /*keepdim=*/true) / sum_T1;
     d_chosen_TK = (d_chosen_TK - mean_T1) / sum_T1;
   }
+  if (config.sigmoid) return at::sigmoid_backward(scatter(d_chosen_TK), probs);
   return at::_softmax_backward_data(scatter(d_chosen_TK), probs, /*dim=*/1,
                                     probs.scalar_type());
+}
+
+Routing RouteTokens(const at::Tensor& x_TH, const RouterWeights& weights,
+                    const model::MoeConfig& config, const at::Tensor& given_TK,
+                    bool all_given) {
+  const at::Tensor scores_TE = Scores(x_TH, weights, config);
+  if (config.sigmoid) {
+    return RouteBySigmoids(scores_TE, weights.correction_E, given_TK, all_given,
+                           config, x_TH.scalar_type());
+  }
+  return RouteByScores(scores_TE, given_TK, all_given, config,
+                       x_TH.scalar_type());
 }
 
 // Returns the segments of one expert's rows. `routing` has the segments of the
@@ -233,14 +290,12 @@ lora::LoraRouting RoutingOf(const int64_t* begin, const int64_t* end,
 
 Routing Route(const at::Tensor& x_TH, const RouterWeights& weights,
               const model::MoeConfig& config, const at::Tensor& given_TK) {
-  return RouteByScores(Scores(x_TH, weights, config), given_TK,
-                       /*all_given=*/false, config, x_TH.scalar_type());
+  return RouteTokens(x_TH, weights, config, given_TK, /*all_given=*/false);
 }
 
 Routing RouteTo(const at::Tensor& x_TH, const RouterWeights& weights,
                 const model::MoeConfig& config, const at::Tensor& experts_TK) {
-  return RouteByScores(Scores(x_TH, weights, config), experts_TK,
-                       /*all_given=*/true, config, x_TH.scalar_type());
+  return RouteTokens(x_TH, weights, config, experts_TK, /*all_given=*/true);
 }
 
 at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
@@ -250,6 +305,20 @@ at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
       LogitsGradient(d_weights_TK, routing, router_EH.size(0), config)
           .to(routing.weights_TK.scalar_type());
   return ops::MatMul(d_logits_TE, router_EH);
+}
+
+at::Tensor SharedWeight(const at::Tensor& x_TH, const at::Tensor& gate_1H) {
+  if (!gate_1H.defined()) return at::ones({x_TH.size(0), 1}, x_TH.options());
+  return at::mm(x_TH, gate_1H.to(x_TH.scalar_type()).t()).sigmoid_();
+}
+
+void SharedWeightBackward(const at::Tensor& d_weight_T,
+                          const at::Tensor& weight_T1,
+                          const at::Tensor& gate_1H, at::Tensor& dx_TH) {
+  if (!gate_1H.defined()) return;
+  const at::Tensor d_gate_T1 =
+      at::sigmoid_backward(d_weight_T.unsqueeze(1), weight_T1);
+  dx_TH.add_(at::mm(d_gate_T1, gate_1H.to(dx_TH.scalar_type())));
 }
 
 ExpertRows SortByExpert(const at::Tensor& experts_TK,

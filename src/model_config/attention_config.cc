@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 
@@ -13,255 +13,6 @@ namespace weft::model {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr double kMinTheta = 1;
-constexpr double kMaxTheta = 1e12;
-constexpr double kMaxFactor = 1e6;
-constexpr double kMaxRopePositions = 1e9;
-
-struct Llama3Scaling {
-  double factor;
-  double low_frequency_factor;
-  double high_frequency_factor;
-  double original_positions;
-};
-
-std::vector<double> PlainFrequencies(double theta, int head_dim) {
-  std::vector<double> frequencies(head_dim / 2);
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    frequencies[i] = std::pow(theta, -2.0 * static_cast<double>(i) / head_dim);
-  }
-  return frequencies;
-}
-
-// Divides a low frequency by the factor and keeps a high frequency. A frequency
-// in between gets a blend of both results.
-double ScaleAsLlama3(double frequency, const Llama3Scaling& scaling) {
-  const double wavelength = 2 * std::numbers::pi / frequency;
-  if (wavelength > scaling.original_positions / scaling.low_frequency_factor) {
-    return frequency / scaling.factor;
-  }
-  if (wavelength < scaling.original_positions / scaling.high_frequency_factor) {
-    return frequency;
-  }
-  const double kept =
-      (scaling.original_positions / wavelength - scaling.low_frequency_factor) /
-      (scaling.high_frequency_factor - scaling.low_frequency_factor);
-  return frequency * ((1 - kept) / scaling.factor + kept);
-}
-
-// The positions of the original model. `max_positions` are those of
-// max_position_embeddings.
-absl::StatusOr<double> ReadOriginalPositions(JsonFields& rope,
-                                             int64_t max_positions) {
-  return rope.NumberOr("original_max_position_embeddings", 1, kMaxRopePositions,
-                       static_cast<double>(max_positions));
-}
-
-absl::StatusOr<Llama3Scaling> ReadLlama3(JsonFields& rope,
-                                         int64_t max_positions) {
-  Llama3Scaling scaling{};
-  WEFT_ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor", 1, kMaxFactor));
-  WEFT_ASSIGN_OR_RETURN(scaling.low_frequency_factor,
-                        rope.Number("low_freq_factor", 1e-6, kMaxFactor));
-  WEFT_ASSIGN_OR_RETURN(scaling.high_frequency_factor,
-                        rope.Number("high_freq_factor", 1e-6, kMaxFactor));
-  WEFT_ASSIGN_OR_RETURN(scaling.original_positions,
-                        ReadOriginalPositions(rope, max_positions));
-  if (scaling.high_frequency_factor <= scaling.low_frequency_factor) {
-    return absl::InvalidArgumentError(
-        FieldMessage("high_freq_factor", Json(scaling.high_frequency_factor),
-                     "a number above low_freq_factor"));
-  }
-  return scaling;
-}
-
-struct YarnScaling {
-  double factor;
-  double attention_factor;
-  double original_positions;
-  double fast_rotations;
-  double slow_rotations;
-  bool truncates;
-};
-
-double YarnMagnitude(double factor, double scale) {
-  return factor <= 1 ? 1 : 0.1 * scale * std::log(factor) + 1;
-}
-
-absl::StatusOr<double> ReadAttentionFactor(JsonFields& rope, double factor) {
-  WEFT_ASSIGN_OR_RETURN(const double scale,
-                        rope.NumberOr("mscale", 0, kMaxFactor, 0));
-  WEFT_ASSIGN_OR_RETURN(const double scale_all,
-                        rope.NumberOr("mscale_all_dim", 0, kMaxFactor, 0));
-  const double implied =
-      scale > 0 && scale_all > 0
-          ? YarnMagnitude(factor, scale) / YarnMagnitude(factor, scale_all)
-          : YarnMagnitude(factor, 1);
-  return rope.NumberOr("attention_factor", 1e-6, kMaxFactor, implied);
-}
-
-absl::StatusOr<YarnScaling> ReadYarn(JsonFields& rope, int64_t max_positions) {
-  YarnScaling scaling{};
-  WEFT_ASSIGN_OR_RETURN(scaling.factor, rope.Number("factor", 1, kMaxFactor));
-  WEFT_ASSIGN_OR_RETURN(scaling.attention_factor,
-                        ReadAttentionFactor(rope, scaling.factor));
-  WEFT_ASSIGN_OR_RETURN(scaling.original_positions,
-                        ReadOriginalPositions(rope, max_positions));
-  WEFT_ASSIGN_OR_RETURN(scaling.fast_rotations,
-                        rope.NumberOr("beta_fast", 1e-6, kMaxFactor, 32));
-  WEFT_ASSIGN_OR_RETURN(scaling.slow_rotations,
-                        rope.NumberOr("beta_slow", 1e-6, kMaxFactor, 1));
-  WEFT_ASSIGN_OR_RETURN(scaling.truncates, rope.BoolOr("truncate", true));
-  return scaling;
-}
-
-// Keeps the frequencies that make many turns within `original_positions`
-// tokens, and divides those that make few turns by the factor. Frequencies in
-// between get a blend of both results.
-void ScaleAsYarn(const YarnScaling& scaling, double theta, int head_dim,
-                 std::vector<double>& frequencies) {
-  // Returns the (fractional) index of the frequency that makes `rotations`
-  // turns within `original_positions` tokens.
-  const auto feature_of = [&](double rotations) {
-    return head_dim *
-           std::log(scaling.original_positions /
-                    (rotations * 2 * std::numbers::pi)) /
-           (2 * std::log(theta));
-  };
-  double low = feature_of(scaling.fast_rotations);
-  double high = feature_of(scaling.slow_rotations);
-  if (scaling.truncates) {
-    low = std::floor(low);
-    high = std::ceil(high);
-  }
-  low = std::max(low, 0.0);
-  high = std::min(high, head_dim - 1.0);
-  if (low == high) high += 0.001;  // Avoids 0 / 0, as transformers does.
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    const double divided =
-        std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-    frequencies[i] *= divided / scaling.factor + (1 - divided);
-  }
-}
-
-// Reads rope_type, or `type`, the name of this field in older releases.
-absl::StatusOr<std::string> ReadKind(JsonFields& rope) {
-  WEFT_ASSIGN_OR_RETURN(const std::string old_spelling,
-                        rope.StringOr("type", ""));
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string kind,
-      rope.StringOr("rope_type",
-                    old_spelling.empty() ? "default" : old_spelling));
-  if (!old_spelling.empty() && old_spelling != kind) {
-    return absl::InvalidArgumentError(
-        FieldMessage("rope_type", Json(kind), "the same as type"));
-  }
-  return kind;
-}
-
-// What a table depends on beside its object of fields.
-struct RopeInputs {
-  double theta = 0;
-  int head_dim = 0;
-  int64_t max_positions = 0;
-};
-
-// Applies the scaling `kind` to an unscaled table: changes its frequencies and,
-// for YaRN, its score_factor and max_positions.
-absl::Status Scale(JsonFields& rope, const std::string& kind,
-                   const RopeInputs& inputs, RopeTable& table) {
-  if (kind == "linear") {
-    WEFT_ASSIGN_OR_RETURN(const double factor,
-                          rope.Number("factor", 1, kMaxFactor));
-    for (double& frequency : table.frequencies) frequency /= factor;
-  } else if (kind == "dynamic") {
-    // Dynamic scaling changes nothing up to max_position_embeddings, and weftd
-    // refuses longer sequences. With longer sequences, every frequency would
-    // depend on the longest sequence in the batch.
-    WEFT_RETURN_IF_ERROR(rope.Number("factor", 1, kMaxFactor).status());
-  } else if (kind == "llama3") {
-    WEFT_ASSIGN_OR_RETURN(const Llama3Scaling scaling,
-                          ReadLlama3(rope, inputs.max_positions));
-    for (double& frequency : table.frequencies) {
-      frequency = ScaleAsLlama3(frequency, scaling);
-    }
-  } else if (kind == "yarn") {
-    const bool extends =
-        rope.Find("original_max_position_embeddings") != nullptr;
-    WEFT_ASSIGN_OR_RETURN(const YarnScaling scaling,
-                          ReadYarn(rope, inputs.max_positions));
-    ScaleAsYarn(scaling, inputs.theta, inputs.head_dim, table.frequencies);
-    table.score_factor = scaling.attention_factor * scaling.attention_factor;
-    if (extends) {
-      table.max_positions =
-          static_cast<int64_t>(scaling.original_positions * scaling.factor);
-    }
-  } else if (kind != "default") {
-    return UnsupportedField(
-        "rope_type", Json(kind),
-        "\"default\", \"linear\", \"llama3\", \"yarn\", \"dynamic\"");
-  }
-  return absl::OkStatus();
-}
-
-// Accepts partial_rotary_factor only if it changes nothing.
-absl::Status CheckRotaryShare(JsonFields& fields) {
-  WEFT_ASSIGN_OR_RETURN(const double share,
-                        fields.NumberOr("partial_rotary_factor", 0, 1, 1));
-  if (share == 1) return absl::OkStatus();
-  return UnsupportedField("partial_rotary_factor", Json(share), "1");
-}
-
-absl::StatusOr<RopeTable> ReadScaled(JsonFields& rope, RopeInputs inputs) {
-  WEFT_ASSIGN_OR_RETURN(const std::string kind, ReadKind(rope));
-  WEFT_ASSIGN_OR_RETURN(inputs.theta, rope.NumberOr("rope_theta", kMinTheta,
-                                                    kMaxTheta, inputs.theta));
-  WEFT_RETURN_IF_ERROR(CheckRotaryShare(rope));
-  RopeTable table{.frequencies =
-                      PlainFrequencies(inputs.theta, inputs.head_dim)};
-  WEFT_RETURN_IF_ERROR(Scale(rope, kind, inputs, table));
-  WEFT_RETURN_IF_ERROR(rope.Finish({}));
-  return table;
-}
-
-// Returns the table that the object `rope` describes, or an unscaled table if
-// `rope` is null.
-absl::StatusOr<RopeTable> ReadTable(const char* name, const Json* rope,
-                                    const RopeInputs& inputs) {
-  if (rope == nullptr) {
-    return RopeTable{.frequencies =
-                         PlainFrequencies(inputs.theta, inputs.head_dim)};
-  }
-  if (!rope->is_object()) {
-    return absl::InvalidArgumentError(
-        FieldMessage(name, *rope, "an object or null"));
-  }
-  JsonFields fields(*rope);
-  return ReadScaled(fields, inputs);
-}
-
-// Reads rope_parameters of a family with two tables. The field has one object
-// for each type of layer.
-absl::StatusOr<std::vector<RopeTable>> ReadNested(const Json& parameters,
-                                                  RopeInputs inputs,
-                                                  double local_theta) {
-  if (!parameters.is_object()) {
-    return absl::InvalidArgumentError(
-        FieldMessage("rope_parameters", parameters, "an object or null"));
-  }
-  JsonFields fields(parameters);
-  std::vector<RopeTable> tables(2);
-  WEFT_ASSIGN_OR_RETURN(
-      tables[0],
-      ReadTable("full_attention", fields.Find("full_attention"), inputs));
-  inputs.theta = local_theta;
-  WEFT_ASSIGN_OR_RETURN(
-      tables[1],
-      ReadTable("sliding_attention", fields.Find("sliding_attention"), inputs));
-  WEFT_RETURN_IF_ERROR(fields.Finish({}));
-  return tables;
-}
 
 constexpr int64_t kMaxWindow = 1 << 28;
 constexpr double kMaxScalar = 1e6;
@@ -308,10 +59,12 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                              const Family& family,
                                              int64_t window, int num_layers) {
   int64_t first = 0;
-  if (family.windows == WindowScheme::kLateLayers) {
+  const bool is_late = family.windows == WindowScheme::kLateLayers;
+  if (is_late || window == 0) {  // Without windows, the value does not matter.
     WEFT_ASSIGN_OR_RETURN(first, fields.IntOr("max_window_layers", 0,
                                               kMaxWindow, kFirstLateLayer));
   }
+  if (!is_late) first = 0;
   int64_t pattern = family.pattern;
   if (family.local_theta > 0) {  // Only files of Gemma 3 can set the pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
@@ -398,51 +151,14 @@ absl::StatusOr<ops::AttentionRule> ReadRule(JsonFields& fields,
 
 }  // namespace
 
-absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
-                                                      const Family& family,
-                                                      int head_dim,
-                                                      int64_t max_positions) {
-  RopeInputs inputs{.head_dim = head_dim, .max_positions = max_positions};
-  WEFT_ASSIGN_OR_RETURN(inputs.theta, config.NumberOr("rope_theta", kMinTheta,
-                                                      kMaxTheta, family.theta));
-  WEFT_RETURN_IF_ERROR(CheckRotaryShare(config));
-  double local_theta = family.local_theta;
-  if (local_theta > 0) {
-    WEFT_ASSIGN_OR_RETURN(local_theta,
-                          config.NumberOr("rope_local_base_freq", kMinTheta,
-                                          kMaxTheta, local_theta));
-  }
-  const Json* scaling = config.Find("rope_scaling");
-  const Json* parameters = config.Find("rope_parameters");
-  if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
-    return absl::InvalidArgumentError(FieldMessage(
-        "rope_scaling", *scaling, "absent beside rope_parameters"));
-  }
-  if (family.needs_rope && scaling == nullptr && parameters == nullptr) {
-    return UnsupportedField(
-        "rope_parameters", Json(),
-        "an object; releases of transformers differ in the default");
-  }
-  if (local_theta > 0 && parameters != nullptr) {
-    return ReadNested(*parameters, inputs, local_theta);
-  }
-  std::vector<RopeTable> tables(1);
-  WEFT_ASSIGN_OR_RETURN(
-      tables[0],
-      ReadTable(parameters != nullptr ? "rope_parameters" : "rope_scaling",
-                parameters != nullptr ? parameters : scaling, inputs));
-  if (local_theta > 0) {
-    tables.push_back({.frequencies = PlainFrequencies(local_theta, head_dim)});
-  }
-  return tables;
-}
-
 absl::Status ReadAttention(JsonFields& fields, const Family& family,
                            ModelConfig& config) {
   WEFT_ASSIGN_OR_RETURN(const int64_t window, ReadWindow(fields, family));
   WEFT_ASSIGN_OR_RETURN(std::vector<bool> slides,
                         ReadScheme(fields, family, window, config.num_layers));
-  WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  if (family.delta == DeltaFields::kNone) {
+    WEFT_RETURN_IF_ERROR(ReadLayerTypes(fields, family, window, slides));
+  }
   WEFT_ASSIGN_OR_RETURN(const ops::AttentionRule rule,
                         ReadRule(fields, family, config.head_dim));
   if (window == 0 && std::ranges::find(slides, true) != slides.end()) {
@@ -455,7 +171,7 @@ absl::Status ReadAttention(JsonFields& fields, const Family& family,
   for (int i = 0; i < config.num_layers; ++i) {
     if (!slides[i]) continue;
     config.attention[i].rule.window = window;
-    if (family.local_theta > 0) config.attention[i].rope_table = 1;
+    if (family.local_rope) config.attention[i].rope_table = 1;
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,9 +11,11 @@
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/attention_config.h"
+#include "src/model_config/delta_config.h"
 #include "src/model_config/family_config.h"
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
+#include "src/model_config/rope_config.h"
 
 namespace weft::model {
 namespace {
@@ -23,11 +26,16 @@ constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxExpertFfn = 1 << 20;
 constexpr int64_t kMaxContext = 1 << 28;
 constexpr double kMaxCoefficient = 1e6;
+constexpr double kMinMultiplier = 1e-4;
 
 // Reads num_experts or num_local_experts: transformers 4 and 5 have different
-// names for this field.
+// names for this field. GLM's files have n_routed_experts.
 absl::StatusOr<int64_t> ReadNumExperts(JsonFields& fields,
                                        const Family& family) {
+  if (family.experts == ExpertFields::kGlm) {
+    return fields.IntOr("n_routed_experts", 1, kMaxExperts,
+                        family.sizes.experts);
+  }
   WEFT_ASSIGN_OR_RETURN(const int64_t count,
                         fields.IntOr("num_experts", 1, kMaxExperts,
                                      fields.Find("num_local_experts") == nullptr
@@ -78,14 +86,17 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
     WEFT_ASSIGN_OR_RETURN(moe.shape.shared_ffn,
                           fields.IntOr("shared_expert_intermediate_size", 1,
                                        kMaxExpertFfn, family.sizes.shared_ffn));
+  }
+  if (family.attention_bias == AttentionBias::kQkv) {
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
-  // Reads max_window_layers, so that Finish accepts the field. Only models with
-  // windows use its value (ReadAttention).
-  WEFT_RETURN_IF_ERROR(
-      fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
-  WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
-                        fields.BoolOr("norm_topk_prob", false));
+  WEFT_ASSIGN_OR_RETURN(
+      moe.normalizes_weights,
+      fields.BoolOr("norm_topk_prob", family.normalizes_experts));
+  if (family.normalizes_experts && !moe.normalizes_weights) {
+    return UnsupportedField("norm_topk_prob", Json(false),
+                            absl::StrCat("true for ", family.model_type));
+  }
   WEFT_ASSIGN_OR_RETURN(moe.shape.layers,
                         ReadSparseLayers(fields, config.num_layers));
   return absl::OkStatus();
@@ -152,9 +163,117 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Fills config.moe. May also set qkv_bias (Qwen2-MoE) and the activation
-// (gpt-oss). Does nothing for a family without experts. REQUIRES: sizes, biases
-// and activation of `config` are read. Errors: those of ParseModelConfig.
+// Reads scoring_func, the name in files of the function of a router that takes
+// sigmoids. Sets the flags of such a router.
+absl::Status ReadSigmoidRouter(JsonFields& fields, MoeConfig& moe) {
+  moe.sigmoid = true;
+  moe.has_shared_gate = false;
+  for (const auto& [name, accepted] : {std::pair("scoring_func", "sigmoid"),
+                                       std::pair("topk_method", "noaux_tc")}) {
+    WEFT_ASSIGN_OR_RETURN(const std::string value,
+                          fields.StringOr(name, accepted));
+    if (value != accepted) {
+      return UnsupportedField(name, Json(value),
+                              absl::StrCat("\"", accepted, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Reads how many groups of experts there are, and how many a token may use.
+absl::Status ReadGroups(JsonFields& fields, MoeConfig& moe) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t groups,
+                        fields.IntOr("n_group", 1, moe.shape.count, 1));
+  WEFT_ASSIGN_OR_RETURN(const int64_t chosen,
+                        fields.IntOr("topk_group", 1, groups, 1));
+  const int64_t size = moe.shape.count / groups;
+  if (moe.shape.count % groups != 0 || (groups > 1 && size < 2)) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "n_group", Json(groups),
+        absl::StrCat("a divisor of n_routed_experts = ", moe.shape.count,
+                     " that leaves at least 2 experts in a group")));
+  }
+  if (chosen * size < moe.shape.per_token) {
+    return absl::InvalidArgumentError(FieldMessage(
+        "topk_group", Json(chosen),
+        absl::StrCat(
+            "enough groups of ", size,
+            " experts for num_experts_per_tok = ", moe.shape.per_token)));
+  }
+  moe.groups = static_cast<int>(groups);
+  moe.chosen_groups = static_cast<int>(chosen);
+  return absl::OkStatus();
+}
+
+absl::Status ReadGlm(JsonFields& fields, const Family& family,
+                     ModelConfig& config) {
+  MoeConfig& moe = config.moe;
+  moe.shape.names = lora::ExpertNames::kGlm;
+  WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, moe));
+  WEFT_RETURN_IF_ERROR(ReadGroups(fields, moe));
+  WEFT_ASSIGN_OR_RETURN(moe.shape.ffn,
+                        fields.IntOr("moe_intermediate_size", 1, kMaxExpertFfn,
+                                     family.sizes.expert_ffn));
+  WEFT_ASSIGN_OR_RETURN(const int64_t shared,
+                        fields.IntOr("n_shared_experts", 0, kMaxExperts, 1));
+  moe.shape.shared_ffn = shared * moe.shape.ffn;
+  WEFT_ASSIGN_OR_RETURN(moe.weight_scale,
+                        fields.NumberOr("routed_scaling_factor", kMinMultiplier,
+                                        kMaxCoefficient, 1));
+  WEFT_ASSIGN_OR_RETURN(moe.normalizes_weights,
+                        fields.BoolOr("norm_topk_prob", true));
+  WEFT_ASSIGN_OR_RETURN(const bool has_norms,
+                        fields.BoolOr("use_qk_norm", false));
+  if (has_norms) config.qk_norm = QkNorm::kHead;
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t dense,
+      fields.IntOr("first_k_dense_replace", 0, config.num_layers, 1));
+  moe.shape.layers.assign(config.num_layers, true);
+  std::fill_n(moe.shape.layers.begin(), dense, false);
+  // Layers that predict further tokens follow the decoder's, and are not read.
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("num_nextn_predict_layers", 0, kMaxLayers, 0).status());
+  return fields.IntOr("num_mtp_layers", 0, kMaxLayers, 0).status();
+}
+
+// Checks what MiniMax's own files say about the model.
+absl::Status CheckMiniMax(JsonFields& fields) {
+  for (const char* name : {"use_qk_norm", "use_routing_bias"}) {
+    WEFT_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, true));
+    if (!on) return UnsupportedField(name, Json(false), "true");
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string norms,
+                        fields.StringOr("qk_norm_type", "per_layer"));
+  if (norms != "per_layer") {
+    return UnsupportedField("qk_norm_type", Json(norms), "\"per_layer\"");
+  }
+  const Json* types = fields.Find("attn_type_list");
+  if (types != nullptr &&
+      !(types->is_array() && std::ranges::all_of(*types, [](const Json& type) {
+          return type == 1;
+        }))) {
+    return UnsupportedField("attn_type_list", *types, "a list of 1");
+  }
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("shared_intermediate_size", 0, 0, 0).status());
+  // Modules that predict further tokens are not read.
+  WEFT_RETURN_IF_ERROR(fields.BoolOr("use_mtp", false).status());
+  for (const char* name : {"num_mtp_modules", "mtp_transformer_layers"}) {
+    WEFT_RETURN_IF_ERROR(fields.IntOr(name, 0, kMaxLayers, 0).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMiniMax(JsonFields& fields, ModelConfig& config) {
+  WEFT_RETURN_IF_ERROR(CheckMiniMax(fields));
+  WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, config.moe));
+  return ReadMixtral(fields, config);
+}
+
+// Fills config.moe. May also set qkv_bias (Qwen2-MoE), qk_norm (GLM-4.5) and
+// the activation (gpt-oss). Does nothing for a family without experts.
+// REQUIRES: sizes, biases and activation of `config` are read. Errors: those of
+// ParseModelConfig.
 absl::Status ReadMoe(JsonFields& fields, const Family& family,
                      ModelConfig& config) {
   if (family.experts == ExpertFields::kNone) return absl::OkStatus();
@@ -174,10 +293,17 @@ absl::Status ReadMoe(JsonFields& fields, const Family& family,
       fields.NumberOr("router_aux_loss_coef", 0, kMaxCoefficient, 0).status());
   WEFT_RETURN_IF_ERROR(fields.BoolOr("output_router_logits", false).status());
   switch (family.experts) {
+    case ExpertFields::kQwenVl:
+      config.moe.shape.names = lora::ExpertNames::kFusedHalves;
+      return ReadQwen(fields, family, config);
     case ExpertFields::kMixtral:
       return ReadMixtral(fields, config);
     case ExpertFields::kGptOss:
       return ReadGptOss(fields, config);
+    case ExpertFields::kGlm:
+      return ReadGlm(fields, family, config);
+    case ExpertFields::kMiniMax:
+      return ReadMiniMax(fields, config);
     default:
       return ReadQwen(fields, family, config);
   }
@@ -190,7 +316,6 @@ constexpr int64_t kMaxFfn = 1 << 20;
 constexpr int64_t kMaxVocab = 1 << 22;
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxHeadDim = 1024;
-constexpr int64_t kMaxPositions = 1 << 28;
 constexpr double kMaxNormEps = 0.1;
 constexpr double kMinSoftcap = 1e-6;
 
@@ -264,15 +389,21 @@ absl::Status ReadHeads(JsonFields& fields, const DefaultSizes& sizes,
 
 absl::Status ReadBiases(JsonFields& fields, const Family& family,
                         ModelConfig& config) {
-  const bool is_on = family.attention_bias == AttentionBias::kFieldOn;
-  WEFT_ASSIGN_OR_RETURN(const bool attention,
-                        fields.BoolOr("attention_bias", is_on));
-  if (attention && !is_on && family.attention_bias != AttentionBias::kField) {
+  using enum AttentionBias;
+  const AttentionBias kind = family.attention_bias;
+  WEFT_ASSIGN_OR_RETURN(
+      const bool attention,
+      fields.BoolOr("attention_bias", kind == kFieldOn || kind == kQkvFieldOn));
+  if (attention && (kind == kNone || kind == kQkv)) {
     return UnsupportedField("attention_bias", Json(true),
                             absl::StrCat("false for ", family.model_type));
   }
-  config.qkv_bias = attention || family.attention_bias == AttentionBias::kQkv;
-  config.o_bias = attention;
+  config.qkv_bias = attention || kind == kQkv;
+  config.o_bias = attention && (kind == kField || kind == kFieldOn);
+  if (family.out_bias_field) {
+    WEFT_ASSIGN_OR_RETURN(config.o_bias,
+                          fields.BoolOr("attention_out_bias", false));
+  }
   WEFT_ASSIGN_OR_RETURN(config.mlp_bias, fields.BoolOr("mlp_bias", false));
   if (config.mlp_bias && !family.mlp_bias_field) {
     return UnsupportedField("mlp_bias", Json(true),
@@ -308,13 +439,33 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
 absl::Status ReadHead(JsonFields& fields, const Family& family,
                       ModelConfig& config) {
   WEFT_ASSIGN_OR_RETURN(config.tied_embeddings,
-                        fields.BoolOr("tie_word_embeddings", family.gemma));
+                        fields.BoolOr("tie_word_embeddings", family.tied));
   if (family.softcap_fields && !fields.IsNull("final_logit_softcapping")) {
     WEFT_ASSIGN_OR_RETURN(
         config.final_softcap,
         fields.NumberOr("final_logit_softcapping", kMinSoftcap, kMaxSoftcap,
                         family.final_softcap));
   }
+  return absl::OkStatus();
+}
+
+// Reads the factors of Granite. The decoder has no factor of what a layer adds
+// to the residual stream: it divides the whole stream by residual_multiplier,
+// which changes nothing beside the norms' epsilon, because norms divide by the
+// stream's size.
+absl::Status ReadMultipliers(JsonFields& fields, const Family& family,
+                             ModelConfig& config) {
+  if (!family.multipliers) return absl::OkStatus();
+  const auto read = [&](const char* name) {
+    return fields.NumberOr(name, kMinMultiplier, kMaxCoefficient, 1);
+  };
+  WEFT_ASSIGN_OR_RETURN(const double embedding, read("embedding_multiplier"));
+  WEFT_ASSIGN_OR_RETURN(const double residual, read("residual_multiplier"));
+  WEFT_ASSIGN_OR_RETURN(config.logits_divisor, read("logits_scaling"));
+  WEFT_ASSIGN_OR_RETURN(const double attention, read("attention_multiplier"));
+  config.embedding_multiplier = embedding / residual;
+  config.rms_norm_eps /= residual * residual;
+  for (LayerAttention& layer : config.attention) layer.rule.scale = attention;
   return absl::OkStatus();
 }
 
@@ -339,8 +490,10 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
                                         const Family& family) {
   ModelConfig config{.model_type = std::string(family.model_type)};
   config.qk_norm = family.qk_norm;
-  config.output_norms = family.gemma;
-  config.norms_from_one = family.gemma;
+  config.norms = family.norms;
+  config.fused_qkv = family.fused_qkv;
+  config.fused_gate_up = family.fused_gate_up;
+  config.norms_from_one = family.gemma || family.norms_from_one;
   config.scaled_embeddings = family.gemma;
   config.sinks = family.sinks;
   WEFT_RETURN_IF_ERROR(ReadSizes(fields, family, config));
@@ -348,20 +501,12 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadBiases(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadActivation(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadAttention(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadDelta(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadMultipliers(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
   WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
-  WEFT_ASSIGN_OR_RETURN(
-      const std::vector<RopeTable> tables,
-      ReadRopeTables(fields, family, config.head_dim, config.max_positions));
-  for (const RopeTable& table : tables) {
-    config.rope_tables.push_back(table.frequencies);
-    config.max_positions =
-        std::clamp(table.max_positions, config.max_positions, kMaxPositions);
-  }
-  for (LayerAttention& attention : config.attention) {
-    attention.rule.scale *= tables[attention.rope_table].score_factor;
-  }
+  WEFT_RETURN_IF_ERROR(ReadRope(fields, family, config));
   return config;
 }
 

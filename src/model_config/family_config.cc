@@ -1,5 +1,8 @@
 #include "src/model_config/family_config.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +26,7 @@ constexpr Family kFamilies[] = {
      .window = 4096},
     {.model_type = "qwen3",
      .sizes = {.kv_heads = 32, .head_dim = 128},
-     .qk_norm = true,
+     .qk_norm = QkNorm::kHead,
      .windows = WindowScheme::kLateLayers,
      .window = 4096},
     {.model_type = "mixtral",
@@ -47,7 +50,7 @@ constexpr Family kFamilies[] = {
                .experts = 128,
                .experts_per_token = 8,
                .expert_ffn = 768},
-     .qk_norm = true,
+     .qk_norm = QkNorm::kHead,
      .experts = ExpertFields::kQwen},
     {.model_type = "gpt_oss",
      .sizes = {.layers = 36,
@@ -78,9 +81,11 @@ constexpr Family kFamilies[] = {
                .heads = 8,
                .kv_heads = 4,
                .head_dim = 256},
+     .norms = kGemmaNorms,
      .windows = WindowScheme::kPattern,
      .window = 4096,
      .pattern = 2,
+     .tied = true,
      .gemma = true,
      .attention_softcap = 50,
      .final_softcap = 30,
@@ -94,21 +99,183 @@ constexpr Family kFamilies[] = {
                .heads = 8,
                .kv_heads = 4,
                .head_dim = 256},
-     .qk_norm = true,
+     .qk_norm = QkNorm::kHead,
+     .norms = kGemmaNorms,
      .windows = WindowScheme::kPattern,
      .window = 4096,
      .pattern = 6,
      .theta = 1e6,
+     .local_rope = true,
      .local_theta = 10000,
+     .tied = true,
      .gemma = true},
+    {.model_type = "smollm3",
+     .sizes = {.layers = 36,
+               .hidden = 2048,
+               .ffn = 11008,
+               .vocab = 128256,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 4},
+     .mlp_bias_field = true,
+     .theta = 2e6,
+     .no_rope_interval = 4,
+     .tied = true},
+    {.model_type = "olmo2",
+     .qk_norm = QkNorm::kWhole,
+     .norms = kOutputNorms,
+     .rms_norm_eps = 1e-5},
+    {.model_type = "olmo3",
+     .qk_norm = QkNorm::kWhole,
+     .norms = kOutputNorms,
+     .windows = WindowScheme::kPattern,
+     .window = 4096,
+     .pattern = 4,
+     .rms_norm_eps = 1e-5,
+     .theta = 500000,
+     .local_rope = true},
+    {.model_type = "granite", .mlp_bias_field = true, .multipliers = true},
+    {.model_type = "phi3",
+     .attention_bias = AttentionBias::kNone,
+     .fused_qkv = true,
+     .fused_gate_up = true,
+     .windows = WindowScheme::kEveryLayer,
+     .rms_norm_eps = 1e-5,
+     .long_rope = true,
+     .rotary_share = 1},
+    {.model_type = "glm4",
+     .sizes = {.kv_heads = 2, .head_dim = 128},
+     .attention_bias = AttentionBias::kQkvFieldOn,
+     .norms = kGlmNorms,
+     .fused_gate_up = true,
+     .rms_norm_eps = 1.5625e-7,
+     .rotary_share = 0.5,
+     .interleaved_rope = true},
+    {.model_type = "seed_oss",
+     .sizes = {.kv_heads = 8, .head_dim = 128},
+     .attention_bias = AttentionBias::kQkvFieldOn,
+     .out_bias_field = true,
+     .mlp_bias_field = true},
+    {.model_type = "ministral3",
+     .sizes = {.kv_heads = 8, .head_dim = 128},
+     .attention_bias = AttentionBias::kNone,
+     .windows = WindowScheme::kEveryLayer,
+     .rms_norm_eps = 1e-5,
+     .theta = 1e6,
+     .needs_rope = true,
+     .query_scale = true},
+    {.model_type = "qwen2_5_vl_text",
+     .sizes = {.kv_heads = 8},
+     .attention_bias = AttentionBias::kQkv,
+     .windows = WindowScheme::kLateLayers,
+     .window = 4096,
+     .rms_norm_eps = 1e-5,
+     .theta = 1e6,
+     .multimodal_rope = true},
+    {.model_type = "qwen3_vl_text",
+     .sizes = {.kv_heads = 32, .head_dim = 128},
+     .qk_norm = QkNorm::kHead,
+     .theta = 500000,
+     .multimodal_rope = true},
+    {.model_type = "qwen3_vl_moe_text",
+     .sizes = {.kv_heads = 16,
+               .experts = 60,
+               .experts_per_token = 4,
+               .expert_ffn = 1408},
+     .qk_norm = QkNorm::kHead,
+     .experts = ExpertFields::kQwenVl,
+     .normalizes_experts = true,
+     .theta = 500000,
+     .multimodal_rope = true,
+     .tied = true},
+    {.model_type = "glm4_moe",
+     .sizes = {.kv_heads = 8,
+               .experts = 128,
+               .experts_per_token = 8,
+               .expert_ffn = 1408},
+     .attention_bias = AttentionBias::kQkvField,
+     .experts = ExpertFields::kGlm,
+     .rms_norm_eps = 1e-5,
+     .rotary_share = 0.5},
+    {.model_type = "minimax_m2",
+     .sizes = {.kv_heads = 8,
+               .head_dim = 128,
+               .experts = 256,
+               .experts_per_token = 8},
+     .attention_bias = AttentionBias::kNone,
+     .qk_norm = QkNorm::kWhole,
+     .experts = ExpertFields::kMiniMax,
+     .theta = 5e6,
+     .rotary_share = 1},
+    {.model_type = "qwen3_5_text",
+     .sizes = {.layers = 32,
+               .hidden = 4096,
+               .ffn = 12288,
+               .vocab = 248320,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 4,
+               .head_dim = 256},
+     .qk_norm = QkNorm::kHead,
+     .delta = DeltaFields::kSplit,
+     .norms_from_one = true,
+     .rotary_share = 0.25,
+     .multimodal_rope = true},
+    // Every layer has experts, so files do not have the MLP's size.
+    {.model_type = "qwen3_5_moe_text",
+     .sizes = {.layers = 40,
+               .hidden = 2048,
+               .ffn = 512,
+               .vocab = 248320,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 2,
+               .head_dim = 256,
+               .experts = 256,
+               .experts_per_token = 8,
+               .expert_ffn = 512,
+               .shared_ffn = 512},
+     .qk_norm = QkNorm::kHead,
+     .experts = ExpertFields::kQwen,
+     .normalizes_experts = true,
+     .delta = DeltaFields::kSplit,
+     .norms_from_one = true,
+     .rotary_share = 0.25,
+     .multimodal_rope = true},
+    {.model_type = "qwen3_next",
+     .sizes = {.layers = 48,
+               .hidden = 2048,
+               .ffn = 5632,
+               .vocab = 151936,
+               .positions = 32768,
+               .heads = 16,
+               .kv_heads = 2,
+               .head_dim = 256,
+               .experts = 512,
+               .experts_per_token = 10,
+               .expert_ffn = 512,
+               .shared_ffn = 512},
+     .qk_norm = QkNorm::kHead,
+     .experts = ExpertFields::kQwen,
+     .normalizes_experts = true,
+     .delta = DeltaFields::kFused,
+     .norms_from_one = true,
+     .rotary_share = 0.25},
 };
 
-struct Wrapper {
-  absl::string_view model_type;
-  absl::string_view text_model_type;
+// The text models of some wrappers differ. The first one is used if text_config
+// has no model_type.
+constexpr Wrapper kWrappers[] = {
+    {"gemma3", "gemma3_text"},
+    {"mistral3", "mistral"},
+    {"mistral3", "ministral3"},
+    {"qwen2_5_vl", "qwen2_5_vl_text", /*may_be_flat=*/true},
+    {"qwen3_vl", "qwen3_vl_text"},
+    {"qwen3_vl_moe", "qwen3_vl_moe_text"},
+    {"qwen3_5", "qwen3_5_text", /*may_be_flat=*/false, /*loads_text=*/true},
+    {"qwen3_5_moe", "qwen3_5_moe_text", /*may_be_flat=*/false,
+     /*loads_text=*/true},
 };
-
-constexpr Wrapper kWrappers[] = {{"gemma3", "gemma3_text"}};
 
 }  // namespace
 
@@ -119,13 +286,12 @@ const Family* FindFamily(absl::string_view model_type) {
   return nullptr;
 }
 
-const Family* FindWrappedFamily(absl::string_view model_type) {
-  for (const Wrapper& wrapper : kWrappers) {
-    if (wrapper.model_type == model_type) {
-      return FindFamily(wrapper.text_model_type);
-    }
-  }
-  return nullptr;
+std::vector<Wrapper> FindWrappers(absl::string_view model_type) {
+  std::vector<Wrapper> found;
+  std::ranges::copy_if(
+      kWrappers, std::back_inserter(found),
+      [&](const Wrapper& wrapper) { return wrapper.model_type == model_type; });
+  return found;
 }
 
 std::string KnownFamilies() {
@@ -134,7 +300,8 @@ std::string KnownFamilies() {
     names.push_back(absl::StrCat("\"", family.model_type, "\""));
   }
   for (const Wrapper& wrapper : kWrappers) {
-    names.push_back(absl::StrCat("\"", wrapper.model_type, "\""));
+    std::string name = absl::StrCat("\"", wrapper.model_type, "\"");
+    if (names.back() != name) names.push_back(std::move(name));
   }
   return absl::StrJoin(names, ", ");
 }

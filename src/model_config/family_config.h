@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -22,20 +23,70 @@ enum class WindowScheme {
 };
 
 enum class AttentionBias {
-  kNone,     // Never.
-  kField,    // On q, k, v and o, if attention_bias is true.
-  kFieldOn,  // As kField, but an absent attention_bias is true.
-  kQkv,      // On q, k and v. qkv_bias of Qwen2-MoE may turn these off.
+  kNone,        // Never.
+  kField,       // On q, k, v and o, if attention_bias is true.
+  kFieldOn,     // As kField, but an absent attention_bias is true.
+  kQkv,         // On q, k and v. qkv_bias of Qwen2-MoE may turn these off.
+  kQkvField,    // On q, k and v, if attention_bias is true.
+  kQkvFieldOn,  // As kQkvField, but an absent attention_bias is true.
 };
+
+// The norms of q and k before the rotation.
+enum class QkNorm : uint8_t {
+  kNone,
+  kHead,   // An RMS norm of each head.
+  kWhole,  // One RMS norm of all heads of q together, and one of k's.
+};
+
+// The names of a layer's norms of the residual stream's width. A part of the
+// layer without a name has no norm.
+struct NormNames {
+  absl::string_view attention_in = "input_layernorm";
+  absl::string_view attention_out;
+  absl::string_view mlp_in = "post_attention_layernorm";
+  absl::string_view mlp_out;
+};
+
+// Gemma: also the outputs of attention and MLP are normed.
+inline constexpr NormNames kGemmaNorms = {
+    .attention_out = "post_attention_layernorm",
+    .mlp_in = "pre_feedforward_layernorm",
+    .mlp_out = "post_feedforward_layernorm"};
+// GLM-4: as Gemma, with other names.
+inline constexpr NormNames kGlmNorms = {
+    .attention_out = "post_self_attn_layernorm",
+    .mlp_in = "post_attention_layernorm",
+    .mlp_out = "post_mlp_layernorm"};
+// OLMo 2: only the outputs are normed.
+inline constexpr NormNames kOutputNorms = {
+    .attention_in = "",
+    .attention_out = "post_attention_layernorm",
+    .mlp_in = "",
+    .mlp_out = "post_feedforward_layernorm"};
 
 // Which layers have experts, and which fields of config.json describe them.
 enum class ExpertFields {
   kNone,
   kQwen,     // moe_intermediate_size, decoder_sparse_step, mlp_only_layers.
+  kQwenVl,   // As kQwen. Each tensor of experts in a checkpoint has all experts
+             // of a layer.
   kMixtral,  // Every layer has experts, of intermediate_size features.
   kGptOss,   // As kMixtral, with biases, clamped activations and a softmax over
              // only a token's experts. Each tensor of experts in a checkpoint
              // has all experts of a layer.
+  kGlm,      // n_routed_experts, n_shared_experts, first_k_dense_replace. The
+             // router takes sigmoids.
+  kMiniMax,  // As kMixtral, with a router that takes sigmoids.
+};
+
+// Which layers compute a gated delta rule in place of attention
+// (ModelConfig::delta).
+enum class DeltaFields {
+  kNone,
+  kSplit,  // The layers of linear_attention in layer_types, or all except every
+           // nth (full_attention_interval). q_proj of the other layers makes
+           // gates (ModelConfig::output_gate).
+  kFused,  // As kSplit, but checkpoints fuse q, k, v and z, and b and a.
 };
 
 // The defaults of absent fields. A field with default 0 is required, except
@@ -60,9 +111,19 @@ struct Family {
   absl::string_view model_type;
   DefaultSizes sizes;
   AttentionBias attention_bias = AttentionBias::kField;
+  bool out_bias_field = false;  // attention_out_bias sets the bias of o alone.
   bool mlp_bias_field = false;
-  bool qk_norm = false;
+  QkNorm qk_norm = QkNorm::kNone;
+  NormNames norms = {};
+  // Checkpoints and PEFT's files have q, k and v in one projection, qkv_proj,
+  // and gate and up in one, gate_up_proj.
+  bool fused_qkv = false;
+  bool fused_gate_up = false;
   ExpertFields experts = ExpertFields::kNone;
+  // If true, norm_topk_prob must be true or absent.
+  bool normalizes_experts = false;
+  DeltaFields delta = DeltaFields::kNone;
+  bool norms_from_one = false;  // ModelConfig::norms_from_one.
   WindowScheme windows = WindowScheme::kNone;
   int64_t window = 0;   // Used if sliding_window is absent.
   int64_t pattern = 0;  // n of kPattern: every nth layer has no window.
@@ -74,12 +135,30 @@ struct Family {
   // True if the file must have rope_parameters or rope_scaling, because
   // releases of transformers differ in the defaults.
   bool needs_rope = false;
-  double local_theta = 0;  // If > 0, the base of a rotary table for layers
-                           // with a window.
-  // Gemma stores norm weights minus one and also norms the outputs of attention
-  // and MLP. It scales embeddings by sqrt(hidden) and ties them to the head by
-  // default. The scale of attention is 1 / sqrt(query_pre_attn_scalar). The
-  // activation's field is hidden_activation.
+  // Layers with a window have a rotary table of their own, without scaling.
+  bool local_rope = false;
+  double local_theta = 0;  // The base of this table; 0: the same as others.
+  bool long_rope = false;  // The file may have longrope factors.
+  // Queries at late positions are scaled (llama_4_scaling_beta).
+  bool query_scale = false;
+  // The part of a head's features that rotate, if partial_rotary_factor is
+  // absent. 0: all rotate, and another partial_rotary_factor is refused.
+  double rotary_share = 0;
+  // Rotation pairs adjacent features, not feature c with c + half.
+  bool interleaved_rope = false;
+  // Positions in text and images rotate parts of a head (mrope_section). In
+  // text these positions are equal, so the parts do not matter.
+  bool multimodal_rope = false;
+  // Every nth layer has no rotation, unless no_rope_layers says which. 0: the
+  // file cannot have such layers.
+  int64_t no_rope_interval = 0;
+  // The fields embedding_multiplier, residual_multiplier, attention_multiplier
+  // and logits_scaling.
+  bool multipliers = false;
+  bool tied = false;  // Used if tie_word_embeddings is absent.
+  // Gemma stores norm weights minus one. It scales embeddings by sqrt(hidden).
+  // The scale of attention is 1 / sqrt(query_pre_attn_scalar). The activation's
+  // field is hidden_activation.
   bool gemma = false;
   double attention_softcap = 0;  // Used if the field is absent.
   double final_softcap = 0;
@@ -89,9 +168,21 @@ struct Family {
 // Returns the family, or null if Weft does not support it.
 [[nodiscard]] const Family* FindFamily(absl::string_view model_type);
 
-// Returns the family of the text_config inside a config of this model_type.
-// Returns null if such a config has no text_config.
-[[nodiscard]] const Family* FindWrappedFamily(absl::string_view model_type);
+// A model_type whose config has the decoder's in text_config, and a model_type
+// that text_config may have.
+struct Wrapper {
+  absl::string_view model_type;
+  absl::string_view text_model_type;
+  // Files may also have the decoder's fields in place of text_config.
+  bool may_be_flat = false;
+  // AutoModelForCausalLM loads the text model alone, so PEFT's files have its
+  // plain names (lora::DecoderNames).
+  bool loads_text = false;
+};
+
+// Returns the wrappers of this model_type. The first one is the default.
+// Returns none if a config of this model_type has no text_config.
+[[nodiscard]] std::vector<Wrapper> FindWrappers(absl::string_view model_type);
 
 // Returns every model_type that the two functions above know. The names are
 // quoted and separated by commas.

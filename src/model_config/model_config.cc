@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "src/base/status_macros.h"
@@ -35,9 +36,11 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
+    "auto_map",
     "bos_token_id",
     "cache_implementation",
     "dtype",
+    "embd_pdrop",
     "finetuning_task",
     "id2label",
     "initializer_range",
@@ -50,6 +53,8 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "output_hidden_states",
     "pad_token_id",
     "pretraining_tp",
+    "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "task_specific_params",
     "tokenizer_class",
@@ -103,9 +108,14 @@ constexpr absl::string_view kGenerationFields[] = {
 // Fields that describe how a model reads images. They are ignored, because this
 // server accepts no images.
 constexpr absl::string_view kImageFields[] = {
-    "boi_token_index",     "boi_token_id",      "eoi_token_index",
-    "eoi_token_id",        "image_token_index", "image_token_id",
-    "mm_tokens_per_image", "vision_config",
+    "boi_token_id",          "boi_token_index",
+    "eoi_token_id",          "eoi_token_index",
+    "image_token_id",        "image_token_index",
+    "mm_tokens_per_image",   "multimodal_projector_bias",
+    "projector_hidden_act",  "spatial_merge_size",
+    "video_token_id",        "vision_config",
+    "vision_end_token_id",   "vision_feature_layer",
+    "vision_start_token_id", "vision_token_id",
 };
 
 // Adds the ids of the field eos_token_id to `ids`, without duplicates. `value`
@@ -151,42 +161,66 @@ std::vector<absl::string_view> IgnoredFields(
   return ignored;
 }
 
-absl::StatusOr<ModelConfig> ReadText(JsonFields& fields, const Family& family) {
+// Reads the decoder's fields. Ignores those of `ignored`.
+absl::StatusOr<ModelConfig> ReadText(
+    JsonFields& fields, const Family& family,
+    absl::Span<const absl::string_view> ignored = {}) {
   WEFT_ASSIGN_OR_RETURN(ModelConfig config, ReadDecoder(fields, family));
   WEFT_RETURN_IF_ERROR(AddEosTokens(fields.Find("eos_token_id"), config.vocab,
                                     config.eos_token_ids));
-  WEFT_RETURN_IF_ERROR(fields.Finish(IgnoredFields({})));
+  WEFT_RETURN_IF_ERROR(fields.Finish(IgnoredFields(ignored)));
   return config;
 }
 
+// Returns the family of text_config, which `wrappers` name.
+absl::StatusOr<const Family*> TextFamily(JsonFields& text,
+                                         const std::vector<Wrapper>& wrappers) {
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string model_type,
+      text.StringOr("model_type",
+                    std::string(wrappers.front().text_model_type)));
+  std::vector<std::string> known;
+  for (const Wrapper& wrapper : wrappers) {
+    if (model_type == wrapper.text_model_type) return FindFamily(model_type);
+    known.push_back(absl::StrCat("\"", wrapper.text_model_type, "\""));
+  }
+  return UnsupportedField("text_config.model_type", Json(model_type),
+                          absl::StrJoin(known, ", "));
+}
+
 // Reads a model whose decoder is described in text_config. The model's other
-// parts are not served.
+// parts are not served. Old files of some models have the decoder's fields
+// beside vision_config. If tie_word_embeddings is inside and outside of
+// text_config, transformers 5 reads the outer one.
 absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
                                         const std::string& model_type,
-                                        const Family& family) {
+                                        const std::vector<Wrapper>& wrappers) {
   const Json* text = outer.Find("text_config");
+  if (text == nullptr && wrappers.front().may_be_flat) {
+    const Family& family = *FindFamily(wrappers.front().text_model_type);
+    WEFT_ASSIGN_OR_RETURN(ModelConfig config,
+                          ReadText(outer, family, kImageFields));
+    config.model_type = model_type;
+    config.is_wrapped = true;
+    return config;
+  }
   if (text == nullptr || !text->is_object()) {
     return absl::InvalidArgumentError(FieldMessage(
         "text_config", text == nullptr ? Json() : *text, "an object"));
   }
   JsonFields fields(*text);
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string text_type,
-      fields.StringOr("model_type", std::string(family.model_type)));
-  if (text_type != family.model_type) {
-    return UnsupportedField("text_config.model_type", Json(text_type),
-                            family.model_type);
-  }
-  absl::StatusOr<ModelConfig> config = ReadText(fields, family);
+  WEFT_ASSIGN_OR_RETURN(const Family* family, TextFamily(fields, wrappers));
+  absl::StatusOr<ModelConfig> config = ReadText(fields, *family);
   if (!config.ok()) return weights::InFile("text_config", config.status());
   config->model_type = model_type;
-  config->is_wrapped = true;
+  config->is_wrapped = !wrappers.front().loads_text;
   WEFT_ASSIGN_OR_RETURN(const bool tied, outer.BoolOr("tie_word_embeddings",
                                                       config->tied_embeddings));
-  if (tied != config->tied_embeddings) {
+  if (!tied && config->tied_embeddings) {
     return UnsupportedField("tie_word_embeddings", Json(tied),
                             "the same as text_config says");
   }
+  config->tied_embeddings = tied;
   WEFT_RETURN_IF_ERROR(AddEosTokens(outer.Find("eos_token_id"), config->vocab,
                                     config->eos_token_ids));
   WEFT_RETURN_IF_ERROR(outer.Finish(IgnoredFields(kImageFields)));
@@ -196,15 +230,31 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
 }  // namespace
 
 lora::ModelShape ModelConfig::shape() const {
+  lora::DeltaShape rule;
+  if (has_delta()) {
+    rule = {.key_width = delta.key_width(),
+            .value_width = delta.value_width(),
+            .num_heads = delta.value_heads,
+            .num_key_heads = delta.key_heads,
+            .is_fused = delta.is_fused};
+    for (const LayerAttention& layer : attention) {
+      rule.layers.push_back(layer.linear);
+    }
+  }
   return {.num_layers = num_layers,
           .hidden = hidden,
           .q_width = int64_t{num_heads} * head_dim,
+          .gate_width = output_gate ? int64_t{num_heads} * head_dim : 0,
           .kv_width = int64_t{num_kv_heads} * head_dim,
           .ffn = ffn,
           .vocab = vocab,
           .experts = moe.shape,
+          .delta = std::move(rule),
           .names = is_wrapped ? lora::DecoderNames::kWrapped
-                              : lora::DecoderNames::kPlain};
+                              : lora::DecoderNames::kPlain,
+          .head_order = head_order,
+          .fused_qkv = fused_qkv,
+          .fused_gate_up = fused_gate_up};
 }
 
 uint64_t ModelConfig::num_parameters() const {
@@ -224,8 +274,9 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
   JsonFields fields(root);
   WEFT_ASSIGN_OR_RETURN(const std::string model_type,
                         fields.String("model_type"));
-  if (const Family* wrapped = FindWrappedFamily(model_type)) {
-    return ReadWrapped(fields, model_type, *wrapped);
+  if (const std::vector<Wrapper> wrappers = FindWrappers(model_type);
+      !wrappers.empty()) {
+    return ReadWrapped(fields, model_type, wrappers);
   }
   const Family* family = FindFamily(model_type);
   if (family == nullptr) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "src/lora/adapter_layout.h"
+#include "src/model_config/family_config.h"
 #include "src/ops/activation.h"
 #include "src/ops/attention_rule.h"
 
@@ -18,8 +19,37 @@ namespace weft::model {
 
 // The attention settings that may differ between layers.
 struct LayerAttention {
+  // True if the layer computes a gated delta rule in place of attention. The
+  // other fields then have no meaning.
+  bool linear = false;
   ops::AttentionRule rule;
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
+};
+
+// The largest DeltaConfig::conv_kernel.
+inline constexpr int kMaxConvKernel = 8;
+
+// The gated delta rule of the layers whose LayerAttention is linear. Value head
+// h reads key head h / (value_heads / key_heads).
+struct DeltaConfig {
+  int key_heads = 0;
+  int value_heads = 0;   // A multiple of key_heads.
+  int key_features = 0;  // Of one head.
+  int value_features = 0;
+  int conv_kernel = 0;  // The rows that an output of the convolution reads.
+  // If true, checkpoints fuse the input projections (DeltaShape::is_fused).
+  bool is_fused = false;
+
+  [[nodiscard]] int64_t key_width() const {
+    return int64_t{key_heads} * key_features;
+  }
+  [[nodiscard]] int64_t value_width() const {
+    return int64_t{value_heads} * value_features;
+  }
+  // Returns the features of the convolution: q, k and v.
+  [[nodiscard]] int64_t conv_width() const {
+    return 2 * key_width() + value_width();
+  }
 };
 
 // The mixtures of experts that layers have in place of an MLP.
@@ -31,15 +61,32 @@ struct MoeConfig {
   // this token's experts. If false, they come from the softmax over all
   // experts.
   bool softmax_of_chosen = false;
+  // If true, the scores of experts are the sigmoids of their logits. A learned
+  // correction is added to the scores by which experts are chosen, but not to
+  // the weights.
+  bool sigmoid = false;
+  double weight_scale = 1;  // Multiplies the weights of a sigmoid router.
+  // A sigmoid router first chooses `chosen_groups` of `groups` groups of
+  // adjacent experts, by the sum of each group's two largest scores.
+  int groups = 1;
+  int chosen_groups = 1;
+  bool has_shared_gate = true;  // If false, the shared expert's weight is 1.
   // The number of groups of ranks (processes) among which the experts are dealt
   // out. The ranks of a group split the features of the group's experts.
   int expert_groups = 1;
 };
 
+// Multiplies the query at position p by 1 + beta log(1 + floor(p / period)).
+struct QueryScale {
+  double beta = 0;  // 0: no query is scaled.
+  double period = 1;
+};
+
 struct ModelConfig {
-  std::string model_type;   // Such as "llama" or "qwen3".
-  bool is_wrapped = false;  // Another part, such as one for images, is beside
-                            // the decoder in config.json.
+  std::string model_type;  // Such as "llama" or "qwen3".
+  // Another part, such as one for images, is beside the decoder in the class
+  // that transformers' AutoModelForCausalLM loads.
+  bool is_wrapped = false;
   int num_layers = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
@@ -50,26 +97,48 @@ struct ModelConfig {
   int64_t max_positions = 0;
   double rms_norm_eps = 1e-6;
   bool tied_embeddings = false;
-  bool qk_norm = false;  // Each query and key head has an RMS norm.
+  QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  // q_proj also makes gates: for each query head, rows of the query, then rows
+  // of gates. The head's output is multiplied by their sigmoid.
+  bool output_gate = false;
   bool sinks = false;  // Query heads have sinks (Family::sinks).
-  // The outputs of attention and MLP also have RMS norms.
-  bool output_norms = false;
+  NormNames norms;
+  // Checkpoints and PEFT's files have one projection for q, k and v, or one for
+  // gate and up (Family::fused_qkv).
+  bool fused_qkv = false;
+  bool fused_gate_up = false;
   bool norms_from_one = false;  // Norms multiply by 1 + the stored weight.
   ops::Activation activation = ops::Activation::kSilu;
   // Embeddings are multiplied by sqrt(hidden). This factor is first rounded to
   // the model's dtype.
   bool scaled_embeddings = false;
+  double embedding_multiplier = 1;        // Beside scaled_embeddings.
+  double logits_divisor = 1;              // Of the logits before the cap.
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
+  DeltaConfig delta;                      // Zeros without linear layers.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
+  // A pair of features that does not rotate has 0.
   std::vector<std::vector<double>> rope_tables;
+  double rope_magnitude = 1;  // Multiplies the features that rotate.
+  // Feature i of a head of q or k is feature head_order[i] in checkpoints and
+  // PEFT's files, so that features i and i + head_dim / 2 rotate together.
+  // Scores do not depend on the order. Empty: the order is the same.
+  std::vector<int> head_order;
+  QueryScale query_scale;
   // The ids of eos_token_id in config.json and generation_config.json.
   std::vector<int32_t> eos_token_ids;
 
+  // Returns whether the outputs of attention and MLP have norms.
+  [[nodiscard]] bool has_output_norms() const {
+    return !norms.attention_out.empty();
+  }
+  // Returns whether the model has linear layers.
+  [[nodiscard]] bool has_delta() const { return delta.value_heads > 0; }
   [[nodiscard]] lora::ModelShape shape() const;
   // Returns the number of parameters of the base model. Tied embeddings count
   // once.

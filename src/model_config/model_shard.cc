@@ -101,10 +101,19 @@ absl::Status CheckTensorParallelSize(const ModelConfig& config, int size) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tensor-parallel-size ", size, " < 1"));
   }
+  if (size > 1 && config.qk_norm == QkNorm::kWhole) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tensor-parallel-size ", size,
+                     " > 1, but the norms of q and k of a ", config.model_type,
+                     " are over all heads, which ranks would have to "
+                     "share; run it on one rank"));
+  }
   for (const absl::Status& status :
        {at_most(config.num_heads, "query heads"),
         at_most(MostRanksWithFeatures(config), "feed-forward features"),
-        at_most(config.vocab, "vocabulary entries")}) {
+        at_most(config.vocab, "vocabulary entries"),
+        at_most(config.has_delta() ? config.delta.key_heads : size,
+                "key heads of linear layers")}) {
     if (!status.ok()) return status;
   }
   if (size <= config.num_kv_heads ||
@@ -153,6 +162,13 @@ ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
                   .expert_ffn = in_group.Of(experts.ffn),
                   .shared_ffn = shard.Of(experts.shared_ffn),
                   .has_expert_bias = in_group.rank == 0};
+  if (config.has_delta()) {
+    const int64_t values = config.delta.value_heads / config.delta.key_heads;
+    const Range keys = shard.Of(config.delta.key_heads);
+    part.delta_key_heads = keys;
+    part.delta_value_heads = {.begin = keys.begin * values,
+                              .end = keys.end * values};
+  }
   const int64_t served = config.num_heads / config.num_kv_heads;
   if (shard.size <= config.num_kv_heads) {
     part.kv_heads = shard.Of(config.num_kv_heads);
@@ -175,6 +191,8 @@ ModelConfig LocalConfig(const ModelConfig& config, const Shard& shard) {
   local.num_kv_heads = static_cast<int>(part.kv_heads.size());
   local.ffn = part.ffn.size();
   local.vocab = part.vocab.size();
+  local.delta.key_heads = static_cast<int>(part.delta_key_heads.size());
+  local.delta.value_heads = static_cast<int>(part.delta_value_heads.size());
   local.moe.shape.own = part.experts;
   local.moe.shape.ffn = part.expert_ffn.size();
   local.moe.shape.shared_ffn = part.shared_ffn.size();
@@ -187,6 +205,9 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
     const ModelConfig local = LocalConfig(config, {.rank = rank, .size = size});
     largest.num_heads = std::max(largest.num_heads, local.num_heads);
     largest.num_kv_heads = std::max(largest.num_kv_heads, local.num_kv_heads);
+    DeltaConfig& delta = largest.delta;
+    delta.key_heads = std::max(delta.key_heads, local.delta.key_heads);
+    delta.value_heads = std::max(delta.value_heads, local.delta.value_heads);
     largest.ffn = std::max(largest.ffn, local.ffn);
     largest.vocab = std::max(largest.vocab, local.vocab);
     lora::ExpertShape& experts = largest.moe.shape;
@@ -202,16 +223,21 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
 
 lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
   const ModelShard part = ShardOf(config, shard);
-  const auto features = [&config](const Range& heads) {
-    return Range{.begin = heads.begin * config.head_dim,
-                 .end = heads.end * config.head_dim};
+  const auto features = [](const Range& heads, int64_t size) {
+    return Range{.begin = heads.begin * size, .end = heads.end * size};
   };
-  return {.q = features(part.heads),
-          .kv = features(part.kv_heads),
+  const DeltaConfig& delta = config.delta;
+  return {.q = features(part.heads, config.head_dim),
+          .kv = features(part.kv_heads, config.head_dim),
           .ffn = part.ffn,
           .vocab = part.vocab,
           .expert_ffn = part.expert_ffn,
           .shared_ffn = part.shared_ffn,
+          .delta_key = features(part.delta_key_heads, delta.key_features),
+          .delta_value = features(part.delta_value_heads, delta.value_features),
+          .delta_heads = part.delta_value_heads,
+          .delta = config.shape().delta,
+          .q_rows = config.output_gate ? 2 : 1,
           .num_experts = config.moe.shape.count};
 }
 

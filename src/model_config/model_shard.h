@@ -1,8 +1,9 @@
 // Decides which part of every layer each rank (process) computes under tensor
 // parallelism. Torch-free.
 //
-// Query heads, key/value heads, feed-forward features and the vocabulary are
-// split into contiguous parts. Every rank has the whole residual stream and all
+// Query heads, key/value heads, the key heads of linear layers with their value
+// heads, feed-forward features and the vocabulary are split into contiguous
+// parts. Every rank has the whole residual stream and all
 // norms. Products that read the residual stream (q, k, v, gate, up, head) are
 // split by rows. Products that write to it (o, down) are split by columns, and
 // the ranks' results are summed. Source: Shoeybi et al. 2019 (Megatron-LM).
@@ -33,6 +34,8 @@ struct ModelShard {
   parallel::Range experts;
   parallel::Range expert_ffn;
   parallel::Range shared_ffn;
+  parallel::Range delta_key_heads;
+  parallel::Range delta_value_heads;
   // True if this rank adds the bias of its experts' `down`. In each group
   // (MoeConfig::expert_groups), only one rank adds it.
   bool has_expert_bias = true;
@@ -40,8 +43,9 @@ struct ModelShard {
 
 // Returns INVALID_ARGUMENT, naming --tensor-parallel-size, its value and the
 // limit, if the model cannot be split over `size` ranks. Each rank needs at
-// least one query head, one feed-forward feature and one vocabulary entry. On
-// each rank every key/value head must serve equally many query heads.
+// least one query head, one key head of linear layers, one feed-forward feature
+// and one vocabulary entry. On each rank every key/value head must serve
+// equally many query heads.
 [[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
                                                    int size);
 

@@ -30,6 +30,23 @@ int64_t LayerOf(absl::string_view name) {
   return absl::SimpleAtoi(parts[0], &layer) ? layer : -1;
 }
 
+// Returns whether a checkpoint has the matrices of an entry's experts
+// transposed. transformers, too, tells both forms apart by their shapes.
+bool IsTransposed(const weights::DiskTensor& stored, const WeightEntry& entry) {
+  const std::vector<int64_t>& shape = entry.fused.shape;
+  return shape.size() == 3 && shape[1] != shape[2] &&
+         std::ranges::equal(stored.shape(),
+                            std::vector{shape[0], shape[2], shape[1]});
+}
+
+// Returns the place of kRows in the tensor with transposed matrices.
+StoredPlace Transposed(StoredPlace place) {
+  place.first_row -= place.expert * place.shape[1];
+  place.form = StoredForm::kTransposed;
+  std::swap(place.shape[1], place.shape[2]);
+  return place;
+}
+
 }  // namespace
 
 StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
@@ -38,7 +55,11 @@ StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
     return {.name = entry.name, .shape = entry.shape};
   }
   if (entry.fused.form == StoredForm::kRows) {
-    if (checkpoint.Find(entry.fused.name).ok()) return entry.fused;
+    const auto stored = checkpoint.Find(entry.fused.name);
+    if (entry.fused.is_only && stored.ok() && IsTransposed(*stored, entry)) {
+      return Transposed(entry.fused);
+    }
+    if (entry.fused.is_only || stored.ok()) return entry.fused;
     return {.name = entry.name, .shape = entry.shape};
   }
   StoredPlace place = entry.fused;

@@ -26,6 +26,7 @@ struct Projection {
   int64_t rows;
   Range part;
   StoredPlace fused = {};
+  int64_t head_rows = 0;  // WeightEntry::head_rows.
 };
 
 // The columns of a slot's tensors: their number, and the part that this rank
@@ -45,6 +46,7 @@ WeightEntry MakeEntry(std::string name, WeightSlot slot, int layer,
                     .part_row = projection.part.begin,
                     .part_column = columns.part.begin,
                     .slot_rows = projection.part.size(),
+                    .head_rows = projection.head_rows,
                     .fused = projection.fused};
   if (columns.count > 0) {
     entry.shape.push_back(columns.count);
@@ -68,16 +70,21 @@ class LayerList {
 
   void AddAttention() {
     const lora::ModelShape shape = config_.shape();
-    AddVector("input_layernorm", WeightSlot::kInputNorm, config_.hidden);
-    const std::vector<Projection> qkv = {
-        {"self_attn.q_proj", shape.q_width, ranges_.q},
-        {"self_attn.k_proj", shape.kv_width, ranges_.kv},
+    AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
+    std::vector<Projection> qkv = {
+        {"self_attn.q_proj",
+         OutWidth(shape, TargetModule::kQProj),
+         QueryRows(),
+         {},
+         int64_t{ranges_.q_rows} * config_.head_dim},
+        {"self_attn.k_proj", shape.kv_width, ranges_.kv, {}, config_.head_dim},
         {"self_attn.v_proj", shape.kv_width, ranges_.kv}};
+    if (config_.fused_qkv) Fuse("self_attn.qkv_proj", qkv);
     AddStack(qkv, WeightSlot::kQkv, Hidden());
     if (config_.qkv_bias) AddBiases(qkv, WeightSlot::kQkvBias);
-    if (config_.qk_norm) {
-      AddVector("self_attn.q_norm", WeightSlot::kQNorm, config_.head_dim);
-      AddVector("self_attn.k_norm", WeightSlot::kKNorm, config_.head_dim);
+    if (config_.qk_norm != QkNorm::kNone) {
+      AddQkNorm("self_attn.q_norm", WeightSlot::kQNorm, shape.q_width);
+      AddQkNorm("self_attn.k_norm", WeightSlot::kKNorm, shape.kv_width);
     }
     if (config_.sinks) {
       AddRows({{"self_attn.sinks", config_.num_heads, part_.heads}}, "",
@@ -85,34 +92,110 @@ class LayerList {
     }
     AddSummed("self_attn.o_proj", {shape.q_width, ranges_.q}, WeightSlot::kO,
               config_.o_bias, WeightSlot::kOBias);
-    if (config_.output_norms) {
-      AddVector("post_attention_layernorm", WeightSlot::kAttentionOutNorm,
-                config_.hidden);
+    AddNorm(config_.norms.attention_out, WeightSlot::kAttentionOutNorm);
+  }
+
+  void AddDelta() {
+    const DeltaConfig& delta = config_.delta;
+    AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
+    AddStack(delta.is_fused ? FusedDeltaInputs() : DeltaInputs(),
+             WeightSlot::kQkv, Hidden());
+    const Columns taps = {delta.conv_kernel, Whole(delta.conv_kernel)};
+    AddStack(ConvFeatures("linear_attn.conv1d",
+                          {delta.conv_width(), 1, delta.conv_kernel}),
+             WeightSlot::kConv, taps);
+    const Projection heads = {"", delta.value_heads, part_.delta_value_heads};
+    for (const auto& [name, slot] :
+         {std::pair("linear_attn.A_log", WeightSlot::kDecay),
+          std::pair("linear_attn.dt_bias", WeightSlot::kDtBias)}) {
+      AddRows({{name, heads.rows, heads.part}}, "", slot, {});
     }
+    AddStack({{"linear_attn.norm", delta.value_features,
+               Whole(delta.value_features)}},
+             WeightSlot::kDeltaNorm, {});
+    AddSummed("linear_attn.out_proj",
+              {delta.value_width(), ranges_.delta_value}, WeightSlot::kO,
+              /*has_bias=*/false, WeightSlot::kOBias);
   }
 
   void AddMlp() {
-    // In Llama, post_attention_layernorm is the norm before the MLP. In models
-    // with output norms, that name belongs to the norm of attention's output.
-    AddVector(config_.output_norms ? "pre_feedforward_layernorm"
-                                   : "post_attention_layernorm",
-              WeightSlot::kMlpNorm, config_.hidden);
+    AddNorm(config_.norms.mlp_in, WeightSlot::kMlpNorm);
     if (config_.moe.shape.InLayer(layer_)) {
       AddExperts();
     } else {
       AddDenseMlp();
     }
-    if (config_.output_norms) {
-      AddVector("post_feedforward_layernorm", WeightSlot::kMlpOutNorm,
-                config_.hidden);
-    }
+    AddNorm(config_.norms.mlp_out, WeightSlot::kMlpOutNorm);
   }
 
  private:
+  // Returns the parts of q, k and v in a tensor with rows of q | k | v.
+  [[nodiscard]] std::vector<Projection> ConvFeatures(
+      const std::string& name, const std::vector<int64_t>& shape) const {
+    const int64_t keys = config_.delta.key_width();
+    const auto part = [&](int64_t first_row, int64_t rows, const Range& own) {
+      return Projection{name,
+                        rows,
+                        own,
+                        {.name = absl::StrCat(prefix_, name, ".weight"),
+                         .shape = shape,
+                         .first_row = first_row,
+                         .is_only = true}};
+    };
+    return {part(0, keys, ranges_.delta_key),
+            part(keys, keys, ranges_.delta_key),
+            part(2 * keys, config_.delta.value_width(), ranges_.delta_value)};
+  }
+
+  [[nodiscard]] std::vector<Projection> DeltaInputs() const {
+    const DeltaConfig& delta = config_.delta;
+    std::vector<Projection> inputs = ConvFeatures(
+        "linear_attn.in_proj_qkv", {delta.conv_width(), config_.hidden});
+    inputs.push_back(
+        {"linear_attn.in_proj_z", delta.value_width(), ranges_.delta_value});
+    for (const char* name :
+         {"linear_attn.in_proj_b", "linear_attn.in_proj_a"}) {
+      inputs.push_back({name, delta.value_heads, part_.delta_value_heads});
+    }
+    return inputs;
+  }
+
+  // Returns the parts of tensors whose rows are grouped by key head: those of a
+  // head's q, k, v and z in one tensor, and of its b and a in the other.
+  [[nodiscard]] std::vector<Projection> FusedDeltaInputs() const {
+    const DeltaConfig& delta = config_.delta;
+    std::vector<Projection> inputs;
+    const int64_t heads = delta.value_heads / delta.key_heads;
+    const int64_t values = heads * delta.value_features;
+    const auto add = [&](const char* name, const std::vector<int64_t>& sizes) {
+      const int64_t group =
+          std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+      int64_t first = 0;
+      for (const int64_t rows : sizes) {
+        for (int64_t j = part_.delta_key_heads.begin;
+             j < part_.delta_key_heads.end; ++j) {
+          inputs.push_back({name,
+                            rows,
+                            Whole(rows),
+                            {.name = absl::StrCat(prefix_, name, ".weight"),
+                             .shape = {group * delta.key_heads, config_.hidden},
+                             .first_row = group * j + first,
+                             .is_only = true}});
+        }
+        first += rows;
+      }
+    };
+    add("linear_attn.in_proj_qkvz",
+        {delta.key_features, delta.key_features, values, values});
+    add("linear_attn.in_proj_ba", {heads, heads});
+    return inputs;
+  }
+
   void AddDenseMlp() {
-    const std::vector<Projection> gate_up = {
+    std::vector<Projection> gate_up = {
         {"mlp.gate_proj", config_.ffn, ranges_.ffn},
         {"mlp.up_proj", config_.ffn, ranges_.ffn}};
+    if (config_.fused_gate_up) Fuse("mlp.gate_up_proj", gate_up);
     AddStack(gate_up, WeightSlot::kGateUp, Hidden());
     if (config_.mlp_bias) AddBiases(gate_up, WeightSlot::kGateUpBias);
     AddSummed("mlp.down_proj", {config_.ffn, ranges_.ffn}, WeightSlot::kDown,
@@ -125,20 +208,27 @@ class LayerList {
       AddFusedExperts();
       return;
     }
-    const std::string block =
-        experts.names == lora::ExpertNames::kMlp ? "mlp." : "block_sparse_moe.";
+    const bool is_mixtral = experts.names == lora::ExpertNames::kMixtral;
+    const std::string block = is_mixtral ? "block_sparse_moe." : "mlp.";
     AddStack({{block + "gate",
                experts.count,
                Whole(experts.count),
                {.name = prefix_ + "mlp.gate.weight",
                 .shape = {experts.count, config_.hidden}}}},
              WeightSlot::kRouter, Hidden());
+    if (config_.moe.sigmoid) {
+      AddRows({{absl::StrCat(block, is_mixtral ? "" : "gate.",
+                             "e_score_correction_bias"),
+                experts.count, Whole(experts.count)}},
+              "", WeightSlot::kRouterCorrection, {});
+    }
     AddExpertRange(part_.experts, {experts.ffn, part_.expert_ffn},
                    WeightSlot::kExpertGateUp, WeightSlot::kExpertDown);
     if (experts.shared_ffn == 0) return;
     AddExpertRange({.begin = experts.count, .end = experts.total()},
                    {experts.shared_ffn, part_.shared_ffn},
                    WeightSlot::kSharedGateUp, WeightSlot::kSharedDown);
+    if (!config_.moe.has_shared_gate) return;
     AddStack({{block + "shared_expert_gate", 1, Whole(1)}},
              WeightSlot::kSharedGate, Hidden());
   }
@@ -218,22 +308,53 @@ class LayerList {
     const lora::ExpertShape& experts = config_.moe.shape;
     if (expert == experts.count) return {};
     const std::string block = prefix_ + "mlp.experts.";
+    const bool is_only = experts.is_fused();
     if (module == TargetModule::kDownProj) {
       return {.name = block + "down_proj",
               .shape = {experts.count, config_.hidden, experts.ffn},
-              .first_row = expert * config_.hidden};
+              .first_row = expert * config_.hidden,
+              .expert = expert,
+              .is_only = is_only};
     }
     const int64_t half = module == TargetModule::kUpProj ? experts.ffn : 0;
     return {.name = block + "gate_up_proj",
             .shape = {experts.count, 2 * experts.ffn, config_.hidden},
-            .first_row = 2 * experts.ffn * expert + half};
+            .first_row = 2 * experts.ffn * expert + half,
+            .expert = expert,
+            .is_only = is_only};
   }
 
+  // Returns the rank's rows of q_proj. A gate's rows are beside its query's.
+  [[nodiscard]] Range QueryRows() const {
+    return {.begin = ranges_.q.begin * ranges_.q_rows,
+            .end = ranges_.q.end * ranges_.q_rows};
+  }
   [[nodiscard]] Columns Hidden() const {
     return {config_.hidden, Whole(config_.hidden)};
   }
-  void AddVector(const std::string& name, WeightSlot slot, int64_t size) {
-    AddRows({{name, size, Whole(size)}}, ".weight", slot, {});
+  // Places the projections, one after another, in the tensor of `name`.
+  void Fuse(const std::string& name, std::vector<Projection>& parts) const {
+    int64_t rows = 0;
+    for (Projection& part : parts) {
+      part.fused = {.name = absl::StrCat(prefix_, name, ".weight"),
+                    .first_row = rows,
+                    .is_only = true};
+      rows += part.rows;
+    }
+    for (Projection& part : parts) part.fused.shape = {rows, config_.hidden};
+  }
+  // Adds a norm of the residual stream, if it has a name.
+  void AddNorm(absl::string_view name, WeightSlot slot) {
+    if (name.empty()) return;
+    AddRows({{std::string(name), config_.hidden, Whole(config_.hidden)}},
+            ".weight", slot, {});
+  }
+  // Adds a norm of each head, or of all heads with `width` features.
+  void AddQkNorm(const std::string& name, WeightSlot slot, int64_t width) {
+    const int64_t size =
+        config_.qk_norm == QkNorm::kWhole ? width : config_.head_dim;
+    AddRows({{name, size, Whole(size), {}, config_.head_dim}}, ".weight", slot,
+            {});
   }
   void AddStack(const std::vector<Projection>& projections, WeightSlot slot,
                 const Columns& columns) {
@@ -308,6 +429,7 @@ bool IsNorm(WeightSlot slot) {
     case WeightSlot::kAttentionOutNorm:
     case WeightSlot::kMlpNorm:
     case WeightSlot::kMlpOutNorm:
+    case WeightSlot::kDeltaNorm:
     case WeightSlot::kFinalNorm:
       return true;
     default:
@@ -337,8 +459,14 @@ int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+bool IsFromOne(WeightSlot slot, const ModelConfig& config) {
+  return config.norms_from_one && IsNorm(slot) &&
+         slot != WeightSlot::kDeltaNorm;
+}
+
 bool IsWide(WeightSlot slot, const ModelConfig& config) {
-  return IsNorm(slot) && config.norms_from_one;
+  return slot == WeightSlot::kRouterCorrection || slot == WeightSlot::kDecay ||
+         slot == WeightSlot::kDtBias || IsFromOne(slot, config);
 }
 
 int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,
@@ -362,7 +490,11 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
   std::vector<WeightEntry> entries = {Embedding(config, shard)};
   for (int layer = 0; layer < config.num_layers; ++layer) {
     LayerList list(config, shard, layer, entries);
-    list.AddAttention();
+    if (config.attention[layer].linear) {
+      list.AddDelta();
+    } else {
+      list.AddAttention();
+    }
     list.AddMlp();
   }
   entries.push_back(MakeEntry("model.norm.weight", WeightSlot::kFinalNorm,

@@ -14,7 +14,9 @@
 namespace weft::model {
 
 // A matrix or vector of Weft's decoder, which is a field of DecoderWeights or
-// LayerWeights. q, k and v share a slot, and gate and up share one.
+// LayerWeights. q, k and v share a slot, and gate and up share one. In a layer
+// with a gated delta rule, kQkv has all input projections, and kO the output
+// projection.
 enum class WeightSlot : uint8_t {
   kEmbedding,
   kInputNorm,
@@ -33,7 +35,8 @@ enum class WeightSlot : uint8_t {
   kDownBias,
   kRouter,
   kRouterBias,
-  kExpertGateUp,  // The rank's experts, each with rows of gate, then up.
+  kRouterCorrection,  // MoeConfig::sigmoid.
+  kExpertGateUp,      // The rank's experts, each with rows of gate, then up.
   kExpertGateUpBias,
   kExpertDown,
   kExpertDownBias,
@@ -41,6 +44,10 @@ enum class WeightSlot : uint8_t {
   kSharedDown,
   kSharedGate,
   kMlpOutNorm,
+  kConv,  // The next four are of layers with a gated delta rule.
+  kDecay,
+  kDtBias,
+  kDeltaNorm,
   kFinalNorm,
   kHead,
 };
@@ -76,8 +83,11 @@ struct StoredPlace {
   // row of the matrix of `expert`.
   int64_t first_row = 0;
   StoredForm form = StoredForm::kRows;
-  int64_t expert = 0;    // The expert's number; unused with kRows.
+  int64_t expert = 0;    // The expert's number, if there are experts.
   int64_t row_step = 1;  // The stride of the entry's rows; 1 with kRows.
+  // Checkpoints have only this tensor, not one for the matrix alone. Always so
+  // if the form is not kRows.
+  bool is_only = false;
 };
 
 struct WeightEntry {
@@ -94,10 +104,12 @@ struct WeightEntry {
   // matrix has `slot_rows` rows.
   int64_t first_row = 0;
   int64_t slot_rows = 0;
+  // The rows of a head of q or k, of which the first are in checkpoints in the
+  // order ModelConfig::head_order. 0: the rows are not those of such heads.
+  int64_t head_rows = 0;
   // Another tensor of a checkpoint that may contain this matrix, such as the
-  // tensor of all experts. Its name is empty if there is none. If its form is
-  // kRows, a checkpoint has either this tensor or the tensor `name`. With any
-  // other form, checkpoints have only this tensor.
+  // tensor of all experts. Its name is empty if there is none. A checkpoint has
+  // either this tensor or the tensor `name`, unless `fused.is_only`.
   StoredPlace fused = {};
 
   [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
@@ -116,12 +128,17 @@ struct WeightEntry {
 
 // Returns the bytes that the slot of an entry takes in the buffer of all
 // weights, rounded up for alignment. Weights have `element_bytes` each, except
-// norms with IsWide and matrices in 8 bits.
+// vectors with IsWide and matrices in 8 bits.
 [[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
                                 const ModelConfig& config,
                                 int64_t element_bytes,
                                 MatrixFormat format = MatrixFormat::kDtype);
-// Returns whether the slot is a norm in f32 (ModelConfig::norms_from_one).
+// Returns whether the slot is a norm that multiplies by 1 + the stored weight
+// (ModelConfig::norms_from_one).
+[[nodiscard]] bool IsFromOne(WeightSlot slot, const ModelConfig& config);
+// Returns whether the slot is in f32: a norm with IsFromOne, the decay and
+// dt_bias of a gated delta rule, or corrections of scores, which choose between
+// experts of nearly equal score.
 [[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
 // Returns the bytes of all slots of a rank together.
 [[nodiscard]] int64_t WeightBytes(const ModelConfig& config,

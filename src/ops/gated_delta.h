@@ -38,6 +38,8 @@ namespace weft::ops {
 
 // The largest kernel of the convolution.
 inline constexpr int64_t kMaxDeltaTaps = kernels::cpu::kMaxDeltaTaps;
+// The most rows between states that a tape keeps.
+using kernels::cpu::kDeltaChunkRows;
 
 // The weights of a layer have the dtype of its activations, but may be f32.
 // a_log and dt_bias are f32, or f64 for f64.

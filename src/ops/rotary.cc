@@ -176,15 +176,18 @@ bool TakesKernel(const Heads& heads) {
 }  // namespace
 
 RotaryTable MakeRotaryTable(const std::vector<double>& inverse_frequencies,
-                            int64_t num_positions, at::Device device) {
+                            int64_t num_positions, at::Device device,
+                            double magnitude) {
   // The models were trained with frequencies and products in f32, so the angles
   // are rounded in the same way.
   const at::Tensor frequencies = at::tensor(inverse_frequencies, at::kFloat);
   const at::Tensor angles =
       at::outer(at::arange(num_positions, at::kFloat), frequencies)
           .to(at::kDouble);
-  return {angles.cos().to(device, at::kFloat),
-          angles.sin().to(device, at::kFloat)};
+  const at::Tensor sizes =
+      at::where(frequencies == 0, 1.0, magnitude).to(at::kDouble);
+  return {(angles.cos() * sizes).to(device, at::kFloat),
+          (angles.sin() * sizes).to(device, at::kFloat)};
 }
 
 void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,

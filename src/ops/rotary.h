@@ -20,11 +20,13 @@ struct RotaryTable {
   at::Tensor sin_PC;
 };
 
-// Returns the table of the angles position * inverse_frequencies[c]. Shapes:
-// inverse_frequencies [C/2], with any scaling (such as llama3's) applied.
+// Returns the table of the angles position * inverse_frequencies[c]. Features
+// that rotate are also multiplied by `magnitude`; those of frequency 0 are not.
+// Shapes: inverse_frequencies [C/2], with any scaling (such as llama3's)
+// applied.
 [[nodiscard]] RotaryTable MakeRotaryTable(
     const std::vector<double>& inverse_frequencies, int64_t num_positions,
-    at::Device device);
+    at::Device device, double magnitude = 1);
 
 // Views of the heads of q, k and v, with unit stride in C and any strides in T
 // and M.

@@ -31,6 +31,20 @@ const char* TargetModuleName(TargetModule module) {
       return "lm_head";
     case TargetModule::kEmbedTokens:
       return "embed_tokens";
+    case TargetModule::kInProjQkv:
+      return "in_proj_qkv";
+    case TargetModule::kInProjZ:
+      return "in_proj_z";
+    case TargetModule::kInProjB:
+      return "in_proj_b";
+    case TargetModule::kInProjA:
+      return "in_proj_a";
+    case TargetModule::kOutProj:
+      return "out_proj";
+    case TargetModule::kInProjQkvz:
+      return "in_proj_qkvz";
+    case TargetModule::kInProjBa:
+      return "in_proj_ba";
   }
   return "unknown";
 }

@@ -27,17 +27,29 @@ enum class TargetModule : uint8_t {
   kDownProj,
   kLmHead,
   kEmbedTokens,
+  // The projections of layers with a gated delta rule. A model has either the
+  // first four of them or, in two fused matrices, the last two.
+  kInProjQkv,
+  kInProjZ,
+  kInProjB,
+  kInProjA,
+  kOutProj,
+  kInProjQkvz,
+  kInProjBa,
 };
 
 inline constexpr std::array kAllTargetModules = {
-    TargetModule::kQProj,      TargetModule::kKProj,
-    TargetModule::kVProj,      TargetModule::kOProj,
-    TargetModule::kGateProj,   TargetModule::kUpProj,
-    TargetModule::kDownProj,   TargetModule::kLmHead,
-    TargetModule::kEmbedTokens};
+    TargetModule::kQProj,       TargetModule::kKProj,
+    TargetModule::kVProj,       TargetModule::kOProj,
+    TargetModule::kGateProj,    TargetModule::kUpProj,
+    TargetModule::kDownProj,    TargetModule::kLmHead,
+    TargetModule::kEmbedTokens, TargetModule::kInProjQkv,
+    TargetModule::kInProjZ,     TargetModule::kInProjB,
+    TargetModule::kInProjA,     TargetModule::kOutProj,
+    TargetModule::kInProjQkvz,  TargetModule::kInProjBa};
 
-// Returns the modules that get LoRA if a request lists none: all projections of
-// the layers.
+// Returns the projections of attention and MLP. (A request that lists no
+// modules means all projections of the model: EngineInfo::projections.)
 [[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
 
 // Returns Hugging Face's name of the module, such as "q_proj".

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "src/request/adapter.h"
+
 namespace weft {
 
 // Facts that do not change while the engine runs.
@@ -23,6 +25,8 @@ struct EngineInfo {
   int num_experts = 0;
   int experts_per_token = 0;
   int expert_layers = 0;  // Layers that have experts.
+  // The modules of the layers that may have LoRA.
+  std::vector<TargetModule> projections = DefaultTargetModules();
   int max_adapters = 0;
   int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.

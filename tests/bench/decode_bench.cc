@@ -3,9 +3,9 @@
 // BATCH sequences of PROMPT tokens draw TOKENS tokens each. Prints one JSON
 // line with the seconds of the fastest and of the median iteration, and the
 // tokens per second of both. The line also has the bytes that an iteration must
-// read: the weights once, and the keys and values of every sequence. An expert
-// counts only if a token chose it. Weights are random if MODEL_DIR has only
-// config.json.
+// read: the weights once, and the keys, values and states of every sequence. An
+// expert counts only if a token chose it. Weights are random if MODEL_DIR has
+// only config.json.
 //
 // The line also has the memory bandwidth, measured in the same run. On a CPU it
 // is the rate at which THREADS threads read cache lines. On a device it is the
@@ -30,6 +30,7 @@
 #include "absl/types/span.h"
 #include "prometheus/registry.h"
 #include "src/base/huge_pages.h"
+#include "src/engine/memory_plan.h"
 #include "src/engine/sample_loop.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
@@ -39,7 +40,10 @@
 namespace {
 
 using weft::SampleRequest;
+using weft::engine::CacheUnitsOf;
+using weft::engine::KvPool;
 using weft::engine::SampleLoop;
+using weft::engine::SizesOf;
 using weft::model::Decoder;
 
 struct Arguments {
@@ -171,9 +175,13 @@ double ExpertsPerIteration(const weft::lora::ExpertShape& experts,
   return static_cast<double>(count) / static_cast<double>(length - prompt);
 }
 
-int64_t CacheBytesPerToken(const Decoder& decoder) {
+int64_t KvBytesPerToken(const Decoder& decoder) {
   const weft::model::ModelConfig& config = decoder.config();
-  return 2 * config.num_layers * config.num_kv_heads * config.head_dim *
+  const auto num_linear =
+      std::count_if(config.attention.begin(), config.attention.end(),
+                    [](const auto& layer) { return layer.linear; });
+  return 2 * (config.num_layers - num_linear) * config.num_kv_heads *
+         config.head_dim *
          static_cast<int64_t>(at::elementSize(decoder.dtype()));
 }
 
@@ -191,8 +199,10 @@ Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
       decoder, {.chunk_rows = 1024, .softcap = decoder.config().final_softcap},
       /*links=*/{});
   SampleLoop loop(&group,
-                  {.kv_cache_bytes = 2 * arguments.batch * (length + 64) *
-                                     CacheBytesPerToken(decoder),
+                  {.kv_cache_bytes = weft::engine::BytesFor(
+                       CacheUnitsOf(SizesOf(decoder)),
+                       2 * arguments.batch * KvPool::PagesFor(length + 64),
+                       arguments.batch),
                    .max_decode_sequences = static_cast<int>(arguments.batch),
                    .max_prefill_tokens = arguments.batch * arguments.prompt,
                    .decode_graphs = true},
@@ -226,11 +236,13 @@ Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
       }
     }
   }
-  TORCH_CHECK(static_cast<int64_t>(seconds.size()) == arguments.tokens,
-              "a prefill and ", arguments.tokens - 1, " iterations, not ",
-              seconds.size());
-  seconds.erase(seconds.begin());  // Removes the prefill, which drew the first
-                                   // token.
+  // The first steps are the prefill, which drew the first token. In a model
+  // with states it has two passes (sample_sequences.h).
+  const auto num_prefills =
+      static_cast<int64_t>(seconds.size()) - (arguments.tokens - 1);
+  TORCH_CHECK(num_prefills == 1 || num_prefills == 2, seconds.size(),
+              " steps for ", arguments.tokens, " tokens of each sequence");
+  seconds.erase(seconds.begin(), seconds.begin() + num_prefills);
   return {.seconds = std::move(seconds),
           .experts_per_iteration = ExpertsPerIteration(
               decoder.config().moe.shape, routings, arguments.prompt)};
@@ -282,8 +294,9 @@ void Run(const Arguments& arguments) {
   const double bytes =
       static_cast<double>(common_bytes) +
       experts_per_iteration * static_cast<double>(expert_bytes) +
-      batch * static_cast<double>(arguments.prompt + arguments.tokens / 2) *
-          static_cast<double>(CacheBytesPerToken(decoder));
+      batch * static_cast<double>((arguments.prompt + arguments.tokens / 2) *
+                                      KvBytesPerToken(decoder) +
+                                  CacheUnitsOf(SizesOf(decoder)).state);
   std::cout << nlohmann::json{{"batch", arguments.batch},
                               {"seconds", best},
                               {"middle_seconds", middle},

@@ -43,7 +43,10 @@ def write(config: dict[str, Any], folder: Path, device: str) -> None:
     index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
     for number, part in enumerate(parts, start=1):
         file = f"model-{number:05}-of-{len(parts):05}.safetensors"
-        drawn = {name: _draw(sizes, generator, device) for name, sizes in part}
+        drawn = {
+            name: _draw(sizes, _center(name, config), generator, device)
+            for name, sizes in part
+        }
         save_file(drawn, folder / file, metadata={"format": "pt"})
         index["weight_map"] |= dict.fromkeys(drawn, file)
     total = 2 * sum(elements(sizes) for part in parts for _, sizes in part)
@@ -61,12 +64,15 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
     heads, ffn = config["num_attention_heads"], config["intermediate_size"]
     head = config.get("head_dim") or hidden // heads
     kv = config["num_key_value_heads"] * head
+    q = heads * head * (2 if config.get("attn_output_gate") else 1)
+    attention: dict[str, Sizes] = {
+        "self_attn.q_proj.weight": (q, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, heads * head),
+    }
     layer: dict[str, Sizes] = {
         "input_layernorm": (hidden,),
-        "self_attn.q_proj": (heads * head, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, heads * head),
         "post_attention_layernorm": (hidden,),
         "mlp.gate_proj": (ffn, hidden),
         "mlp.up_proj": (ffn, hidden),
@@ -81,15 +87,41 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Sizes]]:
             layer[f"mlp.experts.{expert}.gate_proj"] = (ffn, hidden)
             layer[f"mlp.experts.{expert}.up_proj"] = (ffn, hidden)
             layer[f"mlp.experts.{expert}.down_proj"] = (hidden, ffn)
-    if config["model_type"] in ("qwen3", "qwen3_moe"):
-        layer |= {"self_attn.q_norm": (head,), "self_attn.k_norm": (head,)}
+    if config["model_type"] in ("qwen3", "qwen3_moe", "qwen3_5_text"):
+        attention |= dict.fromkeys(
+            ("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (head,)
+        )
+    # Every layer has attention, or the last one of each interval.
+    interval = config.get("full_attention_interval", 1)
+    delta = _delta(config) if interval > 1 else {}
     yield "model.embed_tokens.weight", (vocab, hidden)
     for number in range(config["num_hidden_layers"]):
-        for name, sizes in layer.items():
-            yield f"model.layers.{number}.{name}.weight", sizes
+        first = attention if (number + 1) % interval == 0 else delta
+        rest = {f"{name}.weight": sizes for name, sizes in layer.items()}
+        for name, sizes in (first | rest).items():
+            yield f"model.layers.{number}.{name}", sizes
     yield "model.norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (vocab, hidden)
+
+
+def _delta(config: dict[str, Any]) -> dict[str, Sizes]:
+    """Returns names and sizes of the tensors of a gated delta rule."""
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    value = config["linear_value_head_dim"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    conv, out = 2 * keys + heads * value, heads * value
+    return {
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.conv1d.weight": (conv, 1, config["linear_conv_kernel_dim"]),
+        "linear_attn.norm.weight": (value,),
+        "linear_attn.out_proj.weight": (hidden, out),
+        "linear_attn.in_proj_qkv.weight": (conv, hidden),
+        "linear_attn.in_proj_z.weight": (out, hidden),
+        "linear_attn.in_proj_b.weight": (heads, hidden),
+        "linear_attn.in_proj_a.weight": (heads, hidden),
+    }
 
 
 def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
@@ -107,11 +139,20 @@ def shards(named: list[tuple[str, Sizes]]) -> list[list[tuple[str, Sizes]]]:
     return result
 
 
-def _draw(sizes: Sizes, generator: torch.Generator, device: str) -> torch.Tensor:
+def _center(name: str, config: dict[str, Any]) -> float:
+    """Returns the mean of a vector: 1, or 0 if a norm multiplies by 1 + its weight."""
+    from_one = config["model_type"] == "qwen3_5_text"
+    is_norm = "norm" in name and "linear_attn" not in name
+    return 0.0 if from_one and is_norm else 1.0
+
+
+def _draw(
+    sizes: Sizes, center: float, generator: torch.Generator, device: str
+) -> torch.Tensor:
     tensor = torch.empty(sizes, dtype=torch.bfloat16, device=device)
     if len(sizes) == 1:
-        return tensor.normal_(1.0, 0.1, generator=generator).cpu()
-    return tensor.normal_(0.0, sizes[1] ** -0.5, generator=generator).cpu()
+        return tensor.normal_(center, 0.1, generator=generator).cpu()
+    return tensor.normal_(0.0, sizes[-1] ** -0.5, generator=generator).cpu()
 
 
 def elements(sizes: Sizes) -> int:

@@ -41,6 +41,26 @@ _QWEN3_MOE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+_QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
 # The fields of config.json that determine what is computed.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -86,6 +106,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 151643,
         "eos_token_id": 151645,
     },
+    "qwen3.5-0.8b": {
+        **_QWEN3_5,
+        "head_dim": 256,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "vocab_size": 248320,
+        "bos_token_id": 248044,
+        "eos_token_id": 248044,
+    },
     "smollm2-135m": {
         **_LLAMA,
         "hidden_size": 576,
@@ -126,6 +162,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 32000,
     },
     # For tests.
+    "tiny-hybrid": {
+        **_QWEN3_5,
+        "head_dim": 16,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "vocab_size": 320,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "tiny-moe": {
         **_QWEN3_MOE,
         "head_dim": 16,

@@ -465,6 +465,45 @@ def test_decode_counts_the_experts_that_tokens_chose(tmp_path: Path) -> None:
     assert one["bytes_per_iteration"] == wanted
 
 
+def test_decode_counts_the_states_of_sequences(tmp_path: Path) -> None:
+    program = daemon.BUILD_DIR / "tests" / "bench" / "decode_bench"
+    config = shapes.SHAPES["tiny-hybrid"]
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    result = RUN_PROGRAM([program, tmp_path, "f32", "3", "4", "6", "1", "cpu"], 1)
+    assert result["bytes_per_iteration"] == flops.decode_bytes(config, 3, 7, 4, 4)
+
+
+def test_flops_of_a_gated_delta_rule_counted_by_hand() -> None:
+    config = {
+        "hidden_size": 4,
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "attn_output_gate": True,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 3,
+        "linear_value_head_dim": 5,
+        "linear_conv_kernel_dim": 4,
+        "intermediate_size": 8,
+        "vocab_size": 10,
+    }
+    # q and its gates 4x8, k and v 4x2, o 4x4. The rule has qkv 4x16, z 4x10, b and a
+    # 4x2, out 10x4. Both have gate, up and down 4x8.
+    attention, rule, mlp = 32 + 8 + 8 + 16, 64 + 40 + 8 + 8 + 40, 3 * 32
+    lora = (12 + 6 + 6 + 8) + (20 + 14 + 6 + 6 + 14) + 2 * 36
+    base = attention + rule + 2 * mlp
+    state = 2 * 3 * 5
+    expected = 6 * (4 * base + 6 * lora + 18 * state) + 14 * 18 * 4 + 4 * 5 * 4 * 10
+    assert flops.step(config, 1, [flops.Run(6)], 5) == expected
+    assert flops.model_flops(config, 6) == 4 * 6 * (base + 4 * 10)
+    # Two sequences of three tokens: keys and values of one layer, and the state and
+    # three rows of 16 features of the other one.
+    kept = 4 * (3 * 4 + 3 * 16) + 4 * state
+    assert flops.decode_bytes(config, 2, 3, 2, 4) == 2 * (base + 40) + 2 * kept
+
+
 def test_flops_of_one_layer_counted_by_hand() -> None:
     config = {
         "hidden_size": 4,

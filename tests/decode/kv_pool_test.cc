@@ -11,23 +11,40 @@ namespace {
 
 constexpr uint64_t kBase = 0;  // Version of the base model's weights.
 constexpr int64_t kPageBytes = 4096;
+constexpr int kMaxSequences = 4;
 
 // Makes a pool. `copies` collects the copies of pages.
 KvPool MakePool(int64_t pages, std::vector<kv::PageCopy>* copies = nullptr) {
-  return {kPageBytes, pages * kPageBytes, [copies](const kv::PageCopy& copy) {
+  return {{.page = kPageBytes},
+          {.pages = pages},
+          {.page = [copies](const kv::PageCopy& copy) {
             if (copies != nullptr) copies->push_back(copy);
-          }};
+          }}};
 }
 
 TEST(KvPoolTest, HasAsManyPagesAsFit) {
   EXPECT_EQ(MakePool(3).bytes_per_page(), kPageBytes);
   EXPECT_EQ(MakePool(3).num_pages(), 3);
-  const KvPool rounded(kPageBytes, 4 * kPageBytes - 1, nullptr);
-  EXPECT_EQ(rounded.num_pages(), 3);
+  const CacheUnits pages = {.page = kPageBytes};
+  EXPECT_EQ(CountsIn(pages, 4 * kPageBytes - 1, kMaxSequences).pages, 3);
+  EXPECT_EQ(CountsIn(pages, 0, kMaxSequences).pages, 1);
+  EXPECT_EQ(CountsIn(pages, kPageBytes, kMaxSequences).states, 0);
+  EXPECT_EQ(BytesFor(pages, 3, kMaxSequences), 3 * kPageBytes);
 }
 
-TEST(KvPoolTest, HasAPageHoweverFewBytesThereAre) {
-  EXPECT_EQ(MakePool(0).num_pages(), 1);
+TEST(KvPoolTest, DividesTheBytesBetweenPagesAndStates) {
+  const CacheUnits units = {.page = 10, .state = 100};
+  // A prompt, a sample and the padding have states however few bytes there are.
+  EXPECT_EQ(CountsIn(units, 0, kMaxSequences).states, 3);
+  EXPECT_EQ(CountsIn(units, 0, kMaxSequences).pages, 1);
+  EXPECT_EQ(CountsIn(units, 1000, kMaxSequences).states, 5);
+  EXPECT_EQ(CountsIn(units, 1000, kMaxSequences).pages, 50);
+  EXPECT_EQ(CountsIn(units, 10'000, kMaxSequences).states, 9);
+  EXPECT_EQ(CountsIn(units, 10'000, kMaxSequences).pages, 910);
+  for (const int64_t pages : {1, 20, 30, 31, 57, 89, 90, 91, 1000}) {
+    const int64_t bytes = BytesFor(units, pages, kMaxSequences);
+    EXPECT_GE(CountsIn(units, bytes, kMaxSequences).pages, pages);
+  }
 }
 
 TEST(KvPoolTest, CountsPagesOfAPartFilledLastPage) {
@@ -115,6 +132,116 @@ TEST(KvPoolTest, AForkEvictsForItsCopy) {
   const kv::SequencePages source = Sequence(pool, 5);
   EXPECT_TRUE(pool.Fork(source).has_value());
   EXPECT_EQ(pool.prefix_pages(), 0);
+}
+
+// A pool of `pages` pages and `states` states beside the padding's. `copies`
+// collects the copies of states.
+KvPool MakeStatePool(int64_t pages, int64_t states,
+                     std::vector<kv::StateCopy>* copies) {
+  return {
+      {.page = kPageBytes, .state = kPageBytes},
+      {.pages = pages, .states = states + 1},
+      {.page = [](const kv::PageCopy&) {},
+       .state =
+           [copies](const kv::StateCopy& copy) { copies->push_back(copy); }}};
+}
+
+// Returns a sequence that begins with the cached prefix of `tokens` and has
+// room for all of them.
+kv::SequencePages WithState(KvPool& pool, const std::vector<int32_t>& tokens) {
+  kv::SequencePages sequence = pool.Begin(kBase, tokens);
+  EXPECT_TRUE(pool.Append(
+      sequence, static_cast<int64_t>(tokens.size()) - sequence.num_tokens()));
+  EXPECT_TRUE(pool.TakeState(sequence));
+  return sequence;
+}
+
+TEST(KvStateTest, ANewSequenceBeginsWithZeros) {
+  std::vector<kv::StateCopy> copies;
+  KvPool pool = MakeStatePool(4, 2, &copies);
+  EXPECT_EQ(pool.num_states(), 2);
+  const kv::SequencePages sequence = WithState(pool, {1, 2, 3});
+  EXPECT_NE(*sequence.state().id(), kv::kPaddingState);
+  EXPECT_EQ(copies,
+            std::vector<kv::StateCopy>({{.to = *sequence.state().id()}}));
+  EXPECT_EQ(pool.available_states(), 1);
+}
+
+TEST(KvStateTest, AForkCopiesTheState) {
+  std::vector<kv::StateCopy> copies;
+  KvPool pool = MakeStatePool(4, 2, &copies);
+  const kv::SequencePages source = WithState(pool, {1, 2, 3});
+  {
+    const std::optional<kv::SequencePages> fork = pool.Fork(source);
+    ASSERT_TRUE(fork.has_value());
+    EXPECT_EQ(copies.back(), (kv::StateCopy{.from = *source.state().id(),
+                                            .to = *fork->state().id()}));
+    EXPECT_FALSE(pool.has_room_for_state());
+    EXPECT_FALSE(pool.Fork(source).has_value());
+    EXPECT_EQ(pool.available_pages(), 2);
+  }
+  EXPECT_TRUE(pool.Fork(source).has_value());
+}
+
+TEST(KvStateTest, APrefixIsFoundWithACopyOfItsState) {
+  std::vector<kv::StateCopy> copies;
+  KvPool pool = MakeStatePool(6, 3, &copies);
+  const std::vector<int32_t> tokens(40, 7);
+  const std::vector<int32_t> cached(32, 7);
+  kv::StateId kept = 0;
+  {
+    kv::SequencePages first = WithState(pool, tokens);
+    pool.CachePrefix(kBase, cached, first);
+    EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 0);
+    pool.CacheState(kBase, cached, first, /*ends=*/false);
+    EXPECT_EQ(copies.back().from, first.state().id());
+    kept = copies.back().to;
+    pool.CacheState(kBase, cached, first, /*ends=*/false);
+    EXPECT_EQ(copies.size(), 2u);  // It is cached already.
+  }
+  EXPECT_EQ(pool.Begin(kBase, std::vector<int32_t>(31, 7)).num_tokens(), 0);
+  kv::SequencePages again = pool.Begin(kBase, tokens);
+  EXPECT_EQ(again.num_tokens(), 32);
+  EXPECT_TRUE(pool.TakeState(again));
+  EXPECT_EQ(copies.back(),
+            (kv::StateCopy{.from = kept, .to = *again.state().id()}));
+}
+
+TEST(KvStateTest, ASequenceThatEndsGivesItsState) {
+  std::vector<kv::StateCopy> copies;
+  KvPool pool = MakeStatePool(6, 2, &copies);
+  const std::vector<int32_t> tokens(16, 7);
+  {
+    kv::SequencePages first = WithState(pool, tokens);
+    pool.CachePrefix(kBase, tokens, first);
+    pool.CacheState(kBase, tokens, first, /*ends=*/true);
+  }
+  EXPECT_EQ(copies.size(), 1u);
+  EXPECT_EQ(pool.available_states(), 2);
+  const kv::SequencePages next = pool.Begin(kBase, std::vector<int32_t>(17, 7));
+  EXPECT_EQ(next.num_tokens(), 16);
+  EXPECT_EQ(next.state().id(), copies.front().to);
+}
+
+TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
+  std::vector<kv::StateCopy> copies;
+  KvPool pool = MakeStatePool(6, 2, &copies);
+  const std::vector<int32_t> tokens(16, 7);
+  {
+    kv::SequencePages first = WithState(pool, tokens);
+    pool.CachePrefix(kBase, tokens, first);
+    pool.CacheState(kBase, tokens, first, /*ends=*/true);
+  }
+  kv::SequencePages next = pool.Begin(kBase, tokens);
+  EXPECT_EQ(pool.available_states(), 1);
+  kv::SequencePages other = WithState(pool, {1, 2});
+  EXPECT_FALSE(pool.TakeState(next));
+  EXPECT_EQ(next.num_tokens(), 16);
+  other.Release();
+  EXPECT_TRUE(pool.TakeState(next));
+  other = WithState(pool, {1, 2});
+  EXPECT_EQ(pool.available_states(), 0);
+  EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 0);  // It gave way.
 }
 
 TEST(KvPoolTest, ForgetsAVersion) {

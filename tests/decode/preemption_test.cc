@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <map>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -18,14 +17,6 @@ namespace {
 using ::testing::SizeIs;
 
 constexpr int64_t kFewPages = 9;
-
-std::vector<float> ScoresOf(const std::vector<TopLogprobs>& rows) {
-  std::vector<float> scores;
-  for (const TopLogprobs& row : rows) {
-    for (const auto& [token, logprob] : row) scores.push_back(logprob);
-  }
-  return scores;
-}
 
 class PreemptionTest : public SampleLoopTest {
  protected:
@@ -172,56 +163,11 @@ TEST_F(PreemptionTest, CancelFreesAPromptBetweenItsPieces) {
   EXPECT_EQ(Metric("weft_kv_cache_used_bytes"), 0);
 }
 
-// Requests come and are cancelled at random. A request that is not cancelled
-// gets the same result as when it runs alone.
 TEST_F(PreemptionTest, AnyOrderOfEventsGivesTheSameResults) {
-  const at::InferenceMode no_autograd;
-  std::mt19937 random(3);
-  std::vector<SampleRequest> requests;
-  std::vector<SampleResult> expected;
-  for (int i = 0; i < 12; ++i) {
-    const int length = 1 + static_cast<int>(random() % 60);
-    // Prompts begin in only three ways, so some are prefixes of others.
-    requests.push_back(Request(static_cast<int32_t>(random() % 3), length,
-                               1 + static_cast<int>(random() % 60), random()));
-    requests.back().num_samples = 1 + static_cast<int>(random() % 4);
-    requests.back().prompt_logprobs = random() % 4 == 0;
-    requests.back().prompt_top_logprobs = i % 3 == 0 ? 2 : 0;
-    expected.push_back(Alone(requests[i], i % 2 == 0 ? nullptr : adapter_));
-  }
-  for (int round = 0; round < 4; ++round) {
-    RestartWithFewPages(/*max_prefill_tokens=*/1 + random() % 40);
-    std::map<uint64_t, SampleResult> results;
-    size_t num_cancelled = 0;
-    uint64_t next = 0;
-    for (int step = 0; next < 12 || loop_->active() > 0; ++step) {
-      ASSERT_LT(step, 5000) << "the loop does not end";
-      // In even rounds requests are also admitted without room, which must be
-      // harmless.
-      if (next < 12 && random() % 3 == 0 &&
-          (round % 2 == 0 || HasRoom(requests[next]))) {
-        Admit(next, requests[next], next % 2 == 0 ? nullptr : adapter_);
-        ++next;
-      }
-      if (next > 0 && random() % 60 == 0 && loop_->Cancel(random() % next)) {
-        ++num_cancelled;
-      }
-      for (SampleEvent& event : loop_->Step()) {
-        if (event.finished) {
-          results[event.work_id] = std::move(event.result).value();
-        }
-      }
-    }
-    EXPECT_EQ(results.size() + num_cancelled, 12u);
-    for (const auto& [id, result] : results) {
-      SCOPED_TRACE(id);
-      ExpectSameDraws(result, expected[id]);
-      ExpectSameScores(result.prompt_logprobs, expected[id].prompt_logprobs);
-      ExpectSameScores(ScoresOf(result.prompt_top_logprobs),
-                       ScoresOf(expected[id].prompt_top_logprobs));
-    }
-    EXPECT_TRUE(AllPagesFree(kFewPages));
-  }
+  ExpectSameResultsInAnyOrder([this](int64_t max_prefill_tokens) {
+    RestartWithFewPages(max_prefill_tokens);
+  });
+  EXPECT_TRUE(AllPagesFree(kFewPages));
   EXPECT_GT(Preemptions(), 0);
 }
 

@@ -7,14 +7,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
 #include "prometheus/registry.h"
+#include "src/engine/memory_plan.h"
 #include "src/engine/sample_loop.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/adapter_keys.h"
@@ -34,7 +37,7 @@ inline model::Decoder MakeDecoder() {
 }
 
 inline int64_t BytesOfPages(const model::Decoder& decoder, int64_t pages) {
-  return pages * executor::PageBytes(decoder, kPageTokens);
+  return pages * CacheUnitsOf(SizesOf(decoder)).page;
 }
 
 // Returns a request whose prompt has `length` tokens and begins with `first`.
@@ -73,8 +76,8 @@ inline void ExpectSameDraws(const SampleResult& actual,
 
 class SampleLoopTest : public ::testing::Test {
  protected:
-  SampleLoopTest()
-      : decoder_(MakeDecoder()),
+  explicit SampleLoopTest(model::Decoder decoder = MakeDecoder())
+      : decoder_(std::move(decoder)),
         executor_(decoder_, {}, {}),
         adapter_(testing::TinyVersion(decoder_.config(),
                                       {.rank = 3, .alpha = 6}, at::kFloat,
@@ -82,6 +85,12 @@ class SampleLoopTest : public ::testing::Test {
         probe_(&registry_) {
     Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages)});
   }
+
+  // Requests come and are cancelled at random. Checks that each one that is not
+  // cancelled gets the same result as when it runs alone with ample room.
+  // `restart` makes the loop of a round, with a limit of tokens per prefill.
+  void ExpectSameResultsInAnyOrder(
+      const std::function<void(int64_t max_prefill_tokens)>& restart);
 
   // Fills in what a test does not set.
   void Restart(SampleLoopOptions options) {
@@ -161,6 +170,64 @@ class SampleLoopTest : public ::testing::Test {
   EngineProbe probe_;
   std::optional<SampleLoop> loop_;
 };
+
+inline std::vector<float> ScoresOf(const std::vector<TopLogprobs>& rows) {
+  std::vector<float> scores;
+  for (const TopLogprobs& row : rows) {
+    for (const auto& [token, logprob] : row) scores.push_back(logprob);
+  }
+  return scores;
+}
+
+inline void SampleLoopTest::ExpectSameResultsInAnyOrder(
+    const std::function<void(int64_t max_prefill_tokens)>& restart) {
+  const at::InferenceMode no_autograd;
+  std::mt19937 random(3);
+  std::vector<SampleRequest> requests;
+  std::vector<SampleResult> expected;
+  for (int i = 0; i < 12; ++i) {
+    const int length = 1 + static_cast<int>(random() % 60);
+    // Prompts begin in only three ways, so some are prefixes of others.
+    requests.push_back(Request(static_cast<int32_t>(random() % 3), length,
+                               1 + static_cast<int>(random() % 60), random()));
+    requests.back().num_samples = 1 + static_cast<int>(random() % 4);
+    requests.back().prompt_logprobs = random() % 4 == 0;
+    requests.back().prompt_top_logprobs = i % 3 == 0 ? 2 : 0;
+    expected.push_back(Alone(requests[i], i % 2 == 0 ? nullptr : adapter_));
+  }
+  for (int round = 0; round < 4; ++round) {
+    restart(/*max_prefill_tokens=*/1 + static_cast<int64_t>(random() % 40));
+    std::map<uint64_t, SampleResult> results;
+    size_t num_cancelled = 0;
+    uint64_t next = 0;
+    for (int step = 0; next < 12 || loop_->active() > 0; ++step) {
+      ASSERT_LT(step, 5000) << "the loop does not end";
+      // In even rounds requests are also admitted without room, which must be
+      // harmless.
+      if (next < 12 && random() % 3 == 0 &&
+          (round % 2 == 0 || HasRoom(requests[next]))) {
+        Admit(next, requests[next], next % 2 == 0 ? nullptr : adapter_);
+        ++next;
+      }
+      if (next > 0 && random() % 60 == 0 && loop_->Cancel(random() % next)) {
+        ++num_cancelled;
+      }
+      for (SampleEvent& event : loop_->Step()) {
+        if (event.finished) {
+          results[event.work_id] = std::move(event.result).value();
+        }
+      }
+    }
+    EXPECT_EQ(results.size() + num_cancelled, 12u);
+    for (const auto& [id, result] : results) {
+      SCOPED_TRACE(id);
+      ExpectSameDraws(result, expected[id]);
+      ExpectSameScores(result.prompt_logprobs, expected[id].prompt_logprobs);
+      ExpectSameScores(ScoresOf(result.prompt_top_logprobs),
+                       ScoresOf(expected[id].prompt_top_logprobs));
+    }
+  }
+}
 
 // Returns the log softmax of the logits after `tokens`, computed by one pass
 // without a cache.

@@ -40,6 +40,20 @@ constexpr char kSmall[] = R"({
   "num_hidden_layers": 3, "intermediate_size": 12, "num_attention_heads": 2,
   "max_position_embeddings": 16, "tie_word_embeddings": false})";
 
+// The sizes of the text part of Qwen3.5-0.8B.
+constexpr char kHybrid[] = R"({
+  "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text",
+  "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3584,
+  "num_hidden_layers": 24, "num_attention_heads": 8,
+  "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248320,
+  "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+  "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+  "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+  "rms_norm_eps": 1e-6, "max_position_embeddings": 262144,
+  "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0,
+                      "partial_rotary_factor": 0.25},
+  "tie_word_embeddings": true, "eos_token_id": 248044})";
+
 // Returns the text with each run of spaces replaced by one space.
 std::string Squeezed(absl::string_view text) {
   return absl::StrJoin(absl::StrSplit(text, ' ', absl::SkipEmpty()), " ");
@@ -166,6 +180,23 @@ TEST_F(DescribeMemoryTest, SaysPartsBytesAndLimits) {
             HasSubstr("memory 6; one of rank 64 on every layer has 4063690752"),
             HasSubstr("reserve 4360732160 4.06"),
             HasSubstr("all 77309411328 72.00")));
+}
+
+// One of 64 sequences has two states, and the padding of decode graphs has one.
+// In each of 18 layers a state has three rows of 6144 features in bf16, and 16
+// sums of 128 x 128 in f32. A token has keys and values in six layers, with two
+// heads of 256 features.
+TEST_F(DescribeMemoryTest, StatesHaveARow) {
+  WriteConfig(kHybrid);
+  options_.load_format = LoadFormat::kDummy;
+  EXPECT_THAT(
+      Squeezed(*Describe(80 * kGiB)),
+      AllOf(HasSubstr("states 2520391680 2.35 nothing 129 for sequences and "
+                      "cached prefixes"),
+            HasSubstr("752393024 parameters")));
+  options_.kv_cache_bytes = 2 * (5 * 19537920 + 1000 * 12288);
+  EXPECT_THAT(Squeezed(*Describe(80 * kGiB)),
+              HasSubstr("states 97689600 0.09 flag 5 for"));
 }
 
 TEST_F(DescribeMemoryTest, ARankOfSeveralHasItsPart) {

@@ -13,11 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "src/dispatch/state_slot.h"
 #include "src/executor/model_runner.h"
 #include "src/lora/lora_cuda.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/sampling/draw_rows.h"
 #include "tests/executor/decode_plan.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/op_observer.h"
 
@@ -136,8 +138,9 @@ class HostStepDevice final : public StepDevice {
 
 class DecodeGraphTest : public ::testing::Test {
  protected:
-  DecodeGraphTest()
-      : decoder_(TinyDecoder(at::kFloat, /*seed=*/7)),
+  explicit DecodeGraphTest(model::Decoder decoder = TinyDecoder(at::kFloat,
+                                                                /*seed=*/7))
+      : decoder_(std::move(decoder)),
         rank_(decoder_, loss::HeadOptions{.softcap = 20}),
         store_(FilledCache(decoder_)),
         graph_store_(FilledCache(decoder_)),
@@ -145,7 +148,12 @@ class DecodeGraphTest : public ::testing::Test {
                 std::make_unique<HostStepDevice>(&counts_)) {}
 
   [[nodiscard]] CachePlan Plan(int64_t num_rows, int64_t salt) const {
-    return DecodePlan(num_rows, salt, decoder_.config().vocab);
+    CachePlan plan = DecodePlan(num_rows, salt, decoder_.config().vocab);
+    if (decoder_.config().has_delta()) {
+      // In another order than the rows.
+      plan.kv.state_slots_Q = at::arange(num_rows, 0, -1);
+    }
+    return plan;
   }
 
   // Runs the plan by a graph and by launches, each with its own cache. Results
@@ -160,11 +168,23 @@ class DecodeGraphTest : public ::testing::Test {
       EXPECT_EQ(output.drawn[r]->token, expected.drawn[r]->token) << r;
       EXPECT_EQ(output.drawn[r]->logprob, expected.drawn[r]->logprob) << r;
     }
-    for (size_t layer = 0; layer < store_.k_pages_PSKC.size(); ++layer) {
-      EXPECT_TRUE(
-          store_.k_pages_PSKC[layer].equal(graph_store_.k_pages_PSKC[layer]));
-      EXPECT_TRUE(
-          store_.v_pages_PSKC[layer].equal(graph_store_.v_pages_PSKC[layer]));
+    for (const auto part :
+         {&model::KvStore::k_pages_PSKC, &model::KvStore::v_pages_PSKC}) {
+      ExpectSameLayers(part, /*first=*/0);
+    }
+    for (const auto part :
+         {&model::KvStore::conv_NRW, &model::KvStore::delta_NHKV}) {
+      ExpectSameLayers(part, /*first=*/kv::kPaddingState + 1);
+    }
+  }
+  // Compares a part of both caches from page or slot `first` on.
+  void ExpectSameLayers(std::vector<at::Tensor> model::KvStore::*part,
+                        int64_t first) const {
+    for (size_t layer = 0; layer < (store_.*part).size(); ++layer) {
+      const at::Tensor& launches = (store_.*part)[layer];
+      if (!launches.defined()) continue;
+      EXPECT_TRUE(launches.slice(0, first).equal(
+          (graph_store_.*part)[layer].slice(0, first)));
     }
   }
 
@@ -184,6 +204,19 @@ TEST_F(DecodeGraphTest, AFullBucketHasTheBitsOfLaunches) {
 }
 
 TEST_F(DecodeGraphTest, RowsOfABucketWithPaddingHaveTheBitsOfLaunches) {
+  for (const int64_t num_rows : {11, 9, 12, 10}) {
+    ExpectSame(Plan(num_rows, num_rows));
+  }
+  EXPECT_EQ(counts_.records, 1);
+}
+
+class HybridGraphTest : public DecodeGraphTest {
+ protected:
+  HybridGraphTest()
+      : DecodeGraphTest(testing::HybridDecoder(at::kFloat, /*seed=*/7)) {}
+};
+
+TEST_F(HybridGraphTest, RowsReplaceTheirStatesAndPaddingItsOwn) {
   for (const int64_t num_rows : {11, 9, 12, 10}) {
     ExpectSame(Plan(num_rows, num_rows));
   }

@@ -15,13 +15,16 @@ namespace weft::executor {
 inline constexpr int64_t kPageTokens = 16;
 inline constexpr int64_t kPages = 40;
 inline constexpr int64_t kPagesOfSequence = 3;
+inline constexpr int64_t kStates = 1 + kPages / kPagesOfSequence;
 
 inline model::KvStore FilledCache(const model::Decoder& decoder) {
-  model::KvStore store = AllocateCache(decoder, kPages, kPageTokens);
+  model::KvStore store = AllocateCache(
+      decoder, kPages, kPageTokens, decoder.config().has_delta() ? kStates : 0);
   at::manual_seed(11);
-  for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
-    for (at::Tensor& layer : *pages) {
-      layer.copy_(at::randn(layer.sizes(), at::kFloat));
+  for (auto* parts : {&store.k_pages_PSKC, &store.v_pages_PSKC, &store.conv_NRW,
+                      &store.delta_NHKV}) {
+    for (at::Tensor& layer : *parts) {
+      if (layer.defined()) layer.copy_(at::randn(layer.sizes(), at::kFloat));
     }
   }
   return store;

@@ -124,7 +124,8 @@ TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
 TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
   const at::InferenceMode no_autograd;
   model::KvStore store =
-      AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4);
+      AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4,
+                    /*num_states=*/0);
   const lora::LoraRouting routing = {
       {.begin = 0, .end = 1, .version = version_}};
   const CachePlan plan = {
@@ -152,7 +153,8 @@ TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
 TEST_F(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
   const at::InferenceMode no_autograd;
   model::KvStore store =
-      AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4);
+      AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4,
+                    /*num_states=*/0);
   const lora::LoraRouting routing = {
       {.begin = 0, .end = 2, .version = version_}};
   // Only the first row's logits are copied to the host.

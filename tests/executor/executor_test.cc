@@ -231,7 +231,7 @@ TEST_P(ExecutorTest, SamplesAsOneRankDoes) {
     return [this, outputs, drawn](Executor& executor) {
       constexpr int64_t kPageTokens = 4;
       const auto vocab = static_cast<int>(config_.vocab);
-      executor.MakeCache(/*num_pages=*/4, kPageTokens);
+      executor.MakeCache(/*num_pages=*/4, kPageTokens, /*num_states=*/0);
       CachePlan prefill{
           .batch =
               {.tokens_T = at::arange(6) * 5,

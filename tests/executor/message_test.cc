@@ -92,7 +92,8 @@ TEST_F(MessageTest, ACachePlanArrivesWhole) {
            .key_slots_S = at::tensor({1L, 2L}),
            .decode = true,
            .page_table_TL = at::ones({1, 2}, at::kInt),
-           .lengths_T = at::tensor({4}, at::kInt)},
+           .lengths_T = at::tensor({4}, at::kInt),
+           .state_slots_Q = at::tensor({6L})},
       .logit_rows = {0},
       .logit_routing = Routing(),
       .draws =
@@ -106,6 +107,7 @@ TEST_F(MessageTest, ACachePlanArrivesWhole) {
   EXPECT_TRUE(got.kv.decode);
   EXPECT_TRUE(at::equal(got.kv.page_table_TL, plan.kv.page_table_TL));
   EXPECT_TRUE(at::equal(got.kv.lengths_T, plan.kv.lengths_T));
+  EXPECT_TRUE(at::equal(got.kv.state_slots_Q, plan.kv.state_slots_Q));
   EXPECT_EQ(got.logit_rows, plan.logit_rows);
   ExpectRouting(got.logit_routing);
   ASSERT_EQ(got.draws.size(), 1);
@@ -131,11 +133,17 @@ TEST_F(MessageTest, TheOthersArriveToo) {
   EXPECT_EQ(version.config, config);
   EXPECT_EQ(Send(DropVersions{.ids = {3, 4}}).ids,
             std::vector<uint64_t>({3, 4}));
-  const CacheSize size = Send(CacheSize{.num_pages = 8, .page_tokens = 16});
+  const CacheSize size =
+      Send(CacheSize{.num_pages = 8, .page_tokens = 16, .num_states = 5});
   EXPECT_EQ(size.num_pages, 8);
   EXPECT_EQ(size.page_tokens, 16);
+  EXPECT_EQ(size.num_states, 5);
   const kv::PageCopy copy{.from = 1, .to = 2, .num_rows = 3};
   EXPECT_EQ(Send(CopyPageCommand{.copy = copy}).copy, copy);
+  for (const kv::StateCopy& state :
+       {kv::StateCopy{.from = 1, .to = 2}, kv::StateCopy{.to = 3}}) {
+    EXPECT_EQ(Send(CopyStateCommand{.copy = state}).copy, state);
+  }
   const GradientsCommand gradients =
       Send(GradientsCommand{.gradients_E = {at::tensor({1.5f}), at::Tensor()},
                             .trained = {{7, 8}, {}}});

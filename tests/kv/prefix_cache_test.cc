@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using Tokens = std::vector<int32_t>;
 
 constexpr int32_t kPageSize = 2;
@@ -26,7 +27,7 @@ class PrefixCacheTest : public ::testing::Test {
   // cache finds for `tokens`.
   SequencePages Start(uint64_t version, const Tokens& tokens) {
     SequencePages sequence(&allocator_, kPageSize,
-                           cache_.Lookup(version, tokens));
+                           cache_.Lookup(version, tokens).pages);
     const auto count = static_cast<int64_t>(tokens.size());
     EXPECT_TRUE(sequence.AppendMany(count - sequence.num_tokens()));
     return sequence;
@@ -40,19 +41,23 @@ class PrefixCacheTest : public ::testing::Test {
     return sequence.pages();
   }
 
+  explicit PrefixCacheTest(bool has_states = false)
+      : cache_(&allocator_, kPageSize, has_states ? &states_ : nullptr) {}
+
   PageAllocator allocator_{8};
-  PrefixCache cache_{&allocator_, kPageSize};
+  PageAllocator states_{2};
+  PrefixCache cache_;
 };
 
 TEST_F(PrefixCacheTest, FindsTheLongestPrefixInWholePages) {
   const std::vector<PageId> pages = Run(kBase, {1, 2, 3, 4, 5});
   EXPECT_EQ(cache_.num_pages(), 2);
-  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3, 4, 5, 6}),
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3, 4, 5, 6}).pages,
               ElementsAre(pages[0], pages[1]));
-  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3}), ElementsAre(pages[0]));
-  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3, 5}), ElementsAre(pages[0]));
-  EXPECT_THAT(cache_.Lookup(kBase, {1}), IsEmpty());
-  EXPECT_THAT(cache_.Lookup(kBase, {2, 1, 3, 4}), IsEmpty());
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3}).pages, ElementsAre(pages[0]));
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2, 3, 5}).pages, ElementsAre(pages[0]));
+  EXPECT_THAT(cache_.Lookup(kBase, {1}).pages, IsEmpty());
+  EXPECT_THAT(cache_.Lookup(kBase, {2, 1, 3, 4}).pages, IsEmpty());
 }
 
 // The keys and values of a token depend on the tokens before it.
@@ -60,19 +65,19 @@ TEST_F(PrefixCacheTest, APageIsFoundOnlyAfterThePagesBeforeIt) {
   const std::vector<PageId> first = Run(kBase, {1, 1, 2, 2});
   const std::vector<PageId> second = Run(kBase, {3, 3, 2, 2});
   EXPECT_NE(first[1], second[1]);
-  EXPECT_THAT(cache_.Lookup(kBase, {3, 3, 2, 2}),
+  EXPECT_THAT(cache_.Lookup(kBase, {3, 3, 2, 2}).pages,
               ElementsAre(second[0], second[1]));
-  EXPECT_THAT(cache_.Lookup(kBase, {2, 2}), IsEmpty());
+  EXPECT_THAT(cache_.Lookup(kBase, {2, 2}).pages, IsEmpty());
 }
 
 TEST_F(PrefixCacheTest, VersionsKnowNothingOfEachOther) {
   const std::vector<PageId> base = Run(kBase, {1, 2});
-  EXPECT_THAT(cache_.Lookup(7, {1, 2}), IsEmpty());
+  EXPECT_THAT(cache_.Lookup(7, {1, 2}).pages, IsEmpty());
   const std::vector<PageId> other = Run(7, {1, 2});
   EXPECT_NE(base[0], other[0]);
   cache_.DropVersion(7);
-  EXPECT_THAT(cache_.Lookup(7, {1, 2}), IsEmpty());
-  EXPECT_THAT(cache_.Lookup(kBase, {1, 2}), ElementsAre(base[0]));
+  EXPECT_THAT(cache_.Lookup(7, {1, 2}).pages, IsEmpty());
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 2}).pages, ElementsAre(base[0]));
 }
 
 TEST_F(PrefixCacheTest, KeptPagesAreIdleNotFree) {
@@ -95,11 +100,11 @@ TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeafFirst) {
   Run(kBase, {4, 4});
   (void)cache_.Lookup(kBase, {1, 1, 2, 2});  // {3, 3} is now the oldest.
   EXPECT_EQ(cache_.Evict(1), 1);
-  EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).size(), 1u);
+  EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).pages.size(), 1u);
   EXPECT_EQ(cache_.Evict(1),
             1);  // Evicts {2, 2}, whose parent is as old but not a leaf.
-  EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).size(), 1u);
-  EXPECT_EQ(cache_.Lookup(kBase, {1, 1, 2, 2}).size(), 1u);
+  EXPECT_EQ(cache_.Lookup(kBase, {4, 4}).pages.size(), 1u);
+  EXPECT_EQ(cache_.Lookup(kBase, {1, 1, 2, 2}).pages.size(), 1u);
   EXPECT_EQ(cache_.Evict(9), 2);
   EXPECT_EQ(cache_.num_pages(), 0);
   EXPECT_EQ(allocator_.num_free(), 8);
@@ -110,7 +115,7 @@ TEST_F(PrefixCacheTest, NeverEvictsWhatASequenceUses) {
   cache_.Insert(kBase, {1, 1, 2, 2}, sequence);
   Run(kBase, {1, 1, 3, 3});
   EXPECT_EQ(cache_.Evict(9), 1);
-  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2}),
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2}).pages,
               ElementsAre(sequence.pages()[0], sequence.pages()[1]));
 }
 
@@ -134,13 +139,88 @@ TEST_F(PrefixCacheTest, TheFirstPageWithTheSameTokensIsSharedByBoth) {
   cache_.Insert(kBase, {1, 1, 2, 2, 3, 3, 4}, second);
   EXPECT_THAT(second.pages(),
               ElementsAre(first.pages()[0], first.pages()[1], own[2], own[3]));
-  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2, 3, 3}),
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2, 3, 3}).pages,
               ElementsAre(first.pages()[0], first.pages()[1], own[2]));
   EXPECT_EQ(allocator_.num_used(), 4);
   EXPECT_EQ(allocator_.num_free(), 4);
   // `second` still uses the pages that both shared.
   first.Release();
   EXPECT_EQ(allocator_.num_idle(), 0);
+}
+
+class PrefixStateTest : public PrefixCacheTest {
+ protected:
+  PrefixStateTest() : PrefixCacheTest(/*has_states=*/true) {}
+
+  // Caches the tokens, and the state after them unless there is one or no slot
+  // is free.
+  void RunWithState(uint64_t version, const Tokens& tokens) {
+    SequencePages sequence = Start(version, tokens);
+    cache_.Insert(version, tokens, sequence);
+    const StateSlot state = StateSlot::Allocate(&states_);
+    if (state.id() && cache_.LacksState(version, tokens)) {
+      cache_.InsertState(version, tokens, *state.id());
+    }
+  }
+};
+
+TEST_F(PrefixStateTest, APrefixEndsWhereThereIsAState) {
+  RunWithState(kBase, {1, 1, 2, 2});
+  EXPECT_FALSE(cache_.LacksState(kBase, {1, 1, 2, 2}));
+  EXPECT_TRUE(cache_.LacksState(kBase, {1, 1}));
+  EXPECT_FALSE(cache_.LacksState(kBase, {1, 1, 2}));  // Not whole pages.
+  EXPECT_FALSE(cache_.LacksState(kBase, {3, 3}));     // Not cached.
+  EXPECT_FALSE(cache_.LacksState(kBase, {}));
+  Run(kBase, {1, 1, 2, 2, 3, 3});
+  const PrefixCache::Prefix found = cache_.Lookup(kBase, {1, 1, 2, 2, 3, 3});
+  EXPECT_THAT(found.pages, SizeIs(2));
+  EXPECT_TRUE(found.state.has_value());
+  EXPECT_EQ(found.fork_tokens, 0);  // Nothing follows {3, 3}.
+  const PrefixCache::Prefix none = cache_.Lookup(kBase, {1, 1, 4, 4});
+  EXPECT_THAT(none.pages, IsEmpty());
+  EXPECT_FALSE(none.state.has_value());
+  EXPECT_EQ(none.fork_tokens, 2);
+}
+
+TEST_F(PrefixStateTest, EvictsTheStateWhoseUseIsOldest) {
+  RunWithState(kBase, {1, 1});
+  RunWithState(kBase, {1, 1, 2, 2});
+  // This uses the page of {1, 1}, but not its state.
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 1, 2, 2}).pages, SizeIs(2));
+  EXPECT_TRUE(cache_.EvictState());
+  EXPECT_THAT(cache_.Lookup(kBase, {1, 1}).pages, IsEmpty());
+  {
+    const StateSlot user(&states_, *cache_.Lookup(kBase, {1, 1, 2, 2}).state);
+    EXPECT_FALSE(cache_.EvictState());  // A sequence uses the other state.
+  }
+  EXPECT_TRUE(cache_.EvictState());
+  EXPECT_FALSE(cache_.EvictState());
+  EXPECT_EQ(states_.num_free(), 2);
+  EXPECT_EQ(cache_.num_pages(), 2);
+}
+
+TEST_F(PrefixStateTest, StatesGoWithTheirPages) {
+  RunWithState(kBase, {1, 1});
+  RunWithState(7, {1, 1});
+  EXPECT_EQ(states_.num_idle(), 2);
+  EXPECT_EQ(cache_.Evict(1), 1);
+  EXPECT_EQ(states_.num_free(), 1);
+  cache_.DropVersion(7);
+  EXPECT_EQ(states_.num_free(), 2);
+  EXPECT_FALSE(cache_.EvictState());
+}
+
+TEST_F(PrefixStateTest, ADroppedStateStaysWithItsUser) {
+  RunWithState(7, {1, 1});
+  {
+    SequencePages user(&allocator_, kPageSize);
+    user.SetState({&states_, *cache_.Lookup(7, {1, 1}).state});
+    cache_.DropVersion(7);
+    EXPECT_EQ(states_.num_used(), 1);
+    const SequencePages moved = std::move(user);
+    EXPECT_EQ(states_.num_used(), 1);
+  }
+  EXPECT_EQ(states_.num_free(), 2);
 }
 
 TEST(PrefixCacheLifetimeTest, GivesItsPagesBack) {
@@ -262,7 +342,7 @@ TEST(RandomPrefixCacheTest, AgreesWithASimpleModel) {
         Tokens tokens(random() % 9);
         for (int32_t& token : tokens)
           token = static_cast<int32_t>(random() % 2);
-        const std::vector<PageId> found = cache.Lookup(version, tokens);
+        const std::vector<PageId> found = cache.Lookup(version, tokens).pages;
         ASSERT_EQ(found, model.Lookup(version, tokens));
         SequencePages pages(&allocator, kPageSize, found);
         const auto count = static_cast<int64_t>(tokens.size());

@@ -129,6 +129,54 @@ TEST(AdapterLayoutTest, GroupsTheProjectionsThatShareAnInput) {
   }
 }
 
+// Layer 1 has a gated delta rule.
+ModelShape WithDelta(bool is_fused) {
+  ModelShape shape = kShape;
+  shape.delta = {.layers = {false, true},
+                 .key_width = 4,
+                 .value_width = 6,
+                 .num_heads = 2,
+                 .num_key_heads = 1,
+                 .is_fused = is_fused};
+  return shape;
+}
+
+TEST(AdapterLayoutTest, ALayerWithADeltaRuleHasItsOwnProjections) {
+  using enum TargetModule;
+  for (const bool is_fused : {false, true}) {
+    const ModelShape shape = WithDelta(is_fused);
+    const AdapterLayout layout(
+        shape, Targets({kAllTargetModules.begin(), kAllTargetModules.end()}));
+    const LayerGroups groups = GroupsOf(shape, 1);
+    EXPECT_THAT(ModulesOf(layout.group(0, ProjectionGroup::kQkv)),
+                ElementsAre(kQProj, kKProj, kVProj));
+    const auto inputs = ModulesOf(layout.group(1, groups[0]));
+    if (is_fused) {
+      EXPECT_THAT(inputs, ElementsAre(kInProjQkvz, kInProjBa));
+    } else {
+      EXPECT_THAT(inputs,
+                  ElementsAre(kInProjQkv, kInProjZ, kInProjB, kInProjA));
+    }
+    EXPECT_THAT(ModulesOf(layout.group(1, groups[1])), ElementsAre(kOutProj));
+    EXPECT_THAT(ModulesOf(layout.group(1, ProjectionGroup::kDown)),
+                ElementsAre(kDownProj));
+    EXPECT_EQ(ProjectionsOf(shape).size(), is_fused ? 10u : 12u);
+  }
+  EXPECT_EQ(ProjectionsOf(kShape), DefaultTargetModules());
+  const ModelShape shape = WithDelta(false);
+  EXPECT_EQ(OutWidth(shape, kInProjQkv), 14);
+  EXPECT_EQ(InWidth(shape, kOutProj), 6);
+  EXPECT_EQ(ModulePath({.layer = 1, .module = kInProjB}),
+            "model.layers.1.linear_attn.in_proj_b");
+}
+
+TEST(AdapterLayoutTest, OutputGatesWidenTheQueries) {
+  ModelShape shape = kShape;
+  shape.gate_width = 7;
+  EXPECT_EQ(OutWidth(shape, TargetModule::kQProj), 14);
+  EXPECT_EQ(InWidth(shape, TargetModule::kOProj), 7);
+}
+
 TEST(AdapterLayoutTest, PutsTheHeadLastInALayerOfItsOwn) {
   const AdapterLayout layout(kShape, AllTargets());
   const GroupLayout& head =

@@ -79,6 +79,8 @@ Part PartOf(const LoraFactor& factor, const ShapeRanges& ranges) {
     case TargetModule::kEmbedTokens:
       part.columns_of_A = ranges.vocab;
       break;
+    default:
+      ADD_FAILURE() << "a module that the shape does not have";
   }
   return part;
 }
@@ -156,6 +158,76 @@ TEST_F(AdapterShardTest, BuffersOfOtherAdaptersThrow) {
   fewer.target_modules.pop_back();
   const AdapterLayout other(LocalShape(kRanges[0]), fewer);
   EXPECT_THROW(AdapterShard(whole_, other, kRanges[0]), c10::Error);
+}
+
+// One layer with a gated delta rule: two key heads of 2 features, each with two
+// value heads of 3.
+ModelShape DeltaShapeOf(int64_t key_heads, bool is_fused) {
+  return {.num_layers = 1,
+          .hidden = 5,
+          .ffn = 4,
+          .delta = {.layers = {true},
+                    .key_width = 2 * key_heads,
+                    .value_width = 6 * key_heads,
+                    .num_heads = 2 * key_heads,
+                    .num_key_heads = key_heads,
+                    .is_fused = is_fused}};
+}
+
+TEST(DeltaShardTest, ARankHasABlockOfEachKindOfFeature) {
+  for (const bool is_fused : {false, true}) {
+    const LoraConfig config = {
+        .rank = 1,
+        .target_modules = {TargetModule::kInProjQkv, TargetModule::kInProjZ,
+                           TargetModule::kInProjB, TargetModule::kOutProj,
+                           TargetModule::kInProjQkvz, TargetModule::kInProjBa}};
+    const ModelShape shape = DeltaShapeOf(2, is_fused);
+    const AdapterLayout whole(shape, config);
+    const AdapterLayout local(DeltaShapeOf(1, is_fused), config);
+    const ShapeRanges second = {.ffn = {0, 4},
+                                .delta_key = {2, 4},
+                                .delta_value = {6, 12},
+                                .delta_heads = {2, 4},
+                                .delta = shape.delta};
+    const AdapterShard shard(whole, local, second);
+    const at::Tensor flat = at::arange(whole.num_parameters(), at::kLong);
+    const at::Tensor part = shard.Slice(flat);
+    // Rows of B, with rank 1.
+    const auto rows = [&](size_t index) {
+      const LoraFactor& own = local.factors()[index];
+      const at::Tensor b = part.narrow(0, own.b_offset, own.out) -
+                           whole.factors()[index].b_offset;
+      return std::vector<int64_t>(b.data_ptr<int64_t>(),
+                                  b.data_ptr<int64_t>() + b.numel());
+    };
+    std::vector<int64_t> inputs = {2, 3, 6, 7, 14, 15, 16, 17, 18, 19};
+    if (is_fused) {
+      for (int64_t z = 26; z < 32; ++z) inputs.push_back(z);
+      EXPECT_EQ(rows(1), (std::vector<int64_t>{2, 3, 6, 7}));
+    } else {
+      EXPECT_EQ(rows(1), (std::vector<int64_t>{6, 7, 8, 9, 10, 11}));
+      EXPECT_EQ(rows(2), (std::vector<int64_t>{2, 3}));
+    }
+    EXPECT_EQ(rows(0), inputs);
+    const LoraFactor& out = local.factors().back();
+    EXPECT_EQ(part[out.a_offset].item<int64_t>(),
+              whole.factors().back().a_offset + 6);
+  }
+}
+
+TEST(DeltaShardTest, AGateIsWithItsQuery) {
+  ModelShape whole = kShape, local = kShape;
+  whole.gate_width = whole.q_width;
+  local.q_width = local.gate_width = 4;
+  const LoraConfig config = {.rank = 1,
+                             .target_modules = {TargetModule::kQProj}};
+  const AdapterLayout all(whole, config), own(local, config);
+  const AdapterShard shard(
+      all, own, {.q = {8, 12}, .kv = {0, 4}, .ffn = {0, 9}, .q_rows = 2});
+  const at::Tensor part =
+      shard.Slice(at::arange(all.num_parameters(), at::kLong));
+  const int64_t first = part[own.factors()[0].b_offset].item<int64_t>();
+  EXPECT_EQ(first, all.factors()[0].b_offset + 16);
 }
 
 }  // namespace

@@ -102,6 +102,10 @@ std::pair<int64_t, int64_t> WidthsOf(ProjectionGroup group) {
       return {kShape.hidden, kShape.vocab};
     case ProjectionGroup::kEmbedTokens:
       break;  // The embedding is not linear; see lora_embedding_test.cc.
+    case ProjectionGroup::kDeltaIn:
+    case ProjectionGroup::kDeltaFusedIn:
+    case ProjectionGroup::kDeltaOut:
+      break;  // The shape has no gated delta rule.
   }
   return {};
 }

@@ -44,7 +44,7 @@ struct Story {
 // How the test's decoder differs from TinyConfig.
 struct Variant {
   const char* name;
-  bool qk_norm = false;
+  model::QkNorm qk_norm = model::QkNorm::kNone;
   int64_t window = 0;  // The first layer's window. Some prompts are longer.
   double softcap = 0;
 };
@@ -324,10 +324,11 @@ TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
 INSTANTIATE_TEST_SUITE_P(
     EveryVariant, DecoderCacheTest,
     ::testing::Values(Variant{.name = "Plain"},
-                      Variant{.name = "QkNorm", .qk_norm = true},
+                      Variant{.name = "QkNorm",
+                              .qk_norm = model::QkNorm::kHead},
                       Variant{.name = "Window", .window = 5},
                       Variant{.name = "WindowAndSoftcap",
-                              .qk_norm = true,
+                              .qk_norm = model::QkNorm::kHead,
                               .window = 3,
                               .softcap = 1.5}),
     [](const auto& variant) { return std::string(variant.param.name); });

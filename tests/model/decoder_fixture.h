@@ -35,7 +35,7 @@ inline void SlideEvenLayers(model::ModelConfig& config, int64_t window) {
 }
 
 inline void MakeGemma(model::ModelConfig& config) {
-  config.output_norms = true;
+  config.norms = model::kGemmaNorms;
   config.scaled_embeddings = true;
   config.activation = ops::Activation::kGeluTanh;
   for (model::LayerAttention& layer : config.attention) layer.rule.scale = 0.25;
@@ -54,7 +54,10 @@ inline std::vector<Family> Families() {
            [](model::ModelConfig& config) {
              config.qkv_bias = config.o_bias = config.mlp_bias = true;
            }},
-          {"qwen3", [](model::ModelConfig& config) { config.qk_norm = true; }},
+          {"qwen3",
+           [](model::ModelConfig& config) {
+             config.qk_norm = model::QkNorm::kHead;
+           }},
           {"qwen2 with windows",
            [](model::ModelConfig& config) {
              config.qkv_bias = true;
@@ -71,13 +74,13 @@ inline std::vector<Family> Families() {
           {"gemma3",
            [](model::ModelConfig& config) {
              MakeGemma(config);
-             config.qk_norm = true;
+             config.qk_norm = model::QkNorm::kHead;
              SlideEvenLayers(config, 3);
              config.attention.front().rope_table = 1;
            }},
           {"qwen3 with experts in every second layer",
            [](model::ModelConfig& config) {
-             config.qk_norm = true;
+             config.qk_norm = model::QkNorm::kHead;
              AddExperts(config, {.count = 5, .ffn = 12}, 2);
              config.moe.normalizes_weights = true;
              for (int i = 0; i < config.num_layers; i += 2) {

@@ -29,8 +29,8 @@ namespace {
 class GemmaCheckpointTest : public ::testing::Test {
  protected:
   GemmaCheckpointTest() : config_(testing::TinyConfig(/*num_layers=*/1)) {
-    config_.qk_norm = true;
-    config_.output_norms = true;
+    config_.qk_norm = QkNorm::kHead;
+    config_.norms = kGemmaNorms;
     config_.norms_from_one = true;
     config_.scaled_embeddings = true;
     std::string pattern = ::testing::TempDir() + "/weft_gemma_XXXXXX";
@@ -298,7 +298,8 @@ TEST_F(GemmaCheckpointTest, RanksCompareTheirPartOfATiedHead) {
 
 TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
   ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
-  config.qk_norm = config.output_norms = true;
+  config.qk_norm = QkNorm::kHead;
+  config.norms = kGemmaNorms;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
   config.moe.shape = {.count = 7,
                       .per_token = 2,
@@ -321,7 +322,8 @@ TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
 
 TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
   ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
-  config.qk_norm = config.output_norms = true;
+  config.qk_norm = QkNorm::kHead;
+  config.norms = kGemmaNorms;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
   for (const bool wide_norms : {false, true}) {
     config.norms_from_one = wide_norms;

@@ -71,7 +71,8 @@ class Int8LoadTest : public ::testing::Test {
   Int8LoadTest() : config_(testing::TinyConfig(/*num_layers=*/2)) {
     at::manual_seed(37);
     config_.qkv_bias = config_.o_bias = true;
-    config_.qk_norm = config_.norms_from_one = true;
+    config_.qk_norm = QkNorm::kHead;
+    config_.norms_from_one = true;
     config_.ffn = 136;  // Three groups, the last of which is short.
   }
 

@@ -72,7 +72,7 @@ class Reference {
 
   [[nodiscard]] at::Tensor OutputNorm(const at::Tensor& x,
                                       const at::Tensor& weight) const {
-    return config_.output_norms ? Norm(x, weight) : x;
+    return config_.has_output_norms() ? Norm(x, weight) : x;
   }
 
   static int64_t ColumnOf(const lora::LoraFactor& factor,
@@ -157,7 +157,7 @@ class Reference {
       return part.unflatten(1, {-1, config_.head_dim});
     };
     at::Tensor q = heads(qkv[0]), k = heads(qkv[1]), v = heads(qkv[2]);
-    if (config_.qk_norm) {
+    if (config_.qk_norm == model::QkNorm::kHead) {
       q = Norm(q, w.q_norm_C);
       k = Norm(k, w.k_norm_C);
     }

@@ -88,13 +88,13 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
     l.input_norm_H = norm(config.hidden);
     l.qkv = linear(shape.q_width + 2 * shape.kv_width, config.hidden,
                    config.qkv_bias);
-    if (config.qk_norm) {
+    if (config.qk_norm == model::QkNorm::kHead) {
       l.q_norm_C = norm(config.head_dim);
       l.k_norm_C = norm(config.head_dim);
     }
     l.o = linear(config.hidden, shape.q_width, config.o_bias);
     l.mlp_norm_H = norm(config.hidden);
-    if (config.output_norms) {
+    if (config.has_output_norms()) {
       l.attention_out_norm_H = norm(config.hidden);
       l.mlp_out_norm_H = norm(config.hidden);
     }

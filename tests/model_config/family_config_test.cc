@@ -140,7 +140,7 @@ TEST(FamilyConfig, Qwen2HasBiasesOnQkvAndWindowsInItsLateLayers) {
   ASSERT_THAT(config, IsOk());
   EXPECT_TRUE(config->qkv_bias);
   EXPECT_FALSE(config->o_bias);
-  EXPECT_FALSE(config->qk_norm);
+  EXPECT_EQ(config->qk_norm, QkNorm::kNone);
   EXPECT_EQ(config->num_parameters(), 494032768u);
   EXPECT_THAT(Windows(json), Each(0));
   json["use_sliding_window"] = true;
@@ -159,7 +159,7 @@ TEST(FamilyConfig, ReadsGemma2) {
   Json json = Gemma2();
   const auto config = Parse(json);
   ASSERT_THAT(config, IsOk());
-  EXPECT_TRUE(config->output_norms && config->norms_from_one &&
+  EXPECT_TRUE(config->has_output_norms() && config->norms_from_one &&
               config->scaled_embeddings && config->tied_embeddings);
   EXPECT_EQ(config->activation, ops::Activation::kGeluTanh);
   EXPECT_EQ(config->final_softcap, 30);
@@ -248,7 +248,7 @@ TEST(FamilyConfig, ReadsGemma3WithARotaryTableForItsSlidingLayers) {
   Json json = Gemma3Text();
   const auto config = Parse(json);
   ASSERT_THAT(config, IsOk());
-  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->qk_norm, QkNorm::kHead);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(1, 106));
   EXPECT_EQ(config->num_parameters(), 999885952u);
   ASSERT_EQ(config->rope_tables.size(), 2u);

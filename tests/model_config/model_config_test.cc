@@ -78,7 +78,7 @@ TEST(ParseModelConfig, ReadsSmolLm2) {
   EXPECT_EQ(config->num_kv_heads, 3);
   EXPECT_EQ(config->rms_norm_eps, 1e-5);
   EXPECT_TRUE(config->tied_embeddings);
-  EXPECT_FALSE(config->qk_norm);
+  EXPECT_EQ(config->qk_norm, QkNorm::kNone);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(2));
   EXPECT_EQ(config->shape().q_width, 576);
   EXPECT_EQ(config->shape().kv_width, 192);
@@ -91,7 +91,7 @@ TEST(ParseModelConfig, ReadsSmolLm2) {
 TEST(ParseModelConfig, ReadsQwen3) {
   const auto config = Parse(Qwen3());
   ASSERT_THAT(config, IsOk());
-  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->qk_norm, QkNorm::kHead);
   EXPECT_EQ(config->head_dim, 128);
   EXPECT_EQ(config->shape().q_width, 2048);
   EXPECT_THAT(config->eos_token_ids, ElementsAre(151645, 151643));

@@ -95,7 +95,7 @@ TEST(MoeConfig, ReadsQwen3Moe) {
   EXPECT_EQ(experts.ffn, 768);
   EXPECT_EQ(experts.shared_ffn, 0);
   EXPECT_TRUE(config->moe.normalizes_weights);
-  EXPECT_TRUE(config->qk_norm);
+  EXPECT_EQ(config->qk_norm, QkNorm::kHead);
   // The model's page gives this number.
   EXPECT_EQ(config->num_parameters(), 30532122624u);
 }

@@ -87,6 +87,51 @@ TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
             bound * expected.abs().max().item<double>());
 }
 
+// GLM-4.5 chooses experts, first by groups, from corrected sigmoids. The
+// weights are the sigmoids themselves, divided by their sum and scaled.
+TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
+  at::manual_seed(5);
+  model::MoeConfig config = Config(/*normalizes=*/true);
+  config.sigmoid = true;
+  config.weight_scale = 2.5;
+  config.groups = 3;
+  config.chosen_groups = 2;
+  const at::Tensor router_EH = Random(kExperts, kHidden);
+  const at::Tensor correction_E = at::randn({kExperts}, at::kDouble);
+  const at::Tensor d_weights_TK = Random(kTokens, kPerToken);
+  const at::Tensor x_TH = Random(kTokens, kHidden).requires_grad_(true);
+  const at::Tensor scores_TE = at::mm(x_TH, router_EH.t()).sigmoid();
+  at::Tensor choice_TE = (scores_TE + correction_E).detach().clone();
+  const at::Tensor by_group = choice_TE.view({kTokens, 3, 3});
+  const at::Tensor worst = std::get<0>(by_group.topk(2, 2)).sum(2).argmin(1);
+  for (int t = 0; t < kTokens; ++t) by_group[t][worst[t]] = -1e9;
+  const at::Tensor experts_TK = std::get<1>(choice_TE.topk(kPerToken, 1));
+  at::Tensor weights_TK = scores_TE.gather(1, experts_TK);
+  weights_TK = weights_TK / weights_TK.sum(1, true) * 2.5;
+  const at::Tensor expected =
+      torch::autograd::grad({weights_TK}, {x_TH}, {d_weights_TK})[0];
+
+  const Routing routing =
+      Route(x_TH.detach(), {router_EH, none, correction_E}, config, {});
+  EXPECT_TRUE(at::equal(routing.experts_TK, experts_TK));
+  const double bound =
+      testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts, 2.5);
+  EXPECT_LE(
+      (routing.weights_TK - weights_TK.detach()).abs().max().item<double>(),
+      bound);
+  const at::Tensor actual =
+      RouteBackward(d_weights_TK, routing, router_EH, config);
+  EXPECT_LE((actual - expected).abs().max().item<double>(),
+            bound * expected.abs().max().item<double>());
+  const Routing given = RouteTo(x_TH.detach(), {router_EH, none, correction_E},
+                                config, experts_TK.flip(1));
+  EXPECT_LE((given.weights_TK.flip(1) - routing.weights_TK)
+                .abs()
+                .max()
+                .item<double>(),
+            bound);
+}
+
 // Probabilities of experts far below the best one round to zero.
 TEST(RouteTest, GivenExpertsMayBeVeryImprobable) {
   model::MoeConfig config = Config(/*normalizes=*/false);

@@ -52,13 +52,96 @@ _GEMMA3: dict[str, Any] = {
     },
 }
 
-_TINY_VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 8,
+_MINISTRAL3: dict[str, Any] = {
+    "architecture": "ministral3",
+    "head_dim": 16,
+    "tie_word_embeddings": False,
+    # The scale of queries changes inside most of the sequences.
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "max_position_embeddings": 512,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+
+_MROPE: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [4, 2, 2],
+}
+
+# Layers of attention stand between layers with a gated delta rule. A key head has
+# several value heads, and the sizes of keys and values differ.
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": [
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+    ],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    # Where a query is nearly orthogonal to all keys before it, the norm of the rule's
+    # output enlarges rounding errors by up to 1 / sqrt(eps). With the usual 1e-6, the
+    # gradients of transformers in f32 differ from those in f64 by up to 1e-3.
+    "rms_norm_eps": 1e-3,
+}
+
+_DELTA_EXPERTS: dict[str, Any] = {
+    **_DELTA,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "tie_word_embeddings": False,
+}
+
+# The part that reads images, by wrapper.
+_TINY_VISION: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    },
+    "qwen3_vl": {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "depth": 1,
+        "num_heads": 2,
+        "patch_size": 8,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    },
+}
+_TINY_VISION["qwen3_5"] = {
+    key: value
+    for key, value in _TINY_VISION["qwen3_vl"].items()
+    if key != "deepstack_visual_indexes"
+}
+_TINY_VISION["mistral3"] = {**_TINY_VISION["gemma3"], "head_dim": 8}
+_TINY_VISION["qwen3_vl_moe"] = _TINY_VISION["qwen3_vl"]
+_TINY_VISION["qwen2_5_vl"] = {
+    key: value
+    for key, value in _TINY_VISION["qwen3_vl"].items()
+    if key not in ("num_position_embeddings", "deepstack_visual_indexes")
 }
 
 # The values that each tiny model changes in _LLAMA or adds to it.
@@ -181,12 +264,176 @@ TINY: dict[str, dict[str, Any]] = {
         },
     },
     "gemma3-wrapped": {**_GEMMA3, "wrapper": "gemma3"},
+    "smollm3": {
+        "architecture": "smollm3",
+        "no_rope_layers": [1, 0, 1],
+        "pad_token_id": None,
+    },
+    "olmo2": {"architecture": "olmo2", "tie_word_embeddings": False},
+    "olmo3": {
+        "architecture": "olmo3",
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "granite": {
+        "architecture": "granite",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.125,
+        "logits_scaling": 1.5,
+    },
+    "phi3": {
+        "architecture": "phi3",
+        "pad_token_id": None,
+        "sliding_window": 40,
+        "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [2.0 + 0.5 * i for i in range(8)],
+        },
+        "tie_word_embeddings": False,
+    },
+    "phi3-partial": {
+        "architecture": "phi3",
+        "pad_token_id": None,
+        "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(6)],
+            "long_factor": [2.0 + 0.5 * i for i in range(6)],
+            "partial_rotary_factor": 0.75,
+        },
+    },
+    "glm4": {
+        "architecture": "glm4",
+        "pad_token_id": None,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1.5625e-7,
+    },
+    "seed-oss": {
+        "architecture": "seed_oss",
+        "head_dim": 24,
+        "attention_out_bias": True,
+    },
+    # A dense layer comes first, and a token uses two of four groups of experts.
+    "glm4-moe": {
+        "architecture": "glm4_moe",
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 40,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.7,
+        "tie_word_embeddings": False,
+    },
+    "minimax-m2": {
+        "architecture": "minimax_m2",
+        "head_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "ministral3": _MINISTRAL3,
+    "mistral3-wrapped": {
+        "architecture": "mistral",
+        "head_dim": 16,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "wrapper": "mistral3",
+    },
+    "ministral3-wrapped": {**_MINISTRAL3, "wrapper": "mistral3"},
+    "qwen2-5-vl": {
+        "architecture": "qwen2_5_vl_text",
+        "rope_parameters": _MROPE,
+        "tie_word_embeddings": False,
+        "wrapper": "qwen2_5_vl",
+    },
+    "qwen3-vl": {
+        "architecture": "qwen3_vl_text",
+        "head_dim": 16,
+        "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+        "wrapper": "qwen3_vl",
+    },
+    "qwen3-5": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "tie_word_embeddings": False,
+    },
+    # Each fourth layer has attention, and the kernel of the convolution is short.
+    "qwen3-5-tied": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "layer_types": None,
+        "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 2,
+        "attention_bias": True,
+        "shard": SMALL_SHARD,
+    },
+    "qwen3-5-wrapped": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "rope_parameters": {
+            **_DELTA["rope_parameters"],
+            "mrope_section": [1, 1, 0],
+            "mrope_interleaved": True,
+        },
+        "wrapper": "qwen3_5",
+    },
+    "qwen3-5-moe": {**_DELTA_EXPERTS, "architecture": "qwen3_5_moe_text"},
+    "qwen3-next": {**_DELTA_EXPERTS, "architecture": "qwen3_next"},
+}
+
+
+TINY["qwen3-vl-moe"] = {
+    "architecture": "qwen3_vl_moe_text",
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+    "wrapper": "qwen3_vl_moe",
 }
 
 
 def tiny_model(kind: str) -> Path:
     """Returns the folder of a tiny model, which is made on first use."""
     return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
+
+
+def auto_class(folder: Path) -> Any:
+    """Returns the class that loads the model: AutoModelForCausalLM, or, if this class
+    does not know the model, the class for text and images."""
+    from transformers import AutoConfig
+
+    return _class_for(AutoConfig.from_pretrained(folder))
+
+
+def _class_for(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
 def has_demo_model() -> bool:
@@ -253,7 +500,7 @@ def _cached(name: str, write: Callable[[Path], None]) -> Path:
 
 def _write_tiny(kind: str, folder: Path) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     values = {**_LLAMA, **TINY[kind]}
     shard = values.pop("shard", "1GB")
@@ -261,25 +508,55 @@ def _write_tiny(kind: str, folder: Path) -> None:
     config = AutoConfig.for_model(values.pop("architecture"), **values)
     if wrapper is not None:
         config = AutoConfig.for_model(
-            wrapper, text_config=config.to_dict(), vision_config=_TINY_VISION
+            wrapper,
+            text_config=config.to_dict(),
+            vision_config=_TINY_VISION[wrapper],
+            tie_word_embeddings=values["tie_word_embeddings"],
         )
-    model = AutoModelForCausalLM.from_config(config)
+    # A class for text alone would write the text model alone.
+    writer = _class_for(config) if wrapper is None else AutoModelForImageTextToText
+    model = writer.from_config(config)
     generator = torch.Generator().manual_seed(sum(kind.encode()))
-    norm_center = 0.0 if kind.startswith("gemma") else 1.0
+    from_one = kind.startswith(("gemma", "qwen3-5", "qwen3-next"))
+    norm_center = 0.0 if from_one else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _draw(name, parameter, norm_center, generator)
             # Some inputs of the clamped activation reach its limits.
             if kind == "gpt-oss" and name.endswith(("sinks", "gate_up_proj")):
                 parameter.mul_(6.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=shard)
+    if wrapper == "qwen3_5":
+        _add_predictor(folder)
+
+
+def _add_predictor(folder: Path) -> None:
+    """Adds tensors of a part that predicts further tokens. Published files have this
+    part, and transformers does not load it."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    norm = tensors["model.language_model.norm.weight"]
+    tensors["mtp.norm.weight"] = norm.clone()
+    tensors["mtp.layers.0.input_layernorm.weight"] = norm.clone()
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _draw(name: str, parameter: Any, norm_center: float, generator: Any) -> None:
     """Draws weights that make every part of the model matter. The library's own
     initial values leave norms at one, biases at zero and logits nearly equal."""
-    if "norm" in name:
+    if name.endswith("linear_attn.norm.weight"):
+        parameter.normal_(1.0, 0.2, generator=generator)
+    elif "norm" in name:
         parameter.normal_(norm_center, 0.2, generator=generator)
+    elif name.endswith("conv1d.weight"):
+        # Most of q and k are far from 0 after silu, so that few queries and keys are
+        # nearly orthogonal.
+        parameter.normal_(0.0, 1.5, generator=generator)
     elif name.endswith("bias"):
         parameter.normal_(0.0, 0.2, generator=generator)
     else:

@@ -9,19 +9,21 @@ tokens have an error of 1e-4, which is as large as the bound tolerance.GRADIENTS
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import daemon
 import experts
+import fused
 import numpy as np
 import torch
+from models import TINY, auto_class
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
 
 # In most products of a tiny model, a second thread would only wait for the first.
 # ctest has other work for that core.
@@ -31,6 +33,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 ALL_LINEAR = tuple("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
 PEFT_PREFIX = "base_model.model."
+# The parts of a wrapped model that read images.
+IMAGE_PARTS = r".*\b(vision_tower|multi_modal_projector|visual)\b.*"
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,45 @@ MIXED_SHARED = (
 )
 
 
+# q, k and v, or gate and up, cannot be without each other.
+MIXED_FUSED = (
+    AdapterShape(4, 8.0, ("q_proj", "k_proj", "v_proj")),
+    AdapterShape(8, 32.0, ("o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")),
+    MIXED[2],
+)
+
+
+# The projections of layers with a gated delta rule, and their fused form.
+DELTA = tuple("in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split())
+FUSED_DELTA = ("in_proj_qkvz", "in_proj_ba", "out_proj")
+
+
+def _with_delta(
+    shapes: tuple[AdapterShape, ...], modules: tuple[str, ...]
+) -> tuple[AdapterShape, ...]:
+    """Adds all but the last of the modules to the first shape, all but the first to
+    the second, and all to the third."""
+    parts = (modules[:-1], modules[1:], modules)
+    return tuple(
+        replace(shape, targets=(*shape.targets, *part))
+        for shape, part in zip(shapes, parts, strict=True)
+    )
+
+
 def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
     """Returns three adapters for a model of this kind."""
-    if kind == "qwen2-moe":
+    if kind in ("qwen2-moe", "glm4-moe"):
         return MIXED_SHARED
-    return MIXED_EXPERTS if kind in ("qwen3-moe", "mixtral", "gpt-oss") else MIXED
+    if kind == "qwen3-5-moe":
+        return _with_delta(MIXED_SHARED, DELTA)
+    if kind == "qwen3-next":
+        return _with_delta(MIXED_SHARED, FUSED_DELTA)
+    if kind.startswith("qwen3-5"):
+        return _with_delta(MIXED, DELTA)
+    if kind.startswith(("phi3", "glm4")):
+        return MIXED_FUSED
+    is_sparse = "num_experts_per_tok" in TINY.get(kind, {})
+    return MIXED_EXPERTS if is_sparse else MIXED
 
 
 class Reference:
@@ -82,42 +120,49 @@ class Reference:
     save_embedding_layers: bool | str = "auto"
 
     def __init__(self, folder: Path):
-        model = AutoModelForCausalLM.from_pretrained(
+        self.model = auto_class(folder).from_pretrained(
             folder,
             dtype=DTYPES[daemon.DTYPE],
             attn_implementation="eager",
             # The other implementations have no f64.
             experts_implementation="eager",
         )
-        self.model = _decoder_of(model).eval().double()
-        self.vocab = int(self.model.config.vocab_size)
+        self.model.eval().double()
+        self.config = self.model.config.get_text_config()
+        self.vocab = int(self.config.vocab_size)
         self.ends = _as_list(self.model.generation_config.eos_token_id)
         self.model.generation_config.eos_token_id = None
 
     def make_adapter(self, folder: Path, shape: AdapterShape, seed: int) -> Path:
         """Makes a PEFT folder with random A and B, neither of them zero."""
-        if experts.has_experts(self.model.config):
+        if experts.has_experts(self.config):
             return experts.write_adapter(self.model, folder, shape, seed)
         torch.manual_seed(seed)
+        is_expression = isinstance(shape.targets, str)
+        options = (
+            {"target_modules": shape.targets}
+            if is_expression
+            else fused.peft_options(shape, self.config)
+        )
+        if self.config is not self.model.config:
+            options["exclude_modules"] = IMAGE_PARTS
         peft_model = get_peft_model(
             self.model,
             LoraConfig(
                 r=shape.rank,
                 lora_alpha=shape.alpha,
-                target_modules=(
-                    shape.targets
-                    if isinstance(shape.targets, str)
-                    else list(shape.targets)
-                ),
                 use_rslora=shape.rslora,
                 task_type="CAUSAL_LM",
-                **shape.options,
+                **{**options, **shape.options},
             ),
         )
         with torch.no_grad():
             for name, parameter in peft_model.named_parameters():
                 if "lora_B" in name or "lora_embedding_A" in name:
                     parameter.normal_(0.0, 0.02)
+                mask = fused.block_mask(name, parameter, self.config)
+                if mask is not None and not is_expression:
+                    parameter.mul_(mask)
                 if "lora_" in name:
                     parameter.data = parameter.data.float()
         peft_model.save_pretrained(
@@ -129,9 +174,12 @@ class Reference:
     @contextmanager
     def adapter(self, folder: Path) -> Iterator[Adapted]:
         """Returns the model with the adapter of a PEFT folder, ready to train."""
-        peft_model = PeftModel.from_pretrained(
-            self.model, folder, is_trainable=True
-        ).double()
+        with warnings.catch_warnings():
+            # peft only warns about modules that it does not find in the folder.
+            warnings.filterwarnings("error", message=".*missing adapter keys.*")
+            peft_model = PeftModel.from_pretrained(
+                self.model, folder, is_trainable=True
+            ).double()
         try:
             yield Adapted(peft_model)
         finally:
@@ -174,7 +222,9 @@ class Adapted:
             for name, parameter in peft_model.named_parameters()
             if parameter.requires_grad
         }
-        experts.keep_halves_apart(self.parameters, peft_model.config)
+        self.config = peft_model.config.get_text_config()
+        experts.keep_halves_apart(self.parameters, self.config)
+        fused.keep_parts_apart(self.parameters, self.config)
 
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
@@ -188,18 +238,18 @@ class Adapted:
 
     def gradients(self) -> dict[str, np.ndarray]:
         gradients = {
-            name: np.asarray(parameter.grad.numpy()).copy()
+            name: np.asarray(parameter.grad.double().numpy()).copy()
             for name, parameter in self.parameters.items()
             if parameter.grad is not None
         }
-        return experts.of_single_experts(gradients, self.model.config)
+        return of_single_modules(gradients, self.config)
 
     def weights(self) -> dict[str, np.ndarray]:
         weights = {
             name: parameter.detach().numpy().copy()
             for name, parameter in self.parameters.items()
         }
-        return experts.of_single_experts(weights, self.model.config)
+        return of_single_modules(weights, self.config)
 
     def save(self, folder: Path) -> None:
         """Writes a PEFT folder in f32 and continues with the rounded weights."""
@@ -241,22 +291,16 @@ def target_logprobs(
     return scores.gather(1, index[:, None])[:, 0]
 
 
-def _decoder_of(model: Any) -> Any:
-    """Returns the text model of a model that also reads images. In the text model,
-    parameters have plain names. Returns other models as they are."""
-    if not hasattr(model.model, "language_model"):
-        return model
-    from transformers import Gemma3ForCausalLM
-
-    decoder = Gemma3ForCausalLM(model.config.text_config)
-    decoder.model = model.model.language_model
-    decoder.lm_head = model.lm_head
-    return decoder
+def of_single_modules(
+    tensors: dict[str, np.ndarray], config: Any
+) -> dict[str, np.ndarray]:
+    """Returns A and B of the modules to which the daemon gives LoRA."""
+    return fused.of_parts(experts.of_single_experts(tensors, config), config)
 
 
 def _logits(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     ids = torch.tensor(np.asarray(tokens, dtype=np.int64))
-    return model(ids[None], use_cache=False).logits[0]
+    return model(ids[None], use_cache=False).logits[0].double()
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:
@@ -264,9 +308,10 @@ def _as_list(value: int | list[int] | None) -> list[int]:
 
 
 def _plain_name(name: str) -> str:
-    """Returns the name of a parameter in PEFT files, without PEFT's prefix, such as
-    `model.layers.0.self_attn.q_proj.lora_A.weight`."""
+    """Returns the name of a parameter in PEFT files, without PEFT's prefix and that of
+    a wrapped decoder, such as `model.layers.0.self_attn.q_proj.lora_A.weight`."""
     plain = name.removeprefix(PEFT_PREFIX).replace(".default.", ".")
+    plain = plain.replace("model.language_model.", "model.")
     return plain.removesuffix(".default")
 
 
@@ -274,7 +319,5 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
     """Returns A and B of a PEFT folder by plain name, without copies of the base."""
     tensors = load_file(folder / "adapter_model.safetensors")
     return {
-        name.removeprefix(PEFT_PREFIX): value
-        for name, value in tensors.items()
-        if ".lora_" in name
+        _plain_name(name): value for name, value in tensors.items() if ".lora_" in name
     }

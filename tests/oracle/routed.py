@@ -19,6 +19,12 @@ def _routers(model: Any) -> list[Any]:
     ]
 
 
+def takes_sigmoids(config: Any) -> bool:
+    """Returns whether routers take sigmoids. transformers does not sort the experts of
+    such a router."""
+    return config.model_type in ("glm4_moe", "minimax_m2")
+
+
 def chosen(reference: Any, tokens: list[int]) -> np.ndarray:
     """Returns the experts of every token, [N, L, K], as the model chooses them."""
     seen: list[np.ndarray] = []
@@ -43,9 +49,15 @@ def given(model: Any, routing: np.ndarray) -> Iterator[None]:
         index = torch.tensor(routing[:, layer].astype(np.int64))
 
         def replace(router: Any, _inputs: Any, output: Any) -> Any:
-            weights = torch.softmax(output[0], dim=-1).gather(1, index)
+            scores = (
+                output[0].sigmoid()
+                if takes_sigmoids(model.config)
+                else torch.softmax(output[0], dim=-1)
+            )
+            weights = scores.gather(1, index)
             if getattr(router, "norm_topk_prob", True):
                 weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights * getattr(router, "routed_scaling_factor", 1.0)
             return output[0], weights, index
 
         return replace

@@ -49,7 +49,7 @@ def write_fused(reference: Any, folder: Path, fields: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("form", FUSED)
-@pytest.mark.parametrize("kind", ("qwen3-moe", "mixtral", "gpt-oss"))
+@pytest.mark.parametrize("kind", ("qwen3-moe", "mixtral", "gpt-oss", "minimax-m2"))
 def test_fused_adapters_return(
     kind: str,
     form: str,
@@ -101,7 +101,7 @@ def test_a_token_s_experts_share_the_rank(
 
 
 def experts_per_token(reference: Any) -> int:
-    return int(reference.model.config.num_experts_per_tok)
+    return int(reference.config.num_experts_per_tok)
 
 
 @pytest.mark.parametrize("kind", ("qwen3-moe", "gpt-oss"))

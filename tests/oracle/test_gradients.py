@@ -13,7 +13,7 @@ import tolerance
 from batching import together
 from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from daemon import DTYPE
-from experts import need_equal_choices
+from experts import need_equal_choices, need_small_rounding
 from models import TINY
 from reference import MIXED, Adapted, AdapterShape, mixed_shapes
 from texts import next_token, random_tokens, sequences
@@ -35,7 +35,8 @@ def test_three_ranks_in_one_mixed_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     reference, daemon = reference_for(kind), daemon_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
+    need_small_rounding(reference.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)
@@ -158,6 +159,8 @@ LOSSES: tuple[tuple[str, dict[str, float]], ...] = (
     ("dro", {"beta": 0.3}),
     ("gspo", {}),
     ("gspo", {"clip_low": 0.98, "clip_high": 1.02}),
+    ("stable_reinforce", {}),
+    ("stable_reinforce", {"clip_high": 0.99, "beta": 0.3}),
     ("importance_sampling", {"temperature": 0.8}),
 )
 
@@ -257,7 +260,12 @@ def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
     elif name == "cispo":
         objective = clipped.detach() * learner * advantages
     else:
-        assert name == "dro"
-        penalty = 0.5 * config["beta"] * (learner - sampler) ** 2
-        objective = learner * advantages - penalty
+        penalty = 0.5 * config.get("beta", 0.05) * (learner - sampler) ** 2
+        factor = 1.0
+        if name == "stable_reinforce":
+            mean = (learner - sampler)[weights != 0].mean().clamp(-20, 20)
+            factor = mean.exp().detach().clamp(max=config.get("clip_high", 1.2))
+        else:
+            assert name == "dro"
+        objective = factor * learner * advantages - penalty
     return -weights * objective

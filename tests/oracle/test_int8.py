@@ -21,15 +21,20 @@ import torch
 from batching import together
 from conftest import SMOLLM2, model_folder
 from parallel import SIZES, need_devices
-from reference import MIXED, MIXED_EXPERTS, Reference
+from reference import MIXED, MIXED_EXPERTS, Reference, mixed_shapes
 from test_gradients import assert_gradients
 from texts import next_token, passages, random_tokens, sequences
 
 GROUP = 64
 INT8 = ("--weights", "int8")
 # Products whose inputs are split over ranks.
-SUMMED = ("o_proj.weight", "down_proj.weight")
-ADAPTERS = {"qwen3-moe": MIXED_EXPERTS[2]}
+SUMMED = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
+# Matrices that are not rounded.
+EXACT = ("mlp.gate.weight", "shared_expert_gate.weight", "conv1d.weight")
+ADAPTERS = {
+    "qwen3-moe": MIXED_EXPERTS[2],
+    "qwen3-5": mixed_shapes("qwen3-5")[2],
+}
 GREEDY_TOKENS = 32
 
 pytestmark = pytest.mark.skipif(
@@ -63,7 +68,7 @@ class RoundedReference(Reference):
         super().__init__(model_folder(kind))
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                if parameter.dim() < 2 or name.endswith("mlp.gate.weight"):
+                if parameter.dim() < 2 or name.endswith(EXACT):
                     continue
                 parts = ranks if name.endswith(SUMMED) else 1
                 parameter.copy_(rounded(parameter, parts))
@@ -121,7 +126,9 @@ def expect_results(
     assert likeliest == reference.greedy(prompts, GREEDY_TOKENS)
 
 
-@pytest.mark.parametrize("kind", ("llama-untied", "gemma2", "qwen3-moe"))
+@pytest.mark.parametrize(
+    "kind", ("llama-untied", "gemma2", "qwen3-moe", "qwen3-5", "phi3-partial")
+)
 def test_is_the_model_of_the_rounded_weights(
     kind: str, daemon_of: Any, reference_for: Any, tmp_path: Path
 ) -> None:

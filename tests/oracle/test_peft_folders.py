@@ -12,13 +12,15 @@ import pytest
 import tolerance
 import torch
 from conftest import SHORT_SMOLLM2, model_folder
-from reference import AdapterShape, read_weights
+from models import TINY
+from reference import ALL_LINEAR, AdapterShape, read_weights
 from texts import next_token, sequences
 
-KINDS = (SHORT_SMOLLM2, "qwen3", "llama-bias")
+# The models of test_experts.py have experts.
+DENSE = [kind for kind, values in TINY.items() if "num_experts_per_tok" not in values]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, *DENSE))
 def test_exported_adapter_gives_our_logprobs_in_peft(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
@@ -30,7 +32,7 @@ def test_exported_adapter_gives_our_logprobs_in_peft(
             unique("export"),
             rank=6,
             alpha=9.0,
-            target_modules=["v_proj", "o_proj", "down_proj", "lm_head"],
+            target_modules=[*ALL_LINEAR, "lm_head"],
             seed=11,
         )
         for _ in range(2):
@@ -38,6 +40,9 @@ def test_exported_adapter_gives_our_logprobs_in_peft(
             adapter.optim_step(learning_rate=5e-3)
         results = adapter.forward(data).results
         adapter.export(tmp_path / "exported")
+        again = client.import_adapter(unique("again"), tmp_path / "exported")
+        for one, other in zip(again.forward(data).results, results, strict=True):
+            np.testing.assert_array_equal(one.logprobs, other.logprobs)
     with reference.adapter(tmp_path / "exported") as adapted:
         for sequence, result in zip(tokens, results, strict=True):
             expected = adapted.logprobs(sequence[:-1], sequence[1:]).detach().numpy()
@@ -77,7 +82,9 @@ def test_an_export_loads_by_itself(
     assert tolerance.max_difference(expected, scores) <= tolerance.LOGPROBS
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", (SHORT_SMOLLM2, "qwen3", "llama-bias", "phi3", "glm4", "qwen3-vl")
+)
 @pytest.mark.parametrize("rslora", (False, True), ids=("plain", "rslora"))
 def test_adapter_trained_by_peft_gives_its_logprobs_here(
     kind: str,
@@ -90,7 +97,9 @@ def test_adapter_trained_by_peft_gives_its_logprobs_here(
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     data = [next_token(t) for t in tokens]
-    shape = AdapterShape(5, 10.0, ("q_proj", "k_proj", "up_proj"), rslora)
+    # The parts of qkv_proj share A.
+    targets = r".*layers.*\.(q_proj|k_proj|up_proj|qkv_proj|gate_up_proj)"
+    shape = AdapterShape(5, 10.0, targets, rslora)
     folder = reference.make_adapter(tmp_path / "start", shape, seed=8)
     with reference.adapter(folder) as adapted:
         optimizer = torch.optim.AdamW(adapted.parameters.values(), lr=1e-3)

@@ -30,6 +30,16 @@ FAMILIES = (
     "gemma3",
     "qwen3-moe",
     "gpt-oss",
+    "smollm3",
+    "olmo2",
+    "granite",
+    "phi3",
+    "glm4",
+    "ministral3",
+    "qwen2-5-vl",
+    "qwen3-5",
+    "qwen3-5-wrapped",
+    "qwen3-next",
 )
 
 
@@ -133,7 +143,7 @@ def test_sampled_logprobs_equal_forwards(
     tmp_path: Path,
 ) -> None:
     reference = reference_for(kind)
-    need_equal_choices(reference.model.config)
+    need_equal_choices(reference.config)
     prompt = prompts_of(kind, reference.vocab)[3]
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=22)
     with daemon_for(kind).client() as client:

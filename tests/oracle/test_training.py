@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import experts
+import fused
 import pytest
 import tolerance
 import torch
 from batching import together
 from conftest import SHORT_SMOLLM2, model_folder
-from reference import mixed_shapes, read_weights
+from reference import mixed_shapes, of_single_modules, read_weights
 from texts import next_token, sequences
 
 STEPS = 10
@@ -49,7 +50,21 @@ CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
 
 
 @pytest.mark.parametrize(
-    "kind", (SHORT_SMOLLM2, "qwen3", "llama3-rope", "qwen3-moe", "gpt-oss")
+    "kind",
+    (
+        SHORT_SMOLLM2,
+        "qwen3",
+        "llama3-rope",
+        "qwen3-moe",
+        "gpt-oss",
+        "olmo3",
+        "granite",
+        "phi3",
+        "glm4",
+        "qwen3-vl",
+        "qwen3-5",
+        "qwen3-next",
+    ),
 )
 def test_weights_after_ten_steps_of_three_adapters(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
@@ -81,8 +96,8 @@ def test_weights_after_ten_steps_of_three_adapters(
             adapter.export(tmp_path / f"trained-{index}")
     for index, folder in enumerate(folders):
         trained = read_weights(tmp_path / f"trained-{index}")
-        if experts.is_fused(reference.model.config):
-            trained = experts.of_single_experts(trained, reference.model.config)
+        if experts.is_fused(reference.config) or fused.modules(reference.config):
+            trained = of_single_modules(trained, reference.config)
         with reference.adapter(folder) as adapted:
             expected_norms = _train_reference(adapted, batches[index], values[index])
             expected = adapted.weights()

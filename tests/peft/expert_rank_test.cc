@@ -73,7 +73,7 @@ TEST(WithExpertRankTest, FusedGateAndUpComeTogether) {
   EXPECT_THAT(WithExpertRank({.target_modules = {TargetModule::kQProj,
                                                  TargetModule::kUpProj}},
                              shape),
-              IsStatus(kInvalid, "one of gate_proj and up_proj"));
+              IsStatus(kInvalid, "some of gate_proj and up_proj"));
   EXPECT_THAT(
       WithExpertRank({.target_modules = {TargetModule::kDownProj}}, shape),
       IsOk());

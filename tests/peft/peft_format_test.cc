@@ -98,6 +98,58 @@ TEST(PeftFormat, NamesAndShapesAreThoseOfPeft) {
   EXPECT_EQ(tensors->at("base_model.model.lm_head.lora_B.weight").shape, b);
 }
 
+// A model with output gates, heads that rotate by halves, and a gated delta
+// rule whose inputs are fused: 2 key heads of one feature, each with 2 value
+// heads.
+ModelShape Hybrid() {
+  ModelShape shape = kShape;
+  shape.q_width = shape.gate_width = 8;
+  shape.kv_width = 4;
+  shape.head_order = {0, 2, 1, 3};
+  shape.delta = {.layers = {true, false},
+                 .key_width = 2,
+                 .value_width = 4,
+                 .num_heads = 4,
+                 .num_key_heads = 2,
+                 .is_fused = true};
+  return shape;
+}
+
+TEST(PeftFormat, RowsOfHeadsAndOfFusedInputsHaveTheOrderOfFiles) {
+  using enum TargetModule;
+  const ModelShape shape = Hybrid();
+  const LoraConfig config = {
+      .rank = 1,
+      .alpha = 1,
+      .target_modules = {kQProj, kInProjQkvz, kInProjBa}};
+  std::vector<float> values(AdapterLayout(shape, config).num_parameters());
+  std::iota(values.begin(), values.end(), 0.0f);
+  const PeftFiles files = WritePeft(config, shape, values, "base");
+  const auto tensors = weights::ParseSafetensors(files[1].second);
+  ASSERT_THAT(tensors, IsOk());
+  // Returns the row of the layout that each row of the file's B has.
+  const auto rows_of = [&](const std::string& path, size_t factor) {
+    const weights::TensorView& view =
+        tensors->at("base_model.model.model.layers." + path + ".lora_B.weight");
+    std::vector<float> rows(view.num_elements());
+    EXPECT_THAT(weights::CopyToFloats(view, absl::MakeSpan(rows)), IsOk());
+    const AdapterLayout layout(shape, config);
+    const auto first = static_cast<float>(layout.factors()[factor].b_offset);
+    for (float& row : rows) row -= first;
+    return rows;
+  };
+  EXPECT_EQ(rows_of("0.linear_attn.in_proj_qkvz", 0),
+            (std::vector<float>{0, 2, 4, 5, 8, 9, 1, 3, 6, 7, 10, 11}));
+  EXPECT_EQ(rows_of("0.linear_attn.in_proj_ba", 1),
+            (std::vector<float>{0, 1, 4, 5, 2, 3, 6, 7}));
+  EXPECT_EQ(rows_of("1.self_attn.q_proj", 2),
+            (std::vector<float>{0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13,
+                                14, 15}));
+  const auto adapter = ReadPeft(files, shape);
+  ASSERT_THAT(adapter, IsOk());
+  EXPECT_EQ(adapter->weights, values);
+}
+
 TEST(PeftFormat, TheEmbeddingHasNamesOfItsOwn) {
   const LoraConfig config = {
       .rank = 3, .alpha = 1, .target_modules = {TargetModule::kEmbedTokens}};
@@ -333,7 +385,7 @@ PeftFiles Spelled(const std::string& prefix, const std::string& targets) {
   return files;
 }
 
-TEST(WrappedModel, ReadsEverySpelling) {
+TEST(WrappedModel, EverySpellingIsReadForEveryModel) {
   for (const char* prefix :
        {"model.language_model.", "language_model.model.", "model."}) {
     SCOPED_TRACE(prefix);
@@ -342,15 +394,13 @@ TEST(WrappedModel, ReadsEverySpelling) {
         "layers[.][01][.]mlp[.]down_proj|(language_model[.])?lm_head\"");
     for (const std::string& targets :
          {std::string(R"(["down_proj", "lm_head"])"), expression}) {
-      const auto adapter = ReadPeft(Spelled(prefix, targets), Wrapped());
-      ASSERT_THAT(adapter, IsOk());
-      EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+      for (const ModelShape& shape : {Wrapped(), kShape}) {
+        const auto adapter = ReadPeft(Spelled(prefix, targets), shape);
+        ASSERT_THAT(adapter, IsOk());
+        EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+      }
     }
   }
-  EXPECT_THAT(
-      ReadPeft(Spelled("model.language_model.", R"(["down_proj", "lm_head"])"),
-               kShape),
-      IsStatus(kInvalid, "language_model.layers.0.mlp.down_proj"));
 }
 
 TEST(WrappedModel, DropsImagePartsThatDoNothingAndRefusesOthers) {

@@ -129,6 +129,13 @@ TEST(RefusalTest, CreateAdapter) {
           config(r)->add_target_modules(static_cast<v1::TargetModule>(77));
         },
         "config.target_modules[0] is 77"},
+       {"target of other models",
+        [=](Create& r) {
+          config(r)->add_target_modules(v1::TARGET_MODULE_IN_PROJ_QKV);
+        },
+        "config.target_modules[0] is in_proj_qkv, which the base model does "
+        "not have, must be one of q_proj, k_proj, v_proj, o_proj, gate_proj, "
+        "up_proj, down_proj, lm_head, embed_tokens"},
        {"target twice",
         [=](Create& r) {
           config(r)->add_target_modules(v1::TARGET_MODULE_Q_PROJ);

@@ -14,6 +14,7 @@ namespace weft::tinker {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -102,13 +103,16 @@ TEST_F(TinkerRequestsTest, AFieldThatIsNotOfferedIsRefusedAndNotIgnored) {
 }
 
 TEST_F(TinkerRequestsTest,
-       StableReinforceIsRefusedWithTheLossesThatAreOffered) {
-  Start();
+       StableReinforceIsRefusedIfTheOperatorDoesNotOfferIt) {
+  ServerOptions options;
+  options.tinker_stable_reinforce = false;
+  Start(std::move(options));
   const std::string session = NewSession();
   model_ = NewModel("toy")["model_id"];
   const std::string refusal =
-      "record_stability_info (loss stable_reinforce) is not offered: set "
-      "loss_fn to importance_sampling, ppo, cispo or gspo";
+      "record_stability_info (loss stable_reinforce) is not offered by this "
+      "server (--no-tinker-stable-reinforce): set loss_fn to "
+      "importance_sampling, ppo, cispo or gspo";
   const Json record = {{"record_stability_info", true}};
   EXPECT_EQ(SampleError(record), refusal);
   EXPECT_EQ(StepError("forward_backward",
@@ -128,6 +132,19 @@ TEST_F(TinkerRequestsTest,
   EXPECT_EQ(made.status, 400);
   EXPECT_THAT(made.body, HasSubstr(refusal));
   EXPECT_EQ(SampleError({{"record_stability_info", false}}), "");
+}
+
+TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
+  Start();
+  const std::string session = NewSession();
+  model_ = NewModel("toy")["model_id"];
+  EXPECT_EQ(SampleError({{"record_stability_info", true}}), "");
+  const HttpReply made = Ask("POST", "create_sampling_session",
+                             {{"session_id", session},
+                              {"sampling_session_seq_id", 1},
+                              {"base_model", "toy"},
+                              {"record_stability_info", true}});
+  EXPECT_EQ(made.status, 200) << made.body;
 }
 
 TEST_F(TinkerRequestsTest, ErrorsHaveTheNamesOfTheClientsFields) {
@@ -249,6 +266,27 @@ TEST_F(TinkerRequestsTest, ARepeatedKeyGetsTheSameSession) {
   key_ = own;
   Post(absl::StrCat("sessions/", session, "/finish"));
   EXPECT_NE(NewSession(), session);
+}
+
+TEST_F(TinkerRequestsTest, TrainAttnMeansAllProjectionsOutsideTheMlp) {
+  using enum TargetModule;
+  Start();
+  engine_->mutable_info()->projections = {kQProj, kGateProj, kDownProj,
+                                          kInProjQkv, kOutProj};
+  const Json lora = {
+      {"rank", 4}, {"train_mlp", false}, {"train_unembed", false}};
+  Result(Post("create_model", {{"session_id", NewSession()},
+                               {"model_seq_id", 0},
+                               {"base_model", "toy"},
+                               {"lora_config", lora}}));
+  std::promise<AdapterPage> page;
+  engine_->ListAdapters({}, [&page](absl::StatusOr<AdapterPage> adapters) {
+    page.set_value(*std::move(adapters));
+  });
+  const AdapterPage adapters = page.get_future().get();
+  ASSERT_EQ(adapters.adapters.size(), 1u);
+  EXPECT_THAT(adapters.adapters[0].config.target_modules,
+              ElementsAre(kQProj, kInProjQkv, kOutProj));
 }
 
 }  // namespace

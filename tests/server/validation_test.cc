@@ -1,6 +1,7 @@
 #include <chrono>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "server/request_validation.h"
@@ -86,6 +87,21 @@ TEST(ValidationTest, AcceptsTheEdgesOfEveryRange) {
     datum->add_weights(0);
   }
   EXPECT_TRUE(Validate(train, limits).ok());
+}
+
+TEST(ValidationTest, NoTargetsMeanAllProjectionsOfTheModel) {
+  const std::vector<TargetModule> projections = {TargetModule::kQProj,
+                                                 TargetModule::kOutProj};
+  const RequestLimits limits = {.max_rank = 64, .projections = projections};
+  v1::CreateAdapterRequest request;
+  request.set_adapter_id("a");
+  absl::StatusOr<CreateAdapterRequest> valid = Validate(request, limits);
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  EXPECT_EQ(valid->config.target_modules, projections);
+  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_OUT_PROJ);
+  valid = Validate(request, limits);
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  EXPECT_EQ(valid->config.target_modules, std::vector{TargetModule::kOutProj});
 }
 
 }  // namespace

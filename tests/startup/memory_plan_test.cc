@@ -58,12 +58,38 @@ TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
   EXPECT_EQ(options_.max_resident_adapters, kDefaultResidentAdapters);
   EXPECT_EQ(options_.kv_cache_bytes, options_.max_decode_sequences *
                                          (64 / kPageTokens) *
-                                         executor::PageBytes(decoder_, 16));
+                                         CacheUnitsOf(sizes_).page);
   EXPECT_EQ(options_.memory_budget_bytes, split->activations);
   EXPECT_GT(options_.memory_budget_bytes, 6 * kGiB);
   EXPECT_EQ(options_.max_batch_tokens, 16384);
   EXPECT_EQ(split->recomputed_layers, 0);
   EXPECT_EQ(split->batch_limit, Limit::kNothing);
+}
+
+// Three of four layers have states in place of keys and values, with the sizes
+// of Qwen3.5-0.8B.
+TEST_P(MemoryPlanTest, RecurrentLayersHaveStatesInPlaceOfPages) {
+  ModelSizes hybrid = sizes_;
+  hybrid.tensor_size = 1;
+  hybrid.config.num_layers = 4;
+  hybrid.config.attention = {
+      {.linear = true}, {.linear = true}, {.linear = true}, {}};
+  hybrid.config.num_kv_heads = 2;
+  hybrid.config.head_dim = 256;
+  hybrid.config.delta = {.key_heads = 16,
+                         .value_heads = 16,
+                         .key_features = 128,
+                         .value_features = 128,
+                         .conv_kernel = 4};
+  for (const int64_t bytes : {2, 4}) {
+    hybrid.element_bytes = bytes;
+    const CacheUnits units = CacheUnitsOf(hybrid);
+    EXPECT_EQ(units.page, kPageTokens * 2 * 2 * 256 * bytes);
+    // Three rows of 6144 features, and the sums of 16 heads in f32.
+    EXPECT_EQ(units.state, 3 * (3 * 6144 * bytes + 16 * 128 * 128 * 4));
+  }
+  hybrid.element_bytes = 8;
+  EXPECT_EQ(CacheUnitsOf(hybrid).state, 3 * 8 * (3 * 6144 + 16 * 128 * 128));
 }
 
 TEST_P(MemoryPlanTest, KeepsWhatIsSet) {
@@ -201,6 +227,8 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   EXPECT_EQ(LargestAdapterBytes(llama, 64), 22 * int64_t{184'713'216});
   // A token has keys and values in 32 layers, with 8 heads of 128 features.
   EXPECT_EQ(executor::PageBytes(llama.config, 2, /*page_tokens=*/1), 131'072);
+  EXPECT_EQ(CacheUnitsOf(llama).page, 16 * 131'072);
+  EXPECT_EQ(CacheUnitsOf(llama).state, 0);
   // A graph has 64 rows. Each row has its logits twice in f32, and in bf16 four
   // vectors of 4096, three of 14336 and two of 6144.
   EXPECT_EQ(DecodeGraphBytes(llama, {}),

@@ -145,6 +145,31 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
   EXPECT_NEAR(static_cast<double>(bound), 13'696'499'712, 0.02 * 13.7e9);
 }
 
+TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
+  model::ModelConfig config = weft::testing::TinyConfig();
+  config.delta = {.key_heads = 2,
+                  .value_heads = 4,
+                  .key_features = 16,
+                  .value_features = 16,
+                  .conv_kernel = 4};
+  config.attention.back().linear = true;
+  const auto kept = [&](int64_t rows, int64_t nodes) {
+    return ActivationsOf(config, 4, /*is_cpu=*/true, /*max_rank=*/8,
+                         {.rows = rows, .nodes = nodes})
+        .kept_layer;
+  };
+  // A head's state is [16, 16] in f32. There is one after each chunk of 64
+  // rows, and up to two more for each node.
+  constexpr int64_t kState = 4 * 16 * 16 * 4;
+  EXPECT_EQ(kept(640, 3) - kept(640, 2), 2 * kState);
+  // A row keeps the input projections (q, k and v; z; b and a), the output and
+  // five products of rank 8. The tape has mixed q, k and v, the gates and u.
+  // The rest is the residual stream twice and the MLP.
+  constexpr int64_t kRow = (128 + 64 + 8) + 64 + 5 * 8 + (128 + 8 + 64);
+  const int64_t rest = 2 * config.hidden + 2 * config.ffn + 3 * 8;
+  EXPECT_EQ(kept(640, 1), 640 * 4 * (kRow + rest) + 12 * kState);
+}
+
 TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   model::ModelConfig config = weft::testing::TinyConfig();
   const auto bytes = [&](int64_t rows) {
@@ -164,7 +189,7 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   EXPECT_EQ(bytes(1000).working, plain.working + scores(100 + 256));
   config.attention[0].rule.softcap = 50;
   EXPECT_EQ(bytes(1000).working, plain.working + scores(1000));
-  config.output_norms = true;
+  config.norms = model::kGemmaNorms;
   EXPECT_EQ(bytes(1000).kept_layer,
             plain.kept_layer + 1000 * 2 * config.hidden * 2);
 }

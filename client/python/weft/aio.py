@@ -156,6 +156,10 @@ class AsyncClient:
         work that it accepted before."""
         await self._driver.run(self._core.drain())
 
+    async def undrain(self) -> None:
+        """Makes the server take new work again."""
+        await self._driver.run(self._core.undrain())
+
     async def create_adapter(
         self,
         adapter_id: str,
@@ -171,17 +175,17 @@ class AsyncClient:
         """Makes a new adapter and returns it.
 
         target_modules: the layers that get LoRA weights, "q_proj", ... "down_proj",
-        "lm_head", "embed_tokens"; None means the server's default. seed: seed of the
-        initial weights; None lets the server derive it from the name. expert_rank:
-        rank of the experts in a mixture-of-experts model; None means rank divided by
-        the number of experts per token. tenant: the owner of the adapter. The
-        adapters of a tenant share the tenant's part of the device's time, the tenant's
-        room in the queue and the tenant's limit of adapters. None means the token's
-        tenant or, on a server without tokens, a tenant with the adapter's name.
+        "lm_head", "embed_tokens"; None means all projections of the model's layers.
+        seed: seed of the initial weights; None lets the server derive it from the name.
+        expert_rank: rank of the experts in a mixture-of-experts model; None means rank
+        divided by the number of experts per token. tenant: the owner of the adapter.
+        The adapters of a tenant share the tenant's part of the device's time, the
+        tenant's room in the queue and the tenant's limit of adapters. None means the
+        token's tenant or, on a server without tokens, a tenant with the adapter's name.
         durability: what survives the end of the server, "memory" (nothing) or "step"
-        (every step); None means the most that the server can keep. Raises
-        AlreadyExists if the name is taken, FailedPrecondition if the server cannot
-        offer the durability.
+        (every step); None means the most that the server can keep. Raises AlreadyExists
+        if the name is taken, FailedPrecondition if the server cannot offer the
+        durability.
         """
         operation = self._core.create_adapter(
             adapter_id,

@@ -1,0 +1,21 @@
+// Reads the layers with a gated delta rule from config.json. Torch-free.
+#ifndef WEFT_SRC_MODEL_CONFIG_DELTA_CONFIG_H_
+#define WEFT_SRC_MODEL_CONFIG_DELTA_CONFIG_H_
+
+#include "absl/status/status.h"
+#include "src/model_config/family_config.h"
+#include "src/model_config/json_fields.h"
+#include "src/model_config/model_config.h"
+
+namespace weft::model {
+
+// Sets config.delta, config.output_gate and the linear layers of
+// config.attention. Does nothing for a family without DeltaFields. REQUIRES:
+// ReadAttention has filled config.attention, and the activation is read.
+// Errors: those of ParseModelConfig.
+[[nodiscard]] absl::Status ReadDelta(JsonFields& fields, const Family& family,
+                                     ModelConfig& config);
+
+}  // namespace weft::model
+
+#endif  // WEFT_SRC_MODEL_CONFIG_DELTA_CONFIG_H_
