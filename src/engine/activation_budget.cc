@@ -100,28 +100,42 @@ FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
       .backward = AttentionBackwardBytes(config, element_bytes, is_cpu, batch)};
 }
 
+// Returns the bytes that the kernels for CUDA take in the backward pass of a
+// gated delta rule: the gradients of q, k, beta and g as parts of each value
+// head and each 64 value features, that of v, and a sum of the parts of q or k.
+int64_t DeltaPartialBytes(const model::DeltaConfig& delta, int64_t num_rows) {
+  const int64_t slices = delta.value_features / 64;
+  const int64_t parts =
+      slices * delta.value_heads * (2 * delta.key_features + 2);
+  return num_rows * (parts + delta.value_width() + delta.key_width()) *
+         kFloatBytes;
+}
+
 // Returns the bytes of a gated delta rule: the input projections, the output
 // before its norm and, in f32, ops::DeltaTape. The backward pass needs the
-// gradients of all these and those of the normed output. Zeros if the model has
-// no such layers.
+// gradients of all these except u, and those of the normed output. Activations
+// in bf16 are on CUDA. Zeros if the model has no such layers.
 FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
                     int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const model::DeltaConfig& delta = config.delta;
-  const int64_t inputs =
-      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
+  const int64_t gates = 2 * delta.value_heads;
+  const int64_t inputs = delta.conv_width() + delta.value_width() + gates;
   const int64_t kept =
       inputs + delta.value_width() + kDeltaProjections * max_rank;
-  const int64_t rows_of_rule =
-      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
   const int64_t state = delta.value_width() * delta.key_features * kFloatBytes;
   // A node ends a chunk, and its children start with its state.
   const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
-  const int64_t tape = batch.rows * rows_of_rule * kFloatBytes + states * state;
-  return {.kept = batch.rows * kept * element_bytes + tape,
+  const int64_t rows_and_states =
+      batch.rows * (delta.conv_width() + gates) * kFloatBytes + states * state;
+  const int64_t partial =
+      element_bytes < kFloatBytes ? DeltaPartialBytes(delta, batch.rows) : 0;
+  return {.kept = batch.rows * (kept * element_bytes +
+                                delta.value_width() * kFloatBytes) +
+                  rows_and_states,
           .backward =
               batch.rows * (inputs + 2 * delta.value_width()) * element_bytes +
-              tape};
+              rows_and_states + partial};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they
