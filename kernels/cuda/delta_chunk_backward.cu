@@ -324,6 +324,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 }  // namespace delta
 
+int64_t DeltaChunksSharedBytes() { return sizeof(delta::BackwardMemory); }
+
 cudaError_t RunDeltaChunksBackward(const DeltaRuleRows& rows,
                                    const DeltaTrees& trees,
                                    const DeltaChunksGradient& gradient,

@@ -100,30 +100,42 @@ FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
       .backward = AttentionBackwardBytes(config, element_bytes, is_cpu, batch)};
 }
 
+// Returns the bytes that the kernels for CUDA take in the backward pass of a
+// gated delta rule: the gradients of q, k, beta and g as parts of each value
+// head and each 64 value features, that of v, and a sum of the parts of q or k.
+int64_t DeltaPartialBytes(const model::DeltaConfig& delta, int64_t num_rows) {
+  const int64_t slices = delta.value_features / 64;
+  const int64_t parts =
+      slices * delta.value_heads * (2 * delta.key_features + 2);
+  return num_rows * (parts + delta.value_width() + delta.key_width()) *
+         kFloatBytes;
+}
+
 // Returns the bytes of a gated delta rule: the input projections, the output
 // before its norm and, in f32, ops::DeltaTape. The backward pass needs the
-// gradients of all these and those of the normed output. Zeros if the model has
-// no such layers.
+// gradients of all these except u, and those of the normed output. Activations
+// in bf16 are on CUDA. Zeros if the model has no such layers.
 FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
-                    bool is_cpu, int max_rank, const BatchRows& batch) {
+                    int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const model::DeltaConfig& delta = config.delta;
-  // A row has q, k, v, z (or u in its place), b and a.
-  const int64_t features =
-      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
+  const int64_t gates = 2 * delta.value_heads;
+  const int64_t inputs = delta.conv_width() + delta.value_width() + gates;
   const int64_t kept =
-      features + delta.value_width() + kDeltaProjections * max_rank;
+      inputs + delta.value_width() + kDeltaProjections * max_rank;
   const int64_t state = delta.value_width() * delta.key_features * kFloatBytes;
   // A node ends a chunk, and its children start with its state.
   const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
-  const int64_t tape = batch.rows * features * kFloatBytes + states * state;
-  const int64_t gradients = features + 2 * delta.value_width();
-  // See GatedDeltaBackward.
-  const int64_t parts = is_cpu ? 0 : delta.value_features / 64 + 1;
-  const int64_t sums =
-      2 * parts * delta.value_heads * delta.key_features * kFloatBytes;
-  return {.kept = batch.rows * kept * element_bytes + tape,
-          .backward = batch.rows * (gradients * element_bytes + sums) + tape};
+  const int64_t rows_and_states =
+      batch.rows * (delta.conv_width() + gates) * kFloatBytes + states * state;
+  const int64_t partial =
+      element_bytes < kFloatBytes ? DeltaPartialBytes(delta, batch.rows) : 0;
+  return {.kept = batch.rows * (kept * element_bytes +
+                                delta.value_width() * kFloatBytes) +
+                  rows_and_states,
+          .backward =
+              batch.rows * (inputs + 2 * delta.value_width()) * element_bytes +
+              rows_and_states + partial};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they
@@ -176,8 +188,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
   const FirstPart attention =
       AttentionPart(config, element_bytes, is_cpu, max_rank, batch);
-  const FirstPart delta =
-      DeltaPart(config, element_bytes, is_cpu, max_rank, batch);
+  const FirstPart delta = DeltaPart(config, element_bytes, max_rank, batch);
   int64_t kept = 2 * shape.hidden + mlp.kept;
   if (config.has_output_norms()) kept += 2 * shape.hidden;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);

@@ -103,7 +103,12 @@ struct DeviceTrees {
         trees{.chunks = reinterpret_cast<const kernel::DeltaChunkRange*>(
                   chunks.const_data_ptr<int64_t>()),
               .tree_chunks = tree_chunks.const_data_ptr<int64_t>(),
-              .num_trees = static_cast<int64_t>(plan.tree_chunks.size()) - 1} {}
+              .num_trees = static_cast<int64_t>(plan.tree_chunks.size()) - 1} {
+    if (!plan.slots_Q.defined()) return;
+    const at::Tensor states_M2 = chunks.view({-1, 4}).narrow(1, 2, 2);
+    states_M2.copy_(plan.slots_Q.index_select(0, states_M2.reshape({-1}))
+                        .view_as(states_M2));
+  }
 
   static std::vector<int64_t> Numbers(const DeltaPlan& plan) {
     static_assert(sizeof(kernel::DeltaChunkRange) == 4 * sizeof(int64_t));
@@ -119,6 +124,15 @@ struct DeviceTrees {
   at::Tensor tree_chunks;
   kernel::DeltaTrees trees;
 };
+
+// Returns the most bytes of shared memory of a block on the current device.
+int64_t MaxSharedBytes() {
+  int device = 0, bytes = 0;
+  C10_CUDA_CHECK(cudaGetDevice(&device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(
+      &bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
 
 kernel::DeltaHeads NormHeads(const at::Tensor& x_THV) {
   return {.data = x_THV.mutable_data_ptr(),
@@ -175,7 +189,8 @@ void MixDeltaRowsBackward(const at::Tensor& d_TW, const DeltaInputs& inputs,
 
 bool TakesDeltaChunks(const at::Tensor& x_THV, const DeltaParameters& p) {
   return HasCudaKernel(x_THV) && x_THV.scalar_type() == at::kBFloat16 &&
-         kernel::TakesDeltaChunks(p.key_features, p.value_features);
+         kernel::TakesDeltaChunks(p.key_features, p.value_features) &&
+         MaxSharedBytes() >= kernel::DeltaChunksSharedBytes();
 }
 
 void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& p,

@@ -62,6 +62,11 @@ ChunkParts PartsOf(const DeltaRows& rows, const DeltaParameters& p,
   return c;
 }
 
+// Returns the slot [1] of a state of a plan with slots.
+at::Tensor SlotOf(const DeltaPlan& plan, int64_t index) {
+  return plan.slots_Q.narrow(0, index, 1);
+}
+
 at::Tensor StateAt(const at::Tensor& states_SHKV, int64_t index,
                    const ChunkParts& c) {
   if (index >= 0) return states_SHKV.select(0, index);
@@ -155,7 +160,11 @@ void ChunksByAten(const DeltaRows& rows, const DeltaParameters& p,
   for (const DeltaChunk& chunk : plan.chunks) {
     const int64_t size = chunk.end - chunk.begin;
     const ChunkParts c = PartsOf(rows, p, chunk);
-    const at::Tensor start_HKV = StateAt(states_SHKV, chunk.start, c);
+    const bool has_slots = plan.slots_Q.defined();
+    const at::Tensor start_HKV =
+        has_slots
+            ? states_SHKV.index_select(0, SlotOf(plan, chunk.start)).squeeze(0)
+            : StateAt(states_SHKV, chunk.start, c);
     const at::Tensor residual =
         c.v_HCV - c.from_start_HC1 * at::matmul(c.k_HCK, start_HKV);
     const at::Tensor u_HCV =
@@ -169,9 +178,15 @@ void ChunksByAten(const DeltaRows& rows, const DeltaParameters& p,
     }
     if (chunk.stop < 0) continue;
     const at::Tensor k_to_end = c.to_end_HC1 * c.k_HCK;
-    states_SHKV.select(0, chunk.stop)
-        .copy_(c.from_start_HC1.narrow(1, size - 1, 1) * start_HKV +
-               at::matmul(k_to_end.transpose(1, 2), u_HCV));
+    const at::Tensor stop_HKV =
+        c.from_start_HC1.narrow(1, size - 1, 1) * start_HKV +
+        at::matmul(k_to_end.transpose(1, 2), u_HCV);
+    if (has_slots) {
+      states_SHKV.index_copy_(0, SlotOf(plan, chunk.stop),
+                              stop_HKV.unsqueeze(0));
+    } else {
+      states_SHKV.select(0, chunk.stop).copy_(stop_HKV);
+    }
   }
 }
 
@@ -280,6 +295,11 @@ void ChunksOnCpu(const DeltaRows& rows, const DeltaParameters& p,
   const CpuHeads heads(rows, p);
   const int64_t stride = p.num_value_heads * p.value_features;
   float* states = states_SHKV.mutable_data_ptr<float>();
+  const int64_t* slots =
+      plan.slots_Q.defined() ? plan.slots_Q.const_data_ptr<int64_t>() : nullptr;
+  const auto state = [&](int64_t index, int64_t h) {
+    return heads.State(states, slots ? slots[index] : index, h);
+  };
   float* out = out_THV.mutable_data_ptr<float>();
   float* u = u_THV.defined() ? u_THV.mutable_data_ptr<float>() : nullptr;
   ForHeadsAndTrees(p.num_value_heads, plan, heads,
@@ -290,13 +310,12 @@ void ChunksOnCpu(const DeltaRows& rows, const DeltaParameters& p,
                        const int64_t at =
                            chunk.begin * stride + h * p.value_features;
                        kernels::cpu::Kernels().delta_chunk(
-                           {.rows = heads.Rows(
-                                chunk, h, heads.State(states, chunk.start, h)),
+                           {.rows = heads.Rows(chunk, h, state(chunk.start, h)),
                             .out = out + at,
                             .out_stride = stride,
                             .u = u ? u + at : nullptr,
                             .u_stride = stride,
-                            .stop_KV = heads.State(states, chunk.stop, h),
+                            .stop_KV = state(chunk.stop, h),
                             .workspace = workspace});
                      }
                    });

@@ -20,7 +20,8 @@
 namespace weft::ops {
 
 // Writes the outputs of all rows to out_THV, and, if u_THV is defined, u of the
-// rule. Reads and writes states_SHKV by the plan.
+// rule. Reads and writes states_SHKV by the plan, and by its slots if it has
+// some.
 void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& parameters,
                     const DeltaPlan& plan, const at::Tensor& states_SHKV,
                     const at::Tensor& u_THV, const at::Tensor& out_THV);

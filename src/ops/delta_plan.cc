@@ -5,20 +5,16 @@
 namespace weft::ops {
 namespace {
 
-// Returns the row `steps` before the first row of a root, which is number
-// `root`.
-int64_t RowBeforeRoot(int64_t num_rows, int64_t num_earlier, int64_t root,
-                      int64_t steps, DeltaStateUse use) {
-  if (use != DeltaStateUse::kContinue) return -1;
-  return num_rows + (root + 1) * num_earlier - steps;
-}
+// Finds the rows before a row on its path.
+struct RowFinder {
+  const std::vector<AttentionNode>& nodes;
+  int64_t num_earlier;
+  DeltaStateUse use;
 
-// Appends the rows before the rows of node `n`. `root` is the number of its
-// root among all roots.
-void AppendEarlier(const std::vector<AttentionNode>& nodes, int64_t n,
-                   int64_t root, int64_t num_earlier, DeltaStateUse use,
-                   std::vector<int64_t>& earlier_TR) {
-  for (int64_t t = nodes[n].begin; t < nodes[n].end; ++t) {
+  // Appends the rows before row `t` of node `n`, or before the row after it if
+  // t is its end. `root` is the number of its root among all roots.
+  void Append(int64_t n, int64_t t, int64_t root,
+              std::vector<int64_t>& rows) const {
     for (int64_t r = 0; r < num_earlier; ++r) {
       int64_t steps = num_earlier - r;
       int64_t row = t;
@@ -28,21 +24,25 @@ void AppendEarlier(const std::vector<AttentionNode>& nodes, int64_t n,
         node = nodes[node].parent;
         row = nodes[node].end;
       }
-      const int64_t first = nodes[node].begin;
-      earlier_TR.push_back(steps <= row - first
-                               ? row - steps
-                               : RowBeforeRoot(nodes.back().end, num_earlier,
-                                               root, steps - (row - first),
-                                               use));
+      const int64_t before = steps - (row - nodes[node].begin);
+      rows.push_back(before <= 0 ? row - steps : BeforeRoot(root, before));
     }
   }
-}
+
+ private:
+  // Returns the row `steps` before the first row of a root.
+  [[nodiscard]] int64_t BeforeRoot(int64_t root, int64_t steps) const {
+    if (use != DeltaStateUse::kContinue) return -1;
+    return nodes.back().end + (root + 1) * num_earlier - steps;
+  }
+};
 
 }  // namespace
 
 DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
                     int64_t num_earlier, DeltaStateUse use) {
   DeltaPlan plan;
+  const RowFinder finder{nodes, num_earlier, use};
   const auto num_nodes = static_cast<int64_t>(nodes.size());
   std::vector<bool> has_child(num_nodes, false);
   for (const AttentionNode& node : nodes) {
@@ -56,8 +56,11 @@ DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
       ++root;
       plan.tree_chunks.push_back(static_cast<int64_t>(plan.chunks.size()));
     }
-    AppendEarlier(nodes, n, root, num_earlier, use, plan.earlier_TR);
+    for (int64_t t = node.begin; t < node.end; ++t) {
+      finder.Append(n, t, root, plan.earlier_TR);
+    }
     const bool continues = use == DeltaStateUse::kContinue;
+    if (continues) finder.Append(n, node.end, root, plan.last_QR);
     int64_t start = node.parent >= 0 ? stop_of_node[node.parent] : -1;
     if (continues) start = plan.num_states++;
     int64_t own = continues ? start : -1;

@@ -3,6 +3,8 @@
 #ifndef WEFT_SRC_OPS_DELTA_PLAN_H_
 #define WEFT_SRC_OPS_DELTA_PLAN_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -32,10 +34,16 @@ struct DeltaPlan {
   std::vector<int64_t> tree_chunks;  // The first chunk of each root, and the
                                      // number of chunks.
   int64_t num_states = 0;
+  // Only if roots continue sequences. last_QR [Q, R] has the R rows before the
+  // row after each sequence, like earlier_TR. State i is at slots_Q[i] of all
+  // states; the caller of PlanDelta sets it.
+  std::vector<int64_t> last_QR;
+  at::Tensor slots_Q;
 };
 
 // kKeep: every state has its own index, for a backward pass. kReplace: a node
-// has one state. kContinue: the same, and root i starts with state i.
+// has one state. kContinue: the same, and root i starts with state i and
+// replaces it. Then all nodes are roots.
 enum class DeltaStateUse { kKeep, kReplace, kContinue };
 
 [[nodiscard]] DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,

@@ -135,12 +135,13 @@ class CpuMixer {
     return row;
   }
 
-  // The row of a step: its earlier rows are rows of the history.
-  [[nodiscard]] kernels::cpu::DeltaMixRow StepRow(int64_t t) const {
+  // The row of a step: its earlier rows are those of a slot in the history.
+  [[nodiscard]] kernels::cpu::DeltaMixRow StepRow(int64_t t,
+                                                  int64_t slot) const {
     kernels::cpu::DeltaMixRow row = row_;
     const int64_t num_earlier = row.num_taps - 1;
     for (int64_t r = 0; r < num_earlier; ++r) {
-      row.taps[r] = At(history_, t * num_earlier + r);
+      row.taps[r] = At(history_, slot * num_earlier + r);
     }
     row.taps[num_earlier] = At(x_, t);
     return row;
@@ -161,21 +162,37 @@ class CpuMixer {
   kernels::cpu::DeltaMixRow row_;
 };
 
-// Calls `row(t)` for the arguments of each row, and mixes the row.
-template <typename RowOf>
-at::Tensor MixOnCpu(const DeltaInputs& inputs, const RowOf& row_of) {
-  const int64_t features = inputs.qkv_TW.size(1);
-  at::Tensor mixed_TW =
-      at::empty(inputs.qkv_TW.sizes(), inputs.qkv_TW.options());
+// Calls mix(t, row) for each row of the result [T, W], on several threads.
+template <typename Mix>
+at::Tensor MixOnCpu(const at::Tensor& qkv_TW, const Mix& mix) {
+  const int64_t features = qkv_TW.size(1);
+  at::Tensor mixed_TW = at::empty(qkv_TW.sizes(), qkv_TW.options());
   float* mixed = mixed_TW.mutable_data_ptr<float>();
-  ParallelFor(inputs.qkv_TW.size(0), RowGrain(features),
+  ParallelFor(qkv_TW.size(0), RowGrain(features),
               [&](int64_t begin, int64_t end) {
                 for (int64_t t = begin; t < end; ++t) {
-                  kernels::cpu::Kernels().delta_mix_row(row_of(t),
-                                                        mixed + t * features);
+                  mix(t, mixed + t * features);
                 }
               });
   return mixed_TW;
+}
+
+// Mixes the next rows of sequences, and moves the rows in their slots.
+at::Tensor StepRowsOnCpu(const DeltaInputs& inputs, const DeltaParameters& p,
+                         const DeltaStates& states) {
+  const CpuMixer mixer(inputs, p, states.conv_NRW);
+  const int64_t features = inputs.qkv_TW.size(1);
+  const int64_t num_earlier = mixer.shape().num_taps - 1;
+  const auto* slots = states.slots_Q.const_data_ptr<int64_t>();
+  float* conv = states.conv_NRW.mutable_data_ptr<float>();
+  return MixOnCpu(inputs.qkv_TW, [&](int64_t t, float* mixed) {
+    const kernels::cpu::DeltaMixRow row = mixer.StepRow(t, slots[t]);
+    kernels::cpu::Kernels().delta_mix_row(row, mixed);
+    float* first = conv + slots[t] * num_earlier * features;
+    float* last =
+        std::copy(first + features, first + num_earlier * features, first);
+    std::copy_n(row.taps[num_earlier], features, last);
+  });
 }
 
 // Writes the gradients of the rows before the convolution, given those after
@@ -277,29 +294,31 @@ DeltaRows MixDeltaRows(const DeltaInputs& inputs, const DeltaParameters& p,
   }
   const CpuMixer mixer(inputs, p, history_QRW);
   const int64_t num_earlier = mixer.shape().num_taps - 1;
-  const at::Tensor mixed_TW = MixOnCpu(inputs, [&](int64_t t) {
-    return mixer.Row(t, plan.earlier_TR.data() + t * num_earlier);
-  });
+  const at::Tensor mixed_TW =
+      MixOnCpu(inputs.qkv_TW, [&](int64_t t, float* mixed) {
+        kernels::cpu::Kernels().delta_mix_row(
+            mixer.Row(t, plan.earlier_TR.data() + t * num_earlier), mixed);
+      });
   return WithGates(mixed_TW, inputs, p);
 }
 
 DeltaRows MixDeltaStepRows(const DeltaInputs& inputs, const DeltaParameters& p,
-                           const at::Tensor& history_QRW) {
+                           const DeltaStates& states) {
+  if (HasCpuKernel(inputs.qkv_TW)) {
+    return WithGates(StepRowsOnCpu(inputs, p, states), inputs, p);
+  }
+  const at::Tensor history_QRW =
+      states.conv_NRW.index_select(0, states.slots_Q);
+  const at::Tensor rows = at::cat({history_QRW, inputs.qkv_TW.unsqueeze(1)}, 1);
+  states.conv_NRW.index_copy_(0, states.slots_Q, rows.slice(1, 1));
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(inputs.qkv_TW)) {
       return cuda::MixDeltaRows(inputs, p, /*plan=*/nullptr, history_QRW);
     }
   }
-  if (HasCpuKernel(inputs.qkv_TW)) {
-    const CpuMixer mixer(inputs, p, history_QRW);
-    const at::Tensor mixed_TW =
-        MixOnCpu(inputs, [&](int64_t t) { return mixer.StepRow(t); });
-    return WithGates(mixed_TW, inputs, p);
-  }
-  const at::ScalarType compute = ComputeType(inputs.qkv_TW);
-  const at::Tensor rows =
-      at::cat({history_QRW, inputs.qkv_TW.unsqueeze(1)}, 1).to(compute);
-  const at::Tensor conv_TW = (rows * p.conv_WR1.t().to(compute)).sum(1);
+  const at::ScalarType compute = ComputeType(rows);
+  const at::Tensor conv_TW =
+      (rows.to(compute) * p.conv_WR1.t().to(compute)).sum(1);
   if (p.conv_bias_W.defined()) conv_TW.add_(p.conv_bias_W);
   return WithGates(MixConvolved(conv_TW, p), inputs, p);
 }

@@ -17,10 +17,11 @@ namespace weft::ops {
                                      const DeltaPlan& plan,
                                      const at::Tensor& history_QRW);
 
-// Returns the rows of the rule, where row i is the next one of sequence i.
+// Returns the rows of the rule, where row i is the next one of sequence i, and
+// replaces the rows before the convolution in the sequences' slots.
 [[nodiscard]] DeltaRows MixDeltaStepRows(const DeltaInputs& inputs,
                                          const DeltaParameters& parameters,
-                                         const at::Tensor& history_QRW);
+                                         const DeltaStates& states);
 
 // Writes the gradients of the inputs, given those of the rows. Overwrites the
 // latter. No root continues a sequence.

@@ -7,6 +7,7 @@
 #include "src/ops/delta_chunks.h"
 #include "src/ops/delta_plan.h"
 #include "src/ops/delta_rows.h"
+#include "src/ops/host_copy.h"
 
 namespace weft::ops {
 namespace {
@@ -81,21 +82,18 @@ at::Tensor NewStates(const at::Tensor& mixed_TW, const DeltaParameters& p,
       mixed_TW.options());
 }
 
-// Replaces the last rows before the convolution. Row R of sequence i's history
-// is its first new row.
-void StoreConvRows(const DeltaInputs& inputs,
-                   const std::vector<AttentionNode>& sequences,
-                   const at::Tensor& history_QRW, const DeltaStates& states) {
-  const int64_t num_earlier = history_QRW.size(1);
-  std::vector<at::Tensor> last;
-  last.reserve(sequences.size());
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const at::Tensor rows = inputs.qkv_TW.narrow(
-        0, sequences[i].begin, sequences[i].end - sequences[i].begin);
-    last.push_back(at::cat({history_QRW[static_cast<int64_t>(i)], rows})
-                       .slice(0, -num_earlier));
-  }
-  states.conv_NRW.index_copy_(0, states.slots_Q, at::stack(last));
+// Replaces the last rows before the convolution of sequences that continue.
+void StoreConvRows(const at::Tensor& qkv_TW, const at::Tensor& history_QRW,
+                   const DeltaPlan& plan, const DeltaStates& states) {
+  const int64_t num_rows = qkv_TW.size(0);
+  const at::Tensor last = ToDevice(plan.last_QR, qkv_TW.device());
+  const at::Tensor new_rows =
+      qkv_TW.index_select(0, last.clamp_max(num_rows - 1));
+  const at::Tensor old_rows =
+      history_QRW.flatten(0, 1).index_select(0, (last - num_rows).clamp_min(0));
+  const at::Tensor rows =
+      at::where(last.lt(num_rows).unsqueeze(1), new_rows, old_rows);
+  states.conv_NRW.index_copy_(0, states.slots_Q, rows.view_as(history_QRW));
 }
 
 }  // namespace
@@ -146,17 +144,15 @@ at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
   CheckInputs(inputs, p);
   CheckNodes(sequences, inputs.qkv_TW.size(0));
   CheckStates(states, inputs, p, static_cast<int64_t>(sequences.size()));
-  const DeltaPlan plan =
+  DeltaPlan plan =
       PlanDelta(sequences, NumEarlier(p), DeltaStateUse::kContinue);
+  plan.slots_Q = states.slots_Q;
   const at::Tensor history_QRW =
       states.conv_NRW.index_select(0, states.slots_Q);
   const DeltaRows rows = MixDeltaRows(inputs, p, plan, history_QRW);
-  const at::Tensor state_QHKV =
-      states.state_NHKV.index_select(0, states.slots_Q);
   const at::Tensor out_THV = NewOutput(inputs, p);
-  RunDeltaChunks(rows, p, plan, state_QHKV, /*u_THV=*/{}, out_THV);
-  states.state_NHKV.index_copy_(0, states.slots_Q, state_QHKV);
-  StoreConvRows(inputs, sequences, history_QRW, states);
+  RunDeltaChunks(rows, p, plan, states.state_NHKV, /*u_THV=*/{}, out_THV);
+  StoreConvRows(inputs.qkv_TW, history_QRW, plan, states);
   return out_THV;
 }
 
@@ -164,14 +160,9 @@ at::Tensor GatedDeltaStep(const DeltaInputs& inputs, const DeltaParameters& p,
                           const DeltaStates& states) {
   CheckInputs(inputs, p);
   CheckStates(states, inputs, p, inputs.qkv_TW.size(0));
-  const at::Tensor history_QRW =
-      states.conv_NRW.index_select(0, states.slots_Q);
-  const DeltaRows rows = MixDeltaStepRows(inputs, p, history_QRW);
+  const DeltaRows rows = MixDeltaStepRows(inputs, p, states);
   const at::Tensor out_THV = NewOutput(inputs, p);
   RunDeltaStep(rows, p, states, out_THV);
-  states.conv_NRW.index_copy_(
-      0, states.slots_Q,
-      at::cat({history_QRW.slice(1, 1), inputs.qkv_TW.unsqueeze(1)}, 1));
   return out_THV;
 }
 

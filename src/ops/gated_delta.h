@@ -91,8 +91,8 @@ struct DeltaTape {
 
 // Writes the gradients of the inputs to `into`, given dout = dLoss/dout. Clears
 // the tape. The weights get no gradient. Takes as many bytes as the tape, and
-// with the kernels for CUDA also (V / 64 + 1) 2 T H K floats, for parts of the
-// gradients of q and k and their sums.
+// with the kernels for CUDA also (V / 64) 2 T H (K + 1) + T J K floats, for
+// parts of the gradients of q, k, beta and g and their sums.
 // Shapes:  dout like out; `into` like the inputs. The gradients may be views of
 //          one matrix. They may not alias the inputs.
 void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
@@ -109,7 +109,8 @@ struct DeltaStates {
 };
 
 // Returns the outputs of the next rows of sequences, like GatedDelta. Sequence
-// i starts with the state of slots_Q[i] and replaces it by its end state.
+// i starts with the state of slots_Q[i] and replaces it in its slot, which no
+// other sequence has.
 // Shapes: `sequences` are Q roots.
 [[nodiscard]] at::Tensor GatedDeltaPrefill(
     const DeltaInputs& inputs, const DeltaParameters& parameters,
@@ -117,7 +118,7 @@ struct DeltaStates {
 
 // Does the same for one row of each sequence (T = Q), in one pass over the
 // states. Waits for no device and reads nothing on the host, so a CUDA graph
-// may record it. Uses the thread team of a decode step.
+// may record it.
 [[nodiscard]] at::Tensor GatedDeltaStep(const DeltaInputs& inputs,
                                         const DeltaParameters& parameters,
                                         const DeltaStates& states);

@@ -6,15 +6,18 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/model/tiny_model.h"
 
 namespace weft::executor {
 namespace {
 
+using ::weft::testing::HybridConfig;
 using ::weft::testing::RandomTensor;
 using ::weft::testing::TinyConfig;
 
@@ -33,14 +36,20 @@ class WaitsThrow {
   }
 };
 
-class DeviceWaitsTest : public ::testing::Test {
+// The parameter: whether some layers of the model compute a gated delta rule.
+class DeviceWaitsTest : public ::testing::TestWithParam<bool> {
  protected:
   static constexpr int64_t kTokens = 11;
 
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
     at::manual_seed(5);
-    config_ = TinyConfig();
+    config_ = GetParam() ? HybridConfig() : TinyConfig();
+    if (GetParam()) {
+      // The kernels for chunks take these features.
+      config_.delta.key_features = 128;
+      config_.delta.value_features = 64;
+    }
     decoder_ = std::make_unique<model::Decoder>(
         config_,
         model::MakeDummyWeights(config_, at::kBFloat16,
@@ -50,12 +59,17 @@ class DeviceWaitsTest : public ::testing::Test {
     rank_ = std::make_unique<ModelRunner>(
         *decoder_, loss::HeadOptions{.chunk_rows = 4, .softcap = 20});
     // Targets all modules of a layer, and the head.
-    const LoraConfig lora = {
+    LoraConfig lora = {
         .rank = 8,
         .alpha = 8,
         .target_modules = {TargetModule::kQProj, TargetModule::kOProj,
                            TargetModule::kGateProj, TargetModule::kDownProj,
                            TargetModule::kLmHead}};
+    if (GetParam()) {
+      lora.target_modules.insert(
+          lora.target_modules.end(),
+          {TargetModule::kInProjQkv, TargetModule::kOutProj});
+    }
     const lora::AdapterLayout layout(config_.shape(), lora);
     version_ =
         MakeVersion(*decoder_, lora,
@@ -88,6 +102,24 @@ class DeviceWaitsTest : public ::testing::Test {
     return plan;
   }
 
+  [[nodiscard]] model::KvStore MakeStore() const {
+    model::KvStore store =
+        AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4,
+                      /*num_states=*/GetParam() ? 3 : 0);
+    for (std::vector<at::Tensor>* states :
+         {&store.conv_NRW, &store.delta_NHKV}) {
+      for (at::Tensor& state : *states) {
+        if (state.defined()) state.zero_();
+      }
+    }
+    return store;
+  }
+
+  // Returns the slots of sequences for MakeStore's states.
+  [[nodiscard]] at::Tensor StateSlots(int64_t num_sequences) const {
+    return GetParam() ? at::arange(1, 1 + num_sequences) : at::Tensor();
+  }
+
   model::ModelConfig config_;
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<ModelRunner> rank_;
@@ -95,14 +127,14 @@ class DeviceWaitsTest : public ::testing::Test {
   at::Tensor gradient_N_;
 };
 
-TEST_F(DeviceWaitsTest, TheSearchFindsAWait) {
+TEST_P(DeviceWaitsTest, TheSearchFindsAWait) {
   const at::InferenceMode no_autograd;
   const WaitsThrow waits_throw;
   EXPECT_THROW((void)gradient_N_.sum().item<float>(), c10::Error);
   EXPECT_THROW((void)at::arange(3).to(at::kCUDA), c10::Error);
 }
 
-TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
+TEST_P(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
   const at::InferenceMode no_autograd;
   const at::Tensor gradients_E = at::arange(kTokens, at::kFloat).sin_();
   // The first call may wait, because it creates the handles of CUDA libraries.
@@ -121,11 +153,9 @@ TEST_F(DeviceWaitsTest, ATrainingStepWaitsForItsScoresAlone) {
   EXPECT_TRUE(gradient_N_.isfinite().all().item<bool>());
 }
 
-TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
+TEST_P(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
   const at::InferenceMode no_autograd;
-  model::KvStore store =
-      AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4,
-                    /*num_states=*/0);
+  model::KvStore store = MakeStore();
   const lora::LoraRouting routing = {
       {.begin = 0, .end = 1, .version = version_}};
   const CachePlan plan = {
@@ -133,7 +163,7 @@ TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
                 .positions_T = at::arange(6).to(at::kInt),
                 .nodes = {{.begin = 0, .end = 6, .subtree_end = 6}},
                 .routing = {{.begin = 0, .end = 6, .version = version_}}},
-      .kv = {.slots_T = at::arange(6)},
+      .kv = {.slots_T = at::arange(6), .state_slots_Q = StateSlots(1)},
       .logit_rows = {5},
       .logit_routing = routing,
       .draws = {{.seed = 3}, {.seed = 3, .sample_index = 1}},
@@ -150,11 +180,9 @@ TEST_F(DeviceWaitsTest, APrefillWaitsForItsScoresAndFirstTokensAlone) {
   EXPECT_TRUE(output.logprobs_E.isfinite().all().item<bool>());
 }
 
-TEST_F(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
+TEST_P(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
   const at::InferenceMode no_autograd;
-  model::KvStore store =
-      AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4,
-                    /*num_states=*/0);
+  model::KvStore store = MakeStore();
   const lora::LoraRouting routing = {
       {.begin = 0, .end = 2, .version = version_}};
   // Only the first row's logits are copied to the host.
@@ -165,7 +193,8 @@ TEST_F(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
       .kv = {.slots_T = at::tensor({0L, 4L}),
              .decode = true,
              .page_table_TL = at::tensor({0, 1}, at::kInt).view({2, 1}),
-             .lengths_T = at::tensor({1, 1}, at::kInt)},
+             .lengths_T = at::tensor({1, 1}, at::kInt),
+             .state_slots_Q = StateSlots(2)},
       .logit_rows = {0, 1},
       .logit_routing = routing,
       .draws = {{.config = {.top_logprobs = 2}},
@@ -177,6 +206,11 @@ TEST_F(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
   EXPECT_EQ(output.drawn[0].value().top_logprobs.size(), 2);
   EXPECT_LT(output.drawn[1].value().token, config_.vocab);
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, DeviceWaitsTest, ::testing::Bool(),
+                         [](const auto& model) {
+                           return model.param ? "GatedDelta" : "Attention";
+                         });
 
 }  // namespace
 }  // namespace weft::executor

@@ -3,7 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <numeric>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "src/lora/lora_linear.h"
 #include "tests/model/tiny_model.h"
 
 namespace weft::engine {
@@ -168,6 +175,46 @@ TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
   constexpr int64_t kRow = (128 + 64 + 8) + 64 + 5 * 8 + (128 + 8 + 64);
   const int64_t rest = 2 * config.hidden + 2 * config.ffn + 3 * 8;
   EXPECT_EQ(kept(640, 1), 640 * 4 * (kRow + rest) + 12 * kState);
+}
+
+TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
+  // J key heads, H value heads, K key features, V value features.
+  constexpr int64_t kJ = 2, kH = 8, kK = 128, kV = 256, kRows = 1000;
+  model::ModelConfig config = weft::testing::TinyConfig();
+  config.delta = {.key_heads = kJ,
+                  .value_heads = kH,
+                  .key_features = kK,
+                  .value_features = kV,
+                  .conv_kernel = 4};
+  config.attention.back().linear = true;
+  const ActivationBytes bytes =
+      ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = kRows});
+  const auto floats = [](std::initializer_list<std::vector<int64_t>> sizes) {
+    int64_t sum = 0;
+    for (const std::vector<int64_t>& size : sizes) {
+      sum += std::accumulate(size.begin(), size.end(), int64_t{4},
+                             std::multiplies<>());
+    }
+    return sum;
+  };
+  constexpr int64_t kW = 2 * kJ * kK + kH * kV;
+  constexpr int64_t kSlices = kV / 64;
+  // The states after 15 whole chunks, and two for the node.
+  const int64_t rule =
+      floats({{kRows, kW}, {kRows, kH}, {kRows, kH}, {15 + 2, kH, kK, kV}});
+  // What cuda::RunDeltaChunksBackward allocates.
+  const int64_t parts = floats({{kSlices, kRows, kH, kK},
+                                {kSlices, kRows, kH, kK},
+                                {kRows, kH, kV},
+                                {kSlices, kRows, kH},
+                                {kSlices, kRows, kH},
+                                {kRows, kJ, kK}});
+  // In bf16, the gradients of the projections, the output and its norm.
+  const int64_t narrow = 2 * kRows * (kW + 3 * kH * kV + 2 * kH);
+  const int64_t residual = 4 * kRows * config.hidden * 2;
+  const int64_t lora = lora::GradientWorkspaceBytes(kRows, config.shape(), 8);
+  EXPECT_EQ(bytes.working,
+            bytes.kept_layer + residual + narrow + rule + parts + lora);
 }
 
 TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {

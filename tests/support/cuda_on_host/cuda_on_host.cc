@@ -239,9 +239,13 @@ cudaError_t cudaGetDevice(int* device) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
                                    int /*device*/) {
-  *value = attribute == cudaDevAttrComputeCapabilityMajor
-               ? weft::testing::cuda_on_host::compute_capability_major
-               : 0;
+  namespace device = weft::testing::cuda_on_host;
+  *value = 0;
+  if (attribute == cudaDevAttrComputeCapabilityMajor) {
+    *value = device::compute_capability_major;
+  } else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) {
+    *value = device::max_shared_bytes;
+  }
   return cudaSuccess;
 }
 

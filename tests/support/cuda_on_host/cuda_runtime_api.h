@@ -26,6 +26,7 @@ enum cudaError_t {
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 using cudaStream_t = struct CUstream_st*;
@@ -65,6 +66,11 @@ void MakeQueuedCopies();
 
 // The value of cudaDevAttrComputeCapabilityMajor.
 inline int compute_capability_major = 9;
+
+// The value of cudaDevAttrMaxSharedMemoryPerBlockOptin: that of compute
+// capability 9.
+inline constexpr int kSharedBytesOfHopper = 227 * 1024;
+inline int max_shared_bytes = kSharedBytesOfHopper;
 
 }  // namespace weft::testing::cuda_on_host
 
