@@ -36,7 +36,6 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
-    "auto_map",
     "bos_token_id",
     "cache_implementation",
     "dtype",

@@ -419,7 +419,9 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
     inputs.rotary_features = static_cast<int>(features);
   }
   if (family.long_rope) {
-    // Microsoft's files have these fields, which transformers does not read.
+    // Microsoft's files have these fields. transformers, which has the model's
+    // code itself, does not read them.
+    static_cast<void>(config.Find("auto_map"));
     for (const char* name : {"full_attn_mod", "interpolate_factor"}) {
       WEFT_RETURN_IF_ERROR(config.IntOr(name, 1, 1, 1).status());
     }

@@ -490,7 +490,7 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
   std::vector<WeightEntry> entries = {Embedding(config, shard)};
   for (int layer = 0; layer < config.num_layers; ++layer) {
     LayerList list(config, shard, layer, entries);
-    if (config.attention[layer].linear) {
+    if (config.has_delta() && config.attention[layer].linear) {
       list.AddDelta();
     } else {
       list.AddAttention();
