@@ -115,7 +115,10 @@ def test_a_tied_head_may_be_in_the_file_too(
     _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
 
 
-@pytest.mark.parametrize("kind", ("qwen3-moe", "qwen2-moe", "mixtral", "qwen3-5-moe"))
+@pytest.mark.parametrize(
+    "kind",
+    ("qwen3-moe", "qwen2-moe", "mixtral", "qwen3-5-moe", "minimax-m2", "glm4-moe"),
+)
 def test_one_tensor_may_have_all_experts(
     kind: str, daemon_for: Any, tmp_path: Path
 ) -> None:
