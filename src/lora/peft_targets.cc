@@ -13,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "src/base/status_macros.h"
 #include "src/lora/adapter_layout.h"
 #include "src/lora/path_expression.h"
@@ -289,13 +290,17 @@ absl::StatusOr<std::vector<bool>> SelectSites(
   if (may_be_none || std::ranges::find(selected, true) != selected.end()) {
     return selected;
   }
-  std::string modules;
+  std::vector<absl::string_view> modules;  // Several may be one in files.
   for (const TargetModule module : ProjectionsOf(shape)) {
-    absl::StrAppend(&modules, TargetModuleName(module), ", ");
+    const absl::string_view name = NameOf(module, shape);
+    if (std::ranges::find(modules, name) == modules.end()) {
+      modules.push_back(name);
+    }
   }
   return Refused("target_modules", field,
-                 absl::StrCat("what names a module to adapt: ", modules,
-                              "lm_head, embed_tokens or their full paths"));
+                 absl::StrCat("what names a module to adapt: ",
+                              absl::StrJoin(modules, ", "),
+                              ", lm_head, embed_tokens or their full paths"));
 }
 
 // The entries of rank_pattern or alpha_pattern, in the order of the file.

@@ -234,10 +234,7 @@ Stream Decoder::RunLayer(int index, Stream stream, const Pass& pass,
                          KvAccess* kv) const {
   const profile::Span span("layer forward", "layer", index);
   const Layer layer = LayerAt(index);
-  Stream mid =
-      layer.has_delta()
-          ? DeltaAttention(layer).Forward(std::move(stream), pass, tape, kv)
-          : Attention(layer).Forward(std::move(stream), pass, tape, kv);
+  Stream mid = ForwardAttention(layer, std::move(stream), pass, tape, kv);
   const bool is_last = index + 1 == config_.num_layers;
   Stream out = Mlp(layer).Forward(
       std::move(mid),

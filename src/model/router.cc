@@ -18,8 +18,20 @@
 namespace weft::moe {
 namespace {
 
-at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights) {
-  at::Tensor logits_TE = ops::Linear(x_TH, weights.router_EH);
+// The dtype of scores: f32, or f64 if the tensor is f64.
+at::ScalarType WideType(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Returns x or the router in the dtype of the products with it.
+at::Tensor Operand(const at::Tensor& tensor, const model::MoeConfig& config) {
+  return config.wide_logits ? tensor.to(WideType(tensor)) : tensor;
+}
+
+at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights,
+                  const model::MoeConfig& config) {
+  at::Tensor logits_TE =
+      ops::Linear(Operand(x_TH, config), Operand(weights.router_EH, config));
   if (weights.bias_E.defined()) logits_TE.add_(weights.bias_E);
   return logits_TE;
 }
@@ -27,13 +39,15 @@ at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights) {
 // Sorting costs about this many operations for each score.
 constexpr int64_t kSortCost = 8;
 
-// The dtype of scores: f32, or f64 for f64.
-at::ScalarType WideType(const at::Tensor& logits) {
-  return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 at::Tensor Softmax(const at::Tensor& logits) {
   return at::softmax(logits, -1, WideType(logits));
+}
+
+// Returns what the weights of a token's experts are divided by.
+at::Tensor Divisor(const at::Tensor& chosen_TK,
+                   const model::MoeConfig& config) {
+  at::Tensor sum_T1 = chosen_TK.sum(1, /*keepdim=*/true);
+  return config.sum_epsilon > 0 ? sum_T1.add_(config.sum_epsilon) : sum_T1;
 }
 
 // Returns the weights of `experts_TK`, given the probabilities `scores_TE`.
@@ -43,7 +57,7 @@ at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
                     const model::MoeConfig& config) {
   at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
   if (config.softmax_of_chosen || !config.normalizes_weights) return chosen_TK;
-  return chosen_TK / chosen_TK.sum(1, /*keepdim=*/true);
+  return chosen_TK / Divisor(chosen_TK, config);
 }
 
 // Returns the scores by which a sigmoid router chooses: corrected, and -inf in
@@ -224,7 +238,7 @@ Routing RouteBySigmoids(const at::Tensor& scores_TE,
 // Returns the `scores_TE` of RouteByScores.
 at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
                   const model::MoeConfig& config) {
-  at::Tensor logits_TE = Logits(x_TH, weights);
+  at::Tensor logits_TE = Logits(x_TH, weights, config);
   if (config.sigmoid) return logits_TE.to(WideType(logits_TE)).sigmoid_();
   return config.softmax_of_chosen ? logits_TE : Softmax(logits_TE);
 }
@@ -246,7 +260,7 @@ at::Tensor LogitsGradient(const at::Tensor& d_weights_TK,
   if (config.sigmoid) d_chosen_TK = d_chosen_TK * config.weight_scale;
   if (config.normalizes_weights) {
     const at::Tensor chosen_TK = probs.gather(1, routing.experts_TK);
-    const at::Tensor sum_T1 = chosen_TK.sum(1, /*keepdim=*/true);
+    const at::Tensor sum_T1 = Divisor(chosen_TK, config);
     const at::Tensor mean_T1 =
         (d_chosen_TK * chosen_TK).sum(1, /*keepdim=*/true) / sum_T1;
     d_chosen_TK = (d_chosen_TK - mean_T1) / sum_T1;
@@ -301,10 +315,12 @@ Routing RouteTo(const at::Tensor& x_TH, const RouterWeights& weights,
 at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
                          const at::Tensor& router_EH,
                          const model::MoeConfig& config) {
+  const at::ScalarType dtype = routing.weights_TK.scalar_type();
+  const at::Tensor router = Operand(router_EH, config);
   const at::Tensor d_logits_TE =
-      LogitsGradient(d_weights_TK, routing, router_EH.size(0), config)
-          .to(routing.weights_TK.scalar_type());
-  return ops::MatMul(d_logits_TE, router_EH);
+      LogitsGradient(d_weights_TK, routing, router.size(0), config)
+          .to(config.wide_logits ? router.scalar_type() : dtype);
+  return ops::MatMul(d_logits_TE, router).to(dtype);
 }
 
 at::Tensor SharedWeight(const at::Tensor& x_TH, const at::Tensor& gate_1H) {

@@ -16,7 +16,6 @@ using Json = nlohmann::json;
 
 constexpr int64_t kMaxWindow = 1 << 28;
 constexpr double kMaxScalar = 1e6;
-constexpr int64_t kFirstLateLayer = 28;  // Default of max_window_layers.
 
 // Returns the window in tokens; 0 means that there is none.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
@@ -61,8 +60,9 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
   int64_t first = 0;
   const bool is_late = family.windows == WindowScheme::kLateLayers;
   if (is_late || window == 0) {  // Without windows, the value does not matter.
-    WEFT_ASSIGN_OR_RETURN(first, fields.IntOr("max_window_layers", 0,
-                                              kMaxWindow, kFirstLateLayer));
+    WEFT_ASSIGN_OR_RETURN(first,
+                          fields.IntOr("max_window_layers", 0, kMaxWindow,
+                                       family.first_late_layer));
   }
   if (!is_late) first = 0;
   int64_t pattern = family.pattern;

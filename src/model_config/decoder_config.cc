@@ -22,6 +22,15 @@ namespace {
 
 using Json = nlohmann::json;
 
+// These limits are above the sizes of published models. They are small enough
+// that the number of weights fits in int64.
+constexpr int64_t kMaxHidden = 1 << 17;
+constexpr int64_t kMaxFfn = 1 << 20;
+constexpr int64_t kMaxVocab = 1 << 22;
+constexpr int64_t kMaxHeads = 1024;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr double kMaxNormEps = 0.1;
+constexpr double kMinSoftcap = 1e-6;
 constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxExpertFfn = 1 << 20;
 constexpr int64_t kMaxContext = 1 << 28;
@@ -92,14 +101,33 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
   }
   WEFT_ASSIGN_OR_RETURN(
       moe.normalizes_weights,
-      fields.BoolOr("norm_topk_prob", family.normalizes_experts));
-  if (family.normalizes_experts && !moe.normalizes_weights) {
+      fields.BoolOr("norm_topk_prob",
+                    family.expert_norm != ExpertNorm::kField));
+  if (family.expert_norm == ExpertNorm::kAlways && !moe.normalizes_weights) {
     return UnsupportedField("norm_topk_prob", Json(false),
                             absl::StrCat("true for ", family.model_type));
   }
   WEFT_ASSIGN_OR_RETURN(moe.shape.layers,
                         ReadSparseLayers(fields, config.num_layers));
   return absl::OkStatus();
+}
+
+// Reads Qwen3-VL's experts. Refuses layers without experts, because PEFT names
+// a layer's MLP in another way than fused experts.
+absl::Status ReadQwenVl(JsonFields& fields, const Family& family,
+                        ModelConfig& config) {
+  lora::ExpertShape& experts = config.moe.shape;
+  experts.names = lora::ExpertNames::kFusedHalves;
+  WEFT_RETURN_IF_ERROR(ReadQwen(fields, family, config));
+  if (std::ranges::find(experts.layers, false) == experts.layers.end()) {
+    return absl::OkStatus();
+  }
+  const Json* step = fields.Find("decoder_sparse_step");
+  const bool is_step = step != nullptr && *step != 1;
+  return UnsupportedField(
+      is_step ? "decoder_sparse_step" : "mlp_only_layers",
+      is_step ? *step : *fields.Find("mlp_only_layers"),
+      absl::StrCat("experts in every layer for ", family.model_type));
 }
 
 // Gives every layer experts with intermediate_size features.
@@ -209,6 +237,8 @@ absl::Status ReadGlm(JsonFields& fields, const Family& family,
                      ModelConfig& config) {
   MoeConfig& moe = config.moe;
   moe.shape.names = lora::ExpertNames::kGlm;
+  moe.wide_logits = true;
+  moe.sum_epsilon = 1e-20;
   WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, moe));
   WEFT_RETURN_IF_ERROR(ReadGroups(fields, moe));
   WEFT_ASSIGN_OR_RETURN(moe.shape.ffn,
@@ -294,8 +324,7 @@ absl::Status ReadMoe(JsonFields& fields, const Family& family,
   WEFT_RETURN_IF_ERROR(fields.BoolOr("output_router_logits", false).status());
   switch (family.experts) {
     case ExpertFields::kQwenVl:
-      config.moe.shape.names = lora::ExpertNames::kFusedHalves;
-      return ReadQwen(fields, family, config);
+      return ReadQwenVl(fields, family, config);
     case ExpertFields::kMixtral:
       return ReadMixtral(fields, config);
     case ExpertFields::kGptOss:
@@ -308,16 +337,6 @@ absl::Status ReadMoe(JsonFields& fields, const Family& family,
       return ReadQwen(fields, family, config);
   }
 }
-
-// These limits are above the sizes of published models. They are small enough
-// that the number of weights fits in int64.
-constexpr int64_t kMaxHidden = 1 << 17;
-constexpr int64_t kMaxFfn = 1 << 20;
-constexpr int64_t kMaxVocab = 1 << 22;
-constexpr int64_t kMaxHeads = 1024;
-constexpr int64_t kMaxHeadDim = 1024;
-constexpr double kMaxNormEps = 0.1;
-constexpr double kMinSoftcap = 1e-6;
 
 // Returns the field's value, or `fallback` if the field is absent. A `fallback`
 // of 0 makes the field required.

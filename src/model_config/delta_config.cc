@@ -99,6 +99,12 @@ absl::Status ReadDelta(JsonFields& fields, const Family& family,
     return UnsupportedField("hidden_act", Json("gelu_pytorch_tanh"),
                             absl::StrCat("\"silu\" for ", family.model_type));
   }
+  WEFT_ASSIGN_OR_RETURN(const std::string gate,
+                        fields.StringOr("output_gate_type", "silu"));
+  if (gate != "silu" && gate != "swish") {
+    return UnsupportedField("output_gate_type", Json(gate),
+                            "\"silu\", \"swish\"");
+  }
   WEFT_ASSIGN_OR_RETURN(const std::string dtype,
                         fields.StringOr("mamba_ssm_dtype", "float32"));
   if (dtype != "float32") {

@@ -79,6 +79,14 @@ enum class ExpertFields {
   kMiniMax,  // As kMixtral, with a router that takes sigmoids.
 };
 
+// Whether a token's router weights are scaled so that they sum to one, in
+// families with the fields of kQwen.
+enum class ExpertNorm : uint8_t {
+  kField,    // If norm_topk_prob is true.
+  kFieldOn,  // As kField, but an absent norm_topk_prob is true.
+  kAlways,   // Always. norm_topk_prob must be true or absent.
+};
+
 // Which layers compute a gated delta rule in place of attention
 // (ModelConfig::delta).
 enum class DeltaFields {
@@ -103,7 +111,7 @@ struct DefaultSizes {
   // The next two are read only if Family::experts is not kNone.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
-  int64_t expert_ffn = 0;  // Read only with kQwen.
+  int64_t expert_ffn = 0;  // Of the field moe_intermediate_size.
   int64_t shared_ffn = 0;  // 0: the family has no shared expert.
 };
 
@@ -120,12 +128,12 @@ struct Family {
   bool fused_qkv = false;
   bool fused_gate_up = false;
   ExpertFields experts = ExpertFields::kNone;
-  // If true, norm_topk_prob must be true or absent.
-  bool normalizes_experts = false;
+  ExpertNorm expert_norm = ExpertNorm::kField;
   DeltaFields delta = DeltaFields::kNone;
   bool norms_from_one = false;  // ModelConfig::norms_from_one.
   WindowScheme windows = WindowScheme::kNone;
-  int64_t window = 0;   // Used if sliding_window is absent.
+  int64_t window = 0;             // Used if sliding_window is absent.
+  int64_t first_late_layer = 28;  // Used if max_window_layers is absent.
   int64_t pattern = 0;  // n of kPattern: every nth layer has no window.
   // Each query head has a sink: a learned logit that takes part in the softmax
   // but has no value vector.
@@ -173,7 +181,8 @@ struct Family {
 struct Wrapper {
   absl::string_view model_type;
   absl::string_view text_model_type;
-  // Files may also have the decoder's fields in place of text_config.
+  // Files may also have the decoder's fields in place of text_config, or repeat
+  // them beside it. Embeddings are tied if either place says so.
   bool may_be_flat = false;
   // AutoModelForCausalLM loads the text model alone, so PEFT's files have its
   // plain names (lora::DecoderNames).

@@ -187,10 +187,31 @@ absl::StatusOr<const Family*> TextFamily(JsonFields& text,
                           absl::StrJoin(known, ", "));
 }
 
+// Checks that the fields of text_config which `outer` repeats have the same
+// values. transformers 4.52 to 4.56 write both; transformers 5 reads those of
+// text_config alone. Fields that each place has for itself may differ, and so
+// may those that text_config leaves null.
+absl::Status CheckRepeatedFields(JsonFields& outer, const Json& text) {
+  std::vector<absl::string_view> own = IgnoredFields(kImageFields);
+  own.insert(own.end(), {"model_type", "tie_word_embeddings", "eos_token_id"});
+  for (const auto& [name, value] : text.items()) {
+    const Json* repeated = outer.Find(name.c_str());
+    if (repeated == nullptr || value.is_null() || *repeated == value ||
+        std::ranges::find(own, name) != own.end()) {
+      continue;
+    }
+    return UnsupportedField(
+        name, *repeated,
+        absl::StrCat("the same as text_config says, ", value.dump()));
+  }
+  return absl::OkStatus();
+}
+
 // Reads a model whose decoder is described in text_config. The model's other
 // parts are not served. Old files of some models have the decoder's fields
 // beside vision_config. If tie_word_embeddings is inside and outside of
-// text_config, transformers 5 reads the outer one.
+// text_config, transformers 5 reads the outer one, except for models that may
+// be flat.
 absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
                                         const std::string& model_type,
                                         const std::vector<Wrapper>& wrappers) {
@@ -209,17 +230,17 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
   }
   JsonFields fields(*text);
   WEFT_ASSIGN_OR_RETURN(const Family* family, TextFamily(fields, wrappers));
-  absl::StatusOr<ModelConfig> config = ReadText(fields, *family);
+  absl::StatusOr<ModelConfig> config = ReadText(fields, *family, kImageFields);
   if (!config.ok()) return weights::InFile("text_config", config.status());
   config->model_type = model_type;
   config->is_wrapped = !wrappers.front().loads_text;
-  WEFT_ASSIGN_OR_RETURN(const bool tied, outer.BoolOr("tie_word_embeddings",
-                                                      config->tied_embeddings));
-  if (!tied && config->tied_embeddings) {
-    return UnsupportedField("tie_word_embeddings", Json(tied),
-                            "the same as text_config says");
+  const bool inner_tied = config->tied_embeddings;
+  WEFT_ASSIGN_OR_RETURN(config->tied_embeddings,
+                        outer.BoolOr("tie_word_embeddings", inner_tied));
+  if (wrappers.front().may_be_flat) {
+    config->tied_embeddings |= inner_tied;
+    WEFT_RETURN_IF_ERROR(CheckRepeatedFields(outer, *text));
   }
-  config->tied_embeddings = tied;
   WEFT_RETURN_IF_ERROR(AddEosTokens(outer.Find("eos_token_id"), config->vocab,
                                     config->eos_token_ids));
   WEFT_RETURN_IF_ERROR(outer.Finish(IgnoredFields(kImageFields)));

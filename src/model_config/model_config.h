@@ -65,7 +65,9 @@ struct MoeConfig {
   // correction is added to the scores by which experts are chosen, but not to
   // the weights.
   bool sigmoid = false;
-  double weight_scale = 1;  // Multiplies the weights of a sigmoid router.
+  bool wide_logits = false;  // Logits are f32, also of a model in bf16.
+  double sum_epsilon = 0;    // Added to the sum by which weights are divided.
+  double weight_scale = 1;   // Multiplies the weights of a sigmoid router.
   // A sigmoid router first chooses `chosen_groups` of `groups` groups of
   // adjacent experts, by the sum of each group's two largest scores.
   int groups = 1;

@@ -39,6 +39,8 @@ constexpr double kMaxTheta = 1e12;
 constexpr double kMinFactor = 1e-6;
 constexpr double kMaxFactor = 1e6;
 constexpr double kMaxRopePositions = 1e9;
+// The default of original_max_position_embeddings beside the object of fields.
+constexpr int64_t kPhi3Positions = 4096;
 
 struct Llama3Scaling {
   double factor;
@@ -188,7 +190,7 @@ struct RopeInputs {
   int head_dim = 0;
   int rotary_features = 0;  // How many of a head's features rotate.
   int64_t max_positions = 0;
-  // Those of the original model, if they are beside the object of fields.
+  // With Family::long_rope, those of the original model.
   int64_t original_positions = 0;
 };
 
@@ -217,11 +219,10 @@ absl::Status ScaleAsLongRope(JsonFields& rope, const RopeInputs& inputs,
   for (size_t i = 0; i < table.frequencies.size(); ++i) {
     table.frequencies[i] /= (*factors)[i].get<double>();
   }
-  WEFT_ASSIGN_OR_RETURN(
-      const double original,
-      ReadOriginalPositions(rope, inputs.original_positions > 0
-                                      ? inputs.original_positions
-                                      : inputs.max_positions));
+  // As in transformers, the field beside the object, or its default, wins.
+  WEFT_RETURN_IF_ERROR(
+      ReadOriginalPositions(rope, inputs.original_positions).status());
+  const auto original = static_cast<double>(inputs.original_positions);
   WEFT_ASSIGN_OR_RETURN(
       const double factor,
       rope.NumberOr("factor", 1e-6, kMaxFactor,
@@ -425,9 +426,9 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
     for (const char* name : {"full_attn_mod", "interpolate_factor"}) {
       WEFT_RETURN_IF_ERROR(config.IntOr(name, 1, 1, 1).status());
     }
-    WEFT_ASSIGN_OR_RETURN(
-        inputs.original_positions,
-        config.IntOr("original_max_position_embeddings", 1, kMaxPositions, 0));
+    WEFT_ASSIGN_OR_RETURN(inputs.original_positions,
+                          config.IntOr("original_max_position_embeddings", 1,
+                                       kMaxPositions, kPhi3Positions));
   }
   WEFT_ASSIGN_OR_RETURN(inputs.theta, config.NumberOr("rope_theta", kMinTheta,
                                                       kMaxTheta, family.theta));

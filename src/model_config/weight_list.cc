@@ -219,7 +219,10 @@ class LayerList {
     if (config_.moe.sigmoid) {
       AddRows({{absl::StrCat(block, is_mixtral ? "" : "gate.",
                              "e_score_correction_bias"),
-                experts.count, Whole(experts.count)}},
+                experts.count,
+                Whole(experts.count),
+                {.name = prefix_ + "mlp.e_score_correction_bias",
+                 .shape = {experts.count}}}},
               "", WeightSlot::kRouterCorrection, {});
     }
     AddExpertRange(part_.experts, {experts.ffn, part_.expert_ffn},

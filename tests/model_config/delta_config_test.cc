@@ -181,6 +181,18 @@ TEST(DeltaConfigTest, RefusesWhatTheLayersDoNotCompute) {
   }
 }
 
+// The field of Qwen3.6 and 3.8.
+TEST(DeltaConfigTest, TheGateOfOutputsIsSilu) {
+  for (const char* name : {"swish", "silu"}) {
+    EXPECT_THAT(Parse(Small("qwen3_5_text", {{"output_gate_type", name}})),
+                IsOk());
+  }
+  EXPECT_THAT(Parse(Small("qwen3_5_text", {{"output_gate_type", "sigmoid"}})),
+              IsStatus(kUnsupported,
+                       "output_gate_type is \"sigmoid\"; accepted: \"silu\", "
+                       "\"swish\""));
+}
+
 TEST(DeltaConfigTest, OtherFamiliesHaveNoLinearLayers) {
   Json json = Small("qwen3_5_text");
   json["model_type"] = "qwen3";
@@ -193,9 +205,11 @@ TEST(DeltaConfigTest, RouterWeightsOfTheseFamiliesSumToOne) {
     EXPECT_TRUE(config.moe.normalizes_weights);
     EXPECT_FALSE(config.qkv_bias);
     EXPECT_EQ(config.moe.shape.shared_ffn, 16);
-    EXPECT_THAT(Parse(Small(type, {{"norm_topk_prob", false}})),
-                IsStatus(kUnsupported, "norm_topk_prob"));
   }
+  const Json off = {{"norm_topk_prob", false}};
+  EXPECT_THAT(Parse(Small("qwen3_5_moe_text", off)),
+              IsStatus(kUnsupported, "norm_topk_prob"));
+  EXPECT_FALSE(Parsed(Small("qwen3_next", off)).moe.normalizes_weights);
 }
 
 // The shape of each tensor of a layer, by its name after "model.layers.N.".

@@ -359,7 +359,6 @@ TEST(FamilyConfig, RefusesByName) {
        {{"num_experts", 4}},
        kUnsupported,
        "text_config: \"num_experts\""},
-      {Gemma3(), "tie_word_embeddings", false, kUnsupported, "tie_word_embed"},
       {Gemma3(),
        "quantization_config",
        {{"bits", 4}},

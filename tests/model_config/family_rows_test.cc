@@ -142,6 +142,15 @@ TEST(FamilyRows, LongRopeEndsAtTheOriginalPositions) {
   json["partial_rotary_factor"] = 0.5;
   EXPECT_DOUBLE_EQ(Parsed(json).rope_magnitude, std::sqrt(factor));
   EXPECT_EQ(Parsed(json).attention[0].rule.scale, 1 / std::sqrt(8.0));
+  // The field in the object has no effect, and the default is Phi3Config's.
+  json = LongRope();
+  json["rope_scaling"]["original_max_position_embeddings"] = 64;
+  EXPECT_EQ(Parsed(json).max_positions, 128);
+  json["max_position_embeddings"] = 131072;
+  json.erase("original_max_position_embeddings");
+  EXPECT_EQ(Parsed(json).max_positions, 4096);
+  EXPECT_DOUBLE_EQ(Parsed(json).attention[0].rule.scale,
+                   0.5 * (1 + std::log(32.0) / std::log(4096.0)));
   json = LongRope();
   json["rope_scaling"]["short_factor"] = {1.0};
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "short_factor is [1.0]"));
@@ -287,7 +296,7 @@ TEST(FamilyRows, WrappersTakeTheirTextModels) {
   other["text_config"] = text;
   other["text_config"]["tie_word_embeddings"] = true;
   other["tie_word_embeddings"] = false;
-  EXPECT_THAT(Parse(other), IsStatus(kUnsupported, "tie_word_embeddings"));
+  EXPECT_FALSE(Parsed(other).tied_embeddings);
 }
 
 // Qwen2.5-VL-7B-Instruct, made smaller. Its decoder's fields have no object of
@@ -320,6 +329,99 @@ TEST(FamilyRows, RotationInThreeDirectionsIsPlainForText) {
   EXPECT_EQ(Parsed(json).qk_norm, QkNorm::kHead);
   json.erase("text_config");
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "text_config is null"));
+}
+
+// Qwen2.5-VL as transformers 4.52 to 4.56 saves it: the decoder's fields are
+// there twice, and text_config has fields about images.
+Json Qwen2VlTwice() {
+  Json json = Qwen2Vl();
+  Json text = json;
+  text.erase("vision_config");
+  text["model_type"] = "qwen2_5_vl_text";
+  text["sliding_window"] = nullptr;
+  text["image_token_id"] = nullptr;
+  text["tie_word_embeddings"] = true;
+  text["layer_types"] = Json(4, "full_attention");
+  json["text_config"] = text;
+  return json;
+}
+
+TEST(FamilyRows, FieldsBesideTextConfigMayRepeatIt) {
+  const ModelConfig config = Parsed(Qwen2VlTwice());
+  EXPECT_TRUE(config.tied_embeddings && config.is_wrapped);
+  Json json = Qwen2VlTwice();
+  json["tie_word_embeddings"] = false;  // Either place ties.
+  EXPECT_TRUE(Parsed(json).tied_embeddings);
+  json["text_config"].erase("tie_word_embeddings");
+  EXPECT_FALSE(Parsed(json).tied_embeddings);
+  json["hidden_size"] = 128;
+  EXPECT_THAT(Parse(json), IsStatus(kUnsupported,
+                                    "hidden_size is 128; accepted: the same "
+                                    "as text_config says, 64"));
+  json = Qwen2VlTwice();
+  json["text_config"].erase("rope_scaling");
+  EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "rope_scaling"));
+}
+
+TEST(FamilyRows, LateLayersOfQwen2VlComeAfterTheEightieth) {
+  Json json = Qwen2Vl();
+  json["use_sliding_window"] = true;
+  json["num_hidden_layers"] = 81;
+  EXPECT_EQ(Parsed(json).attention[28].rule.window, 32768);
+  json.erase("max_window_layers");
+  EXPECT_EQ(Parsed(json).attention[79].rule.window, 0);
+  EXPECT_EQ(Parsed(json).attention[80].rule.window, 32768);
+}
+
+// Qwen3-VL-30B-A3B-Instruct, made smaller. Its text_config does not say whether
+// embeddings are tied.
+Json Qwen3VlMoe() {
+  Json text = Small("qwen3_vl_moe_text", {{"attention_bias", false},
+                                          {"attention_dropout", 0.0},
+                                          {"bos_token_id", 301},
+                                          {"eos_token_id", 303},
+                                          {"decoder_sparse_step", 1},
+                                          {"dtype", "bfloat16"},
+                                          {"hidden_act", "silu"},
+                                          {"initializer_range", 0.02},
+                                          {"mlp_only_layers", Json::array()},
+                                          {"moe_intermediate_size", 24},
+                                          {"norm_topk_prob", true},
+                                          {"num_experts", 8},
+                                          {"num_experts_per_tok", 2},
+                                          {"rms_norm_eps", 1e-6},
+                                          {"rope_scaling",
+                                           {{"mrope_interleaved", true},
+                                            {"mrope_section", {4, 2, 2}},
+                                            {"rope_type", "default"}}},
+                                          {"rope_theta", 5000000},
+                                          {"use_cache", true}});
+  return {{"architectures", {"Qwen3VLMoeForConditionalGeneration"}},
+          {"image_token_id", 310},
+          {"model_type", "qwen3_vl_moe"},
+          {"text_config", std::move(text)},
+          {"tie_word_embeddings", false},
+          {"transformers_version", "4.57.0.dev0"},
+          {"video_token_id", 311},
+          {"vision_config", {{"depth", 27}}},
+          {"vision_end_token_id", 312},
+          {"vision_start_token_id", 313}};
+}
+
+TEST(FamilyRows, TheWrapperSaysWhetherEmbeddingsAreTied) {
+  EXPECT_FALSE(Parsed(Qwen3VlMoe()).tied_embeddings);
+  Json json = Qwen3VlMoe();
+  json["tie_word_embeddings"] = true;
+  EXPECT_TRUE(Parsed(json).tied_embeddings);
+}
+
+TEST(FamilyRows, EveryLayerOfQwen3VlMoeHasExperts) {
+  Json json = Qwen3VlMoe();
+  json["text_config"]["mlp_only_layers"] = {1};
+  EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "mlp_only_layers is [1]"));
+  json = Qwen3VlMoe();
+  json["text_config"]["decoder_sparse_step"] = 2;
+  EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "decoder_sparse_step is 2"));
 }
 
 // GLM-4.5-Air, made smaller.

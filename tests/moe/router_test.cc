@@ -132,6 +132,60 @@ TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
             bound);
 }
 
+// transformers computes GLM-4.5's logits in f32, but MiniMax's in the model's
+// dtype.
+TEST(RouteTest, LogitsOfAModelInBf16MayBeWide) {
+  at::manual_seed(9);
+  model::MoeConfig config = Config(/*normalizes=*/true);
+  config.sigmoid = true;
+  const at::Tensor router_EH = Random(kExperts, kHidden).to(at::kBFloat16);
+  const at::Tensor x_TH = Random(kTokens, kHidden).to(at::kBFloat16);
+  const at::Tensor d_weights_TK = Random(kTokens, kPerToken).to(at::kBFloat16);
+  const RouterWeights weights = {router_EH, none, at::zeros({kExperts})};
+  const at::Tensor wide_x_TH = x_TH.to(at::kDouble).requires_grad_(true);
+  const at::Tensor logits_TE = at::mm(wide_x_TH, router_EH.to(at::kDouble).t());
+  const at::Tensor scores_TE = logits_TE.sigmoid();
+  const at::Tensor rounded_TE = at::mm(x_TH, router_EH.t());
+  EXPECT_TRUE(at::allclose(Route(x_TH, weights, config, {}).probs,
+                           rounded_TE.to(at::kFloat).sigmoid()));
+
+  config.wide_logits = true;
+  const Routing routing = Route(x_TH, weights, config, {});
+  const double bound =
+      testing::Tolerance(testing::kEpsilonF32, kHidden,
+                         logits_TE.detach().abs().max().item<double>());
+  EXPECT_LE((routing.probs - scores_TE.detach()).abs().max().item<double>(),
+            bound);
+  EXPECT_EQ(routing.weights_TK.scalar_type(), at::kBFloat16);
+  const at::Tensor chosen_TK = scores_TE.gather(1, routing.experts_TK);
+  const at::Tensor expected =
+      torch::autograd::grad({chosen_TK / chosen_TK.sum(1, true)}, {wide_x_TH},
+                            {d_weights_TK.to(at::kDouble)})[0];
+  const at::Tensor actual =
+      RouteBackward(d_weights_TK, routing, router_EH, config);
+  EXPECT_EQ(actual.scalar_type(), at::kBFloat16);
+  // Only the result is rounded to bf16.
+  const double largest = expected.abs().max().item<double>();
+  EXPECT_LE((actual - expected).abs().max().item<double>(),
+            testing::StoredTolerance(testing::kEpsilonBf16, kHidden,
+                                     largest * kHidden, largest));
+}
+
+// GLM-4.5 divides by the sum of the sigmoids plus 1e-20.
+TEST(RouteTest, WeightsOfScoresThatAreZeroAreZero) {
+  model::MoeConfig config = Config(/*normalizes=*/true);
+  config.sigmoid = true;
+  config.sum_epsilon = 1e-20;
+  const at::Tensor x_TH = at::full({1, kHidden}, -100.0F);
+  const at::Tensor router_EH = at::ones({kExperts, kHidden});
+  const Routing routing =
+      Route(x_TH, {router_EH, none, at::zeros({kExperts})}, config, {});
+  EXPECT_TRUE(at::equal(routing.weights_TK, at::zeros({1, kPerToken})));
+  EXPECT_TRUE(at::equal(
+      RouteBackward(at::ones({1, kPerToken}), routing, router_EH, config),
+      at::zeros({1, kHidden})));
+}
+
 // Probabilities of experts far below the best one round to zero.
 TEST(RouteTest, GivenExpertsMayBeVeryImprobable) {
   model::MoeConfig config = Config(/*normalizes=*/false);

@@ -412,6 +412,7 @@ TINY["qwen3-vl-moe"] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 40,
     "rope_parameters": {**_MROPE, "mrope_interleaved": True},
+    "tie_word_embeddings": False,
     "wrapper": "qwen3_vl_moe",
 }
 

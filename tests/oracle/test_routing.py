@@ -40,6 +40,7 @@ KINDS = (
     "minimax-m2",
     "qwen3-5-moe",
     "qwen3-next",
+    "qwen3-vl-moe",
 )
 
 

@@ -132,6 +132,17 @@ TEST(FusedModules, PartsOfAPeftAdapterShareItsA) {
               IsStatus(kInvalid, "expected [8, 1]"));
 }
 
+TEST(FusedModules, AnErrorListsTheNamesInFiles) {
+  PeftFiles files = Shared({7, 8, 9}, {1, 2, 3, 4, 5, 6, 7, 8}, 1);
+  Json json = Json::parse(files[0].second);
+  json["target_modules"] = {"q_proj"};
+  files[0].second = json.dump();
+  EXPECT_THAT(ReadPeft(files, Fused()),
+              IsStatus(kInvalid,
+                       "what names a module to adapt: qkv_proj, o_proj, "
+                       "gate_up_proj, down_proj, lm_head"));
+}
+
 TEST(FusedModules, PartsAreTargetedTogether) {
   LoraConfig config = Qkv(4, 8);
   EXPECT_THAT(WithExpertRank(config, Fused()), IsOk());
@@ -145,10 +156,11 @@ TEST(FusedModules, PartsAreTargetedTogether) {
 }
 
 TEST(HeadOrder, RowsOfBFollowTheOrderInFiles) {
-  const std::vector<int> order = {0, 2, 1, 3};
+  // Not its own inverse.
+  const std::vector<int> order = {0, 2, 4, 1, 3, 5};
   ModelShape shape = Fused();
   shape.fused_qkv = false;
-  shape.kv_width = 4;
+  shape.q_width = shape.kv_width = 6;
   shape.head_order = order;
   const LoraConfig config = Qkv(1, 1);
   const std::vector<float> values = Counting(shape, config);  // A: 1 to 9.
@@ -158,9 +170,9 @@ TEST(HeadOrder, RowsOfBFollowTheOrderInFiles) {
                   absl::StrCat("base_model.model.model.layers.0.self_attn.",
                                module, ".lora_B.weight"));
   };
-  EXPECT_THAT(b("q_proj"), ElementsAre(10, 12, 11, 13));
-  EXPECT_THAT(b("k_proj"), ElementsAre(14, 16, 15, 17));
-  EXPECT_THAT(b("v_proj"), ElementsAre(18, 19, 20, 21));
+  EXPECT_THAT(b("q_proj"), ElementsAre(10, 13, 11, 14, 12, 15));
+  EXPECT_THAT(b("k_proj"), ElementsAre(16, 19, 17, 20, 18, 21));
+  EXPECT_THAT(b("v_proj"), ElementsAre(22, 23, 24, 25, 26, 27));
   const auto again = ReadPeft(files, shape);
   ASSERT_THAT(again, IsOk());
   EXPECT_EQ(again->weights, values);

@@ -182,11 +182,11 @@ TEST(ReadTargets, ExpressionsOfAFileShareABudget) {
               IsStatus(kInvalid, "at most 8192 instructions"));
   // A key that is a plain path does not count against the limit of RE2
   // instructions. But the number of keys has a limit, too.
-  for (int i = 0; i < 196; ++i) ranks[absl::StrCat("other", i)] = 1;
+  for (int i = 0; i < 105; ++i) ranks[absl::StrCat("other", i)] = 1;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}}), IsOk());
   ranks["one_more"] = 1;
   EXPECT_THAT(Parse({{"rank_pattern", ranks}}),
-              IsStatus(kInvalid, "an object of at most 208 keys"));
+              IsStatus(kInvalid, "an object of at most 117 keys"));
 }
 
 TEST(ReadTargets, StabilisesEveryRankByItsOwnRoot) {
