@@ -1,5 +1,5 @@
-// Tests which kernels compute the gated delta rule, and that no pass over chunks
-// waits, on the device of tests/support/host_device.
+// Tests which kernels compute the gated delta rule, and that no pass over
+// chunks waits, on the device of tests/support/host_device.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
