@@ -45,7 +45,8 @@ class MetricSums {
 //   bounded_tokens:sum       number of tokens whose log ratio (gspo,
 //                            stable_reinforce: its mean) lies outside
 //                            [-20, 20]; not for dro;
-//   weft_stable_reinforce:mean  1: the formula is Weft's; stable_reinforce only.
+//   weft_stable_reinforce:mean  1: the formula is Weft's;
+//                            stable_reinforce only.
 //
 // Derivatives of four losses, with c(r) = clip(r, clip_low, clip_high):
 //   ppo    -w r A if r A <= c(r) A, else 0. A tie takes the unclipped branch.
