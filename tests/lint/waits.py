@@ -34,8 +34,6 @@ ALLOWED = {
     ("lora/lora_embedding.cc", "unique"): "LoRA of the embedding alone",
     ("lora/adapter.cc", "bulk"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",
-    ("model/decoder.cc", "to"): "when a model is loaded",
-    ("model/decoder_weights.cc", "to"): "when a model is loaded",
     ("loss/head_products.cc", "nonzero"): "a gradient filter, off by default",
     ("executor/message.cc", "item"): "a tensor of the host",
 }
