@@ -105,23 +105,25 @@ FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
 // gradients of all these and those of the normed output. Zeros if the model has
 // no such layers.
 FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
-                    int max_rank, const BatchRows& batch) {
+                    bool is_cpu, int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const model::DeltaConfig& delta = config.delta;
-  const int64_t inputs =
+  // A row has q, k, v, z (or u in its place), b and a.
+  const int64_t features =
       delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
   const int64_t kept =
-      inputs + delta.value_width() + kDeltaProjections * max_rank;
-  const int64_t rows_of_rule =
-      delta.conv_width() + delta.value_width() + 2 * delta.value_heads;
+      features + delta.value_width() + kDeltaProjections * max_rank;
   const int64_t state = delta.value_width() * delta.key_features * kFloatBytes;
   // A node ends a chunk, and its children start with its state.
   const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
-  const int64_t tape = batch.rows * rows_of_rule * kFloatBytes + states * state;
+  const int64_t tape = batch.rows * features * kFloatBytes + states * state;
+  const int64_t gradients = features + 2 * delta.value_width();
+  // See GatedDeltaBackward.
+  const int64_t parts = is_cpu ? 0 : delta.value_features / 64 + 1;
+  const int64_t sums =
+      2 * parts * delta.value_heads * delta.key_features * kFloatBytes;
   return {.kept = batch.rows * kept * element_bytes + tape,
-          .backward =
-              batch.rows * (inputs + 2 * delta.value_width()) * element_bytes +
-              tape};
+          .backward = batch.rows * (gradients * element_bytes + sums) + tape};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they
@@ -174,7 +176,8 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
   const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
   const FirstPart attention =
       AttentionPart(config, element_bytes, is_cpu, max_rank, batch);
-  const FirstPart delta = DeltaPart(config, element_bytes, max_rank, batch);
+  const FirstPart delta =
+      DeltaPart(config, element_bytes, is_cpu, max_rank, batch);
   int64_t kept = 2 * shape.hidden + mlp.kept;
   if (config.has_output_norms()) kept += 2 * shape.hidden;
   const int64_t scores = ScoreBytes(config, element_bytes, is_cpu, batch.rows);

@@ -99,6 +99,24 @@ void AddExperts(const model::MoeConfig& moe, Parts& parts) {
                    moe.chosen_groups, " ", moe.has_shared_gate);
 }
 
+// Adds what few families have. Others have no such parts.
+void AddUnusual(const model::ModelConfig& config, Parts& parts) {
+  const auto add = [&](const char* name, double value, double usual) {
+    if (value != usual) parts[name] = Exact(value);
+  };
+  add("input_norms", config.norms.attention_in.empty() ? 0 : 1, 1);
+  add("embedding_multiplier", config.embedding_multiplier, 1);
+  add("logits_divisor", config.logits_divisor, 1);
+  add("rope_magnitude", config.rope_magnitude, 1);
+  add("query_scale", config.query_scale.beta, 0);
+  if (config.query_scale.beta != 0) {
+    parts["query_period"] = Exact(config.query_scale.period);
+  }
+  if (!config.head_order.empty()) {
+    parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));
+  }
+}
+
 // Adds what the decoder computes with. The end-of-sequence tokens and the
 // longest context are not among it.
 void AddConfig(const model::ModelConfig& config, Parts& parts) {
@@ -117,22 +135,14 @@ void AddConfig(const model::ModelConfig& config, Parts& parts) {
   parts["mlp_bias"] = absl::StrCat(config.mlp_bias);
   parts["sinks"] = absl::StrCat(config.sinks);
   parts["output_norms"] = absl::StrCat(config.has_output_norms());
-  parts["input_norms"] = absl::StrCat(!config.norms.attention_in.empty());
   parts["norms_from_one"] = absl::StrCat(config.norms_from_one);
   parts["activation"] = absl::StrCat(static_cast<int>(config.activation));
   parts["scaled_embeddings"] = absl::StrCat(config.scaled_embeddings);
-  parts["embedding_multiplier"] = Exact(config.embedding_multiplier);
-  parts["logits_divisor"] = Exact(config.logits_divisor);
   parts["final_softcap"] = Exact(config.final_softcap);
   parts["attention"] = AttentionDigest(config);
   parts["rope"] = RopeDigest(config);
-  parts["query_scale"] = absl::StrCat(Exact(config.query_scale.beta), " ",
-                                      Exact(config.query_scale.period));
-  parts["rope_magnitude"] = Exact(config.rope_magnitude);
   AddDelta(config, parts);
-  if (!config.head_order.empty()) {
-    parts["head_order"] = Digest(absl::StrJoin(config.head_order, " "));
-  }
+  AddUnusual(config, parts);
   AddExperts(config.moe, parts);
 }
 

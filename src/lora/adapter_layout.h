@@ -74,8 +74,8 @@ struct ModelShape {
   // The order in files of the features of a head of q or k
   // (ModelConfig::head_order).
   std::vector<int> head_order;
-  // PEFT's files have q, k and v as one module, qkv_proj, or gate and up as one,
-  // gate_up_proj (ModelConfig::fused_qkv).
+  // PEFT's files have q, k and v as one module, qkv_proj, or gate and up as
+  // one, gate_up_proj (ModelConfig::fused_qkv).
   bool fused_qkv = false;
   bool fused_gate_up = false;
 
@@ -205,8 +205,8 @@ class AdapterLayout {
 [[nodiscard]] std::string ModulePath(const LoraFactor& factor,
                                      const ExpertShape& experts = {});
 // Returns how many modules PEFT's files have as one with `module`, itself
-// included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its own.
-// Experts are not among them.
+// included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its
+// own. Experts are not among them.
 [[nodiscard]] int NumFused(TargetModule module, const ModelShape& shape);
 // Returns the last part of the path, in PEFT's files, of a module outside the
 // experts, such as "q_proj" or "qkv_proj".

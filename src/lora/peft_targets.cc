@@ -39,7 +39,8 @@ bool IsOfMlp(TargetModule module) {
 
 // Returns the maximum number of entries in a list or pattern of a file.
 size_t MaxEntries(const ModelShape& shape) {
-  return kAllTargetModules.size() * (shape.num_layers + 1);
+  // The head and the embedding may have LoRA, too.
+  return (ProjectionsOf(shape).size() + 2) * (shape.num_layers + 1);
 }
 
 // Returns the entry of target_modules that selects this module in every layer.

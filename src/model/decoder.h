@@ -110,8 +110,8 @@ class Decoder {
   ModelConfig config_;
   parallel::Communicator* tensor_group_;
   ModelConfig local_config_;
-  // The model multiplies embeddings by this factor. That of scaled_embeddings is
-  // rounded to the model's dtype as in transformers.
+  // The model multiplies embeddings by this factor. That of scaled_embeddings
+  // is rounded to the model's dtype as in transformers.
   double embedding_scale_;
   lora::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;

@@ -480,14 +480,6 @@ bool HasShared(const ExpertLayer& layer) {
   return layer.shape.experts.shared_ffn > 0;
 }
 
-at::Tensor SharedWeight(const ExpertLayer& layer, const at::Tensor& x_TH) {
-  if (!layer.weights.shared_gate_1H.defined()) {
-    return at::ones({x_TH.size(0), 1}, x_TH.options());
-  }
-  return at::mm(x_TH, layer.weights.shared_gate_1H.to(x_TH.scalar_type()).t())
-      .sigmoid_();
-}
-
 // Sets tape.routing, tape.rows and, if there is a shared expert,
 // tape.shared_weight_T1. The argument `routing` has the batch's segments.
 void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
@@ -496,7 +488,8 @@ void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
   tape.routing = std::move(experts);
   tape.rows =
       SortByExpert(tape.routing.experts_TK, layer.shape.experts, routing);
-  if (HasShared(layer)) tape.shared_weight_T1 = SharedWeight(layer, x_TH);
+  if (!HasShared(layer)) return;
+  tape.shared_weight_T1 = SharedWeight(x_TH, layer.weights.shared_gate_1H);
 }
 
 // If tokens have experts of other ranks, appends a zero result, as ResultsOf
@@ -649,12 +642,8 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
             .Backward(dy_TH, x_TH, weight_T1, gradients,
                       std::move(tape.shared));
     dx_TH.add_(d.x_nH);
-    const at::Tensor& gate_1H = layer.weights.shared_gate_1H;
-    if (gate_1H.defined()) {
-      const at::Tensor d_gate_T1 =
-          at::sigmoid_backward(d.weight_n.unsqueeze(1), weight_T1);
-      dx_TH.add_(at::mm(d_gate_T1, gate_1H.to(x_TH.scalar_type())));
-    }
+    SharedWeightBackward(d.weight_n, weight_T1, layer.weights.shared_gate_1H,
+                         dx_TH);
   }
   tape = ExpertTape();
   return dx_TH;

@@ -307,6 +307,20 @@ at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
   return ops::MatMul(d_logits_TE, router_EH);
 }
 
+at::Tensor SharedWeight(const at::Tensor& x_TH, const at::Tensor& gate_1H) {
+  if (!gate_1H.defined()) return at::ones({x_TH.size(0), 1}, x_TH.options());
+  return at::mm(x_TH, gate_1H.to(x_TH.scalar_type()).t()).sigmoid_();
+}
+
+void SharedWeightBackward(const at::Tensor& d_weight_T,
+                          const at::Tensor& weight_T1,
+                          const at::Tensor& gate_1H, at::Tensor& dx_TH) {
+  if (!gate_1H.defined()) return;
+  const at::Tensor d_gate_T1 =
+      at::sigmoid_backward(d_weight_T.unsqueeze(1), weight_T1);
+  dx_TH.add_(at::mm(d_gate_T1, gate_1H.to(dx_TH.scalar_type())));
+}
+
 ExpertRows SortByExpert(const at::Tensor& experts_TK,
                         const lora::ExpertShape& experts,
                         const lora::LoraRouting& routing) {

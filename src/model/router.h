@@ -23,9 +23,9 @@ struct Routing {
   // except where the caller chose the expert.
   at::Tensor experts_TK;
   at::Tensor weights_TK;  // In the dtype of x.
-  // The softmax, or the sigmoids, from which the weights come, in f32 or f64. It
-  // is over all experts and has shape [T, E]. With softmax_of_chosen, it is over
-  // the token's experts and has shape [T, K].
+  // The softmax, or the sigmoids, from which the weights come, in f32 or f64.
+  // It is over all experts and has shape [T, E]. With softmax_of_chosen, it is
+  // over the token's experts and has shape [T, K].
   at::Tensor probs;
 };
 
@@ -59,6 +59,15 @@ struct RouterWeights {
                                        const Routing& routing,
                                        const at::Tensor& router_EH,
                                        const model::MoeConfig& config);
+
+// Returns the weight [T, 1] of the shared expert: the sigmoid of x g, where g
+// is gate_1H, or 1 if gate_1H is undefined.
+[[nodiscard]] at::Tensor SharedWeight(const at::Tensor& x_TH,
+                                      const at::Tensor& gate_1H);
+// Adds dLoss/dx of SharedWeight to dx_TH, given its result and dLoss/dweight.
+void SharedWeightBackward(const at::Tensor& d_weight_T,
+                          const at::Tensor& weight_T1,
+                          const at::Tensor& gate_1H, at::Tensor& dx_TH);
 
 // The rows [begin, end) of one expert, in the order of their tokens. So the
 // rows that come from one segment of the batch are contiguous in [begin, end).

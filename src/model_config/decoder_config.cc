@@ -15,6 +15,7 @@
 #include "src/model_config/family_config.h"
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
+#include "src/model_config/rope_config.h"
 
 namespace weft::model {
 namespace {
@@ -89,10 +90,6 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
   if (family.attention_bias == AttentionBias::kQkv) {
     WEFT_ASSIGN_OR_RETURN(config.qkv_bias, fields.BoolOr("qkv_bias", true));
   }
-  // Reads max_window_layers, so that Finish accepts the field. Only models with
-  // windows use its value (ReadAttention).
-  WEFT_RETURN_IF_ERROR(
-      fields.IntOr("max_window_layers", 0, kMaxExpertFfn, 0).status());
   WEFT_ASSIGN_OR_RETURN(
       moe.normalizes_weights,
       fields.BoolOr("norm_topk_prob", family.normalizes_experts));
@@ -239,14 +236,44 @@ absl::Status ReadGlm(JsonFields& fields, const Family& family,
   return fields.IntOr("num_mtp_layers", 0, kMaxLayers, 0).status();
 }
 
+// Checks what MiniMax's own files say about the model.
+absl::Status CheckMiniMax(JsonFields& fields) {
+  for (const char* name : {"use_qk_norm", "use_routing_bias"}) {
+    WEFT_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, true));
+    if (!on) return UnsupportedField(name, Json(false), "true");
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string norms,
+                        fields.StringOr("qk_norm_type", "per_layer"));
+  if (norms != "per_layer") {
+    return UnsupportedField("qk_norm_type", Json(norms), "\"per_layer\"");
+  }
+  const Json* types = fields.Find("attn_type_list");
+  if (types != nullptr &&
+      !(types->is_array() && std::ranges::all_of(*types, [](const Json& type) {
+          return type == 1;
+        }))) {
+    return UnsupportedField("attn_type_list", *types, "a list of 1");
+  }
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("shared_intermediate_size", 0, 0, 0).status());
+  // Modules that predict further tokens are not read.
+  WEFT_RETURN_IF_ERROR(fields.BoolOr("use_mtp", false).status());
+  for (const char* name : {"num_mtp_modules", "mtp_transformer_layers"}) {
+    WEFT_RETURN_IF_ERROR(fields.IntOr(name, 0, kMaxLayers, 0).status());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadMiniMax(JsonFields& fields, ModelConfig& config) {
+  WEFT_RETURN_IF_ERROR(CheckMiniMax(fields));
   WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, config.moe));
   return ReadMixtral(fields, config);
 }
 
-// Fills config.moe. May also set qkv_bias (Qwen2-MoE), qk_norm (GLM-4.5) and the
-// activation (gpt-oss). Does nothing for a family without experts. REQUIRES: sizes, biases
-// and activation of `config` are read. Errors: those of ParseModelConfig.
+// Fills config.moe. May also set qkv_bias (Qwen2-MoE), qk_norm (GLM-4.5) and
+// the activation (gpt-oss). Does nothing for a family without experts.
+// REQUIRES: sizes, biases and activation of `config` are read. Errors: those of
+// ParseModelConfig.
 absl::Status ReadMoe(JsonFields& fields, const Family& family,
                      ModelConfig& config) {
   if (family.experts == ExpertFields::kNone) return absl::OkStatus();

@@ -156,9 +156,9 @@ struct Family {
   // and logits_scaling.
   bool multipliers = false;
   bool tied = false;  // Used if tie_word_embeddings is absent.
-  // Gemma stores norm weights minus one. It scales embeddings by sqrt(hidden)
-  // and ties them to the head by default. The scale of attention is 1 / sqrt(query_pre_attn_scalar). The
-  // activation's field is hidden_activation.
+  // Gemma stores norm weights minus one. It scales embeddings by sqrt(hidden).
+  // The scale of attention is 1 / sqrt(query_pre_attn_scalar). The activation's
+  // field is hidden_activation.
   bool gemma = false;
   double attention_softcap = 0;  // Used if the field is absent.
   double final_softcap = 0;
@@ -180,8 +180,8 @@ struct Wrapper {
   bool loads_text = false;
 };
 
-// Returns the wrappers of this model_type. The first one is the default. Returns
-// none if a config of this model_type has no text_config.
+// Returns the wrappers of this model_type. The first one is the default.
+// Returns none if a config of this model_type has no text_config.
 [[nodiscard]] std::vector<Wrapper> FindWrappers(absl::string_view model_type);
 
 // Returns every model_type that the two functions above know. The names are

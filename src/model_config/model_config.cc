@@ -36,6 +36,7 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
+    "auto_map",
     "bos_token_id",
     "cache_implementation",
     "dtype",

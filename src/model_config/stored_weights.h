@@ -17,9 +17,9 @@ namespace weft::model {
 
 // Returns where the checkpoint stores the entry's matrix. Returns `entry.fused`
 // if it has a name, except if the checkpoint lacks the tensor and may have the
-// matrix alone. Otherwise returns the tensor `entry.name`. If the checkpoint has
-// transposed matrices of experts, the returned form is kTransposed. If it has
-// MXFP4 blocks in place of a kTransposed tensor, the form is kMxfp4.
+// matrix alone. Otherwise returns the tensor `entry.name`. If the checkpoint
+// has transposed matrices of experts, the returned form is kTransposed. If it
+// has MXFP4 blocks in place of a kTransposed tensor, the form is kMxfp4.
 [[nodiscard]] StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
                                   const WeightEntry& entry);
 

@@ -226,7 +226,7 @@ void RunDeltaChunksBackward(const at::Tensor& dout_THV, const DeltaTape& tape,
   // Adds up the slices, and the value heads that share a key head.
   const auto sum = [&](const at::Tensor& d_STHK) {
     return d_STHK.view({slices, num_rows, p.num_key_heads, -1, keys})
-        .sum({0, 3})
+        .sum(at::IntArrayRef({0, 3}))
         .view({num_rows, all_keys});
   };
   d.mixed_TW.narrow(1, 0, all_keys).copy_(sum(dq));

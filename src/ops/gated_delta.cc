@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/delta_chunks.h"
 #include "src/ops/delta_plan.h"
@@ -14,6 +15,8 @@ int64_t ConvFeatures(const DeltaParameters& p) {
   return 2 * p.num_key_heads * p.key_features +
          p.num_value_heads * p.value_features;
 }
+
+int64_t NumEarlier(const DeltaParameters& p) { return p.conv_WR1.size(1) - 1; }
 
 void CheckHeads(const DeltaParameters& p) {
   TORCH_CHECK(p.num_key_heads > 0 && p.num_value_heads > 0 &&
@@ -33,21 +36,31 @@ void CheckHeads(const DeltaParameters& p) {
               p.dt_bias_H.numel(), " numbers, wanted ", p.num_value_heads);
 }
 
-void CheckMatrix(const char* name, const at::Tensor& x, int64_t num_rows,
-                 int64_t features) {
-  TORCH_CHECK(x.dim() == 2 && x.size(0) == num_rows && x.size(1) == features &&
-                  (features <= 1 || x.stride(1) == 1),
-              "gated delta rule wants ", name, " [", num_rows, ", ", features,
-              "] with unit stride in its features, got ", x.sizes(),
-              " with strides ", x.strides());
+void CheckMatrix(const char* name, const at::Tensor& x,
+                 const at::Tensor& like_TW, int64_t features) {
+  CheckArgument(name, x, like_TW, like_TW.scalar_type(),
+                {like_TW.size(0), features}, Layout::kAny);
+  TORCH_CHECK(features <= 1 || x.stride(1) == 1, name,
+              " wants unit stride in its features, got strides ", x.strides());
 }
 
 void CheckInputs(const DeltaInputs& inputs, const DeltaParameters& p) {
   CheckHeads(p);
-  const int64_t num_rows = inputs.beta_TH.size(0);
-  CheckMatrix("qkv", inputs.qkv_TW, num_rows, ConvFeatures(p));
-  CheckMatrix("beta", inputs.beta_TH, num_rows, p.num_value_heads);
-  CheckMatrix("alpha", inputs.alpha_TH, num_rows, p.num_value_heads);
+  CheckMatrix("qkv", inputs.qkv_TW, inputs.qkv_TW, ConvFeatures(p));
+  CheckMatrix("beta", inputs.beta_TH, inputs.qkv_TW, p.num_value_heads);
+  CheckMatrix("alpha", inputs.alpha_TH, inputs.qkv_TW, p.num_value_heads);
+}
+
+void CheckStates(const DeltaStates& states, const DeltaInputs& inputs,
+                 const DeltaParameters& p, int64_t num_sequences) {
+  const at::Tensor& x = inputs.qkv_TW;
+  const int64_t slots = states.conv_NRW.size(0);
+  CheckArgument("conv rows of states", states.conv_NRW, x, x.scalar_type(),
+                {slots, NumEarlier(p), ConvFeatures(p)});
+  CheckArgument("states", states.state_NHKV, x, ComputeType(x),
+                {slots, p.num_value_heads, p.key_features, p.value_features});
+  CheckArgument("slots of states", states.slots_Q, x, at::kLong,
+                {num_sequences});
 }
 
 void CheckNodes(const std::vector<AttentionNode>& nodes, int64_t num_rows) {
@@ -55,8 +68,6 @@ void CheckNodes(const std::vector<AttentionNode>& nodes, int64_t num_rows) {
               "nodes of the gated delta rule end at row ",
               nodes.empty() ? 0 : nodes.back().end, ", there are ", num_rows);
 }
-
-int64_t NumEarlier(const DeltaParameters& p) { return p.conv_WR1.size(1) - 1; }
 
 at::Tensor NewOutput(const DeltaInputs& inputs, const DeltaParameters& p) {
   return at::empty({inputs.qkv_TW.size(0), p.num_value_heads, p.value_features},
@@ -89,17 +100,6 @@ void StoreConvRows(const DeltaInputs& inputs,
 
 }  // namespace
 
-int64_t DeltaTapeBytes(const DeltaParameters& p,
-                       const std::vector<AttentionNode>& nodes) {
-  if (nodes.empty()) return 0;
-  const DeltaPlan plan = PlanDelta(nodes, NumEarlier(p), DeltaStateUse::kKeep);
-  const int64_t row =
-      ConvFeatures(p) + p.num_value_heads * (p.value_features + 2);
-  const int64_t state = p.num_value_heads * p.key_features * p.value_features;
-  return (nodes.back().end * row + plan.num_states * state) *
-         static_cast<int64_t>(sizeof(float));
-}
-
 at::Tensor GatedDelta(const DeltaInputs& inputs, const DeltaParameters& p,
                       const std::vector<AttentionNode>& nodes,
                       DeltaTape* tape) {
@@ -124,6 +124,9 @@ void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
                         const std::vector<AttentionNode>& nodes,
                         DeltaTape& tape, const DeltaInputs& into) {
   CheckInputs(into, p);
+  CheckArgument("dout", dout_THV, inputs.qkv_TW, inputs.qkv_TW.scalar_type(),
+                {inputs.qkv_TW.size(0), p.num_value_heads, p.value_features},
+                Layout::kAny);
   if (!tape.u_THV.defined()) {
     static_cast<void>(GatedDelta(inputs, p, nodes, &tape));
   }
@@ -142,6 +145,7 @@ at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
                              const DeltaStates& states) {
   CheckInputs(inputs, p);
   CheckNodes(sequences, inputs.qkv_TW.size(0));
+  CheckStates(states, inputs, p, static_cast<int64_t>(sequences.size()));
   const DeltaPlan plan =
       PlanDelta(sequences, NumEarlier(p), DeltaStateUse::kContinue);
   const at::Tensor history_QRW =
@@ -159,6 +163,7 @@ at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
 at::Tensor GatedDeltaStep(const DeltaInputs& inputs, const DeltaParameters& p,
                           const DeltaStates& states) {
   CheckInputs(inputs, p);
+  CheckStates(states, inputs, p, inputs.qkv_TW.size(0));
   const at::Tensor history_QRW =
       states.conv_NRW.index_select(0, states.slots_Q);
   const DeltaRows rows = MixDeltaStepRows(inputs, p, history_QRW);

@@ -79,10 +79,6 @@ struct DeltaTape {
   at::Tensor states_SHKV;  // Those after chunks that others follow.
 };
 
-// Returns the bytes of a tape for these nodes, for rows of f32 or narrower.
-[[nodiscard]] int64_t DeltaTapeBytes(const DeltaParameters& parameters,
-                                     const std::vector<AttentionNode>& nodes);
-
 // Returns the outputs o of all rows, [T, H, V] in the dtype of the inputs. If
 // `tape` is not null, fills it.
 // Shapes:  `nodes` cover rows [0, T) in depth-first order, T >= 1.
@@ -94,7 +90,9 @@ struct DeltaTape {
                                     DeltaTape* tape);
 
 // Writes the gradients of the inputs to `into`, given dout = dLoss/dout. Clears
-// the tape. The weights get no gradient.
+// the tape. The weights get no gradient. Takes as many bytes as the tape, and
+// with the kernels for CUDA also (V / 64 + 1) 2 T H K floats, for parts of the
+// gradients of q and k and their sums.
 // Shapes:  dout like out; `into` like the inputs. The gradients may be views of
 //          one matrix. They may not alias the inputs.
 void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
@@ -106,7 +104,8 @@ void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
 struct DeltaStates {
   at::Tensor conv_NRW;    // The last R rows before the convolution.
   at::Tensor state_NHKV;  // f32 (f64 for f64).
-  at::Tensor slots_Q;     // int64, [Q]: the slot of each sequence; distinct.
+  at::Tensor slots_Q;     // int64, [Q]: the slot of each sequence. Only
+                          // sequences whose results nobody reads may share one.
 };
 
 // Returns the outputs of the next rows of sequences, like GatedDelta. Sequence

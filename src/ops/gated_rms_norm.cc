@@ -11,10 +11,13 @@ namespace {
 
 void CheckNorm(const at::Tensor& x_THV, const at::Tensor& y_THV,
                const at::Tensor& weight_V) {
-  TORCH_CHECK(x_THV.dim() == 3 && y_THV.sizes() == x_THV.sizes() &&
-                  weight_V.numel() == x_THV.size(2),
-              "gated norm wants two tensors [T, H, V] and a weight [V], got ",
-              x_THV.sizes(), ", ", y_THV.sizes(), " and ", weight_V.sizes());
+  TORCH_CHECK(
+      x_THV.dim() == 3 && y_THV.sizes() == x_THV.sizes() &&
+          y_THV.scalar_type() == x_THV.scalar_type() &&
+          weight_V.numel() == x_THV.size(2),
+      "gated norm wants two tensors [T, H, V] of one dtype and a weight "
+      "[V], got ",
+      x_THV.sizes(), ", ", y_THV.sizes(), " and ", weight_V.sizes());
   TORCH_CHECK(x_THV.stride(2) == 1 && y_THV.stride(2) == 1,
               "gated norm wants unit stride in V");
 }
@@ -69,7 +72,8 @@ void GatedRmsNormBackward(const at::Tensor& dy_THV, const at::Tensor& x_THV,
                           const at::Tensor& dz_THV) {
   CheckNorm(x_THV, z_THV, weight_V);
   CheckNorm(x_THV, dy_THV, weight_V);
-  CheckNorm(dx_THV, dz_THV, weight_V);
+  CheckNorm(x_THV, dx_THV, weight_V);
+  CheckNorm(x_THV, dz_THV, weight_V);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(x_THV)) {
       cuda::GatedRmsNormBackward(dy_THV, x_THV, z_THV, weight_V, eps, dx_THV,

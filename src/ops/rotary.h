@@ -22,7 +22,8 @@ struct RotaryTable {
 
 // Returns the table of the angles position * inverse_frequencies[c]. Features
 // that rotate are also multiplied by `magnitude`; those of frequency 0 are not.
-// Shapes: inverse_frequencies [C/2], with any scaling (such as llama3's) applied.
+// Shapes: inverse_frequencies [C/2], with any scaling (such as llama3's)
+// applied.
 [[nodiscard]] RotaryTable MakeRotaryTable(
     const std::vector<double>& inverse_frequencies, int64_t num_positions,
     at::Device device, double magnitude = 1);

@@ -25,7 +25,18 @@ bool HasFrequencies(const ModelConfig& config,
                     const std::vector<double>& table) {
   return table.size() == static_cast<size_t>(config.head_dim) / 2 &&
          std::ranges::all_of(
-             table, [](double f) { return std::isfinite(f) && f > 0; });
+             table, [](double f) { return std::isfinite(f) && f >= 0; });
+}
+
+bool IsFactor(double value) { return std::isfinite(value) && value > 0; }
+
+// Returns whether every feature of a head has one place.
+bool IsOrder(std::vector<int> order, int head_dim) {
+  std::ranges::sort(order);
+  for (int i = 0; i < static_cast<int>(order.size()); ++i) {
+    if (order[i] != i) return false;
+  }
+  return order.empty() || order.size() == static_cast<size_t>(head_dim);
 }
 
 bool IsComputable(const ModelConfig& config, const LayerAttention& layer) {
@@ -38,6 +49,10 @@ bool IsComputable(const ModelConfig& config, const LayerAttention& layer) {
 bool IsComputable(const ModelConfig& config) {
   return HasSizes(config) && config.rms_norm_eps > 0 &&
          std::isfinite(config.final_softcap) && config.final_softcap >= 0 &&
+         IsFactor(config.embedding_multiplier) &&
+         IsFactor(config.logits_divisor) && IsFactor(config.rope_magnitude) &&
+         IsFactor(config.query_scale.period) &&
+         IsOrder(config.head_order, config.head_dim) &&
          config.attention.size() == static_cast<size_t>(config.num_layers) &&
          std::ranges::all_of(config.attention,
                              [&](const LayerAttention& layer) {

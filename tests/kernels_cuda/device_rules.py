@@ -122,6 +122,17 @@ _INT8 = {
     ),
 }
 
+# A chunk's operands are converted on their way to shared memory, so there is no
+# asynchronous copy. Its memory is that of delta::ForwardMemory and BackwardMemory.
+_DELTA = {
+    rf"DeltaMix(Backward)?Kernel<{_T}, {_T}>": Rule(256, 32),
+    rf"DeltaConvBackwardKernel<{_T}, {_T}>": Rule(256, 48),
+    rf"DeltaStepKernel<{_T}>": Rule(256, 16),  # 16 loads in flight.
+    rf"GatedNorm(Backward)?Kernel<{_T}, {_T}>": Rule(256, 32),
+    "delta::DeltaChunkKernel": Rule(256, 16, ("HMMA", "LDSM"), 101888),
+    "delta::DeltaChunkBackwardKernel": Rule(256, 8, ("HMMA", "LDSM"), 163072),
+}
+
 # The kernels that LaunchEarly starts. They wait for earlier launches themselves.
 EARLY = re.compile(
     r"(GatedProduct|PagedAttention|RmsNorm|Rotary|RotaryBackward)Kernel<.*>"
@@ -139,4 +150,5 @@ RULES: dict[str, Rule] = {
     **_TILES,
     **_FEW_ROWS,
     **_INT8,
+    **_DELTA,
 }

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/model_config/model_config.h"
@@ -63,6 +64,7 @@ std::set<std::string> LayerTensors(const ModelConfig& config) {
 TEST(FamilyRows, SmolLm3HasLayersWithoutRotation) {
   const ModelConfig config = Parsed(Small("smollm3"));
   EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_THAT(Parse(Small("smollm3", {{"max_window_layers", 28}})), IsOk());
   EXPECT_THAT(config.head_order, IsEmpty());
   ASSERT_EQ(config.rope_tables.size(), 2);
   EXPECT_EQ(config.rope_tables[0][1], std::pow(2e6, -2.0 / 16));
@@ -134,6 +136,8 @@ TEST(FamilyRows, LongRopeEndsAtTheOriginalPositions) {
   const double factor = 1 + std::log(4.0) / std::log(128.0);
   EXPECT_DOUBLE_EQ(config.attention[0].rule.scale, 0.5 * factor);
   Json json = LongRope();
+  json["full_attn_mod"] = json["interpolate_factor"] = 1;
+  json["auto_map"] = {{"AutoConfig", "configuration_phi3.Phi3Config"}};
   json["head_dim"] = 8;
   json["partial_rotary_factor"] = 0.5;
   EXPECT_DOUBLE_EQ(Parsed(json).rope_magnitude, std::sqrt(factor));
@@ -356,7 +360,12 @@ TEST(FamilyRows, MiniMaxHasItsCorrectionBesideTheRouter) {
       Parsed(Small("minimax_m2", {{"num_local_experts", 4},
                                   {"num_experts_per_tok", 2},
                                   {"scoring_func", "sigmoid"},
-                                  {"rotary_dim", 8}}));
+                                  {"rotary_dim", 8},
+                                  {"attn_type_list", {1, 1, 1, 1}},
+                                  {"qk_norm_type", "per_layer"},
+                                  {"use_mtp", true},
+                                  {"num_mtp_modules", 3},
+                                  {"shared_intermediate_size", 0}}));
   EXPECT_TRUE(config.moe.sigmoid && config.moe.normalizes_weights);
   EXPECT_EQ(config.qk_norm, QkNorm::kWhole);
   EXPECT_EQ(config.rope_tables[0][3], std::pow(5e6, -6.0 / 8));
@@ -365,6 +374,21 @@ TEST(FamilyRows, MiniMaxHasItsCorrectionBesideTheRouter) {
               IsSupersetOf({"block_sparse_moe.gate.weight",
                             "block_sparse_moe.e_score_correction_bias",
                             "block_sparse_moe.experts.3.w2.weight"}));
+}
+
+TEST(FamilyRows, RefusesAnotherMiniMax) {
+  for (const auto& [field, value] : std::vector<std::pair<const char*, Json>>{
+           {"use_qk_norm", false},
+           {"use_routing_bias", false},
+           {"qk_norm_type", "per_head"},
+           {"attn_type_list", {1, 0}},
+           {"shared_intermediate_size", 8},
+           {"quantization_config", {{"quant_method", "fp8"}}}}) {
+    const absl::StatusOr<ModelConfig> config =
+        Parse(Small("minimax_m2", {{field, value}, {"num_local_experts", 8}}));
+    EXPECT_FALSE(config.ok());
+    EXPECT_THAT(config.status().message(), ::testing::HasSubstr(field));
+  }
 }
 
 TEST(FamilyRows, RefusesRoutersThatItDoesNotKnow) {

@@ -87,8 +87,8 @@ TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
             bound * expected.abs().max().item<double>());
 }
 
-// GLM-4.5 chooses experts, first by groups, from corrected sigmoids. The weights
-// are the sigmoids themselves, divided by their sum and scaled.
+// GLM-4.5 chooses experts, first by groups, from corrected sigmoids. The
+// weights are the sigmoids themselves, divided by their sum and scaled.
 TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
   at::manual_seed(5);
   model::MoeConfig config = Config(/*normalizes=*/true);

@@ -48,6 +48,13 @@ std::vector<Pack> Packs() {
           Tree("OneMoreThanAChunk", {{65, -1}}),
           Tree("ManyChunks", {{300, -1}}),
           Tree("Sequences", {{17, -1}, {1, -1}, {80, -1}, {16, -1}}),
+          Tree("MoreLengths", {{7, -1},
+                               {31, -1},
+                               {33, -1},
+                               {127, -1},
+                               {128, -1},
+                               {129, -1},
+                               {200, -1}}),
           Tree("ForkInsideAChunk", {{40, -1}, {30, 0}, {9, 0}}),
           Tree("ForkAtTheEdgeOfAChunk", {{64, -1}, {70, 0}, {64, 0}}),
           Tree("ForksOfOneRow", {{1, -1}, {1, 0}, {1, 1}, {2, 1}, {1, 0}}),
@@ -352,6 +359,13 @@ TEST(GatedDelta, RefusesShapesThatDoNotFit) {
   const DeltaInputs inputs = ViewsOf(MakeFused(5, p, at::kFloat), p);
   const std::vector<AttentionNode> nodes{{0, 5, -1, 5}};
   EXPECT_THROW((void)GatedDelta(inputs, p, {{0, 4, -1, 4}}, nullptr),
+               c10::Error);
+  const DeltaInputs mixed{inputs.qkv_TW, inputs.beta_TH,
+                          inputs.alpha_TH.to(at::kDouble)};
+  EXPECT_THROW((void)GatedDelta(mixed, p, nodes, nullptr), c10::Error);
+  // A slot for each of two sequences, but there is one.
+  EXPECT_THROW((void)GatedDeltaPrefill(inputs, p, nodes,
+                                       MakeStates(p, at::kFloat, 3, {0, 1})),
                c10::Error);
   p.num_value_heads = 3;
   EXPECT_THROW((void)GatedDelta(inputs, p, nodes, nullptr), c10::Error);

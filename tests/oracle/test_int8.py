@@ -126,7 +126,9 @@ def expect_results(
     assert likeliest == reference.greedy(prompts, GREEDY_TOKENS)
 
 
-@pytest.mark.parametrize("kind", ("llama-untied", "gemma2", "qwen3-moe", "qwen3-5"))
+@pytest.mark.parametrize(
+    "kind", ("llama-untied", "gemma2", "qwen3-moe", "qwen3-5", "phi3-partial")
+)
 def test_is_the_model_of_the_rounded_weights(
     kind: str, daemon_of: Any, reference_for: Any, tmp_path: Path
 ) -> None:

@@ -46,6 +46,8 @@ class Group(NamedTuple):
         ("gpt-oss", "tensor 2"),
         ("qwen3-moe", "tensor 2, experts 2"),
         ("gpt-oss", "tensor 4, experts 2"),
+        ("glm4", "tensor 2"),
+        ("glm4-moe", "tensor 2, experts 2"),
         ("qwen3-5", "tensor 2"),
         ("qwen3-next", "tensor 2, experts 2"),
     ],

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "src/lora/peft_config.h"
+#include "src/weights/float_convert.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 
