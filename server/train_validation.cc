@@ -29,6 +29,8 @@ absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
       return LossFunction::kDro;
     case v1::LOSS_FUNCTION_GSPO:
       return LossFunction::kGspo;
+    case v1::LOSS_FUNCTION_STABLE_REINFORCE:
+      return LossFunction::kStableReinforce;
     case v1::LOSS_FUNCTION_UNSPECIFIED:
       return BadField("loss.function", "is required");
     default:

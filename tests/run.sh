@@ -39,7 +39,7 @@ case "$*" in
 esac
 if [[ " $* " == *" image "* ]]; then selection+=(--build-config image); fi
 
-# pip uses one core, so the tests' packages are installed during the build.
+# dpkg uses one core, so the tests' packages are installed during the build.
 install_rest() {
   .venv/bin/python deploy/prepare_demo_model.py && deploy/setup.sh "$@"
 }

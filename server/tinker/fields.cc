@@ -30,16 +30,12 @@ struct Refusal {
   const char* field;
   const char* message;
 };
-constexpr char kNoStableReinforce[] =
-    "record_stability_info (loss stable_reinforce) is not offered: set loss_fn "
-    "to importance_sampling, ppo, cispo or gspo";
 constexpr Refusal kRefusals[] = {
     {"age_encryption_recipients",
      "age_encryption_recipients is not offered, because files are not "
      "encrypted here: leave it out, and have TLS protect the download. "
      "weights.download of the cookbook always sends it, except for a path that "
      "save_weights_external returned"},
-    {"record_stability_info", kNoStableReinforce},
     {"weights_access_token",
      "weights_access_token is not offered: checkpoints are their tenant's"},
     {"target_prompt_logprobs",
@@ -48,13 +44,6 @@ constexpr Refusal kRefusals[] = {
     {"prompt_alt_tokens_k",
      "prompt_alt_tokens_k is not offered: use topk_prompt_logprobs"},
     {"optimizer_params", "optimizer_params is not offered: use adam_params"}};
-
-bool AsksForNothing(const Json& value) {
-  if (value.is_boolean()) return !value.get<bool>();
-  if (value.is_number()) return value == 0;
-  if (value.is_string()) return value == "";
-  return value.empty();
-}
 
 }  // namespace
 
@@ -166,15 +155,20 @@ absl::StatusOr<std::vector<int32_t>> ReadModelInput(const Json& object,
   return tokens;
 }
 
-absl::Status NoStableReinforce() {
-  return absl::UnimplementedError(kNoStableReinforce);
+bool AsksFor(const Json& body, const char* field) {
+  const Json* const value = Find(body, field);
+  if (value == nullptr) return false;
+  if (value->is_boolean()) return value->get<bool>();
+  if (value->is_number()) return *value != 0;
+  if (value->is_string()) return *value != "";
+  return !value->empty();
 }
 
 absl::Status RefuseFields(const Json& body) {
   for (const Refusal& refusal : kRefusals) {
-    const Json* const value = Find(body, refusal.field);
-    if (value == nullptr || AsksForNothing(*value)) continue;
-    return absl::UnimplementedError(refusal.message);
+    if (AsksFor(body, refusal.field)) {
+      return absl::UnimplementedError(refusal.message);
+    }
   }
   return absl::OkStatus();
 }

@@ -64,13 +64,17 @@ inline constexpr size_t kMaxShownBytes = 4096;
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> ReadModelInput(
     const Json& object, const char* name);
 
-// Returns the refusal of the loss stable_reinforce, and of the samples that are
-// recorded for it.
-[[nodiscard]] absl::Status NoStableReinforce();
+// The loss with Weft's own formula. The field asks for samples that this loss
+// can train on, which all samples are.
+inline constexpr char kStableReinforce[] = "stable_reinforce";
+inline constexpr char kStabilityInfo[] = "record_stability_info";
 
-// Returns UNIMPLEMENTED if the body has a field that asks for what Weft does
-// not offer. The message says what the caller can do instead. A field that is
-// null, false, zero or empty asks for nothing.
+// Returns whether the body has this field with a value other than null, false,
+// zero or empty.
+[[nodiscard]] bool AsksFor(const Json& body, const char* field);
+
+// Returns UNIMPLEMENTED if the body asks for what Weft does not offer. The
+// message says what the caller can do instead.
 [[nodiscard]] absl::Status RefuseFields(const Json& body);
 
 }  // namespace weft::tinker

@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "server/tinker/fields.h"
+#include "src/base/status_macros.h"
 
 namespace weft::tinker {
 namespace {
@@ -44,6 +46,20 @@ std::vector<std::string> Front::model_names() const {
   std::vector<std::string> names = port.core()->options.model_aliases;
   names.insert(names.begin(), model_name());
   return names;
+}
+
+absl::Status Front::CheckOffered(const Json& body) const {
+  WEFT_RETURN_IF_ERROR(RefuseFields(body));
+  return AsksFor(body, kStabilityInfo) ? CheckStableReinforce()
+                                       : absl::OkStatus();
+}
+
+absl::Status Front::CheckStableReinforce() const {
+  if (port.core()->options.tinker_stable_reinforce) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      kStabilityInfo, " (loss ", kStableReinforce,
+      ") is not offered by this server (--no-tinker-stable-reinforce): set "
+      "loss_fn to importance_sampling, ppo, cispo or gspo"));
 }
 
 absl::StatusOr<Session*> Front::FindSession(const Call& call,

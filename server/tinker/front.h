@@ -154,6 +154,11 @@ struct Front {
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
   }
+  // Returns UNIMPLEMENTED, with what the caller can do instead, if the body
+  // asks for what this server does not offer.
+  [[nodiscard]] absl::Status CheckOffered(const Json& body) const;
+  // Returns UNIMPLEMENTED with --no-tinker-stable-reinforce.
+  [[nodiscard]] absl::Status CheckStableReinforce() const;
   // Charges the owner's memory for an entry of a table that has this text. The
   // entry holds the charge. Errors: those of FairBudget::Reserve.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ChargeEntry(

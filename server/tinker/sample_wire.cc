@@ -145,7 +145,6 @@ Json TopJson(const TopkLogprobs& top) {
 
 absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
                                                  int context_length) {
-  WEFT_RETURN_IF_ERROR(RefuseFields(body));
   TranslatedSample out;
   WEFT_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
                         ReadModelInput(body, "prompt"));

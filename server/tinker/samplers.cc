@@ -201,7 +201,7 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
     RespondSampler(sampler.id, respond);
     return absl::OkStatus();
   }
-  WEFT_RETURN_IF_ERROR(RefuseFields(call->body));
+  WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session));
   WEFT_ASSIGN_OR_RETURN(sampler.model_path,
                         StringOr(call->body, "model_path", ""));

@@ -74,6 +74,7 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
 absl::Status StartSample(Front& front, const CallPtr& call,
                          const Sampler& sampler, const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_ASSIGN_OR_RETURN(
       TranslatedSample sample,
       TranslateSample(call->body, engine->info().context_length));

@@ -241,18 +241,18 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
                      const Task& task, const Respond& respond) {
   if (!Open(front, call, id, respond)) return absl::OkStatus();
   // The ledger keeps the request until its end.
-  const auto begin = [&front, id, task, charge = call->charge,
-                      unoffered =
-                          RefuseFields(call->body)](const absl::Status& kept) {
-    const auto finish = [&front, id, charge](Result result) {
-      EndStep(front, id.ToString(), std::move(result));
-    };
-    absl::Status refused = kept.ok() ? unoffered : kept;
-    if (refused.ok()) refused = task(finish);
-    if (refused.ok() || RetryMillis(refused).has_value()) return refused;
-    finish(refused);
-    return absl::OkStatus();
-  };
+  const auto begin =
+      [&front, id, task, charge = call->charge,
+       unoffered = front.CheckOffered(call->body)](const absl::Status& kept) {
+        const auto finish = [&front, id, charge](Result result) {
+          EndStep(front, id.ToString(), std::move(result));
+        };
+        absl::Status refused = kept.ok() ? unoffered : kept;
+        if (refused.ok()) refused = task(finish);
+        if (refused.ok() || RetryMillis(refused).has_value()) return refused;
+        finish(refused);
+        return absl::OkStatus();
+      };
   if (!call->kept) {
     Keep(front, call, id, respond, begin);
     return absl::OkStatus();
@@ -302,7 +302,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
     front.futures.Drop(id.ToString());
     return TooMuchWaits();
   }
-  const absl::Status unoffered = RefuseFields(call->body);
+  const absl::Status unoffered = front.CheckOffered(call->body);
   if (!unoffered.ok()) {
     task = [unoffered](const Callback<FutureResult>&) { return unoffered; };
   }

@@ -23,14 +23,14 @@ absl::StatusOr<v1::LossFunction> ReadLossName(const std::string& name) {
       {"ppo", v1::LOSS_FUNCTION_PPO},
       {"cispo", v1::LOSS_FUNCTION_CISPO},
       {"dro", v1::LOSS_FUNCTION_DRO},
-      {"gspo", v1::LOSS_FUNCTION_GSPO}};
+      {"gspo", v1::LOSS_FUNCTION_GSPO},
+      {kStableReinforce, v1::LOSS_FUNCTION_STABLE_REINFORCE}};
   const auto found = kNames->find(name);
   if (found != kNames->end()) return found->second;
-  if (name == "stable_reinforce") return NoStableReinforce();
   return absl::UnimplementedError(
       absl::StrCat("loss_fn ", Quoted(name),
                    " is not offered: use cross_entropy, importance_sampling, "
-                   "ppo, cispo, dro or gspo"));
+                   "ppo, cispo, dro, gspo or stable_reinforce"));
 }
 
 absl::Status ReadLossOption(const std::string& name, double value,
@@ -39,13 +39,13 @@ absl::Status ReadLossOption(const std::string& name, double value,
     loss->set_clip_low(value);
   } else if (name == "clip_high_threshold") {
     loss->set_clip_high(value);
-  } else if (name == "beta") {
+  } else if (name == "beta" || name == "kl_coeff") {
     loss->set_beta(value);
   } else {
     return absl::UnimplementedError(
         absl::StrCat("loss_fn_config.", Quoted(name),
                      " is not offered: use clip_low_threshold, "
-                     "clip_high_threshold or beta"));
+                     "clip_high_threshold, beta or kl_coeff"));
   }
   return absl::OkStatus();
 }
@@ -108,6 +108,43 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
+// Gives weight 0 to the targets that no model has sampled. The ratio of a
+// sequence must not count them: their `logprobs` are placeholders.
+absl::Status WeighSampledOnly(const Datum& in, v1::Datum* out) {
+  const size_t num_targets = out->targets_le().size() / sizeof(int32_t);
+  std::vector<float> weights;
+  for (const ProvenanceSpan& span : in.loss_fn_input_spans()) {
+    const bool sampled = span.has_sampled_tokens();
+    const Span& tokens = sampled ? span.sampled_tokens() : span.prompt_tokens();
+    const auto left = static_cast<int64_t>(num_targets - weights.size());
+    if (tokens.length() < 0 || tokens.length() > left) {
+      return BadField(
+          "loss_fn_input_spans",
+          absl::StrCat("has a length of ", tokens.length(), ", must be in [0, ",
+                       left, "], the targets that no span covers yet"));
+    }
+    weights.resize(weights.size() + tokens.length(), sampled ? 1.0F : 0.0F);
+  }
+  if (weights.size() != num_targets) {
+    return BadField("loss_fn_input_spans",
+                    absl::StrCat("covers ", weights.size(), " of ", num_targets,
+                                 " targets, must cover all (the SDK's "
+                                 "datum.with_provenance)"));
+  }
+  if (out->weights_le().empty()) {
+    out->set_weights_le(RawFloats(weights));
+    return absl::OkStatus();
+  }
+  for (size_t i = 0; i < num_targets; ++i) {
+    if (weights[i] != 0) continue;
+    const size_t at = i * sizeof(float);
+    if (at < out->weights_le().size()) {
+      out->mutable_weights_le()->replace(at, sizeof(float), sizeof(float), 0);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Reads one tensor of loss_fn_inputs.
 absl::Status ReadInput(const std::string& name, const Tensor& tensor,
                        v1::Datum* out) {
@@ -164,13 +201,17 @@ absl::Status CheckRows(const Datum& in, const v1::Datum& out) {
   return absl::OkStatus();
 }
 
-absl::Status ReadDatum(const Datum& in, bool is_gspo, v1::Datum* out) {
+absl::Status ReadDatum(const Datum& in, v1::LossFunction loss, v1::Datum* out) {
   WEFT_RETURN_IF_ERROR(ReadTokens(in, out));
   WEFT_RETURN_IF_ERROR(CheckRows(in, *out));
   for (const auto& [name, tensor] : in.loss_fn_inputs()) {
     WEFT_RETURN_IF_ERROR(ReadInput(name, tensor, out));
   }
-  return is_gspo ? ReadMask(in, out) : absl::OkStatus();
+  if (loss == v1::LOSS_FUNCTION_GSPO) return ReadMask(in, out);
+  if (loss == v1::LOSS_FUNCTION_STABLE_REINFORCE) {
+    return WeighSampledOnly(in, out);
+  }
+  return absl::OkStatus();
 }
 
 // Fills `out` with the field `list` of result.data[begin, end), one datum after
@@ -277,9 +318,9 @@ absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
   }
   v1::ForwardBackwardRequest out;
   WEFT_RETURN_IF_ERROR(ReadLoss(in, out.mutable_loss()));
-  const bool is_gspo = out.loss().function() == v1::LOSS_FUNCTION_GSPO;
   for (int i = 0; i < in.data_size(); ++i) {
-    const absl::Status read = ReadDatum(in.data(i), is_gspo, out.add_data());
+    const absl::Status read =
+        ReadDatum(in.data(i), out.loss().function(), out.add_data());
     if (read.ok()) continue;
     return absl::Status(read.code(),
                         absl::StrCat("data[", i, "]: ", read.message()));

@@ -87,7 +87,14 @@ absl::Status ReadTrain(const Front& front, Call* call) {
   train->forward_only = in.forward_only();
   train->charge =
       front.port.core()->memory->Reserve(call->owner(), TranslationBytes(in));
-  if (train->charge.ok()) train->request = TranslateTrain(in);
+  const absl::Status offered = in.loss_fn() == kStableReinforce
+                                   ? front.CheckStableReinforce()
+                                   : absl::OkStatus();
+  if (!offered.ok()) {
+    train->request = offered;
+  } else if (train->charge.ok()) {
+    train->request = TranslateTrain(in);
+  }
   call->train = train;
   return absl::OkStatus();
 }

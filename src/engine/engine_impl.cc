@@ -19,6 +19,7 @@
 #include "src/engine/activation_budget.h"
 #include "src/engine/compute_guard.h"
 #include "src/engine/head_options.h"
+#include "src/engine/host_allocator.h"
 #include "src/ops/matmul.h"
 
 namespace weft::engine {
@@ -36,6 +37,11 @@ constexpr absl::Duration kIdleRelease = absl::Seconds(10);
 
 // The I/O thread looks at the disks at most once in this time.
 constexpr absl::Duration kDiskInterval = absl::Seconds(1);
+
+// At this interval the process gives back the host's memory that it has not
+// used since the last time. A longer interval would keep the memory of a rare
+// peak; a shorter one would map a training step's blocks anew for each step.
+constexpr absl::Duration kReleaseInterval = absl::Minutes(1);
 
 // The engine thread's name in `top -H`. The compute threads inherit the name.
 constexpr const char* kThreadName = "weft-engine";
@@ -269,6 +275,11 @@ void EngineImpl::Loop() {
     probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
     parts_.disks->Refresh();
   });
+  PeriodicTask release(kReleaseInterval,
+                       [] { HostAllocator::Get().ReleaseUnused(); });
+  const auto post_io = [this](std::function<void()> task) {
+    context_.PostIo(std::move(task));
+  };
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = SteadyNow();
     Run(*work);
@@ -282,9 +293,8 @@ void EngineImpl::Loop() {
     if (trained) recorder_.AddCost(SteadyNow() - start);
     // Until recovery has succeeded, a snapshot would lack unreplayed steps.
     if (recovery_.succeeded()) snapshots_.GoOn();
-    disk_look.PostWhenDue(start, [this](std::function<void()> look) {
-      context_.PostIo(std::move(look));
-    });
+    disk_look.PostWhenDue(start, post_io);
+    release.PostWhenDue(start, post_io);
     probe_.Heartbeat();
     profile_.BetweenWork(
         trained || std::holds_alternative<dispatch::RunDecode>(*work),

@@ -5,10 +5,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
+
+// tcmalloc's functions. They are null in a process that does not use it.
+extern "C" {
+__attribute__((weak)) int MallocExtension_GetNumericProperty(
+    const char* property, size_t* value);
+__attribute__((weak)) void MallocExtension_ReleaseToSystem(size_t num_bytes);
+}
 
 namespace weft::engine {
 namespace {
@@ -43,6 +53,15 @@ void* Map(size_t bytes) {
   munmap(begin + head + bytes, mapped - head - bytes);
   PreferHugePages(absl::MakeSpan(begin + head, bytes));
   return begin + head;
+}
+
+void ReleaseFreeHeap() {
+  if (MallocExtension_ReleaseToSystem == nullptr) return;
+  // Other threads wait for the heap while it releases a part.
+  constexpr size_t kPart = size_t{16} << 20;
+  size_t free = 0;
+  MallocExtension_GetNumericProperty("tcmalloc.pageheap_free_bytes", &free);
+  for (; free >= kPart; free -= kPart) MallocExtension_ReleaseToSystem(kPart);
 }
 
 }  // namespace
@@ -150,6 +169,26 @@ void HostAllocator::Free(void* data) {
 void HostAllocator::ReleaseCached() {
   MutexLock lock(&mu_);
   while (!cache_.empty()) Unmap(cache_.begin());
+}
+
+void HostAllocator::ReleaseUnused() {
+  std::vector<std::pair<void*, size_t>> unused;
+  {
+    MutexLock lock(&mu_);
+    for (auto block = cache_.begin(); block != cache_.end();) {
+      const auto next = std::next(block);
+      if (block->second.freed_at <= seen_frees_) {
+        unused.emplace_back(block->second.data, block->first);
+        usage_.cached -= block->first;
+        cache_.erase(block);
+      }
+      block = next;
+    }
+    seen_frees_ = num_frees_;
+  }
+  // Large blocks take the kernel a while, in which others may allocate.
+  for (const auto& [data, bytes] : unused) munmap(data, bytes);
+  ReleaseFreeHeap();
 }
 
 HostAllocator::Usage HostAllocator::usage() const {

@@ -5,10 +5,11 @@
 // The allocator unmaps cached blocks so that the mapped bytes never exceed the
 // largest number of bytes that were in use at once. A block may be larger than
 // its tensor, so the process maps up to about a quarter more than its tensors
-// need at their peak. It keeps this memory until ReleaseCached. A cached block
-// serves a tensor that is only slightly smaller. It may serve a tensor of at
-// least half its size if a new block would cause others to be unmapped. Blocks
-// consist of huge pages where the kernel has them.
+// need at their peak. It keeps this memory until ReleaseUnused or ReleaseCached
+// gives it back. A cached block serves a tensor that is only slightly smaller.
+// It may serve a tensor of at least half its size if a new block would cause
+// others to be unmapped. Blocks consist of huge pages where the kernel has
+// them.
 #ifndef WEFT_SRC_ENGINE_HOST_ALLOCATOR_H_
 #define WEFT_SRC_ENGINE_HOST_ALLOCATOR_H_
 
@@ -47,6 +48,11 @@ class HostAllocator final : public c10::Allocator {
 
   // Unmaps all cached blocks.
   void ReleaseCached();
+  // Unmaps the blocks that have been in the cache since before the last call.
+  // If the process uses tcmalloc, also gives the heap's free pages back. Call
+  // it at an interval longer than a training step, which uses the same blocks
+  // again.
+  void ReleaseUnused();
 
   struct Usage {
     size_t in_use = 0;  // Bytes of blocks that tensors hold.
@@ -86,6 +92,8 @@ class HostAllocator final : public c10::Allocator {
   Usage usage_ ABSL_GUARDED_BY(mu_);
   size_t most_in_use_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t num_frees_ ABSL_GUARDED_BY(mu_) = 0;
+  // The value of num_frees_ at the last ReleaseUnused.
+  uint64_t seen_frees_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace weft::engine

@@ -20,7 +20,7 @@ struct Token {
                               // cross_entropy.
   double advantage = 0;
   double weight = 1;
-  // The token's own ratio, or with gspo the sequence's.
+  // The token's own ratio, or with gspo and stable_reinforce the sequence's.
   double ratio = 1;
   bool is_bounded = false;  // kMaxLogRatio changed `ratio`.
 };
@@ -37,8 +37,23 @@ double Ratio(double log_ratio) {
   return std::exp(std::clamp(log_ratio, -kMaxLogRatio, kMaxLogRatio));
 }
 
+// stable_reinforce has no lower bound: small weights do not make a gradient
+// large.
 double Clip(const LossConfig& config, double ratio) {
+  if (config.function == LossFunction::kStableReinforce) {
+    return std::min(ratio, config.clip_high);
+  }
   return std::clamp(ratio, config.clip_low, config.clip_high);
+}
+
+// Returns the loss -w (factor lp A - beta / 2 (lp - q)^2).
+LossAndSlope Penalized(const LossConfig& config, const Token& token,
+                       double factor) {
+  const double log_ratio = token.logprob - token.sample_logprob;
+  const double gain = factor * token.advantage;
+  return {-token.weight *
+              (gain * token.logprob - config.beta / 2 * log_ratio * log_ratio),
+          -token.weight * (gain - config.beta * log_ratio)};
 }
 
 // Returns the negative of r A, times the weight. A bounded ratio is a constant,
@@ -71,12 +86,10 @@ LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
       const double slope = -w * Clip(config, token.ratio) * token.advantage;
       return {slope * token.logprob, slope};
     }
-    case LossFunction::kDro: {
-      const double log_ratio = token.logprob - token.sample_logprob;
-      return {-w * (token.logprob * token.advantage -
-                    config.beta / 2 * log_ratio * log_ratio),
-              -w * (token.advantage - config.beta * log_ratio)};
-    }
+    case LossFunction::kDro:
+      return Penalized(config, token, 1);
+    case LossFunction::kStableReinforce:
+      return Penalized(config, token, Clip(config, token.ratio));
   }
   return {};
 }
@@ -87,9 +100,14 @@ bool HasRatio(LossFunction function) {
          function != LossFunction::kDro;
 }
 
+bool HasSequenceRatio(LossFunction function) {
+  return function == LossFunction::kGspo ||
+         function == LossFunction::kStableReinforce;
+}
+
 bool HasClip(LossFunction function) {
   return function == LossFunction::kPpo || function == LossFunction::kCispo ||
-         function == LossFunction::kGspo;
+         HasSequenceRatio(function);
 }
 
 // Sums over the scored tokens of one datum, for its metrics.
@@ -112,6 +130,9 @@ void AddMetrics(const LossConfig& config, const DatumSums& sums,
   if (HasRatio(config.function)) metrics->Add("bounded_tokens", sums.bounded);
   if (HasClip(config.function)) {
     metrics->AddMean("clip_fraction", sums.clipped, sums.tokens);
+  }
+  if (config.function == LossFunction::kStableReinforce) {
+    metrics->AddMean("weft_stable_reinforce", sums.tokens, sums.tokens);
   }
 }
 
@@ -158,9 +179,9 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
                         absl::Span<float> losses, absl::Span<float> gradients,
                         MetricSums* metrics) {
   const bool is_policy = config.function != LossFunction::kCrossEntropy;
-  const bool is_gspo = config.function == LossFunction::kGspo;
+  const bool by_sequence = HasSequenceRatio(config.function);
   const double sequence_log_ratio =
-      is_gspo ? SequenceLogRatio(datum, logprobs) : 0.0;
+      by_sequence ? SequenceLogRatio(datum, logprobs) : 0.0;
   DatumSums sums;
   for (size_t i = 0; i < logprobs.size(); ++i) {
     Token token{.logprob = logprobs[i], .weight = Weight(datum, i)};
@@ -173,7 +194,7 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
       token.sample_logprob = datum.logprobs[i];
       token.advantage = datum.advantages[i];
       const double log_ratio = token.logprob - token.sample_logprob;
-      const double used = is_gspo ? sequence_log_ratio : log_ratio;
+      const double used = by_sequence ? sequence_log_ratio : log_ratio;
       token.ratio = Ratio(used);
       token.is_bounded = IsBounded(used);
       sums.kl -= log_ratio;

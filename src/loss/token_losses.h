@@ -40,11 +40,14 @@ class MetricSums {
 //   kl_sample_train_v1:mean  mean of q - lp;
 //   ratio:mean               mean of r = exp(lp - q);
 //   clip_fraction:mean       share of tokens whose ratio (gspo: s) lies outside
-//                            [clip_low, clip_high]; ppo, cispo, gspo only;
-//   bounded_tokens:sum       number of tokens whose log ratio (gspo: its mean)
-//                            lies outside [-20, 20]; not for dro.
+//                            [clip_low, clip_high]; ppo, cispo, gspo, and for
+//                            stable_reinforce the share with s > clip_high;
+//   bounded_tokens:sum       number of tokens whose log ratio (gspo,
+//                            stable_reinforce: its mean) lies outside
+//                            [-20, 20]; not for dro;
+//   weft_stable_reinforce:mean  1: the formula is Weft's; stable_reinforce only.
 //
-// Derivatives of three losses, with c(r) = clip(r, clip_low, clip_high):
+// Derivatives of four losses, with c(r) = clip(r, clip_low, clip_high):
 //   ppo    -w r A if r A <= c(r) A, else 0. A tie takes the unclipped branch.
 //   cispo  -w c(r) A; c(r) is a constant.
 //   gspo   -w_t s A_t if s A_t <= c(s) A_t, else 0, for token t. The
@@ -52,6 +55,13 @@ class MetricSums {
 //          the token's ratio s_t = s exp(lp_t - stopgrad(lp_t)). So s_t
 //          equals s, and its derivative by lp_t is s. As in GSPO-token, the
 //          gradient treats the mean as a constant.
+//   stable_reinforce  -w (min(s, clip_high) A - beta (lp - q)), with gspo's s.
+//          An unbiased gradient on samples of an older policy would have the
+//          product of all ratios in place of s. Its variance grows with the
+//          length exponentially. Their geometric mean s does not grow, and its
+//          truncation (Ionides 2008) bounds every weight. While lp = q for all
+//          tokens, this is REINFORCE. The second term is the derivative of an
+//          estimate of the KL divergence from the policy that sampled.
 //
 // Before an exp, lp - q or its mean is clamped to [-20, 20]. Where the clamp
 // binds, the ratio is a constant: importance_sampling, ppo and gspo have

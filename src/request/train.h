@@ -19,6 +19,7 @@ enum class LossFunction : uint8_t {
   kCispo,
   kDro,
   kGspo,
+  kStableReinforce,
 };
 
 struct LossConfig {

@@ -115,6 +115,8 @@ class _Tinker:
         tensor.shape.append(len(row) - 1)
 
     def forward_backward(self) -> float:
+        # The server closes a connection that was idle during gRPC's turn.
+        self._connection.close()
         self._request.seq_id += 1
         body = self._request.SerializeToString()
         future = self._ask("forward_backward", body)

@@ -271,6 +271,9 @@ TEST_F(ClientTest, StepsBehindOneThatFailsGoOn) {
 
 TEST_F(ClientTest, WithdrawsTheStepsBehindOneThatIsNotAccepted) {
   const auto adapter = Create();
+  // The refusal comes with the second try, when the OptimStep is on its way.
+  server_.wire().SetRetryHint(1000);
+  server_.engine().FailNext(absl::UnavailableError("busy"), kTrain);
   server_.engine().FailNext(absl::PermissionDeniedError("not you"), kTrain);
   auto refused = Train(*adapter);
   auto later = adapter->OptimStep();

@@ -612,6 +612,9 @@ def test_info_health_and_drain(client: weft.Client) -> None:
     client.drain()
     assert client.info().draining
     assert not client.healthy()
+    client.undrain()
+    assert not client.info().draining
+    assert client.healthy()
 
 
 def test_nobody_listening_is_unavailable() -> None:

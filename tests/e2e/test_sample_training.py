@@ -15,7 +15,10 @@ import weft
 
 KIND = "llama-tied"
 PROMPTS = [[3, 4, 5, 6], [9], [7, 8, 9, 10, 11, 12]]
-LOSSES = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"]
+LOSSES = [
+    *("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"),
+    "stable_reinforce",
+]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -95,7 +98,8 @@ def test_a_stale_token_does_not_end_the_learning(
     with daemon_for(KIND).client() as client:
         adapter = client.create_adapter(unique("stale"), rank=4, seed=1)
         result = adapter.forward_backward([datum], loss, **config)
-        # The mean of gspo is below 20 here, and dro has no ratio.
+        # The means of gspo and stable_reinforce are below 20 here, and dro has no
+        # ratio.
         if loss in ("importance_sampling", "ppo", "cispo"):
             assert result.metrics["bounded_tokens:sum"] == 1
         assert np.isfinite(adapter.optim_step(learning_rate=1e-2).grad_norm)

@@ -68,8 +68,20 @@ std::string LossName(const ::testing::TestParamInfo<LossFunction>& test) {
       return "Dro";
     case LossFunction::kGspo:
       return "Gspo";
+    case LossFunction::kStableReinforce:
+      return "StableReinforce";
   }
   return "Unknown";
+}
+
+double SequenceRatio(const Datum& datum, const std::vector<float>& logprobs) {
+  double sum = 0, count = 0;
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    if (datum.weights[i] == 0) continue;
+    sum += static_cast<double>(logprobs[i]) - datum.logprobs[i];
+    count += 1;
+  }
+  return std::exp(sum / count);
 }
 
 // Computes the formula of one token in f64, without the code under test.
@@ -91,14 +103,13 @@ double Formula(LossFunction function, const Datum& datum, size_t t, double lp,
     case LossFunction::kDro:
       return -w * (lp * A - 0.05 / 2 * (lp - q) * (lp - q));
     case LossFunction::kGspo: {
-      double sum = 0, count = 0;
-      for (size_t i = 0; i < constant_lp.size(); ++i) {
-        if (datum.weights[i] == 0) continue;
-        sum += static_cast<double>(constant_lp[i]) - datum.logprobs[i];
-        count += 1;
-      }
-      const double s = std::exp(sum / count) * std::exp(lp - constant_lp[t]);
+      const double s =
+          SequenceRatio(datum, constant_lp) * std::exp(lp - constant_lp[t]);
       return -w * std::min(s * A, clip(s) * A);
+    }
+    case LossFunction::kStableReinforce: {
+      const double s = std::min(SequenceRatio(datum, constant_lp), 1.2);
+      return -w * (s * lp * A - 0.05 / 2 * (lp - q) * (lp - q));
     }
     default:
       return kNan;
@@ -144,12 +155,11 @@ TEST_P(PolicyLossTest, StaysFiniteForAnyRatio) {
   Datum datum = PolicyDatum();
   for (const float lp : {-1e4F, 1e4F, -kInfinity}) {
     std::vector<float> logprobs(datum.tokens.size(), lp);
-    if (GetParam() == LossFunction::kCispo ||
-        GetParam() == LossFunction::kDro) {
-      if (std::isinf(lp))
-        continue;  // Both losses contain lp itself,
-                   // so they are not finite.
-    }
+    // These losses contain lp itself.
+    const bool has_lp = GetParam() == LossFunction::kCispo ||
+                        GetParam() == LossFunction::kDro ||
+                        GetParam() == LossFunction::kStableReinforce;
+    if (has_lp && std::isinf(lp)) continue;
     const Result result = Compute({.function = GetParam()}, datum, logprobs);
     for (size_t t = 0; t < logprobs.size(); ++t) {
       EXPECT_TRUE(std::isfinite(result.losses[t])) << lp << " " << t;
@@ -159,24 +169,28 @@ TEST_P(PolicyLossTest, StaysFiniteForAnyRatio) {
 }
 
 // A log ratio of 89, which a stale sampler gives, counts as 20. There it is a
-// constant, so only cispo, whose ratio is a constant anyway, has a gradient.
+// constant, so only cispo and stable_reinforce, whose ratios are constants
+// anyway, have a gradient.
 TEST_P(PolicyLossTest, BoundsAStaleTokensRatio) {
-  const LossConfig config{.function = GetParam(), .clip_high = 1e30};
+  const bool is_dro = GetParam() == LossFunction::kDro;
+  const LossConfig config{
+      .function = GetParam(), .clip_high = 1e30, .beta = is_dro ? 0.05 : 0};
   const Datum datum{.tokens = {1, 2},
                     .targets = {2, 3},
                     .weights = {2, 0},
                     .logprobs = {-90, -1},
                     .advantages = {-0.5, 1}};
   const Result result = Compute(config, datum, {-1, -1});
-  if (GetParam() == LossFunction::kDro) {
+  if (is_dro) {
     EXPECT_FALSE(result.metrics.contains("bounded_tokens:sum"));
     EXPECT_FLOAT_EQ(result.gradients[0], -2 * (-0.5F - 0.05F * 89));
     return;
   }
-  const bool is_cispo = GetParam() == LossFunction::kCispo;
+  const bool is_constant = GetParam() == LossFunction::kCispo ||
+                           GetParam() == LossFunction::kStableReinforce;
   const auto bounded = static_cast<float>(std::exp(20.0));
-  EXPECT_FLOAT_EQ(result.losses[0], is_cispo ? -bounded : bounded);
-  EXPECT_FLOAT_EQ(result.gradients[0], is_cispo ? bounded : 0);
+  EXPECT_FLOAT_EQ(result.losses[0], is_constant ? -bounded : bounded);
+  EXPECT_FLOAT_EQ(result.gradients[0], is_constant ? bounded : 0);
   EXPECT_EQ(result.metrics.at("bounded_tokens:sum"), 1);
   EXPECT_EQ(
       Compute(config, datum, {-70.5F, -1}).metrics.at("bounded_tokens:sum"), 0);
@@ -203,13 +217,12 @@ TEST_P(PolicyLossTest, OnPolicyGradientIsMinusWeightTimesAdvantage) {
   EXPECT_EQ(result.metrics.at("kl_sample_train_v1:mean"), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PolicyLossTest,
-                         ::testing::Values(LossFunction::kImportanceSampling,
-                                           LossFunction::kPpo,
-                                           LossFunction::kCispo,
-                                           LossFunction::kDro,
-                                           LossFunction::kGspo),
-                         LossName);
+INSTANTIATE_TEST_SUITE_P(
+    All, PolicyLossTest,
+    ::testing::Values(LossFunction::kImportanceSampling, LossFunction::kPpo,
+                      LossFunction::kCispo, LossFunction::kDro,
+                      LossFunction::kGspo, LossFunction::kStableReinforce),
+    LossName);
 
 TEST(CrossEntropyTest, IsMinusWeightedLogprobForAnySign) {
   const Datum datum{.tokens = {1, 2, 3},

@@ -159,6 +159,8 @@ LOSSES: tuple[tuple[str, dict[str, float]], ...] = (
     ("dro", {"beta": 0.3}),
     ("gspo", {}),
     ("gspo", {"clip_low": 0.98, "clip_high": 1.02}),
+    ("stable_reinforce", {}),
+    ("stable_reinforce", {"clip_high": 0.99, "beta": 0.3}),
     ("importance_sampling", {"temperature": 0.8}),
 )
 
@@ -258,7 +260,12 @@ def _policy_loss(learner: Any, datum: Any, name: str, config: Any) -> Any:
     elif name == "cispo":
         objective = clipped.detach() * learner * advantages
     else:
-        assert name == "dro"
-        penalty = 0.5 * config["beta"] * (learner - sampler) ** 2
-        objective = learner * advantages - penalty
+        penalty = 0.5 * config.get("beta", 0.05) * (learner - sampler) ** 2
+        factor = 1.0
+        if name == "stable_reinforce":
+            mean = (learner - sampler)[weights != 0].mean().clamp(-20, 20)
+            factor = mean.exp().detach().clamp(max=config.get("clip_high", 1.2))
+        else:
+            assert name == "dro"
+        objective = factor * learner * advantages - penalty
     return -weights * objective

@@ -86,6 +86,23 @@ TEST_F(HostAllocatorTest, TheProcessIsNeverLargerThanWhatWasInUse) {
   }
 }
 
+TEST_F(HostAllocatorTest, BlocksThatNobodyUsesForAWholeIntervalGoBack) {
+  { const c10::DataPtr early = allocator_.allocate(16 * kMiB); }
+  allocator_.ReleaseUnused();
+  EXPECT_EQ(allocator_.usage().cached, 16 * kMiB);
+  {
+    const c10::DataPtr again = allocator_.allocate(16 * kMiB);
+    const c10::DataPtr late = allocator_.allocate(32 * kMiB);
+  }
+  allocator_.ReleaseUnused();
+  EXPECT_EQ(allocator_.usage().cached, 48 * kMiB);
+  { const c10::DataPtr again = allocator_.allocate(16 * kMiB); }
+  allocator_.ReleaseUnused();
+  EXPECT_EQ(allocator_.usage().cached, 16 * kMiB);
+  allocator_.ReleaseUnused();
+  EXPECT_EQ(allocator_.usage().cached, 0);
+}
+
 TEST_F(HostAllocatorTest, SmallBlocksAndLargeOnesGoBackWhereTheyCameFrom) {
   for (const size_t size : {size_t{0}, size_t{100}, kMiB - 1, kMiB, 3 * kMiB}) {
     void* const block = allocator_.raw_allocate(size);

@@ -88,6 +88,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "listen",
                                        "metrics-listen",
                                        "tinker-listen",
+                                       "tinker-stable-reinforce",
                                        "console-listen",
                                        "port-file",
                                        "max-connections",

@@ -15,6 +15,7 @@
 #include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
+#include "server/tinker/train_wire.h"
 #include "server/tinker/wire.pb.h"
 #include "tests/support/status_matchers.h"
 
@@ -179,6 +180,64 @@ void ExpectSame(const TopkLogprobs& table, const Json& rows) {
         EXPECT_EQ(rows[row][column][1].get<float>(), logprobs[cell]);
       }
     }
+  }
+}
+
+// A datum of five targets. `spans` are pairs: whether a model has sampled the
+// tokens, and their number.
+ForwardBackwardRequest StableReinforce(
+    const std::vector<std::pair<bool, int64_t>>& spans) {
+  const std::vector<int32_t> ids = {1, 2, 3, 4, 5};
+  const std::string raw(reinterpret_cast<const char*>(ids.data()),
+                        ids.size() * sizeof(int32_t));
+  ForwardBackwardRequest request;
+  request.set_loss_fn("stable_reinforce");
+  Datum* const datum = request.add_data();
+  datum->add_model_input()->mutable_encoded_text()->set_tokens(raw);
+  Tensor& targets = (*datum->mutable_loss_fn_inputs())["target_tokens"];
+  targets.set_dense(raw);
+  targets.set_dtype(DTYPE_INT32);
+  targets.add_shape(static_cast<int64_t>(ids.size()));
+  for (const auto& [sampled, length] : spans) {
+    ProvenanceSpan* const span = datum->add_loss_fn_input_spans();
+    Span* const tokens = sampled ? span->mutable_sampled_tokens()
+                                 : span->mutable_prompt_tokens();
+    tokens->set_length(length);
+  }
+  return request;
+}
+
+TEST(TinkerTrainTest, StableReinforceWeighsTheSampledTokens) {
+  auto request = StableReinforce(
+      {{false, 2}, {true, 1}, {false, 0}, {false, 1}, {true, 1}});
+  auto train = TranslateTrain(request);
+  ASSERT_TRUE(train.ok()) << train.status();
+  EXPECT_EQ(train->loss().function(), v1::LOSS_FUNCTION_STABLE_REINFORCE);
+  EXPECT_THAT(Values<float>(train->data(0).weights_le()),
+              ElementsAre(0, 0, 1, 0, 1));
+
+  Tensor& weights =
+      (*request.mutable_data(0)->mutable_loss_fn_inputs())["weights"];
+  const std::vector<float> given = {1, 1, 0.5, 1, 0.25};
+  weights.set_dense(given.data(), given.size() * sizeof(float));
+  weights.set_dtype(DTYPE_FLOAT32);
+  weights.add_shape(static_cast<int64_t>(given.size()));
+  train = TranslateTrain(request);
+  ASSERT_TRUE(train.ok()) << train.status();
+  EXPECT_THAT(Values<float>(train->data(0).weights_le()),
+              ElementsAre(0, 0, 0.5, 0, 0.25));
+}
+
+TEST(TinkerTrainTest, StableReinforceNeedsSpansOfAllTargets) {
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  for (const auto& spans : std::vector<std::vector<std::pair<bool, int64_t>>>{
+           {},
+           {{true, 4}},
+           {{true, 5}, {true, 1}},
+           {{true, 3}, {false, kHuge}},
+           {{true, -1}}}) {
+    EXPECT_THAT(TranslateTrain(StableReinforce(spans)).status(),
+                IsStatus(kInvalid, "data[0]: loss_fn_input_spans"));
   }
 }
 

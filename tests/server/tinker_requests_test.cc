@@ -103,13 +103,16 @@ TEST_F(TinkerRequestsTest, AFieldThatIsNotOfferedIsRefusedAndNotIgnored) {
 }
 
 TEST_F(TinkerRequestsTest,
-       StableReinforceIsRefusedWithTheLossesThatAreOffered) {
-  Start();
+       StableReinforceIsRefusedIfTheOperatorDoesNotOfferIt) {
+  ServerOptions options;
+  options.tinker_stable_reinforce = false;
+  Start(std::move(options));
   const std::string session = NewSession();
   model_ = NewModel("toy")["model_id"];
   const std::string refusal =
-      "record_stability_info (loss stable_reinforce) is not offered: set "
-      "loss_fn to importance_sampling, ppo, cispo or gspo";
+      "record_stability_info (loss stable_reinforce) is not offered by this "
+      "server (--no-tinker-stable-reinforce): set loss_fn to "
+      "importance_sampling, ppo, cispo or gspo";
   const Json record = {{"record_stability_info", true}};
   EXPECT_EQ(SampleError(record), refusal);
   EXPECT_EQ(StepError("forward_backward",
@@ -129,6 +132,19 @@ TEST_F(TinkerRequestsTest,
   EXPECT_EQ(made.status, 400);
   EXPECT_THAT(made.body, HasSubstr(refusal));
   EXPECT_EQ(SampleError({{"record_stability_info", false}}), "");
+}
+
+TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
+  Start();
+  const std::string session = NewSession();
+  model_ = NewModel("toy")["model_id"];
+  EXPECT_EQ(SampleError({{"record_stability_info", true}}), "");
+  const HttpReply made = Ask("POST", "create_sampling_session",
+                             {{"session_id", session},
+                              {"sampling_session_seq_id", 1},
+                              {"base_model", "toy"},
+                              {"record_stability_info", true}});
+  EXPECT_EQ(made.status, 200) << made.body;
 }
 
 TEST_F(TinkerRequestsTest, ErrorsHaveTheNamesOfTheClientsFields) {

@@ -95,7 +95,7 @@ def refused(base: str) -> dict[str, Any]:
     )
     asks: list[Callable[[], Any]] = [
         lambda: client.forward_backward([bad], "cross_entropy"),
-        lambda: client.forward_backward([datum()], "stable_reinforce"),
+        lambda: client.forward_backward([policy_datum()], "stable_reinforce"),
         lambda: client.save_weights_external("out", age_encryption_recipients=["age1"]),
     ]
     for ask in asks:
@@ -109,6 +109,46 @@ def refused(base: str) -> dict[str, Any]:
     result.result()
     step.result()
     return {"messages": messages}
+
+
+def reinforce(base: str) -> dict[str, Any]:
+    """Rewards answers with small ids for some steps, as rl_loop of the cookbook does:
+    with its default loss, and with samples that are one step old."""
+    _, client = new_client(base)
+    shown, limit, rewards, metrics = TOKENS[:4], 160, [], []
+    options = types.SamplingParams(max_tokens=8, temperature=1.0)
+    old = client.save_weights_and_get_sampling_client(record_stability_info=True)
+    for _ in range(12):
+        drawn = old.sample(prompt(shown), 16, options).result().sequences
+        old = client.save_weights_and_get_sampling_client(record_stability_info=True)
+        scores = [sum(t < limit for t in s.tokens) / len(s.tokens) for s in drawn]
+        rewards.append(sum(scores) / len(scores))
+        data = []
+        for sequence, score in zip(drawn, scores, strict=True):
+            count, before = len(sequence.tokens), len(shown) - 1
+            id = sequence.sequence_id
+            data.append(
+                datum(
+                    [*shown, *sequence.tokens],
+                    logprobs=[0.0] * before + list(sequence.logprobs),
+                    advantages=[0.0] * before + [score - rewards[-1]] * count,
+                ).with_provenance(
+                    model_input=[
+                        types.PromptProvenanceSpan(sequence_id=id, length=len(shown)),
+                        types.SampledProvenanceSpan(sequence_id=id, length=count - 1),
+                    ],
+                    loss_fn_inputs=[
+                        types.PromptProvenanceSpan(
+                            sequence_id=id, offset=1, length=before
+                        ),
+                        types.SampledProvenanceSpan(sequence_id=id, length=count),
+                    ],
+                )
+            )
+        result = client.forward_backward(data, "stable_reinforce", {"kl_coeff": 0.01})
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        metrics.append(result.result().metrics)
+    return {"rewards": rewards, "metrics": metrics}
 
 
 def custom(base: str) -> dict[str, Any]:
@@ -427,6 +467,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
     for program in (
         train,
         refused,
+        reinforce,
         custom,
         sample,
         checkpoints,

@@ -100,8 +100,10 @@ def trained(client: RawClient, steps: int) -> None:
 
 def test_steps_share_the_syncs_of_the_log(mortal: Mortal) -> None:
     """A step alone has a sync for its promise, and one for its end. The syncs of steps
-    that run together are shared, so that a step needs at most one."""
+    that run together are shared, so that a step needs at most one. The disk is slow, so
+    that clients come together while it syncs."""
     steps, clients = 20, 8
+    mortal.restart("journal.sync=sleep(20)")
     before = syncs(mortal.tinker)
     trained(mortal.client, steps)
     alone = syncs(mortal.tinker) - before

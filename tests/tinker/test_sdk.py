@@ -59,9 +59,23 @@ def test_refusals_have_a_category_and_leave_no_gap(server: TinkerDaemon) -> None
     messages = server.run("refused")["messages"]
     assert len(messages) == 3
     assert "data[0].loss_fn_inputs.target_tokens[1] is 1000000" in messages[0][0]
-    assert "(loss stable_reinforce) is not offered" in messages[1][0]
+    assert "data[0]: loss_fn_input_spans covers 0 of 7 targets" in messages[1][0]
     assert "age_encryption_recipients is not offered" in messages[2][0]
     assert all("user" in category.lower() for _, category in messages)
+
+
+def test_the_cookbooks_default_loss_learns_from_old_samples(
+    server: TinkerDaemon,
+) -> None:
+    out = server.run("reinforce")
+    rewards, metrics = out["rewards"], out["metrics"]
+    # A random model draws ids below 160 of 320 half of the time.
+    assert abs(rewards[0] - 0.5) < 0.2
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
+    assert all(row["weft_stable_reinforce:mean"] == 1 for row in metrics)
+    # The first samples are of the policy that trains, later ones of the one before.
+    assert metrics[0]["kl_sample_train_v1:mean"] == pytest.approx(0, abs=1e-5)
+    assert metrics[-1]["kl_sample_train_v1:mean"] > 1e-4
 
 
 def test_custom_loss_has_the_gradient_of_the_same_loss(server: TinkerDaemon) -> None:

@@ -156,6 +156,10 @@ class AsyncClient:
         work that it accepted before."""
         await self._driver.run(self._core.drain())
 
+    async def undrain(self) -> None:
+        """Makes the server take new work again."""
+        await self._driver.run(self._core.undrain())
+
     async def create_adapter(
         self,
         adapter_id: str,

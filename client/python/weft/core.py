@@ -258,6 +258,10 @@ class ClientCore:
         request = server_pb2.DrainRequest()
         yield from self.caller.call(methods.DRAIN, request, retry=False)
 
+    def undrain(self) -> Operation[None]:
+        request = server_pb2.UndrainRequest()
+        yield from self.caller.call(methods.UNDRAIN, request, retry=False)
+
     def create_adapter(
         self,
         adapter_id: str,

@@ -146,6 +146,7 @@ GET_TOKENIZER = _method(
     _V, server.GetTokenizerRequest, server.GetTokenizerResponse, Arity.DOWNLOAD
 )
 DRAIN = _method(_V, server.DrainRequest, server.DrainResponse)
+UNDRAIN = _method(_V, server.UndrainRequest, server.UndrainResponse)
 PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNLOAD)
 
 

@@ -28,8 +28,10 @@ class LossOptions(TypedDict, total=False):
     """Settings of a loss. An absent setting takes its default."""
 
     clip_low: Annotated[float | None, Option(0.8, "For ppo, cispo and gspo.")]
-    clip_high: Annotated[float | None, Option(1.2, "For ppo, cispo and gspo.")]
-    beta: Annotated[float | None, Option(0.05, "For dro.")]
+    clip_high: Annotated[
+        float | None, Option(1.2, "For ppo, cispo, gspo and stable_reinforce.")
+    ]
+    beta: Annotated[float | None, Option(0.05, "For dro and stable_reinforce.")]
     temperature: Annotated[float | None, Option(1.0, "Logits are divided by it.")]
     return_entropy: Annotated[bool, Option(False, "Also returns entropies, in nats.")]
     score_all: Annotated[

@@ -28,7 +28,7 @@ SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
 # The metric KL(sampler || trainer) per token. The first update of a step trains the
 # same weights that drew its replies, so only rounding makes the metric differ from 0.
 KL = "kl_sample_train_v1:mean"
-LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro")
+LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro", "stable_reinforce")
 CLIPPED = ("ppo", "cispo", "gspo")
 
 
