@@ -13,6 +13,7 @@
 #include "src/model/layer.h"
 #include "src/model/packed_batch.h"
 #include "src/model_config/model_shard.h"
+#include "src/ops/host_copy.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/rms_norm.h"
 
@@ -157,13 +158,14 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
   }
   const QueryScale& scale = config_.query_scale;
   if (scale.beta > 0) {
-    query_scale_P_ = at::arange(num_positions, at::kDouble)
-                         .div_(scale.period)
-                         .floor_()
-                         .log1p_()
-                         .mul_(scale.beta)
-                         .add_(1)
-                         .to(weights_.embedding_VH.device(), at::kFloat);
+    query_scale_P_ = ops::ToDevice(at::arange(num_positions, at::kDouble)
+                                       .div_(scale.period)
+                                       .floor_()
+                                       .log1p_()
+                                       .mul_(scale.beta)
+                                       .add_(1)
+                                       .to(at::kFloat),
+                                   device());
   }
   if (config_.logits_divisor != 1) {
     // In f32, or f64 for f64, so that the division does not round the weight to

@@ -24,6 +24,7 @@
 #include "src/base/status_macros.h"
 #include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
+#include "src/ops/host_copy.h"
 #include "src/ops/int8_weight.h"
 #include "src/weights/checkpoint.h"
 #include "src/weights/float_convert.h"
@@ -405,7 +406,7 @@ at::Tensor PlaceOf(DecoderWeights& w, const WeightEntry& entry) {
 // (ModelConfig::head_order). A head has `head_rows` rows.
 void OrderHeads(const std::vector<int>& head_order, int64_t head_rows,
                 const at::Tensor& rows) {
-  const at::Tensor order = at::tensor(head_order, at::kLong).to(rows.device());
+  const at::Tensor order = ops::ToDevice(head_order, rows.device(), at::kLong);
   const at::Tensor heads =
       rows.unflatten(0, {-1, head_rows}).narrow(1, 0, order.numel());
   heads.copy_(heads.index_select(1, order));
