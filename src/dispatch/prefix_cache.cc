@@ -96,6 +96,16 @@ bool PrefixCache::EvictState() {
   return true;
 }
 
+bool PrefixCache::GiveState(StateId state) {
+  const auto entry = std::ranges::find_if(
+      with_state_, [&](const auto& e) { return e.second->state == state; });
+  if (entry == with_state_.end() || states_->num_references(state) > 2) {
+    return false;
+  }
+  DropState(*entry->second);
+  return true;
+}
+
 void PrefixCache::Insert(uint64_t version, absl::Span<const int32_t> tokens,
                          SequencePages& sequence) {
   const size_t num_full = tokens.size() / page_size_;

@@ -77,6 +77,9 @@ class PrefixCache {
   // Frees the least recently used state that no sequence uses. Returns whether
   // there was one.
   bool EvictState();
+  // Forgets a state that one sequence uses, which may then change it. Returns
+  // false if the cache has no such state.
+  bool GiveState(StateId state);
 
   // Removes all pages of a version. A page in use becomes free when its last
   // user releases it.

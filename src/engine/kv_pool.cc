@@ -55,10 +55,20 @@ kv::SequencePages KvPool::Begin(uint64_t version,
   return sequence;
 }
 
+bool KvPool::HasRoomForState(const kv::SequencePages& from) const {
+  if (!has_states() || available_states() > 0) return true;
+  // A cached state with one user has two references.
+  const std::optional<kv::StateId> shared = from.state().id();
+  return shared.has_value() && states_.num_references(*shared) == 2;
+}
+
 bool KvPool::TakeState(kv::SequencePages& sequence) {
   if (!has_states()) return true;
-  kv::StateSlot own = NewState(sequence.state().id());
-  if (!own.id().has_value()) return false;
+  const std::optional<kv::StateId> shared = sequence.state().id();
+  kv::StateSlot own = NewState(shared);
+  if (!own.id().has_value()) {
+    return shared.has_value() && prefixes_.GiveState(*shared);
+  }
   sequence.SetState(std::move(own));
   return true;
 }
@@ -77,7 +87,7 @@ bool KvPool::Append(kv::SequencePages& sequence, int64_t count) {
 }
 
 std::optional<kv::SequencePages> KvPool::Fork(const kv::SequencePages& source) {
-  if (!has_room_for_state()) return std::nullopt;
+  if (!HasRoomForState(source)) return std::nullopt;
   if (source.num_tokens() % kPageTokens > 0) MakeFree(1);
   std::optional<kv::SequencePages::Fork> fork = source.ForkSequence();
   if (!fork.has_value()) return std::nullopt;

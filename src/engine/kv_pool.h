@@ -76,10 +76,9 @@ class KvPool {
   [[nodiscard]] int64_t available_states() const {
     return states_.num_free() + states_.num_idle();
   }
-  // Returns whether one more sequence could have a state, or needs none.
-  [[nodiscard]] bool has_room_for_state() const {
-    return !has_states() || available_states() > 0;
-  }
+  // Returns whether a sequence that begins as `from` could have a state of its
+  // own, or needs none.
+  [[nodiscard]] bool HasRoomForState(const kv::SequencePages& from) const;
 
   // Returns a sequence that begins with the longest prefix of `tokens` that is
   // cached for `version` (a weights id), in whole pages. The sequence is empty
@@ -88,9 +87,10 @@ class KvPool {
   [[nodiscard]] kv::SequencePages Begin(uint64_t version,
                                         absl::Span<const int32_t> tokens,
                                         int64_t* fork_tokens = nullptr);
-  // Gives the sequence of Begin a state of its own: that of the prefix, or
-  // zeros. Does nothing in models without states. Returns false if no slot is
-  // free.
+  // Gives the sequence of Begin a state of its own: a copy of the prefix's, or
+  // zeros. If there is no slot for a copy, the sequence takes the prefix's
+  // state from the cache, unless another sequence uses it. Does nothing in
+  // models without states. Returns false if there is no state to have.
   [[nodiscard]] bool TakeState(kv::SequencePages& sequence);
   // Makes room for `count` more tokens. If there is no room, returns false and
   // leaves the sequence as it is.

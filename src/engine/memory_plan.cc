@@ -71,6 +71,38 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
           .bytes;
 }
 
+// Returns the bytes of a row of a decode step in a layer of the gated delta
+// rule: the projected inputs, the output with and without its norm, and the
+// earlier rows of the convolution before and after the step; in f32 what the
+// convolution and the gates yield. Returns 0 if there is no such layer.
+int64_t DeltaStepBytes(const ModelSizes& sizes) {
+  if (!sizes.config.has_delta()) return 0;
+  const model::DeltaConfig& delta = sizes.config.delta;
+  const int64_t gates = 2 * int64_t{delta.value_heads};
+  const int64_t history = (delta.conv_kernel - 1) * delta.conv_width();
+  return sizes.element_bytes * (delta.conv_width() + gates +
+                                3 * delta.value_width() + 2 * history) +
+         kFloatBytes * (delta.conv_width() + gates);
+}
+
+// Returns INVALID_ARGUMENT if --kv-cache-bytes is set to less than the cache
+// takes at least.
+absl::Status CheckCacheBytes(const CacheUnits& units,
+                             const EngineOptions& options) {
+  const CacheCounts counts =
+      CountsIn(units, /*bytes=*/0, options.max_decode_sequences);
+  const int64_t least = counts.pages * units.page + counts.states * units.state;
+  if (options.kv_cache_bytes == 0 || options.kv_cache_bytes >= least) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--kv-cache-bytes=", options.kv_cache_bytes, " is below ", least,
+      ", the bytes of ", kPageTokens, " tokens",
+      counts.states > 0 ? absl::StrCat(" and of ", counts.states, " states")
+                        : "",
+      ". Raise the flag, or set 0 for the default"));
+}
+
 }  // namespace
 
 ModelSizes SizesOf(const model::Decoder& decoder) {
@@ -156,16 +188,20 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
   const lora::ModelShape shape = sizes.config.shape();
   // The logits, and a copy of them for the sampler.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
-  // The residual stream, norms and products of one layer.
-  const int64_t rows = 4 * shape.hidden + 3 * shape.ffn +
-                       2 * (shape.q_width + 2 * shape.kv_width);
-  return options.max_decode_sequences * (logits + rows * sizes.element_bytes);
+  // The residual stream, norms and products of one layer. Layers of both kinds
+  // use the same memory one after another.
+  const int64_t rows =
+      (4 * shape.hidden + 3 * shape.ffn) * sizes.element_bytes +
+      std::max(2 * (shape.q_width + 2 * shape.kv_width) * sizes.element_bytes,
+               DeltaStepBytes(sizes));
+  return options.max_decode_sequences * (logits + rows);
 }
 
 absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                        int64_t available_bytes,
                                        EngineOptions* options) {
   const CacheUnits units = CacheUnitsOf(sizes);
+  WEFT_RETURN_IF_ERROR(CheckCacheBytes(units, *options));
   const int64_t context = options->max_context_tokens;
   const int64_t sequences = options->max_decode_sequences;
   const auto cache = [&](int64_t num_pages) {

@@ -77,7 +77,8 @@ struct ModelSizes {
 // memory_budget_bytes and max_batch_tokens if they are 0. Limits
 // max_resident_adapters to max_adapters. Turns decode_graphs off if they get no
 // memory. REQUIRES: `options` has max_context_tokens from ContextTokens.
-// Errors: those of SplitMemory.
+// Errors: INVALID_ARGUMENT if kv_cache_bytes is set to less than one page and
+// the fewest states; those of SplitMemory.
 [[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
                                                      int64_t available_bytes,
                                                      EngineOptions* options);

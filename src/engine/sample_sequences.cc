@@ -185,7 +185,8 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
   kv::SequencePages pages = pool_.Begin(
       job.weights_id(), sequence.Tokens(reusable), &sequence.fork_tokens);
   const int64_t found = pages.num_tokens();
-  if (!MakeRoom(KvPool::PagesFor(target - found), job.tenant, sequence.place) ||
+  if (!MakeRoom(KvPool::PagesFor(target - found), pages, job.tenant,
+                sequence.place) ||
       !pool_.Append(pages, target - found) || !pool_.TakeState(pages)) {
     return false;
   }
@@ -198,7 +199,8 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
 std::optional<kv::SequencePages> SampleSequences::Fork(
     const SampleSequence& prompt) {
   // The new page is for a copy of a partly filled page, or for the next token.
-  if (!MakeRoom(1, prompt.job->tenant, prompt.place)) return std::nullopt;
+  if (!MakeRoom(1, *prompt.pages, prompt.job->tenant, prompt.place))
+    return std::nullopt;
   return pool_.Fork(*prompt.pages);
 }
 
@@ -214,11 +216,12 @@ int64_t SampleSequences::SparePages(bool* moves) const {
   return pool_.available_pages() - num_running;
 }
 
-bool SampleSequences::MakeRoom(int64_t count, const std::string& tenant,
+bool SampleSequences::MakeRoom(int64_t count, const kv::SequencePages& from,
+                               const std::string& tenant,
                                const sched::DecodeOrder::Place& place) {
   bool moves = false;
   const auto has_room = [&] {
-    return count <= SparePages(&moves) && pool_.has_room_for_state();
+    return count <= SparePages(&moves) && pool_.HasRoomForState(from);
   };
   while (!has_room()) {
     SampleSequence* other = LastBehind(place, &tenant);
@@ -227,7 +230,7 @@ bool SampleSequences::MakeRoom(int64_t count, const std::string& tenant,
   }
   if (has_room()) return true;
   if (moves) return false;
-  while (count > pool_.available_pages() || !pool_.has_room_for_state()) {
+  while (count > pool_.available_pages() || !pool_.HasRoomForState(from)) {
     SampleSequence* last = LastBehind(place, /*passed=*/nullptr);
     if (last == nullptr) return false;
     Preempt(*last);

@@ -112,12 +112,13 @@ class SampleSequences {
   void ReportPages();
 
  private:
-  // Returns whether a sequence of the tenant at this place may take `count`
-  // pages and a state to start or to continue. Leaves one page free for each
-  // sample that has pages. Preempts sequences of other tenants that are behind.
-  // If no sample runs and no prompt is being prefilled, also preempts those of
-  // the tenant that are behind.
-  [[nodiscard]] bool MakeRoom(int64_t count, const std::string& tenant,
+  // Returns whether a sequence of the tenant at this place, which begins as
+  // `from`, may take `count` pages and a state to start or to continue. Leaves
+  // one page free for each sample that has pages. Preempts sequences of other
+  // tenants that are behind. If no sample runs and no prompt is being
+  // prefilled, also preempts those of the tenant that are behind.
+  [[nodiscard]] bool MakeRoom(int64_t count, const kv::SequencePages& from,
+                              const std::string& tenant,
                               const sched::DecodeOrder::Place& place);
   // Returns the pages that MakeRoom leaves for a sequence. Sets *moves to
   // whether some sequence with pages makes progress.

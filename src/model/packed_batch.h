@@ -75,9 +75,10 @@ struct KvAccess {
                              // sequence, with the new token.
   // The slots of the states: of each sequence of a prefill, in the order of
   // its nodes or suffixes, or of each row of a decode pass. The pass starts
-  // from these states and replaces them. Rows without a sequence, which fill
-  // up a CUDA graph, share a slot whose state has no meaning. Undefined if the
-  // model has no layers of the gated delta rule.
+  // from these states and replaces them. If the pass throws, the states have no
+  // meaning. Rows without a sequence, which fill up a CUDA graph, share a slot
+  // whose state has no meaning. Undefined if the model has no layers of the
+  // gated delta rule.
   at::Tensor state_slots_Q;  // [Q] i64.
 };
 

@@ -164,6 +164,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     # For tests.
     "tiny-hybrid": {
         **_QWEN3_5,
+        "rms_norm_eps": 1e-3,  # The reason is in ../oracle/models.py.
         "head_dim": 16,
         "hidden_size": 64,
         "intermediate_size": 96,

@@ -34,15 +34,17 @@ class HybridLoopTest : public SampleLoopTest {
              .max_prefill_tokens = max_prefill_tokens});
   }
   // There are kLeastPages pages and kLeastStates states.
-  void RestartWithLittleRoom(int64_t max_prefill_tokens = 2048) {
+  void RestartWithLittleRoom(int64_t max_prefill_tokens = 2048,
+                             int max_decode_sequences = 64) {
     const CacheUnits units = CacheUnitsOf(SizesOf(decoder_));
     const int64_t bytes =
         kLeastPages * units.page + (1 + kLeastStates) * units.state;
     const CacheCounts counts = CountsIn(units, bytes, 64);
     ASSERT_EQ(counts.pages, kLeastPages);
     ASSERT_EQ(counts.states, 1 + kLeastStates);
-    Restart(
-        {.kv_cache_bytes = bytes, .max_prefill_tokens = max_prefill_tokens});
+    Restart({.kv_cache_bytes = bytes,
+             .max_decode_sequences = max_decode_sequences,
+             .max_prefill_tokens = max_prefill_tokens});
   }
   int64_t NewHits() {
     const auto hits =
@@ -217,6 +219,54 @@ TEST_F(HybridLoopTest, AnotherTenantGetsAState) {
   EXPECT_GT(Preemptions(), 0);
   for (const auto& [id, result] : Finish())
     ExpectSameDraws(result, expected[0]);
+}
+
+// The states that a pass had replaced before it threw are of no later use.
+TEST_F(HybridLoopTest, APassThatThrowsLeavesNoState) {
+  const at::InferenceMode no_autograd;
+  const SampleRequest request = Request(3, 40, 20, 7);
+  const SampleResult expected = Alone(request);
+  const at::Tensor late = decoder_.weights().layers.back().dt_bias_H;
+  const int64_t size = late.size(0);
+  for (const int num_steps : {0, 1, 8}) {
+    RestartWithLittleRoom(/*max_prefill_tokens=*/48);
+    Admit(1, request);
+    for (int step = 0; step < num_steps; ++step) (void)loop_->Step();
+    late.resize_({1});
+    EXPECT_ANY_THROW((void)loop_->Step());
+    late.resize_({size});
+    EXPECT_THAT(loop_->CancelAll(), SizeIs(1));
+    (void)NewHits();
+    ExpectSameDraws(Alone(request), expected);
+    EXPECT_EQ(NewHits(), num_steps == 0 ? 0 : 32);
+  }
+}
+
+// A prompt and its first sample return after another tenant had their states.
+// The prompt keeps a state at a page border, and may start no sample before the
+// preempted one. So the sample may find no slot for a copy of that state.
+TEST_F(HybridLoopTest, ASampleReturnsIfTheOnlyOtherStateIsItsPrefixs) {
+  const at::InferenceMode no_autograd;
+  SampleRequest group = Request(1, 40, 30, 7);
+  group.num_samples = 3;
+  for (const int length : {20, 60, 120}) {
+    const SampleRequest other = Request(2, length, 5, 8);
+    RestartWithRoom();
+    const SampleResult expected[] = {Alone(group), Alone(other)};
+    for (const int max_decode_sequences : {1, 64}) {
+      for (const uint64_t num_others : {1, 3}) {
+        RestartWithLittleRoom(/*max_prefill_tokens=*/kPageTokens,
+                              max_decode_sequences);
+        AdmitFor("a", 0, group);
+        for (int step = 0; step < 8; ++step) (void)loop_->Step();
+        for (uint64_t id = 1; id <= num_others; ++id) AdmitFor("b", id, other);
+        for (const auto& [id, result] : Finish()) {
+          ExpectSameDraws(result, expected[id == 0 ? 0 : 1]);
+        }
+      }
+    }
+  }
+  EXPECT_GT(Preemptions(), 0);
 }
 
 TEST_F(HybridLoopTest, AnyOrderOfEventsGivesTheSameResults) {

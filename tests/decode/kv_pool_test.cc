@@ -176,7 +176,7 @@ TEST(KvStateTest, AForkCopiesTheState) {
     ASSERT_TRUE(fork.has_value());
     EXPECT_EQ(copies.back(), (kv::StateCopy{.from = *source.state().id(),
                                             .to = *fork->state().id()}));
-    EXPECT_FALSE(pool.has_room_for_state());
+    EXPECT_FALSE(pool.HasRoomForState(source));
     EXPECT_FALSE(pool.Fork(source).has_value());
     EXPECT_EQ(pool.available_pages(), 2);
   }
@@ -235,13 +235,42 @@ TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
   kv::SequencePages next = pool.Begin(kBase, tokens);
   EXPECT_EQ(pool.available_states(), 1);
   kv::SequencePages other = WithState(pool, {1, 2});
-  EXPECT_FALSE(pool.TakeState(next));
-  EXPECT_EQ(next.num_tokens(), 16);
+  EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 16);
   other.Release();
   EXPECT_TRUE(pool.TakeState(next));
   other = WithState(pool, {1, 2});
   EXPECT_EQ(pool.available_states(), 0);
   EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 0);  // It gave way.
+}
+
+// With no slot for a copy, a sequence takes the state of its prefix.
+TEST(KvStateTest, TheOnlyUserOfACachedStateMayTakeIt) {
+  std::vector<kv::StateCopy> copies;
+  KvPool pool = MakeStatePool(6, 2, &copies);
+  const std::vector<int32_t> tokens(16, 7);
+  {
+    kv::SequencePages first = WithState(pool, tokens);
+    pool.CachePrefix(kBase, tokens, first);
+    pool.CacheState(kBase, tokens, first, /*ends=*/true);
+  }
+  const kv::SequencePages other = WithState(pool, {1, 2});
+  kv::SequencePages next = pool.Begin(kBase, tokens);
+  {
+    const kv::SequencePages equal = pool.Begin(kBase, tokens);
+    EXPECT_FALSE(pool.HasRoomForState(next));
+    EXPECT_FALSE(pool.TakeState(next));
+  }
+  const size_t num_copies = copies.size();
+  EXPECT_TRUE(pool.HasRoomForState(next));
+  EXPECT_TRUE(pool.TakeState(next));
+  EXPECT_EQ(next.num_tokens(), 16);
+  EXPECT_EQ(next.state().id(), copies.front().to);
+  EXPECT_EQ(copies.size(), num_copies);
+  // The state is the sequence's own, and the cache has it no more.
+  EXPECT_FALSE(pool.HasRoomForState(next));
+  EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 0);
+  next.Release();
+  EXPECT_EQ(pool.available_states(), 1);
 }
 
 TEST(KvPoolTest, ForgetsAVersion) {

@@ -5,11 +5,13 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "prometheus/text_serializer.h"
 #include "src/engine/kv_pool.h"
 #include "src/engine/memory_metrics.h"
 #include "src/executor/model_runner.h"
 #include "src/model_config/weight_list.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/dtype_name.h"
 #include "tests/support/status_matchers.h"
@@ -66,30 +68,39 @@ TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
   EXPECT_EQ(split->batch_limit, Limit::kNothing);
 }
 
-// Three of four layers have states in place of keys and values, with the sizes
-// of Qwen3.5-0.8B.
-TEST_P(MemoryPlanTest, RecurrentLayersHaveStatesInPlaceOfPages) {
-  ModelSizes hybrid = sizes_;
-  hybrid.tensor_size = 1;
-  hybrid.config.num_layers = 4;
-  hybrid.config.attention = {
-      {.linear = true}, {.linear = true}, {.linear = true}, {}};
-  hybrid.config.num_kv_heads = 2;
-  hybrid.config.head_dim = 256;
-  hybrid.config.delta = {.key_heads = 16,
-                         .value_heads = 16,
-                         .key_features = 128,
-                         .value_features = 128,
-                         .conv_kernel = 4};
-  for (const int64_t bytes : {2, 4}) {
-    hybrid.element_bytes = bytes;
-    const CacheUnits units = CacheUnitsOf(hybrid);
-    EXPECT_EQ(units.page, kPageTokens * 2 * 2 * 256 * bytes);
-    // Three rows of 6144 features, and the sums of 16 heads in f32.
-    EXPECT_EQ(units.state, 3 * (3 * 6144 * bytes + 16 * 128 * 128 * 4));
+TEST_P(MemoryPlanTest, PagesAndStatesAreThoseThatTheCacheAllocates) {
+  const model::Decoder hybrid = testing::HybridDecoder(GetParam(), /*seed=*/3);
+  for (const model::Decoder* decoder : {&decoder_, &hybrid}) {
+    const CacheUnits units = CacheUnitsOf(SizesOf(*decoder));
+    const model::KvStore store = executor::AllocateCache(
+        *decoder, /*num_pages=*/5, kPageTokens, /*num_states=*/3);
+    int64_t bytes = 0;
+    for (const auto* layers : {&store.k_pages_PSKC, &store.v_pages_PSKC,
+                               &store.conv_NRW, &store.delta_NHKV}) {
+      for (const at::Tensor& layer : *layers) {
+        if (layer.defined()) bytes += static_cast<int64_t>(layer.nbytes());
+      }
+    }
+    EXPECT_EQ(units.state > 0, decoder == &hybrid);
+    EXPECT_EQ(5 * units.page + 3 * units.state, bytes);
   }
-  hybrid.element_bytes = 8;
-  EXPECT_EQ(CacheUnitsOf(hybrid).state, 3 * 8 * (3 * 6144 + 16 * 128 * 128));
+}
+
+TEST_P(MemoryPlanTest, ACacheBelowItsLeastSizeEndsTheStart) {
+  const ModelSizes hybrid =
+      SizesOf(testing::HybridDecoder(GetParam(), /*seed=*/3));
+  const CacheUnits units = CacheUnitsOf(hybrid);
+  options_.kv_cache_bytes = units.page + 3 * units.state;
+  const auto split = PlanMemory(hybrid, 8 * kGiB, &options_);
+  ASSERT_TRUE(split.ok()) << split.status();
+  EXPECT_EQ(split->cache, units.page + 3 * units.state);
+  const std::string least = absl::StrCat(options_.kv_cache_bytes--);
+  EXPECT_THAT(
+      PlanMemory(hybrid, 8 * kGiB, &options_).status(),
+      IsStatus(absl::StatusCode::kInvalidArgument,
+               absl::StrCat("--kv-cache-bytes=", options_.kv_cache_bytes,
+                            " is below ", least,
+                            ", the bytes of 16 tokens and of 3 states")));
 }
 
 TEST_P(MemoryPlanTest, KeepsWhatIsSet) {
@@ -234,6 +245,19 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   EXPECT_EQ(DecodeGraphBytes(llama, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336 + 2 * 6144)));
   EXPECT_EQ(DecodeGraphBytes(llama, {.decode_graphs = false}), 0);
+  // Layers of the gated delta rule, with the widths of Qwen3.5-0.8B. In bf16 a
+  // row has 6144 + 2048 + 32 inputs, 2048 outputs twice, and three earlier rows
+  // of the convolution twice. In f32 it has 6144 mixed features and 32 gates.
+  ModelSizes hybrid = llama;
+  hybrid.config.attention.assign(hybrid.config.num_layers, {.linear = true});
+  hybrid.config.delta = {.key_heads = 16,
+                         .value_heads = 16,
+                         .key_features = 128,
+                         .value_features = 128,
+                         .conv_kernel = 4};
+  EXPECT_EQ(DecodeGraphBytes(hybrid, {}),
+            64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336) +
+                  2 * (8224 + 2 * 2048 + 2 * 3 * 6144) + 4 * 6176));
   ModelSizes shared = llama;
   shared.tensor_size = 2;
   EXPECT_EQ(DecodeGraphBytes(shared, {}), 0);
