@@ -76,8 +76,7 @@ std::vector<TargetModule> ProjectionsOf(const ModelShape& shape) {
     }
   }
   std::ranges::sort(modules);
-  const auto repeated = std::ranges::unique(modules);
-  modules.erase(repeated.begin(), repeated.end());
+  modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
   return modules;
 }
 

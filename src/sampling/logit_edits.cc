@@ -71,8 +71,11 @@ SequenceEdits::SequenceEdits(const SamplingConfig& config,
   // A token may occur several times in the prompt, and have a bias. Its first
   // entry stays, which is the one with the bias.
   std::ranges::stable_sort(edits_, {}, &LogitEdit::token);
-  const auto repeated = std::ranges::unique(edits_, {}, &LogitEdit::token);
-  edits_.erase(repeated.begin(), repeated.end());
+  const auto same_token = [](const LogitEdit& a, const LogitEdit& b) {
+    return a.token == b.token;
+  };
+  edits_.erase(std::unique(edits_.begin(), edits_.end(), same_token),
+               edits_.end());
   if (repetition_ == 1) return;
   for (const int32_t token : prompt) Of(token).repetition = repetition_;
 }

@@ -321,7 +321,10 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
       "none",
       json::array({1}),
       {{{"layer", 0}, {"module", 0}, {"rank", 1}}},
-      {{{"layer", 0}, {"module", 9}, {"rank", 1}, {"alpha", 1}}},
+      {{{"layer", 0},
+        {"module", kAllTargetModules.size()},
+        {"rank", 1},
+        {"alpha", 1}}},
       {{{"layer", -1}, {"module", 0}, {"rank", 1}, {"alpha", 1}}},
       {{{"layer", 0}, {"module", 0}, {"rank", 1 << 20}, {"alpha", 1}}}};
   for (const json& overrides : damaged) {
