@@ -132,7 +132,7 @@ void AddMetrics(const LossConfig& config, const DatumSums& sums,
     metrics->AddMean("clip_fraction", sums.clipped, sums.tokens);
   }
   if (config.function == LossFunction::kStableReinforce) {
-    metrics->AddMean("weft_stable_reinforce", sums.tokens, sums.tokens);
+    metrics->AddMean("stable_reinforce_of_weft", sums.tokens, sums.tokens);
   }
 }
 

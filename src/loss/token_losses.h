@@ -45,7 +45,7 @@ class MetricSums {
 //   bounded_tokens:sum       number of tokens whose log ratio (gspo,
 //                            stable_reinforce: its mean) lies outside
 //                            [-20, 20]; not for dro;
-//   weft_stable_reinforce:mean  1: the formula is Weft's; only for
+//   stable_reinforce_of_weft:mean  1: the formula is Weft's; only for
 //                            stable_reinforce.
 //
 // Derivatives of four losses, with c(r) = clip(r, clip_low, clip_high):

@@ -72,7 +72,7 @@ def test_the_cookbooks_default_loss_learns_from_old_samples(
     # A random model draws ids below 160 of 320 half of the time.
     assert abs(rewards[0] - 0.5) < 0.2
     assert sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
-    assert all(row["weft_stable_reinforce:mean"] == 1 for row in metrics)
+    assert all(row["stable_reinforce_of_weft:mean"] == 1 for row in metrics)
     # The first samples are of the policy that trains, later ones of the one before.
     assert metrics[0]["kl_sample_train_v1:mean"] == pytest.approx(0, abs=1e-5)
     assert metrics[-1]["kl_sample_train_v1:mean"] > 1e-4
