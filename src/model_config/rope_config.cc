@@ -481,14 +481,16 @@ absl::StatusOr<std::vector<bool>> ReadRotatedLayers(JsonFields& fields,
         "no_rope_layers", *list, absl::StrCat("a list of ", num_layers)));
   }
   for (int i = 0; i < num_layers; ++i) {
-    // The list has a 1 for each layer that rotates.
     if (list == nullptr) {
       rotated[i] = (i + 1) % interval != 0;
-    } else if ((*list)[i] == 0 || (*list)[i] == 1) {
-      rotated[i] = (*list)[i] == 1;
-    } else {
+      continue;
+    }
+    // The list has a 1 for each layer that rotates.
+    const Json& entry = (*list)[i];
+    rotated[i] = entry == 1;
+    if (!rotated[i] && entry != 0) {
       return absl::InvalidArgumentError(
-          FieldMessage("no_rope_layers entry", (*list)[i], "0 or 1"));
+          FieldMessage("no_rope_layers entry", entry, "0 or 1"));
     }
   }
   return rotated;
