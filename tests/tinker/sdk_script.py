@@ -116,9 +116,9 @@ def reinforce(base: str) -> dict[str, Any]:
     with its default loss, and with samples that are one step old."""
     _, client = new_client(base)
     shown, limit, rewards, metrics = TOKENS[:4], 160, [], []
-    options = types.SamplingParams(max_tokens=8, temperature=1.0)
     old = client.save_weights_and_get_sampling_client(record_stability_info=True)
-    for _ in range(12):
+    for step in range(16):
+        options = types.SamplingParams(max_tokens=8, temperature=1.0, seed=step)
         drawn = old.sample(prompt(shown), 16, options).result().sequences
         old = client.save_weights_and_get_sampling_client(record_stability_info=True)
         scores = [sum(t < limit for t in s.tokens) / len(s.tokens) for s in drawn]
