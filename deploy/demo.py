@@ -222,7 +222,7 @@ def main() -> int:
     )
     parser.add_argument("--server", default="127.0.0.1:50051")
     parser.add_argument("--model", type=Path, default=MODEL, help="for the tokenizer")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--every", type=int, default=1, help="steps per printed row")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     options = parser.parse_args()
