@@ -92,12 +92,9 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
 // Sets `slides` from layer_types if the file has that field.
 absl::Status ReadLayerTypes(JsonFields& fields, const Family& family,
                             int64_t window, std::vector<bool>& slides) {
-  const Json* types = fields.Find("layer_types");
+  WEFT_ASSIGN_OR_RETURN(const Json* const types,
+                        fields.List("layer_types", slides.size()));
   if (types == nullptr) return absl::OkStatus();
-  if (!types->is_array() || types->size() != slides.size()) {
-    return absl::InvalidArgumentError(FieldMessage(
-        "layer_types", *types, absl::StrCat("a list of ", slides.size())));
-  }
   const bool fixed = family.windows == WindowScheme::kNone ||
                      family.windows == WindowScheme::kEveryLayer;
   for (size_t i = 0; i < slides.size(); ++i) {

@@ -28,12 +28,8 @@ absl::StatusOr<std::vector<bool>> ReadLinearLayers(JsonFields& fields,
       const int64_t interval,
       fields.IntOr("full_attention_interval", 1, kMaxLayers, kInterval));
   std::vector<bool> linear(num_layers);
-  const Json* types = fields.Find("layer_types");
-  if (types != nullptr &&
-      (!types->is_array() || types->size() != linear.size())) {
-    return absl::InvalidArgumentError(FieldMessage(
-        "layer_types", *types, absl::StrCat("a list of ", num_layers)));
-  }
+  WEFT_ASSIGN_OR_RETURN(const Json* const types,
+                        fields.List("layer_types", linear.size()));
   for (int i = 0; i < num_layers; ++i) {
     if (types == nullptr) {
       linear[i] = (i + 1) % interval != 0;

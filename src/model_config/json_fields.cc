@@ -91,6 +91,14 @@ absl::StatusOr<bool> JsonFields::BoolOr(const char* name, bool fallback) {
   return value->get<bool>();
 }
 
+absl::StatusOr<const Json*> JsonFields::List(const char* name, size_t size) {
+  const Json* value = Find(name);
+  if (value != nullptr && (!value->is_array() || value->size() != size)) {
+    return Refused(name, *value, absl::StrCat("a list of ", size));
+  }
+  return value;
+}
+
 absl::StatusOr<std::string> JsonFields::String(const char* name) {
   const Json* value = Find(name);
   if (value == nullptr) return Refused(name, Json(), "a string");

@@ -3,6 +3,7 @@
 #ifndef WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 #define WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -39,6 +40,10 @@ class JsonFields {
   [[nodiscard]] absl::StatusOr<double> NumberOr(const char* name, double min,
                                                 double max, double fallback);
   [[nodiscard]] absl::StatusOr<bool> BoolOr(const char* name, bool fallback);
+  // Returns the list, or null if the field is absent or null. Refuses a list
+  // that does not have `size` entries.
+  [[nodiscard]] absl::StatusOr<const nlohmann::json*> List(const char* name,
+                                                           size_t size);
   [[nodiscard]] absl::StatusOr<std::string> String(const char* name);
   [[nodiscard]] absl::StatusOr<std::string> StringOr(
       const char* name, const std::string& fallback);

@@ -474,12 +474,8 @@ absl::StatusOr<std::vector<bool>> ReadRotatedLayers(JsonFields& fields,
   WEFT_ASSIGN_OR_RETURN(const int64_t interval,
                         fields.IntOr("no_rope_layer_interval", 1, kMaxLayers,
                                      family.no_rope_interval));
-  const Json* list = fields.Find("no_rope_layers");
-  if (list != nullptr &&
-      (!list->is_array() || list->size() != rotated.size())) {
-    return absl::InvalidArgumentError(FieldMessage(
-        "no_rope_layers", *list, absl::StrCat("a list of ", num_layers)));
-  }
+  WEFT_ASSIGN_OR_RETURN(const Json* const list,
+                        fields.List("no_rope_layers", rotated.size()));
   for (int i = 0; i < num_layers; ++i) {
     if (list == nullptr) {
       rotated[i] = (i + 1) % interval != 0;

@@ -46,11 +46,6 @@ class HybridLoopTest : public SampleLoopTest {
              .max_decode_sequences = max_decode_sequences,
              .max_prefill_tokens = max_prefill_tokens});
   }
-  int64_t NewHits() {
-    const auto hits =
-        static_cast<int64_t>(Metric("weft_prefix_cache_hit_tokens_total"));
-    return hits - std::exchange(hits_, hits);
-  }
   // Returns the number of states that sequences use.
   [[nodiscard]] double UsedStates() const {
     return Metric("weft_state_cache_used_bytes") /
@@ -59,9 +54,6 @@ class HybridLoopTest : public SampleLoopTest {
   [[nodiscard]] double Preemptions() const {
     return Metric("weft_sample_preemptions_total");
   }
-
- private:
-  int64_t hits_ = 0;
 };
 
 // The pass without a cache computes the rule by chunks over all tokens.
@@ -82,21 +74,9 @@ TEST_F(HybridLoopTest, LogprobsAreThoseOfAPassWithoutACache) {
 }
 
 TEST_F(HybridLoopTest, LongPromptsArePrefilledInPieces) {
-  SampleRequest request = Request(3, 100, 12, 7);
-  request.prompt_logprobs = true;
-  SampleRequest group = Request(9, 50, 12, 8);
-  group.num_samples = 3;
-  const SampleResult whole = Alone(request, adapter_);
-  const SampleResult whole_group = Alone(group);
-  for (const int64_t piece : {1, 7, 16, 33}) {
-    RestartWithRoom(piece);
-    Admit(1, request, adapter_);
-    Admit(2, group);
-    const std::map<uint64_t, SampleResult> results = Finish();
-    ExpectSameDraws(results.at(1), whole);
-    ExpectSameDraws(results.at(2), whole_group);
-    ExpectSameScores(results.at(1).prompt_logprobs, whole.prompt_logprobs);
-  }
+  ExpectSameResultsInPieces([this](int64_t max_prefill_tokens) {
+    RestartWithRoom(max_prefill_tokens);
+  });
   EXPECT_EQ(UsedStates(), 0);
 }
 

@@ -156,6 +156,13 @@ kv::SequencePages WithState(KvPool& pool, const std::vector<int32_t>& tokens) {
   return sequence;
 }
 
+// As RememberNew, for a sequence that gives its state to the cache.
+void RememberWithState(KvPool& pool, const std::vector<int32_t>& tokens) {
+  kv::SequencePages sequence = WithState(pool, tokens);
+  pool.CachePrefix(kBase, tokens, sequence);
+  pool.CacheState(kBase, tokens, sequence, /*ends=*/true);
+}
+
 TEST(KvStateTest, ANewSequenceBeginsWithZeros) {
   std::vector<kv::StateCopy> copies;
   KvPool pool = MakeStatePool(4, 2, &copies);
@@ -211,11 +218,7 @@ TEST(KvStateTest, ASequenceThatEndsGivesItsState) {
   std::vector<kv::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
-  {
-    kv::SequencePages first = WithState(pool, tokens);
-    pool.CachePrefix(kBase, tokens, first);
-    pool.CacheState(kBase, tokens, first, /*ends=*/true);
-  }
+  RememberWithState(pool, tokens);
   EXPECT_EQ(copies.size(), 1u);
   EXPECT_EQ(pool.available_states(), 2);
   const kv::SequencePages next = pool.Begin(kBase, std::vector<int32_t>(17, 7));
@@ -227,11 +230,7 @@ TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
   std::vector<kv::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
-  {
-    kv::SequencePages first = WithState(pool, tokens);
-    pool.CachePrefix(kBase, tokens, first);
-    pool.CacheState(kBase, tokens, first, /*ends=*/true);
-  }
+  RememberWithState(pool, tokens);
   kv::SequencePages next = pool.Begin(kBase, tokens);
   EXPECT_EQ(pool.available_states(), 1);
   kv::SequencePages other = WithState(pool, {1, 2});
@@ -248,11 +247,7 @@ TEST(KvStateTest, TheOnlyUserOfACachedStateMayTakeIt) {
   std::vector<kv::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
-  {
-    kv::SequencePages first = WithState(pool, tokens);
-    pool.CachePrefix(kBase, tokens, first);
-    pool.CacheState(kBase, tokens, first, /*ends=*/true);
-  }
+  RememberWithState(pool, tokens);
   const kv::SequencePages other = WithState(pool, {1, 2});
   kv::SequencePages next = pool.Begin(kBase, tokens);
   {

@@ -12,23 +12,12 @@
 
 #include "src/engine/sample_loop.h"
 #include "tests/decode/sample_loop_fixture.h"
-#include "tests/support/tolerance.h"
 
 namespace weft::engine {
 namespace {
 
-using ::testing::SizeIs;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 class PrefixReuseTest : public SampleLoopTest {
  protected:
-  // Returns how many tokens the cache supplied since the last call.
-  int64_t NewHits() {
-    const auto hits =
-        static_cast<int64_t>(Metric("weft_prefix_cache_hit_tokens_total"));
-    return hits - std::exchange(hits_, hits);
-  }
   // Returns how many prompt tokens were computed since the last call.
   int64_t NewPrefilled() {
     const auto tokens =
@@ -45,7 +34,6 @@ class PrefixReuseTest : public SampleLoopTest {
   }
 
  private:
-  int64_t hits_ = 0;
   int64_t prefilled_ = 0;
 };
 
@@ -178,27 +166,10 @@ TEST_F(PrefixReuseTest, RememberedPrefixesGiveWay) {
 }
 
 TEST_F(PrefixReuseTest, LongPromptsArePrefilledInPieces) {
-  SampleRequest request = Request(3, 100, 12, 7);
-  request.prompt_logprobs = true;
-  SampleRequest group = Request(9, 50, 12, 8);
-  group.num_samples = 3;
-  const SampleResult whole = Alone(request, adapter_);
-  const SampleResult whole_group = Alone(group);
-  for (const int64_t piece : {1, 7, 16, 33}) {
+  ExpectSameResultsInPieces([this](int64_t max_prefill_tokens) {
     Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
-             .max_prefill_tokens = piece});
-    Admit(1, request, adapter_);
-    Admit(2, group);
-    const std::map<uint64_t, SampleResult> results = Finish();
-    ExpectSameDraws(results.at(1), whole);
-    ExpectSameDraws(results.at(2), whole_group);
-    const std::vector<float>& scores = results.at(1).prompt_logprobs;
-    ASSERT_THAT(scores, SizeIs(100));
-    for (size_t i = 0; i < 100; ++i) {
-      EXPECT_NEAR(scores[i], whole.prompt_logprobs[i],
-                  Tolerance(kEpsilonF32, 1000, 10));
-    }
-  }
+             .max_prefill_tokens = max_prefill_tokens});
+  });
 }
 
 // Only the last token of each prompt is not cached. But a pass also gathers the

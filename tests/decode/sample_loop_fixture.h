@@ -91,6 +91,10 @@ class SampleLoopTest : public ::testing::Test {
   // `restart` makes the loop of a round, with a limit of tokens per prefill.
   void ExpectSameResultsInAnyOrder(
       const std::function<void(int64_t max_prefill_tokens)>& restart);
+  // Checks that a long prompt and a group have the same results if they are
+  // prefilled in pieces. `restart` is as above.
+  void ExpectSameResultsInPieces(
+      const std::function<void(int64_t max_prefill_tokens)>& restart);
 
   // Fills in what a test does not set.
   void Restart(SampleLoopOptions options) {
@@ -150,6 +154,13 @@ class SampleLoopTest : public ::testing::Test {
     return HasRoom(Request(0, tokens, 1, 0));
   }
 
+  // Returns how many tokens the cache supplied since the last call.
+  int64_t NewHits() {
+    const auto hits =
+        static_cast<int64_t>(Metric("weft_prefix_cache_hit_tokens_total"));
+    return hits - std::exchange(hits_, hits);
+  }
+
   // Returns the value of a counter or gauge without labels.
   [[nodiscard]] double Metric(const std::string& name) const {
     for (const prometheus::MetricFamily& family : registry_.Collect()) {
@@ -169,6 +180,9 @@ class SampleLoopTest : public ::testing::Test {
   prometheus::Registry registry_;
   EngineProbe probe_;
   std::optional<SampleLoop> loop_;
+
+ private:
+  int64_t hits_ = 0;
 };
 
 inline std::vector<float> ScoresOf(const std::vector<TopLogprobs>& rows) {
@@ -226,6 +240,26 @@ inline void SampleLoopTest::ExpectSameResultsInAnyOrder(
       ExpectSameScores(ScoresOf(result.prompt_top_logprobs),
                        ScoresOf(expected[id].prompt_top_logprobs));
     }
+  }
+}
+
+inline void SampleLoopTest::ExpectSameResultsInPieces(
+    const std::function<void(int64_t max_prefill_tokens)>& restart) {
+  SampleRequest request = Request(3, 100, 12, 7);
+  request.prompt_logprobs = true;
+  SampleRequest group = Request(9, 50, 12, 8);
+  group.num_samples = 3;
+  const SampleResult whole = Alone(request, adapter_);
+  ASSERT_EQ(whole.prompt_logprobs.size(), 100u);
+  const SampleResult whole_group = Alone(group);
+  for (const int64_t piece : {1, 7, 16, 33}) {
+    restart(piece);
+    Admit(1, request, adapter_);
+    Admit(2, group);
+    const std::map<uint64_t, SampleResult> results = Finish();
+    ExpectSameDraws(results.at(1), whole);
+    ExpectSameDraws(results.at(2), whole_group);
+    ExpectSameScores(results.at(1).prompt_logprobs, whole.prompt_logprobs);
   }
 }
 

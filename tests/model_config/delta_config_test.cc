@@ -11,6 +11,7 @@
 #include "src/model_config/model_config.h"
 #include "src/model_config/model_shard.h"
 #include "src/model_config/weight_list.h"
+#include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::model {
@@ -90,16 +91,6 @@ Json Small(const std::string& model_type, const Json& more = Json::object()) {
   json["model_type"] = model_type;
   json.update(more);
   return json;
-}
-
-absl::StatusOr<ModelConfig> Parse(const Json& json) {
-  return ParseModelConfig(json.dump());
-}
-
-ModelConfig Parsed(const Json& json) {
-  absl::StatusOr<ModelConfig> config = Parse(json);
-  EXPECT_THAT(config, IsOk());
-  return config.ok() ? *config : ModelConfig();
 }
 
 std::vector<bool> LinearLayers(const ModelConfig& config) {

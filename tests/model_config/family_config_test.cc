@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/model_config/model_config.h"
+#include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::model {
@@ -101,10 +102,6 @@ Json Gemma3() {
     "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model",
                       "vision_use_head": false}})");
-}
-
-absl::StatusOr<ModelConfig> Parse(const Json& config) {
-  return ParseModelConfig(config.dump());
 }
 
 // Returns the window of every layer.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::model {
@@ -64,10 +65,6 @@ Json Llama3Scaling() {
           {"low_freq_factor", 1.0},
           {"high_freq_factor", 4.0},
           {"original_max_position_embeddings", 8192}};
-}
-
-absl::StatusOr<ModelConfig> Parse(const Json& config) {
-  return ParseModelConfig(config.dump());
 }
 
 TEST(ParseModelConfig, ReadsSmolLm2) {

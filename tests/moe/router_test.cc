@@ -31,6 +31,21 @@ at::Tensor Random(int64_t rows, int64_t columns) {
   return at::randn({rows, columns}, at::kDouble);
 }
 
+double Largest(const at::Tensor& x) {
+  return x.detach().abs().max().item<double>();
+}
+
+// The bound of the rounding errors of values up to `magnitude` in f64.
+double Bound(double magnitude) {
+  return testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts,
+                            magnitude);
+}
+
+void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
+                double bound) {
+  EXPECT_LE(Largest(actual - expected), bound);
+}
+
 TEST(RouteTest, GradientsAreThoseOfAutograd) {
   for (const bool normalizes : {false, true}) {
     at::manual_seed(3);
@@ -45,16 +60,9 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
 
     const model::MoeConfig config = Config(normalizes);
     const Routing routing = Route(x_TH.detach(), {router_EH, none}, config, {});
-    const at::Tensor actual =
-        RouteBackward(d_weights_TK, routing, router_EH, config);
-    const int64_t reduction = kHidden + 2 * kExperts;
-    const double bound =
-        testing::Tolerance(testing::kEpsilonF64, reduction, 1.0);
-    EXPECT_LE(
-        (routing.weights_TK - weights_TK.detach()).abs().max().item<double>(),
-        bound);
-    EXPECT_LE((actual - expected).abs().max().item<double>(),
-              bound * expected.abs().max().item<double>());
+    ExpectNear(routing.weights_TK, weights_TK, Bound(1));
+    ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config),
+               expected, Bound(Largest(expected)));
   }
 }
 
@@ -76,15 +84,9 @@ TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
 
   const Routing routing = Route(x_TH.detach(), {router_EH, bias_E}, config, {});
   EXPECT_TRUE(at::equal(routing.experts_TK, experts_TK));
-  const double bound =
-      testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts, 1.0);
-  EXPECT_LE(
-      (routing.weights_TK - weights_TK.detach()).abs().max().item<double>(),
-      bound);
-  const at::Tensor actual =
-      RouteBackward(d_weights_TK, routing, router_EH, config);
-  EXPECT_LE((actual - expected).abs().max().item<double>(),
-            bound * expected.abs().max().item<double>());
+  ExpectNear(routing.weights_TK, weights_TK, Bound(1));
+  ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config), expected,
+             Bound(Largest(expected)));
 }
 
 // GLM-4.5 chooses experts, first by groups, from corrected sigmoids. The
@@ -114,22 +116,12 @@ TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
   const Routing routing =
       Route(x_TH.detach(), {router_EH, none, correction_E}, config, {});
   EXPECT_TRUE(at::equal(routing.experts_TK, experts_TK));
-  const double bound =
-      testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts, 2.5);
-  EXPECT_LE(
-      (routing.weights_TK - weights_TK.detach()).abs().max().item<double>(),
-      bound);
-  const at::Tensor actual =
-      RouteBackward(d_weights_TK, routing, router_EH, config);
-  EXPECT_LE((actual - expected).abs().max().item<double>(),
-            bound * expected.abs().max().item<double>());
+  ExpectNear(routing.weights_TK, weights_TK, Bound(2.5));
+  ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config), expected,
+             2.5 * Bound(Largest(expected)));
   const Routing given = RouteTo(x_TH.detach(), {router_EH, none, correction_E},
                                 config, experts_TK.flip(1));
-  EXPECT_LE((given.weights_TK.flip(1) - routing.weights_TK)
-                .abs()
-                .max()
-                .item<double>(),
-            bound);
+  ExpectNear(given.weights_TK.flip(1), routing.weights_TK, Bound(2.5));
 }
 
 // transformers computes GLM-4.5's logits in f32, but MiniMax's in the model's

@@ -1,0 +1,28 @@
+// Parses configs that tests write as JSON.
+#ifndef WEFT_TESTS_MODEL_CONFIG_PARSE_CONFIG_H_
+#define WEFT_TESTS_MODEL_CONFIG_PARSE_CONFIG_H_
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "absl/status/statusor.h"
+#include "src/model_config/model_config.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::model {
+
+inline absl::StatusOr<ModelConfig> Parse(const nlohmann::json& config) {
+  return ParseModelConfig(config.dump());
+}
+
+// As Parse, of a config that must be accepted.
+inline ModelConfig Parsed(const nlohmann::json& json) {
+  absl::StatusOr<ModelConfig> config = Parse(json);
+  EXPECT_THAT(config, IsOk());
+  return config.ok() ? *config : ModelConfig();
+}
+
+}  // namespace weft::model
+
+#endif  // WEFT_TESTS_MODEL_CONFIG_PARSE_CONFIG_H_
