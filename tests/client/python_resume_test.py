@@ -143,8 +143,9 @@ def press(
     monkeypatch.setattr(Interrupt, "_on_signal", note)
 
     def press(times: int) -> None:
-        def press_keys() -> None:
-            wait_until(lambda: server.arrived()[-1][0] == "OptimStep")
+        def press_keys(before: int) -> None:
+            # The step's two calls arrive in any order.
+            wait_until(lambda: len(server.arrived()) == before + 2)
             for _ in range(times):
                 seen.clear()
                 os.kill(os.getpid(), signal.SIGINT)
@@ -155,7 +156,8 @@ def press(
         def waiting(*args: Any) -> adapters.Pending:
             monkeypatch.setattr(adapters, "submit_update", submit)
             server.hold()
-            threads.append(Thread(target=press_keys))
+            before = len(server.arrived())
+            threads.append(Thread(target=press_keys, args=(before,)))
             threads[-1].start()
             return submit(*args)
 
