@@ -142,7 +142,7 @@ def train(
     data = make_data(tokenizer, tenant)
     with weft.Client(options.server, timeout=TIMEOUT) as client:
         adapter = new_adapter(client, tenant)
-        before = loss_per_token(adapter.forward(data), data)
+        losses = []
         for number in range(1, options.steps + 1):
             first = (number - 1) * BATCH % len(data)
             batch = data[first : first + BATCH]
@@ -150,12 +150,13 @@ def train(
             # is not idle between them.
             gradient = adapter.submit.forward_backward(batch)
             update = adapter.submit.optim_step(learning_rate=options.learning_rate)
-            loss = loss_per_token(gradient.result(), batch)
+            losses.append(loss_per_token(gradient.result(), batch))
             update.result()
             num_tokens = sum(len(datum.tokens) for datum in batch)
-            reports.put(Step(tenant.name, number, loss, num_tokens))
-        after = loss_per_token(adapter.forward(data), data)
-    reports.put(Finished(tenant.name, before, after))
+            reports.put(Step(tenant.name, number, losses[-1], num_tokens))
+        # The first step's loss is that of the same data before any training.
+        after = loss_per_token(adapter.forward(data[:BATCH]), data[:BATCH])
+    reports.put(Finished(tenant.name, losses[0], after))
 
 
 def train_all(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
@@ -193,10 +194,14 @@ def show_samples(client: weft.Client, tokenizer: Tokenizer) -> None:
     sources: dict[str, weft.Client | weft.Adapter] = {"base model": client}
     for tenant in TENANTS:
         sources[tenant.name] = client.adapter(adapter_id(tenant))
-    for name, source in sources.items():
-        drawn = source.sample(prompt, max_tokens=48, temperature=0.5, seed=7)
+    # All are drawn at the same time.
+    samples = {
+        name: source.submit.sample(prompt, max_tokens=48, temperature=0.5, seed=7)
+        for name, source in sources.items()
+    }
+    for name, sample in samples.items():
         # Leaves out special tokens.
-        text = tokenizer.decode(drawn.samples[0].tokens)
+        text = tokenizer.decode(sample.result().samples[0].tokens)
         print(f"\n[{name}]\n  " + text.strip().replace("\n", "\n  "))
 
 
@@ -204,7 +209,7 @@ def report(losses: dict[str, tuple[float, float]]) -> bool:
     """Prints the losses before and after training. Returns whether every loss fell
     far enough.
     """
-    print("\nLoss per token over all twelve answers:")
+    print("\nLoss per token over the first four answers:")
     good = True
     for name, (before, after) in losses.items():
         fall = 1.0 - after / before

@@ -417,6 +417,28 @@ TINY["qwen3-vl-moe"] = {
 }
 
 
+def _other_heads() -> dict[str, dict[str, Any]]:
+    """Returns a kind for each family whose models above are all tied, or all untied.
+    It has the other kind of head."""
+    families: dict[tuple[str, str | None], dict[bool, str]] = {}
+    for kind, values in TINY.items():
+        merged = {**_LLAMA, **values}
+        family = (merged["architecture"], merged.get("wrapper"))
+        families.setdefault(family, {})[merged["tie_word_embeddings"]] = kind
+    return {
+        f"{kind}-{'untied' if tied else 'tied'}": {
+            **TINY[kind],
+            "tie_word_embeddings": not tied,
+        }
+        for heads in families.values()
+        if len(heads) == 1
+        for tied, kind in heads.items()
+    }
+
+
+OTHER_HEADS = _other_heads()
+
+
 def tiny_model(kind: str) -> Path:
     """Returns the folder of a tiny model, which is made on first use."""
     return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
@@ -503,7 +525,7 @@ def _write_tiny(kind: str, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    values = {**_LLAMA, **TINY[kind]}
+    values = {**_LLAMA, **(TINY | OTHER_HEADS)[kind]}
     shard = values.pop("shard", "1GB")
     wrapper = values.pop("wrapper", None)
     config = AutoConfig.for_model(values.pop("architecture"), **values)

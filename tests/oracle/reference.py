@@ -98,7 +98,8 @@ def _with_delta(
 
 
 def mixed_shapes(kind: str) -> tuple[AdapterShape, ...]:
-    """Returns three adapters for a model of this kind."""
+    """Returns three adapters for a model of this kind, whatever its head."""
+    kind = kind.removesuffix("-tied").removesuffix("-untied")
     if kind in ("qwen2-moe", "glm4-moe"):
         return MIXED_SHARED
     if kind == "qwen3-5-moe":

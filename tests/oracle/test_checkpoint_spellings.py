@@ -249,7 +249,9 @@ def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
     if "text_config" in old:
         old["text_config"] = _as_transformers_4(old["text_config"], kind_key)
         return old
-    types = old.pop("layer_types", None)
+    types = old.get("layer_types") or []
+    if "linear_attention" not in types:
+        old.pop("layer_types", None)
     rope = old.pop("rope_parameters")
     if "full_attention" in rope:
         old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
@@ -258,8 +260,10 @@ def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:
         rope = rope["full_attention"]
     scaling = {**rope}
     old["rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        old["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
     scaling[kind_key] = scaling.pop("rope_type")
-    old["rope_scaling"] = None if scaling[kind_key] == "default" else scaling
+    old["rope_scaling"] = None if scaling == {kind_key: "default"} else scaling
     return old
 
 
@@ -273,6 +277,7 @@ def _meaning(folder: Path) -> Any:
         "type",
         "sliding_window_pattern",
         "_sliding_window_pattern",
+        "partial_rotary_factor",
     }
     return _without(AutoConfig.from_pretrained(folder).to_dict(), spelling)
 
@@ -296,6 +301,23 @@ def _without(value: Any, names: set[str]) -> Any:
         ("gemma2", "rope_type"),
         ("gemma3", "rope_type"),
         (WRAPPED, "rope_type"),
+        ("qwen2-yarn", "type"),
+        ("qwen2-moe", "rope_type"),
+        ("qwen3-moe", "rope_type"),
+        ("mixtral", "rope_type"),
+        ("gpt-oss", "rope_type"),
+        ("smollm3", "rope_type"),
+        ("olmo2", "rope_type"),
+        ("granite", "rope_type"),
+        ("phi3", "type"),
+        ("phi3-partial", "type"),
+        ("glm4", "rope_type"),
+        ("seed-oss", "rope_type"),
+        ("glm4-moe", "rope_type"),
+        ("minimax-m2", "rope_type"),
+        ("qwen2-5-vl", "type"),
+        ("qwen3-vl", "rope_type"),
+        ("qwen3-next", "rope_type"),
     ),
 )
 def test_the_spelling_of_transformers_4(
@@ -306,6 +328,6 @@ def test_the_spelling_of_transformers_4(
     config = json.loads(path.read_text("utf-8"))
     old = _as_transformers_4(config, kind_key)
     path.write_text(json.dumps(old), "utf-8")
-    assert "rope_parameters" not in path.read_text("utf-8")
+    assert "rope_parameters" not in old.get("text_config", old)
     assert _meaning(folder) == _meaning(tiny_model(kind))
     _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")

@@ -14,7 +14,7 @@ from batching import together
 from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from daemon import DTYPE
 from experts import need_equal_choices, need_small_rounding
-from models import TINY
+from models import OTHER_HEADS, TINY
 from reference import MIXED, Adapted, AdapterShape, mixed_shapes
 from texts import next_token, random_tokens, sequences
 
@@ -34,12 +34,25 @@ def assert_gradients(
 def test_three_ranks_in_one_mixed_batch(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
+    _compare_three_ranks(kind, daemon_for, reference_for, unique, tmp_path)
+
+
+@pytest.mark.parametrize("kind", OTHER_HEADS)
+def test_the_other_kind_of_head(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    _compare_three_ranks(kind, daemon_for, reference_for, unique, tmp_path)
+
+
+def _compare_three_ranks(
+    kind: str, daemon_for: Any, reference_for: Any, unique: Any, folder: Path
+) -> None:
     reference, daemon = reference_for(kind), daemon_for(kind)
     need_equal_choices(reference.config)
     need_small_rounding(reference.config)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
-        reference.make_adapter(tmp_path / str(i), shape, seed=50 + i)
+        reference.make_adapter(folder / str(i), shape, seed=50 + i)
         for i, shape in enumerate(mixed_shapes(kind))
     ]
     data = [
@@ -53,8 +66,8 @@ def test_three_ranks_in_one_mixed_batch(
         ]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    for index, folder in enumerate(folders):
-        with reference.adapter(folder) as adapted:
+    for index, adapter_folder in enumerate(folders):
+        with reference.adapter(adapter_folder) as adapted:
             loss = adapted.cross_entropy_backward(data[index])
             assert_gradients(measured[index], adapted.gradients())
         loss_bound = tolerance.gradients(DTYPE)
