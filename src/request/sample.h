@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/request/token_support.h"
 
 namespace weft {
 
@@ -54,6 +55,9 @@ struct SampleRequest {
   int top_logprobs = 0;
   int prompt_top_logprobs = 0;
   bool return_routing = false;
+  // Scores are those of the distribution that top_k, top_p and min_p leave.
+  bool truncated_logprobs = false;
+  bool return_support = false;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
 };
@@ -73,6 +77,9 @@ struct Sample {
   // tokens except the last, for L layers with experts and K experts per token.
   // Empty unless requested. In a stream, only the sample's last delta has them.
   std::vector<uint16_t> routing = {};
+  // The supports of the drawn tokens. Empty unless requested, and if nothing
+  // truncates the draws.
+  TokenSupport support = {};
 };
 
 struct SampleResult {
