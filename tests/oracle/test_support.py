@@ -89,6 +89,39 @@ def importance_loss(logprobs: torch.Tensor, datum: weft.Datum) -> torch.Tensor:
     return -(weights * torch.exp(logprobs - old) * advantages).sum()
 
 
+def check_scores(
+    adapted: Adapted,
+    options: dict[str, Any],
+    sample: weft.Sample,
+    replayed: weft.DatumResult,
+    full: weft.DatumResult,
+) -> None:
+    """Checks the scores of a sample: with its supports, and with the full
+    distribution."""
+    first = len(sample.prompt) - 1
+    drawn = replayed.logprobs[first:]
+    assert tolerance.max_difference(drawn, sample.logprobs) <= (
+        tolerance.SAMPLER_VERSUS_TRAINER
+    )
+    tokens = [*sample.prompt, *sample.tokens]
+    with torch.no_grad():
+        scores = adapted.all_logits(tokens[:-1])[first:] / TEMPERATURE
+    expected = warped(scores, options)
+    assert sample.support is not None and replayed.entropies is not None
+    for row, ids in zip(expected, sample.support, strict=True):
+        assert row.isfinite().nonzero().flatten().tolist() == ids.tolist()
+    entropies = torch.distributions.Categorical(logits=expected).entropy()
+    assert tolerance.max_difference(replayed.entropies[first:], entropies) <= (
+        tolerance.LOGPROBS
+    )
+    # Without the supports, the difference is the probability that they keep.
+    kept = (scores.softmax(-1) * expected.isfinite()).sum(-1)
+    assert float(kept.max()) < 0.999
+    assert tolerance.max_difference(
+        drawn + kept.log().numpy(), full.logprobs[first:]
+    ) <= (tolerance.LOGPROBS)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_trainer_takes_the_samplers_distribution(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
@@ -108,42 +141,20 @@ def test_the_trainer_takes_the_samplers_distribution(
             weft.Datum.from_sample(s, advantage=np.linspace(-1, 1, len(s.tokens)))
             for s in samples
         ]
-        plain = [without_support(d) for d in data]
-        scored = policy.forward(data, temperature=TEMPERATURE, return_entropy=True)
-        full = policy.forward(plain, temperature=TEMPERATURE)
+        own = policy.forward(data, temperature=TEMPERATURE, return_entropy=True)
+        full = policy.forward(
+            [without_support(datum) for datum in data], temperature=TEMPERATURE
+        )
         reply = later.forward_backward(
             data, "importance_sampling", temperature=TEMPERATURE
         )
         measured = checkpoints.gradients(daemon, later)
-    first = len(prompt) - 1
     with reference.adapter(folders[0]) as adapted:
-        for sample, datum, options, own, other in zip(
-            samples, data, FILTERS, scored.results, full.results, strict=True
+        for options, sample, replayed, other in zip(
+            FILTERS, samples, own.results, full.results, strict=True
         ):
-            drawn = own.logprobs[first:]
-            assert tolerance.max_difference(drawn, sample.logprobs) <= (
-                tolerance.SAMPLER_VERSUS_TRAINER
-            )
-            # Without the supports, the difference is the probability that they keep.
-            with torch.no_grad():
-                scores = adapted.all_logits(datum.tokens)[first:] / TEMPERATURE
-            p = scores.softmax(-1)
-            assert sample.support is not None
-            kept = [
-                float(row[torch.tensor(ids.astype(np.int64))].sum())
-                for row, ids in zip(p, sample.support, strict=True)
-            ]
-            assert max(kept) < 0.999
-            assert tolerance.max_difference(
-                drawn + np.log(kept), other.logprobs[first:]
-            ) <= (tolerance.LOGPROBS)
-            expected = warped(scores, options)
-            for row, ids in zip(expected, sample.support, strict=True):
-                assert row.isfinite().nonzero().flatten().tolist() == ids.tolist()
-            entropies = torch.distributions.Categorical(logits=expected).entropy()
-            assert tolerance.max_difference(own.entropies[first:], entropies) <= (
-                tolerance.LOGPROBS
-            )
+            check_scores(adapted, options, sample, replayed, other)
+    first = len(prompt) - 1
     with reference.adapter(folders[1]) as adapted:
         total = 0.0
         for datum, result in zip(data, reply.results, strict=True):
@@ -151,9 +162,10 @@ def test_the_trainer_takes_the_samplers_distribution(
             loss = importance_loss(logprobs, datum)
             loss.backward()
             total += float(loss.detach())
-            assert tolerance.max_difference(
-                result.logprobs[first:], logprobs.detach()[first:]
-            ) <= tolerance.logprobs(DTYPE, logprobs.detach())
+            expected = logprobs.detach()[first:]
+            assert tolerance.max_difference(result.logprobs[first:], expected) <= (
+                tolerance.logprobs(DTYPE, expected)
+            )
         assert_gradients(measured, adapted.gradients())
     assert reply.metrics["loss:sum"] == pytest.approx(total, rel=tolerance.LOGPROBS)
 
