@@ -202,6 +202,29 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   return out;
 }
 
+// Checks the fields that ask for the distribution of a draw.
+absl::Status CheckDistribution(const v1::SampleRequest& request,
+                               const SamplingConfig& config) {
+  if (config.temperature == 0) {
+    for (const auto& [field, asked] :
+         {std::pair("truncated_logprobs", request.truncated_logprobs()),
+          std::pair("return_support", request.return_support())}) {
+      if (!asked) continue;
+      return BadField(field,
+                      "is set with config.temperature 0, which draws from one "
+                      "token: leave it out, or set a temperature above 0");
+    }
+  }
+  // A trainer with the supports computes truncated log-probabilities, so ratios
+  // to other ones would be wrong in silence.
+  if (request.return_support() && !request.truncated_logprobs()) {
+    return BadField("return_support",
+                    "is set, so truncated_logprobs must be set, too: training "
+                    "with supports needs logprobs of the same distribution");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSource(const v1::SampleRequest& request,
                          const RequestLimits& limits) {
   if (!request.adapter_id().empty()) {
@@ -251,6 +274,9 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   out.return_routing = request.return_routing();
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
+  WEFT_RETURN_IF_ERROR(CheckDistribution(request, out.config));
+  out.truncated_logprobs = request.truncated_logprobs();
+  out.return_support = request.return_support();
   return out;
 }
 

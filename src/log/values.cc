@@ -34,6 +34,8 @@ void Put(const Datum& datum, log::Datum* out) {
   PutBytes(datum.target_offsets, out->mutable_target_offsets());
   out->set_targets_per_token(datum.targets_per_token);
   PutBytes(datum.routing, out->mutable_routing());
+  PutBytes(datum.support.offsets, out->mutable_support_offsets());
+  PutBytes(datum.support.tokens, out->mutable_support_tokens());
 }
 
 Datum Get(const log::Datum& in) {
@@ -46,6 +48,8 @@ Datum Get(const log::Datum& in) {
   GetBytes(in.target_offsets(), &datum.target_offsets);
   datum.targets_per_token = in.targets_per_token();
   GetBytes(in.routing(), &datum.routing);
+  GetBytes(in.support_offsets(), &datum.support.offsets);
+  GetBytes(in.support_tokens(), &datum.support.tokens);
   return datum;
 }
 

@@ -2,6 +2,7 @@
 #ifndef WEFT_SRC_REQUEST_SAMPLE_H_
 #define WEFT_SRC_REQUEST_SAMPLE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/request/token_support.h"
 
 namespace weft {
 
@@ -41,6 +43,11 @@ struct SamplingConfig {
     return repetition_penalty != 1 || presence_penalty != 0 ||
            frequency_penalty != 0;
   }
+  // Returns whether a draw may leave out tokens of the vocabulary.
+  [[nodiscard]] bool truncates() const {
+    return temperature != 0 && (top_k > 0 || top_p < 1 || min_p > 0 ||
+                                !allowed_token_ids.empty() || min_tokens > 0);
+  }
 };
 
 struct SampleRequest {
@@ -54,8 +61,21 @@ struct SampleRequest {
   int top_logprobs = 0;
   int prompt_top_logprobs = 0;
   bool return_routing = false;
+  // Scores are those of the distribution that top_k, top_p and min_p leave.
+  bool truncated_logprobs = false;
+  bool return_support = false;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
+
+  [[nodiscard]] bool has_support() const {
+    return return_support && config.truncates();
+  }
+  // Returns the top_k of the draws: with supports, at most kMaxSupport.
+  [[nodiscard]] int draw_top_k() const {
+    if (!has_support()) return config.top_k;
+    return config.top_k == 0 ? kMaxSupport
+                             : std::min(config.top_k, kMaxSupport);
+  }
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };
@@ -73,6 +93,9 @@ struct Sample {
   // tokens except the last, for L layers with experts and K experts per token.
   // Empty unless requested. In a stream, only the sample's last delta has them.
   std::vector<uint16_t> routing = {};
+  // The supports of the drawn tokens. Empty unless requested, and if nothing
+  // truncates the draws.
+  TokenSupport support = {};
 };
 
 struct SampleResult {

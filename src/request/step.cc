@@ -99,7 +99,8 @@ std::string Digest(const TrainRequest& request) {
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
            << datum.targets << datum.weights << datum.logprobs
-           << datum.advantages << datum.routing;
+           << datum.advantages << datum.routing << datum.support.offsets
+           << datum.support.tokens;
   }
   return hasher.Finish();
 }

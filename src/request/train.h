@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/request/token_support.h"
 
 namespace weft {
 
@@ -58,6 +59,9 @@ struct Datum {
   std::vector<uint32_t> target_offsets = {};
   int targets_per_token = 0;  // 0: 1, for targets of one dimension.
   std::vector<uint16_t> routing = {};
+  // Row i is the support of token i's target: the target's distribution has no
+  // other tokens. Only with one target per token.
+  TokenSupport support = {};
 
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "src/loss/fused_head.h"
+#include "tests/head/head_supports.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::testing {
@@ -20,7 +21,6 @@ namespace weft::testing {
 enum class Adapters { kNone, kOne, kDistinct, kSkewed };
 
 inline constexpr int64_t kHidden = 24;
-inline constexpr int64_t kVocab = 211;
 inline constexpr double kLargestLogit = 40;
 
 // Makes rows. Row r has r % 3 + 1 targets and its own temperature.
@@ -200,16 +200,15 @@ inline Oracle DenseOracle(const Problem& problem, double softcap) {
   at::Tensor z = hidden.matmul(problem.weight.to(at::kDouble).t());
   const std::vector<at::Tensor> leaves = AddDenseLora(problem, hidden, z);
   if (softcap > 0) z = softcap * (z / softcap).tanh();
-  const at::Tensor log_p =
-      (z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1))
-          .log_softmax(1);
+  z = z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1);
+  const at::Tensor log_p = MaskLogits(z, rows).log_softmax(1);
   const at::Tensor row_of_entry =
       at::repeat_interleave(at::tensor(rows.row_offsets, at::kLong).diff());
   const at::Tensor logprobs =
       log_p.index({row_of_entry, at::tensor(rows.targets, at::kLong)});
   (logprobs * problem.g.to(at::kDouble)).sum().backward();
   Oracle oracle{logprobs.detach(),
-                -(log_p.exp() * log_p).sum(1).detach(),
+                -(log_p.exp() * log_p.clamp_min(-1e30)).sum(1).detach(),
                 hidden.grad(),
                 {}};
   for (const at::Tensor& leaf : leaves) {
