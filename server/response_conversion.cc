@@ -64,6 +64,7 @@ void FillSample(const Sample& sample, Message* out) {
   out->set_finish_reason(ToProto(sample.finish_reason));
   FillTop(sample.top_logprobs, out->mutable_top_logprobs());
   CopyRaw(sample.routing, out->mutable_routing_le());
+  out->set_sequence_id(sample.sequence_id);
 }
 
 // v1::SampleResponse and v1::SampleStreamResponse both have these fields.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,12 @@ uint64_t DrawSeed() {
     seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   }
   return seed;
+}
+
+// Returns an id that no other record has.
+std::string DrawRecordId() {
+  return absl::StrCat(absl::Hex(DrawSeed(), absl::kZeroPad16),
+                      absl::Hex(DrawSeed(), absl::kZeroPad16));
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadIds(
@@ -215,6 +222,27 @@ absl::Status CheckSource(const v1::SampleRequest& request,
   return CheckName("snapshot", request.snapshot());
 }
 
+// Reads `record`, after all other fields. The record needs experts and
+// supports, and the log-probabilities that belong to the supports.
+absl::Status ReadRecord(const v1::SampleRequest& in,
+                        const RequestLimits& limits, SampleRequest* out) {
+  if (!in.record()) return absl::OkStatus();
+  if (!limits.keeps_sample_records) {
+    return absl::FailedPreconditionError(
+        "record is set, but this server keeps no records of samples "
+        "(--sample-record-bytes is 0): ask for return_routing and "
+        "return_support, and send them with the data");
+  }
+  out->record = DrawRecordId();
+  out->hide_routing = !out->return_routing;
+  out->return_routing = limits.expert_layers > 0;
+  if (out->config.temperature == 0) return absl::OkStatus();
+  out->hide_support = !out->return_support;
+  out->return_support = true;
+  out->truncated_logprobs = true;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
@@ -251,6 +279,7 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   out.return_routing = request.return_routing();
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
+  WEFT_RETURN_IF_ERROR(ReadRecord(request, limits, &out));
   return out;
 }
 

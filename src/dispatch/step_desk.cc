@@ -70,6 +70,16 @@ CancelHandle StepDesk::Refuse(RefusedStep request,
       TypedReply(std::move(reply)));
 }
 
+bool StepDesk::Knows(const std::string& adapter_id, uint64_t step,
+                     const std::string& digest) {
+  MutexLock lock(&s_.mu);
+  const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
+  const AdapterRecord* const record = key ? s_.Find(*key) : nullptr;
+  if (record == nullptr) return false;
+  const auto answer = record->replays.Lookup(step, digest);
+  return !answer.ok() || answer->verdict != Verdict::kNew;
+}
+
 void StepDesk::Retrieve(const std::string& adapter_id, uint64_t step,
                         Callback<StepResultPtr> done) {
   MutexLock lock(&s_.mu);
@@ -127,6 +137,12 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                           Repeated(*record, request, digest, done));
     if (repeated) return *std::move(repeated);
   }
+  const auto* const train = std::get_if<TrainRequest>(&request);
+  if (train != nullptr && !train->replay.spans.empty()) {
+    return absl::UnavailableError(
+        "the step that this call repeats has ended without a result: repeat "
+        "the call");
+  }
   // A drain takes saves that can run, because operators save before they stop.
   // A save without a number comes behind steps that wait.
   const bool saves =
@@ -148,7 +164,6 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
   item.id = id;
-  const auto* const train = std::get_if<TrainRequest>(&request);
   item.adapter =
       train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
   const sched::WorkKind kind = item.kind;

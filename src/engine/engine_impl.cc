@@ -129,6 +129,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       probe_(registry),
       dispatch_metrics_(registry, NamedTenants(parts_.options)),
       memory_metrics_(registry),
+      sample_records_(parts_.options.sample_record_bytes, &clock_, &recorder_,
+                      registry),
       executor_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
                 std::move(parts_.links)),
       guard_(parts_.device.get(), &executor_),
@@ -167,6 +169,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .files = adapter_io_,
                .probe = probe_,
                .recorder = recorder_,
+               .sample_records = sample_records_,
                .state = parts_.state.get(),
                .before_change =
                    [this](AdapterKey key) { snapshots_.BeforeChange(key); },
@@ -239,6 +242,7 @@ absl::Status EngineImpl::StartRecording() {
                   {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
                   SettingsOf(parts_.options, *parts_.decoder), log.adapters,
                   recovery_.TakeNotes());
+  sample_records_.Restore();
   for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }
@@ -276,7 +280,10 @@ void EngineImpl::Loop() {
     parts_.disks->Refresh();
   });
   PeriodicTask release(kReleaseInterval,
-                       [] { HostAllocator::Get().ReleaseUnused(); });
+                       [this] {
+                         HostAllocator::Get().ReleaseUnused();
+                         sample_records_.DropExpired();
+                       });
   const auto post_io = [this](std::function<void()> task) {
     context_.PostIo(std::move(task));
   };

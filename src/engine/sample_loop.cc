@@ -26,6 +26,12 @@ StopRule StopOf(const SampleRequest& request,
   return stop;
 }
 
+// Removes what the request wants for its record alone.
+void Hide(const SampleRequest& request, Sample* sample) {
+  if (request.hide_routing) sample->routing.clear();
+  if (request.hide_support) sample->support = {};
+}
+
 // Returns the plan of one decode iteration. Its rows are the last tokens of the
 // sequences.
 executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
@@ -292,11 +298,16 @@ bool SampleLoop::Accept(SampleSequence& sequence,
   }
   const bool ends = sample.finish_reason != FinishReason::kNone;
   if (ends) ++job.num_finished;
+  if (ends && !job.request->record.empty()) {
+    sample.sequence_id = SequenceId(job.request->record,
+                                    static_cast<size_t>(sequence.sample_index));
+  }
   if (job.streams) {
     SampleDelta delta{.sample_index = sequence.sample_index,
                       .piece = {.tokens = {drawn.token},
                                 .logprobs = {drawn.logprob},
-                                .finish_reason = sample.finish_reason},
+                                .finish_reason = sample.finish_reason,
+                                .sequence_id = sample.sequence_id},
                       .version = job.result.version};
     if (job.request->top_logprobs > 0) {
       delta.piece.top_logprobs.push_back(drawn.top_logprobs);
@@ -313,8 +324,10 @@ bool SampleLoop::Accept(SampleSequence& sequence,
 std::vector<SampleEvent> SampleLoop::CollectEvents() {
   std::vector<SampleEvent> events;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
+    const SampleRequest& request = *job->request;
+    for (SampleDelta& delta : job->deltas) Hide(request, &delta.piece);
     const bool finished =
-        job->failed || job->num_finished == job->request->num_samples;
+        job->failed || job->num_finished == request.num_samples;
     if (finished || !job->deltas.empty()) {
       events.push_back({.work_id = job->work_id,
                         .deltas = std::exchange(job->deltas, {}),
@@ -325,6 +338,10 @@ std::vector<SampleEvent> SampleLoop::CollectEvents() {
         events.back().result = absl::FailedPreconditionError(
             "the logits are not finite: the adapter's weights have diverged");
       } else {
+        if (!request.record.empty()) {
+          events.back().record = RecordOf(request, job->adapter, job->result);
+        }
+        for (Sample& sample : job->result.samples) Hide(request, &sample);
         events.back().result = std::move(job->result);
       }
       job = jobs_.erase(job);

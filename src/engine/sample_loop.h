@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "src/engine/sample_state.h"
 #include "src/executor/executor.h"
 #include "src/lora/adapter.h"
+#include "src/request/sample_record.h"
 #include "src/sampling/draw_rows.h"
 #include "src/sampling/stop_matcher.h"
 
@@ -48,6 +50,8 @@ struct SampleEvent {
   bool finished = false;
   // Set when the request is finished.
   absl::StatusOr<SampleResult> result = SampleResult();
+  // Set when a request with `record` has finished without an error.
+  std::optional<SampleRecord> record = {};
 };
 
 class SampleLoop {

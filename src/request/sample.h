@@ -58,6 +58,13 @@ struct SampleRequest {
   // Scores are those of the distribution that top_k, top_p and min_p leave.
   bool truncated_logprobs = false;
   bool return_support = false;
+  // The id of the record that the engine keeps of the samples
+  // (sample_record.h). Empty: it keeps none.
+  std::string record;
+  // The experts and the supports are for the record alone: the samples have
+  // none.
+  bool hide_routing = false;
+  bool hide_support = false;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
 };
@@ -80,6 +87,9 @@ struct Sample {
   // The supports of the drawn tokens. Empty unless requested, and if nothing
   // truncates the draws.
   TokenSupport support = {};
+  // Names the sample in its record. Empty without one. In a stream, only the
+  // sample's last delta has it.
+  std::string sequence_id = {};
 };
 
 struct SampleResult {

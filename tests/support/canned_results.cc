@@ -29,7 +29,8 @@ EngineInfo CannedInfo() {
           .max_queue_tokens_per_tenant = 1 << 20,
           .reorder_window = 256,
           .replay_window = 64,
-          .has_byte_decoder = false};
+          .has_byte_decoder = false,
+          .keeps_sample_records = true};
 }
 
 TrainResult CannedTrain(const TrainRequest& request, uint64_t step) {
