@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@ class DatumReader {
     WEFT_RETURN_IF_ERROR(ReadWeights());
     WEFT_RETURN_IF_ERROR(ReadPolicyInputs());
     WEFT_RETURN_IF_ERROR(ReadRouting());
+    WEFT_RETURN_IF_ERROR(ReadSupport());
     return std::move(out_);
   }
 
@@ -156,29 +158,35 @@ class DatumReader {
                       absl::StrCat("is ", out_.targets_per_token,
                                    ", must be 0 or 1 with target_offsets"));
     }
-    if (offsets.size() != out_.tokens.size() + 1) {
-      return BadField(
-          Path("target_offsets"),
-          absl::StrCat("has ", offsets.size(), " values, must have ",
-                       out_.tokens.size() + 1, " (", out_.tokens.size(),
-                       " tokens, and the end)"));
-    }
-    return CheckOffsets(offsets);
+    return CheckOffsets("target_offsets", offsets, MaxTargetsPerToken(),
+                        "targets");
   }
 
-  absl::Status CheckOffsets(const std::vector<uint32_t>& offsets) const {
+  // Checks the offsets of lists, one for each token, of at most `most` of
+  // `what`.
+  absl::Status CheckOffsets(absl::string_view field,
+                            const std::vector<uint32_t>& offsets, uint32_t most,
+                            absl::string_view what) const {
+    if (offsets.size() != out_.tokens.size() + 1) {
+      return BadField(
+          Path(field), absl::StrCat("has ", offsets.size(),
+                                    " values, must have ",
+                                    out_.tokens.size() + 1, " (",
+                                    out_.tokens.size(),
+                                    " tokens, and the end)"));
+    }
     if (offsets.front() != 0) {
-      return BadField(Path("target_offsets[0]"),
+      return BadField(absl::StrCat(Path(field), "[0]"),
                       absl::StrCat("is ", offsets.front(), ", must be 0"));
     }
-    const uint32_t most = MaxTargetsPerToken();
     for (size_t i = 1; i < offsets.size(); ++i) {
       const uint64_t low = offsets[i - 1];
       if (offsets[i] >= low && offsets[i] <= low + most) continue;
       return BadField(
-          absl::StrCat(Path("target_offsets"), "[", i, "]"),
+          absl::StrCat(Path(field), "[", i, "]"),
           absl::StrCat("is ", offsets[i], ", must be in [", low, ", ",
-                       low + most, "] (a token has 0 to ", most, " targets)"));
+                       low + most, "] (a token has 0 to ", most, " ", what,
+                       ")"));
     }
     return absl::OkStatus();
   }
@@ -243,6 +251,64 @@ class DatumReader {
           absl::StrCat(Path("routing_le"), "[", i / row, "][",
                        i % row / per_token, "][", i % per_token, "]"),
           absl::StrCat("is ", routing[i], wrong, limits_.num_experts, ")"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadSupport() {
+    TokenSupport& support = out_.support;
+    const google::protobuf::RepeatedField<uint32_t> no_packed_form;
+    WEFT_RETURN_IF_ERROR(Copy("support_offsets", no_packed_form,
+                              in_.support_offsets_le(), &support.offsets));
+    WEFT_RETURN_IF_ERROR(Copy("support_tokens", no_packed_form,
+                              in_.support_tokens_le(), &support.tokens));
+    if (support.offsets.empty() && support.tokens.empty()) {
+      return absl::OkStatus();
+    }
+    if (out_.targets_per_token > 1 || !out_.target_offsets.empty()) {
+      return BadField(Path("support_offsets_le"),
+                      "is set, must be empty unless every token has one target "
+                      "(no target_offsets, targets_per_token 0 or 1)");
+    }
+    WEFT_RETURN_IF_ERROR(CheckOffsets("support_offsets_le", support.offsets,
+                                      kMaxSupport, "ids"));
+    if (support.offsets.back() != support.tokens.size()) {
+      return BadField(
+          Path("support_tokens_le"),
+          absl::StrCat("has ", support.tokens.size(), " values, must have ",
+                       support.offsets.back(),
+                       " (the last of support_offsets_le)"));
+    }
+    const int64_t bad = FindBadId(support.tokens, limits_.vocab_size);
+    if (bad >= 0) {
+      return BadId(Path("support_tokens_le"), bad,
+                   support.tokens[static_cast<size_t>(bad)],
+                   limits_.vocab_size);
+    }
+    return CheckSupportIds(support);
+  }
+
+  // Checks that each token's ids increase and contain the token's target.
+  absl::Status CheckSupportIds(const TokenSupport& support) const {
+    for (size_t i = 0; i + 1 < support.offsets.size(); ++i) {
+      const auto first = support.tokens.begin() + support.offsets[i];
+      const auto last = support.tokens.begin() + support.offsets[i + 1];
+      const auto low = std::adjacent_find(first, last, std::greater_equal<>());
+      if (low != last) {
+        return BadField(
+            absl::StrCat(Path("support_tokens_le"), "[",
+                         low + 1 - support.tokens.begin(), "]"),
+            absl::StrCat("is ", *(low + 1), " after ", *low,
+                         ", the ids of a token must increase"));
+      }
+      const int32_t target = out_.targets[i];
+      if (first == last || std::binary_search(first, last, target)) continue;
+      return BadField(
+          Path("support_tokens_le"),
+          absl::StrCat("has no target ", target, " among the ", last - first,
+                       " ids of token ", i,
+                       ": the target must be one of them, or there must be no "
+                       "ids (the whole vocabulary)"));
     }
     return absl::OkStatus();
   }

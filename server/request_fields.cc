@@ -14,6 +14,15 @@ int64_t ListBytes(int64_t num_tokens, int top_logprobs) {
   return num_tokens * (kTopListBytes + kTopEntryBytes * top_logprobs);
 }
 
+// What an id of a support takes in a result that grows, and in the reply.
+constexpr int64_t kSupportIdBytes = 12;
+
+// Returns what the supports take if each has as many ids as it may.
+int64_t SupportBytes(const SampleRequest& request, int64_t num_drawn) {
+  if (!request.has_support()) return 0;
+  return num_drawn * request.draw_top_k() * kSupportIdBytes;
+}
+
 // What the edit of a logit takes in its sequence, in a plan, and on the device.
 constexpr int64_t kEditBytes = 160;
 
@@ -59,7 +68,8 @@ RequestFields FieldsOf(SampleRequest* request) {
           .cost = prompt + drawn,
           .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)),
           .list_bytes = ListBytes(drawn, request->top_logprobs) +
-                        ListBytes(prompt, request->prompt_top_logprobs),
+                        ListBytes(prompt, request->prompt_top_logprobs) +
+                        SupportBytes(*request, drawn),
           .routed_tokens = RoutedTokens(*request),
           .edit_bytes = EditBytes(*request),
           .vocab_tables = request->config.allowed_token_ids.empty() &&

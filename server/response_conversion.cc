@@ -64,6 +64,8 @@ void FillSample(const Sample& sample, Message* out) {
   out->set_finish_reason(ToProto(sample.finish_reason));
   FillTop(sample.top_logprobs, out->mutable_top_logprobs());
   CopyRaw(sample.routing, out->mutable_routing_le());
+  CopyRaw(sample.support.offsets, out->mutable_support_offsets_le());
+  CopyRaw(sample.support.tokens, out->mutable_support_tokens_le());
   out->set_sequence_id(sample.sequence_id);
 }
 

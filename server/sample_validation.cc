@@ -209,6 +209,29 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   return out;
 }
 
+// Checks the fields that ask for the distribution of a draw.
+absl::Status CheckDistribution(const v1::SampleRequest& request,
+                               const SamplingConfig& config) {
+  if (config.temperature == 0) {
+    for (const auto& [field, asked] :
+         {std::pair("truncated_logprobs", request.truncated_logprobs()),
+          std::pair("return_support", request.return_support())}) {
+      if (!asked) continue;
+      return BadField(field,
+                      "is set with config.temperature 0, which draws from one "
+                      "token: leave it out, or set a temperature above 0");
+    }
+  }
+  // A trainer with the supports computes truncated log-probabilities, so ratios
+  // to other ones would be wrong in silence.
+  if (request.return_support() && !request.truncated_logprobs()) {
+    return BadField("return_support",
+                    "is set, so truncated_logprobs must be set, too: training "
+                    "with supports needs logprobs of the same distribution");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSource(const v1::SampleRequest& request,
                          const RequestLimits& limits) {
   if (!request.adapter_id().empty()) {
@@ -236,7 +259,7 @@ absl::Status ReadRecord(const v1::SampleRequest& in,
   out->record = DrawRecordId();
   out->hide_routing = !out->return_routing;
   out->return_routing = limits.expert_layers > 0;
-  if (out->config.temperature == 0) return absl::OkStatus();
+  if (!out->config.truncates()) return absl::OkStatus();
   out->hide_support = !out->return_support;
   out->return_support = true;
   out->truncated_logprobs = true;
@@ -279,6 +302,9 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   out.return_routing = request.return_routing();
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
+  WEFT_RETURN_IF_ERROR(CheckDistribution(request, out.config));
+  out.truncated_logprobs = request.truncated_logprobs();
+  out.return_support = request.return_support();
   WEFT_RETURN_IF_ERROR(ReadRecord(request, limits, &out));
   return out;
 }

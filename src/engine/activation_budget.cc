@@ -18,6 +18,9 @@ namespace {
 
 // Bytes of host memory that packing and losses take for each target.
 constexpr int64_t kEntryBytes = 128;
+// Bytes of an id of a support in the head (src/loss/head_support.cc): three
+// indices, and up to seven numbers of f64.
+constexpr int64_t kSupportIdBytes = 80;
 // The numbers of projections that may have LoRA: q, k, v, o in attention; qkv,
 // z, b, a and out with a gated delta rule; and gate, up, down in the MLP.
 constexpr int64_t kAttentionProjections = 4;
@@ -206,7 +209,7 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
           (kFloatBytes + narrow_bytes) +
       4 * batch.scored * shape.hidden * kFloatBytes +
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
-      batch.entries * kEntryBytes;
+      batch.entries * kEntryBytes + batch.support_ids * kSupportIdBytes;
   const int64_t lora =
       narrow_bytes > 0 ? PartialSumBytes(shape, max_rank, batch.rows) : 0;
   const int64_t kept_layer =

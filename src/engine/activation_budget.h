@@ -35,6 +35,8 @@ struct BatchRows {
   int64_t entries = 0;    // Targets of the scored rows.
   int64_t chunk = 0;      // The most rows whose logits exist at once.
   int64_t head_rank = 0;  // Largest LoRA rank on lm_head; 0: none.
+  // Ids of a chunk's supports, if each row has as many as the row with most.
+  int64_t support_ids = 0;
   int64_t nodes = 1;      // Nodes of the prefix trees (prefix_tree.h).
 };
 

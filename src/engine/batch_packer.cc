@@ -11,14 +11,26 @@ namespace weft::engine {
 namespace {
 
 // A target to score, before targets of equal row, temperature and filter are
-// merged into one score row.
+// merged into one score row. Targets with a support are not merged.
 struct ScoredTarget {
   int64_t row = 0;  // The batch row of the target.
   float temperature = 1;
   float filter = 0;
   int64_t target = 0;
   size_t datum = 0;
+  size_t support = 0;  // 0: none. Otherwise the number in Builder::supports_,
+                       // counted from 1.
 };
+
+using Support = absl::Span<const int32_t>;
+
+// Returns the support of token i's target; empty: the whole vocabulary.
+Support SupportOf(const Datum& datum, int64_t i) {
+  const std::vector<uint32_t>& offsets = datum.support.offsets;
+  if (offsets.empty()) return {};
+  return absl::MakeConstSpan(datum.support.tokens)
+      .subspan(offsets[i], offsets[i + 1] - offsets[i]);
+}
 
 // Builds a packed batch on the host.
 class Builder {
@@ -124,24 +136,45 @@ class Builder {
     for (const RowSpan& span : spans) {
       for (int64_t r = 0; r < span.count; ++r, ++i) {
         const TargetSpan own = datum.targets_of(i);
+        const Support support = SupportOf(datum, i);
         for (int64_t t = own.begin; t < own.end; ++t) {
           if (!IsScored(packed.request->loss, datum, t)) continue;
           scored_.push_back({.row = base + span.begin + r,
                              .temperature = temperature,
                              .filter = filter,
                              .target = datum.targets[t],
-                             .datum = index});
+                             .datum = index,
+                             .support = NumberOf(support)});
         }
       }
     }
   }
 
+  // Keeps the support of a scored target. Returns ScoredTarget::support.
+  size_t NumberOf(const Support& support) {
+    if (support.empty()) return 0;
+    supports_.push_back(support);
+    return supports_.size();
+  }
+
+  // Gives the last score row the support of this number, unless it is 0.
+  void AddSupport(size_t number) {
+    if (number == 0) return;
+    const Support& support = supports_[number - 1];
+    loss::RowSupports& out = packed_.rows.supports;
+    if (out.rows.empty()) out.offsets.push_back(0);
+    out.rows.push_back(
+        static_cast<int64_t>(packed_.rows.temperatures.size()) - 1);
+    out.ids.insert(out.ids.end(), support.begin(), support.end());
+    out.offsets.push_back(static_cast<int64_t>(out.ids.size()));
+  }
+
   // Makes one score row for each distinct (row, temperature, filter) of scored
-  // targets.
+  // targets, and for each scored target with a support.
   void AddScoreRows() {
     const auto key = [this](size_t s) {
       return std::tuple(scored_[s].row, scored_[s].temperature,
-                        scored_[s].filter);
+                        scored_[s].filter, scored_[s].support);
     };
     std::vector<size_t> order(scored_.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -157,6 +190,7 @@ class Builder {
         rows.temperatures.push_back(scored_[s].temperature);
         if (has_filter_) rows.filters.push_back(scored_[s].filter);
         score_index_.push_back(scored_[s].row);
+        AddSupport(scored_[s].support);
       }
       rows.targets.push_back(scored_[s].target);
       entry_of[s] = static_cast<int64_t>(place);
@@ -194,6 +228,7 @@ class Builder {
   std::vector<int16_t> experts_;  // [rows, routing_width_]
   std::vector<int32_t> positions_;
   std::vector<ScoredTarget> scored_;
+  std::vector<Support> supports_;  // Views of the data.
   std::vector<int64_t> score_index_;
   bool has_filter_ = false;
   PackedTrain packed_;

@@ -28,7 +28,7 @@ struct TrainPiece {
 
 // The indices of one datum's score rows and entries in the batch. Two data
 // share a score row if they share the batch row and have the same temperature
-// and gradient filter.
+// and gradient filter, and no support there.
 struct PackedDatum {
   const TrainRequest* request = nullptr;
   const Datum* datum = nullptr;

@@ -289,6 +289,7 @@ bool SampleLoop::Accept(SampleSequence& sequence,
   if (job.request->top_logprobs > 0) {
     sample.top_logprobs.push_back(drawn.top_logprobs);
   }
+  if (job.request->has_support()) sample.support.Add(drawn.support);
   sequence.edits.Push(drawn.token);
   const auto num_tokens = static_cast<int>(sample.tokens.size());
   if (sequence.stop.Push(drawn.token) && num_tokens > config.min_tokens) {
@@ -312,6 +313,7 @@ bool SampleLoop::Accept(SampleSequence& sequence,
     if (job.request->top_logprobs > 0) {
       delta.piece.top_logprobs.push_back(drawn.top_logprobs);
     }
+    if (ends) delta.piece.support = sample.support;
     if (!std::exchange(job.sent_prompt_scores, true)) {
       delta.prompt_logprobs = job.result.prompt_logprobs;
       delta.prompt_top_logprobs = job.result.prompt_top_logprobs;

@@ -9,10 +9,12 @@ namespace weft::engine {
 sampling::DrawRule SampleJob::RuleOf(int sample_index, int64_t row) const {
   const SamplingConfig& config = request->config;
   return {.config = {.temperature = config.temperature,
-                     .top_k = config.top_k,
+                     .top_k = request->draw_top_k(),
                      .top_p = config.top_p,
                      .min_p = config.min_p,
-                     .top_logprobs = request->top_logprobs},
+                     .top_logprobs = request->top_logprobs,
+                     .truncated_logprobs = request->truncated_logprobs,
+                     .support = request->has_support()},
           .seed = config.seed,
           .sample_index = static_cast<uint32_t>(sample_index),
           .position =

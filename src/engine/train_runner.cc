@@ -89,6 +89,15 @@ class PassGuard {
   executor::Executor& executor_;
 };
 
+// Returns BatchRows::support_ids for chunks of `chunk` rows.
+int64_t SupportIds(const loss::RowSupports& supports, int64_t chunk) {
+  int64_t most = 0;
+  for (size_t m = 0; m < supports.rows.size(); ++m) {
+    most = std::max(most, supports.offsets[m + 1] - supports.offsets[m]);
+  }
+  return most * std::min(chunk, static_cast<int64_t>(supports.rows.size()));
+}
+
 // Returns whether the field is true in the loss config of any request.
 bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
   return std::ranges::any_of(pieces, [field](const TrainPiece& piece) {
@@ -132,6 +141,8 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
   const PackedTrain& packed = part.packed;
   const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
   const bool is_cpu = executor_.decoder().device().is_cpu();
+  const int64_t chunk =
+      loss::HeadChunkRows(executor_.head(), scored, config.vocab, is_cpu);
   const ActivationBytes bytes = ActivationsOf(
       config,
       static_cast<int64_t>(at::elementSize(executor_.decoder().dtype())),
@@ -139,9 +150,9 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
       {.rows = packed.batch.tokens_T.size(0),
        .scored = scored,
        .entries = static_cast<int64_t>(packed.rows.targets.size()),
-       .chunk =
-           loss::HeadChunkRows(executor_.head(), scored, config.vocab, is_cpu),
+       .chunk = chunk,
        .head_rank = head_rank,
+       .support_ids = SupportIds(packed.rows.supports, chunk),
        .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
   if (!backward) {
     return ChooseRecomputed(GradientCheckpointing::kAll,

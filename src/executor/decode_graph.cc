@@ -54,7 +54,8 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
 }
 
 // Returns whether the plan is a decode step that scores nothing and draws one
-// token from every row, without top_logprobs and from the model's own logits.
+// token from every row, without lists (sampling::DrawConfig) and from the
+// model's own logits.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   const auto all = static_cast<size_t>(num_rows);
@@ -65,7 +66,7 @@ bool DrawsFromAllRows(const CachePlan& plan) {
   }
   for (int64_t row = 0; row < num_rows; ++row) {
     if (plan.logit_rows[row] != row ||
-        plan.draws[row].config.top_logprobs > 0) {
+        plan.draws[row].config.has_lists()) {
       return false;
     }
   }

@@ -132,6 +132,9 @@ void EachField(Rows& rows, const Each& each) requires
   each(rows.targets);
   each(rows.temperatures);
   each(rows.filters);
+  each(rows.supports.rows);
+  each(rows.supports.offsets);
+  each(rows.supports.ids);
   each(rows.routing);
 }
 

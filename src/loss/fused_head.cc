@@ -10,6 +10,7 @@
 
 #include "src/loss/head_chunks.h"
 #include "src/loss/head_products.h"
+#include "src/loss/head_support.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/int8_weight.h"
@@ -138,8 +139,11 @@ at::Tensor ScoreChunk(HeadChunk& chunk, bool want_gradient,
   if (want_gradient) {
     return chunk.SoftmaxBesideTargets(scores.logprobs_E, scores.entropies_R);
   }
+  const SupportScores supported =
+      chunk.supports.Score(chunk.logits_RV, chunk.input);
   ops::VocabRows(chunk.logits_RV, chunk.input, /*softmax_in_place=*/false,
                  scores.logprobs_E, scores.entropies_R);
+  chunk.supports.PutScores(supported, scores.logprobs_E, scores.entropies_R);
   return {};
 }
 
@@ -163,6 +167,13 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
       rows.row_offsets.back() == static_cast<int64_t>(rows.targets.size()),
       "the head's last row offset is ", rows.row_offsets.back(), " for ",
       rows.targets.size(), " targets");
+  const RowSupports& supports = rows.supports;
+  TORCH_CHECK(
+      supports.rows.empty() ||
+          (supports.offsets.size() == supports.rows.size() + 1 &&
+           supports.offsets.back() == static_cast<int64_t>(supports.ids.size())),
+      "the head has ", supports.rows.size(), " rows with a support, ",
+      supports.offsets.size(), " offsets and ", supports.ids.size(), " ids");
 }
 
 // Computes U for the rows of a chunk. Rows with and without a filter use

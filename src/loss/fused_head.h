@@ -65,6 +65,16 @@ struct HeadOptions {
                                     int64_t num_rows, int64_t vocab,
                                     bool is_cpu);
 
+// The rows whose distributions have only some tokens: row rows[m] has the ids
+// [offsets[m], offsets[m + 1]) of `ids`, which increase. The logits of all other
+// tokens count as -inf, also after the softcap. The row's targets are among its
+// ids. On several ranks, a row's ids may all be on other ranks.
+struct RowSupports {
+  std::vector<int64_t> rows;     // [M], ascending.
+  std::vector<int64_t> offsets;  // [M + 1]; empty if M is 0.
+  std::vector<int32_t> ids;
+};
+
 // The rows to score. The entries of row r are [row_offsets[r], row_offsets[r +
 // 1]).
 struct ScoreRows {
@@ -75,6 +85,7 @@ struct ScoreRows {
   // leaves out a block of a rank's vocabulary if p D is below the row's filter
   // at all tokens of the block. The row's own targets do not count.
   std::vector<float> filters;
+  RowSupports supports;       // A row that is not in it has the whole vocabulary.
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
 

@@ -127,11 +127,18 @@ LocalScores ScoreLocally(HeadChunk& chunk, bool want_gradient,
   at::Tensor logprobs = at::empty({input.targets_E.numel()}, options);
   LocalScores scores;
   if (want_entropy) scores.entropies_R = at::empty({num_rows}, options);
+  const SupportScores supported =
+      chunk.supports.Score(chunk.logits_RV, chunk.input);
   ops::VocabRows(chunk.logits_RV, input, want_gradient, logprobs,
                  scores.entropies_R);
   scores.lse_R =
       largest.value_R - logprobs.index_select(0, places_R).to(at::kDouble);
   scores.logprobs_O = logprobs.index_select(0, places_O);
+  chunk.supports.PutLogSums(supported, scores.lse_R);
+  chunk.supports.PutScores(supported, scores.logprobs_O, scores.entropies_R);
+  if (want_gradient) {
+    chunk.supports.PutSoftmax(supported, chunk.input, chunk.logits_RV);
+  }
   return scores;
 }
 
@@ -157,8 +164,12 @@ void Merge(at::Tensor told_SX, int64_t num_rows, const at::Tensor& rows_E,
     scores.slopes_E.copy_(take(num_entries).amax(0));
   }
   if (scores.entropies_R.defined()) {
+    // A rank without any token of a row's support has the share 0, and no
+    // entropy.
+    const at::Tensor parts_SR = share_SR * (take(num_rows) - log_share_SR);
     scores.entropies_R.copy_(
-        (share_SR * (take(num_rows) - log_share_SR)).sum(0));
+        at::where(share_SR == 0, at::zeros({}, parts_SR.options()), parts_SR)
+            .sum(0));
   }
   if (scores.share_R.defined()) scores.share_R.copy_(share_SR[rank]);
 }
@@ -196,14 +207,18 @@ at::Tensor HeadChunk::TargetSlopes() const {
 const at::Tensor& HeadChunk::SoftmaxBesideTargets(at::Tensor& logprobs_E,
                                                   at::Tensor& entropies_R) {
   input.clear_targets = true;
+  const SupportScores supported = supports.Score(logits_RV, input);
+  at::Tensor& softmax_RV = weights_RV.defined() ? weights_RV : logits_RV;
   if (weights_RV.defined()) {
     ops::VocabWeights(logits_RV, input, weights_RV, scale_R, logprobs_E,
                       entropies_R);
-    return weights_RV;
+  } else {
+    ops::VocabRows(logits_RV, input, /*softmax_in_place=*/true, logprobs_E,
+                   entropies_R);
   }
-  ops::VocabRows(logits_RV, input, /*softmax_in_place=*/true, logprobs_E,
-                 entropies_R);
-  return logits_RV;
+  supports.PutScores(supported, logprobs_E, entropies_R);
+  supports.PutSoftmax(supported, input, softmax_RV, scale_R);
+  return softmax_RV;
 }
 
 bool TakesWeights(const at::Tensor& weight_VH, const ScoreRows& rows,
@@ -259,6 +274,7 @@ void HeadChunks::ForEach(int64_t begin, int64_t end,
     chunk.input.temperature_R =
         device_rows_.temperature_R.narrow(0, begin, count);
     chunk.input.softcap = softcap_;
+    chunk.supports = ChunkSupports(rows_, begin, count, weight_VH_.device());
     chunk.logits_RV = buffer_.narrow(0, 0, count * vocab).view({count, vocab});
     if (device_rows_.rows_E.defined()) {
       chunk.all_rows_E = device_rows_.rows_E.narrow(0, first, num_entries);
@@ -280,6 +296,8 @@ OwnEntries EntriesOfShard(const ScoreRows& rows, const VocabShard& shard) {
   OwnEntries own{.rows = {.row_offsets = {0},
                           .temperatures = rows.temperatures,
                           .filters = rows.filters,
+                          .supports = SupportsOfShard(rows.supports,
+                                                      range.begin, range.end),
                           .routing = rows.routing}};
   for (size_t r = 0; r < rows.temperatures.size(); ++r) {
     for (int64_t e = rows.row_offsets[r]; e < rows.row_offsets[r + 1]; ++e) {

@@ -23,6 +23,7 @@
 
 #include "src/loss/fused_head.h"
 #include "src/loss/head_products.h"
+#include "src/loss/head_support.h"
 #include "src/ops/vocab_rows.h"
 
 namespace weft::loss {
@@ -34,6 +35,7 @@ struct HeadChunk {
   int64_t first_entry = 0;
   int64_t num_entries = 0;
   ops::VocabRowsInput input;
+  ChunkSupports supports;
   // The row of every entry, counted among all rows. Defined if there is a
   // softcap or several ranks.
   at::Tensor all_rows_E;

@@ -2,6 +2,7 @@
 #ifndef WEFT_SRC_REQUEST_SAMPLE_H_
 #define WEFT_SRC_REQUEST_SAMPLE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -42,6 +43,11 @@ struct SamplingConfig {
     return repetition_penalty != 1 || presence_penalty != 0 ||
            frequency_penalty != 0;
   }
+  // Returns whether a draw may leave out tokens of the vocabulary.
+  [[nodiscard]] bool truncates() const {
+    return temperature != 0 && (top_k > 0 || top_p < 1 || min_p > 0 ||
+                                !allowed_token_ids.empty() || min_tokens > 0);
+  }
 };
 
 struct SampleRequest {
@@ -67,6 +73,16 @@ struct SampleRequest {
   bool hide_support = false;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
+
+  [[nodiscard]] bool has_support() const {
+    return return_support && config.truncates();
+  }
+  // Returns the top_k of the draws: with supports, at most kMaxSupport.
+  [[nodiscard]] int draw_top_k() const {
+    if (!has_support()) return config.top_k;
+    return config.top_k == 0 ? kMaxSupport
+                             : std::min(config.top_k, kMaxSupport);
+  }
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };

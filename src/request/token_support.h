@@ -21,6 +21,13 @@ struct TokenSupport {
   std::vector<uint32_t> offsets;  // [N + 1], or empty: no token has a support.
   std::vector<int32_t> tokens;
 
+  // Appends the row of the next token.
+  void Add(const std::vector<int32_t>& ids) {
+    if (offsets.empty()) offsets.push_back(0);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    offsets.push_back(static_cast<uint32_t>(tokens.size()));
+  }
+
   friend bool operator==(const TokenSupport&, const TokenSupport&) = default;
 };
 

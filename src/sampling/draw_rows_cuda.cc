@@ -39,12 +39,12 @@ k::SampleRule RuleOf(const DrawRule& rule) {
           .min_p = static_cast<float>(rule.config.min_p)};
 }
 
-// Draws on the host for the rules with top_logprobs. Copies each row once.
+// Draws on the host for the rules with lists. Copies each row once.
 class ListedDraws {
  public:
   explicit ListedDraws(const std::vector<DrawRule>& rules) {
     for (size_t i = 0; i < rules.size(); ++i) {
-      if (rules[i].config.top_logprobs == 0) continue;
+      if (!rules[i].config.has_lists()) continue;
       places_.push_back(i);
       rules_.push_back(rules[i]);
       rows_.push_back(rules[i].row);
@@ -57,8 +57,8 @@ class ListedDraws {
     }
   }
 
-  // Returns the rows of logits that the rules with top_logprobs use, on the
-  // device. Returns an undefined tensor if there are no such rules.
+  // Returns the rows of logits that the rules with lists use, on the device.
+  Returns an undefined tensor if there are no such rules.
   [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));

@@ -49,8 +49,8 @@ void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
                int max_filters, const DrawSpace& space);
 
 // Returns the results of QueueDraw for `rules`, which were in the first places.
-// For rules with top_logprobs, copies their logits and draws on the host. If no
-// rule has top_logprobs, logits_RV may be undefined. Waits for the device.
+// For rules with lists (DrawConfig), copies their logits and draws on the host.
+// If no rule has lists, logits_RV may be undefined. Waits for the device.
 [[nodiscard]] std::vector<std::optional<DrawResult>> FetchDraws(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
     const DrawSpace& space);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -179,16 +180,41 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
   return tokens;
 }
 
-size_t DrawFiltered(const Distribution& distribution, const DrawConfig& config,
-                    double total, float uniform) {
-  const std::vector<int32_t> tokens =
-      FilteredTokens(distribution, config, total);
-  double rest = uniform * WeightOf(distribution, tokens);
+// Draws one of `tokens`, whose weights add up to `total`.
+size_t DrawAmong(const Distribution& distribution,
+                 const std::vector<int32_t>& tokens, double total,
+                 float uniform) {
+  double rest = uniform * total;
   for (const int32_t token : tokens) {
     rest -= distribution.Weight(token);
     if (rest < 0) return token;
   }
   return tokens.back();
+}
+
+// Sets the lists of the result. `kept` has the tokens that the filters keep,
+// the likeliest first; empty without filters. Log-probabilities are log weights
+// less `log_total`.
+void FillLists(const Distribution& distribution, const DrawConfig& config,
+               std::vector<int32_t> kept, double log_total,
+               DrawResult& result) {
+  const size_t vocab = distribution.logits.size();
+  if (config.top_logprobs > 0) {
+    const size_t count =
+        std::min(static_cast<size_t>(config.top_logprobs), vocab);
+    std::vector<int32_t> likeliest = kept;
+    if (!config.truncated_logprobs || kept.empty()) {
+      likeliest = LikeliestTokens(distribution.logits, count);
+    }
+    likeliest.resize(std::min(count, likeliest.size()));
+    for (const int32_t id : likeliest) {
+      result.top_logprobs.emplace_back(
+          id, static_cast<float>(distribution.LogWeight(id) - log_total));
+    }
+  }
+  if (!config.support || kept.size() == vocab) return;
+  std::ranges::sort(kept);
+  result.support = std::move(kept);
 }
 
 }  // namespace
@@ -231,14 +257,18 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   if (!std::isfinite(best.logit) || !std::isfinite(total) || total == 0) {
     return std::nullopt;
   }
-  const double log_total = std::log(total);
+  double log_total = std::log(total);
 
   size_t token = 0;
+  std::vector<int32_t> kept;
   if (is_greedy) {
     token = std::find(logits.begin() + best.block, logits.end(), best.logit) -
             logits.begin();
   } else if (config.top_k > 0 || config.top_p < 1 || config.min_p > 0) {
-    token = DrawFiltered(distribution, config, total, uniform);
+    kept = FilteredTokens(distribution, config, total);
+    const double kept_total = WeightOf(distribution, kept);
+    token = DrawAmong(distribution, kept, kept_total, uniform);
+    if (config.truncated_logprobs) log_total = std::log(kept_total);
   } else {
     token = DrawUnfiltered(distribution, total, uniform);
   }
@@ -246,14 +276,7 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   result.token = static_cast<int32_t>(token);
   result.logprob =
       static_cast<float>(distribution.LogWeight(token) - log_total);
-  if (config.top_logprobs > 0) {
-    const size_t count =
-        std::min(static_cast<size_t>(config.top_logprobs), logits.size());
-    for (const int32_t id : LikeliestTokens(logits, count)) {
-      result.top_logprobs.emplace_back(
-          id, static_cast<float>(distribution.LogWeight(id) - log_total));
-    }
-  }
+  FillLists(distribution, config, std::move(kept), log_total, result);
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "src/request/sample.h"
@@ -25,14 +26,27 @@ struct DrawConfig {
   double top_p = 1.0;        // In (0, 1]; 1 keeps all tokens.
   double min_p = 0;          // In [0, 1]; 0 keeps all tokens.
   int top_logprobs = 0;      // The number of likeliest tokens in the result.
+  bool truncated_logprobs = false;  // Log-probabilities are those of the kept
+                                    // tokens alone.
+  bool support = false;             // The result has the kept tokens.
+
+  // Returns whether a result has more than a token and its log-probability
+  // among all tokens.
+  [[nodiscard]] bool has_lists() const {
+    return top_logprobs > 0 || truncated_logprobs || support;
+  }
 };
 
 struct DrawResult {
   int32_t token = 0;
   // The token's log-probability in softmax(logits / temperature), without
-  // filters. A temperature of 0 counts as 1 here.
+  // filters or, with truncated_logprobs, among the kept tokens. A temperature
+  // of 0 counts as 1 here, and keeps all tokens.
   float logprob = 0;
   TopLogprobs top_logprobs;
+  // The ids of the kept tokens, ascending, if wanted. Empty if no filter is
+  // set, or if all V are kept.
+  std::vector<int32_t> support;
 };
 
 // Draws a token by the inverse of the cumulative distribution. `uniform` is the
@@ -50,7 +64,8 @@ struct DrawResult {
 //
 // A token with logit -inf is never drawn. Temperature 0 ignores `uniform` and
 // the filters. The result has min(top_logprobs, V) top_logprobs in the sorted
-// order, at the same temperature as `logprob` and without filters.
+// order, of the same distribution as `logprob`; fewer if the filters keep fewer
+// and truncated_logprobs is set.
 // Shapes:  logits [V] f32, V >= 1. They must be finite or -inf, and not all
 // -inf. Otherwise returns nullopt, for example after training diverged.
 // Units:   Time is O(V) without filters and O(V log k) for top_k. top_p and

@@ -19,6 +19,7 @@ namespace weft::loss {
 namespace {
 
 using ::weft::testing::Adapters;
+using ::weft::testing::AddSupports;
 using ::weft::testing::Backward;
 using ::weft::testing::DenseOracle;
 using ::weft::testing::Epsilon;
@@ -187,6 +188,26 @@ TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {
       ExpectClose(outcome.logprobs_E, oracle.logprobs, tolerance);
       ExpectClose(outcome.dhidden_RH, oracle.dhidden, tolerance);
       ExpectAdaptersClose(problem, oracle, kEpsilonF32);
+    }
+  }
+}
+
+// Some rows have no token of their support on some ranks, or only one rank with
+// tokens. NaN of such a rank would be seen.
+TEST_P(VocabShardTest, SupportsMayLieOnSomeRanksAlone) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    for (const double softcap : {0.0, 5.0}) {
+      Problem problem = MakeProblem(24, dtype, Adapters::kSkewed);
+      AddSupports(problem.rows);
+      const Oracle oracle = DenseOracle(problem, softcap);
+      const Outcome outcome = RunOnRanks(
+          problem, {.chunk_rows = 5, .softcap = softcap}, GetParam());
+      const double tolerance =
+          Tolerance(Epsilon(dtype), kHidden, kLargestLogit);
+      ExpectClose(outcome.logprobs_E, oracle.logprobs, tolerance);
+      ExpectClose(outcome.entropies_R, oracle.entropies, tolerance);
+      ExpectClose(outcome.dhidden_RH, oracle.dhidden, tolerance);
+      ExpectAdaptersClose(problem, oracle, Epsilon(dtype));
     }
   }
 }

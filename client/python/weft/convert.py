@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from weft._proto import adapters_pb2, sampling_pb2, training_pb2
-from weft.datum import Datum
+from weft.datum import Datum, support_offsets
 from weft.errors import InvalidArgument
 from weft.operations import Reply
 from weft.steps import StepSlot
@@ -247,6 +247,8 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         targets_per_token=(datum.targets.shape[1] if datum.targets.ndim == 2 else 0),
         target_offsets_le=raw(datum.target_offsets),
         routing_le=raw(datum.routing),
+        support_offsets_le=raw(support_offsets(datum.support)),
+        support_tokens_le=b"".join(ids.tobytes() for ids in datum.support or ()),
     )
 
 
@@ -283,6 +285,14 @@ def _routing(raw: bytes, num_tokens: int) -> RoutingArray | None:
     if not raw:
         return None
     return np.frombuffer(raw, dtype="<u2").reshape(num_tokens, -1).copy()
+
+
+def _support(offsets: bytes, ids: bytes) -> list[TokenArray] | None:
+    """Returns the support of each token, or None if `offsets` is empty."""
+    if not offsets:
+        return None
+    inner = np.frombuffer(offsets, dtype="<u4")[1:-1]
+    return np.split(np.frombuffer(ids, dtype="<u4").copy(), inner)
 
 
 def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> TrainResult:
@@ -389,6 +399,8 @@ def sample_request(
             top_logprobs=options.get("top_logprobs", 0),
             prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
             return_routing=options.get("return_routing", False),
+            truncated_logprobs=options.get("truncated_logprobs", False),
+            return_support=options.get("return_support", False),
         )
 
 
@@ -417,6 +429,7 @@ def to_sample_result(
             top_logprobs=_top(sample.top_logprobs),
             prompt=prompt,
             routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
+            support=_support(sample.support_offsets_le, sample.support_tokens_le),
             decoded=decode(sample.tokens),
         )
         for sample in message.samples
@@ -446,4 +459,5 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
             if message.routing_le
             else None
         ),
+        support=_support(message.support_offsets_le, message.support_tokens_le),
     )

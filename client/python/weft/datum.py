@@ -118,6 +118,30 @@ def _routing(values: ArrayLike | None, num_tokens: int) -> RoutingArray | None:
     return array.reshape(num_tokens, -1).astype("<u2")
 
 
+def _support(
+    values: Sequence[ArrayLike | None] | None, num_tokens: int
+) -> list[TokenArray] | None:
+    if values is None:
+        return None
+    name = "datum.support"
+    rows = [_tokens(name, () if row is None else row) for row in values]
+    if len(rows) != num_tokens or any(row.ndim != 1 for row in rows):
+        raise InvalidArgument(
+            f"{name}: {len(rows)} lists of ids for {num_tokens} tokens; a list for "
+            "each token, which may be empty"
+        )
+    return rows
+
+
+def support_offsets(support: list[TokenArray] | None) -> TokenArray | None:
+    """Returns the offsets [N + 1] of the lists in Datum.support, or None."""
+    if support is None:
+        return None
+    offsets = np.zeros(len(support) + 1, dtype="<u4")
+    np.cumsum([len(ids) for ids in support], out=offsets[1:])
+    return offsets
+
+
 class Datum:
     """One training sequence.
 
@@ -126,9 +150,14 @@ class Datum:
     lists, one list of ids per token, which may be empty. weights, logprobs and
     advantages have the shape of the targets. routing: [N, L K] or [N, L, K], the K
     experts of each token in each of the L layers that have experts; None lets the
-    router choose. All may be lists, numpy arrays or CPU tensors. Ragged values are
-    stored flat, with target_offsets [N + 1], which otherwise is None. Raises
-    InvalidArgument if the shapes do not fit.
+    router choose. support: [N] lists of increasing ids, at most 1024 each: the target's
+    distribution then has only these ids, and the target must be one of them; an empty
+    list or None stands for the whole vocabulary. It is for one target per token. So a
+    trainer can use the distribution of a sampler with top_k, top_p or min_p.
+
+    All may be lists, numpy arrays or CPU tensors. Ragged values are stored flat, with
+    target_offsets [N + 1], which otherwise is None. Raises InvalidArgument if the
+    shapes do not fit.
     """
 
     __slots__ = (
@@ -139,6 +168,7 @@ class Datum:
         "logprobs",
         "advantages",
         "routing",
+        "support",
     )
 
     def __init__(
@@ -149,6 +179,7 @@ class Datum:
         logprobs: ArrayLike | None = None,
         advantages: ArrayLike | None = None,
         routing: ArrayLike | None = None,
+        support: Sequence[ArrayLike | None] | None = None,
     ) -> None:
         self.tokens = _tokens("datum.tokens", tokens)
         self.targets, self.target_offsets = _targets(targets)
@@ -172,6 +203,7 @@ class Datum:
         self.logprobs = floats("datum.logprobs", logprobs)
         self.advantages = floats("datum.advantages", advantages)
         self.routing = _routing(routing, len(self.tokens))
+        self.support = _support(support, len(self.tokens))
 
     def __repr__(self) -> str:
         """Says how many tokens there are, not which ones."""
@@ -231,7 +263,8 @@ class Datum:
         advantage, weight: one number, or one for each drawn token, [S]. Without an
         advantage the datum is for cross_entropy. `forward` of such a datum, at the
         sample's temperature, returns `sample.logprobs` up to rounding if the adapter
-        has not changed. If the sample has routing, the datum gets the routing, too.
+        has not changed. If the sample has routing or supports, the datum gets these,
+        too.
         Raises InvalidArgument if the sample has no prompt or no token, or if a length
         does not fit.
         """
@@ -259,4 +292,5 @@ class Datum:
             scored("sample.logprobs", sample.logprobs),
             None if advantage is None else scored("advantage", advantage),
             sample.routing,
+            None if sample.support is None else [*([None] * first), *sample.support],
         )

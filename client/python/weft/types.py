@@ -148,6 +148,24 @@ class SampleOptions(TypedDict, total=False):
             False, "Also returns the experts of every token; for models with experts."
         ),
     ]
+    truncated_logprobs: Annotated[
+        bool,
+        Option(
+            False,
+            "The logprobs of drawn tokens are those among the tokens that top_k, top_p "
+            "and min_p leave; for temperatures above 0.",
+        ),
+    ]
+    return_support: Annotated[
+        bool,
+        Option(
+            False,
+            "Also returns the tokens that could have been drawn in place of each "
+            "token; needs truncated_logprobs. They are at most 1024, so with top_p, "
+            "min_p, allowed_token_ids or min_tokens a top_k of at most 1024 is "
+            "implied.",
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -317,8 +335,8 @@ class Sample:
 
     tokens: list[int]  # [S] drawn tokens, including the stop token.
     # [S] log-probabilities after penalties, biases and excluded tokens, and before
-    # top_k, top_p and min_p, at the call's temperature. If the temperature is 0, they
-    # are at temperature 1.
+    # top_k, top_p and min_p (after them, with truncated_logprobs), at the call's
+    # temperature. If the temperature is 0, they are at temperature 1.
     logprobs: FloatArray
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
@@ -326,6 +344,9 @@ class Sample:
     # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
     # tokens but the last, in the form of Datum.routing.
     routing: RoutingArray | None = None
+    # [S], if asked for and if anything leaves tokens out: the ids from which each token
+    # was drawn, in the form of Datum.support.
+    support: list[TokenArray] | None = None
     decoded: str | None = field(default=None, repr=False)  # What `text` returns.
 
     @property
@@ -369,3 +390,4 @@ class SampleDelta:
     version: int
     # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
     routing: RoutingArray | None = None
+    support: list[TokenArray] | None = None  # Sample.support, in the same delta.

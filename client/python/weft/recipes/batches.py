@@ -12,7 +12,7 @@ from weft.types import ServerInfo
 
 # Upper bounds: the bytes of a sequence in a request besides its arrays, and the bytes
 # of a request besides its sequences.
-BYTES_AROUND_DATUM = 64
+BYTES_AROUND_DATUM = 96
 BYTES_AROUND_REQUEST = 1024
 
 
@@ -76,4 +76,9 @@ def _message_bytes(datum: Datum) -> int:
         datum.advantages,
         datum.routing,
     )
-    return BYTES_AROUND_DATUM + sum(a.nbytes for a in arrays if a is not None)
+    support = datum.support or ()
+    return (
+        BYTES_AROUND_DATUM
+        + sum(a.nbytes for a in arrays if a is not None)
+        + sum(4 + ids.nbytes for ids in support)
+    )

@@ -245,6 +245,7 @@ def held_to_start(
                 datum.logprobs,
                 datum.advantages - options.kl_coef * ratio,
                 datum.routing,
+                datum.support,
             )
         )
     return held, float(np.concatenate(ratios).mean())
