@@ -107,6 +107,51 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
   EXPECT_THAT(seen.stop.byte_strings, ElementsAre("\n\n"));
 }
 
+TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
+  v1::SampleRequest request = GoodPrompt();
+  request.set_record(true);
+  v1::SampleResponse response;
+  const auto sample = [&] {
+    grpc::ClientContext context;
+    const grpc::Status status = sampling_->Sample(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return engine_.last_sample();
+  };
+  const SampleRequest plain = sample();
+  EXPECT_THAT(plain.record, SizeIs(32));
+  EXPECT_NE(sample().record, plain.record);
+  // A dense model without truncation needs neither.
+  EXPECT_FALSE(plain.return_routing || plain.return_support);
+  EXPECT_FALSE(plain.truncated_logprobs);
+  request.mutable_config()->set_top_p(0.9);
+  const SampleRequest truncated = sample();
+  EXPECT_TRUE(truncated.return_support && truncated.hide_support);
+  EXPECT_TRUE(truncated.truncated_logprobs);
+  request.set_return_support(true);
+  EXPECT_FALSE(sample().hide_support);
+  request.mutable_config()->set_temperature(0);
+  request.clear_return_support();
+  EXPECT_FALSE(sample().return_support);
+  request.clear_record();
+  EXPECT_THAT(sample().record, IsEmpty());
+
+  RequestLimits limits{.vocab_size = 100,
+                       .context_length = 32,
+                       .expert_layers = 2,
+                       .keeps_sample_records = true,
+                       .max_samples = 1};
+  request.set_record(true);
+  SampleRequest routed = *Validate(request, limits);
+  EXPECT_TRUE(routed.return_routing && routed.hide_routing);
+  request.set_return_routing(true);
+  EXPECT_FALSE(Validate(request, limits)->hide_routing);
+  limits.keeps_sample_records = false;
+  const absl::Status refused = Validate(request, limits).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::HasSubstr("--sample-record-bytes is 0"));
+}
+
 TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
   v1::SampleRequest request = GoodPrompt();
   v1::SamplingConfig* const config = request.mutable_config();

@@ -48,6 +48,28 @@ class LossOptions(TypedDict, total=False):
             False, "Also returns the experts of every token; for models with experts."
         ),
     ]
+    replay_routing: Annotated[
+        bool,
+        Option(
+            False,
+            "Targets in Datum.sampled use the experts with which they were drawn; for "
+            "models with experts.",
+        ),
+    ]
+    replay_support: Annotated[
+        bool,
+        Option(
+            False, "Targets in Datum.sampled get the supports from which they come."
+        ),
+    ]
+    replay_logprobs: Annotated[
+        bool,
+        Option(
+            False,
+            "Targets in Datum.sampled get the logprobs with which they were drawn, in "
+            "place of Datum.logprobs, which may then be absent.",
+        ),
+    ]
     gradient_filter: Annotated[
         float,
         Option(
@@ -164,6 +186,15 @@ class SampleOptions(TypedDict, total=False):
             "token; needs truncated_logprobs. They are at most 1024, so with top_p, "
             "min_p, allowed_token_ids or min_tokens a top_k of at most 1024 is "
             "implied.",
+        ),
+    ]
+    record: Annotated[
+        bool,
+        Option(
+            False,
+            "The server keeps what training on the samples needs, for a day. Their "
+            "sequence_id names it. Implies truncated_logprobs, and what return_support "
+            "implies, if anything leaves tokens out.",
         ),
     ]
 
@@ -347,6 +378,7 @@ class Sample:
     # [S], if asked for and if anything leaves tokens out: the ids from which each token
     # was drawn, in the form of Datum.support.
     support: list[TokenArray] | None = None
+    sequence_id: str = ""  # With `record`: for SampledSpan.
     decoded: str | None = field(default=None, repr=False)  # What `text` returns.
 
     @property
@@ -362,6 +394,17 @@ class Sample:
                 "client.tokenizer() before you sample, or give the prompt as text"
             )
         return self.decoded
+
+
+@dataclass(frozen=True)
+class SampledSpan:
+    """Targets of a datum that a recorded sample has drawn: targets[start + i] is the
+    sample's drawn token offset + i, for each i in 0..length - 1."""
+
+    sequence_id: str  # Sample.sequence_id.
+    start: int
+    length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -391,3 +434,4 @@ class SampleDelta:
     # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
     routing: RoutingArray | None = None
     support: list[TokenArray] | None = None  # Sample.support, in the same delta.
+    sequence_id: str = ""  # Sample.sequence_id, in the same delta.
