@@ -28,7 +28,7 @@ absl::Status CheckSequenceId(const std::string& path, const std::string& id) {
 }
 
 // Checks that data[index] can have spans.
-absl::Status CheckDatum(const Datum& datum, const v1::Datum& in, int index,
+absl::Status CheckSpanOwner(const Datum& datum, const v1::Datum& in, int index,
                         const Replay& replay) {
   const std::string path = absl::StrCat("data[", index, "].");
   if (datum.targets_per_token > 1 || !datum.target_offsets.empty()) {
@@ -47,7 +47,7 @@ absl::Status CheckDatum(const Datum& datum, const v1::Datum& in, int index,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<SampledSpan>> ReadSpans(const v1::Datum& in,
+absl::StatusOr<std::vector<SampledSpan>> ReadSampledSpans(const v1::Datum& in,
                                                    int index,
                                                    int64_t num_tokens) {
   std::vector<SampledSpan> spans;
@@ -105,10 +105,10 @@ absl::Status ReadReplay(
       return BadField(absl::StrCat("data[", i, "].logprobs"),
                       "is empty: send it, or set loss.replay_logprobs");
     }
-    WEFT_RETURN_IF_ERROR(CheckDatum(datum, data[i], i, replay));
+    WEFT_RETURN_IF_ERROR(CheckSpanOwner(datum, data[i], i, replay));
     replay.spans.resize(out->data.size());
     WEFT_ASSIGN_OR_RETURN(replay.spans[static_cast<size_t>(i)],
-                          ReadSpans(data[i], i, datum.num_tokens()));
+                          ReadSampledSpans(data[i], i, datum.num_tokens()));
   }
   if (!replays || !replay.spans.empty()) return absl::OkStatus();
   return BadField(replay.routing   ? "loss.replay_routing"

@@ -33,6 +33,28 @@ std::vector<T> FromRaw(const std::string& bytes) {
   return values;
 }
 
+// Experts take most of a record, and few models have more than 256 of them, so
+// that their ids have one byte.
+size_t ExpertBytes(const SampleRecord& record) {
+  const auto is_wide = [](uint16_t expert) { return expert > 0xFF; };
+  const bool wide =
+      std::ranges::any_of(record.prompt_routing, is_wide) ||
+      std::ranges::any_of(record.sequences, [&](const auto& sequence) {
+        return std::ranges::any_of(sequence.routing, is_wide);
+      });
+  return wide ? sizeof(uint16_t) : 1;
+}
+
+std::string RawExperts(const std::vector<uint16_t>& experts, size_t bytes) {
+  return bytes > 1 ? Raw(experts) : std::string(experts.begin(), experts.end());
+}
+
+std::vector<uint16_t> ExpertsFromRaw(const std::string& raw, size_t bytes) {
+  if (bytes > 1) return FromRaw<uint16_t>(raw);
+  const auto narrow = FromRaw<uint8_t>(raw);
+  return {narrow.begin(), narrow.end()};
+}
+
 std::string NoteOf(const std::string& tenant, const std::string& id) {
   return absl::StrCat(kNotePrefix, tenant, "/", id);
 }
@@ -81,7 +103,9 @@ std::string EncodeSample(const SampleRecord& record) {
   out.set_adapter(static_cast<uint64_t>(record.adapter));
   out.set_num_prompt(record.num_prompt);
   out.set_prompt_digest(record.prompt_digest);
-  out.set_prompt_routing(Raw(record.prompt_routing));
+  const size_t expert_bytes = ExpertBytes(record);
+  out.set_expert_bytes(static_cast<uint32_t>(expert_bytes));
+  out.set_prompt_routing(RawExperts(record.prompt_routing, expert_bytes));
   for (const SequenceRecord& sequence : record.sequences) {
     log::SequenceRecord* const to = out.add_sequences();
     to->set_tokens(Raw(sequence.tokens));
@@ -92,7 +116,7 @@ std::string EncodeSample(const SampleRecord& record) {
     }
     to->set_support_offsets(Raw(sequence.support.offsets));
     to->set_support_tokens(Raw(sequence.support.tokens));
-    to->set_routing(Raw(sequence.routing));
+    to->set_routing(RawExperts(sequence.routing, expert_bytes));
   }
   return out.SerializeAsString();
 }
@@ -108,7 +132,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
       .adapter = static_cast<AdapterKey>(in.adapter()),
       .num_prompt = in.num_prompt(),
       .prompt_digest = in.prompt_digest(),
-      .prompt_routing = FromRaw<uint16_t>(in.prompt_routing()),
+      .prompt_routing = ExpertsFromRaw(in.prompt_routing(), in.expert_bytes()),
       .sequences = {}};
   for (const log::SequenceRecord& sequence : in.sequences()) {
     SequenceRecord& to = record.sequences.emplace_back();
@@ -122,7 +146,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
     }
     to.support = {.offsets = FromRaw<uint32_t>(sequence.support_offsets()),
                   .tokens = FromRaw<int32_t>(sequence.support_tokens())};
-    to.routing = FromRaw<uint16_t>(sequence.routing());
+    to.routing = ExpertsFromRaw(sequence.routing(), in.expert_bytes());
   }
   if (read && IsWhole(record)) return record;
   return absl::DataLossError("cannot decode the record of a sample");

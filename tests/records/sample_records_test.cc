@@ -76,6 +76,11 @@ class SampleRecordsTest : public testing::Test {
 TEST_F(SampleRecordsTest, ARecordKeepsItsBits) {
   const SampleRecord record = RecordWith("t", "id");
   EXPECT_THAT(DecodeSample(EncodeSample(record)), IsOkAndHolds(record));
+  SampleRecord narrow = record;
+  narrow.prompt_routing.back() = 255;
+  EXPECT_THAT(DecodeSample(EncodeSample(narrow)), IsOkAndHolds(narrow));
+  // 4 experts of the prompt, and 6 of each sequence.
+  EXPECT_EQ(EncodeSample(record).size() - EncodeSample(narrow).size(), 16);
   SampleRecord dense = record;
   dense.prompt_routing.clear();
   for (SequenceRecord& sequence : dense.sequences) {
@@ -257,6 +262,7 @@ TEST_F(RestartTest, TheLogTakesLittleMoreThanTheValues) {
   const size_t tokens = 1000, width = 2;
   const ReplayCost before = recorder_.cost();
   records_->Put(RecordWith("t", "id", tokens));
+  // The prompt of RecordWith has an expert that needs two bytes.
   const size_t values =
       2 * tokens * (sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) +
                     2 * sizeof(int32_t) + width * sizeof(uint16_t));
