@@ -69,7 +69,8 @@ def test_batches_count_the_bytes_of_soft_targets_and_of_routing() -> None:
     plain = weft.Datum(ids, ids)  # 800 bytes
     routed = weft.Datum(ids, ids, routing=table)  # 2400
     soft = weft.Datum(ids, table[:, :4], table[:, :4])  # 3600
-    for datum, most in ((plain, 4), (routed, 1), (soft, 1)):
+    held = weft.Datum(ids, ids, support=[range(1, 5)] * 100)  # 2800
+    for datum, most in ((plain, 4), (routed, 1), (soft, 1), (held, 1)):
         cut = list(requests([datum] * 4, limits))  # type: ignore[arg-type]
         assert [len(r) for r in cut] == [most] * (4 // most)
 

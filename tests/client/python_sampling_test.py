@@ -15,6 +15,8 @@ from conftest import FAST
 from fake_weftd import FakeWeftd
 
 import weft
+from weft._proto import sampling_pb2
+from weft.convert import datum_message, sample_request, to_sample_result
 from weft.sampling import FIRST_LIMIT, InFlight
 
 FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -232,6 +234,46 @@ def test_a_sample_becomes_a_datum() -> None:
     each = weft.Datum.from_sample(drawn(), advantage=[1.0, 3.0])
     assert each.advantages is not None and each.advantages.tolist() == [0, 0, 1, 3]
     assert weft.Datum.from_sample(drawn()).advantages is None
+
+
+def test_a_sample_s_supports_become_the_datum_s() -> None:
+    support = [np.array([3, 7], "<u4"), np.array([], "<u4")]
+    datum = weft.Datum.from_sample(drawn(support=support))
+    assert datum.support is not None
+    assert [list(ids) for ids in datum.support] == [[], [], [3, 7], []]
+    message = datum_message(datum)
+    assert message.support_offsets_le == np.array([0, 0, 0, 2, 2], "<u4").tobytes()
+    assert message.support_tokens_le == np.array([3, 7], "<u4").tobytes()
+    assert not datum_message(weft.Datum.from_sample(drawn())).support_offsets_le
+
+
+@pytest.mark.parametrize(
+    ("support", "reason"),
+    [
+        ([[1]], "1 lists of ids for 2 tokens"),
+        ([[1], [[2]]], "a list for each token"),
+        ([[1], [-2]], r"datum.support: token ids lie in \[0"),
+        ([["a"], [2]], "datum.support: token ids are integers"),
+    ],
+)
+def test_supports_that_do_not_fit_are_refused(support: Any, reason: str) -> None:
+    with pytest.raises(weft.InvalidArgument, match=reason):
+        weft.Datum([1, 2], [1, 2], support=support)
+
+
+def test_supports_travel() -> None:
+    request = sample_request([1], {"truncated_logprobs": True, "return_support": True})
+    assert request.truncated_logprobs and request.return_support
+    sample = sampling_pb2.Sample(
+        tokens=[7, 8],
+        logprobs=[-1, 0],
+        support_offsets_le=np.array([0, 2, 2], "<u4").tobytes(),
+        support_tokens_le=np.array([3, 7], "<u4").tobytes(),
+    )
+    reply = sampling_pb2.SampleResponse(samples=[sample, sampling_pb2.Sample()])
+    got, other = to_sample_result(reply, [1], lambda _: None).samples
+    assert got.support is not None and other.support is None
+    assert [list(ids) for ids in got.support] == [[3, 7], []]
 
 
 @pytest.mark.parametrize(

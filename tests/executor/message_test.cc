@@ -55,6 +55,9 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
                           .targets = {4, 5, 6},
                           .temperatures = {1.0f, 0.5f},
                           .filters = {0.0f, 0.25f},
+                          .supports = {.rows = {1},
+                                       .offsets = {0, 2},
+                                       .ids = {5, 6}},
                           .routing = Routing()},
                  .backward = true,
                  .wants_entropy = true,
@@ -75,6 +78,9 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
   EXPECT_EQ(got.rows.targets, plan.rows.targets);
   EXPECT_EQ(got.rows.temperatures, plan.rows.temperatures);
   EXPECT_EQ(got.rows.filters, plan.rows.filters);
+  EXPECT_EQ(got.rows.supports.rows, plan.rows.supports.rows);
+  EXPECT_EQ(got.rows.supports.offsets, plan.rows.supports.offsets);
+  EXPECT_EQ(got.rows.supports.ids, plan.rows.supports.ids);
   ExpectRouting(got.rows.routing);
   EXPECT_TRUE(got.backward);
   EXPECT_TRUE(got.wants_entropy);

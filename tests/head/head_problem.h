@@ -7,13 +7,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "src/loss/fused_head.h"
+#include "tests/head/head_supports.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::testing {
@@ -22,7 +21,6 @@ namespace weft::testing {
 enum class Adapters { kNone, kOne, kDistinct, kSkewed };
 
 inline constexpr int64_t kHidden = 24;
-inline constexpr int64_t kVocab = 211;
 inline constexpr double kLargestLogit = 40;
 
 // Makes rows. Row r has r % 3 + 1 targets and its own temperature.
@@ -159,41 +157,6 @@ inline Problem MakeProblem(int64_t num_rows, at::ScalarType dtype,
   return problem;
 }
 
-// Gives supports to all rows but every fourth one: the row's targets, and 0 to
-// 44 other tokens. The fewer they are, the closer they are together, so that
-// they may all be on one rank.
-inline void AddSupports(loss::ScoreRows& rows) {
-  loss::RowSupports& supports = rows.supports;
-  supports.offsets = {0};
-  for (int64_t r = 0; r + 1 < static_cast<int64_t>(rows.row_offsets.size());
-       ++r) {
-    if (r % 4 == 3) continue;
-    std::set<int64_t> ids(rows.targets.begin() + rows.row_offsets[r],
-                          rows.targets.begin() + rows.row_offsets[r + 1]);
-    const int64_t first = *ids.begin();
-    for (int64_t i = 0; i < r % 5 * 11; ++i) {
-      ids.insert((first + 1 + i * (r % 5)) % kVocab);
-    }
-    supports.rows.push_back(r);
-    supports.ids.insert(supports.ids.end(), ids.begin(), ids.end());
-    supports.offsets.push_back(static_cast<int64_t>(supports.ids.size()));
-  }
-}
-
-// Returns [R, V] bool: the tokens that no support leaves out.
-inline at::Tensor KeptTokens(const loss::ScoreRows& rows) {
-  at::Tensor kept = at::ones(
-      {static_cast<int64_t>(rows.temperatures.size()), kVocab}, at::kBool);
-  const loss::RowSupports& supports = rows.supports;
-  for (size_t m = 0; m < supports.rows.size(); ++m) {
-    at::Tensor row = kept[supports.rows[m]].zero_();
-    for (int64_t i = supports.offsets[m]; i < supports.offsets[m + 1]; ++i) {
-      row[supports.ids[i]] = true;
-    }
-  }
-  return kept;
-}
-
 struct Oracle {
   at::Tensor logprobs;
   at::Tensor entropies;
@@ -237,18 +200,15 @@ inline Oracle DenseOracle(const Problem& problem, double softcap) {
   at::Tensor z = hidden.matmul(problem.weight.to(at::kDouble).t());
   const std::vector<at::Tensor> leaves = AddDenseLora(problem, hidden, z);
   if (softcap > 0) z = softcap * (z / softcap).tanh();
-  const at::Tensor left_out = KeptTokens(rows).logical_not();
-  const at::Tensor log_p =
-      (z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1))
-          .masked_fill(left_out, -std::numeric_limits<double>::infinity())
-          .log_softmax(1);
+  z = z / at::tensor(rows.temperatures).to(at::kDouble).unsqueeze(1);
+  const at::Tensor log_p = MaskLogits(z, rows).log_softmax(1);
   const at::Tensor row_of_entry =
       at::repeat_interleave(at::tensor(rows.row_offsets, at::kLong).diff());
   const at::Tensor logprobs =
       log_p.index({row_of_entry, at::tensor(rows.targets, at::kLong)});
   (logprobs * problem.g.to(at::kDouble)).sum().backward();
   Oracle oracle{logprobs.detach(),
-                -(log_p.exp() * log_p.masked_fill(left_out, 0)).sum(1).detach(),
+                -(log_p.exp() * log_p.clamp_min(-1e30)).sum(1).detach(),
                 hidden.grad(),
                 {}};
   for (const at::Tensor& leaf : leaves) {

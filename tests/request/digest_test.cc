@@ -57,6 +57,16 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
       [](TrainRequest& r) { r.loss.return_routing = true; },
       [](TrainRequest& r) { r.data[0].routing = {1}; },
       [](TrainRequest& r) { r.data[0].routing = {2}; },
+      [](TrainRequest& r) {
+        r.data[0].support = {.offsets = {0, 1, 1}, .tokens = {2}};
+      },
+      // The ids are the same but belong to another token.
+      [](TrainRequest& r) {
+        r.data[0].support = {.offsets = {0, 0, 1}, .tokens = {2}};
+      },
+      [](TrainRequest& r) {
+        r.data[0].support = {.offsets = {0, 1, 1}, .tokens = {3}};
+      },
       [](TrainRequest& r) { r.loss.gradient_filter = 0.5; },
       [](TrainRequest& r) { r.data[0].tokens[1] = 3; },
       [](TrainRequest& r) { r.data[0].targets[1] = 4; },

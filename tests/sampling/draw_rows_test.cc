@@ -30,7 +30,8 @@ std::vector<DrawRule> SomeRules() {
        {DrawConfig{.temperature = 0}, DrawConfig{}, DrawConfig{.top_k = 5},
         DrawConfig{.temperature = 0.7, .top_p = 0.5},
         DrawConfig{.temperature = 2, .top_logprobs = 3},
-        DrawConfig{.top_p = 0.9, .min_p = 0.1}}) {
+        DrawConfig{.top_p = 0.9, .min_p = 0.1},
+        DrawConfig{.top_p = 0.8, .truncated_logprobs = true, .support = true}}) {
     const auto row = static_cast<uint32_t>(rules.size());
     rules.push_back({.config = config,
                      .seed = uint64_t{9} << 33,
@@ -62,7 +63,9 @@ TEST(DrawRowsTest, EveryRowIsDrawnByItsOwnRule) {
     EXPECT_EQ(drawn[r]->token, expected.token);
     EXPECT_EQ(drawn[r]->logprob, expected.logprob);
     EXPECT_EQ(drawn[r]->top_logprobs, expected.top_logprobs);
+    EXPECT_EQ(drawn[r]->support, expected.support);
   }
+  EXPECT_GT(drawn.back()->support.size(), 1);
 }
 
 // Several rules draw from one row, as for several samples of one prompt.

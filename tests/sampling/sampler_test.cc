@@ -240,6 +240,44 @@ TEST(DrawTokenTest, MinPDoesNotChangeWhatTopKAndTopPKeep) {
               ElementsAre(0, 1));
 }
 
+// The support has exactly the tokens that are drawn for some uniform, and the
+// truncated log-probabilities are those among them.
+TEST(DrawTokenTest, TruncatedResultsAreThoseOfTheKeptTokens) {
+  const std::vector<float> logits = SomeLogits(40, 4);
+  for (DrawConfig config :
+       {DrawConfig{.top_k = 5}, DrawConfig{.top_p = 0.8},
+        DrawConfig{.temperature = 0.7, .min_p = 0.1},
+        DrawConfig{.top_k = 9, .top_p = 0.9, .min_p = 0.05},
+        DrawConfig{.top_p = 1e-9}}) {
+    const std::set<int> kept = Support(logits, config);
+    config.truncated_logprobs = config.support = true;
+    config.top_logprobs = 6;
+    const DrawResult result = Draw(logits, config, 0.4F);
+    EXPECT_THAT(result.support, ::testing::ElementsAreArray(kept));
+    const std::vector<double> p = Softmax(logits, config.temperature);
+    double total = 0;
+    for (const int token : kept) total += p[token];
+    EXPECT_NEAR(result.logprob, std::log(p[result.token] / total), 1e-6);
+    ASSERT_EQ(result.top_logprobs.size(), std::min<size_t>(6, kept.size()));
+    for (const auto& [token, logprob] : result.top_logprobs) {
+      EXPECT_TRUE(kept.contains(token));
+      EXPECT_NEAR(logprob, std::log(p[token] / total), 1e-6);
+    }
+  }
+}
+
+TEST(DrawTokenTest, ASupportOfAllTokensIsEmpty) {
+  const std::vector<float> logits = SomeLogits(40, 4);
+  for (const int top_k : {0, 40, 99}) {
+    const DrawConfig config{
+        .top_k = top_k, .truncated_logprobs = true, .support = true};
+    const DrawResult result = Draw(logits, config, 0.4F);
+    EXPECT_TRUE(result.support.empty());
+    EXPECT_NEAR(result.logprob, std::log(Softmax(logits, 1)[result.token]),
+                1e-6);
+  }
+}
+
 TEST(DrawTokenTest, MinPGrowsPastItsFirstCandidatesOnFlatLogits) {
   std::vector<float> flat(5000, 0.5F);
   std::fill(flat.begin() + 3000, flat.end(), -1);

@@ -69,6 +69,21 @@ void ExpectUsable(const Datum& datum, LossFunction function,
   for (const uint16_t expert : datum.routing) {
     EXPECT_LT(expert, limits.num_experts);
   }
+  ExpectIds(datum.support.tokens, limits);
+  if (!datum.support.offsets.empty()) {
+    EXPECT_EQ(datum.targets.size(), datum.tokens.size());
+    ASSERT_EQ(datum.support.offsets.size(), datum.tokens.size() + 1);
+    EXPECT_EQ(datum.support.offsets.back(), datum.support.tokens.size());
+    for (size_t i = 0; i < datum.targets.size(); ++i) {
+      const auto first =
+          datum.support.tokens.begin() + datum.support.offsets[i];
+      const auto last =
+          datum.support.tokens.begin() + datum.support.offsets[i + 1];
+      const std::set<int32_t> ids(first, last);
+      EXPECT_TRUE(std::equal(ids.begin(), ids.end(), first, last));
+      EXPECT_TRUE(ids.empty() || ids.contains(datum.targets[i]));
+    }
+  }
   if (function == LossFunction::kCrossEntropy) return;
   EXPECT_EQ(datum.targets.size(), datum.tokens.size());
   EXPECT_EQ(datum.logprobs.size(), datum.targets.size());
@@ -153,6 +168,8 @@ void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
               std::isnormal(static_cast<float>(1 / config.temperature)))
       << config.temperature;
   EXPECT_GE(config.temperature, 0);
+  EXPECT_TRUE(!request.return_support || request.truncated_logprobs);
+  EXPECT_TRUE(!request.truncated_logprobs || config.temperature > 0);
   EXPECT_TRUE(config.min_p >= 0 && config.min_p <= 1) << config.min_p;
   EXPECT_TRUE(config.repetition_penalty >= 0.01F &&
               config.repetition_penalty <= 100)

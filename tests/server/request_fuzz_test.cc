@@ -203,6 +203,21 @@ v1::ForwardBackwardRequest GoodRoutedTrain() {
   return request;
 }
 
+// Three tokens with supports, of which the second is empty.
+v1::ForwardBackwardRequest GoodSupportedTrain() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  v1::Datum* const datum = request.mutable_data(0);
+  const auto raw = [](const std::vector<uint32_t>& values) {
+    return std::string(reinterpret_cast<const char*>(values.data()),
+                       values.size() * sizeof(uint32_t));
+  };
+  datum->set_support_offsets_le(raw({0, 2, 2, 4}));
+  datum->set_support_tokens_le(
+      raw({datum->targets(0), datum->targets(0) + 1, datum->targets(2) - 1,
+           datum->targets(2)}));
+  return request;
+}
+
 v1::SampleRequest GoodSample() {
   v1::SampleRequest request;
   request.set_adapter_id("a");
@@ -245,6 +260,7 @@ TEST_F(RequestFuzzTest, Training) {
   Fuzz(GoodTrain());
   Fuzz(GoodSoftTrain());
   Fuzz(GoodRoutedTrain());
+  Fuzz(GoodSupportedTrain());
   Fuzz(GoodForward());
   auto optim = Named<v1::OptimStepRequest>();
   optim.mutable_adamw()->set_learning_rate(1e-3);

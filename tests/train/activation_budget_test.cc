@@ -100,6 +100,18 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
   EXPECT_EQ(working(2, nine), bf16.working + 8 * 128 * kSumsRow);
 }
 
+TEST(ActivationsOfTest, CountsTheIdsOfSupports) {
+  const auto working = [](int64_t support_ids) {
+    return ActivationsOf(weft::testing::TinyConfig(), 4, /*is_cpu=*/true, 8,
+                         {.rows = 1,
+                          .scored = 4096,
+                          .chunk = 4096,
+                          .support_ids = support_ids})
+        .working;
+  };
+  EXPECT_EQ(working(1000) - working(0), 1000 * 80);
+}
+
 // A token has one row for each of its experts. So the experts' gradients need a
 // second partial sum at fewer tokens than other gradients do.
 TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {

@@ -204,6 +204,43 @@ TEST(PackTrainTest, GivesEveryRowTheTemperatureOfItsRequest) {
   EXPECT_THAT(packed.rows.temperatures, ElementsAre(2.0F, 2.0F, 0.5F));
 }
 
+// Both data score the same row, with equal supports, with other ones, and with
+// none. Only targets without a support share the score row.
+TEST(PackTrainTest, ATargetWithASupportHasAScoreRowOfItsOwn) {
+  std::vector<Datum> data(4, Tokens(std::vector<int32_t>(20, 7)));
+  for (Datum& datum : data) {
+    datum.weights.assign(20, 0);
+    datum.weights[18] = datum.weights[19] = 1;
+  }
+  data[1].support.offsets.assign(21, 0);
+  data[1].support.offsets[20] = 2;
+  data[1].support.tokens = {3, 107};
+  data[3].support = data[1].support;
+  const TrainRequest request = Request(std::move(data));
+  const PackedTrain packed =
+      PackTrain({Whole(request, nullptr)}, /*share_prompts=*/true);
+  EXPECT_EQ(packed.batch.tokens_T.size(0), 20);
+  EXPECT_THAT(Values<int64_t>(packed.score_index_R),
+              ElementsAre(18, 19, 19, 19));
+  EXPECT_THAT(packed.rows.row_offsets, ElementsAre(0, 4, 6, 7, 8));
+  EXPECT_THAT(packed.rows.supports.rows, ElementsAre(2, 3));
+  EXPECT_THAT(packed.rows.supports.offsets, ElementsAre(0, 2, 4));
+  EXPECT_THAT(packed.rows.supports.ids, ElementsAre(3, 107, 3, 107));
+  EXPECT_THAT(packed.data[0].rows, ElementsAre(0, 1));
+  EXPECT_THAT(packed.data[1].rows, ElementsAre(0, 2));
+  EXPECT_THAT(packed.data[2].rows, ElementsAre(0, 1));
+  EXPECT_THAT(packed.data[3].rows, ElementsAre(0, 3));
+  EXPECT_THAT(packed.data[3].entries, ElementsAre(3, 7));
+}
+
+TEST(PackTrainTest, ASupportOfATargetThatIsNotScoredIsLeftOut) {
+  Datum datum = Tokens({1, 2});
+  datum.weights = {0, 1};
+  datum.support = {.offsets = {0, 1, 1}, .tokens = {101}};
+  const TrainRequest request = Request({datum});
+  EXPECT_THAT(Pack({Whole(request, nullptr)}).rows.supports.rows, IsEmpty());
+}
+
 TEST(PackTrainTest, ABatchMayScoreNothing) {
   Datum silent = Tokens({5, 6});
   silent.weights = {0, 0};
