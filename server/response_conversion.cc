@@ -64,6 +64,11 @@ void FillSample(const Sample& sample, Message* out) {
   out->set_finish_reason(ToProto(sample.finish_reason));
   FillTop(sample.top_logprobs, out->mutable_top_logprobs());
   CopyRaw(sample.routing, out->mutable_routing_le());
+  for (const VersionSpan& span : sample.version_spans) {
+    v1::VersionSpan* const to = out->add_version_spans();
+    to->set_version(span.version);
+    to->set_tokens(span.tokens);
+  }
 }
 
 // v1::SampleResponse and v1::SampleStreamResponse both have these fields.

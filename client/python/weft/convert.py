@@ -389,6 +389,8 @@ def sample_request(
             top_logprobs=options.get("top_logprobs", 0),
             prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
             return_routing=options.get("return_routing", False),
+            in_flight=options.get("in_flight", False),
+            recompute_cache=options.get("recompute_cache", False),
         )
 
 
@@ -400,6 +402,10 @@ def _top(
     lists: Iterable[sampling_pb2.TopLogprobs],
 ) -> list[list[tuple[int, float]]]:
     return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
+
+
+def _versions(spans: Iterable[sampling_pb2.VersionSpan]) -> list[int]:
+    return [span.version for span in spans for _ in range(span.tokens)]
 
 
 def to_sample_result(
@@ -418,6 +424,7 @@ def to_sample_result(
             prompt=prompt,
             routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
             decoded=decode(sample.tokens),
+            versions=_versions(sample.version_spans),
         )
         for sample in message.samples
     ]
@@ -446,4 +453,5 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
             if message.routing_le
             else None
         ),
+        versions=_versions(message.version_spans),
     )

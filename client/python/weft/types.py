@@ -148,6 +148,22 @@ class SampleOptions(TypedDict, total=False):
             False, "Also returns the experts of every token; for models with experts."
         ),
     ]
+    in_flight: Annotated[
+        bool,
+        Option(
+            False,
+            "Before each token a sample takes the adapter's latest weights, and "
+            "`Sample.versions` names them; without a snapshot.",
+        ),
+    ]
+    recompute_cache: Annotated[
+        bool,
+        Option(
+            False,
+            "With in_flight: new weights first compute the keys and values of all the "
+            "sample's tokens again.",
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -327,6 +343,8 @@ class Sample:
     # tokens but the last, in the form of Datum.routing.
     routing: RoutingArray | None = None
     decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+    # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
+    versions: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -351,7 +369,9 @@ class SampleResult:
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
-    version: int  # The version of the weights; 0 for the base model.
+    # The version of the weights; 0 for the base model. In flight, the version that
+    # scored the prompt and drew the first tokens.
+    version: int
 
 
 @dataclass(frozen=True)
@@ -369,3 +389,4 @@ class SampleDelta:
     version: int
     # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
     routing: RoutingArray | None = None
+    versions: list[int] = field(default_factory=list)  # As in Sample.
