@@ -238,6 +238,18 @@ absl::Status CheckSource(const v1::SampleRequest& request,
     WEFT_RETURN_IF_ERROR(CheckAdapterId("adapter_id", request.adapter_id(),
                                         limits.engine_names));
   }
+  if (request.in_flight() && request.adapter_id().empty()) {
+    return BadField("in_flight",
+                    "needs adapter_id: the base model has no versions");
+  }
+  if (request.in_flight() && !request.snapshot().empty()) {
+    return BadField("in_flight",
+                    "must not be set with snapshot, whose weights never "
+                    "change: leave one of them out");
+  }
+  if (request.recompute_cache() && !request.in_flight()) {
+    return BadField("recompute_cache", "needs in_flight");
+  }
   if (request.snapshot().empty()) return absl::OkStatus();
   if (request.adapter_id().empty()) {
     return BadField("adapter_id", "is required with a snapshot");
@@ -300,6 +312,8 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   WEFT_RETURN_IF_ERROR(
       CheckRouting("return_routing", request.return_routing(), limits));
   out.return_routing = request.return_routing();
+  out.in_flight = request.in_flight();
+  out.recompute_cache = request.recompute_cache();
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
   WEFT_RETURN_IF_ERROR(CheckDistribution(request, out.config));

@@ -79,9 +79,10 @@ absl::Status StartSample(Front& front, const CallPtr& call,
       TranslatedSample sample,
       TranslateSample(call->body, engine->info().context_length));
   sample.request.set_adapter_id(sampler.adapter);
-  sample.request.set_snapshot(sampler.snapshot);
   // Without records the client's own values serve.
   if (!engine->info().keeps_sample_records) sample.request.clear_record();
+  sample.request.set_in_flight(sampler.in_flight);
+  if (!sampler.in_flight) sample.request.set_snapshot(sampler.snapshot);
   const auto bytes =
       static_cast<int64_t>(sample.request.SpaceUsedLong()) + kSampleBytes;
   const auto reserved = front.waiting->Reserve(call->owner(), bytes);

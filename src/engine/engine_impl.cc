@@ -146,7 +146,12 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
            .max_prefill_tokens = parts_.options.max_batch_tokens,
            .decode_graphs = parts_.options.decode_graphs,
            .adapt_threads = parts_.options.num_threads == 0 &&
-                            parts_.decoder->device().is_cpu()},
+                            parts_.decoder->device().is_cpu(),
+           .latest =
+               [this](AdapterKey key) {
+                 const lora::Adapter* const adapter = adapters_.Find(key);
+                 return adapter == nullptr ? nullptr : adapter->latest();
+               }},
           parts_.token_bytes.get(), &probe_),
       dispatcher_(
           DispatchOptionsOf(parts_.options, parts_.decoder->device().is_cpu()),

@@ -52,7 +52,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
     if (const auto& state = s.pages->state().id()) states.push_back(*state);
     lengths.push_back(static_cast<int32_t>(s.length + 1));
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
-    AddRows(plan.batch.routing, s.job->version, r, r + 1);
+    AddRows(plan.batch.routing, s.version, r, r + 1);
     plan.logit_rows.push_back(r);
     plan.draws.push_back(s.job->RuleOf(s.sample_index, r));
     s.AddEdits(r, plan.edits);
@@ -70,6 +70,20 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
   return plan;
 }
 
+// Notes which version drew the sample's last token.
+void AddSpan(const SampleSequence& sequence, Sample& sample) {
+  // The version that drew all first tokens may be older than the one with which
+  // the sample starts.
+  const uint64_t version = sample.tokens.size() == 1
+                               ? sequence.job->result.version
+                               : sequence.version->number;
+  std::vector<VersionSpan>& spans = sample.version_spans;
+  if (spans.empty() || spans.back().version != version) {
+    spans.push_back({.version = version});
+  }
+  ++spans.back().tokens;
+}
+
 }  // namespace
 
 SampleLoop::SampleLoop(executor::Executor* executor,
@@ -82,7 +96,7 @@ SampleLoop::SampleLoop(executor::Executor* executor,
       probe_(probe),
       threads_(options.adapt_threads),
       sequences_(executor, options.kv_cache_bytes, options.max_decode_sequences,
-                 options.tenant_weights, probe),
+                 options.tenant_weights, options.latest, probe),
       prefill_(executor, &sequences_, probe, options.max_prefill_tokens,
                options.max_decode_sequences, options.tenant_weights) {
   if (options.decode_graphs) {
@@ -102,7 +116,6 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   job.streams = task.streams;
   job.accepted_at = task.accepted_at;
   job.result.version = version == nullptr ? 0 : version->number;
-  job.version = std::move(version);
   job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
   // The prompt's first token has no log-probability, so its entry is a
@@ -113,6 +126,7 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   }
   sequences_.Add({.job = &job,
                   .sample_index = kPrompt,
+                  .version = std::move(version),
                   .pages = std::nullopt,
                   .stop = sampling::StopMatcher(job.stop, token_bytes_),
                   .edits = {request->config, request->prompt}});
@@ -146,6 +160,7 @@ std::vector<uint64_t> SampleLoop::CancelAll() {
 }
 
 std::vector<SampleEvent> SampleLoop::Step() {
+  sequences_.TakeVersions();
   sequences_.ForgetDeadVersions();
   Decode();
   prefill_.Run();
@@ -206,6 +221,7 @@ bool SampleLoop::StartSample(SampleJob& job) {
   const int index = job.num_started++;
   SampleSequence sample{.job = &job,
                         .sample_index = index,
+                        .version = prompt.version,
                         .pages = std::move(pages),
                         .length = prompt.length,
                         .stop = prompt.stop,
@@ -236,7 +252,7 @@ void SampleLoop::Decode() {
   // Sorts the rows by adapter version, so that each version's weights are read
   // once.
   std::ranges::stable_sort(
-      rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
+      rows, {}, [](const SampleSequence* s) { return s->version.get(); });
 
   executor::CacheOutput result;
   threads_.Run([&] { result = executor_.Run(PlanDecode(rows)); });
@@ -290,6 +306,7 @@ bool SampleLoop::Accept(SampleSequence& sequence,
     sample.top_logprobs.push_back(drawn.top_logprobs);
   }
   if (job.request->has_support()) sample.support.Add(drawn.support);
+  if (job.request->in_flight) AddSpan(sequence, sample);
   sequence.edits.Push(drawn.token);
   const auto num_tokens = static_cast<int>(sample.tokens.size());
   if (sequence.stop.Push(drawn.token) && num_tokens > config.min_tokens) {
@@ -310,6 +327,10 @@ bool SampleLoop::Accept(SampleSequence& sequence,
                                 .finish_reason = sample.finish_reason,
                                 .sequence_id = sample.sequence_id},
                       .version = job.result.version};
+    if (job.request->in_flight) {
+      delta.piece.version_spans = {
+          {.version = sample.version_spans.back().version, .tokens = 1}};
+    }
     if (job.request->top_logprobs > 0) {
       delta.piece.top_logprobs.push_back(drawn.top_logprobs);
     }

@@ -40,6 +40,7 @@ struct SampleLoopOptions {
   int64_t max_prefill_tokens = 0;
   bool decode_graphs = false;  // Use graphs if the device has them.
   bool adapt_threads = false;  // As DecodeThreads does.
+  LatestVersion latest = {};   // For requests in flight.
 };
 
 // What one iteration produced for a request. Only requests that stream get

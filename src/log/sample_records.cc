@@ -64,8 +64,8 @@ std::string NoteOf(const std::string& tenant, const std::string& id) {
 bool IsWhole(const SequenceRecord& sequence, size_t width) {
   const size_t tokens = sequence.tokens.size();
   uint64_t drawn = 0;
-  for (const DrawingVersion& drawing : sequence.versions) {
-    drawn += drawing.num_tokens;
+  for (const VersionSpan& drawing : sequence.versions) {
+    drawn += drawing.tokens;
   }
   const std::vector<uint32_t>& offsets = sequence.support.offsets;
   const bool supports = offsets.empty()
@@ -110,9 +110,9 @@ std::string EncodeSample(const SampleRecord& record) {
     log::SequenceRecord* const to = out.add_sequences();
     to->set_tokens(Raw(sequence.tokens));
     to->set_logprobs(Raw(sequence.logprobs));
-    for (const DrawingVersion& drawing : sequence.versions) {
+    for (const VersionSpan& drawing : sequence.versions) {
       to->add_versions(drawing.version);
-      to->add_num_drawn(drawing.num_tokens);
+      to->add_num_drawn(drawing.tokens);
     }
     to->set_support_offsets(Raw(sequence.support.offsets));
     to->set_support_tokens(Raw(sequence.support.tokens));
@@ -142,7 +142,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
         std::min(sequence.versions_size(), sequence.num_drawn_size());
     for (int i = 0; i < spans; ++i) {
       to.versions.push_back({.version = sequence.versions(i),
-                             .num_tokens = sequence.num_drawn(i)});
+                             .tokens = sequence.num_drawn(i)});
     }
     to.support = {.offsets = FromRaw<uint32_t>(sequence.support_offsets()),
                   .tokens = FromRaw<int32_t>(sequence.support_tokens())};

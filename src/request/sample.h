@@ -71,6 +71,10 @@ struct SampleRequest {
   // none.
   bool hide_routing = false;
   bool hide_support = false;
+  // At each token a sample takes the adapter's latest weights. It keeps the keys
+  // that earlier weights computed, or computes them again.
+  bool in_flight = false;
+  bool recompute_cache = false;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
 
@@ -91,6 +95,14 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength };
 // likely first.
 using TopLogprobs = std::vector<std::pair<int32_t, float>>;
 
+// The version that drew some tokens of a sample, one after another.
+struct VersionSpan {
+  uint64_t version = 0;
+  uint32_t tokens = 0;
+
+  friend bool operator==(const VersionSpan&, const VersionSpan&) = default;
+};
+
 struct Sample {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
@@ -106,13 +118,15 @@ struct Sample {
   // Names the sample in its record. Empty without one. In a stream, only the
   // sample's last delta has it.
   std::string sequence_id = {};
+  // Of all tokens, if the request is in flight. Neighbours differ in version.
+  std::vector<VersionSpan> version_spans = {};
 };
 
 struct SampleResult {
   std::vector<Sample> samples;
   std::vector<float> prompt_logprobs;
   std::vector<TopLogprobs> prompt_top_logprobs;  // The first entry is empty.
-  uint64_t version = 0;
+  uint64_t version = 0;  // Scored the prompt and drew the first tokens.
 };
 
 // Tokens that were drawn since the sample's previous delta.

@@ -18,9 +18,14 @@ SequenceRecord SequenceOf(const Sample& sample, uint64_t version,
                           size_t prompt_routing) {
   SequenceRecord sequence{.tokens = sample.tokens,
                           .logprobs = sample.logprobs,
-                          .versions = {{version, sample.tokens.size()}},
+                          .versions = sample.version_spans,
                           .support = sample.support,
                           .routing = {}};
+  if (sequence.versions.empty()) {
+    sequence.versions = {
+        {.version = version,
+         .tokens = static_cast<uint32_t>(sample.tokens.size())}};
+  }
   if (!sample.routing.empty()) {
     sequence.routing.assign(
         sample.routing.begin() + static_cast<int64_t>(prompt_routing),
@@ -192,8 +197,8 @@ void Count(const SequenceRecord& sequence, const SampledSpan& span, bool own,
   if (!own) return;
   replayed->own_tokens += span.length;
   uint64_t begin = 0;
-  for (const DrawingVersion& drawing : sequence.versions) {
-    const uint64_t end = begin + drawing.num_tokens;
+  for (const VersionSpan& drawing : sequence.versions) {
+    const uint64_t end = begin + drawing.tokens;
     const uint64_t first = std::max<uint64_t>(begin, span.offset);
     const uint64_t last = std::min<uint64_t>(end, span.offset + span.length);
     if (first < last) replayed->versions += drawing.version * (last - first);

@@ -21,21 +21,12 @@
 
 namespace weft {
 
-// The version of the weights that drew tokens.
-struct DrawingVersion {
-  uint64_t version = 0;
-  uint64_t num_tokens = 0;
-
-  friend bool operator==(const DrawingVersion&,
-                         const DrawingVersion&) = default;
-};
-
 // S drawn tokens. Logprobs and supports are those of the distribution from
 // which the tokens were drawn.
 struct SequenceRecord {
-  std::vector<int32_t> tokens;           // [S]
-  std::vector<float> logprobs;           // [S]
-  std::vector<DrawingVersion> versions;  // Of adjacent tokens, S in all.
+  std::vector<int32_t> tokens;        // [S]
+  std::vector<float> logprobs;        // [S]
+  std::vector<VersionSpan> versions;  // Their tokens are S in all.
   TokenSupport support;
   // The experts [S - 1, L, K] of all tokens but the last, for L layers with
   // experts and K experts per token. Empty for a model without experts.

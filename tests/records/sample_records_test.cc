@@ -28,9 +28,10 @@ SampleRecord RecordWith(const std::string& tenant, const std::string& id,
                       .sequences = {}};
   SequenceRecord sequence{.tokens = {},
                           .logprobs = {},
-                          .versions = {{.version = 7, .num_tokens = 1},
+                          .versions = {{.version = 7, .tokens = 1},
                                        {.version = 8,
-                                        .num_tokens = tokens - 1}},
+                                        .tokens = static_cast<uint32_t>(
+                                            tokens - 1)}},
                           .support = {},
                           .routing = {}};
   for (size_t i = 0; i < tokens; ++i) {

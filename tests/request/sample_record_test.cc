@@ -110,7 +110,7 @@ TEST_F(SampleRecordTest, ARecordHasThePromptsExpertsOnce) {
   EXPECT_THAT(record.sequences[0].routing, ElementsAre(30, 31, 40, 41));
   EXPECT_THAT(record.sequences[1].routing, ElementsAre(130, 131));
   EXPECT_THAT(record.sequences[1].versions,
-              ElementsAre(DrawingVersion{.version = 4, .num_tokens = 2}));
+              ElementsAre(VersionSpan{.version = 4, .tokens = 2}));
 }
 
 TEST_F(SampleRecordTest, ASequencesIdNamesRecordAndIndex) {
@@ -164,7 +164,7 @@ TEST_F(SampleRecordTest, TokensOfAnotherAdapterHaveNoStaleness) {
 
 TEST_F(SampleRecordTest, EachTokenCountsWithTheVersionThatDrewIt) {
   records_.begin()->second.sequences[0].versions = {
-      {.version = 4, .num_tokens = 2}, {.version = 9, .num_tokens = 1}};
+      {.version = 4, .tokens = 2}, {.version = 9, .tokens = 1}};
   auto [datum, span] = DatumOf(0);
   span.offset = 1;
   span.start = 3;

@@ -151,6 +151,9 @@ void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
   if (!request.adapter_id.empty()) ExpectId(request.adapter_id);
   EXPECT_TRUE(request.snapshot.empty() || !request.adapter_id.empty());
   ExpectNameOrNone(request.snapshot);
+  EXPECT_TRUE(!request.in_flight ||
+              (!request.adapter_id.empty() && request.snapshot.empty()));
+  EXPECT_TRUE(request.in_flight || !request.recompute_cache);
   ExpectIds(request.prompt, limits);
   const SamplingConfig& config = request.config;
   EXPECT_GE(request.prompt.size(), 1);

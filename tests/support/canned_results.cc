@@ -83,6 +83,10 @@ Sample CannedToken(const SampleRequest& request, int vocab_size,
     piece.top_logprobs.emplace_back(request.top_logprobs,
                                     std::pair(token, kTokenLogprob));
   }
+  if (request.in_flight) {
+    piece.version_spans = {
+        {.version = position == 0 ? 1ULL : 2ULL, .tokens = 1}};
+  }
   if (position + 1 == request.config.max_tokens) {
     piece.finish_reason = FinishReason::kLength;
   }

@@ -330,6 +330,34 @@ def sample(base: str) -> dict[str, Any]:
     }
 
 
+def in_flight(base: str) -> dict[str, Any]:
+    """Steps while a sampling client of kind inflight samples. Asks the test to kill the
+    server after the last step."""
+    _, client = new_client(base)
+
+    def step() -> None:
+        client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+
+    def scores(source: Any) -> list[float]:
+        return source.compute_logprobs(prompt(TOKENS)).result()[1:]
+
+    def save(kind: Any) -> Any:
+        return client.save_weights_and_get_sampling_client(kind=kind).result()
+
+    first, start = save("inflight"), save("snapshot")
+    out = {"before": scores(first)}
+    many = types.SamplingParams(max_tokens=400, temperature=1.0, seed=3, stop=[])
+    drawn = first.sample(prompt(TOKENS), 2, many)
+    for _ in range(5):
+        step()
+    out["drawn"] = [len(s.tokens) for s in drawn.result().sequences]
+    second, end = save("inflight"), save("snapshot")
+    print("kill", flush=True)
+    sources = {"start": start, "first": first, "second": second, "end": end}
+    return {**out, **{name: scores(source) for name, source in sources.items()}}
+
+
 def checkpoints(base: str) -> dict[str, Any]:
     """Saves, loads, lists, deletes and downloads."""
     service, client = new_client(base)
@@ -523,6 +551,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         provenance,
         custom,
         sample,
+        in_flight,
         checkpoints,
         survive,
         calm,

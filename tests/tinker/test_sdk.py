@@ -135,6 +135,19 @@ def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
     assert out["stop_reason"] == "stop"
 
 
+def test_clients_in_flight_follow_the_weights(server: TinkerDaemon) -> None:
+    server.begin("in_flight")
+    assert server.next_line() == "kill"
+    server.server.kill()
+    server.server.start()
+    out = server.result()
+    assert out["drawn"] == [400, 400]
+    np.testing.assert_allclose(out["start"], out["before"], atol=1e-4)
+    for name in ("first", "second"):
+        np.testing.assert_allclose(out[name], out["end"], atol=1e-4)
+    assert max(np.abs(np.subtract(out["end"], out["start"]))) > 0.1
+
+
 def test_checkpoints(server: TinkerDaemon) -> None:
     out = server.run("checkpoints")
     assert out["repeated"] == out["ahead"]

@@ -411,6 +411,8 @@ def sample_request(
             truncated_logprobs=options.get("truncated_logprobs", False),
             return_support=options.get("return_support", False),
             record=options.get("record", False),
+            in_flight=options.get("in_flight", False),
+            recompute_cache=options.get("recompute_cache", False),
         )
 
 
@@ -422,6 +424,10 @@ def _top(
     lists: Iterable[sampling_pb2.TopLogprobs],
 ) -> list[list[tuple[int, float]]]:
     return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
+
+
+def _versions(spans: Iterable[sampling_pb2.VersionSpan]) -> list[int]:
+    return [span.version for span in spans for _ in range(span.tokens)]
 
 
 def to_sample_result(
@@ -442,6 +448,7 @@ def to_sample_result(
             support=_support(sample.support_offsets_le, sample.support_tokens_le),
             sequence_id=sample.sequence_id,
             decoded=decode(sample.tokens),
+            versions=_versions(sample.version_spans),
         )
         for sample in message.samples
     ]
@@ -472,4 +479,5 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
         ),
         support=_support(message.support_offsets_le, message.support_tokens_le),
         sequence_id=message.sequence_id,
+        versions=_versions(message.version_spans),
     )

@@ -195,6 +195,20 @@ class SampleOptions(TypedDict, total=False):
             "The server keeps what training on the samples needs, for a day. Their "
             "sequence_id names it. Implies truncated_logprobs, and what return_support "
             "implies, if anything leaves tokens out.",
+    in_flight: Annotated[
+        bool,
+        Option(
+            False,
+            "Before each token a sample takes the adapter's latest weights, and "
+            "`Sample.versions` names them; without a snapshot.",
+        ),
+    ]
+    recompute_cache: Annotated[
+        bool,
+        Option(
+            False,
+            "With in_flight: new weights first compute the keys and values of all the "
+            "sample's tokens again.",
         ),
     ]
 
@@ -380,6 +394,8 @@ class Sample:
     support: list[TokenArray] | None = None
     sequence_id: str = ""  # With `record`: for SampledSpan.
     decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+    # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
+    versions: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -415,7 +431,9 @@ class SampleResult:
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
-    version: int  # The version of the weights; 0 for the base model.
+    # The version of the weights; 0 for the base model. In flight, the version that
+    # scored the prompt and drew the first tokens.
+    version: int
 
 
 @dataclass(frozen=True)
@@ -435,3 +453,4 @@ class SampleDelta:
     routing: RoutingArray | None = None
     support: list[TokenArray] | None = None  # Sample.support, in the same delta.
     sequence_id: str = ""  # Sample.sequence_id, in the same delta.
+    versions: list[int] = field(default_factory=list)  # As in Sample.
