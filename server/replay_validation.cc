@@ -29,7 +29,7 @@ absl::Status CheckSequenceId(const std::string& path, const std::string& id) {
 
 // Checks that data[index] can have spans.
 absl::Status CheckSpanOwner(const Datum& datum, const v1::Datum& in, int index,
-                        const Replay& replay) {
+                            const Replay& replay) {
   const std::string path = absl::StrCat("data[", index, "].");
   if (datum.targets_per_token > 1 || !datum.target_offsets.empty()) {
     return BadField(absl::StrCat(path, "sampled_spans"),
@@ -48,8 +48,8 @@ absl::Status CheckSpanOwner(const Datum& datum, const v1::Datum& in, int index,
 }
 
 absl::StatusOr<std::vector<SampledSpan>> ReadSampledSpans(const v1::Datum& in,
-                                                   int index,
-                                                   int64_t num_tokens) {
+                                                          int index,
+                                                          int64_t num_tokens) {
   std::vector<SampledSpan> spans;
   uint64_t free = 0;  // The first target that no span has.
   for (int s = 0; s < in.sampled_spans_size(); ++s) {

@@ -59,10 +59,9 @@ void AddReplayed(const Replayed& replayed, uint64_t version,
   (*metrics)["replayed_tokens:sum"] = static_cast<double>(replayed.tokens);
   (*metrics)["records_missing:sum"] = static_cast<double>(replayed.missing);
   if (replayed.own_tokens == 0) return;
-  (*metrics)["staleness:mean"] =
-      static_cast<double>(version) -
-      static_cast<double>(replayed.versions) /
-          static_cast<double>(replayed.own_tokens);
+  (*metrics)["staleness:mean"] = static_cast<double>(version) -
+                                 static_cast<double>(replayed.versions) /
+                                     static_cast<double>(replayed.own_tokens);
 }
 
 }  // namespace

@@ -284,11 +284,10 @@ void EngineImpl::Loop() {
     probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
     parts_.disks->Refresh();
   });
-  PeriodicTask release(kReleaseInterval,
-                       [this] {
-                         HostAllocator::Get().ReleaseUnused();
-                         sample_records_.DropExpired();
-                       });
+  PeriodicTask release(kReleaseInterval, [this] {
+    HostAllocator::Get().ReleaseUnused();
+    sample_records_.DropExpired();
+  });
   const auto post_io = [this](std::function<void()> task) {
     context_.PostIo(std::move(task));
   };

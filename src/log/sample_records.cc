@@ -68,13 +68,12 @@ bool IsWhole(const SequenceRecord& sequence, size_t width) {
     drawn += drawing.tokens;
   }
   const std::vector<uint32_t>& offsets = sequence.support.offsets;
-  const bool supports = offsets.empty()
-                            ? sequence.support.tokens.empty()
-                            : offsets.size() == tokens + 1 &&
-                                  std::ranges::is_sorted(offsets) &&
-                                  offsets.front() == 0 &&
-                                  offsets.back() ==
-                                      sequence.support.tokens.size();
+  const bool supports =
+      offsets.empty()
+          ? sequence.support.tokens.empty()
+          : offsets.size() == tokens + 1 && std::ranges::is_sorted(offsets) &&
+                offsets.front() == 0 &&
+                offsets.back() == sequence.support.tokens.size();
   return tokens > 0 && sequence.logprobs.size() == tokens && drawn == tokens &&
          supports && sequence.routing.size() == (tokens - 1) * width;
 }
@@ -123,9 +122,9 @@ std::string EncodeSample(const SampleRecord& record) {
 
 absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
   log::SampleRecord in;
-  const bool read = bytes.size() <= std::numeric_limits<int>::max() &&
-                    in.ParseFromArray(bytes.data(),
-                                      static_cast<int>(bytes.size()));
+  const bool read =
+      bytes.size() <= std::numeric_limits<int>::max() &&
+      in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
   SampleRecord record{
       .tenant = in.tenant(),
       .id = in.id(),
@@ -141,8 +140,8 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
     const int spans =
         std::min(sequence.versions_size(), sequence.num_drawn_size());
     for (int i = 0; i < spans; ++i) {
-      to.versions.push_back({.version = sequence.versions(i),
-                             .tokens = sequence.num_drawn(i)});
+      to.versions.push_back(
+          {.version = sequence.versions(i), .tokens = sequence.num_drawn(i)});
     }
     to.support = {.offsets = FromRaw<uint32_t>(sequence.support_offsets()),
                   .tokens = FromRaw<int32_t>(sequence.support_tokens())};
@@ -153,8 +152,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
 }
 
 SampleRecords::SampleRecords(int64_t max_bytes, const Clock* clock,
-                             Recorder* recorder,
-                             prometheus::Registry* registry)
+                             Recorder* recorder, prometheus::Registry* registry)
     : max_bytes_(max_bytes),
       clock_(*clock),
       recorder_(*recorder),
@@ -183,8 +181,7 @@ void SampleRecords::Restore() {
 
 void SampleRecords::Put(const SampleRecord& record) {
   if (max_bytes_ == 0) return;
-  const auto bytes =
-      std::make_shared<const std::string>(EncodeSample(record));
+  const auto bytes = std::make_shared<const std::string>(EncodeSample(record));
   MutexLock lock(&mu_);
   Add(record, bytes);
   if (recorder_.CheckRoom().ok()) {
@@ -235,7 +232,8 @@ void SampleRecords::Erase(const std::string& tenant,
 void SampleRecords::MakeRoom() {
   while (bytes_ > max_bytes_) {
     const auto most = std::ranges::max_element(
-        accounts_, {}, [](const auto& account) { return account.second.bytes; });
+        accounts_, {},
+        [](const auto& account) { return account.second.bytes; });
     // A copy, because the account may go with its last record.
     const std::string tenant = most->first;
     Erase(tenant, most->second.entries.begin());

@@ -11,7 +11,8 @@ namespace weft {
 namespace {
 
 std::string DigestOf(const int32_t* tokens, size_t count) {
-  return Sha256({reinterpret_cast<const char*>(tokens), count * sizeof *tokens});
+  return Sha256(
+      {reinterpret_cast<const char*>(tokens), count * sizeof *tokens});
 }
 
 SequenceRecord SequenceOf(const Sample& sample, uint64_t version,
@@ -99,9 +100,9 @@ class DatumReplay {
       const int32_t drawn = sequence.tokens[span.offset + i];
       if (target == drawn) continue;
       return Bad(field,
-                 absl::StrCat("start covers targets[", span.start + i, "] = ",
-                              target, ", but token ", span.offset + i, " of '",
-                              span.sequence_id, "' is ", drawn,
+                 absl::StrCat("start covers targets[", span.start + i,
+                              "] = ", target, ", but token ", span.offset + i,
+                              " of '", span.sequence_id, "' is ", drawn,
                               ": name only what was drawn"));
     }
     for (uint32_t i = 1; i < span.length; ++i) {
@@ -149,16 +150,16 @@ class DatumReplay {
       datum_.routing.assign(datum_.tokens.size() * width, kRouterChooses);
     }
     // Row i of the datum is row i + shift of the record.
-    const int64_t shift = static_cast<int64_t>(record.num_prompt) +
-                          span.offset - 1 - span.start;
+    const int64_t shift =
+        static_cast<int64_t>(record.num_prompt) + span.offset - 1 - span.start;
     const auto copy = [&](size_t row) {
       const size_t from = (row + static_cast<size_t>(shift)) * width;
       const size_t prompt = record.prompt_routing.size();
       const uint16_t* const experts =
           from < prompt ? record.prompt_routing.data() + from
                         : sequence.routing.data() + (from - prompt);
-      std::copy_n(experts, width, datum_.routing.begin() +
-                                      static_cast<int64_t>(row * width));
+      std::copy_n(experts, width,
+                  datum_.routing.begin() + static_cast<int64_t>(row * width));
     };
     for (size_t row = span.start; row < span.start + span.length; ++row) {
       copy(row);

@@ -23,10 +23,9 @@ class KnownStepTest : public testing::Test {
     request.digest = digest_;
     request.replay.spans = {{{.sequence_id = "s:0", .length = 1}}};
     absl::Status status = absl::UnknownError("waits");
-    (void)desk().Submit(std::move(request), TrainItem(),
-                        [&status](const auto& result, bool) {
-                          status = result.status();
-                        });
+    (void)desk().Submit(
+        std::move(request), TrainItem(),
+        [&status](const auto& result, bool) { status = result.status(); });
     engine_.RunReplies();
     return status;
   }

@@ -26,14 +26,13 @@ SampleRecord RecordWith(const std::string& tenant, const std::string& id,
                       .prompt_digest = std::string("\0digest\xff", 8),
                       .prompt_routing = {1, 2, 3, 65535},
                       .sequences = {}};
-  SequenceRecord sequence{.tokens = {},
-                          .logprobs = {},
-                          .versions = {{.version = 7, .tokens = 1},
-                                       {.version = 8,
-                                        .tokens = static_cast<uint32_t>(
-                                            tokens - 1)}},
-                          .support = {},
-                          .routing = {}};
+  SequenceRecord sequence{
+      .tokens = {},
+      .logprobs = {},
+      .versions = {{.version = 7, .tokens = 1},
+                   {.version = 8, .tokens = static_cast<uint32_t>(tokens - 1)}},
+      .support = {},
+      .routing = {}};
   for (size_t i = 0; i < tokens; ++i) {
     sequence.tokens.push_back(static_cast<int32_t>(i));
     sequence.logprobs.push_back(-0.5F * static_cast<float>(i));
@@ -216,6 +215,8 @@ TEST_F(SampleRecordsTest, WhatAReplayTakesIsBounded) {
 
 class RestartTest : public SampleRecordsTest {
  protected:
+  ~RestartTest() override { recorder_.Stop(); }
+
   // Starts a new process, which has the notes of those before.
   void Start(int64_t max_bytes) {
     recorder_.Stop();
@@ -264,9 +265,9 @@ TEST_F(RestartTest, TheLogTakesLittleMoreThanTheValues) {
   const ReplayCost before = recorder_.cost();
   records_->Put(RecordWith("t", "id", tokens));
   // The prompt of RecordWith has an expert that needs two bytes.
-  const size_t values =
-      2 * tokens * (sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) +
-                    2 * sizeof(int32_t) + width * sizeof(uint16_t));
+  const size_t values = 2 * tokens *
+                        (sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) +
+                         2 * sizeof(int32_t) + width * sizeof(uint16_t));
   EXPECT_LT(recorder_.cost().bytes - before.bytes, values + 256);
 }
 

@@ -88,8 +88,8 @@ class SampleRecordTest : public testing::Test {
  protected:
   absl::Status Run(TrainRequest* request, AdapterKey adapter = kOwn) {
     return ReplaySamples(
-        [this](const std::string& tenant, const std::string& id)
-            -> std::shared_ptr<const SampleRecord> {
+        [this](const std::string& tenant,
+               const std::string& id) -> std::shared_ptr<const SampleRecord> {
           ++num_finds_;
           const auto found = records_.find({tenant, id});
           if (found == records_.end()) return nullptr;
@@ -201,7 +201,8 @@ TEST_F(SampleRecordTest, EachTurnUsesItsOwnExpertsAndRowsBetweenTheNextTurns) {
   EXPECT_THAT(request.data[0].routing,
               ElementsAre(0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 505, 5, 506, 6,
                           507, 7));
-  EXPECT_THAT(request.data[0].logprobs, ElementsAre(0, 0, -1, -2, -3, 0, 0, -6));
+  EXPECT_THAT(request.data[0].logprobs,
+              ElementsAre(0, 0, -1, -2, -3, 0, 0, -6));
   EXPECT_EQ(request.replayed.versions, 3 * 4 + 6);
 }
 
@@ -244,20 +245,24 @@ TEST_F(SampleRecordTest, SpansMustBeWhatWasDrawn) {
   };
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   EXPECT_THAT(error([](Datum& d, SampledSpan&) { d.targets[3] = 1; }),
-              IsStatus(kInvalid, "data[0].sampled_spans[0].start covers "
-                                 "targets[3] = 1, but token 1 of 'r:0' is 9"));
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].start covers "
+                       "targets[3] = 1, but token 1 of 'r:0' is 9"));
   EXPECT_THAT(error([](Datum& d, SampledSpan&) { d.tokens[3] = 1; }),
-              IsStatus(kInvalid, "data[0].sampled_spans[0].start covers "
-                                 "tokens[3]"));
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].start covers "
+                       "tokens[3]"));
   EXPECT_THAT(error([](Datum&, SampledSpan& s) { s.offset = 1; }),
-              IsStatus(kInvalid, "data[0].sampled_spans[0].length is 3 at "
-                                 "offset 1, but 'r:0' has 3 drawn tokens"));
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].length is 3 at "
+                       "offset 1, but 'r:0' has 3 drawn tokens"));
   EXPECT_THAT(
       error([](Datum&, SampledSpan& s) { s.offset = UINT32_MAX; }),
       IsStatus(kInvalid, "data[0].sampled_spans[0].length is 3 at offset"));
   EXPECT_THAT(error([](Datum&, SampledSpan& s) { s.sequence_id = "r:2"; }),
-              IsStatus(kInvalid, "data[0].sampled_spans[0].sequence_id is "
-                                 "'r:2', but the record has 2 sequences"));
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].sequence_id is "
+                       "'r:2', but the record has 2 sequences"));
 }
 
 TEST_F(SampleRecordTest, AMissingRecordIsAnErrorUnlessItIsOptional) {
@@ -275,10 +280,9 @@ TEST_F(SampleRecordTest, AMissingRecordIsAnErrorUnlessItIsOptional) {
     ASSERT_THAT(Run(&optional), IsOk());
     EXPECT_THAT(optional.data[1].logprobs, Each(-9));
     EXPECT_THAT(optional.data[1].routing, IsEmpty());
-    EXPECT_EQ(optional.replayed, (Replayed{.tokens = 2,
-                                           .missing = 1,
-                                           .own_tokens = 2,
-                                           .versions = 8}));
+    EXPECT_EQ(
+        optional.replayed,
+        (Replayed{.tokens = 2, .missing = 1, .own_tokens = 2, .versions = 8}));
   }
 }
 

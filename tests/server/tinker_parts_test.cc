@@ -212,8 +212,8 @@ ForwardBackwardRequest StableReinforce(
 TEST(TinkerTrainTest, SampledSpansNameTheirTargets) {
   const std::vector<std::pair<bool, int64_t>> spans = {
       {false, 2}, {true, 1}, {true, 0}, {false, 1}, {true, 1}};
-  for (const char* loss : {"stable_reinforce", "importance_sampling", "gspo",
-                           "cross_entropy"}) {
+  for (const char* loss :
+       {"stable_reinforce", "importance_sampling", "gspo", "cross_entropy"}) {
     ForwardBackwardRequest request = StableReinforce(spans);
     request.set_loss_fn(loss);
     const auto train = TranslateTrain(request);

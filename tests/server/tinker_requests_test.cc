@@ -151,10 +151,10 @@ TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
 TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
   Start();
   const std::string session = NewSession();
-  const Json made = Post("create_sampling_session",
-                         {{"session_id", session},
-                          {"sampling_session_seq_id", 1},
-                          {"base_model", "toy"}});
+  const Json made =
+      Post("create_sampling_session", {{"session_id", session},
+                                       {"sampling_session_seq_id", 1},
+                                       {"base_model", "toy"}});
   const auto sample = [&](int seq, bool record) {
     const Json promise =
         Post("asample", {{"sampling_session_id", made["sampling_session_id"]},

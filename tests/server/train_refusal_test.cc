@@ -174,8 +174,7 @@ TEST(RefusalTest, SampledSpans) {
           r.mutable_loss()->clear_replay_support();
         },
         "data[0].sampled_spans is set, but no switch of loss uses it"},
-       {"no spans",
-        [=](Train& r) { *r.mutable_data(0) = GoodTrain().data(0); },
+       {"no spans", [=](Train& r) { *r.mutable_data(0) = GoodTrain().data(0); },
         "loss.replay_routing is set, but no datum has sampled_spans"},
        {"no logprobs",
         [=](Train& r) { r.mutable_loss()->clear_replay_logprobs(); },
