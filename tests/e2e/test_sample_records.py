@@ -172,9 +172,11 @@ def test_wrong_and_missing_spans_are_refused(daemon_for: Any, unique: Any) -> No
             with pytest.raises(code, match=match):
                 adapter.forward_backward([datum], LOSS, replay_logprobs=True)
 
-        refused(weft.InvalidArgument, "is '.*:9', but the record has 3", **{
-            "sequence_id": sample.sequence_id[:-1] + "9"
-        })
+        refused(
+            weft.InvalidArgument,
+            "is '.*:9', but the record has 3",
+            sequence_id=sample.sequence_id[:-1] + "9",
+        )
         refused(weft.InvalidArgument, "has 7 drawn tokens", offset=1)
         refused(weft.InvalidArgument, "name only what was drawn", start=2)
         refused(

@@ -195,6 +195,8 @@ class SampleOptions(TypedDict, total=False):
             "The server keeps what training on the samples needs, for a day. Their "
             "sequence_id names it. Implies truncated_logprobs, and what return_support "
             "implies, if anything leaves tokens out.",
+        ),
+    ]
     in_flight: Annotated[
         bool,
         Option(
