@@ -40,6 +40,16 @@ void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
   durable = std::max(durable, step);
 }
 
+// Returns UNAVAILABLE if a new step would run without the values that it takes
+// from records of samples.
+absl::Status CheckHasValues(const StepRequest& request) {
+  const auto* const train = std::get_if<TrainRequest>(&request);
+  if (train == nullptr || train->replay.spans.empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      "the step that this call repeats has ended without a result: repeat the "
+      "call");
+}
+
 }  // namespace
 
 CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
@@ -137,12 +147,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                           Repeated(*record, request, digest, done));
     if (repeated) return *std::move(repeated);
   }
-  const auto* const train = std::get_if<TrainRequest>(&request);
-  if (train != nullptr && !train->replay.spans.empty()) {
-    return absl::UnavailableError(
-        "the step that this call repeats has ended without a result: repeat "
-        "the call");
-  }
+  WEFT_RETURN_IF_ERROR(CheckHasValues(request));
   // A drain takes saves that can run, because operators save before they stop.
   // A save without a number comes behind steps that wait.
   const bool saves =
@@ -164,6 +169,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
   item.id = id;
+  const auto* const train = std::get_if<TrainRequest>(&request);
   item.adapter =
       train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
   const sched::WorkKind kind = item.kind;
