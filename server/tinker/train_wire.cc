@@ -343,10 +343,9 @@ absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     return absl::Status(read.code(),
                         absl::StrCat("data[", i, "]: ", read.message()));
   }
-  const bool has_spans =
-      std::any_of(out.data().begin(), out.data().end(), [](const auto& datum) {
-        return datum.sampled_spans_size() > 0;
-      });
+  const bool has_spans = std::any_of(
+      out.data().begin(), out.data().end(),
+      [](const auto& datum) { return datum.sampled_spans_size() > 0; });
   out.mutable_loss()->set_replay_logprobs(has_spans);
   out.mutable_loss()->set_replay_support(has_spans);
   return out;

@@ -314,7 +314,8 @@ int64_t SampleRecords::ReplayBytes(const TrainRequest& request) const {
     bytes += tokens * (2 * static_cast<int64_t>(sizeof(float)) +
                        static_cast<int64_t>(width * sizeof(uint16_t)));
   }
-  return bytes + largest;
+  // A record that is read is parsed, and converted to at most twice its bytes.
+  return bytes + 3 * largest;
 }
 
 void SampleRecords::Show() {

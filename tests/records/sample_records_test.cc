@@ -204,7 +204,7 @@ TEST_F(SampleRecordsTest, WhatAReplayTakesIsBounded) {
                        filled.support.offsets.size() * sizeof(uint32_t) +
                        filled.support.tokens.size() * sizeof(int32_t) +
                        filled.routing.size() * sizeof(uint16_t) +
-                       EncodeSample(record).size();
+                       3 * EncodeSample(record).size();
   EXPECT_EQ(filled.support.tokens.size(), 8);
   EXPECT_EQ(filled.routing.size(), 8);
   EXPECT_GE(bytes, static_cast<int64_t>(taken));
