@@ -55,10 +55,6 @@ std::vector<uint16_t> ExpertsFromRaw(const std::string& raw, size_t bytes) {
   return {narrow.begin(), narrow.end()};
 }
 
-std::string NoteOf(const std::string& tenant, const std::string& id) {
-  return absl::StrCat(kNotePrefix, tenant, "/", id);
-}
-
 // Returns whether the lists of the sequence fit each other. `width` is the
 // number of a token's experts.
 bool IsWhole(const SequenceRecord& sequence, size_t width) {
@@ -151,9 +147,11 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
   return absl::DataLossError("cannot decode the record of a sample");
 }
 
-SampleRecords::SampleRecords(int64_t max_bytes, const Clock* clock,
-                             Recorder* recorder, prometheus::Registry* registry)
+SampleRecords::SampleRecords(int64_t max_bytes, const std::string& model,
+                             const Clock* clock, Recorder* recorder,
+                             prometheus::Registry* registry)
     : max_bytes_(max_bytes),
+      prefix_(absl::StrCat(kNotePrefix, model, "/")),
       clock_(*clock),
       recorder_(*recorder),
       shown_bytes_(AddGauge(registry, "weft_sample_record_bytes",
@@ -167,9 +165,10 @@ SampleRecords::SampleRecords(int64_t max_bytes, const Clock* clock,
 void SampleRecords::Restore() {
   for (const auto& [name, bytes] : recorder_.NotesWith(kNotePrefix)) {
     const absl::StatusOr<SampleRecord> record = DecodeSample(*bytes);
-    if (!record.ok()) {
-      Log(LogLevel::kError, "a record of a sample cannot be read",
-          {{"note", name}});
+    if (!record.ok() || !name.starts_with(prefix_)) {
+      Log(record.ok() ? LogLevel::kInfo : LogLevel::kError,
+          "a record of a sample is dropped",
+          {{"note", name}, {"error", std::string(record.status().message())}});
       recorder_.EraseNote(name);
       continue;
     }
@@ -316,6 +315,11 @@ int64_t SampleRecords::ReplayBytes(const TrainRequest& request) const {
   }
   // A record that is read is parsed, and converted to at most twice its bytes.
   return bytes + 3 * largest;
+}
+
+std::string SampleRecords::NoteOf(const std::string& tenant,
+                                  const std::string& id) const {
+  return absl::StrCat(prefix_, tenant, "/", id);
 }
 
 void SampleRecords::Show() {

@@ -33,13 +33,15 @@ namespace weft::records {
 // Threads: any.
 class SampleRecords {
  public:
-  // With `max_bytes` 0 no record is kept. The pointers outlive the object.
-  SampleRecords(int64_t max_bytes, const Clock* clock, Recorder* recorder,
-                prometheus::Registry* registry);
+  // With `max_bytes` 0 no record is kept. `model` is the base model's
+  // fingerprint. The pointers outlive the object.
+  SampleRecords(int64_t max_bytes, const std::string& model, const Clock* clock,
+                Recorder* recorder, prometheus::Registry* registry);
 
   // Takes the records of an earlier process from its notes. Call it before the
-  // methods below, when `recorder` has started. Logs and erases a note that
-  // cannot be read.
+  // methods below, when `recorder` has started. Erases the notes of another
+  // base model, whose tokens and experts are other ones, and those that cannot
+  // be read.
   void Restore();
 
   // Keeps a record, in place of one of the same tenant and id. Without room on
@@ -83,8 +85,12 @@ class SampleRecords {
                                   const std::string& id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the name of a record's note.
+  [[nodiscard]] std::string NoteOf(const std::string& tenant,
+                                   const std::string& id) const;
 
   const int64_t max_bytes_;
+  const std::string prefix_;  // The names of notes begin with it.
   const Clock& clock_;
   Recorder& recorder_;
   prometheus::Gauge& shown_bytes_;

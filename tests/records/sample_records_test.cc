@@ -52,10 +52,10 @@ int64_t SizeOf(const SampleRecord& record) {
 
 class SampleRecordsTest : public testing::Test {
  protected:
-  SampleRecords& Make(int64_t max_bytes) {
+  SampleRecords& Make(int64_t max_bytes, const std::string& model = "m") {
     registry_ = std::make_unique<prometheus::Registry>();
-    records_ = std::make_unique<SampleRecords>(max_bytes, &clock_, &recorder_,
-                                               registry_.get());
+    records_ = std::make_unique<SampleRecords>(max_bytes, model, &clock_,
+                                               &recorder_, registry_.get());
     return *records_;
   }
   double Metric(const std::string& name) {
@@ -218,7 +218,7 @@ class RestartTest : public SampleRecordsTest {
   ~RestartTest() override { recorder_.Stop(); }
 
   // Starts a new process, which has the notes of those before.
-  void Start(int64_t max_bytes) {
+  void Start(int64_t max_bytes, const std::string& model = "m") {
     recorder_.Stop();
     const absl::StatusOr<engine::LogSummary> log =
         engine::ReadLog(*folder_, {}, {.max_resident = 8});
@@ -227,7 +227,7 @@ class RestartTest : public SampleRecordsTest {
                                            {}, &metrics_);
     ASSERT_THAT(writer, IsOk());
     recorder_.Start(*std::move(writer), {}, "", {}, log->notes);
-    Make(max_bytes).Restore();
+    Make(max_bytes, model).Restore();
   }
 
   journal::TestFolder files_;
@@ -247,7 +247,7 @@ TEST_F(RestartTest, ARestartKeepsRecordsAndForgetsThoseThatWent) {
   (void)records_->Find("u", "kept");
   clock_.Advance(absl::Hours(2));
   records_->DropExpired();
-  recorder_.PutNote("sample/t/bad", std::string("not a record"));
+  recorder_.PutNote("sample/m/t/bad", std::string("not a record"));
   Start(1 << 20);
   EXPECT_EQ(*records_->Find("t", "kept"), RecordWith("t", "kept"));
   EXPECT_EQ(*records_->Find("u", "kept"), RecordWith("u", "kept", 9));
@@ -256,6 +256,14 @@ TEST_F(RestartTest, ARestartKeepsRecordsAndForgetsThoseThatWent) {
   EXPECT_EQ(recorder_.NotesWith("sample/").size(), 3);
   // A process that keeps none takes those of the earlier one out of the log.
   Start(0);
+  EXPECT_TRUE(recorder_.NotesWith("sample/").empty());
+}
+
+TEST_F(RestartTest, AnotherBaseModelHasNoneOfTheRecords) {
+  Start(1 << 20);
+  records_->Put(RecordWith("t", "id"));
+  Start(1 << 20, "another");
+  EXPECT_THAT(records_->Find("t", "id"), IsNull());
   EXPECT_TRUE(recorder_.NotesWith("sample/").empty());
 }
 
