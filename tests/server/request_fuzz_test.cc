@@ -212,9 +212,8 @@ v1::ForwardBackwardRequest GoodSupportedTrain() {
                        values.size() * sizeof(uint32_t));
   };
   datum->set_support_offsets_le(raw({0, 2, 2, 4}));
-  datum->set_support_tokens_le(
-      raw({datum->targets(0), datum->targets(0) + 1, datum->targets(2) - 1,
-           datum->targets(2)}));
+  datum->set_support_tokens_le(raw({datum->targets(0), datum->targets(0) + 1,
+                                    datum->targets(2) - 1, datum->targets(2)}));
   return request;
 }
 
