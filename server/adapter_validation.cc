@@ -100,6 +100,7 @@ RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
           .expert_layers = info.expert_layers,
           .projections = info.projections,
           .has_byte_decoder = info.has_byte_decoder,
+          .keeps_sample_records = info.keeps_sample_records,
           .max_data = options.max_data_per_request,
           .max_tokens = options.max_tokens_per_request,
           .max_samples = options.max_samples};

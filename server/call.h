@@ -97,10 +97,10 @@ class CallRecord {
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
-  // deadline). Charges the caller for the result, and counts the request's
-  // tokens against the tenant's rate, until the call ends without work for the
-  // engine. REQUIRES: caller() is OK. Errors: those of Validate, Qualify, Hold
-  // and Spend.
+  // deadline). Charges the caller for the result and for what the engine takes
+  // from records of samples. Counts the request's tokens against the tenant's
+  // rate, until the call ends without work for the engine. REQUIRES: caller()
+  // is OK. Errors: those of Validate, Qualify, Hold and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -115,6 +115,11 @@ class CallRecord {
     }
     const absl::Status held = HoldResult(fields, engine.info());
     if (!held.ok()) return held;
+    if constexpr (requires { plain->replay; }) {
+      const absl::Status replayed =
+          Hold(engine.ReplayBytes(*plain), FairBudget::Term::kLong);
+      if (!replayed.ok()) return replayed;
+    }
     const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
     return plain;

@@ -204,8 +204,11 @@ class DatumReader {
     if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
         Copy("logprobs", in_.logprobs(), in_.logprobs_le(), &out_.logprobs));
-    WEFT_RETURN_IF_ERROR(
-        CheckLength("logprobs", out_.logprobs.size(), NumTargets()));
+    // ReadReplay checks that records have the logprobs that are absent.
+    if (in_.sampled_spans_size() == 0 || !out_.logprobs.empty()) {
+      WEFT_RETURN_IF_ERROR(
+          CheckLength("logprobs", out_.logprobs.size(), NumTargets()));
+    }
     WEFT_RETURN_IF_ERROR(CheckFinite("logprobs", out_.logprobs));
     const int64_t bad = FindPositive(out_.logprobs);
     if (bad >= 0) {

@@ -8,6 +8,8 @@ namespace {
 constexpr int64_t kTokenBytes = 16;
 constexpr int64_t kTopListBytes = 192;
 constexpr int64_t kTopEntryBytes = 40;
+// What a token takes besides if a version of its own has drawn it.
+constexpr int64_t kSpanBytes = 96;
 
 int64_t ListBytes(int64_t num_tokens, int top_logprobs) {
   if (top_logprobs == 0) return 0;
@@ -66,7 +68,8 @@ RequestFields FieldsOf(SampleRequest* request) {
           .caller = &request->tenant,
           .deadline = &request->deadline,
           .cost = prompt + drawn,
-          .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)),
+          .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)) +
+                         (request->in_flight ? kSpanBytes * drawn : 0),
           .list_bytes = ListBytes(drawn, request->top_logprobs) +
                         ListBytes(prompt, request->prompt_top_logprobs) +
                         SupportBytes(*request, drawn),

@@ -52,6 +52,7 @@ struct RequestLimits {
   std::vector<TargetModule> projections = DefaultTargetModules();
   // Whether the model has a tokenizer that byte-string stops can use.
   bool has_byte_decoder = false;
+  bool keeps_sample_records = false;
   int max_data = 0;        // Sequences in a training request.
   int64_t max_tokens = 0;  // Tokens of a training request.
   int max_samples = 0;

@@ -66,6 +66,12 @@ void FillSample(const Sample& sample, Message* out) {
   CopyRaw(sample.routing, out->mutable_routing_le());
   CopyRaw(sample.support.offsets, out->mutable_support_offsets_le());
   CopyRaw(sample.support.tokens, out->mutable_support_tokens_le());
+  out->set_sequence_id(sample.sequence_id);
+  for (const VersionSpan& span : sample.version_spans) {
+    v1::VersionSpan* const to = out->add_version_spans();
+    to->set_version(span.version);
+    to->set_tokens(span.tokens);
+  }
 }
 
 // v1::SampleResponse and v1::SampleStreamResponse both have these fields.

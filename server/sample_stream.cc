@@ -21,6 +21,21 @@ size_t NumValues(const v1::SampleStreamResponse& message) {
   return values;
 }
 
+// Appends `more` to `message`. Joins the spans of one version that meet.
+void Append(const v1::SampleStreamResponse& more,
+            v1::SampleStreamResponse* message) {
+  const int end = message->version_spans_size();
+  message->MergeFrom(more);
+  auto* const spans = message->mutable_version_spans();
+  if (end == 0 || end == spans->size() ||
+      spans->at(end - 1).version() != spans->at(end).version()) {
+    return;
+  }
+  v1::VersionSpan& last = (*spans)[end - 1];
+  last.set_tokens(last.tokens() + spans->at(end).tokens());
+  spans->DeleteSubrange(end, 1);
+}
+
 class SampleStreamCall final : public RequestReactor<v1::SampleStreamRequest> {
  public:
   using RequestReactor::RequestReactor;
@@ -55,7 +70,7 @@ class SampleStreamCall final : public RequestReactor<v1::SampleStreamRequest> {
       if (same == waiting_.end()) {
         waiting_.push_back(std::move(message));
       } else {
-        same->MergeFrom(message);
+        Append(message, &*same);
       }
       too_slow = waiting_values_ > kMaxWaitingValues;
       if (too_slow) Drop();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,12 @@ uint64_t DrawSeed() {
     seed = static_cast<uint64_t>(absl::GetCurrentTimeNanos());
   }
   return seed;
+}
+
+// Returns an id that no other record has.
+std::string DrawRecordId() {
+  return absl::StrCat(absl::Hex(DrawSeed(), absl::kZeroPad16),
+                      absl::Hex(DrawSeed(), absl::kZeroPad16));
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadIds(
@@ -231,11 +238,44 @@ absl::Status CheckSource(const v1::SampleRequest& request,
     WEFT_RETURN_IF_ERROR(CheckAdapterId("adapter_id", request.adapter_id(),
                                         limits.engine_names));
   }
+  if (request.in_flight() && request.adapter_id().empty()) {
+    return BadField("in_flight",
+                    "needs adapter_id: the base model has no versions");
+  }
+  if (request.in_flight() && !request.snapshot().empty()) {
+    return BadField("in_flight",
+                    "must not be set with snapshot, whose weights never "
+                    "change: leave one of them out");
+  }
+  if (request.recompute_cache() && !request.in_flight()) {
+    return BadField("recompute_cache", "needs in_flight");
+  }
   if (request.snapshot().empty()) return absl::OkStatus();
   if (request.adapter_id().empty()) {
     return BadField("adapter_id", "is required with a snapshot");
   }
   return CheckName("snapshot", request.snapshot());
+}
+
+// Reads `record`, after all other fields. The record needs experts and
+// supports, and the log-probabilities that belong to the supports.
+absl::Status ReadRecord(const v1::SampleRequest& in,
+                        const RequestLimits& limits, SampleRequest* out) {
+  if (!in.record()) return absl::OkStatus();
+  if (!limits.keeps_sample_records) {
+    return absl::FailedPreconditionError(
+        "record is set, but this server keeps no records of samples "
+        "(--sample-record-bytes is 0): ask for return_routing and "
+        "return_support, and send them with the data");
+  }
+  out->record = DrawRecordId();
+  out->hide_routing = !out->return_routing;
+  out->return_routing = limits.expert_layers > 0;
+  if (!out->config.truncates()) return absl::OkStatus();
+  out->hide_support = !out->return_support;
+  out->return_support = true;
+  out->truncated_logprobs = true;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -272,11 +312,14 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   WEFT_RETURN_IF_ERROR(
       CheckRouting("return_routing", request.return_routing(), limits));
   out.return_routing = request.return_routing();
+  out.in_flight = request.in_flight();
+  out.recompute_cache = request.recompute_cache();
   WEFT_ASSIGN_OR_RETURN(
       out.config, ReadConfig(request.config(), out.prompt.size(), limits));
   WEFT_RETURN_IF_ERROR(CheckDistribution(request, out.config));
   out.truncated_logprobs = request.truncated_logprobs();
   out.return_support = request.return_support();
+  WEFT_RETURN_IF_ERROR(ReadRecord(request, limits, &out));
   return out;
 }
 

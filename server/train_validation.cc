@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/datum_reader.h"
 #include "server/field_checks.h"
+#include "server/replay_validation.h"
 #include "server/request_validation.h"
 #include "src/base/status_macros.h"
 
@@ -99,7 +100,7 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
     }
     out->data.push_back(std::move(datum));
   }
-  return absl::OkStatus();
+  return ReadReplay(in.data(), in.loss(), limits, out);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ using Name = std::pair<absl::string_view, absl::string_view>;
 constexpr auto kNamesOfFields = std::to_array<Name>(
     {{"].logprobs", "].loss_fn_inputs.logprobs"},
      {"].advantages", "].loss_fn_inputs.advantages"},
+     {"].sampled_spans", "].loss_fn_input_spans"},
      {"].targets", "].loss_fn_inputs.target_tokens"},
      {"].targets_per_token", "].loss_fn_inputs.target_tokens.shape[1]"},
      {"].tokens", "].model_input"},

@@ -64,8 +64,8 @@ inline constexpr size_t kMaxShownBytes = 4096;
 [[nodiscard]] absl::StatusOr<std::vector<int32_t>> ReadModelInput(
     const Json& object, const char* name);
 
-// The loss with Weft's own formula. The field asks for samples that this loss
-// can train on, which all samples are.
+// The loss with Weft's own formula. The field asks for a record of the samples
+// (SampleRequest.record).
 inline constexpr char kStableReinforce[] = "stable_reinforce";
 inline constexpr char kStabilityInfo[] = "record_stability_info";
 

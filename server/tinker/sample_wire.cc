@@ -167,6 +167,8 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
   WEFT_RETURN_IF_ERROR(CheckReal("topk_sample_logprobs",
                                  static_cast<double>(top), {.high = 1e9}));
   out.request.set_top_logprobs(static_cast<uint32_t>(top));
+  WEFT_ASSIGN_OR_RETURN(const bool record, BoolOr(body, kStabilityInfo, false));
+  out.request.set_record(record);
   WEFT_ASSIGN_OR_RETURN(out.format.last_n, ReadLastN(body, prompt_tokens));
   WEFT_ASSIGN_OR_RETURN(out.format.prompt_top,
                         IntOr(body, "topk_prompt_logprobs", 0));

@@ -35,6 +35,7 @@ void Keep(Front& front, const Sampler& sampler,
        .fields = {{"session", sampler.session},
                   {"adapter", sampler.adapter},
                   {"snapshot", sampler.snapshot},
+                  {"in_flight", sampler.in_flight},
                   {"model_path", sampler.model_path}},
        .bytes = ""},
       [&front, sampler, done](absl::Status put) {
@@ -69,6 +70,23 @@ void Forget(Front& front, const std::string& id) {
   front.samplers.erase(id);
 }
 
+// Releases the sampler's snapshot. `end` gets OK also if there is none.
+void Release(Front& front, const CallOrigin& origin, const Sampler& sampler,
+             const std::function<void(const absl::Status&)>& end) {
+  v1::ReleaseSnapshotRequest request;
+  request.set_adapter_id(sampler.adapter);
+  request.set_name(sampler.snapshot);
+  const auto gone = [end](const absl::Status& released) {
+    end(absl::IsNotFound(released) ? absl::OkStatus() : released);
+  };
+  const absl::Status refused = front.port.Call(
+      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot,
+      [gone](const absl::StatusOr<bool>& released) {
+        gone(released.status());
+      });
+  if (!refused.ok()) gone(refused);
+}
+
 // If the adapter of `newest` has too many snapshots, releases the snapshot that
 // was used least recently, and forgets its sampling session. If the release
 // fails, the next publication tries again.
@@ -82,16 +100,10 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
     if (oldest == nullptr || sampler.used < oldest->used) oldest = &sampler;
   }
   if (count <= kMaxSnapshots) return;
-  v1::ReleaseSnapshotRequest request;
-  request.set_adapter_id(oldest->adapter);
-  request.set_name(oldest->snapshot);
-  const auto end = [&front, id = oldest->id](const absl::Status& released) {
-    if (released.ok() || absl::IsNotFound(released)) Forget(front, id);
-  };
-  const absl::Status refused = front.port.Call(
-      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot,
-      [end](const absl::StatusOr<bool>& released) { end(released.status()); });
-  if (!refused.ok()) end(refused);
+  Release(front, origin, *oldest,
+          [&front, id = oldest->id](const absl::Status& released) {
+            if (released.ok()) Forget(front, id);
+          });
 }
 
 // Begins to publish the snapshot. When the engine has published it, writes the
@@ -116,6 +128,10 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
                  return done(kept);
                }
                ReleaseOldest(front, origin, sampler);
+               // If the release fails, ReleaseOldest tries again.
+               if (sampler.in_flight) {
+                 Release(front, origin, sampler, [](const absl::Status&) {});
+               }
                done(output);
              });
       });
@@ -170,17 +186,16 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                   .owner = model->owner,
                   .session = model->session,
                   .adapter = model->adapter,
-                  .snapshot = SnapshotName(number)};
+                  .snapshot = SnapshotName(number),
+                  .in_flight = kind == "inflight"};
   WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ChargeEntry(sampler.owner, 0));
   return PromiseStep(
       front, call, Rpc::kPublishSnapshot, id, seq, /*bytes=*/0,
       [&front, origin = call->origin(), sampler, kind,
        seq](const Callback<FutureResult>& done) -> absl::Status {
-        if (kind != "snapshot") {
-          return absl::UnimplementedError(
-              absl::StrCat("kind ", Quoted(kind),
-                           " is not offered: use snapshot, which takes no "
-                           "longer"));
+        if (kind != "snapshot" && !sampler.in_flight) {
+          return absl::UnimplementedError(absl::StrCat(
+              "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
         }
         return StartPublish(front, origin, sampler, seq, done);
       },
@@ -266,6 +281,7 @@ void RestoreSamplers(Front& front) {
                     .session = entry.fields.value("session", ""),
                     .adapter = entry.fields.value("adapter", ""),
                     .snapshot = entry.fields.value("snapshot", ""),
+                    .in_flight = entry.fields.value("in_flight", false),
                     .model_path = entry.fields.value("model_path", "")};
     if (!front.sessions.contains(sampler.session)) {
       front.ledger.Erase(EntryKind::kSampler, entry.id);

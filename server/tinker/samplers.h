@@ -2,8 +2,9 @@
 // sampling client samples from.
 //
 // A sampling session that is made from a model has a snapshot of the model's
-// weights. A model keeps the kMaxSnapshots most recently used snapshots. A
-// sampling session that is made from a checkpoint uses an adapter that the
+// weights, or is in flight: its samples take the model's latest weights, before
+// each token anew. A model keeps the kMaxSnapshots most recently used sessions.
+// A sampling session that is made from a checkpoint uses an adapter that the
 // front loads from the checkpoint (loaded_adapters.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SAMPLERS_H_
@@ -18,7 +19,9 @@ inline constexpr size_t kMaxSnapshots = 32;
 inline constexpr int64_t kMaxSamplers = 1024;
 
 // Handles save_weights_for_sampler with a `sampling_session_seq_id`. As a step
-// of the model, publishes a snapshot and makes a sampling session for it.
+// of the model, publishes a snapshot and makes a sampling session for it. For a
+// session in flight the snapshot only marks the step's place among the model's
+// steps, and is released at once.
 [[nodiscard]] absl::Status PublishSampler(Front& front, const CallPtr& call,
                                           const Respond& respond);
 // Handles create_sampling_session: from a checkpoint, or for the base model.

@@ -79,7 +79,10 @@ absl::Status StartSample(Front& front, const CallPtr& call,
       TranslatedSample sample,
       TranslateSample(call->body, engine->info().context_length));
   sample.request.set_adapter_id(sampler.adapter);
-  sample.request.set_snapshot(sampler.snapshot);
+  // Without records the client's own values serve.
+  if (!engine->info().keeps_sample_records) sample.request.clear_record();
+  sample.request.set_in_flight(sampler.in_flight);
+  if (!sampler.in_flight) sample.request.set_snapshot(sampler.snapshot);
   const auto bytes =
       static_cast<int64_t>(sample.request.SpaceUsedLong()) + kSampleBytes;
   const auto reserved = front.waiting->Reserve(call->owner(), bytes);
@@ -90,7 +93,9 @@ absl::Status StartSample(Front& front, const CallPtr& call,
   const std::string cancel = CancelKey(call->owner(), id);
   const absl::Status refused = front.port.CallWith<SampleResult>(
       call->origin(), Rpc::kSample, sample.request,
-      [&front, cancel](Engine& port, SampleRequest plain, auto then) {
+      [&front, cancel, id](Engine& port, SampleRequest plain, auto then) {
+        // RespondSamplePromise names the sequences by the future.
+        if (!plain.record.empty()) plain.record = id;
         front.cancels[cancel] =
             port.Sample(std::move(plain), nullptr, std::move(then));
       },

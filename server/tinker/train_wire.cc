@@ -108,35 +108,50 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
-// Gives weight 0 to the targets that no model has sampled. The ratio of a
-// sequence must not count them: their `logprobs` are placeholders.
-absl::Status WeighSampledOnly(const Datum& in, v1::Datum* out) {
+// Adds the spans of sampled targets to `out`. Returns for each target 1 if it
+// was sampled, or 0 if it is of a prompt.
+absl::StatusOr<std::vector<float>> ReadSpans(const Datum& in, v1::Datum* out) {
   const size_t num_targets = out->targets_le().size() / sizeof(int32_t);
-  std::vector<float> weights;
+  std::vector<float> sampled;
   for (const ProvenanceSpan& span : in.loss_fn_input_spans()) {
-    const bool sampled = span.has_sampled_tokens();
-    const Span& tokens = sampled ? span.sampled_tokens() : span.prompt_tokens();
-    const auto left = static_cast<int64_t>(num_targets - weights.size());
+    const bool drawn = span.has_sampled_tokens();
+    const Span& tokens = drawn ? span.sampled_tokens() : span.prompt_tokens();
+    const auto left = static_cast<int64_t>(num_targets - sampled.size());
     if (tokens.length() < 0 || tokens.length() > left) {
       return BadField(
           "loss_fn_input_spans",
           absl::StrCat("has a length of ", tokens.length(), ", must be in [0, ",
                        left, "], the targets that no span covers yet"));
     }
-    weights.resize(weights.size() + tokens.length(), sampled ? 1.0F : 0.0F);
+    WEFT_RETURN_IF_ERROR(CheckReal("loss_fn_input_spans.offset",
+                                   static_cast<double>(tokens.offset()),
+                                   {.high = std::numeric_limits<int>::max()}));
+    if (drawn && tokens.length() > 0) {
+      v1::SampledSpan* const to = out->add_sampled_spans();
+      to->set_sequence_id(tokens.sequence_id());
+      to->set_offset(static_cast<uint32_t>(tokens.offset()));
+      to->set_start(static_cast<uint32_t>(sampled.size()));
+      to->set_length(static_cast<uint32_t>(tokens.length()));
+    }
+    sampled.resize(sampled.size() + tokens.length(), drawn ? 1.0F : 0.0F);
   }
-  if (weights.size() != num_targets) {
-    return BadField("loss_fn_input_spans",
-                    absl::StrCat("covers ", weights.size(), " of ", num_targets,
-                                 " targets, must cover all (the SDK's "
-                                 "datum.with_provenance)"));
-  }
+  if (sampled.size() == num_targets) return sampled;
+  return BadField("loss_fn_input_spans",
+                  absl::StrCat("covers ", sampled.size(), " of ", num_targets,
+                               " targets, must cover all (the SDK's "
+                               "datum.with_provenance)"));
+}
+
+// Gives weight 0 to the targets that no model has sampled. The ratio of a
+// sequence must not count them: their `logprobs` are placeholders.
+absl::Status WeighSampledOnly(const Datum& in, v1::Datum* out) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<float> sampled, ReadSpans(in, out));
   if (out->weights_le().empty()) {
-    out->set_weights_le(RawFloats(weights));
+    out->set_weights_le(RawFloats(sampled));
     return absl::OkStatus();
   }
-  for (size_t i = 0; i < num_targets; ++i) {
-    if (weights[i] != 0) continue;
+  for (size_t i = 0; i < sampled.size(); ++i) {
+    if (sampled[i] != 0) continue;
     const size_t at = i * sizeof(float);
     if (at < out->weights_le().size()) {
       out->mutable_weights_le()->replace(at, sizeof(float), sizeof(float), 0);
@@ -207,11 +222,14 @@ absl::Status ReadDatum(const Datum& in, v1::LossFunction loss, v1::Datum* out) {
   for (const auto& [name, tensor] : in.loss_fn_inputs()) {
     WEFT_RETURN_IF_ERROR(ReadInput(name, tensor, out));
   }
-  if (loss == v1::LOSS_FUNCTION_GSPO) return ReadMask(in, out);
   if (loss == v1::LOSS_FUNCTION_STABLE_REINFORCE) {
     return WeighSampledOnly(in, out);
   }
-  return absl::OkStatus();
+  // Records have one target for each token.
+  if (in.loss_fn_input_spans_size() > 0 && out->targets_per_token() <= 1) {
+    WEFT_RETURN_IF_ERROR(ReadSpans(in, out).status());
+  }
+  return loss == v1::LOSS_FUNCTION_GSPO ? ReadMask(in, out) : absl::OkStatus();
 }
 
 // Fills `out` with the field `list` of result.data[begin, end), one datum after
@@ -325,6 +343,11 @@ absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     return absl::Status(read.code(),
                         absl::StrCat("data[", i, "]: ", read.message()));
   }
+  const bool has_spans = std::any_of(
+      out.data().begin(), out.data().end(),
+      [](const auto& datum) { return datum.sampled_spans_size() > 0; });
+  out.mutable_loss()->set_replay_logprobs(has_spans);
+  out.mutable_loss()->set_replay_support(has_spans);
   return out;
 }
 

@@ -29,7 +29,9 @@ namespace weft::tinker {
 // Returns at most how many bytes of memory TranslateTrain takes, for its result
 // and on the way there. Sparse tensors take their dense size.
 [[nodiscard]] int64_t TranslationBytes(const ForwardBackwardRequest& in);
-// Converts a request. The adapter and the step of the result are not set.
+// Converts a request. The adapter and the step of the result are not set, and
+// neither is loss.replay_routing. The other two switches of records are set if
+// data have the provenance of sampled targets.
 // Refuses sparse tensors that claim more than kMaxDenseValues together.
 [[nodiscard]] absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in);

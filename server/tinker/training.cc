@@ -38,8 +38,17 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
   request.set_step(train.step());
   *request.mutable_data() = train.data();
   *request.mutable_loss() = train.loss();
-  return front.port.Call(
-      origin, rpc, request, &Engine::Train,
+  const absl::StatusOr<Engine*> engine = front.port.engine();
+  request.mutable_loss()->set_replay_routing(
+      train.loss().replay_support() && engine.ok() &&
+      (*engine)->info().expert_layers > 0);
+  return front.port.CallWith<StepReply<TrainResult>>(
+      origin, rpc, request,
+      [](Engine& port, TrainRequest plain, auto then) {
+        // Without a record the client's own values serve.
+        plain.replay.optional = true;
+        port.Train(std::move(plain), std::move(then));
+      },
       [done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
         done(OutputOf("", reply->result));

@@ -16,9 +16,11 @@
 namespace weft {
 namespace {
 
-// With --state-dir, a snapshot contains the stored replies. A snapshot is one
-// Protobuf message, which must be smaller than 2 GiB.
+// With --state-dir, a snapshot contains the stored replies and the records of
+// samples. A snapshot is one Protobuf message, which must be smaller than 2
+// GiB.
 constexpr int64_t kMaxDurableReplyBytes = int64_t{1} << 30;
+constexpr int64_t kMaxDurableRecordBytes = int64_t{1} << 29;
 
 // Collects all errors, so that an operator can fix the whole configuration at
 // once.
@@ -51,6 +53,12 @@ void CheckState(const EngineOptions& options, Complaints* complaints) {
         "--max-stored-reply-bytes=", options.max_stored_reply_bytes,
         " is above ", kMaxDurableReplyBytes,
         ", which is the limit with --state-dir"));
+  }
+  if (!options.state_dir.empty() &&
+      options.sample_record_bytes > kMaxDurableRecordBytes) {
+    complaints->Add(absl::StrCat(
+        "--sample-record-bytes=", options.sample_record_bytes, " is above ",
+        kMaxDurableRecordBytes, ", which is the limit with --state-dir"));
   }
 }
 

@@ -40,6 +40,16 @@ void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
   durable = std::max(durable, step);
 }
 
+// Returns UNAVAILABLE if a new step would run without the values that it takes
+// from records of samples.
+absl::Status CheckHasValues(const StepRequest& request) {
+  const auto* const train = std::get_if<TrainRequest>(&request);
+  if (train == nullptr || train->replay.spans.empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      "the step that this call repeats has ended without a result: repeat the "
+      "call");
+}
+
 }  // namespace
 
 CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
@@ -68,6 +78,16 @@ CancelHandle StepDesk::Refuse(RefusedStep request,
       std::move(request),
       {.kind = sched::WorkKind::kAdapterOp, .empty = true, .tokens = 1},
       TypedReply(std::move(reply)));
+}
+
+bool StepDesk::Knows(const std::string& adapter_id, uint64_t step,
+                     const std::string& digest) {
+  MutexLock lock(&s_.mu);
+  const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
+  const AdapterRecord* const record = key ? s_.Find(*key) : nullptr;
+  if (record == nullptr) return false;
+  const auto answer = record->replays.Lookup(step, digest);
+  return !answer.ok() || answer->verdict != Verdict::kNew;
 }
 
 void StepDesk::Retrieve(const std::string& adapter_id, uint64_t step,
@@ -127,6 +147,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                           Repeated(*record, request, digest, done));
     if (repeated) return *std::move(repeated);
   }
+  WEFT_RETURN_IF_ERROR(CheckHasValues(request));
   // A drain takes saves that can run, because operators save before they stop.
   // A save without a number comes behind steps that wait.
   const bool saves =

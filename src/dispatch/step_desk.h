@@ -19,7 +19,7 @@ class StepDesk {
  public:
   explicit StepDesk(State* state) : s_(*state) {}
 
-  // Any thread may call the three methods below.
+  // Any thread may call the four methods below.
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
@@ -28,9 +28,16 @@ class StepDesk {
   // the step is refused. Errors of a refusal: those of ReplayTable::Lookup and
   // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (the epoch of an
   // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the
-  // step), or UNAVAILABLE while draining.
+  // step), or UNAVAILABLE while draining, or if the request still has a
+  // `replay` and the step that it repeats has ended without a result.
   CancelHandle Submit(StepRequest request, sched::WorkItem item,
                       StepCallback done);
+
+  // Returns whether Submit would answer the call without running the request:
+  // it repeats a step, or its number is wrong. `digest` is the request's.
+  [[nodiscard]] bool Knows(const std::string& adapter_id, uint64_t step,
+                           const std::string& digest)
+      ABSL_LOCKS_EXCLUDED(s_.mu);
 
   // Gives `done` the stored result of a step. Errors: those of
   // Engine::Retrieve.

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "src/base/clock.h"
@@ -47,6 +49,19 @@ std::pair<dispatch::RunTrain, dispatch::RunTrain> Divide(
     part.steps.push_back(train.steps[i]);
   }
   return parts;
+}
+
+// Adds the metrics of what a request took from records of samples. `version` is
+// that of the weights that ran the request.
+void AddReplayed(const Replayed& replayed, uint64_t version,
+                 std::map<std::string, double>* metrics) {
+  if (replayed == Replayed()) return;
+  (*metrics)["replayed_tokens:sum"] = static_cast<double>(replayed.tokens);
+  (*metrics)["records_missing:sum"] = static_cast<double>(replayed.missing);
+  if (replayed.own_tokens == 0) return;
+  (*metrics)["staleness:mean"] = static_cast<double>(version) -
+                                 static_cast<double>(replayed.versions) /
+                                     static_cast<double>(replayed.own_tokens);
 }
 
 }  // namespace
@@ -125,7 +140,12 @@ void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
   Progress& progress = node.mapped();
   progress.result.metrics = progress.metrics.Metrics();
   progress.result.step = step.step;
-  const bool backward = std::get<TrainRequest>(*step.request).backward;
+  const auto& request = std::get<TrainRequest>(*step.request);
+  const absl::StatusOr<lora::AdapterVersionPtr> version = VersionOf(step);
+  const bool has_version = version.ok() && *version != nullptr;
+  AddReplayed(request.replayed, has_version ? (*version)->number : 0,
+              &progress.result.metrics);
+  const bool backward = request.backward;
   StepResult result = std::move(progress.result);
   // Records the step only if it is a Forward with a step number. A step with
   // gradients is already in the log, batch by batch. A Forward without a step

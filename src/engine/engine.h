@@ -48,8 +48,15 @@ class Engine {
   // (step out of order, another adapter's epoch, gradient is not finite),
   // RESOURCE_EXHAUSTED (queue, memory or disk), DEADLINE_EXCEEDED, CANCELLED,
   // UNAVAILABLE (draining, or the adapter is not restored yet), INTERNAL.
+  // Train also fails with FAILED_PRECONDITION if the record of a sample is gone
+  // that the request names, and with INVALID_ARGUMENT if the sample drew other
+  // tokens (ReplaySamples).
   virtual CancelHandle Train(TrainRequest request,
                              Callback<StepReply<TrainResult>> done) = 0;
+  // Returns at most how many bytes of memory the request takes from records.
+  // Any thread may call it.
+  [[nodiscard]] virtual int64_t ReplayBytes(
+      const TrainRequest& request) const = 0;
   virtual CancelHandle OptimStep(OptimStepRequest request,
                                  Callback<StepReply<OptimStepResult>> done) = 0;
 

@@ -14,6 +14,7 @@
 #include "src/engine/compute_guard.h"
 #include "src/engine/engine_probe.h"
 #include "src/log/recorder.h"
+#include "src/log/sample_records.h"
 #include "src/log/state_folder.h"
 
 namespace weft::engine {
@@ -29,6 +30,7 @@ struct EngineContext {
   AdapterIo& files;  // Used by the I/O thread.
   EngineProbe& probe;
   records::Recorder& recorder;
+  records::SampleRecords& sample_records;
   const journal::StateFolder* state;  // Null without --state-dir.
   // Must be called before an adapter changes or is removed. If a running
   // snapshot still needs the adapter's old state, the call copies the old state

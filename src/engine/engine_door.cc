@@ -1,6 +1,8 @@
 // The methods of EngineImpl that other threads call for clients. They use no
 // tensor and never wait for the device.
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "src/engine/engine_impl.h"
@@ -74,9 +76,40 @@ bool EngineImpl::Finds(const std::string& adapter_id,
   return false;
 }
 
+absl::Status EngineImpl::Replay(TrainRequest* request) {
+  if (request->replay.spans.empty()) return absl::OkStatus();
+  StepRequest step = std::move(*request);
+  std::string digest = PayloadDigest(step);
+  *request = std::get<TrainRequest>(std::move(step));
+  request->digest = std::move(digest);
+  const std::optional<AdapterKey> key =
+      dispatcher_.adapters().KeyOf(request->adapter_id);
+  if (!key || dispatcher_.steps().Knows(request->adapter_id, request->step,
+                                        request->digest)) {
+    return absl::OkStatus();
+  }
+  return sample_records_.Replay(*key, request);
+}
+
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
   if (!Finds(request.adapter_id, done)) return {};
+  const absl::Status replayed = Replay(&request);
+  if (!replayed.ok() && request.step == 0) {
+    done(replayed);
+    return {};
+  }
+  if (!replayed.ok()) {
+    return dispatcher_.steps().Refuse(
+        {.adapter_id = request.adapter_id,
+         .step = request.step,
+         .epoch = request.epoch,
+         .deadline = request.deadline,
+         .promised = request.promised,
+         .digest = request.digest,
+         .status = replayed},
+        [done = std::move(done)](const absl::Status& status) { done(status); });
+  }
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     dispatch::TypedReply(std::move(done)));

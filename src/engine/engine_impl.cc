@@ -129,6 +129,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       probe_(registry),
       dispatch_metrics_(registry, NamedTenants(parts_.options)),
       memory_metrics_(registry),
+      sample_records_(parts_.options.sample_record_bytes,
+                      parts_.base.fingerprint, &clock_, &recorder_, registry),
       executor_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
                 std::move(parts_.links)),
       guard_(parts_.device.get(), &executor_),
@@ -144,7 +146,12 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
            .max_prefill_tokens = parts_.options.max_batch_tokens,
            .decode_graphs = parts_.options.decode_graphs,
            .adapt_threads = parts_.options.num_threads == 0 &&
-                            parts_.decoder->device().is_cpu()},
+                            parts_.decoder->device().is_cpu(),
+           .latest =
+               [this](AdapterKey key) {
+                 const lora::Adapter* const adapter = adapters_.Find(key);
+                 return adapter == nullptr ? nullptr : adapter->latest();
+               }},
           parts_.token_bytes.get(), &probe_),
       dispatcher_(
           DispatchOptionsOf(parts_.options, parts_.decoder->device().is_cpu()),
@@ -167,6 +174,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .files = adapter_io_,
                .probe = probe_,
                .recorder = recorder_,
+               .sample_records = sample_records_,
                .state = parts_.state.get(),
                .before_change =
                    [this](AdapterKey key) { snapshots_.BeforeChange(key); },
@@ -239,6 +247,7 @@ absl::Status EngineImpl::StartRecording() {
                   {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
                   SettingsOf(parts_.options, *parts_.decoder), log.adapters,
                   recovery_.TakeNotes());
+  sample_records_.Restore();
   for (const uint64_t work : log.given_up) {
     recorder_.Write(records::GivenUpRecord{.work = work});
   }
@@ -275,8 +284,10 @@ void EngineImpl::Loop() {
     probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
     parts_.disks->Refresh();
   });
-  PeriodicTask release(kReleaseInterval,
-                       [] { HostAllocator::Get().ReleaseUnused(); });
+  PeriodicTask release(kReleaseInterval, [this] {
+    HostAllocator::Get().ReleaseUnused();
+    sample_records_.DropExpired();
+  });
   const auto post_io = [this](std::function<void()> task) {
     context_.PostIo(std::move(task));
   };

@@ -81,6 +81,10 @@ class EngineImpl final : public Engine {
 
   CancelHandle Train(TrainRequest request,
                      Callback<StepReply<TrainResult>> done) override;
+  [[nodiscard]] int64_t ReplayBytes(
+      const TrainRequest& request) const override {
+    return sample_records_.ReplayBytes(request);
+  }
   CancelHandle OptimStep(OptimStepRequest request,
                          Callback<StepReply<OptimStepResult>> done) override;
   CancelHandle Sample(SampleRequest request,
@@ -156,6 +160,9 @@ class EngineImpl final : public Engine {
   // Like IsOpenFor, but also refuses if CheckRoom returns an error.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
+  // Does what SampleRecords::Replay does, unless the call repeats a step: that
+  // step has its values. Any thread may call it.
+  [[nodiscard]] absl::Status Replay(TrainRequest* request);
   // Returns RESOURCE_EXHAUSTED if the log has no room for new work. Any thread
   // may call it.
   [[nodiscard]] absl::Status CheckRoom() const;
@@ -173,6 +180,7 @@ class EngineImpl final : public Engine {
   dispatch::DispatchMetrics dispatch_metrics_;
   MemoryMetrics memory_metrics_;
   const RealClock clock_;
+  records::SampleRecords sample_records_;
   executor::Executor executor_;
   ComputeGuard guard_;
   AdapterTable adapters_;

@@ -26,6 +26,12 @@ StopRule StopOf(const SampleRequest& request,
   return stop;
 }
 
+// Removes what the request wants for its record alone.
+void Hide(const SampleRequest& request, Sample* sample) {
+  if (request.hide_routing) sample->routing.clear();
+  if (request.hide_support) sample->support = {};
+}
+
 // Returns the plan of one decode iteration. Its rows are the last tokens of the
 // sequences.
 executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
@@ -46,7 +52,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
     if (const auto& state = s.pages->state().id()) states.push_back(*state);
     lengths.push_back(static_cast<int32_t>(s.length + 1));
     std::ranges::copy(s.pages->pages(), table.begin() + r * table_width);
-    AddRows(plan.batch.routing, s.job->version, r, r + 1);
+    AddRows(plan.batch.routing, s.version, r, r + 1);
     plan.logit_rows.push_back(r);
     plan.draws.push_back(s.job->RuleOf(s.sample_index, r));
     s.AddEdits(r, plan.edits);
@@ -64,6 +70,20 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
   return plan;
 }
 
+// Notes which version drew the sample's last token.
+void AddSpan(const SampleSequence& sequence, Sample& sample) {
+  // The version that drew all first tokens may be older than the one with which
+  // the sample starts.
+  const uint64_t version = sample.tokens.size() == 1
+                               ? sequence.job->result.version
+                               : sequence.version->number;
+  std::vector<VersionSpan>& spans = sample.version_spans;
+  if (spans.empty() || spans.back().version != version) {
+    spans.push_back({.version = version});
+  }
+  ++spans.back().tokens;
+}
+
 }  // namespace
 
 SampleLoop::SampleLoop(executor::Executor* executor,
@@ -76,7 +96,7 @@ SampleLoop::SampleLoop(executor::Executor* executor,
       probe_(probe),
       threads_(options.adapt_threads),
       sequences_(executor, options.kv_cache_bytes, options.max_decode_sequences,
-                 options.tenant_weights, probe),
+                 options.tenant_weights, options.latest, probe),
       prefill_(executor, &sequences_, probe, options.max_prefill_tokens,
                options.max_decode_sequences, options.tenant_weights) {
   if (options.decode_graphs) {
@@ -96,7 +116,6 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   job.streams = task.streams;
   job.accepted_at = task.accepted_at;
   job.result.version = version == nullptr ? 0 : version->number;
-  job.version = std::move(version);
   job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
   // The prompt's first token has no log-probability, so its entry is a
@@ -107,6 +126,7 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   }
   sequences_.Add({.job = &job,
                   .sample_index = kPrompt,
+                  .version = std::move(version),
                   .pages = std::nullopt,
                   .stop = sampling::StopMatcher(job.stop, token_bytes_),
                   .edits = {request->config, request->prompt}});
@@ -140,6 +160,7 @@ std::vector<uint64_t> SampleLoop::CancelAll() {
 }
 
 std::vector<SampleEvent> SampleLoop::Step() {
+  sequences_.TakeVersions();
   sequences_.ForgetDeadVersions();
   Decode();
   prefill_.Run();
@@ -200,6 +221,7 @@ bool SampleLoop::StartSample(SampleJob& job) {
   const int index = job.num_started++;
   SampleSequence sample{.job = &job,
                         .sample_index = index,
+                        .version = prompt.version,
                         .pages = std::move(pages),
                         .length = prompt.length,
                         .stop = prompt.stop,
@@ -230,7 +252,7 @@ void SampleLoop::Decode() {
   // Sorts the rows by adapter version, so that each version's weights are read
   // once.
   std::ranges::stable_sort(
-      rows, {}, [](const SampleSequence* s) { return s->job->version.get(); });
+      rows, {}, [](const SampleSequence* s) { return s->version.get(); });
 
   executor::CacheOutput result;
   threads_.Run([&] { result = executor_.Run(PlanDecode(rows)); });
@@ -284,6 +306,7 @@ bool SampleLoop::Accept(SampleSequence& sequence,
     sample.top_logprobs.push_back(drawn.top_logprobs);
   }
   if (job.request->has_support()) sample.support.Add(drawn.support);
+  if (job.request->in_flight) AddSpan(sequence, sample);
   sequence.edits.Push(drawn.token);
   const auto num_tokens = static_cast<int>(sample.tokens.size());
   if (sequence.stop.Push(drawn.token) && num_tokens > config.min_tokens) {
@@ -293,12 +316,21 @@ bool SampleLoop::Accept(SampleSequence& sequence,
   }
   const bool ends = sample.finish_reason != FinishReason::kNone;
   if (ends) ++job.num_finished;
+  if (ends && !job.request->record.empty()) {
+    sample.sequence_id = SequenceId(job.request->record,
+                                    static_cast<size_t>(sequence.sample_index));
+  }
   if (job.streams) {
     SampleDelta delta{.sample_index = sequence.sample_index,
                       .piece = {.tokens = {drawn.token},
                                 .logprobs = {drawn.logprob},
-                                .finish_reason = sample.finish_reason},
+                                .finish_reason = sample.finish_reason,
+                                .sequence_id = sample.sequence_id},
                       .version = job.result.version};
+    if (job.request->in_flight) {
+      delta.piece.version_spans = {
+          {.version = sample.version_spans.back().version, .tokens = 1}};
+    }
     if (job.request->top_logprobs > 0) {
       delta.piece.top_logprobs.push_back(drawn.top_logprobs);
     }
@@ -315,8 +347,10 @@ bool SampleLoop::Accept(SampleSequence& sequence,
 std::vector<SampleEvent> SampleLoop::CollectEvents() {
   std::vector<SampleEvent> events;
   for (auto job = jobs_.begin(); job != jobs_.end();) {
+    const SampleRequest& request = *job->request;
+    for (SampleDelta& delta : job->deltas) Hide(request, &delta.piece);
     const bool finished =
-        job->failed || job->num_finished == job->request->num_samples;
+        job->failed || job->num_finished == request.num_samples;
     if (finished || !job->deltas.empty()) {
       events.push_back({.work_id = job->work_id,
                         .deltas = std::exchange(job->deltas, {}),
@@ -327,6 +361,10 @@ std::vector<SampleEvent> SampleLoop::CollectEvents() {
         events.back().result = absl::FailedPreconditionError(
             "the logits are not finite: the adapter's weights have diverged");
       } else {
+        if (!request.record.empty()) {
+          events.back().record = RecordOf(request, job->adapter, job->result);
+        }
+        for (Sample& sample : job->result.samples) Hide(request, &sample);
         events.back().result = std::move(job->result);
       }
       job = jobs_.erase(job);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "src/engine/sample_state.h"
 #include "src/executor/executor.h"
 #include "src/lora/adapter.h"
+#include "src/request/sample_record.h"
 #include "src/sampling/draw_rows.h"
 #include "src/sampling/stop_matcher.h"
 
@@ -38,6 +40,7 @@ struct SampleLoopOptions {
   int64_t max_prefill_tokens = 0;
   bool decode_graphs = false;  // Use graphs if the device has them.
   bool adapt_threads = false;  // As DecodeThreads does.
+  LatestVersion latest = {};   // For requests in flight.
 };
 
 // What one iteration produced for a request. Only requests that stream get
@@ -48,6 +51,8 @@ struct SampleEvent {
   bool finished = false;
   // Set when the request is finished.
   absl::StatusOr<SampleResult> result = SampleResult();
+  // Set when a request with `record` has finished without an error.
+  std::optional<SampleRecord> record = {};
 };
 
 class SampleLoop {

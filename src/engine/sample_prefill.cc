@@ -80,7 +80,7 @@ void PrefillRows::Add(const SampleSequence& sequence, int64_t begin,
   has_past_ |= begin > 0;
   plan_.batch.nodes.push_back(
       {.begin = row, .end = end_row, .subtree_end = end_row});
-  AddRows(plan_.batch.routing, sequence.job->version, row, end_row);
+  AddRows(plan_.batch.routing, sequence.version, row, end_row);
   if (sequence.experts_NE.defined()) {
     const int64_t known = std::min(end, sequence.experts_NE.size(0));
     if (begin < known) {
@@ -275,19 +275,20 @@ void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
   std::vector<absl::Span<const int32_t>> scored;
   for (const SamplePiece& piece : pieces) {
     SampleJob& job = *piece.sequence->job;
+    const lora::AdapterVersionPtr& version = piece.sequence->version;
     const int64_t first_row = rows.size();
     rows.Add(*piece.sequence, piece.begin, piece.end);
     int64_t begin = 0;
     const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
     begin += first_row - piece.begin;
-    if (job.request->prompt_logprobs) rows.Score(begin, targets, job.version);
+    if (job.request->prompt_logprobs) rows.Score(begin, targets, version);
     if (job.request->prompt_top_logprobs > 0) {
       rows.List(begin, targets.size(), job.request->prompt_top_logprobs,
-                job.version);
+                version);
     }
     scored.push_back(targets);
     if (!piece.ends_prompt()) continue;
-    const int64_t logit = rows.WantLogits(rows.size() - 1, job.version);
+    const int64_t logit = rows.WantLogits(rows.size() - 1, version);
     const model::Decoder& decoder = executor_.decoder();
     job.SetBans(decoder.config().vocab, decoder.device());
     rows.Edit(*piece.sequence, logit);

@@ -45,6 +45,8 @@ void SampleRunner::Decode() {
   }
   for (SampleEvent& event : events) {
     desk.Deliver(event.work_id, std::move(event.deltas));
+    // Before the reply, after which the client may train on the samples.
+    if (event.record) context_.sample_records.Put(*event.record);
     if (event.finished) desk.Finish(event.work_id, std::move(event.result));
   }
 }

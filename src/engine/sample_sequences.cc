@@ -22,7 +22,7 @@ int64_t SequenceTokens(const SampleRequest& request) {
 SampleSequences::SampleSequences(executor::Executor* executor,
                                  int64_t kv_cache_bytes, int max_running,
                                  std::map<std::string, int64_t> weights,
-                                 EngineProbe* probe)
+                                 LatestVersion latest, EngineProbe* probe)
     : executor_(*executor),
       probe_(probe),
       max_running_(max_running),
@@ -36,7 +36,8 @@ SampleSequences::SampleSequences(executor::Executor* executor,
                [executor](const kv::StateCopy& copy) {
                  executor->CopyState(copy);
                }}),
-      order_(max_running, pool_.num_pages(), std::move(weights)) {
+      order_(max_running, pool_.num_pages(), std::move(weights)),
+      latest_(std::move(latest)) {
   executor->MakeCache(pool_.num_pages(), kPageTokens, pool_.num_slots());
 }
 
@@ -161,8 +162,9 @@ bool SampleSequences::HasSlotFor(const SampleJob& job) {
 }
 
 void SampleSequences::Add(SampleSequence sequence) {
-  const SampleJob& job = *sequence.job;
-  if (job.version != nullptr) versions_[job.weights_id()] = job.version;
+  if (sequence.version != nullptr) {
+    versions_[sequence.weights_id()] = sequence.version;
+  }
   sequences_.emplace(sequence.age(), std::move(sequence));
 }
 
@@ -183,7 +185,7 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
     reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
   }
   kv::SequencePages pages = pool_.Begin(
-      job.weights_id(), sequence.Tokens(reusable), &sequence.fork_tokens);
+      sequence.weights_id(), sequence.Tokens(reusable), &sequence.fork_tokens);
   const int64_t found = pages.num_tokens();
   if (!MakeRoom(KvPool::PagesFor(target - found), pages, job.tenant,
                 sequence.place) ||
@@ -295,10 +297,40 @@ void SampleSequences::Preempt(SampleSequence& sequence) {
        sequence.experts_NE.size(0) < sequence.length)) {
     sequence.experts_NE = ExpertsOf(sequence);
   }
+  DropPages(sequence);
+  probe_->CountPreemption();
+}
+
+void SampleSequences::DropPages(SampleSequence& sequence) {
   CachePrefix(sequence, /*ends=*/true);
   sequence.pages.reset();
   sequence.length = 0;
-  probe_->CountPreemption();
+  sequence.has_old_keys = false;
+}
+
+void SampleSequences::TakeVersions() {
+  for (auto& [age, sequence] : sequences_) {
+    const SampleJob& job = *sequence.job;
+    if (!job.request->in_flight || !sequence.may_take_version()) continue;
+    lora::AdapterVersionPtr latest = latest_(job.adapter);
+    if (latest != nullptr && latest != sequence.version) {
+      TakeVersion(sequence, std::move(latest));
+    }
+  }
+}
+
+void SampleSequences::TakeVersion(SampleSequence& sequence,
+                                  lora::AdapterVersionPtr version) {
+  SampleJob& job = *sequence.job;
+  const bool recompute = job.request->recompute_cache;
+  if (recompute && sequence.pages.has_value()) DropPages(sequence);
+  sequence.has_old_keys = sequence.pages.has_value();
+  // Where no token was drawn with the old version's experts, the new version
+  // chooses experts itself.
+  if (recompute || job.first_draws.empty()) sequence.experts_NE = {};
+  versions_[version->id.value()] = version;
+  if (job.first_draws.empty()) job.result.version = version->number;
+  sequence.version = std::move(version);
 }
 
 int64_t SampleSequences::EndOfPiece(const SampleSequence& sequence,
@@ -311,7 +343,8 @@ int64_t SampleSequences::EndOfPiece(const SampleSequence& sequence,
 }
 
 void SampleSequences::CachePrefix(SampleSequence& sequence, bool ends) {
-  const uint64_t version = sequence.job->weights_id();
+  if (sequence.has_old_keys) return;
+  const uint64_t version = sequence.weights_id();
   const std::vector<int32_t> tokens = sequence.Tokens(sequence.length);
   pool_.CachePrefix(version, tokens, *sequence.pages);
   if (!pool_.has_states()) return;

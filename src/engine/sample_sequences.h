@@ -22,6 +22,12 @@
 // often are many. Pieces of prefill end at these two places. States at every
 // border would be useful seldom, and each takes the memory of hundreds of
 // tokens. A sequence that ends at a border leaves its own state there.
+//
+// Samples in flight take the adapter's newer versions between two tokens, and a
+// prompt takes them until it has pages. So one version computes and scores the
+// prompt, and draws the first tokens. From then on a sample has keys of several
+// versions, or it loses its pages as if it were preempted, and is prefilled
+// again. No other sequence ever begins with keys of several versions.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_SEQUENCES_H_
 #define WEFT_SRC_ENGINE_SAMPLE_SEQUENCES_H_
 
@@ -47,11 +53,11 @@ namespace weft::engine {
 class SampleSequences {
  public:
   // Creates the executor's cache. At most `max_running` samples have a slot.
-  // `weights` are the tenants' weights. `executor` and `probe` outlive the
-  // sequences.
+  // `weights` are the tenants' weights. `latest` is for samples in flight.
+  // `executor` and `probe` outlive the sequences.
   SampleSequences(executor::Executor* executor, int64_t kv_cache_bytes,
                   int max_running, std::map<std::string, int64_t> weights,
-                  EngineProbe* probe);
+                  LatestVersion latest, EngineProbe* probe);
 
   // Any thread may call the method below.
 
@@ -80,7 +86,7 @@ class SampleSequences {
     return sequences_.at({job.order, kPrompt});
   }
   // Adds a sequence. Its job outlives the sequence. From now on prefixes may be
-  // cached for the job's version.
+  // cached for the sequence's version.
   void Add(SampleSequence sequence);
   void Erase(SampleAge age) { sequences_.erase(age); }
   void EraseAllOf(const SampleJob& job);
@@ -103,6 +109,9 @@ class SampleSequences {
   // that begin with the same tokens, and the state if the sequence `ends`, or
   // if EndOfPiece chose its place.
   void CachePrefix(SampleSequence& sequence, bool ends);
+  // Gives the latest versions to sequences of requests in flight. Call it
+  // between two tokens.
+  void TakeVersions();
   // Drops cached prefixes of versions that no request can use any more.
   void ForgetDeadVersions();
 
@@ -138,13 +147,17 @@ class SampleSequences {
       const std::vector<SampleSequence*>& line);
   // Returns the place of a new prompt of the tenant.
   [[nodiscard]] sched::DecodeOrder::Place NextPlace(const std::string& tenant);
+  void TakeVersion(SampleSequence& sequence, lora::AdapterVersionPtr version);
   void Preempt(SampleSequence& sequence);
+  // Frees the pages of the sequence, which must then be prefilled again.
+  void DropPages(SampleSequence& sequence);
 
   executor::Executor& executor_;
   EngineProbe* const probe_;
   const int max_running_;
   KvPool pool_;
   sched::DecodeOrder order_;
+  const LatestVersion latest_;
   std::map<SampleAge, SampleSequence> sequences_;
   // Versions whose prefixes may be cached, by weights id.
   std::map<uint64_t, std::weak_ptr<const lora::AdapterVersion>> versions_;

@@ -39,6 +39,21 @@ int64_t SampleSequence::target() const {
   return prompt + static_cast<int64_t>(sample.tokens.size()) - 1;
 }
 
+bool SampleSequence::may_take_version() const {
+  if (sample_index == kPrompt) {
+    const bool is_half_scored = job->first_draws.empty() &&
+                                job->scores_prompt() && job->num_scored() > 1;
+    return !pages.has_value() && !is_half_scored;
+  }
+  if (!pages.has_value()) return true;
+  // If new versions came faster than prefill, a sample whose keys are computed
+  // again for each would draw nothing.
+  return ready() &&
+         (!job->request->recompute_cache ||
+          job->result.samples[sample_index].version_spans.back().version ==
+              version->number);
+}
+
 std::array<int64_t, 2> SampleSequence::StatePlaces() const {
   if (sample_index != kPrompt) return {};
   // The last token of a prompt is always computed (SampleSequences::TakePages),

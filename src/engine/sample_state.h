@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,6 +25,10 @@
 
 namespace weft::engine {
 
+// Returns an adapter's latest version; null if the adapter is not on the device
+// or does not exist any more.
+using LatestVersion = std::function<lora::AdapterVersionPtr(AdapterKey)>;
+
 // A request with the tokens that its samples have drawn so far.
 struct SampleJob {
   uint64_t work_id = 0;
@@ -33,7 +38,6 @@ struct SampleJob {
   const SampleRequest* request = nullptr;
   bool streams = false;
   absl::Time accepted_at;
-  lora::AdapterVersionPtr version;
   StopRule stop;
   // RowEdits::banned_V of samples, and of those that have fewer than min_tokens
   // tokens. SetBans makes them.
@@ -67,10 +71,6 @@ struct SampleJob {
   [[nodiscard]] sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
   // Called once, before the first draw. Throws c10::Error.
   void SetBans(int64_t vocab, at::Device device);
-  // Returns 0 for the base model.
-  [[nodiscard]] uint64_t weights_id() const {
-    return version == nullptr ? 0 : version->id.value();
-  }
 };
 
 // The value of sample_index for a prompt.
@@ -85,8 +85,10 @@ using SampleAge = std::pair<uint64_t, int>;
 struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
+  lora::AdapterVersionPtr version;  // Reads the next token. Null: the base.
   std::optional<kv::SequencePages> pages;  // None while the sequence waits.
   int64_t length = 0;       // Number of tokens whose keys are in the pages.
+  bool has_old_keys = false;  // Earlier versions computed some of these keys.
   int64_t fork_tokens = 0;  // See kv::PrefixCache::Prefix.
   // Set by SampleSequences::InOrder.
   sched::DecodeOrder::Place place = {};
@@ -100,6 +102,13 @@ struct SampleSequence {
   sampling::SequenceEdits edits = {};
 
   [[nodiscard]] SampleAge age() const { return {job->order, sample_index}; }
+  // Returns 0 for the base model.
+  [[nodiscard]] uint64_t weights_id() const {
+    return version == nullptr ? 0 : version->id.value();
+  }
+  // Returns whether the sequence, of a request in flight, may take another
+  // version now (SampleSequences::TakeVersions).
+  [[nodiscard]] bool may_take_version() const;
   // Returns the number of tokens whose keys the sequence needs to continue: all
   // tokens of a prompt, or all tokens of a sample except the last.
   [[nodiscard]] int64_t target() const;

@@ -70,7 +70,8 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
           own(options.max_queue_tokens_per_tenant, options.max_queue_tokens),
       .reorder_window = sched::SchedulerOptions().reorder_window,
       .replay_window = dispatch::kReplayWindow,
-      .has_byte_decoder = has_byte_decoder};
+      .has_byte_decoder = has_byte_decoder,
+      .keeps_sample_records = options.sample_record_bytes > 0};
 }
 
 // Returns the metrics of the disks on which the engine writes. They have values

@@ -279,8 +279,8 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "stored replies and notes make a snapshot of ", out.ByteSizeLong(),
         " bytes, the limit is ", kMaxMessageBytes,
-        "; lower --max-stored-reply-bytes, or let promised "
-        "steps end"));
+        "; lower --max-stored-reply-bytes or --sample-record-bytes, or let "
+        "promised steps end"));
   }
   return out.SerializeAsString();
 }

@@ -48,12 +48,13 @@ ReplayCost Recorder::cost() const {
   return cost_;
 }
 
-void Recorder::PutNote(const std::string& name, std::string value) {
-  const auto shared = std::make_shared<const std::string>(std::move(value));
-  std::string bytes = EncodeNote(name, shared.get());
+void Recorder::PutNote(const std::string& name,
+                       std::shared_ptr<const std::string> value) {
+  if (!recording()) return;
+  std::string bytes = EncodeNote(name, value.get());
   MutexLock lock(&mu_);
   if (!recording()) return;
-  notes_[name] = shared;
+  notes_[name] = std::move(value);
   AppendLocked(std::move(bytes));
 }
 

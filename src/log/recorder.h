@@ -91,8 +91,13 @@ class Recorder {
   // Any thread may call the methods below.
 
   // Records a note (NoteRecord). Does nothing before Start and after Stop.
-  void PutNote(const std::string& name, std::string value)
+  void PutNote(const std::string& name,
+               std::shared_ptr<const std::string> value)
       ABSL_LOCKS_EXCLUDED(mu_);
+  void PutNote(const std::string& name, std::string value)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    PutNote(name, std::make_shared<const std::string>(std::move(value)));
+  }
   void EraseNote(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the notes whose names begin with `prefix`.
   [[nodiscard]] Notes NotesWith(const std::string& prefix) const

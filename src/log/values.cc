@@ -147,6 +147,12 @@ void Put(const TrainRequest& request, log::Request* out) {
   train->set_score_all(loss.score_all);
   train->set_return_routing(loss.return_routing);
   for (const Datum& datum : request.data) Put(datum, train->add_data());
+  const Replayed& replayed = request.replayed;
+  if (replayed == Replayed()) return;
+  train->mutable_replayed()->set_tokens(replayed.tokens);
+  train->mutable_replayed()->set_missing(replayed.missing);
+  train->mutable_replayed()->set_own_tokens(replayed.own_tokens);
+  train->mutable_replayed()->set_versions(replayed.versions);
 }
 
 TrainRequest Get(const log::Train& in) {
@@ -162,6 +168,10 @@ TrainRequest Get(const log::Train& in) {
                   .score_all = in.score_all(),
                   .return_routing = in.return_routing()};
   for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
+  request.replayed = {.tokens = in.replayed().tokens(),
+                      .missing = in.replayed().missing(),
+                      .own_tokens = in.replayed().own_tokens(),
+                      .versions = in.replayed().versions()};
   return request;
 }
 

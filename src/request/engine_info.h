@@ -41,6 +41,7 @@ struct EngineInfo {
   uint64_t reorder_window = 0;
   uint64_t replay_window = 0;     // Latest steps whose replies are kept.
   bool has_byte_decoder = false;  // True if StopRule::byte_strings work.
+  bool keeps_sample_records = false;  // True if SampleRequest::record works.
 };
 
 }  // namespace weft

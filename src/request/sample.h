@@ -64,6 +64,17 @@ struct SampleRequest {
   // Scores are those of the distribution that top_k, top_p and min_p leave.
   bool truncated_logprobs = false;
   bool return_support = false;
+  // The id of the record that the engine keeps of the samples
+  // (sample_record.h). Empty: it keeps none.
+  std::string record;
+  // The experts and the supports are for the record alone: the samples have
+  // none.
+  bool hide_routing = false;
+  bool hide_support = false;
+  // At each token a sample takes the adapter's latest weights. It keeps the keys
+  // that earlier weights computed, or computes them again.
+  bool in_flight = false;
+  bool recompute_cache = false;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
 
@@ -84,6 +95,14 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength };
 // likely first.
 using TopLogprobs = std::vector<std::pair<int32_t, float>>;
 
+// The version that drew some tokens of a sample, one after another.
+struct VersionSpan {
+  uint64_t version = 0;
+  uint32_t tokens = 0;
+
+  friend bool operator==(const VersionSpan&, const VersionSpan&) = default;
+};
+
 struct Sample {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
@@ -96,13 +115,18 @@ struct Sample {
   // The supports of the drawn tokens. Empty unless requested, and if nothing
   // truncates the draws.
   TokenSupport support = {};
+  // Names the sample in its record. Empty without one. In a stream, only the
+  // sample's last delta has it.
+  std::string sequence_id = {};
+  // Of all tokens, if the request is in flight. Neighbours differ in version.
+  std::vector<VersionSpan> version_spans = {};
 };
 
 struct SampleResult {
   std::vector<Sample> samples;
   std::vector<float> prompt_logprobs;
   std::vector<TopLogprobs> prompt_top_logprobs;  // The first entry is empty.
-  uint64_t version = 0;
+  uint64_t version = 0;  // Scored the prompt and drew the first tokens.
 };
 
 // Tokens that were drawn since the sample's previous delta.

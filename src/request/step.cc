@@ -89,6 +89,7 @@ class Hasher {
 };
 
 std::string Digest(const TrainRequest& request) {
+  if (!request.digest.empty()) return request.digest;
   Hasher hasher;
   const LossConfig& loss = request.loss;
   hasher << std::string_view("train") << request.adapter_id << request.backward
@@ -101,6 +102,16 @@ std::string Digest(const TrainRequest& request) {
            << datum.targets << datum.weights << datum.logprobs
            << datum.advantages << datum.routing << datum.support.offsets
            << datum.support.tokens;
+  }
+  const Replay& replay = request.replay;
+  if (replay.spans.empty()) return hasher.Finish();
+  hasher << replay.routing << replay.support << replay.logprobs
+         << replay.optional;
+  for (const std::vector<SampledSpan>& spans : replay.spans) {
+    hasher << uint64_t{spans.size()};
+    for (const SampledSpan& span : spans) {
+      hasher << span.sequence_id << span.offset << span.start << span.length;
+    }
   }
   return hasher.Finish();
 }

@@ -43,11 +43,14 @@ struct TargetSpan {
   int64_t end = 0;
 };
 
+// In Datum::routing, in place of an expert that is not given.
+inline constexpr uint16_t kRouterChooses = 0xFFFF;
+
 // One sequence of N tokens. `targets` and `weights` have one value for each
 // target of each token, in order (targets_of). If `weights` is empty, every
 // weight is 1. logprobs and advantages are [N], or empty for kCrossEntropy.
 // routing is [N, L, K] for L layers with experts and K experts per token. If
-// routing is empty, the router chooses the experts.
+// routing is empty, or has kRouterChooses, the router chooses the experts.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
@@ -78,6 +81,43 @@ struct Datum {
   friend bool operator==(const Datum&, const Datum&) = default;
 };
 
+// Targets that a recorded sample has drawn: [start, start + length) of a datum
+// are the drawn tokens [offset, offset + length) of the sample.
+struct SampledSpan {
+  std::string sequence_id;
+  uint32_t offset = 0;
+  uint32_t start = 0;
+  uint32_t length = 0;
+
+  friend bool operator==(const SampledSpan&, const SampledSpan&) = default;
+};
+
+// What a request takes from the records of samples when it is accepted
+// (sample_record.h).
+struct Replay {
+  bool routing = false;
+  bool support = false;
+  bool logprobs = false;
+  // Targets whose record is gone keep the values of the request. Otherwise the
+  // request fails.
+  bool optional = false;
+  // The spans of each datum: ascending, not empty, one target per token. Empty
+  // if no datum has any.
+  std::vector<std::vector<SampledSpan>> spans;
+};
+
+// What a request has taken from records, for its metrics.
+struct Replayed {
+  int64_t tokens = 0;   // Targets that a record has drawn.
+  int64_t missing = 0;  // Spans whose record was gone.
+  // The targets that the request's own adapter has drawn, and the sum of the
+  // versions that drew them.
+  int64_t own_tokens = 0;
+  uint64_t versions = 0;
+
+  friend bool operator==(const Replayed&, const Replayed&) = default;
+};
+
 // A ForwardBackward request, or a Forward request if `backward` is false.
 struct TrainRequest {
   std::string adapter_id;  // Empty: the base model (Forward only).
@@ -91,6 +131,11 @@ struct TrainRequest {
   std::string snapshot;  // Set only if unnumbered. Empty: the latest version.
   LossConfig loss;
   std::vector<Datum> data;
+  Replay replay;
+  Replayed replayed;
+  // The digest of the client's request (step.h), if the data have changed
+  // since.
+  std::string digest;
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
 

@@ -61,6 +61,21 @@ def test_many_prompts_come_back_in_order(
     assert client.sample_many([]) == []
 
 
+def test_samples_in_flight_have_a_version_for_each_token(client: weft.Client) -> None:
+    adapter = client.create_adapter("moving")
+    moving: dict[str, Any] = {"max_tokens": 3, "in_flight": True}
+    sample = adapter.sample([1, 2], **moving, recompute_cache=True).samples[0]
+    assert sample.versions == [1, 2, 2]
+    assert len(sample.tokens) == 3
+    streamed = [
+        version
+        for delta in adapter.sample_stream([1, 2], **moving)
+        for version in delta.versions
+    ]
+    assert streamed == [1, 2, 2]
+    assert adapter.sample([1, 2], max_tokens=3).samples[0].versions == []
+
+
 def test_no_more_is_in_flight_than_the_bound(
     server: FakeWeftd, client: weft.Client
 ) -> None:

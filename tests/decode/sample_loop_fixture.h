@@ -19,6 +19,7 @@
 #include "prometheus/registry.h"
 #include "src/engine/memory_plan.h"
 #include "src/engine/sample_loop.h"
+#include "src/engine/sample_routing.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/adapter_keys.h"
 #include "tests/support/tolerance.h"
@@ -264,21 +265,28 @@ inline void SampleLoopTest::ExpectSameResultsInPieces(
 }
 
 // Returns the logits after `tokens`, computed by one pass without a cache.
-inline at::Tensor NextLogits(const model::Decoder& decoder,
-                             const std::vector<int32_t>& tokens,
-                             const lora::AdapterVersionPtr& version) {
+// `routing` has the adapters of the pass's rows.
+inline at::Tensor NextLogitsOf(const model::Decoder& decoder,
+                               const std::vector<int32_t>& tokens,
+                               const lora::LoraRouting& routing) {
   const auto length = static_cast<int64_t>(tokens.size());
   model::PackedBatch batch{
       .tokens_T = at::tensor(tokens, at::kLong),
       .positions_T = at::arange(length, at::kInt),
-      .nodes = {{.begin = 0, .end = length, .subtree_end = length}}};
-  if (version != nullptr) {
-    batch.routing = {{.begin = 0, .end = length, .version = version}};
-  }
+      .nodes = {{.begin = 0, .end = length, .subtree_end = length}},
+      .routing = routing};
   const at::Tensor x =
       decoder.ForwardLayers(model::Mode::kEval, batch, nullptr, 0, nullptr);
   return at::mm(decoder.FinalNorm(x.slice(0, length - 1)),
                 decoder.weights().head_VH.t())[0];
+}
+
+inline at::Tensor NextLogits(const model::Decoder& decoder,
+                             const std::vector<int32_t>& tokens,
+                             const lora::AdapterVersionPtr& version) {
+  lora::LoraRouting routing;
+  AddRows(routing, version, 0, static_cast<int64_t>(tokens.size()));
+  return NextLogitsOf(decoder, tokens, routing);
 }
 
 inline at::Tensor NextLogprobs(const model::Decoder& decoder,

@@ -58,6 +58,32 @@ def test_clients_at_once_get_the_bits_of_clients_in_turn(tmp_path: Path) -> None
         assert actual[tenant] == expected[tenant], f"client {tenant}"
 
 
+def test_samples_in_flight_outlive_moves_and_the_adapter(tmp_path: Path) -> None:
+    flags = ("--max-resident-adapters", "1")
+    model = tiny_model("llama-tied")
+    options: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "in_flight": True}
+    with (
+        daemon_module.running(model, tmp_path, *flags) as daemon,
+        daemon.client() as client,
+    ):
+        both = [client.create_adapter(name, rank=4) for name in ("other", "moving")]
+        batch = [next_token(random_tokens(VOCAB, 20, 1))]
+        versions: list[int] = []
+        for delta in both[1].sample_stream([5, 6, 7], seed=1, **options):
+            versions += delta.versions
+            for adapter in both:
+                adapter.forward_backward(batch)
+                adapter.optim_step(learning_rate=1e-3)
+        assert len(versions) == 500 and versions == sorted(versions)
+        assert len(set(versions)) >= 3
+        assert _series(daemon, "weft_adapter_moves_total") >= 4
+        stream = both[1].sample_stream([5, 6, 7], seed=2, **options)
+        versions = next(stream).versions
+        both[1].delete()
+        versions += [version for delta in stream for version in delta.versions]
+        assert len(versions) == 500 and len(set(versions)) == 1
+
+
 def _use(daemon: Any, tenant: int, barrier: threading.Barrier | None) -> list[Any]:
     """Returns all that one client sees of its own adapter, over its own connection."""
     seen: list[Any] = []

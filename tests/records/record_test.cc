@@ -77,6 +77,19 @@ TEST(RecordTest, ATrainingRequestKeepsItsDigest) {
   EXPECT_EQ(Encode(Record(begin)), bytes);
 }
 
+TEST(RecordTest, ATrainingRequestKeepsWhatItTookFromRecords) {
+  TrainRequest request = Train();
+  request.replayed = {
+      .tokens = 7, .missing = 2, .own_tokens = 5, .versions = 11};
+  const absl::StatusOr<Record> read =
+      DecodeRecord(EncodeBegin(5, AdapterKey{2}, 7, "digest", request));
+  ASSERT_TRUE(read.ok()) << read.status();
+  const auto& train =
+      std::get<TrainRequest>(std::get<BeginRecord>(*read).request);
+  EXPECT_EQ(train.replayed, request.replayed);
+  EXPECT_EQ(train.data, request.data);
+}
+
 TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {
   const StepRequest requests[] = {
       OptimStepRequest{.adapter_id = "a",

@@ -81,6 +81,43 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
       [](TrainRequest& r) {
         r.data[0].target_offsets = {0, 2, 2};
       },
+      [](TrainRequest& r) {
+        r.replay.spans = {{{.sequence_id = "s:0", .length = 1}}, {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.spans = {{{.sequence_id = "s:1", .length = 1}}, {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.spans = {{{.sequence_id = "s:0", .length = 2}}, {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.spans = {{{.sequence_id = "s:0", .offset = 1, .length = 1}},
+                          {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.spans = {{{.sequence_id = "s:0", .start = 1, .length = 1}},
+                          {}};
+      },
+      // The span is the same but belongs to another datum.
+      [](TrainRequest& r) {
+        r.replay.spans = {{}, {{.sequence_id = "s:0", .length = 1}}};
+      },
+      [](TrainRequest& r) {
+        r.replay.routing = true;
+        r.replay.spans = {{{.sequence_id = "s:0", .length = 1}}, {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.support = true;
+        r.replay.spans = {{{.sequence_id = "s:0", .length = 1}}, {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.logprobs = true;
+        r.replay.spans = {{{.sequence_id = "s:0", .length = 1}}, {}};
+      },
+      [](TrainRequest& r) {
+        r.replay.optional = true;
+        r.replay.spans = {{{.sequence_id = "s:0", .length = 1}}, {}};
+      },
       [](TrainRequest& r) { r.data.pop_back(); },
       // The tokens are the same but are divided differently.
       [](TrainRequest& r) {
@@ -96,6 +133,13 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
     EXPECT_TRUE(digests.insert(PayloadDigest(request)).second)
         << "change " << digests.size();
   }
+}
+
+TEST(DigestTest, ARequestThatHasChangedKeepsTheDigestOfTheClients) {
+  TrainRequest request = SomeTrainRequest();
+  request.digest = "the client's";
+  request.data[0].logprobs[0] = -3;
+  EXPECT_EQ(PayloadDigest(request), "the client's");
 }
 
 TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {

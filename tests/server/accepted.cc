@@ -46,7 +46,8 @@ void ExpectFinite(const std::vector<float>& values) {
   for (const float value : values) EXPECT_TRUE(std::isfinite(value)) << value;
 }
 
-void ExpectUsable(const Datum& datum, LossFunction function,
+// `recorded` says whether records have the logprobs that are absent.
+void ExpectUsable(const Datum& datum, LossFunction function, bool recorded,
                   const RequestLimits& limits) {
   const int64_t tokens = datum.num_tokens();
   EXPECT_GE(tokens, 1);
@@ -86,7 +87,9 @@ void ExpectUsable(const Datum& datum, LossFunction function,
   }
   if (function == LossFunction::kCrossEntropy) return;
   EXPECT_EQ(datum.targets.size(), datum.tokens.size());
-  EXPECT_EQ(datum.logprobs.size(), datum.targets.size());
+  if (!recorded || !datum.logprobs.empty()) {
+    EXPECT_EQ(datum.logprobs.size(), datum.targets.size());
+  }
   EXPECT_EQ(datum.advantages.size(), datum.targets.size());
   ExpectFinite(datum.logprobs);
   ExpectFinite(datum.advantages);
@@ -115,6 +118,18 @@ void ExpectUsable(const StopRule& stop, const RequestLimits& limits) {
             kMaxStopEntries);
 }
 
+void ExpectUsable(const std::vector<SampledSpan>& spans, const Datum& datum) {
+  uint64_t free = 0;
+  for (const SampledSpan& span : spans) {
+    EXPECT_NE(span.sequence_id, "");
+    EXPECT_GE(span.start, free);
+    EXPECT_GE(span.length, 1);
+    free = uint64_t{span.start} + span.length;
+    EXPECT_LE(free, datum.targets.size());
+    EXPECT_EQ(datum.targets.size(), datum.tokens.size());
+  }
+}
+
 }  // namespace
 
 void ExpectUsable(const TrainRequest& request, const RequestLimits& limits) {
@@ -127,8 +142,16 @@ void ExpectUsable(const TrainRequest& request, const RequestLimits& limits) {
   EXPECT_GE(request.data.size(), 1);
   EXPECT_LE(request.data.size(), static_cast<size_t>(limits.max_data));
   EXPECT_LE(request.num_tokens(), limits.max_tokens);
-  for (const Datum& datum : request.data) {
-    ExpectUsable(datum, request.loss.function, limits);
+  const Replay& replay = request.replay;
+  EXPECT_TRUE(replay.spans.empty() ||
+              replay.spans.size() == request.data.size());
+  EXPECT_NE(replay.routing || replay.support || replay.logprobs,
+            replay.spans.empty());
+  for (size_t i = 0; i < request.data.size(); ++i) {
+    const bool has_spans = !replay.spans.empty() && !replay.spans[i].empty();
+    ExpectUsable(request.data[i], request.loss.function,
+                 has_spans && replay.logprobs, limits);
+    if (has_spans) ExpectUsable(replay.spans[i], request.data[i]);
   }
 }
 
@@ -151,6 +174,9 @@ void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
   if (!request.adapter_id.empty()) ExpectId(request.adapter_id);
   EXPECT_TRUE(request.snapshot.empty() || !request.adapter_id.empty());
   ExpectNameOrNone(request.snapshot);
+  EXPECT_TRUE(!request.in_flight ||
+              (!request.adapter_id.empty() && request.snapshot.empty()));
+  EXPECT_TRUE(request.in_flight || !request.recompute_cache);
   ExpectIds(request.prompt, limits);
   const SamplingConfig& config = request.config;
   EXPECT_GE(request.prompt.size(), 1);

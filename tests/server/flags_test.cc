@@ -80,6 +80,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "max-queue-requests-per-tenant",
                                        "max-queue-tokens-per-tenant",
                                        "max-stored-reply-bytes",
+                                       "sample-record-bytes",
                                        "tenant-weights",
                                        "kv-cache-bytes",
                                        "max-decode-sequences",

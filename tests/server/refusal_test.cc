@@ -42,6 +42,17 @@ TEST(RefusalTest, Sample) {
         "num_samples is 1000000"},
        {"top_logprobs 21", [](Ask& r) { r.set_top_logprobs(21); },
         "top_logprobs is 21, must be in [0, 20]"},
+       {"in flight of base",
+        [](Ask& r) {
+          r.clear_adapter_id();
+          r.clear_snapshot();
+          r.set_in_flight(true);
+        },
+        "in_flight needs adapter_id: the base model has no versions"},
+       {"snapshot in flight", [](Ask& r) { r.set_in_flight(true); },
+        "in_flight must not be set with snapshot"},
+       {"recompute_cache alone", [](Ask& r) { r.set_recompute_cache(true); },
+        "recompute_cache needs in_flight"},
        {"prompt_top_logprobs 21", [](Ask& r) { r.set_prompt_top_logprobs(21); },
         "prompt_top_logprobs is 21, must be in [0, 20]"},
        {"max_tokens > room", [=](Ask& r) { config(r)->set_max_tokens(30); },

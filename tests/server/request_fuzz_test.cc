@@ -217,6 +217,24 @@ v1::ForwardBackwardRequest GoodSupportedTrain() {
   return request;
 }
 
+// Three tokens, of which a recorded sample has drawn the last two.
+v1::ForwardBackwardRequest GoodRecordedTrain() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  request.mutable_loss()->set_replay_routing(true);
+  request.mutable_loss()->set_replay_support(true);
+  request.mutable_loss()->set_replay_logprobs(true);
+  v1::Datum* const datum = request.mutable_data(0);
+  datum->clear_logprobs();
+  for (const uint32_t start : {1, 2}) {
+    v1::SampledSpan* const span = datum->add_sampled_spans();
+    span->set_sequence_id("record:0");
+    span->set_offset(start);
+    span->set_start(start);
+    span->set_length(1);
+  }
+  return request;
+}
+
 v1::SampleRequest GoodSample() {
   v1::SampleRequest request;
   request.set_adapter_id("a");
@@ -260,6 +278,7 @@ TEST_F(RequestFuzzTest, Training) {
   Fuzz(GoodSoftTrain());
   Fuzz(GoodRoutedTrain());
   Fuzz(GoodSupportedTrain());
+  Fuzz(GoodRecordedTrain());
   Fuzz(GoodForward());
   auto optim = Named<v1::OptimStepRequest>();
   optim.mutable_adamw()->set_learning_rate(1e-3);

@@ -56,6 +56,51 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
   EXPECT_EQ(response.version(), 1u);
 }
 
+TEST_F(SamplingServiceTest, SamplesInFlightNameTheVersions) {
+  v1::SampleRequest request = GoodPrompt();
+  request.set_in_flight(true);
+  request.set_recompute_cache(true);
+  grpc::ClientContext context;
+  v1::SampleResponse response;
+  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  EXPECT_TRUE(engine_.last_sample().in_flight);
+  EXPECT_TRUE(engine_.last_sample().recompute_cache);
+  ASSERT_THAT(response.samples(0).version_spans(), SizeIs(2));
+  EXPECT_EQ(response.samples(0).version_spans(0).version(), 1u);
+  EXPECT_EQ(response.samples(0).version_spans(0).tokens(), 1u);
+  EXPECT_EQ(response.samples(0).version_spans(1).version(), 2u);
+  EXPECT_EQ(response.samples(0).version_spans(1).tokens(), 2u);
+}
+
+// Messages that wait for the client are joined.
+TEST_F(SamplingServiceTest, EachMessageOfAStreamHasItsVersions) {
+  constexpr int kTokens = 3000;
+  engine_.mutable_info()->context_length = 2 * kTokens;
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = GoodPrompt();
+  request.mutable_request()->set_in_flight(true);
+  request.mutable_request()->mutable_config()->set_max_tokens(kTokens);
+  grpc::ClientContext context;
+  const auto stream = sampling_->SampleStream(&context, request);
+  std::vector<uint32_t> tokens = {0, 0, 0};
+  int messages = 0;
+  v1::SampleStreamResponse message;
+  while (stream->Read(&message)) {
+    ++messages;
+    ASSERT_THAT(message.version_spans(),
+                SizeIs(tokens[1] == 0 && message.tokens_size() > 1 ? 2 : 1));
+    uint32_t sum = 0;
+    for (const v1::VersionSpan& span : message.version_spans()) {
+      tokens.at(span.version()) += span.tokens();
+      sum += span.tokens();
+    }
+    EXPECT_EQ(static_cast<int>(sum), message.tokens_size());
+  }
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_THAT(tokens, ElementsAre(0, 1, kTokens - 1));
+  EXPECT_LT(messages, kTokens);
+}
+
 TEST_F(SamplingServiceTest, FillsInDefaults) {
   v1::SampleRequest request;
   request.add_prompt(5);
@@ -107,6 +152,51 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
   EXPECT_THAT(seen.stop.byte_strings, ElementsAre("\n\n"));
 }
 
+TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
+  v1::SampleRequest request = GoodPrompt();
+  request.set_record(true);
+  v1::SampleResponse response;
+  const auto sample = [&] {
+    grpc::ClientContext context;
+    const grpc::Status status = sampling_->Sample(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return engine_.last_sample();
+  };
+  const SampleRequest plain = sample();
+  EXPECT_THAT(plain.record, SizeIs(32));
+  EXPECT_NE(sample().record, plain.record);
+  // A dense model without truncation needs neither.
+  EXPECT_FALSE(plain.return_routing || plain.return_support);
+  EXPECT_FALSE(plain.truncated_logprobs);
+  request.mutable_config()->set_top_p(0.9);
+  const SampleRequest truncated = sample();
+  EXPECT_TRUE(truncated.return_support && truncated.hide_support);
+  EXPECT_TRUE(truncated.truncated_logprobs);
+  request.set_return_support(true);
+  EXPECT_FALSE(sample().hide_support);
+  request.mutable_config()->set_temperature(0);
+  request.clear_return_support();
+  EXPECT_FALSE(sample().return_support);
+  request.clear_record();
+  EXPECT_THAT(sample().record, IsEmpty());
+
+  RequestLimits limits{.vocab_size = 100,
+                       .context_length = 32,
+                       .expert_layers = 2,
+                       .keeps_sample_records = true,
+                       .max_samples = 1};
+  request.set_record(true);
+  SampleRequest routed = *Validate(request, limits);
+  EXPECT_TRUE(routed.return_routing && routed.hide_routing);
+  request.set_return_routing(true);
+  EXPECT_FALSE(Validate(request, limits)->hide_routing);
+  limits.keeps_sample_records = false;
+  const absl::Status refused = Validate(request, limits).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::HasSubstr("--sample-record-bytes is 0"));
+}
+
 TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
   v1::SampleRequest request = GoodPrompt();
   v1::SamplingConfig* const config = request.mutable_config();
@@ -146,6 +236,14 @@ TEST(SampleFieldsTest, ChangesOfLogitsCountForEverySample) {
   EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * (1 + 5 + 3) * 160);
   request.config.min_tokens = 1;
   EXPECT_EQ(FieldsOf(&request).vocab_tables, 2);
+}
+
+TEST(SampleFieldsTest, ATokenInFlightMayHaveAVersionOfItsOwn) {
+  SampleRequest request{.prompt = {1, 2, 3}, .num_samples = 4};
+  request.config.max_tokens = 5;
+  EXPECT_EQ(FieldsOf(&request).token_bytes, 4 * 5 * 16);
+  request.in_flight = true;
+  EXPECT_EQ(FieldsOf(&request).token_bytes, 4 * 5 * (16 + 96));
 }
 
 TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {

@@ -203,8 +203,41 @@ ForwardBackwardRequest StableReinforce(
     Span* const tokens = sampled ? span->mutable_sampled_tokens()
                                  : span->mutable_prompt_tokens();
     tokens->set_length(length);
+    tokens->set_sequence_id("s:0");
+    tokens->set_offset(sampled ? 6 : 1);
   }
   return request;
+}
+
+TEST(TinkerTrainTest, SampledSpansNameTheirTargets) {
+  const std::vector<std::pair<bool, int64_t>> spans = {
+      {false, 2}, {true, 1}, {true, 0}, {false, 1}, {true, 1}};
+  for (const char* loss :
+       {"stable_reinforce", "importance_sampling", "gspo", "cross_entropy"}) {
+    ForwardBackwardRequest request = StableReinforce(spans);
+    request.set_loss_fn(loss);
+    const auto train = TranslateTrain(request);
+    ASSERT_TRUE(train.ok()) << train.status();
+    EXPECT_TRUE(train->loss().replay_logprobs());
+    EXPECT_TRUE(train->loss().replay_support());
+    ASSERT_EQ(train->data(0).sampled_spans_size(), 2);
+    const v1::SampledSpan& last = train->data(0).sampled_spans(1);
+    EXPECT_EQ(last.sequence_id(), "s:0");
+    EXPECT_EQ(last.offset(), 6);
+    EXPECT_EQ(last.start(), 4);
+    EXPECT_EQ(last.length(), 1);
+    request.mutable_data(0)->clear_loss_fn_input_spans();
+    request.set_loss_fn("importance_sampling");
+    EXPECT_FALSE(TranslateTrain(request)->loss().replay_logprobs());
+    request = StableReinforce({{true, 5}});
+    request.set_loss_fn(loss);
+    request.mutable_data(0)
+        ->mutable_loss_fn_input_spans(0)
+        ->mutable_sampled_tokens()
+        ->set_offset(-1);
+    EXPECT_THAT(TranslateTrain(request).status(),
+                IsStatus(kInvalid, "data[0]: loss_fn_input_spans.offset"));
+  }
 }
 
 TEST(TinkerTrainTest, StableReinforceWeighsTheSampledTokens) {

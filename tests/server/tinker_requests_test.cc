@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "src/request/sample_record.h"
 #include "tests/server/tinker_front_fixture.h"
 
 namespace weft::tinker {
@@ -145,6 +146,35 @@ TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
                               {"base_model", "toy"},
                               {"record_stability_info", true}});
   EXPECT_EQ(made.status, 200) << made.body;
+}
+
+TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
+  Start();
+  const std::string session = NewSession();
+  const Json made =
+      Post("create_sampling_session", {{"session_id", session},
+                                       {"sampling_session_seq_id", 1},
+                                       {"base_model", "toy"}});
+  const auto sample = [&](int seq, bool record) {
+    const Json promise =
+        Post("asample", {{"sampling_session_id", made["sampling_session_id"]},
+                         {"seq_id", seq},
+                         {"prompt", Prompt({3})},
+                         {"num_samples", 2},
+                         {"sampling_params", {{"max_tokens", 2}}},
+                         {"record_stability_info", record}});
+    Result(promise);
+    return promise;
+  };
+  const Json promise = sample(1, true);
+  EXPECT_EQ(engine_->last_sample().record, promise["request_id"]);
+  EXPECT_EQ(promise["sample_sequence_ids"][1],
+            SequenceId(engine_->last_sample().record, 1));
+  sample(2, false);
+  EXPECT_EQ(engine_->last_sample().record, "");
+  engine_->mutable_info()->keeps_sample_records = false;
+  sample(3, true);
+  EXPECT_EQ(engine_->last_sample().record, "");
 }
 
 TEST_F(TinkerRequestsTest, ErrorsHaveTheNamesOfTheClientsFields) {

@@ -121,6 +121,93 @@ std::string GoodRouting() {
   return {reinterpret_cast<const char*>(experts.data()), 2 * experts.size()};
 }
 
+TEST(RefusalTest, SampledSpans) {
+  Train good = GoodTrain();
+  v1::Datum* const datum = good.mutable_data(0);
+  datum->clear_logprobs();
+  good.mutable_loss()->set_replay_logprobs(true);
+  good.mutable_loss()->set_replay_routing(true);
+  good.mutable_loss()->set_replay_support(true);
+  for (const uint32_t start : {0, 2}) {
+    v1::SampledSpan* const span = datum->add_sampled_spans();
+    span->set_sequence_id("record:1");
+    span->set_offset(7);
+    span->set_start(start);
+    span->set_length(1);
+  }
+  const auto span = [](Train& r, int i) {
+    return r.mutable_data(0)->mutable_sampled_spans(i);
+  };
+  const auto read = Validate(good, Limits());
+  ASSERT_TRUE(read.ok()) << read.status();
+  const SampledSpan second{
+      .sequence_id = "record:1", .offset = 7, .start = 2, .length = 1};
+  ASSERT_EQ(read->replay.spans.size(), 1);
+  EXPECT_EQ(read->replay.spans[0][1], second);
+  EXPECT_TRUE(read->replay.routing && read->replay.support &&
+              read->replay.logprobs);
+  EXPECT_FALSE(read->replay.optional);
+  ExpectRefusals<Train>(
+      good,
+      {{"no id", [=](Train& r) { span(r, 0)->clear_sequence_id(); },
+        "data[0].sampled_spans[0].sequence_id is \"\", must be a "
+        "Sample.sequence_id"},
+       {"an id with a space",
+        [=](Train& r) { span(r, 1)->set_sequence_id("a b:1"); },
+        "data[0].sampled_spans[1].sequence_id is \"a b:1\""},
+       {"a long id",
+        [=](Train& r) { span(r, 0)->set_sequence_id(std::string(513, 'x')); },
+        "data[0].sampled_spans[0].sequence_id is"},
+       {"overlap", [=](Train& r) { span(r, 0)->set_length(3); },
+        "data[0].sampled_spans[1].start is 2, must be at least 3"},
+       {"empty", [=](Train& r) { span(r, 1)->set_length(0); },
+        "data[0].sampled_spans[1].length is 0"},
+       {"behind the end", [=](Train& r) { span(r, 1)->set_length(2); },
+        "data[0].sampled_spans[1].length is 2 at start 2, must be at least 1 "
+        "and end within the 3 targets"},
+       {"start 2^32 - 1", [=](Train& r) { span(r, 1)->set_start(UINT32_MAX); },
+        "data[0].sampled_spans[1].length is 1 at start 4294967295"},
+       {"no switch",
+        [=](Train& r) {
+          r.mutable_loss()->clear_replay_logprobs();
+          r.mutable_loss()->clear_replay_routing();
+          r.mutable_loss()->clear_replay_support();
+        },
+        "data[0].sampled_spans is set, but no switch of loss uses it"},
+       {"no spans", [=](Train& r) { *r.mutable_data(0) = GoodTrain().data(0); },
+        "loss.replay_routing is set, but no datum has sampled_spans"},
+       {"no logprobs",
+        [=](Train& r) { r.mutable_loss()->clear_replay_logprobs(); },
+        "data[0].logprobs is empty: send it, or set loss.replay_logprobs"},
+       {"few logprobs", [=](Train& r) { r.mutable_data(0)->add_logprobs(-1); },
+        "data[0].logprobs has 1 values, must have 3"},
+       {"soft targets",
+        [=](Train& r) {
+          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+          r.mutable_data(0)->set_targets_per_token(2);
+          for (int i = 0; i < 3; ++i) {
+            r.mutable_data(0)->add_targets(1);
+            r.mutable_data(0)->add_weights(1);
+          }
+        },
+        "data[0].sampled_spans is set, but tokens have several targets"},
+       {"routing twice",
+        [=](Train& r) { r.mutable_data(0)->set_routing_le(GoodRouting()); },
+        "data[0].routing_le is set, but loss.replay_routing replaces it"},
+       {"support twice",
+        [=](Train& r) {
+          r.mutable_data(0)->set_support_offsets_le(std::string(16, '\0'));
+        },
+        "data[0].support_offsets_le is set, but loss.replay_support"}});
+  RequestLimits dense = Limits();
+  dense.expert_layers = 0;
+  const absl::Status routed = Validate(good, dense).status();
+  EXPECT_EQ(routed.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(routed.message()),
+              ::testing::StartsWith("loss.replay_routing is set, but the model "
+                                    "has no experts"));
+}
+
 TEST(RefusalTest, Routing) {
   Train good = GoodTrain();
   good.mutable_data(0)->set_routing_le(GoodRouting());

@@ -77,6 +77,29 @@ TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
   EXPECT_EQ(seen.deadline, absl::InfiniteFuture());
 }
 
+TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_loss()->set_replay_support(true);
+  v1::SampledSpan* const span = request.mutable_data(0)->add_sampled_spans();
+  span->set_sequence_id("record:1");
+  span->set_offset(2);
+  span->set_length(3);
+  v1::ForwardBackwardResponse response;
+  grpc::ClientContext first;
+  ASSERT_TRUE(Step(request, &response, &first).ok());
+  const TrainRequest seen = engine_.last_train();
+  const SampledSpan expected{
+      .sequence_id = "record:1", .offset = 2, .length = 3};
+  ASSERT_EQ(seen.replay.spans.size(), 1);
+  EXPECT_THAT(seen.replay.spans[0], ElementsAre(expected));
+  EXPECT_TRUE(seen.replay.support && !seen.replay.logprobs);
+  engine_.SetReplayBytes(int64_t{1} << 50);
+  grpc::ClientContext second;
+  const grpc::Status refused = Step(request, &response, &second);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("1125899906842624"));
+}
+
 TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
   v1::ForwardRequest request;
   *request.mutable_data() = GoodStep().data();

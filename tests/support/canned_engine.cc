@@ -317,6 +317,11 @@ void CannedEngine::Draw(Running& running) {
     if (!piece.top_logprobs.empty()) {
       whole.top_logprobs.push_back(piece.top_logprobs.front());
     }
+    if (request.in_flight && running.position < 2) {
+      whole.version_spans.push_back(piece.version_spans.front());
+    } else if (request.in_flight) {
+      ++whole.version_spans.back().tokens;
+    }
     whole.finish_reason = piece.finish_reason;
     SampleDelta& delta = deltas.emplace_back();
     delta.sample_index = i;

@@ -8,6 +8,7 @@
 #ifndef WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
 #define WEFT_TESTS_SUPPORT_CANNED_ENGINE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -64,6 +65,8 @@ class CannedEngine final : public Engine {
   // Between Hold and Release, the engine thread does no work.
   void Hold();
   void Release();
+  // Sets the result of ReplayBytes.
+  void SetReplayBytes(int64_t bytes) { replay_bytes_ = bytes; }
   // Stops the heartbeat at `since`, or starts it again if `since` is nullopt.
   void HangSince(std::optional<absl::Time> since);
   void FailForGood(absl::Status status);
@@ -86,6 +89,10 @@ class CannedEngine final : public Engine {
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   CancelHandle Train(TrainRequest request,
                      Callback<StepReply<TrainResult>> done) override;
+  [[nodiscard]] int64_t ReplayBytes(
+      const TrainRequest& /*request*/) const override {
+    return replay_bytes_;
+  }
   CancelHandle OptimStep(OptimStepRequest request,
                          Callback<StepReply<OptimStepResult>> done) override;
   CancelHandle Sample(SampleRequest request,
@@ -183,6 +190,7 @@ class CannedEngine final : public Engine {
   [[nodiscard]] bool Start(const dispatch::StepTask& step);
 
   EngineInfo info_;
+  std::atomic<int64_t> replay_bytes_{0};
   const CannedLimits limits_;
   prometheus::Registry registry_;
   dispatch::DispatchMetrics metrics_;

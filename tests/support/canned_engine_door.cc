@@ -61,6 +61,7 @@ CancelHandle CannedEngine::Train(TrainRequest request,
     MutexLock lock(&mu_);
     last_train_ = request;
   }
+  request.replay = {};  // There are no records.
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
                        .backward = request.backward,
                        .unnumbered = request.unnumbered};

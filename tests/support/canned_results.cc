@@ -29,7 +29,8 @@ EngineInfo CannedInfo() {
           .max_queue_tokens_per_tenant = 1 << 20,
           .reorder_window = 256,
           .replay_window = 64,
-          .has_byte_decoder = false};
+          .has_byte_decoder = false,
+          .keeps_sample_records = true};
 }
 
 TrainResult CannedTrain(const TrainRequest& request, uint64_t step) {
@@ -81,6 +82,10 @@ Sample CannedToken(const SampleRequest& request, int vocab_size,
   if (request.top_logprobs > 0) {
     piece.top_logprobs.emplace_back(request.top_logprobs,
                                     std::pair(token, kTokenLogprob));
+  }
+  if (request.in_flight) {
+    piece.version_spans = {
+        {.version = position == 0 ? 1ULL : 2ULL, .tokens = 1}};
   }
   if (position + 1 == request.config.max_tokens) {
     piece.finish_reason = FinishReason::kLength;

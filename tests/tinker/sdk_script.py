@@ -151,6 +151,58 @@ def reinforce(base: str) -> dict[str, Any]:
     return {"rewards": rewards, "metrics": metrics}
 
 
+def provenance(base: str) -> dict[str, Any]:
+    """Trains on recorded samples of a truncated distribution with placeholders in place
+    of their logprobs. Returns the metrics with and without records, and after the test
+    has killed the server."""
+    _, client = new_client(base)
+    options = types.SamplingParams(max_tokens=6, temperature=1.0, top_p=0.7, seed=3)
+    shown, metrics, logs = TOKENS[:4], [], []
+
+    def data(sequence: Any) -> types.Datum:
+        id, count = sequence.sequence_id, len(sequence.tokens)
+        return datum(
+            [*shown, *sequence.tokens],
+            logprobs=[-3.0] * (len(shown) - 1 + count),
+            advantages=[0.0] * (len(shown) - 1) + [1.0] * count,
+            weights=[0.0] * (len(shown) - 1) + [1.0] * count,
+        ).with_provenance(
+            model_input=[
+                types.PromptProvenanceSpan(sequence_id=id, length=len(shown)),
+                types.SampledProvenanceSpan(sequence_id=id, length=count - 1),
+            ],
+            loss_fn_inputs=[
+                types.PromptProvenanceSpan(
+                    sequence_id=id, offset=1, length=len(shown) - 1
+                ),
+                types.SampledProvenanceSpan(sequence_id=id, length=count),
+            ],
+        )
+
+    def sequences(record: bool) -> Any:
+        sampler = client.save_weights_and_get_sampling_client(
+            record_stability_info=record
+        )
+        return sampler.sample(prompt(shown), 2, options).result().sequences
+
+    def train(drawn: Any) -> None:
+        call = client.forward_backward(
+            [data(sequence) for sequence in drawn], "importance_sampling"
+        )
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        result = call.result()
+        metrics.append(result.metrics)
+        first = result.loss_fn_outputs[0]["logprobs"].data[len(shown) - 1 :]
+        logs.append([list(first), list(drawn[0].logprobs)])
+
+    recorded = sequences(True)
+    train(recorded)
+    train(sequences(False))
+    print("kill", flush=True)
+    train(recorded)
+    return {"metrics": metrics, "logprobs": logs}
+
+
 def custom(base: str) -> dict[str, Any]:
     """Trains with cross_entropy as a custom loss and as the built-in loss. Returns the
     gradient norms and the losses of both."""
@@ -276,6 +328,34 @@ def sample(base: str) -> dict[str, Any]:
         "stopped": [list(map(int, stopped.sequences[0].tokens)), first],
         "stop_reason": stopped.sequences[0].stop_reason,
     }
+
+
+def in_flight(base: str) -> dict[str, Any]:
+    """Steps while a sampling client of kind inflight samples. Asks the test to kill the
+    server after the last step."""
+    _, client = new_client(base)
+
+    def step() -> None:
+        client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+
+    def scores(source: Any) -> list[float]:
+        return source.compute_logprobs(prompt(TOKENS)).result()[1:]
+
+    def save(kind: Any) -> Any:
+        return client.save_weights_and_get_sampling_client(kind=kind).result()
+
+    first, start = save("inflight"), save("snapshot")
+    out = {"before": scores(first)}
+    many = types.SamplingParams(max_tokens=400, temperature=1.0, seed=3, stop=[])
+    drawn = first.sample(prompt(TOKENS), 2, many)
+    for _ in range(5):
+        step()
+    out["drawn"] = [len(s.tokens) for s in drawn.result().sequences]
+    second, end = save("inflight"), save("snapshot")
+    print("kill", flush=True)
+    sources = {"start": start, "first": first, "second": second, "end": end}
+    return {**out, **{name: scores(source) for name, source in sources.items()}}
 
 
 def checkpoints(base: str) -> dict[str, Any]:
@@ -468,8 +548,10 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         train,
         refused,
         reinforce,
+        provenance,
         custom,
         sample,
+        in_flight,
         checkpoints,
         survive,
         calm,

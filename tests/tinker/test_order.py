@@ -192,3 +192,43 @@ def test_a_model_keeps_the_snapshots_that_were_used_last(
     assert client.ask("samplers/" + samplers[1], method="GET")[0] == 404
     for sampler in (samplers[0], samplers[-1]):
         assert client.ask("samplers/" + sampler, method="GET")[0] == 200
+
+
+def test_samplers_in_flight_hold_no_weights(daemon: TinkerDaemon) -> None:
+    client = RawClient(daemon)
+    model = client.model(client.session())
+    samplers, answers = [], []
+
+    def drawn(number: int) -> Any:
+        return client.result(client.sample(samplers[0], number))["sequences"]
+
+    for number in range(40):
+        made = client.must(
+            "save_weights_for_sampler",
+            model_id=model,
+            seq_id=number + 1,
+            sampling_session_seq_id=number,
+            kind="inflight",
+        )
+        samplers.append(client.result(made)["sampling_session_id"])
+        answers.append(drawn(number))
+    client.train(model, 41)
+    client.result(client.step(model, 42))
+    follows = drawn(40)
+    assert follows != answers[0]
+    with daemon.server.client() as weft:
+        assert weft.adapter(model.replace(":", ".")).info().snapshots == []
+    assert client.ask("samplers/" + samplers[1], method="GET")[0] == 404
+    daemon.server.kill()
+    daemon.server.start()
+    assert drawn(41) == follows
+    refused = client.must(
+        "save_weights_for_sampler",
+        model_id=model,
+        seq_id=43,
+        sampling_session_seq_id=40,
+        kind="moving",
+    )
+    failure = client.result(refused)
+    assert failure["category"] == "user"
+    assert "kind 'moving' is not offered: use snapshot or inflight" in failure["error"]

@@ -76,6 +76,30 @@ def test_the_cookbooks_default_loss_learns_from_old_samples(
     # The first samples are of the policy that trains, later ones of the one before.
     assert metrics[0]["kl_sample_train_v1:mean"] == pytest.approx(0, abs=1e-5)
     assert metrics[-1]["kl_sample_train_v1:mean"] > 1e-4
+    assert metrics[0]["staleness:mean"] == 0 and metrics[-1]["staleness:mean"] == 1
+    # Each answer has 8 tokens at most, and 16 are drawn.
+    assert all(16 <= row["replayed_tokens:sum"] <= 128 for row in metrics)
+    assert all(row["records_missing:sum"] == 0 for row in metrics)
+
+
+def test_provenance_trains_with_the_servers_own_values(server: TinkerDaemon) -> None:
+    server.begin("provenance")
+    assert server.next_line() == "kill"
+    server.server.kill()
+    server.server.start()
+    out = server.result()
+    recorded, plain, again = out["metrics"]
+    # With its own distribution and logprobs the policy's ratio is 1. The logprobs of
+    # the client are -3, and those of the whole vocabulary are other ones.
+    assert recorded["kl_sample_train_v1:mean"] == pytest.approx(0, abs=1e-5)
+    assert abs(plain["kl_sample_train_v1:mean"]) > 0.1
+    assert recorded["replayed_tokens:sum"] == again["replayed_tokens:sum"] == 12
+    assert (recorded["records_missing:sum"], plain["records_missing:sum"]) == (0, 2)
+    assert plain["replayed_tokens:sum"] == 0 and "staleness:mean" not in plain
+    # The record outlives the server. Its values are two steps old by then.
+    assert again["records_missing:sum"] == 0 and again["staleness:mean"] == 2
+    trained, sampled = out["logprobs"][0]
+    assert np.abs(np.subtract(trained, sampled)).max() < 1e-4
 
 
 def test_custom_loss_has_the_gradient_of_the_same_loss(server: TinkerDaemon) -> None:
@@ -109,6 +133,19 @@ def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
     assert text == proto
     assert out["stopped"][0] == [out["stopped"][1]]
     assert out["stop_reason"] == "stop"
+
+
+def test_clients_in_flight_follow_the_weights(server: TinkerDaemon) -> None:
+    server.begin("in_flight")
+    assert server.next_line() == "kill"
+    server.server.kill()
+    server.server.start()
+    out = server.result()
+    assert out["drawn"] == [400, 400]
+    np.testing.assert_allclose(out["start"], out["before"], atol=1e-4)
+    for name in ("first", "second"):
+        np.testing.assert_allclose(out[name], out["end"], atol=1e-4)
+    assert max(np.abs(np.subtract(out["end"], out["start"]))) > 0.1
 
 
 def test_checkpoints(server: TinkerDaemon) -> None:

@@ -249,6 +249,15 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         routing_le=raw(datum.routing),
         support_offsets_le=raw(support_offsets(datum.support)),
         support_tokens_le=b"".join(ids.tobytes() for ids in datum.support or ()),
+        sampled_spans=[
+            training_pb2.SampledSpan(
+                sequence_id=span.sequence_id,
+                offset=span.offset,
+                start=span.start,
+                length=span.length,
+            )
+            for span in datum.sampled
+        ],
     )
 
 
@@ -401,6 +410,9 @@ def sample_request(
             return_routing=options.get("return_routing", False),
             truncated_logprobs=options.get("truncated_logprobs", False),
             return_support=options.get("return_support", False),
+            record=options.get("record", False),
+            in_flight=options.get("in_flight", False),
+            recompute_cache=options.get("recompute_cache", False),
         )
 
 
@@ -412,6 +424,10 @@ def _top(
     lists: Iterable[sampling_pb2.TopLogprobs],
 ) -> list[list[tuple[int, float]]]:
     return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
+
+
+def _versions(spans: Iterable[sampling_pb2.VersionSpan]) -> list[int]:
+    return [span.version for span in spans for _ in range(span.tokens)]
 
 
 def to_sample_result(
@@ -430,7 +446,9 @@ def to_sample_result(
             prompt=prompt,
             routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
             support=_support(sample.support_offsets_le, sample.support_tokens_le),
+            sequence_id=sample.sequence_id,
             decoded=decode(sample.tokens),
+            versions=_versions(sample.version_spans),
         )
         for sample in message.samples
     ]
@@ -460,4 +478,6 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
             else None
         ),
         support=_support(message.support_offsets_le, message.support_tokens_le),
+        sequence_id=message.sequence_id,
+        versions=_versions(message.version_spans),
     )

@@ -10,7 +10,14 @@ from typing import Any, cast
 import numpy as np
 
 from weft.errors import InvalidArgument
-from weft.types import ArrayLike, FloatArray, RoutingArray, Sample, TokenArray
+from weft.types import (
+    ArrayLike,
+    FloatArray,
+    RoutingArray,
+    Sample,
+    SampledSpan,
+    TokenArray,
+)
 
 
 def _array(name: str, values: ArrayLike, dtype: str | None = None) -> np.ndarray:
@@ -142,6 +149,24 @@ def support_offsets(support: list[TokenArray] | None) -> TokenArray | None:
     return offsets
 
 
+def _spans(values: Sequence[SampledSpan], num_tokens: int) -> tuple[SampledSpan, ...]:
+    spans = tuple(values)
+    free = 0
+    for span in spans:
+        if not isinstance(span, SampledSpan):
+            raise InvalidArgument(
+                f"datum.sampled: a {type(span).__name__}, must be a weft.SampledSpan"
+            )
+        end = span.start + span.length
+        if span.start < free or span.length < 1 or span.offset < 0 or end > num_tokens:
+            raise InvalidArgument(
+                f"datum.sampled: {span} is empty, behind the {num_tokens} targets, or "
+                f"not behind the span before it, which ends at {free}"
+            )
+        free = end
+    return spans
+
+
 class Datum:
     """One training sequence.
 
@@ -153,7 +178,9 @@ class Datum:
     router choose. support: [N] lists of increasing ids, at most 1024 each: the target's
     distribution then has only these ids, and the target must be one of them; an empty
     list or None stands for the whole vocabulary. It is for one target per token. So a
-    trainer can use the distribution of a sampler with top_k, top_p or min_p.
+    trainer can use the distribution of a sampler with top_k, top_p or min_p. sampled:
+    the targets that recorded samples have drawn, ascending; the `replay_*` options of a
+    loss take experts, supports or logprobs of these targets from the records.
 
     All may be lists, numpy arrays or CPU tensors. Ragged values are stored flat, with
     target_offsets [N + 1], which otherwise is None. Raises InvalidArgument if the
@@ -169,6 +196,7 @@ class Datum:
         "advantages",
         "routing",
         "support",
+        "sampled",
     )
 
     def __init__(
@@ -180,6 +208,7 @@ class Datum:
         advantages: ArrayLike | None = None,
         routing: ArrayLike | None = None,
         support: Sequence[ArrayLike | None] | None = None,
+        sampled: Sequence[SampledSpan] = (),
     ) -> None:
         self.tokens = _tokens("datum.tokens", tokens)
         self.targets, self.target_offsets = _targets(targets)
@@ -204,6 +233,7 @@ class Datum:
         self.advantages = floats("datum.advantages", advantages)
         self.routing = _routing(routing, len(self.tokens))
         self.support = _support(support, len(self.tokens))
+        self.sampled = _spans(sampled, len(self.tokens))
 
     def __repr__(self) -> str:
         """Says how many tokens there are, not which ones."""
@@ -264,7 +294,8 @@ class Datum:
         advantage the datum is for cross_entropy. `forward` of such a datum, at the
         sample's temperature, returns `sample.logprobs` up to rounding if the adapter
         has not changed. If the sample has routing or supports, the datum gets these,
-        too.
+        too. If it has a sequence_id, the datum's `sampled` names its drawn tokens, and
+        a loss must use this (replay_logprobs=True, for example).
         Raises InvalidArgument if the sample has no prompt or no token, or if a length
         does not fit.
         """
@@ -293,4 +324,7 @@ class Datum:
             None if advantage is None else scored("advantage", advantage),
             sample.routing,
             None if sample.support is None else [*([None] * first), *sample.support],
+            [SampledSpan(sample.sequence_id, first, len(sample.tokens))]
+            if sample.sequence_id
+            else [],
         )

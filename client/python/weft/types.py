@@ -48,6 +48,28 @@ class LossOptions(TypedDict, total=False):
             False, "Also returns the experts of every token; for models with experts."
         ),
     ]
+    replay_routing: Annotated[
+        bool,
+        Option(
+            False,
+            "Targets in Datum.sampled use the experts with which they were drawn; for "
+            "models with experts.",
+        ),
+    ]
+    replay_support: Annotated[
+        bool,
+        Option(
+            False, "Targets in Datum.sampled get the supports from which they come."
+        ),
+    ]
+    replay_logprobs: Annotated[
+        bool,
+        Option(
+            False,
+            "Targets in Datum.sampled get the logprobs with which they were drawn, in "
+            "place of Datum.logprobs, which may then be absent.",
+        ),
+    ]
     gradient_filter: Annotated[
         float,
         Option(
@@ -164,6 +186,31 @@ class SampleOptions(TypedDict, total=False):
             "token; needs truncated_logprobs. They are at most 1024, so with top_p, "
             "min_p, allowed_token_ids or min_tokens a top_k of at most 1024 is "
             "implied.",
+        ),
+    ]
+    record: Annotated[
+        bool,
+        Option(
+            False,
+            "The server keeps what training on the samples needs, for a day. Their "
+            "sequence_id names it. Implies truncated_logprobs, and what return_support "
+            "implies, if anything leaves tokens out.",
+        ),
+    ]
+    in_flight: Annotated[
+        bool,
+        Option(
+            False,
+            "Before each token a sample takes the adapter's latest weights, and "
+            "`Sample.versions` names them; without a snapshot.",
+        ),
+    ]
+    recompute_cache: Annotated[
+        bool,
+        Option(
+            False,
+            "With in_flight: new weights first compute the keys and values of all the "
+            "sample's tokens again.",
         ),
     ]
 
@@ -347,7 +394,10 @@ class Sample:
     # [S], if asked for and if anything leaves tokens out: the ids from which each token
     # was drawn, in the form of Datum.support.
     support: list[TokenArray] | None = None
+    sequence_id: str = ""  # With `record`: for SampledSpan.
     decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+    # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
+    versions: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -365,6 +415,17 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class SampledSpan:
+    """Targets of a datum that a recorded sample has drawn: targets[start + i] is the
+    sample's drawn token offset + i, for each i in 0..length - 1."""
+
+    sequence_id: str  # Sample.sequence_id.
+    start: int
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class SampleResult:
     """All samples of one prompt."""
 
@@ -372,7 +433,9 @@ class SampleResult:
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
-    version: int  # The version of the weights; 0 for the base model.
+    # The version of the weights; 0 for the base model. In flight, the version that
+    # scored the prompt and drew the first tokens.
+    version: int
 
 
 @dataclass(frozen=True)
@@ -391,3 +454,5 @@ class SampleDelta:
     # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
     routing: RoutingArray | None = None
     support: list[TokenArray] | None = None  # Sample.support, in the same delta.
+    sequence_id: str = ""  # Sample.sequence_id, in the same delta.
+    versions: list[int] = field(default_factory=list)  # As in Sample.

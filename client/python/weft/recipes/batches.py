@@ -81,4 +81,5 @@ def _message_bytes(datum: Datum) -> int:
         BYTES_AROUND_DATUM
         + sum(a.nbytes for a in arrays if a is not None)
         + sum(4 + ids.nbytes for ids in support)
+        + sum(32 + len(span.sequence_id) for span in datum.sampled)
     )

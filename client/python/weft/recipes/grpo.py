@@ -246,6 +246,7 @@ def held_to_start(
                 datum.advantages - options.kl_coef * ratio,
                 datum.routing,
                 datum.support,
+                datum.sampled,
             )
         )
     return held, float(np.concatenate(ratios).mean())

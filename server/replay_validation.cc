@@ -1,0 +1,120 @@
+#include "server/replay_validation.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "server/field_checks.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kMaxSequenceIdBytes = 512;
+
+absl::Status CheckSequenceId(const std::string& path, const std::string& id) {
+  if (!id.empty() && id.size() <= kMaxSequenceIdBytes &&
+      std::ranges::all_of(id, absl::ascii_isgraph)) {
+    return absl::OkStatus();
+  }
+  return BadField(
+      absl::StrCat(path, ".sequence_id"),
+      absl::StrCat("is ", Quoted(id), ", must be a Sample.sequence_id: 1 to ",
+                   kMaxSequenceIdBytes, " visible characters"));
+}
+
+// Checks that data[index] can have spans.
+absl::Status CheckSpanOwner(const Datum& datum, const v1::Datum& in, int index,
+                            const Replay& replay) {
+  const std::string path = absl::StrCat("data[", index, "].");
+  if (datum.targets_per_token > 1 || !datum.target_offsets.empty()) {
+    return BadField(absl::StrCat(path, "sampled_spans"),
+                    "is set, but tokens have several targets: a sample draws "
+                    "one token at a time");
+  }
+  if (replay.routing && !in.routing_le().empty()) {
+    return BadField(absl::StrCat(path, "routing_le"),
+                    "is set, but loss.replay_routing replaces it: set one");
+  }
+  if (replay.support && !in.support_offsets_le().empty()) {
+    return BadField(absl::StrCat(path, "support_offsets_le"),
+                    "is set, but loss.replay_support replaces it: set one");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<SampledSpan>> ReadSampledSpans(const v1::Datum& in,
+                                                          int index,
+                                                          int64_t num_tokens) {
+  std::vector<SampledSpan> spans;
+  uint64_t free = 0;  // The first target that no span has.
+  for (int s = 0; s < in.sampled_spans_size(); ++s) {
+    const v1::SampledSpan& span = in.sampled_spans(s);
+    const std::string path =
+        absl::StrCat("data[", index, "].sampled_spans[", s, "]");
+    WEFT_RETURN_IF_ERROR(CheckSequenceId(path, span.sequence_id()));
+    if (span.start() < free) {
+      return BadField(absl::StrCat(path, ".start"),
+                      absl::StrCat("is ", span.start(), ", must be at least ",
+                                   free, ", the end of the span before"));
+    }
+    const uint64_t end = uint64_t{span.start()} + span.length();
+    if (span.length() == 0 || end > static_cast<uint64_t>(num_tokens)) {
+      return BadField(
+          absl::StrCat(path, ".length"),
+          absl::StrCat("is ", span.length(), " at start ", span.start(),
+                       ", must be at least 1 and end within the ", num_tokens,
+                       " targets"));
+    }
+    free = end;
+    spans.push_back({.sequence_id = span.sequence_id(),
+                     .offset = span.offset(),
+                     .start = span.start(),
+                     .length = span.length()});
+  }
+  return spans;
+}
+
+}  // namespace
+
+absl::Status ReadReplay(
+    const google::protobuf::RepeatedPtrField<v1::Datum>& data,
+    const v1::LossConfig& loss, const RequestLimits& limits,
+    TrainRequest* out) {
+  Replay& replay = out->replay;
+  replay.routing = loss.replay_routing();
+  replay.support = loss.replay_support();
+  replay.logprobs = loss.replay_logprobs();
+  const bool replays = replay.routing || replay.support || replay.logprobs;
+  WEFT_RETURN_IF_ERROR(
+      CheckRouting("loss.replay_routing", replay.routing, limits));
+  for (int i = 0; i < data.size(); ++i) {
+    if (data[i].sampled_spans_size() == 0) continue;
+    const Datum& datum = out->data[static_cast<size_t>(i)];
+    if (!replays) {
+      return BadField(absl::StrCat("data[", i, "].sampled_spans"),
+                      "is set, but no switch of loss uses it: set "
+                      "replay_routing, replay_support or replay_logprobs");
+    }
+    if (!replay.logprobs && datum.logprobs.empty() &&
+        out->loss.function != LossFunction::kCrossEntropy) {
+      return BadField(absl::StrCat("data[", i, "].logprobs"),
+                      "is empty: send it, or set loss.replay_logprobs");
+    }
+    WEFT_RETURN_IF_ERROR(CheckSpanOwner(datum, data[i], i, replay));
+    replay.spans.resize(out->data.size());
+    WEFT_ASSIGN_OR_RETURN(replay.spans[static_cast<size_t>(i)],
+                          ReadSampledSpans(data[i], i, datum.num_tokens()));
+  }
+  if (!replays || !replay.spans.empty()) return absl::OkStatus();
+  return BadField(replay.routing   ? "loss.replay_routing"
+                  : replay.support ? "loss.replay_support"
+                                   : "loss.replay_logprobs",
+                  "is set, but no datum has sampled_spans");
+}
+
+}  // namespace weft

@@ -1,0 +1,330 @@
+#include "src/log/sample_records.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/log.h"
+#include "src/base/status_macros.h"
+#include "src/log/log.pb.h"
+
+namespace weft::records {
+namespace {
+
+constexpr absl::Duration kLifetime = absl::Hours(24);
+constexpr char kNotePrefix[] = "sample/";
+// What an entry takes besides its bytes and its id.
+constexpr int64_t kEntryBytes = 256;
+
+template <typename T>
+std::string Raw(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()),
+                     values.size() * sizeof(T));
+}
+
+template <typename T>
+std::vector<T> FromRaw(const std::string& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  }
+  return values;
+}
+
+// Experts take most of a record, and few models have more than 256 of them, so
+// that their ids have one byte.
+size_t ExpertBytes(const SampleRecord& record) {
+  const auto is_wide = [](uint16_t expert) { return expert > 0xFF; };
+  const bool wide =
+      std::ranges::any_of(record.prompt_routing, is_wide) ||
+      std::ranges::any_of(record.sequences, [&](const auto& sequence) {
+        return std::ranges::any_of(sequence.routing, is_wide);
+      });
+  return wide ? sizeof(uint16_t) : 1;
+}
+
+std::string RawExperts(const std::vector<uint16_t>& experts, size_t bytes) {
+  return bytes > 1 ? Raw(experts) : std::string(experts.begin(), experts.end());
+}
+
+std::vector<uint16_t> ExpertsFromRaw(const std::string& raw, size_t bytes) {
+  if (bytes > 1) return FromRaw<uint16_t>(raw);
+  const auto narrow = FromRaw<uint8_t>(raw);
+  return {narrow.begin(), narrow.end()};
+}
+
+// Returns whether the lists of the sequence fit each other. `width` is the
+// number of a token's experts.
+bool IsWhole(const SequenceRecord& sequence, size_t width) {
+  const size_t tokens = sequence.tokens.size();
+  uint64_t drawn = 0;
+  for (const VersionSpan& drawing : sequence.versions) {
+    drawn += drawing.tokens;
+  }
+  const std::vector<uint32_t>& offsets = sequence.support.offsets;
+  const bool supports =
+      offsets.empty()
+          ? sequence.support.tokens.empty()
+          : offsets.size() == tokens + 1 && std::ranges::is_sorted(offsets) &&
+                offsets.front() == 0 &&
+                offsets.back() == sequence.support.tokens.size();
+  return tokens > 0 && sequence.logprobs.size() == tokens && drawn == tokens &&
+         supports && sequence.routing.size() == (tokens - 1) * width;
+}
+
+bool IsWhole(const SampleRecord& record) {
+  if (record.num_prompt == 0 ||
+      record.prompt_routing.size() % record.num_prompt != 0) {
+    return false;
+  }
+  const size_t width = record.prompt_routing.size() / record.num_prompt;
+  return std::ranges::all_of(record.sequences, [&](const auto& sequence) {
+    return IsWhole(sequence, width);
+  });
+}
+
+int64_t BytesOf(const std::string& bytes, const std::string& id) {
+  return static_cast<int64_t>(bytes.size() + 2 * id.size()) + kEntryBytes;
+}
+
+}  // namespace
+
+std::string EncodeSample(const SampleRecord& record) {
+  log::SampleRecord out;
+  out.set_tenant(record.tenant);
+  out.set_id(record.id);
+  out.set_adapter(static_cast<uint64_t>(record.adapter));
+  out.set_num_prompt(record.num_prompt);
+  out.set_prompt_digest(record.prompt_digest);
+  const size_t expert_bytes = ExpertBytes(record);
+  out.set_expert_bytes(static_cast<uint32_t>(expert_bytes));
+  out.set_prompt_routing(RawExperts(record.prompt_routing, expert_bytes));
+  for (const SequenceRecord& sequence : record.sequences) {
+    log::SequenceRecord* const to = out.add_sequences();
+    to->set_tokens(Raw(sequence.tokens));
+    to->set_logprobs(Raw(sequence.logprobs));
+    for (const VersionSpan& drawing : sequence.versions) {
+      to->add_versions(drawing.version);
+      to->add_num_drawn(drawing.tokens);
+    }
+    to->set_support_offsets(Raw(sequence.support.offsets));
+    to->set_support_tokens(Raw(sequence.support.tokens));
+    to->set_routing(RawExperts(sequence.routing, expert_bytes));
+  }
+  return out.SerializeAsString();
+}
+
+absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
+  log::SampleRecord in;
+  const bool read =
+      bytes.size() <= std::numeric_limits<int>::max() &&
+      in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+  SampleRecord record{
+      .tenant = in.tenant(),
+      .id = in.id(),
+      .adapter = static_cast<AdapterKey>(in.adapter()),
+      .num_prompt = in.num_prompt(),
+      .prompt_digest = in.prompt_digest(),
+      .prompt_routing = ExpertsFromRaw(in.prompt_routing(), in.expert_bytes()),
+      .sequences = {}};
+  for (const log::SequenceRecord& sequence : in.sequences()) {
+    SequenceRecord& to = record.sequences.emplace_back();
+    to.tokens = FromRaw<int32_t>(sequence.tokens());
+    to.logprobs = FromRaw<float>(sequence.logprobs());
+    const int spans =
+        std::min(sequence.versions_size(), sequence.num_drawn_size());
+    for (int i = 0; i < spans; ++i) {
+      to.versions.push_back(
+          {.version = sequence.versions(i), .tokens = sequence.num_drawn(i)});
+    }
+    to.support = {.offsets = FromRaw<uint32_t>(sequence.support_offsets()),
+                  .tokens = FromRaw<int32_t>(sequence.support_tokens())};
+    to.routing = ExpertsFromRaw(sequence.routing(), in.expert_bytes());
+  }
+  if (read && IsWhole(record)) return record;
+  return absl::DataLossError("cannot decode the record of a sample");
+}
+
+SampleRecords::SampleRecords(int64_t max_bytes, const std::string& model,
+                             const Clock* clock, Recorder* recorder,
+                             prometheus::Registry* registry)
+    : max_bytes_(max_bytes),
+      prefix_(absl::StrCat(kNotePrefix, model, "/")),
+      clock_(*clock),
+      recorder_(*recorder),
+      shown_bytes_(AddGauge(registry, "weft_sample_record_bytes",
+                            "Bytes of the records of samples.")),
+      shown_records_(
+          AddGauge(registry, "weft_sample_records", "Records of samples.")),
+      dropped_(AddCounter(registry, "weft_sample_records_dropped_total",
+                          "Records of samples that gave way because all of "
+                          "them together reached their limit.")) {}
+
+void SampleRecords::Restore() {
+  for (const auto& [name, bytes] : recorder_.NotesWith(kNotePrefix)) {
+    const absl::StatusOr<SampleRecord> record = DecodeSample(*bytes);
+    if (!record.ok() || !name.starts_with(prefix_)) {
+      Log(record.ok() ? LogLevel::kInfo : LogLevel::kError,
+          "a record of a sample is dropped",
+          {{"note", name}, {"error", std::string(record.status().message())}});
+      recorder_.EraseNote(name);
+      continue;
+    }
+    MutexLock lock(&mu_);
+    Add(*record, bytes);
+    MakeRoom();
+  }
+}
+
+void SampleRecords::Put(const SampleRecord& record) {
+  if (max_bytes_ == 0) return;
+  const auto bytes = std::make_shared<const std::string>(EncodeSample(record));
+  MutexLock lock(&mu_);
+  Add(record, bytes);
+  if (recorder_.CheckRoom().ok()) {
+    recorder_.PutNote(NoteOf(record.tenant, record.id), bytes);
+  }
+  MakeRoom();
+}
+
+void SampleRecords::Add(const SampleRecord& record,
+                        std::shared_ptr<const std::string> bytes) {
+  if (Peek(record.tenant, record.id) != nullptr) {
+    Erase(record.tenant, accounts_.at(record.tenant).by_id.at(record.id));
+  }
+  Entry entry{.id = record.id,
+              .bytes = std::move(bytes),
+              .used = clock_.Now(),
+              .routing_width = record.prompt_routing.size() / record.num_prompt,
+              .supports = {}};
+  for (const SequenceRecord& sequence : record.sequences) {
+    entry.supports.push_back(
+        static_cast<int64_t>(sequence.support.tokens.size()));
+  }
+  const int64_t size = BytesOf(*entry.bytes, entry.id);
+  Account& own = accounts_[record.tenant];
+  own.by_id[record.id] =
+      own.entries.insert(own.entries.end(), std::move(entry));
+  own.bytes += size;
+  bytes_ += size;
+  ++num_records_;
+  Show();
+}
+
+void SampleRecords::Erase(const std::string& tenant,
+                          std::list<Entry>::iterator entry) {
+  const auto found = accounts_.find(tenant);
+  Account& account = found->second;
+  const int64_t size = BytesOf(*entry->bytes, entry->id);
+  recorder_.EraseNote(NoteOf(tenant, entry->id));
+  account.by_id.erase(entry->id);
+  account.entries.erase(entry);
+  account.bytes -= size;
+  bytes_ -= size;
+  --num_records_;
+  if (account.entries.empty()) accounts_.erase(found);
+  Show();
+}
+
+void SampleRecords::MakeRoom() {
+  while (bytes_ > max_bytes_) {
+    const auto most = std::ranges::max_element(
+        accounts_, {},
+        [](const auto& account) { return account.second.bytes; });
+    // A copy, because the account may go with its last record.
+    const std::string tenant = most->first;
+    Erase(tenant, most->second.entries.begin());
+    dropped_.Increment();
+  }
+}
+
+void SampleRecords::DropExpired() {
+  MutexLock lock(&mu_);
+  const absl::Time oldest = clock_.Now() - kLifetime;
+  for (auto next = accounts_.begin(); next != accounts_.end();) {
+    const auto account = next++;
+    const std::string tenant = account->first;
+    std::list<Entry>& entries = account->second.entries;
+    // The account goes with its last record.
+    for (size_t left = entries.size();
+         left > 0 && entries.front().used < oldest; --left) {
+      Erase(tenant, entries.begin());
+    }
+  }
+}
+
+const SampleRecords::Entry* SampleRecords::Peek(const std::string& tenant,
+                                                const std::string& id) const {
+  const auto account = accounts_.find(tenant);
+  if (account == accounts_.end()) return nullptr;
+  const auto entry = account->second.by_id.find(id);
+  return entry == account->second.by_id.end() ? nullptr : &*entry->second;
+}
+
+std::shared_ptr<const SampleRecord> SampleRecords::Find(
+    const std::string& tenant, const std::string& id) {
+  std::shared_ptr<const std::string> bytes;
+  {
+    MutexLock lock(&mu_);
+    if (Peek(tenant, id) == nullptr) return nullptr;
+    Account& account = accounts_.at(tenant);
+    const auto entry = account.by_id.at(id);
+    entry->used = clock_.Now();
+    account.entries.splice(account.entries.end(), account.entries, entry);
+    bytes = entry->bytes;
+  }
+  absl::StatusOr<SampleRecord> record = DecodeSample(*bytes);
+  if (!record.ok()) return nullptr;  // Put and Restore keep only whole ones.
+  return std::make_shared<const SampleRecord>(*std::move(record));
+}
+
+absl::Status SampleRecords::Replay(AdapterKey adapter, TrainRequest* request) {
+  return ReplaySamples(
+      [this](const std::string& tenant, const std::string& id) {
+        return Find(tenant, id);
+      },
+      adapter, request);
+}
+
+int64_t SampleRecords::ReplayBytes(const TrainRequest& request) const {
+  const weft::Replay& replay = request.replay;
+  int64_t bytes = 0, largest = 0;
+  MutexLock lock(&mu_);
+  for (size_t d = 0; d < replay.spans.size(); ++d) {
+    const int64_t tokens = request.data[d].num_tokens();
+    size_t width = 0;
+    for (const SampledSpan& span : replay.spans[d]) {
+      const auto named = ParseSequenceId(span.sequence_id);
+      const Entry* const entry =
+          named ? Peek(request.tenant, named->first) : nullptr;
+      if (entry == nullptr || named->second >= entry->supports.size()) continue;
+      largest = std::max(largest, static_cast<int64_t>(entry->bytes->size()));
+      if (replay.routing) width = std::max(width, entry->routing_width);
+      if (replay.support) {
+        // Row by row, and then as one list.
+        bytes += 2 * entry->supports[named->second] *
+                 static_cast<int64_t>(sizeof(int32_t));
+      }
+    }
+    if (replay.spans[d].empty()) continue;
+    // Logprobs, offsets of supports and the experts.
+    bytes += tokens * (2 * static_cast<int64_t>(sizeof(float)) +
+                       static_cast<int64_t>(width * sizeof(uint16_t)));
+  }
+  // A record that is read is parsed, and converted to at most twice its bytes.
+  return bytes + 3 * largest;
+}
+
+std::string SampleRecords::NoteOf(const std::string& tenant,
+                                  const std::string& id) const {
+  return absl::StrCat(prefix_, tenant, "/", id);
+}
+
+void SampleRecords::Show() {
+  shown_bytes_.Set(static_cast<double>(bytes_));
+  shown_records_.Set(static_cast<double>(num_records_));
+}
+
+}  // namespace weft::records

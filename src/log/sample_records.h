@@ -1,0 +1,113 @@
+// Keeps the records of samples (src/request/sample_record.h) for the training
+// that follows. With --state-dir each record is a note of the log, so a restart
+// keeps it.
+//
+// A record goes when it was not used for a day. A restart counts as a use. If
+// all records exceed --sample-record-bytes, the tenant with the most bytes
+// loses the record that was not used for the longest time. So no tenant below
+// its share loses one.
+#ifndef WEFT_SRC_LOG_SAMPLE_RECORDS_H_
+#define WEFT_SRC_LOG_SAMPLE_RECORDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "src/base/clock.h"
+#include "src/base/metrics.h"
+#include "src/base/mutex.h"
+#include "src/log/recorder.h"
+#include "src/request/sample_record.h"
+
+namespace weft::records {
+
+// Threads: any.
+class SampleRecords {
+ public:
+  // With `max_bytes` 0 no record is kept. `model` is the base model's
+  // fingerprint. The pointers outlive the object.
+  SampleRecords(int64_t max_bytes, const std::string& model, const Clock* clock,
+                Recorder* recorder, prometheus::Registry* registry);
+
+  // Takes the records of an earlier process from its notes. Call it before the
+  // methods below, when `recorder` has started. Erases the notes of another
+  // base model, whose tokens and experts are other ones, and those that cannot
+  // be read.
+  void Restore();
+
+  // Keeps a record, in place of one of the same tenant and id. Without room on
+  // the disk of the log, a restart will not have it.
+  void Put(const SampleRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns a record, which counts as used; null if it is gone.
+  [[nodiscard]] std::shared_ptr<const SampleRecord> Find(
+      const std::string& tenant, const std::string& id)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Does what weft::ReplaySamples does with these records.
+  [[nodiscard]] absl::Status Replay(AdapterKey adapter, TrainRequest* request);
+  // Returns at most how many bytes Replay takes for the request: what it adds
+  // to the data, and a record while it is read.
+  [[nodiscard]] int64_t ReplayBytes(const TrainRequest& request) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Removes the records that were not used for a day.
+  void DropExpired() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Entry {
+    std::string id;
+    std::shared_ptr<const std::string> bytes;  // The log has the same string.
+    absl::Time used;
+    size_t routing_width = 0;       // Experts of a token, over all layers.
+    std::vector<int64_t> supports;  // Ids in the supports of each sequence.
+  };
+  // The records of a tenant, the longest unused first.
+  struct Account {
+    std::list<Entry> entries;
+    std::map<std::string, std::list<Entry>::iterator> by_id;
+    int64_t bytes = 0;
+  };
+
+  void Add(const SampleRecord& record, std::shared_ptr<const std::string> bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Removes a record, also from the log.
+  void Erase(const std::string& tenant, std::list<Entry>::iterator entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  [[nodiscard]] const Entry* Peek(const std::string& tenant,
+                                  const std::string& id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the name of a record's note.
+  [[nodiscard]] std::string NoteOf(const std::string& tenant,
+                                   const std::string& id) const;
+
+  const int64_t max_bytes_;
+  const std::string prefix_;  // The names of notes begin with it.
+  const Clock& clock_;
+  Recorder& recorder_;
+  prometheus::Gauge& shown_bytes_;
+  prometheus::Gauge& shown_records_;
+  prometheus::Counter& dropped_;
+  mutable Mutex mu_;
+  std::map<std::string, Account> accounts_ ABSL_GUARDED_BY(mu_);
+  int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t num_records_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+// Convert a record to and from the value of its note. Error: DATA_LOSS if the
+// lists do not fit each other.
+[[nodiscard]] std::string EncodeSample(const SampleRecord& record);
+[[nodiscard]] absl::StatusOr<SampleRecord> DecodeSample(
+    absl::string_view bytes);
+
+}  // namespace weft::records
+
+#endif  // WEFT_SRC_LOG_SAMPLE_RECORDS_H_
