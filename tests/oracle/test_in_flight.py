@@ -35,10 +35,11 @@ class Drawn:
 
     def spans(self) -> list[tuple[int, int, int]]:
         """Returns (version, begin, end) of each version's tokens."""
-        found = []
-        for version, group in groupby(range(len(self.tokens)), self.versions.__getitem__):
-            places = list(group)
-            found.append((version, places[0], places[-1] + 1))
+        found, begin = [], 0
+        for version, tokens in groupby(self.versions):
+            end = begin + len(list(tokens))
+            found.append((version, begin, end))
+            begin = end
         return found
 
 
