@@ -6,10 +6,13 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/engine/activation_budget.h"
+#include "src/loss/run_loss_graph.h"
 #include "src/model_config/model_shard.h"
+#include "src/request/loss_graph.h"
 
 namespace weft::engine {
 namespace {
@@ -29,12 +32,52 @@ std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
   return routing;
 }
 
+// Computes the losses of a micro-batch's data, request by request.
+class BatchLosses {
+ public:
+  explicit BatchLosses(bool backward) : backward_(backward) {}
+
+  // Computes the losses of a datum from result->logprobs, and dLoss/dlogprob.
+  // Errors: those of RunLossGraph, which name the datum.
+  absl::Status Compute(const PackedDatum& packed, DatumResult* result,
+                       absl::Span<float> gradients,
+                       loss::MetricSums* metrics) {
+    const LossConfig& config = packed.request->loss;
+    const absl::Span<float> losses = absl::MakeSpan(result->losses);
+    if (config.function != LossFunction::kCustom) {
+      loss::ComputeTokenLosses(config, *packed.datum, result->logprobs, losses,
+                               gradients, metrics);
+      return absl::OkStatus();
+    }
+    if (packed.request != request_) {
+      WEFT_ASSIGN_OR_RETURN(graph_, ReadLossGraph(config.custom));
+      request_ = packed.request;
+    }
+    const absl::Status run = loss::RunLossGraph(
+        graph_, config.custom, *packed.datum, result->logprobs, backward_,
+        losses, gradients, metrics);
+    if (run.ok()) return run;
+    return absl::Status(
+        run.code(),
+        absl::StrCat("data[", packed.datum - packed.request->data.data(),
+                     "]: ", run.message()));
+  }
+
+ private:
+  const bool backward_;
+  const TrainRequest* request_ = nullptr;  // Whose graph graph_ is.
+  LossGraph graph_;
+};
+
 // Returns the result of one datum. `scores` has the scores of all data of the
 // datum's replica. Writes dLoss/dlogprob of the datum's entries to
-// `gradients_E`, which has all E entries. Adds to `metrics`.
-DatumResult ScatterDatum(const PackedDatum& packed,
-                         const executor::TrainScores& scores,
-                         float* gradients_E, loss::MetricSums* metrics) {
+// `gradients_E`, which has all E entries. Adds to `metrics`. Errors: those of
+// BatchLosses.
+absl::StatusOr<DatumResult> ScatterDatum(const PackedDatum& packed,
+                                         const executor::TrainScores& scores,
+                                         BatchLosses* losses,
+                                         float* gradients_E,
+                                         loss::MetricSums* metrics) {
   const Datum& datum = *packed.datum;
   const LossConfig& config = packed.request->loss;
   const size_t size = datum.targets.size();
@@ -67,9 +110,8 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   }
 
   std::vector<float> gradients(size, 0.0f);
-  loss::ComputeTokenLosses(config, datum, result.logprobs,
-                           absl::MakeSpan(result.losses),
-                           absl::MakeSpan(gradients), metrics);
+  WEFT_RETURN_IF_ERROR(losses->Compute(packed, &result,
+                                       absl::MakeSpan(gradients), metrics));
   for (size_t entry = 0; entry < scored.size(); ++entry) {
     gradients_E[packed.entries[entry]] = gradients[scored[entry]];
   }
@@ -211,7 +253,8 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   TrainOutcome outcome;
   std::vector<at::Tensor> gradients_E;
   const PieceMetrics metrics_of(pieces, metrics);
-  std::optional<profile::Span> losses(std::in_place, "losses");
+  BatchLosses losses(backward);
+  std::optional<profile::Span> span(std::in_place, "losses");
   for (size_t i = 0; i < parts.size(); ++i) {
     gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
     if (i == 0) {
@@ -220,12 +263,18 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
       outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
     }
     for (const PackedDatum& packed : parts[i].packed.data) {
-      outcome.data.push_back(ScatterDatum(
-          packed, scores[i], gradients_E.back().mutable_data_ptr<float>(),
-          metrics_of(outcome.data.size())));
+      absl::StatusOr<DatumResult> result = ScatterDatum(
+          packed, scores[i], &losses,
+          gradients_E.back().mutable_data_ptr<float>(),
+          metrics_of(outcome.data.size()));
+      if (!result.ok()) {
+        outcome.failed.try_emplace(packed.request, result.status());
+      }
+      outcome.data.push_back(std::move(result).value_or(DatumResult()));
     }
   }
-  losses.reset();
+  span.reset();
+  if (!outcome.failed.empty()) return outcome;
   if (backward) executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   return outcome;
 }

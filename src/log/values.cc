@@ -34,6 +34,13 @@ void Put(const Datum& datum, log::Datum* out) {
   PutBytes(datum.target_offsets, out->mutable_target_offsets());
   out->set_targets_per_token(datum.targets_per_token);
   PutBytes(datum.routing, out->mutable_routing());
+  for (const auto& [name, input] : datum.custom_inputs) {
+    log::CustomInput& to = (*out->mutable_custom_inputs())[name];
+    to.mutable_shape()->Add(input.shape.begin(), input.shape.end());
+    to.set_is_int(input.is_int);
+    input.is_int ? PutBytes(input.ints, to.mutable_values())
+                 : PutBytes(input.floats, to.mutable_values());
+  }
 }
 
 Datum Get(const log::Datum& in) {
@@ -46,6 +53,13 @@ Datum Get(const log::Datum& in) {
   GetBytes(in.target_offsets(), &datum.target_offsets);
   datum.targets_per_token = in.targets_per_token();
   GetBytes(in.routing(), &datum.routing);
+  for (const auto& [name, from] : in.custom_inputs()) {
+    CustomInput& input = datum.custom_inputs[name];
+    input.shape.assign(from.shape().begin(), from.shape().end());
+    input.is_int = from.is_int();
+    input.is_int ? GetBytes(from.values(), &input.ints)
+                 : GetBytes(from.values(), &input.floats);
+  }
   return datum;
 }
 
@@ -142,6 +156,12 @@ void Put(const TrainRequest& request, log::Request* out) {
   train->set_gradient_filter(loss.gradient_filter);
   train->set_score_all(loss.score_all);
   train->set_return_routing(loss.return_routing);
+  train->set_custom_graph(loss.custom.graph);
+  for (const CustomLossInput& input : loss.custom.inputs) {
+    log::CustomLossInput* const to = train->add_custom_inputs();
+    to->set_name(input.name);
+    to->set_rank(input.rank);
+  }
   for (const Datum& datum : request.data) Put(datum, train->add_data());
 }
 
@@ -157,6 +177,11 @@ TrainRequest Get(const log::Train& in) {
                   .gradient_filter = in.gradient_filter(),
                   .score_all = in.score_all(),
                   .return_routing = in.return_routing()};
+  request.loss.custom.graph = in.custom_graph();
+  for (const log::CustomLossInput& input : in.custom_inputs()) {
+    request.loss.custom.inputs.push_back(
+        {.name = input.name(), .rank = input.rank()});
+  }
   for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
   return request;
 }

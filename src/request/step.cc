@@ -88,6 +88,21 @@ class Hasher {
   std::unique_ptr<EVP_MD_CTX, Free> context_;
 };
 
+void HashCustomLoss(const TrainRequest& request, Hasher* hasher) {
+  const CustomLoss& custom = request.loss.custom;
+  *hasher << std::string_view(custom.graph) << uint64_t{custom.inputs.size()};
+  for (const CustomLossInput& input : custom.inputs) {
+    *hasher << std::string_view(input.name) << input.rank;
+  }
+  for (const Datum& datum : request.data) {
+    *hasher << uint64_t{datum.custom_inputs.size()};
+    for (const auto& [name, input] : datum.custom_inputs) {
+      *hasher << std::string_view(name) << input.shape << input.is_int
+              << input.floats << input.ints;
+    }
+  }
+}
+
 std::string Digest(const TrainRequest& request) {
   Hasher hasher;
   const LossConfig& loss = request.loss;
@@ -101,6 +116,8 @@ std::string Digest(const TrainRequest& request) {
            << datum.targets << datum.weights << datum.logprobs
            << datum.advantages << datum.routing;
   }
+  // Requests without a custom loss keep the digests that earlier versions made.
+  if (loss.function == LossFunction::kCustom) HashCustomLoss(request, &hasher);
   return hasher.Finish();
 }
 
