@@ -35,7 +35,8 @@ void Put(const Datum& datum, log::Datum* out) {
   out->set_targets_per_token(datum.targets_per_token);
   PutBytes(datum.routing, out->mutable_routing());
   for (const auto& [name, input] : datum.custom_inputs) {
-    log::CustomInput& to = (*out->mutable_custom_inputs())[name];
+    log::CustomInput& to = *out->add_custom_inputs();
+    to.set_name(name);
     to.mutable_shape()->Add(input.shape.begin(), input.shape.end());
     to.set_is_int(input.is_int);
     input.is_int ? PutBytes(input.ints, to.mutable_values())
@@ -53,8 +54,8 @@ Datum Get(const log::Datum& in) {
   GetBytes(in.target_offsets(), &datum.target_offsets);
   datum.targets_per_token = in.targets_per_token();
   GetBytes(in.routing(), &datum.routing);
-  for (const auto& [name, from] : in.custom_inputs()) {
-    CustomInput& input = datum.custom_inputs[name];
+  for (const log::CustomInput& from : in.custom_inputs()) {
+    CustomInput& input = datum.custom_inputs[from.name()];
     input.shape.assign(from.shape().begin(), from.shape().end());
     input.is_int = from.is_int();
     input.is_int ? GetBytes(from.values(), &input.ints)

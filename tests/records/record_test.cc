@@ -40,7 +40,11 @@ TrainRequest Train() {
                    .logprobs = {},
                    .advantages = {},
                    .target_offsets = {},
-                   .targets_per_token = 2}};
+                   .targets_per_token = 2,
+                   .custom_inputs = {
+                       {"a", {.shape = {2, 1}, .floats = {1.5F, -0.0F}}},
+                       {"b", {.ints = {int64_t{1} << 40}, .is_int = true}}}}};
+  request.loss.custom = {.graph = "{}", .inputs = {{"logprobs", 2}, {"a", 0}}};
   return request;
 }
 
@@ -72,6 +76,9 @@ TEST(RecordTest, ATrainingRequestKeepsItsDigest) {
   EXPECT_EQ(begin.step, 7);
   EXPECT_EQ(begin.digest, "digest");
   EXPECT_EQ(PayloadDigest(begin.request), PayloadDigest(request));
+  const auto& train = std::get<TrainRequest>(begin.request);
+  EXPECT_EQ(train.loss, request.loss);
+  EXPECT_EQ(train.data, request.data);
   EXPECT_EQ(StepOf(begin.request), 7);
   EXPECT_EQ(Encode(Record(begin)), bytes);
 }
