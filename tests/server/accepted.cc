@@ -69,6 +69,16 @@ void ExpectUsable(const Datum& datum, LossFunction function,
   for (const uint16_t expert : datum.routing) {
     EXPECT_LT(expert, limits.num_experts);
   }
+  for (const auto& [name, input] : datum.custom_inputs) {
+    int64_t values = 1;
+    for (const int64_t size : input.shape) values *= size;
+    EXPECT_EQ(input.is_int ? input.ints.size() : input.floats.size(), values);
+  }
+  if (function == LossFunction::kCustom) {
+    EXPECT_TRUE(datum.weights.empty());
+    return;
+  }
+  EXPECT_TRUE(datum.custom_inputs.empty());
   if (function == LossFunction::kCrossEntropy) return;
   EXPECT_EQ(datum.targets.size(), datum.tokens.size());
   EXPECT_EQ(datum.logprobs.size(), datum.targets.size());

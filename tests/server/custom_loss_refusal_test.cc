@@ -9,45 +9,6 @@ namespace {
 
 using Train = v1::ForwardBackwardRequest;
 
-// (logprobs * a).sum() + the sum of b, an input of integers.
-constexpr char kGraph[] = R"({"format": 1, "nodes": [
-  {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
-  {"op": "placeholder", "name": "a", "target": "a"},
-  {"op": "placeholder", "name": "b", "target": "b"},
-  {"op": "call_function", "name": "mul", "target": "operator.mul",
-   "args": [{"ref": "logprobs"}, {"ref": "a"}]},
-  {"op": "call_method", "name": "total", "target": "sum",
-   "args": [{"ref": "mul"}]},
-  {"op": "output", "name": "output", "target": "output",
-   "args": [{"tuple": [{"ref": "total"}, {"dict": {}}]}]}]})";
-
-void AddInput(v1::CustomLoss* loss, const std::string& name, uint32_t rank) {
-  v1::CustomLossInput* const input = loss->add_inputs();
-  input->set_name(name);
-  input->set_rank(rank);
-}
-
-Train GoodCustom() {
-  Train request = GoodTrain();
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CUSTOM);
-  v1::CustomLoss* const loss = request.mutable_loss()->mutable_custom_loss();
-  loss->set_graph(kGraph);
-  AddInput(loss, "logprobs", 1);
-  AddInput(loss, "a", 1);
-  AddInput(loss, "b", 2);
-  v1::Datum* const datum = request.mutable_data(0);
-  datum->clear_weights();
-  datum->clear_logprobs();
-  datum->clear_advantages();
-  auto& inputs = *datum->mutable_custom_inputs();
-  inputs["a"].add_shape(3);
-  inputs["a"].set_floats_le(std::string(12, '\0'));
-  inputs["b"].add_shape(1);
-  inputs["b"].add_shape(2);
-  inputs["b"].set_ints_le(std::string(16, '\0'));
-  return request;
-}
-
 v1::CustomInput& Input(Train& request, const std::string& name) {
   return (*request.mutable_data(0)->mutable_custom_inputs())[name];
 }
@@ -73,7 +34,7 @@ TEST(RefusalTest, CustomLosses) {
         "data[0].custom_inputs is set, must be empty for every loss but"},
        {"an operation that is not offered",
         [=](Train& r) {
-          std::string graph = kGraph;
+          std::string graph = kCustomGraph;
           graph.replace(graph.find("operator.mul"), 12, "os.system");
           loss(r)->set_graph(graph);
         },
@@ -135,7 +96,7 @@ TEST(RefusalTest, CustomLosses) {
 
 TEST(RefusalTest, ACustomLossOnTooManyData) {
   // 500 nodes run on at most 131,072 / 500 data.
-  nlohmann::json graph = nlohmann::json::parse(kGraph);
+  nlohmann::json graph = nlohmann::json::parse(kCustomGraph);
   const nlohmann::json node = graph["nodes"][4];
   while (graph["nodes"].size() < 501) {
     nlohmann::json more = node;
@@ -164,7 +125,7 @@ TEST(ValidationTest, ReadsACustomLoss) {
   const absl::StatusOr<TrainRequest> read = Validate(request, Limits());
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->loss.function, LossFunction::kCustom);
-  EXPECT_EQ(read->loss.custom.graph, kGraph);
+  EXPECT_EQ(read->loss.custom.graph, kCustomGraph);
   EXPECT_EQ(read->loss.custom.inputs.size(), 3U);
   const Datum& datum = read->data[0];
   EXPECT_EQ(datum.custom_inputs.at("a").floats,

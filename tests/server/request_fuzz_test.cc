@@ -244,6 +244,7 @@ std::set<std::string> RequestsOf(const google::protobuf::FileDescriptor& file) {
 TEST_F(RequestFuzzTest, Training) {
   Fuzz(GoodTrain());
   Fuzz(GoodSoftTrain());
+  Fuzz(GoodCustom());
   Fuzz(GoodRoutedTrain());
   Fuzz(GoodForward());
   auto optim = Named<v1::OptimStepRequest>();
