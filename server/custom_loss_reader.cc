@@ -32,10 +32,10 @@ absl::Status CopyValues(absl::string_view path, const std::string& raw,
 absl::StatusOr<CustomInput> ReadInput(const std::string& path,
                                       const v1::CustomInput& in, int rank) {
   if (in.shape_size() != rank) {
-    return BadField(absl::StrCat(path, ".shape"),
-                    absl::StrCat("has ", in.shape_size(),
-                                 " dimensions, must have ", rank,
-                                 " as in loss.custom_loss.inputs"));
+    return BadField(
+        absl::StrCat(path, ".shape"),
+        absl::StrCat("has ", in.shape_size(), " dimensions, must have ", rank,
+                     " as in loss.custom_loss.inputs"));
   }
   if (!in.floats_le().empty() && !in.ints_le().empty()) {
     return BadField(absl::StrCat(path, ".floats_le"),
@@ -48,12 +48,11 @@ absl::StatusOr<CustomInput> ReadInput(const std::string& path,
     out.shape.push_back(size);
   }
   out.is_int = !in.ints_le().empty();
-  WEFT_RETURN_IF_ERROR(out.is_int ? CopyValues(absl::StrCat(path, ".ints_le"),
-                                               in.ints_le(), expected,
-                                               &out.ints)
-                                  : CopyValues(absl::StrCat(path, ".floats_le"),
-                                               in.floats_le(), expected,
-                                               &out.floats));
+  WEFT_RETURN_IF_ERROR(out.is_int
+                           ? CopyValues(absl::StrCat(path, ".ints_le"),
+                                        in.ints_le(), expected, &out.ints)
+                           : CopyValues(absl::StrCat(path, ".floats_le"),
+                                        in.floats_le(), expected, &out.floats));
   return out;
 }
 

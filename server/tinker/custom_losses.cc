@@ -59,8 +59,8 @@ absl::Status CheckRoom(const Front& front, const std::string& session) {
 // Adds the loss, writes it to the ledger, and then gives `done` its id.
 absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
                   const Callback<FutureResult>& done) {
-  const FutureResult result = FutureResult::Of(
-      {{"type", "create_custom_loss"}, {"loss_id", id}});
+  const FutureResult result =
+      FutureResult::Of({{"type", "create_custom_loss"}, {"loss_id", id}});
   const auto found = front.losses.find(id);
   if (found != front.losses.end()) {
     if (found->second.loss != loss.loss) {
@@ -73,9 +73,8 @@ absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
   WEFT_RETURN_IF_ERROR(CheckRoom(front, loss.session));
   WEFT_ASSIGN_OR_RETURN(loss.charge,
                         front.ChargeEntry(loss.owner, loss.loss.size()));
-  const LedgerEntry entry = {.id = id,
-                             .fields = {{"session", loss.session}},
-                             .bytes = loss.loss};
+  const LedgerEntry entry = {
+      .id = id, .fields = {{"session", loss.session}}, .bytes = loss.loss};
   front.losses.emplace(id, std::move(loss));
   front.ledger.Put(EntryKind::kLoss, entry,
                    [&front, id, result, done](const absl::Status& put) {
@@ -129,9 +128,9 @@ absl::Status SetCustomLoss(Front& front, const Call& call,
       // The SDK sends no shape for a tensor that has one dimension by default.
       v1::CustomInput& value = inputs[input.name()];
       if (value.shape_size() > 0) continue;
-      value.add_shape(static_cast<uint32_t>(
-          value.floats_le().size() / sizeof(float) +
-          value.ints_le().size() / sizeof(int64_t)));
+      value.add_shape(
+          static_cast<uint32_t>(value.floats_le().size() / sizeof(float) +
+                                value.ints_le().size() / sizeof(int64_t)));
     }
     for (const std::string& name : unread) inputs.erase(name);
   }

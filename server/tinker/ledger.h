@@ -1,6 +1,6 @@
 // Keeps what the front needs again after a restart: sessions, models, samplers,
-// custom losses, extras of checkpoints, adapters to delete, and the requests of steps that
-// have not ended. Each entry is a note of the engine's log
+// custom losses, extras of checkpoints, adapters to delete, and the requests of
+// steps that have not ended. Each entry is a note of the engine's log
 // (src/request/note.h). Without --state-dir nothing is kept.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_

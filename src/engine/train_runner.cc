@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -40,8 +39,7 @@ class BatchLosses {
   // Computes the losses of a datum from result->logprobs, and dLoss/dlogprob.
   // Errors: those of RunLossGraph, which name the datum.
   absl::Status Compute(const PackedDatum& packed, DatumResult* result,
-                       absl::Span<float> gradients,
-                       loss::MetricSums* metrics) {
+                       absl::Span<float> gradients, loss::MetricSums* metrics) {
     const LossConfig& config = packed.request->loss;
     const absl::Span<float> losses = absl::MakeSpan(result->losses);
     if (config.function != LossFunction::kCustom) {
@@ -110,8 +108,8 @@ absl::StatusOr<DatumResult> ScatterDatum(const PackedDatum& packed,
   }
 
   std::vector<float> gradients(size, 0.0f);
-  WEFT_RETURN_IF_ERROR(losses->Compute(packed, &result,
-                                       absl::MakeSpan(gradients), metrics));
+  WEFT_RETURN_IF_ERROR(
+      losses->Compute(packed, &result, absl::MakeSpan(gradients), metrics));
   for (size_t entry = 0; entry < scored.size(); ++entry) {
     gradients_E[packed.entries[entry]] = gradients[scored[entry]];
   }
@@ -138,9 +136,11 @@ bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
   });
 }
 
+}  // namespace
+
 // Returns the metrics of the piece that has a datum. Data are numbered over all
 // pieces.
-class PieceMetrics {
+class TrainRunner::PieceMetrics {
  public:
   PieceMetrics(const std::vector<TrainPiece>& pieces,
                const std::vector<loss::MetricSums*>& metrics) {
@@ -153,8 +153,6 @@ class PieceMetrics {
  private:
   std::vector<loss::MetricSums*> of_datum_;
 };
-
-}  // namespace
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
                                                bool backward) const {
@@ -210,6 +208,35 @@ std::vector<lora::LoraGradients> TrainRunner::GradientsOf(
   return of_parts;
 }
 
+TrainOutcome TrainRunner::Scatter(
+    const std::vector<Part>& parts,
+    const std::vector<executor::TrainScores>& scores,
+    const PieceMetrics& metrics_of, bool backward,
+    std::vector<at::Tensor>* gradients_E) {
+  const profile::Span span("losses");
+  TrainOutcome outcome;
+  BatchLosses losses(backward);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    gradients_E->push_back(at::zeros_like(scores[i].logprobs_E));
+    if (i == 0) {
+      outcome.expert_rows_LE = scores[i].expert_rows_LE;
+    } else if (outcome.expert_rows_LE.defined()) {
+      outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
+    }
+    for (const PackedDatum& packed : parts[i].packed.data) {
+      absl::StatusOr<DatumResult> result =
+          ScatterDatum(packed, scores[i], &losses,
+                       gradients_E->back().mutable_data_ptr<float>(),
+                       metrics_of(outcome.data.size()));
+      if (!result.ok()) {
+        outcome.failed.try_emplace(packed.request, result.status());
+      }
+      outcome.data.push_back(std::move(result).value_or(DatumResult()));
+    }
+  }
+  return outcome;
+}
+
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
     const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
@@ -250,32 +277,12 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   const std::vector<executor::TrainScores> scores =
       executor_.Forward(std::move(plans));
 
-  TrainOutcome outcome;
   std::vector<at::Tensor> gradients_E;
-  const PieceMetrics metrics_of(pieces, metrics);
-  BatchLosses losses(backward);
-  std::optional<profile::Span> span(std::in_place, "losses");
-  for (size_t i = 0; i < parts.size(); ++i) {
-    gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
-    if (i == 0) {
-      outcome.expert_rows_LE = scores[i].expert_rows_LE;
-    } else if (outcome.expert_rows_LE.defined()) {
-      outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
-    }
-    for (const PackedDatum& packed : parts[i].packed.data) {
-      absl::StatusOr<DatumResult> result = ScatterDatum(
-          packed, scores[i], &losses,
-          gradients_E.back().mutable_data_ptr<float>(),
-          metrics_of(outcome.data.size()));
-      if (!result.ok()) {
-        outcome.failed.try_emplace(packed.request, result.status());
-      }
-      outcome.data.push_back(std::move(result).value_or(DatumResult()));
-    }
+  TrainOutcome outcome = Scatter(parts, scores, PieceMetrics(pieces, metrics),
+                                 backward, &gradients_E);
+  if (backward && outcome.failed.empty()) {
+    executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   }
-  span.reset();
-  if (!outcome.failed.empty()) return outcome;
-  if (backward) executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   return outcome;
 }
 

@@ -67,6 +67,15 @@ class TrainRunner {
     PackedTrain packed;
   };
 
+  class PieceMetrics;
+
+  // Computes the results of all data, and puts the gradients of each part's
+  // entries into `gradients_E`.
+  [[nodiscard]] static TrainOutcome Scatter(
+      const std::vector<Part>& parts,
+      const std::vector<executor::TrainScores>& scores,
+      const PieceMetrics& metrics_of, bool backward,
+      std::vector<at::Tensor>* gradients_E);
   // Returns how many layers the backward pass recomputes, 0 without one.
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part,

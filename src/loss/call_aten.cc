@@ -35,13 +35,11 @@ const std::vector<c10::OperatorHandle>& OverloadsOf(
           each.kind != OperationKind::kConvert) {
         continue;
       }
-      for (const absl::string_view name :
-           absl::StrSplit(each.overloads, ' ')) {
+      for (const absl::string_view name : absl::StrSplit(each.overloads, ' ')) {
         const std::vector<std::string> parts = absl::StrSplit(name, '.');
         const std::string overload = parts.size() > 1 ? parts[1] : "";
-        (*all)[&each].push_back(
-            c10::Dispatcher::singleton().findSchemaOrThrow(
-                ("aten::" + parts[0]).c_str(), overload.c_str()));
+        (*all)[&each].push_back(c10::Dispatcher::singleton().findSchemaOrThrow(
+            ("aten::" + parts[0]).c_str(), overload.c_str()));
       }
     }
     return all;
@@ -86,8 +84,7 @@ std::optional<IValue> CoerceToList(const IValue& value,
 }
 
 // Converts the name of a dtype, a device, a layout or a memory format.
-std::optional<IValue> CoerceName(const std::string& name,
-                                 c10::TypeKind kind) {
+std::optional<IValue> CoerceName(const std::string& name, c10::TypeKind kind) {
   switch (kind) {
     case c10::TypeKind::ScalarTypeType:
       return IValue(static_cast<int64_t>(DtypeOf(name)));
@@ -115,7 +112,8 @@ std::optional<IValue> Coerce(const IValue& value, const c10::TypePtr& type) {
   switch (type->kind()) {
     case c10::TypeKind::OptionalType:
       if (value.isNone()) return value;
-      return Coerce(value, type->castRaw<c10::OptionalType>()->getElementType());
+      return Coerce(value,
+                    type->castRaw<c10::OptionalType>()->getElementType());
     case c10::TypeKind::TensorType:
       if (!IsNumber(value)) return only_if(value.isTensor());
       return IValue(at::native::wrapped_scalar_tensor(value.toScalar()));
@@ -169,8 +167,8 @@ class Binding {
       if (!bound) return std::nullopt;
       stack.push_back(*bound);
     }
-    const bool all = next_ == given_.args.size() &&
-                     named_ == given_.kwargs.size();
+    const bool all =
+        next_ == given_.args.size() && named_ == given_.kwargs.size();
     return all ? std::optional<Stack>(std::move(stack)) : std::nullopt;
   }
 
@@ -245,8 +243,8 @@ int64_t RangeLength(const c10::FunctionSchema& schema, const Stack& stack) {
     return index ? stack[static_cast<size_t>(*index)].toScalar().toDouble()
                  : otherwise;
   };
-  const double length = std::ceil(
-      (argument("end", 0) - argument("start", 0)) / argument("step", 1));
+  const double length = std::ceil((argument("end", 0) - argument("start", 0)) /
+                                  argument("step", 1));
   // A NaN is refused by ATen.
   return static_cast<int64_t>(std::clamp(length, 0.0, kMany));
 }
@@ -292,8 +290,7 @@ void CheckQuotients(const LossOperation& operation, const Stack& stack) {
                                   ? std::numeric_limits<int32_t>::min()
                                   : std::numeric_limits<int64_t>::min();
     TORCH_CHECK(!at::eq(operand, lowest).any().item<bool>(),
-                "has an integer that no quotient may have: ",
-                lowest.toLong());
+                "has an integer that no quotient may have: ", lowest.toLong());
   }
 }
 

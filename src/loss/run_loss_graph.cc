@@ -60,8 +60,7 @@ class GraphRun {
       } catch (const std::bad_alloc&) {
         throw;
       } catch (const c10::Error& error) {
-        failed = BadNode(graph_, i,
-                         FirstLine(error.what_without_backtrace()));
+        failed = BadNode(graph_, i, FirstLine(error.what_without_backtrace()));
       } catch (const std::exception& error) {
         failed = BadNode(graph_, i, FirstLine(error.what()));
       }
@@ -144,11 +143,10 @@ class GraphRun {
     for (const auto& [name, arg] : node.kwargs) {
       call.kwargs[name] = Resolve(arg);
     }
-    const bool of_numbers =
-        !call.args.empty() && call.kwargs.empty() &&
-        std::ranges::all_of(call.args, IsNumber) &&
-        (operation.size == ResultSize::kLargest ||
-         operation.size == ResultSize::kBroadcast);
+    const bool of_numbers = !call.args.empty() && call.kwargs.empty() &&
+                            std::ranges::all_of(call.args, IsNumber) &&
+                            (operation.size == ResultSize::kLargest ||
+                             operation.size == ResultSize::kBroadcast);
     if (node.call.of_math || of_numbers) {
       return CallNumbers(node.call, std::move(call));
     }
@@ -227,7 +225,7 @@ class GraphRun {
     if (operation.kind == OperationKind::kDim) return self.dim();
     if (call.args.size() == 1 && call.kwargs.empty()) return Sizes(self);
     const auto named = call.kwargs.find("dim");
-    const IValue& dim = call.args.size() > 1 ? call.args[1]
+    const IValue& dim = call.args.size() > 1         ? call.args[1]
                         : named != call.kwargs.end() ? named->second
                                                      : call.args[0];
     TORCH_CHECK(dim.isInt(), "takes the number of a dimension");
@@ -251,8 +249,7 @@ class GraphRun {
     if (name == "ndim") return self.dim();
     if (name == "dtype") return NameOfDtype(self.scalar_type());
     if (name == "device") return std::string("cpu");
-    TORCH_CHECK(name == "T" && self.dim() <= 2, "asks for ",
-                name.substr(0, 64),
+    TORCH_CHECK(name == "T" && self.dim() <= 2, "asks for ", name.substr(0, 64),
                 ", must be shape, ndim, dtype, device, T of a matrix, or "
                 "values or indices of a result");
     return self.t();
@@ -345,8 +342,7 @@ class GraphRun {
       return at::indexing::Ellipsis;
     }
     if (const auto* slice = std::get_if<GraphSlice>(&arg.value)) {
-      return at::indexing::Slice(Bound(slice->parts[0]),
-                                 Bound(slice->parts[1]),
+      return at::indexing::Slice(Bound(slice->parts[0]), Bound(slice->parts[1]),
                                  Bound(slice->parts[2]));
     }
     const IValue value = Resolve(arg);
@@ -425,9 +421,9 @@ absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {
-    return BadNode(graph, graph.loss,
-                   absl::StrCat("cannot be differentiated: ",
-                                FirstLine(error.what())));
+    return BadNode(
+        graph, graph.loss,
+        absl::StrCat("cannot be differentiated: ", FirstLine(error.what())));
   }
   const at::Tensor& gradient = leaf.grad();
   if (!gradient.defined()) return BadNode(graph, graph.loss, kNone);

@@ -49,9 +49,9 @@ bool IsName(absl::string_view name, size_t most, bool lower) {
 absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
   const std::string field = absl::StrCat(kPath, ".inputs");
   if (inputs.empty() || inputs.size() > kMaxLossInputs) {
-    return Bad(field, absl::StrCat("has ", inputs.size(),
-                                   " inputs, must be in [1, ", kMaxLossInputs,
-                                   "], logprobs included"));
+    return Bad(field,
+               absl::StrCat("has ", inputs.size(), " inputs, must be in [1, ",
+                            kMaxLossInputs, "], logprobs included"));
   }
   std::set<std::string> names;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -74,9 +74,9 @@ absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
     }
     const int lowest = i == 0 ? 1 : 0;
     if (input.rank < lowest || input.rank > 2) {
-      return Bad(absl::StrCat(at, ".rank"),
-                 absl::StrCat("is ", input.rank, ", must be in [", lowest,
-                              ", 2]"));
+      return Bad(
+          absl::StrCat(at, ".rank"),
+          absl::StrCat("is ", input.rank, ", must be in [", lowest, ", 2]"));
     }
   }
   return absl::OkStatus();
@@ -87,9 +87,9 @@ absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
 absl::StatusOr<Json> ParseText(const std::string& text) {
   const std::string field = absl::StrCat(kPath, ".graph");
   if (text.size() > kMaxGraphBytes) {
-    return Bad(field, absl::StrCat("has ", text.size(),
-                                   " bytes, must have at most ",
-                                   kMaxGraphBytes));
+    return Bad(field,
+               absl::StrCat("has ", text.size(), " bytes, must have at most ",
+                            kMaxGraphBytes));
   }
   bool deep = false;
   const auto check = [&deep](int depth, Json::parse_event_t /*event*/,
@@ -180,8 +180,8 @@ class GraphReader {
   absl::Status CheckPlaceholder(const std::string& target,
                                 const GraphNode& node) const {
     if (index_ >= loss_.inputs.size()) {
-      return BadNode(absl::StrCat("is placeholder ", index_ + 1, ", but ", kPath,
-                                  ".inputs has ", loss_.inputs.size()));
+      return BadNode(absl::StrCat("is placeholder ", index_ + 1, ", but ",
+                                  kPath, ".inputs has ", loss_.inputs.size()));
     }
     if (!node.args.empty() || !node.kwargs.empty()) {
       return BadNode("has arguments, must be an input without a default");
@@ -279,8 +279,7 @@ class GraphReader {
     }
     if (key == "tuple" && value.is_array()) {
       WEFT_ASSIGN_OR_RETURN(std::vector<GraphArg> items, ReadList(value));
-      return GraphArg{
-          GraphList{.items = std::move(items), .is_tuple = true}};
+      return GraphArg{GraphList{.items = std::move(items), .is_tuple = true}};
     }
     if (key == "slice" && value.is_array() && value.size() == 3) {
       WEFT_ASSIGN_OR_RETURN(std::vector<GraphArg> parts, ReadList(value));
@@ -383,7 +382,7 @@ class GraphReader {
   const CustomLoss& loss_;
   LossGraph graph_;
   size_t index_ = 0;
-  std::string name_;                    // Of the node at index_.
+  std::string name_;                     // Of the node at index_.
   std::map<std::string, size_t> nodes_;  // Indices of earlier nodes.
   std::vector<bool> depends_;            // On logprobs, for each earlier node.
   bool uses_logprobs_ = false;           // The arguments that were read do.

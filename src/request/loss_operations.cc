@@ -157,9 +157,11 @@ constexpr LossOperation kOperations[] = {
 
 // Names of Python's modules operator and math that differ from ATen's.
 constexpr std::pair<absl::string_view, absl::string_view> kOtherNames[] = {
-    {"and_", "bitwise_and"}, {"fabs", "abs"},       {"floordiv", "floor_divide"},
-    {"invert", "bitwise_not"}, {"mod", "remainder"}, {"or_", "bitwise_or"},
-    {"pos", "positive"},     {"truediv", "div"},    {"xor", "bitwise_xor"},
+    {"and_", "bitwise_and"},      {"fabs", "abs"},
+    {"floordiv", "floor_divide"}, {"invert", "bitwise_not"},
+    {"mod", "remainder"},         {"or_", "bitwise_or"},
+    {"pos", "positive"},          {"truediv", "div"},
+    {"xor", "bitwise_xor"},
 };
 
 const LossOperation* FindName(absl::string_view name) {

@@ -28,7 +28,7 @@ enum class OperationKind : uint8_t {
 // How many values a call of kAten computes at most, there or in the backward
 // pass.
 enum class ResultSize : uint8_t {
-  kView,       // As the argument whose memory the result shares, and the result.
+  kView,  // As the argument whose memory the result shares, and the result.
   kBroadcast,  // As the shapes of the tensors, broadcast together.
   kLargest,    // As the largest tensor.
   kSum,        // As all tensors together.

@@ -186,8 +186,8 @@ TrainRequest CustomRequest(const std::string& id,
       datum.tokens.push_back((3 + i) % 40);
       datum.targets.push_back((4 + i + d) % 40);
     }
-    datum.custom_inputs["w"] = {
-        .shape = {static_cast<int64_t>(weights.size())}, .floats = weights};
+    datum.custom_inputs["w"] = {.shape = {static_cast<int64_t>(weights.size())},
+                                .floats = weights};
   }
   return request;
 }
@@ -221,8 +221,8 @@ TEST_F(EngineTest, ACustomLossTrainsLikeTheLossThatItEquals) {
   }
   EXPECT_NEAR(own.metrics.at("loss:sum"), built_in.metrics.at("loss:sum"),
               tolerance);
-  EXPECT_NEAR(own.metrics.at("custom/nll:mean"),
-              own.metrics.at("loss:sum") / 2, tolerance);
+  EXPECT_NEAR(own.metrics.at("custom/nll:mean"), own.metrics.at("loss:sum") / 2,
+              tolerance);
   EXPECT_NEAR(own.data[0].losses[0] + own.data[1].losses[0],
               own.metrics.at("loss:sum"), tolerance);
   EXPECT_EQ(Optim("custom")->result.grad_norm,

@@ -19,9 +19,9 @@ using Json = nlohmann::json;
 weft::Datum ReadDatum(const Json& ask) {
   weft::Datum datum;
   datum.targets_per_token = ask.at("targets_per_token");
-  const size_t width =
-      datum.targets_per_token > 0 ? ask.at("targets_per_token").get<size_t>()
-                                  : 1;
+  const size_t width = datum.targets_per_token > 0
+                           ? ask.at("targets_per_token").get<size_t>()
+                           : 1;
   datum.targets.resize(ask.at("logprobs").size());
   datum.tokens.resize(datum.targets.size() / width);
   for (const auto& [name, value] : ask.at("values").items()) {
@@ -50,8 +50,8 @@ Json Answer(const Json& ask) {
   std::vector<float> gradients(logprobs.size());
   weft::loss::MetricSums metrics;
   const absl::Status run = weft::loss::RunLossGraph(
-      *graph, loss, datum, logprobs, ask.at("backward"),
-      absl::MakeSpan(losses), absl::MakeSpan(gradients), &metrics);
+      *graph, loss, datum, logprobs, ask.at("backward"), absl::MakeSpan(losses),
+      absl::MakeSpan(gradients), &metrics);
   if (!run.ok()) return {{"error", run.ToString()}};
   return {{"loss", losses[0]},
           {"gradients", gradients},

@@ -23,27 +23,27 @@ TrainRequest Train() {
                   .return_entropy = true,
                   .gradient_filter = 1e-3,
                   .return_routing = true};
-  request.data = {{.tokens = {1, 2, 3},
-                   .targets = {2, 3, 4},
-                   .weights = {1, -0.0F, 0.5F},
-                   .logprobs = {-1, -2, -3},
-                   .advantages = {1, 2, 3}},
-                  {.tokens = {5, 6},
-                   .targets = {1, 2, 3},
-                   .weights = {1, 2, 3},
-                   .logprobs = {},
-                   .advantages = {},
-                   .target_offsets = {0, 1, 3}},
-                  {.tokens = {9},
-                   .targets = {8, 7},
-                   .weights = {0.5F, 0.5F},
-                   .logprobs = {},
-                   .advantages = {},
-                   .target_offsets = {},
-                   .targets_per_token = 2,
-                   .custom_inputs = {
-                       {"a", {.shape = {2, 1}, .floats = {1.5F, -0.0F}}},
-                       {"b", {.ints = {int64_t{1} << 40}, .is_int = true}}}}};
+  request.data = {
+      {.tokens = {1, 2, 3},
+       .targets = {2, 3, 4},
+       .weights = {1, -0.0F, 0.5F},
+       .logprobs = {-1, -2, -3},
+       .advantages = {1, 2, 3}},
+      {.tokens = {5, 6},
+       .targets = {1, 2, 3},
+       .weights = {1, 2, 3},
+       .logprobs = {},
+       .advantages = {},
+       .target_offsets = {0, 1, 3}},
+      {.tokens = {9},
+       .targets = {8, 7},
+       .weights = {0.5F, 0.5F},
+       .logprobs = {},
+       .advantages = {},
+       .target_offsets = {},
+       .targets_per_token = 2,
+       .custom_inputs = {{"a", {.shape = {2, 1}, .floats = {1.5F, -0.0F}}},
+                         {"b", {.ints = {int64_t{1} << 40}, .is_int = true}}}}};
   request.loss.custom = {.graph = "{}", .inputs = {{"logprobs", 2}, {"a", 0}}};
   return request;
 }

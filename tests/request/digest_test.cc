@@ -83,9 +83,15 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
   // Custom losses and inputs count if the loss is custom. No other has them.
   std::vector<Change> custom = {
       [](TrainRequest& r) { r.loss.custom.graph = "{}"; },
-      [](TrainRequest& r) { r.loss.custom.inputs = {{"a", 1}}; },
-      [](TrainRequest& r) { r.loss.custom.inputs = {{"a", 2}}; },
-      [](TrainRequest& r) { r.loss.custom.inputs = {{"b", 1}}; },
+      [](TrainRequest& r) {
+        r.loss.custom.inputs = {{"a", 1}};
+      },
+      [](TrainRequest& r) {
+        r.loss.custom.inputs = {{"a", 2}};
+      },
+      [](TrainRequest& r) {
+        r.loss.custom.inputs = {{"b", 1}};
+      },
       [](TrainRequest& r) { r.data[0].custom_inputs["a"] = {}; },
       [](TrainRequest& r) { r.data[1].custom_inputs["a"] = {}; },
       [](TrainRequest& r) { r.data[0].custom_inputs["b"] = {}; },

@@ -28,19 +28,19 @@ Json Ref(const std::string& name) { return {{"ref", name}}; }
 
 // -(logprobs * weights).sum(), with a metric.
 Json GoodNodes() {
-  return {Node("placeholder", "logprobs", "logprobs"),
-          Node("placeholder", "weights", "weights"),
-          Node("call_function", "mul", "operator.mul",
-               {Ref("logprobs"), Ref("weights")}),
-          Node("call_method", "sum_1", "sum", Json::array({Ref("mul")})),
-          Node("call_function", "neg", "operator.neg",
-               Json::array({Ref("sum_1")})),
-          Node("output", "output", "output",
-               Json::array({{{"tuple",
-                              {Ref("neg"),
-                               {{"dict", {{"custom/nll:sum", Ref("neg")},
-                                          {"custom/a.b/c:mean",
-                                           Ref("sum_1")}}}}}}}}))};
+  return {
+      Node("placeholder", "logprobs", "logprobs"),
+      Node("placeholder", "weights", "weights"),
+      Node("call_function", "mul", "operator.mul",
+           {Ref("logprobs"), Ref("weights")}),
+      Node("call_method", "sum_1", "sum", Json::array({Ref("mul")})),
+      Node("call_function", "neg", "operator.neg", Json::array({Ref("sum_1")})),
+      Node("output", "output", "output",
+           Json::array({{{"tuple",
+                          {Ref("neg"),
+                           {{"dict",
+                             {{"custom/nll:sum", Ref("neg")},
+                              {"custom/a.b/c:mean", Ref("sum_1")}}}}}}}}))};
 }
 
 CustomLoss Loss(const Json& nodes) {
@@ -65,30 +65,29 @@ TEST(LossGraphTest, ReadsAGraph) {
 
 TEST(LossGraphTest, ReadsEveryArgument) {
   Json nodes = GoodNodes();
-  nodes[2]["args"] = {
-      nullptr,
-      true,
-      -3,
-      0.5,
-      "floor",
-      Json::array({1, 2}),
-      {{"tuple", {1}}},
-      {{"slice", {nullptr, 2, nullptr}}},
-      {{"ellipsis", true}},
-      {{"float", "-inf"}},
-      {{"dtype", "int64"}},
-      {{"device", "cpu"}},
-      {{"layout", "strided"}},
-      {{"memory_format", "contiguous_format"}},
-      Ref("logprobs")};
+  nodes[2]["args"] = {nullptr,
+                      true,
+                      -3,
+                      0.5,
+                      "floor",
+                      Json::array({1, 2}),
+                      {{"tuple", {1}}},
+                      {{"slice", {nullptr, 2, nullptr}}},
+                      {{"ellipsis", true}},
+                      {{"float", "-inf"}},
+                      {{"dtype", "int64"}},
+                      {{"device", "cpu"}},
+                      {{"layout", "strided"}},
+                      {{"memory_format", "contiguous_format"}},
+                      Ref("logprobs")};
   const absl::StatusOr<LossGraph> graph = ReadLossGraph(Loss(nodes));
   ASSERT_TRUE(graph.ok()) << graph.status();
   std::vector<size_t> kinds;
   for (const GraphArg& arg : graph->nodes[2].args) {
     kinds.push_back(arg.value.index());
   }
-  EXPECT_EQ(kinds, (std::vector<size_t>{0, 1, 2, 3, 4, 6, 6, 7, 8, 3, 4, 4, 4,
-                                        4, 5}));
+  EXPECT_EQ(kinds,
+            (std::vector<size_t>{0, 1, 2, 3, 4, 6, 6, 7, 8, 3, 4, 4, 4, 4, 5}));
 }
 
 // A change that makes a good graph bad, and the beginning of the refusal.
@@ -153,38 +152,58 @@ TEST(LossGraphTest, RefusesBadNodesByName) {
       {"itself", [](Json& n) { n[2]["args"][0] = Ref("mul"); },
        "nodes[2] (mul) refers to mul, which is no earlier node"},
       {"a number as reference",
-       [](Json& n) { n[2]["args"][0] = {{"ref", 0}}; },
+       [](Json& n) {
+         n[2]["args"][0] = {{"ref", 0}};
+       },
        "nodes[2] (mul) has a reference that names no node"},
       {"args", [](Json& n) { n[2]["args"] = 1; },
        "nodes[2] (mul) has args that are not a list"},
       {"kwargs", [](Json& n) { n[2]["kwargs"] = Json::array(); },
        "nodes[2] (mul) has kwargs that are not an object"},
       {"an object of two keys",
-       [](Json& n) { n[2]["args"][0] = {{"ref", "weights"}, {"x", 1}}; },
+       [](Json& n) {
+         n[2]["args"][0] = {{"ref", "weights"}, {"x", 1}};
+       },
        "nodes[2] (mul) has an argument that is an object of not one key"},
-      {"an unknown tag", [](Json& n) { n[2]["args"][0] = {{"code", "x"}}; },
+      {"an unknown tag",
+       [](Json& n) {
+         n[2]["args"][0] = {{"code", "x"}};
+       },
        "nodes[2] (mul) has the argument {\\\"code\\\":\\\"x\\\"}, which is "
        "not offered"},
-      {"a slice of two", [](Json& n) { n[2]["args"][0] = {{"slice", {1, 2}}}; },
+      {"a slice of two",
+       [](Json& n) {
+         n[2]["args"][0] = {{"slice", {1, 2}}};
+       },
        "nodes[2] (mul) has the argument {\\\"slice\\\":[1,2]}"},
       {"half precision",
-       [](Json& n) { n[3]["kwargs"] = {{"dtype", {{"dtype", "float16"}}}}; },
+       [](Json& n) {
+         n[3]["kwargs"] = {{"dtype", {{"dtype", "float16"}}}};
+       },
        "nodes[3] (sum_1) has the argument {\\\"dtype\\\":\\\"float16\\\"}"},
-      {"a GPU", [](Json& n) { n[3]["args"].push_back({{"device", "cuda"}}); },
+      {"a GPU",
+       [](Json& n) {
+         n[3]["args"].push_back({{"device", "cuda"}});
+       },
        "nodes[3] (sum_1) has the argument {\\\"device\\\":\\\"cuda\\\"}"},
-      {"a float", [](Json& n) { n[3]["args"].push_back({{"float", "1e9"}}); },
+      {"a float",
+       [](Json& n) {
+         n[3]["args"].push_back({{"float", "1e9"}});
+       },
        "nodes[3] (sum_1) has a float that is not inf, -inf or nan"},
       {"2^63", [](Json& n) { n[3]["args"].push_back(uint64_t{1} << 63); },
        "nodes[3] (sum_1) has an argument above 2^63"},
-      {"a dict", [](Json& n) { n[3]["args"][0] = {{"dict", Json::object()}}; },
+      {"a dict",
+       [](Json& n) {
+         n[3]["args"][0] = {{"dict", Json::object()}};
+       },
        "nodes[3] (sum_1) has the argument {\\\"dict\\\":{}}"},
       {"too few inputs", [](Json& n) { n.erase(1); },
        "nodes[1] (mul) must be the placeholder of the input weights"},
       {"too many inputs",
        [](Json& n) { n.insert(n.begin() + 2, Node("placeholder", "p", "p")); },
        "nodes[2] (p) is placeholder 3, but loss.custom_loss.inputs has 2"},
-      {"inputs in another order",
-       [](Json& n) { std::swap(n[0], n[1]); },
+      {"inputs in another order", [](Json& n) { std::swap(n[0], n[1]); },
        "nodes[0] (weights) has the target weights, must be logprobs"},
       {"a default", [](Json& n) { n[1]["args"] = {0.5}; },
        "nodes[1] (weights) has arguments, must be an input without a default"},
@@ -192,9 +211,7 @@ TEST(LossGraphTest, RefusesBadNodesByName) {
 }
 
 TEST(LossGraphTest, RefusesBadOutputs) {
-  const auto result = [](Json& n) -> Json& {
-    return n[5]["args"][0]["tuple"];
-  };
+  const auto result = [](Json& n) -> Json& { return n[5]["args"][0]["tuple"]; };
   const std::string form =
       "nodes[5] (output) must return (loss, metrics): a tensor, and a dict of "
       "tensors";
@@ -275,9 +292,11 @@ TEST(LossGraphTest, RefusesBadInputs) {
                 "alone");
   EXPECT_EQ(error({{"logprobs", 1}, {"a", 1}, {"a", 1}}),
             path + "[2].name is a again");
-  EXPECT_THAT(error({{"logprobs", 1}, {"A", 1}}),
-              ::testing::StartsWith(path + "[1].name is \"A\", must be 1 to 64"));
-  EXPECT_EQ(error({{"logprobs", 0}}), path + "[0].rank is 0, must be in [1, 2]");
+  EXPECT_THAT(
+      error({{"logprobs", 1}, {"A", 1}}),
+      ::testing::StartsWith(path + "[1].name is \"A\", must be 1 to 64"));
+  EXPECT_EQ(error({{"logprobs", 0}}),
+            path + "[0].rank is 0, must be in [1, 2]");
   EXPECT_EQ(error({{"logprobs", 1}, {"a", 3}}),
             path + "[1].rank is 3, must be in [0, 2]");
 }

@@ -86,7 +86,8 @@ inline constexpr char kCustomGraph[] = R"({"format": 1, "nodes": [
   {"op": "output", "name": "output", "target": "output",
    "args": [{"tuple": [{"ref": "total"}, {"dict": {}}]}]}]})";
 
-inline void AddCustomInput(v1::CustomLoss* loss, const std::string& name, uint32_t rank) {
+inline void AddCustomInput(v1::CustomLoss* loss, const std::string& name,
+                           uint32_t rank) {
   v1::CustomLossInput* const input = loss->add_inputs();
   input->set_name(name);
   input->set_rank(rank);

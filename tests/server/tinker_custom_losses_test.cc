@@ -17,39 +17,38 @@ using ::testing::StartsWith;
 
 // Returns (logprobs * a).sum(), with this operation in place of the product.
 Json GraphOf(const std::string& operation) {
-  return {
-      {"format", 1},
-      {"nodes",
-       {{{"op", "placeholder"}, {"name", "lp"}, {"target", "logprobs"}},
-        {{"op", "placeholder"}, {"name", "a"}, {"target", "a"}},
-        {{"op", "call_function"},
-         {"name", "mul"},
-         {"target", operation},
-         {"args", {{{"ref", "lp"}}, {{"ref", "a"}}}}},
-        {{"op", "call_method"},
-         {"name", "total"},
-         {"target", "sum"},
-         {"args", Json::array({{{"ref", "mul"}}})}},
-        {{"op", "output"},
-         {"name", "output"},
-         {"target", "output"},
-         {"args",
-          Json::array(
-              {{{"tuple", {{{"ref", "total"}}, {{"dict", Json::object()}}}}}})}}}}};
+  return {{"format", 1},
+          {"nodes",
+           {{{"op", "placeholder"}, {"name", "lp"}, {"target", "logprobs"}},
+            {{"op", "placeholder"}, {"name", "a"}, {"target", "a"}},
+            {{"op", "call_function"},
+             {"name", "mul"},
+             {"target", operation},
+             {"args", {{{"ref", "lp"}}, {{"ref", "a"}}}}},
+            {{"op", "call_method"},
+             {"name", "total"},
+             {"target", "sum"},
+             {"args", Json::array({{{"ref", "mul"}}})}},
+            {{"op", "output"},
+             {"name", "output"},
+             {"target", "output"},
+             {"args", Json::array({{{"tuple",
+                                     {{{"ref", "total"}},
+                                      {{"dict", Json::object()}}}}}})}}}}};
 }
 
 class TinkerCustomLossesTest : public TinkerFrontTest {
  protected:
   Json Create(const std::string& session, int number,
               const std::string& operation = "operator.mul", int rank = 1) {
-    return Result(Post("create_custom_loss",
-                       {{"session_id", session},
-                        {"custom_loss_seq_id", number},
-                        {"name", "mine"},
-                        {"inputs",
-                         {{{"name", "logprobs"}, {"rank", 1}},
-                          {{"name", "a"}, {"rank", rank}}}},
-                        {"graph", GraphOf(operation)}}));
+    return Result(
+        Post("create_custom_loss", {{"session_id", session},
+                                    {"custom_loss_seq_id", number},
+                                    {"name", "mine"},
+                                    {"inputs",
+                                     {{{"name", "logprobs"}, {"rank", 1}},
+                                      {{"name", "a"}, {"rank", rank}}}},
+                                    {"graph", GraphOf(operation)}}));
   }
   // Runs forward_backward with a custom loss; `a` is an input of two values,
   // `unread` one that no loss reads.
@@ -61,13 +60,12 @@ class TinkerCustomLossesTest : public TinkerFrontTest {
         {"model_input", {{"chunks", Json::array({chunk})}}},
         {"loss_fn_inputs",
          {{"target_tokens", two}, {input, two}, {"unread", two}}}};
-    return Result(Post("forward_backward",
-                       {{"model_id", model},
-                        {"seq_id", seq},
-                        {"forward_backward_input",
-                         {{"data", Json::array({datum})},
-                          {"loss_fn", "custom"},
-                          {"loss_fn_config", config}}}}));
+    return Result(Post("forward_backward", {{"model_id", model},
+                                            {"seq_id", seq},
+                                            {"forward_backward_input",
+                                             {{"data", Json::array({datum})},
+                                              {"loss_fn", "custom"},
+                                              {"loss_fn_config", config}}}}));
   }
 };
 

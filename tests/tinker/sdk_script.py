@@ -194,7 +194,8 @@ def custom_on_server(base: str) -> dict[str, Any]:
     except tinker.RequestFailedError as error:
         errors.append([str(error), str(error.category)])
     handle = service.create_custom_loss(unfit, {"logprobs": 1, "a": 1}).result()
-    for a in ([1.0, 2.0], [1.0] * 7):
+    for values in ([1.0, 2.0], [1.0] * 7):
+        a = types.TensorData(data=values, dtype="float32", shape=[len(values)])
         try:
             client.forward_backward_custom([datum(a=a)], handle).result()
         except tinker.RequestFailedError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -104,6 +104,22 @@ def _ragged_floats(
     return np.concatenate(rows)
 
 
+def _custom_inputs(
+    values: Mapping[str, ArrayLike] | None,
+) -> dict[str, np.ndarray]:
+    inputs = {}
+    for name, value in (values or {}).items():
+        array = _array(f"datum.custom_inputs[{name!r}]", value)
+        if array.ndim > 2 or array.dtype.kind not in "biuf":
+            raise InvalidArgument(
+                f"datum.custom_inputs[{name!r}]: {array.ndim} dimensions of "
+                f"{array.dtype}, must be numbers in at most 2 dimensions"
+            )
+        dtype = "<f4" if array.dtype.kind == "f" else "<i8"
+        inputs[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    return inputs
+
+
 def _routing(values: ArrayLike | None, num_tokens: int) -> RoutingArray | None:
     if values is None:
         return None
@@ -126,9 +142,10 @@ class Datum:
     lists, one list of ids per token, which may be empty. weights, logprobs and
     advantages have the shape of the targets. routing: [N, L K] or [N, L, K], the K
     experts of each token in each of the L layers that have experts; None lets the
-    router choose. All may be lists, numpy arrays or CPU tensors. Ragged values are
-    stored flat, with target_offsets [N + 1], which otherwise is None. Raises
-    InvalidArgument if the shapes do not fit.
+    router choose. custom_inputs: numbers, or arrays of one or two dimensions, by the
+    names that a custom loss gives its inputs. All may be lists, numpy arrays or CPU
+    tensors. Ragged values are stored flat, with target_offsets [N + 1], which otherwise
+    is None. Raises InvalidArgument if the shapes do not fit.
     """
 
     __slots__ = (
@@ -139,6 +156,7 @@ class Datum:
         "logprobs",
         "advantages",
         "routing",
+        "custom_inputs",
     )
 
     def __init__(
@@ -149,6 +167,7 @@ class Datum:
         logprobs: ArrayLike | None = None,
         advantages: ArrayLike | None = None,
         routing: ArrayLike | None = None,
+        custom_inputs: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         self.tokens = _tokens("datum.tokens", tokens)
         self.targets, self.target_offsets = _targets(targets)
@@ -172,6 +191,7 @@ class Datum:
         self.logprobs = floats("datum.logprobs", logprobs)
         self.advantages = floats("datum.advantages", advantages)
         self.routing = _routing(routing, len(self.tokens))
+        self.custom_inputs = _custom_inputs(custom_inputs)
 
     def __repr__(self) -> str:
         """Says how many tokens there are, not which ones."""
@@ -180,7 +200,7 @@ class Datum:
 
     def with_weights(self, weights: ArrayLike) -> Datum:
         """Returns a datum with the same tokens and targets and these weights, but
-        without logprobs and advantages.
+        without logprobs, advantages and custom inputs.
 
         weights: the shape of `targets`. Ragged targets are stored flat, so their
         weights must be flat, too. Raises InvalidArgument for another shape.
@@ -188,6 +208,7 @@ class Datum:
         datum = copy.copy(self)
         datum.weights = _floats("datum.weights", weights, self.targets.shape)
         datum.logprobs = datum.advantages = None
+        datum.custom_inputs = {}
         return datum
 
     def per_token(self, values: FloatArray) -> list[FloatArray]:
