@@ -34,7 +34,7 @@ absl::Status Bad(absl::string_view field, absl::string_view problem) {
 // Returns the first bytes of a client's text, escaped.
 std::string Shortened(absl::string_view text) {
   constexpr size_t kShown = 64;
-  return absl::CHexEscape(text.substr(0, kShown));
+  return absl::CHexEscape(text.substr(0, kShown)).substr(0, kShown);
 }
 
 bool IsName(absl::string_view name, size_t most, bool lower) {

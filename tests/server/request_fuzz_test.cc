@@ -67,7 +67,7 @@ static_assert(IsResult<AdapterInfo> && !IsResult<Undeclared>);
 // Fields of requests that name no adapter, or none that the caller wrote.
 const std::set<std::string>& OtherStrings() {
   static const auto& names = *new std::set<std::string>{
-      "name", "snapshot", "tenant", "page_token", "key", "value"};
+      "name", "snapshot", "tenant", "page_token", "key", "value", "graph"};
   return names;
 }
 

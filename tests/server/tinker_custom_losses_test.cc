@@ -81,9 +81,9 @@ TEST_F(TinkerCustomLossesTest, AStepNamesALossOfItsSession) {
   EXPECT_EQ(step.loss.function, LossFunction::kCustom);
   EXPECT_EQ(Json::parse(step.loss.custom.graph), GraphOf("operator.mul"));
   ASSERT_EQ(step.data[0].custom_inputs.size(), 1u);
-  const CustomInput& input = step.data[0].custom_inputs.at("a");
-  EXPECT_EQ(input.shape, std::vector<int64_t>{2});
-  EXPECT_EQ(input.ints, (std::vector<int64_t>{4, 5}));
+  const CustomInput& read = step.data[0].custom_inputs.at("a");
+  EXPECT_EQ(read.shape, std::vector<int64_t>{2});
+  EXPECT_EQ(read.ints, (std::vector<int64_t>{4, 5}));
   const auto error = [&](int seq, const Json& config,
                          const std::string& input = "a") {
     const Json failed = Step(model, seq, config, input);
