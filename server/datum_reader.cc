@@ -128,11 +128,11 @@ class DatumReader {
 
   absl::Status ReadTargetsPerToken() {
     const uint32_t per_token = in_.targets_per_token();
-    if (per_token > 1 && function_ != LossFunction::kCrossEntropy) {
+    if (per_token > 1 && HasPolicyInputs()) {
       return BadField(Path("targets_per_token"),
                       absl::StrCat("is ", per_token,
                                    ", must be 0 or 1 for every loss but "
-                                   "cross_entropy"));
+                                   "cross_entropy and custom"));
     }
     if (per_token > MaxTargetsPerToken()) {
       return CheckCount(Path("targets_per_token"), per_token, 0,
@@ -201,7 +201,7 @@ class DatumReader {
   // Reads logprobs and advantages. Ignores them for cross_entropy, so that a
   // client may send the same data with cross_entropy and with a policy loss.
   absl::Status ReadPolicyInputs() {
-    if (function_ == LossFunction::kCrossEntropy) return absl::OkStatus();
+    if (!HasPolicyInputs()) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
         Copy("logprobs", in_.logprobs(), in_.logprobs_le(), &out_.logprobs));
     // ReadReplay checks that records have the logprobs that are absent.
@@ -321,6 +321,11 @@ class DatumReader {
                  index % static_cast<size_t>(limits_.experts_per_token));
     if (std::find(first, at, *at) == at) return "";
     return " again, must be another expert in [0, ";
+  }
+
+  bool HasPolicyInputs() const {
+    return function_ != LossFunction::kCrossEntropy &&
+           function_ != LossFunction::kCustom;
   }
 
   uint32_t MaxTargetsPerToken() const {

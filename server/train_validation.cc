@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/custom_loss_reader.h"
 #include "server/datum_reader.h"
 #include "server/field_checks.h"
 #include "server/replay_validation.h"
@@ -32,6 +33,8 @@ absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
       return LossFunction::kGspo;
     case v1::LOSS_FUNCTION_STABLE_REINFORCE:
       return LossFunction::kStableReinforce;
+    case v1::LOSS_FUNCTION_CUSTOM:
+      return LossFunction::kCustom;
     case v1::LOSS_FUNCTION_UNSPECIFIED:
       return BadField("loss.function", "is required");
     default:
@@ -86,11 +89,13 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
         "data", absl::StrCat("has ", num_data, " sequences, must be in [1, ",
                              limits.max_data, "]"));
   }
+  WEFT_RETURN_IF_ERROR(ReadCustomLoss(in.loss(), num_data, &out->loss));
   out->data.reserve(static_cast<size_t>(num_data));
   int64_t num_tokens = 0;
   for (int i = 0; i < num_data; ++i) {
     WEFT_ASSIGN_OR_RETURN(Datum datum,
                           ReadDatum(in.data(i), i, out->loss.function, limits));
+    WEFT_RETURN_IF_ERROR(ReadCustomInputs(in.data(i), i, out->loss, &datum));
     num_tokens += datum.num_tokens();
     if (num_tokens > limits.max_tokens) {
       return BadField(

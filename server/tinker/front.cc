@@ -77,6 +77,11 @@ absl::StatusOr<Sampler*> Front::FindSampler(const Call& call,
   return FindOwned(samplers, "sampling session", call.owner(), id);
 }
 
+absl::StatusOr<UploadedLoss*> Front::FindLoss(const Call& call,
+                                              const std::string& id) {
+  return FindOwned(losses, "custom loss", call.owner(), id);
+}
+
 absl::StatusOr<std::shared_ptr<void>> Front::ChargeEntry(
     const std::string& owner, size_t text_bytes) const {
   return port.core()->memory->Reserve(

@@ -91,6 +91,14 @@ struct Sampler {
   std::shared_ptr<void> charge;  // ChargeEntry.
 };
 
+// A custom loss that a client has uploaded (custom_losses.h).
+struct UploadedLoss {
+  std::string owner;
+  std::string session;
+  std::string loss;              // A serialized v1::CustomLoss.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
 // The extras of a checkpoint (checkpoint_extras.h).
 struct KeptExtras {
   Json fields;  // LedgerEntry::fields, but with ShownField's text.
@@ -151,6 +159,8 @@ struct Front {
                                                  const std::string& id);
   [[nodiscard]] absl::StatusOr<Sampler*> FindSampler(const Call& call,
                                                      const std::string& id);
+  [[nodiscard]] absl::StatusOr<UploadedLoss*> FindLoss(const Call& call,
+                                                       const std::string& id);
   // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
   [[nodiscard]] const std::string& model_name() const {
@@ -184,6 +194,7 @@ struct Front {
   // Callbacks of requests that wait until a model is on disk, by model id.
   std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
   std::map<std::string, Sampler> samplers;
+  std::map<std::string, UploadedLoss> losses;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoint_extras.h).
   std::map<std::string, KeptExtras> extras;

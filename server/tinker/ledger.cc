@@ -12,8 +12,8 @@
 namespace weft::tinker {
 namespace {
 
-constexpr const char* kKindNames[] = {"session",    "model",  "sampler",
-                                      "checkpoint", "orphan", "step"};
+constexpr const char* kKindNames[] = {
+    "session", "model", "sampler", "checkpoint", "orphan", "step", "loss"};
 
 std::string NameOf(EntryKind kind, absl::string_view id) {
   return absl::StrCat("tinker/", kKindNames[static_cast<size_t>(kind)], "/",

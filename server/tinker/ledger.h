@@ -1,6 +1,6 @@
 // Keeps what the front needs again after a restart: sessions, models, samplers,
-// extras of checkpoints, adapters to delete, and the requests of steps that
-// have not ended. Each entry is a note of the engine's log
+// custom losses, extras of checkpoints, adapters to delete, and the requests of
+// steps that have not ended. Each entry is a note of the engine's log
 // (src/request/note.h). Without --state-dir nothing is kept.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
@@ -28,12 +28,14 @@ enum class EntryKind : uint8_t {
   kOrphan,
   // The request of a step. The entry's id is MODEL:SEQ.
   kStep,
+  // A custom loss; its bytes are UploadedLoss::loss.
+  kLoss,
 };
 
 struct LedgerEntry {
   std::string id;
   Json fields;
-  std::string bytes;  // The body of a step's request; else empty.
+  std::string bytes;  // Of a step's request or a custom loss; else empty.
 };
 
 class Ledger {

@@ -7,6 +7,7 @@
 
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
+#include "server/tinker/custom_losses.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
@@ -107,6 +108,7 @@ void RestoreTables(Front& front) {
   RestoreSessions(front, SteadyNow());
   RestoreModels(front);
   RestoreSamplers(front);
+  RestoreLosses(front);
   RestoreExtras(front);
   RestoreOrphans(front,
                  [&front](const std::string& owner, const std::string& name) {

@@ -1,6 +1,7 @@
 #include "server/tinker/route_table.h"
 
 #include "server/tinker/archives.h"
+#include "server/tinker/custom_losses.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"
@@ -35,7 +36,7 @@ constexpr Route kRoutes[] = {
     {"POST", "billing/usage/events", kRead, RefuseAccounts},
     {"GET", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
     {"POST", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
-    {"POST", "create_custom_loss", kRead, RefuseCustomLoss},
+    {"POST", "create_custom_loss", Rpc::kForwardBackward, CreateCustomLoss},
     {"POST", "create_model", Rpc::kCreateAdapter, CreateModel},
     {"POST", "get_info", Rpc::kGetAdapter, GetModelInfo},
     {"POST", "unload_model", Rpc::kDeleteAdapter, UnloadModel},

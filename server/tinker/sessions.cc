@@ -7,6 +7,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/tinker/custom_losses.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"
@@ -19,6 +20,7 @@ namespace {
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
   DropSamplersOf(front, id);
+  DropLossesOf(front, id);
   front.ledger.Erase(EntryKind::kSession, id);
   front.sessions.erase(id);
 }
@@ -153,7 +155,7 @@ absl::Status GetClientConfig(Front& front, const CallPtr& /*call*/,
        {"fwdbwd_max_chunk_bytes_count",
         std::min<int64_t>(5'000'000, options.max_message_bytes / 2)},
        {"sample_use_retrieve_futures", false},
-       {"custom_loss_server_side", false},
+       {"custom_loss_server_side", true},
        {"sample_join_sampling_session", false}}));
   return absl::OkStatus();
 }

@@ -181,6 +181,27 @@ absl::StatusOr<std::string> ReadIds(absl::string_view name,
   return raw;
 }
 
+absl::StatusOr<v1::CustomInput> ReadCustomInput(absl::string_view name,
+                                                const Tensor& tensor) {
+  v1::CustomInput out;
+  for (const int64_t size : tensor.shape()) {
+    if (!std::in_range<uint32_t>(size)) {
+      return BadField(name, absl::StrCat("has a dimension of size ", size));
+    }
+    out.add_shape(static_cast<uint32_t>(size));
+  }
+  if (tensor.dtype() == DTYPE_FLOAT32) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> values,
+                          ReadFloats(name, tensor));
+    out.set_floats_le(RawFloats(values));
+    return out;
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int64_t> values,
+                        Values<int64_t>(name, tensor));
+  out.set_ints_le(values.data(), values.size() * sizeof(int64_t));
+  return out;
+}
+
 std::string RawFloats(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()),
           values.size() * sizeof(float)};

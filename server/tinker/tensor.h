@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/wire.pb.h"
+#include "weft/v1/training.pb.h"
 
 namespace weft::tinker {
 
@@ -37,6 +38,11 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 // vocabulary.
 [[nodiscard]] absl::StatusOr<std::string> ReadIds(absl::string_view name,
                                                   const Tensor& tensor);
+
+// Converts a tensor of any number of dimensions to an input of a custom loss:
+// float32 values, or whole numbers. A tensor without a shape gets none here.
+[[nodiscard]] absl::StatusOr<v1::CustomInput> ReadCustomInput(
+    absl::string_view name, const Tensor& tensor);
 
 // Returns the values as raw float32, little endian.
 [[nodiscard]] std::string RawFloats(const std::vector<float>& values);

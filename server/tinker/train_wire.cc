@@ -16,6 +16,9 @@
 namespace weft::tinker {
 namespace {
 
+constexpr char kCustom[] = "custom";
+constexpr char kTargets[] = "target_tokens";
+
 absl::StatusOr<v1::LossFunction> ReadLossName(const std::string& name) {
   static const auto* const kNames = new std::map<std::string, v1::LossFunction>{
       {"cross_entropy", v1::LOSS_FUNCTION_CROSS_ENTROPY},
@@ -24,13 +27,14 @@ absl::StatusOr<v1::LossFunction> ReadLossName(const std::string& name) {
       {"cispo", v1::LOSS_FUNCTION_CISPO},
       {"dro", v1::LOSS_FUNCTION_DRO},
       {"gspo", v1::LOSS_FUNCTION_GSPO},
-      {kStableReinforce, v1::LOSS_FUNCTION_STABLE_REINFORCE}};
+      {kStableReinforce, v1::LOSS_FUNCTION_STABLE_REINFORCE},
+      {kCustom, v1::LOSS_FUNCTION_CUSTOM}};
   const auto found = kNames->find(name);
   if (found != kNames->end()) return found->second;
   return absl::UnimplementedError(
       absl::StrCat("loss_fn ", Quoted(name),
                    " is not offered: use cross_entropy, importance_sampling, "
-                   "ppo, cispo, dro, gspo or stable_reinforce"));
+                   "ppo, cispo, dro, gspo, stable_reinforce or custom"));
 }
 
 absl::Status ReadLossOption(const std::string& name, double value,
@@ -56,6 +60,7 @@ absl::Status ReadLoss(const ForwardBackwardRequest& in, v1::LossConfig* loss) {
   loss->set_function(function);
   // The SDK also expects logprobs of the prompt's tokens, which have weight 0.
   loss->set_score_all(true);
+  if (function == v1::LOSS_FUNCTION_CUSTOM) return LossIdOf(in).status();
   for (const auto& [name, value] : in.loss_fn_config_v2()) {
     if (value.value_case() != LossConfigValue::kNumber) {
       return BadField(absl::StrCat("loss_fn_config.", Quoted(name)),
@@ -165,7 +170,7 @@ absl::Status ReadInput(const std::string& name, const Tensor& tensor,
                        v1::Datum* out) {
   // ReadMask reads this tensor for gspo. Other losses ignore it.
   if (name == "sequence_ratio_mask") return absl::OkStatus();
-  if (name == "target_tokens") {
+  if (name == kTargets) {
     WEFT_ASSIGN_OR_RETURN(const int64_t count, TargetsPerToken(name, tensor));
     out->set_targets_per_token(static_cast<uint32_t>(count));
     WEFT_ASSIGN_OR_RETURN(*out->mutable_targets_le(), ReadIds(name, tensor));
@@ -219,7 +224,13 @@ absl::Status CheckRows(const Datum& in, const v1::Datum& out) {
 absl::Status ReadDatum(const Datum& in, v1::LossFunction loss, v1::Datum* out) {
   WEFT_RETURN_IF_ERROR(ReadTokens(in, out));
   WEFT_RETURN_IF_ERROR(CheckRows(in, *out));
+  const bool is_custom = loss == v1::LOSS_FUNCTION_CUSTOM;
   for (const auto& [name, tensor] : in.loss_fn_inputs()) {
+    if (is_custom) {
+      WEFT_ASSIGN_OR_RETURN((*out->mutable_custom_inputs())[name],
+                            ReadCustomInput(name, tensor));
+    }
+    if (is_custom && name != kTargets) continue;
     WEFT_RETURN_IF_ERROR(ReadInput(name, tensor, out));
   }
   if (loss == v1::LOSS_FUNCTION_STABLE_REINFORCE) {
@@ -285,11 +296,15 @@ absl::Status ReadConfig(const Json& input, ForwardBackwardRequest* out) {
   WEFT_ASSIGN_OR_RETURN(const Json* const config,
                         ObjectField(input, "loss_fn_config"));
   for (const auto& [name, value] : config->items()) {
-    if (!value.is_number()) {
+    LossConfigValue& read = (*out->mutable_loss_fn_config_v2())[name];
+    if (value.is_number()) {
+      read.set_number(value.get<double>());
+    } else if (value.is_string()) {
+      read.set_text(value.get<std::string>());
+    } else {
       return BadField(absl::StrCat("loss_fn_config.", Quoted(name)),
-                      "must be a number");
+                      "must be a number or a text");
     }
-    (*out->mutable_loss_fn_config())[name] = value.get<double>();
   }
   return absl::OkStatus();
 }
@@ -320,9 +335,23 @@ Json TensorJson(const BatchedTensor& tensor, size_t i) {
 
 }  // namespace
 
+absl::StatusOr<std::string> LossIdOf(const ForwardBackwardRequest& in) {
+  if (in.loss_fn() != kCustom) return "";
+  const auto& config = in.loss_fn_config_v2();
+  const auto found = config.find("loss_id");
+  const bool alone = config.size() + in.loss_fn_config().size() == 1;
+  if (found != config.end() && found->second.has_text() && alone) {
+    return found->second.text();
+  }
+  return BadField("loss_fn_config",
+                  "must have loss_id alone, as create_custom_loss returned it, "
+                  "for the loss_fn custom");
+}
+
 int64_t TranslationBytes(const ForwardBackwardRequest& in) {
-  // A value is 8 bytes on the way, and 4 in the result.
-  constexpr int64_t kValueBytes = 12;
+  // A value is 8 bytes on the way, and 4 in the result, or 8 as an input of a
+  // custom loss.
+  constexpr int64_t kValueBytes = 16;
   return 3 * static_cast<int64_t>(in.SpaceUsedLong()) +
          kValueBytes * std::min(NumDenseValues(in), kMaxDenseValues);
 }

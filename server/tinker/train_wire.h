@@ -26,12 +26,20 @@ namespace weft::tinker {
 [[nodiscard]] absl::StatusOr<ForwardBackwardRequest> TrainFromJson(
     const Json& body);
 
+// Returns the id of the uploaded loss that the request asks for, or "" if its
+// loss_fn is not custom. Errors: INVALID_ARGUMENT unless loss_fn_config has
+// loss_id alone.
+[[nodiscard]] absl::StatusOr<std::string> LossIdOf(
+    const ForwardBackwardRequest& in);
+
 // Returns at most how many bytes of memory TranslateTrain takes, for its result
 // and on the way there. Sparse tensors take their dense size.
 [[nodiscard]] int64_t TranslationBytes(const ForwardBackwardRequest& in);
 // Converts a request. The adapter and the step of the result are not set, and
 // neither is loss.replay_routing. The other two switches of records are set if
-// data have the provenance of sampled targets.
+// data have the provenance of sampled targets. For a custom loss, the graph is
+// not set either, and the data have all inputs, also those that the graph does
+// not read.
 // Refuses sparse tensors that claim more than kMaxDenseValues together.
 [[nodiscard]] absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in);

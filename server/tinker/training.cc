@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "server/field_checks.h"
+#include "server/tinker/custom_losses.h"
 #include "server/tinker/models.h"
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
@@ -103,6 +104,7 @@ absl::Status ReadTrain(const Front& front, Call* call) {
     train->request = offered;
   } else if (train->charge.ok()) {
     train->request = TranslateTrain(in);
+    train->loss_id = LossIdOf(in).value_or("");
   }
   call->train = train;
   return absl::OkStatus();
@@ -115,6 +117,11 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   // PromiseStep charges for what the step keeps.
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> charge,
                         std::move(train->charge));
+  if (train->request.ok() && !train->loss_id.empty()) {
+    const absl::Status set =
+        SetCustomLoss(front, *call, train->loss_id, &*train->request);
+    if (!set.ok()) train->request = set;
+  }
   int64_t bytes = 0;
   if (train->request.ok()) {
     train->request->set_adapter_id(AdapterOfModel(train->model));
@@ -152,12 +159,6 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
         return read.ok() ? StartOptim(front, origin, request, done) : read;
       },
       respond);
-}
-
-absl::Status RefuseCustomLoss(Front& /*front*/, const CallPtr& /*call*/,
-                              const Respond& /*respond*/) {
-  return absl::UnimplementedError(
-      "losses cannot be uploaded: forward_backward_custom takes a function");
 }
 
 }  // namespace weft::tinker

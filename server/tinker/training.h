@@ -23,6 +23,7 @@ struct TrainBody {
   // The request for the engine. Its error fails the future, not the request,
   // because the step must still use its sequence number.
   absl::StatusOr<v1::ForwardBackwardRequest> request;
+  std::string loss_id;  // Of the uploaded loss that it asks for, or "".
   // Covers `request` while it is made. If there was no room, it is an error,
   // and so is `request`.
   absl::StatusOr<std::shared_ptr<void>> charge;
@@ -35,11 +36,6 @@ struct TrainBody {
                                               const Respond& respond);
 [[nodiscard]] absl::Status RunOptimStep(Front& front, const CallPtr& call,
                                         const Respond& respond);
-
-// Refuses create_custom_loss. The SDK's forward_backward_custom computes such a
-// loss in the client.
-[[nodiscard]] absl::Status RefuseCustomLoss(Front& front, const CallPtr& call,
-                                            const Respond& respond);
 
 }  // namespace weft::tinker
 

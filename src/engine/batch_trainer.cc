@@ -101,7 +101,13 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   const dispatch::RunTrain train = Runnable(given);
   if (train.slices.empty()) return absl::OkStatus();
   bool fits = true;
-  const absl::Status status = RunSlices(train, &fits);
+  Failures failed;
+  const absl::Status status = RunSlices(train, &fits, &failed);
+  if (!failed.empty()) {
+    absl::Status result = failed.begin()->second;
+    result.Update(Run(Others(train, failed)));
+    return result;
+  }
   if (!fits && train.slices.size() > 1) {
     // Only a request for which there is no memory when it runs alone may fail.
     const auto [first, second] = Divide(train);
@@ -125,6 +131,22 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
     }
   }
   return status;
+}
+
+dispatch::RunTrain BatchTrainer::Others(const dispatch::RunTrain& train,
+                                        const Failures& failed) {
+  dispatch::RunTrain others{.backward = train.backward};
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const dispatch::StepTask& step = train.steps[i];
+    const auto found = failed.find(&std::get<TrainRequest>(*step.request));
+    if (found != failed.end()) {
+      Fail(step, found->second);
+      continue;
+    }
+    others.slices.push_back(train.slices[i]);
+    others.steps.push_back(step);
+  }
+  return others;
 }
 
 void BatchTrainer::Fail(const dispatch::StepTask& step,
@@ -248,6 +270,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
   };
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
   *fits = !absl::IsResourceExhausted(outcome.status());
+  if (outcome.ok() && !outcome->failed.empty()) undo_metrics();
   if (*fits || !batch.plans) return outcome;
   context_.probe.CountOutOfMemory();
   undo_metrics();
@@ -258,6 +281,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
         {{"tokens", batch.num_tokens}});
     outcome = TryBatch(batch, Recompute::kAll);
     *fits = !absl::IsResourceExhausted(outcome.status());
+    if (outcome.ok() && !outcome->failed.empty()) undo_metrics();
     if (*fits) return outcome;
     undo_metrics();
   }
@@ -276,7 +300,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
 }
 
 absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
-                                     bool* fits) {
+                                     bool* fits, Failures* failed) {
   MicroBatch batch = MakeMicroBatch(train);
   const absl::Time start = SteadyNow();
   absl::StatusOr<TrainOutcome> outcome = RunWithinMemory(batch, fits);
@@ -284,6 +308,8 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
   context_.probe.ObserveTrain(train.backward, batch.num_tokens,
                               SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(outcome.status());
+  *failed = std::move(outcome->failed);
+  if (!failed->empty()) return absl::OkStatus();
   if (const at::Tensor& rows_LE = outcome->expert_rows_LE; rows_LE.defined()) {
     context_.probe.ObserveExperts({rows_LE.const_data_ptr<int64_t>(),
                                    static_cast<size_t>(rows_LE.numel())},

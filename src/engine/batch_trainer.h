@@ -4,6 +4,7 @@
 #define WEFT_SRC_ENGINE_BATCH_TRAINER_H_
 
 #include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -27,7 +28,8 @@ class BatchTrainer {
   // of memory runs once more, with all layers recomputed. A micro-batch of
   // several slices that still runs out, or does not fit the memory budget, runs
   // in parts. If a micro-batch or a part fails, returns the error: all its
-  // requests fail, and their adapters stay as they were.
+  // requests fail, and their adapters stay as they were. But if the custom loss
+  // of a request fails, only this request does, and the others run again.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id) {
@@ -53,10 +55,17 @@ class BatchTrainer {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
-  // Sets *fits to whether there was memory for the slices together. If not,
-  // gradients and metrics are as they were.
+  // Why requests of a micro-batch failed by themselves.
+  using Failures = std::map<const TrainRequest*, absl::Status>;
+  // Sets *fits to whether there was memory for the slices together. If not, or
+  // if requests have failed by themselves, gradients and metrics are as they
+  // were.
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train,
-                                       bool* fits);
+                                       bool* fits, Failures* failed);
+  // Fails the requests that have failed by themselves. Returns the slices of
+  // the others.
+  [[nodiscard]] dispatch::RunTrain Others(const dispatch::RunTrain& train,
+                                          const Failures& failed);
   // Runs the batch, and once more with all layers recomputed if that may help.
   // If there is no memory for it, sets *fits to false and undoes what the
   // attempts have left.

@@ -3,13 +3,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "src/base/profile.h"
 #include "src/base/status_macros.h"
 #include "src/engine/activation_budget.h"
+#include "src/loss/run_loss_graph.h"
 #include "src/model_config/model_shard.h"
+#include "src/request/loss_graph.h"
 
 namespace weft::engine {
 namespace {
@@ -29,12 +31,51 @@ std::vector<uint16_t> RoutingOf(const PackedDatum& packed,
   return routing;
 }
 
+// Computes the losses of a micro-batch's data, request by request.
+class BatchLosses {
+ public:
+  explicit BatchLosses(bool backward) : backward_(backward) {}
+
+  // Computes the losses of a datum from result->logprobs, and dLoss/dlogprob.
+  // Errors: those of RunLossGraph, which name the datum.
+  absl::Status Compute(const PackedDatum& packed, DatumResult* result,
+                       absl::Span<float> gradients, loss::MetricSums* metrics) {
+    const LossConfig& config = packed.request->loss;
+    const absl::Span<float> losses = absl::MakeSpan(result->losses);
+    if (config.function != LossFunction::kCustom) {
+      loss::ComputeTokenLosses(config, *packed.datum, result->logprobs, losses,
+                               gradients, metrics);
+      return absl::OkStatus();
+    }
+    if (packed.request != request_) {
+      WEFT_ASSIGN_OR_RETURN(graph_, ReadLossGraph(config.custom));
+      request_ = packed.request;
+    }
+    const absl::Status run = loss::RunLossGraph(
+        graph_, config.custom, *packed.datum, result->logprobs, backward_,
+        losses, gradients, metrics);
+    if (run.ok()) return run;
+    return absl::Status(
+        run.code(),
+        absl::StrCat("data[", packed.datum - packed.request->data.data(),
+                     "]: ", run.message()));
+  }
+
+ private:
+  const bool backward_;
+  const TrainRequest* request_ = nullptr;  // Whose graph graph_ is.
+  LossGraph graph_;
+};
+
 // Returns the result of one datum. `scores` has the scores of all data of the
 // datum's replica. Writes dLoss/dlogprob of the datum's entries to
-// `gradients_E`, which has all E entries. Adds to `metrics`.
-DatumResult ScatterDatum(const PackedDatum& packed,
-                         const executor::TrainScores& scores,
-                         float* gradients_E, loss::MetricSums* metrics) {
+// `gradients_E`, which has all E entries. Adds to `metrics`. Errors: those of
+// BatchLosses.
+absl::StatusOr<DatumResult> ScatterDatum(const PackedDatum& packed,
+                                         const executor::TrainScores& scores,
+                                         BatchLosses* losses,
+                                         float* gradients_E,
+                                         loss::MetricSums* metrics) {
   const Datum& datum = *packed.datum;
   const LossConfig& config = packed.request->loss;
   const size_t size = datum.targets.size();
@@ -67,9 +108,8 @@ DatumResult ScatterDatum(const PackedDatum& packed,
   }
 
   std::vector<float> gradients(size, 0.0f);
-  loss::ComputeTokenLosses(config, datum, result.logprobs,
-                           absl::MakeSpan(result.losses),
-                           absl::MakeSpan(gradients), metrics);
+  WEFT_RETURN_IF_ERROR(
+      losses->Compute(packed, &result, absl::MakeSpan(gradients), metrics));
   for (size_t entry = 0; entry < scored.size(); ++entry) {
     gradients_E[packed.entries[entry]] = gradients[scored[entry]];
   }
@@ -105,9 +145,11 @@ bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
   });
 }
 
+}  // namespace
+
 // Returns the metrics of the piece that has a datum. Data are numbered over all
 // pieces.
-class PieceMetrics {
+class TrainRunner::PieceMetrics {
  public:
   PieceMetrics(const std::vector<TrainPiece>& pieces,
                const std::vector<loss::MetricSums*>& metrics) {
@@ -120,8 +162,6 @@ class PieceMetrics {
  private:
   std::vector<loss::MetricSums*> of_datum_;
 };
-
-}  // namespace
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
                                                bool backward) const {
@@ -179,6 +219,35 @@ std::vector<lora::LoraGradients> TrainRunner::GradientsOf(
   return of_parts;
 }
 
+TrainOutcome TrainRunner::Scatter(
+    const std::vector<Part>& parts,
+    const std::vector<executor::TrainScores>& scores,
+    const PieceMetrics& metrics_of, bool backward,
+    std::vector<at::Tensor>* gradients_E) {
+  const profile::Span span("losses");
+  TrainOutcome outcome;
+  BatchLosses losses(backward);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    gradients_E->push_back(at::zeros_like(scores[i].logprobs_E));
+    if (i == 0) {
+      outcome.expert_rows_LE = scores[i].expert_rows_LE;
+    } else if (outcome.expert_rows_LE.defined()) {
+      outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
+    }
+    for (const PackedDatum& packed : parts[i].packed.data) {
+      absl::StatusOr<DatumResult> result =
+          ScatterDatum(packed, scores[i], &losses,
+                       gradients_E->back().mutable_data_ptr<float>(),
+                       metrics_of(outcome.data.size()));
+      if (!result.ok()) {
+        outcome.failed.try_emplace(packed.request, result.status());
+      }
+      outcome.data.push_back(std::move(result).value_or(DatumResult()));
+    }
+  }
+  return outcome;
+}
+
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
     const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
@@ -219,25 +288,12 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
   const std::vector<executor::TrainScores> scores =
       executor_.Forward(std::move(plans));
 
-  TrainOutcome outcome;
   std::vector<at::Tensor> gradients_E;
-  const PieceMetrics metrics_of(pieces, metrics);
-  std::optional<profile::Span> losses(std::in_place, "losses");
-  for (size_t i = 0; i < parts.size(); ++i) {
-    gradients_E.push_back(at::zeros_like(scores[i].logprobs_E));
-    if (i == 0) {
-      outcome.expert_rows_LE = scores[i].expert_rows_LE;
-    } else if (outcome.expert_rows_LE.defined()) {
-      outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
-    }
-    for (const PackedDatum& packed : parts[i].packed.data) {
-      outcome.data.push_back(ScatterDatum(
-          packed, scores[i], gradients_E.back().mutable_data_ptr<float>(),
-          metrics_of(outcome.data.size())));
-    }
+  TrainOutcome outcome = Scatter(parts, scores, PieceMetrics(pieces, metrics),
+                                 backward, &gradients_E);
+  if (backward && outcome.failed.empty()) {
+    executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   }
-  losses.reset();
-  if (backward) executor_.Backward(gradients_E, GradientsOf(parts, *gradients));
   return outcome;
 }
 

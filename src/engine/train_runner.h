@@ -4,8 +4,10 @@
 #ifndef WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
 #define WEFT_SRC_ENGINE_TRAIN_RUNNER_H_
 
+#include <map>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "src/base/options.h"
 #include "src/engine/batch_packer.h"
 #include "src/executor/executor.h"
@@ -20,6 +22,9 @@ struct TrainOutcome {
   // [L, E] i64: the number of rows that each of the E experts had in each of
   // the L layers with experts. Undefined if the model has no experts.
   at::Tensor expert_rows_LE;
+  // Why a request's custom loss failed. If there is any, there was no backward
+  // pass, and `data` has no use: the others must run without these requests.
+  std::map<const TrainRequest*, absl::Status> failed;
 };
 
 // Selects the layers that a micro-batch recomputes: as few as policy and budget
@@ -62,6 +67,15 @@ class TrainRunner {
     PackedTrain packed;
   };
 
+  class PieceMetrics;
+
+  // Computes the results of all data, and puts the gradients of each part's
+  // entries into `gradients_E`.
+  [[nodiscard]] static TrainOutcome Scatter(
+      const std::vector<Part>& parts,
+      const std::vector<executor::TrainScores>& scores,
+      const PieceMetrics& metrics_of, bool backward,
+      std::vector<at::Tensor>* gradients_E);
   // Returns how many layers the backward pass recomputes, 0 without one.
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part,

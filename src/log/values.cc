@@ -36,6 +36,14 @@ void Put(const Datum& datum, log::Datum* out) {
   PutBytes(datum.routing, out->mutable_routing());
   PutBytes(datum.support.offsets, out->mutable_support_offsets());
   PutBytes(datum.support.tokens, out->mutable_support_tokens());
+  for (const auto& [name, input] : datum.custom_inputs) {
+    log::CustomInput& to = *out->add_custom_inputs();
+    to.set_name(name);
+    to.mutable_shape()->Add(input.shape.begin(), input.shape.end());
+    to.set_is_int(input.is_int);
+    input.is_int ? PutBytes(input.ints, to.mutable_values())
+                 : PutBytes(input.floats, to.mutable_values());
+  }
 }
 
 Datum Get(const log::Datum& in) {
@@ -50,6 +58,13 @@ Datum Get(const log::Datum& in) {
   GetBytes(in.routing(), &datum.routing);
   GetBytes(in.support_offsets(), &datum.support.offsets);
   GetBytes(in.support_tokens(), &datum.support.tokens);
+  for (const log::CustomInput& from : in.custom_inputs()) {
+    CustomInput& input = datum.custom_inputs[from.name()];
+    input.shape.assign(from.shape().begin(), from.shape().end());
+    input.is_int = from.is_int();
+    input.is_int ? GetBytes(from.values(), &input.ints)
+                 : GetBytes(from.values(), &input.floats);
+  }
   return datum;
 }
 
@@ -146,6 +161,12 @@ void Put(const TrainRequest& request, log::Request* out) {
   train->set_gradient_filter(loss.gradient_filter);
   train->set_score_all(loss.score_all);
   train->set_return_routing(loss.return_routing);
+  train->set_custom_graph(loss.custom.graph);
+  for (const CustomLossInput& input : loss.custom.inputs) {
+    log::CustomLossInput* const to = train->add_custom_inputs();
+    to->set_name(input.name);
+    to->set_rank(input.rank);
+  }
   for (const Datum& datum : request.data) Put(datum, train->add_data());
   const Replayed& replayed = request.replayed;
   if (replayed == Replayed()) return;
@@ -167,6 +188,11 @@ TrainRequest Get(const log::Train& in) {
                   .gradient_filter = in.gradient_filter(),
                   .score_all = in.score_all(),
                   .return_routing = in.return_routing()};
+  request.loss.custom.graph = in.custom_graph();
+  for (const log::CustomLossInput& input : in.custom_inputs()) {
+    request.loss.custom.inputs.push_back(
+        {.name = input.name(), .rank = input.rank()});
+  }
   for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
   request.replayed = {.tokens = in.replayed().tokens(),
                       .missing = in.replayed().missing(),

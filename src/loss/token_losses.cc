@@ -90,6 +90,8 @@ LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
       return Penalized(config, token, 1);
     case LossFunction::kStableReinforce:
       return Penalized(config, token, Clip(config, token.ratio));
+    case LossFunction::kCustom:
+      break;  // loss_graph_run.h computes it.
   }
   return {};
 }

@@ -88,6 +88,21 @@ class Hasher {
   std::unique_ptr<EVP_MD_CTX, Free> context_;
 };
 
+void HashCustomLoss(const TrainRequest& request, Hasher* hasher) {
+  const CustomLoss& custom = request.loss.custom;
+  *hasher << std::string_view(custom.graph) << uint64_t{custom.inputs.size()};
+  for (const CustomLossInput& input : custom.inputs) {
+    *hasher << std::string_view(input.name) << input.rank;
+  }
+  for (const Datum& datum : request.data) {
+    *hasher << uint64_t{datum.custom_inputs.size()};
+    for (const auto& [name, input] : datum.custom_inputs) {
+      *hasher << std::string_view(name) << input.shape << input.is_int
+              << input.floats << input.ints;
+    }
+  }
+}
+
 std::string Digest(const TrainRequest& request) {
   if (!request.digest.empty()) return request.digest;
   Hasher hasher;
@@ -113,6 +128,8 @@ std::string Digest(const TrainRequest& request) {
       hasher << span.sequence_id << span.offset << span.start << span.length;
     }
   }
+  // Requests without a custom loss keep the digests that earlier versions made.
+  if (loss.function == LossFunction::kCustom) HashCustomLoss(request, &hasher);
   return hasher.Finish();
 }
 

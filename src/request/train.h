@@ -21,6 +21,25 @@ enum class LossFunction : uint8_t {
   kDro,
   kGspo,
   kStableReinforce,
+  kCustom = 7,
+};
+
+// An input of a custom loss. rank is the number of its dimensions, 0 to 2.
+struct CustomLossInput {
+  std::string name;
+  int rank = 0;
+
+  friend bool operator==(const CustomLossInput&,
+                         const CustomLossInput&) = default;
+};
+
+// A loss that the client wrote. ReadLossGraph (loss_graph.h) accepts it.
+struct CustomLoss {
+  std::string graph;  // JSON.
+  // In the order of the graph's placeholders, `logprobs` first.
+  std::vector<CustomLossInput> inputs;
+
+  friend bool operator==(const CustomLoss&, const CustomLoss&) = default;
 };
 
 struct LossConfig {
@@ -33,6 +52,7 @@ struct LossConfig {
   double gradient_filter = 0;  // 0 gives the exact gradient.
   bool score_all = false;      // Scores targets of weight 0 too.
   bool return_routing = false;
+  CustomLoss custom = {};  // For kCustom.
 
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };
@@ -45,10 +65,21 @@ struct TargetSpan {
 
 // In Datum::routing, in place of an expert that is not given.
 inline constexpr uint16_t kRouterChooses = 0xFFFF;
+// A datum's value of an input of a custom loss, row by row: floats or ints.
+struct CustomInput {
+  std::vector<int64_t> shape;
+  std::vector<float> floats;
+  std::vector<int64_t> ints;
+  bool is_int = false;
+
+  friend bool operator==(const CustomInput&, const CustomInput&) = default;
+};
 
 // One sequence of N tokens. `targets` and `weights` have one value for each
 // target of each token, in order (targets_of). If `weights` is empty, every
-// weight is 1. logprobs and advantages are [N], or empty for kCrossEntropy.
+// weight is 1. logprobs and advantages are [N], or empty for kCrossEntropy and
+// kCustom. custom_inputs has a value for each input of a custom loss except
+// logprobs.
 // routing is [N, L, K] for L layers with experts and K experts per token. If
 // routing is empty, or has kRouterChooses, the router chooses the experts.
 struct Datum {
@@ -65,6 +96,7 @@ struct Datum {
   // Row i is the support of token i's target: the target's distribution has no
   // other tokens. Only with one target per token.
   TokenSupport support = {};
+  std::map<std::string, CustomInput> custom_inputs = {};
 
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());

@@ -21,6 +21,7 @@ sys.path[:0] = [
 import attention  # noqa: E402
 import builds  # noqa: E402
 import busy  # noqa: E402
+import custom_loss  # noqa: E402
 import durability  # noqa: E402
 import edge  # noqa: E402
 import group_prompt  # noqa: E402
@@ -48,6 +49,7 @@ BENCHES = {
     "attention": attention.main,
     "builds": builds.main,
     "busy": busy.main,
+    "custom_loss": custom_loss.main,
     "durability": durability.main,
     "edge": edge.main,
     "group_prompt": group_prompt.main,

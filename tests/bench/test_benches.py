@@ -37,6 +37,7 @@ import report
 import sample
 import sample_client
 import shapes
+import tinker_sdk
 import torch_peer
 
 QUICK = ["--threads", "1", "--rounds", "1", "--reps", "1"]
@@ -303,6 +304,13 @@ def test_edge(capsys: Any) -> None:
 def test_tinker_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
     result = quick("tinker_overhead", capsys, *tiny, "--data", "16", "--length", "8")
     assert result["ratio"]["seconds tinker/grpc"]["value"] > 0
+
+
+@pytest.mark.skipif(not tinker_sdk.SDK.exists(), reason="no Tinker SDK")
+def test_custom_loss(capsys: Any, tiny: tuple[str, str]) -> None:
+    result = quick("custom_loss", capsys, *tiny, "--data", "2", "--length", "8")
+    assert set(result["ours"]) == {"dpo", "gspo", "entropy_bonus", "kl", "sixteen"}
+    assert all(ratio["value"] > 0 for ratio in result["ratio"].values())
 
 
 def test_mixed_load(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -398,6 +399,44 @@ def test_torch_loss_differentiates() -> None:
     first, second = map(np.asarray, gradients)
     np.testing.assert_allclose(first, np.exp(logprobs), rtol=1e-6)
     np.testing.assert_allclose(second, [0])
+
+
+def test_a_loss_is_traced_for_the_server(sent: list[Any], client: weft.Client) -> None:
+    torch = pytest.importorskip("torch")
+
+    def loss(logprobs: Any, a: Any, b: Any) -> tuple[Any, dict[str, Any]]:
+        mixed = torch.clamp(logprobs[..., 1:], min=-float("inf")) * a.to(torch.float32)
+        return torch.cat([mixed, mixed]).sum() * b, {"custom/b:sum": b}
+
+    traced = weft.trace_loss(loss, a=1, b=0)
+    assert list(traced.inputs.items()) == [("logprobs", 1), ("a", 1), ("b", 0)]
+    nodes = {node["name"]: node for node in json.loads(traced.graph)["nodes"]}
+    assert nodes["getitem"]["target"] == "operator.getitem"
+    index = {"tuple": [{"ellipsis": True}, {"slice": [1, None, None]}]}
+    assert nodes["getitem"]["args"] == [{"ref": "logprobs"}, index]
+    assert nodes["clamp"]["kwargs"] == {"min": {"float": "-inf"}}
+    assert nodes["to"]["args"] == [{"ref": "a"}, {"dtype": "float32"}]
+    assert nodes["cat"]["args"] == [[{"ref": "mul"}, {"ref": "mul"}]]
+    adapter = client.create_adapter("a")
+    datum = weft.Datum([1, 2, 3], [2, 3, 4], custom_inputs={"a": [1, 2], "b": 0.5})
+    adapter.forward_backward([datum], "custom", custom_loss=traced)
+    request = sent[-1]
+    assert request.loss.custom_loss.graph == traced.graph
+    named = [(one.name, one.rank) for one in request.loss.custom_loss.inputs]
+    assert named == list(traced.inputs.items())
+    a, b = (request.data[0].custom_inputs[name] for name in ("a", "b"))
+    assert (list(a.shape), a.ints_le) == ([2], np.array([1, 2], "<i8").tobytes())
+    assert (list(b.shape), b.floats_le) == ([], np.array(0.5, "<f4").tobytes())
+    assert not datum.with_weights([1, 1, 1]).custom_inputs
+    for wrong in (
+        lambda: weft.trace_loss(loss, a=1),
+        lambda: weft.trace_loss(lambda a: (a, {}), a=1),
+        lambda: weft.trace_loss(lambda logprobs: (1 if logprobs > 0 else 2, {})),
+        lambda: weft.Datum([1], [2], custom_inputs={"a": [[[1]]]}),
+        lambda: weft.Datum([1], [2], custom_inputs={"a": "text"}),
+    ):
+        with pytest.raises(weft.InvalidArgument):
+            wrong()
 
 
 def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -> None:

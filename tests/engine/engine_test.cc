@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -158,6 +159,107 @@ TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
                 IsStatus(absl::StatusCode::kResourceExhausted,
                          absl::StrCat("needs ", std::stoll(bytes), " bytes")));
   }
+}
+
+// A custom loss that gives -(logprobs * w).sum(), or fails if w does not have
+// one value for each target.
+TrainRequest CustomRequest(const std::string& id,
+                           const std::vector<float>& weights) {
+  TrainRequest request{.adapter_id = id};
+  request.loss.function = LossFunction::kCustom;
+  request.loss.custom = {.graph = R"({"nodes": [
+    {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+    {"op": "placeholder", "name": "w", "target": "w"},
+    {"op": "call_function", "name": "mul", "target": "operator.mul",
+     "args": [{"ref": "logprobs"}, {"ref": "w"}]},
+    {"op": "call_method", "name": "sum_1", "target": "sum",
+     "args": [{"ref": "mul"}]},
+    {"op": "call_function", "name": "neg", "target": "operator.neg",
+     "args": [{"ref": "sum_1"}]},
+    {"op": "output", "name": "output", "target": "output",
+     "args": [[{"ref": "neg"}, {"dict": {"custom/nll:mean": {"ref": "neg"}}}]]}
+    ]})",
+                         .inputs = {{"logprobs", 1}, {"w", 1}}};
+  for (int d = 0; d < 2; ++d) {
+    Datum& datum = request.data.emplace_back();
+    for (int32_t i = 0; i < 8; ++i) {
+      datum.tokens.push_back((3 + i) % 40);
+      datum.targets.push_back((4 + i + d) % 40);
+    }
+    datum.custom_inputs["w"] = {.shape = {static_cast<int64_t>(weights.size())},
+                                .floats = weights};
+  }
+  return request;
+}
+
+TEST_F(EngineTest, ACustomLossTrainsLikeTheLossThatItEquals) {
+  for (const char* id : {"custom", "built-in"}) ASSERT_THAT(Create(id), IsOk());
+  const std::vector<float> weights = {1, 0.5F, -1, 2, 0, 0, 3, 1};
+  TrainRequest custom = CustomRequest("custom", weights);
+  TrainRequest equal = CustomRequest("built-in", weights);
+  equal.loss = {.score_all = true};
+  for (Datum& datum : equal.data) {
+    datum.weights = datum.custom_inputs["w"].floats;
+  }
+  const auto train = [&](const TrainRequest& request) {
+    return Wait<StepReply<TrainResult>>(
+        [&](auto done) { engine_->Train(request, done); });
+  };
+  const auto first = train(custom);
+  const auto second = train(equal);
+  ASSERT_THAT(first, IsOk());
+  ASSERT_THAT(second, IsOk());
+  const TrainResult& own = first->result;
+  const TrainResult& built_in = second->result;
+  // Sums of 16 values in f32 and in f64.
+  const double tolerance = 16 * 6e-8 * built_in.metrics.at("loss:sum");
+  for (size_t d = 0; d < 2; ++d) {
+    EXPECT_EQ(own.data[d].logprobs, built_in.data[d].logprobs);
+    EXPECT_THAT(std::accumulate(own.data[d].losses.begin() + 1,
+                                own.data[d].losses.end(), 0.0F),
+                0.0F);
+  }
+  EXPECT_NEAR(own.metrics.at("loss:sum"), built_in.metrics.at("loss:sum"),
+              tolerance);
+  EXPECT_NEAR(own.metrics.at("custom/nll:mean"), own.metrics.at("loss:sum") / 2,
+              tolerance);
+  EXPECT_NEAR(own.data[0].losses[0] + own.data[1].losses[0],
+              own.metrics.at("loss:sum"), tolerance);
+  EXPECT_EQ(Optim("custom")->result.grad_norm,
+            Optim("built-in")->result.grad_norm);
+}
+
+// The requests share a micro-batch if the engine is busy when they come.
+TEST_F(EngineTest, OnlyARequestWhoseCustomLossFailsFails) {
+  for (const char* id : {"bad", "good", "busy", "short", "alone"}) {
+    ASSERT_THAT(Create(id), IsOk());
+  }
+  const auto expected = Train("alone");
+  ASSERT_THAT(expected, IsOk());
+  ASSERT_THAT(Train("bad"), IsOk());
+  ASSERT_THAT(Train("good"), IsOk());
+  const TrainRequest request = CustomRequest("bad", {1, 2, 3});
+  const TrainRequest busy = CustomRequest("busy", std::vector<float>(8, 1));
+  for (int round = 0; round < 20; ++round) {
+    std::promise<absl::Status> failed;
+    std::promise<absl::Status> done;
+    engine_->Train(busy,
+                   [&](const auto& reply) { done.set_value(reply.status()); });
+    engine_->Train(
+        request, [&](const auto& reply) { failed.set_value(reply.status()); });
+    const auto trained = Train("short");
+    ASSERT_THAT(trained, IsOk());
+    EXPECT_EQ(trained->result.metrics.at("loss:sum"),
+              expected->result.metrics.at("loss:sum"));
+    EXPECT_THAT(done.get_future().get(), IsOk());
+    EXPECT_THAT(
+        failed.get_future().get(),
+        IsStatus(absl::StatusCode::kInvalidArgument,
+                 "data[0]: loss.custom_loss.graph.nodes[2] (mul) The size"));
+  }
+  ASSERT_THAT(Optim("bad"), IsOk());
+  ASSERT_THAT(Optim("good"), IsOk());
+  EXPECT_EQ(Exported("bad"), Exported("good"));
 }
 
 TEST_F(EngineTest, SnapshotsCountForTheBytesOfTheirTenant) {

@@ -58,6 +58,8 @@ std::string LossName(const ::testing::TestParamInfo<LossFunction>& test) {
   switch (test.param) {
     case LossFunction::kCrossEntropy:
       return "CrossEntropy";
+    case LossFunction::kCustom:
+      return "Custom";
     case LossFunction::kImportanceSampling:
       return "ImportanceSampling";
     case LossFunction::kPpo:

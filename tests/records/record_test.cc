@@ -23,25 +23,29 @@ TrainRequest Train() {
                   .return_entropy = true,
                   .gradient_filter = 1e-3,
                   .return_routing = true};
-  request.data = {{.tokens = {1, 2, 3},
-                   .targets = {2, 3, 4},
-                   .weights = {1, -0.0F, 0.5F},
-                   .logprobs = {-1, -2, -3},
-                   .advantages = {1, 2, 3},
-                   .support = {.offsets = {0, 2, 2, 3}, .tokens = {2, 9, 4}}},
-                  {.tokens = {5, 6},
-                   .targets = {1, 2, 3},
-                   .weights = {1, 2, 3},
-                   .logprobs = {},
-                   .advantages = {},
-                   .target_offsets = {0, 1, 3}},
-                  {.tokens = {9},
-                   .targets = {8, 7},
-                   .weights = {0.5F, 0.5F},
-                   .logprobs = {},
-                   .advantages = {},
-                   .target_offsets = {},
-                   .targets_per_token = 2}};
+  request.data = {
+      {.tokens = {1, 2, 3},
+       .targets = {2, 3, 4},
+       .weights = {1, -0.0F, 0.5F},
+       .logprobs = {-1, -2, -3},
+       .advantages = {1, 2, 3},
+       .support = {.offsets = {0, 2, 2, 3}, .tokens = {2, 9, 4}}},
+      {.tokens = {5, 6},
+       .targets = {1, 2, 3},
+       .weights = {1, 2, 3},
+       .logprobs = {},
+       .advantages = {},
+       .target_offsets = {0, 1, 3}},
+      {.tokens = {9},
+       .targets = {8, 7},
+       .weights = {0.5F, 0.5F},
+       .logprobs = {},
+       .advantages = {},
+       .target_offsets = {},
+       .targets_per_token = 2,
+       .custom_inputs = {{"a", {.shape = {2, 1}, .floats = {1.5F, -0.0F}}},
+                         {"b", {.ints = {int64_t{1} << 40}, .is_int = true}}}}};
+  request.loss.custom = {.graph = "{}", .inputs = {{"logprobs", 2}, {"a", 0}}};
   return request;
 }
 
@@ -73,6 +77,9 @@ TEST(RecordTest, ATrainingRequestKeepsItsDigest) {
   EXPECT_EQ(begin.step, 7);
   EXPECT_EQ(begin.digest, "digest");
   EXPECT_EQ(PayloadDigest(begin.request), PayloadDigest(request));
+  const auto& train = std::get<TrainRequest>(begin.request);
+  EXPECT_EQ(train.loss, request.loss);
+  EXPECT_EQ(train.data, request.data);
   EXPECT_EQ(StepOf(begin.request), 7);
   EXPECT_EQ(Encode(Record(begin)), bytes);
 }

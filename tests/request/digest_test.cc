@@ -44,7 +44,7 @@ TEST(DigestTest, IgnoresStepAndDeadlineAlone) {
 
 TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
   using Change = std::function<void(TrainRequest&)>;
-  const std::vector<Change> changes = {
+  std::vector<Change> changes = {
       [](TrainRequest&) {},
       [](TrainRequest& r) { r.adapter_id = "b"; },
       [](TrainRequest& r) { r.backward = false; },
@@ -125,7 +125,34 @@ TEST(DigestTest, EveryFieldOfATrainRequestCounts) {
         r.data[1].tokens = {2, 7};
       },
       [](TrainRequest& r) { std::swap(r.data[0], r.data[1]); },
+      [](TrainRequest& r) { r.loss.function = LossFunction::kCustom; },
   };
+  // Custom losses and inputs count if the loss is custom. No other has them.
+  std::vector<Change> custom = {
+      [](TrainRequest& r) { r.loss.custom.graph = "{}"; },
+      [](TrainRequest& r) {
+        r.loss.custom.inputs = {{"a", 1}};
+      },
+      [](TrainRequest& r) {
+        r.loss.custom.inputs = {{"a", 2}};
+      },
+      [](TrainRequest& r) {
+        r.loss.custom.inputs = {{"b", 1}};
+      },
+      [](TrainRequest& r) { r.data[0].custom_inputs["a"] = {}; },
+      [](TrainRequest& r) { r.data[1].custom_inputs["a"] = {}; },
+      [](TrainRequest& r) { r.data[0].custom_inputs["b"] = {}; },
+      [](TrainRequest& r) { r.data[0].custom_inputs["a"].shape = {0}; },
+      [](TrainRequest& r) { r.data[0].custom_inputs["a"].floats = {1}; },
+      [](TrainRequest& r) { r.data[0].custom_inputs["a"].ints = {1}; },
+      [](TrainRequest& r) { r.data[0].custom_inputs["a"].is_int = true; },
+  };
+  for (const Change& change : custom) {
+    changes.push_back([change](TrainRequest& r) {
+      r.loss.function = LossFunction::kCustom;
+      change(r);
+    });
+  }
   std::set<std::string> digests;
   for (const Change& change : changes) {
     TrainRequest request = SomeTrainRequest();

@@ -85,6 +85,16 @@ void ExpectUsable(const Datum& datum, LossFunction function, bool recorded,
       EXPECT_TRUE(ids.empty() || ids.contains(datum.targets[i]));
     }
   }
+  for (const auto& [name, input] : datum.custom_inputs) {
+    int64_t values = 1;
+    for (const int64_t size : input.shape) values *= size;
+    EXPECT_EQ(input.is_int ? input.ints.size() : input.floats.size(), values);
+  }
+  if (function == LossFunction::kCustom) {
+    EXPECT_TRUE(datum.weights.empty());
+    return;
+  }
+  EXPECT_TRUE(datum.custom_inputs.empty());
   if (function == LossFunction::kCrossEntropy) return;
   EXPECT_EQ(datum.targets.size(), datum.tokens.size());
   if (!recorded || !datum.logprobs.empty()) {

@@ -74,6 +74,47 @@ inline v1::ForwardBackwardRequest GoodTrain() {
   return request;
 }
 
+// (logprobs * a).sum(). b, an input of integers, has no use.
+inline constexpr char kCustomGraph[] = R"({"format": 1, "nodes": [
+  {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+  {"op": "placeholder", "name": "a", "target": "a"},
+  {"op": "placeholder", "name": "b", "target": "b"},
+  {"op": "call_function", "name": "mul", "target": "operator.mul",
+   "args": [{"ref": "logprobs"}, {"ref": "a"}]},
+  {"op": "call_method", "name": "total", "target": "sum",
+   "args": [{"ref": "mul"}]},
+  {"op": "output", "name": "output", "target": "output",
+   "args": [{"tuple": [{"ref": "total"}, {"dict": {}}]}]}]})";
+
+inline void AddCustomInput(v1::CustomLoss* loss, const std::string& name,
+                           uint32_t rank) {
+  v1::CustomLossInput* const input = loss->add_inputs();
+  input->set_name(name);
+  input->set_rank(rank);
+}
+
+// Returns a valid request with that loss.
+inline v1::ForwardBackwardRequest GoodCustom() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CUSTOM);
+  v1::CustomLoss* const loss = request.mutable_loss()->mutable_custom_loss();
+  loss->set_graph(kCustomGraph);
+  AddCustomInput(loss, "logprobs", 1);
+  AddCustomInput(loss, "a", 1);
+  AddCustomInput(loss, "b", 2);
+  v1::Datum* const datum = request.mutable_data(0);
+  datum->clear_weights();
+  datum->clear_logprobs();
+  datum->clear_advantages();
+  auto& inputs = *datum->mutable_custom_inputs();
+  inputs["a"].add_shape(3);
+  inputs["a"].set_floats_le(std::string(12, '\0'));
+  inputs["b"].add_shape(1);
+  inputs["b"].add_shape(2);
+  inputs["b"].set_ints_le(std::string(16, '\0'));
+  return request;
+}
+
 }  // namespace weft
 
 #endif  // WEFT_TESTS_SERVER_REFUSALS_H_

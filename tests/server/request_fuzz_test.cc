@@ -67,7 +67,7 @@ static_assert(IsResult<AdapterInfo> && !IsResult<Undeclared>);
 // Fields of requests that name no adapter, or none that the caller wrote.
 const std::set<std::string>& OtherStrings() {
   static const auto& names = *new std::set<std::string>{
-      "name", "snapshot", "tenant", "page_token", "key", "value"};
+      "name", "snapshot", "tenant", "page_token", "key", "value", "graph"};
   return names;
 }
 
@@ -276,6 +276,7 @@ std::set<std::string> RequestsOf(const google::protobuf::FileDescriptor& file) {
 TEST_F(RequestFuzzTest, Training) {
   Fuzz(GoodTrain());
   Fuzz(GoodSoftTrain());
+  Fuzz(GoodCustom());
   Fuzz(GoodRoutedTrain());
   Fuzz(GoodSupportedTrain());
   Fuzz(GoodRecordedTrain());

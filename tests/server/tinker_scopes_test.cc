@@ -54,7 +54,7 @@ constexpr Row kRows[] = {
     {"POST", "billing/usage/events", kRead, 400},
     {"GET", "billing/usage/checkpoints/current", kRead, 400},
     {"POST", "billing/usage/checkpoints/current", kRead, 400},
-    {"POST", "create_custom_loss", kRead, 400},
+    {"POST", "create_custom_loss", kTrain, 400},
     {"POST", "create_model", kTrain, 400},
     {"POST", "get_info", kRead, 400},
     {"POST", "unload_model", kTrain, 400},

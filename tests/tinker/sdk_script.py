@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import custom_losses
 import tinker
 from tinker import types
 
@@ -225,6 +226,34 @@ def custom(base: str) -> dict[str, Any]:
         "norms": norms,
         "losses": [first.metrics["loss:sum"], second.metrics["loss:sum"]],
     }
+
+
+def custom_on_server(base: str) -> dict[str, Any]:
+    """Trains with five losses that the server computes, and that the SDK computes. A
+    sixth loss cannot run, and a seventh step does."""
+    out = custom_losses.compared(base, 3, 7, 320, 2)
+    service, client = new_client(base)
+
+    def bad(logprobs: Any) -> tuple[Any, dict[str, Any]]:
+        return logprobs.cumprod(0).sum(), {}
+
+    def unfit(logprobs: Any, a: Any) -> tuple[Any, dict[str, Any]]:
+        return (logprobs * a).sum(), {}
+
+    errors = []
+    try:
+        service.create_custom_loss(bad, {"logprobs": 1}).result()
+    except tinker.RequestFailedError as error:
+        errors.append([str(error), str(error.category)])
+    handle = service.create_custom_loss(unfit, {"logprobs": 1, "a": 1}).result()
+    for values in ([1.0, 2.0], [1.0] * 7):
+        a = types.TensorData(data=values, dtype="float32", shape=[len(values)])
+        try:
+            client.forward_backward_custom([datum(a=a)], handle).result()
+        except tinker.RequestFailedError as error:
+            errors.append([str(error), str(error.category)])
+    norm = client.optim_step(types.AdamParams()).result().metrics["grad_norm"]
+    return {"losses": out, "errors": errors, "norm": norm}
 
 
 def as_json(result: types.SampleResponse) -> dict[str, Any]:
@@ -550,6 +579,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         reinforce,
         provenance,
         custom,
+        custom_on_server,
         sample,
         in_flight,
         checkpoints,

@@ -108,6 +108,22 @@ def test_custom_loss_has_the_gradient_of_the_same_loss(server: TinkerDaemon) -> 
     assert out["losses"][0] == pytest.approx(out["losses"][1], rel=1e-5)
 
 
+def test_custom_losses_run_on_the_server(server: TinkerDaemon) -> None:
+    out = server.run("custom_on_server")
+    assert len(out["losses"]) == 5
+    for name, ways in out["losses"].items():
+        ours, sdks = ways["server"], ways["client"]
+        assert ours["norm"] == pytest.approx(sdks["norm"], rel=1e-5), name
+        assert ours["norm"] > 0, name
+        assert set(ours["metrics"]) == set(sdks["metrics"]), name
+        assert ours["metrics"] == pytest.approx(sdks["metrics"], rel=1e-5, abs=1e-5)
+    (bad, category), (unfit, other) = out["errors"]
+    assert "graph.nodes[1] (cumprod) has the target cumprod" in bad
+    assert "data[0]: loss.custom_loss.graph.nodes[2] (mul) The size" in unfit
+    assert "user" in category.lower() and "user" in other.lower()
+    assert out["norm"] > 0
+
+
 def test_snapshots_stay_frozen(server: TinkerDaemon) -> None:
     out = server.run("sample")
     assert out["before"] == out["after"] == out["loaded"]

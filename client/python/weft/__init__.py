@@ -36,6 +36,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.retry import NO_RETRY, RetryPolicy
+from weft.server_loss import ServerLoss, trace_loss
 from weft.types import (
     AdapterInfo,
     CheckpointInfo,
@@ -93,6 +94,7 @@ __all__ = [
     "SaveOptions",
     "Security",
     "ServerInfo",
+    "ServerLoss",
     "TrainResult",
     "Unauthenticated",
     "Unavailable",
@@ -100,4 +102,5 @@ __all__ = [
     "WeftError",
     "data",
     "torch_loss",
+    "trace_loss",
 ]

@@ -206,9 +206,9 @@ class AsyncAdapter:
     ) -> TrainResult:
         """Adds the gradient of the summed loss to the accumulator.
 
-        loss: cross_entropy, importance_sampling, ppo, cispo, dro, gspo or
-        stable_reinforce. The results are in the data's order, and each has the shape
-        of its targets.
+        loss: cross_entropy, importance_sampling, ppo, cispo, dro, gspo,
+        stable_reinforce or custom. The results are in the data's order, and each has
+        the shape of its targets.
         Raises InvalidArgument for data that the loss or the server's limits forbid.
         """
         return await self._driver.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from weft._proto import adapters_pb2, sampling_pb2, training_pb2
 from weft.datum import Datum, support_offsets
 from weft.errors import InvalidArgument
 from weft.operations import Reply
+from weft.server_loss import ServerLoss
 from weft.steps import StepSlot
 from weft.types import (
     AdapterInfo,
@@ -238,7 +239,7 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
     def raw(array: FloatArray | TokenArray | RoutingArray | None) -> bytes:
         return b"" if array is None else array.tobytes()
 
-    return training_pb2.Datum(
+    message = training_pb2.Datum(
         tokens_le=datum.tokens.tobytes(),
         targets_le=datum.targets.tobytes(),
         weights_le=raw(datum.weights),
@@ -259,13 +260,28 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
             for span in datum.sampled
         ],
     )
+    for name, value in datum.custom_inputs.items():
+        custom = message.custom_inputs[name]
+        custom.shape.extend(value.shape)
+        if value.dtype.kind == "f":
+            custom.floats_le = value.tobytes()
+        else:
+            custom.ints_le = value.tobytes()
+    return message
 
 
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     _check_names(LossOptions, options)
     function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
+    settings: dict[str, Any] = dict(options)
+    custom: ServerLoss | None = settings.pop("custom_loss", None)
     with _sendable():
-        return training_pb2.LossConfig(function=function, **options)
+        config = training_pb2.LossConfig(function=function, **settings)
+        if custom is not None:
+            config.custom_loss.graph = custom.graph
+            for name, rank in custom.inputs.items():
+                config.custom_loss.inputs.add(name=name, rank=rank)
+    return config
 
 
 def train_request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -111,6 +111,22 @@ def _ragged_floats(
     return np.concatenate(rows)
 
 
+def _custom_inputs(
+    values: Mapping[str, ArrayLike] | None,
+) -> dict[str, np.ndarray]:
+    inputs = {}
+    for name, value in (values or {}).items():
+        array = _array(f"datum.custom_inputs[{name!r}]", value)
+        if array.ndim > 2 or array.dtype.kind not in "biuf":
+            raise InvalidArgument(
+                f"datum.custom_inputs[{name!r}]: {array.ndim} dimensions of "
+                f"{array.dtype}, must be numbers in at most 2 dimensions"
+            )
+        dtype = "<f4" if array.dtype.kind == "f" else "<i8"
+        inputs[name] = np.ascontiguousarray(array, dtype).reshape(array.shape)
+    return inputs
+
+
 def _routing(values: ArrayLike | None, num_tokens: int) -> RoutingArray | None:
     if values is None:
         return None
@@ -175,12 +191,14 @@ class Datum:
     lists, one list of ids per token, which may be empty. weights, logprobs and
     advantages have the shape of the targets. routing: [N, L K] or [N, L, K], the K
     experts of each token in each of the L layers that have experts; None lets the
-    router choose. support: [N] lists of increasing ids, at most 1024 each: the target's
-    distribution then has only these ids, and the target must be one of them; an empty
-    list or None stands for the whole vocabulary. It is for one target per token. So a
-    trainer can use the distribution of a sampler with top_k, top_p or min_p. sampled:
-    the targets that recorded samples have drawn, ascending; the `replay_*` options of a
-    loss take experts, supports or logprobs of these targets from the records.
+    router choose. custom_inputs: numbers, or arrays of one or two dimensions, by the
+    names that a custom loss gives its inputs. support: [N] lists of increasing ids, at
+    most 1024 each: the target's distribution then has only these ids, and the target
+    must be one of them; an empty list or None stands for the whole vocabulary. It is
+    for one target per token. So a trainer can use the distribution of a sampler with
+    top_k, top_p or min_p. sampled: the targets that recorded samples have drawn,
+    ascending; the `replay_*` options of a loss take experts, supports or logprobs of
+    these targets from the records.
 
     All may be lists, numpy arrays or CPU tensors. Ragged values are stored flat, with
     target_offsets [N + 1], which otherwise is None. Raises InvalidArgument if the
@@ -197,6 +215,7 @@ class Datum:
         "routing",
         "support",
         "sampled",
+        "custom_inputs",
     )
 
     def __init__(
@@ -209,6 +228,7 @@ class Datum:
         routing: ArrayLike | None = None,
         support: Sequence[ArrayLike | None] | None = None,
         sampled: Sequence[SampledSpan] = (),
+        custom_inputs: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         self.tokens = _tokens("datum.tokens", tokens)
         self.targets, self.target_offsets = _targets(targets)
@@ -234,6 +254,7 @@ class Datum:
         self.routing = _routing(routing, len(self.tokens))
         self.support = _support(support, len(self.tokens))
         self.sampled = _spans(sampled, len(self.tokens))
+        self.custom_inputs = _custom_inputs(custom_inputs)
 
     def __repr__(self) -> str:
         """Says how many tokens there are, not which ones."""
@@ -242,7 +263,7 @@ class Datum:
 
     def with_weights(self, weights: ArrayLike) -> Datum:
         """Returns a datum with the same tokens and targets and these weights, but
-        without logprobs and advantages.
+        without logprobs, advantages and custom inputs.
 
         weights: the shape of `targets`. Ragged targets are stored flat, so their
         weights must be flat, too. Raises InvalidArgument for another shape.
@@ -250,6 +271,7 @@ class Datum:
         datum = copy.copy(self)
         datum.weights = _floats("datum.weights", weights, self.targets.shape)
         datum.logprobs = datum.advantages = None
+        datum.custom_inputs = {}
         return datum
 
     def per_token(self, values: FloatArray) -> list[FloatArray]:

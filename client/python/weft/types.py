@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from weft.errors import FailedPrecondition
 from weft.options import Option
+from weft.server_loss import ServerLoss
 
 FloatArray = npt.NDArray[np.float32]
 TokenArray = npt.NDArray[np.uint32]
@@ -78,6 +79,9 @@ class LossOptions(TypedDict, total=False):
             "if all probabilities in it are below this value. With 0 the gradient is "
             "exact.",
         ),
+    ]
+    custom_loss: Annotated[
+        ServerLoss | None, Option(None, "For custom: the loss, from `trace_loss`.")
     ]
 
 

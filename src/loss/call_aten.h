@@ -1,0 +1,46 @@
+// Calls functions of ATen with the arguments of a traced Python call.
+#ifndef WEFT_SRC_LOSS_CALL_ATEN_H_
+#define WEFT_SRC_LOSS_CALL_ATEN_H_
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/request/loss_operations.h"
+
+namespace weft::loss {
+
+// The arguments of a call. Tuples stand for lists, too, and strings for dtypes,
+// devices, layouts and memory formats.
+struct CallArguments {
+  std::vector<c10::IValue> args;
+  std::map<std::string, c10::IValue> kwargs;
+};
+
+// Calls the first overload of `operation` that takes the arguments, as Python's
+// binding of PyTorch would: a number stands for a tensor, one integer for a
+// list, and integers that end the arguments for a list. Before the call,
+// `charge` gets at most how many values the result has. Returns the result, as
+// a tuple if there are several. Throws c10::Error if no overload takes the
+// arguments, or the call fails; what `charge` throws.
+// Threads: any. REQUIRES: the operation's kind is kAten or kConvert.
+[[nodiscard]] c10::IValue CallAten(const LossOperation& operation,
+                                   CallArguments arguments,
+                                   const std::function<void(int64_t)>& charge);
+
+// Returns the dtype with this name, which is one of those that ReadLossGraph
+// accepts. Throws c10::Error for another.
+[[nodiscard]] at::ScalarType DtypeOf(const std::string& name);
+[[nodiscard]] std::string NameOfDtype(at::ScalarType dtype);
+
+// True for an integer, a real and a bool.
+[[nodiscard]] bool IsNumber(const c10::IValue& value);
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_CALL_ATEN_H_

@@ -1,0 +1,42 @@
+// Runs the graph of a custom loss (src/request/loss_graph.h) on one datum.
+#ifndef WEFT_SRC_LOSS_RUN_LOSS_GRAPH_H_
+#define WEFT_SRC_LOSS_RUN_LOSS_GRAPH_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "src/loss/token_losses.h"
+#include "src/request/loss_graph.h"
+#include "src/request/train.h"
+
+namespace weft::loss {
+
+// Returns how many values the operations of a graph may compute together for a
+// datum with this many targets. A target's values take a small part of the time
+// that its row takes in the model. The values of the largest datum take 64 MiB,
+// and as much again in the backward pass.
+[[nodiscard]] int64_t MaxGraphValues(int64_t num_targets);
+
+// Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the
+// datum's part of the metrics: loss:sum, tokens:sum and the graph's own. The
+// whole loss stands in losses[0], so that the sum is the datum's loss. ATen's
+// functions and autograd compute in the dtypes that PyTorch has: f32 unless the
+// graph converts. They run on this thread alone, so that sums have an order.
+// Shapes:  logprobs, losses and gradients are flat, like the datum's targets;
+// the graph gets logprobs as [N] or [N, K], by the rank of its first input.
+// Errors:  INVALID_ARGUMENT, which names the node, if an operation fails, if
+// the nodes compute more than MaxGraphValues, if a tensor has more than four
+// dimensions, or if the loss is no scalar; and if the loss or the gradient is
+// not finite, or no gradient reaches the log-probabilities. Nothing has been
+// added to `metrics` then.
+// Threads: engine thread only. REQUIRES: the datum has a target, and fits the
+// inputs of the loss.
+[[nodiscard]] absl::Status RunLossGraph(
+    const LossGraph& graph, const CustomLoss& custom, const Datum& datum,
+    absl::Span<const float> logprobs, bool backward, absl::Span<float> losses,
+    absl::Span<float> gradients, MetricSums* metrics);
+
+}  // namespace weft::loss
+
+#endif  // WEFT_SRC_LOSS_RUN_LOSS_GRAPH_H_
