@@ -33,6 +33,7 @@ struct BatchRows {
   int64_t rows = 0;       // Rows of the micro-batch.
   int64_t scored = 0;     // Rows that the head scores.
   int64_t entries = 0;    // Targets of the scored rows.
+  int64_t compared = 0;   // Scored rows that are compared with a teacher's.
   int64_t chunk = 0;      // The most rows whose logits exist at once.
   int64_t head_rank = 0;  // Largest LoRA rank on lm_head; 0: none.
   int64_t nodes = 1;      // Nodes of the prefix trees (prefix_tree.h).

@@ -25,8 +25,10 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
                              ? AddedRows(request.data[d - 1], datum)
                              : datum.num_tokens();
     item.datum_prefix.push_back(datum.num_tokens() - rows);
-    item.datum_tokens.push_back(std::max(
-        rows, static_cast<int64_t>(datum.targets.size()) / kTargetsOfOneRow));
+    item.datum_tokens.push_back(
+        std::max(rows, static_cast<int64_t>(datum.targets.size()) /
+                           kTargetsOfOneRow) +
+        request.teacher_tokens_of(datum));
   }
   return item;
 }
@@ -76,7 +78,10 @@ bool EngineImpl::Finds(const std::string& adapter_id,
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
-  if (!Finds(request.adapter_id, done)) return {};
+  if (!Finds(request.adapter_id, done) ||
+      !IsReady(dispatcher_, request.loss.teacher.adapter_id, done)) {
+    return {};
+  }
   sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     dispatch::TypedReply(std::move(done)));

@@ -34,6 +34,8 @@ void Put(const Datum& datum, log::Datum* out) {
   PutBytes(datum.target_offsets, out->mutable_target_offsets());
   out->set_targets_per_token(datum.targets_per_token);
   PutBytes(datum.routing, out->mutable_routing());
+  PutBytes(datum.teacher_tokens, out->mutable_teacher_tokens());
+  out->set_teacher_offset(datum.teacher_offset);
 }
 
 Datum Get(const log::Datum& in) {
@@ -46,6 +48,8 @@ Datum Get(const log::Datum& in) {
   GetBytes(in.target_offsets(), &datum.target_offsets);
   datum.targets_per_token = in.targets_per_token();
   GetBytes(in.routing(), &datum.routing);
+  GetBytes(in.teacher_tokens(), &datum.teacher_tokens);
+  datum.teacher_offset = in.teacher_offset();
   return datum;
 }
 
@@ -142,6 +146,12 @@ void Put(const TrainRequest& request, log::Request* out) {
   train->set_gradient_filter(loss.gradient_filter);
   train->set_score_all(loss.score_all);
   train->set_return_routing(loss.return_routing);
+  if (HasTeacher(loss.function)) {
+    log::Teacher* const teacher = train->mutable_teacher();
+    teacher->set_base_model(loss.teacher.base_model);
+    teacher->set_adapter_id(loss.teacher.adapter_id);
+    teacher->set_snapshot(loss.teacher.snapshot);
+  }
   for (const Datum& datum : request.data) Put(datum, train->add_data());
 }
 
@@ -156,7 +166,10 @@ TrainRequest Get(const log::Train& in) {
                   .return_entropy = in.return_entropy(),
                   .gradient_filter = in.gradient_filter(),
                   .score_all = in.score_all(),
-                  .return_routing = in.return_routing()};
+                  .return_routing = in.return_routing(),
+                  .teacher = {.base_model = in.teacher().base_model(),
+                              .adapter_id = in.teacher().adapter_id(),
+                              .snapshot = in.teacher().snapshot()}};
   for (const log::Datum& datum : in.data()) request.data.push_back(Get(datum));
   return request;
 }
