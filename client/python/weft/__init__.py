@@ -51,6 +51,7 @@ from weft.types import (
     SampleResult,
     SaveOptions,
     ServerInfo,
+    Teacher,
     TrainResult,
 )
 
@@ -91,6 +92,7 @@ __all__ = [
     "SaveOptions",
     "Security",
     "ServerInfo",
+    "Teacher",
     "TrainResult",
     "Unauthenticated",
     "Unavailable",

@@ -30,6 +30,7 @@ from weft.types import (
     SampleResult,
     SaveOptions,
     Stop,
+    Teacher,
     TokenArray,
     TrainResult,
 )
@@ -247,14 +248,34 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         targets_per_token=(datum.targets.shape[1] if datum.targets.ndim == 2 else 0),
         target_offsets_le=raw(datum.target_offsets),
         routing_le=raw(datum.routing),
+        teacher_tokens_le=raw(datum.teacher_tokens),
+        teacher_offset=datum.teacher_offset,
+    )
+
+
+def _teacher(teacher: object) -> training_pb2.Teacher | None:
+    if teacher is None:
+        return None
+    if not isinstance(teacher, Teacher):
+        raise InvalidArgument(
+            f"teacher is a {type(teacher).__name__}, must be a weft.Teacher: "
+            "weft.Teacher(adapter_id) names an adapter, weft.Teacher() the base model"
+        )
+    return training_pb2.Teacher(
+        base_model=teacher.adapter_id is None,
+        adapter_id=teacher.adapter_id,
+        snapshot=teacher.snapshot,
     )
 
 
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     _check_names(LossOptions, options)
     function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
+    settings = {name: value for name, value in options.items() if name != "teacher"}
     with _sendable():
-        return training_pb2.LossConfig(function=function, **options)
+        return training_pb2.LossConfig(
+            function=function, teacher=_teacher(options.get("teacher")), **settings
+        )
 
 
 def train_request(

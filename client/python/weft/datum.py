@@ -126,7 +126,8 @@ class Datum:
     lists, one list of ids per token, which may be empty. weights, logprobs and
     advantages have the shape of the targets. routing: [N, L K] or [N, L, K], the K
     experts of each token in each of the L layers that have experts; None lets the
-    router choose. All may be lists, numpy arrays or CPU tensors. Ragged values are
+    router choose. teacher_tokens and teacher_offset: see with_teacher_tokens; without
+    it they are None. All may be lists, numpy arrays or CPU tensors. Ragged values are
     stored flat, with target_offsets [N + 1], which otherwise is None. Raises
     InvalidArgument if the shapes do not fit.
     """
@@ -139,6 +140,8 @@ class Datum:
         "logprobs",
         "advantages",
         "routing",
+        "teacher_tokens",
+        "teacher_offset",
     )
 
     def __init__(
@@ -172,6 +175,8 @@ class Datum:
         self.logprobs = floats("datum.logprobs", logprobs)
         self.advantages = floats("datum.advantages", advantages)
         self.routing = _routing(routing, len(self.tokens))
+        self.teacher_tokens: TokenArray | None = None
+        self.teacher_offset: int | None = None
 
     def __repr__(self) -> str:
         """Says how many tokens there are, not which ones."""
@@ -188,6 +193,26 @@ class Datum:
         datum = copy.copy(self)
         datum.weights = _floats("datum.weights", weights, self.targets.shape)
         datum.logprobs = datum.advantages = None
+        return datum
+
+    def with_teacher_tokens(
+        self, tokens: ArrayLike, *, offset: int | None = None
+    ) -> Datum:
+        """Returns a datum whose teacher reads other tokens, such as the same reply after
+        another prompt.
+
+        tokens: [M]. The output at a token is compared with the teacher's output at
+        `offset` places further on. None: both end together, at M - N. Raises
+        InvalidArgument for anything but token ids in a row.
+        """
+        array = _tokens("datum.teacher_tokens", tokens)
+        if array.ndim != 1 or array.size == 0:
+            raise InvalidArgument(
+                f"datum.teacher_tokens: token ids in a row, got shape {array.shape}"
+            )
+        datum = copy.copy(self)
+        datum.teacher_tokens = array
+        datum.teacher_offset = offset
         return datum
 
     def per_token(self, values: FloatArray) -> list[FloatArray]:
