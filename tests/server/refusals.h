@@ -74,6 +74,20 @@ inline v1::ForwardBackwardRequest GoodTrain() {
   return request;
 }
 
+// Returns a request whose teacher reads another prompt of two tokens before the
+// same two tokens.
+inline v1::ForwardBackwardRequest GoodDistillation() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_JS);
+  request.mutable_loss()->mutable_teacher()->set_adapter_id("b");
+  v1::Datum* const datum = request.mutable_data(0);
+  datum->clear_logprobs();
+  datum->clear_advantages();
+  datum->set_weights(0, 0);
+  for (const uint32_t token : {9, 8, 2, 3}) datum->add_teacher_tokens(token);
+  return request;
+}
+
 }  // namespace weft
 
 #endif  // WEFT_TESTS_SERVER_REFUSALS_H_
