@@ -106,10 +106,10 @@ class DatumReader {
   absl::Status CheckInput(absl::string_view field,
                           const std::vector<int32_t>& tokens) const {
     if (tokens.size() > static_cast<size_t>(limits_.context_length)) {
-      return BadField(
-          Path(field), absl::StrCat("has ", tokens.size(),
-                                    " values, must be in [1, context length ",
-                                    limits_.context_length, "]"));
+      return BadField(Path(field),
+                      absl::StrCat("has ", tokens.size(),
+                                   " values, must be in [1, context length ",
+                                   limits_.context_length, "]"));
     }
     const int64_t bad = FindBadId(tokens, limits_.vocab_size);
     if (bad < 0) return absl::OkStatus();
@@ -148,12 +148,11 @@ class DatumReader {
       const bool compared = out_.weights.empty() || out_.weights[i] != 0;
       const int64_t place = i + out_.teacher_offset;
       if (compared && (place < 0 || place >= teacher_tokens)) {
-        return BadPair(i, absl::StrCat("must be in [", -i, ", ",
-                                       teacher_tokens - 1 - i,
-                                       "], or the token have weight 0"));
+        return BadPair(
+            i, absl::StrCat("must be in [", -i, ", ", teacher_tokens - 1 - i,
+                            "], or the token have weight 0"));
       }
-      if (compared && follows &&
-          out_.tokens[i] != out_.teacher_tokens[place]) {
+      if (compared && follows && out_.tokens[i] != out_.teacher_tokens[place]) {
         return BadPair(
             i, absl::StrCat("which are ", out_.tokens[i], " and ",
                             out_.teacher_tokens[place],

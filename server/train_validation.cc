@@ -79,9 +79,8 @@ absl::StatusOr<Teacher> ReadTeacher(const v1::LossConfig& in,
                     "must have base_model or adapter_id, and not both");
   }
   if (!teacher.base_model()) {
-    WEFT_RETURN_IF_ERROR(CheckAdapterId("loss.teacher.adapter_id",
-                                        teacher.adapter_id(),
-                                        limits.engine_names));
+    WEFT_RETURN_IF_ERROR(CheckAdapterId(
+        "loss.teacher.adapter_id", teacher.adapter_id(), limits.engine_names));
   }
   if (!teacher.snapshot().empty()) {
     if (teacher.base_model()) {

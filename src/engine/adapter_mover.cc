@@ -133,8 +133,8 @@ void AdapterMover::FromDisk(const sched::Move& move) {
 
 absl::Status AdapterMover::Read(AdapterKey key,
                                 lora::AdapterImage& image) const {
-  const auto size = static_cast<int64_t>(
-      context_.adapters.Facts(key).info.num_parameters);
+  const auto size =
+      static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
   return ReadImage(spill_, context_.state, context_.adapters.File(key), size,
                    image);
 }

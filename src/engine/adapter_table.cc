@@ -148,9 +148,8 @@ absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::CopyVersion(
   const auto of_number = [number](auto& versions) {
     return std::ranges::find(versions, number, &lora::VersionImage::number);
   };
-  lora::AdapterVersionPtr version =
-      lora::RestoreVersion(*of_number(image.versions), entry.layout,
-                           compute_dtype_, device_);
+  lora::AdapterVersionPtr version = lora::RestoreVersion(
+      *of_number(image.versions), entry.layout, compute_dtype_, device_);
   // The copy may share its memory with the image. If the adapter comes back
   // while the copy lives, it must know that someone uses this version.
   of_number(entry.image.versions)->alive = version;

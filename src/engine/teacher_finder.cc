@@ -12,7 +12,7 @@ namespace {
 // Says in the error which field names what does not exist.
 absl::Status OfTeacher(const absl::Status& status) {
   return absl::Status(status.code(),
-                      absl::StrCat("loss.teacher: ", status.message()));
+                      absl::StrCat("loss.teacher.", status.message()));
 }
 
 }  // namespace

@@ -124,8 +124,8 @@ class TeacherPacker {
       Extend(scores.routing, row, student.piece->version);
       Extend(rows.teacher_routing, row, student.piece->teacher);
       // The rows and entries with a teacher follow those without one.
-      own.entries.push_back(
-          static_cast<int64_t>(packed_.rows.targets.size()) + row);
+      own.entries.push_back(static_cast<int64_t>(packed_.rows.targets.size()) +
+                            row);
       own.rows.push_back(
           static_cast<int64_t>(packed_.rows.temperatures.size()) + row);
     }

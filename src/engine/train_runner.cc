@@ -168,10 +168,10 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
   if (!distill.empty()) {
     // The teachers pass through the layers before anything is kept.
     const int64_t teachers =
-        ActivationsOf(config, element_bytes, is_cpu, max_rank,
-                      {.rows = distill.batch.tokens_T.size(0),
-                       .nodes =
-                           static_cast<int64_t>(distill.batch.nodes.size())})
+        ActivationsOf(
+            config, element_bytes, is_cpu, max_rank,
+            {.rows = distill.batch.tokens_T.size(0),
+             .nodes = static_cast<int64_t>(distill.batch.nodes.size())})
             .forward;
     bytes.working = std::max(bytes.working, teachers);
     bytes.forward = std::max(bytes.forward, teachers);

@@ -120,9 +120,8 @@ ModelRunner::ModelRunner(const model::Decoder& decoder,
 
 at::Tensor ModelRunner::RunTeachers(DistillPlan& plan) const {
   const profile::Span span("teachers", "rows", plan.batch.tokens_T.size(0));
-  MoveTo(decoder_.device(),
-         {&plan.batch.tokens_T, &plan.batch.positions_T, &plan.teacher_index_D,
-          &plan.student_index_D});
+  MoveTo(decoder_.device(), {&plan.batch.tokens_T, &plan.batch.positions_T,
+                             &plan.teacher_index_D, &plan.student_index_D});
   const at::Tensor x_TH = decoder_.ForwardLayers(
       model::Mode::kEval, plan.batch, /*tape=*/nullptr, /*num_recomputed=*/0,
       /*kv=*/nullptr);
@@ -188,15 +187,14 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
                          gradients_E.narrow(0, 0, num_entries), gradients),
       pending.x_TH, plan.score_index_R, d_TH);
   if (!plan.distill.empty()) {
-    NormBackward(
-        decoder_,
-        loss::DistillBackward(
-            std::move(pending.distilled), pending.student_DH,
-            pending.teacher_DH, head_VH, plan.distill.rows, head_,
-            gradients_E.narrow(0, num_entries,
-                               gradients_E.numel() - num_entries),
-            gradients),
-        pending.x_TH, plan.distill.student_index_D, d_TH);
+    NormBackward(decoder_,
+                 loss::DistillBackward(
+                     std::move(pending.distilled), pending.student_DH,
+                     pending.teacher_DH, head_VH, plan.distill.rows, head_,
+                     gradients_E.narrow(0, num_entries,
+                                        gradients_E.numel() - num_entries),
+                     gradients),
+                 pending.x_TH, plan.distill.student_index_D, d_TH);
   }
   head.reset();
   // Frees the head's rows before the layers' backward pass, which needs the

@@ -53,7 +53,7 @@ struct TrainPlan {
 // (not score entries).
 struct TrainScores {
   at::Tensor logprobs_E;
-  at::Tensor entropies_R;  // Undefined if no entropies were requested.
+  at::Tensor entropies_R;    // Undefined if no entropies were requested.
   at::Tensor divergences_D;  // Undefined if no row has a teacher.
   // The experts [T, L K], i32, of every batch row, layer by layer. Undefined if
   // no routing was requested, or if no layer has experts.

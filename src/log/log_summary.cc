@@ -132,8 +132,7 @@ class LogSurvey {
     const auto* train = std::get_if<TrainRequest>(&begin.request);
     begun_[begin.work] = {
         .key = begin.key,
-        .teacher =
-            train == nullptr ? "" : train->loss.teacher.adapter_id};
+        .teacher = train == nullptr ? "" : train->loss.teacher.adapter_id};
     return absl::OkStatus();
   }
 

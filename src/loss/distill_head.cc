@@ -55,12 +55,12 @@ void ScaleLogits(HeadChunk& chunk) {
 at::Tensor LogSumExp(const HeadChunk& chunk,
                      const std::vector<Divergence>& divergences) {
   at::Tensor lse_R = at::empty({chunk.count}, chunk.logits_RV.options());
-  ForEachBlock(chunk, divergences,
-               [&](int64_t begin, int64_t count, const Divergence& /*all*/) {
-                 lse_R.narrow(0, begin, count)
-                     .copy_(chunk.logits_RV.narrow(0, begin, count)
-                                .logsumexp(1));
-               });
+  ForEachBlock(
+      chunk, divergences,
+      [&](int64_t begin, int64_t count, const Divergence& /*all*/) {
+        lse_R.narrow(0, begin, count)
+            .copy_(chunk.logits_RV.narrow(0, begin, count).logsumexp(1));
+      });
   return lse_R;
 }
 
@@ -129,13 +129,12 @@ class PairedChunks {
                const HeadOptions& options)
       : rows_(rows),
         options_(options),
-        teacher_rows_{
-            .row_offsets =
-                std::vector<int64_t>(rows.scores.row_offsets.size(), 0),
-            .targets = {},
-            .temperatures = rows.scores.temperatures,
-            .filters = {},
-            .routing = rows.teacher_routing},
+        teacher_rows_{.row_offsets = std::vector<int64_t>(
+                          rows.scores.row_offsets.size(), 0),
+                      .targets = {},
+                      .temperatures = rows.scores.temperatures,
+                      .filters = {},
+                      .routing = rows.teacher_routing},
         student_(hidden_RH, weight_VH, rows.scores, options),
         teacher_(teacher_RH, weight_VH, teacher_rows_, options, /*buffer=*/1) {}
 
@@ -196,8 +195,9 @@ at::Tensor PairedChunks::TargetsOf(const HeadChunk& student) const {
   }
   const parallel::Range range =
       options_.shard.group->shard().Of(options_.shard.vocab);
-  const at::Tensor own_R1 = (target_R1 - range.begin)
-                                .clamp(0, std::max<int64_t>(0, range.size() - 1));
+  const at::Tensor own_R1 =
+      (target_R1 - range.begin)
+          .clamp(0, std::max<int64_t>(0, range.size() - 1));
   const at::Tensor inside_R1 =
       target_R1.ge(range.begin).logical_and_(target_R1.lt(range.end));
   return student.logits_RV.gather(1, own_R1).mul_(inside_R1).squeeze(1);
@@ -274,16 +274,15 @@ void PairedChunks::ToGradient(HeadChunk& student, const HeadChunk& teacher,
 void CheckPairs(const at::Tensor& hidden_RH, const at::Tensor& teacher_RH,
                 const DistillRows& rows) {
   const size_t num_rows = static_cast<size_t>(hidden_RH.size(0));
-  TORCH_CHECK(teacher_RH.sizes() == hidden_RH.sizes() &&
-                  rows.scores.targets.size() == num_rows &&
-                  rows.scores.row_offsets.size() == num_rows + 1 &&
-                  rows.scores.temperatures.size() == num_rows &&
-                  rows.scores.filters.empty() &&
-                  rows.divergences.size() == num_rows,
-              "distillation has ", hidden_RH.sizes(), " rows, ",
-              teacher_RH.sizes(), " of the teacher, ",
-              rows.scores.targets.size(), " targets and ",
-              rows.divergences.size(), " divergences");
+  TORCH_CHECK(
+      teacher_RH.sizes() == hidden_RH.sizes() &&
+          rows.scores.targets.size() == num_rows &&
+          rows.scores.row_offsets.size() == num_rows + 1 &&
+          rows.scores.temperatures.size() == num_rows &&
+          rows.scores.filters.empty() && rows.divergences.size() == num_rows,
+      "distillation has ", hidden_RH.sizes(), " rows, ", teacher_RH.sizes(),
+      " of the teacher, ", rows.scores.targets.size(), " targets and ",
+      rows.divergences.size(), " divergences");
 }
 
 DistillResult AllocateDistillation(const at::Tensor& hidden_RH,

@@ -32,8 +32,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/loss/fused_head.h"
 #include "src/lora/lora_linear.h"
+#include "src/loss/fused_head.h"
 #include "src/request/train.h"
 
 namespace weft::loss {

@@ -51,11 +51,10 @@ void ExpectAdapters(const Distillation& made, const DistillOracle& oracle,
     const at::Tensor& expected = oracle.scores.dadapters[s];
     if (!expected.defined()) continue;
     EXPECT_GT(LargestOf(expected), 0);
-    ExpectClose(
-        made.student.Gradient(s), expected,
-        Tolerance(epsilon, kHidden + routing[s].end - routing[s].begin,
-                  oracle.spread *
-                      std::max(LargestOf(expected), kLargestLogit)));
+    ExpectClose(made.student.Gradient(s), expected,
+                Tolerance(epsilon, kHidden + routing[s].end - routing[s].begin,
+                          oracle.spread *
+                              std::max(LargestOf(expected), kLargestLogit)));
   }
 }
 
@@ -66,16 +65,18 @@ TEST_P(DistillHeadTest, MatchesDenseAutograd) {
   const auto [shape, dtype, softcap] = GetParam();
   const HeadOptions options{.chunk_rows = shape.second, .softcap = softcap};
   using enum Adapters;
-  for (const auto& [student, teacher] :
-       {std::pair{kNone, kNone}, {kOne, kNone}, {kNone, kSkewed},
-        {kDistinct, kOne}, {kSkewed, kDistinct}}) {
+  for (const auto& [student, teacher] : {std::pair{kNone, kNone},
+                                         {kOne, kNone},
+                                         {kNone, kSkewed},
+                                         {kDistinct, kOne},
+                                         {kSkewed, kDistinct}}) {
     SCOPED_TRACE(absl::StrCat(static_cast<int>(student), " learn from ",
                               static_cast<int>(teacher)));
     const Distillation made =
         MakeDistillation(shape.first, dtype, student, teacher);
     const DistillOracle oracle = DenseDistillation(made, softcap);
-    const double tolerance = Tolerance(Epsilon(dtype), kHidden,
-                                       kLargestLogit * oracle.spread);
+    const double tolerance =
+        Tolerance(Epsilon(dtype), kHidden, kLargestLogit * oracle.spread);
     DistillResult result = Compare(made, options);
     ExpectClose(result.logprobs_R, oracle.scores.logprobs, tolerance);
     ExpectClose(result.entropies_R, oracle.scores.entropies, tolerance);
@@ -130,8 +131,8 @@ TEST(DistillHeadEvalTest, ARowDoesNotDependOnOtherRowsDivergences) {
 }
 
 TEST(DistillHeadBf16Test, DivergencesAreThoseOfF32Logits) {
-  const Distillation made = MakeDistillation(
-      40, at::kBFloat16, Adapters::kSkewed, Adapters::kOne);
+  const Distillation made =
+      MakeDistillation(40, at::kBFloat16, Adapters::kSkewed, Adapters::kOne);
   const DistillOracle oracle = DenseDistillation(made, 0);
   DistillResult result = Compare(made, {});
   const double magnitude = kLargestLogit * oracle.spread;
@@ -232,9 +233,8 @@ TEST(DistillHeadMemoryTest, TakesOneBufferMoreThanTheFusedHead) {
         testing::AllDivergences()[r % testing::AllDivergences().size()]);
   }
   const int64_t buffer = kRows * kLarge * static_cast<int64_t>(sizeof(float));
-  const int64_t fused = PeakBytes([&] {
-    (void)ScoreHead(hidden, weight, rows.scores, {}, true, true);
-  });
+  const int64_t fused = PeakBytes(
+      [&] { (void)ScoreHead(hidden, weight, rows.scores, {}, true, true); });
   const int64_t distilled = PeakBytes([&] {
     (void)ScoreDistillation(hidden, teacher, weight, rows, {}, true, true);
   });

@@ -88,8 +88,7 @@ inline at::Tensor DenseDivergence(const loss::Divergence& divergence,
     default: {
       const double beta = divergence.beta;
       const at::Tensor lm = (beta * q + (1 - beta) * p).log();
-      return beta * (q * (lq - lm)).sum() +
-             (1 - beta) * (p * (lp - lm)).sum();
+      return beta * (q * (lq - lm)).sum() + (1 - beta) * (p * (lp - lm)).sum();
     }
   }
 }
@@ -106,15 +105,13 @@ inline DistillOracle DenseDistillation(const Distillation& made,
       DenseLogProbs(student, hidden, temperatures, softcap, leaves);
   Problem teacher = made.teacher;
   teacher.weight = student.weight;
-  const at::Tensor lq =
-      DenseLogProbs(teacher, teacher.hidden.to(at::kDouble), temperatures,
-                    softcap, constants)
-          .detach();
+  const at::Tensor lq = DenseLogProbs(teacher, teacher.hidden.to(at::kDouble),
+                                      temperatures, softcap, constants)
+                            .detach();
   std::vector<at::Tensor> rows;
   for (size_t r = 0; r < made.rows.divergences.size(); ++r) {
     const auto row = static_cast<int64_t>(r);
-    rows.push_back(
-        DenseDivergence(made.rows.divergences[r], lp[row], lq[row]));
+    rows.push_back(DenseDivergence(made.rows.divergences[r], lp[row], lq[row]));
   }
   const at::Tensor divergences =
       rows.empty() ? at::zeros({0}, at::kDouble) : at::stack(rows);
@@ -135,9 +132,8 @@ inline DistillOracle DenseDistillation(const Distillation& made,
                                                      : at::Tensor());
   }
   if (!rows.empty()) {
-    oracle.spread = std::max(
-        1.0,
-        (lp.exp() * (lp - lq)).abs().sum(1).max().item<double>());
+    oracle.spread =
+        std::max(1.0, (lp.exp() * (lp - lq)).abs().sum(1).max().item<double>());
   }
   return oracle;
 }

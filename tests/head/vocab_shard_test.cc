@@ -216,13 +216,13 @@ std::pair<DistillResult, at::Tensor> CompareOnRanks(const Distillation& made,
 TEST_P(VocabShardTest, DistillationMatchesDenseAutograd) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     for (const double softcap : {0.0, 5.0}) {
-      const Distillation made = MakeDistillation(14, dtype, Adapters::kSkewed,
-                                                 Adapters::kDistinct);
+      const Distillation made =
+          MakeDistillation(14, dtype, Adapters::kSkewed, Adapters::kDistinct);
       const DistillOracle oracle = DenseDistillation(made, softcap);
       const auto [result, dhidden_RH] = CompareOnRanks(
           made, {.chunk_rows = 4, .softcap = softcap}, GetParam());
-      const double tolerance = Tolerance(Epsilon(dtype), kHidden,
-                                         kLargestLogit * oracle.spread);
+      const double tolerance =
+          Tolerance(Epsilon(dtype), kHidden, kLargestLogit * oracle.spread);
       ExpectClose(result.divergences_R, oracle.divergences, tolerance);
       ExpectClose(result.logprobs_R, oracle.scores.logprobs, tolerance);
       ExpectClose(result.entropies_R, oracle.scores.entropies, tolerance);

@@ -88,11 +88,8 @@ TEST_F(LogSummaryTest, ATeacherIsNeededUpToTheLastBatchThatReadsIt) {
   TrainRequest request;
   request.loss.function = LossFunction::kForwardKl;
   request.loss.teacher.adapter_id = "b";
-  Write(BeginRecord{.work = 7,
-                    .key = kA,
-                    .step = 1,
-                    .digest = "d",
-                    .request = request});
+  Write(BeginRecord{
+      .work = 7, .key = kA, .step = 1, .digest = "d", .request = request});
   const uint64_t first = Batch({7}, /*last=*/false);
   const uint64_t second = Batch({7}, /*last=*/true);
   Begin(8, kA);
@@ -111,11 +108,8 @@ TEST_F(LogSummaryTest, ATeacherOfTheSnapshotIsNeededToo) {
   TrainRequest request;
   request.loss.function = LossFunction::kJs;
   request.loss.teacher.adapter_id = "b";
-  Write(BeginRecord{.work = 7,
-                    .key = kA,
-                    .step = 1,
-                    .digest = "d",
-                    .request = request});
+  Write(BeginRecord{
+      .work = 7, .key = kA, .step = 1, .digest = "d", .request = request});
   const uint64_t batch = Batch({7}, /*last=*/true);
   std::promise<void> durable;
   writer_->WhenDurable([&] { durable.set_value(); });

@@ -271,9 +271,7 @@ TEST(RefusalTest, TeacherTokens) {
         },
         "data[0].teacher_tokens_le has 3 bytes, must be a multiple of 4"},
        {"too long",
-        [=](Train& r) {
-          datum(r)->mutable_teacher_tokens()->Resize(33, 1);
-        },
+        [=](Train& r) { datum(r)->mutable_teacher_tokens()->Resize(33, 1); },
         "data[0].teacher_tokens has 33 values, must be in [1, context length "
         "32]"},
        {"too many in all",
@@ -304,8 +302,7 @@ TEST(RefusalTest, TeacherTokens) {
        {"before the start", [=](Train& r) { datum(r)->set_teacher_offset(-2); },
         "data[0].teacher_offset is -2, which pairs tokens[1] with "
         "teacher_tokens[-1], must be in [-1, 2]"},
-       {"far away",
-        [=](Train& r) { datum(r)->set_teacher_offset(2147483647); },
+       {"far away", [=](Train& r) { datum(r)->set_teacher_offset(2147483647); },
         "data[0].teacher_offset is 2147483647, which pairs tokens[1]"},
        {"other tokens", [=](Train& r) { datum(r)->set_teacher_offset(0); },
         "data[0].teacher_offset is 0, which pairs tokens[2] with "

@@ -1,7 +1,5 @@
 // Tests losses with a teacher in whole training steps, and how their sequences
 // are packed.
-#include "src/engine/teacher_packer.h"
-
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "src/engine/prefix_tree.h"
+#include "src/engine/teacher_packer.h"
 #include "src/engine/train_runner.h"
 #include "tests/model/reference_decoder.h"
 #include "tests/model/tiny_model.h"
@@ -174,9 +173,9 @@ TEST_F(TeacherTest, MatchesAutogradOfTheWholeStep) {
               0.7);
   const TrainRequest from_b = Request(
       LossFunction::kReverseKl, {ReplyDatum(Tokens(3, 5), Tokens(4, 4))}, 1.5);
-  const TrainRequest own_words = Request(
-      LossFunction::kJs,
-      {told, ReplyDatum(Tokens(6, 3), Tokens(2, 4))}, 1, 0.3);
+  const TrainRequest own_words =
+      Request(LossFunction::kJs, {told, ReplyDatum(Tokens(6, 3), Tokens(2, 4))},
+              1, 0.3);
   const TrainRequest plain = Request(LossFunction::kCrossEntropy,
                                      {ReplyDatum(Tokens(1, 4), Tokens(3, 4))});
   const std::vector<TrainPiece> pieces = {
@@ -200,8 +199,8 @@ TEST_F(TeacherTest, MatchesAutogradOfTheWholeStep) {
     const LossConfig& loss = piece.request->loss;
     const bool has_teacher = HasTeacher(loss.function);
     for (const Datum& datum : piece.request->data) {
-      const at::Tensor lp = LogProbs(
-          leaf.narrow(0, row, datum.num_tokens()), loss.temperature);
+      const at::Tensor lp =
+          LogProbs(leaf.narrow(0, row, datum.num_tokens()), loss.temperature);
       row += datum.num_tokens();
       at::Tensor lq;
       if (has_teacher) {
@@ -239,9 +238,8 @@ TEST_F(TeacherTest, MatchesAutogradOfTheWholeStep) {
 }
 
 TEST_F(TeacherTest, MetricsAreTheMeanDivergenceAndTheWeightedSum) {
-  const TrainRequest request =
-      Request(LossFunction::kForwardKl,
-              {ReplyDatum(Tokens(1, 4), Tokens(7, 5))});
+  const TrainRequest request = Request(
+      LossFunction::kForwardKl, {ReplyDatum(Tokens(1, 4), Tokens(7, 5))});
   const Outcome outcome = Run({Piece(request, a_)});
   const std::map<std::string, double> metrics = outcome.metrics[0].Metrics();
   EXPECT_EQ(metrics.size(), 3);
@@ -258,9 +256,8 @@ TEST_F(TeacherTest, MetricsAreTheMeanDivergenceAndTheWeightedSum) {
 }
 
 TEST_F(TeacherTest, ForwardAloneGivesTheSameNumbersAndEntropies) {
-  TrainRequest request =
-      Request(LossFunction::kReverseKl,
-              {ReplyDatum(Tokens(1, 4), Tokens(7, 5))}, 1.3);
+  TrainRequest request = Request(LossFunction::kReverseKl,
+                                 {ReplyDatum(Tokens(1, 4), Tokens(7, 5))}, 1.3);
   request.loss.return_entropy = true;
   const Outcome with = Run({Piece(request, a_, b_)});
   const Outcome without = Run({Piece(request, a_, b_)}, true, false);
@@ -283,8 +280,8 @@ TEST_F(TeacherTest, AnAdapterLearnsNothingFromItselfButFromAnotherPromptOfIt) {
   Datum datum = ReplyDatum(Tokens(1, 4), Tokens(7, 5));
   const TrainRequest same = Request(LossFunction::kJs, {datum});
   const Outcome none = Run({Piece(same, a_, a_)});
-  EXPECT_THAT(none.data[0].losses, Each(DoubleNear(
-                                       0, Tolerance(kEpsilonF32, kPath, 1))));
+  EXPECT_THAT(none.data[0].losses,
+              Each(DoubleNear(0, Tolerance(kEpsilonF32, kPath, 1))));
   EXPECT_LE(MaxAbs(none.gradients[0].gradient_N),
             Tolerance(kEpsilonF32, kPath, 1));
   SetTeacherPrompt(Tokens(30, 9), Tokens(7, 5), datum);
@@ -305,8 +302,7 @@ std::vector<Datum> SharedGroup() {
 }
 
 TEST_F(TeacherTest, SharedPromptsOfBothGiveTheSameResults) {
-  const TrainRequest request =
-      Request(LossFunction::kForwardKl, SharedGroup());
+  const TrainRequest request = Request(LossFunction::kForwardKl, SharedGroup());
   const Outcome shared = Run({Piece(request, a_, b_)});
   const Outcome alone = Run({Piece(request, a_, b_)}, /*share_prompts=*/false);
   const double tolerance = kSpread * Tolerance(kEpsilonF32, kPath, 10);
@@ -314,9 +310,9 @@ TEST_F(TeacherTest, SharedPromptsOfBothGiveTheSameResults) {
     EXPECT_THAT(shared.data[d].losses,
                 Pointwise(DoubleNear(tolerance), alone.data[d].losses));
   }
-  EXPECT_LE(MaxAbs(shared.gradients[0].gradient_N -
-                   alone.gradients[0].gradient_N),
-            tolerance);
+  EXPECT_LE(
+      MaxAbs(shared.gradients[0].gradient_N - alone.gradients[0].gradient_N),
+      tolerance);
   // A shared prompt, and four replies of five tokens less the last.
   const executor::DistillPlan plan =
       PackTrain({Piece(request, a_, b_)}, true).distill;
@@ -324,8 +320,7 @@ TEST_F(TeacherTest, SharedPromptsOfBothGiveTheSameResults) {
 }
 
 TEST_F(TeacherTest, SlicesOfARequestAddUpToTheWhole) {
-  const TrainRequest request =
-      Request(LossFunction::kReverseKl, SharedGroup());
+  const TrainRequest request = Request(LossFunction::kReverseKl, SharedGroup());
   const at::Tensor whole_N =
       Run({Piece(request, a_, b_)}).gradients[0].gradient_N;
   at::Tensor sum_N = at::zeros_like(whole_N);
@@ -334,9 +329,9 @@ TEST_F(TeacherTest, SlicesOfARequestAddUpToTheWhole) {
   for (; slice.first_datum < 4; slice.first_datum += 2) {
     sum_N.add_(Run({slice}).gradients[0].gradient_N);
   }
-  EXPECT_LE(MaxAbs(sum_N - whole_N),
-            kSpread * Tolerance(kEpsilonF32, kPath,
-                                std::max(1.0, MaxAbs(whole_N))));
+  EXPECT_LE(
+      MaxAbs(sum_N - whole_N),
+      kSpread * Tolerance(kEpsilonF32, kPath, std::max(1.0, MaxAbs(whole_N))));
 }
 
 std::vector<int64_t> Values(const at::Tensor& index) {
@@ -346,9 +341,8 @@ std::vector<int64_t> Values(const at::Tensor& index) {
 
 // Two students and two teachers in one batch. Teachers are sorted by version.
 TEST_F(TeacherTest, PairsRowsAndCutsWhatIsNotCompared) {
-  Datum late{.tokens = {1, 2, 3, 4},
-             .targets = {2, 3, 4, 5},
-             .weights = {0, 1, 1, 0}};
+  Datum late{
+      .tokens = {1, 2, 3, 4}, .targets = {2, 3, 4, 5}, .weights = {0, 1, 1, 0}};
   Datum moved{.tokens = {9, 3, 4},
               .targets = {3, 4, 5},
               .weights = {1, 1, 0},
