@@ -215,7 +215,11 @@ def test_requests_are_tried_for_every_method() -> None:
         for name, value in vars(methods).items()
         if isinstance(value, methods.Method) and value.arity is methods.Arity.UNARY
     }
-    assert unary - {name.split()[0] for name in requests()} == {"DRAIN", "UNDRAIN", "HEALTH_CHECK"}
+    assert unary - {name.split()[0] for name in requests()} == {
+        "DRAIN",
+        "UNDRAIN",
+        "HEALTH_CHECK",
+    }
 
 
 GROUP = b"\x0b"  # The start of a group with field number 1.

@@ -17,7 +17,9 @@ def told(seed: int) -> Any:
     """Returns a datum whose teacher reads another prompt before the same tokens."""
     tokens = random_tokens(VOCAB, 24, seed)
     datum = next_token(tokens)
-    return datum.with_teacher_tokens([*random_tokens(VOCAB, 11, seed + 1), *tokens[:-1]])
+    return datum.with_teacher_tokens(
+        [*random_tokens(VOCAB, 11, seed + 1), *tokens[:-1]]
+    )
 
 
 def distil_in_turn(client: Any) -> None:

@@ -87,7 +87,7 @@ TEST_P(DistillHeadTest, MatchesDenseAutograd) {
   }
 }
 
-std::string CaseName(
+std::string DistillCase(
     const ::testing::TestParamInfo<DistillHeadTest::ParamType>& test) {
   const auto& [shape, dtype, softcap] = test.param;
   return absl::StrCat("Rows", shape.first, "_Chunk", shape.second, "_",
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                                          std::pair{0, 4}),
                        ::testing::Values(at::kFloat, at::kDouble),
                        ::testing::Values(0.0, 5.0)),
-    CaseName);
+    DistillCase);
 
 TEST(DistillHeadEvalTest, WithoutGradientGivesTheSameDivergences) {
   const Distillation made = MakeDistillation(10, at::kFloat);

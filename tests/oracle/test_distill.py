@@ -93,7 +93,12 @@ def student_data(kind: str, vocab: int) -> list[Any]:
     ],
 )
 def test_an_adapter_and_the_base_teach_in_one_batch(
-    loss: str, kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Any
+    loss: str,
+    kind: str,
+    daemon_for: Any,
+    reference_for: Any,
+    unique: Any,
+    tmp_path: Any,
 ) -> None:
     """Student, teacher and lm_head have LoRA of different ranks. gemma2 has a
     softcap."""
