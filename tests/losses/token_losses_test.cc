@@ -71,8 +71,9 @@ std::string LossName(const ::testing::TestParamInfo<LossFunction>& test) {
       return "Gspo";
     case LossFunction::kStableReinforce:
       return "StableReinforce";
+    default:
+      return "Unknown";
   }
-  return "Unknown";
 }
 
 double SequenceRatio(const Datum& datum, const std::vector<float>& logprobs) {

@@ -8,9 +8,9 @@ of two forms:
     python distill.py --server 127.0.0.1:50051 --exact
 
 Without --exact the teacher's likeliest tokens at each position are soft targets of
-cross-entropy. With --exact the server compares the whole distributions of the two, which
-never leave it. At the end both forms print the KL divergence from the teacher on answers
-to prompts that the student has not seen.
+cross-entropy. With --exact the server compares the whole distributions of the two. At
+the end both forms print the KL divergence from the teacher on answers to prompts that
+the student has not seen.
 """
 
 from __future__ import annotations

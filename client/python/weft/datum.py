@@ -198,8 +198,8 @@ class Datum:
     def with_teacher_tokens(
         self, tokens: ArrayLike, *, offset: int | None = None
     ) -> Datum:
-        """Returns a datum whose teacher reads other tokens, such as the same reply after
-        another prompt.
+        """Returns a datum whose teacher reads other tokens, such as the same reply
+        after another prompt.
 
         tokens: [M]. The output at a token is compared with the teacher's output at
         `offset` places further on. None: both end together, at M - N. Raises
