@@ -181,8 +181,8 @@ int64_t PartialSumBytes(const lora::ModelShape& shape, int max_rank,
 }
 
 // Returns the bytes that the head needs besides for rows with a teacher: the
-// teacher's logits and the temporaries of a block; the teacher's hidden rows and
-// what LoRA keeps of them.
+// teacher's logits, the temporaries of a block, and the teacher's hidden rows
+// with what LoRA keeps of them.
 int64_t DistillBytes(const model::ModelConfig& config, int64_t element_bytes,
                      bool is_cpu, const BatchRows& batch) {
   if (batch.compared == 0) return 0;

@@ -45,12 +45,12 @@ struct TrainPlan {
   int num_recomputed = 0;  // Number of leading layers that Backward recomputes.
 };
 
-// The results of a TrainPlan, on the host. Scores are f32. Rows and entries with
-// a teacher follow the others: logprobs are [E + D], entropies [R + D], and so
-// are the gradients of a backward pass, which are dLoss/ddivergence for the
-// last D. Only the first rank of a replica sets the last two fields. In their shapes, L is the number of
-// layers with experts, K the experts per token, and E the experts of a layer
-// (not score entries).
+// The results of a TrainPlan, on the host. Scores are f32. Rows and entries
+// with a teacher follow the others: logprobs are [E + D] and entropies [R + D].
+// The gradients for a backward pass are [E + D], too; the last D are
+// dLoss/ddivergence. Only the first rank of a replica sets the last two fields.
+// In their shapes, L is the number of layers with experts, K the experts per
+// token, and E the experts of a layer (not score entries).
 struct TrainScores {
   at::Tensor logprobs_E;
   at::Tensor entropies_R;    // Undefined if no entropies were requested.

@@ -81,8 +81,8 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
 
 // Does the same for a loss with a teacher: the loss of a token is w times its
 // divergence from the teacher, and the derivative by the divergence is w. The
-// metrics are loss:sum, tokens:sum, and kl:mean, which is the mean of the scored
-// tokens' divergences.
+// metrics are loss:sum, tokens:sum, and kl:mean, the mean divergence of the
+// scored tokens.
 void ComputeTeacherLosses(const Datum& datum,
                           absl::Span<const float> divergences,
                           absl::Span<float> losses, absl::Span<float> gradients,

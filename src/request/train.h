@@ -62,13 +62,13 @@ struct TargetSpan {
   int64_t end = 0;
 };
 
-// One sequence of N tokens. With a teacher, the teacher's output at position
-// i + teacher_offset of teacher_input() is compared with the output at token i,
-// and logprobs and advantages are empty. `targets` and `weights` have one value for each
+// One sequence of N tokens. `targets` and `weights` have one value for each
 // target of each token, in order (targets_of). If `weights` is empty, every
-// weight is 1. logprobs and advantages are [N], or empty for kCrossEntropy.
-// routing is [N, L, K] for L layers with experts and K experts per token. If
-// routing is empty, the router chooses the experts.
+// weight is 1. logprobs and advantages are [N], or empty for losses without a
+// policy. routing is [N, L, K] for L layers with experts and K experts per
+// token. If routing is empty, the router chooses the experts. A teacher's output
+// at position i + teacher_offset of teacher_input() is compared with the output
+// at token i.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;

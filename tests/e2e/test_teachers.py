@@ -110,7 +110,7 @@ def test_a_teacher_off_the_device_teaches_the_same(
     durable: Durable,
 ) -> None:
     """The only slot is the student's, so the teacher is on the host or on disk."""
-    results = []
+    results: list[list[list[float]]] = []
     for flags in (
         ("--max-resident-adapters", "3"),
         ("--max-resident-adapters", "1", "--adapter-host-bytes", "1000000000"),

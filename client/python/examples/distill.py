@@ -69,7 +69,7 @@ def main() -> None:
             teacher.optim_step(learning_rate=1e-3)
         name = "example-student-exact" if options.exact else "example-student"
         student = client.get_or_create(name, rank=4)
-        of_teacher = weft.Teacher(teacher.adapter_id)
+        of_teacher = weft.Teacher(teacher.id)
         for step in range(options.steps):
             samples = replies(teacher, list(islice(chats, BATCH)), step * BATCH)
             num_tokens = sum(len(sample.tokens) for sample in samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -271,7 +271,7 @@ def _teacher(teacher: object) -> training_pb2.Teacher | None:
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     _check_names(LossOptions, options)
     function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
-    settings = {name: value for name, value in options.items() if name != "teacher"}
+    settings: Any = {name: value for name, value in options.items() if name != "teacher"}
     with _sendable():
         return training_pb2.LossConfig(
             function=function, teacher=_teacher(options.get("teacher")), **settings
