@@ -34,6 +34,7 @@ class DatumReader {
     WEFT_RETURN_IF_ERROR(ReadPolicyInputs());
     WEFT_RETURN_IF_ERROR(ReadRouting());
     WEFT_RETURN_IF_ERROR(ReadSupport());
+    WEFT_RETURN_IF_ERROR(ReadTeacherInput());
     return std::move(out_);
   }
 
@@ -99,18 +100,77 @@ class DatumReader {
   absl::Status ReadTokens() {
     WEFT_RETURN_IF_ERROR(
         Copy("tokens", in_.tokens(), in_.tokens_le(), &out_.tokens));
-    const size_t count = out_.tokens.size();
-    if (count == 0) return BadField(Path("tokens"), "is empty");
-    if (count > static_cast<size_t>(limits_.context_length)) {
-      return BadField(
-          Path("tokens"),
-          absl::StrCat("has ", count, " values, must be in [1, context length ",
-                       limits_.context_length, "]"));
+    if (out_.tokens.empty()) return BadField(Path("tokens"), "is empty");
+    return CheckInput("tokens", out_.tokens);
+  }
+
+  // Checks tokens that a model reads.
+  absl::Status CheckInput(absl::string_view field,
+                          const std::vector<int32_t>& tokens) const {
+    if (tokens.size() > static_cast<size_t>(limits_.context_length)) {
+      return BadField(Path(field),
+                      absl::StrCat("has ", tokens.size(),
+                                   " values, must be in [1, context length ",
+                                   limits_.context_length, "]"));
     }
-    const int64_t bad = FindBadId(out_.tokens, limits_.vocab_size);
+    const int64_t bad = FindBadId(tokens, limits_.vocab_size);
     if (bad < 0) return absl::OkStatus();
-    return BadId(Path("tokens"), bad, out_.tokens[static_cast<size_t>(bad)],
+    return BadId(Path(field), bad, tokens[static_cast<size_t>(bad)],
                  limits_.vocab_size);
+  }
+
+  absl::Status ReadTeacherInput() {
+    WEFT_RETURN_IF_ERROR(Copy("teacher_tokens", in_.teacher_tokens(),
+                              in_.teacher_tokens_le(), &out_.teacher_tokens));
+    const auto count = static_cast<int64_t>(out_.teacher_tokens.size());
+    if (count == 0) {
+      if (!in_.has_teacher_offset()) return absl::OkStatus();
+      return BadField(Path("teacher_offset"),
+                      absl::StrCat("is ", in_.teacher_offset(),
+                                   ", must be absent without teacher_tokens"));
+    }
+    if (!HasTeacher(function_)) {
+      return BadField(Path("teacher_tokens"),
+                      absl::StrCat("has ", count,
+                                   " values, must be empty for every loss but "
+                                   "forward_kl, reverse_kl and js"));
+    }
+    WEFT_RETURN_IF_ERROR(CheckInput("teacher_tokens", out_.teacher_tokens));
+    out_.teacher_offset = in_.has_teacher_offset() ? in_.teacher_offset()
+                                                   : count - out_.num_tokens();
+    return CheckPairs(count);
+  }
+
+  // Checks the teacher's place of every token that is compared. If the token
+  // before is compared, too, both models must have read its target, or the
+  // offset is wrong.
+  absl::Status CheckPairs(int64_t teacher_tokens) const {
+    bool follows = false;  // The token before is compared.
+    for (int64_t i = 0; i < out_.num_tokens(); ++i) {
+      const bool compared = out_.weights.empty() || out_.weights[i] != 0;
+      const int64_t place = i + out_.teacher_offset;
+      if (compared && (place < 0 || place >= teacher_tokens)) {
+        return BadPair(
+            i, absl::StrCat("must be in [", -i, ", ", teacher_tokens - 1 - i,
+                            "], or the token have weight 0"));
+      }
+      if (compared && follows && out_.tokens[i] != out_.teacher_tokens[place]) {
+        return BadPair(
+            i, absl::StrCat("which are ", out_.tokens[i], " and ",
+                            out_.teacher_tokens[place],
+                            ", must pair equal tokens of the same reply"));
+      }
+      follows = compared;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status BadPair(int64_t token, const std::string& problem) const {
+    return BadField(
+        Path("teacher_offset"),
+        absl::StrCat("is ", out_.teacher_offset, ", which pairs tokens[", token,
+                     "] with teacher_tokens[", token + out_.teacher_offset,
+                     "], ", problem));
   }
 
   absl::Status ReadTargets() {
@@ -198,8 +258,8 @@ class DatumReader {
     return CheckFinite("weights", out_.weights);
   }
 
-  // Reads logprobs and advantages. Ignores them for cross_entropy, so that a
-  // client may send the same data with cross_entropy and with a policy loss.
+  // Reads logprobs and advantages. Ignores them for losses without a policy, so
+  // that a client may send the same data with them and with a policy loss.
   absl::Status ReadPolicyInputs() {
     if (!HasPolicyInputs()) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
@@ -325,7 +385,7 @@ class DatumReader {
 
   bool HasPolicyInputs() const {
     return function_ != LossFunction::kCrossEntropy &&
-           function_ != LossFunction::kCustom;
+           function_ != LossFunction::kCustom && !HasTeacher(function_);
   }
 
   uint32_t MaxTargetsPerToken() const {

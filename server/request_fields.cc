@@ -49,6 +49,7 @@ int64_t RoutedTokens(const SampleRequest& request) {
 
 RequestFields FieldsOf(TrainRequest* request) {
   return {.adapter_id = &request->adapter_id,
+          .source_adapter_id = &request->loss.teacher.adapter_id,
           .caller = &request->tenant,
           .deadline = &request->deadline,
           .cost = request->num_tokens()};

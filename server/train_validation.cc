@@ -35,6 +35,12 @@ absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
       return LossFunction::kStableReinforce;
     case v1::LOSS_FUNCTION_CUSTOM:
       return LossFunction::kCustom;
+    case v1::LOSS_FUNCTION_FORWARD_KL:
+      return LossFunction::kForwardKl;
+    case v1::LOSS_FUNCTION_REVERSE_KL:
+      return LossFunction::kReverseKl;
+    case v1::LOSS_FUNCTION_JS:
+      return LossFunction::kJs;
     case v1::LOSS_FUNCTION_UNSPECIFIED:
       return BadField("loss.function", "is required");
     default:
@@ -44,6 +50,56 @@ absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
   }
 }
 
+// Checks the settings that do not go with a teacher.
+absl::Status CheckBesideTeacher(const LossConfig& loss) {
+  if (loss.gradient_filter != 0) {
+    return BadField("loss.gradient_filter",
+                    absl::StrCat("is ", loss.gradient_filter,
+                                 ", must be 0 for a loss with a teacher"));
+  }
+  if (loss.score_all) {
+    return BadField("loss.score_all",
+                    "is set, must be false for a loss with a teacher, which "
+                    "compares no token of weight 0");
+  }
+  if (loss.function != LossFunction::kJs) return absl::OkStatus();
+  return CheckReal("loss.beta", loss.beta,
+                   {.high = 1, .low_open = true, .high_open = true});
+}
+
+// Reads the teacher. `loss` has all other settings.
+absl::StatusOr<Teacher> ReadTeacher(const v1::LossConfig& in,
+                                    const LossConfig& loss,
+                                    const RequestLimits& limits) {
+  const v1::Teacher& teacher = in.teacher();
+  if (!HasTeacher(loss.function)) {
+    if (!in.has_teacher()) return Teacher();
+    return BadField("loss.teacher",
+                    "is set, must be absent for every loss but forward_kl, "
+                    "reverse_kl and js");
+  }
+  if (teacher.base_model() == !teacher.adapter_id().empty()) {
+    return BadField("loss.teacher",
+                    "must have base_model or adapter_id, and not both");
+  }
+  if (!teacher.base_model()) {
+    WEFT_RETURN_IF_ERROR(CheckAdapterId(
+        "loss.teacher.adapter_id", teacher.adapter_id(), limits.engine_names));
+  }
+  if (!teacher.snapshot().empty()) {
+    if (teacher.base_model()) {
+      return BadField("loss.teacher.snapshot",
+                      "is set, but the base model has no snapshots");
+    }
+    WEFT_RETURN_IF_ERROR(
+        CheckName("loss.teacher.snapshot", teacher.snapshot()));
+  }
+  WEFT_RETURN_IF_ERROR(CheckBesideTeacher(loss));
+  return Teacher{.base_model = teacher.base_model(),
+                 .adapter_id = teacher.adapter_id(),
+                 .snapshot = teacher.snapshot()};
+}
+
 absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in,
                                     const RequestLimits& limits) {
   if (!has_loss) return BadField("loss", "is required");
@@ -51,6 +107,7 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in,
   WEFT_ASSIGN_OR_RETURN(out.function, ReadLossFunction(in.function()));
   if (in.has_clip_low()) out.clip_low = in.clip_low();
   if (in.has_clip_high()) out.clip_high = in.clip_high();
+  if (out.function == LossFunction::kJs) out.beta = 0.5;
   if (in.has_beta()) out.beta = in.beta();
   if (in.has_temperature()) out.temperature = in.temperature();
   out.return_entropy = in.return_entropy();
@@ -72,6 +129,7 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in,
       CheckReal("loss.temperature", out.temperature, kTemperature));
   WEFT_RETURN_IF_ERROR(CheckReal("loss.gradient_filter", out.gradient_filter,
                                  {.low = 0, .high = 1, .high_open = true}));
+  WEFT_ASSIGN_OR_RETURN(out.teacher, ReadTeacher(in, out, limits));
   return out;
 }
 
@@ -96,7 +154,7 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
     WEFT_ASSIGN_OR_RETURN(Datum datum,
                           ReadDatum(in.data(i), i, out->loss.function, limits));
     WEFT_RETURN_IF_ERROR(ReadCustomInputs(in.data(i), i, out->loss, &datum));
-    num_tokens += datum.num_tokens();
+    num_tokens += datum.num_tokens() + out->teacher_tokens_of(datum);
     if (num_tokens > limits.max_tokens) {
       return BadField(
           "data",

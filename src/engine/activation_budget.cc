@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/cgroup.h"
 #include "src/lora/lora_linear.h"
+#include "src/loss/distill_head.h"
 #include "src/ops/blocked_attention.h"
 #include "src/ops/gated_delta.h"
 #include "src/ops/tree_attention.h"
@@ -182,6 +183,18 @@ int64_t PartialSumBytes(const lora::ModelShape& shape, int max_rank,
                  num_rows * chosen, shape.OfExpert(/*expert=*/0), max_rank));
 }
 
+// Returns the bytes that the head needs besides for rows with a teacher: the
+// teacher's logits, the temporaries of a block, and the teacher's hidden rows
+// with what LoRA keeps of them.
+int64_t DistillBytes(const model::ModelConfig& config, int64_t element_bytes,
+                     bool is_cpu, const BatchRows& batch) {
+  if (batch.compared == 0) return 0;
+  return std::min(batch.compared, batch.chunk) * config.vocab * kFloatBytes +
+         loss::DistillBlockBytes(config.vocab, is_cpu) +
+         batch.compared * (config.hidden * (element_bytes + kFloatBytes) +
+                           batch.head_rank * kFloatBytes);
+}
+
 }  // namespace
 
 ActivationBytes ActivationsOf(const model::ModelConfig& config,
@@ -209,7 +222,8 @@ ActivationBytes ActivationsOf(const model::ModelConfig& config,
           (kFloatBytes + narrow_bytes) +
       4 * batch.scored * shape.hidden * kFloatBytes +
       (2 * batch.scored + config.vocab) * batch.head_rank * kFloatBytes +
-      batch.entries * kEntryBytes + batch.support_ids * kSupportIdBytes;
+      batch.entries * kEntryBytes + batch.support_ids * kSupportIdBytes +
+      DistillBytes(config, element_bytes, is_cpu, batch);
   const int64_t lora =
       narrow_bytes > 0 ? PartialSumBytes(shape, max_rank, batch.rows) : 0;
   const int64_t kept_layer =

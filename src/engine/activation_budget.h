@@ -33,6 +33,7 @@ struct BatchRows {
   int64_t rows = 0;       // Rows of the micro-batch.
   int64_t scored = 0;     // Rows that the head scores.
   int64_t entries = 0;    // Targets of the scored rows.
+  int64_t compared = 0;   // Scored rows that are compared with a teacher's.
   int64_t chunk = 0;      // The most rows whose logits exist at once.
   int64_t head_rank = 0;  // Largest LoRA rank on lm_head; 0: none.
   // Ids of a chunk's supports, if each row has as many as the row with most.

@@ -131,6 +131,14 @@ void AdapterMover::FromDisk(const sched::Move& move) {
   });
 }
 
+absl::Status AdapterMover::Read(AdapterKey key,
+                                lora::AdapterImage& image) const {
+  const auto size =
+      static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
+  return ReadImage(spill_, context_.state, context_.adapters.File(key), size,
+                   image);
+}
+
 void AdapterMover::Finish(const sched::Move& move, uint64_t bytes,
                           const absl::Status& status) {
   if (status.ok()) {

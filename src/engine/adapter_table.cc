@@ -13,6 +13,11 @@ absl::Status NoAdapter() {
   return absl::NotFoundError("adapter_id: the adapter does not exist");
 }
 
+absl::Status NoSnapshot(const std::string& snapshot) {
+  return absl::NotFoundError(
+      absl::StrCat("snapshot: '", snapshot, "' does not exist"));
+}
+
 }  // namespace
 
 lora::Adapter& AdapterTable::Create(AdapterKey key, const LoraConfig& config,
@@ -124,11 +129,31 @@ absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Version(
   if (it == entries_.end()) return NoAdapter();
   if (snapshot.empty()) return it->second.adapter->latest();
   const auto found = it->second.snapshots.find(snapshot);
-  if (found == it->second.snapshots.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("snapshot: '", snapshot, "' does not exist"));
-  }
+  if (found == it->second.snapshots.end()) return NoSnapshot(snapshot);
   return found->second.version;
+}
+
+absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::CopyVersion(
+    AdapterKey key, const std::string& snapshot,
+    const lora::AdapterImage& image) {
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return NoAdapter();
+  Entry& entry = it->second;
+  uint64_t number = image.versions.front().number;
+  if (!snapshot.empty()) {
+    const auto found = entry.snapshots.find(snapshot);
+    if (found == entry.snapshots.end()) return NoSnapshot(snapshot);
+    number = found->second.number;
+  }
+  const auto of_number = [number](auto& versions) {
+    return std::ranges::find(versions, number, &lora::VersionImage::number);
+  };
+  lora::AdapterVersionPtr version = lora::RestoreVersion(
+      *of_number(image.versions), entry.layout, compute_dtype_, device_);
+  // The copy may share its memory with the image. If the adapter comes back
+  // while the copy lives, it must know that someone uses this version.
+  of_number(entry.image.versions)->alive = version;
+  return version;
 }
 
 AdapterLocation AdapterTable::Entry::location() const {

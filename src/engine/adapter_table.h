@@ -72,6 +72,13 @@ class AdapterTable {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
+  // Puts what Version returns on the device, for an adapter that is not there
+  // and stays where it is. `image` is the adapter's, with its tensors. Errors:
+  // NOT_FOUND. May throw c10::Error.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> CopyVersion(
+      AdapterKey key, const std::string& snapshot,
+      const lora::AdapterImage& image);
+
   // The methods below require that the adapter exists.
 
   // Returns the bytes of the adapter's image.

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "src/engine/teacher_packer.h"
+
 namespace weft::engine {
 namespace {
 
@@ -126,6 +128,8 @@ class Builder {
   void AddTargets(size_t index, const std::vector<RowSpan>& spans,
                   int64_t base) {
     const PackedDatum& packed = packed_.data[index];
+    // PackTeachers adds the rows that have a teacher.
+    if (HasTeacher(packed.request->loss.function)) return;
     const Datum& datum = *packed.datum;
     const auto temperature =
         static_cast<float>(packed.request->loss.temperature);
@@ -249,7 +253,8 @@ size_t RoutingWidth(const std::vector<TrainPiece>& pieces) {
 int64_t NumTokens(const TrainPiece& piece) {
   int64_t tokens = 0;
   for (int64_t d = 0; d < piece.num_data; ++d) {
-    tokens += piece.request->data[piece.first_datum + d].num_tokens();
+    const Datum& datum = piece.request->data[piece.first_datum + d];
+    tokens += datum.num_tokens() + piece.request->teacher_tokens_of(datum);
   }
   return tokens;
 }
@@ -273,7 +278,9 @@ PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
     builder.AddSegment(pieces.data() + first, pieces.data() + last);
     first = last;
   }
-  return std::move(builder).Build();
+  PackedTrain packed = std::move(builder).Build();
+  PackTeachers(pieces, share_prompts, packed);
+  return packed;
 }
 
 std::vector<std::vector<TrainPiece>> SplitPieces(

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/engine/prefix_tree.h"
+#include "src/executor/plan.h"
 #include "src/loss/fused_head.h"
 #include "src/model/packed_batch.h"
 #include "src/request/train.h"
@@ -24,6 +25,8 @@ struct TrainPiece {
   int64_t first_datum = 0;
   int64_t num_data = 0;
   lora::AdapterVersionPtr version;  // Null: the base model.
+  // The teacher, if the loss has one. Null: the base model.
+  lora::AdapterVersionPtr teacher;
 };
 
 // The indices of one datum's score rows and entries in the batch. Two data
@@ -41,6 +44,7 @@ struct PackedTrain {
   model::PackedBatch batch;
   at::Tensor score_index_R;  // [R] i64: the batch row of each score row.
   loss::ScoreRows rows;
+  executor::DistillPlan distill;
   std::vector<PackedDatum> data;  // In the order of the pieces.
 };
 

@@ -67,8 +67,10 @@ void AddReplayed(const Replayed& replayed, uint64_t version,
 }  // namespace
 
 BatchTrainer::BatchTrainer(const EngineContext* context,
-                           executor::Executor* executor)
+                           executor::Executor* executor,
+                           const AdapterMover* mover)
     : context_(*context),
+      teachers_(context, mover),
       runner_(executor,
               {.share_prompts = context->options.share_prompts,
                .checkpointing = context->options.gradient_checkpointing,
@@ -78,7 +80,8 @@ dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
   dispatch::RunTrain runnable{.backward = train.backward};
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
-    const absl::Status found = VersionOf(step).status();
+    absl::Status found = VersionOf(step).status();
+    found.Update(FindTeacher(step));
     if (!found.ok()) {
       Fail(step, found);
       continue;
@@ -94,6 +97,16 @@ absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
   if (step.adapter == AdapterKey::kBaseModel) return nullptr;
   return context_.adapters.Version(
       step.adapter, std::get<TrainRequest>(*step.request).snapshot);
+}
+
+absl::Status BatchTrainer::FindTeacher(const dispatch::StepTask& step) {
+  const auto& request = std::get<TrainRequest>(*step.request);
+  if (!HasTeacher(request.loss.function)) return absl::OkStatus();
+  Progress& progress = progress_[step.id];
+  if (progress.found_teacher) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(progress.teacher, teachers_.Find(step));
+  progress.found_teacher = true;
+  return absl::OkStatus();
 }
 
 absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
@@ -215,6 +228,7 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
                      .first_datum = slice.first_datum,
                      .num_data = slice.num_data};
     piece.version = *VersionOf(train.steps[i]);
+    piece.teacher = progress_[slice.work_id].teacher;
     if (lora::Adapter* adapter =
             context_.adapters.Find(train.steps[i].adapter)) {
       if (train.backward &&

@@ -11,7 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/dispatch/work.h"
+#include "src/engine/adapter_mover.h"
 #include "src/engine/engine_context.h"
+#include "src/engine/teacher_finder.h"
 #include "src/engine/train_runner.h"
 #include "src/loss/token_losses.h"
 
@@ -20,8 +22,9 @@ namespace weft::engine {
 // Threads: engine thread only.
 class BatchTrainer {
  public:
-  // `context` and `executor` outlive the trainer.
-  BatchTrainer(const EngineContext* context, executor::Executor* executor);
+  // `context`, `executor` and `mover` outlive the trainer.
+  BatchTrainer(const EngineContext* context, executor::Executor* executor,
+               const AdapterMover* mover);
 
   // Runs one micro-batch. Completes the requests that have their last slice in
   // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
@@ -42,18 +45,25 @@ class BatchTrainer {
   struct Progress {
     TrainResult result;
     loss::MetricSums metrics;
+    // The teacher, from the request's first slice on, so that all its data have
+    // the same one. Null: none, or the base model.
+    lora::AdapterVersionPtr teacher;
+    bool found_teacher = false;
   };
   // The slices of a micro-batch, ready to run.
   struct MicroBatch;
 
-  // Fails the requests whose weights no longer exist. Returns the slices of the
-  // other requests.
+  // Fails the requests whose weights or teachers no longer exist. Returns the
+  // slices of the other requests.
   [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
   // Returns the weights with which a request runs; null for the base model
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
+  // Finds the request's teacher if its loss has one and this is its first
+  // slice. Errors: those of TeacherFinder::Find.
+  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepTask& step);
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
@@ -80,6 +90,7 @@ class BatchTrainer {
   void Fail(const dispatch::StepTask& step, const absl::Status& status);
 
   const EngineContext& context_;
+  const TeacherFinder teachers_;
   TrainRunner runner_;
   std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
 };

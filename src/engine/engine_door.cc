@@ -27,8 +27,10 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
                              ? AddedRows(request.data[d - 1], datum)
                              : datum.num_tokens();
     item.datum_prefix.push_back(datum.num_tokens() - rows);
-    item.datum_tokens.push_back(std::max(
-        rows, static_cast<int64_t>(datum.targets.size()) / kTargetsOfOneRow));
+    item.datum_tokens.push_back(
+        std::max(rows, static_cast<int64_t>(datum.targets.size()) /
+                           kTargetsOfOneRow) +
+        request.teacher_tokens_of(datum));
   }
   return item;
 }
@@ -93,7 +95,10 @@ absl::Status EngineImpl::Replay(TrainRequest* request) {
 
 CancelHandle EngineImpl::Train(TrainRequest request,
                                Callback<StepReply<TrainResult>> done) {
-  if (!Finds(request.adapter_id, done)) return {};
+  if (!Finds(request.adapter_id, done) ||
+      !IsReady(dispatcher_, request.loss.teacher.adapter_id, done)) {
+    return {};
+  }
   const absl::Status replayed = Replay(&request);
   if (!replayed.ok() && request.step == 0) {
     done(replayed);

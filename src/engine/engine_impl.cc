@@ -181,7 +181,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .io = io_,
                .replies = replies_},
       mover_(&context_, parts_.spill.get()),
-      trainer_(&context_, &executor_),
+      trainer_(&context_, &executor_, &mover_),
       step_executor_(&context_),
       sample_runner_(&context_, &sample_loop_),
       manager_(&context_, &mover_,

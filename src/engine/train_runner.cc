@@ -108,8 +108,23 @@ absl::StatusOr<DatumResult> ScatterDatum(const PackedDatum& packed,
   }
 
   std::vector<float> gradients(size, 0.0f);
-  WEFT_RETURN_IF_ERROR(
-      losses->Compute(packed, &result, absl::MakeSpan(gradients), metrics));
+  if (HasTeacher(config.function)) {
+    // Entries with a teacher follow those without one.
+    const int64_t first =
+        scores.logprobs_E.numel() - scores.divergences_D.numel();
+    std::vector<float> divergences(size, 0.0f);
+    for (size_t entry = 0; entry < scored.size(); ++entry) {
+      divergences[scored[entry]] =
+          scores.divergences_D
+              .const_data_ptr<float>()[packed.entries[entry] - first];
+    }
+    loss::ComputeTeacherLosses(datum, divergences,
+                               absl::MakeSpan(result.losses),
+                               absl::MakeSpan(gradients), metrics);
+  } else {
+    WEFT_RETURN_IF_ERROR(
+        losses->Compute(packed, &result, absl::MakeSpan(gradients), metrics));
+  }
   for (size_t entry = 0; entry < scored.size(); ++entry) {
     gradients_E[packed.entries[entry]] = gradients[scored[entry]];
   }
@@ -170,30 +185,48 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
   int max_rank = 0;
   int64_t head_rank = 0;
   for (const TrainPiece& piece : part.pieces) {
-    if (piece.version == nullptr) continue;
-    const lora::AdapterLayout& layout = *piece.version->layout;
-    max_rank = std::max(max_rank, layout.max_rank());
-    head_rank = std::max<int64_t>(
-        head_rank,
-        layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
-            .total_rank);
+    for (const lora::AdapterVersionPtr& version :
+         {piece.version, piece.teacher}) {
+      if (version == nullptr) continue;
+      const lora::AdapterLayout& layout = *version->layout;
+      max_rank = std::max(max_rank, layout.max_rank());
+      head_rank = std::max<int64_t>(
+          head_rank,
+          layout.group(config.num_layers, lora::ProjectionGroup::kLmHead)
+              .total_rank);
+    }
   }
   const PackedTrain& packed = part.packed;
-  const auto scored = static_cast<int64_t>(packed.rows.temperatures.size());
+  const executor::DistillPlan& distill = packed.distill;
+  const auto compared = static_cast<int64_t>(distill.rows.divergences.size());
+  const auto scored =
+      static_cast<int64_t>(packed.rows.temperatures.size()) + compared;
   const bool is_cpu = executor_.decoder().device().is_cpu();
   const int64_t chunk =
       loss::HeadChunkRows(executor_.head(), scored, config.vocab, is_cpu);
-  const ActivationBytes bytes = ActivationsOf(
-      config,
-      static_cast<int64_t>(at::elementSize(executor_.decoder().dtype())),
-      is_cpu, max_rank,
+  const auto element_bytes =
+      static_cast<int64_t>(at::elementSize(executor_.decoder().dtype()));
+  ActivationBytes bytes = ActivationsOf(
+      config, element_bytes, is_cpu, max_rank,
       {.rows = packed.batch.tokens_T.size(0),
        .scored = scored,
-       .entries = static_cast<int64_t>(packed.rows.targets.size()),
+       .entries = static_cast<int64_t>(packed.rows.targets.size()) + compared,
+       .compared = compared,
        .chunk = chunk,
        .head_rank = head_rank,
        .support_ids = SupportIds(packed.rows.supports, chunk),
        .nodes = static_cast<int64_t>(packed.batch.nodes.size())});
+  if (!distill.empty()) {
+    // The teachers pass through the layers before anything is kept.
+    const int64_t teachers =
+        ActivationsOf(
+            config, element_bytes, is_cpu, max_rank,
+            {.rows = distill.batch.tokens_T.size(0),
+             .nodes = static_cast<int64_t>(distill.batch.nodes.size())})
+            .forward;
+    bytes.working = std::max(bytes.working, teachers);
+    bytes.forward = std::max(bytes.forward, teachers);
+  }
   if (!backward) {
     return ChooseRecomputed(GradientCheckpointing::kAll,
                             {.working = bytes.forward}, /*num_layers=*/0,
@@ -277,6 +310,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
         {.batch = std::move(part.packed.batch),
          .score_index_R = part.packed.score_index_R,
          .rows = std::move(part.packed.rows),
+         .distill = std::move(part.packed.distill),
          .backward = backward,
          .wants_entropy = Wants(pieces, &LossConfig::return_entropy),
          .wants_routing = Wants(pieces, &LossConfig::return_routing),

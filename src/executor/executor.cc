@@ -94,15 +94,22 @@ void Executor::UseOwnParts(lora::LoraRouting& routing) const {
 
 std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
   BeginCall();
-  for (const TrainPlan& plan : plans) Announce(plan.batch.routing);
+  for (const TrainPlan& plan : plans) {
+    Announce(plan.batch.routing);
+    Announce(plan.distill.batch.routing);
+  }
   TrainCommand command{.plans = std::move(plans)};
   Broadcast(command);
   const std::vector<TrainPlan>& sent = command.plans;
   TrainPlan own =
       links_.alone() ? std::move(command.plans.front()) : command.plans.front();
   if (links_.tensor != nullptr) {
-    UseOwnParts(own.batch.routing);
-    UseOwnParts(own.rows.routing);
+    for (lora::LoraRouting* routing :
+         {&own.batch.routing, &own.rows.routing, &own.distill.batch.routing,
+          &own.distill.rows.scores.routing,
+          &own.distill.rows.teacher_routing}) {
+      UseOwnParts(*routing);
+    }
   }
   std::vector<TrainScores> scores = {runner_.Forward(std::move(own))};
   for (size_t i = 1; i < sent.size(); ++i) {
@@ -114,15 +121,18 @@ std::vector<TrainScores> Executor::Forward(std::vector<TrainPlan> plans) {
 }
 
 TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
-  TrainScores scores{
-      .logprobs_E = at::empty({static_cast<int64_t>(plan.rows.targets.size())},
-                              at::kFloat)};
-  links_.commands->Receive(scores.logprobs_E, from);
+  const size_t distilled = plan.distill.rows.divergences.size();
+  const auto receive = [&](size_t size) {
+    at::Tensor values = at::empty({static_cast<int64_t>(size)}, at::kFloat);
+    links_.commands->Receive(values, from);
+    return values;
+  };
+  TrainScores scores;
+  scores.logprobs_E = receive(plan.rows.targets.size() + distilled);
   if (plan.wants_entropy) {
-    scores.entropies_R = at::empty(
-        {static_cast<int64_t>(plan.rows.temperatures.size())}, at::kFloat);
-    links_.commands->Receive(scores.entropies_R, from);
+    scores.entropies_R = receive(plan.rows.temperatures.size() + distilled);
   }
+  if (distilled > 0) scores.divergences_D = receive(distilled);
   const lora::ExpertShape& experts = runner_.decoder().config().moe.shape;
   if (experts.num_layers() == 0) return scores;
   if (plan.wants_routing) {

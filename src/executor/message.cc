@@ -154,6 +154,12 @@ void EachField(Plan& plan, const Each& each) requires
   EachField(plan.batch, each);
   each(plan.score_index_R);
   EachField(plan.rows, each);
+  EachField(plan.distill.batch, each);
+  each(plan.distill.teacher_index_D);
+  each(plan.distill.student_index_D);
+  EachField(plan.distill.rows.scores, each);
+  each(plan.distill.rows.teacher_routing);
+  each(plan.distill.rows.divergences);
   each(plan.backward);
   each(plan.wants_entropy);
   each(plan.wants_routing);

@@ -17,13 +17,13 @@
 namespace weft::executor {
 namespace {
 
-// Returns dLoss/dx of all rows from the gradient of the normed score rows.
+// Adds dLoss/dx of rows to d_TH, from the gradient of the normed rows.
 // The head computes its logits in chunks. Copies of all score rows could be
 // larger than a chunk, so this function works on slices to limit memory.
-at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
-                        const at::Tensor& x_TH, const at::Tensor& index_R) {
+void NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
+                  const at::Tensor& x_TH, const at::Tensor& index_R,
+                  at::Tensor& d_TH) {
   constexpr int64_t kSlice = 1024;
-  at::Tensor d_TH = at::zeros_like(x_TH);
   for (int64_t begin = 0; begin < dy_RH.size(0); begin += kSlice) {
     const int64_t count = std::min(kSlice, dy_RH.size(0) - begin);
     const at::Tensor index = index_R.narrow(0, begin, count);
@@ -31,13 +31,17 @@ at::Tensor NormBackward(const model::Decoder& decoder, const at::Tensor& dy_RH,
                     decoder.FinalNormBackward(dy_RH.narrow(0, begin, count),
                                               x_TH.index_select(0, index)));
   }
-  return d_TH;
 }
 
 void MoveTo(at::Device device, std::initializer_list<at::Tensor*> tensors) {
   for (at::Tensor* tensor : tensors) {
     if (tensor->defined()) *tensor = ops::ToDevice(*tensor, device);
   }
+}
+
+// Returns the scores of rows without and with a teacher, if there are any.
+at::Tensor Joined(const at::Tensor& plain, const at::Tensor& distilled) {
+  return distilled.defined() ? at::cat({plain, distilled}) : plain;
 }
 
 // Selects the batch rows that the head reads after the layers.
@@ -114,12 +118,23 @@ ModelRunner::ModelRunner(const model::Decoder& decoder,
       head_(head),
       weights_in_order_(WeightsInOrder(decoder)) {}
 
+at::Tensor ModelRunner::RunTeachers(DistillPlan& plan) const {
+  const profile::Span span("teachers", "rows", plan.batch.tokens_T.size(0));
+  MoveTo(decoder_.device(), {&plan.batch.tokens_T, &plan.batch.positions_T,
+                             &plan.teacher_index_D, &plan.student_index_D});
+  const at::Tensor x_TH = decoder_.ForwardLayers(
+      model::Mode::kEval, plan.batch, /*tape=*/nullptr, /*num_recomputed=*/0,
+      /*kv=*/nullptr);
+  return decoder_.FinalNorm(x_TH.index_select(0, plan.teacher_index_D));
+}
+
 TrainScores ModelRunner::Forward(TrainPlan own) {
   Pending pending{.plan = std::move(own)};
   TrainPlan& plan = pending.plan;
   const profile::Span span("forward pass", "rows", plan.batch.tokens_T.size(0));
   MoveTo(decoder_.device(), {&plan.batch.tokens_T, &plan.batch.positions_T,
                              &plan.batch.experts_TE, &plan.score_index_R});
+  if (!plan.distill.empty()) pending.teacher_DH = RunTeachers(plan.distill);
   std::vector<at::Tensor> experts;
   pending.x_TH = decoder_.ForwardLayers(
       plan.backward ? model::Mode::kTrain : model::Mode::kEval, plan.batch,
@@ -132,13 +147,25 @@ TrainScores ModelRunner::Forward(TrainPlan own) {
       pending.normed_RH, decoder_.weights().head_VH, plan.rows, head_,
       /*want_gradient=*/plan.backward, plan.wants_entropy);
   TrainScores scores;
+  if (!plan.distill.empty()) {
+    pending.student_DH = decoder_.FinalNorm(
+        pending.x_TH.index_select(0, plan.distill.student_index_D));
+    pending.distilled = loss::ScoreDistillation(
+        pending.student_DH, pending.teacher_DH, decoder_.weights().head_VH,
+        plan.distill.rows, head_, /*want_gradient=*/plan.backward,
+        plan.wants_entropy);
+    scores.divergences_D = pending.distilled.divergences_R;
+  }
   AddExperts(experts, decoder_.config().moe.shape.count, plan.wants_routing,
              scores);
   ops::ToHost({&pending.scores.logprobs_E, &pending.scores.entropies_R,
-               &pending.scores.target_slope_E, &scores.experts_TE,
-               &scores.expert_rows_LE});
-  scores.logprobs_E = pending.scores.logprobs_E;
-  scores.entropies_R = pending.scores.entropies_R;
+               &pending.scores.target_slope_E, &pending.distilled.logprobs_R,
+               &pending.distilled.entropies_R, &scores.divergences_D,
+               &scores.experts_TE, &scores.expert_rows_LE});
+  scores.logprobs_E =
+      Joined(pending.scores.logprobs_E, pending.distilled.logprobs_R);
+  scores.entropies_R =
+      Joined(pending.scores.entropies_R, pending.distilled.entropies_R);
   if (plan.backward) pending_ = std::move(pending);
   return scores;
 }
@@ -150,16 +177,31 @@ void ModelRunner::Backward(const at::Tensor& gradients_E,
   const profile::Span span("backward pass", "rows", pending.x_TH.size(0));
   std::optional<profile::Span> head(std::in_place, "head backward", "rows",
                                     plan.score_index_R.size(0));
-  at::Tensor d_TH = NormBackward(
+  const auto num_entries = static_cast<int64_t>(plan.rows.targets.size());
+  const at::Tensor& head_VH = decoder_.weights().head_VH;
+  at::Tensor d_TH = at::zeros_like(pending.x_TH);
+  NormBackward(
       decoder_,
-      loss::HeadBackward(std::move(pending.scores), pending.normed_RH,
-                         decoder_.weights().head_VH, plan.rows, head_,
-                         gradients_E, gradients),
-      pending.x_TH, plan.score_index_R);
+      loss::HeadBackward(std::move(pending.scores), pending.normed_RH, head_VH,
+                         plan.rows, head_,
+                         gradients_E.narrow(0, 0, num_entries), gradients),
+      pending.x_TH, plan.score_index_R, d_TH);
+  if (!plan.distill.empty()) {
+    NormBackward(decoder_,
+                 loss::DistillBackward(
+                     std::move(pending.distilled), pending.student_DH,
+                     pending.teacher_DH, head_VH, plan.distill.rows, head_,
+                     gradients_E.narrow(0, num_entries,
+                                        gradients_E.numel() - num_entries),
+                     gradients),
+                 pending.x_TH, plan.distill.student_index_D, d_TH);
+  }
   head.reset();
-  // Frees normed_RH before the layers' backward pass, which needs the most
-  // memory.
+  // Frees the head's rows before the layers' backward pass, which needs the
+  // most memory.
   pending.normed_RH.reset();
+  pending.student_DH.reset();
+  pending.teacher_DH.reset();
   decoder_.BackwardLayers(plan.batch, pending.tape, std::move(d_TH), gradients);
 }
 

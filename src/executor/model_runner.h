@@ -30,9 +30,10 @@ class ModelRunner {
   // Returns the scores of the plan's entries. If plan.backward is set, keeps
   // what Backward needs.
   [[nodiscard]] TrainScores Forward(TrainPlan plan);
-  // Runs the backward pass of the latest Forward. `gradients_E` is
-  // dLoss/dlogprob [E], f32, on the host. Adds the results to `gradients`,
-  // which has the gradients [N] of the versions in the plan.
+  // Runs the backward pass of the latest Forward. `gradients_E` is f32, on the
+  // host: dLoss/dlogprob [E], and the [D] that TrainScores names. Adds the
+  // results to `gradients`, which has the gradients [N] of the versions in the
+  // plan.
   void Backward(const at::Tensor& gradients_E,
                 const lora::LoraGradients& gradients);
   // Frees what Forward has kept. Call it if Backward will not be called.
@@ -54,6 +55,9 @@ class ModelRunner {
   // CPU, a thread team runs decode steps of few rows.
   [[nodiscard]] at::Tensor RunLayers(CachePlan& plan) const;
 
+  // Returns the final hidden rows [D, H] of the plan's teachers.
+  [[nodiscard]] at::Tensor RunTeachers(DistillPlan& plan) const;
+
   // What Forward keeps for Backward.
   struct Pending {
     TrainPlan plan;
@@ -61,6 +65,10 @@ class ModelRunner {
     at::Tensor x_TH;
     at::Tensor normed_RH;
     loss::HeadResult scores;
+    // Undefined if no row has a teacher.
+    at::Tensor student_DH;
+    at::Tensor teacher_DH;
+    loss::DistillResult distilled;
   };
 
   const model::Decoder& decoder_;

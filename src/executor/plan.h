@@ -2,7 +2,8 @@
 // replica run the plan together, each on its part of the model. The tensors of
 // plans are on the host.
 //
-// Legend: T batch rows, R score rows, E score entries.
+// Legend: T batch rows, R score rows, E score entries, D rows that are compared
+// with a teacher's.
 #ifndef WEFT_SRC_EXECUTOR_PLAN_H_
 #define WEFT_SRC_EXECUTOR_PLAN_H_
 
@@ -12,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "src/loss/distill_head.h"
 #include "src/loss/fused_head.h"
 #include "src/model/packed_batch.h"
 #include "src/sampling/draw_rows.h"
@@ -19,25 +21,40 @@
 
 namespace weft::executor {
 
+// The part of a TrainPlan whose losses have a teacher. The teachers' sequences
+// pass through the layers first, without a gradient.
+struct DistillPlan {
+  model::PackedBatch batch;    // Of the teachers.
+  at::Tensor teacher_index_D;  // [D] i64: rows of `batch`.
+  at::Tensor student_index_D;  // [D] i64: rows of TrainPlan::batch.
+  loss::DistillRows rows;
+
+  [[nodiscard]] bool empty() const { return rows.divergences.empty(); }
+};
+
 // A plan that trains on a micro-batch or only scores it. The plan may cover
 // just one replica's share of the micro-batch.
 struct TrainPlan {
   model::PackedBatch batch;
   at::Tensor score_index_R;  // [R] i64: the batch row of each score row.
   loss::ScoreRows rows;
+  DistillPlan distill;
   bool backward = false;
   bool wants_entropy = false;
   bool wants_routing = false;
   int num_recomputed = 0;  // Number of leading layers that Backward recomputes.
 };
 
-// The results of a TrainPlan, on the host. Scores are f32. Only the first rank
-// of a replica sets the last two fields. In their shapes, L is the number of
-// layers with experts, K the experts per token, and E the experts of a layer
-// (not score entries).
+// The results of a TrainPlan, on the host. Scores are f32. Rows and entries
+// with a teacher follow the others: logprobs are [E + D] and entropies [R + D].
+// The gradients for a backward pass are [E + D], too; the last D are
+// dLoss/ddivergence. Only the first rank of a replica sets the last two fields.
+// In their shapes, L is the number of layers with experts, K the experts per
+// token, and E the experts of a layer (not score entries).
 struct TrainScores {
   at::Tensor logprobs_E;
-  at::Tensor entropies_R;  // Undefined if no entropies were requested.
+  at::Tensor entropies_R;    // Undefined if no entropies were requested.
+  at::Tensor divergences_D;  // Undefined if no row has a teacher.
   // The experts [T, L K], i32, of every batch row, layer by layer. Undefined if
   // no routing was requested, or if no layer has experts.
   at::Tensor experts_TE;

@@ -55,8 +55,8 @@ void RemoteWorker::Do(TrainCommand& message) {
   const TrainScores scores = runner_.Forward(std::move(message.plans[replica]));
   if (!sends) return;
   for (const at::Tensor* result :
-       {&scores.logprobs_E, &scores.entropies_R, &scores.experts_TE,
-        &scores.expert_rows_LE}) {
+       {&scores.logprobs_E, &scores.entropies_R, &scores.divergences_D,
+        &scores.experts_TE, &scores.expert_rows_LE}) {
     if (result->defined()) links_.commands->Send(*result, 0);
   }
 }

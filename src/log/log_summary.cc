@@ -58,6 +58,7 @@ class LogSurvey {
   // A request that has begun and not ended.
   struct Begun {
     AdapterKey key = AdapterKey::kBaseModel;
+    std::string teacher;  // The id of the adapter that is the teacher.
     // At this point of the log, a replay has the request's gradients on the
     // device.
     bool between_slices = false;
@@ -74,6 +75,19 @@ class LogSurvey {
     if (owner == owners_.end()) return;
     summary_.changed[owner->second.id] = {.last = sequence,
                                           .tenant = owner->second.tenant};
+  }
+
+  // Notes that the replay of the record `sequence` reads the adapter, which
+  // therefore must not change before.
+  void TouchTeacher(const std::string& id, uint64_t sequence) {
+    if (const auto known = summary_.changed.find(id);
+        known != summary_.changed.end()) {
+      known->second.last = sequence;
+      return;
+    }
+    const auto owner = std::ranges::find_if(
+        owners_, [&id](const auto& entry) { return entry.second.id == id; });
+    if (owner != owners_.end()) Touch(owner->first, sequence);
   }
 
   // Notes the key and the epoch of a new adapter. No later adapter may use
@@ -115,7 +129,10 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
-    begun_[begin.work] = {.key = begin.key};
+    const auto* train = std::get_if<TrainRequest>(&begin.request);
+    begun_[begin.work] = {
+        .key = begin.key,
+        .teacher = train == nullptr ? "" : train->loss.teacher.adapter_id};
     return absl::OkStatus();
   }
 
@@ -141,6 +158,9 @@ class LogSurvey {
     for (const AdapterKey key : keys) Touch(key, sequence_);
     for (const sched::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
+      if (!begun->second.teacher.empty()) {
+        TouchTeacher(begun->second.teacher, sequence_);
+      }
       begun->second.between_slices = true;
       if (slice.last) begun_.erase(begun);
     }

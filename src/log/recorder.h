@@ -81,6 +81,12 @@ class Recorder {
   [[nodiscard]] bool Has(AdapterKey key) const {
     return adapters_.contains(key);
   }
+  // Returns whether a replay of the log can run a step of `adapter` again that
+  // reads the weights of `other`: true if the log has both, or if it does not
+  // record the step.
+  [[nodiscard]] bool CanReplay(AdapterKey adapter, AdapterKey other) const {
+    return !records() || !Has(adapter) || Has(other);
+  }
   // Begins a snapshot: gives it the present notes. Returns the sequence number
   // of the first record that the snapshot does not contain.
   [[nodiscard]] uint64_t BeginSnapshot(Notes* notes) ABSL_LOCKS_EXCLUDED(mu_);

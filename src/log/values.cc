@@ -44,6 +44,8 @@ void Put(const Datum& datum, log::Datum* out) {
     input.is_int ? PutBytes(input.ints, to.mutable_values())
                  : PutBytes(input.floats, to.mutable_values());
   }
+  PutBytes(datum.teacher_tokens, out->mutable_teacher_tokens());
+  out->set_teacher_offset(datum.teacher_offset);
 }
 
 Datum Get(const log::Datum& in) {
@@ -65,6 +67,8 @@ Datum Get(const log::Datum& in) {
     input.is_int ? GetBytes(from.values(), &input.ints)
                  : GetBytes(from.values(), &input.floats);
   }
+  GetBytes(in.teacher_tokens(), &datum.teacher_tokens);
+  datum.teacher_offset = in.teacher_offset();
   return datum;
 }
 
@@ -166,6 +170,11 @@ void Put(const TrainRequest& request, log::Request* out) {
     log::CustomLossInput* const to = train->add_custom_inputs();
     to->set_name(input.name);
     to->set_rank(input.rank);
+  if (HasTeacher(loss.function)) {
+    log::Teacher* const teacher = train->mutable_teacher();
+    teacher->set_base_model(loss.teacher.base_model);
+    teacher->set_adapter_id(loss.teacher.adapter_id);
+    teacher->set_snapshot(loss.teacher.snapshot);
   }
   for (const Datum& datum : request.data) Put(datum, train->add_data());
   const Replayed& replayed = request.replayed;
@@ -187,7 +196,10 @@ TrainRequest Get(const log::Train& in) {
                   .return_entropy = in.return_entropy(),
                   .gradient_filter = in.gradient_filter(),
                   .score_all = in.score_all(),
-                  .return_routing = in.return_routing()};
+                  .return_routing = in.return_routing(),
+                  .teacher = {.base_model = in.teacher().base_model(),
+                              .adapter_id = in.teacher().adapter_id(),
+                              .snapshot = in.teacher().snapshot()}};
   request.loss.custom.graph = in.custom_graph();
   for (const log::CustomLossInput& input : in.custom_inputs()) {
     request.loss.custom.inputs.push_back(

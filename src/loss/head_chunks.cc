@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -25,11 +26,14 @@ constexpr int64_t kCpuMinRows = 64;
 
 // Returns a buffer for [chunk, V]. With `keep`, the thread keeps the buffer for
 // its next call, because on a CPU the first use of new memory pages costs as
-// much as the softmax. A GPU's allocator caches memory itself.
+// much as the softmax. A GPU's allocator caches memory itself. `index` tells
+// apart buffers that are used together.
 at::Tensor LogitsBuffer(int64_t chunk, int64_t vocab,
-                        const at::TensorOptions& options, bool keep) {
+                        const at::TensorOptions& options, bool keep,
+                        size_t index) {
   if (!keep) return at::empty({chunk * vocab}, options);
-  thread_local at::Tensor kept;
+  thread_local std::array<at::Tensor, 2> all_kept;
+  at::Tensor& kept = all_kept[index];
   if (!kept.defined() || kept.numel() < chunk * vocab ||
       kept.dtype() != options.dtype()) {
     kept = at::empty({chunk * vocab}, options);
@@ -234,7 +238,8 @@ bool TakesWeights(const at::Tensor& weight_VH, const ScoreRows& rows,
 }
 
 HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
-                       const ScoreRows& rows, const HeadOptions& options)
+                       const ScoreRows& rows, const HeadOptions& options,
+                       size_t buffer)
     : hidden_RH_(hidden_RH),
       weight_VH_(weight_VH),
       rows_(rows),
@@ -247,7 +252,7 @@ HeadChunks::HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
       buffer_(
           LogitsBuffer(chunk_, weight_VH.size(0),
                        weight_VH.options().dtype(HeadComputeType(weight_VH)),
-                       weight_VH.is_cpu() && options.chunk_rows > 0)) {}
+                       weight_VH.is_cpu() && options.chunk_rows > 0, buffer)) {}
 
 void HeadChunks::TakeWeights(const at::Tensor& scale_R) {
   weights_ = at::empty(buffer_.sizes(), buffer_.options().dtype(at::kBFloat16));

@@ -82,8 +82,10 @@ struct DeviceRows {
 // weight_VH and `rows` outlive the object.
 class HeadChunks {
  public:
+  // Objects that are used together have different `buffer`s: 0 or 1.
   HeadChunks(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
-             const ScoreRows& rows, const HeadOptions& options);
+             const ScoreRows& rows, const HeadOptions& options,
+             size_t buffer = 0);
 
   // Makes ForEach set weights_RV and scale_R of every chunk. A chunk's scale_R
   // is a view of `scale_R` [R].

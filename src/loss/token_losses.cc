@@ -92,6 +92,10 @@ LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
       return Penalized(config, token, Clip(config, token.ratio));
     case LossFunction::kCustom:
       break;  // loss_graph_run.h computes it.
+    case LossFunction::kForwardKl:
+    case LossFunction::kReverseKl:
+    case LossFunction::kJs:
+      break;  // ComputeTeacherLosses.
   }
   return {};
 }
@@ -211,6 +215,26 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
     sums.tokens += 1;
   }
   AddMetrics(config, sums, metrics);
+}
+
+void ComputeTeacherLosses(const Datum& datum,
+                          absl::Span<const float> divergences,
+                          absl::Span<float> losses, absl::Span<float> gradients,
+                          MetricSums* metrics) {
+  DatumSums sums;
+  for (size_t i = 0; i < divergences.size(); ++i) {
+    const double weight = Weight(datum, i);
+    const double loss = weight == 0 ? 0 : weight * divergences[i];
+    losses[i] = static_cast<float>(loss);
+    gradients[i] = static_cast<float>(weight);
+    if (weight == 0) continue;
+    sums.loss += loss;
+    sums.kl += divergences[i];
+    sums.tokens += 1;
+  }
+  metrics->Add("loss", sums.loss);
+  metrics->Add("tokens", sums.tokens);
+  metrics->AddMean("kl", sums.kl, sums.tokens);
 }
 
 }  // namespace weft::loss

@@ -79,6 +79,15 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
                         absl::Span<float> losses, absl::Span<float> gradients,
                         MetricSums* metrics);
 
+// Does the same for a loss with a teacher: the loss of a token is w times its
+// divergence from the teacher, and the derivative by the divergence is w. The
+// metrics are loss:sum, tokens:sum, and kl:mean, the mean divergence of the
+// scored tokens.
+void ComputeTeacherLosses(const Datum& datum,
+                          absl::Span<const float> divergences,
+                          absl::Span<float> losses, absl::Span<float> gradients,
+                          MetricSums* metrics);
+
 }  // namespace weft::loss
 
 #endif  // WEFT_SRC_LOSS_TOKEN_LOSSES_H_

@@ -112,11 +112,18 @@ std::string Digest(const TrainRequest& request) {
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << loss.score_all << loss.return_routing
          << uint64_t{request.data.size()};
+  // Only such requests have these values, so that others keep their digests.
+  const bool has_teacher = HasTeacher(loss.function);
+  if (has_teacher) {
+    const Teacher& teacher = loss.teacher;
+    hasher << teacher.base_model << teacher.adapter_id << teacher.snapshot;
+  }
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
            << datum.targets << datum.weights << datum.logprobs
            << datum.advantages << datum.routing << datum.support.offsets
            << datum.support.tokens;
+    if (has_teacher) hasher << datum.teacher_tokens << datum.teacher_offset;
   }
   const Replay& replay = request.replay;
   if (replay.spans.empty()) return hasher.Finish();

@@ -40,6 +40,25 @@ struct CustomLoss {
   std::vector<CustomLossInput> inputs;
 
   friend bool operator==(const CustomLoss&, const CustomLoss&) = default;
+  kForwardKl = 8,
+  kReverseKl = 9,
+  kJs = 10,
+};
+
+// Returns whether the loss compares the adapter with a teacher.
+[[nodiscard]] constexpr bool HasTeacher(LossFunction function) {
+  return function == LossFunction::kForwardKl ||
+         function == LossFunction::kReverseKl || function == LossFunction::kJs;
+}
+
+// The model whose distribution the adapter learns: the base model, or an
+// adapter, which may be the one that learns.
+struct Teacher {
+  bool base_model = false;
+  std::string adapter_id;  // Empty: the base model.
+  std::string snapshot;    // Empty: the latest version.
+
+  friend bool operator==(const Teacher&, const Teacher&) = default;
 };
 
 struct LossConfig {
@@ -53,6 +72,7 @@ struct LossConfig {
   bool score_all = false;      // Scores targets of weight 0 too.
   bool return_routing = false;
   CustomLoss custom = {};  // For kCustom.
+  Teacher teacher = {};  // Used only if HasTeacher(function).
 
   friend bool operator==(const LossConfig&, const LossConfig&) = default;
 };
@@ -77,11 +97,12 @@ struct CustomInput {
 
 // One sequence of N tokens. `targets` and `weights` have one value for each
 // target of each token, in order (targets_of). If `weights` is empty, every
-// weight is 1. logprobs and advantages are [N], or empty for kCrossEntropy and
-// kCustom. custom_inputs has a value for each input of a custom loss except
-// logprobs.
-// routing is [N, L, K] for L layers with experts and K experts per token. If
-// routing is empty, or has kRouterChooses, the router chooses the experts.
+// weight is 1. logprobs and advantages are [N], or empty for losses without a
+// policy. custom_inputs has a value for each input of a custom loss except
+// logprobs. routing is [N, L, K] for L layers with experts and K experts per
+// token. If routing is empty, or has kRouterChooses, the router chooses the
+// experts. A teacher's output at position i + teacher_offset of teacher_input()
+// is compared with the output at token i.
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;
@@ -97,9 +118,14 @@ struct Datum {
   // other tokens. Only with one target per token.
   TokenSupport support = {};
   std::map<std::string, CustomInput> custom_inputs = {};
+  std::vector<int32_t> teacher_tokens = {};
+  int64_t teacher_offset = 0;
 
   [[nodiscard]] int64_t num_tokens() const {
     return static_cast<int64_t>(tokens.size());
+  }
+  [[nodiscard]] const std::vector<int32_t>& teacher_input() const {
+    return teacher_tokens.empty() ? tokens : teacher_tokens;
   }
   // Returns the targets of token i; a token may have none. REQUIRES: i is in
   // [0, num_tokens()).
@@ -171,9 +197,18 @@ struct TrainRequest {
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
 
+  // Returns the tokens of the datum that a teacher reads.
+  [[nodiscard]] int64_t teacher_tokens_of(const Datum& datum) const {
+    return HasTeacher(loss.function)
+               ? static_cast<int64_t>(datum.teacher_input().size())
+               : 0;
+  }
+  // Returns the tokens that the model reads, those of a teacher too.
   [[nodiscard]] int64_t num_tokens() const {
     int64_t total = 0;
-    for (const Datum& datum : data) total += datum.num_tokens();
+    for (const Datum& datum : data) {
+      total += datum.num_tokens() + teacher_tokens_of(datum);
+    }
     return total;
   }
 };

@@ -60,12 +60,18 @@ RESIDENT_LIMIT = 128 << 20
 
 
 def requests() -> dict[str, Message]:
-    """Returns a valid request for each method, by the method's name."""
+    """Returns valid requests of every method. A key is the method's name, or begins
+    with it."""
     train: dict[str, Any] = {"adapter_id": "victim", "data": [datum([5, 6, 7, 8])]}
     policy: dict[str, Any] = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3}
     prompt: dict[str, Any] = {"prompt": [5, 6, 7], "config": {"max_tokens": 2}}
     return {
         "FORWARD": training_pb2.ForwardRequest(**train, loss={"function": 1}),
+        "FORWARD with a teacher": training_pb2.ForwardRequest(
+            adapter_id="victim",
+            data=[datum([5, 6, 7, 8], teacher_tokens=[9, 5, 6, 7], teacher_offset=1)],
+            loss={"function": 11, "teacher": {"adapter_id": "victim"}},
+        ),
         "FORWARD_BACKWARD": training_pb2.ForwardBackwardRequest(
             adapter_id="victim",
             data=[datum([5, 6, 7, 8], **policy)],
@@ -190,7 +196,7 @@ def canary(daemon_for: Any) -> Iterator[Callable[[], Any]]:
 @pytest.mark.parametrize("name", sorted(requests()))
 def test_every_field_at_its_extremes(name: str, canary: Any) -> None:
     daemon = canary()
-    method = getattr(methods, name)
+    method = getattr(methods, name.split()[0])
     with Raw(daemon.address) as channel:
         for what, request in bent(requests()[name]):
             start = time.monotonic()
@@ -209,7 +215,11 @@ def test_requests_are_tried_for_every_method() -> None:
         for name, value in vars(methods).items()
         if isinstance(value, methods.Method) and value.arity is methods.Arity.UNARY
     }
-    assert unary - set(requests()) == {"DRAIN", "UNDRAIN", "HEALTH_CHECK"}
+    assert unary - {name.split()[0] for name in requests()} == {
+        "DRAIN",
+        "UNDRAIN",
+        "HEALTH_CHECK",
+    }
 
 
 GROUP = b"\x0b"  # The start of a group with field number 1.
@@ -231,7 +241,8 @@ def test_bytes_that_are_no_request(what: str, canary: Any) -> None:
     daemon = canary()
     with grpc.insecure_channel(daemon.address) as channel:
         for name in requests():
-            call: Any = channel.unary_unary(getattr(methods, name).path)
+            path = getattr(methods, name.split()[0]).path
+            call: Any = channel.unary_unary(path)
             start = time.monotonic()
             try:
                 call(HOSTILE[what], timeout=10)

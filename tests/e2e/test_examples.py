@@ -25,7 +25,8 @@ def losses(printed: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("sft", 2), ("dpo", 2), ("distill", 1), ("adapters", 1)]
+    ("name", "steps"),
+    [("sft", 2), ("dpo", 2), ("distill", 1), ("distill --exact", 1), ("adapters", 1)],
 )
 def test_an_example_runs(
     name: str,
@@ -35,7 +36,8 @@ def test_an_example_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     daemon = daemon_for(SMOLLM2)
-    options = ["--server", daemon.address, "--steps", str(steps)]
+    name, *switches = name.split()
+    options = ["--server", daemon.address, "--steps", str(steps), *switches]
     monkeypatch.setattr(sys, "argv", [name, *options])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     found = losses(capsys.readouterr().out)

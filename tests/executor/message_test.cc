@@ -58,6 +58,13 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
                .filters = {0.0f, 0.25f},
                .supports = {.rows = {1}, .offsets = {0, 2}, .ids = {5, 6}},
                .routing = Routing()},
+      .distill = {.batch = {.tokens_T = at::tensor({8L}), .routing = Routing()},
+                  .teacher_index_D = at::tensor({3L}),
+                  .student_index_D = at::tensor({2L}),
+                  .rows = {.scores = {.targets = {7}, .routing = Routing()},
+                           .teacher_routing = Routing(),
+                           .divergences = {{.function = LossFunction::kJs,
+                                            .beta = 0.25}}}},
       .backward = true,
       .wants_entropy = true,
       .wants_routing = true,
@@ -81,11 +88,21 @@ TEST_F(MessageTest, ATrainPlanArrivesWhole) {
   EXPECT_EQ(got.rows.supports.offsets, plan.rows.supports.offsets);
   EXPECT_EQ(got.rows.supports.ids, plan.rows.supports.ids);
   ExpectRouting(got.rows.routing);
+  const DistillPlan& distill = got.distill;
+  EXPECT_TRUE(at::equal(distill.batch.tokens_T, at::tensor({8L})));
+  ExpectRouting(distill.batch.routing);
+  EXPECT_TRUE(at::equal(distill.teacher_index_D, at::tensor({3L})));
+  EXPECT_TRUE(at::equal(distill.student_index_D, at::tensor({2L})));
+  EXPECT_EQ(distill.rows.scores.targets, plan.distill.rows.scores.targets);
+  ExpectRouting(distill.rows.scores.routing);
+  ExpectRouting(distill.rows.teacher_routing);
+  EXPECT_EQ(distill.rows.divergences, plan.distill.rows.divergences);
   EXPECT_TRUE(got.backward);
   EXPECT_TRUE(got.wants_entropy);
   EXPECT_TRUE(got.wants_routing);
   EXPECT_EQ(got.num_recomputed, 3);
   EXPECT_FALSE(command.plans.back().batch.tokens_T.defined());
+  EXPECT_TRUE(command.plans.back().distill.empty());
 }
 
 TEST_F(MessageTest, ACachePlanArrivesWhole) {

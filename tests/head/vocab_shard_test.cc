@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/lora/adapter_shard.h"
 #include "src/loss/fused_head.h"
+#include "tests/head/distill_problem.h"
 #include "tests/head/head_problem.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tolerance.h"
@@ -21,7 +23,12 @@ namespace {
 using ::weft::testing::Adapters;
 using ::weft::testing::AddSupports;
 using ::weft::testing::Backward;
+using ::weft::testing::Compare;
+using ::weft::testing::CompareBackward;
+using ::weft::testing::DenseDistillation;
 using ::weft::testing::DenseOracle;
+using ::weft::testing::Distillation;
+using ::weft::testing::DistillOracle;
 using ::weft::testing::Epsilon;
 using ::weft::testing::ExpectAdaptersClose;
 using ::weft::testing::ExpectClose;
@@ -30,6 +37,7 @@ using ::weft::testing::kEpsilonF32;
 using ::weft::testing::kHidden;
 using ::weft::testing::kLargestLogit;
 using ::weft::testing::kVocab;
+using ::weft::testing::MakeDistillation;
 using ::weft::testing::MakeProblem;
 using ::weft::testing::Oracle;
 using ::weft::testing::Problem;
@@ -170,6 +178,68 @@ INSTANTIATE_TEST_SUITE_P(EverySize, VocabShardTest, ::testing::Values(2, 3, 4),
                          [](const auto& test) {
                            return absl::StrCat("Ranks", test.param);
                          });
+
+// Compares with a teacher on `size` ranks, whose results must have equal bits.
+// Adds the gradients of the student's adapters to `made`.
+std::pair<DistillResult, at::Tensor> CompareOnRanks(const Distillation& made,
+                                                    const HeadOptions& options,
+                                                    int size) {
+  std::mutex mutex;
+  DistillResult first;
+  at::Tensor first_dhidden_RH;
+  RunRanks(size, [&](parallel::Communicator& group) {
+    const parallel::Range vocab = group.shard().Of(kVocab);
+    const SegmentParts parts(made.rows.scores.routing, vocab);
+    const SegmentParts teacher(made.rows.teacher_routing, vocab);
+    Distillation local = made;
+    local.student.weight =
+        made.student.weight.slice(0, vocab.begin, vocab.end).contiguous();
+    local.rows.scores.routing = parts.routing();
+    local.rows.teacher_routing = teacher.routing();
+    local.student.gradients = parts.gradients();
+    HeadOptions own = options;
+    own.shard = {.group = &group, .vocab = kVocab};
+    const DistillResult result = Compare(local, own);
+    const at::Tensor dhidden_RH = CompareBackward(local, result, own);
+    const std::lock_guard lock(mutex);
+    parts.AddGradientsTo(made.student);
+    if (!first_dhidden_RH.defined()) {
+      first = result;
+      first_dhidden_RH = dhidden_RH;
+    }
+    EXPECT_TRUE(SameBits(result.divergences_R, first.divergences_R));
+    EXPECT_TRUE(SameBits(result.logprobs_R, first.logprobs_R));
+    EXPECT_TRUE(SameBits(dhidden_RH, first_dhidden_RH));
+  });
+  return {first, first_dhidden_RH};
+}
+
+TEST_P(VocabShardTest, DistillationMatchesDenseAutograd) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    for (const double softcap : {0.0, 5.0}) {
+      const Distillation made =
+          MakeDistillation(14, dtype, Adapters::kSkewed, Adapters::kDistinct);
+      const DistillOracle oracle = DenseDistillation(made, softcap);
+      const auto [result, dhidden_RH] = CompareOnRanks(
+          made, {.chunk_rows = 4, .softcap = softcap}, GetParam());
+      const double tolerance =
+          Tolerance(Epsilon(dtype), kHidden, kLargestLogit * oracle.spread);
+      ExpectClose(result.divergences_R, oracle.divergences, tolerance);
+      ExpectClose(result.logprobs_R, oracle.scores.logprobs, tolerance);
+      ExpectClose(result.entropies_R, oracle.scores.entropies, tolerance);
+      ExpectClose(dhidden_RH, oracle.scores.dhidden, tolerance);
+      for (size_t s = 0; s < made.rows.scores.routing.size(); ++s) {
+        const at::Tensor& expected = oracle.scores.dadapters[s];
+        if (!expected.defined()) continue;
+        ExpectClose(made.student.Gradient(s), expected,
+                    Tolerance(Epsilon(dtype), kHidden + 14,
+                              oracle.spread *
+                                  std::max(expected.abs().max().item<double>(),
+                                           kLargestLogit)));
+      }
+    }
+  }
+}
 
 // One rank has all targets, so the other ranks have chunks without entries.
 TEST_P(VocabShardTest, TargetsMayAllBeOnOneRank) {

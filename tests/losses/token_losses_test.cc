@@ -15,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::Key;
+using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -72,8 +73,9 @@ std::string LossName(const ::testing::TestParamInfo<LossFunction>& test) {
       return "Gspo";
     case LossFunction::kStableReinforce:
       return "StableReinforce";
+    default:
+      return "Unknown";
   }
-  return "Unknown";
 }
 
 double SequenceRatio(const Datum& datum, const std::vector<float>& logprobs) {
@@ -307,6 +309,24 @@ TEST(ClipTest, StopsGradientOnlyWhereClippingBinds) {
   EXPECT_FLOAT_EQ(result.gradients[2], -std::exp(-0.5F));
   EXPECT_EQ(result.gradients[3], 0);
   EXPECT_EQ(result.metrics.at("clip_fraction:mean"), 1);
+}
+
+TEST(TeacherLossTest, IsTheWeightTimesTheDivergence) {
+  const Datum datum{.tokens = {1, 2, 3},
+                    .targets = {2, 3, 4},
+                    .weights = {0.5, 0, -2},
+                    .logprobs = {},
+                    .advantages = {}};
+  const std::vector<float> divergences = {3, std::nanf(""), 0.25};
+  std::vector<float> losses(3), gradients(3);
+  MetricSums metrics;
+  ComputeTeacherLosses(datum, divergences, absl::MakeSpan(losses),
+                       absl::MakeSpan(gradients), &metrics);
+  EXPECT_THAT(losses, ElementsAre(1.5, 0, -0.5));
+  EXPECT_THAT(gradients, ElementsAre(0.5, 0, -2));
+  EXPECT_THAT(metrics.Metrics(),
+              UnorderedElementsAre(Pair("loss:sum", 1), Pair("tokens:sum", 2),
+                                   Pair("kl:mean", 3.25 / 2)));
 }
 
 TEST(MetricsTest, AddUpOverDataAndLeaveOutEmptyMeans) {

@@ -19,6 +19,7 @@ from batching import together
 from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from parallel import EXPERT_SIZES, SIZES, need_devices
 from reference import mixed_shapes
+from test_distill import check_distillation
 from test_gradients import assert_gradients
 from test_sampling import amount
 from texts import next_token, sequences
@@ -127,6 +128,20 @@ def test_losses_and_gradients_of_a_mixed_batch(
                     adapter.optim_step(learning_rate=1e-3)
                     folders[index] = tmp_path / f"trained-{index}"
                     adapter.export(folders[index])
+
+
+def test_a_teacher(
+    group: Group, reference_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """Ranks share the vocabulary of both models, or the data of the students."""
+    import weft
+
+    kind, daemon = group
+    if kind not in ("gemma2", "qwen3-moe", SHORT_SMOLLM2):
+        pytest.skip("three models have all that a teacher changes")
+    check_distillation(
+        "js", kind, daemon, reference_for(kind), unique, tmp_path, weft.Teacher
+    )
 
 
 @pytest.fixture(scope="module")

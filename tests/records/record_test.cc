@@ -95,6 +95,22 @@ TEST(RecordTest, ATrainingRequestKeepsWhatItTookFromRecords) {
       std::get<TrainRequest>(std::get<BeginRecord>(*read).request);
   EXPECT_EQ(train.replayed, request.replayed);
   EXPECT_EQ(train.data, request.data);
+TEST(RecordTest, ATeacherKeepsItsDigest) {
+  TrainRequest request = Train();
+  request.loss.function = LossFunction::kJs;
+  request.loss.teacher = {.adapter_id = "teacher", .snapshot = "s"};
+  request.data[0].teacher_tokens = {8, 1, 2, 3};
+  request.data[0].teacher_offset = -3;
+  for (const bool base_model : {false, true}) {
+    request.loss.teacher.base_model = base_model;
+    const absl::StatusOr<Record> read =
+        DecodeRecord(EncodeBegin(5, AdapterKey{2}, 7, "digest", request));
+    ASSERT_TRUE(read.ok()) << read.status();
+    const StepRequest& got = std::get<BeginRecord>(*read).request;
+    EXPECT_EQ(PayloadDigest(got), PayloadDigest(request));
+    EXPECT_EQ(std::get<TrainRequest>(got).loss, request.loss);
+    EXPECT_EQ(std::get<TrainRequest>(got).data, request.data);
+  }
 }
 
 TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {

@@ -81,6 +81,49 @@ TEST_F(LogSummaryTest, AnIdIsNeededUpToTheLastRecordOfItsAdapters) {
   EXPECT_THAT(log->given_up, IsEmpty());
 }
 
+// A client must not change the teacher before the replay has read it.
+TEST_F(LogSummaryTest, ATeacherIsNeededUpToTheLastBatchThatReadsIt) {
+  Make(kA, "a");
+  const uint64_t made = Make(kB, "b");
+  TrainRequest request;
+  request.loss.function = LossFunction::kForwardKl;
+  request.loss.teacher.adapter_id = "b";
+  Write(BeginRecord{
+      .work = 7, .key = kA, .step = 1, .digest = "d", .request = request});
+  const uint64_t first = Batch({7}, /*last=*/false);
+  const uint64_t second = Batch({7}, /*last=*/true);
+  Begin(8, kA);
+  const uint64_t third = Batch({8}, /*last=*/true);
+  EXPECT_LT(made, first);
+  // One adapter at a time is enough, because the teacher takes no room.
+  const absl::StatusOr<LogSummary> log = Read({.max_resident = 1});
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->changed.at("b").last, second);
+  EXPECT_EQ(log->changed.at("b").tenant, "tenant of b");
+  EXPECT_EQ(log->changed.at("a").last, third);
+}
+
+// The log may begin after the last change of the teacher.
+TEST_F(LogSummaryTest, ATeacherOfTheSnapshotIsNeededToo) {
+  TrainRequest request;
+  request.loss.function = LossFunction::kJs;
+  request.loss.teacher.adapter_id = "b";
+  Write(BeginRecord{
+      .work = 7, .key = kA, .step = 1, .digest = "d", .request = request});
+  const uint64_t batch = Batch({7}, /*last=*/true);
+  std::promise<void> durable;
+  writer_->WhenDurable([&] { durable.set_value(); });
+  durable.get_future().wait();
+  records::Snapshot snapshot;
+  snapshot.adapters = {
+      StoredAdapter{.key = kA, .adapter_id = "a", .tenant = "t"},
+      StoredAdapter{.key = kB, .adapter_id = "b", .tenant = "t"}};
+  const absl::StatusOr<LogSummary> log =
+      ReadLog(*folder_, snapshot, {.max_resident = 8});
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->changed.at("b").last, batch);
+}
+
 TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
   Make(kA, "a");
   Make(kB, "b");

@@ -167,6 +167,27 @@ TEST(DigestTest, ARequestThatHasChangedKeepsTheDigestOfTheClients) {
   request.digest = "the client's";
   request.data[0].logprobs[0] = -3;
   EXPECT_EQ(PayloadDigest(request), "the client's");
+TEST(DigestTest, EveryFieldOfATeacherCounts) {
+  using Change = std::function<void(TrainRequest&)>;
+  const std::vector<Change> changes = {
+      [](TrainRequest&) {},
+      [](TrainRequest& r) { r.loss.function = LossFunction::kReverseKl; },
+      [](TrainRequest& r) { r.loss.teacher.base_model = true; },
+      [](TrainRequest& r) { r.loss.teacher.adapter_id = "b"; },
+      [](TrainRequest& r) { r.loss.teacher.snapshot = "b"; },
+      [](TrainRequest& r) { r.data[0].teacher_tokens = {1}; },
+      [](TrainRequest& r) { r.data[0].teacher_tokens = {2}; },
+      [](TrainRequest& r) { r.data[1].teacher_tokens = {1}; },
+      [](TrainRequest& r) { r.data[0].teacher_offset = -1; },
+  };
+  std::set<std::string> digests;
+  for (const Change& change : changes) {
+    TrainRequest request = SomeTrainRequest();
+    request.loss.function = LossFunction::kForwardKl;
+    change(request);
+    EXPECT_TRUE(digests.insert(PayloadDigest(request)).second)
+        << "change " << digests.size();
+  }
 }
 
 TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {

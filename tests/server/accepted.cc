@@ -97,6 +97,16 @@ void ExpectUsable(const Datum& datum, LossFunction function, bool recorded,
   EXPECT_TRUE(datum.custom_inputs.empty());
   if (function == LossFunction::kCrossEntropy) return;
   EXPECT_EQ(datum.targets.size(), datum.tokens.size());
+  if (HasTeacher(function)) {
+    ExpectIds(datum.teacher_tokens, limits);
+    for (int64_t i = 0; i < tokens; ++i) {
+      if (!datum.weights.empty() && datum.weights[i] == 0) continue;
+      EXPECT_GE(i + datum.teacher_offset, 0);
+      EXPECT_LT(i + datum.teacher_offset,
+                static_cast<int64_t>(datum.teacher_input().size()));
+    }
+    return;
+  }
   if (!recorded || !datum.logprobs.empty()) {
     EXPECT_EQ(datum.logprobs.size(), datum.targets.size());
   }
@@ -114,6 +124,12 @@ void ExpectUsable(const LossConfig& loss) {
   EXPECT_TRUE(std::isfinite(static_cast<float>(1 / loss.temperature)));
   EXPECT_GT(loss.temperature, 0);
   EXPECT_TRUE(loss.gradient_filter >= 0 && loss.gradient_filter < 1);
+  if (HasTeacher(loss.function)) {
+    EXPECT_NE(loss.teacher.base_model, !loss.teacher.adapter_id.empty());
+    EXPECT_TRUE(loss.gradient_filter == 0 && !loss.score_all);
+    EXPECT_TRUE(loss.function != LossFunction::kJs ||
+                (loss.beta > 0 && loss.beta < 1));
+  }
 }
 
 void ExpectUsable(const StopRule& stop, const RequestLimits& limits) {

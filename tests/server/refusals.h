@@ -112,6 +112,17 @@ inline v1::ForwardBackwardRequest GoodCustom() {
   inputs["b"].add_shape(1);
   inputs["b"].add_shape(2);
   inputs["b"].set_ints_le(std::string(16, '\0'));
+// Returns a request whose teacher reads another prompt of two tokens before the
+// same two tokens.
+inline v1::ForwardBackwardRequest GoodDistillation() {
+  v1::ForwardBackwardRequest request = GoodTrain();
+  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_JS);
+  request.mutable_loss()->mutable_teacher()->set_adapter_id("b");
+  v1::Datum* const datum = request.mutable_data(0);
+  datum->clear_logprobs();
+  datum->clear_advantages();
+  datum->set_weights(0, 0);
+  for (const uint32_t token : {9, 8, 2, 3}) datum->add_teacher_tokens(token);
   return request;
 }
 

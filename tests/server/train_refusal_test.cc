@@ -300,6 +300,107 @@ TEST(RefusalTest, Loss) {
         "loss.temperature is 1e+30"}});
 }
 
+TEST(RefusalTest, Teacher) {
+  const auto loss = [](Train& r) { return r.mutable_loss(); };
+  const auto teacher = [](Train& r) {
+    return r.mutable_loss()->mutable_teacher();
+  };
+  ExpectRefusals<Train>(
+      GoodDistillation(),
+      {{"no teacher", [=](Train& r) { loss(r)->clear_teacher(); },
+        "loss.teacher must have base_model or adapter_id, and not both"},
+       {"two teachers", [=](Train& r) { teacher(r)->set_base_model(true); },
+        "loss.teacher must have base_model or adapter_id, and not both"},
+       {"bad adapter", [=](Train& r) { teacher(r)->set_adapter_id("a/b"); },
+        "loss.teacher.adapter_id is \"a/b\", must match"},
+       {"bad snapshot", [=](Train& r) { teacher(r)->set_snapshot("a/b"); },
+        "loss.teacher.snapshot is \"a/b\", must match"},
+       {"snapshot of the base",
+        [=](Train& r) {
+          teacher(r)->clear_adapter_id();
+          teacher(r)->set_base_model(true);
+          teacher(r)->set_snapshot("s");
+        },
+        "loss.teacher.snapshot is set, but the base model has no snapshots"},
+       {"another loss",
+        [=](Train& r) {
+          loss(r)->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+        },
+        "loss.teacher is set, must be absent for every loss but forward_kl, "
+        "reverse_kl and js"},
+       {"gradient_filter", [=](Train& r) { loss(r)->set_gradient_filter(0.1); },
+        "loss.gradient_filter is 0.1, must be 0 for a loss with a teacher"},
+       {"score_all", [=](Train& r) { loss(r)->set_score_all(true); },
+        "loss.score_all is set, must be false for a loss with a teacher"},
+       {"beta 0", [=](Train& r) { loss(r)->set_beta(0); },
+        "loss.beta is 0, must be in (0, 1)"},
+       {"beta 1", [=](Train& r) { loss(r)->set_beta(1); },
+        "loss.beta is 1, must be in (0, 1)"}});
+  Train good = GoodDistillation();
+  EXPECT_EQ(Validate(good, Limits())->loss.beta, 0.5);
+  good.mutable_loss()->set_function(v1::LOSS_FUNCTION_REVERSE_KL);
+  EXPECT_EQ(Validate(good, Limits())->loss.teacher.adapter_id, "b");
+}
+
+TEST(RefusalTest, TeacherTokens) {
+  const auto datum = [](Train& r) { return r.mutable_data(0); };
+  ExpectRefusals<Train>(
+      GoodDistillation(),
+      {{"id", [=](Train& r) { datum(r)->set_teacher_tokens(1, 100); },
+        "data[0].teacher_tokens[1] is 100, must be in [0, 100)"},
+       {"both forms",
+        [=](Train& r) { datum(r)->set_teacher_tokens_le(std::string(4, 0)); },
+        "data[0].teacher_tokens and data[0].teacher_tokens_le are both set"},
+       {"half a token",
+        [=](Train& r) {
+          datum(r)->clear_teacher_tokens();
+          datum(r)->set_teacher_tokens_le("abc");
+        },
+        "data[0].teacher_tokens_le has 3 bytes, must be a multiple of 4"},
+       {"too long",
+        [=](Train& r) { datum(r)->mutable_teacher_tokens()->Resize(33, 1); },
+        "data[0].teacher_tokens has 33 values, must be in [1, context length "
+        "32]"},
+       {"too many in all",
+        [=](Train& r) {
+          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_FORWARD_KL);
+          datum(r)->clear_teacher_tokens();
+          datum(r)->mutable_tokens()->Resize(21, 1);
+          datum(r)->mutable_targets()->Resize(21, 1);
+          datum(r)->clear_weights();
+        },
+        "data has more than 40 tokens at data[0]"},
+       {"no teacher",
+        [=](Train& r) {
+          r.mutable_loss()->clear_teacher();
+          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+        },
+        "data[0].teacher_tokens has 4 values, must be empty for every loss but "
+        "forward_kl, reverse_kl and js"},
+       {"offset alone",
+        [=](Train& r) {
+          datum(r)->clear_teacher_tokens();
+          datum(r)->set_teacher_offset(1);
+        },
+        "data[0].teacher_offset is 1, must be absent without teacher_tokens"},
+       {"beyond the end", [=](Train& r) { datum(r)->set_teacher_offset(2); },
+        "data[0].teacher_offset is 2, which pairs tokens[2] with "
+        "teacher_tokens[4], must be in [-2, 1], or the token have weight 0"},
+       {"before the start", [=](Train& r) { datum(r)->set_teacher_offset(-2); },
+        "data[0].teacher_offset is -2, which pairs tokens[1] with "
+        "teacher_tokens[-1], must be in [-1, 2]"},
+       {"far away", [=](Train& r) { datum(r)->set_teacher_offset(2147483647); },
+        "data[0].teacher_offset is 2147483647, which pairs tokens[1]"},
+       {"other tokens", [=](Train& r) { datum(r)->set_teacher_offset(0); },
+        "data[0].teacher_offset is 0, which pairs tokens[2] with "
+        "teacher_tokens[2], which are 3 and 2, must pair equal tokens"}});
+  EXPECT_EQ(Validate(GoodDistillation(), Limits())->data[0].teacher_offset, 1);
+  // The first token that is compared may differ: it ends a prompt.
+  Train ends_prompt = GoodDistillation();
+  ends_prompt.mutable_data(0)->set_teacher_tokens(2, 7);
+  EXPECT_TRUE(Validate(ends_prompt, Limits()).ok());
+}
+
 TEST(RefusalTest, Forward) {
   v1::ForwardRequest good;
   *good.mutable_data() = GoodTrain().data();

@@ -110,6 +110,19 @@ TEST(ActivationsOfTest, CountsTheIdsOfSupports) {
         .working;
   };
   EXPECT_EQ(working(1000) - working(0), 1000 * 80);
+TEST(ActivationsOfTest, RowsWithATeacherTakeASecondBufferOfLogits) {
+  const model::ModelConfig config = weft::testing::TinyConfig();
+  const auto head = [&](int64_t compared, int64_t chunk) {
+    return ActivationsOf(config, 4, /*is_cpu=*/true, /*max_rank=*/8,
+                         {.rows = 1,
+                          .scored = 8192,
+                          .compared = compared,
+                          .chunk = chunk})
+        .working;
+  };
+  const int64_t rows = head(4096, 64) - head(0, 64);
+  EXPECT_EQ(head(4096, 128) - head(0, 128) - rows, 64 * config.vocab * 4);
+  EXPECT_GT(rows, 64 * config.vocab * 4 + 4096 * config.hidden * 4);
 }
 
 // A token has one row for each of its experts. So the experts' gradients need a

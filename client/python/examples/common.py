@@ -14,8 +14,8 @@ class Options:
     steps: int
 
 
-def arguments(description: str | None, steps: int) -> Options:
-    """Parses --server and --steps."""
+def parser(description: str | None, steps: int) -> argparse.ArgumentParser:
+    """Returns a parser of --server and --steps."""
     parser = argparse.ArgumentParser(
         description=(description or "").splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -23,5 +23,10 @@ def arguments(description: str | None, steps: int) -> Options:
     add = parser.add_argument
     add("--server", default="127.0.0.1:50051", help="HOST:PORT of weftd")
     add("--steps", type=int, default=steps)
-    parsed = parser.parse_args()
+    return parser
+
+
+def arguments(description: str | None, steps: int) -> Options:
+    """Parses --server and --steps."""
+    parsed = parser(description, steps).parse_args()
     return Options(parsed.server, parsed.steps)

@@ -1,26 +1,33 @@
-"""Distillation by soft targets: a student learns a teacher's likeliest tokens.
+"""Distillation: a student learns the distributions of a teacher.
 
 The teacher is an adapter that is trained first on the file's answers. It then answers
-prompts and returns the probabilities of its likeliest tokens at each position. The
-student is an adapter of a lower rank. It trains with cross-entropy, and all the
-likeliest tokens of the teacher are its targets.
+prompts. The student is an adapter of a lower rank, which trains on these answers in one
+of two forms:
 
     python distill.py --server 127.0.0.1:50051
+    python distill.py --server 127.0.0.1:50051 --exact
+
+Without --exact the teacher's likeliest tokens at each position are soft targets of
+cross-entropy. With --exact the server compares the whole distributions of the two. At
+the end both forms print the KL divergence from the teacher on answers to prompts that
+the student has not seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
-from common import arguments
+from common import parser
 
 import weft
 
 CHATS = Path(__file__).parent / "data" / "dictionary.jsonl"
 TOP = 8  # Targets at each position.
 BATCH = 4
+HELD_OUT = 8  # Prompts at the file's end for the last line.
 
 
 def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
@@ -36,32 +43,51 @@ def soft_datum(sample: weft.Sample, num_tokens: int) -> weft.Datum:
     return weft.Datum(tokens[:-1], unscored + targets, [*unscored, *weights])
 
 
+def replies(
+    teacher: weft.Adapter, chats: Sequence[weft.data.Example], seed: int
+) -> list[weft.Sample]:
+    """Returns the teacher's answer to each prompt."""
+    prompts = [chat.tokens[: chat.prompt_length] for chat in chats]
+    results = teacher.sample_many(prompts, max_tokens=24, top_logprobs=TOP, seed=seed)
+    return [result.samples[0] for result in results]
+
+
 def main() -> None:
     """Trains the teacher, then the student on the teacher's replies."""
-    options = arguments(__doc__, steps=24)
+    parse = parser(__doc__, steps=24)
+    parse.add_argument("--exact", action="store_true", help="whole distributions")
+    options = parse.parse_args()
     with weft.Client(options.server) as client:
         encoder = weft.data.Encoder(client.tokenizer())
-        chats = cycle(weft.data.Dataset(CHATS, encoder.example).load())
+        every = weft.data.Dataset(CHATS, encoder.example).load()
+        chats = cycle(every[:-HELD_OUT])
         teacher = client.get_or_create("example-teacher", rank=16)
         for _ in range(options.steps):
             batch = list(islice(chats, BATCH))
             weight = 1 / sum(chat.num_learnt for chat in batch)
             teacher.forward_backward([chat.datum(weight) for chat in batch])
             teacher.optim_step(learning_rate=1e-3)
-        student = client.get_or_create("example-student", rank=4)
+        name = "example-student-exact" if options.exact else "example-student"
+        student = client.get_or_create(name, rank=4)
+        of_teacher = weft.Teacher(teacher.id)
         for step in range(options.steps):
-            prompts = [
-                chat.tokens[: chat.prompt_length] for chat in islice(chats, BATCH)
-            ]
-            replies = teacher.sample_many(
-                prompts, max_tokens=24, top_logprobs=TOP, seed=step * BATCH
-            )
-            samples = [reply.samples[0] for reply in replies]
+            samples = replies(teacher, list(islice(chats, BATCH)), step * BATCH)
             num_tokens = sum(len(sample.tokens) for sample in samples)
-            data = [soft_datum(sample, num_tokens) for sample in samples]
-            loss = student.forward_backward(data).metrics["loss:sum"]
+            if options.exact:
+                weight = 1 / num_tokens
+                data = [weft.Datum.from_sample(one, weight=weight) for one in samples]
+                result = student.forward_backward(
+                    data, "forward_kl", teacher=of_teacher
+                )
+            else:
+                data = [soft_datum(sample, num_tokens) for sample in samples]
+                result = student.forward_backward(data)
             student.optim_step(learning_rate=1e-3)
-            print(f"step {step + 1} loss {loss:.3f}")
+            print(f"step {step + 1} loss {result.metrics['loss:sum']:.3f}")
+        held_out = replies(teacher, every[-HELD_OUT:], seed=10**6)
+        data = [weft.Datum.from_sample(sample) for sample in held_out]
+        result = student.score(data, "forward_kl", teacher=of_teacher)
+        print(f"held-out KL {result.metrics['kl:mean']:.4f}")
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ from weft.types import (
     SampleResult,
     SaveOptions,
     ServerInfo,
+    Teacher,
     TrainResult,
 )
 
@@ -95,6 +96,7 @@ __all__ = [
     "Security",
     "ServerInfo",
     "ServerLoss",
+    "Teacher",
     "TrainResult",
     "Unauthenticated",
     "Unavailable",

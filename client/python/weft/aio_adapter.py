@@ -207,8 +207,9 @@ class AsyncAdapter:
         """Adds the gradient of the summed loss to the accumulator.
 
         loss: cross_entropy, importance_sampling, ppo, cispo, dro, gspo,
-        stable_reinforce or custom. The results are in the data's order, and each has
-        the shape of its targets.
+        stable_reinforce or custom; or forward_kl, reverse_kl or js, which compare the
+        adapter's whole distribution with that of `teacher`. The results are in the
+        data's order, and each has the shape of its targets.
         Raises InvalidArgument for data that the loss or the server's limits forbid.
         """
         return await self._driver.run(

@@ -31,6 +31,7 @@ from weft.types import (
     SampleResult,
     SaveOptions,
     Stop,
+    Teacher,
     TokenArray,
     TrainResult,
 )
@@ -259,6 +260,23 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
             )
             for span in datum.sampled
         ],
+        teacher_tokens_le=raw(datum.teacher_tokens),
+        teacher_offset=datum.teacher_offset,
+    )
+
+
+def _teacher(teacher: object) -> training_pb2.Teacher | None:
+    if teacher is None:
+        return None
+    if not isinstance(teacher, Teacher):
+        raise InvalidArgument(
+            f"teacher is a {type(teacher).__name__}, must be a weft.Teacher: "
+            "weft.Teacher(adapter_id) names an adapter, weft.Teacher() the base model"
+        )
+    return training_pb2.Teacher(
+        base_model=teacher.adapter_id is None,
+        adapter_id=teacher.adapter_id,
+        snapshot=teacher.snapshot,
     )
     for name, value in datum.custom_inputs.items():
         custom = message.custom_inputs[name]
@@ -275,8 +293,11 @@ def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
     settings: dict[str, Any] = dict(options)
     custom: ServerLoss | None = settings.pop("custom_loss", None)
+    teacher = settings.pop("teacher", None)
     with _sendable():
-        config = training_pb2.LossConfig(function=function, **settings)
+        config = training_pb2.LossConfig(
+            function=function, teacher=_teacher(teacher), **settings
+        )
         if custom is not None:
             config.custom_loss.graph = custom.graph
             for name, rank in custom.inputs.items():

@@ -191,7 +191,8 @@ class Datum:
     lists, one list of ids per token, which may be empty. weights, logprobs and
     advantages have the shape of the targets. routing: [N, L K] or [N, L, K], the K
     experts of each token in each of the L layers that have experts; None lets the
-    router choose. custom_inputs: numbers, or arrays of one or two dimensions, by the
+    router choose. teacher_tokens and teacher_offset: see with_teacher_tokens; without
+    it they are None. custom_inputs: numbers, or arrays of one or two dimensions, by the
     names that a custom loss gives its inputs. support: [N] lists of increasing ids, at
     most 1024 each: the target's distribution then has only these ids, and the target
     must be one of them; an empty list or None stands for the whole vocabulary. It is
@@ -216,6 +217,8 @@ class Datum:
         "support",
         "sampled",
         "custom_inputs",
+        "teacher_tokens",
+        "teacher_offset",
     )
 
     def __init__(
@@ -255,6 +258,8 @@ class Datum:
         self.support = _support(support, len(self.tokens))
         self.sampled = _spans(sampled, len(self.tokens))
         self.custom_inputs = _custom_inputs(custom_inputs)
+        self.teacher_tokens: TokenArray | None = None
+        self.teacher_offset: int | None = None
 
     def __repr__(self) -> str:
         """Says how many tokens there are, not which ones."""
@@ -272,6 +277,26 @@ class Datum:
         datum.weights = _floats("datum.weights", weights, self.targets.shape)
         datum.logprobs = datum.advantages = None
         datum.custom_inputs = {}
+        return datum
+
+    def with_teacher_tokens(
+        self, tokens: ArrayLike, *, offset: int | None = None
+    ) -> Datum:
+        """Returns a datum whose teacher reads other tokens, such as the same reply
+        after another prompt.
+
+        tokens: [M]. The output at a token is compared with the teacher's output at
+        `offset` places further on. None: both end together, at M - N. Raises
+        InvalidArgument for anything but token ids in a row.
+        """
+        array = _tokens("datum.teacher_tokens", tokens)
+        if array.ndim != 1 or array.size == 0:
+            raise InvalidArgument(
+                f"datum.teacher_tokens: token ids in a row, got shape {array.shape}"
+            )
+        datum = copy.copy(self)
+        datum.teacher_tokens = array
+        datum.teacher_offset = offset
         return datum
 
     def per_token(self, values: FloatArray) -> list[FloatArray]:

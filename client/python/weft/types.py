@@ -25,6 +25,19 @@ FinishReason = Literal["stop", "length"]
 Stop = str | bytes | Sequence[int | Sequence[int] | str | bytes]
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """The model from which an adapter learns with forward_kl, reverse_kl and js.
+
+    adapter_id: an adapter of the same tenant, which may be the one that learns. None:
+    the base model. snapshot: one of that adapter's snapshots. None: its latest weights
+    when the call begins to run.
+    """
+
+    adapter_id: str | None = None
+    snapshot: str | None = None
+
+
 class LossOptions(TypedDict, total=False):
     """Settings of a loss. An absent setting takes its default."""
 
@@ -32,7 +45,17 @@ class LossOptions(TypedDict, total=False):
     clip_high: Annotated[
         float | None, Option(1.2, "For ppo, cispo, gspo and stable_reinforce.")
     ]
-    beta: Annotated[float | None, Option(0.05, "For dro and stable_reinforce.")]
+    beta: Annotated[
+        float | None,
+        Option(
+            0.05,
+            "For dro and stable_reinforce. For js the teacher's share of the mixture; "
+            "there the default is 0.5.",
+        ),
+    ]
+    teacher: Annotated[
+        Teacher | None, Option(None, "For forward_kl, reverse_kl and js.")
+    ]
     temperature: Annotated[float | None, Option(1.0, "Logits are divided by it.")]
     return_entropy: Annotated[bool, Option(False, "Also returns entropies, in nats.")]
     score_all: Annotated[

@@ -1,0 +1,37 @@
+// Finds the weights of a step's teacher (Teacher in src/request/train.h).
+#ifndef WEFT_SRC_ENGINE_TEACHER_FINDER_H_
+#define WEFT_SRC_ENGINE_TEACHER_FINDER_H_
+
+#include "absl/status/statusor.h"
+#include "src/dispatch/work.h"
+#include "src/engine/adapter_mover.h"
+#include "src/engine/engine_context.h"
+#include "src/lora/adapter.h"
+
+namespace weft::engine {
+
+// Threads: engine thread only.
+class TeacherFinder {
+ public:
+  // `context` and `mover` outlive the finder.
+  TeacherFinder(const EngineContext* context, const AdapterMover* mover)
+      : context_(*context), mover_(*mover) {}
+
+  // Returns the weights of the teacher of this ForwardBackward or Forward; null
+  // for the base model. If another adapter is the teacher and is not on the
+  // device, returns a copy and leaves the adapter where it is: a step waits for
+  // the slot of one adapter, never for two. From disk this blocks for a read.
+  // Errors: NOT_FOUND (the adapter or its snapshot), FAILED_PRECONDITION (a
+  // replay of the log could not run the step again), and those of the read and
+  // the copy.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Find(
+      const dispatch::StepTask& step) const;
+
+ private:
+  const EngineContext& context_;
+  const AdapterMover& mover_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_TEACHER_FINDER_H_
