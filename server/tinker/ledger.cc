@@ -13,7 +13,8 @@ namespace weft::tinker {
 namespace {
 
 constexpr const char* kKindNames[] = {"session",    "model",  "sampler",
-                                      "checkpoint", "orphan", "step"};
+                                      "checkpoint", "orphan", "step",
+                                      "usage",      "event"};
 
 std::string NameOf(EntryKind kind, absl::string_view id) {
   return absl::StrCat("tinker/", kKindNames[static_cast<size_t>(kind)], "/",

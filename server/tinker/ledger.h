@@ -1,7 +1,7 @@
 // Keeps what the front needs again after a restart: sessions, models, samplers,
-// extras of checkpoints, adapters to delete, and the requests of steps that
-// have not ended. Each entry is a note of the engine's log
-// (src/request/note.h). Without --state-dir nothing is kept.
+// extras of checkpoints, adapters to delete, what tenants have used and done,
+// and the requests of steps that have not ended. Each entry is a note of the
+// engine's log (src/request/note.h). Without --state-dir nothing is kept.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -28,6 +28,8 @@ enum class EntryKind : uint8_t {
   kOrphan,
   // The request of a step. The entry's id is MODEL:SEQ.
   kStep,
+  kUsage,  // usage.h
+  kEvent,  // audit.h
 };
 
 struct LedgerEntry {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/status_conversion.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
@@ -14,6 +15,7 @@
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "server/tinker/usage.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "weft/v1/adapters.pb.h"
@@ -108,6 +110,8 @@ void RestoreTables(Front& front) {
   RestoreModels(front);
   RestoreSamplers(front);
   RestoreExtras(front);
+  RestoreUsage(front);
+  RestoreEvents(front);
   RestoreOrphans(front,
                  [&front](const std::string& owner, const std::string& name) {
                    return IsLoaded(front, owner, name);

@@ -9,6 +9,7 @@
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
+#include "server/tinker/usage.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -38,10 +39,19 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
   request.set_step(train.step());
   *request.mutable_data() = train.data();
   *request.mutable_loss() = train.loss();
+  int64_t tokens = 0;
+  for (const v1::Datum& datum : train.data()) {
+    tokens += static_cast<int64_t>(datum.tokens_le().size() / sizeof(int32_t));
+  }
   return front.port.Call(
       origin, rpc, request, &Engine::Train,
-      [done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
+      [&front, owner = OwnerKey(*origin.caller), tokens,
+       session = front.SessionOf(ModelOfAdapter(train.adapter_id())),
+       done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
+        if (!reply->replayed) {
+          CountUsage(front, owner, session, {.train_tokens = tokens});
+        }
         done(OutputOf("", reply->result));
       });
 }

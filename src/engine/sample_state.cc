@@ -37,6 +37,14 @@ int64_t SampleSequence::target() const {
   return prompt + static_cast<int64_t>(sample.tokens.size()) - 1;
 }
 
+int64_t SampleSequence::first_listed() const {
+  const SampleRequest& request = *job->request;
+  if (sample_index != kPrompt || !job->first_draws.empty()) return target();
+  if (request.prompt_alternatives > 0) return 0;
+  return request.prompt_top_logprobs > 0 ? request.first_of_last_n() - 1
+                                         : target();
+}
+
 std::array<int64_t, 2> SampleSequence::StatePlaces() const {
   if (sample_index != kPrompt) return {};
   // The last token of a prompt is always computed (SampleSequences::TakePages),

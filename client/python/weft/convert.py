@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -347,6 +347,17 @@ def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
     return rule
 
 
+def _prompt_targets(
+    targets: Sequence[Sequence[int]] | None,
+) -> sampling_pb2.PromptTargets | None:
+    if targets is None:
+        return None
+    return sampling_pb2.PromptTargets(
+        counts=[len(row) for row in targets],
+        tokens=[token for row in targets for token in row],
+    )
+
+
 def sample_request(
     prompt: Sequence[int],
     options: SampleOptions,
@@ -357,6 +368,9 @@ def sample_request(
     for name in ("max_tokens", "num_samples"):
         if options.get(name) == 0:  # In a request, 0 means the server's default.
             raise InvalidArgument(f"{name} is 0, must be at least 1")
+    last_n = options.get("prompt_logprobs_last_n")
+    if last_n == 0:  # In a request, 0 means all.
+        raise InvalidArgument("prompt_logprobs_last_n is 0, must be at least 1")
     allowed = options.get("allowed_token_ids")
     if allowed is not None and len(allowed) == 0:  # In a request, none means all.
         raise InvalidArgument("allowed_token_ids is empty, must have at least one")
@@ -388,6 +402,9 @@ def sample_request(
             prompt_logprobs=options.get("prompt_logprobs", False),
             top_logprobs=options.get("top_logprobs", 0),
             prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
+            prompt_logprobs_last_n=last_n,
+            prompt_targets=_prompt_targets(options.get("prompt_targets")),
+            prompt_alternatives=options.get("prompt_alternatives", 0),
             return_routing=options.get("return_routing", False),
         )
 
@@ -400,6 +417,17 @@ def _top(
     lists: Iterable[sampling_pb2.TopLogprobs],
 ) -> list[list[tuple[int, float]]]:
     return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
+
+
+def _prompt_extras(
+    message: sampling_pb2.SampleResponse | sampling_pb2.SampleStreamResponse,
+) -> dict[str, Any]:
+    scores = message.prompt_target_logprobs
+    return {
+        "prompt_target_logprobs": _floats(scores) if scores else None,
+        "prompt_alternatives": _top(message.prompt_alternatives),
+        "prompt_cached_tokens": message.prompt_cached_tokens,
+    }
 
 
 def to_sample_result(
@@ -427,6 +455,7 @@ def to_sample_result(
         prompt_logprobs=_floats(scores) if scores else None,
         prompt_top_logprobs=_top(message.prompt_top_logprobs),
         version=message.version,
+        **_prompt_extras(message),
     )
 
 
@@ -446,4 +475,5 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
             if message.routing_le
             else None
         ),
+        **_prompt_extras(message),
     )

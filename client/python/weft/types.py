@@ -142,6 +142,30 @@ class SampleOptions(TypedDict, total=False):
         int,
         Option(0, "Also returns this many likely tokens per position of the prompt."),
     ]
+    prompt_logprobs_last_n: Annotated[
+        int | None,
+        Option(
+            None,
+            "prompt_logprobs and prompt_top_logprobs score only so many of the prompt's "
+            "last tokens. The part before them may come from the cache of prefixes.",
+        ),
+    ]
+    prompt_targets: Annotated[
+        Sequence[Sequence[int]] | None,
+        Option(
+            None,
+            "For each token of the prompt but the first, the tokens that are scored in "
+            "its place.",
+        ),
+    ]
+    prompt_alternatives: Annotated[
+        int,
+        Option(
+            0,
+            "Also draws this many tokens at each position of the prompt but the first, "
+            "at the call's temperature.",
+        ),
+    ]
     return_routing: Annotated[
         bool,
         Option(
@@ -352,6 +376,13 @@ class SampleResult:
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
     version: int  # The version of the weights; 0 for the base model.
+    # One for each of prompt_targets, position after position; None unless asked for.
+    prompt_target_logprobs: FloatArray | None = None
+    # The draws and their logprobs at the call's temperature. If asked for, [P] with an
+    # empty first entry; otherwise an empty list.
+    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    # How many of the prompt's tokens came from the cache of prefixes.
+    prompt_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -369,3 +400,7 @@ class SampleDelta:
     version: int
     # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
     routing: RoutingArray | None = None
+    # As in SampleResult, in the first delta.
+    prompt_target_logprobs: FloatArray | None = None
+    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_cached_tokens: int = 0
