@@ -23,10 +23,11 @@ constexpr char kHeader[] = "authorization";
 constexpr char kRealAddress[] = "x-real-ip";
 constexpr absl::string_view kScheme = "Bearer ";
 
-// Returns the token, or an empty string if the header has none.
-absl::string_view BearerToken(absl::string_view authorization) {
+// Returns the hash of the token, or an empty string if the header has none.
+std::string BearerHash(absl::string_view authorization) {
   if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
-  return authorization.substr(kScheme.size());
+  authorization.remove_prefix(kScheme.size());
+  return authorization.empty() ? "" : HashToken(authorization);
 }
 
 // Returns the value of a header; empty if the header is missing. Also empty if
@@ -53,7 +54,8 @@ class Authenticator::Processor final : public grpc::AuthMetadataProcessor {
                        OutputMetadata* /*consumed*/,
                        OutputMetadata* /*response*/) override {
     const absl::string_view path = Only(metadata, ":path");
-    const Verdict verdict = authenticator_.Judge(path, Only(metadata, kHeader));
+    const Verdict verdict =
+        authenticator_.Judge(path, BearerHash(Only(metadata, kHeader)));
     if (verdict.status.ok()) {
       return ToGrpcStatus(quota_.Begin(verdict.record->tenant, SteadyNow()));
     }
@@ -122,10 +124,9 @@ void Authenticator::Reload() {
 }
 
 Authenticator::Verdict Authenticator::Judge(
-    absl::string_view path, absl::string_view authorization) const {
+    absl::string_view path, const std::string& token_hash) const {
   const RpcPolicy* const policy = FindPolicy(path);
-  const absl::string_view token = BearerToken(authorization);
-  if (token.empty()) {
+  if (token_hash.empty()) {
     return {absl::UnauthenticatedError("a bearer token is needed"), kNoToken};
   }
   Verdict verdict;
@@ -133,7 +134,7 @@ Authenticator::Verdict Authenticator::Judge(
     MutexLock lock(&mu_);
     verdict.records = records_;
   }
-  verdict.record = FindToken(*verdict.records, token);
+  verdict.record = FindTokenOfHash(*verdict.records, token_hash);
   if (verdict.record == nullptr) {
     verdict.status = absl::UnauthenticatedError("the token is not known");
     verdict.refusal = kUnknown;
@@ -153,7 +154,7 @@ Authenticator::Verdict Authenticator::Judge(
 
 absl::StatusOr<Caller> Authenticator::Check(
     absl::string_view path, absl::string_view authorization) const {
-  const Verdict verdict = Judge(path, authorization);
+  const Verdict verdict = Judge(path, BearerHash(authorization));
   if (!verdict.status.ok()) return verdict.status;
   return Caller(*verdict.record);
 }
@@ -162,7 +163,14 @@ absl::StatusOr<Caller> Authenticator::CheckHttp(absl::string_view path,
                                                 absl::string_view authorization,
                                                 const std::string& what,
                                                 const std::string& peer) {
-  const Verdict verdict = Judge(path, authorization);
+  return CheckHash(path, BearerHash(authorization), what, peer);
+}
+
+absl::StatusOr<Caller> Authenticator::CheckHash(absl::string_view path,
+                                                const std::string& token_hash,
+                                                const std::string& what,
+                                                const std::string& peer) {
+  const Verdict verdict = Judge(path, token_hash);
   if (!verdict.status.ok()) {
     Note(verdict, what, {"peer", peer});
     return verdict.status;

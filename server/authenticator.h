@@ -47,6 +47,12 @@ class Authenticator {
   [[nodiscard]] absl::StatusOr<Caller> Check(
       absl::string_view path, absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns whether the token with this HashToken has the method's scope.
+  [[nodiscard]] bool Permits(absl::string_view path,
+                             const std::string& token_hash) const
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    return Judge(path, token_hash).status.ok();
+  }
 
   // Like Check, for an HTTP request that needs the scope of the gRPC method
   // `path`. Passes a refusal to Note, because Processor does not see HTTP
@@ -55,6 +61,13 @@ class Authenticator {
   [[nodiscard]] absl::StatusOr<Caller> CheckHttp(
       absl::string_view path, absl::string_view authorization,
       const std::string& what, const std::string& peer)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Like CheckHttp, for a caller that has proved to have the token with this
+  // HashToken.
+  [[nodiscard]] absl::StatusOr<Caller> CheckHash(absl::string_view path,
+                                                 const std::string& token_hash,
+                                                 const std::string& what,
+                                                 const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns the processor that gRPC asks about each call. The processor refuses
@@ -81,8 +94,9 @@ class Authenticator {
 
   [[nodiscard]] absl::StatusOr<Records> Read() const;
   void Reload() ABSL_LOCKS_EXCLUDED(mu_);
+  // `token_hash` is the token's HashToken; empty without a token.
   [[nodiscard]] Verdict Judge(absl::string_view path,
-                              absl::string_view authorization) const
+                              const std::string& token_hash) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Counts a refusal. Logs at most kLinesPerSecond refusals per second, so that
   // a flood of calls does not flood the log. `asker` is a log field that

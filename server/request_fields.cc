@@ -65,15 +65,20 @@ RequestFields FieldsOf(SampleRequest* request) {
       int64_t{request->num_samples} * request->config.max_tokens;
   const bool scores_prompt =
       request->prompt_logprobs || request->prompt_top_logprobs > 0;
+  // A draw costs as much at a position of the prompt as it does in a sample.
+  const int64_t alternatives = prompt * request->prompt_alternatives;
   return {.adapter_id = &request->adapter_id,
           .caller = &request->tenant,
           .deadline = &request->deadline,
-          .cost = prompt + drawn,
+          .cost = prompt + drawn + alternatives,
           .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)) +
                          (request->in_flight ? kSpanBytes * drawn : 0),
           .list_bytes = ListBytes(drawn, request->top_logprobs) +
                         ListBytes(prompt, request->prompt_top_logprobs) +
-                        SupportBytes(*request, drawn),
+                        ListBytes(prompt, request->prompt_alternatives) +
+                        SupportBytes(*request, drawn) +
+                        kTokenBytes * static_cast<int64_t>(
+                                          request->prompt_targets.size()),
           .routed_tokens = RoutedTokens(*request),
           .edit_bytes = EditBytes(*request),
           .vocab_tables = request->config.allowed_token_ids.empty() &&

@@ -31,11 +31,13 @@
 
 namespace weft {
 
-// The most targets of a token, the most entries of a StopRule, and the highest
-// value of top_logprobs and of prompt_top_logprobs.
+// The most targets of a token, in training and in prompt_targets, the most
+// entries of a StopRule, the highest value of top_logprobs and of
+// prompt_top_logprobs, and the highest value of prompt_alternatives.
 inline constexpr uint32_t kMaxTargetsPerToken = 1024;
 inline constexpr size_t kMaxStopEntries = 64;
-inline constexpr uint32_t kMaxTopLogprobs = 20;
+inline constexpr uint32_t kMaxTopLogprobs = 1024;
+inline constexpr uint32_t kMaxAlternatives = 64;
 inline constexpr int kMaxLogitBiases = 1024;
 
 // The limits that the running model and the operator's options set.

@@ -80,6 +80,12 @@ void FillPrompt(const Result& result, Message* out) {
   out->mutable_prompt_logprobs()->Add(result.prompt_logprobs.begin(),
                                       result.prompt_logprobs.end());
   FillTop(result.prompt_top_logprobs, out->mutable_prompt_top_logprobs());
+  out->mutable_prompt_target_logprobs()->Add(
+      result.prompt_target_logprobs.begin(),
+      result.prompt_target_logprobs.end());
+  FillTop(result.prompt_alternatives, out->mutable_prompt_alternatives());
+  out->set_prompt_cached_tokens(
+      static_cast<uint32_t>(result.prompt_cached_tokens));
   out->set_version(result.version);
 }
 

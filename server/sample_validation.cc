@@ -276,6 +276,60 @@ absl::Status ReadRecord(const v1::SampleRequest& in,
   out->return_support = true;
   out->truncated_logprobs = true;
   return absl::OkStatus();
+// Reads prompt_targets, after `out->prompt`.
+absl::Status ReadPromptTargets(const v1::PromptTargets& in, int vocab_size,
+                               SampleRequest* out) {
+  if (static_cast<size_t>(in.counts_size()) + 1 != out->prompt.size()) {
+    return BadField(
+        "prompt_targets.counts",
+        absl::StrCat("has ", in.counts_size(), " values, must have ",
+                     out->prompt.size() - 1,
+                     ", one for each token of the prompt but the first"));
+  }
+  out->prompt_target_offsets = {0};
+  for (int i = 0; i < in.counts_size(); ++i) {
+    WEFT_RETURN_IF_ERROR(
+        CheckCount(absl::StrCat("prompt_targets.counts[", i, "]"), in.counts(i),
+                   0, kMaxTargetsPerToken));
+    out->prompt_target_offsets.push_back(out->prompt_target_offsets.back() +
+                                         in.counts(i));
+  }
+  if (out->prompt_target_offsets.back() != in.tokens_size()) {
+    return BadField(
+        "prompt_targets.tokens",
+        absl::StrCat("has ", in.tokens_size(), " values, must have ",
+                     out->prompt_target_offsets.back(),
+                     ", the sum of prompt_targets.counts"));
+  }
+  WEFT_ASSIGN_OR_RETURN(out->prompt_targets, ReadIds("prompt_targets.tokens",
+                                                     in.tokens(), vocab_size));
+  return absl::OkStatus();
+}
+
+// Reads what the request wants of its prompt, after `out->prompt`.
+absl::Status ReadPromptScores(const v1::SampleRequest& in, int vocab_size,
+                              SampleRequest* out) {
+  out->prompt_logprobs = in.prompt_logprobs();
+  WEFT_RETURN_IF_ERROR(CheckCount(
+      "prompt_top_logprobs", in.prompt_top_logprobs(), 0, kMaxTopLogprobs));
+  out->prompt_top_logprobs = static_cast<int>(in.prompt_top_logprobs());
+  WEFT_RETURN_IF_ERROR(CheckCount(
+      "prompt_alternatives", in.prompt_alternatives(), 0, kMaxAlternatives));
+  out->prompt_alternatives = static_cast<int>(in.prompt_alternatives());
+  if (in.prompt_logprobs_last_n() != 0) {
+    if (!in.prompt_logprobs() && in.prompt_top_logprobs() == 0) {
+      return BadField("prompt_logprobs_last_n",
+                      absl::StrCat("is ", in.prompt_logprobs_last_n(),
+                                   ", is only for prompt_logprobs and "
+                                   "prompt_top_logprobs"));
+    }
+    WEFT_RETURN_IF_ERROR(CheckCount("prompt_logprobs_last_n",
+                                    in.prompt_logprobs_last_n(), 0,
+                                    out->prompt.size() - 1));
+    out->prompt_logprobs_last_n = in.prompt_logprobs_last_n();
+  }
+  if (!in.has_prompt_targets()) return absl::OkStatus();
+  return ReadPromptTargets(in.prompt_targets(), vocab_size, out);
 }
 
 }  // namespace
@@ -304,11 +358,7 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   WEFT_RETURN_IF_ERROR(
       CheckCount("top_logprobs", request.top_logprobs(), 0, kMaxTopLogprobs));
   out.top_logprobs = static_cast<int>(request.top_logprobs());
-  out.prompt_logprobs = request.prompt_logprobs();
-  WEFT_RETURN_IF_ERROR(CheckCount("prompt_top_logprobs",
-                                  request.prompt_top_logprobs(), 0,
-                                  kMaxTopLogprobs));
-  out.prompt_top_logprobs = static_cast<int>(request.prompt_top_logprobs());
+  WEFT_RETURN_IF_ERROR(ReadPromptScores(request, limits.vocab_size, &out));
   WEFT_RETURN_IF_ERROR(
       CheckRouting("return_routing", request.return_routing(), limits));
   out.return_routing = request.return_routing();

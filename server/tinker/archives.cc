@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/signature.h"
@@ -139,8 +140,10 @@ absl::Status GetArchive(Front& front, const CallPtr& call,
   }
   return FindCheckpoint(
       front, call, path,
-      [call, path, respond](const absl::StatusOr<CheckpointInfo>& info) {
+      [&front, call, path,
+       respond](const absl::StatusOr<CheckpointInfo>& info) {
         if (!info.ok()) return respond(ErrorReply(info.status()));
+        NoteEvent(front, call->caller, "read", path, "download");
         const absl::StatusOr<Json> urls = UrlsOf(*call, path);
         respond(urls.ok() ? JsonReply(*urls) : ErrorReply(urls.status()));
       });

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/field_checks.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/runs.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
@@ -102,9 +103,10 @@ void SweepCheckpoints(Front& front, absl::Time now) {
     const auto path = ParseCheckpointPath(fields.value("path", ""));
     const Caller caller = CallerFromJson(fields.value("caller", Json()));
     if (!path.ok()) continue;
-    const auto end = [&front, key = KeyOf(caller, *path),
+    const auto end = [&front, key = KeyOf(caller, *path), caller, path,
                       fields](const absl::Status& deleted) {
       if (!deleted.ok() && !absl::IsNotFound(deleted)) return;
+      if (deleted.ok()) NoteEvent(front, caller, "delete", *path, "expired");
       const auto found = front.extras.find(key);
       // A new checkpoint of this name may have other extras by now.
       if (found != front.extras.end() && found->second.fields == fields) {

@@ -38,6 +38,8 @@ constexpr auto kNamesOfFields = std::to_array<Name>(
      {"loss.beta", "loss_fn_config.beta"},
      {"loss.clip_high", "loss_fn_config.clip_high_threshold"},
      {"loss.clip_low", "loss_fn_config.clip_low_threshold"},
+     {"prompt_alternatives", "prompt_alt_tokens_k"},
+     {"prompt_targets", "target_prompt_logprobs"},
      {"prompt_top_logprobs", "topk_prompt_logprobs"},
      {"source_adapter_id", "path"},
      {"top_logprobs", "topk_sample_logprobs"},

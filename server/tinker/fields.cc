@@ -38,11 +38,6 @@ constexpr Refusal kRefusals[] = {
      "save_weights_external returned"},
     {"weights_access_token",
      "weights_access_token is not offered: checkpoints are their tenant's"},
-    {"target_prompt_logprobs",
-     "target_prompt_logprobs is not offered: use topk_prompt_logprobs, or a "
-     "training client's forward with several target_tokens for each token"},
-    {"prompt_alt_tokens_k",
-     "prompt_alt_tokens_k is not offered: use topk_prompt_logprobs"},
     {"optimizer_params", "optimizer_params is not offered: use adam_params"}};
 
 }  // namespace
@@ -153,6 +148,11 @@ absl::StatusOr<std::vector<int32_t>> ReadModelInput(const Json& object,
     tokens.insert(tokens.end(), part.begin(), part.end());
   }
   return tokens;
+}
+
+absl::Status NoProjects(const char* field) {
+  return absl::UnimplementedError(absl::StrCat(
+      field, " is not offered: this server has no projects. Leave it out"));
 }
 
 bool AsksFor(const Json& body, const char* field) {

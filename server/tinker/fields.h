@@ -69,6 +69,10 @@ inline constexpr size_t kMaxShownBytes = 4096;
 inline constexpr char kStableReinforce[] = "stable_reinforce";
 inline constexpr char kStabilityInfo[] = "record_stability_info";
 
+// Returns UNIMPLEMENTED, because there are no projects, with the name of the
+// field that names some.
+[[nodiscard]] absl::Status NoProjects(const char* field);
+
 // Returns whether the body has this field with a value other than null, false,
 // zero or empty.
 [[nodiscard]] bool AsksFor(const Json& body, const char* field);

@@ -88,6 +88,11 @@ absl::StatusOr<std::shared_ptr<void>> Front::ChargeEntry(
       owner, kEntryBytes + static_cast<int64_t>(text_bytes));
 }
 
+std::string Front::SessionOf(const std::string& model) const {
+  const auto found = models.find(model);
+  return found == models.end() ? "" : found->second.session;
+}
+
 Caller Front::CallerOf(const std::string& session) const {
   const auto found = sessions.find(session);
   return found == sessions.end() ? Caller() : found->second.caller;

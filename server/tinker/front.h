@@ -4,6 +4,7 @@
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -35,6 +36,7 @@ struct Session {
   std::string user_metadata;  // ShownField, like display_name.
   std::string display_name;
   absl::Time last_beat;
+  absl::Time created_at;         // In whole microseconds; by the wall clock.
   std::shared_ptr<void> charge;  // ChargeEntry.
 };
 
@@ -121,6 +123,26 @@ struct Orphan {
   bool running = false;
 };
 
+// What was used in an hour (usage.h).
+struct UsageCounts {
+  int64_t train_tokens = 0;
+  int64_t prompt_tokens = 0;  // Without cached_tokens.
+  int64_t cached_tokens = 0;
+  int64_t sampled_tokens = 0;
+  int64_t checkpoints = 0;
+};
+struct UsageKey {
+  std::string owner;
+  int64_t hour = 0;  // In hours since the epoch.
+  std::string session;
+
+  friend auto operator<=>(const UsageKey&, const UsageKey&) = default;
+};
+struct UsageRow {
+  UsageCounts counts;
+  bool changed = false;  // The ledger has not these counts yet.
+};
+
 struct TrainBody;  // training.h
 
 // A request, as its handler gets it.
@@ -138,6 +160,8 @@ struct Call {
   // because no other request needs them.
   bool may_delete = false;
   bool may_sample = false;
+  // The JWT of the caller's key (jwt.h). Set only for a request for it.
+  std::string jwt;
   bool kept = false;  // The request comes from the ledger; no client waits.
 
   [[nodiscard]] std::string owner() const { return OwnerKey(caller); }
@@ -163,6 +187,8 @@ struct Front {
                                                        const std::string& id);
   // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
+  // Returns the session of a model; empty if the model is gone.
+  [[nodiscard]] std::string SessionOf(const std::string& model) const;
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
   }
@@ -198,6 +224,9 @@ struct Front {
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoint_extras.h).
   std::map<std::string, KeptExtras> extras;
+  std::map<UsageKey, UsageRow> usage;
+  // The events of each owner by their times, in nanoseconds (audit.h).
+  std::map<std::string, std::map<int64_t, Json>> events;
   // Handles that cancel the engine's samples, by owner and future id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.

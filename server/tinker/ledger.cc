@@ -12,8 +12,9 @@
 namespace weft::tinker {
 namespace {
 
-constexpr const char* kKindNames[] = {
-    "session", "model", "sampler", "checkpoint", "orphan", "step", "loss"};
+constexpr const char* kKindNames[] = {"session",    "model",  "sampler",
+                                      "checkpoint", "orphan", "step",
+                                      "loss",       "usage",  "event"};
 
 std::string NameOf(EntryKind kind, absl::string_view id) {
   return absl::StrCat("tinker/", kKindNames[static_cast<size_t>(kind)], "/",

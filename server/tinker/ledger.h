@@ -1,7 +1,8 @@
 // Keeps what the front needs again after a restart: sessions, models, samplers,
-// custom losses, extras of checkpoints, adapters to delete, and the requests of
-// steps that have not ended. Each entry is a note of the engine's log
-// (src/request/note.h). Without --state-dir nothing is kept.
+// custom losses, extras of checkpoints, adapters to delete, what tenants have
+// used and done, and the requests of steps that have not ended. Each entry is a
+// note of the engine's log (src/request/note.h). Without --state-dir nothing is
+// kept.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -30,6 +31,8 @@ enum class EntryKind : uint8_t {
   kStep,
   // A custom loss; its bytes are UploadedLoss::loss.
   kLoss,
+  kUsage,  // usage.h
+  kEvent,  // audit.h
 };
 
 struct LedgerEntry {

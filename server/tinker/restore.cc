@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/status_conversion.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/custom_losses.h"
 #include "server/tinker/loaded_adapters.h"
@@ -15,6 +16,7 @@
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "server/tinker/usage.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "weft/v1/adapters.pb.h"
@@ -110,6 +112,8 @@ void RestoreTables(Front& front) {
   RestoreSamplers(front);
   RestoreLosses(front);
   RestoreExtras(front);
+  RestoreUsage(front);
+  RestoreEvents(front);
   RestoreOrphans(front,
                  [&front](const std::string& owner, const std::string& name) {
                    return IsLoaded(front, owner, name);

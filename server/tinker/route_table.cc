@@ -1,14 +1,18 @@
 #include "server/tinker/route_table.h"
 
+#include "server/tinker/accounts.h"
 #include "server/tinker/archives.h"
 #include "server/tinker/custom_losses.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sampling.h"
+#include "server/tinker/session_search.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/training.h"
+#include "server/tinker/usage.h"
 #include "server/tinker/weights.h"
 
 namespace weft::tinker {
@@ -19,6 +23,9 @@ constexpr bool kClosed = false;
 constexpr bool kLarge = true;
 constexpr Route kRoutes[] = {
     {"GET", "healthz", kRead, GetHealth},
+    {"POST", "auth/token", kRead, GetAuthToken},
+    {"GET", "auth/apikey/me", kRead, GetApiKey},
+    {"DELETE", "auth/apikey/me", kRead, RefuseKeyDeletion},
     {"GET", "get_server_capabilities", kRead, GetCapabilities},
     {"POST", "client/config", kRead, GetClientConfig},
     {"POST", "client/dynamic_config", kRead, GetDynamicConfig},
@@ -28,14 +35,13 @@ constexpr Route kRoutes[] = {
     {"POST", "sessions/*/finish", kRead, FinishSession},
     {"GET", "sessions", kRead, ListSessions},
     {"GET", "sessions/*", kRead, GetSession},
-    {"POST", "sessions/search", kRead, RefuseAccounts},
-    {"PUT", "sessions/*/project", kRead, RefuseAccounts},
-    {"GET", "sessions/*/trace_export", kRead, RefuseAccounts},
-    {"GET", "audit", kRead, RefuseAccounts},
-    {"GET", "billing/usage/events", kRead, RefuseAccounts},
-    {"POST", "billing/usage/events", kRead, RefuseAccounts},
-    {"GET", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
-    {"POST", "billing/usage/checkpoints/current", kRead, RefuseAccounts},
+    {"POST", "sessions/search", Rpc::kListCheckpoints, SearchSessions},
+    {"PUT", "sessions/*/project", kRead, RefuseProject},
+    {"GET", "sessions/*/trace_export", kRead, RefuseTrace},
+    {"GET", "audit", kRead, GetAuditLog},
+    {"GET", "billing/usage/events", kRead, GetUsage},
+    {"GET", "billing/usage/checkpoints/current", Rpc::kListCheckpoints,
+     GetStorage},
     {"POST", "create_custom_loss", Rpc::kForwardBackward, CreateCustomLoss},
     {"POST", "create_model", Rpc::kCreateAdapter, CreateModel},
     {"POST", "get_info", Rpc::kGetAdapter, GetModelInfo},
@@ -71,7 +77,7 @@ constexpr Route kRoutes[] = {
     {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},
     {"GET", "checkpoints", Rpc::kListCheckpoints, ListAllCheckpoints},
     {"POST", "weights_info", Rpc::kListCheckpoints, GetWeightsInfo},
-    {"POST", "copy_weights", kRead, RefuseSharing},
+    {"POST", "copy_weights", Rpc::kUploadCheckpoint, CopyWeights},
 };
 
 }  // namespace

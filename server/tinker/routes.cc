@@ -7,16 +7,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "server/http/url.h"
 #include "server/parse_cost.h"
 #include "server/status_conversion.h"
+#include "server/tinker/accounts.h"
 #include "server/tinker/body.h"
+#include "server/tinker/jwt.h"
 #include "server/tinker/route_table.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/wire.pb.h"
 #include "src/base/status_macros.h"
+#include "src/base/tokens.h"
 
 namespace weft::tinker {
 namespace {
@@ -57,36 +61,40 @@ absl::StatusOr<const Route*> FindRoute(Call* call) {
   return absl::NotFoundError("there is no such path");
 }
 
-// Converts an API key to the Authorization header that the authenticator reads.
-// Returns "" if the key does not begin with kKeyPrefix.
-std::string AuthorizationOf(absl::string_view key) {
-  const bool has_prefix = absl::ConsumePrefix(&key, kKeyPrefix);
-  return has_prefix ? absl::StrCat("Bearer ", key) : "";
-}
+bool IsJwt(const std::string& key) { return absl::StartsWith(key, kJwtPrefix); }
 
-// Returns the caller to whom the API key belongs. The authenticator counts and
-// logs a refusal. Errors: those of Authenticator::Check; UNAUTHENTICATED if the
-// key does not begin with kKeyPrefix, even on a server without tokens.
-absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
-                                  const HttpRequest& http) {
-  const std::string authorization = AuthorizationOf(http.api_key);
-  absl::StatusOr<Caller> caller = Caller();
-  if (core.authenticator != nullptr) {
-    const absl::string_view target = http.target;
-    caller = core.authenticator->CheckHttp(
-        RpcPath(route.scope), authorization,
-        absl::StrCat(http.method, " ", target.substr(0, target.find('?'))),
-        http.peer);
-  }
-  if (!authorization.empty()) return caller;
+// Returns the hash of the access token that an API key or a JWT stands for;
+// empty if there is none. Errors: UNAUTHENTICATED if the JWT is not valid, or
+// the key does not begin with kKeyPrefix.
+absl::StatusOr<std::string> TokenHashOf(absl::string_view key) {
+  if (absl::StartsWith(key, kJwtPrefix)) return ReadJwt(key, absl::Now());
+  if (absl::ConsumePrefix(&key, kKeyPrefix)) return HashToken(key);
   return absl::UnauthenticatedError("an API key begins with tml-");
 }
 
-// Returns true if the token of the API key `key` has the scope that the RPC
-// `scope` needs, or if the server has no tokens.
-bool HasScope(const ServiceCore& core, Rpc scope, const std::string& key) {
+// Returns the caller to whom the access token belongs. The authenticator counts
+// and logs a refusal. Errors: those of Authenticator::Check; that of
+// `token_hash`, even on a server without tokens.
+absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
+                                  const absl::StatusOr<std::string>& token_hash,
+                                  const HttpRequest& http) {
+  absl::StatusOr<Caller> caller = Caller();
+  if (core.authenticator != nullptr) {
+    const absl::string_view target = http.target;
+    caller = core.authenticator->CheckHash(
+        RpcPath(route.scope), token_hash.value_or(""),
+        absl::StrCat(http.method, " ", target.substr(0, target.find('?'))),
+        http.peer);
+  }
+  if (!token_hash.ok()) return token_hash.status();
+  return caller;
+}
+
+// Returns true if the token with this hash has the scope that the RPC `scope`
+// needs, or if the server has no tokens.
+bool HasScope(const ServiceCore& core, Rpc scope, const std::string& hash) {
   return core.authenticator == nullptr ||
-         core.authenticator->Check(RpcPath(scope), AuthorizationOf(key)).ok();
+         core.authenticator->Permits(RpcPath(scope), hash);
 }
 
 // Returns the most bytes of a route's body, before and after inflation.
@@ -128,20 +136,31 @@ absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
 }
 
 // Returns the route of a request. Unless the route is open, sets call->caller
-// from the API key. If the request can end a session or retrieves a future,
-// also sets may_delete and may_sample. Then clears the key and the
-// Authorization header. If Judge returns an error, `call` must not be used.
+// from the API key or the JWT in its place. If the request can end a session or
+// retrieves a future, also sets may_delete and may_sample, and if it asks for a
+// JWT, sets `jwt`. Then clears the key and the Authorization header. If Judge
+// returns an error, `call` must not be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
     const ServiceCore& core = *front.port.core();
-    WEFT_ASSIGN_OR_RETURN(call->caller, FindCaller(core, *route, call->http));
-    const std::string& key = call->http.api_key;
+    const absl::StatusOr<std::string> hash = TokenHashOf(call->http.api_key);
+    WEFT_ASSIGN_OR_RETURN(call->caller,
+                          FindCaller(core, *route, hash, call->http));
     const bool asks = route->handler == FinishSession ||
                       route->handler == CreateSession ||
                       route->handler == RetrieveFuture;
-    call->may_delete = asks && HasScope(core, Rpc::kDeleteAdapter, key);
-    call->may_sample = asks && HasScope(core, Rpc::kSample, key);
+    call->may_delete = asks && HasScope(core, Rpc::kDeleteAdapter, *hash);
+    call->may_sample = asks && HasScope(core, Rpc::kSample, *hash);
+    if (route->handler == GetAuthToken) {
+      // A JWT is good for no other JWT, so it cannot outlive its hour.
+      if (IsJwt(call->http.api_key)) {
+        call->jwt = call->http.api_key;
+      } else {
+        WEFT_ASSIGN_OR_RETURN(call->jwt,
+                              MakeJwt(call->caller, *hash, absl::Now()));
+      }
+    }
   }
   call->http.api_key.clear();
   call->http.authorization.clear();
@@ -198,7 +217,15 @@ Admission Admit(Front& front, const HttpRequest& header) {
   const auto call = std::make_shared<Call>();
   call->http = header;
   const absl::StatusOr<const Route*> route = Judge(front, call.get());
-  if (!route.ok()) return {.refusal = ErrorReply(route.status())};
+  if (!route.ok()) {
+    HttpReply refusal = ErrorReply(route.status());
+    // After this header the SDK exchanges its key for another JWT.
+    if (absl::IsUnauthenticated(route.status()) && IsJwt(header.api_key)) {
+      refusal.headers.emplace_back("WWW-Authenticate",
+                                   R"(Bearer error="invalid_token")");
+    }
+    return {.refusal = std::move(refusal)};
+  }
   return {.max_body_bytes = MaxBody(front, **route),
           // A health check must not wait for other requests of its tenant.
           .holder = (*route)->handler == GetHealth ? "" : call->owner(),

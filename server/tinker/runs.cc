@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/field_checks.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
@@ -20,10 +21,6 @@ namespace {
 
 constexpr int64_t kDefaultLimit = 20;
 constexpr int64_t kMaxLimit = 1000;
-
-std::string TimeText(absl::Time time) {
-  return absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", time, absl::UTCTimeZone());
-}
 
 absl::StatusOr<int64_t> QueryNumber(const Call& call, const char* name,
                                     int64_t otherwise, int64_t most) {
@@ -179,6 +176,10 @@ Json CheckpointsJson(const Front& front, const Caller& caller,
 
 }  // namespace
 
+std::string TimeText(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", time, absl::UTCTimeZone());
+}
+
 absl::Status FindCheckpoint(Front& front, const CallPtr& call,
                             const CheckpointPath& path,
                             Callback<CheckpointInfo> done) {
@@ -212,9 +213,7 @@ absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
 absl::Status ListRuns(Front& front, const CallPtr& call,
                       const Respond& respond) {
   if (call->query.contains("project_id")) {
-    return absl::UnimplementedError(
-        "project_id is not offered: this server has no projects. Leave it out "
-        "to list all runs");
+    return NoProjects("project_id");
   }
   return WithRuns(front, call, respond,
                   [&front, call](const std::vector<Run>& runs) {
@@ -272,6 +271,7 @@ absl::Status DeleteCheckpoint(Front& front, const CallPtr& call,
       [&front, call, path, respond](const absl::StatusOr<bool>& deleted) {
         if (!deleted.ok()) return respond(ErrorReply(deleted.status()));
         KeepExtras(front, call->caller, path, {});
+        NoteEvent(front, call->caller, "delete", path);
         respond({.status = 204});
       });
 }
@@ -317,7 +317,9 @@ absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
 absl::Status RefuseSharing(Front& /*front*/, const CallPtr& /*call*/,
                            const Respond& /*respond*/) {
   return absl::UnimplementedError(
-      "checkpoints cannot be shared: each is its tenant's");
+      "checkpoints cannot be published: each is its tenant's. Another tenant "
+      "gets one by the files of save_weights_external, or of gRPC's "
+      "DownloadCheckpoint and UploadCheckpoint");
 }
 
 std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,

@@ -15,6 +15,9 @@
 
 namespace weft::tinker {
 
+// Returns a time as the SDK reads it, in microseconds.
+[[nodiscard]] std::string TimeText(absl::Time time);
+
 // Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
 // Errors: those of EnginePort::Call.
 [[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
@@ -42,8 +45,8 @@ namespace weft::tinker {
                                             const Respond& respond);
 [[nodiscard]] absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
                                           const Respond& respond);
-// Refuses requests to publish or copy a checkpoint, because a checkpoint
-// belongs to its tenant alone.
+// Refuses requests to publish a checkpoint, because a checkpoint belongs to its
+// tenant alone.
 [[nodiscard]] absl::Status RefuseSharing(Front& front, const CallPtr& call,
                                          const Respond& respond);
 

@@ -9,9 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
-#include "server/request_validation.h"
 #include "server/tinker/errors.h"
 #include "server/tinker/fields.h"
+#include "server/tinker/prompt_wire.h"
+#include "server/tinker/tensor.h"
 #include "server/tinker/wire.pb.h"
 #include "src/base/status_macros.h"
 
@@ -70,11 +71,37 @@ absl::Status ReadParams(const Json& params, int64_t room,
   return ReadStop(params, out);
 }
 
-absl::StatusOr<int64_t> ReadLastN(const Json& body, int64_t prompt_tokens) {
-  WEFT_ASSIGN_OR_RETURN(const int64_t last_n,
-                        IntOr(body, "prompt_logprobs_last_n", prompt_tokens));
-  if (last_n >= 1) return last_n;
-  return BadField("prompt_logprobs_last_n", "must be at least 1");
+// Reads a field with a count, which may be absent. The request's validation
+// knows its limit.
+absl::StatusOr<uint32_t> ReadCount(const Json& body, const char* name,
+                                   double low) {
+  if (Find(body, name) == nullptr) return 0;
+  WEFT_ASSIGN_OR_RETURN(const int64_t count, IntField(body, name));
+  WEFT_RETURN_IF_ERROR(
+      CheckReal(name, static_cast<double>(count), {.low = low, .high = 1e9}));
+  return static_cast<uint32_t>(count);
+}
+
+// Reads what the body asks of its prompt.
+absl::Status ReadPromptScores(const Json& body, TranslatedSample* out) {
+  v1::SampleRequest& request = out->request;
+  WEFT_ASSIGN_OR_RETURN(const bool logprobs,
+                        BoolOr(body, "prompt_logprobs", false));
+  request.set_prompt_logprobs(logprobs);
+  WEFT_ASSIGN_OR_RETURN(const uint32_t top,
+                        ReadCount(body, "topk_prompt_logprobs", 0));
+  request.set_prompt_top_logprobs(top);
+  out->format.prompt_top = top;
+  WEFT_ASSIGN_OR_RETURN(const uint32_t last_n,
+                        ReadCount(body, "prompt_logprobs_last_n", 1));
+  request.set_prompt_logprobs_last_n(last_n);
+  out->format.last_n = last_n == 0 ? request.prompt_size() : last_n;
+  WEFT_ASSIGN_OR_RETURN(const uint32_t alternatives,
+                        ReadCount(body, "prompt_alt_tokens_k", 0));
+  request.set_prompt_alternatives(alternatives);
+  out->format.alternatives = alternatives;
+  WEFT_ASSIGN_OR_RETURN(out->format.targets, ReadTargets(body, &request));
+  return absl::OkStatus();
 }
 
 // The SDK reads this log-probability as an empty cell.
@@ -159,24 +186,12 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
                                  static_cast<double>(num_samples),
                                  {.low = 1, .high = 1e9}));
   out.request.set_num_samples(static_cast<uint32_t>(num_samples));
-  WEFT_ASSIGN_OR_RETURN(const bool prompt_logprobs,
-                        BoolOr(body, "prompt_logprobs", false));
-  out.request.set_prompt_logprobs(prompt_logprobs);
-  WEFT_ASSIGN_OR_RETURN(const int64_t top,
-                        IntOr(body, "topk_sample_logprobs", 0));
-  WEFT_RETURN_IF_ERROR(CheckReal("topk_sample_logprobs",
-                                 static_cast<double>(top), {.high = 1e9}));
-  out.request.set_top_logprobs(static_cast<uint32_t>(top));
+  WEFT_ASSIGN_OR_RETURN(const uint32_t top,
+                        ReadCount(body, "topk_sample_logprobs", 0));
+  out.request.set_top_logprobs(top);
   WEFT_ASSIGN_OR_RETURN(const bool record, BoolOr(body, kStabilityInfo, false));
   out.request.set_record(record);
-  WEFT_ASSIGN_OR_RETURN(out.format.last_n, ReadLastN(body, prompt_tokens));
-  WEFT_ASSIGN_OR_RETURN(out.format.prompt_top,
-                        IntOr(body, "topk_prompt_logprobs", 0));
-  WEFT_RETURN_IF_ERROR(CheckReal("topk_prompt_logprobs",
-                                 static_cast<double>(out.format.prompt_top),
-                                 {.high = kMaxTopLogprobs}));
-  out.request.set_prompt_top_logprobs(
-      static_cast<uint32_t>(out.format.prompt_top));
+  WEFT_RETURN_IF_ERROR(ReadPromptScores(body, &out));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
                         ObjectField(body, "sampling_params"));
   WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - prompt_tokens,
@@ -217,6 +232,16 @@ std::string SampleOutput(const SampleResult& result,
     FillTop(top, static_cast<size_t>(format.prompt_top),
             out.mutable_topk_prompt_logprobs());
   }
+  if (format.targets.dtype() != DTYPE_UNSPECIFIED) {
+    *out.mutable_target_prompt_logprobs() =
+        ScoredTargets(format.targets, result.prompt_target_logprobs);
+  }
+  if (format.alternatives > 0) {
+    *out.mutable_prompt_alt_tokens() =
+        AltTokens(result.prompt_alternatives, format.alternatives);
+  }
+  out.set_prompt_cache_hit_tokens(
+      static_cast<int32_t>(result.prompt_cached_tokens));
   return out.SerializeAsString();
 }
 
@@ -242,6 +267,16 @@ std::string SampleOutputJson(const std::string& serialized) {
   if (output.has_topk_prompt_logprobs()) {
     reply["topk_prompt_logprobs"] = TopJson(output.topk_prompt_logprobs());
   }
+  if (output.has_target_prompt_logprobs()) {
+    reply["target_prompt_logprobs"] =
+        TensorToJson(output.target_prompt_logprobs());
+  }
+  if (output.has_prompt_alt_tokens()) {
+    reply["prompt_alt_tokens"] = {
+        {"tokens", TensorToJson(output.prompt_alt_tokens().tokens())},
+        {"logprobs", TensorToJson(output.prompt_alt_tokens().logprobs())}};
+  }
+  reply["prompt_cache_hit_tokens"] = output.prompt_cache_hit_tokens();
   return JsonReply(reply).body;
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/tinker/fields.h"
+#include "server/tinker/wire.pb.h"
 #include "src/request/sample.h"
 #include "weft/v1/sampling.pb.h"
 
@@ -25,6 +26,9 @@ struct SampleFormat {
   // The number of columns in the table of the prompt's most likely tokens. If
   // it is 0, the result has no such table.
   int64_t prompt_top = 0;
+  // The tensor `target_prompt_logprobs`, or one without a dtype.
+  Tensor targets;
+  int64_t alternatives = 0;  // The value of `prompt_alt_tokens_k`.
 };
 
 struct TranslatedSample {

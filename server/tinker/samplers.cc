@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/fields.h"
@@ -144,13 +145,14 @@ absl::Status CreateFromPath(Front& front, const CallPtr& call, Sampler sampler,
                         ParseCheckpointPath(sampler.model_path));
   return FindCheckpoint(
       front, call, path,
-      [&front, call, sampler,
+      [&front, call, sampler, path,
        respond](const absl::StatusOr<CheckpointInfo>& info) {
         if (!info.ok()) return respond(ErrorReply(info.status()));
         UseAdapter(front, call->origin(), *info,
-                   [&front, call, sampler,
+                   [&front, call, sampler, path,
                     respond](const absl::StatusOr<std::string>& used) mutable {
                      if (!used.ok()) return respond(ErrorReply(used.status()));
+                     NoteEvent(front, call->caller, "read", path, "sample");
                      sampler.adapter = *used;
                      KeepAndRespond(
                          front, sampler, respond, [&front, call, sampler] {

@@ -1,15 +1,21 @@
 #include "server/tinker/sampling.h"
 
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
+#include "server/tinker/checkpoint_path.h"
+#include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
+#include "server/tinker/reaper.h"
+#include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/signature.h"
+#include "server/tinker/usage.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
@@ -19,8 +25,13 @@ namespace {
 // The memory of a sample besides its request.
 constexpr int64_t kSampleBytes = 1024;
 
+// The adapter of a checkpoint that a sample named itself stays for so long, so
+// that not each of many such samples loads it.
+constexpr absl::Duration kLinger = absl::Minutes(1);
+
 // Returns the sampling session that the body names. If the body names none,
-// returns a temporary session of the base model for this request only.
+// returns a temporary session for this request only: of the base model, or of a
+// checkpoint, whose adapter is not set.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         StringOr(call.body, "sampling_session_id", ""));
@@ -31,14 +42,15 @@ absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   }
   WEFT_ASSIGN_OR_RETURN(const std::string path,
                         StringOr(call.body, "model_path", ""));
-  if (!path.empty()) {
-    return absl::UnimplementedError(
-        "model_path is not offered here: make a sampling session");
-  }
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        StringField(call.body, "base_model"));
-  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-  return Sampler{.id = absl::StrCat("base:", call.owner())};
+                        StringOr(call.body, "base_model", ""));
+  if (path.empty() && base.empty()) {
+    return BadField("sampling_session_id",
+                    "is required, or model_path or base_model");
+  }
+  if (!base.empty()) WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+  if (path.empty()) return Sampler{.id = absl::StrCat("base:", call.owner())};
+  return Sampler{.id = absl::StrCat("path:", call.owner()), .model_path = path};
 }
 
 std::string CancelKey(const std::string& owner, const std::string& id) {
@@ -68,11 +80,22 @@ void RespondSamplePromise(const std::string& id, int64_t num_samples,
   respond(JsonReply({{"request_id", id}, {"sample_sequence_ids", sequences}}));
 }
 
+// Returns what a sample of a prompt with so many tokens has used.
+UsageCounts UsageOf(int64_t prompt, const SampleResult& result) {
+  UsageCounts counts{.prompt_tokens = prompt - result.prompt_cached_tokens,
+                     .cached_tokens = result.prompt_cached_tokens};
+  for (const Sample& sample : result.samples) {
+    counts.sampled_tokens += static_cast<int64_t>(sample.tokens.size());
+  }
+  return counts;
+}
+
 // Translates the request and gives it to the engine. `id` is the id of the
-// future. If StartSample returns an error, the caller must finish or drop the
-// future.
+// future. Runs `end` when the sample ends. If StartSample returns an error, the
+// caller must finish or drop the future, and `end` does not run.
 absl::Status StartSample(Front& front, const CallPtr& call,
-                         const Sampler& sampler, const std::string& id) {
+                         const Sampler& sampler, const std::string& id,
+                         const std::function<void()>& end) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_ASSIGN_OR_RETURN(
@@ -84,7 +107,9 @@ absl::Status StartSample(Front& front, const CallPtr& call,
   sample.request.set_in_flight(sampler.in_flight);
   if (!sampler.in_flight) sample.request.set_snapshot(sampler.snapshot);
   const auto bytes =
-      static_cast<int64_t>(sample.request.SpaceUsedLong()) + kSampleBytes;
+      static_cast<int64_t>(sample.request.SpaceUsedLong() +
+                           sample.format.targets.SpaceUsedLong()) +
+      kSampleBytes;
   const auto reserved = front.waiting->Reserve(call->owner(), bytes);
   if (!reserved.ok()) {
     return WithReason(absl::ResourceExhaustedError("too many samples wait"),
@@ -99,9 +124,15 @@ absl::Status StartSample(Front& front, const CallPtr& call,
         front.cancels[cancel] =
             port.Sample(std::move(plain), nullptr, std::move(then));
       },
-      [&front, cancel, id, format = sample.format,
+      [&front, cancel, id, end, format = sample.format,
+       prompt = sample.request.prompt_size(), owner = call->owner(),
+       session = sampler.session,
        reserved](const absl::StatusOr<SampleResult>& result) {
+        end();
         front.cancels.erase(cancel);
+        if (result.ok()) {
+          CountUsage(front, owner, session, UsageOf(prompt, *result));
+        }
         front.futures.Finish(
             id, result.ok() ? FutureResult{SampleOutput(*result, format),
                                            SampleOutputJson}
@@ -109,6 +140,47 @@ absl::Status StartSample(Front& front, const CallPtr& call,
       });
   if (!refused.ok()) front.cancels.erase(cancel);
   return refused;
+}
+
+// Ends the future of a sample that could not start. A client whose future is
+// dropped sends the sample again.
+void GiveUp(Front& front, const std::string& id, const absl::Status& refused) {
+  if (RetryMillis(refused).has_value()) {
+    front.futures.Drop(id);
+  } else {
+    front.futures.Finish(id, FutureResult::Failed(refused));
+  }
+}
+
+// Does what StartSample does, from the checkpoint `sampler.model_path`, which
+// it loads if no adapter has it. Errors: as StartSample.
+absl::Status StartFromPath(Front& front, const CallPtr& call,
+                           const Sampler& sampler, const std::string& id) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(sampler.model_path));
+  const auto start = [&front, call, sampler,
+                      id](const absl::StatusOr<std::string>& used) {
+    if (!used.ok()) return GiveUp(front, id, used.status());
+    // No sampling session may use the adapter at a restart.
+    DeleteAtNextStart(front, call->caller, *used);
+    const auto leave = [&front, caller = call->caller, adapter = *used] {
+      front.after(kLinger, [&front, caller, adapter] {
+        LeaveAdapter(front, caller, adapter);
+      });
+    };
+    Sampler loaded = sampler;
+    loaded.adapter = *used;
+    const absl::Status refused = StartSample(front, call, loaded, id, leave);
+    if (refused.ok()) return;
+    leave();
+    GiveUp(front, id, refused);
+  };
+  return FindCheckpoint(
+      front, call, path,
+      [&front, call, id, start](const absl::StatusOr<CheckpointInfo>& info) {
+        if (!info.ok()) return GiveUp(front, id, info.status());
+        UseAdapter(front, call->origin(), *info, start);
+      });
 }
 
 }  // namespace
@@ -125,13 +197,13 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
   const std::string id = absl::StrCat(sampler.id, ":", number);
   if (front.futures.Open(id, call->owner(), Scope::kSample)) {
-    const absl::Status refused = StartSample(front, call, sampler, id);
-    if (!refused.ok() && RetryMillis(refused).has_value()) {
-      front.futures.Drop(id);
-      return refused;
-    }
+    const absl::Status refused =
+        sampler.adapter.empty() && !sampler.model_path.empty()
+            ? StartFromPath(front, call, sampler, id)
+            : StartSample(front, call, sampler, id, [] {});
     if (!refused.ok()) {
-      front.futures.Finish(id, FutureResult::Failed(refused));
+      GiveUp(front, id, refused);
+      if (RetryMillis(refused).has_value()) return refused;
     }
   }
   RespondSamplePromise(id, num_samples, respond);

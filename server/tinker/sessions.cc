@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/tinker/custom_losses.h"
+#include "absl/time/clock.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"
@@ -69,13 +70,15 @@ Json ShownBy(const Session& session) {
 // Writes the session to the ledger. `done` gets the outcome after the write.
 void KeepSession(Front& front, const Session& session,
                  std::function<void(const absl::Status&)> done) {
-  front.ledger.Put(EntryKind::kSession,
-                   {.id = session.id,
-                    .fields = {{"caller", CallerToJson(session.caller)},
-                               {"key", session.key},
-                               {"request", ShownBy(session)}},
-                    .bytes = ""},
-                   std::move(done));
+  front.ledger.Put(
+      EntryKind::kSession,
+      {.id = session.id,
+       .fields = {{"caller", CallerToJson(session.caller)},
+                  {"key", session.key},
+                  {"created_at", absl::ToUnixMicros(session.created_at)},
+                  {"request", ShownBy(session)}},
+       .bytes = ""},
+      std::move(done));
 }
 
 // Returns PERMISSION_DENIED if the session has models or sampling sessions that
@@ -147,7 +150,7 @@ absl::Status GetClientConfig(Front& front, const CallPtr& /*call*/,
                              const Respond& respond) {
   const ServerOptions& options = front.port.core()->options;
   respond(JsonReply(
-      {{"pjwt_auth_enabled", false},
+      {{"pjwt_auth_enabled", true},
        {"credential_default_source", "api_key"},
        {"parallel_fwdbwd_chunks", true},
        {"proto_compress_fwdbwd", false},
@@ -205,11 +208,13 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
     return absl::OkStatus();
   }
   WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
-  Session session{.id = id,
-                  .caller = call->caller,
-                  .owner = call->owner(),
-                  .key = key,
-                  .last_beat = SteadyNow()};
+  Session session{
+      .id = id,
+      .caller = call->caller,
+      .owner = call->owner(),
+      .key = key,
+      .last_beat = SteadyNow(),
+      .created_at = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()))};
   WEFT_RETURN_IF_ERROR(ReadShown(front, call->body, &session));
   front.making_sessions[making].push_back(respond);
   KeepSession(front, session,
@@ -258,10 +263,16 @@ absl::Status ListSessions(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
-absl::Status RefuseAccounts(Front& /*front*/, const CallPtr& /*call*/,
-                            const Respond& /*respond*/) {
+absl::Status RefuseProject(Front& /*front*/, const CallPtr& /*call*/,
+                           const Respond& /*respond*/) {
+  return NoProjects("project_id");
+}
+
+absl::Status RefuseTrace(Front& /*front*/, const CallPtr& /*call*/,
+                         const Respond& /*respond*/) {
   return absl::UnimplementedError(
-      "not offered: this server has no projects, bills, audits or searches");
+      "traces of a session are not kept: an admin's `weftctl profile` records "
+      "what the engine does, as a trace for Perfetto");
 }
 
 absl::Status GetSession(Front& front, const CallPtr& call,
@@ -298,7 +309,9 @@ void RestoreSessions(Front& front, absl::Time now) {
                     .caller = caller,
                     .owner = OwnerKey(caller),
                     .key = entry.fields.value("key", ""),
-                    .last_beat = now};
+                    .last_beat = now,
+                    .created_at = absl::FromUnixMicros(
+                        entry.fields.value("created_at", int64_t{0}))};
     // A session is kept even if its tenant is over its share by now.
     ReadShown(front, entry.fields.value("request", Json::object()), &session)
         .IgnoreError();

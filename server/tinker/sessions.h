@@ -56,9 +56,11 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 // Responds with a page of the ids of the caller's sessions.
 [[nodiscard]] absl::Status ListSessions(Front& front, const CallPtr& call,
                                         const Respond& respond);
-// Refuses what only a hosted service has: projects, bills, audits, searches.
-[[nodiscard]] absl::Status RefuseAccounts(Front& front, const CallPtr& call,
-                                          const Respond& respond);
+// Refuse to move a session to a project, and to export a session's trace.
+[[nodiscard]] absl::Status RefuseProject(Front& front, const CallPtr& call,
+                                         const Respond& respond);
+[[nodiscard]] absl::Status RefuseTrace(Front& front, const CallPtr& call,
+                                       const Respond& respond);
 // Responds with the ids of a session's models and sampling sessions, and with
 // the metadata and the name that the client gave the session.
 [[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,

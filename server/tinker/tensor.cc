@@ -1,5 +1,6 @@
 #include "server/tinker/tensor.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -62,6 +63,37 @@ absl::StatusOr<std::vector<To>> StoredValues(absl::string_view name,
   }
 }
 
+// The indices of a sparse CSR tensor.
+struct CsrIndices {
+  std::vector<int64_t> rows;
+  std::vector<int64_t> columns;
+};
+
+// Returns the indices of a tensor with `stored` values, if they fit its shape.
+absl::StatusOr<CsrIndices> ReadIndices(absl::string_view name,
+                                       const Tensor& tensor, size_t stored) {
+  const SparseCsr& csr = tensor.sparse_csr();
+  CsrIndices out;
+  WEFT_ASSIGN_OR_RETURN(out.rows, Copy<int64_t>(name, csr.crow_indices()));
+  WEFT_ASSIGN_OR_RETURN(out.columns, Copy<int64_t>(name, csr.col_indices()));
+  if (tensor.shape_size() != 2 || out.columns.size() != stored ||
+      out.rows.empty() ||
+      std::cmp_not_equal(out.rows.size() - 1, tensor.shape(0)) ||
+      out.rows.front() != 0 || std::cmp_not_equal(out.rows.back(), stored)) {
+    return BadField(name, "has CSR indices that do not fit its shape");
+  }
+  // Rows that ascend to `stored` cannot end after it.
+  if (!std::ranges::is_sorted(out.rows)) {
+    return BadField(name, "has CSR rows that do not ascend");
+  }
+  for (const int64_t column : out.columns) {
+    if (column < 0 || column >= tensor.shape(1)) {
+      return BadField(name, "has a CSR index out of its shape");
+    }
+  }
+  return out;
+}
+
 // Makes a sparse CSR tensor [N, K] dense. Cells without a value become 0.
 template <typename To>
 absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
@@ -72,33 +104,14 @@ absl::StatusOr<std::vector<To>> Densify(absl::string_view name,
     return BadField(name, absl::StrCat("has a shape of more than ",
                                        kMaxDenseValues, " values"));
   }
-  const SparseCsr& csr = tensor.sparse_csr();
-  WEFT_ASSIGN_OR_RETURN(const auto rows,
-                        Copy<int64_t>(name, csr.crow_indices()));
-  WEFT_ASSIGN_OR_RETURN(const auto columns,
-                        Copy<int64_t>(name, csr.col_indices()));
-  const auto stored = static_cast<int64_t>(values.size());
-  if (tensor.shape_size() != 2 || columns.size() != values.size() ||
-      std::cmp_not_equal(rows.size(), tensor.shape(0) + 1) ||
-      rows.front() != 0 || rows.back() != stored) {
-    return BadField(name, "has CSR indices that do not fit its shape");
-  }
-  const int64_t width = tensor.shape(1);
+  WEFT_ASSIGN_OR_RETURN(const CsrIndices indices,
+                        ReadIndices(name, tensor, values.size()));
+  const auto width = static_cast<size_t>(tensor.shape(1));
   std::vector<To> dense(static_cast<size_t>(count));
-  for (size_t row = 0; row + 1 < rows.size(); ++row) {
-    if (rows[row] > rows[row + 1]) {
-      return BadField(name, "has CSR rows that do not ascend");
-    }
-    for (int64_t i = rows[row]; i < rows[row + 1]; ++i) {
-      // Only the last row is known to end at `stored`. An earlier row may claim
-      // to end after `stored`.
-      if (i >= stored || columns[static_cast<size_t>(i)] < 0 ||
-          columns[static_cast<size_t>(i)] >= width) {
-        return BadField(name, "has a CSR index out of its shape");
-      }
-      dense[row * static_cast<size_t>(width) +
-            static_cast<size_t>(columns[static_cast<size_t>(i)])] =
-          values[static_cast<size_t>(i)];
+  for (size_t row = 0; row + 1 < indices.rows.size(); ++row) {
+    for (auto i = static_cast<size_t>(indices.rows[row]);
+         std::cmp_less(i, indices.rows[row + 1]); ++i) {
+      dense[row * width + static_cast<size_t>(indices.columns[i])] = values[i];
     }
   }
   return dense;
@@ -199,6 +212,40 @@ absl::StatusOr<v1::CustomInput> ReadCustomInput(absl::string_view name,
   WEFT_ASSIGN_OR_RETURN(const std::vector<int64_t> values,
                         Values<int64_t>(name, tensor));
   out.set_ints_le(values.data(), values.size() * sizeof(int64_t));
+absl::StatusOr<StoredCells> ReadCells(absl::string_view name,
+                                      const Tensor& tensor) {
+  StoredCells cells;
+  WEFT_ASSIGN_OR_RETURN(cells.values, StoredValues<int64_t>(name, tensor));
+  if (tensor.has_sparse_csr()) {
+    WEFT_ASSIGN_OR_RETURN(CsrIndices indices,
+                          ReadIndices(name, tensor, cells.values.size()));
+    cells.row_offsets = std::move(indices.rows);
+    return cells;
+  }
+  if (tensor.shape_size() != 2 ||
+      std::cmp_not_equal(NumValues(tensor), cells.values.size())) {
+    return BadField(name, "must have a shape [N, K] that its values fill");
+  }
+  for (int64_t row = 0; row <= tensor.shape(0); ++row) {
+    cells.row_offsets.push_back(row * tensor.shape(1));
+  }
+  return cells;
+}
+
+Json TensorToJson(const Tensor& tensor) {
+  const auto list = [](const auto& values) {
+    return values.ok() ? Json(*values) : Json::array();
+  };
+  const bool is_float = tensor.dtype() == DTYPE_FLOAT32;
+  Json out = {{"data", is_float ? list(StoredValues<float>("", tensor))
+                                : list(StoredValues<int64_t>("", tensor))},
+              {"dtype", is_float ? "float32" : "int64"},
+              {"shape", std::vector<int64_t>(tensor.shape().begin(),
+                                             tensor.shape().end())}};
+  if (!tensor.has_sparse_csr()) return out;
+  const SparseCsr& csr = tensor.sparse_csr();
+  out["sparse_crow_indices"] = list(Copy<int64_t>("", csr.crow_indices()));
+  out["sparse_col_indices"] = list(Copy<int64_t>("", csr.col_indices()));
   return out;
 }
 

@@ -43,6 +43,20 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 // float32 values, or whole numbers. A tensor without a shape gets none here.
 [[nodiscard]] absl::StatusOr<v1::CustomInput> ReadCustomInput(
     absl::string_view name, const Tensor& tensor);
+// The cells of a tensor [N, K] that its message stores, row by row: all cells
+// of a dense tensor, and those that a sparse one lists.
+struct StoredCells {
+  std::vector<int64_t> row_offsets;  // [N + 1].
+  std::vector<int64_t> values;
+};
+// Returns the cells of a tensor of whole numbers. Errors: also if the tensor
+// has not two dimensions, or its data do not fit its shape.
+[[nodiscard]] absl::StatusOr<StoredCells> ReadCells(absl::string_view name,
+                                                    const Tensor& tensor);
+
+// Returns the tensor in the form that TensorFromJson reads. REQUIRES: its
+// values are float32 or int32, and fit.
+[[nodiscard]] Json TensorToJson(const Tensor& tensor);
 
 // Returns the values as raw float32, little endian.
 [[nodiscard]] std::string RawFloats(const std::vector<float>& values);

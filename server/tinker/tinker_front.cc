@@ -13,6 +13,7 @@
 #include "server/tinker/restore.h"
 #include "server/tinker/routes.h"
 #include "server/tinker/sessions.h"
+#include "server/tinker/usage.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
@@ -68,6 +69,7 @@ class TinkerFront::Impl {
     server_->After(kSweepInterval, [this] {
       SweepSessions(front_, SteadyNow());
       SweepCheckpoints(front_, absl::Now());
+      if (front_.restored) SweepUsage(front_, absl::Now());
       Sweep();
     });
   }

@@ -10,6 +10,7 @@
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
+#include "server/tinker/usage.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -43,6 +44,10 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
   request.mutable_loss()->set_replay_routing(
       train.loss().replay_support() && engine.ok() &&
       (*engine)->info().expert_layers > 0);
+  int64_t tokens = 0;
+  for (const v1::Datum& datum : train.data()) {
+    tokens += static_cast<int64_t>(datum.tokens_le().size() / sizeof(int32_t));
+  }
   return front.port.CallWith<StepReply<TrainResult>>(
       origin, rpc, request,
       [](Engine& port, TrainRequest plain, auto then) {
@@ -50,8 +55,13 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
         plain.replay.optional = true;
         port.Train(std::move(plain), std::move(then));
       },
-      [done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
+      [&front, owner = OwnerKey(*origin.caller), tokens,
+       session = front.SessionOf(ModelOfAdapter(train.adapter_id())),
+       done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
         if (!reply.ok()) return done(reply.status());
+        if (!reply->replayed) {
+          CountUsage(front, owner, session, {.train_tokens = tokens});
+        }
         done(OutputOf("", reply->result));
       });
 }

@@ -2,15 +2,20 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/models.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
+#include "server/tinker/sessions.h"
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
+#include "server/tinker/usage.h"
+#include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 
@@ -47,6 +52,11 @@ absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
        done](const absl::StatusOr<StepReply<CheckpointInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
         KeepExtras(front, call->caller, save.path, extras);
+        if (!reply->replayed) {
+          NoteEvent(front, call->caller, "create", save.path);
+          CountUsage(front, call->owner(), front.SessionOf(save.path.run),
+                     {.checkpoints = 1});
+        }
         done(OutputOf(save.path.run, reply->result));
       });
 }
@@ -112,9 +122,10 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
   request.set_step(static_cast<uint64_t>(seq));
   return front.port.Call(
       call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
-      [&front, call, adapter, id, loaded,
+      [&front, call, adapter, id, loaded, path = load.path,
        done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         if (!reply.ok()) return done(reply.status());
+        NoteEvent(front, call->caller, "read", path, "load");
         if (front.models.contains(id)) return done(loaded);
         // The model is gone. An earlier DeleteOrphan may have run before the
         // load made the adapter, so this one deletes the adapter.
@@ -137,6 +148,29 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
       });
 }
 
+// Returns the run that shall have the copy of a checkpoint: the one that the
+// body names, else a new one. A repeated request gets the same run.
+absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call) {
+  if (Find(call.body, "destination_project_id") != nullptr) {
+    return NoProjects("destination_project_id");
+  }
+  if (Find(call.body, "session_id") == nullptr) {
+    const std::string& key = call.http.idempotency_key;
+    if (key.empty()) return NewId();
+    return absl::BytesToHexString(
+        Sha256(absl::StrCat("copy ", call.owner(), " ", key)).substr(0, 16));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string session,
+                        StringField(call.body, "session_id"));
+  WEFT_RETURN_IF_ERROR(front.FindSession(call, session).status());
+  WEFT_ASSIGN_OR_RETURN(const int64_t number,
+                        IntField(call.body, "model_seq_id"));
+  const std::string run = absl::StrCat(session, ":train:", number);
+  if (number >= 0 && !front.models.contains(run)) return run;
+  return BadField("model_seq_id",
+                  absl::StrCat("is ", number, ", must be that of no model"));
+}
+
 }  // namespace
 
 absl::Status SaveWeights(Front& front, const CallPtr& call,
@@ -155,6 +189,50 @@ absl::Status SaveWeightsForSampler(Front& front, const CallPtr& call,
 absl::Status SaveWeightsExternal(Front& front, const CallPtr& call,
                                  const Respond& respond) {
   return PromiseSave(front, call, CheckpointKind::kExternal, respond);
+}
+
+absl::Status CopyWeights(Front& front, const CallPtr& call,
+                         const Respond& respond) {
+  WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
+  WEFT_ASSIGN_OR_RETURN(const std::string source,
+                        StringField(call->body, "source_path"));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath from, ParseCheckpointPath(source));
+  CheckpointPath to = from;
+  WEFT_ASSIGN_OR_RETURN(to.run, RunOfCopy(front, *call));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointExtras given, ReadExtras(call->body));
+  CheckpointExtras extras = FindExtras(front, call->caller, from);
+  extras.expires_at = given.expires_at;
+  WEFT_ASSIGN_OR_RETURN(
+      extras.charge,
+      front.ChargeEntry(call->owner(), extras.user_metadata.size() +
+                                           extras.base_model.size()));
+  // This message has what a copy needs, and its validation.
+  v1::LoadCheckpointRequest request;
+  request.set_adapter_id(AdapterOfModel(to.run));
+  request.set_source_adapter_id(AdapterOfModel(from.run));
+  request.set_name(from.WeftName());
+  return front.port.CallWith<CheckpointInfo>(
+      call->origin(), Rpc::kUploadCheckpoint, request,
+      [](Engine& engine, LoadCheckpointRequest plain, auto then) {
+        engine.UploadCheckpoint(
+            {.adapter_id = std::move(plain.adapter_id),
+             .name = std::move(plain.name),
+             .tenant = std::move(plain.tenant),
+             .files = {},
+             .source_adapter_id = std::move(plain.source_adapter_id)},
+            std::move(then));
+      },
+      [&front, call, to, extras,
+       respond](const absl::StatusOr<CheckpointInfo>& info) {
+        if (!info.ok() && !absl::IsAlreadyExists(info.status())) {
+          return respond(ErrorReply(info.status()));
+        }
+        if (info.ok()) {
+          KeepExtras(front, call->caller, to, extras);
+          NoteEvent(front, call->caller, "copy", to);
+        }
+        respond(JsonReply({{"tinker_path", to.ToString()}}));
+      });
 }
 
 absl::Status LoadWeights(Front& front, const CallPtr& call,

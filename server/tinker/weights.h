@@ -24,6 +24,11 @@ namespace weft::tinker {
 // Without `model_id`, the request makes a model.
 [[nodiscard]] absl::Status LoadWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
+// Copies a checkpoint of the caller's tenant to a run of its own, and responds
+// with the copy's path. The copy is a run without an adapter. If a request that
+// is repeated has made the copy, responds with its path, too.
+[[nodiscard]] absl::Status CopyWeights(Front& front, const CallPtr& call,
+                                       const Respond& respond);
 
 }  // namespace weft::tinker
 

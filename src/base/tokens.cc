@@ -57,7 +57,11 @@ std::string HashToken(absl::string_view token) {
 
 const TokenRecord* FindToken(const std::vector<TokenRecord>& records,
                              absl::string_view token) {
-  const std::string hash = HashToken(token);
+  return FindTokenOfHash(records, HashToken(token));
+}
+
+const TokenRecord* FindTokenOfHash(const std::vector<TokenRecord>& records,
+                                   absl::string_view hash) {
   const TokenRecord* found = nullptr;
   for (const TokenRecord& record : records) {
     const bool same =

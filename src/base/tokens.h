@@ -60,6 +60,9 @@ inline constexpr size_t kMaxTenantLength = 64;
 // token.
 [[nodiscard]] const TokenRecord* FindToken(
     const std::vector<TokenRecord>& records, absl::string_view token);
+// Does what FindToken does, for the token with this HashToken.
+[[nodiscard]] const TokenRecord* FindTokenOfHash(
+    const std::vector<TokenRecord>& records, absl::string_view hash);
 
 }  // namespace weft
 

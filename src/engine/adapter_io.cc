@@ -227,18 +227,35 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
   absl::StatusOr<lora::AdapterState> state =
       ReadState(folder, *info, base_, /*weights_only=*/false);
   WEFT_RETURN_IF_ERROR(AsArgument(state.status()));
-  info->adapter_id = request.adapter_id;
-  info->name = request.name;
-  info->tenant = request.tenant;
-  info->created_at = NextCreation(request.adapter_id);
-  info->expires_at = absl::InfiniteFuture();
-  info->base_model = base_.name;
-  info->base_fingerprint = base_.fingerprint;
-  WEFT_RETURN_IF_ERROR(Write({.tenant = info->tenant,
-                              .config = info->config,
-                              .state = *std::move(state),
-                              .last_step = info->last_step},
-                             request.overwrite, &*info));
+  return WriteAs(request, *std::move(info), *std::move(state));
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Copy(
+    const UploadCheckpointRequest& request) {
+  LoadCheckpointRequest load{.source_adapter_id = request.source_adapter_id,
+                             .name = request.name,
+                             .weights_only = true};
+  WEFT_ASSIGN_OR_RETURN(CheckpointInfo info, Describe(load));
+  load.weights_only = info.kind == CheckpointKind::kSampler;
+  WEFT_ASSIGN_OR_RETURN(LoadedCheckpoint source, Load(load));
+  return WriteAs(request, std::move(info), std::move(source.state));
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
+    const UploadCheckpointRequest& request, CheckpointInfo info,
+    lora::AdapterState state) {
+  info.adapter_id = request.adapter_id;
+  info.name = request.name;
+  info.tenant = request.tenant;
+  info.created_at = NextCreation(request.adapter_id);
+  info.expires_at = absl::InfiniteFuture();
+  info.base_model = base_.name;
+  info.base_fingerprint = base_.fingerprint;
+  WEFT_RETURN_IF_ERROR(Write({.tenant = info.tenant,
+                              .config = info.config,
+                              .state = std::move(state),
+                              .last_step = info.last_step},
+                             request.overwrite, &info));
   return info;
 }
 

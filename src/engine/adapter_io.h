@@ -86,6 +86,11 @@ class AdapterIo {
   // format version), and those of Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
+  // Writes a copy of the checkpoint of `request.source_adapter_id`, with its
+  // name, kind, metadata and state. The copy does not expire. Errors: those of
+  // Load and Save.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Copy(
+      const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
   // returns those of all adapters whose names begin with it, and reads only
   // their folders. Skips checkpoints that have expired.
@@ -116,6 +121,10 @@ class AdapterIo {
   // Sets info->size_bytes. Errors: as for Save.
   [[nodiscard]] absl::Status Write(const AdapterCopy& adapter, bool overwrite,
                                    CheckpointInfo* info);
+  // Writes `state` as the checkpoint of `request` that `info` describes.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> WriteAs(
+      const UploadCheckpointRequest& request, CheckpointInfo info,
+      lora::AdapterState state);
   // Returns the stored checkpoint named request.name if its step, state and
   // properties are those of this save. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(

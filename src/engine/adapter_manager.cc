@@ -359,7 +359,9 @@ void AdapterManager::DownloadCheckpoint(
 void AdapterManager::UploadCheckpoint(UploadCheckpointRequest request,
                                       Callback<CheckpointInfo> done) {
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
-    Reply(done, context_.files.Upload(request));
+    Reply(done, request.source_adapter_id.empty()
+                    ? context_.files.Upload(request)
+                    : context_.files.Copy(request));
   });
 }
 

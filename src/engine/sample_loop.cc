@@ -118,11 +118,15 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   job.result.version = version == nullptr ? 0 : version->number;
   job.stop = StopOf(*request, config());
   job.result.samples.resize(request->num_samples);
-  // The prompt's first token has no log-probability, so its entry is a
-  // placeholder.
-  if (request->prompt_logprobs) job.result.prompt_logprobs = {0.0f};
+  job.num_scored = request->first_scored();
+  // The entries of tokens without a score are placeholders.
+  const auto without = static_cast<size_t>(request->first_of_last_n());
+  if (request->prompt_logprobs) job.result.prompt_logprobs.resize(without);
   if (request->prompt_top_logprobs > 0) {
-    job.result.prompt_top_logprobs.resize(1);
+    job.result.prompt_top_logprobs.resize(without);
+  }
+  if (request->prompt_alternatives > 0) {
+    job.result.prompt_alternatives.resize(1);
   }
   sequences_.Add({.job = &job,
                   .sample_index = kPrompt,
@@ -338,6 +342,9 @@ bool SampleLoop::Accept(SampleSequence& sequence,
     if (!std::exchange(job.sent_prompt_scores, true)) {
       delta.prompt_logprobs = job.result.prompt_logprobs;
       delta.prompt_top_logprobs = job.result.prompt_top_logprobs;
+      delta.prompt_target_logprobs = job.result.prompt_target_logprobs;
+      delta.prompt_alternatives = job.result.prompt_alternatives;
+      delta.prompt_cached_tokens = job.result.prompt_cached_tokens;
     }
     job.deltas.push_back(std::move(delta));
   }

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "src/base/clock.h"
 #include "src/base/profile.h"
 #include "src/engine/sample_routing.h"
@@ -25,13 +27,10 @@ class PrefillRows {
  public:
   // Adds tokens [begin, end) of a sequence.
   void Add(const SampleSequence& sequence, int64_t begin, int64_t end);
-  // Scores the tokens `targets` with rows [begin, begin + targets.size()).
-  void Score(int64_t begin, absl::Span<const int32_t> targets,
+  // Scores `own`, if there is one, and the tokens `targets` after a row.
+  void Score(int64_t row, std::optional<int32_t> own,
+             absl::Span<const int32_t> targets,
              const lora::AdapterVersionPtr& version);
-  // Asks for the `count` likeliest tokens after each row in [begin, begin +
-  // size).
-  void List(int64_t begin, size_t size, int count,
-            const lora::AdapterVersionPtr& version);
   // Asks for the logits of a row. Returns the row's index in the logits.
   int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
   void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
@@ -90,26 +89,18 @@ void PrefillRows::Add(const SampleSequence& sequence, int64_t begin,
   }
 }
 
-void PrefillRows::Score(int64_t begin, absl::Span<const int32_t> targets,
+void PrefillRows::Score(int64_t row, std::optional<int32_t> own,
+                        absl::Span<const int32_t> targets,
                         const lora::AdapterVersionPtr& version) {
+  if (!own.has_value() && targets.empty()) return;
   loss::ScoreRows& scores = plan_.scores;
-  for (const int32_t target : targets) {
-    const auto row = static_cast<int64_t>(plan_.score_rows.size());
-    AddRows(scores.routing, version, row, row + 1);
-    plan_.score_rows.push_back(begin++);
-    scores.targets.push_back(target);
-    scores.row_offsets.push_back(row + 1);
-    scores.temperatures.push_back(1.0f);
-  }
-}
-
-void PrefillRows::List(int64_t begin, size_t size, int count,
-                       const lora::AdapterVersionPtr& version) {
-  for (size_t i = 0; i < size; ++i) {
-    const int64_t logit = WantLogits(begin++, version);
-    Draw({.config = {.temperature = 0, .top_logprobs = count},
-          .row = static_cast<int32_t>(logit)});
-  }
+  const auto scored = static_cast<int64_t>(plan_.score_rows.size());
+  AddRows(scores.routing, version, scored, scored + 1);
+  plan_.score_rows.push_back(row);
+  if (own.has_value()) scores.targets.push_back(*own);
+  scores.targets.insert(scores.targets.end(), targets.begin(), targets.end());
+  scores.row_offsets.push_back(static_cast<int64_t>(scores.targets.size()));
+  scores.temperatures.push_back(1.0f);
 }
 
 int64_t PrefillRows::WantLogits(int64_t row,
@@ -142,37 +133,112 @@ executor::CachePlan PrefillRows::Plan() && {
   return std::move(plan_);
 }
 
-// Returns the prompt tokens that this piece scores; empty if there are none.
-// Otherwise sets *begin to the position before the first of these tokens.
-absl::Span<const int32_t> UnscoredPrompt(const SamplePiece& piece,
-                                         int64_t* begin) {
+// The draws of prompt_alternatives use the random numbers of sample indices
+// from here on, which no sample has.
+constexpr uint32_t kFirstAlternative = uint32_t{1} << 31;
+
+// Positions [begin, end) of a prompt, which a piece scores. The row of token i
+// scores position i + 1.
+struct Positions {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+Positions UnscoredPrompt(const SamplePiece& piece) {
   const SampleJob& job = *piece.sequence->job;
-  const std::vector<int32_t>& prompt = job.request->prompt;
-  if (!job.scores_prompt()) return {};
-  // The row of token i scores token i + 1. If the prompt was preempted, some
-  // tokens already have their scores.
-  *begin = std::max(piece.begin, job.num_scored() - 1);
-  const int64_t end =
-      std::min(piece.end, static_cast<int64_t>(prompt.size()) - 1);
-  if (*begin >= end) return {};
-  return absl::MakeConstSpan(prompt).subspan(*begin + 1, end - *begin);
+  // If the prompt was preempted, some positions already have their scores.
+  return {.begin = std::max(piece.begin + 1, job.num_scored),
+          .end = std::min(piece.end + 1,
+                          static_cast<int64_t>(job.request->prompt.size()))};
 }
 
-// Adds the likeliest tokens at the prompt's next position, where the prompt has
-// `token`. Marks the job as failed if `drawn` is none.
-void AddTop(SampleJob& job, int32_t token,
+// What a request wants of one position of its prompt.
+struct PositionWants {
+  bool logprob = false;
+  absl::Span<const int32_t> targets;
+  int top = 0;
+  int alternatives = 0;
+};
+
+PositionWants WantsOf(const SampleRequest& request, int64_t position) {
+  const bool in_last_n = position >= request.first_of_last_n();
+  PositionWants wants{.logprob = request.prompt_logprobs && in_last_n,
+                      .top = in_last_n ? request.prompt_top_logprobs : 0,
+                      .alternatives = request.prompt_alternatives};
+  const std::vector<int64_t>& offsets = request.prompt_target_offsets;
+  if (!offsets.empty()) {
+    const int64_t begin = offsets[position - 1];
+    wants.targets = absl::MakeConstSpan(request.prompt_targets)
+                        .subspan(begin, offsets[position] - begin);
+  }
+  return wants;
+}
+
+// Adds what the job wants of a position of its prompt, which `row` predicts.
+void AddPosition(const SampleJob& job, int64_t position, int64_t row,
+                 const lora::AdapterVersionPtr& version, PrefillRows& rows) {
+  const SampleRequest& request = *job.request;
+  const PositionWants wants = WantsOf(request, position);
+  std::optional<int32_t> own;
+  if (wants.logprob) own = request.prompt[position];
+  rows.Score(row, own, wants.targets, version);
+  if (wants.top == 0 && wants.alternatives == 0) return;
+  const auto logit = static_cast<int32_t>(rows.WantLogits(row, version));
+  if (wants.top > 0) {
+    rows.Draw({.config = {.temperature = 0, .top_logprobs = wants.top},
+               .row = logit});
+  }
+  for (int i = 0; i < wants.alternatives; ++i) {
+    rows.Draw({.config = {.temperature = request.config.temperature},
+               .seed = request.config.seed,
+               .sample_index = kFirstAlternative + static_cast<uint32_t>(i),
+               .position = static_cast<uint32_t>(position),
+               .row = logit});
+  }
+}
+
+// Where the results of a pass that are not stored yet begin.
+struct PassOutput {
+  const float* score = nullptr;
+  std::vector<std::optional<sampling::DrawResult>>::iterator drawn;
+};
+
+// Adds the likeliest tokens at a position, where the prompt has `token`.
+void AddTop(SampleJob& job, int32_t token, bool has_logprob,
             std::optional<sampling::DrawResult> drawn) {
   job.failed |= !drawn.has_value();
-  std::vector<TopLogprobs>& rows = job.result.prompt_top_logprobs;
-  TopLogprobs& row = rows.emplace_back();
+  TopLogprobs& row = job.result.prompt_top_logprobs.emplace_back();
   if (drawn.has_value()) row = std::move(drawn->top_logprobs);
-  if (!job.request->prompt_logprobs) return;
+  if (!has_logprob) return;
   // Clients compare prompt_logprobs with this list to see whether `token` is
   // the likeliest. The two come from different matrix products and round
   // differently, so the list gets `token`'s value from prompt_logprobs.
   for (auto& [id, logprob] : row) {
-    if (id == token) logprob = job.result.prompt_logprobs[rows.size() - 1];
+    if (id == token) logprob = job.result.prompt_logprobs.back();
   }
+}
+
+// Stores what AddPosition has asked for.
+void StorePosition(SampleJob& job, int64_t position, PassOutput& output) {
+  const PositionWants wants = WantsOf(*job.request, position);
+  SampleResult& result = job.result;
+  if (wants.logprob) result.prompt_logprobs.push_back(*output.score++);
+  const float* const end = output.score + wants.targets.size();
+  result.prompt_target_logprobs.insert(result.prompt_target_logprobs.end(),
+                                       std::exchange(output.score, end), end);
+  if (wants.top > 0) {
+    AddTop(job, job.request->prompt[position], wants.logprob,
+           std::move(*output.drawn++));
+  }
+  if (wants.alternatives > 0) {
+    TopLogprobs& row = result.prompt_alternatives.emplace_back();
+    for (int i = 0; i < wants.alternatives; ++i) {
+      const std::optional<sampling::DrawResult>& drawn = *output.drawn++;
+      job.failed |= !drawn.has_value();
+      if (drawn.has_value()) row.emplace_back(drawn->token, drawn->logprob);
+    }
+  }
+  job.num_scored = position + 1;
 }
 
 }  // namespace
@@ -242,11 +308,17 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     if (size == 0) continue;  // All tokens are cached.
     size = sequences_.EndOfPiece(sequence, sequence.length + size) -
            sequence.length;
-    if (sequence.lists_prompt()) {
-      // Each row of this piece counts as a draw, because it needs logits.
-      if (draw_budget <= 0) break;
-      size = std::min(size, draw_budget);
-      draw_budget -= size;
+    const int64_t unlisted = sequence.first_listed() - sequence.length;
+    if (size > unlisted) {
+      // A row that needs logits counts as a draw, and each draw of it, too.
+      const int64_t draws =
+          std::max<int64_t>(1, sequence.job->request->prompt_alternatives);
+      const int64_t free = std::max<int64_t>(unlisted, 0);
+      const int64_t listed =
+          draw_budget <= 0 ? 0 : std::max<int64_t>(1, draw_budget / draws);
+      size = std::min(size, free + listed);
+      if (size == 0) break;
+      draw_budget -= (size - free) * draws;
     }
     key_budget -= sequence.length + size;
     if (key_budget < 0 && !pieces.empty()) break;
@@ -272,21 +344,15 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
 
 void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
   PrefillRows rows;
-  std::vector<absl::Span<const int32_t>> scored;
   for (const SamplePiece& piece : pieces) {
     SampleJob& job = *piece.sequence->job;
     const lora::AdapterVersionPtr& version = piece.sequence->version;
     const int64_t first_row = rows.size();
     rows.Add(*piece.sequence, piece.begin, piece.end);
-    int64_t begin = 0;
-    const absl::Span<const int32_t> targets = UnscoredPrompt(piece, &begin);
-    begin += first_row - piece.begin;
-    if (job.request->prompt_logprobs) rows.Score(begin, targets, version);
-    if (job.request->prompt_top_logprobs > 0) {
-      rows.List(begin, targets.size(), job.request->prompt_top_logprobs,
-                version);
+    const Positions unscored = UnscoredPrompt(piece);
+    for (int64_t i = unscored.begin; i < unscored.end; ++i) {
+      AddPosition(job, i, first_row + i - 1 - piece.begin, version, rows);
     }
-    scored.push_back(targets);
     if (!piece.ends_prompt()) continue;
     const int64_t logit = rows.WantLogits(rows.size() - 1, version);
     const model::Decoder& decoder = executor_.decoder();
@@ -296,32 +362,29 @@ void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
       rows.Draw(job.RuleOf(i, logit));
     }
   }
-  Store(pieces, scored, executor_.Run(std::move(rows).Plan()));
+  Store(pieces, executor_.Run(std::move(rows).Plan()));
 }
 
 void SamplePrefill::Store(const std::vector<SamplePiece>& pieces,
-                          const std::vector<absl::Span<const int32_t>>& scored,
                           executor::CacheOutput output) {
-  const float* score = output.logprobs_E.defined()
-                           ? output.logprobs_E.const_data_ptr<float>()
-                           : nullptr;
-  auto drawn = std::make_move_iterator(output.drawn.begin());
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    SampleSequence& sequence = *pieces[i].sequence;
+  PassOutput next{.score = output.logprobs_E.defined()
+                               ? output.logprobs_E.const_data_ptr<float>()
+                               : nullptr,
+                  .drawn = output.drawn.begin()};
+  for (const SamplePiece& piece : pieces) {
+    SampleSequence& sequence = *piece.sequence;
     SampleJob& job = *sequence.job;
-    if (job.request->prompt_logprobs && !scored[i].empty()) {
-      std::vector<float>& logprobs = job.result.prompt_logprobs;
-      logprobs.insert(logprobs.end(), score, score + scored[i].size());
-      score += scored[i].size();
+    const Positions unscored = UnscoredPrompt(piece);
+    for (int64_t i = unscored.begin; i < unscored.end; ++i) {
+      StorePosition(job, i, next);
     }
-    if (job.request->prompt_top_logprobs > 0) {
-      for (const int32_t token : scored[i]) AddTop(job, token, *drawn++);
+    if (piece.ends_prompt()) {
+      const auto end = next.drawn + job.request->num_samples;
+      job.first_draws.assign(
+          std::make_move_iterator(std::exchange(next.drawn, end)),
+          std::make_move_iterator(end));
     }
-    if (pieces[i].ends_prompt()) {
-      const auto end = drawn + job.request->num_samples;
-      job.first_draws.assign(std::exchange(drawn, end), end);
-    }
-    sequence.length = pieces[i].end;
+    sequence.length = piece.end;
     sequences_.CachePrefix(sequence, /*ends=*/false);
   }
 }

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "src/dispatch/fair_shares.h"
 #include "src/engine/engine_probe.h"
 #include "src/engine/sample_sequences.h"
@@ -57,10 +56,8 @@ class SamplePrefill {
   [[nodiscard]] std::vector<SampleSequence*> InTurn();
   [[nodiscard]] std::vector<SamplePiece> Plan();
   void RunPieces(const std::vector<SamplePiece>& pieces);
-  // Gives the output to the jobs. scored[i] has the prompt tokens that
-  // pieces[i] scores.
+  // Gives the output to the jobs.
   void Store(const std::vector<SamplePiece>& pieces,
-             const std::vector<absl::Span<const int32_t>>& scored,
              executor::CacheOutput output);
 
   executor::Executor& executor_;

@@ -175,15 +175,14 @@ void SampleSequences::EraseAllOf(const SampleJob& job) {
 }
 
 bool SampleSequences::TakePages(SampleSequence& sequence) {
-  const SampleJob& job = *sequence.job;
+  SampleJob& job = *sequence.job;
   const int64_t target = sequence.target();
   // Keys and values are cached, but hidden states are not. So prefill must
   // compute the rows that still need scores, and the last row of a prompt, from
   // which the samples draw their first tokens.
-  int64_t reusable = target;
-  if (sequence.sample_index == kPrompt && job.first_draws.empty()) {
-    reusable = (job.scores_prompt() ? job.num_scored() : target) - 1;
-  }
+  const bool is_new =
+      sequence.sample_index == kPrompt && job.first_draws.empty();
+  const int64_t reusable = is_new ? job.num_scored - 1 : target;
   kv::SequencePages pages = pool_.Begin(
       sequence.weights_id(), sequence.Tokens(reusable), &sequence.fork_tokens);
   const int64_t found = pages.num_tokens();
@@ -194,6 +193,10 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
   }
   sequence.pages = std::move(pages);
   sequence.length = found;
+  // A prompt that was preempted finds the tokens that it has computed itself.
+  if (!std::exchange(job.looked_up, true)) {
+    job.result.prompt_cached_tokens = found;
+  }
   probe_->CountPrefixLookup(target, found);
   return true;
 }

@@ -52,6 +52,12 @@ bool SampleSequence::may_take_version() const {
          (!job->request->recompute_cache ||
           job->result.samples[sample_index].version_spans.back().version ==
               version->number);
+int64_t SampleSequence::first_listed() const {
+  const SampleRequest& request = *job->request;
+  if (sample_index != kPrompt || !job->first_draws.empty()) return target();
+  if (request.prompt_alternatives > 0) return 0;
+  return request.prompt_top_logprobs > 0 ? request.first_of_last_n() - 1
+                                         : target();
 }
 
 std::array<int64_t, 2> SampleSequence::StatePlaces() const {

@@ -49,21 +49,15 @@ struct SampleJob {
   int num_started = 0;
   int num_finished = 0;
   bool failed = false;
+  bool looked_up = false;  // result.prompt_cached_tokens is set.
+  // The positions of the prompt before this one have all that the request wants
+  // of them. Position 0 has nothing to want, because nothing predicts it.
+  int64_t num_scored = 1;
   bool sent_prompt_scores = false;
   std::vector<SampleDelta> deltas;
 
   [[nodiscard]] bool HasMoreToStart() const {
     return !failed && num_started < request->num_samples;
-  }
-  [[nodiscard]] bool scores_prompt() const {
-    return request->prompt_logprobs || request->prompt_top_logprobs > 0;
-  }
-  // Returns the number of prompt tokens that have their scores. Includes the
-  // first token, whose score is a placeholder. REQUIRES: scores_prompt().
-  [[nodiscard]] int64_t num_scored() const {
-    return static_cast<int64_t>(request->prompt_logprobs
-                                    ? result.prompt_logprobs.size()
-                                    : result.prompt_top_logprobs.size());
   }
   [[nodiscard]] int num_running() const { return num_started - num_finished; }
   // Returns the rule for drawing the sample's next token from this row of the
@@ -120,12 +114,10 @@ struct SampleSequence {
   [[nodiscard]] bool only_forks() const {
     return sample_index == kPrompt && !job->first_draws.empty();
   }
-  // Returns whether this is a prompt that needs prompt_top_logprobs and is not
-  // prefilled yet.
-  [[nodiscard]] bool lists_prompt() const {
-    return sample_index == kPrompt && job->first_draws.empty() &&
-           job->request->prompt_top_logprobs > 0;
-  }
+  // Returns the first token of a prompt that is not prefilled yet after which
+  // prefill needs all logits, for prompt_top_logprobs or prompt_alternatives;
+  // target() if there is none.
+  [[nodiscard]] int64_t first_listed() const;
   // Returns the numbers of tokens, ascending, after which prefill of a prompt
   // caches the state (sample_sequences.h); 0: nowhere.
   [[nodiscard]] std::array<int64_t, 2> StatePlaces() const;

@@ -67,13 +67,16 @@ struct SaveCheckpointRequest {
   bool promised = false;  // See step.h.
 };
 
-// Asks to write the files of an earlier download as a checkpoint.
+// Asks to write the files of an earlier download as a checkpoint. With
+// `source_adapter_id` it asks for a copy of that adapter's checkpoint `name`
+// instead, and `files` is empty.
 struct UploadCheckpointRequest {
   std::string adapter_id;
   std::string name;
   bool overwrite = false;
   std::string tenant;
   PeftFiles files;
+  std::string source_adapter_id = {};
 };
 
 struct LoadCheckpointRequest {

@@ -60,6 +60,14 @@ struct SampleRequest {
   bool prompt_logprobs = false;
   int top_logprobs = 0;
   int prompt_top_logprobs = 0;
+  // How many of the prompt's last tokens the two above score; 0: all.
+  int64_t prompt_logprobs_last_n = 0;
+  // Tokens to score: those of position i + 1 of the prompt are [offsets[i],
+  // offsets[i + 1]). Both are empty if there are none.
+  std::vector<int32_t> prompt_targets;
+  std::vector<int64_t> prompt_target_offsets;  // [P].
+  // The tokens to draw at each position of the prompt but the first.
+  int prompt_alternatives = 0;
   bool return_routing = false;
   // Scores are those of the distribution that top_k, top_p and min_p leave.
   bool truncated_logprobs = false;
@@ -87,6 +95,17 @@ struct SampleRequest {
     return config.top_k == 0 ? kMaxSupport
                              : std::min(config.top_k, kMaxSupport);
   }
+  // Returns the first position of the prompt, >= 1, that prompt_logprobs and
+  // prompt_top_logprobs score.
+  [[nodiscard]] int64_t first_of_last_n() const {
+    const auto length = static_cast<int64_t>(prompt.size());
+    return prompt_logprobs_last_n == 0
+               ? 1
+               : std::max<int64_t>(1, length - prompt_logprobs_last_n);
+  }
+  // Returns the first position of the prompt, >= 1, that has a score or a draw;
+  // the prompt's length if there is none.
+  [[nodiscard]] int64_t first_scored() const;
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };
@@ -126,6 +145,10 @@ struct SampleResult {
   std::vector<Sample> samples;
   std::vector<float> prompt_logprobs;
   std::vector<TopLogprobs> prompt_top_logprobs;  // The first entry is empty.
+  std::vector<float> prompt_target_logprobs;     // One for each target.
+  // The draws, not in the order of likelihood. The first entry is empty.
+  std::vector<TopLogprobs> prompt_alternatives;
+  int64_t prompt_cached_tokens = 0;  // Those that were not computed again.
   uint64_t version = 0;  // Scored the prompt and drew the first tokens.
 };
 
@@ -136,6 +159,9 @@ struct SampleDelta {
   // The prompt's scores are set in the request's first delta, if requested.
   std::vector<float> prompt_logprobs;
   std::vector<TopLogprobs> prompt_top_logprobs;
+  std::vector<float> prompt_target_logprobs;
+  std::vector<TopLogprobs> prompt_alternatives;
+  int64_t prompt_cached_tokens = 0;
   uint64_t version = 0;
 };
 

@@ -208,6 +208,15 @@ inline void SampleLoopTest::ExpectSameResultsInAnyOrder(
     requests.back().num_samples = 1 + static_cast<int>(random() % 4);
     requests.back().prompt_logprobs = random() % 4 == 0;
     requests.back().prompt_top_logprobs = i % 3 == 0 ? 2 : 0;
+    requests.back().prompt_logprobs_last_n =
+        i % 2 == 0 ? 0 : 1 + static_cast<int64_t>(random() % 70);
+    if (i % 4 == 1 && length > 1) {
+      requests.back().prompt_targets = requests.back().prompt;
+      for (int j = 0; j < length; ++j) {
+        requests.back().prompt_target_offsets.push_back(
+            j == length - 1 ? length : j / 2);
+      }
+    }
     expected.push_back(Alone(requests[i], i % 2 == 0 ? nullptr : adapter_));
   }
   for (int round = 0; round < 4; ++round) {
@@ -240,6 +249,8 @@ inline void SampleLoopTest::ExpectSameResultsInAnyOrder(
       ExpectSameScores(result.prompt_logprobs, expected[id].prompt_logprobs);
       ExpectSameScores(ScoresOf(result.prompt_top_logprobs),
                        ScoresOf(expected[id].prompt_top_logprobs));
+      ExpectSameScores(result.prompt_target_logprobs,
+                       expected[id].prompt_target_logprobs);
     }
   }
 }

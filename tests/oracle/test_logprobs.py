@@ -70,6 +70,25 @@ def test_adapters_mixed_in_one_batch(
     assert tolerance.max_difference(replies[0].results[0].logprobs, base) > 1e-2
 
 
+def test_given_tokens_at_the_positions_of_a_prompt(
+    daemon_for: Any, reference_for: Any
+) -> None:
+    kind = "llama-tied"
+    reference = reference_for(kind)
+    tokens = [int(t) for t in sequences(kind, model_folder(kind), reference.vocab)[0]]
+    others = [(t + 1 + 7 * i) % reference.vocab for i, t in enumerate(tokens[1:])]
+    rows = [list(pair) for pair in zip(tokens[1:], others, strict=True)]
+    with daemon_for(kind).client() as client:
+        scores = client.sample(
+            tokens, max_tokens=1, prompt_targets=rows
+        ).prompt_target_logprobs
+    assert scores is not None
+    for column, targets in enumerate((tokens[1:], others)):
+        expected = reference.logprobs(tokens[:-1], targets)
+        difference = tolerance.max_difference(scores[column::2], expected)
+        assert difference <= tolerance.logprobs(DTYPE, expected)
+
+
 def test_score_all_returns_what_weights_hide(
     daemon_for: Any, reference_for: Any, unique: Any
 ) -> None:

@@ -211,9 +211,23 @@ void ExpectUsable(const SampleRequest& request, const RequestLimits& limits) {
             limits.context_length);
   EXPECT_TRUE(request.num_samples >= 1 &&
               request.num_samples <= limits.max_samples);
-  EXPECT_TRUE(request.top_logprobs >= 0 && request.top_logprobs <= 20);
+  EXPECT_TRUE(request.top_logprobs >= 0 && request.top_logprobs <= 1024);
   EXPECT_TRUE(request.prompt_top_logprobs >= 0 &&
-              request.prompt_top_logprobs <= 20);
+              request.prompt_top_logprobs <= 1024);
+  EXPECT_TRUE(request.prompt_alternatives >= 0 &&
+              request.prompt_alternatives <= 64);
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  EXPECT_TRUE(request.prompt_logprobs_last_n >= 0 &&
+              request.prompt_logprobs_last_n < prompt);
+  ExpectIds(request.prompt_targets, limits);
+  const std::vector<int64_t>& offsets = request.prompt_target_offsets;
+  if (!offsets.empty()) {
+    EXPECT_EQ(static_cast<int64_t>(offsets.size()), prompt);
+    EXPECT_EQ(offsets.front(), 0);
+    EXPECT_TRUE(std::is_sorted(offsets.begin(), offsets.end()));
+    EXPECT_EQ(static_cast<size_t>(offsets.back()),
+              request.prompt_targets.size());
+  }
   EXPECT_TRUE(config.top_k >= 0 && config.top_k <= limits.vocab_size);
   EXPECT_TRUE(config.top_p > 0 && config.top_p <= 1) << config.top_p;
   EXPECT_TRUE(config.temperature == 0 ||

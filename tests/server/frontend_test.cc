@@ -235,7 +235,7 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   EXPECT_EQ(info.replay_window(), 64u);
   EXPECT_EQ(info.max_targets_per_token(), 1024u);
   EXPECT_EQ(info.max_stop_entries(), 64u);
-  EXPECT_EQ(info.max_top_logprobs(), 20u);
+  EXPECT_EQ(info.max_top_logprobs(), 1024u);
   EXPECT_FALSE(info.draining());
 }
 

@@ -22,6 +22,12 @@ using Ask = v1::SampleRequest;
 
 TEST(RefusalTest, Sample) {
   const auto config = [](Ask& r) { return r.mutable_config(); };
+  const auto targets = [](Ask& r, const std::vector<uint32_t>& counts,
+                          const std::vector<uint32_t>& tokens) {
+    v1::PromptTargets* const to = r.mutable_prompt_targets();
+    to->mutable_counts()->Add(counts.begin(), counts.end());
+    to->mutable_tokens()->Add(tokens.begin(), tokens.end());
+  };
   ExpectRefusals<Ask>(
       GoodSample(),
       {{"bad adapter", [](Ask& r) { r.set_adapter_id(".."); },
@@ -40,8 +46,8 @@ TEST(RefusalTest, Sample) {
         "num_samples is 9, must be in [1, 8] (the server's --max-samples)"},
        {"10^6 samples", [](Ask& r) { r.set_num_samples(1000000); },
         "num_samples is 1000000"},
-       {"top_logprobs 21", [](Ask& r) { r.set_top_logprobs(21); },
-        "top_logprobs is 21, must be in [0, 20]"},
+       {"top_logprobs 1025", [](Ask& r) { r.set_top_logprobs(1025); },
+        "top_logprobs is 1025, must be in [0, 1024]"},
        {"in flight of base",
         [](Ask& r) {
           r.clear_adapter_id();
@@ -53,8 +59,40 @@ TEST(RefusalTest, Sample) {
         "in_flight must not be set with snapshot"},
        {"recompute_cache alone", [](Ask& r) { r.set_recompute_cache(true); },
         "recompute_cache needs in_flight"},
-       {"prompt_top_logprobs 21", [](Ask& r) { r.set_prompt_top_logprobs(21); },
-        "prompt_top_logprobs is 21, must be in [0, 20]"},
+       {"prompt_top_logprobs 1025",
+        [](Ask& r) { r.set_prompt_top_logprobs(1025); },
+        "prompt_top_logprobs is 1025, must be in [0, 1024]"},
+       {"prompt_alternatives 65", [](Ask& r) { r.set_prompt_alternatives(65); },
+        "prompt_alternatives is 65, must be in [0, 64]"},
+       {"last_n alone", [](Ask& r) { r.set_prompt_logprobs_last_n(1); },
+        "prompt_logprobs_last_n is 1, is only for prompt_logprobs and "
+        "prompt_top_logprobs"},
+       {"last_n = prompt",
+        [](Ask& r) {
+          r.set_prompt_logprobs(true);
+          r.set_prompt_logprobs_last_n(3);
+        },
+        "prompt_logprobs_last_n is 3, must be in [0, 2]"},
+       {"no counts", [](Ask& r) { r.mutable_prompt_targets(); },
+        "prompt_targets.counts has 0 values, must have 2, one for each token "
+        "of "
+        "the prompt but the first"},
+       {"count 1025",
+        [=](Ask& r) {
+          targets(r, {0, 1025}, {});
+        },
+        "prompt_targets.counts[1] is 1025, must be in [0, 1024]"},
+       {"few targets",
+        [=](Ask& r) {
+          targets(r, {1, 2}, {1, 2});
+        },
+        "prompt_targets.tokens has 2 values, must have 3, the sum of "
+        "prompt_targets.counts"},
+       {"target id",
+        [=](Ask& r) {
+          targets(r, {0, 1}, {100});
+        },
+        "prompt_targets.tokens[0] is 100, must be in [0, 100)"},
        {"max_tokens > room", [=](Ask& r) { config(r)->set_max_tokens(30); },
         "config.max_tokens is 30, must be in [1, 29]"},
        {"max_tokens -1", [=](Ask& r) { config(r)->set_max_tokens(UINT32_MAX); },

@@ -12,6 +12,7 @@
 #include "server/http/url.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoint_path.h"
+#include "server/tinker/prompt_wire.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
@@ -313,6 +314,41 @@ TEST(TinkerSampleOutputTest, OnlyTheLastTokensOfAPromptHaveScores) {
   EXPECT_EQ(json["prompt_logprobs"], Json({nullptr, nullptr, -2}));
   EXPECT_EQ(json["topk_prompt_logprobs"],
             Json::parse("[null, null, [[1, -0.25]]]"));
+}
+
+TEST(TinkerSampleOutputTest, ScoresHaveThePlacesOfTheirTargets) {
+  const Json dense = {
+      {"data", {7, -1, -1, 9}}, {"dtype", "int64"}, {"shape", {2, 2}}};
+  Json sparse = {{"data", {7, -1, 9}}, {"dtype", "int64"}, {"shape", {2, 5}}};
+  sparse["sparse_crow_indices"] = {0, 2, 3};
+  sparse["sparse_col_indices"] = {0, 3, 4};
+  SampleResult result;
+  result.samples.resize(1);
+  result.prompt_target_logprobs = {-0.5F, -0.25F};
+  result.prompt_alternatives = {{}, {{4, -1}, {5, -2}}, {{6, -3}, {4, -4}}};
+  result.prompt_cached_tokens = 16;
+  for (const Json& targets : {dense, sparse}) {
+    v1::SampleRequest request;
+    for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
+    const auto asked =
+        ReadTargets({{"target_prompt_logprobs", targets}}, &request);
+    ASSERT_TRUE(asked.ok()) << asked.status();
+    EXPECT_THAT(request.prompt_targets().counts(), ElementsAre(1, 1));
+    EXPECT_THAT(request.prompt_targets().tokens(), ElementsAre(7, 9));
+    const Json out = Json::parse(SampleOutputJson(
+        SampleOutput(result, {.targets = *asked, .alternatives = 2})));
+    Json expected = targets;
+    expected["dtype"] = "float32";
+    expected["data"] = targets["shape"][1] == 2 ? Json({-0.5, 0, 0, -0.25})
+                                                : Json({-0.5, 0, -0.25});
+    EXPECT_EQ(out["target_prompt_logprobs"], expected);
+    EXPECT_EQ(
+        out["prompt_alt_tokens"]["tokens"],
+        Json({{"data", {4, 5, 6, 4}}, {"dtype", "int64"}, {"shape", {2, 2}}}));
+    EXPECT_EQ(out["prompt_alt_tokens"]["logprobs"]["data"],
+              Json({-1, -2, -3, -4}));
+    EXPECT_EQ(out["prompt_cache_hit_tokens"], 16);
+  }
 }
 
 TEST(TinkerCheckpointPathTest, NamesAndWeftNamesAreOneToOne) {

@@ -94,10 +94,6 @@ TEST_F(TinkerRequestsTest, AFieldThatIsNotOfferedIsRefusedAndNotIgnored) {
               HasSubstr("weights_access_token is not offered"));
   EXPECT_THAT(StepError("optim_step", {{"optimizer_params", {{"a", 1}}}}),
               HasSubstr("use adam_params"));
-  EXPECT_THAT(SampleError({{"prompt_alt_tokens_k", 2}}),
-              HasSubstr("prompt_alt_tokens_k is not offered"));
-  EXPECT_THAT(SampleError({{"target_prompt_logprobs", {{"data", {1}}}}}),
-              HasSubstr("target_prompt_logprobs is not offered"));
   const HttpReply runs = Ask("GET", "training_runs?project_id=p");
   EXPECT_EQ(runs.status, 400);
   EXPECT_THAT(runs.body, HasSubstr("project_id is not offered"));
@@ -206,13 +202,50 @@ TEST_F(TinkerRequestsTest, ErrorsHaveTheNamesOfTheClientsFields) {
                     HasSubstr("at most loss_fn_config.clip_high_threshold")));
   EXPECT_EQ(SampleError({{"prompt", Prompt({})}}),
             "prompt is empty, must have at least one token");
-  EXPECT_THAT(SampleError({{"topk_sample_logprobs", 21}}),
-              StartsWith("topk_sample_logprobs is 21"));
+  EXPECT_THAT(SampleError({{"topk_sample_logprobs", 1025}}),
+              StartsWith("topk_sample_logprobs is 1025"));
+  EXPECT_THAT(SampleError({{"prompt_alt_tokens_k", 65}}),
+              StartsWith("prompt_alt_tokens_k is 65"));
+  EXPECT_THAT(SampleError({{"prompt_logprobs_last_n", 0}}),
+              StartsWith("prompt_logprobs_last_n is 0"));
   EXPECT_THAT(SampleError({{"sampling_params", {{"top_p", 2}}}}),
               StartsWith("sampling_params.top_p is 2"));
   EXPECT_THAT(SampleError({{"sampling_params",
                             {{"max_tokens", 1}, {"stop", {1000000}}}}}),
               StartsWith("sampling_params.stop[0] is 1000000"));
+}
+
+TEST_F(TinkerRequestsTest, BadTargetsOfAPromptAreRefused) {
+  Start();
+  const auto error = [this](const Json& targets) {
+    return SampleError({{"target_prompt_logprobs", targets}});
+  };
+  const Json shape = {1, 2};
+  EXPECT_THAT(error({{"data", {1, 2}}, {"shape", shape}}),
+              StartsWith("target_prompt_logprobs.dtype must be int64"));
+  for (const Json& bad : {Json{2, 1}, Json{2}, Json{1000000000, 0}}) {
+    EXPECT_THAT(error({{"data", {1, 2}}, {"dtype", "int64"}, {"shape", bad}}),
+                StartsWith("target_prompt_logprobs.shape must be [1, K]"))
+        << bad;
+  }
+  EXPECT_THAT(error({{"data", {1}}, {"dtype", "int64"}, {"shape", shape}}),
+              StartsWith("target_prompt_logprobs must have a shape"));
+  EXPECT_THAT(error({{"data", {1, -2}}, {"dtype", "int64"}, {"shape", shape}}),
+              StartsWith("target_prompt_logprobs.tokens[1] is 4294967294"));
+  EXPECT_THAT(error({{"data", {1, int64_t{1} << 40}},
+                     {"dtype", "int64"},
+                     {"shape", shape}}),
+              StartsWith("target_prompt_logprobs has 1099511627776"));
+  const auto sparse = [&](const Json& rows, const Json& columns) {
+    return error({{"data", {1, 2}},
+                  {"dtype", "int64"},
+                  {"shape", shape},
+                  {"sparse_crow_indices", rows},
+                  {"sparse_col_indices", columns}});
+  };
+  EXPECT_EQ(sparse({0, 2}, {0, 1}), "");
+  EXPECT_THAT(sparse({0, 1}, {0, 1}), HasSubstr("do not fit"));
+  EXPECT_THAT(sparse({0, 2}, {0, 2}), HasSubstr("out of its shape"));
 }
 
 TEST_F(TinkerRequestsTest, TheTokenizerHasTheNameThatTheClientSent) {

@@ -63,8 +63,15 @@ TEST(ValidationTest, AcceptsTheEdgesOfEveryRange) {
   v1::SampleRequest request;
   for (const uint32_t token : {0, 9, 9}) request.add_prompt(token);
   request.set_num_samples(2);
-  request.set_top_logprobs(20);
-  request.set_prompt_top_logprobs(20);
+  request.set_top_logprobs(1024);
+  request.set_prompt_top_logprobs(1024);
+  request.set_prompt_logprobs_last_n(2);
+  request.set_prompt_alternatives(64);
+  request.mutable_prompt_targets()->add_counts(0);
+  request.mutable_prompt_targets()->add_counts(1024);
+  for (int i = 0; i < 1024; ++i) {
+    request.mutable_prompt_targets()->add_tokens(9);
+  }
   request.mutable_config()->set_max_tokens(1);
   request.mutable_config()->set_top_p(1);
   request.mutable_config()->set_temperature(1e-8);
@@ -72,6 +79,7 @@ TEST(ValidationTest, AcceptsTheEdgesOfEveryRange) {
   const auto sample = Validate(request, limits);
   ASSERT_TRUE(sample.ok()) << sample.status();
   EXPECT_EQ(sample->config.seed, UINT64_MAX);
+  EXPECT_EQ(sample->prompt_target_offsets, (std::vector<int64_t>{0, 0, 1024}));
 
   v1::ForwardBackwardRequest train;
   train.set_adapter_id("a");

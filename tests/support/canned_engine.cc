@@ -280,6 +280,7 @@ void CannedEngine::Decode() {
     running.result.samples.resize(task->request->num_samples);
     running.result.prompt_logprobs = CannedPromptLogprobs(*task->request);
     running.result.prompt_top_logprobs = CannedPromptTop(*task->request);
+    FillCannedPrompt(*task->request, &running.result);
     running.result.version = *version;
     desk.Start(*task);
   }
@@ -331,6 +332,10 @@ void CannedEngine::Draw(Running& running) {
   if (running.position == 0) {
     deltas.front().prompt_logprobs = running.result.prompt_logprobs;
     deltas.front().prompt_top_logprobs = running.result.prompt_top_logprobs;
+    deltas.front().prompt_target_logprobs =
+        running.result.prompt_target_logprobs;
+    deltas.front().prompt_alternatives = running.result.prompt_alternatives;
+    deltas.front().prompt_cached_tokens = running.result.prompt_cached_tokens;
   }
   ++running.position;
   if (running.task.streams) {

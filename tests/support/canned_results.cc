@@ -74,6 +74,17 @@ std::vector<TopLogprobs> CannedPromptTop(const SampleRequest& request) {
   return rows;
 }
 
+void FillCannedPrompt(const SampleRequest& request, SampleResult* result) {
+  result->prompt_target_logprobs.assign(request.prompt_targets.size(), -0.5F);
+  result->prompt_cached_tokens = 1;
+  if (request.prompt_alternatives == 0) return;
+  result->prompt_alternatives.resize(1);
+  for (size_t i = 1; i < request.prompt.size(); ++i) {
+    result->prompt_alternatives.emplace_back(
+        request.prompt_alternatives, std::pair(request.prompt[i], -0.75F));
+  }
+}
+
 Sample CannedToken(const SampleRequest& request, int vocab_size,
                    int sample_index, int position) {
   const int32_t token =

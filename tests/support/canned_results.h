@@ -37,6 +37,11 @@ inline constexpr double kCannedGradNorm = 2.5;
 [[nodiscard]] std::vector<TopLogprobs> CannedPromptTop(
     const SampleRequest& request);
 
+// Fills what else the request asks of its prompt: each of its targets has
+// log-probability -0.5, and each alternative is the token of its position, with
+// -0.75. One token of the prompt was cached.
+void FillCannedPrompt(const SampleRequest& request, SampleResult* result);
+
 // Draws one token. The first token of sample i is the prompt's last token plus
 // i + 1, and each next token is one higher, modulo the vocabulary. The
 // log-probability is -0.25.

@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import custom_losses
 import tinker
 from tinker import types
+from tinker.lib.api_future_impl import _APIFuture
+from tinker.lib.client_connection_pool_type import ClientConnectionPoolType
 
 TOKENS = [3, 17, 5, 42, 8, 30, 11, 2]
 GREEDY = types.SamplingParams(max_tokens=6, temperature=0.0, stop=[])
@@ -270,6 +274,7 @@ def as_json(result: types.SampleResponse) -> dict[str, Any]:
         ],
         "prompt_logprobs": result.prompt_logprobs,
         "topk_prompt_logprobs": result.topk_prompt_logprobs,
+        "prompt_cache_hit_tokens": result.prompt_cache_hit_tokens,
         "type": "sample",
     }
 
@@ -385,6 +390,115 @@ def in_flight(base: str) -> dict[str, Any]:
     print("kill", flush=True)
     sources = {"start": start, "first": first, "second": second, "end": end}
     return {**out, **{name: scores(source) for name, source in sources.items()}}
+def tensor(data: types.TensorData) -> Any:
+    return data.to_numpy().tolist()
+
+
+def prompt_scores(base: str) -> dict[str, Any]:
+    """Asks for scores and draws at the positions of a prompt of several pages."""
+    sampler = tinker.ServiceClient().create_sampling_client(base_model=base)
+    tokens = [(3 + 7 * i) % 200 for i in range(40)]
+    count = len(tokens) - 1
+    one = types.SamplingParams(max_tokens=1, temperature=0.5, seed=4)
+
+    def ask(**options: Any) -> types.SampleResponse:
+        return sampler.sample(prompt(tokens), 1, one, **options).result()
+
+    rows = [[tokens[i + 1], i, -1] for i in range(count)]
+    dense = types.TensorData(
+        data=[token for row in rows for token in row], dtype="int64", shape=[count, 3]
+    )
+    columns = [0, 1] * count
+    sparse = types.TensorData(
+        data=[token for row in rows for token in row[:2]],
+        dtype="int64",
+        shape=[count, 3],
+        sparse_crow_indices=[2 * i for i in range(count + 1)],
+        sparse_col_indices=columns,
+    )
+    first = ask(
+        include_prompt_logprobs=True,
+        target_prompt_logprobs=dense,
+        prompt_alt_tokens_k=3,
+        topk_prompt_logprobs=100,
+    )
+    second = ask(target_prompt_logprobs=sparse)
+    last = ask(include_prompt_logprobs=True, prompt_logprobs_last_n=4)
+    scored = second.target_prompt_logprobs
+    return {
+        "tokens": tokens,
+        "logprobs": first.prompt_logprobs,
+        "top": first.topk_prompt_logprobs,
+        "dense": tensor(first.target_prompt_logprobs),
+        "sparse": [list(scored.data), scored.sparse_col_indices == columns],
+        "alternatives": [
+            tensor(first.prompt_alt_tokens.tokens),
+            tensor(first.prompt_alt_tokens.logprobs),
+        ],
+        "hits": [first.prompt_cache_hit_tokens, last.prompt_cache_hit_tokens],
+        "last": last.prompt_logprobs,
+    }
+
+
+def accounts(base: str) -> dict[str, Any]:
+    """Asks who the caller is, samples by path, copies, and reads the accounts."""
+    service, client = new_client(base)
+    client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+    path = client.save_weights_for_sampler("kept").result().path
+    holder = service.holder
+
+    async def sample_by(**source: str) -> Any:
+        with holder.aclient(ClientConnectionPoolType.SAMPLE) as raw:
+            return await raw.sampling.asample(
+                request=types.SampleRequest(
+                    prompt=prompt(TOKENS), sampling_params=GREEDY, **source
+                )
+            )
+
+    def drawn(**source: str) -> Any:
+        future = holder.run_coroutine_threadsafe(sample_by(**source)).result()
+        result = _APIFuture(
+            types.SampleResponse,
+            holder,
+            future,
+            request_start_time=time.time(),
+            request_type="Sample",
+        ).result()
+        return result.sequences[0].tokens
+
+    api = tinker.RestClient()
+    admin = tinker.AdminClient()
+    copy = service.copy_weights(path, ttl_seconds=7200).result()
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    session = client.model_id.split(":")[0]
+    found = api.search_sessions(types.SessionSearchRequest(session_id=session))
+    summary = found.result().sessions[0]
+    usage = admin.get_billing_usage(hour, hour + timedelta(hours=2)).result()
+    stored = admin.get_current_checkpoint_storage_usage().result().data
+    loaded = service.create_sampling_client(model_path=copy)
+    return {
+        "who": api.whoami().result().model_dump(),
+        "base": drawn(base_model=base),
+        "by_path": drawn(model_path=path),
+        "by_copy": loaded.sample(prompt(TOKENS), 1, GREEDY)
+        .result()
+        .sequences[0]
+        .tokens,
+        "events": [
+            [entry.event, entry.tinker_path]
+            for entry in admin.get_audit_log().result().entries
+            if client.model_id in (entry.tinker_path or "") or entry.tinker_path == copy
+        ],
+        "path": path,
+        "copy": copy,
+        "used": {
+            event.event_info.type: event.event_info.token_count
+            for event in usage.data
+            if event.session_id == session and event.event_info.type == "training"
+        },
+        "stored": sum(item.checkpoint_count for item in stored),
+        "summary": [summary.checkpoints_count, summary.status.type],
+    }
 
 
 def checkpoints(base: str) -> dict[str, Any]:
@@ -525,9 +639,12 @@ def rest(base: str) -> dict[str, Any]:
         lambda: api.publish_checkpoint_from_tinker_path(path).result(),
         lambda: api.unpublish_checkpoint_from_tinker_path(path).result(),
         lambda: api.copy_weights(path, "p").result(),
+        lambda: api.copy_weights(path, weights_access_token="t").result(),
         lambda: api.assign_session_project(session, "p").result(),
         lambda: api.export_session_trace(session).result(),
-        lambda: api.search_sessions(types.SessionSearchRequest()).result(),
+        lambda: api.search_sessions(
+            types.SessionSearchRequest(project_ids=["p"])
+        ).result(),
     ]
     for ask in asks:
         try:
@@ -582,6 +699,8 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         custom_on_server,
         sample,
         in_flight,
+        prompt_scores,
+        accounts,
         checkpoints,
         survive,
         calm,

@@ -162,6 +162,48 @@ def test_clients_in_flight_follow_the_weights(server: TinkerDaemon) -> None:
     for name in ("first", "second"):
         np.testing.assert_allclose(out[name], out["end"], atol=1e-4)
     assert max(np.abs(np.subtract(out["end"], out["start"]))) > 0.1
+def test_scores_and_draws_of_a_prompt(server: TinkerDaemon) -> None:
+    out = server.run("prompt_scores")
+    tokens, count = out["tokens"], len(out["tokens"]) - 1
+    own, likely = out["logprobs"], out["top"]
+    dense = np.array(out["dense"])
+    assert dense.shape == (count, 3) and (dense[:, 2] == 0).all()
+    np.testing.assert_allclose(dense[:, 0], own[1:], atol=1e-5)
+    assert np.exp(dense[:, 1]).min() > 0 and dense[:, 1].max() < 0
+    # With 100 likely tokens a position has most of the other tokens, too.
+    assert [len(row) for row in likely[1:]] == [100] * count
+    values = [dict(map(tuple, row)).get(i) for i, row in enumerate(likely[1:])]
+    both = [(a, b) for a, b in zip(dense[:, 1], values, strict=True) if b is not None]
+    assert len(both) > 5
+    np.testing.assert_allclose(*zip(*both, strict=True), atol=1e-4)
+    sparse, same_columns = out["sparse"]
+    np.testing.assert_allclose(sparse, dense[:, :2].ravel(), atol=1e-5)
+    assert same_columns
+    drawn, logprobs = map(np.array, out["alternatives"])
+    assert drawn.shape == logprobs.shape == (count, 3)
+    assert drawn.min() >= 0 and logprobs.max() <= 0 and len(set(drawn.ravel())) > 20
+    assert out["hits"] == [0, 32]
+    assert out["last"][:-4] == [None] * (len(tokens) - 4)
+    np.testing.assert_allclose(out["last"][-4:], own[-4:], atol=1e-4)
+
+
+def test_accounts(server: TinkerDaemon) -> None:
+    out = server.run("accounts")
+    assert out["who"] == {
+        "user_urn": "weft:token:anyone",
+        "org_urn": "tml:organization:weft",
+        "email": None,
+    }
+    assert len(out["base"]) == 6 and out["base"] == out["by_path"] == out["by_copy"]
+    path, copy = out["path"], out["copy"]
+    assert copy != path and copy.endswith("/sampler_weights/kept")
+    assert out["events"] == [
+        ["checkpoint_create", path],
+        ["checkpoint_copy", copy],
+        ["checkpoint_read", copy],
+    ]
+    assert out["used"] == {"training": 7}
+    assert out["stored"] >= 2 and out["summary"] == [1, "active"]
 
 
 def test_checkpoints(server: TinkerDaemon) -> None:
@@ -180,7 +222,7 @@ def test_the_rest_client(server: TinkerDaemon) -> None:
     assert out["session"] and out["mine"] and out["again"] == 1
     assert out["runs"] == [out["model_id"]] and out["run"] == out["model_id"]
     assert out["base"] == "toy" and out["expires"] == [None]
-    assert len(out["refusals"]) == 6, out["refusals"]
+    assert len(out["refusals"]) == 7, out["refusals"]
 
 
 def test_chunks_of_a_call_may_arrive_in_any_order(server: TinkerDaemon) -> None:

@@ -403,6 +403,17 @@ def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
     return rule
 
 
+def _prompt_targets(
+    targets: Sequence[Sequence[int]] | None,
+) -> sampling_pb2.PromptTargets | None:
+    if targets is None:
+        return None
+    return sampling_pb2.PromptTargets(
+        counts=[len(row) for row in targets],
+        tokens=[token for row in targets for token in row],
+    )
+
+
 def sample_request(
     prompt: Sequence[int],
     options: SampleOptions,
@@ -413,6 +424,9 @@ def sample_request(
     for name in ("max_tokens", "num_samples"):
         if options.get(name) == 0:  # In a request, 0 means the server's default.
             raise InvalidArgument(f"{name} is 0, must be at least 1")
+    last_n = options.get("prompt_logprobs_last_n")
+    if last_n == 0:  # In a request, 0 means all.
+        raise InvalidArgument("prompt_logprobs_last_n is 0, must be at least 1")
     allowed = options.get("allowed_token_ids")
     if allowed is not None and len(allowed) == 0:  # In a request, none means all.
         raise InvalidArgument("allowed_token_ids is empty, must have at least one")
@@ -444,6 +458,9 @@ def sample_request(
             prompt_logprobs=options.get("prompt_logprobs", False),
             top_logprobs=options.get("top_logprobs", 0),
             prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
+            prompt_logprobs_last_n=last_n,
+            prompt_targets=_prompt_targets(options.get("prompt_targets")),
+            prompt_alternatives=options.get("prompt_alternatives", 0),
             return_routing=options.get("return_routing", False),
             truncated_logprobs=options.get("truncated_logprobs", False),
             return_support=options.get("return_support", False),
@@ -465,6 +482,15 @@ def _top(
 
 def _versions(spans: Iterable[sampling_pb2.VersionSpan]) -> list[int]:
     return [span.version for span in spans for _ in range(span.tokens)]
+def _prompt_extras(
+    message: sampling_pb2.SampleResponse | sampling_pb2.SampleStreamResponse,
+) -> dict[str, Any]:
+    scores = message.prompt_target_logprobs
+    return {
+        "prompt_target_logprobs": _floats(scores) if scores else None,
+        "prompt_alternatives": _top(message.prompt_alternatives),
+        "prompt_cached_tokens": message.prompt_cached_tokens,
+    }
 
 
 def to_sample_result(
@@ -495,6 +521,7 @@ def to_sample_result(
         prompt_logprobs=_floats(scores) if scores else None,
         prompt_top_logprobs=_top(message.prompt_top_logprobs),
         version=message.version,
+        **_prompt_extras(message),
     )
 
 
@@ -517,4 +544,5 @@ def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
         support=_support(message.support_offsets_le, message.support_tokens_le),
         sequence_id=message.sequence_id,
         versions=_versions(message.version_spans),
+        **_prompt_extras(message),
     )

@@ -191,6 +191,30 @@ class SampleOptions(TypedDict, total=False):
         int,
         Option(0, "Also returns this many likely tokens per position of the prompt."),
     ]
+    prompt_logprobs_last_n: Annotated[
+        int | None,
+        Option(
+            None,
+            "prompt_logprobs and prompt_top_logprobs score only so many of the prompt's "
+            "last tokens. The part before them may come from the cache of prefixes.",
+        ),
+    ]
+    prompt_targets: Annotated[
+        Sequence[Sequence[int]] | None,
+        Option(
+            None,
+            "For each token of the prompt but the first, the tokens that are scored in "
+            "its place.",
+        ),
+    ]
+    prompt_alternatives: Annotated[
+        int,
+        Option(
+            0,
+            "Also draws this many tokens at each position of the prompt but the first, "
+            "at the call's temperature.",
+        ),
+    ]
     return_routing: Annotated[
         bool,
         Option(
@@ -463,6 +487,13 @@ class SampleResult:
     # The version of the weights; 0 for the base model. In flight, the version that
     # scored the prompt and drew the first tokens.
     version: int
+    # One for each of prompt_targets, position after position; None unless asked for.
+    prompt_target_logprobs: FloatArray | None = None
+    # The draws and their logprobs at the call's temperature. If asked for, [P] with an
+    # empty first entry; otherwise an empty list.
+    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    # How many of the prompt's tokens came from the cache of prefixes.
+    prompt_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -483,3 +514,7 @@ class SampleDelta:
     support: list[TokenArray] | None = None  # Sample.support, in the same delta.
     sequence_id: str = ""  # Sample.sequence_id, in the same delta.
     versions: list[int] = field(default_factory=list)  # As in Sample.
+    # As in SampleResult, in the first delta.
+    prompt_target_logprobs: FloatArray | None = None
+    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_cached_tokens: int = 0
