@@ -9,73 +9,10 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/request/loss_config.h"
 #include "src/request/token_support.h"
 
 namespace weft {
-
-enum class LossFunction : uint8_t {
-  kCrossEntropy,
-  kImportanceSampling,
-  kPpo,
-  kCispo,
-  kDro,
-  kGspo,
-  kStableReinforce,
-  kCustom = 7,
-};
-
-// An input of a custom loss. rank is the number of its dimensions, 0 to 2.
-struct CustomLossInput {
-  std::string name;
-  int rank = 0;
-
-  friend bool operator==(const CustomLossInput&,
-                         const CustomLossInput&) = default;
-};
-
-// A loss that the client wrote. ReadLossGraph (loss_graph.h) accepts it.
-struct CustomLoss {
-  std::string graph;  // JSON.
-  // In the order of the graph's placeholders, `logprobs` first.
-  std::vector<CustomLossInput> inputs;
-
-  friend bool operator==(const CustomLoss&, const CustomLoss&) = default;
-  kForwardKl = 8,
-  kReverseKl = 9,
-  kJs = 10,
-};
-
-// Returns whether the loss compares the adapter with a teacher.
-[[nodiscard]] constexpr bool HasTeacher(LossFunction function) {
-  return function == LossFunction::kForwardKl ||
-         function == LossFunction::kReverseKl || function == LossFunction::kJs;
-}
-
-// The model whose distribution the adapter learns: the base model, or an
-// adapter, which may be the one that learns.
-struct Teacher {
-  bool base_model = false;
-  std::string adapter_id;  // Empty: the base model.
-  std::string snapshot;    // Empty: the latest version.
-
-  friend bool operator==(const Teacher&, const Teacher&) = default;
-};
-
-struct LossConfig {
-  LossFunction function = LossFunction::kCrossEntropy;
-  double clip_low = 0.8;
-  double clip_high = 1.2;
-  double beta = 0.05;
-  double temperature = 1.0;
-  bool return_entropy = false;
-  double gradient_filter = 0;  // 0 gives the exact gradient.
-  bool score_all = false;      // Scores targets of weight 0 too.
-  bool return_routing = false;
-  CustomLoss custom = {};  // For kCustom.
-  Teacher teacher = {};  // Used only if HasTeacher(function).
-
-  friend bool operator==(const LossConfig&, const LossConfig&) = default;
-};
 
 // The targets of one token: [begin, end) in Datum::targets.
 struct TargetSpan {
@@ -85,6 +22,7 @@ struct TargetSpan {
 
 // In Datum::routing, in place of an expert that is not given.
 inline constexpr uint16_t kRouterChooses = 0xFFFF;
+
 // A datum's value of an input of a custom loss, row by row: floats or ints.
 struct CustomInput {
   std::vector<int64_t> shape;
