@@ -26,9 +26,8 @@ import weft
 # The last one caps logits.
 KINDS = ("llama-tied", "gemma2")
 FILTERS: tuple[dict[str, Any], ...] = ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05})
-# The logits of tiny models are flat, so at temperature 1 the filters would keep nearly
-# all tokens.
-TEMPERATURE = 0.3
+# At temperature 1 the tiny models are so flat that min_p keeps nearly all tokens.
+TEMPERATURE = 0.6
 
 
 def sampled(sampler: Any, prompt: list[int], **options: Any) -> weft.Sample:
@@ -116,7 +115,7 @@ def check_scores(
     )
     # Without the supports, the difference is the probability that they keep.
     kept = (scores.softmax(-1) * expected.isfinite()).sum(-1)
-    assert float(kept.max()) < 0.999
+    assert -float(kept.log().min()) > 100 * tolerance.LOGPROBS
     assert tolerance.max_difference(
         drawn + kept.log().numpy(), full.logprobs[first:]
     ) <= (tolerance.LOGPROBS)
