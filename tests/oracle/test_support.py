@@ -33,7 +33,7 @@ TEMPERATURE = 0.6
 def sampled(sampler: Any, prompt: list[int], **options: Any) -> weft.Sample:
     """Returns a sample with its supports and logprobs of the truncated
     distribution."""
-    (sample,) = sampler.sample(
+    result: weft.SampleResult = sampler.sample(
         prompt,
         max_tokens=24,
         temperature=TEMPERATURE,
@@ -42,8 +42,8 @@ def sampled(sampler: Any, prompt: list[int], **options: Any) -> weft.Sample:
         truncated_logprobs=True,
         return_support=True,
         **options,
-    ).samples
-    return sample
+    )
+    return result.samples[0]
 
 
 def warped(scores: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
@@ -60,7 +60,7 @@ def warped(scores: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
 def masked_logprobs(adapted: Adapted, datum: weft.Datum) -> torch.Tensor:
     """Returns the target's log-probability among its support, [N], differentiable."""
     assert datum.support is not None
-    scores = adapted.all_logits(datum.tokens) / TEMPERATURE
+    scores = adapted.all_logits(datum.tokens.tolist()) / TEMPERATURE
     left_out = torch.zeros(scores.shape, dtype=torch.bool)
     for row, ids in zip(left_out, datum.support, strict=True):
         if len(ids):
