@@ -55,10 +55,10 @@ struct DecodeShape {
 // Returns the shape in which the plan runs, or none if the plan cannot be
 // captured. A plan can be captured if it is a decode step of at most `max_rows`
 // rows. It must score nothing, and draw one token from each row without lists
-// (sampling::DrawConfig) and without edits of the logits. If the plan has adapters, the
-// device must be CUDA, the rows and the adapters must be bf16, and only the
-// layers may have LoRA. A page has `page_tokens` tokens. The result's
-// max_filters is 0.
+// (sampling::DrawConfig) and without edits of the logits. If the plan has
+// adapters, the device must be CUDA, the rows and the adapters must be bf16,
+// and only the layers may have LoRA. A page has `page_tokens` tokens. The
+// result's max_filters is 0.
 [[nodiscard]] std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                                  const model::Decoder& decoder,
                                                  int64_t max_rows,

@@ -66,7 +66,7 @@ struct HeadOptions {
                                     bool is_cpu);
 
 // The rows whose distributions have only some tokens: row rows[m] has the ids
-// [offsets[m], offsets[m + 1]) of `ids`, which increase. The logits of all other
+// [offsets[m], offsets[m + 1]) of `ids`, which increase. The logits of other
 // tokens count as -inf, also after the softcap. The row's targets are among its
 // ids. On several ranks, a row's ids may all be on other ranks.
 struct RowSupports {

@@ -30,7 +30,7 @@ struct DrawRule {
 // On a CPU, DrawToken draws. On a CUDA device, kernels::cuda::SampleTokens
 // draws, and only tokens and log-probabilities are copied to the host. But if a
 // rule has lists (DrawConfig), its row of logits is copied to the host, and
-// DrawToken draws from it. Except for rounding, both functions draw the same token.
+// DrawToken draws from it. Except for rounding, both draw the same token.
 // Shapes:  logits_RV [R, V] f32 contiguous, V >= 1. Each rule's row is in
 // [0, R).
 // Errors:  throws c10::Error.

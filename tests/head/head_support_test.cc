@@ -149,9 +149,9 @@ TEST(HeadSupportTest, OneTokenHasNoGradient) {
                         at::zeros({1, kHidden}, at::kFloat)));
 }
 
-// The gradient filter sees the probabilities of the support. The first row's are
-// all above its filter, so it is exact. The second row's filter leaves out all
-// tokens but the target.
+// The gradient filter sees the probabilities of the support. Those of the first
+// row are all above its filter, so it is exact. The second row's filter leaves
+// out all tokens but the target.
 TEST(HeadSupportTest, FiltersSeeTheProbabilitiesOfTheSupport) {
   Problem problem = MakeProblem(2, at::kFloat);
   problem.hidden.mul_(0.01);  // Nearly equal probabilities.

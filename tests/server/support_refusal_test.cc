@@ -12,27 +12,27 @@ namespace {
 using Train = v1::ForwardBackwardRequest;
 using Ask = v1::SampleRequest;
 
-std::string Raw(const std::vector<uint32_t>& values) {
+std::string RawIds(const std::vector<uint32_t>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
 }
 
 // The targets are 1, 2 and 3. The second one has the whole vocabulary.
 Train GoodSupported() {
   Train good = GoodTrain();
-  good.mutable_data(0)->set_support_offsets_le(Raw({0, 2, 2, 5}));
-  good.mutable_data(0)->set_support_tokens_le(Raw({1, 7, 0, 3, 99}));
+  good.mutable_data(0)->set_support_offsets_le(RawIds({0, 2, 2, 5}));
+  good.mutable_data(0)->set_support_tokens_le(RawIds({1, 7, 0, 3, 99}));
   return good;
 }
 
-auto Offsets(const std::vector<uint32_t>& values) {
+auto SetOffsets(const std::vector<uint32_t>& values) {
   return [values](Train& r) {
-    r.mutable_data(0)->set_support_offsets_le(Raw(values));
+    r.mutable_data(0)->set_support_offsets_le(RawIds(values));
   };
 }
 
-auto Ids(const std::vector<uint32_t>& values) {
+auto SetIds(const std::vector<uint32_t>& values) {
   return [values](Train& r) {
-    r.mutable_data(0)->set_support_tokens_le(Raw(values));
+    r.mutable_data(0)->set_support_tokens_le(RawIds(values));
   };
 }
 
@@ -56,36 +56,36 @@ TEST(RefusalTest, SupportsOfADatum) {
           }
         },
         "data[0].support_offsets_le is set, must be empty unless"},
-       {"no offsets", Offsets({}),
+       {"no offsets", SetOffsets({}),
         "data[0].support_offsets_le has 0 values, must have 4 (3 tokens, and "
         "the end)"},
-       {"no end", Offsets({0, 2, 2}),
+       {"no end", SetOffsets({0, 2, 2}),
         "data[0].support_offsets_le has 3 values, must have 4"},
-       {"late start", Offsets({1, 2, 2, 5}),
+       {"late start", SetOffsets({1, 2, 2, 5}),
         "data[0].support_offsets_le[0] is 1, must be 0"},
-       {"falling", Offsets({0, 2, 1, 5}),
+       {"falling", SetOffsets({0, 2, 1, 5}),
         "data[0].support_offsets_le[2] is 1, must be in [2, 1026] (a token has "
         "0 to 1024 ids)"},
-       {"4 billion", Offsets({0, 2, 2, UINT32_MAX}),
+       {"4 billion", SetOffsets({0, 2, 2, UINT32_MAX}),
         "data[0].support_offsets_le[3] is 4294967295, must be in [2, 1026]"},
        {"odd bytes",
         [](Train& r) { r.mutable_data(0)->set_support_offsets_le("abcde"); },
         "data[0].support_offsets_le has 5 bytes, must be a multiple of 4"},
-       {"few ids", Ids({1, 7, 0, 3}),
+       {"few ids", SetIds({1, 7, 0, 3}),
         "data[0].support_tokens_le has 4 values, must have 5 (the last of "
         "support_offsets_le)"},
-       {"many ids", Ids({1, 7, 0, 3, 98, 99}),
+       {"many ids", SetIds({1, 7, 0, 3, 98, 99}),
         "data[0].support_tokens_le has 6 values, must have 5"},
-       {"id = vocabulary", Ids({1, 7, 0, 3, 100}),
+       {"id = vocabulary", SetIds({1, 7, 0, 3, 100}),
         "data[0].support_tokens_le[4] is 100, must be in [0, 100)"},
-       {"id -1", Ids({1, 7, 0, 3, UINT32_MAX}),
+       {"id -1", SetIds({1, 7, 0, 3, UINT32_MAX}),
         "data[0].support_tokens_le[4] is 4294967295"},
-       {"falling ids", Ids({1, 7, 3, 0, 99}),
+       {"falling ids", SetIds({1, 7, 3, 0, 99}),
         "data[0].support_tokens_le[3] is 0 after 3, the ids of a token must "
         "increase"},
-       {"an id twice", Ids({1, 7, 3, 3, 99}),
+       {"an id twice", SetIds({1, 7, 3, 3, 99}),
         "data[0].support_tokens_le[3] is 3 after 3"},
-       {"no target", Ids({1, 7, 0, 4, 99}),
+       {"no target", SetIds({1, 7, 0, 4, 99}),
         "data[0].support_tokens_le has no target 3 among the 3 ids of token "
         "2: the target must be one of them"},
        {"odd bytes of ids",
@@ -101,8 +101,8 @@ TEST(RefusalTest, ATokenHasAtMost1024IdsInItsSupport) {
     std::vector<uint32_t> ids(count);
     for (uint32_t i = 0; i < count; ++i) ids[i] = i;
     request.mutable_data(0)->set_support_offsets_le(
-        Raw({0, count, count, count}));
-    request.mutable_data(0)->set_support_tokens_le(Raw(ids));
+        RawIds({0, count, count, count}));
+    request.mutable_data(0)->set_support_tokens_le(RawIds(ids));
     EXPECT_EQ(Validate(request, limits).status().message(),
               count == 1024 ? ""
                             : "data[0].support_offsets_le[1] is 1025, must be "
