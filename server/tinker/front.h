@@ -82,9 +82,10 @@ struct Sampler {
   std::string id;
   std::string owner;
   std::string session;
-  std::string adapter;     // Empty for the base model.
-  std::string snapshot;    // Empty: no snapshot, but the current weights.
-  bool in_flight = false;  // Samples follow the adapter; `snapshot` is released.
+  std::string adapter;   // Empty for the base model.
+  std::string snapshot;  // Empty: no snapshot, but the current weights.
+  bool in_flight =
+      false;  // Samples follow the adapter; `snapshot` is released.
   std::string model_path;  // Empty if not made from a checkpoint.
   uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
   std::shared_ptr<void> charge;  // ChargeEntry.

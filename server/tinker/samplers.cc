@@ -194,8 +194,9 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
       [&front, origin = call->origin(), sampler, kind,
        seq](const Callback<FutureResult>& done) -> absl::Status {
         if (kind != "snapshot" && !sampler.in_flight) {
-          return absl::UnimplementedError(absl::StrCat(
-              "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
+          return absl::UnimplementedError(
+              absl::StrCat("kind ", Quoted(kind),
+                           " is not offered: use snapshot or inflight"));
         }
         return StartPublish(front, origin, sampler, seq, done);
       },

@@ -327,7 +327,7 @@ void SampleSequences::TakeVersion(SampleSequence& sequence,
   sequence.has_old_keys = sequence.pages.has_value();
   // Where no token was drawn with the old version's experts, the new version
   // chooses experts itself.
-  if (recompute || job.first_draws.empty()) sequence.experts_NE = {};
+  if (recompute || job.first_draws.empty()) sequence.experts_NE.reset();
   versions_[version->id.value()] = version;
   if (job.first_draws.empty()) job.result.version = version->number;
   sequence.version = std::move(version);
