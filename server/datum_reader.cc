@@ -169,11 +169,10 @@ class DatumReader {
                             absl::string_view what) const {
     if (offsets.size() != out_.tokens.size() + 1) {
       return BadField(
-          Path(field), absl::StrCat("has ", offsets.size(),
-                                    " values, must have ",
-                                    out_.tokens.size() + 1, " (",
-                                    out_.tokens.size(),
-                                    " tokens, and the end)"));
+          Path(field),
+          absl::StrCat("has ", offsets.size(), " values, must have ",
+                       out_.tokens.size() + 1, " (", out_.tokens.size(),
+                       " tokens, and the end)"));
     }
     if (offsets.front() != 0) {
       return BadField(absl::StrCat(Path(field), "[0]"),
@@ -182,11 +181,10 @@ class DatumReader {
     for (size_t i = 1; i < offsets.size(); ++i) {
       const uint64_t low = offsets[i - 1];
       if (offsets[i] >= low && offsets[i] <= low + most) continue;
-      return BadField(
-          absl::StrCat(Path(field), "[", i, "]"),
-          absl::StrCat("is ", offsets[i], ", must be in [", low, ", ",
-                       low + most, "] (a token has 0 to ", most, " ", what,
-                       ")"));
+      return BadField(absl::StrCat(Path(field), "[", i, "]"),
+                      absl::StrCat("is ", offsets[i], ", must be in [", low,
+                                   ", ", low + most, "] (a token has 0 to ",
+                                   most, " ", what, ")"));
     }
     return absl::OkStatus();
   }
@@ -295,11 +293,10 @@ class DatumReader {
       const auto last = support.tokens.begin() + support.offsets[i + 1];
       const auto low = std::adjacent_find(first, last, std::greater_equal<>());
       if (low != last) {
-        return BadField(
-            absl::StrCat(Path("support_tokens_le"), "[",
-                         low + 1 - support.tokens.begin(), "]"),
-            absl::StrCat("is ", *(low + 1), " after ", *low,
-                         ", the ids of a token must increase"));
+        return BadField(absl::StrCat(Path("support_tokens_le"), "[",
+                                     low + 1 - support.tokens.begin(), "]"),
+                        absl::StrCat("is ", *(low + 1), " after ", *low,
+                                     ", the ids of a token must increase"));
       }
       const int32_t target = out_.targets[i];
       if (first == last || std::binary_search(first, last, target)) continue;

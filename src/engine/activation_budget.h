@@ -37,7 +37,7 @@ struct BatchRows {
   int64_t head_rank = 0;  // Largest LoRA rank on lm_head; 0: none.
   // Ids of a chunk's supports, if each row has as many as the row with most.
   int64_t support_ids = 0;
-  int64_t nodes = 1;      // Nodes of the prefix trees (prefix_tree.h).
+  int64_t nodes = 1;  // Nodes of the prefix trees (prefix_tree.h).
 };
 
 // Returns the memory of a micro-batch on a CPU or on CUDA. `element_bytes` is

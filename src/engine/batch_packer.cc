@@ -163,8 +163,8 @@ class Builder {
     const Support& support = supports_[number - 1];
     loss::RowSupports& out = packed_.rows.supports;
     if (out.rows.empty()) out.offsets.push_back(0);
-    out.rows.push_back(
-        static_cast<int64_t>(packed_.rows.temperatures.size()) - 1);
+    out.rows.push_back(static_cast<int64_t>(packed_.rows.temperatures.size()) -
+                       1);
     out.ids.insert(out.ids.end(), support.begin(), support.end());
     out.offsets.push_back(static_cast<int64_t>(out.ids.size()));
   }

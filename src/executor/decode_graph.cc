@@ -65,8 +65,7 @@ bool DrawsFromAllRows(const CachePlan& plan) {
     return false;
   }
   for (int64_t row = 0; row < num_rows; ++row) {
-    if (plan.logit_rows[row] != row ||
-        plan.draws[row].config.has_lists()) {
+    if (plan.logit_rows[row] != row || plan.draws[row].config.has_lists()) {
       return false;
     }
   }

@@ -168,12 +168,13 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
       "the head's last row offset is ", rows.row_offsets.back(), " for ",
       rows.targets.size(), " targets");
   const RowSupports& supports = rows.supports;
-  TORCH_CHECK(
-      supports.rows.empty() ||
-          (supports.offsets.size() == supports.rows.size() + 1 &&
-           supports.offsets.back() == static_cast<int64_t>(supports.ids.size())),
-      "the head has ", supports.rows.size(), " rows with a support, ",
-      supports.offsets.size(), " offsets and ", supports.ids.size(), " ids");
+  TORCH_CHECK(supports.rows.empty() ||
+                  (supports.offsets.size() == supports.rows.size() + 1 &&
+                   supports.offsets.back() ==
+                       static_cast<int64_t>(supports.ids.size())),
+              "the head has ", supports.rows.size(), " rows with a support, ",
+              supports.offsets.size(), " offsets and ", supports.ids.size(),
+              " ids");
 }
 
 // Computes U for the rows of a chunk. Rows with and without a filter use

@@ -85,7 +85,7 @@ struct ScoreRows {
   // leaves out a block of a rank's vocabulary if p D is below the row's filter
   // at all tokens of the block. The row's own targets do not count.
   std::vector<float> filters;
-  RowSupports supports;       // A row that is not in it has the whole vocabulary.
+  RowSupports supports;  // A row that is not in it has the whole vocabulary.
   lora::LoraRouting routing;  // The adapters of the rows; may be empty.
 };
 

@@ -81,14 +81,13 @@ SupportScores ChunkSupports::Score(const at::Tensor& logits_RV,
   };
   const at::Tensor temperature_M =
       input.temperature_R.index_select(0, rows_M_).to(at::kDouble);
-  const Capped ids = Cap(
-      logits_RV.index({rows_M_.index_select(0, owners_n_), ids_n_}),
-      input.softcap);
+  const Capped ids =
+      Cap(logits_RV.index({rows_M_.index_select(0, owners_n_), ids_n_}),
+          input.softcap);
   const at::Tensor z_n = ids.logits / temperature_M.index_select(0, owners_n_);
   SupportScores scores;
   scores.lse_M = by_row(z_n, kMinusInfinity).logsumexp(1);
-  const at::Tensor p_n =
-      (z_n - scores.lse_M.index_select(0, owners_n_)).exp_();
+  const at::Tensor p_n = (z_n - scores.lse_M.index_select(0, owners_n_)).exp_();
   scores.entropies_M = scores.lse_M - by_row(p_n * z_n, 0).sum(1);
   scores.softmax_n = ids.slope.defined() ? p_n * ids.slope : p_n;
   const at::Tensor target_e =
@@ -140,7 +139,8 @@ RowSupports SupportsOfShard(const RowSupports& supports, int64_t begin,
   for (size_t m = 0; m < supports.rows.size(); ++m) {
     for (int64_t i = supports.offsets[m]; i < supports.offsets[m + 1]; ++i) {
       const int64_t id = supports.ids[i];
-      if (id >= begin && id < end) own.ids.push_back(static_cast<int32_t>(id - begin));
+      if (id >= begin && id < end)
+        own.ids.push_back(static_cast<int32_t>(id - begin));
     }
     own.offsets.push_back(static_cast<int64_t>(own.ids.size()));
   }

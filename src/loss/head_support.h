@@ -62,7 +62,7 @@ class ChunkSupports {
   at::Tensor places_n_;   // Of each id, its place in [M, width], flat.
   at::Tensor entries_e_;  // The rows' entries, counted within the chunk.
   at::Tensor owners_e_;   // Of each entry, its row's index among the M.
-  int64_t width_ = 1;      // The most ids of a row.
+  int64_t width_ = 1;     // The most ids of a row.
 };
 
 // Returns the supports on a rank that has the tokens [begin, end) of the

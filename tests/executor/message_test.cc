@@ -45,24 +45,23 @@ class MessageTest : public ::testing::Test {
 };
 
 TEST_F(MessageTest, ATrainPlanArrivesWhole) {
-  TrainPlan plan{.batch = {.tokens_T = at::tensor({5L, 6L, 7L}),
-                           .positions_T = at::tensor({0, 1, 2}, at::kInt),
-                           .nodes = {{.begin = 0, .end = 3, .subtree_end = 3}},
-                           .routing = Routing(),
-                           .experts_TE = at::tensor({3, -1, 2}, at::kShort)},
-                 .score_index_R = at::tensor({1L, 2L}),
-                 .rows = {.row_offsets = {0, 1, 3},
-                          .targets = {4, 5, 6},
-                          .temperatures = {1.0f, 0.5f},
-                          .filters = {0.0f, 0.25f},
-                          .supports = {.rows = {1},
-                                       .offsets = {0, 2},
-                                       .ids = {5, 6}},
-                          .routing = Routing()},
-                 .backward = true,
-                 .wants_entropy = true,
-                 .wants_routing = true,
-                 .num_recomputed = 3};
+  TrainPlan plan{
+      .batch = {.tokens_T = at::tensor({5L, 6L, 7L}),
+                .positions_T = at::tensor({0, 1, 2}, at::kInt),
+                .nodes = {{.begin = 0, .end = 3, .subtree_end = 3}},
+                .routing = Routing(),
+                .experts_TE = at::tensor({3, -1, 2}, at::kShort)},
+      .score_index_R = at::tensor({1L, 2L}),
+      .rows = {.row_offsets = {0, 1, 3},
+               .targets = {4, 5, 6},
+               .temperatures = {1.0f, 0.5f},
+               .filters = {0.0f, 0.25f},
+               .supports = {.rows = {1}, .offsets = {0, 2}, .ids = {5, 6}},
+               .routing = Routing()},
+      .backward = true,
+      .wants_entropy = true,
+      .wants_routing = true,
+      .num_recomputed = 3};
   const TrainCommand command = Send(TrainCommand{.plans = {plan, TrainPlan()}});
   ASSERT_EQ(command.plans.size(), 2);
   const TrainPlan& got = command.plans.front();

@@ -71,8 +71,7 @@ TEST(HeadSupportTest, MatchesDenseAutogradOverTheSupport) {
 }
 
 TEST(HeadSupportTest, MatchesDenseAutogradInBf16) {
-  const Problem problem =
-      MakeSupported(40, at::kBFloat16, Adapters::kSkewed);
+  const Problem problem = MakeSupported(40, at::kBFloat16, Adapters::kSkewed);
   const Oracle oracle = DenseOracle(problem, 0);
   const HeadResult result = Score(problem);
   ExpectClose(result.logprobs_E, oracle.logprobs,
@@ -130,9 +129,8 @@ TEST(HeadSupportTest, RowsWithoutASupportKeepTheirBits) {
                 is_plain);
       EXPECT_EQ(at::equal(dafter[r], dbefore[r]), is_plain);
       const int64_t first = problem.rows.row_offsets[r];
-      EXPECT_EQ(
-          at::equal(after.logprobs_E[first], before.logprobs_E[first]),
-          is_plain);
+      EXPECT_EQ(at::equal(after.logprobs_E[first], before.logprobs_E[first]),
+                is_plain);
     }
   }
 }
@@ -140,10 +138,10 @@ TEST(HeadSupportTest, RowsWithoutASupportKeepTheirBits) {
 // A row whose only token is its target learns nothing: the probability is 1.
 TEST(HeadSupportTest, OneTokenHasNoGradient) {
   Problem problem = MakeProblem(1, at::kFloat);
-  problem.rows.supports = {.rows = {0},
-                           .offsets = {0, 1},
-                           .ids = {static_cast<int32_t>(
-                               problem.rows.targets.front())}};
+  problem.rows.supports = {
+      .rows = {0},
+      .offsets = {0, 1},
+      .ids = {static_cast<int32_t>(problem.rows.targets.front())}};
   const HeadResult result = Score(problem, {}, true, true);
   EXPECT_EQ(result.logprobs_E.item<float>(), 0);
   EXPECT_EQ(result.entropies_R.item<float>(), 0);
@@ -160,8 +158,9 @@ TEST(HeadSupportTest, FiltersSeeTheProbabilitiesOfTheSupport) {
   problem.rows.row_offsets = {0, 1, 2};
   problem.rows.targets = {3, 5};
   problem.g = at::ones({2}, at::kFloat);
-  problem.rows.supports = {
-      .rows = {0, 1}, .offsets = {0, 4, 8}, .ids = {3, 9, 60, 70, 5, 9, 60, 70}};
+  problem.rows.supports = {.rows = {0, 1},
+                           .offsets = {0, 4, 8},
+                           .ids = {3, 9, 60, 70, 5, 9, 60, 70}};
   const Oracle oracle = DenseOracle(problem, 0);
   problem.rows.filters = {0.1F, 0.9F};
   const HeadResult result = Score(problem);

@@ -14,8 +14,8 @@ namespace weft::testing {
 
 inline constexpr int64_t kVocab = 211;
 
-// Gives supports to all rows but every fourth one: the row's targets, and 0 to
-// 44 other tokens. The fewer they are, the closer they are together, so that
+// Gives supports to all rows but every fourth one: the row's targets, and 1 to
+// 45 other tokens. The fewer they are, the closer they are together, so that
 // they may all be on one rank.
 inline void AddSupports(loss::ScoreRows& rows) {
   loss::RowSupports& supports = rows.supports;
@@ -26,7 +26,7 @@ inline void AddSupports(loss::ScoreRows& rows) {
     std::set<int64_t> ids(rows.targets.begin() + rows.row_offsets[r],
                           rows.targets.begin() + rows.row_offsets[r + 1]);
     const int64_t first = *ids.begin();
-    for (int64_t i = 0; i < r % 5 * 11; ++i) {
+    for (int64_t i = 0; i <= r % 5 * 11; ++i) {
       ids.insert((first + 1 + i * (r % 5)) % kVocab);
     }
     supports.rows.push_back(r);

@@ -31,7 +31,8 @@ std::vector<DrawRule> SomeRules() {
         DrawConfig{.temperature = 0.7, .top_p = 0.5},
         DrawConfig{.temperature = 2, .top_logprobs = 3},
         DrawConfig{.top_p = 0.9, .min_p = 0.1},
-        DrawConfig{.top_p = 0.8, .truncated_logprobs = true, .support = true}}) {
+        DrawConfig{
+            .top_p = 0.8, .truncated_logprobs = true, .support = true}}) {
     const auto row = static_cast<uint32_t>(rules.size());
     rules.push_back({.config = config,
                      .seed = uint64_t{9} << 33,

@@ -244,11 +244,10 @@ TEST(DrawTokenTest, MinPDoesNotChangeWhatTopKAndTopPKeep) {
 // truncated log-probabilities are those among them.
 TEST(DrawTokenTest, TruncatedResultsAreThoseOfTheKeptTokens) {
   const std::vector<float> logits = SomeLogits(40, 4);
-  for (DrawConfig config :
-       {DrawConfig{.top_k = 5}, DrawConfig{.top_p = 0.8},
-        DrawConfig{.temperature = 0.7, .min_p = 0.1},
-        DrawConfig{.top_k = 9, .top_p = 0.9, .min_p = 0.05},
-        DrawConfig{.top_p = 1e-9}}) {
+  for (DrawConfig config : {DrawConfig{.top_k = 5}, DrawConfig{.top_p = 0.8},
+                            DrawConfig{.temperature = 0.7, .min_p = 0.1},
+                            DrawConfig{.top_k = 9, .top_p = 0.9, .min_p = 0.05},
+                            DrawConfig{.top_p = 1e-9}}) {
     const std::set<int> kept = Support(logits, config);
     config.truncated_logprobs = config.support = true;
     config.top_logprobs = 6;
