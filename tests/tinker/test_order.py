@@ -231,4 +231,4 @@ def test_samplers_in_flight_hold_no_weights(daemon: TinkerDaemon) -> None:
     )
     failure = client.result(refused)
     assert failure["category"] == "user"
-    assert "kind 'moving' is not offered: use snapshot or inflight" in failure["error"]
+    assert 'kind "moving" is not offered: use snapshot or inflight' in failure["error"]
