@@ -54,8 +54,8 @@ struct SampleRequest {
   int top_logprobs = 0;
   int prompt_top_logprobs = 0;
   bool return_routing = false;
-  // At each token a sample takes the adapter's latest weights. It keeps the keys
-  // that earlier weights computed, or computes them again.
+  // Before each token a sample takes the adapter's latest weights. It keeps the
+  // keys that earlier weights computed, or computes them again.
   bool in_flight = false;
   bool recompute_cache = false;
   absl::Time deadline = absl::InfiniteFuture();
@@ -85,7 +85,7 @@ struct Sample {
   // tokens except the last, for L layers with experts and K experts per token.
   // Empty unless requested. In a stream, only the sample's last delta has them.
   std::vector<uint16_t> routing = {};
-  // Of all tokens, if the request is in flight. Neighbours differ in version.
+  // The versions that drew the tokens, in order, if the request is in flight.
   std::vector<VersionSpan> version_spans = {};
 };
 
