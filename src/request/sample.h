@@ -79,8 +79,8 @@ struct SampleRequest {
   // none.
   bool hide_routing = false;
   bool hide_support = false;
-  // At each token a sample takes the adapter's latest weights. It keeps the keys
-  // that earlier weights computed, or computes them again.
+  // Before each token a sample takes the adapter's latest weights. It keeps the
+  // keys that earlier weights computed, or computes them again.
   bool in_flight = false;
   bool recompute_cache = false;
   absl::Time deadline = absl::InfiniteFuture();
@@ -137,7 +137,7 @@ struct Sample {
   // Names the sample in its record. Empty without one. In a stream, only the
   // sample's last delta has it.
   std::string sequence_id = {};
-  // Of all tokens, if the request is in flight. Neighbours differ in version.
+  // The versions that drew the tokens, in order, if the request is in flight.
   std::vector<VersionSpan> version_spans = {};
 };
 

@@ -6,18 +6,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import daemon as daemon_module
 import numpy as np
 import pytest
 import tolerance
 import torch
+from conftest import model_folder
+from parallel import SIZES
 from reference import mixed_shapes
 from texts import random_tokens
 
-KINDS = ("llama-tied", "gemma2", "qwen3-5")
+MODELS = [("llama-tied", ""), ("gemma2", ""), ("qwen3-5", "")]
+ON_RANKS = ("llama-tied", "tensor 2")
 # More than one page. A tiny model's context has room for several hundred tokens.
 PROMPT_TOKENS = 45
 DRAWN_TOKENS = 300
@@ -71,11 +76,19 @@ def versioned(
 ) -> Any:
     """Yields the kind, an adapter, and functions that load other weights into it, with
     the PEFT folder of each version that they have made."""
-    kind = request.param
+    kind, ranks = request.param
     reference = reference_for(kind)
     shape = mixed_shapes(kind)[2]
     folders: dict[int, Path] = {}
-    with daemon_for(kind).client() as client:
+    with ExitStack() as stack:
+        daemon = daemon_for(kind)
+        if ranks:
+            daemon = stack.enter_context(
+                daemon_module.running(
+                    model_folder(kind), tmp_path / "ranks", *SIZES[ranks]
+                )
+            )
+        client = stack.enter_context(daemon.client())
         own = unique("moving")
         made = [reference.make_adapter(tmp_path / str(i), shape, i) for i in range(3)]
         adapter = client.import_adapter(own, made[0])
@@ -115,7 +128,7 @@ def kept_logprobs(
     return found
 
 
-@pytest.mark.parametrize("versioned", KINDS, indirect=True)
+@pytest.mark.parametrize("versioned", MODELS, indirect=True, ids="-".join)
 def test_keys_of_earlier_versions_are_kept(versioned: Any, reference_for: Any) -> None:
     kind, adapter, publish, folders = versioned
     reference = reference_for(kind)
@@ -138,7 +151,7 @@ def scores(model: Any, prompt: list[int], drawn: Drawn) -> np.ndarray:
     return np.asarray(found.detach().numpy())
 
 
-@pytest.mark.parametrize("versioned", KINDS, indirect=True)
+@pytest.mark.parametrize("versioned", [*MODELS, ON_RANKS], indirect=True, ids="-".join)
 def test_recomputed_keys_are_those_of_the_version(
     versioned: Any, reference_for: Any
 ) -> None:

@@ -294,9 +294,11 @@ TEST_F(RequestFuzzTest, Training) {
 }
 
 TEST_F(RequestFuzzTest, Sampling) {
-  Fuzz(GoodSample());
   v1::SampleStreamRequest stream;
   *stream.mutable_request() = GoodSample();
+  stream.mutable_request()->clear_snapshot();
+  stream.mutable_request()->set_in_flight(true);
+  Fuzz(GoodSample());
   Fuzz(stream);
   EXPECT_EQ(fuzzed_, RequestsOf(*v1::SampleRequest::descriptor()->file()));
 }

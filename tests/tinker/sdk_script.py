@@ -374,13 +374,13 @@ def in_flight(base: str) -> dict[str, Any]:
         client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
 
     def scores(source: Any) -> list[float]:
-        return source.compute_logprobs(prompt(TOKENS)).result()[1:]
+        return list(source.compute_logprobs(prompt(TOKENS)).result()[1:])
 
     def save(kind: Any) -> Any:
         return client.save_weights_and_get_sampling_client(kind=kind).result()
 
     first, start = save("inflight"), save("snapshot")
-    out = {"before": scores(first)}
+    out: dict[str, Any] = {"before": scores(first)}
     many = types.SamplingParams(max_tokens=400, temperature=1.0, seed=3, stop=[])
     drawn = first.sample(prompt(TOKENS), 2, many)
     for _ in range(5):

@@ -197,7 +197,8 @@ def test_a_model_keeps_the_snapshots_that_were_used_last(
 def test_samplers_in_flight_hold_no_weights(daemon: TinkerDaemon) -> None:
     client = RawClient(daemon)
     model = client.model(client.session())
-    samplers, answers = [], []
+    samplers: list[str] = []
+    answers: list[Any] = []
 
     def drawn(number: int) -> Any:
         return client.result(client.sample(samplers[0], number))["sequences"]
@@ -231,4 +232,4 @@ def test_samplers_in_flight_hold_no_weights(daemon: TinkerDaemon) -> None:
     )
     failure = client.result(refused)
     assert failure["category"] == "user"
-    assert "kind 'moving' is not offered: use snapshot or inflight" in failure["error"]
+    assert 'kind "moving" is not offered: use snapshot or inflight' in failure["error"]
