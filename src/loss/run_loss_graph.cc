@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIndexing.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
@@ -453,7 +454,7 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
   const absl::Cleanup restore = [threads] { at::set_num_threads(threads); };
   // The engine computes gradients by hand, so autograd is off elsewhere.
   const c10::InferenceMode with_autograd(false);
-  const at::AutoGradMode differentiate(backward);
+  const c10::AutoGradMode differentiate(backward);
   const auto size = static_cast<int64_t>(logprobs.size());
   GraphRun run(graph, MaxGraphValues(size));
   std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
