@@ -252,7 +252,8 @@ TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
   }
   const auto find = [this](const Json& body) {
     std::vector<std::string> found;
-    for (const Json& session : Post("sessions/search", body)["sessions"]) {
+    const Json reply = Post("sessions/search", body);
+    for (const Json& session : reply["sessions"]) {
       found.push_back(session["session_id"]);
     }
     return found;
