@@ -149,11 +149,9 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
 }
 
 // Returns the run that shall have the copy of a checkpoint: the one that the
-// body names, else a new one. A repeated request gets the same run.
+// body names, else a new one. A repeated request gets the same run. Like all
+// projects, `destination_project_id` is dropped; the SDK always sends one.
 absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call) {
-  if (Find(call.body, "destination_project_id") != nullptr) {
-    return NoProjects("destination_project_id");
-  }
   if (Find(call.body, "session_id") == nullptr) {
     const std::string& key = call.http.idempotency_key;
     if (key.empty()) return NewId();

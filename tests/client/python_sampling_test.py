@@ -44,6 +44,25 @@ def test_the_bound_doubles_until_a_refusal_then_creeps() -> None:
     assert bound.limit == 2
 
 
+def test_a_prompt_has_scores_and_draws(client: weft.Client) -> None:
+    options: weft.SampleOptions = {
+        "max_tokens": 1,
+        "prompt_targets": [[7], np.array([8, 9]).tolist()],
+        "prompt_alternatives": 2,
+        "prompt_logprobs": True,
+        "prompt_logprobs_last_n": 1,
+    }
+    result = client.sample([4, 5, 6], **options)
+    first = next(iter(client.sample_stream([4, 5, 6], **options)))
+    for reply in (result, first):
+        assert reply.prompt_target_logprobs is not None
+        assert reply.prompt_target_logprobs.tolist() == [-0.5] * 3
+        assert reply.prompt_alternatives == [[], [(5, -0.75)] * 2, [(6, -0.75)] * 2]
+        assert reply.prompt_cached_tokens == 1
+    plain = client.sample([4, 5, 6], max_tokens=1)
+    assert plain.prompt_target_logprobs is None and plain.prompt_alternatives == []
+
+
 def test_many_prompts_come_back_in_order(
     client: weft.Client, sent: list[Any], server: FakeWeftd
 ) -> None:

@@ -96,7 +96,7 @@ BAD_SAMPLES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("top_p 0", {"config": {"top_p": 0.0}}, ("top_p",)),
     ("top_p 1.1", {"config": {"top_p": 1.1}}, ("top_p",)),
     ("top_p NaN", {"config": {"top_p": NAN}}, ("top_p",)),
-    ("21 logprobs", {"top_logprobs": 21}, ("top_logprobs", "21")),
+    ("1025 logprobs", {"top_logprobs": 1025}, ("top_logprobs", "1025")),
     ("empty stop", {"config": {"stop": {"token_sequences": [{}]}}}, ("stop",)),
     ("stop id", {"config": {"stop": {"token_ids": [VOCAB]}}}, ("stop", "320")),
     ("65 stops", {"config": {"stop": {"token_ids": [3] * 65}}}, ("stop", "65")),

@@ -468,7 +468,7 @@ def accounts(base: str) -> dict[str, Any]:
 
     api = tinker.RestClient()
     admin = tinker.AdminClient()
-    copy = service.copy_weights(path, ttl_seconds=7200).result()
+    copy = api.copy_weights(path, "any", ttl_seconds=7200).result()
     hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     session = client.model_id.split(":")[0]
     found = api.search_sessions(types.SessionSearchRequest(session_id=session))
@@ -638,8 +638,6 @@ def rest(base: str) -> dict[str, Any]:
     asks: list[Callable[[], Any]] = [
         lambda: api.publish_checkpoint_from_tinker_path(path).result(),
         lambda: api.unpublish_checkpoint_from_tinker_path(path).result(),
-        lambda: api.copy_weights(path, "p").result(),
-        lambda: api.copy_weights(path, weights_access_token="t").result(),
         lambda: api.assign_session_project(session, "p").result(),
         lambda: api.export_session_trace(session).result(),
         lambda: api.search_sessions(

@@ -172,10 +172,11 @@ def test_scores_and_draws_of_a_prompt(server: TinkerDaemon) -> None:
     assert np.exp(dense[:, 1]).min() > 0 and dense[:, 1].max() < 0
     # With 100 likely tokens a position has most of the other tokens, too.
     assert [len(row) for row in likely[1:]] == [100] * count
-    values = [dict(map(tuple, row)).get(i) for i, row in enumerate(likely[1:])]
-    both = [(a, b) for a, b in zip(dense[:, 1], values, strict=True) if b is not None]
-    assert len(both) > 5
-    np.testing.assert_allclose(*zip(*both, strict=True), atol=1e-4)
+    rows = [dict(map(tuple, row)) for row in likely[1:]]
+    listed = [i for i, row in enumerate(rows) if i in row]
+    assert len(listed) > 5
+    values = [rows[i][i] for i in listed]
+    np.testing.assert_allclose(dense[listed, 1], values, atol=1e-4)
     sparse, same_columns = out["sparse"]
     np.testing.assert_allclose(sparse, dense[:, :2].ravel(), atol=1e-5)
     assert same_columns
@@ -222,7 +223,7 @@ def test_the_rest_client(server: TinkerDaemon) -> None:
     assert out["session"] and out["mine"] and out["again"] == 1
     assert out["runs"] == [out["model_id"]] and out["run"] == out["model_id"]
     assert out["base"] == "toy" and out["expires"] == [None]
-    assert len(out["refusals"]) == 7, out["refusals"]
+    assert len(out["refusals"]) == 5, out["refusals"]
 
 
 def test_chunks_of_a_call_may_arrive_in_any_order(server: TinkerDaemon) -> None:

@@ -195,8 +195,8 @@ class SampleOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "prompt_logprobs and prompt_top_logprobs score only so many of the prompt's "
-            "last tokens. The part before them may come from the cache of prefixes.",
+            "prompt_logprobs and prompt_top_logprobs score only so many of the "
+            "prompt's last tokens. Tokens before them may be cached.",
         ),
     ]
     prompt_targets: Annotated[
