@@ -66,9 +66,9 @@ struct TargetSpan {
 // target of each token, in order (targets_of). If `weights` is empty, every
 // weight is 1. logprobs and advantages are [N], or empty for losses without a
 // policy. routing is [N, L, K] for L layers with experts and K experts per
-// token. If routing is empty, the router chooses the experts. A teacher's output
-// at position i + teacher_offset of teacher_input() is compared with the output
-// at token i.
+// token. If routing is empty, the router chooses the experts. The output at
+// token i is compared with a teacher's output at position i + teacher_offset of
+// teacher_input().
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;

@@ -271,7 +271,9 @@ def _teacher(teacher: object) -> training_pb2.Teacher | None:
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     _check_names(LossOptions, options)
     function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
-    settings: Any = {name: value for name, value in options.items() if name != "teacher"}
+    settings: Any = {
+        name: value for name, value in options.items() if name != "teacher"
+    }
     with _sendable():
         return training_pb2.LossConfig(
             function=function, teacher=_teacher(options.get("teacher")), **settings
