@@ -31,9 +31,8 @@ class ModelRunner {
   // what Backward needs.
   [[nodiscard]] TrainScores Forward(TrainPlan plan);
   // Runs the backward pass of the latest Forward. `gradients_E` is f32, on the
-  // host: dLoss/dlogprob [E], and the [D] that TrainScores names. Adds the
-  // results to `gradients`, which has the gradients [N] of the versions in the
-  // plan.
+  // host, and TrainScores says what it has. Adds the results to `gradients`,
+  // which has the gradients [N] of the versions in the plan.
   void Backward(const at::Tensor& gradients_E,
                 const lora::LoraGradients& gradients);
   // Frees what Forward has kept. Call it if Backward will not be called.

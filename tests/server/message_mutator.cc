@@ -101,6 +101,10 @@ void MessageMutator::Put(Message* message, const FieldDescriptor* field,
           message, field, index,
           {&R::SetUInt32, &R::SetRepeatedUInt32, &R::AddUInt32},
           static_cast<uint32_t>(Integer()));
+    case FieldDescriptor::CPPTYPE_INT32:
+      return Write<int32_t>(message, field, index,
+                            {&R::SetInt32, &R::SetRepeatedInt32, &R::AddInt32},
+                            static_cast<int32_t>(Integer()));
     case FieldDescriptor::CPPTYPE_UINT64:
       return Write<uint64_t>(
           message, field, index,
@@ -121,7 +125,7 @@ void MessageMutator::Put(Message* message, const FieldDescriptor* field,
       return Write<int>(
           message, field, index,
           {&R::SetEnumValue, &R::SetRepeatedEnumValue, &R::AddEnumValue},
-          static_cast<int>(OneIn(4) ? Integer() : Below(11)));
+          static_cast<int>(OneIn(4) ? Integer() : Below(12)));
     case FieldDescriptor::CPPTYPE_STRING:
       return Write<std::string>(
           message, field, index,
