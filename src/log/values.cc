@@ -170,6 +170,7 @@ void Put(const TrainRequest& request, log::Request* out) {
     log::CustomLossInput* const to = train->add_custom_inputs();
     to->set_name(input.name);
     to->set_rank(input.rank);
+  }
   if (HasTeacher(loss.function)) {
     log::Teacher* const teacher = train->mutable_teacher();
     teacher->set_base_model(loss.teacher.base_model);
