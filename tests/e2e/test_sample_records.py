@@ -280,7 +280,10 @@ def test_no_tenant_trains_on_the_records_of_another(tmp_path: Path) -> None:
     )
     flags = ("--auth-tokens-file", str(tokens.path))
     with daemon_module.running(tiny_model("llama-tied"), tmp_path, *flags) as daemon:
-        with daemon.client(token=alice) as one, daemon.client(token=bob) as other:
+        one, other = (
+            daemon.client(security=weft.Security(token=token)) for token in (alice, bob)
+        )
+        with one, other:
             mine, theirs = (
                 client.create_adapter("a", rank=4, seed=1) for client in (one, other)
             )
