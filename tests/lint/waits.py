@@ -35,6 +35,8 @@ ALLOWED = {
     ("lora/adapter.cc", "bulk"): "an adapter comes to the device or leaves it",
     ("model/decoder.cc", "item"): "when a model is loaded",
     ("loss/head_products.cc", "nonzero"): "a gradient filter, off by default",
+    ("loss/call_aten.cc", "item"): "a tensor of the host",
+    ("loss/run_loss_graph.cc", "item"): "a tensor of the host",
     ("executor/message.cc", "item"): "a tensor of the host",
 }
 
