@@ -520,6 +520,14 @@ def checkpoints(base: str) -> dict[str, Any]:
     ahead = [step(client), step(client)]
     again = service.create_training_client_from_state_with_optimizer(path)
     repeated = [step(again), step(again)]
+    copy = rest.copy_weights(path, "any").result()
+    of_copy = service.create_training_client_from_state_with_optimizer(copy)
+    copied = [step(of_copy), step(of_copy)]
+    try:
+        rest.copy_weights(path + "-not", "any").result()
+        missing = ""
+    except tinker.NotFoundError as error:
+        missing = str(error)
     fresh = service.create_training_client_from_state(path)
     step(fresh)
     run = path.split("/")[2]
@@ -539,6 +547,8 @@ def checkpoints(base: str) -> dict[str, Any]:
         "path": path,
         "ahead": ahead,
         "repeated": repeated,
+        "copied": copied,
+        "missing": missing,
         "listed": [entry.tinker_path for entry in listed],
         "rank": info.lora_rank,
         "runs": [entry.training_run_id for entry in runs.training_runs],

@@ -209,7 +209,8 @@ def test_accounts(server: TinkerDaemon) -> None:
 
 def test_checkpoints(server: TinkerDaemon) -> None:
     out = server.run("checkpoints")
-    assert out["repeated"] == out["ahead"]
+    assert out["repeated"] == out["copied"] == out["ahead"]
+    assert "one-not" in out["missing"]
     assert out["path"] in out["listed"]
     assert out["path"] not in out["left"]
     assert out["rank"] == 8
