@@ -276,6 +276,8 @@ absl::Status ReadRecord(const v1::SampleRequest& in,
   out->return_support = true;
   out->truncated_logprobs = true;
   return absl::OkStatus();
+}
+
 // Reads prompt_targets, after `out->prompt`.
 absl::Status ReadPromptTargets(const v1::PromptTargets& in, int vocab_size,
                                SampleRequest* out) {

@@ -212,6 +212,9 @@ absl::StatusOr<v1::CustomInput> ReadCustomInput(absl::string_view name,
   WEFT_ASSIGN_OR_RETURN(const std::vector<int64_t> values,
                         Values<int64_t>(name, tensor));
   out.set_ints_le(values.data(), values.size() * sizeof(int64_t));
+  return out;
+}
+
 absl::StatusOr<StoredCells> ReadCells(absl::string_view name,
                                       const Tensor& tensor) {
   StoredCells cells;

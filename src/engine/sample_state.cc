@@ -41,8 +41,9 @@ int64_t SampleSequence::target() const {
 
 bool SampleSequence::may_take_version() const {
   if (sample_index == kPrompt) {
-    const bool is_half_scored = job->first_draws.empty() &&
-                                job->scores_prompt() && job->num_scored() > 1;
+    const bool is_half_scored =
+        job->first_draws.empty() &&
+        job->num_scored > job->request->first_scored();
     return !pages.has_value() && !is_half_scored;
   }
   if (!pages.has_value()) return true;
@@ -52,6 +53,8 @@ bool SampleSequence::may_take_version() const {
          (!job->request->recompute_cache ||
           job->result.samples[sample_index].version_spans.back().version ==
               version->number);
+}
+
 int64_t SampleSequence::first_listed() const {
   const SampleRequest& request = *job->request;
   if (sample_index != kPrompt || !job->first_draws.empty()) return target();

@@ -95,6 +95,8 @@ TEST(RecordTest, ATrainingRequestKeepsWhatItTookFromRecords) {
       std::get<TrainRequest>(std::get<BeginRecord>(*read).request);
   EXPECT_EQ(train.replayed, request.replayed);
   EXPECT_EQ(train.data, request.data);
+}
+
 TEST(RecordTest, ATeacherKeepsItsDigest) {
   TrainRequest request = Train();
   request.loss.function = LossFunction::kJs;

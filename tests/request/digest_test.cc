@@ -167,6 +167,8 @@ TEST(DigestTest, ARequestThatHasChangedKeepsTheDigestOfTheClients) {
   request.digest = "the client's";
   request.data[0].logprobs[0] = -3;
   EXPECT_EQ(PayloadDigest(request), "the client's");
+}
+
 TEST(DigestTest, EveryFieldOfATeacherCounts) {
   using Change = std::function<void(TrainRequest&)>;
   const std::vector<Change> changes = {

@@ -112,6 +112,9 @@ inline v1::ForwardBackwardRequest GoodCustom() {
   inputs["b"].add_shape(1);
   inputs["b"].add_shape(2);
   inputs["b"].set_ints_le(std::string(16, '\0'));
+  return request;
+}
+
 // Returns a request whose teacher reads another prompt of two tokens before the
 // same two tokens.
 inline v1::ForwardBackwardRequest GoodDistillation() {

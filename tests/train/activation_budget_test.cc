@@ -110,6 +110,8 @@ TEST(ActivationsOfTest, CountsTheIdsOfSupports) {
         .working;
   };
   EXPECT_EQ(working(1000) - working(0), 1000 * 80);
+}
+
 TEST(ActivationsOfTest, RowsWithATeacherTakeASecondBufferOfLogits) {
   const model::ModelConfig config = weft::testing::TinyConfig();
   const auto head = [&](int64_t compared, int64_t chunk) {
