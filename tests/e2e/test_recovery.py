@@ -88,10 +88,9 @@ def test_a_custom_loss_is_replayed_from_the_log_alone(durable: Durable) -> None:
         unfit = weft.Datum(tokens, tokens, custom_inputs={"a": [1.0, 2.0], "k": 1})
         with pytest.raises(weft.InvalidArgument, match=r"nodes\[3\] \(mul\) The size"):
             adapter.forward_backward([unfit], "custom", custom_loss=traced)
-    before, known = image(durable, "a"), facts(durable, "a")
+    before = image(durable, "a")
     durable.restart()
     assert image(durable, "a") == before
-    assert facts(durable, "a") == known
 
 
 def test_a_start_needs_no_stored_replies(durable: Durable) -> None:

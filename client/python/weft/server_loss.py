@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import torch
     import torch.fx
 
 
@@ -28,7 +29,9 @@ class ServerLoss:
     inputs: Mapping[str, int]
 
 
-def trace_loss(fn: Callable[..., Any], **ranks: int) -> ServerLoss:
+def trace_loss(
+    fn: Callable[..., tuple[torch.Tensor, Mapping[str, torch.Tensor]]], **ranks: int
+) -> ServerLoss:
     """Traces a loss for the server, which then computes it in one forward pass.
 
     fn: (logprobs, *inputs) -> (loss, metrics), written with torch. It runs once per
