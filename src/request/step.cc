@@ -2,6 +2,7 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string_view>
@@ -103,6 +104,23 @@ void HashCustomLoss(const TrainRequest& request, Hasher* hasher) {
   }
 }
 
+void HashSupports(const TrainRequest& request, Hasher* hasher) {
+  for (const Datum& datum : request.data) {
+    *hasher << datum.support.offsets << datum.support.tokens;
+  }
+}
+
+void HashReplay(const Replay& replay, Hasher* hasher) {
+  *hasher << replay.routing << replay.support << replay.logprobs
+          << replay.optional;
+  for (const std::vector<SampledSpan>& spans : replay.spans) {
+    *hasher << uint64_t{spans.size()};
+    for (const SampledSpan& span : spans) {
+      *hasher << span.sequence_id << span.offset << span.start << span.length;
+    }
+  }
+}
+
 std::string Digest(const TrainRequest& request) {
   if (!request.digest.empty()) return request.digest;
   Hasher hasher;
@@ -112,7 +130,6 @@ std::string Digest(const TrainRequest& request) {
          << loss.temperature << loss.return_entropy << loss.gradient_filter
          << loss.score_all << loss.return_routing
          << uint64_t{request.data.size()};
-  // Only such requests have these values, so that others keep their digests.
   const bool has_teacher = HasTeacher(loss.function);
   if (has_teacher) {
     const Teacher& teacher = loss.teacher;
@@ -121,22 +138,17 @@ std::string Digest(const TrainRequest& request) {
   for (const Datum& datum : request.data) {
     hasher << datum.targets_per_token << datum.target_offsets << datum.tokens
            << datum.targets << datum.weights << datum.logprobs
-           << datum.advantages << datum.routing << datum.support.offsets
-           << datum.support.tokens;
+           << datum.advantages << datum.routing;
     if (has_teacher) hasher << datum.teacher_tokens << datum.teacher_offset;
   }
-  const Replay& replay = request.replay;
-  if (replay.spans.empty()) return hasher.Finish();
-  hasher << replay.routing << replay.support << replay.logprobs
-         << replay.optional;
-  for (const std::vector<SampledSpan>& spans : replay.spans) {
-    hasher << uint64_t{spans.size()};
-    for (const SampledSpan& span : spans) {
-      hasher << span.sequence_id << span.offset << span.start << span.length;
-    }
-  }
-  // Requests without a custom loss keep the digests that earlier versions made.
+  // A request without these values keeps the digest that earlier versions made.
   if (loss.function == LossFunction::kCustom) HashCustomLoss(request, &hasher);
+  if (std::ranges::any_of(request.data, [](const Datum& datum) {
+        return !datum.support.offsets.empty();
+      })) {
+    HashSupports(request, &hasher);
+  }
+  if (!request.replay.spans.empty()) HashReplay(request.replay, &hasher);
   return hasher.Finish();
 }
 
