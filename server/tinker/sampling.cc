@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
@@ -214,6 +215,18 @@ void CancelSample(Front& front, const std::string& owner,
                   const std::string& id) {
   const auto found = front.cancels.find(CancelKey(owner, id));
   if (found != front.cancels.end()) found->second.Cancel();
+}
+
+void CancelSamplesOf(Front& front, const std::string& owner,
+                     const std::string& session) {
+  const std::string prefix = CancelKey(owner, absl::StrCat(session, ":"));
+  std::vector<CancelHandle> handles;
+  for (auto it = front.cancels.lower_bound(prefix);
+       it != front.cancels.end() && it->first.starts_with(prefix); ++it) {
+    handles.push_back(it->second);
+  }
+  // A cancelled sample may end at once, and then leaves front.cancels.
+  for (CancelHandle& handle : handles) handle.Cancel();
 }
 
 }  // namespace weft::tinker

@@ -18,6 +18,9 @@ namespace weft::tinker {
 // ended.
 void CancelSample(Front& front, const std::string& owner,
                   const std::string& id);
+// Does so for all samples of an owner's session, when the session ends.
+void CancelSamplesOf(Front& front, const std::string& owner,
+                     const std::string& session);
 
 }  // namespace weft::tinker
 

@@ -7,11 +7,12 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "server/tinker/custom_losses.h"
 #include "absl/time/clock.h"
+#include "server/tinker/custom_losses.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"
+#include "server/tinker/sampling.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
@@ -20,6 +21,10 @@ namespace {
 
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
+  if (const auto found = front.sessions.find(id);
+      found != front.sessions.end()) {
+    CancelSamplesOf(front, found->second.owner, id);
+  }
   DropSamplersOf(front, id);
   DropLossesOf(front, id);
   front.ledger.Erase(EntryKind::kSession, id);
