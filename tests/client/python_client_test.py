@@ -188,11 +188,12 @@ def test_torch_tensors_of_a_model_are_taken_and_others_named() -> None:
     ragged = weft.Datum([1, 2], [[3, 4], []], [half, []])
     assert ragged.weights is not None and ragged.weights.tolist() == [0.5, 0.25]
     elsewhere = torch.empty(2, device="meta")
+    texts: Any = ["one", "two"]
     for name in ("weights", "logprobs", "advantages"):
         with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
             weft.Datum([1, 2], [3, 4], **{name: elsewhere})
         with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
-            weft.Datum([1, 2], [3, 4], **{name: ["one", "two"]})
+            weft.Datum([1, 2], [3, 4], **{name: texts})
     for targets in (half, elsewhere, [[3], half]):
         with pytest.raises(weft.InvalidArgument, match=r"datum.targets: "):
             weft.Datum([1, 2], targets)

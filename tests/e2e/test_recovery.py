@@ -79,7 +79,7 @@ def test_a_custom_loss_is_replayed_from_the_log_alone(durable: Durable) -> None:
     with daemon.client() as client:
         adapter = client.create_adapter("a", rank=4, seed=1)
         for k in range(1, 4):
-            inputs = {"a": [0.25 * i for i in range(17)], "k": k}
+            inputs: Any = {"a": [0.25 * i for i in range(17)], "k": k}
             datum = weft.Datum(tokens, tokens, custom_inputs=inputs)
             result = adapter.forward_backward([datum], "custom", custom_loss=traced)
             assert result.metrics["custom/k:sum"] == k

@@ -24,7 +24,7 @@ README = ROOT / "server" / "tinker" / "README.md"
 # 2^-24 of the largest value on the way, which is below 64 here.
 TOLERANCE = 40 * 2**-24 * 64
 
-T = torch.Tensor
+T = Any  # A tensor, or what torch.fx has in its place.
 LOGPROBS = [-0.5, -1.25, -2.0, -0.1, -3.0, -0.75]
 FLOATS = [0.5, 1.5, -0.25, 2.0, 1.0, 0.3]
 INTS = [2, 0, 5, 3, 3, 1]

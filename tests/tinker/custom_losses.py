@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from tinker import types
 
-T = torch.Tensor
+T = Any  # A tensor, or what torch.fx has in its place.
 
 
 def dpo(
