@@ -22,9 +22,9 @@
 namespace weft::engine {
 namespace {
 
-using ::testing::DoubleNear;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::FloatNear;
 using ::testing::IsEmpty;
 using ::testing::Pointwise;
 using ::weft::testing::Join;
@@ -268,10 +268,10 @@ TEST_F(TeacherTest, ForwardAloneGivesTheSameNumbersAndEntropies) {
   request.loss.function = LossFunction::kCrossEntropy;
   const Outcome plain = Run({Piece(request, a_)}, true, false);
   EXPECT_THAT(with.data[0].entropies,
-              Pointwise(DoubleNear(Tolerance(kEpsilonF32, kPath, 10)),
+              Pointwise(FloatNear(Tolerance(kEpsilonF32, kPath, 10)),
                         plain.data[0].entropies));
   EXPECT_THAT(with.data[0].logprobs,
-              Pointwise(DoubleNear(Tolerance(kEpsilonF32, kPath, 10)),
+              Pointwise(FloatNear(Tolerance(kEpsilonF32, kPath, 10)),
                         plain.data[0].logprobs));
 }
 
@@ -281,7 +281,7 @@ TEST_F(TeacherTest, AnAdapterLearnsNothingFromItselfButFromAnotherPromptOfIt) {
   const TrainRequest same = Request(LossFunction::kJs, {datum});
   const Outcome none = Run({Piece(same, a_, a_)});
   EXPECT_THAT(none.data[0].losses,
-              Each(DoubleNear(0, Tolerance(kEpsilonF32, kPath, 1))));
+              Each(FloatNear(0, Tolerance(kEpsilonF32, kPath, 1))));
   EXPECT_LE(MaxAbs(none.gradients[0].gradient_N),
             Tolerance(kEpsilonF32, kPath, 1));
   SetTeacherPrompt(Tokens(30, 9), Tokens(7, 5), datum);
@@ -308,7 +308,7 @@ TEST_F(TeacherTest, SharedPromptsOfBothGiveTheSameResults) {
   const double tolerance = kSpread * Tolerance(kEpsilonF32, kPath, 10);
   for (size_t d = 0; d < 4; ++d) {
     EXPECT_THAT(shared.data[d].losses,
-                Pointwise(DoubleNear(tolerance), alone.data[d].losses));
+                Pointwise(FloatNear(tolerance), alone.data[d].losses));
   }
   EXPECT_LE(
       MaxAbs(shared.gradients[0].gradient_N - alone.gradients[0].gradient_N),
