@@ -259,9 +259,7 @@ SampleRecord RecordOf(const SampleRequest& request, AdapterKey adapter,
 absl::Status ReplaySamples(const FindRecord& find, AdapterKey adapter,
                            TrainRequest* request) {
   Replay replay = std::exchange(request->replay, {});
-  if (request->loss.function == LossFunction::kCrossEntropy) {
-    replay.logprobs = false;
-  }
+  if (!HasPolicy(request->loss.function)) replay.logprobs = false;
   // Data of a group come one after another, and name one record.
   std::pair<std::string, std::shared_ptr<const SampleRecord>> latest;
   for (size_t d = 0; d < replay.spans.size(); ++d) {
