@@ -96,12 +96,14 @@ absl::Status ReadCustomLoss(const v1::LossConfig& in, int num_data,
          .rank = static_cast<int>(std::min(input.rank(), kTooMany))});
   }
   WEFT_ASSIGN_OR_RETURN(const LossGraph graph, ReadLossGraph(out->custom));
-  const auto nodes = static_cast<int64_t>(graph.nodes.size());
-  if (nodes * num_data <= kMaxNodeRuns) return absl::OkStatus();
+  const int64_t work =
+      static_cast<int64_t>(graph.nodes.size()) + graph.num_items;
+  if (work * num_data <= kMaxNodeRuns) return absl::OkStatus();
   return BadField("data",
                   absl::StrCat("has ", num_data, " sequences, must be at most ",
-                               kMaxNodeRuns / nodes, " for the ", nodes,
-                               " nodes of loss.custom_loss.graph: split it"));
+                               kMaxNodeRuns / work, " for the ", work,
+                               " nodes and items of lists of "
+                               "loss.custom_loss.graph: split it"));
 }
 
 absl::Status ReadCustomInputs(const v1::Datum& in, int index,

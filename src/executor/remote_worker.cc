@@ -47,6 +47,8 @@ void RemoteWorker::Do(const DropVersions& message) {
 }
 
 void RemoteWorker::Do(TrainCommand& message) {
+  // A batch of which a loss failed had no backward pass.
+  runner_.DropPending();
   const auto replica = static_cast<size_t>(links_.replica());
   has_plan_ = replica < message.plans.size();
   if (!has_plan_) return;

@@ -76,7 +76,13 @@ std::optional<IValue> CoerceToList(const IValue& value,
     return IValue(c10::List<int64_t>({value.toInt()}));
   }
   if (!value.isTuple()) return std::nullopt;
-  if (IsInt(element)) return CoerceList<int64_t>(value, element, as_int);
+  if (IsInt(element)) {
+    // Some functions recurse once for each integer.
+    if (value.toTupleRef().elements().size() > size_t{kMaxGraphDims}) {
+      return std::nullopt;
+    }
+    return CoerceList<int64_t>(value, element, as_int);
+  }
   if (element->kind() == c10::TypeKind::TensorType) {
     return CoerceList<at::Tensor>(value, element, as_tensor);
   }
@@ -245,7 +251,7 @@ int64_t RangeLength(const c10::FunctionSchema& schema, const Stack& stack) {
   };
   const double length = std::ceil((argument("end", 0) - argument("start", 0)) /
                                   argument("step", 1));
-  // A NaN is refused by ATen.
+  TORCH_CHECK(!std::isnan(length), "has no length");
   return static_cast<int64_t>(std::clamp(length, 0.0, kMany));
 }
 
@@ -264,6 +270,8 @@ int64_t ResultValues(const LossOperation& operation,
     case ResultSize::kView:
     case ResultSize::kLargest:
       return largest;
+    case ResultSize::kSorted:
+      return largest * 16;
     case ResultSize::kSum:
       return sum;
     case ResultSize::kGiven:
@@ -333,6 +341,10 @@ IValue CallAten(const LossOperation& operation, CallArguments arguments,
   if (in_place != arguments.kwargs.end() && in_place->second.isBool() &&
       !in_place->second.toBool()) {
     arguments.kwargs.erase(in_place);
+  }
+  for (const char* const name : {"sparse_grad", "pin_memory"}) {
+    TORCH_CHECK(!arguments.kwargs.contains(name), "has the argument ", name,
+                ", which is not offered");
   }
   for (const c10::OperatorHandle& overload : OverloadsOf(operation)) {
     std::optional<Stack> stack = Binding(arguments).Bind(overload.schema());

@@ -27,7 +27,6 @@ namespace {
 
 using c10::IValue;
 
-constexpr int64_t kMaxDims = 4;
 // Integers stay below this, so that their sums fit in int64_t.
 constexpr int64_t kMaxInteger = int64_t{1} << 53;
 
@@ -104,12 +103,13 @@ class GraphRun {
   }
 
   static void Check(const IValue& value) {
-    TORCH_CHECK(!value.isInt() || std::abs(value.toInt()) <= kMaxInteger,
+    TORCH_CHECK(!value.isInt() || (-kMaxInteger <= value.toInt() &&
+                                   value.toInt() <= kMaxInteger),
                 "gives ", value.toInt(), ", must be at most 2^53");
     if (!value.isTensor()) return;
     const at::Tensor& tensor = value.toTensor();
-    TORCH_CHECK(tensor.dim() <= kMaxDims, "gives a tensor with ", tensor.dim(),
-                " dimensions, must have at most ", kMaxDims);
+    TORCH_CHECK(tensor.dim() <= kMaxGraphDims, "gives a tensor with ",
+                tensor.dim(), " dimensions, must have at most ", kMaxGraphDims);
     TORCH_CHECK(!NameOfDtype(tensor.scalar_type()).empty());
   }
 
@@ -417,15 +417,7 @@ absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
                            absl::Span<float> gradients) {
   constexpr char kNone[] = "gives a loss without a gradient by logprobs";
   if (!loss.requires_grad()) return BadNode(graph, graph.loss, kNone);
-  try {
-    loss.backward();
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception& error) {
-    return BadNode(
-        graph, graph.loss,
-        absl::StrCat("cannot be differentiated: ", FirstLine(error.what())));
-  }
+  loss.backward();
   const at::Tensor& gradient = leaf.grad();
   if (!gradient.defined()) return BadNode(graph, graph.loss, kNone);
   if (!at::isfinite(gradient).all().item<bool>()) {
@@ -433,6 +425,43 @@ absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
   }
   const at::Tensor flat = gradient.contiguous();
   std::memcpy(gradients.data(), flat.const_data_ptr(), flat.nbytes());
+  return absl::OkStatus();
+}
+
+absl::Status RunAndDifferentiate(const LossGraph& graph,
+                                 const CustomLoss& custom, const Datum& datum,
+                                 absl::Span<const float> logprobs,
+                                 bool backward, absl::Span<float> losses,
+                                 absl::Span<float> gradients,
+                                 MetricSums* metrics) {
+  const auto size = static_cast<int64_t>(logprobs.size());
+  GraphRun run(graph, MaxGraphValues(size));
+  std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
+  inputs.front().set_requires_grad(backward);
+  WEFT_RETURN_IF_ERROR(run.Run(inputs));
+  WEFT_ASSIGN_OR_RETURN(const at::Tensor loss,
+                        run.Scalar(graph.loss, /*max_dims=*/0));
+  const double value = loss.item().toDouble();
+  if (!std::isfinite(value)) return NotFinite(graph, run, "the loss");
+  if (backward) {
+    WEFT_RETURN_IF_ERROR(
+        Differentiate(graph, run, loss, inputs.front(), gradients));
+  }
+  std::vector<double> metric_values;
+  for (const LossGraph::Metric& metric : graph.metrics) {
+    WEFT_ASSIGN_OR_RETURN(const at::Tensor scalar,
+                          run.Scalar(metric.node, kMaxGraphDims));
+    metric_values.push_back(scalar.item().toDouble());
+  }
+  std::ranges::fill(losses, 0.0F);
+  losses.front() = static_cast<float>(value);
+  metrics->Add("loss", value);
+  metrics->Add("tokens", static_cast<double>(size));
+  for (size_t i = 0; i < metric_values.size(); ++i) {
+    const LossGraph::Metric& metric = graph.metrics[i];
+    metric.is_mean ? metrics->AddMean(metric.name, metric_values[i], 1)
+                   : metrics->Add(metric.name, metric_values[i]);
+  }
   return absl::OkStatus();
 }
 
@@ -455,35 +484,17 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
   // The engine computes gradients by hand, so autograd is off elsewhere.
   const c10::InferenceMode with_autograd(false);
   const c10::AutoGradMode differentiate(backward);
-  const auto size = static_cast<int64_t>(logprobs.size());
-  GraphRun run(graph, MaxGraphValues(size));
-  std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
-  inputs.front().set_requires_grad(backward);
-  WEFT_RETURN_IF_ERROR(run.Run(inputs));
-  WEFT_ASSIGN_OR_RETURN(const at::Tensor loss,
-                        run.Scalar(graph.loss, /*max_dims=*/0));
-  const double value = loss.item().toDouble();
-  if (!std::isfinite(value)) return NotFinite(graph, run, "the loss");
-  if (backward) {
-    WEFT_RETURN_IF_ERROR(
-        Differentiate(graph, run, loss, inputs.front(), gradients));
+  // Whatever autograd throws is this request's failure, not the batch's.
+  try {
+    return RunAndDifferentiate(graph, custom, datum, logprobs, backward, losses,
+                               gradients, metrics);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    return BadNode(
+        graph, graph.loss,
+        absl::StrCat("cannot be differentiated: ", FirstLine(error.what())));
   }
-  std::vector<double> metric_values;
-  for (const LossGraph::Metric& metric : graph.metrics) {
-    WEFT_ASSIGN_OR_RETURN(const at::Tensor scalar,
-                          run.Scalar(metric.node, kMaxDims));
-    metric_values.push_back(scalar.item().toDouble());
-  }
-  std::ranges::fill(losses, 0.0F);
-  losses.front() = static_cast<float>(value);
-  metrics->Add("loss", value);
-  metrics->Add("tokens", static_cast<double>(size));
-  for (size_t i = 0; i < metric_values.size(); ++i) {
-    const LossGraph::Metric& metric = graph.metrics[i];
-    metric.is_mean ? metrics->AddMean(metric.name, metric_values[i], 1)
-                   : metrics->Add(metric.name, metric_values[i]);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace weft::loss

@@ -219,8 +219,15 @@ class GraphReader {
       return BadNode("has kwargs that are not an object");
     }
     if (is_output) return absl::OkStatus();
+    const size_t count = (args == node.end() ? 0 : args->size()) +
+                         (kwargs == node.end() ? 0 : kwargs->size());
+    if (count > kMaxNodeArgs) {
+      return BadNode(absl::StrCat(
+          "has ", count, " arguments, must have at most ", kMaxNodeArgs));
+    }
     if (args != node.end()) {
       WEFT_ASSIGN_OR_RETURN(out->args, ReadList(*args));
+      graph_.num_items -= static_cast<int64_t>(args->size());
     }
     if (kwargs == node.end()) return absl::OkStatus();
     for (const auto& [key, value] : kwargs->items()) {
@@ -230,6 +237,7 @@ class GraphReader {
   }
 
   absl::StatusOr<std::vector<GraphArg>> ReadList(const Json& list) {
+    graph_.num_items += static_cast<int64_t>(list.size());
     std::vector<GraphArg> items;
     items.reserve(list.size());
     for (const Json& item : list) {

@@ -25,8 +25,10 @@ namespace weft {
 inline constexpr size_t kMaxGraphBytes = size_t{128} << 10;
 inline constexpr size_t kMaxGraphNodes = 512;
 inline constexpr size_t kMaxLossInputs = 16;
-// The nodes of a request's graph times its data. A node takes some 10
-// microseconds of the engine thread, besides the time for its values.
+inline constexpr size_t kMaxNodeArgs = 16;
+// The nodes of a request's graph and the items of its lists, times the data.
+// Each takes some 10 microseconds of the engine thread, besides the time for
+// its values.
 inline constexpr int64_t kMaxNodeRuns = int64_t{128} << 10;
 
 struct GraphArg;
@@ -73,6 +75,7 @@ struct LossGraph {
   };
 
   std::vector<GraphNode> nodes;  // Without the output.
+  int64_t num_items = 0;         // Of all lists.
   size_t loss = 0;               // The node that gives the loss.
   std::vector<Metric> metrics;
 };

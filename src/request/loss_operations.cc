@@ -89,23 +89,23 @@ constexpr LossOperation kOperations[] = {
     {"any", kLargest, "any any.dim"},
     {"argmax", kLargest, "argmax"},
     {"argmin", kLargest, "argmin"},
-    {"argsort", kLargest, "argsort"},
+    {"argsort", kSorted, "argsort"},
     {"count_nonzero", kLargest, "count_nonzero count_nonzero.dim_IntList"},
     {"cumsum", kLargest, "cumsum"},
     {"dot", kLargest, "dot"},
     {"log_softmax", kLargest, "log_softmax.int"},
-    {"logcumsumexp", kLargest, "logcumsumexp"},
+    {"logcumsumexp", kSorted, "logcumsumexp"},
     {"logsumexp", kLargest, "logsumexp"},
     {"max", kBroadcast, "max max.dim max.other"},
     {"mean", kLargest, "mean mean.dim"},
-    {"median", kLargest, "median median.dim"},
+    {"median", kSorted, "median median.dim"},
     {"min", kBroadcast, "min min.dim min.other"},
     {"prod", kLargest, "prod prod.dim_int"},
     {"softmax", kLargest, "softmax.int"},
-    {"sort", kLargest, "sort"},
+    {"sort", kSorted, "sort"},
     {"std", kLargest, "std std.dim std.correction"},
     {"sum", kLargest, "sum sum.dim_IntList"},
-    {"topk", kLargest, "topk"},
+    {"topk", kSorted, "topk"},
     {"var", kLargest, "var var.dim var.correction"},
     // Parts, and other shapes of the same values.
     {"broadcast_to", kView, "broadcast_to"},
@@ -185,7 +185,10 @@ FoundOperation FindLossOperation(bool is_method, absl::string_view target) {
   if (is_method) return {.operation = FindName(target)};
   if (target == "getattr") return {.operation = FindName(target)};
   if (absl::ConsumePrefix(&target, "math.")) {
-    return {.operation = FindPythons(target), .of_math = true};
+    const LossOperation* const found = FindPythons(target);
+    const bool takes_numbers =
+        found != nullptr && found->kind == OperationKind::kAten;
+    return {.operation = takes_numbers ? found : nullptr, .of_math = true};
   }
   if (absl::ConsumePrefix(&target, "operator.")) {
     return {.operation = FindPythons(target)};

@@ -13,6 +13,9 @@
 
 namespace weft {
 
+// The most dimensions of a tensor, and the most integers in a list of them.
+inline constexpr int64_t kMaxGraphDims = 4;
+
 // What an operation does. All except kAten are written by hand.
 enum class OperationKind : uint8_t {
   kAten,     // One of the functions of ATen that `overloads` names.
@@ -31,6 +34,7 @@ enum class ResultSize : uint8_t {
   kView,  // As the argument whose memory the result shares, and the result.
   kBroadcast,  // As the shapes of the tensors, broadcast together.
   kLargest,    // As the largest tensor.
+  kSorted,     // As the largest tensor, each value at the price of 16.
   kSum,        // As all tensors together.
   kGiven,      // The product of a list of sizes.
   kRange,      // The length of a range.

@@ -304,6 +304,12 @@ FAILURES: dict[str, tuple[Callable[[T, T, T], Any], str, str]] = {
     "a gather out of range": (lambda x, y, i: x[i * 2], "(getitem)", "out of"),
     "a dimension": (lambda x, y, i: x.sum(3), "(sum_1)", "Dimension out of range"),
     "arguments": (lambda x, y, i: x.exp(y), "(exp)", "does not take the"),
+    "a long list": (lambda x, y, i: x.roll([0] * 9, [0] * 9), "(roll)", "does not"),
+    "a sparse gradient": (
+        lambda x, y, i: x.gather(0, i, sparse_grad=True),
+        "(gather)",
+        "has the argument sparse_grad, which is not offered",
+    ),
     "an unknown keyword": (
         lambda x, y, i: x.sum(foo=1),
         "(sum_1)",

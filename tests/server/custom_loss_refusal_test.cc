@@ -114,8 +114,8 @@ TEST(RefusalTest, ACustomLossOnTooManyData) {
       << Validate(request, limits).status();
   *request.add_data() = datum;
   EXPECT_EQ(Validate(request, limits).status().message(),
-            "data has 263 sequences, must be at most 262 for the 500 nodes of "
-            "loss.custom_loss.graph: split it");
+            "data has 263 sequences, must be at most 262 for the 500 nodes and "
+            "items of lists of loss.custom_loss.graph: split it");
 }
 
 TEST(ValidationTest, ReadsACustomLoss) {
