@@ -172,9 +172,11 @@ TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
   const SampleRequest truncated = sample();
   EXPECT_TRUE(truncated.return_support && truncated.hide_support);
   EXPECT_TRUE(truncated.truncated_logprobs);
+  request.set_truncated_logprobs(true);
   request.set_return_support(true);
   EXPECT_FALSE(sample().hide_support);
   request.mutable_config()->set_temperature(0);
+  request.clear_truncated_logprobs();
   request.clear_return_support();
   EXPECT_FALSE(sample().return_support);
   request.clear_record();
