@@ -188,7 +188,8 @@ class DatumReader {
 
   absl::Status ReadTargetsPerToken() {
     const uint32_t per_token = in_.targets_per_token();
-    if (per_token > 1 && HasPolicyInputs()) {
+    if (per_token > 1 && function_ != LossFunction::kCrossEntropy &&
+        function_ != LossFunction::kCustom) {
       return BadField(Path("targets_per_token"),
                       absl::StrCat("is ", per_token,
                                    ", must be 0 or 1 for every loss but "
@@ -261,7 +262,7 @@ class DatumReader {
   // Reads logprobs and advantages. Ignores them for losses without a policy, so
   // that a client may send the same data with them and with a policy loss.
   absl::Status ReadPolicyInputs() {
-    if (!HasPolicyInputs()) return absl::OkStatus();
+    if (!HasPolicy(function_)) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(
         Copy("logprobs", in_.logprobs(), in_.logprobs_le(), &out_.logprobs));
     // ReadReplay checks that records have the logprobs that are absent.
@@ -323,6 +324,11 @@ class DatumReader {
     if (support.offsets.empty() && support.tokens.empty()) {
       return absl::OkStatus();
     }
+    if (HasTeacher(function_)) {
+      return BadField(Path("support_offsets_le"),
+                      "is set, but losses with a teacher compare distributions "
+                      "over the whole vocabulary: leave it out");
+    }
     if (out_.targets_per_token > 1 || !out_.target_offsets.empty()) {
       return BadField(Path("support_offsets_le"),
                       "is set, must be empty unless every token has one target "
@@ -381,11 +387,6 @@ class DatumReader {
                  index % static_cast<size_t>(limits_.experts_per_token));
     if (std::find(first, at, *at) == at) return "";
     return " again, must be another expert in [0, ";
-  }
-
-  bool HasPolicyInputs() const {
-    return function_ != LossFunction::kCrossEntropy &&
-           function_ != LossFunction::kCustom && !HasTeacher(function_);
   }
 
   uint32_t MaxTargetsPerToken() const {

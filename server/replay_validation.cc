@@ -108,6 +108,11 @@ absl::Status ReadReplay(
   replay.routing = loss.replay_routing();
   replay.support = loss.replay_support();
   replay.logprobs = loss.replay_logprobs();
+  if (replay.support && HasTeacher(out->loss.function)) {
+    return BadField("loss.replay_support",
+                    "is set, but losses with a teacher compare distributions "
+                    "over the whole vocabulary: leave it out");
+  }
   const bool replays = replay.routing || replay.support || replay.logprobs;
   WEFT_RETURN_IF_ERROR(
       CheckRouting("loss.replay_routing", replay.routing, limits));
@@ -120,7 +125,7 @@ absl::Status ReadReplay(
                       "replay_routing, replay_support or replay_logprobs");
     }
     if (!replay.logprobs && datum.logprobs.empty() &&
-        out->loss.function != LossFunction::kCrossEntropy) {
+        HasPolicy(out->loss.function)) {
       return BadField(absl::StrCat("data[", i, "].logprobs"),
                       "is empty: send it, or set loss.replay_logprobs");
     }

@@ -2,8 +2,8 @@
 
 #include "server/tinker/accounts.h"
 #include "server/tinker/archives.h"
-#include "server/tinker/custom_losses.h"
 #include "server/tinker/audit.h"
+#include "server/tinker/custom_losses.h"
 #include "server/tinker/models.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/samplers.h"

@@ -308,7 +308,7 @@ void SampleSequences::DropPages(SampleSequence& sequence) {
   CachePrefix(sequence, /*ends=*/true);
   sequence.pages.reset();
   sequence.length = 0;
-  sequence.has_old_keys = false;
+  if (!sequence.experts_NE.defined()) sequence.has_old_keys = false;
 }
 
 void SampleSequences::TakeVersions() {
@@ -327,10 +327,11 @@ void SampleSequences::TakeVersion(SampleSequence& sequence,
   SampleJob& job = *sequence.job;
   const bool recompute = job.request->recompute_cache;
   if (recompute && sequence.pages.has_value()) DropPages(sequence);
-  sequence.has_old_keys = sequence.pages.has_value();
   // Where no token was drawn with the old version's experts, the new version
   // chooses experts itself.
   if (recompute || job.first_draws.empty()) sequence.experts_NE.reset();
+  sequence.has_old_keys =
+      sequence.pages.has_value() || sequence.experts_NE.defined();
   versions_[version->id.value()] = version;
   if (job.first_draws.empty()) job.result.version = version->number;
   sequence.version = std::move(version);

@@ -41,9 +41,8 @@ int64_t SampleSequence::target() const {
 
 bool SampleSequence::may_take_version() const {
   if (sample_index == kPrompt) {
-    const bool is_half_scored =
-        job->first_draws.empty() &&
-        job->num_scored > job->request->first_scored();
+    const bool is_half_scored = job->first_draws.empty() &&
+                                job->num_scored > job->request->first_scored();
     return !pages.has_value() && !is_half_scored;
   }
   if (!pages.has_value()) return true;

@@ -81,9 +81,11 @@ struct SampleSequence {
   int sample_index = 0;
   lora::AdapterVersionPtr version;  // Reads the next token. Null: the base.
   std::optional<kv::SequencePages> pages;  // None while the sequence waits.
-  int64_t length = 0;         // Number of tokens whose keys are in the pages.
-  bool has_old_keys = false;  // Earlier versions computed some of these keys.
-  int64_t fork_tokens = 0;    // See kv::PrefixCache::Prefix.
+  int64_t length = 0;  // Number of tokens whose keys are in the pages.
+  // Earlier versions computed some of these keys, or chose the experts with
+  // which they are computed again.
+  bool has_old_keys = false;
+  int64_t fork_tokens = 0;  // See kv::PrefixCache::Prefix.
   // Set by SampleSequences::InOrder.
   sched::DecodeOrder::Place place = {};
   bool has_slot = true;

@@ -39,8 +39,8 @@ struct EngineInfo {
   int64_t max_queue_tokens_per_tenant = 0;
   // How far a step number may be above the lowest free number.
   uint64_t reorder_window = 0;
-  uint64_t replay_window = 0;     // Latest steps whose replies are kept.
-  bool has_byte_decoder = false;  // True if StopRule::byte_strings work.
+  uint64_t replay_window = 0;         // Latest steps whose replies are kept.
+  bool has_byte_decoder = false;      // True if StopRule::byte_strings work.
   bool keeps_sample_records = false;  // True if SampleRequest::record works.
 };
 

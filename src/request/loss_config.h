@@ -46,6 +46,13 @@ struct CustomLoss {
          function == LossFunction::kReverseKl || function == LossFunction::kJs;
 }
 
+// Returns whether the loss compares the adapter with the policy that sampled,
+// so that data need logprobs and advantages.
+[[nodiscard]] constexpr bool HasPolicy(LossFunction function) {
+  return function != LossFunction::kCrossEntropy &&
+         function != LossFunction::kCustom && !HasTeacher(function);
+}
+
 // The model whose distribution the adapter learns: the base model, or an
 // adapter, which may be the one that learns.
 struct Teacher {

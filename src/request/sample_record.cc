@@ -351,9 +351,7 @@ SampleRecord RecordOf(const SampleRequest& request, AdapterKey adapter,
 absl::Status ReplaySamples(const FindRecord& find, AdapterKey adapter,
                            TrainRequest* request) {
   Replay replay = std::exchange(request->replay, {});
-  if (request->loss.function == LossFunction::kCrossEntropy) {
-    replay.logprobs = false;
-  }
+  if (!HasPolicy(request->loss.function)) replay.logprobs = false;
   std::vector<std::optional<DatumReplay>> data(replay.spans.size());
   // The spans of each record, as indices of datum and span.
   std::map<std::string, std::vector<std::pair<size_t, size_t>>> by_record;

@@ -39,8 +39,8 @@ struct CustomInput {
 // policy. custom_inputs has a value for each input of a custom loss except
 // logprobs. routing is [N, L, K] for L layers with experts and K experts per
 // token. If routing is empty, or has kRouterChooses, the router chooses the
-// experts. The output at token i is compared with a teacher's output at position
-// i + teacher_offset of teacher_input().
+// experts. The output at token i is compared with a teacher's output at
+// position i + teacher_offset of teacher_input().
 struct Datum {
   std::vector<int32_t> tokens;
   std::vector<int32_t> targets;

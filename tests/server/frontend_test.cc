@@ -219,11 +219,10 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   EXPECT_EQ(info.max_data_per_request(), 3u);
   EXPECT_EQ(info.max_tokens_per_request(), 40u);
   EXPECT_EQ(info.max_samples(), 8u);
-  EXPECT_THAT(info.losses(),
-              ::testing::ElementsAre("cross_entropy", "importance_sampling",
-                                     "ppo", "cispo", "dro", "gspo",
-                                     "stable_reinforce", "custom", "forward_kl",
-                                     "reverse_kl", "js"));
+  EXPECT_THAT(info.losses(), ::testing::ElementsAre(
+                                 "cross_entropy", "importance_sampling", "ppo",
+                                 "cispo", "dro", "gspo", "stable_reinforce",
+                                 "custom", "forward_kl", "reverse_kl", "js"));
   EXPECT_FALSE(info.string_stops());
   EXPECT_EQ(info.max_adapters_per_tenant(), 3u);
   EXPECT_EQ(info.max_adapter_bytes_per_tenant(), 1u << 30);

@@ -405,7 +405,23 @@ TEST(RefusalTest, TeacherTokens) {
         "data[0].teacher_offset is 2147483647, which pairs tokens[1]"},
        {"other tokens", [=](Train& r) { datum(r)->set_teacher_offset(0); },
         "data[0].teacher_offset is 0, which pairs tokens[2] with "
-        "teacher_tokens[2], which are 3 and 2, must pair equal tokens"}});
+        "teacher_tokens[2], which are 3 and 2, must pair equal tokens"},
+       {"two targets a token",
+        [=](Train& r) {
+          datum(r)->set_targets_per_token(2);
+          datum(r)->mutable_targets()->Resize(6, 1);
+          datum(r)->mutable_weights()->Resize(6, 1);
+        },
+        "data[0].targets_per_token is 2, must be 0 or 1 for every loss but "
+        "cross_entropy and custom"},
+       {"support",
+        [=](Train& r) {
+          datum(r)->set_support_offsets_le(std::string(16, '\0'));
+        },
+        "data[0].support_offsets_le is set, but losses with a teacher"},
+       {"replay of supports",
+        [](Train& r) { r.mutable_loss()->set_replay_support(true); },
+        "loss.replay_support is set, but losses with a teacher"}});
   EXPECT_EQ(Validate(GoodDistillation(), Limits())->data[0].teacher_offset, 1);
   // The first token that is compared may differ: it ends a prompt.
   Train ends_prompt = GoodDistillation();

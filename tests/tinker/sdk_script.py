@@ -390,6 +390,8 @@ def in_flight(base: str) -> dict[str, Any]:
     print("kill", flush=True)
     sources = {"start": start, "first": first, "second": second, "end": end}
     return {**out, **{name: scores(source) for name, source in sources.items()}}
+
+
 def tensor(data: types.TensorData) -> Any:
     return data.to_numpy().tolist()
 

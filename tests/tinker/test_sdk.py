@@ -162,6 +162,8 @@ def test_clients_in_flight_follow_the_weights(server: TinkerDaemon) -> None:
     for name in ("first", "second"):
         np.testing.assert_allclose(out[name], out["end"], atol=1e-4)
     assert max(np.abs(np.subtract(out["end"], out["start"]))) > 0.1
+
+
 def test_scores_and_draws_of_a_prompt(server: TinkerDaemon) -> None:
     out = server.run("prompt_scores")
     tokens, count = out["tokens"], len(out["tokens"]) - 1

@@ -263,6 +263,14 @@ def datum_message(datum: Datum) -> training_pb2.Datum:
         teacher_tokens_le=raw(datum.teacher_tokens),
         teacher_offset=datum.teacher_offset,
     )
+    for name, value in datum.custom_inputs.items():
+        custom = message.custom_inputs[name]
+        custom.shape.extend(value.shape)
+        if value.dtype.kind == "f":
+            custom.floats_le = value.tobytes()
+        else:
+            custom.ints_le = value.tobytes()
+    return message
 
 
 def _teacher(teacher: object) -> training_pb2.Teacher | None:
@@ -278,14 +286,6 @@ def _teacher(teacher: object) -> training_pb2.Teacher | None:
         adapter_id=teacher.adapter_id,
         snapshot=teacher.snapshot,
     )
-    for name, value in datum.custom_inputs.items():
-        custom = message.custom_inputs[name]
-        custom.shape.extend(value.shape)
-        if value.dtype.kind == "f":
-            custom.floats_le = value.tobytes()
-        else:
-            custom.ints_le = value.tobytes()
-    return message
 
 
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
@@ -482,6 +482,8 @@ def _top(
 
 def _versions(spans: Iterable[sampling_pb2.VersionSpan]) -> list[int]:
     return [span.version for span in spans for _ in range(span.tokens)]
+
+
 def _prompt_extras(
     message: sampling_pb2.SampleResponse | sampling_pb2.SampleStreamResponse,
 ) -> dict[str, Any]:
