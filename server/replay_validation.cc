@@ -15,6 +15,7 @@ namespace weft {
 namespace {
 
 constexpr size_t kMaxSequenceIdBytes = 512;
+constexpr int kMaxSpans = 1024;
 
 absl::Status CheckSequenceId(const std::string& path, const std::string& id) {
   if (!id.empty() && id.size() <= kMaxSequenceIdBytes &&
@@ -27,10 +28,23 @@ absl::Status CheckSequenceId(const std::string& path, const std::string& id) {
                    kMaxSequenceIdBytes, " visible characters"));
 }
 
+// Returns whether the span goes on where the one before ends, in the datum and
+// in the sample.
+bool Continues(const SampledSpan& before, const v1::SampledSpan& span) {
+  return before.sequence_id == span.sequence_id() &&
+         before.start + before.length == span.start() &&
+         uint64_t{before.offset} + before.length == span.offset();
+}
+
 // Checks that data[index] can have spans.
 absl::Status CheckSpanOwner(const Datum& datum, const v1::Datum& in, int index,
                             const Replay& replay) {
   const std::string path = absl::StrCat("data[", index, "].");
+  if (in.sampled_spans_size() > kMaxSpans) {
+    return BadField(absl::StrCat(path, "sampled_spans"),
+                    absl::StrCat("has ", in.sampled_spans_size(),
+                                 " values, must be at most ", kMaxSpans));
+  }
   if (datum.targets_per_token > 1 || !datum.target_offsets.empty()) {
     return BadField(absl::StrCat(path, "sampled_spans"),
                     "is set, but tokens have several targets: a sample draws "
@@ -69,6 +83,11 @@ absl::StatusOr<std::vector<SampledSpan>> ReadSampledSpans(const v1::Datum& in,
           absl::StrCat("is ", span.length(), " at start ", span.start(),
                        ", must be at least 1 and end within the ", num_tokens,
                        " targets"));
+    }
+    if (!spans.empty() && Continues(spans.back(), span)) {
+      return BadField(path,
+                      "continues the span before, in the datum and in the "
+                      "sample: join it with that one");
     }
     free = end;
     spans.push_back({.sequence_id = span.sequence_id(),

@@ -16,13 +16,16 @@ int64_t ListBytes(int64_t num_tokens, int top_logprobs) {
   return num_tokens * (kTopListBytes + kTopEntryBytes * top_logprobs);
 }
 
-// What an id of a support takes in a result that grows, and in the reply.
+// What an id of a support takes in a result that grows, and in the reply; with
+// a record also there, in its note and in the log.
 constexpr int64_t kSupportIdBytes = 12;
+constexpr int64_t kRecordedIdBytes = 24;
 
 // Returns what the supports take if each has as many ids as it may.
 int64_t SupportBytes(const SampleRequest& request, int64_t num_drawn) {
   if (!request.has_support()) return 0;
-  return num_drawn * request.draw_top_k() * kSupportIdBytes;
+  return num_drawn * request.draw_top_k() *
+         (request.record.empty() ? kSupportIdBytes : kRecordedIdBytes);
 }
 
 // What the edit of a logit takes in its sequence, in a plan, and on the device.

@@ -223,8 +223,9 @@ absl::Status CheckDistribution(const v1::SampleRequest& request,
     }
   }
   // A trainer with the supports computes truncated log-probabilities, so ratios
-  // to other ones would be wrong in silence.
-  if (request.return_support() && !request.truncated_logprobs()) {
+  // to other ones would be wrong in silence. A record implies them.
+  if (request.return_support() && !request.truncated_logprobs() &&
+      !request.record()) {
     return BadField("return_support",
                     "is set, so truncated_logprobs must be set, too: training "
                     "with supports needs logprobs of the same distribution");
@@ -267,6 +268,12 @@ absl::Status ReadRecord(const v1::SampleRequest& in,
         "record is set, but this server keeps no records of samples "
         "(--sample-record-bytes is 0): ask for return_routing and "
         "return_support, and send them with the data");
+  }
+  if (in.recompute_cache() && limits.expert_layers > 0) {
+    return BadField("record",
+                    "must not be set with recompute_cache, which chooses the "
+                    "experts of all tokens again with each version: leave one "
+                    "of them out");
   }
   out->record = DrawRecordId();
   out->hide_routing = !out->return_routing;

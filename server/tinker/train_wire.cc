@@ -113,6 +113,27 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
   return absl::OkStatus();
 }
 
+// Adds a span of sampled targets to `out`, as a part of the span before if it
+// continues that one.
+void AddSpan(const Span& tokens, size_t start, v1::Datum* out) {
+  const auto offset = static_cast<uint32_t>(tokens.offset());
+  const auto length = static_cast<uint32_t>(tokens.length());
+  if (out->sampled_spans_size() > 0) {
+    v1::SampledSpan& last = *out->mutable_sampled_spans()->rbegin();
+    if (last.sequence_id() == tokens.sequence_id() &&
+        last.start() + last.length() == start &&
+        last.offset() + last.length() == offset) {
+      last.set_length(last.length() + length);
+      return;
+    }
+  }
+  v1::SampledSpan* const to = out->add_sampled_spans();
+  to->set_sequence_id(tokens.sequence_id());
+  to->set_offset(offset);
+  to->set_start(static_cast<uint32_t>(start));
+  to->set_length(length);
+}
+
 // Adds the spans of sampled targets to `out`. Returns for each target 1 if it
 // was sampled, or 0 if it is of a prompt.
 absl::StatusOr<std::vector<float>> ReadSpans(const Datum& in, v1::Datum* out) {
@@ -131,13 +152,7 @@ absl::StatusOr<std::vector<float>> ReadSpans(const Datum& in, v1::Datum* out) {
     WEFT_RETURN_IF_ERROR(CheckReal("loss_fn_input_spans.offset",
                                    static_cast<double>(tokens.offset()),
                                    {.high = std::numeric_limits<int>::max()}));
-    if (drawn && tokens.length() > 0) {
-      v1::SampledSpan* const to = out->add_sampled_spans();
-      to->set_sequence_id(tokens.sequence_id());
-      to->set_offset(static_cast<uint32_t>(tokens.offset()));
-      to->set_start(static_cast<uint32_t>(sampled.size()));
-      to->set_length(static_cast<uint32_t>(tokens.length()));
-    }
+    if (drawn && tokens.length() > 0) AddSpan(tokens, sampled.size(), out);
     sampled.resize(sampled.size() + tokens.length(), drawn ? 1.0F : 0.0F);
   }
   if (sampled.size() == num_targets) return sampled;

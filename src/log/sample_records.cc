@@ -17,6 +17,12 @@ constexpr absl::Duration kLifetime = absl::Hours(24);
 constexpr char kNotePrefix[] = "sample/";
 // What an entry takes besides its bytes and its id.
 constexpr int64_t kEntryBytes = 256;
+// The most bytes that a request takes from records. The log has them in one
+// message, with the request's own, and a message has at most 2 GiB.
+constexpr int64_t kMaxReplayBytes = int64_t{512} << 20;
+// What a token of a datum takes while spans are replayed: an offset of its
+// support, and whence its experts came.
+constexpr int64_t kSpareTokenBytes = 8;
 
 template <typename T>
 std::string Raw(const std::vector<T>& values) {
@@ -51,8 +57,8 @@ std::string RawExperts(const std::vector<uint16_t>& experts, size_t bytes) {
 
 std::vector<uint16_t> ExpertsFromRaw(const std::string& raw, size_t bytes) {
   if (bytes > 1) return FromRaw<uint16_t>(raw);
-  const auto narrow = FromRaw<uint8_t>(raw);
-  return {narrow.begin(), narrow.end()};
+  const auto* const first = reinterpret_cast<const uint8_t*>(raw.data());
+  return {first, first + raw.size()};
 }
 
 // Returns whether the lists of the sequence fit each other. `width` is the
@@ -96,6 +102,8 @@ std::string EncodeSample(const SampleRecord& record) {
   out.set_tenant(record.tenant);
   out.set_id(record.id);
   out.set_adapter(static_cast<uint64_t>(record.adapter));
+  out.set_temperature(record.temperature);
+  out.set_edited(record.edited);
   out.set_num_prompt(record.num_prompt);
   out.set_prompt_digest(record.prompt_digest);
   const size_t expert_bytes = ExpertBytes(record);
@@ -125,6 +133,8 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
       .tenant = in.tenant(),
       .id = in.id(),
       .adapter = static_cast<AdapterKey>(in.adapter()),
+      .temperature = in.has_temperature() ? in.temperature() : 1,
+      .edited = in.edited(),
       .num_prompt = in.num_prompt(),
       .prompt_digest = in.prompt_digest(),
       .prompt_routing = ExpertsFromRaw(in.prompt_routing(), in.expert_bytes()),
@@ -173,20 +183,48 @@ void SampleRecords::Restore() {
       continue;
     }
     MutexLock lock(&mu_);
+    if (!Fits(*record, *bytes)) {
+      recorder_.EraseNote(name);
+      dropped_.Increment();
+      continue;
+    }
     Add(*record, bytes);
     MakeRoom();
   }
+}
+
+bool SampleRecords::Fits(const SampleRecord& record,
+                         const std::string& bytes) const {
+  // A record of more bytes than a message may have is encoded as none.
+  return !bytes.empty() && BytesOf(bytes, record.id) <= max_bytes_;
 }
 
 void SampleRecords::Put(const SampleRecord& record) {
   if (max_bytes_ == 0) return;
   const auto bytes = std::make_shared<const std::string>(EncodeSample(record));
   MutexLock lock(&mu_);
+  if (!Fits(record, *bytes)) {
+    if (Peek(record.tenant, record.id) != nullptr) {
+      Erase(record.tenant, accounts_.at(record.tenant).by_id.at(record.id));
+    }
+    dropped_.Increment();
+    return;
+  }
   Add(record, bytes);
   if (recorder_.CheckRoom().ok()) {
     recorder_.PutNote(NoteOf(record.tenant, record.id), bytes);
   }
   MakeRoom();
+}
+
+SampleRecords::SupportSizes SampleRecords::SizesOf(
+    const TokenSupport& support) {
+  SupportSizes sizes{.all = static_cast<int64_t>(support.tokens.size())};
+  for (size_t i = 1; i < support.offsets.size(); ++i) {
+    const uint32_t ids = support.offsets[i] - support.offsets[i - 1];
+    sizes.largest = std::max<int64_t>(sizes.largest, ids);
+  }
+  return sizes;
 }
 
 void SampleRecords::Add(const SampleRecord& record,
@@ -200,8 +238,7 @@ void SampleRecords::Add(const SampleRecord& record,
               .routing_width = record.prompt_routing.size() / record.num_prompt,
               .supports = {}};
   for (const SequenceRecord& sequence : record.sequences) {
-    entry.supports.push_back(
-        static_cast<int64_t>(sequence.support.tokens.size()));
+    entry.supports.push_back(SizesOf(sequence.support));
   }
   const int64_t size = BytesOf(*entry.bytes, entry.id);
   Account& own = accounts_[record.tenant];
@@ -281,6 +318,12 @@ std::shared_ptr<const SampleRecord> SampleRecords::Find(
 }
 
 absl::Status SampleRecords::Replay(AdapterKey adapter, TrainRequest* request) {
+  const int64_t bytes = Measure(*request).added;
+  if (bytes > kMaxReplayBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data take ", bytes, " bytes from records, the limit is ",
+                     kMaxReplayBytes, ": send fewer data a step"));
+  }
   return ReplaySamples(
       [this](const std::string& tenant, const std::string& id) {
         return Find(tenant, id);
@@ -288,33 +331,43 @@ absl::Status SampleRecords::Replay(AdapterKey adapter, TrainRequest* request) {
       adapter, request);
 }
 
-int64_t SampleRecords::ReplayBytes(const TrainRequest& request) const {
+SampleRecords::ReplaySize SampleRecords::Measure(
+    const TrainRequest& request) const {
   const weft::Replay& replay = request.replay;
-  int64_t bytes = 0, largest = 0;
+  ReplaySize size;
   MutexLock lock(&mu_);
   for (size_t d = 0; d < replay.spans.size(); ++d) {
     const int64_t tokens = request.data[d].num_tokens();
     size_t width = 0;
+    int64_t ids = 0;
     for (const SampledSpan& span : replay.spans[d]) {
       const auto named = ParseSequenceId(span.sequence_id);
       const Entry* const entry =
           named ? Peek(request.tenant, named->first) : nullptr;
       if (entry == nullptr || named->second >= entry->supports.size()) continue;
-      largest = std::max(largest, static_cast<int64_t>(entry->bytes->size()));
+      size.largest =
+          std::max(size.largest, static_cast<int64_t>(entry->bytes->size()));
       if (replay.routing) width = std::max(width, entry->routing_width);
       if (replay.support) {
-        // Row by row, and then as one list.
-        bytes += 2 * entry->supports[named->second] *
-                 static_cast<int64_t>(sizeof(int32_t));
+        const SupportSizes& support = entry->supports[named->second];
+        ids += std::min(support.all, support.largest * span.length);
       }
     }
     if (replay.spans[d].empty()) continue;
+    size.spare +=
+        tokens * kSpareTokenBytes + ids * static_cast<int64_t>(sizeof(int32_t));
     // Logprobs, offsets of supports and the experts.
-    bytes += tokens * (2 * static_cast<int64_t>(sizeof(float)) +
-                       static_cast<int64_t>(width * sizeof(uint16_t)));
+    size.added += ids * static_cast<int64_t>(sizeof(int32_t)) +
+                  tokens * (2 * static_cast<int64_t>(sizeof(float)) +
+                            static_cast<int64_t>(width * sizeof(uint16_t)));
   }
+  return size;
+}
+
+int64_t SampleRecords::ReplayBytes(const TrainRequest& request) const {
+  const ReplaySize size = Measure(request);
   // A record that is read is parsed, and converted to at most twice its bytes.
-  return bytes + 3 * largest;
+  return size.added + size.spare + 3 * size.largest;
 }
 
 std::string SampleRecords::NoteOf(const std::string& tenant,

@@ -5,7 +5,7 @@
 // A record goes when it was not used for a day. A restart counts as a use. If
 // all records exceed --sample-record-bytes, the tenant with the most bytes
 // loses the record that was not used for the longest time. So no tenant below
-// its share loses one.
+// its share loses one. A record with more bytes than all may have is not kept.
 #ifndef WEFT_SRC_LOG_SAMPLE_RECORDS_H_
 #define WEFT_SRC_LOG_SAMPLE_RECORDS_H_
 
@@ -51,7 +51,8 @@ class SampleRecords {
   [[nodiscard]] std::shared_ptr<const SampleRecord> Find(
       const std::string& tenant, const std::string& id)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Does what weft::ReplaySamples does with these records.
+  // Does what weft::ReplaySamples does with these records. Error, besides:
+  // INVALID_ARGUMENT if the request would take more than 512 MiB from them.
   [[nodiscard]] absl::Status Replay(AdapterKey adapter, TrainRequest* request);
   // Returns at most how many bytes Replay takes for the request: what it adds
   // to the data, and a record while it is read.
@@ -61,12 +62,23 @@ class SampleRecords {
   void DropExpired() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // The ids in all rows of a sequence's support, and in the largest one.
+  struct SupportSizes {
+    int64_t all = 0;
+    int64_t largest = 0;
+  };
   struct Entry {
     std::string id;
     std::shared_ptr<const std::string> bytes;  // The log has the same string.
     absl::Time used;
-    size_t routing_width = 0;       // Experts of a token, over all layers.
-    std::vector<int64_t> supports;  // Ids in the supports of each sequence.
+    size_t routing_width = 0;            // Experts of a token, over all layers.
+    std::vector<SupportSizes> supports;  // By sequence.
+  };
+  // Bytes of memory for the replay of a request.
+  struct ReplaySize {
+    int64_t added = 0;    // At most what the data have more after it.
+    int64_t spare = 0;    // At most what they need besides during it.
+    int64_t largest = 0;  // The largest of the records.
   };
   // The records of a tenant, the longest unused first.
   struct Account {
@@ -75,6 +87,12 @@ class SampleRecords {
     int64_t bytes = 0;
   };
 
+  [[nodiscard]] static SupportSizes SizesOf(const TokenSupport& support);
+  [[nodiscard]] ReplaySize Measure(const TrainRequest& request) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns whether a record could be kept if there were no other.
+  [[nodiscard]] bool Fits(const SampleRecord& record,
+                          const std::string& bytes) const;
   void Add(const SampleRecord& record, std::shared_ptr<const std::string> bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Removes a record, also from the log.

@@ -1,6 +1,8 @@
 #include "src/request/sample_record.h"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -39,8 +41,12 @@ SequenceRecord SequenceOf(const Sample& sample, uint64_t version,
 class DatumReplay {
  public:
   // `replay` outlives the object. `path` names the datum in errors.
-  DatumReplay(const Replay& replay, std::string path, Datum* datum)
-      : replay_(replay), path_(std::move(path)), datum_(*datum) {
+  DatumReplay(const Replay& replay, double temperature, std::string path,
+              Datum* datum)
+      : replay_(replay),
+        temperature_(temperature),
+        path_(std::move(path)),
+        datum_(*datum) {
     replaces_logprobs_ = replay.logprobs && datum_.logprobs.empty();
     if (replaces_logprobs_) {
       datum_.logprobs.assign(datum_.targets.size(), 0.0F);
@@ -48,9 +54,11 @@ class DatumReplay {
     }
   }
 
-  // `field` names the span in errors.
+  // Adds span `number`, which `field` names in errors. The spans come in any
+  // order, but those of a record ascend.
   absl::Status Add(const SampleRecord& record, size_t index,
-                   const SampledSpan& span, const std::string& field) {
+                   const SampledSpan& span, size_t number) {
+    const std::string field = FieldOf(number);
     if (index >= record.sequences.size()) {
       return Bad(field, absl::StrCat("sequence_id is '", span.sequence_id,
                                      "', but the record has ",
@@ -58,15 +66,21 @@ class DatumReplay {
     }
     const SequenceRecord& sequence = record.sequences[index];
     WEFT_RETURN_IF_ERROR(CheckTokens(sequence, span, field));
+    WEFT_RETURN_IF_ERROR(CheckDraws(record, sequence, span, field));
     if (replay_.logprobs) TakeLogprobs(sequence, span);
-    if (replay_.support) TakeSupport(sequence, span);
+    if (replay_.support) TakeSupport(sequence, span, number);
     if (replay_.routing) TakeRouting(record, sequence, span);
     return absl::OkStatus();
+  }
+
+  [[nodiscard]] static std::string FieldOf(size_t number) {
+    return absl::StrCat("sampled_spans[", number, "]");
   }
 
   // Call it after the last span.
   absl::Status Finish() {
     if (!supports_.empty()) datum_.support = Flatten();
+    supports_.clear();
     if (!replaces_logprobs_) return absl::OkStatus();
     for (size_t i = 0; i < has_logprob_.size(); ++i) {
       const bool weighs = datum_.weights.empty() || datum_.weights[i] != 0;
@@ -115,6 +129,38 @@ class DatumReplay {
     return absl::OkStatus();
   }
 
+  // Checks that the loss has the distribution of the draws, as far as the
+  // switches take something of it.
+  absl::Status CheckDraws(const SampleRecord& record,
+                          const SequenceRecord& sequence,
+                          const SampledSpan& span,
+                          const std::string& field) const {
+    const bool truncated = !sequence.support.offsets.empty();
+    const bool takes = replay_.logprobs || (replay_.support && truncated);
+    if (replay_.optional || !takes) return absl::OkStatus();
+    const std::string what = absl::StrCat("sequence_id is '", span.sequence_id,
+                                          "', which was drawn ");
+    if (record.edited) {
+      return Bad(field, absl::StrCat(what,
+                                     "with penalties or logit_bias, which "
+                                     "training does not repeat: sample "
+                                     "without them, or leave the span out"));
+    }
+    if (record.temperature != temperature_) {
+      return Bad(field,
+                 absl::StrCat(what, "at temperature ", record.temperature,
+                              ", but loss.temperature is ", temperature_,
+                              ": set it to the sample's"));
+    }
+    if (truncated && !replay_.support && datum_.support.offsets.empty()) {
+      return Bad(field, absl::StrCat(what,
+                                     "from a truncated distribution, whose "
+                                     "logprobs are not those of the whole "
+                                     "vocabulary: set replay_support"));
+    }
+    return absl::OkStatus();
+  }
+
   void TakeLogprobs(const SequenceRecord& sequence, const SampledSpan& span) {
     std::copy_n(sequence.logprobs.begin() + span.offset, span.length,
                 datum_.logprobs.begin() + span.start);
@@ -122,24 +168,38 @@ class DatumReplay {
     std::fill_n(has_logprob_.begin() + span.start, span.length, true);
   }
 
-  void TakeSupport(const SequenceRecord& sequence, const SampledSpan& span) {
+  void TakeSupport(const SequenceRecord& sequence, const SampledSpan& span,
+                   size_t number) {
     if (sequence.support.offsets.empty()) return;
-    supports_.resize(datum_.targets.size());
-    for (uint32_t i = 0; i < span.length; ++i) {
-      const uint32_t* const row =
-          sequence.support.offsets.data() + span.offset + i;
-      const auto first = sequence.support.tokens.begin();
-      supports_[span.start + i].assign(first + row[0], first + row[1]);
-    }
+    const auto rows = sequence.support.offsets.begin() + span.offset;
+    const auto first = sequence.support.tokens.begin();
+    SpanSupport& to = supports_[number];
+    to.start = span.start;
+    to.rows.offsets.assign(rows, rows + span.length + 1);
+    to.rows.tokens.assign(first + rows[0], first + rows[span.length]);
   }
 
   TokenSupport Flatten() const {
-    TokenSupport support{.offsets = {0}, .tokens = {}};
-    for (const std::vector<int32_t>& row : supports_) {
-      support.tokens.insert(support.tokens.end(), row.begin(), row.end());
-      support.offsets.push_back(static_cast<uint32_t>(support.tokens.size()));
+    TokenSupport all{.offsets = {0}, .tokens = {}};
+    size_t num_ids = 0;
+    for (const auto& [number, span] : supports_) {
+      num_ids += span.rows.tokens.size();
     }
-    return support;
+    all.offsets.reserve(datum_.targets.size() + 1);
+    all.tokens.reserve(num_ids);
+    for (const auto& [number, span] : supports_) {
+      const auto before = static_cast<uint32_t>(all.tokens.size());
+      all.offsets.resize(span.start + 1, before);
+      const std::vector<uint32_t>& offsets = span.rows.offsets;
+      for (size_t i = 1; i < offsets.size(); ++i) {
+        all.offsets.push_back(before + offsets[i] - offsets[0]);
+      }
+      all.tokens.insert(all.tokens.end(), span.rows.tokens.begin(),
+                        span.rows.tokens.end());
+    }
+    all.offsets.resize(datum_.targets.size() + 1,
+                       static_cast<uint32_t>(all.tokens.size()));
+    return all;
   }
 
   void TakeRouting(const SampleRecord& record, const SequenceRecord& sequence,
@@ -148,11 +208,13 @@ class DatumReplay {
     const size_t width = record.prompt_routing.size() / record.num_prompt;
     if (datum_.routing.empty()) {
       datum_.routing.assign(datum_.tokens.size() * width, kRouterChooses);
+      giver_.assign(datum_.tokens.size(), std::numeric_limits<uint32_t>::max());
     }
     // Row i of the datum is row i + shift of the record.
     const int64_t shift =
         static_cast<int64_t>(record.num_prompt) + span.offset - 1 - span.start;
-    const auto copy = [&](size_t row) {
+    const auto copy = [&](uint32_t row, uint32_t giver) {
+      giver_[row] = giver;
       const size_t from = (row + static_cast<size_t>(shift)) * width;
       const size_t prompt = record.prompt_routing.size();
       const uint16_t* const experts =
@@ -161,34 +223,57 @@ class DatumReplay {
       std::copy_n(experts, width,
                   datum_.routing.begin() + static_cast<int64_t>(row * width));
     };
-    for (size_t row = span.start; row < span.start + span.length; ++row) {
-      copy(row);
+    for (uint32_t row = span.start; row < span.start + span.length; ++row) {
+      copy(row, row);
     }
     if (!IsContext(record, sequence, span)) return;
-    for (size_t row = 0; row < span.start; ++row) {
-      if (datum_.routing[row * width] == kRouterChooses) copy(row);
+    // An earlier span has given all rows before it, if it was context.
+    const uint32_t first = span.start >= context_ ? context_ : 0;
+    for (uint32_t row = first; row < span.start; ++row) {
+      if (giver_[row] > span.start) copy(row, span.start);
     }
+    context_ = std::max(context_, span.start);
   }
 
   // Returns whether the datum's tokens up to the span's first row are the
   // record's prompt and the tokens drawn before the span.
   bool IsContext(const SampleRecord& record, const SequenceRecord& sequence,
-                 const SampledSpan& span) const {
+                 const SampledSpan& span) {
     const std::vector<int32_t>& tokens = datum_.tokens;
     const size_t prompt = record.num_prompt;
     return prompt + span.offset == uint64_t{span.start} + 1 &&
            std::equal(sequence.tokens.begin(),
                       sequence.tokens.begin() + span.offset,
                       tokens.begin() + static_cast<int64_t>(prompt)) &&
-           DigestOf(tokens.data(), prompt) == record.prompt_digest;
+           PrefixDigest(prompt) == record.prompt_digest;
   }
 
+  // Returns the digest of the first `count` tokens.
+  const std::string& PrefixDigest(size_t count) {
+    if (prefix_.second.empty() || prefix_.first != count) {
+      prefix_ = {count, DigestOf(datum_.tokens.data(), count)};
+    }
+    return prefix_.second;
+  }
+
+  // The supports of a span's targets.
+  struct SpanSupport {
+    uint32_t start = 0;
+    TokenSupport rows;  // The first offset may be any.
+  };
+
   const Replay& replay_;
+  const double temperature_;  // The loss's.
   const std::string path_;
   Datum& datum_;
-  bool replaces_logprobs_ = false;  // The client sent none.
-  std::vector<bool> has_logprob_;   // By target, if replaces_logprobs_.
-  std::vector<std::vector<int32_t>> supports_;  // By target, or empty.
+  bool replaces_logprobs_ = false;          // The client sent none.
+  std::vector<bool> has_logprob_;           // By target, if replaces_logprobs_.
+  std::map<size_t, SpanSupport> supports_;  // By the number of the span.
+  // By row of the experts: the first row of the span that gave them, or the row
+  // itself if it is in a span. The nearest giver counts.
+  std::vector<uint32_t> giver_;
+  uint32_t context_ = 0;  // All rows before it have been given.
+  std::pair<size_t, std::string> prefix_;  // The latest PrefixDigest.
 };
 
 // Counts the span's tokens by the versions that drew them.
@@ -207,9 +292,12 @@ void Count(const SequenceRecord& sequence, const SampledSpan& span, bool own,
   }
 }
 
-absl::Status RecordGone(const std::string& field, const SampledSpan& span) {
+std::string PathOf(size_t datum) { return absl::StrCat("data[", datum, "]"); }
+
+absl::Status RecordGone(size_t datum, size_t number, const SampledSpan& span) {
   return absl::FailedPreconditionError(absl::StrCat(
-      field, ".sequence_id: there is no record of '", span.sequence_id,
+      PathOf(datum), ".", DatumReplay::FieldOf(number),
+      ".sequence_id: there is no record of '", span.sequence_id,
       "': it was not used for a day, gave way to others "
       "(--sample-record-bytes), or the sample asked for none; send the values "
       "in the datum in place of the span"));
@@ -238,6 +326,10 @@ SampleRecord RecordOf(const SampleRequest& request, AdapterKey adapter,
       .tenant = request.tenant,
       .id = request.record,
       .adapter = adapter,
+      .temperature =
+          request.config.temperature == 0 ? 1 : request.config.temperature,
+      .edited =
+          request.config.has_penalties() || !request.config.logit_bias.empty(),
       .num_prompt = request.prompt.size(),
       .prompt_digest = DigestOf(request.prompt.data(), request.prompt.size()),
       .prompt_routing = {},
@@ -260,32 +352,37 @@ absl::Status ReplaySamples(const FindRecord& find, AdapterKey adapter,
                            TrainRequest* request) {
   Replay replay = std::exchange(request->replay, {});
   if (!HasPolicy(request->loss.function)) replay.logprobs = false;
-  // Data of a group come one after another, and name one record.
-  std::pair<std::string, std::shared_ptr<const SampleRecord>> latest;
+  std::vector<std::optional<DatumReplay>> data(replay.spans.size());
+  // The spans of each record, as indices of datum and span.
+  std::map<std::string, std::vector<std::pair<size_t, size_t>>> by_record;
   for (size_t d = 0; d < replay.spans.size(); ++d) {
     if (replay.spans[d].empty()) continue;
-    const std::string path = absl::StrCat("data[", d, "]");
-    DatumReplay datum(replay, path, &request->data[d]);
+    data[d].emplace(replay, request->loss.temperature, PathOf(d),
+                    &request->data[d]);
     for (size_t s = 0; s < replay.spans[d].size(); ++s) {
       const SampledSpan& span = replay.spans[d][s];
-      const std::string field = absl::StrCat("sampled_spans[", s, "]");
       const auto named = ParseSequenceId(span.sequence_id);
-      if (named && (latest.second == nullptr || named->first != latest.first)) {
-        latest = {named->first, find(request->tenant, named->first)};
-      }
-      const SampleRecord* const record = named ? latest.second.get() : nullptr;
+      by_record[named ? named->first : ""].emplace_back(d, s);
+    }
+  }
+  for (const auto& [id, places] : by_record) {
+    const std::shared_ptr<const SampleRecord> record =
+        id.empty() ? nullptr : find(request->tenant, id);
+    for (const auto& [d, s] : places) {
+      const SampledSpan& span = replay.spans[d][s];
       if (record == nullptr) {
-        if (!replay.optional) {
-          return RecordGone(absl::StrCat(path, ".", field), span);
-        }
+        if (!replay.optional) return RecordGone(d, s, span);
         ++request->replayed.missing;
         continue;
       }
-      WEFT_RETURN_IF_ERROR(datum.Add(*record, named->second, span, field));
-      Count(record->sequences[named->second], span, record->adapter == adapter,
+      const size_t index = ParseSequenceId(span.sequence_id)->second;
+      WEFT_RETURN_IF_ERROR(data[d]->Add(*record, index, span, s));
+      Count(record->sequences[index], span, record->adapter == adapter,
             &request->replayed);
     }
-    WEFT_RETURN_IF_ERROR(datum.Finish());
+  }
+  for (std::optional<DatumReplay>& datum : data) {
+    if (datum) WEFT_RETURN_IF_ERROR(datum->Finish());
   }
   return absl::OkStatus();
 }

@@ -41,6 +41,10 @@ struct SampleRecord {
   std::string tenant;  // Only requests of this tenant find the record.
   std::string id;
   AdapterKey adapter = AdapterKey::kBaseModel;
+  // Of the distribution of the logprobs: 1 if the sample's was 0.
+  double temperature = 1;
+  // Penalties or biases changed the logits.
+  bool edited = false;
   uint64_t num_prompt = 0;               // P.
   std::string prompt_digest;             // The SHA-256 of the prompt's tokens.
   std::vector<uint16_t> prompt_routing;  // [P, L, K], or empty.
@@ -67,7 +71,8 @@ using FindRecord = std::function<std::shared_ptr<const SampleRecord>(
 
 // Takes from records what request->replay asks for: experts, supports and
 // logprobs of the targets in spans. Clears request->replay and fills
-// request->replayed. `adapter` is the request's.
+// request->replayed. `adapter` is the request's. Finds each record once, and
+// frees it before it finds the next.
 //
 // Row i of a datum is the token that predicts targets[i], so the experts of a
 // span's rows are those with which its tokens were drawn. A record also gives
@@ -77,7 +82,9 @@ using FindRecord = std::function<std::shared_ptr<const SampleRecord>(
 //
 // Errors, which name the datum and the span: INVALID_ARGUMENT if the targets
 // are not the tokens that were drawn, or a scored target has no logprob;
-// FAILED_PRECONDITION if a record is gone, unless replay.optional.
+// unless replay.optional, INVALID_ARGUMENT if the loss has another distribution
+// than the draws (another temperature, changes of logits, or no support), and
+// FAILED_PRECONDITION if a record is gone.
 [[nodiscard]] absl::Status ReplaySamples(const FindRecord& find,
                                          AdapterKey adapter,
                                          TrainRequest* request);

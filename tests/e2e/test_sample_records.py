@@ -29,6 +29,7 @@ DRAWS: dict[str, Any] = {
     "ignore_eos": True,
 }
 LOSS = "importance_sampling"
+TAKES: dict[str, Any] = {"replay_logprobs": True, "replay_support": True}
 
 
 def shifted(adapter: weft.Adapter) -> weft.Adapter:
@@ -123,7 +124,7 @@ def test_forward_gives_the_recorded_logprobs(daemon_for: Any, unique: Any) -> No
             advantages=np.ones(5),
             sampled=[weft.SampledSpan(samples[0].sequence_id, 0, 5, offset=2)],
         )
-        parted = adapter.forward([part], LOSS, replay_logprobs=True)
+        parted = adapter.forward([part], LOSS, **TAKES)
         assert parted.metrics["replayed_tokens:sum"] == 5
 
 
@@ -142,7 +143,7 @@ def test_a_stream_names_the_same_sequences(daemon_for: Any, unique: Any) -> None
             advantages=np.ones(len(tokens)),
             sampled=[weft.SampledSpan(names[1], 0, len(tokens))],
         )
-        result = adapter.forward([datum], LOSS, replay_logprobs=True)
+        result = adapter.forward([datum], LOSS, **TAKES)
         assert result.metrics["replayed_tokens:sum"] == 7
 
 
@@ -170,7 +171,7 @@ def test_wrong_and_missing_spans_are_refused(daemon_for: Any, unique: Any) -> No
                 sampled=[span],
             )
             with pytest.raises(code, match=match):
-                adapter.forward_backward([datum], LOSS, replay_logprobs=True)
+                adapter.forward_backward([datum], LOSS, **TAKES)
 
         refused(
             weft.InvalidArgument,
@@ -185,7 +186,7 @@ def test_wrong_and_missing_spans_are_refused(daemon_for: Any, unique: Any) -> No
         with pytest.raises(weft.InvalidArgument, match="no switch of loss uses it"):
             adapter.forward_backward([good], LOSS)
         # The refused calls leave no gap in the step numbers.
-        assert adapter.forward_backward([good], LOSS, replay_logprobs=True).step == 6
+        assert adapter.forward_backward([good], LOSS, **TAKES).step == 6
 
 
 def metric(page: str, name: str) -> float:
@@ -205,8 +206,8 @@ def test_records_stay_within_their_bytes(tmp_path: Path) -> None:
                 for seed in range(5)
             ]
             with pytest.raises(weft.FailedPrecondition, match="no record"):
-                adapter.forward([spans_alone(samples[0])], LOSS, replay_logprobs=True)
-            adapter.forward([spans_alone(samples[4])], LOSS, replay_logprobs=True)
+                adapter.forward([spans_alone(samples[0])], LOSS, **TAKES)
+            adapter.forward([spans_alone(samples[4])], LOSS, **TAKES)
         page = daemon.scrape()
     assert 0 < metric(page, "weft_sample_record_bytes") <= 2000
     assert metric(page, "weft_sample_records") < 5
@@ -289,8 +290,8 @@ def test_no_tenant_trains_on_the_records_of_another(tmp_path: Path) -> None:
             )
             sample = mine.sample(PROMPT, **DRAWS, record=True).samples[0]
             with pytest.raises(weft.FailedPrecondition, match="no record"):
-                theirs.forward([spans_alone(sample)], LOSS, replay_logprobs=True)
-            mine.forward([spans_alone(sample)], LOSS, replay_logprobs=True)
+                theirs.forward([spans_alone(sample)], LOSS, **TAKES)
+            mine.forward([spans_alone(sample)], LOSS, **TAKES)
         with raw.Raw(daemon.address, alice) as channel:
             sample = channel.sample(
                 PROMPT, adapter_id="", config={"max_tokens": 2}, record=True

@@ -2,6 +2,7 @@
 #include "src/log/sample_records.h"
 
 #include <future>
+#include <numeric>
 #include <utility>
 
 #include "gmock/gmock.h"
@@ -81,6 +82,9 @@ TEST_F(SampleRecordsTest, ARecordKeepsItsBits) {
   EXPECT_THAT(DecodeSample(EncodeSample(narrow)), IsOkAndHolds(narrow));
   // 4 experts of the prompt, and 6 of each sequence.
   EXPECT_EQ(EncodeSample(record).size() - EncodeSample(narrow).size(), 16);
+  narrow.temperature = 0.7;
+  narrow.edited = true;
+  EXPECT_THAT(DecodeSample(EncodeSample(narrow)), IsOkAndHolds(narrow));
   SampleRecord dense = record;
   dense.prompt_routing.clear();
   for (SequenceRecord& sequence : dense.sequences) {
@@ -151,10 +155,17 @@ TEST_F(SampleRecordsTest, TheTenantWithTheMostBytesLosesItsLongestUnused) {
   }
   EXPECT_EQ(Metric("weft_sample_records_dropped_total"), 1);
   EXPECT_EQ(Metric("weft_sample_record_bytes"), static_cast<double>(4 * size));
-  // A record that never has room takes nothing from a tenant with less.
+  // A record that never has room takes none from others.
   records.Put(RecordWith("t", "huge", 10000));
-  EXPECT_THAT(records.Find("u", "x"), NotNull());
   EXPECT_THAT(records.Find("t", "huge"), IsNull());
+  for (const char* id : {"a", "c"}) {
+    EXPECT_THAT(records.Find("t", id), NotNull());
+  }
+  EXPECT_EQ(Metric("weft_sample_records"), 4);
+  EXPECT_EQ(Metric("weft_sample_records_dropped_total"), 2);
+  // If it has the id of another, the other one is gone, too.
+  records.Put(RecordWith("t", "a", 10000));
+  EXPECT_THAT(records.Find("t", "a"), IsNull());
   EXPECT_LE(Metric("weft_sample_record_bytes"), 4 * size);
 }
 
@@ -211,6 +222,50 @@ TEST_F(SampleRecordsTest, WhatAReplayTakesIsBounded) {
   EXPECT_LE(bytes, 2 * static_cast<int64_t>(taken));
   EXPECT_EQ(records.ReplayBytes(request), 0);
   EXPECT_EQ(request.replayed.versions, 7 + 3 * 8);
+}
+
+// Returns a request of `num_data` data, each of which is all of sequence id:0
+// of RecordWith("t", "id", tokens).
+TrainRequest Repeated(size_t num_data, int32_t tokens) {
+  Datum datum;
+  for (int32_t i = 0; i < tokens; ++i) {
+    datum.tokens.push_back(i == 0 ? 60 : i - 1);
+    datum.targets.push_back(i);
+  }
+  TrainRequest request;
+  request.tenant = "t";
+  request.replay.support = true;
+  request.data.assign(num_data, datum);
+  request.replay.spans.assign(
+      num_data,
+      {{.sequence_id = "id:0", .length = static_cast<uint32_t>(tokens)}});
+  return request;
+}
+
+TEST_F(SampleRecordsTest, AStepTakesAtMostHalfAGibibyte) {
+  SampleRecords& records = Make(1 << 30);
+  SampleRecord record = RecordWith("t", "id", 256);
+  for (SequenceRecord& sequence : record.sequences) {
+    sequence.support = {};
+    std::vector<int32_t> ids(1024);
+    std::iota(ids.begin(), ids.end(), 0);
+    for (size_t i = 0; i < 256; ++i) sequence.support.Add(ids);
+  }
+  records.Put(record);
+  // 1 MiB of ids, and 8 bytes besides for each of 256 tokens.
+  TrainRequest few = Repeated(2, 256);
+  EXPECT_THAT(records.Replay(AdapterKey{3}, &few), IsOk());
+  EXPECT_EQ(few.data[1].support.tokens.size(), 256 * 1024);
+  TrainRequest many = Repeated(512, 256);
+  EXPECT_THAT(records.Replay(AdapterKey{3}, &many),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "data take 537919488 bytes from records, the limit is "
+                       "536870912: send fewer data a step"));
+  // A short span takes no more than its own rows.
+  for (std::vector<SampledSpan>& spans : many.replay.spans) {
+    spans[0].length = 1;
+  }
+  EXPECT_THAT(records.Replay(AdapterKey{3}, &many), IsOk());
 }
 
 class RestartTest : public SampleRecordsTest {

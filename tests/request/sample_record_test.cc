@@ -147,6 +147,7 @@ TEST_F(SampleRecordTest, ASwitchThatIsOffChangesNothing) {
     request.replay.routing = request.replay.support = false;
     request.replay.logprobs = false;
     request.replay.*on = true;
+    request.replay.optional = true;  // Takes logprobs without supports.
     ASSERT_THAT(Run(&request), IsOk());
     const Datum& datum = request.data[0];
     EXPECT_EQ(datum.routing.empty(), on != &Replay::routing);
@@ -154,6 +155,93 @@ TEST_F(SampleRecordTest, ASwitchThatIsOffChangesNothing) {
     EXPECT_EQ(datum.logprobs[2] == -9, on != &Replay::logprobs);
     EXPECT_EQ(datum.logprobs[0], -9);
   }
+}
+
+TEST_F(SampleRecordTest, SpansThatAlternateReadEachRecordOnce) {
+  SampleRequest asked = Asked();
+  asked.record = "s";
+  SampleResult drawn = Drawn();
+  for (uint16_t& expert : drawn.samples[0].routing) expert += 200;
+  records_[{"t", "s"}] = RecordOf(asked, kOwn, drawn);
+  auto [datum, span] = DatumOf(0);
+  TrainRequest request = RequestOf({{datum, span}, {datum, span}});
+  for (std::vector<SampledSpan>& spans : request.replay.spans) {
+    spans.clear();
+    for (const uint32_t i : {0, 1, 2}) {
+      spans.push_back({.sequence_id = i == 1 ? "r:0" : "s:0",
+                       .offset = i,
+                       .start = 2 + i,
+                       .length = 1});
+    }
+  }
+  ASSERT_THAT(Run(&request), IsOk());
+  EXPECT_EQ(num_finds_, 2);
+  for (const Datum& filled : request.data) {
+    EXPECT_THAT(filled.logprobs, ElementsAre(0, 0, -1, -2, -3));
+    EXPECT_THAT(filled.support.offsets, ElementsAre(0, 0, 0, 2, 2, 3));
+    EXPECT_THAT(filled.support.tokens, ElementsAre(8, 9, 3));
+    // The prompt's rows are those of the nearest span, which is of "s".
+    EXPECT_THAT(filled.routing,
+                ElementsAre(200, 201, 210, 211, 220, 221, 30, 31, 240, 241));
+  }
+}
+
+TEST_F(SampleRecordTest, ALossOfAnotherDistributionIsRefused) {
+  const auto error = [this](auto change) {
+    TrainRequest request = RequestOf({DatumOf(0)});
+    change(request, records_.begin()->second);
+    TrainRequest optional = request;
+    optional.replay.optional = true;
+    EXPECT_THAT(Run(&optional), IsOk());
+    const absl::Status status = Run(&request);
+    records_.begin()->second = RecordOf(Asked(), kOwn, Drawn());
+    return status;
+  };
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  using Request = TrainRequest;
+  using Record = SampleRecord;
+  EXPECT_THAT(error([](Request& r, Record&) { r.replay.support = false; }),
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].sequence_id is 'r:0', which "
+                       "was drawn from a truncated distribution"));
+  EXPECT_THAT(error([](Request& r, Record&) { r.loss.temperature = 0.5; }),
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].sequence_id is 'r:0', which "
+                       "was drawn at temperature 1, but loss.temperature is "
+                       "0.5"));
+  EXPECT_THAT(error([](Request&, Record& r) { r.edited = true; }),
+              IsStatus(kInvalid,
+                       "data[0].sampled_spans[0].sequence_id is 'r:0', which "
+                       "was drawn with penalties or logit_bias"));
+  EXPECT_THAT(error([](Request& r, Record& record) {
+                record.edited = true;
+                r.data[0].logprobs.assign(5, -9);
+                r.replay.logprobs = false;
+              }),
+              IsStatus(kInvalid, "data[0].sampled_spans[0].sequence_id"));
+  // The client's own support serves, and so does the sample's temperature.
+  TrainRequest own = RequestOf({DatumOf(0)});
+  own.replay.support = false;
+  own.data[0].support = {.offsets = {0, 0, 0, 2, 2, 3}, .tokens = {8, 9, 3}};
+  EXPECT_THAT(Run(&own), IsOk());
+  records_.begin()->second.temperature = 0.5;
+  own = RequestOf({DatumOf(0)});
+  own.loss.temperature = 0.5;
+  EXPECT_THAT(Run(&own), IsOk());
+}
+
+TEST_F(SampleRecordTest, ARecordKnowsHowItsLogprobsCame) {
+  SampleRequest asked = Asked();
+  EXPECT_FALSE(RecordOf(asked, kOwn, Drawn()).edited);
+  asked.config.temperature = 0.25;
+  EXPECT_EQ(RecordOf(asked, kOwn, Drawn()).temperature, 0.25);
+  asked.config.temperature = 0;  // Its logprobs are those of temperature 1.
+  EXPECT_EQ(RecordOf(asked, kOwn, Drawn()).temperature, 1);
+  asked.config.logit_bias = {{3, 1.0F}};
+  EXPECT_TRUE(RecordOf(asked, kOwn, Drawn()).edited);
+  asked.config.logit_bias.clear();
+  asked.config.presence_penalty = 1;
+  EXPECT_TRUE(RecordOf(asked, kOwn, Drawn()).edited);
 }
 
 TEST_F(SampleRecordTest, TokensOfAnotherAdapterHaveNoStaleness) {

@@ -235,7 +235,7 @@ v1::ForwardBackwardRequest GoodRecordedTrain() {
   for (const uint32_t start : {1, 2}) {
     v1::SampledSpan* const span = datum->add_sampled_spans();
     span->set_sequence_id("record:0");
-    span->set_offset(start);
+    span->set_offset(2 * start);
     span->set_start(start);
     span->set_length(1);
   }

@@ -8,6 +8,7 @@
 #include "server/request_fields.h"
 #include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
+#include "tests/support/status_matchers.h"
 
 namespace weft {
 namespace {
@@ -192,6 +193,17 @@ TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
   EXPECT_TRUE(routed.return_routing && routed.hide_routing);
   request.set_return_routing(true);
   EXPECT_FALSE(Validate(request, limits)->hide_routing);
+  request.set_adapter_id("a");
+  request.clear_snapshot();
+  request.set_in_flight(true);
+  EXPECT_THAT(Validate(request, limits), IsOk());
+  request.set_recompute_cache(true);
+  EXPECT_THAT(Validate(request, limits),
+              IsStatus(absl::StatusCode::kInvalidArgument,
+                       "record must not be set with recompute_cache"));
+  limits.expert_layers = 0;
+  request.clear_return_routing();
+  EXPECT_THAT(Validate(request, limits), IsOk());
   limits.keeps_sample_records = false;
   const absl::Status refused = Validate(request, limits).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);

@@ -155,6 +155,8 @@ TEST(SupportTest, OfSamplesIsBoundedAndCounts) {
   plain.config.top_k = 7;
   EXPECT_EQ(plain.draw_top_k(), 7);
   EXPECT_EQ(FieldsOf(&plain).list_bytes, 2 * 5 * 7 * 12);
+  plain.record = "r";  // It has the ids again.
+  EXPECT_EQ(FieldsOf(&plain).list_bytes, 2 * 5 * 7 * 24);
   plain.config.top_k = 3000;
   EXPECT_EQ(plain.draw_top_k(), 1024);
   plain.return_support = false;

@@ -230,6 +230,22 @@ TEST(TinkerTrainTest, SampledSpansNameTheirTargets) {
     request.mutable_data(0)->clear_loss_fn_input_spans();
     request.set_loss_fn("importance_sampling");
     EXPECT_FALSE(TranslateTrain(request)->loss().replay_logprobs());
+    // Spans that continue each other are one.
+    request = StableReinforce({{true, 2}, {true, 2}, {true, 1}});
+    request.set_loss_fn(loss);
+    const auto at = [&](int i) {
+      return request.mutable_data(0)
+          ->mutable_loss_fn_input_spans(i)
+          ->mutable_sampled_tokens();
+    };
+    at(1)->set_offset(8);
+    at(2)->set_offset(11);
+    const auto joined = TranslateTrain(request);
+    ASSERT_TRUE(joined.ok()) << joined.status();
+    ASSERT_EQ(joined->data(0).sampled_spans_size(), 2);
+    EXPECT_EQ(joined->data(0).sampled_spans(0).offset(), 6);
+    EXPECT_EQ(joined->data(0).sampled_spans(0).length(), 4);
+    EXPECT_EQ(joined->data(0).sampled_spans(1).start(), 4);
     request = StableReinforce({{true, 5}});
     request.set_loss_fn(loss);
     request.mutable_data(0)

@@ -160,6 +160,18 @@ TEST(RefusalTest, SampledSpans) {
         "data[0].sampled_spans[0].sequence_id is"},
        {"overlap", [=](Train& r) { span(r, 0)->set_length(3); },
         "data[0].sampled_spans[1].start is 2, must be at least 3"},
+       {"one span in two",
+        [=](Train& r) {
+          span(r, 1)->set_start(1);
+          span(r, 1)->set_offset(8);
+        },
+        "data[0].sampled_spans[1] continues the span before"},
+       {"too many",
+        [=](Train& r) {
+          auto& spans = *r.mutable_data(0)->mutable_sampled_spans();
+          while (spans.size() < 1025) *spans.Add() = spans[0];
+        },
+        "data[0].sampled_spans has 1025 values, must be at most 1024"},
        {"empty", [=](Train& r) { span(r, 1)->set_length(0); },
         "data[0].sampled_spans[1].length is 0"},
        {"behind the end", [=](Train& r) { span(r, 1)->set_length(2); },
