@@ -41,7 +41,7 @@ struct SampleRecord {
   std::string tenant;  // Only requests of this tenant find the record.
   std::string id;
   AdapterKey adapter = AdapterKey::kBaseModel;
-  // Of the distribution of the logprobs: 1 if the sample's was 0.
+  // The logprobs are of this temperature: 1 if the sample's was 0.
   double temperature = 1;
   // Penalties or biases changed the logits.
   bool edited = false;
