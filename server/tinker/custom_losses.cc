@@ -123,7 +123,10 @@ absl::Status SetCustomLoss(Front& front, const Call& call,
     auto& inputs = *datum.mutable_custom_inputs();
     unread.clear();
     for (const auto& [name, value] : inputs) unread.insert(name);
-    for (const v1::CustomLossInput& input : loss->inputs()) {
+    // The first input is the log-probabilities of the step itself. Data of RL
+    // have a tensor of the same name, which the loss does not read.
+    for (int i = 1; i < loss->inputs_size(); ++i) {
+      const v1::CustomLossInput& input = loss->inputs(i);
       if (unread.erase(input.name()) == 0 || input.rank() != 1) continue;
       // The SDK sends no shape for a tensor that has one dimension by default.
       v1::CustomInput& value = inputs[input.name()];

@@ -51,7 +51,7 @@ class TinkerCustomLossesTest : public TinkerFrontTest {
                                     {"graph", GraphOf(operation)}}));
   }
   // Runs forward_backward with a custom loss; `a` is an input of two values,
-  // `unread` one that no loss reads.
+  // `logprobs` and `unread` are such that no loss reads.
   Json Step(const std::string& model, int seq, const Json& config,
             const std::string& input = "a") {
     const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
@@ -59,7 +59,10 @@ class TinkerCustomLossesTest : public TinkerFrontTest {
     const Json datum = {
         {"model_input", {{"chunks", Json::array({chunk})}}},
         {"loss_fn_inputs",
-         {{"target_tokens", two}, {input, two}, {"unread", two}}}};
+         {{"target_tokens", two},
+          {input, two},
+          {"logprobs", two},
+          {"unread", two}}}};
     return Result(Post("forward_backward", {{"model_id", model},
                                             {"seq_id", seq},
                                             {"forward_backward_input",
