@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/jwt.h"
 #include "server/tinker/usage.h"
@@ -226,10 +227,30 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   const std::string first = copy(Json::object());
   EXPECT_EQ(copy(Json::object()), first);
   idempotency_key_ = "l";
-  EXPECT_NE(copy({{"ttl_seconds", 7200}}), first);
+  const std::string second = copy({{"ttl_seconds", 7200}});
+  EXPECT_NE(second, first);
+  // A crash between the copy and what the ledger keeps of it.
+  const auto expires = [&](Front& front) {
+    return FindExtras(front, Caller(), *ParseCheckpointPath(second)).expires_at;
+  };
+  OnFront([&](Front& front) {
+    ASSERT_TRUE(expires(front).has_value());
+    KeepExtras(front, Caller(), *ParseCheckpointPath(second), {});
+  });
+  EXPECT_EQ(copy({{"ttl_seconds", 7200}}), second);
+  OnFront([&](Front& front) { EXPECT_TRUE(expires(front).has_value()); });
   EXPECT_EQ(
       copy({{"session_id", session}, {"model_seq_id", 5}}),
       absl::StrCat("tinker://", session, ":train:5/sampler_weights/kept"));
+  // The same again, and a copy of the copy to its place.
+  const Json place = {{"session_id", session}, {"model_seq_id", 5}};
+  copy(place);
+  Json other = place;
+  other["source_path"] = second;
+  EXPECT_THAT(Refusal("POST", "copy_weights", other), HasSubstr("exists"));
+  // The same key with another source makes another copy.
+  EXPECT_NE(Post("copy_weights", {{"source_path", first}})["tinker_path"],
+            second);
   EXPECT_THAT(Refusal("POST", "copy_weights",
                       {{"source_path", path},
                        {"session_id", session},
