@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -224,6 +225,7 @@ struct Front {
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoint_extras.h).
   std::map<std::string, KeptExtras> extras;
+  std::set<std::string> copying;  // The owners whose copy is not finished.
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (audit.h).
   std::map<std::string, std::map<int64_t, Json>> events;

@@ -15,6 +15,7 @@
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/usage.h"
+#include "src/base/reason.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -234,7 +235,12 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
   request.set_adapter_id(AdapterOfModel(to.run));
   request.set_source_adapter_id(AdapterOfModel(from.run));
   request.set_name(from.WeftName());
-  return front.port.CallWith<CheckpointInfo>(
+  if (!front.copying.insert(call->owner()).second) {
+    return WithReason(
+        absl::ResourceExhaustedError("another copy has not ended yet"),
+        {.name = "QUEUE_FULL", .values = {}});
+  }
+  const absl::Status refused = front.port.CallWith<CheckpointInfo>(
       call->origin(), Rpc::kUploadCheckpoint, request,
       [](Engine& engine, LoadCheckpointRequest plain, auto then) {
         engine.UploadCheckpoint(
@@ -247,11 +253,14 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
       },
       [&front, call, to, extras, own_run,
        respond](const absl::StatusOr<CheckpointInfo>& info) {
+        front.copying.erase(call->owner());
         const absl::Status copied =
             EndCopy(front, call->caller, to, extras, own_run, info.status());
         respond(copied.ok() ? JsonReply({{"tinker_path", to.ToString()}})
                             : ErrorReply(copied));
       });
+  if (!refused.ok()) front.copying.erase(call->owner());
+  return refused;
 }
 
 absl::Status LoadWeights(Front& front, const CallPtr& call,

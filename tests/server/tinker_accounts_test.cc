@@ -263,6 +263,20 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
               HasSubstr("weights_access_token is not offered"));
 }
 
+TEST_F(TinkerAccountsTest, AnOwnerCopiesOneCheckpointAtATime) {
+  Start();
+  const Json body = {{"source_path", SaveSampler(NewSession())}};
+  OnFront([](Front& front) { front.copying.insert(OwnerKey(Caller())); });
+  const HttpReply refused = Ask("POST", "copy_weights", body);
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_GT(refused.retry_after_seconds, 0);
+  OnFront([](Front& front) { front.copying.clear(); });
+  for (int i = 0; i < 2; ++i) (void)Post("copy_weights", body);
+  engine_->FailNext(absl::InternalError("no"), "UploadCheckpoint");
+  EXPECT_EQ(Ask("POST", "copy_weights", body).status, 500);
+  OnFront([](Front& front) { EXPECT_THAT(front.copying, IsEmpty()); });
+}
+
 TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
   Start();
   std::vector<std::string> ids;
