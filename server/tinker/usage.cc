@@ -82,12 +82,12 @@ void CountUsage(Front& front, const std::string& owner,
                 const std::string& session, const UsageCounts& counts) {
   UsageKey key{.owner = owner, .hour = HourOf(absl::Now()), .session = session};
   if (!front.usage.contains(key)) {
-    const auto of_owner = [&owner](const auto& entry) {
-      return entry.first.owner == owner;
-    };
-    if (std::ranges::count_if(front.usage, of_owner) >= kMaxUsageRows) {
-      key.session.clear();
+    int64_t rows = 0;
+    for (auto row = front.usage.lower_bound({.owner = owner});
+         row != front.usage.end() && row->first.owner == owner; ++row) {
+      ++rows;
     }
+    if (rows >= kMaxUsageRows) key.session.clear();
   }
   UsageRow& row = front.usage[key];
   Add(row.counts, counts);
