@@ -11,6 +11,9 @@ constexpr int64_t kTopEntryBytes = 40;
 // What a token takes besides if a version of its own has drawn it.
 constexpr int64_t kSpanBytes = 96;
 
+// So many prompt_targets cost as much as a token (sample_prefill.cc).
+constexpr int64_t kTargetsPerToken = 64;
+
 int64_t ListBytes(int64_t num_tokens, int top_logprobs) {
   if (top_logprobs == 0) return 0;
   return num_tokens * (kTopListBytes + kTopEntryBytes * top_logprobs);
@@ -70,10 +73,12 @@ RequestFields FieldsOf(SampleRequest* request) {
       request->prompt_logprobs || request->prompt_top_logprobs > 0;
   // A draw costs as much at a position of the prompt as it does in a sample.
   const int64_t alternatives = prompt * request->prompt_alternatives;
+  const int64_t targets =
+      static_cast<int64_t>(request->prompt_targets.size()) / kTargetsPerToken;
   return {.adapter_id = &request->adapter_id,
           .caller = &request->tenant,
           .deadline = &request->deadline,
-          .cost = prompt + drawn + alternatives,
+          .cost = prompt + drawn + alternatives + targets,
           .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)) +
                          (request->in_flight ? kSpanBytes * drawn : 0),
           .list_bytes = ListBytes(drawn, request->top_logprobs) +

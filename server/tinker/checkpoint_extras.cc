@@ -47,13 +47,14 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras) {
   const std::string key = KeyOf(caller, path);
   if (extras.user_metadata.empty() && !extras.expires_at &&
-      extras.base_model.empty()) {
+      extras.base_model.empty() && extras.copied_from.empty()) {
     return Drop(front, key);
   }
   Json fields = {{"caller", CallerToJson(caller)},
                  {"path", path.ToString()},
                  {"user_metadata", Shown(extras.user_metadata)},
                  {"base_model", extras.base_model}};
+  if (!extras.copied_from.empty()) fields["copied_from"] = extras.copied_from;
   if (extras.expires_at) {
     fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
   }
@@ -76,6 +77,7 @@ CheckpointExtras FindExtras(const Front& front, const Caller& caller,
   const Json& fields = found->second.fields;
   CheckpointExtras extras{.user_metadata = fields.value("user_metadata", ""),
                           .base_model = fields.value("base_model", ""),
+                          .copied_from = fields.value("copied_from", ""),
                           .charge = found->second.charge};
   if (fields.contains("expires_at")) {
     extras.expires_at =

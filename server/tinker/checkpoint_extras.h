@@ -21,7 +21,8 @@ struct CheckpointExtras {
   std::string user_metadata;             // ShownField.
   std::optional<absl::Time> expires_at;  // In whole seconds.
   std::string base_model;                // Model::base_model.
-  std::shared_ptr<void> charge;          // Front::ChargeEntry.
+  std::string copied_from;       // The path of the checkpoint copied; or empty.
+  std::shared_ptr<void> charge;  // Front::ChargeEntry.
 };
 
 // Reads `user_metadata` and `ttl_seconds`, the seconds from now until the

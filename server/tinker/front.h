@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,6 +100,8 @@ struct UploadedLoss {
   std::string session;
   std::string loss;              // A serialized v1::CustomLoss.
   std::shared_ptr<void> charge;  // ChargeEntry.
+  // Callbacks for the end of the write to the ledger; null after it.
+  std::shared_ptr<std::vector<Callback<FutureResult>>> waiting;
 };
 
 // The extras of a checkpoint (checkpoint_extras.h).
@@ -111,6 +114,8 @@ struct KeptExtras {
 struct LoadedAdapter {
   bool ready = false;  // The load has ended.
   int users = 0;       // The sampling sessions that use the adapter.
+  // The next process deletes the adapter unless a sampling session uses it.
+  bool goes_at_next_start = false;
   // Callbacks for the end of the load, one per sampling session that waits.
   std::vector<Callback<std::string>> waiting;
 };
@@ -141,6 +146,15 @@ struct UsageKey {
 struct UsageRow {
   UsageCounts counts;
   bool changed = false;  // The ledger has not these counts yet.
+  // ChargeEntry; null if the owner had no memory left.
+  std::shared_ptr<void> charge;
+};
+
+// What a client did to a checkpoint (audit.h).
+struct KeptEvent {
+  Json event;
+  // ChargeEntry; null if the owner had no memory left.
+  std::shared_ptr<void> charge;
 };
 
 struct TrainBody;  // training.h
@@ -224,9 +238,10 @@ struct Front {
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoint_extras.h).
   std::map<std::string, KeptExtras> extras;
+  std::set<std::string> copying;  // The owners whose copy is not finished.
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (audit.h).
-  std::map<std::string, std::map<int64_t, Json>> events;
+  std::map<std::string, std::map<int64_t, KeptEvent>> events;
   // Handles that cancel the engine's samples, by owner and future id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace weft::tinker {
 namespace {
 
@@ -11,6 +13,10 @@ constexpr int64_t kFutureBytes = 512;
 
 // A result above this size is sent in pieces of this size.
 constexpr size_t kResultPieceBytes = 256 << 10;
+
+// A result above this size is sent as protobuf only: JSON takes many times the
+// memory, and the front's thread makes it.
+constexpr size_t kMaxJsonBytes = size_t{4} << 20;
 
 int64_t BytesOf(const std::string& result) {
   return static_cast<int64_t>(result.size()) + kFutureBytes;
@@ -103,6 +109,11 @@ void Futures::Answer(Future& future, const Waiter& waiter) {
     const bool is_protobuf = future.to_json != nullptr && reply.status == 200;
     if (is_protobuf) reply.content_type = kProtobufType;
     return waiter.respond(std::move(reply));
+  }
+  if (future.result->size() > kMaxJsonBytes) {
+    return waiter.respond(ErrorReply(absl::InvalidArgumentError(absl::StrCat(
+        "the result has ", future.result->size(),
+        " bytes, too many for JSON: send Accept: ", kProtobufType))));
   }
   const auto sending = future.as_json.lock();
   waiter.respond(Send(future,

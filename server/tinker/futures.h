@@ -76,8 +76,9 @@ class Futures {
   // has another owner. All clients that fetch a large result at a time share
   // one buffer; if the owner has no memory left for it, responds with 429 or
   // 503.
-  // `protobuf`: the client takes protobuf. `allow_metadata`: the client takes
-  // the size of a result above kAnnouncedBytes in place of the result.
+  // `protobuf`: the client takes protobuf; otherwise a result above 4 MiB that
+  // is protobuf is refused with 400. `allow_metadata`: the client takes the
+  // size of a result above kAnnouncedBytes in place of the result.
   void Retrieve(const std::string& id, const std::string& owner,
                 bool allow_metadata, bool protobuf, Respond respond);
 

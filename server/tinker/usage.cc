@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/field_checks.h"
+#include "server/tinker/jwt.h"
 #include "server/tinker/runs.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -34,6 +35,16 @@ int64_t HourOf(absl::Time time) { return absl::ToUnixSeconds(time) / 3600; }
 
 std::string EntryId(const UsageKey& key) {
   return absl::StrCat(key.hour, " ", key.owner, " ", key.session);
+}
+
+// Returns the row, which is made and charged if there is none.
+UsageRow& RowOf(Front& front, const UsageKey& key) {
+  const auto [row, made] = front.usage.try_emplace(key);
+  if (made) {
+    row->second.charge =
+        front.ChargeEntry(key.owner, key.session.size()).value_or(nullptr);
+  }
+  return row->second;
 }
 
 absl::StatusOr<int64_t> QueryHour(const Call& call, const char* name) {
@@ -82,14 +93,14 @@ void CountUsage(Front& front, const std::string& owner,
                 const std::string& session, const UsageCounts& counts) {
   UsageKey key{.owner = owner, .hour = HourOf(absl::Now()), .session = session};
   if (!front.usage.contains(key)) {
-    const auto of_owner = [&owner](const auto& entry) {
-      return entry.first.owner == owner;
-    };
-    if (std::ranges::count_if(front.usage, of_owner) >= kMaxUsageRows) {
-      key.session.clear();
+    int64_t rows = 0;
+    for (auto row = front.usage.lower_bound({.owner = owner});
+         row != front.usage.end() && row->first.owner == owner; ++row) {
+      ++rows;
     }
+    if (rows >= kMaxUsageRows) key.session.clear();
   }
-  UsageRow& row = front.usage[key];
+  UsageRow& row = RowOf(front, key);
   Add(row.counts, counts);
   row.changed = true;
 }
@@ -126,11 +137,11 @@ void SweepUsage(Front& front, absl::Time now) {
 void RestoreUsage(Front& front) {
   for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kUsage)) {
     const Json& fields = entry.fields;
-    UsageCounts& counts = front
-                              .usage[{.owner = fields.value("owner", ""),
-                                      .hour = fields.value("hour", int64_t{0}),
-                                      .session = fields.value("session", "")}]
-                              .counts;
+    UsageCounts& counts =
+        RowOf(front, {.owner = fields.value("owner", ""),
+                      .hour = fields.value("hour", int64_t{0}),
+                      .session = fields.value("session", "")})
+            .counts;
     for (const auto& [name, count] : kCounts) {
       counts.*count = fields.value(name, int64_t{0});
     }
@@ -190,12 +201,14 @@ absl::Status GetStorage(Front& front, const CallPtr& call,
   v1::ListCheckpointsRequest request;
   return front.port.Call(
       call->origin(), Rpc::kListCheckpoints, request, &Engine::ListCheckpoints,
-      [call,
+      [call, one = front.port.core()->authenticator == nullptr,
        respond](const absl::StatusOr<std::vector<CheckpointInfo>>& found) {
         if (!found.ok()) return respond(ErrorReply(found.status()));
         std::map<std::string, std::pair<int64_t, int64_t>> by_tenant;
         for (const CheckpointInfo& info : *found) {
-          auto& [count, bytes] = by_tenant[info.tenant];
+          // Without tokens there are no tenants.
+          auto& [count, bytes] =
+              by_tenant[one ? OrganizationOf(call->caller) : info.tenant];
           ++count;
           bytes += static_cast<int64_t>(info.size_bytes);
         }

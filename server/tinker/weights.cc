@@ -15,6 +15,7 @@
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/usage.h"
+#include "src/base/reason.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -151,12 +152,15 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
 // Returns the run that shall have the copy of a checkpoint: the one that the
 // body names, else a new one. A repeated request gets the same run. Like all
 // projects, `destination_project_id` is dropped; the SDK always sends one.
-absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call) {
+absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call,
+                                      const CheckpointPath& from) {
   if (Find(call.body, "session_id") == nullptr) {
     const std::string& key = call.http.idempotency_key;
     if (key.empty()) return NewId();
     return absl::BytesToHexString(
-        Sha256(absl::StrCat("copy ", call.owner(), " ", key)).substr(0, 16));
+        Sha256(
+            absl::StrCat("copy ", call.owner(), " ", from.ToString(), " ", key))
+            .substr(0, 16));
   }
   WEFT_ASSIGN_OR_RETURN(const std::string session,
                         StringField(call.body, "session_id"));
@@ -167,6 +171,24 @@ absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call) {
   if (number >= 0 && !front.models.contains(run)) return run;
   return BadField("model_seq_id",
                   absl::StrCat("is ", number, ", must be that of no model"));
+}
+
+// Stores the extras of a copy that the engine has made or, for a request that
+// comes again, has made before. `own_run`: no other request makes checkpoints
+// in the copy's run. Returns the error that the client gets.
+absl::Status EndCopy(Front& front, const Caller& caller,
+                     const CheckpointPath& to, const CheckpointExtras& extras,
+                     bool own_run, const absl::Status& copied) {
+  if (!copied.ok()) {
+    if (!absl::IsAlreadyExists(copied)) return copied;
+    const std::string source = FindExtras(front, caller, to).copied_from;
+    if (source == extras.copied_from) return absl::OkStatus();
+    if (!own_run) return copied;
+    // A crash came between the copy and this.
+  }
+  KeepExtras(front, caller, to, extras);
+  NoteEvent(front, caller, "copy", to);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -196,20 +218,29 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
                         StringField(call->body, "source_path"));
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath from, ParseCheckpointPath(source));
   CheckpointPath to = from;
-  WEFT_ASSIGN_OR_RETURN(to.run, RunOfCopy(front, *call));
+  WEFT_ASSIGN_OR_RETURN(to.run, RunOfCopy(front, *call, from));
   WEFT_ASSIGN_OR_RETURN(const CheckpointExtras given, ReadExtras(call->body));
   CheckpointExtras extras = FindExtras(front, call->caller, from);
   extras.expires_at = given.expires_at;
+  extras.copied_from = from.ToString();
   WEFT_ASSIGN_OR_RETURN(
       extras.charge,
       front.ChargeEntry(call->owner(), extras.user_metadata.size() +
-                                           extras.base_model.size()));
+                                           extras.base_model.size() +
+                                           extras.copied_from.size()));
+  // A run that was made for this request has no other checkpoint.
+  const bool own_run = Find(call->body, "session_id") == nullptr;
   // This message has what a copy needs, and its validation.
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(AdapterOfModel(to.run));
   request.set_source_adapter_id(AdapterOfModel(from.run));
   request.set_name(from.WeftName());
-  return front.port.CallWith<CheckpointInfo>(
+  if (!front.copying.insert(call->owner()).second) {
+    return WithReason(
+        absl::ResourceExhaustedError("another copy has not ended yet"),
+        {.name = "QUEUE_FULL", .values = {}});
+  }
+  const absl::Status refused = front.port.CallWith<CheckpointInfo>(
       call->origin(), Rpc::kUploadCheckpoint, request,
       [](Engine& engine, LoadCheckpointRequest plain, auto then) {
         engine.UploadCheckpoint(
@@ -220,17 +251,16 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
              .source_adapter_id = std::move(plain.source_adapter_id)},
             std::move(then));
       },
-      [&front, call, to, extras,
+      [&front, call, to, extras, own_run,
        respond](const absl::StatusOr<CheckpointInfo>& info) {
-        if (!info.ok() && !absl::IsAlreadyExists(info.status())) {
-          return respond(ErrorReply(info.status()));
-        }
-        if (info.ok()) {
-          KeepExtras(front, call->caller, to, extras);
-          NoteEvent(front, call->caller, "copy", to);
-        }
-        respond(JsonReply({{"tinker_path", to.ToString()}}));
+        front.copying.erase(call->owner());
+        const absl::Status copied =
+            EndCopy(front, call->caller, to, extras, own_run, info.status());
+        respond(copied.ok() ? JsonReply({{"tinker_path", to.ToString()}})
+                            : ErrorReply(copied));
       });
+  if (!refused.ok()) front.copying.erase(call->owner());
+  return refused;
 }
 
 absl::Status LoadWeights(Front& front, const CallPtr& call,

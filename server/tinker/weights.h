@@ -26,7 +26,8 @@ namespace weft::tinker {
                                        const Respond& respond);
 // Copies a checkpoint of the caller's tenant to a run of its own, and responds
 // with the copy's path. The copy is a run without an adapter. If a request that
-// is repeated has made the copy, responds with its path, too.
+// is repeated has made the copy, responds with its path, too. Errors:
+// RESOURCE_EXHAUSTED while the owner's last copy has not ended.
 [[nodiscard]] absl::Status CopyWeights(Front& front, const CallPtr& call,
                                        const Respond& respond);
 

@@ -152,6 +152,32 @@ Positions UnscoredPrompt(const SamplePiece& piece) {
                           static_cast<int64_t>(job.request->prompt.size()))};
 }
 
+// So many prompt_targets take as long as a token of a prompt.
+constexpr int64_t kTargetsPerToken = 64;
+
+// Returns how many tokens without prompt_targets take as long as the piece.
+int64_t CostOf(const SamplePiece& piece) {
+  const int64_t tokens = piece.end - piece.begin;
+  const std::vector<int64_t>& offsets =
+      piece.sequence->job->request->prompt_target_offsets;
+  const Positions scored = UnscoredPrompt(piece);
+  if (offsets.empty() || scored.begin >= scored.end) return tokens;
+  return std::max(
+      tokens,
+      (offsets[scored.end - 1] - offsets[scored.begin - 1]) / kTargetsPerToken);
+}
+
+// Returns the size of the sequence's next piece if it costs at most `budget`;
+// 0 if all tokens are cached. A single token may cost more.
+int64_t SizeWithin(int64_t budget, SampleSequence& sequence) {
+  const int64_t most = std::min(budget, sequence.target() - sequence.length);
+  SamplePiece piece = {.sequence = &sequence,
+                       .begin = sequence.length,
+                       .end = sequence.length + most};
+  while (piece.end - piece.begin > 1 && CostOf(piece) > budget) --piece.end;
+  return piece.end - piece.begin;
+}
+
 // What a request wants of one position of its prompt.
 struct PositionWants {
   bool logprob = false;
@@ -292,7 +318,7 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
   const SampleSequence* short_of_pages = nullptr;
   for (SampleSequence* const next : InTurn()) {
     SampleSequence& sequence = *next;
-    if (budget == 0) break;
+    if (budget <= 0) break;
     if (!sequence.pages.has_value()) {
       // Otherwise small sequences could take the pages that a large sequence
       // before them waits for.
@@ -304,7 +330,7 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
         continue;
       }
     }
-    int64_t size = std::min(budget, sequence.target() - sequence.length);
+    int64_t size = SizeWithin(budget, sequence);
     if (size == 0) continue;  // All tokens are cached.
     size = sequences_.EndOfPiece(sequence, sequence.length + size) -
            sequence.length;
@@ -325,19 +351,20 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     const SamplePiece piece = {.sequence = &sequence,
                                .begin = sequence.length,
                                .end = sequence.length + size};
+    if (CostOf(piece) > budget && !pieces.empty()) break;
     if (piece.ends_prompt()) {
       draw_budget -= sequence.job->request->num_samples;
       if (draw_budget < 0 && !pieces.empty()) break;
     }
     pieces.push_back(piece);
-    budget -= size;
+    budget -= CostOf(piece);
   }
   // A sequence that took pages may have preempted another one.
   std::erase_if(pieces, [](const SamplePiece& piece) {
     return !piece.sequence->pages.has_value();
   });
   for (const SamplePiece& piece : pieces) {
-    shares_.Charge(piece.sequence->job->adapter, piece.end - piece.begin);
+    shares_.Charge(piece.sequence->job->adapter, CostOf(piece));
   }
   return pieces;
 }

@@ -32,9 +32,10 @@ struct SamplePiece {
 // Threads: engine thread only.
 class SamplePrefill {
  public:
-  // One pass computes at most `max_tokens` tokens. It draws at most `max_draws`
-  // tokens, unless its first piece alone draws more. `executor`, `sequences`
-  // and `probe` outlive the object.
+  // One pass computes at most `max_tokens` tokens, and 64 prompt_targets for
+  // each of these, unless its first token alone has more. It draws at most
+  // `max_draws` tokens, unless its first piece alone draws more. `executor`,
+  // `sequences` and `probe` outlive the object.
   SamplePrefill(executor::Executor* executor, SampleSequences* sequences,
                 EngineProbe* probe, int64_t max_tokens, int64_t max_draws,
                 std::map<std::string, int64_t> weights)

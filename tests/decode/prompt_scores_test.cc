@@ -138,6 +138,28 @@ TEST_F(PromptScoresTest, DrawsOfFewRowsGoInOnePass) {
   ExpectSameDraws(pieces, whole);
 }
 
+TEST_F(PromptScoresTest, TargetsCountAgainstTheTokensOfAPass) {
+  const at::InferenceMode no_autograd;
+  SampleRequest request = Request(3, 40, 1, 7);
+  request.prompt_target_offsets = {0};
+  for (int i = 1; i < 40; ++i) {
+    for (int j = 0; j < 1024; ++j) request.prompt_targets.push_back(j % 53);
+    request.prompt_target_offsets.push_back(i * 1024);
+  }
+  const SampleResult whole = Alone(request);
+  for (const int64_t budget : {48, 1}) {
+    Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
+             .max_prefill_tokens = budget});
+    const double before = Metric("weft_prompt_tokens_total");
+    Admit(1, request);
+    (void)loop_->Step();
+    EXPECT_EQ(Metric("weft_prompt_tokens_total") - before,
+              budget == 48 ? 3 : 1);
+    ExpectSameScores(Finish().at(1).prompt_target_logprobs,
+                     whole.prompt_target_logprobs);
+  }
+}
+
 TEST_F(PromptScoresTest, TheLastTokensNeedOnlyTheirOwnRows) {
   SampleRequest request = Request(3, 40, 4, 7);
   request.prompt_logprobs = true;

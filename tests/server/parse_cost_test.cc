@@ -44,6 +44,24 @@ v1::ForwardBackwardRequest Train(int num_data, int tokens) {
   return request;
 }
 
+// A step whose data have no tokens, but spans and inputs of a custom loss.
+v1::ForwardBackwardRequest Parts(int num_data) {
+  v1::ForwardBackwardRequest request;
+  for (int i = 0; i < num_data; ++i) {
+    v1::Datum* const datum = request.add_data();
+    for (int k = 0; k < 5; ++k) {
+      v1::SampledSpan* const span = datum->add_sampled_spans();
+      span->set_sequence_id("a-session:7:0");
+      span->set_length(1);
+      v1::CustomInput& input =
+          (*datum->mutable_custom_inputs())[absl::StrCat("input", k)];
+      input.add_shape(1);
+      input.set_floats_le("abcd");
+    }
+  }
+  return request;
+}
+
 v1::SampleRequest Sample() {
   v1::SampleRequest request;
   request.add_prompt(7);
@@ -97,19 +115,28 @@ void ExpectBound(const Message& good, bool fields) {
 
 TEST(ParseCostTest, BoundsTheMemoryOfEveryMessage) {
   ExpectBound(Train(3, 5), true);
+  ExpectBound(Parts(2), true);
   ExpectBound(Sample(), true);
   ExpectBound(TinkerTrain(3), false);
   ExpectBound(v1::CreateAdapterRequest(), true);
   // Many entries, so that growing lists have spare room.
   const v1::ForwardBackwardRequest large = Train(20, 3000);
-  EXPECT_GE(*Cost(*large.GetDescriptor(), large.SerializeAsString()),
-            static_cast<int64_t>(large.SpaceUsedLong()));
+  // A message's allocation and its place in a list are not in SpaceUsedLong.
+  constexpr int64_t kPlaceBytes = 24;
+  v1::ForwardBackwardRequest empty;
+  for (int i = 0; i < 1000; ++i) empty.add_data();
+  for (const v1::ForwardBackwardRequest& request :
+       {large, empty, Parts(1000)}) {
+    EXPECT_GE(*Cost(*request.GetDescriptor(), request.SerializeAsString()),
+              static_cast<int64_t>(request.SpaceUsedLong()) +
+                  kPlaceBytes * request.data_size());
+  }
 }
 
 TEST(ParseCostTest, HonestRequestsPass) {
   // One token a sequence, tokens of a single byte, and the raw form.
   for (const v1::ForwardBackwardRequest& request :
-       {Train(4096, 1), Train(4, 200000)}) {
+       {Train(4096, 1), Train(4, 200000), Parts(1000)}) {
     const auto cost =
         Cost(*request.GetDescriptor(), request.SerializeAsString());
     EXPECT_TRUE(cost.ok()) << cost.status();

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/jwt.h"
 #include "server/tinker/usage.h"
@@ -158,6 +159,9 @@ TEST_F(TinkerAccountsTest, OneOwnerHasOnlySoManyCounts) {
       CountUsage(front, "", absl::StrCat("s", i), {.train_tokens = 1});
     }
     EXPECT_EQ(front.usage.size(), static_cast<size_t>(kMaxUsageRows) + 1);
+    for (const auto& [key, row] : front.usage) {
+      ASSERT_GT(row.charge.use_count(), 0);
+    }
     CountUsage(front, "other", "s", {.train_tokens = 1});
     int64_t sum = 0;
     for (const auto& [key, row] : front.usage) sum += row.counts.train_tokens;
@@ -192,6 +196,12 @@ TEST_F(TinkerAccountsTest, EventsOfCheckpointsAreOfTheirTenant) {
   EXPECT_THAT(Get("audit?event_type=teams")["entries"], IsEmpty());
   EXPECT_THAT(Get("audit?day=2020-01-31")["entries"], IsEmpty());
   EXPECT_THAT(Refusal("GET", "audit?day=today"), StartsWith("day must be"));
+  for (const char* const day :
+       {"infinite-future", "infinite-past", "2200-01-02", "1969-12-31"}) {
+    EXPECT_THAT(Refusal("GET", absl::StrCat("audit?day=", day)),
+                HasSubstr("must be in [1970-01-01, 2200-01-01]"));
+  }
+  EXPECT_THAT(Get("audit?day=2200-01-01")["entries"], IsEmpty());
   key_ = bolt;
   EXPECT_THAT(Get("audit")["entries"], IsEmpty());
 }
@@ -213,6 +223,16 @@ TEST_F(TinkerAccountsTest, StorageIsThatOfTheTenantsCheckpoints) {
   EXPECT_THAT(Get("billing/usage/checkpoints/current")["data"], IsEmpty());
 }
 
+TEST_F(TinkerAccountsTest, WithoutTokensTheStorageIsThatOfOneOrganization) {
+  Start();
+  const std::string path = SaveSampler(NewSession());
+  (void)Post("copy_weights", {{"source_path", path}});
+  const Json data = Get("billing/usage/checkpoints/current")["data"];
+  ASSERT_EQ(data.size(), 1u) << data;
+  EXPECT_EQ(data[0]["checkpoint_count"], 2);
+  EXPECT_EQ(data[0]["org_user_urn"], "weft");
+}
+
 TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   Start();
   const std::string session = NewSession();
@@ -226,10 +246,30 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   const std::string first = copy(Json::object());
   EXPECT_EQ(copy(Json::object()), first);
   idempotency_key_ = "l";
-  EXPECT_NE(copy({{"ttl_seconds", 7200}}), first);
+  const std::string second = copy({{"ttl_seconds", 7200}});
+  EXPECT_NE(second, first);
+  // A crash between the copy and what the ledger keeps of it.
+  const auto expires = [&](Front& front) {
+    return FindExtras(front, Caller(), *ParseCheckpointPath(second)).expires_at;
+  };
+  OnFront([&](Front& front) {
+    ASSERT_TRUE(expires(front).has_value());
+    KeepExtras(front, Caller(), *ParseCheckpointPath(second), {});
+  });
+  EXPECT_EQ(copy({{"ttl_seconds", 7200}}), second);
+  OnFront([&](Front& front) { EXPECT_TRUE(expires(front).has_value()); });
   EXPECT_EQ(
       copy({{"session_id", session}, {"model_seq_id", 5}}),
       absl::StrCat("tinker://", session, ":train:5/sampler_weights/kept"));
+  // The same again, and a copy of the copy to its place.
+  const Json place = {{"session_id", session}, {"model_seq_id", 5}};
+  copy(place);
+  Json other = place;
+  other["source_path"] = second;
+  EXPECT_THAT(Refusal("POST", "copy_weights", other), HasSubstr("exists"));
+  // The same key with another source makes another copy.
+  EXPECT_NE(Post("copy_weights", {{"source_path", first}})["tinker_path"],
+            second);
   EXPECT_THAT(Refusal("POST", "copy_weights",
                       {{"source_path", path},
                        {"session_id", session},
@@ -240,6 +280,20 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   EXPECT_THAT(Refusal("POST", "copy_weights",
                       {{"source_path", path}, {"weights_access_token", "t"}}),
               HasSubstr("weights_access_token is not offered"));
+}
+
+TEST_F(TinkerAccountsTest, AnOwnerCopiesOneCheckpointAtATime) {
+  Start();
+  const Json body = {{"source_path", SaveSampler(NewSession())}};
+  OnFront([](Front& front) { front.copying.insert(OwnerKey(Caller())); });
+  const HttpReply refused = Ask("POST", "copy_weights", body);
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_GT(refused.retry_after_seconds, 0);
+  OnFront([](Front& front) { front.copying.clear(); });
+  for (int i = 0; i < 2; ++i) (void)Post("copy_weights", body);
+  engine_->FailNext(absl::InternalError("no"), "UploadCheckpoint");
+  EXPECT_EQ(Ask("POST", "copy_weights", body).status, 500);
+  OnFront([](Front& front) { EXPECT_THAT(front.copying, IsEmpty()); });
 }
 
 TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
@@ -294,6 +348,11 @@ TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
   EXPECT_EQ(Sample({{"model_path", path}, {"base_model", "toy"}}), drawn);
   // Both samples used one adapter, which no sampling session keeps.
   EXPECT_EQ(Calls("LoadCheckpoint"), 1);
+  std::vector<std::string> events;
+  const Json log = Get("audit");
+  for (const Json& entry : log["entries"]) events.push_back(entry["event"]);
+  EXPECT_THAT(events, ElementsAre("checkpoint_create", "checkpoint_read"));
+  EXPECT_EQ(engine_->NotesWith("tinker/orphan/").size(), 1u);
   OnFront([](Front& front) {
     ASSERT_EQ(front.loaded.size(), 1u);
     EXPECT_EQ(front.loaded.begin()->second.users, 2);

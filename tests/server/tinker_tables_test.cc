@@ -143,6 +143,20 @@ TEST_F(TinkerFuturesTest, AllWhoFetchALargeResultShareOneBuffer) {
   EXPECT_EQ(Drain(&replies_[0]), std::string(large.size(), 'j'));
 }
 
+TEST_F(TinkerFuturesTest, AHugeResultIsNotMadeIntoJson) {
+  ASSERT_TRUE(futures_.Open("f", "me", Scope::kSample));
+  futures_.Finish("f", {.body = std::string((4 << 20) + 1, 'x'),
+                        .to_json = [](const std::string&) -> std::string {
+                          ADD_FAILURE() << "JSON was made";
+                          return "";
+                        }});
+  Retrieve("f");
+  EXPECT_EQ(replies_.back().status, 400);
+  EXPECT_THAT(replies_.back().body,
+              HasSubstr("the result has 4194305 bytes, too many for JSON: send "
+                        "Accept: application/x-protobuf"));
+}
+
 TEST_F(TinkerFuturesTest, KnowsTheScopeForItsOwnerOnly) {
   ASSERT_TRUE(futures_.Open("f", "me", Scope::kSample));
   EXPECT_EQ(futures_.ScopeOf("f", "me"), Scope::kSample);

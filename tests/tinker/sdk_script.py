@@ -252,8 +252,10 @@ def custom_on_server(base: str) -> dict[str, Any]:
     handle = service.create_custom_loss(unfit, {"logprobs": 1, "a": 1}).result()
     for values in ([1.0, 2.0], [1.0] * 7):
         a = types.TensorData(data=values, dtype="float32", shape=[len(values)])
+        # Data of RL have `logprobs`, which are not those of the step.
+        data = [datum(a=a, logprobs=[-4.0] * 7)]
         try:
-            client.forward_backward_custom([datum(a=a)], handle).result()
+            client.forward_backward_custom(data, handle).result()
         except tinker.RequestFailedError as error:
             errors.append([str(error), str(error.category)])
     norm = client.optim_step(types.AdamParams()).result().metrics["grad_norm"]
