@@ -25,6 +25,17 @@ std::string StemOf(const CheckpointInfo& info) {
                       absl::BytesToHexString(Sha256(key).substr(0, 16)), ".");
 }
 
+// Returns the first of the checkpoint's adapters, or the end of `loaded`.
+template <typename Loaded>
+auto FindLoaded(Loaded& loaded, const std::string& owner,
+                const CheckpointInfo& info) {
+  const std::string stem = LoadedKey(owner, StemOf(info));
+  const auto found = loaded.lower_bound(stem);
+  const bool has =
+      found != loaded.end() && absl::StartsWith(found->first, stem);
+  return has ? found : loaded.end();
+}
+
 // Handles the end of a load, and tells the outcome to all sessions that wait.
 void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
              const absl::Status& loaded) {
@@ -97,9 +108,8 @@ void UseReady(Front& front, const CallOrigin& origin,
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info, Callback<std::string> done) {
   const std::string owner = OwnerKey(*origin.caller);
-  const std::string stem = LoadedKey(owner, StemOf(info));
-  const auto found = front.loaded.lower_bound(stem);
-  if (found == front.loaded.end() || !absl::StartsWith(found->first, stem)) {
+  const auto found = FindLoaded(front.loaded, owner, info);
+  if (found == front.loaded.end()) {
     return StartLoad(front, origin, info, std::move(done));
   }
   if (!found->second.ready) {
@@ -107,6 +117,21 @@ void UseAdapter(Front& front, const CallOrigin& origin,
   }
   UseReady(front, origin, found->first.substr(LoadedKey(owner, "").size()),
            info, done);
+}
+
+bool HasCheckpoint(const Front& front, const std::string& owner,
+                   const CheckpointInfo& info) {
+  return FindLoaded(front.loaded, owner, info) != front.loaded.end();
+}
+
+void GoAtNextStart(Front& front, const Caller& caller,
+                   const std::string& adapter) {
+  const auto found = front.loaded.find(LoadedKey(OwnerKey(caller), adapter));
+  if (found == front.loaded.end() ||
+      std::exchange(found->second.goes_at_next_start, true)) {
+    return;
+  }
+  DeleteAtNextStart(front, caller, adapter);
 }
 
 void LeaveAdapter(Front& front, const Caller& caller,

@@ -22,6 +22,13 @@ inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 // UseAdapter returns. If `done` gets an error, no user is counted.
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info, Callback<std::string> done);
+// Returns false if UseAdapter would load the checkpoint.
+[[nodiscard]] bool HasCheckpoint(const Front& front, const std::string& owner,
+                                 const CheckpointInfo& info);
+// Has the next process delete a loaded adapter, unless a sampling session of
+// that process uses it.
+void GoAtNextStart(Front& front, const Caller& caller,
+                   const std::string& adapter);
 // Subtracts one user. If no user is left, has the adapter deleted.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
+#include "server/tinker/audit.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
-#include "server/tinker/reaper.h"
 #include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/samplers.h"
@@ -163,7 +163,7 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
                       id](const absl::StatusOr<std::string>& used) {
     if (!used.ok()) return GiveUp(front, id, used.status());
     // No sampling session may use the adapter at a restart.
-    DeleteAtNextStart(front, call->caller, *used);
+    GoAtNextStart(front, call->caller, *used);
     const auto leave = [&front, caller = call->caller, adapter = *used] {
       front.after(kLinger, [&front, caller, adapter] {
         LeaveAdapter(front, caller, adapter);
@@ -176,12 +176,15 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
     leave();
     GiveUp(front, id, refused);
   };
-  return FindCheckpoint(
-      front, call, path,
-      [&front, call, id, start](const absl::StatusOr<CheckpointInfo>& info) {
-        if (!info.ok()) return GiveUp(front, id, info.status());
-        UseAdapter(front, call->origin(), *info, start);
-      });
+  const auto use = [&front, call, path, id,
+                    start](const absl::StatusOr<CheckpointInfo>& info) {
+    if (!info.ok()) return GiveUp(front, id, info.status());
+    if (!HasCheckpoint(front, call->owner(), *info)) {
+      NoteEvent(front, call->caller, "read", path, "sample");
+    }
+    UseAdapter(front, call->origin(), *info, start);
+  };
+  return FindCheckpoint(front, call, path, use);
 }
 
 }  // namespace

@@ -329,6 +329,11 @@ TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
   EXPECT_EQ(Sample({{"model_path", path}, {"base_model", "toy"}}), drawn);
   // Both samples used one adapter, which no sampling session keeps.
   EXPECT_EQ(Calls("LoadCheckpoint"), 1);
+  std::vector<std::string> events;
+  const Json log = Get("audit");
+  for (const Json& entry : log["entries"]) events.push_back(entry["event"]);
+  EXPECT_THAT(events, ElementsAre("checkpoint_create", "checkpoint_read"));
+  EXPECT_EQ(engine_->NotesWith("tinker/orphan/").size(), 1u);
   OnFront([](Front& front) {
     ASSERT_EQ(front.loaded.size(), 1u);
     EXPECT_EQ(front.loaded.begin()->second.users, 2);
