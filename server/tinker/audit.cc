@@ -30,6 +30,14 @@ absl::StatusOr<std::pair<int64_t, int64_t>> QueryDay(const Call& call) {
       !absl::ParseTime("%Y-%m-%d", found->second, &day, nullptr)) {
     return BadField("day", "must be a date in the form 2026-01-31");
   }
+  // Nanoseconds of other days, such as infinite-future, are no int64_t.
+  if (found != call.query.end() &&
+      (day < absl::UnixEpoch() ||
+       day > absl::FromCivil(absl::CivilDay(2200, 1, 1), utc))) {
+    return BadField("day",
+                    absl::StrCat("is ", Quoted(found->second),
+                                 ", must be in [1970-01-01, 2200-01-01]"));
+  }
   const absl::CivilDay civil = absl::ToCivilDay(day, utc);
   return std::pair(absl::ToUnixNanos(absl::FromCivil(civil, utc)),
                    absl::ToUnixNanos(absl::FromCivil(civil + 1, utc)));
