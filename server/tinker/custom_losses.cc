@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <utility>
 #include <vector>
@@ -56,6 +57,22 @@ absl::Status CheckRoom(const Front& front, const std::string& session) {
                    "with inputs in place of constants"));
 }
 
+// Handles the end of the write of a loss: keeps or forgets the loss, and gives
+// `result` or the error to those who wait.
+void EndWrite(Front& front, const std::string& id,
+              const decltype(UploadedLoss::waiting)& waiting,
+              const FutureResult& result, const absl::Status& put) {
+  const auto found = front.losses.find(id);
+  // The session may have ended meanwhile.
+  if (found != front.losses.end() && found->second.waiting == waiting) {
+    put.ok() ? found->second.waiting.reset()
+             : static_cast<void>(front.losses.erase(found));
+  }
+  for (const auto& done : std::exchange(*waiting, {})) {
+    put.ok() ? done(result) : done(put);
+  }
+}
+
 // Adds the loss, writes it to the ledger, and then gives `done` its id.
 absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
                   const Callback<FutureResult>& done) {
@@ -67,7 +84,11 @@ absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
       return absl::AlreadyExistsError(
           absl::StrCat("custom_loss_seq_id of ", id, " has another loss"));
     }
-    done(result);
+    if (found->second.waiting != nullptr) {
+      found->second.waiting->push_back(done);
+    } else {
+      done(result);
+    }
     return absl::OkStatus();
   }
   WEFT_RETURN_IF_ERROR(CheckRoom(front, loss.session));
@@ -75,12 +96,13 @@ absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
                         front.ChargeEntry(loss.owner, loss.loss.size()));
   const LedgerEntry entry = {
       .id = id, .fields = {{"session", loss.session}}, .bytes = loss.loss};
+  const auto waiting =
+      std::make_shared<std::vector<Callback<FutureResult>>>(1, done);
+  loss.waiting = waiting;
   front.losses.emplace(id, std::move(loss));
   front.ledger.Put(EntryKind::kLoss, entry,
-                   [&front, id, result, done](const absl::Status& put) {
-                     if (put.ok()) return done(result);
-                     front.losses.erase(id);
-                     done(put);
+                   [&front, id, waiting, result](const absl::Status& put) {
+                     EndWrite(front, id, waiting, result, put);
                    });
   return absl::OkStatus();
 }

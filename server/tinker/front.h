@@ -100,6 +100,8 @@ struct UploadedLoss {
   std::string session;
   std::string loss;              // A serialized v1::CustomLoss.
   std::shared_ptr<void> charge;  // ChargeEntry.
+  // Callbacks for the end of the write to the ledger; null after it.
+  std::shared_ptr<std::vector<Callback<FutureResult>>> waiting;
 };
 
 // The extras of a checkpoint (checkpoint_extras.h).

@@ -1,4 +1,5 @@
 // Tests create_custom_loss, and steps with the losses that it has made.
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -39,16 +40,21 @@ Json GraphOf(const std::string& operation) {
 
 class TinkerCustomLossesTest : public TinkerFrontTest {
  protected:
+  static Json Upload(const std::string& session, int number,
+                     const std::string& operation = "operator.mul",
+                     int rank = 1) {
+    return {{"session_id", session},
+            {"custom_loss_seq_id", number},
+            {"name", "mine"},
+            {"inputs",
+             {{{"name", "logprobs"}, {"rank", 1}},
+              {{"name", "a"}, {"rank", rank}}}},
+            {"graph", GraphOf(operation)}};
+  }
   Json Create(const std::string& session, int number,
               const std::string& operation = "operator.mul", int rank = 1) {
     return Result(
-        Post("create_custom_loss", {{"session_id", session},
-                                    {"custom_loss_seq_id", number},
-                                    {"name", "mine"},
-                                    {"inputs",
-                                     {{{"name", "logprobs"}, {"rank", 1}},
-                                      {{"name", "a"}, {"rank", rank}}}},
-                                    {"graph", GraphOf(operation)}}));
+        Post("create_custom_loss", Upload(session, number, operation, rank)));
   }
   // Runs forward_backward with a custom loss; `a` is an input of two values,
   // `logprobs` and `unread` are such that no loss reads.
@@ -56,13 +62,12 @@ class TinkerCustomLossesTest : public TinkerFrontTest {
             const std::string& input = "a") {
     const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
     const Json two = {{"data", {4, 5}}, {"dtype", "int64"}};
-    const Json datum = {
-        {"model_input", {{"chunks", Json::array({chunk})}}},
-        {"loss_fn_inputs",
-         {{"target_tokens", two},
-          {input, two},
-          {"logprobs", two},
-          {"unread", two}}}};
+    const Json datum = {{"model_input", {{"chunks", Json::array({chunk})}}},
+                        {"loss_fn_inputs",
+                         {{"target_tokens", two},
+                          {input, two},
+                          {"logprobs", two},
+                          {"unread", two}}}};
     return Result(Post("forward_backward", {{"model_id", model},
                                             {"seq_id", seq},
                                             {"forward_backward_input",
@@ -129,6 +134,25 @@ TEST_F(TinkerCustomLossesTest, ARepeatedUploadHasTheSameId) {
   Restart();
   EXPECT_THAT(std::string(Create(session, 3, "operator.add")["error"]),
               HasSubstr("has another loss"));
+}
+
+TEST_F(TinkerCustomLossesTest, ARepeatedUploadHasTheOutcomeOfTheFirstWrite) {
+  Start();
+  const auto call = std::make_shared<Call>();
+  call->body = Upload(NewSession(), 0);
+  engine_->FailNext(absl::InternalError("no disk"), "PutNote");
+  Json promise;
+  OnFront([&](Front& front) {
+    const Respond respond = [&promise](const HttpReply& reply) {
+      promise = Json::parse(reply.body);
+    };
+    ASSERT_TRUE(CreateCustomLoss(front, call, respond).ok());
+    // The request comes again before the write has ended.
+    front.futures.Drop(promise["request_id"]);
+    ASSERT_TRUE(CreateCustomLoss(front, call, respond).ok());
+  });
+  EXPECT_EQ(Result(promise).value("error", ""), "no disk");
+  OnFront([](Front& front) { EXPECT_TRUE(front.losses.empty()); });
 }
 
 TEST_F(TinkerCustomLossesTest, LossesStayUntilTheirSessionEnds) {
