@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/field_checks.h"
+#include "server/tinker/jwt.h"
 #include "server/tinker/runs.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -190,12 +191,14 @@ absl::Status GetStorage(Front& front, const CallPtr& call,
   v1::ListCheckpointsRequest request;
   return front.port.Call(
       call->origin(), Rpc::kListCheckpoints, request, &Engine::ListCheckpoints,
-      [call,
+      [call, one = front.port.core()->authenticator == nullptr,
        respond](const absl::StatusOr<std::vector<CheckpointInfo>>& found) {
         if (!found.ok()) return respond(ErrorReply(found.status()));
         std::map<std::string, std::pair<int64_t, int64_t>> by_tenant;
         for (const CheckpointInfo& info : *found) {
-          auto& [count, bytes] = by_tenant[info.tenant];
+          // Without tokens there are no tenants.
+          auto& [count, bytes] =
+              by_tenant[one ? OrganizationOf(call->caller) : info.tenant];
           ++count;
           bytes += static_cast<int64_t>(info.size_bytes);
         }

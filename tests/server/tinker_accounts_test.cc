@@ -220,6 +220,16 @@ TEST_F(TinkerAccountsTest, StorageIsThatOfTheTenantsCheckpoints) {
   EXPECT_THAT(Get("billing/usage/checkpoints/current")["data"], IsEmpty());
 }
 
+TEST_F(TinkerAccountsTest, WithoutTokensTheStorageIsThatOfOneOrganization) {
+  Start();
+  const std::string path = SaveSampler(NewSession());
+  (void)Post("copy_weights", {{"source_path", path}});
+  const Json data = Get("billing/usage/checkpoints/current")["data"];
+  ASSERT_EQ(data.size(), 1u) << data;
+  EXPECT_EQ(data[0]["checkpoint_count"], 2);
+  EXPECT_EQ(data[0]["org_user_urn"], "weft");
+}
+
 TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   Start();
   const std::string session = NewSession();
