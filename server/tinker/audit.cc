@@ -48,7 +48,7 @@ absl::StatusOr<std::pair<int64_t, int64_t>> QueryDay(const Call& call) {
 void NoteEvent(Front& front, const Caller& caller, const char* action,
                const CheckpointPath& path, const char* purpose) {
   const std::string owner = OwnerKey(caller);
-  std::map<int64_t, Json>& events = front.events[owner];
+  std::map<int64_t, KeptEvent>& events = front.events[owner];
   int64_t now = absl::ToUnixNanos(absl::Now());
   // Events of one moment need different keys.
   if (!events.empty()) now = std::max(now, events.rbegin()->first + 1);
@@ -68,7 +68,9 @@ void NoteEvent(Front& front, const Caller& caller, const char* action,
         Log(LogLevel::kError, "an audit event will not outlive the server",
             {{"error", std::string(put.message())}});
       });
-  events.emplace(now, std::move(event));
+  auto charge = front.ChargeEntry(owner, path.ToString().size());
+  events.emplace(now, KeptEvent{.event = std::move(event),
+                                .charge = std::move(charge).value_or(nullptr)});
   if (events.size() <= kMaxEvents) return;
   front.ledger.Erase(EntryKind::kEvent, EventId(owner, events.begin()->first));
   events.erase(events.begin());
@@ -77,8 +79,11 @@ void NoteEvent(Front& front, const Caller& caller, const char* action,
 void RestoreEvents(Front& front) {
   for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kEvent)) {
     const std::string owner = entry.fields.value("owner", "");
-    front.events[owner][entry.fields.value("nanos", int64_t{0})] =
-        std::move(entry.fields["event"]);
+    Json& event = entry.fields["event"];
+    auto charge = front.ChargeEntry(owner, event.dump().size());
+    front.events[owner][entry.fields.value("nanos", int64_t{0})] = {
+        .event = std::move(event),
+        .charge = std::move(charge).value_or(nullptr)};
   }
 }
 
@@ -94,7 +99,7 @@ absl::Status GetAuditLog(Front& front, const CallPtr& call,
     if (!call->caller.sees_all() && owner != call->owner()) continue;
     for (auto event = events.lower_bound(day.first);
          event != events.end() && event->first < day.second; ++event) {
-      found.emplace_back(event->first, &event->second);
+      found.emplace_back(event->first, &event->second.event);
     }
   }
   std::ranges::sort(found, {}, &std::pair<int64_t, const Json*>::first);

@@ -146,6 +146,15 @@ struct UsageKey {
 struct UsageRow {
   UsageCounts counts;
   bool changed = false;  // The ledger has not these counts yet.
+  // ChargeEntry; null if the owner had no memory left.
+  std::shared_ptr<void> charge;
+};
+
+// What a client did to a checkpoint (audit.h).
+struct KeptEvent {
+  Json event;
+  // ChargeEntry; null if the owner had no memory left.
+  std::shared_ptr<void> charge;
 };
 
 struct TrainBody;  // training.h
@@ -232,7 +241,7 @@ struct Front {
   std::set<std::string> copying;  // The owners whose copy is not finished.
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (audit.h).
-  std::map<std::string, std::map<int64_t, Json>> events;
+  std::map<std::string, std::map<int64_t, KeptEvent>> events;
   // Handles that cancel the engine's samples, by owner and future id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.

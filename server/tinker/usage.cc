@@ -37,6 +37,16 @@ std::string EntryId(const UsageKey& key) {
   return absl::StrCat(key.hour, " ", key.owner, " ", key.session);
 }
 
+// Returns the row, which is made and charged if there is none.
+UsageRow& RowOf(Front& front, const UsageKey& key) {
+  const auto [row, made] = front.usage.try_emplace(key);
+  if (made) {
+    row->second.charge =
+        front.ChargeEntry(key.owner, key.session.size()).value_or(nullptr);
+  }
+  return row->second;
+}
+
 absl::StatusOr<int64_t> QueryHour(const Call& call, const char* name) {
   const auto found = call.query.find(name);
   absl::Time time;
@@ -90,7 +100,7 @@ void CountUsage(Front& front, const std::string& owner,
     }
     if (rows >= kMaxUsageRows) key.session.clear();
   }
-  UsageRow& row = front.usage[key];
+  UsageRow& row = RowOf(front, key);
   Add(row.counts, counts);
   row.changed = true;
 }
@@ -127,11 +137,11 @@ void SweepUsage(Front& front, absl::Time now) {
 void RestoreUsage(Front& front) {
   for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kUsage)) {
     const Json& fields = entry.fields;
-    UsageCounts& counts = front
-                              .usage[{.owner = fields.value("owner", ""),
-                                      .hour = fields.value("hour", int64_t{0}),
-                                      .session = fields.value("session", "")}]
-                              .counts;
+    UsageCounts& counts =
+        RowOf(front, {.owner = fields.value("owner", ""),
+                      .hour = fields.value("hour", int64_t{0}),
+                      .session = fields.value("session", "")})
+            .counts;
     for (const auto& [name, count] : kCounts) {
       counts.*count = fields.value(name, int64_t{0});
     }

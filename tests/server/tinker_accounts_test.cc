@@ -159,6 +159,9 @@ TEST_F(TinkerAccountsTest, OneOwnerHasOnlySoManyCounts) {
       CountUsage(front, "", absl::StrCat("s", i), {.train_tokens = 1});
     }
     EXPECT_EQ(front.usage.size(), static_cast<size_t>(kMaxUsageRows) + 1);
+    for (const auto& [key, row] : front.usage) {
+      ASSERT_GT(row.charge.use_count(), 0);
+    }
     CountUsage(front, "other", "s", {.train_tokens = 1});
     int64_t sum = 0;
     for (const auto& [key, row] : front.usage) sum += row.counts.train_tokens;
