@@ -109,6 +109,32 @@ TEST_F(TinkerEndsTest, WithoutASessionThatItMayEndATokenGetsNoOther) {
   EXPECT_TRUE(Has(session));
 }
 
+TEST_F(TinkerFrontTest, ASessionThatEndsCancelsItsSamplesAndNoOthers) {
+  Start();
+  const auto sample = [this](const std::string& session) {
+    const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
+    const Json sampler =
+        Post("create_sampling_session", {{"session_id", session},
+                                         {"sampling_session_seq_id", 1},
+                                         {"base_model", "toy"}});
+    return Post("asample",
+                {{"sampling_session_id", sampler["sampling_session_id"]},
+                 {"seq_id", 1},
+                 {"prompt", {{"chunks", Json::array({chunk})}}},
+                 {"sampling_params", {{"max_tokens", 2}}}});
+  };
+  const std::string ending = NewSession();
+  engine_->Hold();
+  const Json cancelled = sample(ending), other = sample(NewSession());
+  EXPECT_EQ(engine_->num_waiting(), 2u);
+  Post(absl::StrCat("sessions/", ending, "/finish"));
+  engine_->Release();
+  EXPECT_TRUE(Result(cancelled).contains("error"));
+  EXPECT_EQ(Result(other)["sequences"].size(), 1u);
+  EXPECT_EQ(engine_->num_cancelled(), 1u);
+  OnFront([](Front& front) { EXPECT_TRUE(front.cancels.empty()); });
+}
+
 TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
   const std::string trainer = AddKey("t", {Scope::kTrain});
   const std::string sampler = AddKey("s", {Scope::kSample});
