@@ -200,11 +200,10 @@ def test_accounts(server: TinkerDaemon) -> None:
     assert len(out["base"]) == 6 and out["base"] == out["by_path"] == out["by_copy"]
     path, copy = out["path"], out["copy"]
     assert copy != path and copy.endswith("/sampler_weights/kept")
-    assert out["events"] == [
-        ["checkpoint_create", path],
-        ["checkpoint_copy", copy],
-        ["checkpoint_read", copy],
-    ]
+    made, reads = out["events"][:2], out["events"][2:]
+    assert made == [["checkpoint_create", path], ["checkpoint_copy", copy]]
+    # The two loads may run at the same time.
+    assert sorted(reads) == sorted(["checkpoint_read", p] for p in (path, copy))
     assert out["used"] == {"training": 7}
     assert out["stored"] >= 2 and out["summary"] == [1, "active"]
 
