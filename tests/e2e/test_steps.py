@@ -133,9 +133,13 @@ def test_a_save_behind_a_gap_can_be_given_up(daemon_for: Any, unique: Any) -> No
 
     name = unique("given-up")
     save = adapters_pb2.SaveCheckpointRequest(adapter_id=name, name="late", step=2)
-    with Raw(daemon_for("llama-tied").address) as raw:
+    daemon = daemon_for("llama-tied")
+    with Raw(daemon.address) as raw:
         expect(raw.create(name, rank=4))
         expect(raw.call(methods.SAVE_CHECKPOINT, save, 0.5), "DEADLINE_EXCEEDED")
+        # The server learns of the deadline a little later than the client.
+        while 'weft_queue_depth{kind="io"} 0\n' not in daemon.scrape():
+            time.sleep(0.05)
         expect(raw.forward_backward(name, DATA, step=1))
         expect(raw.optim_step(name, step=2, adamw=ADAMW))
         listed = raw.call(
