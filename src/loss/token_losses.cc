@@ -90,12 +90,12 @@ LossAndSlope TokenLoss(const LossConfig& config, const Token& token) {
       return Penalized(config, token, 1);
     case LossFunction::kStableReinforce:
       return Penalized(config, token, Clip(config, token.ratio));
+    // RunLossGraph and ComputeTeacherLosses compute these.
     case LossFunction::kCustom:
-      break;  // loss_graph_run.h computes it.
     case LossFunction::kForwardKl:
     case LossFunction::kReverseKl:
     case LossFunction::kJs:
-      break;  // ComputeTeacherLosses.
+      break;
   }
   return {};
 }
