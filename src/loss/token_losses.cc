@@ -130,7 +130,7 @@ void AddMetrics(const LossConfig& config, const DatumSums& sums,
                 MetricSums* metrics) {
   metrics->Add("loss", sums.loss);
   metrics->Add("tokens", sums.tokens);
-  if (config.function == LossFunction::kCrossEntropy) return;
+  if (!HasPolicy(config.function)) return;
   metrics->AddMean("kl_sample_train_v1", sums.kl, sums.tokens);
   metrics->AddMean("ratio", sums.ratio, sums.tokens);
   if (HasRatio(config.function)) metrics->Add("bounded_tokens", sums.bounded);
@@ -184,7 +184,7 @@ void ComputeTokenLosses(const LossConfig& config, const Datum& datum,
                         absl::Span<const float> logprobs,
                         absl::Span<float> losses, absl::Span<float> gradients,
                         MetricSums* metrics) {
-  const bool is_policy = config.function != LossFunction::kCrossEntropy;
+  const bool is_policy = HasPolicy(config.function);
   const bool by_sequence = HasSequenceRatio(config.function);
   const double sequence_log_ratio =
       by_sequence ? SequenceLogRatio(datum, logprobs) : 0.0;
