@@ -193,12 +193,21 @@ v1::AdapterLocation ToProto(AdapterLocation location) {
   return v1::ADAPTER_LOCATION_UNSPECIFIED;
 }
 
+// `Info` is AdapterInfo or CheckpointInfo.
+template <typename Info>
+v1::Optimizer OptimizerOf(const Info& info) {
+  if (info.optim_steps == 0) return v1::OPTIMIZER_UNSPECIFIED;
+  return info.optimizer == Optimizer::kMuon ? v1::OPTIMIZER_MUON
+                                            : v1::OPTIMIZER_ADAMW;
+}
+
 void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_adapter_id(info.adapter_id);
   ToProto(info.config, out->mutable_config());
   out->set_last_step(info.last_step);
   out->set_next_step(info.next_step);
   out->set_optim_steps(info.optim_steps);
+  out->set_optimizer(OptimizerOf(info));
   out->set_version(info.version);
   out->set_num_parameters(info.num_parameters);
   out->set_resident_bytes(info.resident_bytes);
@@ -218,6 +227,7 @@ void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {
   out->set_name(info.name);
   out->set_last_step(info.last_step);
   out->set_optim_steps(info.optim_steps);
+  out->set_optimizer(OptimizerOf(info));
   out->set_size_bytes(info.size_bytes);
   out->set_created_at(UnixSecondsOf(info.created_at));
   ToProto(info.config, out->mutable_config());

@@ -166,6 +166,53 @@ absl::Status ReadData(const Message& in, const RequestLimits& limits,
   return ReadReplay(in.data(), in.loss(), limits, out);
 }
 
+constexpr Interval kRate = {.high = 1e3};
+constexpr Interval kBeta = {.high = 1, .high_open = true};
+
+absl::StatusOr<AdamWConfig> ReadAdamW(const v1::AdamWConfig& in) {
+  // Limits eps to normal f32 numbers. With a smaller eps, AdamW could divide
+  // zero by zero.
+  constexpr Interval kEps = {.low = 1e-37, .high = 1e6};
+  AdamWConfig out;
+  if (in.has_learning_rate()) out.learning_rate = in.learning_rate();
+  if (in.has_beta1()) out.beta1 = in.beta1();
+  if (in.has_beta2()) out.beta2 = in.beta2();
+  if (in.has_eps()) out.eps = in.eps();
+  if (in.has_weight_decay()) out.weight_decay = in.weight_decay();
+  if (in.has_max_grad_norm()) out.max_grad_norm = in.max_grad_norm();
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("adamw.learning_rate", out.learning_rate, kRate));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.beta1", out.beta1, kBeta));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.beta2", out.beta2, kBeta));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.eps", out.eps, kEps));
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("adamw.weight_decay", out.weight_decay, kRate));
+  WEFT_RETURN_IF_ERROR(CheckReal("adamw.max_grad_norm", out.max_grad_norm, {}));
+  return out;
+}
+
+absl::StatusOr<MuonConfig> ReadMuon(const v1::MuonConfig& in) {
+  // With more steps the rounding error of an eigenvalue near 0 could show
+  // (src/loss/muon.h).
+  constexpr uint64_t kMaxNsSteps = 10;
+  MuonConfig out;
+  if (in.has_learning_rate()) out.learning_rate = in.learning_rate();
+  if (in.has_momentum()) out.momentum = in.momentum();
+  if (in.has_nesterov()) out.nesterov = in.nesterov();
+  if (in.has_weight_decay()) out.weight_decay = in.weight_decay();
+  if (in.has_max_grad_norm()) out.max_grad_norm = in.max_grad_norm();
+  WEFT_RETURN_IF_ERROR(
+      CheckReal("muon.learning_rate", out.learning_rate, kRate));
+  WEFT_RETURN_IF_ERROR(CheckReal("muon.momentum", out.momentum, kBeta));
+  WEFT_RETURN_IF_ERROR(CheckReal("muon.weight_decay", out.weight_decay, kRate));
+  WEFT_RETURN_IF_ERROR(CheckReal("muon.max_grad_norm", out.max_grad_norm, {}));
+  if (!in.has_ns_steps()) return out;
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("muon.ns_steps", in.ns_steps(), 1, kMaxNsSteps));
+  out.ns_steps = static_cast<int>(in.ns_steps());
+  return out;
+}
+
 }  // namespace
 
 absl::Status CheckRouting(absl::string_view field, bool asked,
@@ -214,34 +261,20 @@ absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
 
 absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
                                           const RequestLimits& limits) {
-  // Limits eps to normal f32 numbers. With a smaller eps, AdamW could divide
-  // zero by zero.
-  constexpr Interval kEps = {.low = 1e-37, .high = 1e6};
-  constexpr Interval kRate = {.high = 1e3};
-  constexpr Interval kBeta = {.high = 1, .high_open = true};
   WEFT_RETURN_IF_ERROR(
       CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
   OptimStepRequest out;
   out.adapter_id = request.adapter_id();
   out.step = request.step();
   out.epoch = request.epoch();
-  const v1::AdamWConfig& in = request.adamw();
-  AdamWConfig& adamw = out.adamw;
-  if (in.has_learning_rate()) adamw.learning_rate = in.learning_rate();
-  if (in.has_beta1()) adamw.beta1 = in.beta1();
-  if (in.has_beta2()) adamw.beta2 = in.beta2();
-  if (in.has_eps()) adamw.eps = in.eps();
-  if (in.has_weight_decay()) adamw.weight_decay = in.weight_decay();
-  if (in.has_max_grad_norm()) adamw.max_grad_norm = in.max_grad_norm();
-  WEFT_RETURN_IF_ERROR(
-      CheckReal("adamw.learning_rate", adamw.learning_rate, kRate));
-  WEFT_RETURN_IF_ERROR(CheckReal("adamw.beta1", adamw.beta1, kBeta));
-  WEFT_RETURN_IF_ERROR(CheckReal("adamw.beta2", adamw.beta2, kBeta));
-  WEFT_RETURN_IF_ERROR(CheckReal("adamw.eps", adamw.eps, kEps));
-  WEFT_RETURN_IF_ERROR(
-      CheckReal("adamw.weight_decay", adamw.weight_decay, kRate));
-  WEFT_RETURN_IF_ERROR(
-      CheckReal("adamw.max_grad_norm", adamw.max_grad_norm, {}));
+  if (request.has_muon()) {
+    if (request.has_adamw()) {
+      return BadField("muon", "is set beside adamw: leave one of them out");
+    }
+    WEFT_ASSIGN_OR_RETURN(out.muon, ReadMuon(request.muon()));
+    return out;
+  }
+  WEFT_ASSIGN_OR_RETURN(out.adamw, ReadAdamW(request.adamw()));
   return out;
 }
 

@@ -37,8 +37,7 @@ constexpr Refusal kRefusals[] = {
      "weights.download of the cookbook always sends it, except for a path that "
      "save_weights_external returned"},
     {"weights_access_token",
-     "weights_access_token is not offered: checkpoints are their tenant's"},
-    {"optimizer_params", "optimizer_params is not offered: use adam_params"}};
+     "weights_access_token is not offered: checkpoints are their tenant's"}};
 
 }  // namespace
 

@@ -74,6 +74,7 @@ struct Model {
   // The base model's name as the client that made the model gave it. The client
   // can load a tokenizer by this name. Empty: as the server names it.
   std::string base_model;
+  std::string optimizer;         // See ReadOptimizer (optimizers.h).
   std::string user_metadata;     // ShownField.
   std::shared_ptr<void> charge;  // ChargeEntry.
   bool made = false;             // The adapter exists.

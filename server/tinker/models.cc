@@ -11,6 +11,7 @@
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
+#include "server/tinker/optimizers.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/steps.h"
@@ -74,7 +75,7 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string base,
                         StringField(call->body, "base_model"));
   WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-  WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
+  WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
   v1::CreateAdapterRequest request;
   request.set_adapter_id(model.adapter);
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
@@ -145,6 +146,8 @@ absl::Status OpenModel(
   model.session = session;
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
+  // A bad one fails the model's future later.
+  model.optimizer = ReadOptimizer(call->body).value_or("");
   model.line.held = true;
   model.user_metadata = std::move(metadata);
   model.charge = std::move(charge);
@@ -182,17 +185,20 @@ absl::Status StartModel(Front& front, const std::string& id,
 }
 
 Json InfoOf(const Front& front, const Engine& engine, const std::string& model,
-            const std::string& base, const AdapterInfo& info) {
-  return {{"type", "get_info"},
-          {"model_id", model},
-          {"model_name", front.model_name()},
-          {"model_data",
-           {{"arch", engine.info().architecture},
-            {"model_name", base},
-            {"tokenizer_id", base}}},
-          {"is_lora", true},
-          {"lora_rank", info.config.rank},
-          {"optimizer_config", {{"type", "adamw"}}}};
+            const std::string& base, const std::string& optimizer,
+            const AdapterInfo& info) {
+  return {
+      {"type", "get_info"},
+      {"model_id", model},
+      {"model_name", front.model_name()},
+      {"model_data",
+       {{"arch", engine.info().architecture},
+        {"model_name", base},
+        {"tokenizer_id", base}}},
+      {"is_lora", true},
+      {"lora_rank", info.config.rank},
+      {"optimizer_config",
+       OptimizerJson(optimizer.empty() ? TypeOf(info.optimizer) : optimizer)}};
 }
 
 }  // namespace
@@ -222,17 +228,6 @@ absl::Status CheckBaseModel(const Front& front, absl::string_view base_model) {
       front.model_name(), ", or add the name to the server's --model-alias"));
 }
 
-absl::Status CheckOptimizer(const Json& body) {
-  if (Find(body, "optimizer_config") == nullptr) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const Json* const config,
-                        ObjectField(body, "optimizer_config"));
-  WEFT_ASSIGN_OR_RETURN(const std::string type,
-                        StringOr(*config, "type", "adamw"));
-  if (type == "adamw") return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("optimizer ", Quoted(type), " is not offered: use adamw"));
-}
-
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done) {
   front.ledger.Put(EntryKind::kModel,
@@ -240,6 +235,7 @@ void KeepModel(Front& front, const Model& model,
                     .fields = {{"session", model.session},
                                {"caller", CallerToJson(model.caller)},
                                {"base_model", model.base_model},
+                               {"optimizer", model.optimizer},
                                {"user_metadata", Shown(model.user_metadata)}},
                     .bytes = ""},
                    std::move(done));
@@ -283,9 +279,10 @@ absl::Status GetModelInfo(Front& front, const CallPtr& call,
       model->base_model.empty() ? front.model_name() : model->base_model;
   return front.port.Call(
       call->origin(), Rpc::kGetAdapter, request, &Engine::GetAdapter,
-      [&front, engine, id, base,
+      [&front, engine, id, base, optimizer = model->optimizer,
        respond](const absl::StatusOr<AdapterInfo>& info) {
-        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, base, *info))
+        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, base,
+                                             optimizer, *info))
                           : ErrorReply(info.status()));
       });
 }
@@ -350,6 +347,7 @@ void RestoreModels(Front& front) {
     model.owner = OwnerKey(model.caller);
     model.adapter = AdapterOfModel(entry.id);
     model.base_model = entry.fields.value("base_model", "");
+    model.optimizer = entry.fields.value("optimizer", kAdamType);
     model.user_metadata =
         ShownField(entry.fields, "user_metadata").value_or("");
     // The models of a tenant that is over its share by now are kept all the

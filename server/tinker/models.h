@@ -26,9 +26,6 @@ inline constexpr int64_t kCreateSeq = 0;
 // lower case are equal.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           absl::string_view base_model);
-// Returns UNIMPLEMENTED if the body asks for an optimizer other than AdamW;
-// INVALID_ARGUMENT if `optimizer_config` is malformed.
-[[nodiscard]] absl::Status CheckOptimizer(const Json& body);
 
 // Begins to make a model's adapter, and gives the result to `done`. If a
 // ModelStart returns an error, nothing has begun and `done` does not run.

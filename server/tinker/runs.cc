@@ -12,6 +12,7 @@
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/loaded_adapters.h"
 #include "server/tinker/models.h"
+#include "server/tinker/optimizers.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
 #include "weft/v1/adapters.pb.h"
@@ -87,14 +88,15 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
 }
 
 // Returns the reply of weights_info.
-Json WeightsJson(const std::string& base_model, const LoraConfig& config) {
+Json WeightsJson(const std::string& base_model, const CheckpointInfo& info) {
+  const LoraConfig& config = info.config;
   return {{"base_model", base_model},
           {"is_lora", true},
           {"lora_rank", config.rank},
           {"train_unembed", Trains(config, TargetModule::kLmHead)},
           {"train_mlp", Trains(config, TargetModule::kGateProj)},
           {"train_attn", Trains(config, TargetModule::kQProj)},
-          {"optimizer_config", {{"type", "adamw"}}}};
+          {"optimizer_config", OptimizerJson(TypeOf(info.optimizer))}};
 }
 
 using Checkpoints = std::vector<CheckpointInfo>;
@@ -305,13 +307,13 @@ absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string text,
                         StringField(call->body, "tinker_path"));
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, ParseCheckpointPath(text));
-  return FindCheckpoint(
-      front, call, path,
-      [base = BaseModelOf(front, call->caller, path),
-       respond](const absl::StatusOr<CheckpointInfo>& info) {
-        respond(info.ok() ? JsonReply(WeightsJson(base, info->config))
-                          : ErrorReply(info.status()));
-      });
+  return FindCheckpoint(front, call, path,
+                        [base = BaseModelOf(front, call->caller, path),
+                         respond](const absl::StatusOr<CheckpointInfo>& info) {
+                          respond(info.ok()
+                                      ? JsonReply(WeightsJson(base, *info))
+                                      : ErrorReply(info.status()));
+                        });
 }
 
 absl::Status RefuseSharing(Front& /*front*/, const CallPtr& /*call*/,

@@ -7,6 +7,7 @@
 #include "server/field_checks.h"
 #include "server/tinker/custom_losses.h"
 #include "server/tinker/models.h"
+#include "server/tinker/optimizers.h"
 #include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
@@ -64,26 +65,6 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
         }
         done(OutputOf("", reply->result));
       });
-}
-
-absl::Status ReadAdam(const Json& body, v1::AdamWConfig* out) {
-  if (Find(body, "adam_params") == nullptr) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const Json* const adam,
-                        ObjectField(body, "adam_params"));
-  using Setter = void (v1::AdamWConfig::*)(double);
-  constexpr std::pair<const char*, Setter> kFields[] = {
-      {"learning_rate", &v1::AdamWConfig::set_learning_rate},
-      {"beta1", &v1::AdamWConfig::set_beta1},
-      {"beta2", &v1::AdamWConfig::set_beta2},
-      {"eps", &v1::AdamWConfig::set_eps},
-      {"weight_decay", &v1::AdamWConfig::set_weight_decay},
-      {"grad_clip_norm", &v1::AdamWConfig::set_max_grad_norm}};
-  for (const auto& [name, set] : kFields) {
-    WEFT_ASSIGN_OR_RETURN(const std::optional<double> value,
-                          NumberIfAny(*adam, name));
-    if (value) (out->*set)(*value);
-  }
-  return absl::OkStatus();
 }
 
 absl::Status StartOptim(Front& front, const CallOrigin& origin,
@@ -161,12 +142,17 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   v1::OptimStepRequest request;
   request.set_adapter_id(AdapterOfModel(model));
   request.set_step(static_cast<uint64_t>(seq));
-  const absl::Status read = ReadAdam(call->body, request.mutable_adamw());
+  const absl::Status read = ReadOptimizerParams(call->body, &request);
   return PromiseStep(
       front, call, Rpc::kOptimStep, model, seq, /*bytes=*/0,
-      [&front, origin = call->origin(), request,
+      [&front, origin = call->origin(), model, request,
        read](const Callback<FutureResult>& done) {
-        return read.ok() ? StartOptim(front, origin, request, done) : read;
+        WEFT_RETURN_IF_ERROR(read);
+        const auto found = front.models.find(model);
+        if (found != front.models.end()) {
+          WEFT_RETURN_IF_ERROR(CheckOptimizerOf(found->second, request));
+        }
+        return StartOptim(front, origin, request, done);
       },
       respond);
 }

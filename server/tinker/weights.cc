@@ -9,6 +9,7 @@
 #include "server/tinker/checkpoint_extras.h"
 #include "server/tinker/checkpoint_path.h"
 #include "server/tinker/models.h"
+#include "server/tinker/optimizers.h"
 #include "server/tinker/reaper.h"
 #include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
@@ -114,6 +115,12 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     done(loaded);
     return absl::OkStatus();
   }
+  // From here on the checkpoint's optimizer is the model's, also for the steps
+  // behind this one.
+  if (load.with_optimizer && !model->second.optimizer.empty()) {
+    model->second.optimizer.clear();
+    KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
+  }
   const std::string adapter = model->second.adapter;
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(adapter);
@@ -144,7 +151,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
             const std::string base,
             StringOr(call->body, "base_model", front.model_name().c_str()));
         WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-        WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
+        WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
         return StartLoad(front, call, model.id, kCreateSeq, done);
       });
 }

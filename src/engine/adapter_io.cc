@@ -36,9 +36,9 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
-  return a.optim_steps == b.optim_steps && SameBits(a.weights, b.weights) &&
-         SameBits(a.gradient, b.gradient) && SameBits(a.moment1, b.moment1) &&
-         SameBits(a.moment2, b.moment2);
+  return a.optim_steps == b.optim_steps && a.optimizer == b.optimizer &&
+         SameBits(a.weights, b.weights) && SameBits(a.gradient, b.gradient) &&
+         SameBits(a.moment1, b.moment1) && SameBits(a.moment2, b.moment2);
 }
 
 const std::string* FindFile(const DurableFolder& folder,
@@ -83,6 +83,7 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
         *values, lora::ReadBuffer(*optimizer, buffer, info.config, shape));
   }
   state.optim_steps = info.optim_steps;
+  state.optimizer = info.optimizer;
   return state;
 }
 
@@ -134,6 +135,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
                       .name = request.name,
                       .last_step = adapter.last_step,
                       .optim_steps = adapter.state.optim_steps,
+                      .optimizer = adapter.state.optimizer,
                       .created_at = NextCreation(request.adapter_id),
                       .config = adapter.config,
                       .kind = request.kind,

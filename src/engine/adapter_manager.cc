@@ -262,6 +262,7 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
   if (!adapter.image.empty()) {
     record.image = records::ImageRecord{.file = adapter.image,
                                         .optim_steps = made.optim_steps,
+                                        .optimizer = made.optimizer,
                                         .versions = {made.version}};
   }
   if (request.durability != Durability::kMemory) {

@@ -64,12 +64,14 @@ dispatch::AdapterFacts AdapterTable::Facts(AdapterKey key) const {
   info.created_at = entry.created_at;
   if (entry.adapter) {
     info.optim_steps = entry.adapter->optim_steps();
+    info.optimizer = entry.adapter->optimizer();
     info.version = entry.adapter->latest()->number;
     info.resident_bytes =
         entry.adapter->resident_bytes() + facts.image_bytes -
         lora::AdapterImage::NumBytes(entry.layout->num_parameters(), 1);
   } else {
     info.optim_steps = entry.image.optim_steps;
+    info.optimizer = entry.image.optimizer;
     info.version = entry.image.versions.front().number;
   }
   for (const auto& [name, snapshot] : entry.snapshots) {

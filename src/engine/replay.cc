@@ -176,6 +176,7 @@ void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
                               ReadState(*context_.state, loaded.file,
                                         adapter->layout().num_parameters()));
         state.optim_steps = loaded.optim_steps;
+        state.optimizer = loaded.optimizer;
         return Install(loaded, state);
       },
       next);

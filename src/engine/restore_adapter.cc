@@ -18,6 +18,7 @@ dispatch::StoredReply Stored(const records::ReplyRecord& reply) {
 lora::AdapterImage ImageOf(const records::ImageRecord& record) {
   lora::AdapterImage image;
   image.optim_steps = record.optim_steps;
+  image.optimizer = record.optimizer;
   for (const uint64_t number : record.versions) {
     image.versions.push_back({.number = number});
   }

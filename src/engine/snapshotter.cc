@@ -213,6 +213,7 @@ records::ImageRecord Snapshotter::RecordOf(
     const lora::AdapterImage& image) const {
   records::ImageRecord record{.file = file,
                               .optim_steps = image.optim_steps,
+                              .optimizer = image.optimizer,
                               .versions = {},
                               .snapshots = context_.adapters.Snapshots(key)};
   for (const lora::VersionImage& version : image.versions) {

@@ -26,7 +26,7 @@ namespace weft::engine {
 void DropState(const EngineContext& context, const std::string& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
-// `image`. The file does not store optim_steps. Errors: those of
+// `image`. The file does not store optim_steps and optimizer. Errors: those of
 // journal::ReadImage.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
     const journal::StateFolder& folder, const std::string& image,

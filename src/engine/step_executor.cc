@@ -12,6 +12,7 @@
 #include "src/engine/state_image.h"
 #include "src/log/record.h"
 #include "src/loss/adamw.h"
+#include "src/loss/muon.h"
 
 namespace weft::engine {
 namespace {
@@ -31,11 +32,47 @@ absl::Status NotFinite(double norm) {
                      "); it was cleared and the weights are unchanged"));
   }
   return absl::FailedPreconditionError(absl::StrCat(
-      "the accumulated gradient is not finite when AdamW squares it in f32 "
+      "the accumulated gradient is not finite when it is squared in f32 "
       "(norm ",
       norm,
       " > 1.8e19); it was cleared and the weights are unchanged. Lower the "
       "weights and advantages, or clip with max_grad_norm"));
+}
+
+// Refuses a step of another optimizer than the one whose state the adapter has.
+// Such a step would take one optimizer's moments for the other's.
+absl::Status CheckOptimizer(const lora::Adapter& adapter,
+                            const OptimStepRequest& request) {
+  const Optimizer before = adapter.optimizer();
+  if (adapter.optim_steps() == 0 || before == request.optimizer()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      OptimizerName(request.optimizer()), ": adapter '", request.adapter_id,
+      "' has the state of ", adapter.optim_steps(), " steps of ",
+      OptimizerName(before),
+      ", which no other optimizer can continue: go on "
+      "with ",
+      OptimizerName(before),
+      ", or save the adapter and load the checkpoint with weights_only, which "
+      "drops this state"));
+}
+
+// Writes the weights after the step to `next`. `norm` is that of the gradient.
+void RunOptimizer(const OptimStepRequest& request, double norm,
+                  lora::Adapter& adapter, at::Tensor& next) {
+  const at::Tensor& weights_N = adapter.latest()->weights_N;
+  if (request.muon) {
+    // No request adds to the scratch now, and the next one clears it.
+    optim::MuonStep(*request.muon, norm, adapter.layout(), weights_N,
+                    adapter.gradient(), adapter.moment1(), adapter.scratch(),
+                    next);
+    return;
+  }
+  optim::AdamWStep(request.adamw,
+                   static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
+                   weights_N, adapter.gradient(), adapter.moment1(),
+                   adapter.moment2(), next);
 }
 
 absl::Status OtherShape(const LoadCheckpointRequest& request,
@@ -92,25 +129,23 @@ absl::StatusOr<StepResult> StepExecutor::Complete(
 absl::StatusOr<StepResult> StepExecutor::Optim(
     const dispatch::StepTask& step, const OptimStepRequest& request) {
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  WEFT_RETURN_IF_ERROR(CheckOptimizer(adapter, request));
   const absl::Time start = SteadyNow();
   double norm = 0;
   bool fits = true;
   const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
     norm = optim::GradientNorm(adapter.gradient());
-    fits = optim::SquareFits(request.adamw, norm);
+    fits = optim::SquareFits(request.max_grad_norm(), norm);
     if (!fits) {
       adapter.gradient().zero_();
       return;
     }
     at::Tensor next = adapter.NextWeights();
-    optim::AdamWStep(request.adamw,
-                     static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
-                     adapter.latest()->weights_N, adapter.gradient(),
-                     adapter.moment1(), adapter.moment2(), next);
-    adapter.FinishStep(std::move(next));
+    RunOptimizer(request, norm, adapter, next);
+    adapter.FinishStep(std::move(next), request.optimizer());
   });
-  context_.probe.ObserveOptim(fits, norm, request.adamw.max_grad_norm,
+  context_.probe.ObserveOptim(fits, norm, request.max_grad_norm(),
                               SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(status);
   if (!fits) return NotFinite(norm);
@@ -193,7 +228,8 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                             .request = *step.request,
                             .file = image,
                             .optim_steps = loaded.state.optim_steps,
-                            .last_step = last_step});
+                            .last_step = last_step,
+                            .optimizer = loaded.state.optimizer});
   context_.dispatcher.steps().CompleteLoad(
       step, last_step, context_.adapters.Facts(step.adapter));
   return absl::OkStatus();

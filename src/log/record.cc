@@ -36,6 +36,7 @@ absl::StatusOr<ReplyRecord> Get(const log::StoredReply& in) {
 void Put(const ImageRecord& image, log::Image* out) {
   out->set_file(image.file);
   out->set_optim_steps(image.optim_steps);
+  out->set_optimizer(static_cast<int>(image.optimizer));
   out->mutable_versions()->Add(image.versions.begin(), image.versions.end());
   out->mutable_snapshots()->insert(image.snapshots.begin(),
                                    image.snapshots.end());
@@ -44,6 +45,7 @@ void Put(const ImageRecord& image, log::Image* out) {
 ImageRecord Get(const log::Image& in) {
   return {.file = in.file(),
           .optim_steps = in.optim_steps(),
+          .optimizer = static_cast<Optimizer>(in.optimizer()),
           .versions = {in.versions().begin(), in.versions().end()},
           .snapshots = {in.snapshots().begin(), in.snapshots().end()}};
 }
@@ -137,6 +139,7 @@ void Put(const LoadedRecord& loaded, log::Record* out) {
   to->set_file(loaded.file);
   to->set_optim_steps(loaded.optim_steps);
   to->set_last_step(loaded.last_step);
+  to->set_optimizer(static_cast<int>(loaded.optimizer));
 }
 
 void Put(const ReleaseRecord& release, log::Record* out) {
@@ -194,7 +197,8 @@ absl::StatusOr<Record> Get(const log::Loaded& in) {
                       .request = {},
                       .file = in.file(),
                       .optim_steps = in.optim_steps(),
-                      .last_step = in.last_step()};
+                      .last_step = in.last_step(),
+                      .optimizer = static_cast<Optimizer>(in.optimizer())};
   WEFT_ASSIGN_OR_RETURN(loaded.request, FromProto(in.request()));
   return loaded;
 }

@@ -32,6 +32,7 @@ namespace weft::records {
 struct ImageRecord {
   std::string file;
   uint64_t optim_steps = 0;
+  Optimizer optimizer = Optimizer::kAdamW;
   std::vector<uint64_t> versions;             // Version numbers, latest first.
   std::map<std::string, uint64_t> snapshots;  // Maps a name to a version.
 };
@@ -102,6 +103,7 @@ struct LoadedRecord {
   std::string file;
   uint64_t optim_steps = 0;
   uint64_t last_step = 0;  // The steps that the state has.
+  Optimizer optimizer = Optimizer::kAdamW;
 };
 
 struct ReleaseRecord {

@@ -120,6 +120,7 @@ void Put(const CheckpointInfo& info, log::Result* out) {
   to->set_name(info.name);
   to->set_last_step(info.last_step);
   to->set_optim_steps(info.optim_steps);
+  to->set_optimizer(static_cast<int>(info.optimizer));
   to->set_size_bytes(info.size_bytes);
   to->set_created_at_us(absl::ToUnixMicros(info.created_at));
   ToProto(info.config, to->mutable_config());
@@ -138,6 +139,7 @@ CheckpointInfo Get(const log::CheckpointResult& in) {
                       .name = in.name(),
                       .last_step = in.last_step(),
                       .optim_steps = in.optim_steps(),
+                      .optimizer = static_cast<Optimizer>(in.optimizer()),
                       .size_bytes = in.size_bytes(),
                       .created_at = absl::FromUnixMicros(in.created_at_us()),
                       .config = FromProto(in.config()),
@@ -214,7 +216,28 @@ TrainRequest Get(const log::Train& in) {
   return request;
 }
 
+void Put(const MuonConfig& muon, log::Muon* out) {
+  out->set_learning_rate(muon.learning_rate);
+  out->set_momentum(muon.momentum);
+  out->set_nesterov(muon.nesterov);
+  out->set_weight_decay(muon.weight_decay);
+  out->set_ns_steps(muon.ns_steps);
+  out->set_max_grad_norm(muon.max_grad_norm);
+}
+
+OptimStepRequest Get(const log::Muon& in) {
+  OptimStepRequest request;
+  request.muon = {.learning_rate = in.learning_rate(),
+                  .momentum = in.momentum(),
+                  .nesterov = in.nesterov(),
+                  .weight_decay = in.weight_decay(),
+                  .ns_steps = in.ns_steps(),
+                  .max_grad_norm = in.max_grad_norm()};
+  return request;
+}
+
 void Put(const OptimStepRequest& request, log::Request* out) {
+  if (request.muon) return Put(*request.muon, out->mutable_muon());
   log::Optim* const optim = out->mutable_optim();
   const AdamWConfig& adamw = request.adamw;
   optim->set_learning_rate(adamw.learning_rate);
@@ -304,6 +327,7 @@ void Put(const AdapterInfo& info, log::Result* out) {
   to->set_next_step(info.next_step);
   to->set_durable_step(info.durable_step);
   to->set_optim_steps(info.optim_steps);
+  to->set_optimizer(static_cast<int>(info.optimizer));
   to->set_version(info.version);
   to->set_num_parameters(info.num_parameters);
   to->set_resident_bytes(info.resident_bytes);
@@ -323,6 +347,7 @@ AdapterInfo Get(const log::AdapterResult& in) {
   info.next_step = in.next_step();
   info.durable_step = in.durable_step();
   info.optim_steps = in.optim_steps();
+  info.optimizer = static_cast<Optimizer>(in.optimizer());
   info.version = in.version();
   info.num_parameters = in.num_parameters();
   info.resident_bytes = in.resident_bytes();
@@ -391,6 +416,8 @@ absl::StatusOr<StepRequest> FromProto(const log::Request& in) {
       return WithPlace(in, in.train());
     case log::Request::kOptim:
       return WithPlace(in, in.optim());
+    case log::Request::kMuon:
+      return WithPlace(in, in.muon());
     case log::Request::kSave:
       return WithPlace(in, in.save());
     case log::Request::kLoad:

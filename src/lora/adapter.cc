@@ -172,10 +172,12 @@ Adapter::Adapter(const LoraConfig& config,
       scratch_N_(at::zeros_like(gradient_N_)),
       moment1_N_(ops::BulkCopyTo(image.moment1_N, device)),
       moment2_N_(ops::BulkCopyTo(image.moment2_N, device)),
-      optim_steps_(image.optim_steps) {}
+      optim_steps_(image.optim_steps),
+      optimizer_(image.optimizer) {}
 
 AdapterImage Adapter::ToImage() const {
   return {.optim_steps = optim_steps_,
+          .optimizer = optimizer_,
           .gradient_N = ops::BulkCopyTo(gradient_N_, at::kCPU),
           .moment1_N = ops::BulkCopyTo(moment1_N_, at::kCPU),
           .moment2_N = ops::BulkCopyTo(moment2_N_, at::kCPU),
@@ -197,8 +199,9 @@ at::Tensor Adapter::NextWeights() {
   return reuses ? latest_->weights_N : at::empty_like(latest_->weights_N);
 }
 
-void Adapter::FinishStep(at::Tensor next_weights) {
+void Adapter::FinishStep(at::Tensor next_weights, Optimizer optimizer) {
   ++optim_steps_;
+  optimizer_ = optimizer;
   gradient_N_.zero_();
   Publish(std::move(next_weights));
 }
@@ -208,7 +211,8 @@ AdapterState Adapter::GetState() const {
           .gradient = ToVector(gradient_N_),
           .moment1 = ToVector(moment1_N_),
           .moment2 = ToVector(moment2_N_),
-          .optim_steps = optim_steps_};
+          .optim_steps = optim_steps_,
+          .optimizer = optimizer_};
 }
 
 void Adapter::SetState(const AdapterState& state) {
@@ -218,6 +222,7 @@ void Adapter::SetState(const AdapterState& state) {
   FromVector(state.moment1, moment1_N_);
   FromVector(state.moment2, moment2_N_);
   optim_steps_ = state.optim_steps;
+  optimizer_ = state.optimizer;
   Publish(std::move(weights));
 }
 

@@ -66,6 +66,8 @@ struct AdapterState {
   std::vector<float> moment1;
   std::vector<float> moment2;
   uint64_t optim_steps = 0;
+  // The optimizer that made optim_steps, and whose state the moments are.
+  Optimizer optimizer = Optimizer::kAdamW;
 };
 
 // An adapter version, with its weights on the host.
@@ -88,6 +90,7 @@ struct VersionImage {
 // on the CPU, its image shares the adapter's tensors and copies nothing.
 struct AdapterImage {
   uint64_t optim_steps = 0;
+  Optimizer optimizer = Optimizer::kAdamW;
   at::Tensor gradient_N;  // [N] f32 on the host, like the moments.
   at::Tensor moment1_N;
   at::Tensor moment2_N;
@@ -122,6 +125,10 @@ class Adapter {
   [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
   [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
   [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }
+  // Returns the optimizer that made optim_steps(), and whose state the moments
+  // are. Muon's momentum is moment1(), and moment2() is zero. While
+  // optim_steps() is 0, the next step may be of any optimizer.
+  [[nodiscard]] Optimizer optimizer() const { return optimizer_; }
   // Returns the size of latest(), gradient(), scratch() and moments, in bytes.
   [[nodiscard]] uint64_t resident_bytes() const;
 
@@ -143,7 +150,8 @@ class Adapter {
   // otherwise a new buffer. Also allocates the tensors that FinishStep needs.
   // So a step that runs out of memory fails before it changes the adapter.
   [[nodiscard]] at::Tensor NextWeights();
-  void FinishStep(at::Tensor next_weights);
+  void FinishStep(at::Tensor next_weights,
+                  Optimizer optimizer = Optimizer::kAdamW);
 
   // Copy the state to and from the host. SetState publishes a new version. The
   // vectors of `state` have N elements; an empty gradient or moment means
@@ -166,6 +174,7 @@ class Adapter {
   at::Tensor moment1_N_;
   at::Tensor moment2_N_;
   uint64_t optim_steps_ = 0;
+  Optimizer optimizer_ = Optimizer::kAdamW;
 };
 
 // A buffer to which a backward pass adds the gradients of an adapter.

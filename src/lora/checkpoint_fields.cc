@@ -153,6 +153,16 @@ bool GetKind(const json& fields, CheckpointKind* kind) {
   return false;
 }
 
+bool GetOptimizer(const json& fields, Optimizer* optimizer) {
+  std::string name = OptimizerName(Optimizer::kAdamW);
+  if (!GetOptional(fields, "optimizer", &name)) return false;
+  for (int i = 0; i < kNumOptimizers; ++i) {
+    *optimizer = static_cast<Optimizer>(i);
+    if (name == OptimizerName(*optimizer)) return true;
+  }
+  return false;
+}
+
 bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
   const json entries = fields.value("metadata", json::object());
   if (!entries.is_object() || entries.size() > kMaxMetadataEntries) {
@@ -168,7 +178,9 @@ bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
 // Reads the fields that checkpoints of older servers may lack.
 bool GetProperties(const json& fields, CheckpointInfo* info) {
   uint64_t ttl_seconds = 0;
-  if (!GetKind(fields, &info->kind) || !GetMetadata(fields, &info->metadata) ||
+  if (!GetKind(fields, &info->kind) ||
+      !GetOptimizer(fields, &info->optimizer) ||
+      !GetMetadata(fields, &info->metadata) ||
       !GetOptional(fields, "ttl_seconds", &ttl_seconds) ||
       ttl_seconds > kMaxTtlSeconds ||
       !GetOptional(fields, "tenant", &info->tenant) ||
@@ -202,6 +214,7 @@ json WriteCheckpointFields(const CheckpointInfo& info,
                  {"name", info.name},
                  {"last_step", info.last_step},
                  {"optim_steps", info.optim_steps},
+                 {"optimizer", OptimizerName(info.optimizer)},
                  {"size_bytes", info.size_bytes},
                  {"created_at",
                   absl::ToDoubleSeconds(info.created_at - absl::UnixEpoch())},

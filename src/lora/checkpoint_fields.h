@@ -35,7 +35,8 @@ struct BaseModel {
     absl::string_view text, absl::string_view file);
 
 // Reads the fields. Accepts fields of older servers, which may lack overrides,
-// kind, metadata, ttl_seconds, tenant, base_model_name and base_fingerprint.
+// kind, optimizer, metadata, ttl_seconds, tenant, base_model_name and
+// base_fingerprint.
 // Errors: DATA_LOSS if another field is missing, or if a field has another type
 // or exceeds its limit.
 [[nodiscard]] absl::StatusOr<CheckpointInfo> ReadCheckpointFields(

@@ -38,17 +38,10 @@ struct Update {
   double inverse_sqrt_bias2;
 };
 
-double GradientScale(const AdamWConfig& config, double grad_norm) {
-  if (config.max_grad_norm <= 0) return 1;
-  const double scale = config.max_grad_norm / (grad_norm + 1e-6);
-  // A NaN norm gives a NaN scale, as in clip_grad_norm_.
-  return scale > 1 ? 1 : scale;
-}
-
 Update MakeUpdate(const AdamWConfig& config, int64_t step, double grad_norm) {
   const double bias1 = 1 - std::pow(config.beta1, step);
   const double bias2 = 1 - std::pow(config.beta2, step);
-  return {.gradient_scale = GradientScale(config, grad_norm),
+  return {.gradient_scale = GradientScale(config.max_grad_norm, grad_norm),
           .weight_scale = 1 - config.learning_rate * config.weight_decay,
           .step_size = config.learning_rate / bias1,
           .inverse_sqrt_bias2 = 1 / std::sqrt(bias2)};
@@ -73,8 +66,14 @@ void StepReference(const AdamWConfig& config, const Update& update,
 
 }  // namespace
 
-bool SquareFits(const AdamWConfig& config, double grad_norm) {
-  const double clipped = grad_norm * GradientScale(config, grad_norm);
+double GradientScale(double max_grad_norm, double grad_norm) {
+  if (max_grad_norm <= 0) return 1;
+  const double scale = max_grad_norm / (grad_norm + 1e-6);
+  return scale > 1 ? 1 : scale;  // Keeps NaN.
+}
+
+bool SquareFits(double max_grad_norm, double grad_norm) {
+  const double clipped = grad_norm * GradientScale(max_grad_norm, grad_norm);
   // Comparisons with NaN are false.
   return std::isfinite(grad_norm) &&
          clipped * clipped <= std::numeric_limits<float>::max();

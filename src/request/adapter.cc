@@ -49,6 +49,10 @@ const char* TargetModuleName(TargetModule module) {
   return "unknown";
 }
 
+const char* OptimizerName(Optimizer optimizer) {
+  return optimizer == Optimizer::kMuon ? "muon" : "adamw";
+}
+
 LoraShape LoraConfig::ShapeOf(int layer, TargetModule module) const {
   if (std::ranges::find(target_modules, module) == target_modules.end()) {
     return {};

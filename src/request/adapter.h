@@ -96,6 +96,14 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
+// The optimizer that made the steps of an adapter. Logs store these numbers, and
+// checkpoints the names.
+enum class Optimizer : uint8_t { kAdamW, kMuon };
+inline constexpr int kNumOptimizers = 2;
+
+// Returns "adamw" or "muon".
+[[nodiscard]] const char* OptimizerName(Optimizer optimizer);
+
 // What a restarted server restores of an adapter without a request. kMemory:
 // nothing. kStep: every answered step. kDefault occurs only in requests and
 // means kStep with --state-dir, otherwise kMemory.
@@ -114,6 +122,7 @@ struct AdapterInfo {
   uint64_t next_step = 0;  // The number of the next new step.
   uint64_t durable_step = 0;
   uint64_t optim_steps = 0;
+  Optimizer optimizer = Optimizer::kAdamW;  // That of optim_steps.
   uint64_t version = 0;
   uint64_t num_parameters = 0;
   uint64_t resident_bytes = 0;  // Bytes on the device.

@@ -39,6 +39,7 @@ struct CheckpointInfo {
   std::string name;
   uint64_t last_step = 0;
   uint64_t optim_steps = 0;
+  Optimizer optimizer = Optimizer::kAdamW;  // That of optim_steps.
   uint64_t size_bytes = 0;
   absl::Time created_at;
   LoraConfig config;

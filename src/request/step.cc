@@ -158,6 +158,13 @@ std::string Digest(const OptimStepRequest& request) {
   hasher << std::string_view("optim") << request.adapter_id
          << adamw.learning_rate << adamw.beta1 << adamw.beta2 << adamw.eps
          << adamw.weight_decay << adamw.max_grad_norm;
+  // A step of AdamW keeps the digest that earlier versions made.
+  if (request.muon) {
+    const MuonConfig& muon = *request.muon;
+    hasher << std::string_view("muon") << muon.learning_rate << muon.momentum
+           << muon.nesterov << muon.weight_decay << muon.ns_steps
+           << muon.max_grad_norm;
+  }
   return hasher.Finish();
 }
 

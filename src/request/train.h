@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/request/adapter.h"
 #include "src/request/loss_config.h"
 #include "src/request/token_support.h"
 
@@ -178,13 +180,32 @@ struct AdamWConfig {
   friend bool operator==(const AdamWConfig&, const AdamWConfig&) = default;
 };
 
+struct MuonConfig {
+  double learning_rate = 1e-4;
+  double momentum = 0.95;
+  bool nesterov = true;
+  double weight_decay = 0.0;
+  int ns_steps = 5;            // Steps of the Newton-Schulz iteration.
+  double max_grad_norm = 0.0;  // 0: no clipping.
+
+  friend bool operator==(const MuonConfig&, const MuonConfig&) = default;
+};
+
 struct OptimStepRequest {
   std::string adapter_id;
   uint64_t step = 0;
   uint64_t epoch = 0;
-  AdamWConfig adamw;
+  AdamWConfig adamw;               // Without a meaning beside `muon`.
+  std::optional<MuonConfig> muon;  // Set: the step is one of Muon.
   absl::Time deadline = absl::InfiniteFuture();
   bool promised = false;  // See step.h.
+
+  [[nodiscard]] Optimizer optimizer() const {
+    return muon ? Optimizer::kMuon : Optimizer::kAdamW;
+  }
+  [[nodiscard]] double max_grad_norm() const {
+    return muon ? muon->max_grad_norm : adamw.max_grad_norm;
+  }
 };
 
 struct OptimStepResult {

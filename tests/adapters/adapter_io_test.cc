@@ -56,7 +56,8 @@ lora::AdapterState StateOf(const LoraConfig& config) {
   std::vector<float> values(
       lora::AdapterLayout(kShape, config).num_parameters());
   std::iota(values.begin(), values.end(), 1.0F);
-  lora::AdapterState state{.weights = values, .optim_steps = 4};
+  lora::AdapterState state{
+      .weights = values, .optim_steps = 4, .optimizer = Optimizer::kMuon};
   for (auto* buffer : {&state.gradient, &state.moment1, &state.moment2}) {
     for (float& value : values) value += 0.25F;
     *buffer = values;
@@ -232,6 +233,7 @@ TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
   EXPECT_EQ(loaded->state.moment1, expected.moment1);
   EXPECT_EQ(loaded->state.moment2, expected.moment2);
   EXPECT_EQ(loaded->state.optim_steps, 4u);
+  EXPECT_EQ(loaded->state.optimizer, Optimizer::kMuon);
 }
 
 TEST_F(AdapterIoTest, DescribesWithoutReadingTensors) {
@@ -449,6 +451,8 @@ TEST_F(AdapterIoTest, RefusesDamagedProperties) {
   const std::vector<std::pair<const char*, json>> damaged = {
       {"kind", "other"},
       {"kind", 1},
+      {"optimizer", "sgd"},
+      {"optimizer", 1},
       {"metadata", "text"},
       {"metadata", {{"k", 1}}},
       {"metadata", {{"../k", "v"}}},

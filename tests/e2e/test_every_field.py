@@ -80,6 +80,9 @@ def requests() -> dict[str, Message]:
         "OPTIM_STEP": training_pb2.OptimStepRequest(
             adapter_id="victim", adamw={"learning_rate": 1e-3}
         ),
+        "OPTIM_STEP of Muon": training_pb2.OptimStepRequest(
+            adapter_id="victim", muon={"learning_rate": 1e-3}
+        ),
         "SAMPLE": sampling_pb2.SampleRequest(adapter_id="victim", **prompt),
         "CREATE_ADAPTER": adapters_pb2.CreateAdapterRequest(
             adapter_id="made", config={"rank": 2}

@@ -46,7 +46,8 @@ AdapterState RampState(int64_t size) {
           .gradient = Ramp(size, 1000),
           .moment1 = Ramp(size, 2000),
           .moment2 = Ramp(size, 3000),
-          .optim_steps = 17};
+          .optim_steps = 17,
+          .optimizer = Optimizer::kMuon};
 }
 
 // Version numbers count within one adapter, so another adapter has the same
@@ -200,6 +201,7 @@ TEST(AdapterTest, StateComesBackAsItWas) {
   EXPECT_EQ(read.moment1, state.moment1);
   EXPECT_EQ(read.moment2, state.moment2);
   EXPECT_EQ(read.optim_steps, 17u);
+  EXPECT_EQ(read.optimizer, Optimizer::kMuon);
 }
 
 TEST(AdapterTest, StateWithWeightsAloneClearsTheRest) {
@@ -257,6 +259,7 @@ void ExpectGoesOnFromItsImage(at::ScalarType dtype, at::Device device) {
   EXPECT_EQ(actual.moment1, expected.moment1);
   EXPECT_EQ(actual.moment2, expected.moment2);
   EXPECT_EQ(actual.optim_steps, 17u);
+  EXPECT_EQ(actual.optimizer, Optimizer::kMuon);
   EXPECT_EQ(back.resident_bytes(), stayed.resident_bytes());
 }
 

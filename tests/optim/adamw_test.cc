@@ -148,14 +148,13 @@ TEST(GradientNormTest, IsNotFiniteForNanAndInfinity) {
 
 // In f32 the square of 1.9e19 is infinite, and that of 1.8e19 is not.
 TEST(SquareFitsTest, IsThatOfTheClippedGradient) {
-  EXPECT_TRUE(SquareFits({}, 1.8e19));
-  EXPECT_FALSE(SquareFits({}, 1.9e19));
-  EXPECT_TRUE(SquareFits({.max_grad_norm = 1}, 1.9e19));
-  EXPECT_TRUE(SquareFits({.max_grad_norm = 1e18}, 1e38));
-  EXPECT_FALSE(SquareFits({.max_grad_norm = 1e30}, 1.9e19));
-  EXPECT_FALSE(SquareFits({.max_grad_norm = 1},
-                          std::numeric_limits<double>::infinity()));
-  EXPECT_FALSE(SquareFits({}, std::numeric_limits<double>::quiet_NaN()));
+  EXPECT_TRUE(SquareFits(0, 1.8e19));
+  EXPECT_FALSE(SquareFits(0, 1.9e19));
+  EXPECT_TRUE(SquareFits(1, 1.9e19));
+  EXPECT_TRUE(SquareFits(1e18, 1e38));
+  EXPECT_FALSE(SquareFits(1e30, 1.9e19));
+  EXPECT_FALSE(SquareFits(1, std::numeric_limits<double>::infinity()));
+  EXPECT_FALSE(SquareFits(0, std::numeric_limits<double>::quiet_NaN()));
 }
 
 TEST(AdamWStepTest, RefusesWhatDoesNotFitAndChangesNothing) {

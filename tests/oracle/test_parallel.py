@@ -95,7 +95,7 @@ def test_losses_and_gradients_of_a_mixed_batch(
     tmp_path: Path,
 ) -> None:
     """Runs two steps. The second one uses weights that an optimizer step on rank 0
-    has changed."""
+    has changed, of AdamW or of Muon."""
     kind, daemon = group
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
@@ -125,7 +125,8 @@ def test_losses_and_gradients_of_a_mixed_batch(
                 assert_scores(replies[index], wanted)
             if step == 0:
                 for index, adapter in enumerate(adapters):
-                    adapter.optim_step(learning_rate=1e-3)
+                    optimizer = ("adamw", "muon")[index % 2]
+                    adapter.optim_step(optimizer=optimizer, learning_rate=1e-3)
                     folders[index] = tmp_path / f"trained-{index}"
                     adapter.export(folders[index])
 

@@ -1,4 +1,4 @@
-"""Compares ten AdamW steps with torch.optim.AdamW on peft."""
+"""Compares ten steps of AdamW and of Muon with torch.optim on peft."""
 
 from __future__ import annotations
 
@@ -44,6 +44,30 @@ class Optimizer:
         )
 
 
+@dataclass(frozen=True)
+class Muon:
+    """The same for Muon."""
+
+    optimizer: str = "muon"
+    learning_rate: float = 1e-3
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.0
+    ns_steps: int = 5
+    max_grad_norm: float = 0.0
+
+    def torch(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Muon(
+            parameters,
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.ns_steps,
+            adjust_lr_fn="match_rms_adamw",
+        )
+
+
 PLAIN = Optimizer()
 DECAYED = Optimizer(learning_rate=2e-3, weight_decay=0.1)
 CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
@@ -69,12 +93,42 @@ CLIPPED = Optimizer(beta2=0.999, weight_decay=0.05, max_grad_norm=0.5)
 def test_weights_after_ten_steps_of_three_adapters(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
+    values = (PLAIN, DECAYED, CLIPPED)
+    check_ten_steps(kind, values, daemon_for, reference_for, unique, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ("qwen3", "olmo3", "qwen3-5"))
+def test_weights_after_ten_steps_of_muon(
+    kind: str,
+    daemon_for: Any,
+    reference_for: Any,
+    unique: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # torch orthogonalizes in bf16. Without that its code is an exact reference.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    values = (
+        Muon(),
+        Muon(learning_rate=1e-2, momentum=0.5, weight_decay=0.1, ns_steps=3),
+        Muon(nesterov=False, max_grad_norm=0.5),
+    )
+    check_ten_steps(kind, values, daemon_for, reference_for, unique, tmp_path)
+
+
+def check_ten_steps(
+    kind: str,
+    values: tuple[Optimizer | Muon, ...],
+    daemon_for: Any,
+    reference_for: Any,
+    unique: Any,
+    tmp_path: Path,
+) -> None:
     reference = reference_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     # SmolLM2 gets short texts, because the model itself is large.
     length = 9 if kind == SHORT_SMOLLM2 else 24
     tokens = [t[:length] for t in tokens if len(t) > 8]
-    values = (PLAIN, DECAYED, CLIPPED)
     folders = [
         reference.make_adapter(tmp_path / str(i), shape, seed=60 + i)
         for i, shape in enumerate(mixed_shapes(kind))
@@ -84,7 +138,7 @@ def test_weights_after_ten_steps_of_three_adapters(
         for i in range(len(folders))
     ]
     with daemon_for(kind).client() as client:
-        adapters = [client.import_adapter(unique("adamw"), f) for f in folders]
+        adapters = [client.import_adapter(unique("trained"), f) for f in folders]
         norms = together(
             client,
             [
@@ -108,7 +162,7 @@ def test_weights_after_ten_steps_of_three_adapters(
             assert difference <= tolerance.TRAINED_WEIGHTS, f"{index} {name}"
 
 
-def _train(adapter: Any, batches: Any, values: Optimizer) -> list[float]:
+def _train(adapter: Any, batches: Any, values: Optimizer | Muon) -> list[float]:
     """Returns the gradient norms of the steps, before clipping."""
     norms = []
     for batch in batches:
@@ -117,7 +171,9 @@ def _train(adapter: Any, batches: Any, values: Optimizer) -> list[float]:
     return norms
 
 
-def _train_reference(adapted: Any, batches: Any, values: Optimizer) -> list[float]:
+def _train_reference(
+    adapted: Any, batches: Any, values: Optimizer | Muon
+) -> list[float]:
     parameters = list(adapted.parameters.values())
     optimizer = values.torch(parameters)
     norms = []

@@ -15,7 +15,7 @@ import numpy as np
 LOGITS = 1e-3  # Largest absolute difference.
 LOGPROBS = 1e-4  # Largest absolute difference.
 GRADIENTS = 1e-4  # Relative Frobenius norm, for every tensor.
-TRAINED_WEIGHTS = 1e-3  # Relative Frobenius norm, after ten AdamW steps.
+TRAINED_WEIGHTS = 1e-3  # Relative Frobenius norm, after ten steps.
 SAMPLER_VERSUS_TRAINER = 1e-4  # Largest absolute difference of a logprob.
 
 EPSILON = {"f32": 2.0**-23, "bf16": 2.0**-7}

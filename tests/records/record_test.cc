@@ -125,6 +125,13 @@ TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {
                                  .eps = 1e-9,
                                  .weight_decay = 0.3,
                                  .max_grad_norm = 4}},
+      OptimStepRequest{.adapter_id = "a",
+                       .muon = MuonConfig{.learning_rate = 0.5,
+                                          .momentum = 0.1,
+                                          .nesterov = false,
+                                          .weight_decay = 0.3,
+                                          .ns_steps = 7,
+                                          .max_grad_norm = 4}},
       SaveCheckpointRequest{.adapter_id = "a", .name = "n", .overwrite = true},
       SaveCheckpointRequest{.adapter_id = "a",
                             .name = "n",
@@ -214,6 +221,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
                     .created_at = absl::FromUnixMicros(1234567),
                     .image = ImageRecord{.file = "f",
                                          .optim_steps = 6,
+                                         .optimizer = Optimizer::kMuon,
                                          .versions = {7, 3},
                                          .snapshots = {{"s", 3}}},
                     .replies = {{.step = 20,
@@ -237,6 +245,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(adapter.image->versions, (std::vector<uint64_t>{7, 3}));
   EXPECT_EQ(adapter.image->snapshots.at("s"), 3);
   EXPECT_EQ(adapter.image->optim_steps, 6);
+  EXPECT_EQ(adapter.image->optimizer, Optimizer::kMuon);
   EXPECT_EQ(std::get<PublishedSnapshot>(adapter.replies.at(0).result).version,
             3);
   EXPECT_EQ(std::get<AdapterInfo>(adapter.replies.at(1).result).config,
@@ -253,14 +262,17 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
                 .work_id = 5, .first_datum = 2, .num_data = 3, .last = true}));
   EXPECT_FALSE(batch.slices.at(1).last);
   const LoadCheckpointRequest request{.adapter_id = "a", .name = "n"};
-  const LoadedRecord loaded = Again(LoadedRecord{.key = AdapterKey{3},
-                                                 .step = 4,
-                                                 .digest = "d",
-                                                 .request = request,
-                                                 .file = "f",
-                                                 .optim_steps = 5,
-                                                 .last_step = 6});
+  const LoadedRecord loaded =
+      Again(LoadedRecord{.key = AdapterKey{3},
+                         .step = 4,
+                         .digest = "d",
+                         .request = request,
+                         .file = "f",
+                         .optim_steps = 5,
+                         .last_step = 6,
+                         .optimizer = Optimizer::kMuon});
   EXPECT_EQ(loaded.file, "f");
+  EXPECT_EQ(loaded.optimizer, Optimizer::kMuon);
   EXPECT_EQ(PayloadDigest(loaded.request), PayloadDigest(request));
   EXPECT_EQ(Again(SettingsRecord{.settings = "threads=2"}).settings,
             "threads=2");

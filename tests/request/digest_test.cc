@@ -207,6 +207,18 @@ TEST(DigestTest, EveryFieldOfTheOtherRequestsCounts) {
     other.adamw.*field += 0.25;
     EXPECT_TRUE(is_new(other));
   }
+  const MuonConfig muons[] = {{},
+                              {.learning_rate = 0.25},
+                              {.momentum = 0.25},
+                              {.nesterov = false},
+                              {.weight_decay = 0.25},
+                              {.ns_steps = 6},
+                              {.max_grad_norm = 0.25}};
+  for (const MuonConfig& muon : muons) {
+    OptimStepRequest other = optim;
+    other.muon = muon;
+    EXPECT_TRUE(is_new(other));
+  }
   // Requests with the same fields and different types have different digests.
   EXPECT_TRUE(is_new(SaveCheckpointRequest{.adapter_id = "a", .name = "n"}));
   EXPECT_TRUE(is_new(SaveCheckpointRequest{

@@ -184,6 +184,15 @@ void ExpectUsable(const TrainRequest& request, const RequestLimits& limits) {
 void ExpectUsable(const OptimStepRequest& request,
                   const RequestLimits& /*limits*/) {
   ExpectId(request.adapter_id);
+  if (request.muon) {
+    const MuonConfig& muon = *request.muon;
+    for (const double value :
+         {muon.learning_rate, muon.weight_decay, muon.max_grad_norm}) {
+      EXPECT_TRUE(std::isfinite(static_cast<float>(value)) && value >= 0);
+    }
+    EXPECT_TRUE(muon.momentum >= 0 && muon.momentum < 1) << muon.momentum;
+    EXPECT_TRUE(muon.ns_steps >= 1 && muon.ns_steps <= 10) << muon.ns_steps;
+  }
   const AdamWConfig& adamw = request.adamw;
   for (const double value :
        {adamw.learning_rate, adamw.weight_decay, adamw.max_grad_norm}) {

@@ -292,6 +292,9 @@ TEST_F(RequestFuzzTest, Training) {
   auto optim = Named<v1::OptimStepRequest>();
   optim.mutable_adamw()->set_learning_rate(1e-3);
   Fuzz(optim);
+  optim.clear_adamw();
+  optim.mutable_muon()->set_learning_rate(1e-3);
+  Fuzz(optim);
   EXPECT_EQ(fuzzed_, RequestsOf(*v1::OptimStepRequest::descriptor()->file()));
 }
 

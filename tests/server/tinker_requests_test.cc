@@ -92,11 +92,116 @@ TEST_F(TinkerRequestsTest, AFieldThatIsNotOfferedIsRefusedAndNotIgnored) {
   EXPECT_THAT(StepError("load_weights", {{"path", none["path"]},
                                          {"weights_access_token", "t"}}),
               HasSubstr("weights_access_token is not offered"));
-  EXPECT_THAT(StepError("optim_step", {{"optimizer_params", {{"a", 1}}}}),
-              HasSubstr("use adam_params"));
   const HttpReply runs = Ask("GET", "training_runs?project_id=p");
   EXPECT_EQ(runs.status, 400);
   EXPECT_THAT(runs.body, HasSubstr("project_id is not offered"));
+}
+
+TEST_F(TinkerRequestsTest, DimuonIsMuonAndFixedForTheModel) {
+  Start();
+  const std::string session = NewSession();
+  const Json body = {
+      {"session_id", session},
+      {"model_seq_id", 0},
+      {"base_model", "toy"},
+      {"lora_config", {{"rank", 4}}},
+      {"optimizer_config", {{"type", "dimuon"}, {"version", 1}}}};
+  model_ = Result(Post("create_model", body))["model_id"];
+  const auto config_of = [this](const std::string& model) {
+    return Post("get_info", {{"model_id", model}})["optimizer_config"];
+  };
+  const Json config = body["optimizer_config"];
+  EXPECT_EQ(config_of(model_), config);
+  const auto step = [this](const Json& params) {
+    return Result(Post("optim_step", {{"model_id", model_},
+                                      {"seq_id", ++seq_},
+                                      {"optimizer_params", params}}));
+  };
+  Json params = {{"type", "dimuon"},
+                 {"learning_rate", 0.25},
+                 {"beta1", 0.5},
+                 {"grad_clip_norm", 2}};
+  EXPECT_TRUE(step(params).contains("metrics"));
+  EXPECT_EQ(
+      engine_->last_optim().muon,
+      (MuonConfig{.learning_rate = 0.25, .momentum = 0.5, .max_grad_norm = 2}));
+  params["grad_clip_norm"] = -1;
+  params.erase("beta1");
+  EXPECT_TRUE(step(params).contains("metrics"));
+  EXPECT_EQ(engine_->last_optim().muon,
+            (MuonConfig{.learning_rate = 0.25, .momentum = 0.9}));
+  const std::string mixed = StepError("optim_step", {{"adam_params", {}}});
+  EXPECT_THAT(mixed, StartsWith("adam_params: the model was made for the "
+                                "optimizer dimuon, which is fixed"));
+  EXPECT_THAT(StepError("optim_step", {{"adam_params", Json::object()},
+                                       {"optimizer_params", params}}),
+              StartsWith("optimizer_params is set beside adam_params"));
+  const auto refusal = [&](const char* field, const Json& value) {
+    Json bad = params;
+    bad[field] = value;
+    return StepError("optim_step", {{"optimizer_params", bad}});
+  };
+  EXPECT_THAT(refusal("beta1", 1), StartsWith("optimizer_params.beta1 is 1"));
+  EXPECT_THAT(refusal("type", "sgd"), HasSubstr("use dimuon, or adam_params"));
+  EXPECT_THAT(refusal("learning_rate", nullptr),
+              StartsWith("optimizer_params.learning_rate is required"));
+  EXPECT_THAT(refusal("nesterov", true),
+              StartsWith("optimizer_params.nesterov is no field of dimuon"));
+
+  // The optimizer comes back with the ledger, and with the checkpoint.
+  const std::string path = Result(Post(
+      "save_weights",
+      {{"model_id", model_}, {"seq_id", ++seq_}, {"path", "kept"}}))["path"];
+  EXPECT_EQ(Post("weights_info", {{"tinker_path", path}})["optimizer_config"],
+            config);
+  Restart();
+  EXPECT_EQ(config_of(model_), config);
+  const auto load = [&](int number, bool optimizer) {
+    return Result(Post("load_weights", {{"session_id", session},
+                                        {"model_seq_id", number},
+                                        {"path", path},
+                                        {"optimizer", optimizer}}))["model_id"];
+  };
+  EXPECT_EQ(config_of(load(1, true)), config);
+  // A load of the weights alone makes a model of AdamW; one with the optimizer
+  // changes it.
+  model_ = load(2, false);
+  seq_ = 0;
+  EXPECT_EQ(config_of(model_)["type"], "adamw");
+  EXPECT_THAT(StepError("optim_step", {{"optimizer_params", params}}),
+              StartsWith("optimizer_params of dimuon: the model was made for "
+                         "the optimizer adamw"));
+  Result(Post("load_weights", {{"model_id", model_},
+                               {"seq_id", ++seq_},
+                               {"path", path},
+                               {"optimizer", true}}));
+  EXPECT_EQ(config_of(model_), config);
+  EXPECT_TRUE(step(params).contains("metrics"));
+}
+
+TEST_F(TinkerRequestsTest, OptimizersThatAreNotOfferedAreRefused) {
+  Start();
+  const auto refusal = [this](const Json& config) {
+    return Result(
+        Post("create_model", {{"session_id", NewSession()},
+                              {"model_seq_id", 0},
+                              {"base_model", "toy"},
+                              {"lora_config", {{"rank", 4}}},
+                              {"optimizer_config", config}}))["error"];
+  };
+  EXPECT_EQ(refusal({{"type", "sgd"}}),
+            "optimizer_config of type \"sgd\" is not offered: use adamw or "
+            "dimuon");
+  EXPECT_EQ(refusal({{"type", "dimuon"}, {"version", 2}}),
+            "optimizer_config.version 2 is not offered: use 1");
+  EXPECT_EQ(Result(Post("load_weights",
+                        {{"session_id", NewSession()},
+                         {"model_seq_id", 0},
+                         {"path", "tinker://a/weights/b"},
+                         {"optimizer", true},
+                         {"optimizer_config", {{"type", "adamw"}}}}))["error"],
+            "optimizer_config is set, but the checkpoint's optimizer is "
+            "loaded: leave it out, or set optimizer to false");
 }
 
 TEST_F(TinkerRequestsTest,

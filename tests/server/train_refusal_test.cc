@@ -478,6 +478,28 @@ TEST(RefusalTest, OptimStep) {
               "adamw.max_grad_norm is -1, must be in [0, 1e+30]"},
              {"clip nan", [=](Optim& r) { adamw(r)->set_max_grad_norm(kNan); },
               "adamw.max_grad_norm is nan"}});
+  const auto muon = [](Optim& r) { return r.mutable_muon(); };
+  ExpectRefusals<Optim>(
+      good, {{"both",
+              [=](Optim& r) {
+                muon(r);
+                adamw(r);
+              },
+              "muon is set beside adamw: leave one of them out"},
+             {"lr < 0", [=](Optim& r) { muon(r)->set_learning_rate(-1e-4); },
+              "muon.learning_rate is -0.0001, must be in [0, 1000]"},
+             {"momentum 1", [=](Optim& r) { muon(r)->set_momentum(1); },
+              "muon.momentum is 1, must be in [0, 1)"},
+             {"momentum nan", [=](Optim& r) { muon(r)->set_momentum(kNan); },
+              "muon.momentum is nan"},
+             {"decay inf", [=](Optim& r) { muon(r)->set_weight_decay(kInf); },
+              "muon.weight_decay is inf"},
+             {"no steps", [=](Optim& r) { muon(r)->set_ns_steps(0); },
+              "muon.ns_steps is 0, must be in [1, 10]"},
+             {"11 steps", [=](Optim& r) { muon(r)->set_ns_steps(11); },
+              "muon.ns_steps is 11, must be in [1, 10]"},
+             {"clip -1", [=](Optim& r) { muon(r)->set_max_grad_norm(-1); },
+              "muon.max_grad_norm is -1, must be in [0, 1e+30]"}});
 }
 
 }  // namespace

@@ -178,6 +178,14 @@ TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
   EXPECT_EQ(response.step(), 1u);
   EXPECT_EQ(engine_.last_optim().adamw,
             (AdamWConfig{.learning_rate = 0, .max_grad_norm = 1}));
+  EXPECT_FALSE(engine_.last_optim().muon.has_value());
+  request.clear_adamw();
+  request.mutable_muon()->set_momentum(0.5);
+  request.mutable_muon()->set_nesterov(false);
+  grpc::ClientContext second;
+  ASSERT_TRUE(training_->OptimStep(&second, request, &response).ok());
+  EXPECT_EQ(engine_.last_optim().muon,
+            (MuonConfig{.momentum = 0.5, .nesterov = false}));
 }
 
 TEST_F(TrainingServiceTest, RepeatedStepIsMarkedReplayed) {

@@ -59,6 +59,7 @@ void CannedAdapters::LoadNew(LoadCheckpointRequest request,
                                 .durability = Resolved(request.durability)}};
     if (!request.weights_only) {
       made.adapter.optim_steps = info->optim_steps;
+      made.adapter.optimizer = info->optimizer;
       made.last_step = info->last_step;
     }
     Post(done,
@@ -108,6 +109,7 @@ dispatch::AdapterFacts CannedAdapters::Facts(AdapterKey key) const {
   AdapterInfo info{.config = adapter.config,
                    .durability = adapter.durability,
                    .optim_steps = adapter.optim_steps,
+                   .optimizer = adapter.optimizer,
                    .version = adapter.version,
                    .num_parameters = kCannedAdapterParameters,
                    .resident_bytes = kCannedAdapterBytes,
@@ -200,8 +202,9 @@ void CannedAdapters::Run(const dispatch::StepTask& step) {
   }
   Adapter& adapter = adapters_.at(step.adapter);
   StepResult result;
-  if (std::holds_alternative<OptimStepRequest>(request)) {
+  if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
     ++adapter.optim_steps;
+    adapter.optimizer = optim->optimizer();
     result = OptimStepResult{.grad_norm = kCannedGradNorm,
                              .version = ++adapter.version,
                              .step = step.step};
@@ -221,6 +224,7 @@ void CannedAdapters::Save(const dispatch::StepTask& step,
                       .name = request.name,
                       .last_step = step.step > 0 ? step.step : step.last_step,
                       .optim_steps = adapter.optim_steps,
+                      .optimizer = adapter.optimizer,
                       .size_bytes = kCannedCheckpointBytes,
                       .created_at = kCannedCreation,
                       .config = adapter.config,
@@ -262,6 +266,7 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
       }
       const bool whole = !request.weights_only;
       adapter->second.optim_steps = whole ? loaded->optim_steps : 0;
+      if (whole) adapter->second.optimizer = loaded->optimizer;
       ++adapter->second.version;
       dispatcher_.steps().CompleteLoad(step, whole ? loaded->last_step : 0,
                                        Facts(step.adapter));

@@ -57,6 +57,7 @@ class CannedAdapters {
     LoraConfig config;
     uint64_t version = 1;
     uint64_t optim_steps = 0;
+    Optimizer optimizer = Optimizer::kAdamW;
     std::map<std::string, uint64_t> snapshots;
     PeftFiles files;
     AdapterLocation location = AdapterLocation::kDevice;

@@ -562,6 +562,51 @@ def checkpoints(base: str) -> dict[str, Any]:
     }
 
 
+def dimuon(base: str) -> dict[str, Any]:
+    """Trains with Dimuon, goes on from a checkpoint with and without the optimizer's
+    state, and mixes optimizers. Asks the test to kill the server after two steps."""
+    config = types.DimuonOptimizerConfig()
+    service, client = new_client(base, optimizer=config)
+    data = [datum(weights=[1.0] * 7)]
+
+    def step(which: Any, params: Any) -> float:
+        which.forward_backward(data, "cross_entropy").result()
+        return float(which.optim_step(params).result().metrics["grad_norm"])
+
+    def refused(which: Any, params: Any) -> str:
+        try:
+            which.optim_step(params).result()
+        except tinker.RequestFailedError as error:
+            return str(error)
+        return ""
+
+    params = types.DimuonParams(learning_rate=1e-2, beta1=0.8, grad_clip_norm=1.0)
+    norms = [step(client, params), step(client, params)]
+    path = client.save_state("two").result().path
+    print("kill", flush=True)
+    norms.append(step(client, params))
+    again = service.create_training_client_from_state_with_optimizer(path)
+    repeated = step(again, params)
+    adam = types.AdamParams()
+    mixed = [refused(client, adam), refused(again, adam)]
+    plain = service.create_training_client_from_state(path)
+    step(plain, adam)
+    fresh = service.create_training_client_from_state(path, optimizer=config)
+    step(fresh, params)
+    mixed.append(refused(plain, params))
+    rest = service.create_rest_client()
+    infos = [client.get_info(), again.get_info(), plain.get_info(), fresh.get_info()]
+    infos.append(rest.get_weights_info_by_tinker_path(path).result())
+    output = client.forward(data, "cross_entropy").result()
+    return {
+        "norms": norms,
+        "repeated": repeated,
+        "mixed": mixed,
+        "types": [info.optimizer_config.type for info in infos],
+        "logprobs": logprobs(output),
+    }
+
+
 def survive(base: str) -> dict[str, Any]:
     """Trains and samples. The test kills and restarts the server after each line "kill"
     that this function prints."""
@@ -714,6 +759,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         prompt_scores,
         accounts,
         checkpoints,
+        dimuon,
         survive,
         calm,
         back,

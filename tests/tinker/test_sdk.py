@@ -102,6 +102,34 @@ def test_provenance_trains_with_the_servers_own_values(server: TinkerDaemon) -> 
     assert np.abs(np.subtract(trained, sampled)).max() < 1e-4
 
 
+def test_dimuon_is_the_grpc_clients_muon(server: TinkerDaemon) -> None:
+    server.begin("dimuon")
+    assert server.next_line() == "kill"
+    server.server.kill()
+    server.server.start()
+    out = server.result()
+    assert out["repeated"] == out["norms"][2]
+    assert out["types"] == ["dimuon", "dimuon", "adamw", "dimuon", "dimuon"]
+    assert "the model was made for the optimizer dimuon" in out["mixed"][0]
+    assert "has the state of 3 steps of muon" in out["mixed"][1]
+    assert "the model was made for the optimizer adamw" in out["mixed"][2]
+    with server.server.client() as client:
+        adapter = client.create_adapter(
+            "muon-twin", rank=8, seed=7, target_modules=[*MODULES, "lm_head"]
+        )
+        data = [weft.Datum(TOKENS[:-1], TOKENS[1:])]
+        for norm in out["norms"]:
+            adapter.forward_backward(data)
+            step = adapter.optim_step(
+                optimizer="muon", learning_rate=1e-2, momentum=0.8, max_grad_norm=1.0
+            )
+            assert step.grad_norm == norm
+        after = adapter.forward(data)
+        np.testing.assert_array_equal(
+            np.asarray(out["logprobs"][0], np.float32), after.results[0].logprobs
+        )
+
+
 def test_custom_loss_has_the_gradient_of_the_same_loss(server: TinkerDaemon) -> None:
     out = server.run("custom")
     assert out["norms"][0] == pytest.approx(out["norms"][1], rel=1e-5)

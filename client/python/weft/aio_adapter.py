@@ -130,7 +130,7 @@ class AsyncSubmit:
 
     @takes(OptimOptions)
     def optim_step(self, **options: Unpack[OptimOptions]) -> Task[OptimResult]:
-        """Applies AdamW to the accumulated gradient and clears it."""
+        """Applies an optimizer to the accumulated gradient and clears it."""
         return self._driver.submit(self._core.optim_step(options, submit=True))
 
     @takes(SaveOptions)
@@ -264,7 +264,7 @@ class AsyncAdapter:
 
     @takes(OptimOptions)
     async def optim_step(self, **options: Unpack[OptimOptions]) -> OptimResult:
-        """Applies AdamW to the accumulated gradient and clears it."""
+        """Applies an optimizer to the accumulated gradient and clears it."""
         return await self._driver.run(self._core.optim_step(options))
 
     @takes(SampleOptions)

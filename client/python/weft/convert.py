@@ -87,6 +87,12 @@ def _location_name(number: adapters_pb2.AdapterLocation) -> str:
     )
 
 
+def _optimizer_name(number: adapters_pb2.Optimizer) -> str:
+    if number == adapters_pb2.OPTIMIZER_UNSPECIFIED:
+        return ""
+    return adapters_pb2.Optimizer.Name(number).removeprefix("OPTIMIZER_").lower()
+
+
 def _kind_name(number: adapters_pb2.CheckpointKind) -> str:
     return (
         adapters_pb2.CheckpointKind.Name(number)
@@ -161,6 +167,7 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         last_step=adapter.last_step,
         next_step=adapter.next_step,
         optim_steps=adapter.optim_steps,
+        optimizer=_optimizer_name(adapter.optimizer),
         version=adapter.version,
         num_parameters=adapter.num_parameters,
         resident_bytes=adapter.resident_bytes,
@@ -181,6 +188,7 @@ def to_checkpoint_info(checkpoint: adapters_pb2.Checkpoint) -> CheckpointInfo:
         name=checkpoint.name,
         last_step=checkpoint.last_step,
         optim_steps=checkpoint.optim_steps,
+        optimizer=_optimizer_name(checkpoint.optimizer),
         size_bytes=checkpoint.size_bytes,
         created_at=checkpoint.created_at,
         config=_to_lora_config(checkpoint.config),
@@ -363,10 +371,27 @@ def to_train_result(data: Sequence[Datum], reply: Reply[TrainResponse]) -> Train
     )
 
 
-def adamw_config(options: OptimOptions) -> training_pb2.AdamWConfig:
+def optim_config(options: OptimOptions) -> dict[str, Any]:
+    """Returns the fields of an OptimStepRequest that have the optimizer's settings.
+    Raises InvalidArgument for an unknown optimizer, or a setting that it lacks."""
     _check_names(OptimOptions, options)
+    settings: dict[str, Any] = dict(options)
+    optimizer = settings.pop("optimizer", "adamw")
+    configs: dict[str, Any] = {
+        "adamw": training_pb2.AdamWConfig,
+        "muon": training_pb2.MuonConfig,
+    }
+    if optimizer not in configs:
+        raise InvalidArgument(f"optimizer {optimizer!r}: one of {', '.join(configs)}")
+    config = configs[optimizer]
+    known = config.DESCRIPTOR.fields_by_name
+    for name in settings:
+        if name not in known:
+            raise InvalidArgument(
+                f"{name} is no setting of {optimizer}: one of {', '.join(known)}"
+            )
     with _sendable():
-        return training_pb2.AdamWConfig(**options)
+        return {optimizer: config(**settings)}
 
 
 def to_optim_result(

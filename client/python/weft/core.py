@@ -121,14 +121,14 @@ class AdapterCore:
     def optim_step(
         self, options: OptimOptions, *, submit: bool = False
     ) -> Operation[OptimResult]:
-        config = convert.adamw_config(options)
+        config = convert.optim_config(options)
 
         def build(slot: StepSlot) -> training_pb2.OptimStepRequest:
             return training_pb2.OptimStepRequest(
                 adapter_id=self.adapter_id,
                 step=slot.number,
                 epoch=slot.epoch,
-                adamw=config,
+                **config,
             )
 
         return self._step(submit, methods.OPTIM_STEP, build, convert.to_optim_result)

@@ -109,12 +109,27 @@ class LossOptions(TypedDict, total=False):
 
 
 class OptimOptions(TypedDict, total=False):
-    """AdamW's settings for one step. An absent setting takes its default."""
+    """An optimizer's settings for one step. An absent setting takes its default."""
 
+    optimizer: Annotated[
+        str,
+        Option(
+            "adamw",
+            'Or "muon". An adapter\'s first step chooses, until a load with '
+            "weights_only.",
+        ),
+    ]
     learning_rate: Annotated[float, Option(1e-4, "The size of the step.")]
-    beta1: Annotated[float, Option(0.9, "Decay of the gradient's mean.")]
-    beta2: Annotated[float, Option(0.95, "Decay of the gradient's square.")]
-    eps: Annotated[float, Option(1e-12, "Added to the square's root.")]
+    beta1: Annotated[float, Option(0.9, "Decay of the gradient's mean, for adamw.")]
+    beta2: Annotated[float, Option(0.95, "Decay of the gradient's square, for adamw.")]
+    eps: Annotated[float, Option(1e-12, "Added to the square's root, for adamw.")]
+    momentum: Annotated[float, Option(0.95, "Decay of the gradient's mean, for muon.")]
+    nesterov: Annotated[
+        bool, Option(True, "Adds the gradient to the mean once more, for muon.")
+    ]
+    ns_steps: Annotated[
+        int, Option(5, "Steps of the Newton-Schulz iteration, 1 to 10, for muon.")
+    ]
     weight_decay: Annotated[float, Option(0.0, "Decoupled from the gradient.")]
     max_grad_norm: Annotated[
         float, Option(0.0, "Clips the gradient's L2 norm; 0: no clipping.")
@@ -334,6 +349,7 @@ class AdapterInfo:
     last_step: int  # Counts the steps that made the state.
     next_step: int  # The number of the next step; it never goes back.
     optim_steps: int
+    optimizer: str  # That of optim_steps: "adamw" or "muon"; "": there are none.
     version: int
     num_parameters: int
     resident_bytes: int
@@ -355,6 +371,7 @@ class CheckpointInfo:
     name: str
     last_step: int
     optim_steps: int
+    optimizer: str  # As in AdapterInfo.
     size_bytes: int
     created_at: float  # Unix time in seconds.
     config: LoraConfig
