@@ -51,8 +51,7 @@ absl::Status CheckOptimizer(const lora::Adapter& adapter,
       OptimizerName(request.optimizer()), ": adapter '", request.adapter_id,
       "' has the state of ", adapter.optim_steps(), " steps of ",
       OptimizerName(before),
-      ", which no other optimizer can continue: go on "
-      "with ",
+      ", which no other optimizer can continue: go on with ",
       OptimizerName(before),
       ", or save the adapter and load the checkpoint with weights_only, which "
       "drops this state"));

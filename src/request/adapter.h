@@ -96,7 +96,7 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
-// The optimizer that made the steps of an adapter. Logs store these numbers, and
+// The optimizer that made an adapter's steps. Logs store these numbers, and
 // checkpoints the names.
 enum class Optimizer : uint8_t { kAdamW, kMuon };
 inline constexpr int kNumOptimizers = 2;

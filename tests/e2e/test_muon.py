@@ -97,9 +97,11 @@ def test_steps_are_replayed_bit_for_bit(durable: Durable) -> None:
         durable.restart(*flags)
         assert image(durable, "a") == before
         assert facts(durable, "a").optimizer == adapters_pb2.OPTIMIZER_MUON
-        with durable.daemon.client() as client:
-            with pytest.raises(weft.FailedPrecondition, match="2 steps of muon"):
-                client.adapter("a").optim_step()
+        with (
+            durable.daemon.client() as client,
+            pytest.raises(weft.FailedPrecondition, match="2 steps of muon"),
+        ):
+            client.adapter("a").optim_step()
 
 
 def test_the_second_moment_is_not_touched(durable: Durable) -> None:
