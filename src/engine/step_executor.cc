@@ -49,9 +49,9 @@ absl::Status CheckOptimizer(const lora::Adapter& adapter,
   }
   return absl::FailedPreconditionError(absl::StrCat(
       OptimizerName(request.optimizer()), ": adapter '", request.adapter_id,
-      "' has the state of ", adapter.optim_steps(), " steps of ",
-      OptimizerName(before),
-      ", which no other optimizer can continue: go on with ",
+      "' has the state of ", OptimizerName(before), " (optim_steps is ",
+      adapter.optim_steps(),
+      "), which no other optimizer can continue: go on with ",
       OptimizerName(before),
       ", or save the adapter and load the checkpoint with weights_only, which "
       "drops this state"));

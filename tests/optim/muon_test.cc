@@ -18,7 +18,7 @@ namespace {
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::kEpsilonF64;
 
-constexpr int kSteps = 10;
+constexpr int kMuonSteps = 10;
 
 // A matrix of the layout.
 struct Place {
@@ -59,16 +59,16 @@ struct LiteralMuon {
   }
 };
 
-// Returns how far an element may be from the literal formula after kSteps, for
+// Returns how far an element may be from the literal formula after kMuonSteps, for
 // weights of at most 5. Rounding changes u by a relative 4 epsilon at most. A
 // step of the iteration changes a singular value by a factor of at most 3.4445,
 // which is also the largest slope of its polynomial, so x changes by at most
 // 3.4445^ns_steps times as much.
 double ToleranceOf(const MuonConfig& config, double epsilon, int64_t longest) {
   const double change = 4 * epsilon * std::pow(3.4445, config.ns_steps);
-  return kSteps * (config.learning_rate * 0.2 *
-                       std::sqrt(static_cast<double>(longest)) * change +
-                   4 * epsilon * 5);
+  return kMuonSteps * (config.learning_rate * 0.2 *
+                           std::sqrt(static_cast<double>(longest)) * change +
+                       4 * epsilon * 5);
 }
 
 struct MuonCase {
@@ -100,7 +100,7 @@ TEST_P(MuonTest, FollowsTheLiteralFormulaOverTenSteps) {
     const at::Tensor w = place.Of(weights).to(at::kDouble, false, true);
     literal.push_back({w, at::zeros_like(w)});
   }
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kMuonSteps; ++step) {
     at::Tensor gradient = at::randn_like(weights);
     places[0].Of(gradient).zero_();  // As of A while B is zero.
     const double norm = GradientNorm(gradient);
