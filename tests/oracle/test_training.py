@@ -49,7 +49,8 @@ class Muon:
     """The same for Muon."""
 
     optimizer: str = "muon"
-    learning_rate: float = 1e-3
+    # Large enough that a wrong term would exceed the bound.
+    learning_rate: float = 1e-2
     momentum: float = 0.95
     nesterov: bool = True
     weight_decay: float = 0.0
@@ -110,7 +111,7 @@ def test_weights_after_ten_steps_of_muon(
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     values = (
         Muon(),
-        Muon(learning_rate=1e-2, momentum=0.5, weight_decay=0.1, ns_steps=3),
+        Muon(learning_rate=2e-2, momentum=0.5, weight_decay=0.1, ns_steps=3),
         Muon(nesterov=False, max_grad_norm=0.5),
     )
     check_ten_steps(kind, values, daemon_for, reference_for, unique, tmp_path)
