@@ -55,6 +55,7 @@ absl::Status ReadDimuon(const Json& params, v1::MuonConfig* out) {
     return BadField(absl::StrCat("optimizer_params.", name),
                     "is no field of dimuon: leave it out");
   }
+  out->set_momentum(0.9);  // The SDK's default.
   WEFT_RETURN_IF_ERROR(ReadParams<v1::MuonConfig>(params, kDimuonFields, out));
   if (!out->has_learning_rate()) {
     return BadField("optimizer_params.learning_rate", "is required");

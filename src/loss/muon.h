@@ -32,8 +32,9 @@ namespace weft::optim {
 //
 // Shapes:  all [N] f32 contiguous on one device; f64 for tests. update_N is
 //          work space. weights_out_N may be weights_N itself.
-// Units:   memory: at most about 90 MB beside the arguments, or five times a
-//          matrix that has more than 4M elements.
+// Units:   memory beside the arguments: three times the matrices of a product,
+//          which have at most 4M elements, or are one larger matrix, and four
+//          products in f64.
 // Errors:  throws c10::Error, and changes nothing but update_N.
 // Threads: engine thread only.
 // Source:  Keller Jordan et al. 2024, "Muon: An optimizer for hidden layers in

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/loss/adamw.h"
+#include "tests/support/limited_memory.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::optim {
@@ -195,6 +196,49 @@ TEST(MuonStepTest, DividesManyMatricesIntoBatches) {
                              0, ToleranceOf(config, kEpsilonF32, 2048)))
         << i;
   }
+}
+
+TEST(MuonStepTest, AnAllocationThatFailsChangesNothing) {
+  const lora::AdapterLayout layout(
+      {.num_layers = 1, .hidden = 8, .q_width = 8, .kv_width = 4, .ffn = 12},
+      {.rank = 2});
+  at::manual_seed(11);
+  const at::Tensor weights = at::randn({layout.num_parameters()});
+  const at::Tensor gradient = at::randn_like(weights);
+  const at::Tensor momentum = at::randn_like(weights);
+  at::Tensor w = weights.clone(), m = momentum.clone();
+  at::Tensor work = at::empty_like(w);
+  testing::LimitedMemory memory;
+  int failures = 0;
+  for (bool failed = true; failed; failures += failed ? 1 : 0) {
+    int left = failures;
+    memory.SetHook([&left] {
+      TORCH_CHECK_WITH(OutOfMemoryError, left-- > 0, "no bytes left");
+    });
+    try {
+      MuonStep({}, 1, layout, w, gradient, m, work, w);
+      failed = false;
+    } catch (const c10::OutOfMemoryError&) {
+      ASSERT_TRUE(at::equal(w, weights) && at::equal(m, momentum)) << failures;
+    }
+    memory.SetHook(nullptr);
+  }
+  EXPECT_GT(failures, 20);
+  EXPECT_FALSE(at::equal(w, weights) || at::equal(m, momentum));
+}
+
+// The bound that the header states.
+TEST(MuonStepTest, TakesLittleMemory) {
+  const lora::AdapterLayout layout(
+      {.num_layers = 12, .hidden = 2048, .q_width = 2048, .kv_width = 64},
+      {.rank = 64, .target_modules = {TargetModule::kQProj}});
+  const at::Tensor gradient = at::ones({layout.num_parameters()});
+  at::Tensor w = at::zeros_like(gradient), m = at::zeros_like(gradient);
+  at::Tensor work = at::empty_like(gradient);
+  testing::LimitedMemory memory;
+  MuonStep({}, 1, layout, w, gradient, m, work, w);
+  const int64_t matrices = 12 * 64 * 2048;  // Of a product: all A, or all B.
+  EXPECT_LE(memory.TakePeak(), 3 * 4 * matrices + 4 * 8 * 12 * 64 * 64);
 }
 
 TEST(MuonStepTest, RefusesWhatDoesNotFitAndChangesNothing) {
