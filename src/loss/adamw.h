@@ -25,7 +25,8 @@ namespace weft::optim {
 // as they are for ever. Returns false for a norm that is not finite.
 [[nodiscard]] bool SquareFits(double max_grad_norm, double grad_norm);
 
-// Makes one AdamW step, as torch.optim.AdamW does. With the new moments m and v,
+// Makes one AdamW step, as torch.optim.AdamW does, of the gradient times
+// GradientScale. With the new moments m and v,
 //   weights_out = weights * (1 - lr * decay)
 //                 - lr / (1 - beta1^step) * m
 //                   / (sqrt(v / (1 - beta2^step)) + eps)

@@ -81,7 +81,7 @@ def requests() -> dict[str, Message]:
             adapter_id="victim", adamw={"learning_rate": 1e-3}
         ),
         "OPTIM_STEP of Muon": training_pb2.OptimStepRequest(
-            adapter_id="victim", muon={"learning_rate": 1e-3}
+            adapter_id="muon-victim", muon={"learning_rate": 1e-3}
         ),
         "SAMPLE": sampling_pb2.SampleRequest(adapter_id="victim", **prompt),
         "CREATE_ADAPTER": adapters_pb2.CreateAdapterRequest(
@@ -176,6 +176,7 @@ def canary(daemon_for: Any) -> Iterator[Callable[[], Any]]:
     with daemon.client() as client, Raw(daemon.address) as channel:
         adapter = client.create_adapter("field-canary", rank=4, seed=1)
         channel.create("victim", rank=4)
+        channel.create("muon-victim", rank=4)  # Its first step chooses Muon.
         before = exported.saved(daemon, adapter, "before")
         expected = channel.forward("field-canary", [datum([9, 8, 7, 6])]).reply.results
 
