@@ -34,7 +34,9 @@ namespace weft::optim {
 //          work space. weights_out_N may be weights_N itself.
 // Units:   memory beside the arguments: three times the matrices of a product,
 //          which have at most 4M elements, or are one larger matrix, and four
-//          products in f64.
+//          products in f64. Time on two cores of an EPYC: 0.2 s for 20M
+//          parameters of rank 32, 0.5 s for 42M of rank 16, 4 s for 81M of rank
+//          128; AdamW takes 16, 76 and 118 ms.
 // Errors:  throws c10::Error, and changes nothing but update_N.
 // Threads: engine thread only.
 // Source:  Keller Jordan et al. 2024, "Muon: An optimizer for hidden layers in
