@@ -115,6 +115,10 @@ absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
     done(loaded);
     return absl::OkStatus();
   }
+  if (seq != kCreateSeq && AsksFor(call->body, "optimizer_config")) {
+    return BadField("optimizer_config",
+                    "is set, but the model has an optimizer: leave it out");
+  }
   // From here on the checkpoint's optimizer is the model's, also for the steps
   // behind this one.
   if (load.with_optimizer && !model->second.optimizer.empty()) {

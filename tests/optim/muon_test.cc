@@ -61,10 +61,10 @@ struct LiteralMuon {
 };
 
 // Returns how far an element may be from the literal formula after kMuonSteps,
-// for weights of at most 5. Rounding changes u by a relative 4 epsilon at most. A
-// step of the iteration changes a singular value by a factor of at most 3.4445,
-// which is also the largest slope of its polynomial, so x changes by at most
-// 3.4445^ns_steps times as much.
+// for weights of at most 5. Rounding changes u by a relative 4 epsilon at most.
+// A step of the iteration changes a singular value by a factor of at most
+// 3.4445, which is also the largest slope of its polynomial, so x changes by at
+// most 3.4445^ns_steps times as much.
 double ToleranceOf(const MuonConfig& config, double epsilon, int64_t longest) {
   const double change = 4 * epsilon * std::pow(3.4445, config.ns_steps);
   return kMuonSteps * (config.learning_rate * 0.2 *

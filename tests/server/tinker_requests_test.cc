@@ -167,6 +167,11 @@ TEST_F(TinkerRequestsTest, DimuonIsMuonAndFixedForTheModel) {
   // changes it.
   model_ = load(2, false);
   seq_ = 0;
+  EXPECT_EQ(StepError("load_weights", {{"path", path},
+                                       {"optimizer", false},
+                                       {"optimizer_config", config}}),
+            "optimizer_config is set, but the model has an optimizer: leave it "
+            "out");
   EXPECT_EQ(config_of(model_)["type"], "adamw");
   EXPECT_THAT(StepError("optim_step", {{"optimizer_params", params}}),
               StartsWith("optimizer_params of dimuon: the model was made for "
