@@ -8,6 +8,7 @@ Usage: sdk_script.py BASE_MODEL
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -593,6 +594,17 @@ def calm(base: str) -> dict[str, Any]:
     return {"norms": norms, "tokens": [int(t) for t in result.sequences[0].tokens]}
 
 
+def quiet(base: str) -> dict[str, Any]:
+    """Does the same as calm(). Returns also what the SDK logs meanwhile."""
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore
+    logging.getLogger().addHandler(handler)
+    out = calm(base)
+    logging.getLogger().removeHandler(handler)
+    return {**out, "warnings": warnings}
+
+
 def back_to_checkpoint(base: str, kill: bool) -> list[float]:
     """Loads an earlier checkpoint, runs three more steps and returns their gradient
     norms. If `kill`, asks the test to kill the server after the first of the three."""
@@ -716,6 +728,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         checkpoints,
         survive,
         calm,
+        quiet,
         back,
         back_killed,
         chunks,
