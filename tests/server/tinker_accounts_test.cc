@@ -336,7 +336,7 @@ TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
   EXPECT_THAT(refusal({{"user_metadata", 3}}), StartsWith("user_metadata"));
   EXPECT_THAT(
       Refusal("GET", absl::StrCat("sessions/", ids[0], "/trace_export")),
-      HasSubstr("weftctl profile"));
+      HasSubstr("`weftctl profile --time 10s -o trace.json`"));
 }
 
 TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
