@@ -7,6 +7,8 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+KIND = "application/json"
+
 
 class SlowProxy:
     """Forwards to `url`, but answers the first poll for each result as weftd does when
@@ -42,14 +44,13 @@ class SlowProxy:
             if future not in self.polled:
                 self.polled.add(future)
                 answer = {"type": "try_again", "queue_state": "active"}
-                return self._send(
-                    asked, 408, "application/json", json.dumps(answer).encode()
-                )
+                self._send(asked, 408, KIND, json.dumps(answer).encode())
+                return
         connection = http.client.HTTPConnection(self._target, timeout=60)
         headers = {k: v for k, v in asked.headers.items() if k.lower() != "host"}
         connection.request(asked.command, asked.path, body, headers)
         reply = connection.getresponse()
-        kind = reply.getheader("Content-Type", "application/json")
+        kind = reply.getheader("Content-Type", KIND)
         self._send(asked, reply.status, kind, reply.read())
         connection.close()
 
