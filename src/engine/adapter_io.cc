@@ -251,6 +251,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
   info.expires_at = absl::InfiniteFuture();
   info.base_model = base_.name;
   info.base_fingerprint = base_.fingerprint;
+  state.optim_steps = info.optim_steps;  // 0 if only weights were read.
   const AdapterCopy adapter{.tenant = info.tenant,
                             .config = info.config,
                             .state = std::move(state),
