@@ -250,8 +250,8 @@ struct Front {
   // The events of each owner by their times, in nanoseconds (audit.h).
   std::map<std::string, std::map<int64_t, KeptEvent>> events;
   std::map<std::string, RunningSample> running;  // By owner and future id.
-  std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
-  std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
+  std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
+  std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
   DiskPool files{2, 64};  // Reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;

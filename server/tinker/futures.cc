@@ -64,9 +64,8 @@ void Futures::Drop(const std::string& id) {
   const auto dropped = futures_.extract(id);
   if (dropped.empty()) return;
   for (const auto& [number, waiter] : dropped.mapped().waiters) {
-    waiter.respond(ErrorReply(
-        absl::AbortedError(
-            "the request was refused or cancelled: send it again")));
+    waiter.respond(ErrorReply(absl::AbortedError(
+        "the request was refused or cancelled: send it again")));
   }
 }
 

@@ -245,7 +245,8 @@ void SweepSamples(Front& front, absl::Time now) {
   std::vector<CancelHandle> handles;
   for (auto& [key, sample] : front.running) {
     const std::string& future = sample.future;
-    const auto session = front.sessions.find(future.substr(0, future.find(':')));
+    const auto session =
+        front.sessions.find(future.substr(0, future.find(':')));
     const bool beats = session != front.sessions.end() &&
                        now - session->second.last_beat < kGone;
     if (sample.unwanted || beats ||

@@ -191,8 +191,7 @@ TEST_F(AdapterIoTest, ACopyThatIsAskedForAgainIsTheFirstOne) {
             {.adapter_id = "a", .name = name, .overwrite = true, .kind = kind},
             other),
         IsOk());
-    EXPECT_THAT(io_.Copy(copy),
-                IsStatus(absl::StatusCode::kAlreadyExists, ""));
+    EXPECT_THAT(io_.Copy(copy), IsStatus(absl::StatusCode::kAlreadyExists, ""));
   }
 }
 
