@@ -12,8 +12,8 @@ namespace {
 // The memory of a future besides its result.
 constexpr int64_t kFutureBytes = 512;
 
-// The SDK asks again in silence after this status. After a try_again with status
-// 200 it prints a warning first.
+// After this status the SDK asks again in silence. After a try_again with
+// status 200 it prints a warning first.
 constexpr int kTryAgain = 408;
 
 // A result above this size is sent in pieces of this size.

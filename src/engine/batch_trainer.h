@@ -30,9 +30,10 @@ class BatchTrainer {
   // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
   // of memory runs once more, with all layers recomputed. A micro-batch of
   // several slices that still runs out, or does not fit the memory budget with
-  // the copies of its teachers, runs in parts. If a micro-batch or a part fails, returns the error: all its
-  // requests fail, and their adapters stay as they were. But if the custom loss
-  // of a request fails, only this request does, and the others run again.
+  // the copies of its teachers, runs in parts. If a micro-batch or a part
+  // fails, returns the error: all its requests fail, and their adapters stay as
+  // they were. But if the custom loss of a request fails, only this request
+  // does, and the others run again.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id) {

@@ -47,10 +47,10 @@ class TrainRunner {
   // Computes the results of every datum of the pieces. `gradients` has a
   // gradient [N parameters] for each adapter version, and the backward pass
   // adds to it. If `gradients` is null, there is no backward pass. metrics[p]
-  // collects the metrics of piece p. `held_bytes` of the memory budget are taken
-  // by what outlives the batch. Errors: RESOURCE_EXHAUSTED if the batch
-  // cannot fit; nothing has run then. Throws what Executor throws; gradients
-  // and metrics may then hold a part of the batch.
+  // collects the metrics of piece p. What outlives the batch takes `held_bytes`
+  // of the memory budget. Errors: RESOURCE_EXHAUSTED if the batch cannot fit;
+  // nothing has run then. Throws what Executor throws; gradients and metrics
+  // may then hold a part of the batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,

@@ -479,7 +479,7 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
                           const Datum& datum, absl::Span<const float> logprobs,
                           bool backward, absl::Span<float> losses,
                           absl::Span<float> gradients, MetricSums* metrics) {
-  // Some backward passes add up with atomics, in any order, if they have several
+  // Some backward passes add up with atomics, in any order, if they have more
   // threads. OpenMP's number is this thread's; at::set_num_threads would change
   // the loops of other threads, too.
   const int threads = at::get_num_threads();
