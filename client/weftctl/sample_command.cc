@@ -1,30 +1,77 @@
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 
 namespace weft::weftctl {
 namespace {
 
-absl::Status ReadConfig(const Arguments& arguments,
-                        v1::SamplingConfig& config) {
-  const auto max_tokens = arguments.GetUint32("max-tokens");
-  if (!max_tokens.ok()) return max_tokens.status();
-  config.set_max_tokens(*max_tokens);
-  const auto temperature = arguments.GetDouble("temperature");
-  if (!temperature.ok()) return temperature.status();
-  config.set_temperature(*temperature);
-  const auto top_k = arguments.GetUint32("top-k");
-  if (!top_k.ok()) return top_k.status();
-  config.set_top_k(*top_k);
-  const auto top_p = arguments.GetDouble("top-p");
-  if (!top_p.ok()) return top_p.status();
-  config.set_top_p(*top_p);
+using Config = v1::SamplingConfig;
+
+// The flags whose value is a field of the config.
+constexpr struct {
+  const char* flag;
+  void (Config::*set)(uint32_t);
+} kWholeNumbers[] = {{"max-tokens", &Config::set_max_tokens},
+                     {"min-tokens", &Config::set_min_tokens},
+                     {"top-k", &Config::set_top_k}};
+constexpr struct {
+  const char* flag;
+  void (Config::*set)(double);
+} kNumbers[] = {{"temperature", &Config::set_temperature},
+                {"top-p", &Config::set_top_p},
+                {"min-p", &Config::set_min_p},
+                {"repetition-penalty", &Config::set_repetition_penalty},
+                {"presence-penalty", &Config::set_presence_penalty},
+                {"frequency-penalty", &Config::set_frequency_penalty}};
+
+// Reads --logit-bias, such as 42:-100,7:1.5.
+absl::Status ReadBias(const Arguments& arguments, Config& config) {
+  const std::string text = arguments.GetString("logit-bias");
+  for (const auto part : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    const std::pair<absl::string_view, absl::string_view> entry =
+        absl::StrSplit(part, absl::MaxSplits(':', 1));
+    uint32_t token = 0;
+    float bias = 0;
+    if (!absl::SimpleAtoi(entry.first, &token) ||
+        !absl::SimpleAtof(entry.second, &bias)) {
+      return UsageError(
+          absl::StrCat("--logit-bias: '", text,
+                       "' is not a list of ID:BIAS such as 42:-100,7:1.5"));
+    }
+    v1::TokenBias* const added = config.add_logit_bias();
+    added->set_token(token);
+    added->set_bias(bias);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadConfig(const Arguments& arguments, Config& config) {
+  for (const auto& field : kWholeNumbers) {
+    const auto value = arguments.GetUint32(field.flag);
+    if (!value.ok()) return value.status();
+    (config.*field.set)(*value);
+  }
+  for (const auto& field : kNumbers) {
+    const auto value = arguments.GetDouble(field.flag);
+    if (!value.ok()) return value.status();
+    (config.*field.set)(*value);
+  }
   if (arguments.Has("seed")) {
     const auto seed = arguments.GetInt("seed");
     if (!seed.ok()) return seed.status();
     config.set_seed(static_cast<uint64_t>(*seed));
   }
-  return absl::OkStatus();
+  const auto allowed = arguments.GetTokens("allowed-tokens");
+  if (!allowed.ok()) return allowed.status();
+  config.mutable_allowed_token_ids()->Add(allowed->begin(), allowed->end());
+  return ReadBias(arguments, config);
 }
 
 absl::StatusOr<v1::SampleRequest> ReadRequest(const Arguments& arguments) {
@@ -90,6 +137,13 @@ std::vector<Command> SampleCommands() {
             {"temperature", "T", "0: the most likely token", "1"},
             {"top-k", "K", "0: all", "0"},
             {"top-p", "P", "least probability mass kept", "1"},
+            {"min-p", "P", "least share of the most likely token", "0"},
+            {"repetition-penalty", "R", "of tokens seen; > 1: fewer", "1"},
+            {"presence-penalty", "X", "taken from logits of drawn tokens", "0"},
+            {"frequency-penalty", "X", "the same for each time drawn", "0"},
+            {"logit-bias", "LIST", "added to logits: 42:-100,7:1.5", ""},
+            {"allowed-tokens", "IDS", "draw only these: 1,2,3", ""},
+            {"min-tokens", "N", "least tokens before a stop", "0"},
             {"seed", "N", "absent: drawn by the server", ""},
             {"stream", "", "print tokens as they come", ""}},
            Sample}};

@@ -158,6 +158,13 @@ struct KeptEvent {
   std::shared_ptr<void> charge;
 };
 
+// A sample that the engine has.
+struct RunningSample {
+  std::string future;
+  CancelHandle cancel;
+  bool unwanted = false;  // SweepSamples has cancelled it.
+};
+
 struct TrainBody;  // training.h
 
 // A request, as its handler gets it.
@@ -243,10 +250,9 @@ struct Front {
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (audit.h).
   std::map<std::string, std::map<int64_t, KeptEvent>> events;
-  // Handles that cancel the engine's samples, by owner and future id.
-  std::map<std::string, CancelHandle> cancels;
-  std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
-  std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
+  std::map<std::string, RunningSample> running;  // By owner and future id.
+  std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
+  std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
   DiskPool files{2, 64};  // Reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;

@@ -4,12 +4,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
 
 namespace weft::tinker {
 namespace {
 
 // The memory of a future besides its result.
 constexpr int64_t kFutureBytes = 512;
+
+// After this status the SDK asks again in silence. After a try_again with
+// status 200 it prints a warning first.
+constexpr int kTryAgain = 408;
 
 // A result above this size is sent in pieces of this size.
 constexpr size_t kResultPieceBytes = 256 << 10;
@@ -35,7 +40,15 @@ bool Futures::Open(const std::string& id, const std::string& owner,
     entry->second.owner = owner;
     entry->second.scope = scope;
   }
+  if (entry->second.owner == owner) entry->second.asked = SteadyNow();
   return opened;
+}
+
+absl::Time Futures::LastAsked(const std::string& id) const {
+  const auto found = futures_.find(id);
+  if (found == futures_.end()) return absl::InfinitePast();
+  return found->second.waiters.empty() ? found->second.asked
+                                       : absl::InfiniteFuture();
 }
 
 bool Futures::Has(const std::string& id) const { return futures_.contains(id); }
@@ -51,8 +64,8 @@ void Futures::Drop(const std::string& id) {
   const auto dropped = futures_.extract(id);
   if (dropped.empty()) return;
   for (const auto& [number, waiter] : dropped.mapped().waiters) {
-    waiter.respond(ErrorReply(
-        absl::AbortedError("the request was refused: send it again")));
+    waiter.respond(ErrorReply(absl::AbortedError(
+        "the request was refused or cancelled: send it again")));
   }
 }
 
@@ -152,7 +165,8 @@ void Futures::Retrieve(const std::string& id, const std::string& owner,
   const auto found = futures_.find(id);
   if (found == futures_.end() || found->second.owner != owner) {
     return respond(ErrorReply(
-        absl::AbortedError("the request is not known, or was forgotten")));
+        absl::AbortedError("the request is not known, or was cancelled or "
+                           "forgotten")));
   }
   Waiter waiter{allow_metadata, protobuf, std::move(respond)};
   if (found->second.result != nullptr) return Answer(found->second, waiter);
@@ -166,8 +180,10 @@ void Futures::GiveUp(const std::string& id, uint64_t waiter) {
   if (found == futures_.end()) return;
   auto node = found->second.waiters.extract(waiter);
   if (node.empty()) return;
+  found->second.asked = SteadyNow();
   node.mapped().respond(JsonReply(
-      {{"type", "try_again"}, {"request_id", id}, {"queue_state", "active"}}));
+      {{"type", "try_again"}, {"request_id", id}, {"queue_state", "active"}},
+      kTryAgain));
 }
 
 }  // namespace weft::tinker

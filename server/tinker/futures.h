@@ -21,7 +21,7 @@
 
 namespace weft::tinker {
 
-// retrieve_future waits this long for a result before it responds "try_again".
+// retrieve_future waits this long for a result before it responds 408.
 // The SDK gives up after 45 s.
 inline constexpr absl::Duration kLongPoll = absl::Seconds(30);
 // If a result has more bytes than this, a client that sends
@@ -59,6 +59,10 @@ class Futures {
   // Makes a future for `owner`, from a request that needed `scope`. Returns
   // false if a future has this id already.
   bool Open(const std::string& id, const std::string& owner, Scope scope);
+  // Returns when a client last opened this future, tried to, or waited for its
+  // result: a SteadyNow, or the infinite future while a client waits. The
+  // infinite past if there is no such future.
+  [[nodiscard]] absl::Time LastAsked(const std::string& id) const;
   // Returns true if there is a future with this id, with or without a result.
   [[nodiscard]] bool Has(const std::string& id) const;
   // Returns the scope that Open got, or kRead if `owner` has no such future.
@@ -71,7 +75,7 @@ class Futures {
   // nothing if the future is unknown or has a result.
   void Finish(const std::string& id, FutureResult result);
 
-  // Responds with the result as soon as there is one, or with "try_again" after
+  // Responds with the result as soon as there is one, or with 408 after
   // kLongPoll. Responds with 410 if the future is unknown, was forgotten, or
   // has another owner. All clients that fetch a large result at a time share
   // one buffer; if the owner has no memory left for it, responds with 429 or
@@ -102,6 +106,7 @@ class Futures {
     std::weak_ptr<const Sending> as_it_is;
     std::weak_ptr<const Sending> as_json;
     std::unordered_map<uint64_t, Waiter> waiters;
+    absl::Time asked;  // Without the clients that wait.
   };
 
   // The results of one owner.

@@ -30,6 +30,10 @@ constexpr int64_t kSampleBytes = 1024;
 // that not each of many such samples loads it.
 constexpr absl::Duration kLinger = absl::Minutes(1);
 
+// A client that has been silent for so long is gone. The SDK asks for a result
+// at least every 45 s, and sends a heartbeat every 10 s.
+constexpr absl::Duration kGone = absl::Minutes(2);
+
 // Returns the sampling session that the body names. If the body names none,
 // returns a temporary session for this request only: of the base model, or of a
 // checkpoint, whose adapter is not set.
@@ -54,7 +58,8 @@ absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   return Sampler{.id = absl::StrCat("path:", call.owner()), .model_path = path};
 }
 
-std::string CancelKey(const std::string& owner, const std::string& id) {
+// Returns the key in Front::running.
+std::string RunningKey(const std::string& owner, const std::string& id) {
   return absl::StrCat(owner, "/", id);
 }
 
@@ -116,21 +121,25 @@ absl::Status StartSample(Front& front, const CallPtr& call,
     return WithReason(absl::ResourceExhaustedError("too many samples wait"),
                       {.name = "QUEUE_FULL", .values = {}});
   }
-  const std::string cancel = CancelKey(call->owner(), id);
+  const std::string key = RunningKey(call->owner(), id);
   const absl::Status refused = front.port.CallWith<SampleResult>(
       call->origin(), Rpc::kSample, sample.request,
-      [&front, cancel, id](Engine& port, SampleRequest plain, auto then) {
+      [&front, key, id](Engine& port, SampleRequest plain, auto then) {
         // RespondSamplePromise names the sequences by the future.
         if (!plain.record.empty()) plain.record = id;
-        front.cancels[cancel] =
-            port.Sample(std::move(plain), nullptr, std::move(then));
+        front.running[key] = {
+            .future = id,
+            .cancel = port.Sample(std::move(plain), nullptr, std::move(then))};
       },
-      [&front, cancel, id, end, format = sample.format,
+      [&front, key, id, end, format = sample.format,
        prompt = sample.request.prompt_size(), owner = call->owner(),
        session = sampler.session,
        reserved](const absl::StatusOr<SampleResult>& result) {
         end();
-        front.cancels.erase(cancel);
+        const auto ended = front.running.extract(key);
+        if (!result.ok() && !ended.empty() && ended.mapped().unwanted) {
+          return front.futures.Drop(id);
+        }
         if (result.ok()) {
           CountUsage(front, owner, session, UsageOf(prompt, *result));
         }
@@ -139,7 +148,7 @@ absl::Status StartSample(Front& front, const CallPtr& call,
                                            SampleOutputJson}
                             : FutureResult::Failed(result.status()));
       });
-  if (!refused.ok()) front.cancels.erase(cancel);
+  if (!refused.ok()) front.running.erase(key);
   return refused;
 }
 
@@ -216,19 +225,37 @@ absl::Status RunSample(Front& front, const CallPtr& call,
 
 void CancelSample(Front& front, const std::string& owner,
                   const std::string& id) {
-  const auto found = front.cancels.find(CancelKey(owner, id));
-  if (found != front.cancels.end()) found->second.Cancel();
+  const auto found = front.running.find(RunningKey(owner, id));
+  if (found != front.running.end()) found->second.cancel.Cancel();
 }
 
 void CancelSamplesOf(Front& front, const std::string& owner,
                      const std::string& session) {
-  const std::string prefix = CancelKey(owner, absl::StrCat(session, ":"));
+  const std::string prefix = RunningKey(owner, absl::StrCat(session, ":"));
   std::vector<CancelHandle> handles;
-  for (auto it = front.cancels.lower_bound(prefix);
-       it != front.cancels.end() && it->first.starts_with(prefix); ++it) {
-    handles.push_back(it->second);
+  for (auto it = front.running.lower_bound(prefix);
+       it != front.running.end() && it->first.starts_with(prefix); ++it) {
+    handles.push_back(it->second.cancel);
   }
-  // A cancelled sample may end at once, and then leaves front.cancels.
+  // A cancelled sample may end at once, and then leaves front.running.
+  for (CancelHandle& handle : handles) handle.Cancel();
+}
+
+void SweepSamples(Front& front, absl::Time now) {
+  std::vector<CancelHandle> handles;
+  for (auto& [key, sample] : front.running) {
+    const std::string& future = sample.future;
+    const auto session =
+        front.sessions.find(future.substr(0, future.find(':')));
+    const bool beats = session != front.sessions.end() &&
+                       now - session->second.last_beat < kGone;
+    if (sample.unwanted || beats ||
+        now - front.futures.LastAsked(future) < kGone) {
+      continue;
+    }
+    sample.unwanted = true;
+    handles.push_back(sample.cancel);
+  }
   for (CancelHandle& handle : handles) handle.Cancel();
 }
 

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "server/tinker/front.h"
 
 namespace weft::tinker {
@@ -21,6 +22,12 @@ void CancelSample(Front& front, const std::string& owner,
 // Does so for all samples of an owner's session, when the session ends.
 void CancelSamplesOf(Front& front, const std::string& owner,
                      const std::string& session);
+// Cancels the samples whose clients are gone: for two minutes nobody has asked
+// for the result, and no heartbeat has come from the session. (A client with
+// more samples than connections asks for some of them more rarely.) Who asks
+// later gets 410, after which the SDK sends the sample again. `now` is a
+// SteadyNow.
+void SweepSamples(Front& front, absl::Time now);
 
 }  // namespace weft::tinker
 

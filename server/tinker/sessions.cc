@@ -276,8 +276,9 @@ absl::Status RefuseProject(Front& /*front*/, const CallPtr& /*call*/,
 absl::Status RefuseTrace(Front& /*front*/, const CallPtr& /*call*/,
                          const Respond& /*respond*/) {
   return absl::UnimplementedError(
-      "traces of a session are not kept: an admin's `weftctl profile` records "
-      "what the engine does, as a trace for Perfetto");
+      "a session has no trace of its own: `weftctl profile --time 10s -o "
+      "trace.json`, with a token of scope admin, records what the engine does "
+      "for all sessions, and https://ui.perfetto.dev shows it");
 }
 
 absl::Status GetSession(Front& front, const CallPtr& call,

@@ -68,6 +68,7 @@ class TinkerFront::Impl {
   void Sweep() {
     server_->After(kSweepInterval, [this] {
       SweepSessions(front_, SteadyNow());
+      SweepSamples(front_, SteadyNow());
       SweepCheckpoints(front_, absl::Now());
       if (front_.restored) SweepUsage(front_, absl::Now());
       Sweep();

@@ -184,21 +184,19 @@ absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call,
                   absl::StrCat("is ", number, ", must be that of no model"));
 }
 
-// Stores the extras of a copy that the engine has made or, for a request that
-// comes again, has made before. `own_run`: no other request makes checkpoints
-// in the copy's run. Returns the error that the client gets.
+// Stores the extras of a copy that the engine has made. A request that comes
+// again gets the same copy from the engine, also if a crash came between the
+// copy and this. Returns the error that the client gets.
 absl::Status EndCopy(Front& front, const Caller& caller,
                      const CheckpointPath& to, const CheckpointExtras& extras,
-                     bool own_run, const absl::Status& copied) {
-  if (!copied.ok()) {
-    if (!absl::IsAlreadyExists(copied)) return copied;
-    const std::string source = FindExtras(front, caller, to).copied_from;
-    if (source == extras.copied_from) return absl::OkStatus();
-    if (!own_run) return copied;
-    // A crash came between the copy and this.
-  }
+                     const absl::Status& copied) {
+  const bool repeats =
+      FindExtras(front, caller, to).copied_from == extras.copied_from;
+  // The source may be another one by now.
+  if (repeats && absl::IsAlreadyExists(copied)) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(copied);
   KeepExtras(front, caller, to, extras);
-  NoteEvent(front, caller, "copy", to);
+  if (!repeats) NoteEvent(front, caller, "copy", to);
   return absl::OkStatus();
 }
 
@@ -239,8 +237,6 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
       front.ChargeEntry(call->owner(), extras.user_metadata.size() +
                                            extras.base_model.size() +
                                            extras.copied_from.size()));
-  // A run that was made for this request has no other checkpoint.
-  const bool own_run = Find(call->body, "session_id") == nullptr;
   // This message has what a copy needs, and its validation.
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(AdapterOfModel(to.run));
@@ -262,11 +258,11 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
              .source_adapter_id = std::move(plain.source_adapter_id)},
             std::move(then));
       },
-      [&front, call, to, extras, own_run,
+      [&front, call, to, extras,
        respond](const absl::StatusOr<CheckpointInfo>& info) {
         front.copying.erase(call->owner());
         const absl::Status copied =
-            EndCopy(front, call->caller, to, extras, own_run, info.status());
+            EndCopy(front, call->caller, to, extras, info.status());
         respond(copied.ok() ? JsonReply({{"tinker_path", to.ToString()}})
                             : ErrorReply(copied));
       });

@@ -253,12 +253,24 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
   info.expires_at = absl::InfiniteFuture();
   info.base_model = base_.name;
   info.base_fingerprint = base_.fingerprint;
-  WEFT_RETURN_IF_ERROR(Write({.tenant = info.tenant,
-                              .config = info.config,
-                              .state = std::move(state),
-                              .last_step = info.last_step},
-                             request.overwrite, &info));
-  return info;
+  state.optim_steps = info.optim_steps;  // 0 if only weights were read.
+  const AdapterCopy adapter{.tenant = info.tenant,
+                            .config = info.config,
+                            .state = std::move(state),
+                            .last_step = info.last_step};
+  const absl::Status written = Write(adapter, request.overwrite, &info);
+  if (written.ok()) return info;
+  if (!request.source_adapter_id.empty() &&
+      (absl::IsAlreadyExists(written) || absl::IsResourceExhausted(written))) {
+    std::optional<CheckpointInfo> copied =
+        SavedBefore({.adapter_id = info.adapter_id,
+                     .name = info.name,
+                     .kind = info.kind,
+                     .metadata = info.metadata},
+                    adapter);
+    if (copied) return *std::move(copied);
+  }
+  return written;
 }
 
 std::optional<CheckpointInfo> AdapterIo::SavedBefore(

@@ -87,8 +87,9 @@ class AdapterIo {
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
   // Writes a copy of the checkpoint of `request.source_adapter_id`, with its
-  // name, kind, metadata and state. The copy does not expire. Errors: those of
-  // Load and Save.
+  // name, kind, metadata and state. The copy does not expire. If the write
+  // fails because an earlier call has made the same copy, returns that one.
+  // Errors: those of Load and Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Copy(
       const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),

@@ -1,5 +1,7 @@
 #include "src/engine/adapter_table.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -135,18 +137,36 @@ absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Version(
   return found->second.version;
 }
 
+absl::StatusOr<uint64_t> AdapterTable::NumberOf(const Entry& entry,
+                                                const std::string& snapshot) {
+  if (snapshot.empty()) return entry.image.versions.front().number;
+  const auto found = entry.snapshots.find(snapshot);
+  if (found == entry.snapshots.end()) return NoSnapshot(snapshot);
+  return found->second.number;
+}
+
+absl::StatusOr<int64_t> AdapterTable::CopyBytes(
+    AdapterKey key, const std::string& snapshot) const {
+  const auto it = entries_.find(key);
+  if (it == entries_.end()) return NoAdapter();
+  const Entry& entry = it->second;
+  WEFT_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(entry, snapshot));
+  const auto image = std::ranges::find(entry.image.versions, number,
+                                       &lora::VersionImage::number);
+  if (!image->alive.expired()) return 0;
+  const size_t in_compute =
+      compute_dtype_ == at::kFloat ? 0 : at::elementSize(compute_dtype_);
+  return entry.layout->num_parameters() *
+         static_cast<int64_t>(sizeof(float) + in_compute);
+}
+
 absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::CopyVersion(
     AdapterKey key, const std::string& snapshot,
     const lora::AdapterImage& image) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return NoAdapter();
   Entry& entry = it->second;
-  uint64_t number = image.versions.front().number;
-  if (!snapshot.empty()) {
-    const auto found = entry.snapshots.find(snapshot);
-    if (found == entry.snapshots.end()) return NoSnapshot(snapshot);
-    number = found->second.number;
-  }
+  WEFT_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(entry, snapshot));
   const auto of_number = [number](auto& versions) {
     return std::ranges::find(versions, number, &lora::VersionImage::number);
   };

@@ -72,6 +72,10 @@ class AdapterTable {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
+  // Returns the bytes that CopyVersion would take on the device: 0 while an
+  // earlier copy lives. REQUIRES: as CopyVersion. Errors: NOT_FOUND.
+  [[nodiscard]] absl::StatusOr<int64_t> CopyBytes(
+      AdapterKey key, const std::string& snapshot) const;
   // Puts what Version returns on the device, for an adapter that is not there
   // and stays where it is. `image` is the adapter's, with its tensors. Errors:
   // NOT_FOUND. May throw c10::Error.
@@ -127,6 +131,10 @@ class AdapterTable {
   [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
       const Entry& entry);
   [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);
+  // Returns the number of the version that Version returns, for an adapter that
+  // is not on the device. Errors: NOT_FOUND.
+  [[nodiscard]] static absl::StatusOr<uint64_t> NumberOf(
+      const Entry& entry, const std::string& snapshot);
   void MoveAway(AdapterKey key, lora::AdapterImage image, ImageFile file);
 
   const lora::ModelShape shape_;

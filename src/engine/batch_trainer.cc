@@ -76,18 +76,26 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
                .checkpointing = context->options.gradient_checkpointing,
                .memory_budget_bytes = context->options.memory_budget_bytes}) {}
 
-dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
+dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train,
+                                          dispatch::RunTrain& later) {
   dispatch::RunTrain runnable{.backward = train.backward};
+  later.backward = train.backward;
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
     absl::Status found = VersionOf(step).status();
-    found.Update(FindTeacher(step));
-    if (!found.ok()) {
+    // What comes after a slice that waits waits, too, so that the steps of an
+    // adapter stay in order.
+    if (later.slices.empty()) found.Update(FindTeacher(step));
+    const bool waits =
+        !later.slices.empty() ||
+        (absl::IsResourceExhausted(found) && !runnable.slices.empty());
+    if (!found.ok() && !waits) {
       Fail(step, found);
       continue;
     }
-    runnable.slices.push_back(train.slices[i]);
-    runnable.steps.push_back(step);
+    dispatch::RunTrain& part = waits ? later : runnable;
+    part.slices.push_back(train.slices[i]);
+    part.steps.push_back(step);
   }
   return runnable;
 }
@@ -109,10 +117,19 @@ absl::Status BatchTrainer::FindTeacher(const dispatch::StepTask& step) {
   return absl::OkStatus();
 }
 
+absl::Status BatchTrainer::RunInTurn(const dispatch::RunTrain& first,
+                                     const dispatch::RunTrain& second) {
+  absl::Status result = Run(first);
+  result.Update(Run(second));
+  return result;
+}
+
 absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   dispatch::StepDesk& desk = context_.dispatcher.steps();
-  const dispatch::RunTrain train = Runnable(given);
+  dispatch::RunTrain later;
+  const dispatch::RunTrain train = Runnable(given, later);
   if (train.slices.empty()) return absl::OkStatus();
+  if (!later.slices.empty()) return RunInTurn(train, later);
   bool fits = true;
   Failures failed;
   const absl::Status status = RunSlices(train, &fits, &failed);
@@ -124,9 +141,11 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   if (!fits && train.slices.size() > 1) {
     // Only a request for which there is no memory when it runs alone may fail.
     const auto [first, second] = Divide(train);
-    absl::Status result = Run(first);
-    result.Update(Run(second));
-    return result;
+    // The copies of teachers that the second part needs can wait.
+    for (const sched::TrainSlice& slice : second.slices) {
+      if (slice.first_datum == 0) progress_.erase(slice.work_id);
+    }
+    return RunInTurn(first, second);
   }
   if (status.ok()) {
     desk.CountTokens(train);
@@ -265,9 +284,9 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
           }
         }
         batch.ran = true;
-        outcome = runner_.Run(batch.pieces,
-                              batch.backward ? &batch.gradients : nullptr,
-                              batch.metrics, recompute);
+        outcome = runner_.Run(
+            batch.pieces, batch.backward ? &batch.gradients : nullptr,
+            batch.metrics, recompute, teachers_.CopiedBytes());
         batch.plans = !absl::IsResourceExhausted(outcome.status());
         const profile::Span span("wait for the device");
         context_.device.Wait();

@@ -29,10 +29,11 @@ class BatchTrainer {
   // Runs one micro-batch. Completes the requests that have their last slice in
   // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
   // of memory runs once more, with all layers recomputed. A micro-batch of
-  // several slices that still runs out, or does not fit the memory budget, runs
-  // in parts. If a micro-batch or a part fails, returns the error: all its
-  // requests fail, and their adapters stay as they were. But if the custom loss
-  // of a request fails, only this request does, and the others run again.
+  // several slices that still runs out, or does not fit the memory budget with
+  // the copies of its teachers, runs in parts. If a micro-batch or a part
+  // fails, returns the error: all its requests fail, and their adapters stay as
+  // they were. But if the custom loss of a request fails, only this request
+  // does, and the others run again.
   absl::Status Run(const dispatch::RunTrain& train);
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id) {
@@ -54,8 +55,13 @@ class BatchTrainer {
   struct MicroBatch;
 
   // Fails the requests whose weights or teachers no longer exist. Returns the
-  // slices of the other requests.
-  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
+  // slices of the other requests. From the first one on that finds no room for
+  // a copy of its teacher beside those of the slices before it, puts them into
+  // `later`.
+  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train,
+                                            dispatch::RunTrain& later);
+  [[nodiscard]] absl::Status RunInTurn(const dispatch::RunTrain& first,
+                                       const dispatch::RunTrain& second);
   // Returns the weights with which a request runs; null for the base model
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.
@@ -90,7 +96,7 @@ class BatchTrainer {
   void Fail(const dispatch::StepTask& step, const absl::Status& status);
 
   const EngineContext& context_;
-  const TeacherFinder teachers_;
+  TeacherFinder teachers_;
   TrainRunner runner_;
   std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
 };

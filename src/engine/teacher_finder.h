@@ -2,6 +2,11 @@
 #ifndef WEFT_SRC_ENGINE_TEACHER_FINDER_H_
 #define WEFT_SRC_ENGINE_TEACHER_FINDER_H_
 
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/dispatch/work.h"
 #include "src/engine/adapter_mover.h"
@@ -22,14 +27,27 @@ class TeacherFinder {
   // device, returns a copy and leaves the adapter where it is: a step waits for
   // the slot of one adapter, never for two. From disk this blocks for a read.
   // Errors: NOT_FOUND (the adapter or its snapshot), FAILED_PRECONDITION (a
-  // replay of the log could not run the step again), and those of the read and
-  // the copy.
+  // replay of the log could not run the step again), RESOURCE_EXHAUSTED (with a
+  // copy, all copies would take more than the memory budget), and those of the
+  // read and the copy.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Find(
-      const dispatch::StepTask& step) const;
+      const dispatch::StepTask& step);
+  // Returns the bytes of all copies that live, which the memory budget of the
+  // micro-batches has to spare. A replay of the log counts none: what it runs
+  // has fitted once, perhaps without a copy.
+  [[nodiscard]] int64_t CopiedBytes() const;
 
  private:
+  // Makes a copy of an adapter that is not on the device. Errors: as for Find.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Copy(
+      AdapterKey key, const Teacher& teacher);
+  // Returns RESOURCE_EXHAUSTED unless there is room for a copy.
+  [[nodiscard]] absl::Status CheckRoom(AdapterKey key,
+                                       const Teacher& teacher) const;
+
   const EngineContext& context_;
   const AdapterMover& mover_;
+  std::vector<std::weak_ptr<const lora::AdapterVersion>> copies_;
 };
 
 }  // namespace weft::engine

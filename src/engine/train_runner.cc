@@ -178,8 +178,8 @@ class TrainRunner::PieceMetrics {
   std::vector<loss::MetricSums*> of_datum_;
 };
 
-absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
-                                               bool backward) const {
+absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part, bool backward,
+                                               int64_t held_bytes) const {
   const model::ModelConfig config = model::LargestConfig(
       executor_.decoder().config(), executor_.decoder().tensor_size());
   int max_rank = 0;
@@ -227,6 +227,8 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part,
     bytes.working = std::max(bytes.working, teachers);
     bytes.forward = std::max(bytes.forward, teachers);
   }
+  bytes.working += held_bytes;
+  bytes.forward += held_bytes;
   if (!backward) {
     return ChooseRecomputed(GradientCheckpointing::kAll,
                             {.working = bytes.forward}, /*num_layers=*/0,
@@ -283,7 +285,8 @@ TrainOutcome TrainRunner::Scatter(
 
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
-    const std::vector<loss::MetricSums*>& metrics, Recompute recompute) {
+    const std::vector<loss::MetricSums*>& metrics, Recompute recompute,
+    int64_t held_bytes) {
   const at::InferenceMode no_autograd;
   const bool backward = gradients != nullptr;
   const int num_layers = executor_.decoder().config().num_layers;
@@ -302,7 +305,8 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
     if (backward && recompute == Recompute::kAll) {
       num_recomputed = num_layers;
     } else {
-      WEFT_ASSIGN_OR_RETURN(num_recomputed, NumRecomputed(part, backward));
+      WEFT_ASSIGN_OR_RETURN(num_recomputed,
+                            NumRecomputed(part, backward, held_bytes));
     }
     kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
                    backward && num_recomputed < num_layers;

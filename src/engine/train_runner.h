@@ -47,14 +47,15 @@ class TrainRunner {
   // Computes the results of every datum of the pieces. `gradients` has a
   // gradient [N parameters] for each adapter version, and the backward pass
   // adds to it. If `gradients` is null, there is no backward pass. metrics[p]
-  // collects the metrics of piece p. Errors: RESOURCE_EXHAUSTED if the batch
-  // cannot fit; nothing has run then. Throws what Executor throws; gradients
-  // and metrics may then hold a part of the batch.
+  // collects the metrics of piece p. What outlives the batch takes `held_bytes`
+  // of the memory budget. Errors: RESOURCE_EXHAUSTED if the batch cannot fit;
+  // nothing has run then. Throws what Executor throws; gradients and metrics
+  // may then hold a part of the batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
       const std::vector<loss::MetricSums*>& metrics,
-      Recompute recompute = Recompute::kByBudget);
+      Recompute recompute = Recompute::kByBudget, int64_t held_bytes = 0);
   // Returns whether the last Run kept the activations of layers that another
   // Run could recompute. False unless the policy is
   // GradientCheckpointing::kAuto.
@@ -79,7 +80,8 @@ class TrainRunner {
   // Returns how many layers the backward pass recomputes, 0 without one.
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part,
-                                                  bool backward) const;
+                                                  bool backward,
+                                                  int64_t held_bytes) const;
   // Returns one list for each part. The list has the gradients of the adapter
   // versions that the part uses.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(

@@ -65,6 +65,9 @@ class Recorder {
     int& depth_;
   };
 
+  // Returns whether there is a Replaying.
+  [[nodiscard]] bool replaying() const { return replaying_ > 0; }
+
   void Write(const Record& record);
   // Records a micro-batch that succeeded. Ignores a batch without gradients.
   void Batch(const dispatch::RunTrain& train);

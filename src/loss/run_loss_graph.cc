@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -478,9 +479,12 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
                           const Datum& datum, absl::Span<const float> logprobs,
                           bool backward, absl::Span<float> losses,
                           absl::Span<float> gradients, MetricSums* metrics) {
+  // Some backward passes add up with atomics, in any order, if they have more
+  // threads. OpenMP's number is this thread's; at::set_num_threads would change
+  // the loops of other threads, too.
   const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const absl::Cleanup restore = [threads] { at::set_num_threads(threads); };
+  omp_set_num_threads(1);
+  const absl::Cleanup restore = [threads] { omp_set_num_threads(threads); };
   // The engine computes gradients by hand, so autograd is off elsewhere.
   const c10::InferenceMode with_autograd(false);
   const c10::AutoGradMode differentiate(backward);

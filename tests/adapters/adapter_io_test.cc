@@ -165,6 +165,37 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
   }
 }
 
+TEST_F(AdapterIoTest, ACopyThatIsAskedForAgainIsTheFirstOne) {
+  for (const CheckpointKind kind :
+       {CheckpointKind::kTrain, CheckpointKind::kSampler}) {
+    const std::string name = CheckpointKindName(kind);
+    ASSERT_THAT(io_.Save({.adapter_id = "a",
+                          .name = name,
+                          .kind = kind,
+                          .metadata = {{"k", "v"}},
+                          .ttl_seconds = 60},
+                         CopyOf(Uneven())),
+                IsOk());
+    const UploadCheckpointRequest copy{
+        .adapter_id = "b", .name = name, .source_adapter_id = "a"};
+    const auto first = io_.Copy(copy);
+    ASSERT_THAT(first, IsOk());
+    const auto again = io_.Copy(copy);
+    ASSERT_THAT(again, IsOk());
+    EXPECT_LT(absl::AbsDuration(again->created_at - first->created_at),
+              absl::Microseconds(1));
+    // Another state under the source's name is another copy.
+    AdapterCopy other = CopyOf(Uneven());
+    other.state.weights[1] += 1;
+    ASSERT_THAT(
+        io_.Save(
+            {.adapter_id = "a", .name = name, .overwrite = true, .kind = kind},
+            other),
+        IsOk());
+    EXPECT_THAT(io_.Copy(copy), IsStatus(absl::StatusCode::kAlreadyExists, ""));
+  }
+}
+
 TEST_F(AdapterIoTest, FilesThatAreNoCheckpointAreNotWritten) {
   Save(Uneven());
   const PeftFiles good = Downloaded("c");

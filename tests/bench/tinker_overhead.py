@@ -126,10 +126,7 @@ class _Tinker:
 
     def _retrieve(self, future: Any) -> bytes:
         body = {"request_id": future["request_id"]}
-        while True:
-            result = self._post("retrieve_future", json.dumps(body).encode())
-            if b"try_again" not in result[:200]:
-                return result
+        return self._post("retrieve_future", json.dumps(body).encode())
 
     def _ask(self, path: str, body: dict[str, Any] | bytes) -> Any:
         is_raw = isinstance(body, bytes)
@@ -144,9 +141,11 @@ class _Tinker:
             "Content-Type": kind if is_raw else "application/json",
             "Accept": kind,
         }
-        self._connection.request("POST", f"/api/v1/{path}", body, headers)
-        reply = self._connection.getresponse()
-        text = reply.read()
+        reply = None
+        while reply is None or reply.status == 408:  # No result yet.
+            self._connection.request("POST", f"/api/v1/{path}", body, headers)
+            reply = self._connection.getresponse()
+            text = reply.read()
         if reply.status != 200:
             raise SystemExit(f"{path}: {reply.status} {text[:300]!r}")
         return text

@@ -238,6 +238,39 @@ TEST_F(WeftctlTest, SamplesTokens) {
   EXPECT_EQ(tokens, "7,8,9,");
 }
 
+TEST_F(WeftctlTest, SamplesFromAChangedDistribution) {
+  const auto sample = [this](const std::vector<std::string>& flags) {
+    std::vector<std::string> line = {"sample", "--prompt-tokens=5"};
+    line.insert(line.end(), flags.begin(), flags.end());
+    return Run(line);
+  };
+  EXPECT_EQ(sample({}), 0);
+  EXPECT_EQ(server_.engine().last_sample().config.repetition_penalty, 1);
+  EXPECT_TRUE(server_.engine().last_sample().config.logit_bias.empty());
+  EXPECT_EQ(sample({"--min-p=0.05", "--repetition-penalty=1.1",
+                    "--presence-penalty=-0.5", "--frequency-penalty=0.25",
+                    "--logit-bias=3:-100,7:1.5", "--allowed-tokens=7,8",
+                    "--max-tokens=4", "--min-tokens=2"}),
+            0)
+      << err_.str();
+  const SamplingConfig sent = server_.engine().last_sample().config;
+  EXPECT_EQ(sent.min_p, 0.05);
+  EXPECT_EQ(sent.repetition_penalty, 1.1F);
+  EXPECT_EQ(sent.presence_penalty, -0.5);
+  EXPECT_EQ(sent.frequency_penalty, 0.25);
+  EXPECT_EQ(sent.logit_bias,
+            (std::vector<std::pair<int32_t, float>>{{3, -100}, {7, 1.5}}));
+  EXPECT_EQ(sent.allowed_token_ids, (std::vector<int32_t>{7, 8}));
+  EXPECT_EQ(sent.min_tokens, 2);
+  for (const char* flag :
+       {"--min-p=x", "--repetition-penalty=", "--logit-bias=3",
+        "--logit-bias=a:1", "--logit-bias=3:x", "--allowed-tokens=a"}) {
+    EXPECT_EQ(sample({flag}), 2) << flag;
+  }
+  EXPECT_EQ(sample({"--min-p=2"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("min_p"));
+}
+
 TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   Train("a");
   EXPECT_EQ(Run({"checkpoints", "save", "a", "one"}), 0);

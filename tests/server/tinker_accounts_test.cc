@@ -263,7 +263,12 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
       absl::StrCat("tinker://", session, ":train:5/sampler_weights/kept"));
   // The same again, and a copy of the copy to its place.
   const Json place = {{"session_id", session}, {"model_seq_id", 5}};
+  const auto placed = ParseCheckpointPath(copy(place));
+  OnFront([&](Front& front) { KeepExtras(front, Caller(), *placed, {}); });
   copy(place);
+  OnFront([&](Front& front) {
+    EXPECT_EQ(FindExtras(front, Caller(), *placed).copied_from, path);
+  });
   Json other = place;
   other["source_path"] = second;
   EXPECT_THAT(Refusal("POST", "copy_weights", other), HasSubstr("exists"));
@@ -336,7 +341,7 @@ TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
   EXPECT_THAT(refusal({{"user_metadata", 3}}), StartsWith("user_metadata"));
   EXPECT_THAT(
       Refusal("GET", absl::StrCat("sessions/", ids[0], "/trace_export")),
-      HasSubstr("weftctl profile"));
+      HasSubstr("`weftctl profile --time 10s -o trace.json`"));
 }
 
 TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {

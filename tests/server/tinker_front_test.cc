@@ -132,7 +132,7 @@ TEST_F(TinkerFrontTest, ASessionThatEndsCancelsItsSamplesAndNoOthers) {
   EXPECT_TRUE(Result(cancelled).contains("error"));
   EXPECT_EQ(Result(other)["sequences"].size(), 1u);
   EXPECT_EQ(engine_->num_cancelled(), 1u);
-  OnFront([](Front& front) { EXPECT_TRUE(front.cancels.empty()); });
+  OnFront([](Front& front) { EXPECT_TRUE(front.running.empty()); });
 }
 
 TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {

@@ -71,7 +71,8 @@ TEST_F(TinkerFuturesTest, ALongPollEndsAndMayBeMadeAgain) {
   Retrieve("f");
   later_.at(0)();
   ASSERT_EQ(replies_.size(), 1u);
-  EXPECT_THAT(replies_[0].body, HasSubstr("try_again"));
+  EXPECT_EQ(replies_[0].status, 408);
+  EXPECT_THAT(replies_[0].body, HasSubstr(R"("queue_state":"active")"));
   Retrieve("f");
   futures_.Finish("f", FutureResult::Of({{"a", 1}}));
   EXPECT_EQ(replies_.back().body, R"({"a":1})");

@@ -296,14 +296,19 @@ void CannedAdapters::DownloadCheckpoint(
 void CannedAdapters::UploadCheckpoint(UploadCheckpointRequest request,
                                       Callback<CheckpointInfo> done) {
   PostIo([this, request = std::move(request), done = std::move(done)] {
-    Reply(done, Write({.adapter_id = request.adapter_id,
-                       .name = request.name,
-                       .size_bytes = kCannedCheckpointBytes,
-                       .created_at = kCannedCreation,
-                       .tenant = request.tenant,
-                       .base_model = kCannedBaseModel,
-                       .base_fingerprint = kCannedFingerprint},
-                      request.overwrite));
+    const auto key = std::pair(request.adapter_id, request.name);
+    const std::string& source = request.source_adapter_id;
+    const bool repeats = !source.empty() && copied_from_[key] == source;
+    auto written = Write({.adapter_id = request.adapter_id,
+                          .name = request.name,
+                          .size_bytes = kCannedCheckpointBytes,
+                          .created_at = kCannedCreation,
+                          .tenant = request.tenant,
+                          .base_model = kCannedBaseModel,
+                          .base_fingerprint = kCannedFingerprint},
+                         request.overwrite || repeats);
+    if (written.ok()) copied_from_[key] = source;
+    Reply(done, std::move(written));
   });
 }
 

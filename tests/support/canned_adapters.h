@@ -113,6 +113,8 @@ class CannedAdapters {
   std::map<AdapterKey, Adapter> adapters_;  // Used by the engine thread.
   // Keys: adapter and name. Used by the I/O thread.
   std::map<std::pair<std::string, std::string>, CheckpointInfo> checkpoints_;
+  // The source adapters of copies.
+  std::map<std::pair<std::string, std::string>, std::string> copied_from_;
 };
 
 }  // namespace weft

@@ -33,8 +33,9 @@ class RawClient:
             connection.close()
 
     def must(self, route: str, /, **body: Any) -> Any:
-        """Asks until the server has room. The status must then be 200."""
-        end = time.monotonic() + 60
+        """Asks until the server has room, or the result. The status must then be
+        200."""
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             status, reply = self.ask(route, body)
             if status not in (408, 429, 503):
@@ -44,10 +45,7 @@ class RawClient:
         raise AssertionError(f"{route}: the server never had room")
 
     def result(self, future: Any) -> Any:
-        while True:
-            reply = self.must("retrieve_future", request_id=future["request_id"])
-            if not isinstance(reply, dict) or reply.get("type") != "try_again":
-                return reply
+        return self.must("retrieve_future", request_id=future["request_id"])
 
     def session(self) -> str:
         return str(self.must("create_session", sdk_version="0")["session_id"])

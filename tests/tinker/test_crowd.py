@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from flaky_proxy import FlakyProxy
 from raw_client import RawClient
+from slow_proxy import SlowProxy
 from tinker_daemon import WEFTCTL, TinkerDaemon
 from tinker_sdk import SDK
 
@@ -68,6 +69,20 @@ def test_connections_that_break_change_nothing(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert proxy.broken > 3
+
+
+def test_the_sdk_waits_for_slow_results_in_silence(tmp_path: Path) -> None:
+    server = TinkerDaemon(tmp_path)
+    proxy = SlowProxy(server.url)
+    server.sdk_url = proxy.url
+    try:
+        out = server.run("quiet")
+    finally:
+        server.stop()
+        proxy.close()
+    # A model, six times two steps, a save and a sample.
+    assert len(proxy.polled) >= 14
+    assert out["warnings"] == [] and len(out["norms"]) == 6
 
 
 def test_tenants_see_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+// Tests what the Tinker front does with samples whose clients are gone.
+#include <future>
+#include <string>
+
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/tinker/sampling.h"
+#include "src/base/clock.h"
+#include "tests/server/tinker_front_fixture.h"
+
+namespace weft::tinker {
+namespace {
+
+class TinkerGoneTest : public TinkerFrontTest {
+ protected:
+  // Samples from the base model, with a sampling session if `session` is given.
+  Json Sample(const std::string& session = "") {
+    const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
+    Json body = {{"seq_id", 1},
+                 {"prompt", {{"chunks", Json::array({chunk})}}},
+                 {"sampling_params", {{"max_tokens", 2}}}};
+    if (session.empty()) {
+      body["base_model"] = "toy";
+    } else {
+      body["sampling_session_id"] =
+          Post("create_sampling_session",
+               {{"session_id", session},
+                {"sampling_session_seq_id", 1},
+                {"base_model", "toy"}})["sampling_session_id"];
+    }
+    return Post("asample", body);
+  }
+  std::future<HttpReply> AskFor(const Json& sample) {
+    return AskLater("POST", "retrieve_future",
+                    {{"request_id", sample["request_id"]}});
+  }
+  // Sweeps as if nothing had happened for so long.
+  void SweepAfter(absl::Duration silence) {
+    OnFront([silence](Front& front) {
+      SweepSamples(front, SteadyNow() + silence);
+    });
+  }
+  // Does the work that was held, and waits until the samples have ended.
+  void Release() {
+    engine_->Release();
+    EXPECT_TRUE(Eventually([this] {
+      bool none = false;
+      OnFront([&none](Front& front) { none = front.running.empty(); });
+      return none;
+    }));
+  }
+};
+
+TEST_F(TinkerGoneTest, ASampleIsCancelledIfNobodyAsksForIt) {
+  Start();
+  const std::string session = NewSession();
+  engine_->Hold();
+  const Json of_session = Sample(session), alone = Sample();
+  SweepAfter(absl::Seconds(115));
+  EXPECT_EQ(engine_->num_waiting(), 2u);
+  SweepAfter(absl::Seconds(125));
+  SweepAfter(absl::Seconds(185));
+  Release();
+  EXPECT_EQ(engine_->num_cancelled(), 2u);
+  // The client that comes back sends the sample again, and gets it.
+  EXPECT_EQ(AskFor(alone).get().status, 410);
+  EXPECT_EQ(AskFor(of_session).get().status, 410);
+  const Json again = Sample(session);
+  EXPECT_EQ(again, of_session);
+  EXPECT_EQ(Result(again)["sequences"].size(), 1u);
+}
+
+TEST_F(TinkerGoneTest, AClientThatAsksBeforeTheSampleHasEndedSendsItAgain) {
+  Start();
+  engine_->Hold();
+  const Json sample = Sample();
+  SweepAfter(absl::Seconds(125));
+  std::future<HttpReply> late = AskFor(sample);
+  Release();
+  EXPECT_EQ(late.get().status, 410);
+}
+
+TEST_F(TinkerGoneTest, ASampleRunsOnWhileItsClientWaitsOrItsSessionLives) {
+  Start();
+  const std::string session = NewSession();
+  engine_->Hold();
+  const Json of_session = Sample(session), alone = Sample();
+  std::future<HttpReply> waiting = AskFor(alone);
+  OnFront([&session](Front& front) {
+    front.sessions.at(session).last_beat = SteadyNow() + absl::Minutes(9);
+  });
+  SweepAfter(absl::Minutes(10));
+  Release();
+  EXPECT_EQ(waiting.get().status, 200);
+  EXPECT_EQ(Result(of_session)["sequences"].size(), 1u);
+  EXPECT_EQ(engine_->num_cancelled(), 0u);
+}
+
+}  // namespace
+}  // namespace weft::tinker

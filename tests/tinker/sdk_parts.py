@@ -1,0 +1,43 @@
+"""What the programs of sdk_script.py share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tinker
+from tinker import types
+
+TOKENS = [3, 17, 5, 42, 8, 30, 11, 2]
+GREEDY = types.SamplingParams(max_tokens=6, temperature=0.0, stop=[])
+
+
+def prompt(tokens: list[int]) -> types.ModelInput:
+    return types.ModelInput.from_ints(tokens)
+
+
+def datum(tokens: list[int] = TOKENS, **inputs: Any) -> types.Datum:
+    """Returns a datum whose targets are the next tokens."""
+    return types.Datum(
+        model_input=prompt(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:], **inputs},
+    )
+
+
+def policy_datum() -> types.Datum:
+    count = len(TOKENS) - 1
+    return datum(
+        logprobs=[-4.0 - 0.1 * i for i in range(count)],
+        advantages=[(-1.0) ** i * 0.5 for i in range(count)],
+    )
+
+
+def logprobs(output: types.ForwardBackwardOutput) -> list[list[float]]:
+    return [list(entry["logprobs"].data) for entry in output.loss_fn_outputs]
+
+
+def new_client(base: str, **options: Any) -> tuple[Any, Any]:
+    service = tinker.ServiceClient()
+    client = service.create_lora_training_client(
+        base_model=base, rank=8, seed=7, **options
+    )
+    return service, client.result() if hasattr(client, "result") else client
