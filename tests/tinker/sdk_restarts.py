@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tinker
-from sdk_parts import GREEDY, TOKENS, datum, new_client, prompt
+from sdk_parts import GREEDY, TOKENS, datum, logprobs, new_client, prompt
 from tinker import types
 
 
