@@ -1,28 +1,26 @@
 #include "absl/strings/str_join.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
 
 absl::Status ReadConfig(const Arguments& arguments,
                         v1::SamplingConfig& config) {
-  const auto max_tokens = arguments.GetUint32("max-tokens");
-  if (!max_tokens.ok()) return max_tokens.status();
-  config.set_max_tokens(*max_tokens);
-  const auto temperature = arguments.GetDouble("temperature");
-  if (!temperature.ok()) return temperature.status();
-  config.set_temperature(*temperature);
-  const auto top_k = arguments.GetUint32("top-k");
-  if (!top_k.ok()) return top_k.status();
-  config.set_top_k(*top_k);
-  const auto top_p = arguments.GetDouble("top-p");
-  if (!top_p.ok()) return top_p.status();
-  config.set_top_p(*top_p);
+  WEFT_ASSIGN_OR_RETURN(const auto max_tokens,
+                        arguments.GetUint32("max-tokens"));
+  config.set_max_tokens(max_tokens);
+  WEFT_ASSIGN_OR_RETURN(const auto temperature,
+                        arguments.GetDouble("temperature"));
+  config.set_temperature(temperature);
+  WEFT_ASSIGN_OR_RETURN(const auto top_k, arguments.GetUint32("top-k"));
+  config.set_top_k(top_k);
+  WEFT_ASSIGN_OR_RETURN(const auto top_p, arguments.GetDouble("top-p"));
+  config.set_top_p(top_p);
   if (arguments.Has("seed")) {
-    const auto seed = arguments.GetInt("seed");
-    if (!seed.ok()) return seed.status();
-    config.set_seed(static_cast<uint64_t>(*seed));
+    WEFT_ASSIGN_OR_RETURN(const auto seed, arguments.GetInt("seed"));
+    config.set_seed(static_cast<uint64_t>(seed));
   }
   return absl::OkStatus();
 }
@@ -31,19 +29,17 @@ absl::StatusOr<v1::SampleRequest> ReadRequest(const Arguments& arguments) {
   v1::SampleRequest request;
   request.set_adapter_id(arguments.GetString("adapter"));
   request.set_snapshot(arguments.GetString("snapshot"));
-  const auto prompt = arguments.GetTokens("prompt-tokens");
-  if (!prompt.ok()) return prompt.status();
-  if (prompt->empty()) {
+  WEFT_ASSIGN_OR_RETURN(const auto prompt,
+                        arguments.GetTokens("prompt-tokens"));
+  if (prompt.empty()) {
     return UsageError(
         "--prompt-tokens is empty; for text: python -m weft sample "
         "--model-dir MODEL --prompt TEXT");
   }
-  request.mutable_prompt()->Add(prompt->begin(), prompt->end());
-  const auto samples = arguments.GetUint32("num-samples");
-  if (!samples.ok()) return samples.status();
-  request.set_num_samples(*samples);
-  const absl::Status config = ReadConfig(arguments, *request.mutable_config());
-  if (!config.ok()) return config;
+  request.mutable_prompt()->Add(prompt.begin(), prompt.end());
+  WEFT_ASSIGN_OR_RETURN(const auto samples, arguments.GetUint32("num-samples"));
+  request.set_num_samples(samples);
+  WEFT_RETURN_IF_ERROR(ReadConfig(arguments, *request.mutable_config()));
   return request;
 }
 
@@ -61,16 +57,14 @@ absl::Status Stream(const Session& session, const v1::SampleRequest& request) {
 }
 
 absl::Status Sample(const Session& session) {
-  const auto request = ReadRequest(session.arguments);
-  if (!request.ok()) return request.status();
-  if (session.arguments.Has("stream")) return Stream(session, *request);
-  const auto response = session.client.Sample(*request);
-  if (!response.ok()) return response.status();
+  WEFT_ASSIGN_OR_RETURN(const auto request, ReadRequest(session.arguments));
+  if (session.arguments.Has("stream")) return Stream(session, request);
+  WEFT_ASSIGN_OR_RETURN(const auto response, session.client.Sample(request));
   if (session.json) {
-    PrintJson(*response, session.out);
+    PrintJson(response, session.out);
     return absl::OkStatus();
   }
-  for (const v1::Sample& sample : response->samples()) {
+  for (const v1::Sample& sample : response.samples()) {
     session.out << absl::StrJoin(sample.tokens(), ",") << "\n";
   }
   return absl::OkStatus();
