@@ -8,9 +8,9 @@
 #include "client/connection.h"
 #include "client/peft_folder.h"
 #include "client/retry.h"
+#include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
-#include "grpcpp/support/byte_buffer.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
@@ -153,38 +153,23 @@ absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
 }
 
 absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
-  // Encodes the messages of grpc.health.v1 by hand instead of by its stubs.
-  // Field 1 of the request is the service; an empty request asks about the
-  // whole server. The length of the service takes one byte, because it is below
-  // 128. The reply SERVING is field 1 with value 1.
-  if (service.size() > 127) {
-    return absl::InvalidArgumentError("service: longer than 127 bytes");
-  }
-  std::string message;
-  if (!service.empty()) {
-    message = absl::StrCat(
-        "\x0a", std::string(1, static_cast<char>(service.size())), service);
-  }
+  // These have the fields of HealthCheckRequest and HealthCheckResponse.
+  using Request = google::protobuf::StringValue;
+  using Response = google::protobuf::Int32Value;
+  constexpr int kServing = 1;
   grpc::ClientContext context;
   Prepare(context);
-  grpc::GenericStub stub(connection_->channel());
-  const grpc::Slice sent(message);
-  const grpc::ByteBuffer request(&sent, 1);
-  grpc::ByteBuffer response;
+  Request request;
+  request.set_value(std::string(service));
+  Response response;
+  grpc::TemplatedGenericStub<Request, Response> stub(connection_->channel());
   const auto done = std::make_shared<std::promise<grpc::Status>>();
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
                  &request, &response,
                  [done](grpc::Status status) { done->set_value(status); });
   const grpc::Status status = done->get_future().get();
   if (!status.ok()) return FromGrpcStatus(status);
-  std::vector<grpc::Slice> slices;
-  std::string reply;
-  if (response.Dump(&slices).ok()) {
-    for (const grpc::Slice& slice : slices) {
-      reply.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
-    }
-  }
-  return reply == "\x08\x01";
+  return response.value() == kServing;
 }
 
 absl::Status Client::Drain() {

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from google.protobuf import wrappers_pb2
+
 from weft import convert, methods
 from weft._proto import adapters_pb2, server_pb2, training_pb2
 from weft.convert import TrainRequest, TrainResponse
@@ -246,13 +248,13 @@ class ClientCore:
         try:
             reply = yield from self.caller.call(
                 methods.HEALTH_CHECK,
-                methods.RawMessage(),
+                wrappers_pb2.StringValue(),
                 timeout=min(HEALTH_TIMEOUT, self.caller.timeout),
                 retry=False,
             )
         except WeftError:
             return False
-        return reply.message == methods.HEALTH_SERVING
+        return reply.message.value == methods.HEALTH_SERVING
 
     def drain(self) -> Operation[None]:
         request = server_pb2.DrainRequest()
