@@ -17,8 +17,8 @@
 namespace weft::executor {
 namespace {
 
-// T is Struct or const Struct, so that one list of fields serves for writing and
-// for reading.
+// T is Struct or const Struct, so that one list of fields serves for writing
+// and for reading.
 template <typename T, typename Struct>
 concept Is = std::is_same_v<std::remove_const_t<T>, Struct>;
 

@@ -55,16 +55,14 @@ std::vector<T> FromRawBytes(const std::string& bytes) {
 
 // The type of log.proto for T: the same, except for enums.
 template <typename T>
-struct WireType {
-  using type = T;
-};
+auto WireValue() {
+  if constexpr (!std::is_enum_v<T>)
+    return T();
+  else
+    return std::conditional_t<sizeof(T) == 8, uint64_t, int32_t>();
+}
 template <typename T>
-requires std::is_enum_v<T>
-struct WireType<T> {
-  using type = std::conditional_t<sizeof(T) == 8, uint64_t, int32_t>;
-};
-template <typename T>
-using Wire = typename WireType<T>::type;
+using Wire = decltype(WireValue<T>());
 
 template <typename T>
 concept Scalar = std::is_arithmetic_v<T> || std::is_enum_v<T> ||
@@ -85,11 +83,7 @@ class Writer {
 
   template <Scalar T>
   void operator()(const char* name, const T& value) const {
-    if constexpr (std::is_enum_v<T>) {
-      Set(Find(name), static_cast<Wire<T>>(value));
-    } else {
-      Set(Find(name), value);
-    }
+    Set(Find(name), static_cast<Wire<T>>(value));
   }
   // In microseconds. absl::InfiniteFuture() is absent.
   void operator()(const char* name, absl::Time time) const {
@@ -155,8 +149,8 @@ class Writer {
   void Set(Field f, int32_t v) const { reflection_.SetInt32(&out_, f, v); }
   void Set(Field f, int64_t v) const { reflection_.SetInt64(&out_, f, v); }
   void Set(Field f, uint64_t v) const { reflection_.SetUInt64(&out_, f, v); }
-  void Set(Field f, const std::string& v) const {
-    reflection_.SetString(&out_, f, v);
+  void Set(Field f, std::string v) const {
+    reflection_.SetString(&out_, f, std::move(v));
   }
 
   google::protobuf::Message& out_;
