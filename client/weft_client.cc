@@ -8,10 +8,11 @@
 #include "client/connection.h"
 #include "client/peft_folder.h"
 #include "client/retry.h"
+#include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/grpcpp.h"
-#include "grpcpp/support/byte_buffer.h"
 #include "src/base/clock.h"
+#include "src/base/status_macros.h"
 
 namespace weft::client {
 namespace {
@@ -94,11 +95,11 @@ std::vector<float> ReadFloats(absl::string_view raw) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
-  auto channel = OpenChannel(options.target, options.security);
-  if (!channel.ok()) return channel.status();
+  WEFT_ASSIGN_OR_RETURN(auto channel,
+                        OpenChannel(options.target, options.security));
   // make_unique cannot call the private constructor.
   return std::unique_ptr<Client>(
-      new Client(std::move(options), *std::move(channel)));
+      new Client(std::move(options), std::move(channel)));
 }
 
 Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
@@ -139,52 +140,36 @@ absl::StatusOr<Response> Client::Wait(
         promise->set_value(std::move(reply));
       });
   call->Start();
-  absl::StatusOr<Reply<Response>> reply = promise->get_future().get();
-  if (!reply.ok()) return reply.status();
-  return std::move(reply->message);
+  WEFT_ASSIGN_OR_RETURN(Reply<Response> reply, promise->get_future().get());
+  return std::move(reply.message);
 }
 
 absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
-  auto response =
+  WEFT_ASSIGN_OR_RETURN(
+      auto response,
       Wait(connection_->server().async(),
-           &v1::ServerService::Stub::async::GetInfo, v1::GetInfoRequest());
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_info());
+           &v1::ServerService::Stub::async::GetInfo, v1::GetInfoRequest()));
+  return std::move(*response.mutable_info());
 }
 
 absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
-  // Encodes the messages of grpc.health.v1 by hand instead of by its stubs.
-  // Field 1 of the request is the service; an empty request asks about the
-  // whole server. The length of the service takes one byte, because it is below
-  // 128. The reply SERVING is field 1 with value 1.
-  if (service.size() > 127) {
-    return absl::InvalidArgumentError("service: longer than 127 bytes");
-  }
-  std::string message;
-  if (!service.empty()) {
-    message = absl::StrCat(
-        "\x0a", std::string(1, static_cast<char>(service.size())), service);
-  }
+  // These have the fields of HealthCheckRequest and HealthCheckResponse.
+  using Request = google::protobuf::StringValue;
+  using Response = google::protobuf::Int32Value;
+  constexpr int kServing = 1;
   grpc::ClientContext context;
   Prepare(context);
-  grpc::GenericStub stub(connection_->channel());
-  const grpc::Slice sent(message);
-  const grpc::ByteBuffer request(&sent, 1);
-  grpc::ByteBuffer response;
+  Request request;
+  request.set_value(std::string(service));
+  Response response;
+  grpc::TemplatedGenericStub<Request, Response> stub(connection_->channel());
   const auto done = std::make_shared<std::promise<grpc::Status>>();
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
                  &request, &response,
                  [done](grpc::Status status) { done->set_value(status); });
   const grpc::Status status = done->get_future().get();
   if (!status.ok()) return FromGrpcStatus(status);
-  std::vector<grpc::Slice> slices;
-  std::string reply;
-  if (response.Dump(&slices).ok()) {
-    for (const grpc::Slice& slice : slices) {
-      reply.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
-    }
-  }
-  return reply == "\x08\x01";
+  return response.value() == kServing;
 }
 
 absl::Status Client::Drain() {
@@ -232,19 +217,18 @@ absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
   *request.mutable_config() = std::move(config);
   request.set_tenant(std::string(tenant));
   request.set_durability(durability);
-  const auto response =
-      Wait(connection_->adapters().async(),
-           &v1::AdapterService::Stub::async::CreateAdapter, std::move(request));
-  if (!response.ok()) return response.status();
+  WEFT_ASSIGN_OR_RETURN(const auto response,
+                        Wait(connection_->adapters().async(),
+                             &v1::AdapterService::Stub::async::CreateAdapter,
+                             std::move(request)));
   return std::make_unique<AdapterHandle>(connection_, call_options(),
-                                         response->adapter());
+                                         response.adapter());
 }
 
 absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::OpenAdapter(
     absl::string_view adapter_id) {
-  const absl::StatusOr<v1::Adapter> adapter = GetAdapter(adapter_id);
-  if (!adapter.ok()) return adapter.status();
-  return std::make_unique<AdapterHandle>(connection_, call_options(), *adapter);
+  WEFT_ASSIGN_OR_RETURN(const v1::Adapter adapter, GetAdapter(adapter_id));
+  return std::make_unique<AdapterHandle>(connection_, call_options(), adapter);
 }
 
 absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
@@ -258,10 +242,9 @@ absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
   request.mutable_options()->set_adapter_id(std::string(adapter_id));
   request.mutable_options()->set_tenant(std::string(tenant));
   request.mutable_options()->set_durability(durability);
-  const absl::Status sent =
+  WEFT_RETURN_IF_ERROR(
       SendFiles(*connection_->adapters().ImportAdapter(&context, &response),
-                context, std::move(request), folder, ReadPeftFolder);
-  if (!sent.ok()) return sent;
+                context, std::move(request), folder, ReadPeftFolder));
   return std::move(*response.mutable_adapter());
 }
 
@@ -272,10 +255,9 @@ absl::StatusOr<v1::Checkpoint> Client::UploadCheckpoint(
   v1::UploadCheckpointResponse response;
   v1::UploadCheckpointRequest request;
   *request.mutable_options() = options;
-  const absl::Status sent =
+  WEFT_RETURN_IF_ERROR(
       SendFiles(*connection_->adapters().UploadCheckpoint(&context, &response),
-                context, std::move(request), folder, ReadCheckpointFolder);
-  if (!sent.ok()) return sent;
+                context, std::move(request), folder, ReadCheckpointFolder));
   return std::move(*response.mutable_checkpoint());
 }
 
@@ -308,22 +290,23 @@ absl::Status Client::DownloadCheckpoint(absl::string_view adapter_id,
 absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {
   v1::GetAdapterRequest request;
   request.set_adapter_id(std::string(adapter_id));
-  auto response =
+  WEFT_ASSIGN_OR_RETURN(
+      auto response,
       Wait(connection_->adapters().async(),
-           &v1::AdapterService::Stub::async::GetAdapter, std::move(request));
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_adapter());
+           &v1::AdapterService::Stub::async::GetAdapter, std::move(request)));
+  return std::move(*response.mutable_adapter());
 }
 
 absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
   v1::ListAdaptersResponse all;
   v1::ListAdaptersRequest request;
   do {
-    auto page = Wait(connection_->adapters().async(),
-                     &v1::AdapterService::Stub::async::ListAdapters, request);
-    if (!page.ok()) return page.status();
-    request.set_page_token(page->next_page_token());
-    all.mutable_adapters()->MergeFrom(page->adapters());
+    WEFT_ASSIGN_OR_RETURN(
+        auto page,
+        Wait(connection_->adapters().async(),
+             &v1::AdapterService::Stub::async::ListAdapters, request));
+    request.set_page_token(page.next_page_token());
+    all.mutable_adapters()->MergeFrom(page.adapters());
   } while (!request.page_token().empty());
   return all;
 }
@@ -339,20 +322,20 @@ absl::Status Client::DeleteAdapter(absl::string_view adapter_id) {
 
 absl::StatusOr<v1::Checkpoint> Client::SaveCheckpoint(
     const v1::SaveCheckpointRequest& request) {
-  auto response = Wait(connection_->adapters().async(),
-                       &v1::AdapterService::Stub::async::SaveCheckpoint,
-                       request, /*repeat=*/request.step() != 0);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_checkpoint());
+  WEFT_ASSIGN_OR_RETURN(auto response,
+                        Wait(connection_->adapters().async(),
+                             &v1::AdapterService::Stub::async::SaveCheckpoint,
+                             request, /*repeat=*/request.step() != 0));
+  return std::move(*response.mutable_checkpoint());
 }
 
 absl::StatusOr<v1::Adapter> Client::LoadCheckpoint(
     const v1::LoadCheckpointRequest& request) {
-  auto response = Wait(connection_->adapters().async(),
-                       &v1::AdapterService::Stub::async::LoadCheckpoint,
-                       request, /*repeat=*/request.step() != 0);
-  if (!response.ok()) return response.status();
-  return std::move(*response->mutable_adapter());
+  WEFT_ASSIGN_OR_RETURN(auto response,
+                        Wait(connection_->adapters().async(),
+                             &v1::AdapterService::Stub::async::LoadCheckpoint,
+                             request, /*repeat=*/request.step() != 0));
+  return std::move(*response.mutable_adapter());
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(
@@ -377,12 +360,11 @@ absl::Status Client::DeleteCheckpoint(absl::string_view adapter_id,
 
 absl::StatusOr<uint64_t> Client::PublishSnapshot(
     const v1::PublishSnapshotRequest& request) {
-  const auto response =
-      Wait(connection_->adapters().async(),
-           &v1::AdapterService::Stub::async::PublishSnapshot, request,
-           /*repeat=*/request.step() != 0);
-  if (!response.ok()) return response.status();
-  return response->version();
+  WEFT_ASSIGN_OR_RETURN(const auto response,
+                        Wait(connection_->adapters().async(),
+                             &v1::AdapterService::Stub::async::PublishSnapshot,
+                             request, /*repeat=*/request.step() != 0));
+  return response.version();
 }
 
 absl::Status Client::ReleaseSnapshot(absl::string_view adapter_id,

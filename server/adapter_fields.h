@@ -42,8 +42,8 @@ absl::StatusOr<Durability> ReadDurability(absl::string_view field,
     case v1::DURABILITY_STEP:
       return Durability::kStep;
     default:
-      return BadField(field, absl::StrCat("is ", request.durability(),
-                                          ", must be a known Durability"));
+      return BadField(field, "is ", request.durability(),
+                      ", must be a known Durability");
   }
 }
 

@@ -36,8 +36,7 @@ absl::StatusOr<TargetModule> ReadTargetModule(int index, int module,
       [module](TargetModule other) { return ToProto(other) == module; });
   const std::string field = absl::StrCat("config.target_modules[", index, "]");
   if (known == kAllTargetModules.end()) {
-    return BadField(
-        field, absl::StrCat("is ", module, ", must be a known TargetModule"));
+    return BadField(field, "is ", module, ", must be a known TargetModule");
   }
   if (*known == TargetModule::kLmHead || *known == TargetModule::kEmbedTokens ||
       std::ranges::count(limits.projections, *known) > 0) {
@@ -47,10 +46,10 @@ absl::StatusOr<TargetModule> ReadTargetModule(int index, int module,
   for (const TargetModule other : limits.projections) {
     absl::StrAppend(&modules, TargetModuleName(other), ", ");
   }
-  return BadField(field, absl::StrCat("is ", TargetModuleName(*known),
-                                      ", which the base model does not have, "
-                                      "must be one of ",
-                                      modules, "lm_head, embed_tokens"));
+  return BadField(field, "is ", TargetModuleName(*known),
+                  ", which the base model does not have, "
+                  "must be one of ",
+                  modules, "lm_head, embed_tokens");
 }
 
 absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
@@ -77,9 +76,9 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
                           ReadTargetModule(i, in.target_modules(i), limits));
     auto& modules = out.target_modules;
     if (std::find(modules.begin(), modules.end(), module) != modules.end()) {
-      return BadField(absl::StrCat("config.target_modules[", i, "]"),
-                      absl::StrCat("is ", TargetModuleName(module),
-                                   " again, must be given at most once"));
+      return BadField(absl::StrCat("config.target_modules[", i, "]"), "is ",
+                      TargetModuleName(module),
+                      " again, must be given at most once");
     }
     modules.push_back(module);
   }

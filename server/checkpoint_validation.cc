@@ -20,17 +20,15 @@ absl::StatusOr<CheckpointKind> ReadKind(int kind) {
     case v1::CHECKPOINT_KIND_SAMPLER:
       return CheckpointKind::kSampler;
     default:
-      return BadField("kind", absl::StrCat("is ", kind,
-                                           ", must be a known CheckpointKind"));
+      return BadField("kind", "is ", kind, ", must be a known CheckpointKind");
   }
 }
 
 absl::StatusOr<CheckpointMetadata> ReadMetadata(
     const v1::SaveCheckpointRequest& request) {
   if (request.metadata().size() > kMaxMetadataEntries) {
-    return BadField("metadata", absl::StrCat("has ", request.metadata().size(),
-                                             " entries, must be at most ",
-                                             kMaxMetadataEntries));
+    return BadField("metadata", "has ", request.metadata().size(),
+                    " entries, must be at most ", kMaxMetadataEntries);
   }
   CheckpointMetadata metadata;
   for (const auto& [key, value] : request.metadata()) {
@@ -39,9 +37,8 @@ absl::StatusOr<CheckpointMetadata> ReadMetadata(
   }
   const size_t bytes = MetadataBytes(metadata);
   if (bytes > kMaxMetadataBytes) {
-    return BadField("metadata",
-                    absl::StrCat("has ", bytes, " bytes, must be at most ",
-                                 kMaxMetadataBytes));
+    return BadField("metadata", "has ", bytes, " bytes, must be at most ",
+                    kMaxMetadataBytes);
   }
   return metadata;
 }

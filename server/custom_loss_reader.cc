@@ -20,9 +20,8 @@ template <typename T>
 absl::Status CopyValues(absl::string_view path, const std::string& raw,
                         uint64_t expected, std::vector<T>* out) {
   if (raw.size() % sizeof(T) != 0 || raw.size() / sizeof(T) != expected) {
-    return BadField(path, absl::StrCat("has ", raw.size(), " bytes, must have ",
-                                       expected, " values of ", sizeof(T),
-                                       " bytes, as its shape says"));
+    return BadField(path, "has ", raw.size(), " bytes, must have ", expected,
+                    " values of ", sizeof(T), " bytes, as its shape says");
   }
   out->resize(raw.size() / sizeof(T));
   if (!raw.empty()) std::memcpy(out->data(), raw.data(), raw.size());
@@ -32,10 +31,9 @@ absl::Status CopyValues(absl::string_view path, const std::string& raw,
 absl::StatusOr<CustomInput> ReadInput(const std::string& path,
                                       const v1::CustomInput& in, int rank) {
   if (in.shape_size() != rank) {
-    return BadField(
-        absl::StrCat(path, ".shape"),
-        absl::StrCat("has ", in.shape_size(), " dimensions, must have ", rank,
-                     " as in loss.custom_loss.inputs"));
+    return BadField(absl::StrCat(path, ".shape"), "has ", in.shape_size(),
+                    " dimensions, must have ", rank,
+                    " as in loss.custom_loss.inputs");
   }
   if (!in.floats_le().empty() && !in.ints_le().empty()) {
     return BadField(absl::StrCat(path, ".floats_le"),
@@ -62,18 +60,16 @@ absl::Status CheckTargets(const std::string& path, const CustomLoss& loss,
                           const Datum& datum) {
   const bool matrix = loss.inputs.front().rank == 2;
   if (matrix != (datum.targets_per_token > 0)) {
-    return BadField(
-        absl::StrCat(path, ".targets_per_token"),
-        absl::StrCat("is ", datum.targets_per_token, ", must be ",
-                     matrix ? "above 0" : "0", ", because logprobs has rank ",
-                     loss.inputs.front().rank, " in loss.custom_loss.inputs"));
+    return BadField(absl::StrCat(path, ".targets_per_token"), "is ",
+                    datum.targets_per_token, ", must be ",
+                    matrix ? "above 0" : "0", ", because logprobs has rank ",
+                    loss.inputs.front().rank, " in loss.custom_loss.inputs");
   }
   if (datum.weights.empty()) return absl::OkStatus();
-  return BadField(absl::StrCat(path, ".weights"),
-                  absl::StrCat("has ", datum.weights.size(),
-                               " values, must be empty for the loss custom, "
-                               "which scores every target: send them in "
-                               "custom_inputs, and have the graph use them"));
+  return BadField(absl::StrCat(path, ".weights"), "has ", datum.weights.size(),
+                  " values, must be empty for the loss custom, "
+                  "which scores every target: send them in "
+                  "custom_inputs, and have the graph use them");
 }
 
 }  // namespace
@@ -99,11 +95,10 @@ absl::Status ReadCustomLoss(const v1::LossConfig& in, int num_data,
   const int64_t work =
       static_cast<int64_t>(graph.nodes.size()) + graph.num_items;
   if (work * num_data <= kMaxNodeRuns) return absl::OkStatus();
-  return BadField("data",
-                  absl::StrCat("has ", num_data, " sequences, must be at most ",
-                               kMaxNodeRuns / work, " for the ", work,
-                               " nodes and items of lists of "
-                               "loss.custom_loss.graph: split it"));
+  return BadField("data", "has ", num_data, " sequences, must be at most ",
+                  kMaxNodeRuns / work, " for the ", work,
+                  " nodes and items of lists of "
+                  "loss.custom_loss.graph: split it");
 }
 
 absl::Status ReadCustomInputs(const v1::Datum& in, int index,

@@ -44,7 +44,7 @@ class DatumReader {
   }
 
   // Copies a field from its packed or its raw form. `*out` becomes empty if
-  // neither form is set. Out is int32_t for ids (FindBadId checks their range
+  // neither form is set. Out is int32_t for ids (CheckIds checks their range
   // later), uint32_t for offsets and float for reals. Errors: INVALID_ARGUMENT
   // if both forms are set, or if the raw form's size is not a multiple of 4.
   template <typename In, typename Out>
@@ -53,14 +53,13 @@ class DatumReader {
                     const std::string& raw, std::vector<Out>* out) const {
     static_assert(sizeof(In) == sizeof(Out) && sizeof(Out) == 4);
     if (!packed.empty() && !raw.empty()) {
-      return BadField(Path(field), absl::StrCat("and ", Path(field),
-                                                "_le are both set, must be "
-                                                "one of them"));
+      return BadField(Path(field), "and ", Path(field),
+                      "_le are both set, must be "
+                      "one of them");
     }
     if (raw.size() % sizeof(Out) != 0) {
-      return BadField(
-          Path(absl::StrCat(field, "_le")),
-          absl::StrCat("has ", raw.size(), " bytes, must be a multiple of 4"));
+      return BadField(Path(absl::StrCat(field, "_le")), "has ", raw.size(),
+                      " bytes, must be a multiple of 4");
     }
     const size_t count =
         raw.empty() ? static_cast<size_t>(packed.size()) : raw.size() / 4;
@@ -82,19 +81,17 @@ class DatumReader {
             ? absl::StrCat(std::max(out_.targets_per_token, 1),
                            " targets per token")
             : "the last of target_offsets";
-    return BadField(
-        Path(field),
-        absl::StrCat("has ", length, " values, must have ", expected, " (",
-                     out_.tokens.size(), " tokens, ", shape, ")"));
+    return BadField(Path(field), "has ", length, " values, must have ",
+                    expected, " (", out_.tokens.size(), " tokens, ", shape,
+                    ")");
   }
 
   absl::Status CheckFinite(absl::string_view field,
                            const std::vector<float>& values) const {
     const int64_t bad = FindNonFinite(values);
     if (bad < 0) return absl::OkStatus();
-    return BadField(absl::StrCat(Path(field), "[", bad, "]"),
-                    absl::StrCat("is ", values[static_cast<size_t>(bad)],
-                                 ", must be finite"));
+    return BadField(absl::StrCat(Path(field), "[", bad, "]"), "is ",
+                    values[static_cast<size_t>(bad)], ", must be finite");
   }
 
   absl::Status ReadTokens() {
@@ -108,15 +105,11 @@ class DatumReader {
   absl::Status CheckInput(absl::string_view field,
                           const std::vector<int32_t>& tokens) const {
     if (tokens.size() > static_cast<size_t>(limits_.context_length)) {
-      return BadField(Path(field),
-                      absl::StrCat("has ", tokens.size(),
-                                   " values, must be in [1, context length ",
-                                   limits_.context_length, "]"));
+      return BadField(Path(field), "has ", tokens.size(),
+                      " values, must be in [1, context length ",
+                      limits_.context_length, "]");
     }
-    const int64_t bad = FindBadId(tokens, limits_.vocab_size);
-    if (bad < 0) return absl::OkStatus();
-    return BadId(Path(field), bad, tokens[static_cast<size_t>(bad)],
-                 limits_.vocab_size);
+    return CheckIds(Path(field), tokens, limits_.vocab_size);
   }
 
   absl::Status ReadTeacherInput() {
@@ -125,15 +118,13 @@ class DatumReader {
     const auto count = static_cast<int64_t>(out_.teacher_tokens.size());
     if (count == 0) {
       if (!in_.has_teacher_offset()) return absl::OkStatus();
-      return BadField(Path("teacher_offset"),
-                      absl::StrCat("is ", in_.teacher_offset(),
-                                   ", must be absent without teacher_tokens"));
+      return BadField(Path("teacher_offset"), "is ", in_.teacher_offset(),
+                      ", must be absent without teacher_tokens");
     }
     if (!HasTeacher(function_)) {
-      return BadField(Path("teacher_tokens"),
-                      absl::StrCat("has ", count,
-                                   " values, must be empty for every loss but "
-                                   "forward_kl, reverse_kl and js"));
+      return BadField(Path("teacher_tokens"), "has ", count,
+                      " values, must be empty for every loss but "
+                      "forward_kl, reverse_kl and js");
     }
     WEFT_RETURN_IF_ERROR(CheckInput("teacher_tokens", out_.teacher_tokens));
     out_.teacher_offset = in_.has_teacher_offset() ? in_.teacher_offset()
@@ -166,11 +157,9 @@ class DatumReader {
   }
 
   absl::Status BadPair(int64_t token, const std::string& problem) const {
-    return BadField(
-        Path("teacher_offset"),
-        absl::StrCat("is ", out_.teacher_offset, ", which pairs tokens[", token,
-                     "] with teacher_tokens[", token + out_.teacher_offset,
-                     "], ", problem));
+    return BadField(Path("teacher_offset"), "is ", out_.teacher_offset,
+                    ", which pairs tokens[", token, "] with teacher_tokens[",
+                    token + out_.teacher_offset, "], ", problem);
   }
 
   absl::Status ReadTargets() {
@@ -180,20 +169,16 @@ class DatumReader {
         Copy("targets", in_.targets(), in_.targets_le(), &out_.targets));
     WEFT_RETURN_IF_ERROR(
         CheckLength("targets", out_.targets.size(), NumTargets()));
-    const int64_t bad = FindBadId(out_.targets, limits_.vocab_size);
-    if (bad < 0) return absl::OkStatus();
-    return BadId(Path("targets"), bad, out_.targets[static_cast<size_t>(bad)],
-                 limits_.vocab_size);
+    return CheckIds(Path("targets"), out_.targets, limits_.vocab_size);
   }
 
   absl::Status ReadTargetsPerToken() {
     const uint32_t per_token = in_.targets_per_token();
     if (per_token > 1 && function_ != LossFunction::kCrossEntropy &&
         function_ != LossFunction::kCustom) {
-      return BadField(Path("targets_per_token"),
-                      absl::StrCat("is ", per_token,
-                                   ", must be 0 or 1 for every loss but "
-                                   "cross_entropy and custom"));
+      return BadField(Path("targets_per_token"), "is ", per_token,
+                      ", must be 0 or 1 for every loss but "
+                      "cross_entropy and custom");
     }
     if (per_token > MaxTargetsPerToken()) {
       return CheckCount(Path("targets_per_token"), per_token, 0,
@@ -209,15 +194,13 @@ class DatumReader {
     const std::vector<uint32_t>& offsets = out_.target_offsets;
     if (offsets.empty()) return absl::OkStatus();
     if (function_ != LossFunction::kCrossEntropy) {
-      return BadField(Path("target_offsets"),
-                      absl::StrCat("has ", offsets.size(),
-                                   " values, must be empty for every loss but "
-                                   "cross_entropy"));
+      return BadField(Path("target_offsets"), "has ", offsets.size(),
+                      " values, must be empty for every loss but "
+                      "cross_entropy");
     }
     if (out_.targets_per_token > 1) {
-      return BadField(Path("targets_per_token"),
-                      absl::StrCat("is ", out_.targets_per_token,
-                                   ", must be 0 or 1 with target_offsets"));
+      return BadField(Path("targets_per_token"), "is ", out_.targets_per_token,
+                      ", must be 0 or 1 with target_offsets");
     }
     return CheckOffsets("target_offsets", offsets, MaxTargetsPerToken(),
                         "targets");
@@ -229,23 +212,20 @@ class DatumReader {
                             const std::vector<uint32_t>& offsets, uint32_t most,
                             absl::string_view what) const {
     if (offsets.size() != out_.tokens.size() + 1) {
-      return BadField(
-          Path(field),
-          absl::StrCat("has ", offsets.size(), " values, must have ",
-                       out_.tokens.size() + 1, " (", out_.tokens.size(),
-                       " tokens, and the end)"));
+      return BadField(Path(field), "has ", offsets.size(),
+                      " values, must have ", out_.tokens.size() + 1, " (",
+                      out_.tokens.size(), " tokens, and the end)");
     }
     if (offsets.front() != 0) {
-      return BadField(absl::StrCat(Path(field), "[0]"),
-                      absl::StrCat("is ", offsets.front(), ", must be 0"));
+      return BadField(absl::StrCat(Path(field), "[0]"), "is ", offsets.front(),
+                      ", must be 0");
     }
     for (size_t i = 1; i < offsets.size(); ++i) {
       const uint64_t low = offsets[i - 1];
       if (offsets[i] >= low && offsets[i] <= low + most) continue;
-      return BadField(absl::StrCat(Path(field), "[", i, "]"),
-                      absl::StrCat("is ", offsets[i], ", must be in [", low,
-                                   ", ", low + most, "] (a token has 0 to ",
-                                   most, " ", what, ")"));
+      return BadField(absl::StrCat(Path(field), "[", i, "]"), "is ", offsets[i],
+                      ", must be in [", low, ", ", low + most,
+                      "] (a token has 0 to ", most, " ", what, ")");
     }
     return absl::OkStatus();
   }
@@ -273,10 +253,9 @@ class DatumReader {
     WEFT_RETURN_IF_ERROR(CheckFinite("logprobs", out_.logprobs));
     const int64_t bad = FindPositive(out_.logprobs);
     if (bad >= 0) {
-      return BadField(
-          absl::StrCat(Path("logprobs"), "[", bad, "]"),
-          absl::StrCat("is ", out_.logprobs[static_cast<size_t>(bad)],
-                       ", must be at most 0"));
+      return BadField(absl::StrCat(Path("logprobs"), "[", bad, "]"), "is ",
+                      out_.logprobs[static_cast<size_t>(bad)],
+                      ", must be at most 0");
     }
     WEFT_RETURN_IF_ERROR(Copy("advantages", in_.advantages(),
                               in_.advantages_le(), &out_.advantages));
@@ -293,12 +272,10 @@ class DatumReader {
     const size_t row = static_cast<size_t>(limits_.expert_layers) * per_token;
     const size_t expected = out_.tokens.size() * row;
     if (raw.size() != expected * sizeof(uint16_t)) {
-      return BadField(
-          Path("routing_le"),
-          absl::StrCat("has ", raw.size(), " bytes, must have ",
-                       expected * sizeof(uint16_t), " (", out_.tokens.size(),
-                       " tokens, ", limits_.expert_layers, " layers, ",
-                       per_token, " experts of 2 bytes)"));
+      return BadField(Path("routing_le"), "has ", raw.size(),
+                      " bytes, must have ", expected * sizeof(uint16_t), " (",
+                      out_.tokens.size(), " tokens, ", limits_.expert_layers,
+                      " layers, ", per_token, " experts of 2 bytes)");
     }
     std::vector<uint16_t>& routing = out_.routing;
     routing.resize(expected);
@@ -309,7 +286,7 @@ class DatumReader {
       return BadField(
           absl::StrCat(Path("routing_le"), "[", i / row, "][",
                        i % row / per_token, "][", i % per_token, "]"),
-          absl::StrCat("is ", routing[i], wrong, limits_.num_experts, ")"));
+          "is ", routing[i], wrong, limits_.num_experts, ")");
     }
     return absl::OkStatus();
   }
@@ -337,18 +314,12 @@ class DatumReader {
     WEFT_RETURN_IF_ERROR(CheckOffsets("support_offsets_le", support.offsets,
                                       kMaxSupport, "ids"));
     if (support.offsets.back() != support.tokens.size()) {
-      return BadField(
-          Path("support_tokens_le"),
-          absl::StrCat("has ", support.tokens.size(), " values, must have ",
-                       support.offsets.back(),
-                       " (the last of support_offsets_le)"));
+      return BadField(Path("support_tokens_le"), "has ", support.tokens.size(),
+                      " values, must have ", support.offsets.back(),
+                      " (the last of support_offsets_le)");
     }
-    const int64_t bad = FindBadId(support.tokens, limits_.vocab_size);
-    if (bad >= 0) {
-      return BadId(Path("support_tokens_le"), bad,
-                   support.tokens[static_cast<size_t>(bad)],
-                   limits_.vocab_size);
-    }
+    WEFT_RETURN_IF_ERROR(CheckIds(Path("support_tokens_le"), support.tokens,
+                                  limits_.vocab_size));
     return CheckSupportIds(support);
   }
 
@@ -361,17 +332,15 @@ class DatumReader {
       if (low != last) {
         return BadField(absl::StrCat(Path("support_tokens_le"), "[",
                                      low + 1 - support.tokens.begin(), "]"),
-                        absl::StrCat("is ", *(low + 1), " after ", *low,
-                                     ", the ids of a token must increase"));
+                        "is ", *(low + 1), " after ", *low,
+                        ", the ids of a token must increase");
       }
       const int32_t target = out_.targets[i];
       if (first == last || std::binary_search(first, last, target)) continue;
-      return BadField(
-          Path("support_tokens_le"),
-          absl::StrCat("has no target ", target, " among the ", last - first,
-                       " ids of token ", i,
-                       ": the target must be one of them, or there must be no "
-                       "ids (the whole vocabulary)"));
+      return BadField(Path("support_tokens_le"), "has no target ", target,
+                      " among the ", last - first, " ids of token ", i,
+                      ": the target must be one of them, or there must be no "
+                      "ids (the whole vocabulary)");
     }
     return absl::OkStatus();
   }

@@ -34,10 +34,9 @@ absl::Status BadField(absl::string_view field, absl::string_view problem) {
 absl::Status CheckName(absl::string_view field, absl::string_view name) {
   if (IsName(name)) return absl::OkStatus();
   if (name.empty()) return BadField(field, "is required");
-  return BadField(
-      field, absl::StrCat("is ", Quoted(name),
-                          ", must match [A-Za-z0-9][A-Za-z0-9._-]{0,127} and "
-                          "not end in a dot"));
+  return BadField(field, "is ", Quoted(name),
+                  ", must match [A-Za-z0-9][A-Za-z0-9._-]{0,127} and "
+                  "not end in a dot");
 }
 
 absl::Status CheckAdapterId(absl::string_view field, absl::string_view id,
@@ -53,17 +52,15 @@ absl::Status CheckAdapterId(absl::string_view field, absl::string_view id,
 absl::Status CheckReal(absl::string_view field, double value,
                        const Interval& interval) {
   if (interval.Contains(value)) return absl::OkStatus();
-  return BadField(
-      field, absl::StrCat("is ", value, ", must be in ", interval.ToString()));
+  return BadField(field, "is ", value, ", must be in ", interval.ToString());
 }
 
 absl::Status CheckCount(absl::string_view field, uint64_t value, uint64_t low,
                         uint64_t high, absl::string_view flag) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return BadField(
-      field, absl::StrCat("is ", value, ", must be in [", low, ", ", high, "]",
-                          flag.empty() ? "" : " (the server's ", flag,
-                          flag.empty() ? "" : ")"));
+  return BadField(field, "is ", value, ", must be in [", low, ", ", high, "]",
+                  flag.empty() ? "" : " (the server's ", flag,
+                  flag.empty() ? "" : ")");
 }
 
 int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size) {
@@ -98,11 +95,13 @@ int64_t FindPositive(absl::Span<const float> values) {
   return bad == values.end() ? -1 : bad - values.begin();
 }
 
-absl::Status BadId(absl::string_view field, int64_t index, int32_t id,
-                   int vocab_size) {
-  return BadField(absl::StrCat(field, "[", index, "]"),
-                  absl::StrCat("is ", static_cast<uint32_t>(id),
-                               ", must be in [0, ", vocab_size, ")"));
+absl::Status CheckIds(absl::string_view field, absl::Span<const int32_t> ids,
+                      int vocab_size) {
+  const int64_t bad = FindBadId(ids, vocab_size);
+  if (bad < 0) return absl::OkStatus();
+  return BadField(absl::StrCat(field, "[", bad, "]"), "is ",
+                  static_cast<uint32_t>(ids[static_cast<size_t>(bad)]),
+                  ", must be in [0, ", vocab_size, ")");
 }
 
 }  // namespace weft

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -35,9 +36,15 @@ struct Interval {
 // Returns the first 48 bytes of a client's string, escaped and in quotes.
 [[nodiscard]] std::string Quoted(absl::string_view text);
 
-// Returns INVALID_ARGUMENT with the message "<field> <problem>".
+// Returns INVALID_ARGUMENT with the message "<field> <problem>". The parts of
+// the problem are those of absl::StrCat.
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
+template <typename... Parts>
+requires(sizeof...(Parts) > 1) [[nodiscard]] absl::Status
+    BadField(absl::string_view field, const Parts&... problem) {
+  return BadField(field, absl::string_view(absl::StrCat(problem...)));
+}
 
 // Checks that `name` matches [A-Za-z0-9][A-Za-z0-9._-]{0,127} and does not end
 // in a dot.
@@ -68,10 +75,10 @@ struct Interval {
 // Returns the index of the first value above zero, or -1.
 [[nodiscard]] int64_t FindPositive(absl::Span<const float> values);
 
-// Returns the error "<field>[<index>] is <id>, must be in [0, <vocab_size>)"
-// for ids[index].
-[[nodiscard]] absl::Status BadId(absl::string_view field, int64_t index,
-                                 int32_t id, int vocab_size);
+// Checks that all ids are in [0, vocab_size). `field` is the list's.
+[[nodiscard]] absl::Status CheckIds(absl::string_view field,
+                                    absl::Span<const int32_t> ids,
+                                    int vocab_size);
 
 }  // namespace weft
 

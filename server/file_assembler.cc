@@ -35,9 +35,8 @@ absl::Status FileAssembler<Message, Options, Request>::AddChunk(
     const v1::FileChunk& chunk) {
   WEFT_RETURN_IF_ERROR(CheckName("chunk.name", chunk.name()));
   if (chunk.data().size() > kMaxChunkBytes) {
-    return BadField("chunk.data",
-                    absl::StrCat("has ", chunk.data().size(),
-                                 " bytes, must be at most ", kMaxChunkBytes));
+    return BadField("chunk.data", "has ", chunk.data().size(),
+                    " bytes, must be at most ", kMaxChunkBytes);
   }
   PeftFiles& files = request_.files;
   if (files.empty() || files.back().first != chunk.name()) {
@@ -45,15 +44,13 @@ absl::Status FileAssembler<Message, Options, Request>::AddChunk(
         files.begin(), files.end(),
         [&chunk](const auto& file) { return file.first == chunk.name(); });
     if (seen) {
-      return BadField("chunk.name",
-                      absl::StrCat("is ", Quoted(chunk.name()),
-                                   " again after another file, must send the "
-                                   "pieces of a file together"));
+      return BadField("chunk.name", "is ", Quoted(chunk.name()),
+                      " again after another file, must send the "
+                      "pieces of a file together");
     }
     if (files.size() == kMaxFiles) {
-      return BadField("chunk.name",
-                      absl::StrCat("starts file ", kMaxFiles + 1,
-                                   ", must be at most ", kMaxFiles));
+      return BadField("chunk.name", "starts file ", kMaxFiles + 1,
+                      ", must be at most ", kMaxFiles);
     }
     files.emplace_back(chunk.name(), "");
   }

@@ -22,10 +22,9 @@ absl::Status CheckSequenceId(const std::string& path, const std::string& id) {
       std::ranges::all_of(id, absl::ascii_isgraph)) {
     return absl::OkStatus();
   }
-  return BadField(
-      absl::StrCat(path, ".sequence_id"),
-      absl::StrCat("is ", Quoted(id), ", must be a Sample.sequence_id: 1 to ",
-                   kMaxSequenceIdBytes, " visible characters"));
+  return BadField(absl::StrCat(path, ".sequence_id"), "is ", Quoted(id),
+                  ", must be a Sample.sequence_id: 1 to ", kMaxSequenceIdBytes,
+                  " visible characters");
 }
 
 // Returns whether the span goes on where the one before ends, in the datum and
@@ -41,9 +40,9 @@ absl::Status CheckSpanOwner(const Datum& datum, const v1::Datum& in, int index,
                             const Replay& replay) {
   const std::string path = absl::StrCat("data[", index, "].");
   if (in.sampled_spans_size() > kMaxSpans) {
-    return BadField(absl::StrCat(path, "sampled_spans"),
-                    absl::StrCat("has ", in.sampled_spans_size(),
-                                 " values, must be at most ", kMaxSpans));
+    return BadField(absl::StrCat(path, "sampled_spans"), "has ",
+                    in.sampled_spans_size(), " values, must be at most ",
+                    kMaxSpans);
   }
   if (datum.targets_per_token > 1 || !datum.target_offsets.empty()) {
     return BadField(absl::StrCat(path, "sampled_spans"),
@@ -72,17 +71,16 @@ absl::StatusOr<std::vector<SampledSpan>> ReadSampledSpans(const v1::Datum& in,
         absl::StrCat("data[", index, "].sampled_spans[", s, "]");
     WEFT_RETURN_IF_ERROR(CheckSequenceId(path, span.sequence_id()));
     if (span.start() < free) {
-      return BadField(absl::StrCat(path, ".start"),
-                      absl::StrCat("is ", span.start(), ", must be at least ",
-                                   free, ", the end of the span before"));
+      return BadField(absl::StrCat(path, ".start"), "is ", span.start(),
+                      ", must be at least ", free,
+                      ", the end of the span before");
     }
     const uint64_t end = uint64_t{span.start()} + span.length();
     if (span.length() == 0 || end > static_cast<uint64_t>(num_tokens)) {
-      return BadField(
-          absl::StrCat(path, ".length"),
-          absl::StrCat("is ", span.length(), " at start ", span.start(),
-                       ", must be at least 1 and end within the ", num_tokens,
-                       " targets"));
+      return BadField(absl::StrCat(path, ".length"), "is ", span.length(),
+                      " at start ", span.start(),
+                      ", must be at least 1 and end within the ", num_tokens,
+                      " targets");
     }
     if (!spans.empty() && Continues(spans.back(), span)) {
       return BadField(path,

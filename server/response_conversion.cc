@@ -34,15 +34,9 @@ void FillTrainResponse(const TrainResult& result, Message* out) {
 }
 
 v1::FinishReason ToProto(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kNone:
-      return v1::FINISH_REASON_UNSPECIFIED;
-    case FinishReason::kStop:
-      return v1::FINISH_REASON_STOP;
-    case FinishReason::kLength:
-      return v1::FINISH_REASON_LENGTH;
-  }
-  return v1::FINISH_REASON_UNSPECIFIED;
+  static_assert(static_cast<int>(FinishReason::kLength) ==
+                v1::FINISH_REASON_LENGTH);
+  return static_cast<v1::FinishReason>(reason);
 }
 
 void FillTop(const std::vector<TopLogprobs>& rows,
@@ -123,41 +117,9 @@ void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out) {
 }
 
 v1::TargetModule ToProto(TargetModule module) {
-  switch (module) {
-    case TargetModule::kQProj:
-      return v1::TARGET_MODULE_Q_PROJ;
-    case TargetModule::kKProj:
-      return v1::TARGET_MODULE_K_PROJ;
-    case TargetModule::kVProj:
-      return v1::TARGET_MODULE_V_PROJ;
-    case TargetModule::kOProj:
-      return v1::TARGET_MODULE_O_PROJ;
-    case TargetModule::kGateProj:
-      return v1::TARGET_MODULE_GATE_PROJ;
-    case TargetModule::kUpProj:
-      return v1::TARGET_MODULE_UP_PROJ;
-    case TargetModule::kDownProj:
-      return v1::TARGET_MODULE_DOWN_PROJ;
-    case TargetModule::kLmHead:
-      return v1::TARGET_MODULE_LM_HEAD;
-    case TargetModule::kEmbedTokens:
-      return v1::TARGET_MODULE_EMBED_TOKENS;
-    case TargetModule::kInProjQkv:
-      return v1::TARGET_MODULE_IN_PROJ_QKV;
-    case TargetModule::kInProjZ:
-      return v1::TARGET_MODULE_IN_PROJ_Z;
-    case TargetModule::kInProjB:
-      return v1::TARGET_MODULE_IN_PROJ_B;
-    case TargetModule::kInProjA:
-      return v1::TARGET_MODULE_IN_PROJ_A;
-    case TargetModule::kOutProj:
-      return v1::TARGET_MODULE_OUT_PROJ;
-    case TargetModule::kInProjQkvz:
-      return v1::TARGET_MODULE_IN_PROJ_QKVZ;
-    case TargetModule::kInProjBa:
-      return v1::TARGET_MODULE_IN_PROJ_BA;
-  }
-  return v1::TARGET_MODULE_UNSPECIFIED;
+  // Both enums have the same order, but 0 of v1 is no module.
+  static_assert(kAllTargetModules.size() + 1 == v1::TargetModule_ARRAYSIZE);
+  return static_cast<v1::TargetModule>(static_cast<int>(module) + 1);
 }
 
 void ToProto(const LoraConfig& config, v1::LoraConfig* out) {
@@ -182,15 +144,9 @@ v1::Durability ToProto(Durability durability) {
 }
 
 v1::AdapterLocation ToProto(AdapterLocation location) {
-  switch (location) {
-    case AdapterLocation::kDevice:
-      return v1::ADAPTER_LOCATION_DEVICE;
-    case AdapterLocation::kHost:
-      return v1::ADAPTER_LOCATION_HOST;
-    case AdapterLocation::kDisk:
-      return v1::ADAPTER_LOCATION_DISK;
-  }
-  return v1::ADAPTER_LOCATION_UNSPECIFIED;
+  // Both enums have the same order, but 0 of v1 is no location.
+  static_assert(kNumAdapterLocations + 1 == v1::AdapterLocation_ARRAYSIZE);
+  return static_cast<v1::AdapterLocation>(static_cast<int>(location) + 1);
 }
 
 // `Info` is AdapterInfo or CheckpointInfo.

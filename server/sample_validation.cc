@@ -40,9 +40,8 @@ absl::StatusOr<std::vector<int32_t>> ReadIds(
     absl::string_view field,
     const google::protobuf::RepeatedField<uint32_t>& ids, int vocab_size) {
   std::vector<int32_t> out(ids.begin(), ids.end());
-  const int64_t bad = FindBadId(out, vocab_size);
-  if (bad < 0) return out;
-  return BadId(field, bad, out[static_cast<size_t>(bad)], vocab_size);
+  WEFT_RETURN_IF_ERROR(CheckIds(field, out, vocab_size));
+  return out;
 }
 
 absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
@@ -51,9 +50,8 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
                        static_cast<size_t>(in.token_sequences_size()) +
                        static_cast<size_t>(in.byte_strings_size());
   if (entries > kMaxStopEntries) {
-    return BadField("config.stop",
-                    absl::StrCat("has ", entries, " entries, must be at most ",
-                                 kMaxStopEntries));
+    return BadField("config.stop", "has ", entries,
+                    " entries, must be at most ", kMaxStopEntries);
   }
   StopRule out{.ignore_eos = in.ignore_eos()};
   WEFT_ASSIGN_OR_RETURN(
@@ -64,9 +62,8 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
     const std::string path =
         absl::StrCat("config.stop.token_sequences[", i, "].tokens");
     if (tokens.empty() || tokens.size() > kMaxStopTokens) {
-      return BadField(
-          path, absl::StrCat("has ", tokens.size(), " values, must be in [1, ",
-                             kMaxStopTokens, "]"));
+      return BadField(path, "has ", tokens.size(), " values, must be in [1, ",
+                      kMaxStopTokens, "]");
     }
     WEFT_ASSIGN_OR_RETURN(std::vector<int32_t> sequence,
                           ReadIds(path, tokens, limits.vocab_size));
@@ -75,10 +72,9 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
   for (int i = 0; i < in.byte_strings_size(); ++i) {
     const std::string& bytes = in.byte_strings(i);
     if (bytes.empty() || bytes.size() > kMaxStopBytes) {
-      return BadField(
-          absl::StrCat("config.stop.byte_strings[", i, "]"),
-          absl::StrCat("has ", bytes.size(), " bytes, must be in [1, ",
-                       kMaxStopBytes, "]"));
+      return BadField(absl::StrCat("config.stop.byte_strings[", i, "]"), "has ",
+                      bytes.size(), " bytes, must be in [1, ", kMaxStopBytes,
+                      "]");
     }
     out.byte_strings.push_back(bytes);
   }
@@ -111,26 +107,23 @@ absl::Status ReadPenalties(const v1::SamplingConfig& in, SamplingConfig* out) {
 absl::Status ReadBiases(const v1::SamplingConfig& in, int vocab_size,
                         SamplingConfig* out) {
   if (in.logit_bias_size() > kMaxLogitBiases) {
-    return BadField(
-        "config.logit_bias",
-        absl::StrCat("has ", in.logit_bias_size(), " entries, must be at most ",
-                     kMaxLogitBiases));
+    return BadField("config.logit_bias", "has ", in.logit_bias_size(),
+                    " entries, must be at most ", kMaxLogitBiases);
   }
   std::set<int32_t> tokens;
   for (int i = 0; i < in.logit_bias_size(); ++i) {
     const auto token = static_cast<int32_t>(in.logit_bias(i).token());
     const std::string path = absl::StrCat("config.logit_bias[", i, "]");
     if (token < 0 || token >= vocab_size) {
-      return BadField(absl::StrCat(path, ".token"),
-                      absl::StrCat("is ", in.logit_bias(i).token(),
-                                   ", must be in [0, ", vocab_size, ")"));
+      return BadField(absl::StrCat(path, ".token"), "is ",
+                      in.logit_bias(i).token(), ", must be in [0, ", vocab_size,
+                      ")");
     }
     WEFT_RETURN_IF_ERROR(CheckReal(absl::StrCat(path, ".bias"),
                                    in.logit_bias(i).bias(),
                                    {.low = -100, .high = 100}));
     if (!tokens.insert(token).second) {
-      return BadField(absl::StrCat(path, ".token"),
-                      absl::StrCat("is ", token, " again"));
+      return BadField(absl::StrCat(path, ".token"), "is ", token, " again");
     }
     out->logit_bias.emplace_back(token, in.logit_bias(i).bias());
   }
@@ -141,10 +134,9 @@ absl::Status ReadBiases(const v1::SamplingConfig& in, int vocab_size,
 absl::Status ReadAllowed(const v1::SamplingConfig& in,
                          const RequestLimits& limits, SamplingConfig* out) {
   if (in.allowed_token_ids_size() > limits.vocab_size) {
-    return BadField(
-        "config.allowed_token_ids",
-        absl::StrCat("has ", in.allowed_token_ids_size(),
-                     " values, must be at most ", limits.vocab_size));
+    return BadField("config.allowed_token_ids", "has ",
+                    in.allowed_token_ids_size(), " values, must be at most ",
+                    limits.vocab_size);
   }
   WEFT_ASSIGN_OR_RETURN(out->allowed_token_ids,
                         ReadIds("config.allowed_token_ids",
@@ -165,10 +157,9 @@ absl::Status ReadAllowed(const v1::SamplingConfig& in,
               return ends.contains(token);
             });
   if (!only_ends) return absl::OkStatus();
-  return BadField("config.min_tokens",
-                  absl::StrCat("is ", out->min_tokens,
-                               ", must be 0: all tokens that may be drawn end "
-                               "a sample"));
+  return BadField("config.min_tokens", "is ", out->min_tokens,
+                  ", must be 0: all tokens that may be drawn end "
+                  "a sample");
 }
 
 absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
@@ -180,10 +171,9 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
                                   ? std::min(kDefaultMaxTokens, room)
                                   : in.max_tokens();
   if (max_tokens > room) {
-    return BadField("config.max_tokens",
-                    absl::StrCat("is ", max_tokens, ", must be in [1, ", room,
-                                 "]: context length ", limits.context_length,
-                                 " less the prompt's ", prompt_length));
+    return BadField("config.max_tokens", "is ", max_tokens, ", must be in [1, ",
+                    room, "]: context length ", limits.context_length,
+                    " less the prompt's ", prompt_length);
   }
   SamplingConfig out;
   out.max_tokens = static_cast<int>(max_tokens);
@@ -289,11 +279,9 @@ absl::Status ReadRecord(const v1::SampleRequest& in,
 absl::Status ReadPromptTargets(const v1::PromptTargets& in, int vocab_size,
                                SampleRequest* out) {
   if (static_cast<size_t>(in.counts_size()) + 1 != out->prompt.size()) {
-    return BadField(
-        "prompt_targets.counts",
-        absl::StrCat("has ", in.counts_size(), " values, must have ",
-                     out->prompt.size() - 1,
-                     ", one for each token of the prompt but the first"));
+    return BadField("prompt_targets.counts", "has ", in.counts_size(),
+                    " values, must have ", out->prompt.size() - 1,
+                    ", one for each token of the prompt but the first");
   }
   out->prompt_target_offsets = {0};
   for (int i = 0; i < in.counts_size(); ++i) {
@@ -304,11 +292,9 @@ absl::Status ReadPromptTargets(const v1::PromptTargets& in, int vocab_size,
                                          in.counts(i));
   }
   if (out->prompt_target_offsets.back() != in.tokens_size()) {
-    return BadField(
-        "prompt_targets.tokens",
-        absl::StrCat("has ", in.tokens_size(), " values, must have ",
-                     out->prompt_target_offsets.back(),
-                     ", the sum of prompt_targets.counts"));
+    return BadField("prompt_targets.tokens", "has ", in.tokens_size(),
+                    " values, must have ", out->prompt_target_offsets.back(),
+                    ", the sum of prompt_targets.counts");
   }
   WEFT_ASSIGN_OR_RETURN(out->prompt_targets, ReadIds("prompt_targets.tokens",
                                                      in.tokens(), vocab_size));
@@ -327,10 +313,10 @@ absl::Status ReadPromptScores(const v1::SampleRequest& in, int vocab_size,
   out->prompt_alternatives = static_cast<int>(in.prompt_alternatives());
   if (in.prompt_logprobs_last_n() != 0) {
     if (!in.prompt_logprobs() && in.prompt_top_logprobs() == 0) {
-      return BadField("prompt_logprobs_last_n",
-                      absl::StrCat("is ", in.prompt_logprobs_last_n(),
-                                   ", is only for prompt_logprobs and "
-                                   "prompt_top_logprobs"));
+      return BadField("prompt_logprobs_last_n", "is ",
+                      in.prompt_logprobs_last_n(),
+                      ", is only for prompt_logprobs and "
+                      "prompt_top_logprobs");
     }
     WEFT_RETURN_IF_ERROR(CheckCount("prompt_logprobs_last_n",
                                     in.prompt_logprobs_last_n(), 0,
@@ -348,10 +334,10 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   WEFT_RETURN_IF_ERROR(CheckSource(request, limits));
   const int prompt_length = request.prompt_size();
   if (prompt_length < 1 || prompt_length >= limits.context_length) {
-    return BadField("prompt", absl::StrCat("has ", prompt_length,
-                                           " values, must be in [1, context "
-                                           "length ",
-                                           limits.context_length, ")"));
+    return BadField("prompt", "has ", prompt_length,
+                    " values, must be in [1, context "
+                    "length ",
+                    limits.context_length, ")");
   }
   SampleRequest out;
   out.adapter_id = request.adapter_id();

@@ -18,36 +18,18 @@ namespace {
 constexpr Interval kTemperature = {.low = 1e-8, .high = 1e8};
 
 absl::StatusOr<LossFunction> ReadLossFunction(v1::LossFunction function) {
-  switch (function) {
-    case v1::LOSS_FUNCTION_CROSS_ENTROPY:
-      return LossFunction::kCrossEntropy;
-    case v1::LOSS_FUNCTION_IMPORTANCE_SAMPLING:
-      return LossFunction::kImportanceSampling;
-    case v1::LOSS_FUNCTION_PPO:
-      return LossFunction::kPpo;
-    case v1::LOSS_FUNCTION_CISPO:
-      return LossFunction::kCispo;
-    case v1::LOSS_FUNCTION_DRO:
-      return LossFunction::kDro;
-    case v1::LOSS_FUNCTION_GSPO:
-      return LossFunction::kGspo;
-    case v1::LOSS_FUNCTION_STABLE_REINFORCE:
-      return LossFunction::kStableReinforce;
-    case v1::LOSS_FUNCTION_CUSTOM:
-      return LossFunction::kCustom;
-    case v1::LOSS_FUNCTION_FORWARD_KL:
-      return LossFunction::kForwardKl;
-    case v1::LOSS_FUNCTION_REVERSE_KL:
-      return LossFunction::kReverseKl;
-    case v1::LOSS_FUNCTION_JS:
-      return LossFunction::kJs;
-    case v1::LOSS_FUNCTION_UNSPECIFIED:
-      return BadField("loss.function", "is required");
-    default:
-      return BadField("loss.function",
-                      absl::StrCat("is ", static_cast<int>(function),
-                                   ", must be a known LossFunction"));
+  if (function == v1::LOSS_FUNCTION_UNSPECIFIED) {
+    return BadField("loss.function", "is required");
   }
+  if (!v1::LossFunction_IsValid(function)) {
+    return BadField("loss.function",
+                    absl::StrCat("is ", static_cast<int>(function),
+                                 ", must be a known LossFunction"));
+  }
+  // Both enums have the same order, but 0 of v1 is no function.
+  static_assert(static_cast<int>(LossFunction::kJs) + 1 ==
+                v1::LossFunction_MAX);
+  return static_cast<LossFunction>(function - 1);
 }
 
 // Checks the settings that do not go with a teacher.

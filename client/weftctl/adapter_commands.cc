@@ -4,6 +4,7 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
@@ -37,14 +38,13 @@ absl::Status Print(const Session& session,
 }
 
 absl::Status ListAdapters(const Session& session) {
-  const auto found = session.client.ListAdapters();
-  if (!found.ok()) return found.status();
+  WEFT_ASSIGN_OR_RETURN(const auto found, session.client.ListAdapters());
   if (session.json) {
-    PrintJson(*found, session.out);
+    PrintJson(found, session.out);
     return absl::OkStatus();
   }
   std::vector<Row> rows = {Heading()};
-  for (const v1::Adapter& adapter : found->adapters()) {
+  for (const v1::Adapter& adapter : found.adapters()) {
     rows.push_back(Describe(adapter));
   }
   PrintTable(rows, session.out);
@@ -53,16 +53,13 @@ absl::Status ListAdapters(const Session& session) {
 
 absl::StatusOr<v1::LoraConfig> ReadConfig(const Arguments& arguments) {
   v1::LoraConfig config;
-  const auto rank = arguments.GetUint32("rank");
-  if (!rank.ok()) return rank.status();
-  config.set_rank(*rank);
-  const auto alpha = arguments.GetDouble("alpha");
-  if (!alpha.ok()) return alpha.status();
-  config.set_alpha(*alpha);
+  WEFT_ASSIGN_OR_RETURN(const auto rank, arguments.GetUint32("rank"));
+  config.set_rank(rank);
+  WEFT_ASSIGN_OR_RETURN(const auto alpha, arguments.GetDouble("alpha"));
+  config.set_alpha(alpha);
   if (arguments.Has("seed")) {
-    const auto seed = arguments.GetInt("seed");
-    if (!seed.ok()) return seed.status();
-    config.set_seed(static_cast<uint64_t>(*seed));
+    WEFT_ASSIGN_OR_RETURN(const auto seed, arguments.GetInt("seed"));
+    config.set_seed(static_cast<uint64_t>(seed));
   }
   const std::string modules = arguments.GetString("target-modules");
   for (const auto name : absl::StrSplit(modules, ',', absl::SkipEmpty())) {
@@ -79,14 +76,15 @@ absl::StatusOr<v1::LoraConfig> ReadConfig(const Arguments& arguments) {
 }
 
 absl::Status CreateAdapter(const Session& session) {
-  const auto config = ReadConfig(session.arguments);
-  if (!config.ok()) return config.status();
-  const auto durability = ReadDurability(session.arguments);
-  if (!durability.ok()) return durability.status();
+  WEFT_ASSIGN_OR_RETURN(const auto config, ReadConfig(session.arguments));
+  WEFT_ASSIGN_OR_RETURN(const auto durability,
+                        ReadDurability(session.arguments));
   const std::string& id = session.arguments.word(0);
-  const auto made = session.client.CreateAdapter(
-      id, *config, session.arguments.GetString("tenant"), *durability);
-  if (!made.ok()) return made.status();
+  WEFT_RETURN_IF_ERROR(session.client
+                           .CreateAdapter(id, config,
+                                          session.arguments.GetString("tenant"),
+                                          durability)
+                           .status());
   return Print(session, session.client.GetAdapter(id));
 }
 
@@ -99,12 +97,12 @@ absl::Status DeleteAdapter(const Session& session) {
 }
 
 absl::Status ImportAdapter(const Session& session) {
-  const auto durability = ReadDurability(session.arguments);
-  if (!durability.ok()) return durability.status();
+  WEFT_ASSIGN_OR_RETURN(const auto durability,
+                        ReadDurability(session.arguments));
   return Print(session,
                session.client.ImportAdapter(
                    session.arguments.word(0), session.arguments.word(1),
-                   session.arguments.GetString("tenant"), *durability));
+                   session.arguments.GetString("tenant"), durability));
 }
 
 absl::Status ExportAdapter(const Session& session) {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "src/base/operator_file.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
@@ -190,9 +191,8 @@ absl::StatusOr<client::Security> ReadSecurity(const Arguments& arguments) {
                {"client-cert", &security.certificate},
                {"client-key", &security.private_key}};
   for (const auto& file : files) {
-    absl::StatusOr<std::string> contents = ReadFile(arguments, file.flag);
-    if (!contents.ok()) return contents.status();
-    *file.contents = *std::move(contents);
+    WEFT_ASSIGN_OR_RETURN(std::string contents, ReadFile(arguments, file.flag));
+    *file.contents = std::move(contents);
   }
   // --token-file takes precedence over WEFT_TOKEN, which takes precedence over
   // WEFT_TOKEN_FILE.

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
@@ -63,12 +64,10 @@ absl::Status ReadProperties(const Arguments& arguments,
     return UsageError(
         absl::StrCat("--kind: '", kind, "' is neither train nor sampler"));
   }
-  const auto ttl = arguments.GetInt("ttl");
-  if (!ttl.ok()) return ttl.status();
-  const auto keep = arguments.GetUint32("keep-newest");
-  if (!keep.ok()) return keep.status();
-  request->set_ttl_seconds(static_cast<uint64_t>(*ttl));
-  request->set_keep_newest(*keep);
+  WEFT_ASSIGN_OR_RETURN(const auto ttl, arguments.GetInt("ttl"));
+  WEFT_ASSIGN_OR_RETURN(const auto keep, arguments.GetUint32("keep-newest"));
+  request->set_ttl_seconds(static_cast<uint64_t>(ttl));
+  request->set_keep_newest(keep);
   return ReadMetadata(arguments.GetString("metadata"), request);
 }
 
@@ -77,41 +76,39 @@ absl::Status SaveCheckpoint(const Session& session) {
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
   request.set_overwrite(session.arguments.Has("overwrite"));
-  const absl::Status properties = ReadProperties(session.arguments, &request);
-  if (!properties.ok()) return properties;
-  auto saved = session.client.SaveCheckpoint(request);
-  if (!saved.ok()) return saved.status();
+  WEFT_RETURN_IF_ERROR(ReadProperties(session.arguments, &request));
+  WEFT_ASSIGN_OR_RETURN(auto saved, session.client.SaveCheckpoint(request));
   v1::ListCheckpointsResponse one;
-  *one.add_checkpoints() = *std::move(saved);
+  *one.add_checkpoints() = std::move(saved);
   PrintCheckpoints(session, one);
   return absl::OkStatus();
 }
 
 absl::Status LoadCheckpoint(const Session& session) {
-  const auto durability = ReadDurability(session.arguments);
-  if (!durability.ok()) return durability.status();
+  WEFT_ASSIGN_OR_RETURN(const auto durability,
+                        ReadDurability(session.arguments));
   v1::LoadCheckpointRequest request;
-  request.set_durability(*durability);
+  request.set_durability(durability);
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
   request.set_source_adapter_id(session.arguments.GetString("source"));
   request.set_weights_only(session.arguments.Has("weights-only"));
   request.set_tenant(session.arguments.GetString("tenant"));
-  const auto loaded = session.client.LoadCheckpoint(request);
-  if (!loaded.ok()) return loaded.status();
+  WEFT_ASSIGN_OR_RETURN(const auto loaded,
+                        session.client.LoadCheckpoint(request));
   if (session.json) {
-    PrintJson(*loaded, session.out);
+    PrintJson(loaded, session.out);
   } else {
-    session.out << Printable(loaded->adapter_id()) << " is at step "
-                << loaded->last_step() << "\n";
+    session.out << Printable(loaded.adapter_id()) << " is at step "
+                << loaded.last_step() << "\n";
   }
   return absl::OkStatus();
 }
 
 absl::Status ListCheckpoints(const Session& session) {
-  const auto found = session.client.ListCheckpoints(session.arguments.word(0));
-  if (!found.ok()) return found.status();
-  PrintCheckpoints(session, *found);
+  WEFT_ASSIGN_OR_RETURN(const auto found, session.client.ListCheckpoints(
+                                              session.arguments.word(0)));
+  PrintCheckpoints(session, found);
   return absl::OkStatus();
 }
 
@@ -132,11 +129,10 @@ absl::Status UploadCheckpoint(const Session& session) {
   options.set_name(session.arguments.word(1));
   options.set_overwrite(session.arguments.Has("overwrite"));
   options.set_tenant(session.arguments.GetString("tenant"));
-  auto uploaded =
-      session.client.UploadCheckpoint(options, session.arguments.word(2));
-  if (!uploaded.ok()) return uploaded.status();
+  WEFT_ASSIGN_OR_RETURN(auto uploaded, session.client.UploadCheckpoint(
+                                           options, session.arguments.word(2)));
   v1::ListCheckpointsResponse one;
-  *one.add_checkpoints() = *std::move(uploaded);
+  *one.add_checkpoints() = std::move(uploaded);
   PrintCheckpoints(session, one);
   return absl::OkStatus();
 }
@@ -145,12 +141,12 @@ absl::Status PublishSnapshot(const Session& session) {
   v1::PublishSnapshotRequest request;
   request.set_adapter_id(session.arguments.word(0));
   request.set_name(session.arguments.word(1));
-  const auto version = session.client.PublishSnapshot(request);
-  if (!version.ok()) return version.status();
+  WEFT_ASSIGN_OR_RETURN(const auto version,
+                        session.client.PublishSnapshot(request));
   if (session.json) {
-    session.out << "{\"version\":\"" << *version << "\"}\n";
+    session.out << "{\"version\":\"" << version << "\"}\n";
   } else {
-    session.out << "version " << *version << "\n";
+    session.out << "version " << version << "\n";
   }
   return absl::OkStatus();
 }

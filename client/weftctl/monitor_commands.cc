@@ -12,6 +12,7 @@
 #include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
 #include "src/base/clock.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
@@ -22,26 +23,23 @@ constexpr char kClearScreen[] = "\033[H\033[2J";
 absl::StatusOr<LoadSample> Look(const Session& session) {
   LoadSample sample{.seconds =
                         absl::ToDoubleSeconds(SteadyNow() - absl::UnixEpoch())};
-  auto info = session.client.GetInfo();
-  if (!info.ok()) return info.status();
-  sample.info = *std::move(info);
+  WEFT_ASSIGN_OR_RETURN(auto info, session.client.GetInfo());
+  sample.info = std::move(info);
   if (sample.info.model().architecture().empty()) return sample;  // It starts.
-  auto adapters = session.client.ListAdapters();
-  if (!adapters.ok()) return adapters.status();
-  sample.adapters = *std::move(adapters);
+  WEFT_ASSIGN_OR_RETURN(auto adapters, session.client.ListAdapters());
+  sample.adapters = std::move(adapters);
   return sample;
 }
 
 absl::Status Top(const Session& session) {
-  const auto interval = session.arguments.GetDuration("interval");
-  if (!interval.ok()) return interval.status();
-  const auto count = session.arguments.GetInt("count");
-  if (!count.ok()) return count.status();
+  WEFT_ASSIGN_OR_RETURN(const auto interval,
+                        session.arguments.GetDuration("interval"));
+  WEFT_ASSIGN_OR_RETURN(const auto count, session.arguments.GetInt("count"));
   const bool live = &session.out == &std::cout && isatty(STDOUT_FILENO) == 1;
   std::optional<LoadSample> before;
   absl::Time answered;
-  for (int64_t shown = 0; *count == 0 || shown < *count; ++shown) {
-    if (shown > 0) absl::SleepFor(*interval);
+  for (int64_t shown = 0; count == 0 || shown < count; ++shown) {
+    if (shown > 0) absl::SleepFor(interval);
     absl::StatusOr<LoadSample> now = Look(session);
     // A server that has answered may restart, so this waits for its return.
     const bool away = absl::IsUnavailable(now.status()) ||
@@ -68,20 +66,17 @@ absl::Status Top(const Session& session) {
 }
 
 absl::Status Profile(const Session& session) {
-  const auto steps = session.arguments.GetUint32("steps");
-  if (!steps.ok()) return steps.status();
-  const auto time = session.arguments.GetDuration("time");
-  if (!time.ok()) return time.status();
+  WEFT_ASSIGN_OR_RETURN(const auto steps, session.arguments.GetUint32("steps"));
+  WEFT_ASSIGN_OR_RETURN(const auto time, session.arguments.GetDuration("time"));
   const std::string path = session.arguments.GetString("output");
-  const auto trace = session.client.Profile(*steps, *time);
-  if (!trace.ok()) return trace.status();
+  WEFT_ASSIGN_OR_RETURN(const auto trace, session.client.Profile(steps, time));
   std::ofstream file(path, std::ios::binary);
-  file << *trace;
+  file << trace;
   file.close();
   if (!file) {
     return absl::InternalError(absl::StrCat("--output: cannot write ", path));
   }
-  session.out << "wrote " << FormatBytes(trace->size()) << " to " << path
+  session.out << "wrote " << FormatBytes(trace.size()) << " to " << path
               << "\n";
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
@@ -54,23 +55,20 @@ absl::Status ReadBias(const Arguments& arguments, Config& config) {
 
 absl::Status ReadConfig(const Arguments& arguments, Config& config) {
   for (const auto& field : kWholeNumbers) {
-    const auto value = arguments.GetUint32(field.flag);
-    if (!value.ok()) return value.status();
-    (config.*field.set)(*value);
+    WEFT_ASSIGN_OR_RETURN(const auto value, arguments.GetUint32(field.flag));
+    (config.*field.set)(value);
   }
   for (const auto& field : kNumbers) {
-    const auto value = arguments.GetDouble(field.flag);
-    if (!value.ok()) return value.status();
-    (config.*field.set)(*value);
+    WEFT_ASSIGN_OR_RETURN(const auto value, arguments.GetDouble(field.flag));
+    (config.*field.set)(value);
   }
   if (arguments.Has("seed")) {
-    const auto seed = arguments.GetInt("seed");
-    if (!seed.ok()) return seed.status();
-    config.set_seed(static_cast<uint64_t>(*seed));
+    WEFT_ASSIGN_OR_RETURN(const auto seed, arguments.GetInt("seed"));
+    config.set_seed(static_cast<uint64_t>(seed));
   }
-  const auto allowed = arguments.GetTokens("allowed-tokens");
-  if (!allowed.ok()) return allowed.status();
-  config.mutable_allowed_token_ids()->Add(allowed->begin(), allowed->end());
+  WEFT_ASSIGN_OR_RETURN(const auto allowed,
+                        arguments.GetTokens("allowed-tokens"));
+  config.mutable_allowed_token_ids()->Add(allowed.begin(), allowed.end());
   return ReadBias(arguments, config);
 }
 
@@ -78,19 +76,17 @@ absl::StatusOr<v1::SampleRequest> ReadRequest(const Arguments& arguments) {
   v1::SampleRequest request;
   request.set_adapter_id(arguments.GetString("adapter"));
   request.set_snapshot(arguments.GetString("snapshot"));
-  const auto prompt = arguments.GetTokens("prompt-tokens");
-  if (!prompt.ok()) return prompt.status();
-  if (prompt->empty()) {
+  WEFT_ASSIGN_OR_RETURN(const auto prompt,
+                        arguments.GetTokens("prompt-tokens"));
+  if (prompt.empty()) {
     return UsageError(
         "--prompt-tokens is empty; for text: python -m weft sample "
         "--model-dir MODEL --prompt TEXT");
   }
-  request.mutable_prompt()->Add(prompt->begin(), prompt->end());
-  const auto samples = arguments.GetUint32("num-samples");
-  if (!samples.ok()) return samples.status();
-  request.set_num_samples(*samples);
-  const absl::Status config = ReadConfig(arguments, *request.mutable_config());
-  if (!config.ok()) return config;
+  request.mutable_prompt()->Add(prompt.begin(), prompt.end());
+  WEFT_ASSIGN_OR_RETURN(const auto samples, arguments.GetUint32("num-samples"));
+  request.set_num_samples(samples);
+  WEFT_RETURN_IF_ERROR(ReadConfig(arguments, *request.mutable_config()));
   return request;
 }
 
@@ -108,16 +104,14 @@ absl::Status Stream(const Session& session, const v1::SampleRequest& request) {
 }
 
 absl::Status Sample(const Session& session) {
-  const auto request = ReadRequest(session.arguments);
-  if (!request.ok()) return request.status();
-  if (session.arguments.Has("stream")) return Stream(session, *request);
-  const auto response = session.client.Sample(*request);
-  if (!response.ok()) return response.status();
+  WEFT_ASSIGN_OR_RETURN(const auto request, ReadRequest(session.arguments));
+  if (session.arguments.Has("stream")) return Stream(session, request);
+  WEFT_ASSIGN_OR_RETURN(const auto response, session.client.Sample(request));
   if (session.json) {
-    PrintJson(*response, session.out);
+    PrintJson(response, session.out);
     return absl::OkStatus();
   }
-  for (const v1::Sample& sample : response->samples()) {
+  for (const v1::Sample& sample : response.samples()) {
     session.out << absl::StrJoin(sample.tokens(), ",") << "\n";
   }
   return absl::OkStatus();

@@ -5,18 +5,18 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
 
 absl::Status Info(const Session& session) {
-  const auto info = session.client.GetInfo();
-  if (!info.ok()) return info.status();
+  WEFT_ASSIGN_OR_RETURN(const auto info, session.client.GetInfo());
   if (session.json) {
-    PrintJson(*info, session.out);
+    PrintJson(info, session.out);
     return absl::OkStatus();
   }
-  const v1::ModelInfo& model = info->model();
+  const v1::ModelInfo& model = info.model();
   PrintTable({{"model", model.name()},
               {"architecture", model.architecture()},
               {"parameters", absl::StrCat(model.num_parameters())},
@@ -26,39 +26,38 @@ absl::Status Info(const Session& session) {
               {"context", absl::StrCat(model.context_length())},
               {"end of sequence", absl::StrJoin(model.eos_token_ids(), ",")},
               {"dtype", model.dtype()},
-              {"device", info->device()},
-              {"adapters", absl::StrCat(info->num_adapters(), " of ",
-                                        info->max_adapters())},
-              {"max rank", absl::StrCat(info->max_rank())},
-              {"version", info->version()},
-              {"state", DescribeState(*info)}},
+              {"device", info.device()},
+              {"adapters",
+               absl::StrCat(info.num_adapters(), " of ", info.max_adapters())},
+              {"max rank", absl::StrCat(info.max_rank())},
+              {"version", info.version()},
+              {"state", DescribeState(info)}},
              session.out);
   return absl::OkStatus();
 }
 
 absl::Status Health(const Session& session) {
-  const auto healthy =
-      session.client.IsHealthy(session.arguments.GetString("service"));
-  if (!healthy.ok()) return healthy.status();
-  const char* state = *healthy ? "SERVING" : "NOT_SERVING";
+  WEFT_ASSIGN_OR_RETURN(
+      const auto healthy,
+      session.client.IsHealthy(session.arguments.GetString("service")));
+  const char* state = healthy ? "SERVING" : "NOT_SERVING";
   if (session.json) {
     session.out << "{\"status\":\"" << state << "\"}\n";
   } else {
     session.out << state << "\n";
   }
-  if (*healthy) return absl::OkStatus();
+  if (healthy) return absl::OkStatus();
   return absl::UnavailableError("the server takes no work now");
 }
 
 // Saves every adapter under one name. Goes on after a failure, and says at the
 // end how many there were.
 absl::Status SaveAll(const Session& session) {
-  const auto adapters = session.client.ListAdapters();
-  if (!adapters.ok()) return adapters.status();
+  WEFT_ASSIGN_OR_RETURN(const auto adapters, session.client.ListAdapters());
   const std::string name =
       absl::FormatTime("drain-%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());
   int failed = 0;
-  for (const v1::Adapter& adapter : adapters->adapters()) {
+  for (const v1::Adapter& adapter : adapters.adapters()) {
     v1::SaveCheckpointRequest request;
     request.set_adapter_id(adapter.adapter_id());
     request.set_name(name);
@@ -72,7 +71,7 @@ absl::Status SaveAll(const Session& session) {
   }
   if (failed == 0) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat(failed, " of ", adapters->adapters_size(),
+      absl::StrCat(failed, " of ", adapters.adapters_size(),
                    " adapters could not be saved; the server still drains"));
 }
 

@@ -4,6 +4,7 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"
+#include "src/base/status_macros.h"
 #include "src/log/backup.h"
 #include "src/log/verify.h"
 
@@ -27,28 +28,26 @@ void Print(const Session& session, const json& fields) {
 }
 
 absl::Status CopyState(const Session& session) {
-  const absl::StatusOr<journal::BackupReport> report =
-      journal::BackUp(session.arguments.word(0), session.arguments.word(1));
-  if (!report.ok()) return report.status();
-  Print(session, {{"files", report->files}, {"bytes", report->bytes}});
+  WEFT_ASSIGN_OR_RETURN(
+      const journal::BackupReport report,
+      journal::BackUp(session.arguments.word(0), session.arguments.word(1)));
+  Print(session, {{"files", report.files}, {"bytes", report.bytes}});
   return absl::OkStatus();
 }
 
 absl::StatusOr<json> ReadState(const std::string& path) {
-  const absl::StatusOr<records::StateReport> report =
-      records::VerifyState(path);
-  if (!report.ok()) return report.status();
-  return json{{"adapters", report->adapters},
-              {"records", report->records},
-              {"images", report->images},
-              {"bytes", report->bytes},
-              {"torn_bytes", report->torn_bytes}};
+  WEFT_ASSIGN_OR_RETURN(const records::StateReport report,
+                        records::VerifyState(path));
+  return json{{"adapters", report.adapters},
+              {"records", report.records},
+              {"images", report.images},
+              {"bytes", report.bytes},
+              {"torn_bytes", report.torn_bytes}};
 }
 
 absl::Status Verify(const Session& session) {
-  const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
-  if (!state.ok()) return state.status();
-  Print(session, *state);
+  WEFT_ASSIGN_OR_RETURN(const json state, ReadState(session.arguments.word(0)));
+  Print(session, state);
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "nlohmann/json.hpp"
 #include "src/base/name.h"
 #include "src/base/operator_file.h"
+#include "src/base/status_macros.h"
 #include "src/base/token_file.h"
 
 namespace weft::weftctl {
@@ -74,32 +75,28 @@ absl::StatusOr<TokenRecord> NewRecord(const Session& session) {
     record.scopes.insert(*scope);
   }
   if (arguments.Has("valid-for")) {
-    const auto valid_for = arguments.GetDuration("valid-for");
-    if (!valid_for.ok()) return valid_for.status();
-    record.expires = absl::Now() + *valid_for;
+    WEFT_ASSIGN_OR_RETURN(const auto valid_for,
+                          arguments.GetDuration("valid-for"));
+    record.expires = absl::Now() + valid_for;
   }
   return record;
 }
 
 absl::Status CreateToken(const Session& session) {
-  const absl::StatusOr<std::string> path = FilePath(session);
-  if (!path.ok()) return path.status();
-  absl::StatusOr<TokenRecord> record = NewRecord(session);
-  if (!record.ok()) return record.status();
-  absl::StatusOr<Records> records = ReadRecords(*path, /*may_lack=*/true);
-  if (!records.ok()) return records.status();
-  for (const TokenRecord& other : *records) {
-    if (other.id == record->id) {
+  WEFT_ASSIGN_OR_RETURN(const std::string path, FilePath(session));
+  WEFT_ASSIGN_OR_RETURN(TokenRecord record, NewRecord(session));
+  WEFT_ASSIGN_OR_RETURN(Records records, ReadRecords(path, /*may_lack=*/true));
+  for (const TokenRecord& other : records) {
+    if (other.id == record.id) {
       return absl::AlreadyExistsError(
-          absl::StrCat("there is a token '", record->id, "'; revoke it first"));
+          absl::StrCat("there is a token '", record.id, "'; revoke it first"));
     }
   }
   const std::string token = NewToken();
-  record->sha256 = HashToken(token);
-  const std::string id = record->id;
-  records->push_back(*std::move(record));
-  const absl::Status written = WriteTokenFile(*path, *records);
-  if (!written.ok()) return written;
+  record.sha256 = HashToken(token);
+  const std::string id = record.id;
+  records.push_back(std::move(record));
+  WEFT_RETURN_IF_ERROR(WriteTokenFile(path, records));
   if (session.json) {
     session.out << json{{"id", id}, {"token", token}}.dump() << "\n";
   } else {
@@ -110,14 +107,12 @@ absl::Status CreateToken(const Session& session) {
 }
 
 absl::Status ListTokens(const Session& session) {
-  const absl::StatusOr<std::string> path = FilePath(session);
-  if (!path.ok()) return path.status();
-  const absl::StatusOr<Records> records =
-      ReadRecords(*path, /*may_lack=*/false);
-  if (!records.ok()) return records.status();
+  WEFT_ASSIGN_OR_RETURN(const std::string path, FilePath(session));
+  WEFT_ASSIGN_OR_RETURN(const Records records,
+                        ReadRecords(path, /*may_lack=*/false));
   std::vector<Row> rows = {{"ID", "TENANT", "SCOPES", "EXPIRES"}};
   json list = json::array();
-  for (const TokenRecord& record : *records) {
+  for (const TokenRecord& record : records) {
     rows.push_back(
         {record.id, record.tenant, ScopeList(record), Expiry(record)});
     list.push_back({{"id", record.id},
@@ -134,17 +129,15 @@ absl::Status ListTokens(const Session& session) {
 }
 
 absl::Status RevokeToken(const Session& session) {
-  const absl::StatusOr<std::string> path = FilePath(session);
-  if (!path.ok()) return path.status();
-  absl::StatusOr<Records> records = ReadRecords(*path, /*may_lack=*/false);
-  if (!records.ok()) return records.status();
+  WEFT_ASSIGN_OR_RETURN(const std::string path, FilePath(session));
+  WEFT_ASSIGN_OR_RETURN(Records records, ReadRecords(path, /*may_lack=*/false));
   const std::string& id = session.arguments.word(0);
   const size_t removed = std::erase_if(
-      *records, [&id](const TokenRecord& record) { return record.id == id; });
+      records, [&id](const TokenRecord& record) { return record.id == id; });
   if (removed == 0) {
     return absl::NotFoundError(absl::StrCat("there is no token '", id, "'"));
   }
-  return WriteTokenFile(*path, *records);
+  return WriteTokenFile(path, records);
 }
 
 FlagSpec FileFlag() {

@@ -12,6 +12,7 @@
 #include "client/weftctl/arguments.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
+#include "src/base/status_macros.h"
 
 namespace weft::weftctl {
 namespace {
@@ -131,9 +132,8 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
   options.retry.max_attempts = command.view ? 1 : 4;
   if (command.offline) return Client::Connect(std::move(options));
   options.target = arguments.GetString("server");
-  absl::StatusOr<client::Security> security = ReadSecurity(arguments);
-  if (!security.ok()) return security.status();
-  options.security = *std::move(security);
+  WEFT_ASSIGN_OR_RETURN(client::Security security, ReadSecurity(arguments));
+  options.security = std::move(security);
   return Client::Connect(std::move(options));
 }
 

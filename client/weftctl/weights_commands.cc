@@ -8,6 +8,7 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "src/base/progress.h"
+#include "src/base/status_macros.h"
 #include "src/model_config/checkpoint_report.h"
 #include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
@@ -122,12 +123,10 @@ absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
     const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
   std::vector<weights::CopiedTensor> tensors;
   for (const model::WeightEntry& entry : model::ListHeadWeights(config)) {
-    const auto source = checkpoint.Find(entry.name);
-    if (!source.ok()) return source.status();
-    const absl::Status stored =
-        model::CheckStored(entry.name, {.shape = entry.shape}, *source);
-    if (!stored.ok()) return stored;
-    tensors.push_back({.name = entry.name, .source = *source});
+    WEFT_ASSIGN_OR_RETURN(const auto source, checkpoint.Find(entry.name));
+    WEFT_RETURN_IF_ERROR(
+        model::CheckStored(entry.name, {.shape = entry.shape}, source));
+    tensors.push_back({.name = entry.name, .source = source});
   }
   if (config.tied_embeddings) {
     const auto head = checkpoint.Find("lm_head.weight");
@@ -137,10 +136,10 @@ absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
 }
 
 absl::Status CopyConfig(const std::string& from, const std::string& to) {
-  const auto text = weights::ReadSmallFile(absl::StrCat(from, "/config.json"),
-                                           kMaxConfigBytes);
-  if (!text.ok()) return text.status();
-  return weights::ReplaceFile(absl::StrCat(to, "/config.json"), *text);
+  WEFT_ASSIGN_OR_RETURN(const auto text, weights::ReadSmallFile(
+                                             absl::StrCat(from, "/config.json"),
+                                             kMaxConfigBytes));
+  return weights::ReplaceFile(absl::StrCat(to, "/config.json"), text);
 }
 
 // Creates the folder for the copy. Errors: UsageError if --output is missing or
@@ -175,27 +174,22 @@ absl::Status CopyHead(const std::vector<weights::CopiedTensor>& tensors,
 absl::Status Head(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
   const std::string out_dir = session.arguments.GetString("output");
-  const auto config = model::ReadModelConfig(model_dir);
-  if (!config.ok()) return config.status();
-  const auto checkpoint = weights::Checkpoint::Open(model_dir);
-  if (!checkpoint.ok()) return checkpoint.status();
-  const auto tensors = HeadTensors(**checkpoint, *config);
-  if (!tensors.ok()) return tensors.status();
-  const absl::Status prepared = PrepareFolder(model_dir, out_dir);
-  if (!prepared.ok()) return prepared;
-  const absl::Status copied = CopyHead(*tensors, out_dir);
-  if (!copied.ok()) return copied;
-  const absl::Status config_copied = CopyConfig(model_dir, out_dir);
-  if (!config_copied.ok()) return config_copied;
+  WEFT_ASSIGN_OR_RETURN(const auto config, model::ReadModelConfig(model_dir));
+  WEFT_ASSIGN_OR_RETURN(const auto checkpoint,
+                        weights::Checkpoint::Open(model_dir));
+  WEFT_ASSIGN_OR_RETURN(const auto tensors, HeadTensors(*checkpoint, config));
+  WEFT_RETURN_IF_ERROR(PrepareFolder(model_dir, out_dir));
+  WEFT_RETURN_IF_ERROR(CopyHead(tensors, out_dir));
+  WEFT_RETURN_IF_ERROR(CopyConfig(model_dir, out_dir));
   std::vector<Row> rows = {{"TENSOR", "DTYPE", "SHAPE", "SIZE"}};
-  for (const weights::CopiedTensor& tensor : *tensors) {
+  for (const weights::CopiedTensor& tensor : tensors) {
     rows.push_back({tensor.name, weights::ScalarTypeName(tensor.source.dtype()),
                     weights::ShapeString(tensor.source.shape()),
                     FormatBytes(tensor.source.size_bytes())});
   }
   PrintTable(rows, session.out);
   session.out << "\n"
-              << (*checkpoint)->bytes_read() << " bytes read, written to "
+              << checkpoint->bytes_read() << " bytes read, written to "
               << out_dir << "\n";
   return absl::OkStatus();
 }

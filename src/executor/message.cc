@@ -17,117 +17,18 @@
 namespace weft::executor {
 namespace {
 
-// Encodes plain values as bytes. This is not a file format: the writer and the
-// reader must come from the same build and run on the same kind of machine.
-class Writer {
- public:
-  template <typename T>
-  requires std::is_trivially_copyable_v<T>
-  void Put(const T& value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  }
-  template <typename T>
-  requires std::is_trivially_copyable_v<T>
-  void Put(const std::vector<T>& values) {
-    Put(values.size());
-    bytes_.append(reinterpret_cast<const char*>(values.data()),
-                  values.size() * sizeof(T));
-  }
-  // `tensor` is on the host or undefined.
-  void Put(const at::Tensor& tensor);
+// T is Struct or const Struct, so that one list of fields serves for writing
+// and for reading.
+template <typename T, typename Struct>
+concept Is = std::is_same_v<std::remove_const_t<T>, Struct>;
 
-  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+// A value whose bytes are its message.
+template <typename T>
+concept Plain = std::is_trivially_copyable_v<T>;
 
- private:
-  std::string bytes_;
-};
+// Each Fields calls `each` for every field of a struct.
 
-// Reads what a Writer wrote, in the same order. Throws c10::Error when it reads
-// past the end.
-class Reader {
- public:
-  explicit Reader(absl::string_view bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  requires std::is_trivially_copyable_v<T>
-  void Get(T& value) {
-    std::memcpy(&value, Take(sizeof(value)), sizeof(value));
-  }
-  template <typename T>
-  requires std::is_trivially_copyable_v<T>
-  void Get(std::vector<T>& values) {
-    size_t size = 0;
-    Get(size);
-    TORCH_CHECK(size <= bytes_.size() / sizeof(T), "a message is cut short");
-    values.resize(size);
-    if (size > 0)
-      std::memcpy(values.data(), Take(size * sizeof(T)), size * sizeof(T));
-  }
-  void Get(at::Tensor& tensor);
-
- private:
-  const char* Take(size_t size) {
-    TORCH_CHECK(size <= bytes_.size(), "a message is cut short");
-    const char* data = bytes_.data();
-    bytes_.remove_prefix(size);
-    return data;
-  }
-
-  absl::string_view bytes_;
-};
-
-void Writer::Put(const at::Tensor& tensor) {
-  Put(tensor.defined());
-  if (!tensor.defined()) return;
-  const at::Tensor values = tensor.contiguous();
-  Put(values.scalar_type());
-  Put(values.sizes().vec());
-  bytes_.append(static_cast<const char*>(values.const_data_ptr()),
-                values.nbytes());
-}
-
-void Reader::Get(at::Tensor& tensor) {
-  bool defined = false;
-  Get(defined);
-  tensor = at::Tensor();
-  if (!defined) return;
-  at::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> sizes;
-  Get(dtype);
-  Get(sizes);
-  tensor = at::empty(sizes, dtype);
-  std::memcpy(tensor.mutable_data_ptr(), Take(tensor.nbytes()),
-              tensor.nbytes());
-}
-
-void Put(Writer& out, const lora::LoraRouting& routing) {
-  out.Put(routing.size());
-  for (const lora::LoraSegment& segment : routing) {
-    out.Put(segment.begin);
-    out.Put(segment.end);
-    out.Put(segment.version->id.value());
-  }
-}
-
-void Get(Reader& in, const FindVersion& find, lora::LoraRouting& routing) {
-  size_t size = 0;
-  in.Get(size);
-  for (size_t i = 0; i < size; ++i) {
-    lora::LoraSegment segment;
-    uint64_t id = 0;
-    in.Get(segment.begin);
-    in.Get(segment.end);
-    in.Get(id);
-    segment.version = find(id);
-    routing.push_back(std::move(segment));
-  }
-}
-
-// Calls `each` for every field. `each` either writes or reads the field, so one
-// list of fields serves for writing and for reading.
-template <typename Rows, typename Each>
-void EachField(Rows& rows, const Each& each) requires
-    std::is_same_v<std::remove_const_t<Rows>, loss::ScoreRows> {
+void Fields(const auto& each, Is<loss::ScoreRows> auto& rows) {
   each(rows.row_offsets);
   each(rows.targets);
   each(rows.temperatures);
@@ -138,9 +39,7 @@ void EachField(Rows& rows, const Each& each) requires
   each(rows.routing);
 }
 
-template <typename Batch, typename Each>
-void EachField(Batch& batch, const Each& each) requires
-    std::is_same_v<std::remove_const_t<Batch>, model::PackedBatch> {
+void Fields(const auto& each, Is<model::PackedBatch> auto& batch) {
   each(batch.tokens_T);
   each(batch.positions_T);
   each(batch.nodes);
@@ -148,16 +47,14 @@ void EachField(Batch& batch, const Each& each) requires
   each(batch.experts_TE);
 }
 
-template <typename Plan, typename Each>
-void EachField(Plan& plan, const Each& each) requires
-    std::is_same_v<std::remove_const_t<Plan>, TrainPlan> {
-  EachField(plan.batch, each);
+void Fields(const auto& each, Is<TrainPlan> auto& plan) {
+  each(plan.batch);
   each(plan.score_index_R);
-  EachField(plan.rows, each);
-  EachField(plan.distill.batch, each);
+  each(plan.rows);
+  each(plan.distill.batch);
   each(plan.distill.teacher_index_D);
   each(plan.distill.student_index_D);
-  EachField(plan.distill.rows.scores, each);
+  each(plan.distill.rows.scores);
   each(plan.distill.rows.teacher_routing);
   each(plan.distill.rows.divergences);
   each(plan.backward);
@@ -166,10 +63,8 @@ void EachField(Plan& plan, const Each& each) requires
   each(plan.num_recomputed);
 }
 
-template <typename Plan, typename Each>
-void EachField(Plan& plan, const Each& each) requires
-    std::is_same_v<std::remove_const_t<Plan>, CachePlan> {
-  EachField(plan.batch, each);
+void Fields(const auto& each, Is<CachePlan> auto& plan) {
+  each(plan.batch);
   each(plan.kv.slots_T);
   each(plan.kv.suffixes);
   each(plan.kv.key_slots_S);
@@ -181,12 +76,10 @@ void EachField(Plan& plan, const Each& each) requires
   each(plan.logit_routing);
   each(plan.draws);
   each(plan.score_rows);
-  EachField(plan.scores, each);
+  each(plan.scores);
 }
 
-template <typename Config, typename Each>
-void EachField(Config& config, const Each& each) requires
-    std::is_same_v<std::remove_const_t<Config>, LoraConfig> {
+void Fields(const auto& each, Is<LoraConfig> auto& config) {
   each(config.rank);
   each(config.alpha);
   each(config.target_modules);
@@ -194,96 +87,122 @@ void EachField(Config& config, const Each& each) requires
   each(config.overrides);
 }
 
-// Writes the fields of one kind of message.
-class Encoder {
- public:
-  explicit Encoder(Writer* out) : out_(*out) {}
+void Fields(const auto& each, Is<NewVersion> auto& m) {
+  each(m.id);
+  each(m.config);
+}
+void Fields(const auto& each, Is<DropVersions> auto& m) { each(m.ids); }
+void Fields(const auto& each, Is<TrainCommand> auto& m) { each(m.plans); }
+void Fields(const auto& each, Is<GradientsCommand> auto& m) {
+  each(m.gradients_E);
+  each(m.trained);
+}
+void Fields(const auto& each, Is<CacheCommand> auto& m) { each(m.plan); }
 
-  void operator()(const CacheSize& m) const { out_.Put(m); }
-  void operator()(const NewVersion& m) const {
-    out_.Put(m.id);
-    EachField(m.config, field_);
+// Encodes values as bytes. This is not a file format: the writer and the reader
+// must come from the same build and run on the same kind of machine.
+class Writer {
+ public:
+  // `bytes` outlives the writer.
+  explicit Writer(std::string* bytes) : bytes_(*bytes) {}
+
+  template <typename T>
+  void operator()(const T& value) const {
+    Fields(*this, value);
   }
-  void operator()(const DropVersions& m) const { out_.Put(m.ids); }
-  void operator()(const TrainCommand& m) const {
-    out_.Put(m.plans.size());
-    for (const TrainPlan& plan : m.plans) EachField(plan, field_);
+  void operator()(const Plain auto& value) const {
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
-  void operator()(const GradientsCommand& m) const {
-    out_.Put(m.gradients_E.size());
-    for (const at::Tensor& gradient_E : m.gradients_E) out_.Put(gradient_E);
-    out_.Put(m.trained.size());
-    for (const std::vector<uint64_t>& ids : m.trained) out_.Put(ids);
+  template <typename T>
+  void operator()(const std::vector<T>& values) const {
+    (*this)(values.size());
+    if constexpr (Plain<T>) {
+      bytes_.append(reinterpret_cast<const char*>(values.data()),
+                    values.size() * sizeof(T));
+    } else {
+      for (const T& value : values) (*this)(value);
+    }
   }
-  void operator()(const CacheCommand& m) const { EachField(m.plan, field_); }
-  void operator()(const CopyPageCommand& m) const { out_.Put(m.copy); }
-  void operator()(const CopyStateCommand& m) const { out_.Put(m.copy); }
-  void operator()(const StopCommand& /*m*/) const {}
+  void operator()(const lora::LoraSegment& segment) const {
+    (*this)(segment.begin);
+    (*this)(segment.end);
+    (*this)(segment.version->id.value());
+  }
+  // `tensor` is on the host or undefined.
+  void operator()(const at::Tensor& tensor) const {
+    (*this)(tensor.defined());
+    if (!tensor.defined()) return;
+    const at::Tensor values = tensor.contiguous();
+    (*this)(values.scalar_type());
+    (*this)(values.sizes().vec());
+    bytes_.append(static_cast<const char*>(values.const_data_ptr()),
+                  values.nbytes());
+  }
 
  private:
-  struct PutField {
-    Writer& out;
-    template <typename T>
-    void operator()(const T& value) const {
-      out.Put(value);
-    }
-    void operator()(const lora::LoraRouting& routing) const {
-      Put(out, routing);
-    }
-  };
-
-  Writer& out_;
-  PutField field_{out_};
+  std::string& bytes_;
 };
 
-// Reads what Encoder wrote.
-class Decoder {
+// Reads what a Writer wrote, in the same order. Throws c10::Error when it reads
+// past the end.
+class Reader {
  public:
-  Decoder(Reader* in, const FindVersion& find) : in_(*in), find_(find) {}
+  // Both arguments outlive the reader. It removes what it reads from `bytes`.
+  Reader(absl::string_view* bytes, const FindVersion& find)
+      : bytes_(*bytes), find_(find) {}
 
-  void operator()(CacheSize& m) const { in_.Get(m); }
-  void operator()(NewVersion& m) const {
-    in_.Get(m.id);
-    EachField(m.config, field_);
+  template <typename T>
+  void operator()(T& value) const {
+    Fields(*this, value);
   }
-  void operator()(DropVersions& m) const { in_.Get(m.ids); }
-  void operator()(TrainCommand& m) const {
-    m.plans.resize(Size());
-    for (TrainPlan& plan : m.plans) EachField(plan, field_);
+  template <Plain T>
+  void operator()(T& value) const {
+    std::memcpy(&value, Take(sizeof(value)), sizeof(value));
   }
-  void operator()(GradientsCommand& m) const {
-    m.gradients_E.resize(Size());
-    for (at::Tensor& gradient_E : m.gradients_E) in_.Get(gradient_E);
-    m.trained.resize(Size());
-    for (std::vector<uint64_t>& ids : m.trained) in_.Get(ids);
+  template <typename T>
+  void operator()(std::vector<T>& values) const {
+    size_t size = 0;
+    (*this)(size);
+    if constexpr (Plain<T>) {
+      TORCH_CHECK(size <= bytes_.size() / sizeof(T), "a message is cut short");
+      values.resize(size);
+      if (size > 0)
+        std::memcpy(values.data(), Take(size * sizeof(T)), size * sizeof(T));
+    } else {
+      for (size_t i = 0; i < size; ++i) (*this)(values.emplace_back());
+    }
   }
-  void operator()(CacheCommand& m) const { EachField(m.plan, field_); }
-  void operator()(CopyPageCommand& m) const { in_.Get(m.copy); }
-  void operator()(CopyStateCommand& m) const { in_.Get(m.copy); }
-  void operator()(StopCommand& /*m*/) const {}
+  void operator()(lora::LoraSegment& segment) const {
+    uint64_t id = 0;
+    (*this)(segment.begin);
+    (*this)(segment.end);
+    (*this)(id);
+    segment.version = find_(id);
+  }
+  void operator()(at::Tensor& tensor) const {
+    bool defined = false;
+    (*this)(defined);
+    tensor = at::Tensor();
+    if (!defined) return;
+    at::ScalarType dtype = at::kFloat;
+    std::vector<int64_t> sizes;
+    (*this)(dtype);
+    (*this)(sizes);
+    tensor = at::empty(sizes, dtype);
+    std::memcpy(tensor.mutable_data_ptr(), Take(tensor.nbytes()),
+                tensor.nbytes());
+  }
 
  private:
-  struct GetField {
-    Reader& in;
-    const FindVersion& find;
-    template <typename T>
-    void operator()(T& value) const {
-      in.Get(value);
-    }
-    void operator()(lora::LoraRouting& routing) const {
-      Get(in, find, routing);
-    }
-  };
-
-  [[nodiscard]] size_t Size() const {
-    size_t size = 0;
-    in_.Get(size);
-    return size;
+  const char* Take(size_t size) const {
+    TORCH_CHECK(size <= bytes_.size(), "a message is cut short");
+    const char* data = bytes_.data();
+    bytes_.remove_prefix(size);
+    return data;
   }
 
-  Reader& in_;
+  absl::string_view& bytes_;
   const FindVersion& find_;
-  GetField field_{in_, find_};
 };
 
 // Returns an empty message of kind `index`.
@@ -300,18 +219,19 @@ Message Empty(size_t index) {
 }  // namespace
 
 std::string Encode(const Message& message) {
-  Writer out;
-  out.Put(message.index());
-  std::visit(Encoder(&out), message);
-  return out.bytes();
+  std::string bytes;
+  const Writer out(&bytes);
+  out(message.index());
+  std::visit(out, message);
+  return bytes;
 }
 
 Message Decode(absl::string_view bytes, const FindVersion& find) {
-  Reader in(bytes);
+  const Reader in(&bytes, find);
   size_t index = 0;
-  in.Get(index);
+  in(index);
   Message message = Empty(index);
-  std::visit(Decoder(&in, find), message);
+  std::visit(in, message);
   return message;
 }
 

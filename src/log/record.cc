@@ -1,14 +1,331 @@
 #include "src/log/record.h"
 
+#include <array>
 #include <limits>
+#include <string>
 #include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/status_macros.h"
-#include "src/log/values.h"
+#include "src/log/field_codec.h"
+#include "src/log/log.pb.h"
 
 namespace weft::records {
+
+void Fields(const auto& f, Is<LoraOverride> auto& layer) {
+  f("layer", layer.layer);
+  f("module", layer.module);
+  f("rank", layer.shape.rank);
+  f("alpha", layer.shape.alpha);
+}
+
+void Fields(const auto& f, Is<LoraConfig> auto& config) {
+  f("rank", config.rank);
+  f("alpha", config.alpha);
+  f("target_modules", config.target_modules);
+  f("seed", config.seed);
+  f("overrides", config.overrides);
+}
+
+void Fields(const auto& f, auto& name, Is<CustomInput> auto& input) {
+  f("name", name);
+  f("shape", input.shape);
+  f("is_int", input.is_int);
+  input.is_int ? f.Raw("values", input.ints) : f.Raw("values", input.floats);
+}
+
+void Fields(const auto& f, Is<Datum> auto& datum) {
+  f.Raw("tokens", datum.tokens);
+  f.Raw("targets", datum.targets);
+  f.Raw("weights", datum.weights);
+  f.Raw("logprobs", datum.logprobs);
+  f.Raw("advantages", datum.advantages);
+  f.Raw("target_offsets", datum.target_offsets);
+  f("targets_per_token", datum.targets_per_token);
+  f.Raw("routing", datum.routing);
+  f.Raw("support_offsets", datum.support.offsets);
+  f.Raw("support_tokens", datum.support.tokens);
+  f("custom_inputs", datum.custom_inputs);
+  f.Raw("teacher_tokens", datum.teacher_tokens);
+  f("teacher_offset", datum.teacher_offset);
+}
+
+void Fields(const auto& f, Is<CustomLossInput> auto& input) {
+  f("name", input.name);
+  f("rank", input.rank);
+}
+
+void Fields(const auto& f, Is<Teacher> auto& teacher) {
+  f("base_model", teacher.base_model);
+  f("adapter_id", teacher.adapter_id);
+  f("snapshot", teacher.snapshot);
+}
+
+void Fields(const auto& f, Is<LossConfig> auto& loss) {
+  f("function", loss.function);
+  f("clip_low", loss.clip_low);
+  f("clip_high", loss.clip_high);
+  f("beta", loss.beta);
+  f("temperature", loss.temperature);
+  f("return_entropy", loss.return_entropy);
+  f("gradient_filter", loss.gradient_filter);
+  f("score_all", loss.score_all);
+  f("return_routing", loss.return_routing);
+  f("custom_graph", loss.custom.graph);
+  f("custom_inputs", loss.custom.inputs);
+  if (HasTeacher(loss.function)) f("teacher", loss.teacher);
+}
+
+void Fields(const auto& f, Is<Replayed> auto& replayed) {
+  f("tokens", replayed.tokens);
+  f("missing", replayed.missing);
+  f("own_tokens", replayed.own_tokens);
+  f("versions", replayed.versions);
+}
+
+// The lists of requests are without adapter_id and step. log::Request has these
+// two for every kind of request.
+
+void Fields(const auto& f, Is<TrainRequest> auto& request) {
+  f("backward", request.backward);
+  Fields(f, request.loss);
+  f("data", request.data);
+  if (f.kReads || request.replayed != Replayed()) {
+    f("replayed", request.replayed);
+  }
+}
+
+void Fields(const auto& f, Is<OptimStepRequest> auto& request) {
+  auto& adamw = request.adamw;
+  f("learning_rate", adamw.learning_rate);
+  f("beta1", adamw.beta1);
+  f("beta2", adamw.beta2);
+  f("eps", adamw.eps);
+  f("weight_decay", adamw.weight_decay);
+  f("max_grad_norm", adamw.max_grad_norm);
+}
+
+void Fields(const auto& f, Is<MuonConfig> auto& muon) {
+  f("learning_rate", muon.learning_rate);
+  f("momentum", muon.momentum);
+  f("nesterov", muon.nesterov);
+  f("weight_decay", muon.weight_decay);
+  f("ns_steps", muon.ns_steps);
+  f("max_grad_norm", muon.max_grad_norm);
+}
+
+void Fields(const auto& f, Is<SaveCheckpointRequest> auto& request) {
+  f("name", request.name);
+  f("overwrite", request.overwrite);
+  f("kind", request.kind);
+  f("metadata", request.metadata);
+  f("ttl_seconds", request.ttl_seconds);
+  f("keep_newest", request.keep_newest);
+}
+
+void Fields(const auto& f, Is<LoadCheckpointRequest> auto& request) {
+  f("source_adapter_id", request.source_adapter_id);
+  f("name", request.name);
+  f("weights_only", request.weights_only);
+  f("tenant", request.tenant);
+}
+
+void Fields(const auto& f, Is<PublishSnapshotRequest> auto& request) {
+  f("name", request.name);
+}
+
+// The log has only the results of such steps.
+void Fields(const auto& /*f*/, Is<RefusedStep> auto& /*request*/) {}
+
+void Fields(const auto& f, Is<StepRequest> auto& request) {
+  // An OptimStep with Muon is a kind of its own in the log.
+  std::optional<MuonConfig> muon;
+  if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
+    muon = optim->muon;
+  }
+  f("muon", muon);
+  if (!muon) {
+    f.OneOf({"train", "optim", "save", "load", "publish", nullptr}, request);
+  } else if constexpr (std::decay_t<decltype(f)>::kReads) {
+    request = OptimStepRequest{.muon = muon};
+  }
+  std::visit(
+      [&f](auto& kind) {
+        f("adapter_id", kind.adapter_id);
+        f("step", kind.step);
+      },
+      request);
+}
+
+void Fields(const auto& f, Is<DatumResult> auto& datum) {
+  f.Raw("logprobs", datum.logprobs);
+  f.Raw("losses", datum.losses);
+  f.Raw("entropies", datum.entropies);
+  f.Raw("routing", datum.routing);
+  f("targets_per_token", datum.targets_per_token);
+}
+
+void Fields(const auto& f, Is<TrainResult> auto& result) {
+  f("data", result.data);
+  f("metrics", result.metrics);
+  f("step", result.step);
+}
+
+void Fields(const auto& f, Is<OptimStepResult> auto& result) {
+  f("grad_norm", result.grad_norm);
+  f("version", result.version);
+  f("step", result.step);
+}
+
+void Fields(const auto& f, Is<CheckpointInfo> auto& info) {
+  f("adapter_id", info.adapter_id);
+  f("name", info.name);
+  f("last_step", info.last_step);
+  f("optim_steps", info.optim_steps);
+  f("optimizer", info.optimizer);
+  f("size_bytes", info.size_bytes);
+  f("created_at_us", info.created_at);
+  f("config", info.config);
+  f("kind", info.kind);
+  f("metadata", info.metadata);
+  f("expires_at_us", info.expires_at);
+  f("tenant", info.tenant);
+  f("base_model", info.base_model);
+  f("base_fingerprint", info.base_fingerprint);
+}
+
+void Fields(const auto& f, Is<AdapterInfo> auto& info) {
+  f("adapter_id", info.adapter_id);
+  f("tenant", info.tenant);
+  f("config", info.config);
+  f("epoch", info.epoch);
+  f("last_step", info.last_step);
+  f("next_step", info.next_step);
+  f("durable_step", info.durable_step);
+  f("optim_steps", info.optim_steps);
+  f("optimizer", info.optimizer);
+  f("version", info.version);
+  f("num_parameters", info.num_parameters);
+  f("resident_bytes", info.resident_bytes);
+  f("snapshots", info.snapshots);
+  f("created_at_us", info.created_at);
+  f("last_used_at_us", info.last_used_at);
+  f("location", info.location);
+}
+
+void Fields(const auto& f, Is<PublishedSnapshot> auto& result) {
+  f("name", result.name);
+  f("version", result.version);
+}
+
+void Fields(const auto& f, Is<StepFailure> auto& failure) {
+  absl::StatusCode code = failure.status.code();
+  std::string message(failure.status.message());
+  f("code", code);
+  f("message", message);
+  if constexpr (std::decay_t<decltype(f)>::kReads) {
+    failure.status = absl::Status(code, message);
+  }
+}
+
+void Fields(const auto& f, Is<StepResult> auto& result) {
+  f.OneOf({"train", "optim", "checkpoint", "adapter", "published", "failure"},
+          result);
+}
+
+void Fields(const auto& f, Is<ReplyRecord> auto& reply) {
+  f("step", reply.step);
+  f("digest", reply.digest);
+  f("result", reply.result);
+}
+
+void Fields(const auto& f, Is<ImageRecord> auto& image) {
+  f("file", image.file);
+  f("optim_steps", image.optim_steps);
+  f("optimizer", image.optimizer);
+  f("versions", image.versions);
+  f("snapshots", image.snapshots);
+}
+
+void Fields(const auto& f, Is<StoredAdapter> auto& adapter) {
+  f("key", adapter.key);
+  f("adapter_id", adapter.adapter_id);
+  f("tenant", adapter.tenant);
+  f("config", adapter.config);
+  f("epoch", adapter.epoch);
+  f("last_step", adapter.last_step);
+  f("next_step", adapter.next_step);
+  f("created_at_us", adapter.created_at);
+  f("image", adapter.image);
+  f("replies", adapter.replies);
+}
+
+void Fields(const auto& f, Is<RemovedRecord> auto& removed) {
+  f("removed", removed.key);
+}
+
+// What BeginRecord, DoneRecord and LoadedRecord share.
+void StepFields(const auto& f, auto& key, auto& step, auto& digest,
+                auto& request) {
+  f("adapter", key);
+  f("step", step);
+  f("digest", digest);
+  f("request", request);
+}
+
+void Fields(const auto& f, Is<BeginRecord> auto& begin) {
+  f("work", begin.work);
+  StepFields(f, begin.key, begin.step, begin.digest, begin.request);
+}
+
+void Fields(const auto& f, Is<GivenUpRecord> auto& given_up) {
+  f("given_up", given_up.work);
+}
+
+void Fields(const auto& f, Is<sched::TrainSlice> auto& slice) {
+  f("work", slice.work_id);
+  f("first_datum", slice.first_datum);
+  f("num_data", slice.num_data);
+  f("last", slice.last);
+}
+
+void Fields(const auto& f, Is<BatchRecord> auto& batch) {
+  f("slices", batch.slices);
+}
+
+void Fields(const auto& f, Is<DoneRecord> auto& done) {
+  StepFields(f, done.key, done.step, done.digest, done.request);
+  f("result", done.result);
+}
+
+void Fields(const auto& f, Is<LoadedRecord> auto& loaded) {
+  StepFields(f, loaded.key, loaded.step, loaded.digest, loaded.request);
+  f("file", loaded.file);
+  f("optim_steps", loaded.optim_steps);
+  f("last_step", loaded.last_step);
+  f("optimizer", loaded.optimizer);
+}
+
+void Fields(const auto& f, Is<ReleaseRecord> auto& release) {
+  f("adapter", release.key);
+  f("name", release.name);
+}
+
+void Fields(const auto& f, Is<NoteRecord> auto& note) {
+  f("name", note.name);
+  f("value", note.value);
+}
+
+void Fields(const auto& f, Is<SettingsRecord> auto& settings) {
+  f("settings", settings.settings);
+}
+
+void Fields(const auto& f, Is<Record> auto& record) {
+  f.OneOf({"adapter", "removed", "begin", "given_up", "batch", "done", "loaded",
+           "release", "settings", "note"},
+          record);
+}
+
 namespace {
 
 // Protobuf stores the size of a message in an int.
@@ -17,223 +334,6 @@ constexpr size_t kMaxMessageBytes = std::numeric_limits<int>::max();
 bool Parse(absl::string_view bytes, google::protobuf::MessageLite* out) {
   return bytes.size() <= kMaxMessageBytes &&
          out->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
-}
-
-uint64_t Number(AdapterKey key) { return static_cast<uint64_t>(key); }
-
-void Put(const ReplyRecord& reply, log::StoredReply* out) {
-  out->set_step(reply.step);
-  out->set_digest(reply.digest);
-  ToProto(reply.result, out->mutable_result());
-}
-
-absl::StatusOr<ReplyRecord> Get(const log::StoredReply& in) {
-  ReplyRecord reply{.step = in.step(), .digest = in.digest(), .result = {}};
-  WEFT_ASSIGN_OR_RETURN(reply.result, FromProto(in.result()));
-  return reply;
-}
-
-void Put(const ImageRecord& image, log::Image* out) {
-  out->set_file(image.file);
-  out->set_optim_steps(image.optim_steps);
-  out->set_optimizer(static_cast<int>(image.optimizer));
-  out->mutable_versions()->Add(image.versions.begin(), image.versions.end());
-  out->mutable_snapshots()->insert(image.snapshots.begin(),
-                                   image.snapshots.end());
-}
-
-ImageRecord Get(const log::Image& in) {
-  return {.file = in.file(),
-          .optim_steps = in.optim_steps(),
-          .optimizer = static_cast<Optimizer>(in.optimizer()),
-          .versions = {in.versions().begin(), in.versions().end()},
-          .snapshots = {in.snapshots().begin(), in.snapshots().end()}};
-}
-
-void Put(const StoredAdapter& adapter, log::Adapter* out) {
-  out->set_key(Number(adapter.key));
-  out->set_adapter_id(adapter.adapter_id);
-  out->set_tenant(adapter.tenant);
-  ToProto(adapter.config, out->mutable_config());
-  out->set_epoch(adapter.epoch);
-  out->set_last_step(adapter.last_step);
-  out->set_next_step(adapter.next_step);
-  out->set_created_at_us(absl::ToUnixMicros(adapter.created_at));
-  if (adapter.image) Put(*adapter.image, out->mutable_image());
-  for (const ReplyRecord& reply : adapter.replies) {
-    Put(reply, out->add_replies());
-  }
-}
-
-absl::StatusOr<StoredAdapter> Get(const log::Adapter& in) {
-  StoredAdapter adapter{.key = static_cast<AdapterKey>(in.key()),
-                        .adapter_id = in.adapter_id(),
-                        .tenant = in.tenant(),
-                        .config = FromProto(in.config()),
-                        .epoch = in.epoch(),
-                        .last_step = in.last_step(),
-                        .next_step = in.next_step(),
-                        .created_at = absl::FromUnixMicros(in.created_at_us()),
-                        .image = {},
-                        .replies = {}};
-  if (in.has_image()) adapter.image = Get(in.image());
-  for (const log::StoredReply& stored : in.replies()) {
-    WEFT_ASSIGN_OR_RETURN(ReplyRecord reply, Get(stored));
-    adapter.replies.push_back(std::move(reply));
-  }
-  return adapter;
-}
-
-void Put(const StoredAdapter& adapter, log::Record* out) {
-  Put(adapter, out->mutable_adapter());
-}
-
-void Put(const RemovedRecord& removed, log::Record* out) {
-  out->set_removed(Number(removed.key));
-}
-
-void PutBegin(uint64_t work, AdapterKey key, uint64_t step,
-              const std::string& digest, const StepRequest& request,
-              log::Record* out) {
-  log::Begin* const begin = out->mutable_begin();
-  begin->set_work(work);
-  begin->set_adapter(Number(key));
-  begin->set_step(step);
-  begin->set_digest(digest);
-  ToProto(request, begin->mutable_request());
-}
-
-void Put(const BeginRecord& begin, log::Record* out) {
-  PutBegin(begin.work, begin.key, begin.step, begin.digest, begin.request, out);
-}
-
-void Put(const GivenUpRecord& given_up, log::Record* out) {
-  out->set_given_up(given_up.work);
-}
-
-void Put(const BatchRecord& batch, log::Record* out) {
-  for (const sched::TrainSlice& slice : batch.slices) {
-    log::Slice* const to = out->mutable_batch()->add_slices();
-    to->set_work(slice.work_id);
-    to->set_first_datum(slice.first_datum);
-    to->set_num_data(slice.num_data);
-    to->set_last(slice.last);
-  }
-}
-
-void Put(const DoneRecord& done, log::Record* out) {
-  log::Done* const to = out->mutable_done();
-  to->set_adapter(Number(done.key));
-  to->set_step(done.step);
-  to->set_digest(done.digest);
-  if (done.request) ToProto(*done.request, to->mutable_request());
-  ToProto(done.result, to->mutable_result());
-}
-
-void Put(const LoadedRecord& loaded, log::Record* out) {
-  log::Loaded* const to = out->mutable_loaded();
-  to->set_adapter(Number(loaded.key));
-  to->set_step(loaded.step);
-  to->set_digest(loaded.digest);
-  ToProto(loaded.request, to->mutable_request());
-  to->set_file(loaded.file);
-  to->set_optim_steps(loaded.optim_steps);
-  to->set_last_step(loaded.last_step);
-  to->set_optimizer(static_cast<int>(loaded.optimizer));
-}
-
-void Put(const ReleaseRecord& release, log::Record* out) {
-  out->mutable_release()->set_adapter(Number(release.key));
-  out->mutable_release()->set_name(release.name);
-}
-
-void Put(const NoteRecord& note, log::Record* out) {
-  out->mutable_note()->set_name(note.name);
-  if (note.value) out->mutable_note()->set_value(*note.value);
-}
-
-void Put(const SettingsRecord& settings, log::Record* out) {
-  out->set_settings(settings.settings);
-}
-
-absl::StatusOr<Record> Get(const log::Begin& in) {
-  BeginRecord begin{.work = in.work(),
-                    .key = static_cast<AdapterKey>(in.adapter()),
-                    .step = in.step(),
-                    .digest = in.digest(),
-                    .request = {}};
-  WEFT_ASSIGN_OR_RETURN(begin.request, FromProto(in.request()));
-  return begin;
-}
-
-absl::StatusOr<Record> Get(const log::Batch& in) {
-  BatchRecord batch;
-  for (const log::Slice& slice : in.slices()) {
-    batch.slices.push_back({.work_id = slice.work(),
-                            .first_datum = slice.first_datum(),
-                            .num_data = slice.num_data(),
-                            .last = slice.last()});
-  }
-  return batch;
-}
-
-absl::StatusOr<Record> Get(const log::Done& in) {
-  DoneRecord done{.key = static_cast<AdapterKey>(in.adapter()),
-                  .step = in.step(),
-                  .digest = in.digest(),
-                  .request = {},
-                  .result = {}};
-  if (in.has_request()) {
-    WEFT_ASSIGN_OR_RETURN(done.request, FromProto(in.request()));
-  }
-  WEFT_ASSIGN_OR_RETURN(done.result, FromProto(in.result()));
-  return done;
-}
-
-absl::StatusOr<Record> Get(const log::Loaded& in) {
-  LoadedRecord loaded{.key = static_cast<AdapterKey>(in.adapter()),
-                      .step = in.step(),
-                      .digest = in.digest(),
-                      .request = {},
-                      .file = in.file(),
-                      .optim_steps = in.optim_steps(),
-                      .last_step = in.last_step(),
-                      .optimizer = static_cast<Optimizer>(in.optimizer())};
-  WEFT_ASSIGN_OR_RETURN(loaded.request, FromProto(in.request()));
-  return loaded;
-}
-
-absl::StatusOr<Record> GetKind(const log::Record& in) {
-  switch (in.kind_case()) {
-    case log::Record::kAdapter:
-      return Get(in.adapter());
-    case log::Record::kRemoved:
-      return RemovedRecord{.key = static_cast<AdapterKey>(in.removed())};
-    case log::Record::kBegin:
-      return Get(in.begin());
-    case log::Record::kGivenUp:
-      return GivenUpRecord{.work = in.given_up()};
-    case log::Record::kBatch:
-      return Get(in.batch());
-    case log::Record::kDone:
-      return Get(in.done());
-    case log::Record::kLoaded:
-      return Get(in.loaded());
-    case log::Record::kRelease:
-      return ReleaseRecord{
-          .key = static_cast<AdapterKey>(in.release().adapter()),
-          .name = in.release().name()};
-    case log::Record::kNote: {
-      NoteRecord note{.name = in.note().name(), .value = {}};
-      if (in.note().has_value()) note.value = in.note().value();
-      return note;
-    }
-    case log::Record::kSettings:
-      return SettingsRecord{.settings = in.settings()};
-    case log::Record::KIND_NOT_SET:
-      break;
-  }
-  return absl::DataLossError("a record of an unknown kind");
 }
 
 }  // namespace
@@ -249,14 +349,16 @@ std::optional<AdapterKey> KeyOf(const Record& record) {
 
 std::string Encode(const Record& record) {
   log::Record out;
-  std::visit([&out](const auto& kind) { Put(kind, &out); }, record);
+  Fields(Writer(&out), record);
   return out.SerializeAsString();
 }
 
 std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
                         const std::string& digest, const StepRequest& request) {
   log::Record out;
-  PutBegin(work, key, step, digest, request, &out);
+  const Writer begin(out.mutable_begin());
+  begin("work", work);
+  StepFields(begin, key, step, digest, request);
   return out.SerializeAsString();
 }
 
@@ -272,7 +374,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   out.set_next_key(snapshot.next_key);
   out.set_last_epoch(snapshot.last_epoch);
   for (const StoredAdapter& adapter : snapshot.adapters) {
-    Put(adapter, out.add_adapters());
+    Fields(Writer(out.add_adapters()), adapter);
   }
   for (const auto& [name, value] : snapshot.notes) {
     log::Note* const note = out.add_notes();
@@ -294,7 +396,11 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("cannot decode a record");
   }
-  return GetKind(in);
+  Record record;
+  absl::Status status;
+  Fields(Reader(in, &status), record);
+  if (!status.ok()) return status;
+  return record;
 }
 
 absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
@@ -306,10 +412,9 @@ absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
                     .last_epoch = in.last_epoch(),
                     .adapters = {},
                     .notes = {}};
-  for (const log::Adapter& adapter : in.adapters()) {
-    WEFT_ASSIGN_OR_RETURN(StoredAdapter record, Get(adapter));
-    snapshot.adapters.push_back(std::move(record));
-  }
+  absl::Status status;
+  Reader(in, &status)("adapters", snapshot.adapters);
+  if (!status.ok()) return status;
   for (log::Note& note : *in.mutable_notes()) {
     snapshot.notes[note.name()] =
         std::make_shared<const std::string>(std::move(*note.mutable_value()));

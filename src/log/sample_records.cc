@@ -1,13 +1,13 @@
 #include "src/log/sample_records.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/log/field_codec.h"
 #include "src/log/log.pb.h"
 
 namespace weft::records {
@@ -24,21 +24,6 @@ constexpr int64_t kMaxReplayBytes = int64_t{512} << 20;
 // support, and whence its experts came.
 constexpr int64_t kSpareTokenBytes = 8;
 
-template <typename T>
-std::string Raw(const std::vector<T>& values) {
-  return std::string(reinterpret_cast<const char*>(values.data()),
-                     values.size() * sizeof(T));
-}
-
-template <typename T>
-std::vector<T> FromRaw(const std::string& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  if (!values.empty()) {
-    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
-  }
-  return values;
-}
-
 // Experts take most of a record, and few models have more than 256 of them, so
 // that their ids have one byte.
 size_t ExpertBytes(const SampleRecord& record) {
@@ -52,11 +37,12 @@ size_t ExpertBytes(const SampleRecord& record) {
 }
 
 std::string RawExperts(const std::vector<uint16_t>& experts, size_t bytes) {
-  return bytes > 1 ? Raw(experts) : std::string(experts.begin(), experts.end());
+  return bytes > 1 ? RawBytes(experts)
+                   : std::string(experts.begin(), experts.end());
 }
 
 std::vector<uint16_t> ExpertsFromRaw(const std::string& raw, size_t bytes) {
-  if (bytes > 1) return FromRaw<uint16_t>(raw);
+  if (bytes > 1) return FromRawBytes<uint16_t>(raw);
   const auto* const first = reinterpret_cast<const uint8_t*>(raw.data());
   return {first, first + raw.size()};
 }
@@ -111,14 +97,14 @@ std::string EncodeSample(const SampleRecord& record) {
   out.set_prompt_routing(RawExperts(record.prompt_routing, expert_bytes));
   for (const SequenceRecord& sequence : record.sequences) {
     log::SequenceRecord* const to = out.add_sequences();
-    to->set_tokens(Raw(sequence.tokens));
-    to->set_logprobs(Raw(sequence.logprobs));
+    to->set_tokens(RawBytes(sequence.tokens));
+    to->set_logprobs(RawBytes(sequence.logprobs));
     for (const VersionSpan& drawing : sequence.versions) {
       to->add_versions(drawing.version);
       to->add_num_drawn(drawing.tokens);
     }
-    to->set_support_offsets(Raw(sequence.support.offsets));
-    to->set_support_tokens(Raw(sequence.support.tokens));
+    to->set_support_offsets(RawBytes(sequence.support.offsets));
+    to->set_support_tokens(RawBytes(sequence.support.tokens));
     to->set_routing(RawExperts(sequence.routing, expert_bytes));
   }
   return out.SerializeAsString();
@@ -141,16 +127,16 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
       .sequences = {}};
   for (const log::SequenceRecord& sequence : in.sequences()) {
     SequenceRecord& to = record.sequences.emplace_back();
-    to.tokens = FromRaw<int32_t>(sequence.tokens());
-    to.logprobs = FromRaw<float>(sequence.logprobs());
+    to.tokens = FromRawBytes<int32_t>(sequence.tokens());
+    to.logprobs = FromRawBytes<float>(sequence.logprobs());
     const int spans =
         std::min(sequence.versions_size(), sequence.num_drawn_size());
     for (int i = 0; i < spans; ++i) {
       to.versions.push_back(
           {.version = sequence.versions(i), .tokens = sequence.num_drawn(i)});
     }
-    to.support = {.offsets = FromRaw<uint32_t>(sequence.support_offsets()),
-                  .tokens = FromRaw<int32_t>(sequence.support_tokens())};
+    to.support = {.offsets = FromRawBytes<uint32_t>(sequence.support_offsets()),
+                  .tokens = FromRawBytes<int32_t>(sequence.support_tokens())};
     to.routing = ExpertsFromRaw(sequence.routing(), in.expert_bytes());
   }
   if (read && IsWhole(record)) return record;

@@ -1,6 +1,7 @@
 #include "src/request/adapter.h"
 
 #include <algorithm>
+#include <array>
 
 namespace weft {
 
@@ -12,41 +13,14 @@ std::vector<TargetModule> DefaultTargetModules() {
 }
 
 const char* TargetModuleName(TargetModule module) {
-  switch (module) {
-    case TargetModule::kQProj:
-      return "q_proj";
-    case TargetModule::kKProj:
-      return "k_proj";
-    case TargetModule::kVProj:
-      return "v_proj";
-    case TargetModule::kOProj:
-      return "o_proj";
-    case TargetModule::kGateProj:
-      return "gate_proj";
-    case TargetModule::kUpProj:
-      return "up_proj";
-    case TargetModule::kDownProj:
-      return "down_proj";
-    case TargetModule::kLmHead:
-      return "lm_head";
-    case TargetModule::kEmbedTokens:
-      return "embed_tokens";
-    case TargetModule::kInProjQkv:
-      return "in_proj_qkv";
-    case TargetModule::kInProjZ:
-      return "in_proj_z";
-    case TargetModule::kInProjB:
-      return "in_proj_b";
-    case TargetModule::kInProjA:
-      return "in_proj_a";
-    case TargetModule::kOutProj:
-      return "out_proj";
-    case TargetModule::kInProjQkvz:
-      return "in_proj_qkvz";
-    case TargetModule::kInProjBa:
-      return "in_proj_ba";
-  }
-  return "unknown";
+  constexpr std::array kNames = {
+      "q_proj",       "k_proj",      "v_proj",       "o_proj",
+      "gate_proj",    "up_proj",     "down_proj",    "lm_head",
+      "embed_tokens", "in_proj_qkv", "in_proj_z",    "in_proj_b",
+      "in_proj_a",    "out_proj",    "in_proj_qkvz", "in_proj_ba"};
+  static_assert(kNames.size() == kAllTargetModules.size());
+  const auto index = static_cast<size_t>(module);
+  return index < kNames.size() ? kNames[index] : "unknown";
 }
 
 const char* OptimizerName(Optimizer optimizer) {

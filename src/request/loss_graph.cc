@@ -27,8 +27,9 @@ constexpr absl::string_view kDtypes[] = {"float32", "float64", "int64", "int32",
 constexpr absl::string_view kFormats[] = {"contiguous_format",
                                           "preserve_format"};
 
-absl::Status Bad(absl::string_view field, absl::string_view problem) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
+template <typename... Parts>
+absl::Status Bad(absl::string_view field, const Parts&... problem) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " ", problem...));
 }
 
 // Returns the first bytes of a client's text, escaped.
@@ -49,34 +50,29 @@ bool IsName(absl::string_view name, size_t most, bool lower) {
 absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
   const std::string field = absl::StrCat(kPath, ".inputs");
   if (inputs.empty() || inputs.size() > kMaxLossInputs) {
-    return Bad(field,
-               absl::StrCat("has ", inputs.size(), " inputs, must be in [1, ",
-                            kMaxLossInputs, "], logprobs included"));
+    return Bad(field, "has ", inputs.size(), " inputs, must be in [1, ",
+               kMaxLossInputs, "], logprobs included");
   }
   std::set<std::string> names;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const CustomLossInput& input = inputs[i];
     const std::string at = absl::StrCat(field, "[", i, "]");
     if (!IsName(input.name, kMaxInputNameBytes, /*lower=*/true)) {
-      return Bad(absl::StrCat(at, ".name"),
-                 absl::StrCat("is \"", Shortened(input.name),
-                              "\", must be 1 to ", kMaxInputNameBytes,
-                              " lowercase letters, digits and underscores"));
+      return Bad(absl::StrCat(at, ".name"), "is \"", Shortened(input.name),
+                 "\", must be 1 to ", kMaxInputNameBytes,
+                 " lowercase letters, digits and underscores");
     }
     if ((input.name == "logprobs") != (i == 0)) {
-      return Bad(absl::StrCat(at, ".name"),
-                 absl::StrCat("is ", input.name,
-                              ", must be logprobs for the first input alone"));
+      return Bad(absl::StrCat(at, ".name"), "is ", input.name,
+                 ", must be logprobs for the first input alone");
     }
     if (!names.insert(input.name).second) {
-      return Bad(absl::StrCat(at, ".name"),
-                 absl::StrCat("is ", input.name, " again"));
+      return Bad(absl::StrCat(at, ".name"), "is ", input.name, " again");
     }
     const int lowest = i == 0 ? 1 : 0;
     if (input.rank < lowest || input.rank > 2) {
-      return Bad(
-          absl::StrCat(at, ".rank"),
-          absl::StrCat("is ", input.rank, ", must be in [", lowest, ", 2]"));
+      return Bad(absl::StrCat(at, ".rank"), "is ", input.rank, ", must be in [",
+                 lowest, ", 2]");
     }
   }
   return absl::OkStatus();
@@ -87,9 +83,8 @@ absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
 absl::StatusOr<Json> ParseText(const std::string& text) {
   const std::string field = absl::StrCat(kPath, ".graph");
   if (text.size() > kMaxGraphBytes) {
-    return Bad(field,
-               absl::StrCat("has ", text.size(), " bytes, must have at most ",
-                            kMaxGraphBytes));
+    return Bad(field, "has ", text.size(), " bytes, must have at most ",
+               kMaxGraphBytes);
   }
   bool deep = false;
   const auto check = [&deep](int depth, Json::parse_event_t /*event*/,
@@ -99,7 +94,7 @@ absl::StatusOr<Json> ParseText(const std::string& text) {
   };
   Json graph = Json::parse(text, check, /*allow_exceptions=*/false);
   if (deep) {
-    return Bad(field, absl::StrCat("is nested deeper than ", kMaxDepth));
+    return Bad(field, "is nested deeper than ", kMaxDepth);
   }
   if (!graph.is_object()) return Bad(field, "is not a JSON object");
   const auto format = graph.find("format");
@@ -111,9 +106,8 @@ absl::StatusOr<Json> ParseText(const std::string& text) {
     return Bad(absl::StrCat(field, ".nodes"), "must be a list");
   }
   if (nodes->empty() || nodes->size() > kMaxGraphNodes) {
-    return Bad(absl::StrCat(field, ".nodes"),
-               absl::StrCat("has ", nodes->size(), " nodes, must be in [1, ",
-                            kMaxGraphNodes, "]"));
+    return Bad(absl::StrCat(field, ".nodes"), "has ", nodes->size(),
+               " nodes, must be in [1, ", kMaxGraphNodes, "]");
   }
   return std::move(*nodes);
 }
@@ -131,8 +125,9 @@ class GraphReader {
   }
 
  private:
-  absl::Status BadNode(absl::string_view problem) const {
-    return Bad(NodePath(index_, name_), problem);
+  template <typename... Parts>
+  absl::Status BadNode(const Parts&... problem) const {
+    return Bad(NodePath(index_, name_), problem...);
   }
 
   // Returns the node's field if it is a string, else "".
@@ -148,9 +143,8 @@ class GraphReader {
     name_ = Text(node, "name");
     if (!IsName(name_, kMaxNameBytes, /*lower=*/false)) {
       const std::string shown = Shortened(std::exchange(name_, ""));
-      return BadNode(absl::StrCat("has the name \"", shown, "\", must be 1 to ",
-                                  kMaxNameBytes,
-                                  " letters, digits and underscores"));
+      return BadNode("has the name \"", shown, "\", must be 1 to ",
+                     kMaxNameBytes, " letters, digits and underscores");
     }
     if (nodes_.contains(name_)) return BadNode("has the name of another node");
     const std::string op = Text(node, "op");
@@ -159,8 +153,8 @@ class GraphReader {
                              : "is an output, must be the last node");
     }
     if (op != "placeholder" && index_ < loss_.inputs.size()) {
-      return BadNode(absl::StrCat("must be the placeholder of the input ",
-                                  loss_.inputs[index_].name));
+      return BadNode("must be the placeholder of the input ",
+                     loss_.inputs[index_].name);
     }
     GraphNode read{.name = name_};
     WEFT_RETURN_IF_ERROR(ReadArgs(node, op == "output", &read));
@@ -180,31 +174,30 @@ class GraphReader {
   absl::Status CheckPlaceholder(const std::string& target,
                                 const GraphNode& node) const {
     if (index_ >= loss_.inputs.size()) {
-      return BadNode(absl::StrCat("is placeholder ", index_ + 1, ", but ",
-                                  kPath, ".inputs has ", loss_.inputs.size()));
+      return BadNode("is placeholder ", index_ + 1, ", but ", kPath,
+                     ".inputs has ", loss_.inputs.size());
     }
     if (!node.args.empty() || !node.kwargs.empty()) {
       return BadNode("has arguments, must be an input without a default");
     }
     if (target == loss_.inputs[index_].name) return absl::OkStatus();
-    return BadNode(absl::StrCat("has the target ", Shortened(target),
-                                ", must be ", loss_.inputs[index_].name,
-                                " as in ", kPath, ".inputs"));
+    return BadNode("has the target ", Shortened(target), ", must be ",
+                   loss_.inputs[index_].name, " as in ", kPath, ".inputs");
   }
 
   absl::Status ReadCall(const std::string& op, const std::string& target,
                         GraphNode* out) const {
     if (op != "call_function" && op != "call_method") {
-      return BadNode(absl::StrCat(
+      return BadNode(
           "has the op ", op.empty() ? "\"\"" : Shortened(op),
           ", must be placeholder, call_function, call_method or output: a loss "
-          "reads only its inputs, and calls only functions"));
+          "reads only its inputs, and calls only functions");
     }
     out->call = FindLossOperation(op == "call_method", target);
     if (out->call.operation != nullptr) return absl::OkStatus();
-    return BadNode(absl::StrCat(
+    return BadNode(
         "has the target ", target.empty() ? "\"\"" : Shortened(target),
-        ", which is not offered: server/tinker/README.md lists what is"));
+        ", which is not offered: server/tinker/README.md lists what is");
   }
 
   // Reads the arguments, except those of the output.
@@ -222,8 +215,8 @@ class GraphReader {
     const size_t count = (args == node.end() ? 0 : args->size()) +
                          (kwargs == node.end() ? 0 : kwargs->size());
     if (count > kMaxNodeArgs) {
-      return BadNode(absl::StrCat(
-          "has ", count, " arguments, must have at most ", kMaxNodeArgs));
+      return BadNode("has ", count, " arguments, must have at most ",
+                     kMaxNodeArgs);
     }
     if (args != node.end()) {
       WEFT_ASSIGN_OR_RETURN(out->args, ReadList(*args));
@@ -309,11 +302,11 @@ class GraphReader {
   }
 
   absl::Status BadTag(const Json& arg) const {
-    return BadNode(absl::StrCat(
+    return BadNode(
         "has the argument ",
         Shortened(arg.dump(-1, ' ', false, Json::error_handler_t::replace)),
         ", which is not offered: dtypes are float32, float64, int64, int32 and "
-        "bool, and the device is cpu"));
+        "bool, and the device is cpu");
   }
 
   absl::StatusOr<GraphArg> ReadFloat(const std::string& text) const {
@@ -333,8 +326,8 @@ class GraphReader {
     const auto name = arg["ref"].get<std::string>();
     const auto found = nodes_.find(name);
     if (found == nodes_.end()) {
-      return BadNode(absl::StrCat("refers to ", Shortened(name),
-                                  ", which is no earlier node"));
+      return BadNode("refers to ", Shortened(name),
+                     ", which is no earlier node");
     }
     uses_logprobs_ |= depends_[found->second];
     return found->second;
@@ -377,9 +370,9 @@ class GraphReader {
     if (!has_reduction || !absl::ConsumePrefix(&rest, "custom/") ||
         rest.empty() || rest.size() > kMaxMetricBytes ||
         !std::ranges::all_of(rest, in_name)) {
-      return BadNode(absl::StrCat(
+      return BadNode(
           "returns the metric \"", Shortened(key),
-          "\", must be custom/<name>:sum or custom/<name>:mean in lowercase"));
+          "\", must be custom/<name>:sum or custom/<name>:mean in lowercase");
     }
     WEFT_ASSIGN_OR_RETURN(const size_t node, ReadRef(value));
     graph_.metrics.push_back(

@@ -60,9 +60,9 @@ class DatumReplay {
                    const SampledSpan& span, size_t number) {
     const std::string field = FieldOf(number);
     if (index >= record.sequences.size()) {
-      return Bad(field, absl::StrCat("sequence_id is '", span.sequence_id,
-                                     "', but the record has ",
-                                     record.sequences.size(), " sequences"));
+      return Bad(field, "sequence_id is '", span.sequence_id,
+                 "', but the record has ", record.sequences.size(),
+                 " sequences");
     }
     const SequenceRecord& sequence = record.sequences[index];
     WEFT_RETURN_IF_ERROR(CheckTokens(sequence, span, field));
@@ -94,9 +94,10 @@ class DatumReplay {
   }
 
  private:
-  absl::Status Bad(const std::string& field, absl::string_view problem) const {
+  template <typename... Parts>
+  absl::Status Bad(const std::string& field, const Parts&... problem) const {
     return absl::InvalidArgumentError(
-        absl::StrCat(path_, ".", field, ".", problem));
+        absl::StrCat(path_, ".", field, ".", problem...));
   }
 
   absl::Status CheckTokens(const SequenceRecord& sequence,
@@ -104,27 +105,24 @@ class DatumReplay {
                            const std::string& field) const {
     const uint64_t end = uint64_t{span.offset} + span.length;
     if (end > sequence.tokens.size()) {
-      return Bad(field, absl::StrCat("length is ", span.length, " at offset ",
-                                     span.offset, ", but '", span.sequence_id,
-                                     "' has ", sequence.tokens.size(),
-                                     " drawn tokens"));
+      return Bad(field, "length is ", span.length, " at offset ", span.offset,
+                 ", but '", span.sequence_id, "' has ", sequence.tokens.size(),
+                 " drawn tokens");
     }
     for (uint32_t i = 0; i < span.length; ++i) {
       const int32_t target = datum_.targets[span.start + i];
       const int32_t drawn = sequence.tokens[span.offset + i];
       if (target == drawn) continue;
-      return Bad(field,
-                 absl::StrCat("start covers targets[", span.start + i,
-                              "] = ", target, ", but token ", span.offset + i,
-                              " of '", span.sequence_id, "' is ", drawn,
-                              ": name only what was drawn"));
+      return Bad(field, "start covers targets[", span.start + i, "] = ", target,
+                 ", but token ", span.offset + i, " of '", span.sequence_id,
+                 "' is ", drawn, ": name only what was drawn");
     }
     for (uint32_t i = 1; i < span.length; ++i) {
       if (datum_.tokens[span.start + i] == datum_.targets[span.start + i - 1]) {
         continue;
       }
-      return Bad(field, absl::StrCat("start covers tokens[", span.start + i,
-                                     "], which is not the target before it"));
+      return Bad(field, "start covers tokens[", span.start + i,
+                 "], which is not the target before it");
     }
     return absl::OkStatus();
   }
@@ -141,22 +139,21 @@ class DatumReplay {
     const std::string what = absl::StrCat("sequence_id is '", span.sequence_id,
                                           "', which was drawn ");
     if (record.edited) {
-      return Bad(field, absl::StrCat(what,
-                                     "with penalties or logit_bias, which "
-                                     "training does not repeat: sample "
-                                     "without them, or leave the span out"));
+      return Bad(field, what,
+                 "with penalties or logit_bias, which "
+                 "training does not repeat: sample "
+                 "without them, or leave the span out");
     }
     if (record.temperature != temperature_) {
-      return Bad(field,
-                 absl::StrCat(what, "at temperature ", record.temperature,
-                              ", but loss.temperature is ", temperature_,
-                              ": set it to the sample's"));
+      return Bad(field, what, "at temperature ", record.temperature,
+                 ", but loss.temperature is ", temperature_,
+                 ": set it to the sample's");
     }
     if (truncated && !replay_.support && datum_.support.offsets.empty()) {
-      return Bad(field, absl::StrCat(what,
-                                     "from a truncated distribution, whose "
-                                     "logprobs are not those of the whole "
-                                     "vocabulary: set replay_support"));
+      return Bad(field, what,
+                 "from a truncated distribution, whose "
+                 "logprobs are not those of the whole "
+                 "vocabulary: set replay_support");
     }
     return absl::OkStatus();
   }

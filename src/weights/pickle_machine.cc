@@ -10,8 +10,9 @@ namespace weft::weights {
 namespace {
 
 // Run adds the opcode's name to the message.
-absl::Status RefuseOpcode(absl::string_view why) {
-  return absl::InvalidArgumentError(why);
+template <typename... Parts>
+absl::Status RefuseOpcode(const Parts&... why) {
+  return absl::InvalidArgumentError(absl::StrCat(why...));
 }
 
 }  // namespace
@@ -182,8 +183,7 @@ absl::Status PickleMachine::Step() {
 absl::Status PickleMachine::Push(absl::StatusOr<PickleValue> value) {
   if (!value.ok()) return value.status();
   if (stack_.size() == kMaxPickleStack) {
-    return RefuseOpcode(
-        absl::StrCat("needs a stack > limit ", kMaxPickleStack));
+    return RefuseOpcode("needs a stack > limit ", kMaxPickleStack);
   }
   stack_.push_back(*value);
   return absl::OkStatus();
@@ -216,8 +216,7 @@ absl::Status PickleMachine::Proto() {
   const uint8_t version = in_.U8();
   if (opcode_offset_ != 0) return RefuseOpcode("is not at the start");
   if (version < 2 || version > 5) {
-    return RefuseOpcode(
-        absl::StrCat("has version ", version, "; 2 to 5 are known"));
+    return RefuseOpcode("has version ", version, "; 2 to 5 are known");
   }
   return absl::OkStatus();
 }
@@ -230,12 +229,10 @@ absl::Status PickleMachine::Frame() {
 
 absl::Status PickleMachine::Stop() {
   if (stack_.size() != 1 || !marks_.empty()) {
-    return RefuseOpcode(
-        absl::StrCat("leaves ", stack_.size(), " values instead of one"));
+    return RefuseOpcode("leaves ", stack_.size(), " values instead of one");
   }
   if (in_.remaining() != 0) {
-    return RefuseOpcode(
-        absl::StrCat("has ", in_.remaining(), " bytes after it"));
+    return RefuseOpcode("has ", in_.remaining(), " bytes after it");
   }
   stopped_ = true;
   return absl::OkStatus();
@@ -243,7 +240,7 @@ absl::Status PickleMachine::Stop() {
 
 absl::Status PickleMachine::Mark() {
   if (marks_.size() == kMaxPickleStack) {
-    return RefuseOpcode(absl::StrCat("is one more than ", kMaxPickleStack));
+    return RefuseOpcode("is one more than ", kMaxPickleStack);
   }
   marks_.push_back(stack_.size());
   return absl::OkStatus();
@@ -268,8 +265,7 @@ absl::Status PickleMachine::BinInt() {
 absl::Status PickleMachine::Long1() {
   const size_t bytes = in_.U8();
   if (bytes > sizeof(int64_t)) {
-    return RefuseOpcode(
-        absl::StrCat("has an integer of ", bytes, " bytes > 8"));
+    return RefuseOpcode("has an integer of ", bytes, " bytes > 8");
   }
   uint64_t bits = in_.Uint(bytes);
   // Extends the sign: the number is in two's complement of `bytes` bytes.
@@ -289,8 +285,8 @@ template <size_t kBytes>
 absl::Status PickleMachine::String() {
   const uint64_t bytes = in_.Uint(kBytes);
   if (bytes > kMaxPickleString) {
-    return RefuseOpcode(absl::StrCat("has a string of ", bytes,
-                                     " bytes > limit ", kMaxPickleString));
+    return RefuseOpcode("has a string of ", bytes, " bytes > limit ",
+                        kMaxPickleString);
   }
   const auto offset = static_cast<int64_t>(in_.position());
   const auto size = static_cast<uint32_t>(in_.Bytes(bytes).size());
@@ -353,8 +349,7 @@ absl::Status PickleMachine::SetItems() {
 absl::Status PickleMachine::MemoPut(uint64_t index) {
   if (stack_.size() <= Floor()) return RefuseOpcode("finds the stack empty");
   if (index > memo_.size()) {
-    return RefuseOpcode(
-        absl::StrCat("skips to memo entry ", index, " from ", memo_.size()));
+    return RefuseOpcode("skips to memo entry ", index, " from ", memo_.size());
   }
   if (index == memo_.size()) {
     WEFT_RETURN_IF_ERROR(heap_.Charge(1));
@@ -375,8 +370,7 @@ template <size_t kBytes>
 absl::Status PickleMachine::Get() {
   const uint64_t index = in_.Uint(kBytes);
   if (index >= memo_.size()) {
-    return RefuseOpcode(
-        absl::StrCat("wants memo entry ", index, " of ", memo_.size()));
+    return RefuseOpcode("wants memo entry ", index, " of ", memo_.size());
   }
   return Push(memo_[index]);
 }

@@ -54,8 +54,9 @@ struct Storage {
   uint64_t num_elements = 0;
 };
 
-absl::Status Refuse(absl::string_view why) {
-  return absl::InvalidArgumentError(why);
+template <typename... Parts>
+absl::Status Refuse(const Parts&... why) {
+  return absl::InvalidArgumentError(absl::StrCat(why...));
 }
 
 bool HaveKinds(absl::Span<const PickleValue> values,
@@ -101,10 +102,10 @@ absl::StatusOr<PickleValue> TorchObjects::Global(absl::string_view module,
                          .number = static_cast<int64_t>(i)};
     }
   }
-  return Refuse(absl::StrCat(
+  return Refuse(
       "names '", absl::CHexEscape(module.substr(0, 64)), " ",
       absl::CHexEscape(name.substr(0, 64)),
-      "', which is neither a dict nor a tensor of a type that is read"));
+      "', which is neither a dict nor a tensor of a type that is read");
 }
 
 // Creates a storage. The id has the form ('storage', torch.FloatStorage, key,
@@ -152,8 +153,8 @@ absl::StatusOr<PickleValue> TorchObjects::Call(
 absl::Status TorchObjects::Sizes(const PickleValue& tuple,
                                  std::vector<uint64_t>& sizes) const {
   if (tuple.size > kMaxTensorRank) {
-    return Refuse(absl::StrCat("makes a tensor of ", tuple.size,
-                               " dimensions > ", kMaxTensorRank));
+    return Refuse("makes a tensor of ", tuple.size, " dimensions > ",
+                  kMaxTensorRank);
   }
   for (const PickleValue& item : heap_.Items(tuple)) {
     if (item.kind != PickleKind::kInt || item.number < 0) {
@@ -180,7 +181,7 @@ absl::StatusOr<PickleValue> TorchObjects::RebuildTensor(
     return Refuse("calls _rebuild_tensor_v2 with arguments of other kinds");
   }
   if (tensors_.size() == kMaxTensors) {
-    return Refuse(absl::StrCat("makes more than ", kMaxTensors, " tensors"));
+    return Refuse("makes more than ", kMaxTensors, " tensors");
   }
   const Storage& storage = storages_[arguments[0].number];
   PickledTensor tensor = {.dtype = storage.dtype,
@@ -204,10 +205,9 @@ absl::Status TorchObjects::SetState(const PickleValue& target,
   }
   for (const auto& [key, value] : heap_.Dict(state).entries) {
     if (heap_.Text(key) != "_metadata") {
-      return Refuse(
-          absl::StrCat("sets the attribute '",
-                       absl::CHexEscape(heap_.Text(key).substr(0, 64)),
-                       "'; only _metadata is known"));
+      return Refuse("sets the attribute '",
+                    absl::CHexEscape(heap_.Text(key).substr(0, 64)),
+                    "'; only _metadata is known");
     }
   }
   return absl::OkStatus();
@@ -223,18 +223,17 @@ absl::StatusOr<PickledTensors> TorchObjects::Tensors(
     const absl::string_view name = heap_.Text(key);
     const std::string problem = TensorNameProblem(name);
     if (!problem.empty()) {
-      return Refuse(absl::StrCat(QuotedTensor(name), " ", problem));
+      return Refuse(QuotedTensor(name), " ", problem);
     }
     if (value.kind != PickleKind::kTensor) {
-      return Refuse(absl::StrCat("pickle has '", absl::CHexEscape(name),
-                                 "', which is not a tensor"));
+      return Refuse("pickle has '", absl::CHexEscape(name),
+                    "', which is not a tensor");
     }
     if (result.size() == kMaxTensors) {
-      return Refuse(
-          absl::StrCat("pickle names more than ", kMaxTensors, " tensors"));
+      return Refuse("pickle names more than ", kMaxTensors, " tensors");
     }
     if (!result.emplace(name, tensors_[value.number]).second) {
-      return Refuse(absl::StrCat(QuotedTensor(name), " is there twice"));
+      return Refuse(QuotedTensor(name), " is there twice");
     }
   }
   return result;
@@ -389,8 +388,8 @@ absl::StatusOr<StoredTensor> Locate(const std::string& name,
 
 absl::StatusOr<PickledTensors> ParseTorchPickle(absl::string_view pickle) {
   if (pickle.size() > kMaxPickleBytes) {
-    return Refuse(absl::StrCat("pickle has ", pickle.size(), " bytes > limit ",
-                               kMaxPickleBytes));
+    return Refuse("pickle has ", pickle.size(), " bytes > limit ",
+                  kMaxPickleBytes);
   }
   PickleHeap heap(pickle);
   TorchObjects objects(heap);

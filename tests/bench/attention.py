@@ -30,15 +30,15 @@ def main(arguments: list[str]) -> int:
     if not line["difference"] <= allowed:
         raise AssertionError(f"results differ by {line['difference']} > {allowed}")
     ours, peer = (min(line[f"{side}_seconds"]) for side in ("ours", "peer"))
-    result = {
-        "bench": "attention",
-        "ours": {"weft": {"seconds": ours}},
-        "peer": {"LibTorch": {"seconds": peer}},
-        "ratio": {"speed weft/LibTorch": report.ratio(peer / ours, at_least=1)},
-        "config": {name: getattr(options, name) for name in NUMBERS},
-        "difference": line["difference"],
-    }
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(
+        "attention",
+        options,
+        ours={"weft": {"seconds": ours}},
+        peer={"LibTorch": {"seconds": peer}},
+        ratio={"speed weft/LibTorch": report.ratio(peer / ours, at_least=1)},
+        config={name: getattr(options, name) for name in NUMBERS},
+        difference=line["difference"],
+    )
     return 0
 
 

@@ -47,26 +47,18 @@ def main(arguments: list[str]) -> int:
         }
         runs = measure(sides, options.rounds)
     before, *others = runs
-    result = {
-        "bench": "builds",
-        "ours": {side: _best(runs[side]) for side in others},
-        "peer": {before: _best(runs[before])},
-        "ratio": {
+    report.emit_ratios(
+        "builds",
+        options,
+        ours={side: _best(runs[side]) for side in others},
+        peer={before: _best(runs[before])},
+        ratio={
             f"speed {side}/{before}, {name}": report.ratio(value)
             for side in others
             for name, value in _ratios(runs[before], runs[side]).items()
         },
-        "config": {
-            "model": options.model.name,
-            "batch": options.batch,
-            "length": options.length,
-            "tokens": options.tokens,
-            "rank": RANK,
-            "threads": options.threads,
-            "rounds": options.rounds,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(options, "batch", "length", "tokens", "rounds"),
+    )
     return 0
 
 

@@ -50,23 +50,18 @@ def main(arguments: list[str]) -> int:
             rates[case.name]["default"] / best, at_least=case.least
         )
         print(f"busy: {case.name}: {rates[case.name]}", file=sys.stderr)
-    result = {
-        "bench": "busy",
-        "ours": {name: rate["default"] for name, rate in rates.items()},
-        "peer": {
+    report.emit_ratios(
+        "busy",
+        options,
+        ours={name: rate["default"] for name, rate in rates.items()},
+        peer={
             side: {name: rate[side] for name, rate in rates.items()}
             for side in sides
             if side != "default"
         },
-        "ratio": ratios,
-        "config": {
-            "unit": "tokens per second",
-            "model": options.model.name,
-            "tokens": options.tokens,
-            "rounds": options.rounds,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        ratio=ratios,
+        config=report.config(options, "tokens", "rounds", unit="tokens per second"),
+    )
     return 0
 
 

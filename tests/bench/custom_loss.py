@@ -16,7 +16,7 @@ from typing import Any
 import daemon
 import report
 import tinker_sdk
-from processes import RANK, running, scratch
+from processes import running, scratch
 
 # Of the time that the client's way takes: one forward pass of two, and a backward pass
 # of at least the forward pass's products, which is 2/3, and the head's logits again.
@@ -44,26 +44,19 @@ def main(arguments: list[str]) -> int:
         name: {way: statistics.median(of["seconds"]) for way, of in ways.items()}
         for name, ways in losses.items()
     }
-    result = {
-        "bench": "custom_loss",
-        "ours": {name: ways["server"] for name, ways in losses.items()},
-        "peer": {name: ways["client"] for name, ways in losses.items()},
-        "ratio": {
+    report.emit_ratios(
+        "custom_loss",
+        options,
+        ours={name: ways["server"] for name, ways in losses.items()},
+        peer={name: ways["client"] for name, ways in losses.items()},
+        ratio={
             f"seconds of {name}, server/client": report.ratio(
                 of["server"] / of["client"], at_most=MOST_TIME
             )
             for name, of in middle.items()
         },
-        "config": {
-            "model": options.model.name,
-            "data": options.data,
-            "tokens": options.length,
-            "rank": RANK,
-            "threads": options.threads,
-            "reps": options.reps,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(options, "data", "reps", tokens=options.length),
+    )
     return 0
 
 

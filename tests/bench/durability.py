@@ -39,26 +39,19 @@ def main(arguments: list[str]) -> int:
         side: max(runs, key=lambda run: float(run["tokens_per_second"]))
         for side, runs in sides.items()
     }
-    result = {
-        "bench": "durability",
-        "ours": best,
-        "peer": {},
-        "ratio": {
+    report.emit_ratios(
+        "durability",
+        options,
+        ours=best,
+        ratio={
             "speed recorded/forgotten": report.ratio(
                 best["recorded"]["tokens_per_second"]
                 / best["forgotten"]["tokens_per_second"],
                 at_least=0.97,
             ),
         },
-        "config": {
-            "model": options.model.name,
-            "adapters": options.adapters,
-            "tokens": options.length,
-            "rank": RANK,
-            "threads": options.threads,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(options, "adapters", tokens=options.length),
+    )
     return 0
 
 

@@ -57,20 +57,18 @@ def main(arguments: list[str]) -> int:
         for name, seconds in large.items()
     }
     calls = {**small, **large}
-    result = {
-        "bench": "edge",
-        "ours": {name: seconds["edge"] for name, seconds in calls.items()},
-        "peer": {
-            "direct": {name: seconds["direct"] for name, seconds in calls.items()}
-        },
-        "ratio": ratios,
-        "config": {
+    report.emit_ratios(
+        "edge",
+        options,
+        ours={name: seconds["edge"] for name, seconds in calls.items()},
+        peer={"direct": {name: seconds["direct"] for name, seconds in calls.items()}},
+        ratio=ratios,
+        config={
             "calls": options.calls,
             "megabytes": options.megabytes,
             "large_calls": options.large_calls,
         },
-    }
-    report.emit_ratios(result, options.output)
+    )
     return 0
 
 

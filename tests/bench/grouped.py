@@ -43,14 +43,14 @@ def main(arguments: list[str]) -> int:
         )
         for name in PEERS
     }
-    result = {
-        "bench": "grouped",
-        "ours": {"weft": sides["weft"]},
-        "peer": {name: sides[name] for name in PEERS},
-        "ratio": ratios,
-        "config": {name: getattr(options, name) for name in NUMBERS},
-    }
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(
+        "grouped",
+        options,
+        ours={"weft": sides["weft"]},
+        peer={name: sides[name] for name in PEERS},
+        ratio=ratios,
+        config={name: getattr(options, name) for name in NUMBERS},
+    )
     return 0
 
 

@@ -37,25 +37,20 @@ def main(arguments: list[str]) -> int:
         exact = _score(options, work, rows)
         rounded = _score(options, work, rows, "--weights", "int8")
     ours = compare(exact, rounded)
-    result = {
-        "bench": "int8_error",
-        "ours": {"int8": ours},
-        "peer": {"exact": {"mean_logprob": float(exact.logprobs.mean())}},
-        "ratio": {
+    report.emit_ratios(
+        "int8_error",
+        options,
+        ours={"int8": ours},
+        peer={"exact": {"mean_logprob": float(exact.logprobs.mean())}},
+        ratio={
             name.replace("_", " "): report.ratio(value)
             for name, value in ours.items()
             if name != "tokens"
         },
-        "config": {
-            "model": options.model.name,
-            "device": options.device,
-            "dtype": DTYPES[options.device],
-            "sequences": options.sequences,
-            "length": options.length,
-            "threads": options.threads,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(
+            options, "device", "sequences", "length", dtype=DTYPES[options.device]
+        ),
+    )
     return 0
 
 

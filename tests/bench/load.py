@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         size = sum(file.stat().st_size for file in files)
     result = _make(options, runs, size)
     print(f"load: {size / 1e9:.2f} GB", file=sys.stderr)
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(options=options, **result)
     return 0
 
 

@@ -55,17 +55,17 @@ def main(arguments: list[str]) -> int:
     logged = sum(ours[kind]["seconds"] for kind in SPANS)
     unlogged = sum(ours[kind]["unlogged_seconds"] for kind in SPANS)
     recording = sum(ours[kind]["engine_microseconds"] for kind in SPANS) / 1e6
-    result = {
-        "bench": "log_cost",
-        "ours": ours,
-        "peer": {},
-        "ratio": {
+    report.emit_ratios(
+        "log_cost",
+        options,
+        ours=ours,
+        ratio={
             "seconds of a step logged/unlogged": report.ratio(logged / unlogged),
             "engine's seconds of recording/of a step": report.ratio(
                 recording / unlogged
             ),
         },
-        "config": {
+        config={
             "model": options.shape or options.model.name,
             "weights": "int8" if options.shape else "f32",
             "tokens": options.length,
@@ -73,8 +73,7 @@ def main(arguments: list[str]) -> int:
             "reps": options.reps,
             "threads": options.threads,
         },
-    }
-    report.emit_ratios(result, options.output)
+    )
     return 0
 
 

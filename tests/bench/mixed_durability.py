@@ -28,30 +28,22 @@ def main(arguments: list[str]) -> int:
         seconds = measure(options, work)
     tokens = options.adapters * options.length
     best = {side: min(times) for side, times in seconds.items()}
-    result = {
-        "bench": "mixed_durability",
-        "ours": {
+    report.emit_ratios(
+        "mixed_durability",
+        options,
+        ours={
             side: {"tokens_per_second": tokens / best[side], "all_seconds": times}
             for side, times in seconds.items()
         },
-        "peer": {},
-        "ratio": {
+        ratio={
             # If mixing cost nothing, `half` would take the mean of the other times.
             "speed half/mean of both": report.ratio(
                 (best["step"] + best["memory"]) / 2 / best["half"]
             ),
             "speed step/memory": report.ratio(best["memory"] / best["step"]),
         },
-        "config": {
-            "model": options.model.name,
-            "adapters": options.adapters,
-            "tokens": options.length,
-            "rank": RANK,
-            "rounds": options.rounds,
-            "threads": options.threads,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(options, "adapters", "rounds", tokens=options.length),
+    )
     return 0
 
 

@@ -52,25 +52,22 @@ def main(arguments: list[str]) -> int:
             sum(point["failed"] for point in points) + shares["failed"], at_most=0
         ),
     }
-    result = {
-        "bench": "mixed_load",
-        "ours": {"alone": alone, "points": points, "shares": shares},
-        "peer": {},
-        "ratio": ratios,
-        "config": {
-            "model": options.model.name,
-            "prompt": options.prompt,
-            "samples": options.samples,
-            "sample_tokens": options.sample_tokens,
-            "data_tokens": options.length,
-            "batch_tokens": options.batch_tokens,
-            "rank": RANK,
-            "threads": options.threads,
-        },
-    }
     if options.plot is not None:
         draw(points, options.plot)
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(
+        "mixed_load",
+        options,
+        ours={"alone": alone, "points": points, "shares": shares},
+        ratio=ratios,
+        config=report.config(
+            options,
+            "prompt",
+            "samples",
+            "sample_tokens",
+            "batch_tokens",
+            data_tokens=options.length,
+        ),
+    )
     return 0
 
 

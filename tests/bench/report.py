@@ -211,12 +211,41 @@ def emit(report: dict[str, Any], output: Path | None) -> None:
     _write(report, output)
 
 
-def emit_ratios(report: dict[str, Any], output: Path | None) -> None:
+def config(options: argparse.Namespace, *names: str, **more: object) -> dict[str, Any]:
+    """Returns what a report says of its measurement: the model, the adapters' rank, the
+    threads, the options with these names, and `more`."""
+    return {
+        "model": options.model.name,
+        **{name: getattr(options, name) for name in names},
+        "rank": RANK,
+        "threads": options.threads,
+        **more,
+    }
+
+
+def emit_ratios(
+    bench: str,
+    options: argparse.Namespace,
+    *,
+    ours: dict[str, Any],
+    ratio: dict[str, Any],
+    config: dict[str, Any],
+    peer: dict[str, Any] | None = None,
+    **more: object,
+) -> None:
     """Like emit, for a report whose sides have no common figures: prints a sentence
     for each ratio."""
+    report: dict[str, Any] = {
+        "bench": bench,
+        "ours": ours,
+        "peer": peer or {},
+        "ratio": ratio,
+        "config": config,
+        **more,
+    }
     for part in _ratio_parts(report):
-        print(f"{report['bench']}: {part}", file=sys.stderr)
-    _write(report, output)
+        print(f"{bench}: {part}", file=sys.stderr)
+    _write(report, options.output)
 
 
 def _write(report: dict[str, Any], output: Path | None) -> None:

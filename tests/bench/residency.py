@@ -31,29 +31,21 @@ def main(arguments: list[str]) -> int:
             _expect_same_losses(paged.pop("losses"), all_resident.pop("losses"))
             points.append({"adapters": count, "resident": all_resident, "paged": paged})
             print(f"residency: {points[-1]}", file=sys.stderr)
-    result = {
-        "bench": "residency",
-        "ours": {"points": points},
-        "peer": {},
-        "ratio": {
+    if options.plot is not None:
+        draw(points, options.plot)
+    report.emit_ratios(
+        "residency",
+        options,
+        ours={"points": points},
+        ratio={
             f"speed paged/resident, {point['adapters']} adapters": report.ratio(
                 point["paged"]["steps_per_second"]
                 / point["resident"]["steps_per_second"]
             )
             for point in points
         },
-        "config": {
-            "model": options.model.name,
-            "slots": options.slots,
-            "tokens": options.length,
-            "clients": options.clients,
-            "rank": RANK,
-            "threads": options.threads,
-        },
-    }
-    if options.plot is not None:
-        draw(points, options.plot)
-    report.emit_ratios(result, options.output)
+        config=report.config(options, "slots", "clients", tokens=options.length),
+    )
     return 0
 
 

@@ -24,28 +24,21 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     with scratch() as work:
         ours = measure(options, work)
-    result = {
-        "bench": "restart",
-        "ours": ours,
-        "peer": {},
-        "ratio": {
+    report.emit_ratios(
+        "restart",
+        options,
+        ours=ours,
+        ratio={
             "seconds of a start after a stop": report.ratio(
                 ours["start_after_stop"], at_most=30
             ),
             # This time has no target. --snapshot-replay-seconds bounds it.
             "seconds of a start after a kill": report.ratio(ours["start_after_kill"]),
         },
-        "config": {
-            "model": options.model.name,
-            "adapters": options.adapters,
-            "resident": options.resident,
-            "unsaved": options.unsaved,
-            "tokens": options.length,
-            "rank": RANK,
-            "threads": options.threads,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(
+            options, "adapters", "resident", "unsaved", tokens=options.length
+        ),
+    )
     return 0
 
 

@@ -57,24 +57,22 @@ def main(arguments: list[str]) -> int:
         min(sides["engine"]["seconds"]) / min(sides["daemon"]["seconds"]),
         at_least=LEAST_SPEED,
     )
-    result = {
-        "bench": "rpc_overhead",
-        "ours": {k: v for k, v in sides.items() if k != "engine"},
-        "peer": {"engine": sides["engine"]},
-        "ratio": ratios,
-        "config": {
-            "model": options.model.name,
-            "tokens": options.tokens,
-            "step": [options.sequences, options.length],
-            "rank": RANK,
-            "threads": options.threads,
-            "calls": options.calls,
-            "rounds": options.rounds,
-        },
-    }
     if options.plot is not None:
         draw(sides["large request"], options.plot)
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(
+        "rpc_overhead",
+        options,
+        ours={k: v for k, v in sides.items() if k != "engine"},
+        peer={"engine": sides["engine"]},
+        ratio=ratios,
+        config=report.config(
+            options,
+            "tokens",
+            "calls",
+            "rounds",
+            step=[options.sequences, options.length],
+        ),
+    )
     return 0
 
 

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         result = SampleBench(options, work).run()
     if options.plot is not None:
         draw(result, options.plot)
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(options=options, **result)
     return 0
 
 

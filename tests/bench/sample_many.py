@@ -68,11 +68,11 @@ def main(arguments: list[str]) -> int:
         side: min(own, key=lambda run: float(run["seconds"]))
         for side, own in runs.items()
     }
-    result = {
-        "bench": "sample_many",
-        "ours": best,
-        "peer": {},
-        "ratio": {
+    report.emit_ratios(
+        "sample_many",
+        options,
+        ours=best,
+        ratio={
             "speed at once/in pieces": report.ratio(
                 best["at once"]["tokens_per_second"]
                 / best["in pieces"]["tokens_per_second"],
@@ -85,18 +85,10 @@ def main(arguments: list[str]) -> int:
             ),
             "equal tokens": report.ratio(equal, at_least=EQUAL),
         },
-        "config": {
-            "model": options.model.name,
-            "prompts": options.prompts,
-            "samples": options.samples,
-            "max_tokens": options.max_tokens,
-            "pieces": options.pieces,
-            "rank": RANK,
-            "threads": options.threads,
-            "rounds": options.rounds,
-        },
-    }
-    report.emit_ratios(result, options.output)
+        config=report.config(
+            options, "prompts", "samples", "max_tokens", "pieces", "rounds"
+        ),
+    )
     return 0
 
 

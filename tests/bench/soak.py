@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         with disturbed.running(options.change):
             result = asyncio.run(_soak(options, disturbed.daemon, address))
     result["ours"]["changes"] = dict(disturbed.counts)
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(options=options, **result)
     return 0
 
 
@@ -112,7 +112,6 @@ async def _soak(
             "adapter_moves": moves,
             "readings": readings,
         },
-        "peer": {},
         "ratio": ratios,
         "config": {
             name: getattr(options, name)

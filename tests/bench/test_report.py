@@ -146,11 +146,12 @@ def test_the_ratios_are_sentences_and_the_rest_is_a_line(
     capsys: Any, tmp_path: Path
 ) -> None:
     ratios = {"a/b": report.ratio(0.5, at_most=1), "c": report.ratio(2.0)}
-    result = {"bench": "x", "ours": {"points": []}, "ratio": ratios, "config": {}}
-    report.emit_ratios(result, tmp_path / "line.json")
+    options = argparse.Namespace(output=tmp_path / "line.json")
+    parts: dict[str, Any] = {"ours": {"points": []}, "ratio": ratios, "config": {}}
+    report.emit_ratios("x", options, **parts)
     printed = capsys.readouterr()
     assert printed.err == "x: a/b 0.5 (target <= 1)\nx: c 2\n"
     line = json.loads(printed.out)
     assert line.pop("machine")["cores"] > 0 and line.pop("command") == sys.argv
-    assert line == result
+    assert line == {"bench": "x", "peer": {}, **parts}
     assert (tmp_path / "line.json").read_text("utf-8") == printed.out

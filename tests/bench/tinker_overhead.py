@@ -45,21 +45,14 @@ def main(arguments: list[str]) -> int:
     report.expect_close("loss", *losses, report.LOSS_TOLERANCE)
     middle = {side: statistics.median(of["seconds"]) for side, of in sides.items()}
     ratio = middle["tinker"] / middle["grpc"]
-    result = {
-        "bench": "tinker_overhead",
-        "ours": {"tinker": sides["tinker"]},
-        "peer": {"grpc": sides["grpc"]},
-        "ratio": {"seconds tinker/grpc": report.ratio(ratio, at_most=1 + MOST_COST)},
-        "config": {
-            "model": options.model.name,
-            "data": options.data,
-            "tokens": options.length,
-            "rank": RANK,
-            "threads": options.threads,
-            "rounds": options.rounds,
-        },
-    }
-    report.emit_ratios(result, options.output)
+    report.emit_ratios(
+        "tinker_overhead",
+        options,
+        ours={"tinker": sides["tinker"]},
+        peer={"grpc": sides["grpc"]},
+        ratio={"seconds tinker/grpc": report.ratio(ratio, at_most=1 + MOST_COST)},
+        config=report.config(options, "data", "rounds", tokens=options.length),
+    )
     return 0
 
 

@@ -112,6 +112,8 @@ def test_the_reference_is_one_page_with_every_name(tmp_path: Path) -> None:
 
 
 OPTIONS = {
+    "create_adapter": weft.AdapterOptions,
+    "get_or_create": weft.AdapterOptions,
     "sample": weft.SampleOptions,
     "sample_many": weft.SampleOptions,
     "sample_stream": weft.SampleOptions,
@@ -125,8 +127,10 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_are_keywords_with_defaults_and_descriptions(name: str) -> None:
-    for cls in (weft.Adapter, weft.AsyncAdapter):
-        call = getattr(cls, name)
+    for cls in (weft.Adapter, weft.AsyncAdapter, weft.Client, weft.AsyncClient):
+        call = getattr(cls, name, None)
+        if call is None:
+            continue
         parameters = inspect.signature(call).parameters
         for option in typing.get_type_hints(OPTIONS[name]):
             assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY

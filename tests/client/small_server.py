@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import grpc
 
-from weft import methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2
 
 
@@ -58,7 +57,7 @@ class SmallServer(grpc.GenericRpcHandler):
         metadata = {str(key): value for key, value in details.invocation_metadata or ()}
         self.calls.append((name, metadata))
         answers: dict[str, Callable[[bytes], bytes]] = {
-            "Check": lambda _: methods.HEALTH_SERVING,
+            "Check": lambda _: b"\x08\x01",  # SERVING.
             "GetInfo": self._info,
             "GetAdapter": self._adapter,
             "Sample": self._sample,

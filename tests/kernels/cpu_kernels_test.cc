@@ -6,12 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/reference.h"
-#include "tests/kernels/isa_name.h"
+#include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu {
@@ -23,14 +22,6 @@ using ::weft::testing::Tolerance;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<float> RandomRow(size_t count, uint32_t seed, float scale = 1) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0, scale);
-  std::vector<float> row(count);
-  for (float& x : row) x = normal(generator);
-  return row;
-}
-
 void ExpectNear(const std::vector<float>& actual,
                 const std::vector<double>& expected, double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -39,16 +30,7 @@ void ExpectNear(const std::vector<float>& actual,
   }
 }
 
-class CpuKernelsTest : public ::testing::TestWithParam<Isa> {
- protected:
-  void SetUp() override {
-    table_ = KernelsFor(GetParam());
-    if (table_ == nullptr) {
-      GTEST_SKIP() << "this processor lacks the instruction set";
-    }
-  }
-  const KernelTable* table_ = nullptr;
-};
+using CpuKernelsTest = KernelTest;
 
 // Lengths around the vector widths, the unrolled strides and the vocabulary's
 // blocks.
@@ -84,8 +66,9 @@ TEST_P(CpuKernelsTest, ExpIsRightAtTheEndsOfItsRange) {
 
 TEST_P(CpuKernelsTest, RmsNormAndItsBackwardMatchTheReference) {
   for (size_t n : kLengths) {
-    const std::vector<float> x = RandomRow(n, 1), w = RandomRow(n, 2);
-    const std::vector<float> dy = RandomRow(n, 3), before = RandomRow(n, 4);
+    const std::vector<float> x = RandomValues(n, 1), w = RandomValues(n, 2);
+    const std::vector<float> dy = RandomValues(n, 3),
+                             before = RandomValues(n, 4);
     const auto count = static_cast<int64_t>(n);
     std::vector<float> y(n), dx = before;
     table_->rms_norm_row(x.data(), w.data(), count, 1e-5F, y.data());
@@ -105,7 +88,7 @@ TEST_P(CpuKernelsTest, RmsNormAndItsBackwardMatchTheReference) {
 
 TEST_P(CpuKernelsTest, RotaryMatchesTheReferenceAndInverts) {
   for (size_t half : kLengths) {
-    const std::vector<float> x = RandomRow(2 * half, 5);
+    const std::vector<float> x = RandomValues(2 * half, 5);
     std::vector<float> cos(half), sin(half);
     for (size_t c = 0; c < half; ++c) {
       const double angle = 0.37 * static_cast<double>(c);
@@ -136,7 +119,7 @@ template <typename Reference, typename ReferenceBackward>
 void CheckGated(GatedRow row, GatedBackwardRow backward, Reference reference,
                 ReferenceBackward reference_backward, std::vector<float> gate,
                 std::vector<float> up, const GatedBounds& bounds) {
-  const std::vector<float> dout = RandomRow(gate.size(), 8);
+  const std::vector<float> dout = RandomValues(gate.size(), 8);
   const auto count = static_cast<int64_t>(gate.size());
   std::vector<float> out(gate.size());
   row(gate.data(), up.data(), count, out.data());
@@ -149,7 +132,7 @@ void CheckGated(GatedRow row, GatedBackwardRow backward, Reference reference,
 
 // Returns random gates. The first two have extreme values.
 std::vector<float> Gates(size_t n) {
-  std::vector<float> gate = RandomRow(n, 6, 4);
+  std::vector<float> gate = RandomValues(n, 6, 4);
   gate[0] = -200;
   if (n > 1) gate[1] = 200;
   return gate;
@@ -159,7 +142,7 @@ TEST_P(CpuKernelsTest, SwiGluAndItsBackwardMatchTheReference) {
   for (size_t n : kLengths) {
     CheckGated(table_->swiglu_row, table_->swiglu_backward_row,
                reference::SwiGluRow, reference::SwiGluBackwardRow, Gates(n),
-               RandomRow(n, 7), {200, 200, 400});
+               RandomValues(n, 7), {200, 200, 400});
   }
 }
 
@@ -167,13 +150,13 @@ TEST_P(CpuKernelsTest, GeGluAndItsBackwardMatchTheReference) {
   for (size_t n : kLengths) {
     CheckGated(table_->geglu_row, table_->geglu_backward_row,
                reference::GeGluRow, reference::GeGluBackwardRow, Gates(n),
-               RandomRow(n, 7), {200, 200, 400});
+               RandomValues(n, 7), {200, 200, 400});
   }
 }
 
 TEST_P(CpuKernelsTest, ClampedSwiGluAndItsBackwardMatchTheReference) {
   for (size_t n : kLengths) {
-    std::vector<float> gate = Gates(n), up = RandomRow(n, 7, 6);
+    std::vector<float> gate = Gates(n), up = RandomValues(n, 7, 6);
     if (n > 2) gate[2] = up[2] = 7;
     CheckGated(table_->clamped_swiglu_row, table_->clamped_swiglu_backward_row,
                reference::ClampedSwiGluRow, reference::ClampedSwiGluBackwardRow,
@@ -191,7 +174,7 @@ class VocabRowTest {
  public:
   VocabRowTest(const KernelTable& table, const VocabCase& c)
       : options_{.softcap = c.softcap, .temperature = c.temperature},
-        logits_(RandomRow(c.vocab, 9, 6)),
+        logits_(RandomValues(c.vocab, 9, 6)),
         table_(table) {
     // Only the last block has this maximum, so that earlier sums must be
     // rescaled.
@@ -267,7 +250,7 @@ TEST_P(CpuKernelsTest, MaskedLogitsHaveProbabilityZero) {
 
 TEST_P(CpuKernelsTest, NanAnywhereMakesItsVocabRowNan) {
   for (size_t at : {0, 4097, 8999}) {
-    std::vector<float> row = RandomRow(9000, 10);
+    std::vector<float> row = RandomValues(9000, 10);
     row[at] = kNan;
     const int64_t target = 3;
     float logprob = 0, entropy = 0;
@@ -284,7 +267,7 @@ TEST_P(CpuKernelsTest, NanAnywhereMakesItsVocabRowNan) {
 TEST_P(CpuKernelsTest, WeightsOfABlockAreThoseOfF64) {
   constexpr float kFactor = 1.25F;
   for (const size_t n : kLengths) {
-    std::vector<float> logits = RandomRow(n, 20, /*scale=*/5);
+    std::vector<float> logits = RandomValues(n, 20, /*scale=*/5);
     if (n > 2) logits[1] = -kInf;
     const auto count = static_cast<int64_t>(n);
     const float max = table_->max_block(logits.data(), count);
@@ -324,8 +307,8 @@ TEST_P(CpuKernelsTest, AdamWMatchesTheReference) {
                              .inverse_sqrt_bias2 = 2.0F,
                              .eps = 1e-8F};
   for (size_t n : kLengths) {
-    const std::vector<float> w = RandomRow(n, 11), g = RandomRow(n, 12);
-    std::vector<float> m = RandomRow(n, 13), v = RandomRow(n, 14);
+    const std::vector<float> w = RandomValues(n, 11), g = RandomValues(n, 12);
+    std::vector<float> m = RandomValues(n, 13), v = RandomValues(n, 14);
     for (float& x : v) x = x * x;
     const reference::AdamWState expected = reference::AdamW(
         scalars,
@@ -345,8 +328,8 @@ TEST_P(CpuKernelsTest, AdamWMatchesTheReference) {
 
 TEST_P(CpuKernelsTest, AddsARow) {
   for (size_t n : kLengths) {
-    const std::vector<float> x = RandomRow(n, 16);
-    std::vector<float> y = RandomRow(n, 17), expected = y;
+    const std::vector<float> x = RandomValues(n, 16);
+    std::vector<float> y = RandomValues(n, 17), expected = y;
     for (size_t i = 0; i < n; ++i) expected[i] += x[i];
     table_->add_row(x.data(), static_cast<int64_t>(n), y.data());
     EXPECT_EQ(y, expected);
@@ -355,7 +338,7 @@ TEST_P(CpuKernelsTest, AddsARow) {
 
 TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
   for (size_t n : kLengths) {
-    const std::vector<float> x = RandomRow(n, 15);
+    const std::vector<float> x = RandomValues(n, 15);
     double expected = 0;
     for (double v : x) expected += v * v;
     EXPECT_NEAR(table_->sum_of_squares(x.data(), static_cast<int64_t>(n)),
@@ -375,8 +358,8 @@ std::vector<float> PaddedRow(const std::vector<float>& row) {
 
 void ExpectSoftmaxRows(const KernelTable& table, size_t n, float softcap) {
   const auto size = static_cast<int64_t>(n);
-  const std::vector<float> scores = RandomRow(n, 21, 3);
-  const std::vector<float> upstream = RandomRow(n, 22);
+  const std::vector<float> scores = RandomValues(n, 21, 3);
+  const std::vector<float> upstream = RandomValues(n, 22);
   for (const SoftmaxKeys keys :
        {SoftmaxKeys{0, size, size}, SoftmaxKeys{size / 3, size, size},
         SoftmaxKeys{size / 3, (size + 1) / 2, size}}) {
@@ -410,7 +393,7 @@ TEST_P(CpuKernelsTest, SoftmaxRowsMatchTheReference) {
 }
 
 TEST_P(CpuKernelsTest, SoftmaxStepsAddUpToTheSoftmaxOfAllKeys) {
-  std::vector<float> all = RandomRow(64, 23, 3);
+  std::vector<float> all = RandomValues(64, 23, 3);
   all[40] = 60;  // This large score scales the earlier sums to nearly 0.
   const auto expected = reference::SoftmaxOfRow(all, all, {0, 64, 64}, 0, 0);
   SoftmaxState state;
@@ -430,10 +413,8 @@ TEST_P(CpuKernelsTest, SoftmaxStepsAddUpToTheSoftmaxOfAllKeys) {
               Tolerance(kEpsilonF32, 64, 60));
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, CpuKernelsTest,
-                         ::testing::Values(Isa::kBaseline, Isa::kAvx2,
-                                           Isa::kAvx512),
-                         [](const auto& test) { return IsaName(test.param); });
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, CpuKernelsTest, kEveryIsa,
+                         CaseOfIsa);
 
 TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
   EXPECT_EQ(&Kernels(), KernelsFor(Kernels().isa));

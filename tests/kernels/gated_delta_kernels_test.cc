@@ -10,7 +10,7 @@
 
 #include "kernels/cpu/gated_delta_reference.h"
 #include "kernels/cpu/kernels.h"
-#include "tests/kernels/isa_name.h"
+#include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu {
@@ -121,15 +121,8 @@ struct Problem {
   Floats data, gates, start, dout, dstop, workspace;
 };
 
-class GatedDeltaKernelsTest : public ::testing::TestWithParam<Isa> {
+class GatedDeltaKernelsTest : public KernelTest {
  protected:
-  void SetUp() override {
-    table_ = KernelsFor(GetParam());
-    if (table_ == nullptr) {
-      GTEST_SKIP() << "this processor lacks the instruction set";
-    }
-  }
-
   // Runs a chunk and compares it. Returns u [C, V].
   Floats CheckChunk(Problem* p, bool has_start, bool in_place) {
     const int64_t values = p->value_features, stride = values + kGap;
@@ -183,8 +176,6 @@ class GatedDeltaKernelsTest : public ::testing::TestWithParam<Isa> {
     ExpectNear(Columns(gates, 2, 1, 1), want.g, terms, "dg");
     if (has_start) ExpectNear(Wide(dstart), want.start, terms, "dstart");
   }
-
-  const KernelTable* table_ = nullptr;
 };
 
 TEST_P(GatedDeltaKernelsTest, ChunksMatchTheRule) {
@@ -308,10 +299,8 @@ TEST_P(GatedDeltaKernelsTest, ProductsOfRowsAddOrReplace) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, GatedDeltaKernelsTest,
-                         ::testing::Values(Isa::kBaseline, Isa::kAvx2,
-                                           Isa::kAvx512),
-                         [](const auto& test) { return IsaName(test.param); });
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, GatedDeltaKernelsTest, kEveryIsa,
+                         CaseOfIsa);
 
 }  // namespace
 }  // namespace weft::kernels::cpu

@@ -9,24 +9,15 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "tests/kernels/isa_name.h"
+#include "tests/kernels/kernel_test.h"
 
 namespace weft::kernels::cpu {
 namespace {
 
 constexpr int64_t kLengths[] = {1, 3, 16, 63, 64, 65, 100, 128, 200, 576};
-
-std::vector<float> RandomValues(int64_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
 
 double ScaleOf(const std::vector<int8_t>& row, int64_t inputs, int64_t i) {
   const int64_t at = inputs + i / kInt8Group * kInt8ScaleBytes;
@@ -36,15 +27,8 @@ double ScaleOf(const std::vector<int8_t>& row, int64_t inputs, int64_t i) {
   return std::bit_cast<float>(bits << 16);
 }
 
-class Int8RowsTest : public ::testing::TestWithParam<Isa> {
+class Int8RowsTest : public KernelTest {
  protected:
-  void SetUp() override {
-    table_ = KernelsFor(GetParam());
-    if (table_ == nullptr) {
-      GTEST_SKIP() << "this processor lacks the instruction set";
-    }
-  }
-
   [[nodiscard]] std::vector<int8_t> Quantized(
       const std::vector<float>& x) const {
     const auto inputs = static_cast<int64_t>(x.size());
@@ -82,8 +66,6 @@ class Int8RowsTest : public ::testing::TestWithParam<Isa> {
           << "input " << i << " of " << inputs;
     }
   }
-
-  const KernelTable* table_ = nullptr;
 };
 
 TEST_P(Int8RowsTest, AWeightIsOffByAtMostHalfAStep) {
@@ -214,10 +196,8 @@ TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, Int8RowsTest,
-                         ::testing::Values(Isa::kBaseline, Isa::kAvx2,
-                                           Isa::kAvx512),
-                         [](const auto& test) { return IsaName(test.param); });
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, Int8RowsTest, kEveryIsa,
+                         CaseOfIsa);
 
 }  // namespace
 }  // namespace weft::kernels::cpu

@@ -5,12 +5,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/reference.h"
-#include "tests/kernels/isa_name.h"
+#include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu {
@@ -22,14 +21,6 @@ using ::weft::testing::Tolerance;
 // The gap between the rows of every matrix reveals a wrong stride.
 constexpr int64_t kGap = 5;
 constexpr float kUntouched = -77;
-
-std::vector<float> RandomValues(int64_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
 
 // A matrix with gaps between its rows. If it is transposed, the gaps are
 // between its columns.
@@ -80,15 +71,8 @@ constexpr Form kForms[] = {{false, false, true},
                            {true, false, true},
                            {true, false, false}};
 
-class PanelProductTest : public ::testing::TestWithParam<Isa> {
+class PanelProductTest : public KernelTest {
  protected:
-  void SetUp() override {
-    table_ = KernelsFor(GetParam());
-    if (table_ == nullptr) {
-      GTEST_SKIP() << "this processor lacks the instruction set";
-    }
-  }
-
   // Returns `out` [M, N + kGap]. Before the product, it is full of kUntouched.
   [[nodiscard]] std::vector<float> Run(const Problem& problem, const Form& form,
                                        float scale = 1,
@@ -123,8 +107,6 @@ class PanelProductTest : public ::testing::TestWithParam<Isa> {
          .out_stride = out_stride});
     return out;
   }
-
-  const KernelTable* table_ = nullptr;
 };
 
 TEST_P(PanelProductTest, MatchesTheReference) {
@@ -257,10 +239,8 @@ TEST_P(PanelProductTest, PartsAreAddedInOrder) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, PanelProductTest,
-                         ::testing::Values(Isa::kBaseline, Isa::kAvx2,
-                                           Isa::kAvx512),
-                         [](const auto& test) { return IsaName(test.param); });
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, PanelProductTest, kEveryIsa,
+                         CaseOfIsa);
 
 }  // namespace
 }  // namespace weft::kernels::cpu

@@ -7,13 +7,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/reference.h"
-#include "tests/kernels/isa_name.h"
+#include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu {
@@ -21,14 +20,6 @@ namespace {
 
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::Tolerance;
-
-std::vector<float> RandomValues(int64_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
 
 // The gap between the rows of every matrix reveals a wrong stride.
 constexpr int64_t kGap = 5;
@@ -219,12 +210,11 @@ std::string CaseName(
   return IsaName(isa) + (stored == Stored::kF32 ? "_F32" : "_Bf16");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    EveryInstructionSet, SkinnyProductTest,
-    ::testing::Combine(::testing::Values(Isa::kBaseline, Isa::kAvx2,
-                                         Isa::kAvx512),
-                       ::testing::Values(Stored::kF32, Stored::kBf16)),
-    CaseName);
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, SkinnyProductTest,
+                         ::testing::Combine(kEveryIsa,
+                                            ::testing::Values(Stored::kF32,
+                                                              Stored::kBf16)),
+                         CaseName);
 
 }  // namespace
 }  // namespace weft::kernels::cpu

@@ -3,11 +3,32 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "server/request_validation.h"
+#include "server/response_conversion.h"
 
 namespace weft {
 namespace {
+
+TEST(ResponseConversionTest, EnumsKeepTheirNames) {
+  for (const TargetModule module : kAllTargetModules) {
+    EXPECT_EQ(v1::TargetModule_Name(ToProto(module)),
+              absl::StrCat("TARGET_MODULE_",
+                           absl::AsciiStrToUpper(TargetModuleName(module))));
+  }
+  EXPECT_EQ(TargetModuleName(TargetModule::kInProjBa),
+            std::string("in_proj_ba"));
+  const auto location = [](AdapterLocation where) {
+    v1::Adapter adapter;
+    ToProto(AdapterInfo{.location = where}, &adapter);
+    return adapter.location();
+  };
+  EXPECT_EQ(location(AdapterLocation::kDevice), v1::ADAPTER_LOCATION_DEVICE);
+  EXPECT_EQ(location(AdapterLocation::kHost), v1::ADAPTER_LOCATION_HOST);
+  EXPECT_EQ(location(AdapterLocation::kDisk), v1::ADAPTER_LOCATION_DISK);
+}
 
 TEST(ValidationTest, AMillionTokensTakeMilliseconds) {
   constexpr int kSequences = 512;

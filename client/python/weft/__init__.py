@@ -39,6 +39,7 @@ from weft.retry import NO_RETRY, RetryPolicy
 from weft.server_loss import ServerLoss, trace_loss
 from weft.types import (
     AdapterInfo,
+    AdapterOptions,
     CheckpointInfo,
     DatumResult,
     LoraConfig,
@@ -62,6 +63,7 @@ __all__ = [
     "Aborted",
     "Adapter",
     "AdapterInfo",
+    "AdapterOptions",
     "AlreadyExists",
     "AsyncAdapter",
     "AsyncClient",

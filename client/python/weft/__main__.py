@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,55 +63,44 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="weft", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
+
+    def add(
+        name: str,
+        summary: str,
+        run: Callable[[argparse.Namespace], None],
+        formatter: type[argparse.HelpFormatter] = argparse.HelpFormatter,
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=summary, description=summary, formatter_class=formatter
+        )
+        command.set_defaults(run=run)
+        return command
+
     recipes = {"sft": sft, "dpo": dpo, "grpo": grpo, "sweep": sweep}
     for name, recipe in recipes.items():
-        command = commands.add_parser(
-            name,
-            help=recipe.SUMMARY,
-            description=recipe.SUMMARY,
-            formatter_class=_Help,
-        )
-        recipe.add_arguments(command)
-        command.set_defaults(run=recipe.run)
-
-    front = commands.add_parser(
-        "openai",
-        help=openai.SUMMARY,
-        description=openai.SUMMARY,
-        formatter_class=_Help,
-    )
+        recipe.add_arguments(add(name, recipe.SUMMARY, recipe.run, _Help))
+    front = add("openai", openai.SUMMARY, openai.run, _Help)
     openai.add_arguments(front)
     front.add_argument("--model-dir", help=adapters.MODEL_DIR)
-    front.set_defaults(run=openai.run)
-
-    summary = "Continue a text, or answer it."
-    sample = commands.add_parser("sample", help=summary, description=summary)
-    sample.set_defaults(run=chat.sample)
+    sample = add("sample", "Continue a text, or answer it.", chat.sample)
     chat.add_arguments(sample, max_tokens=64)
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--chat", action="store_true", help="a user's message")
-    talk = commands.add_parser("chat", help=chat.SUMMARY, description=chat.SUMMARY)
-    talk.set_defaults(run=chat.run)
+    talk = add("chat", chat.SUMMARY, chat.run)
     chat.add_chat_arguments(talk)
     summary = "Write an adapter as a PEFT folder that other programs load."
-    export = commands.add_parser("export", help=summary, description=summary)
-    export.set_defaults(run=_export)
+    export = add("export", summary, _export)
     adapters.add_folder_arguments(export)
     export.add_argument("--adapter", required=True, help="or ADAPTER@SNAPSHOT")
     export.add_argument("--output", type=Path, required=True, help="the folder")
     export.add_argument("--base-model", help=adapters.BASE_MODEL)
-
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
-    tokenize = commands.add_parser("tokenize", help=summary, description=summary)
-    tokenize.set_defaults(run=_tokenize)
+    tokenize = add("tokenize", summary, _tokenize)
     adapters.add_model_arguments(tokenize)
     tokenize.add_argument("--input", default="-", help="- = standard input")
     tokenize.add_argument("--output", default="-", help="- = standard output")
-    tokenize.add_argument(
-        "--no-eos",
-        action="store_true",
-        help="add no end-of-sequence token after each record",
-    )
+    no_eos = "add no end-of-sequence token after each record"
+    tokenize.add_argument("--no-eos", action="store_true", help=no_eos)
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     for command in (front, sample, talk, export, tokenize):
         command.add_argument("--server", default=server, help="or WEFT_SERVER")

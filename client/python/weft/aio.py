@@ -25,6 +25,7 @@ from weft.served_tokenizer import make_datum
 from weft.tasks import TaskDriver
 from weft.types import (
     AdapterInfo,
+    AdapterOptions,
     CheckpointInfo,
     FloatArray,
     LossOptions,
@@ -160,56 +161,21 @@ class AsyncClient:
         """Makes the server take new work again."""
         await self._driver.run(self._core.undrain())
 
+    @takes(AdapterOptions)
     async def create_adapter(
-        self,
-        adapter_id: str,
-        *,
-        rank: int = 32,
-        alpha: float = 32.0,
-        target_modules: Iterable[str] | None = None,
-        seed: int | None = None,
-        expert_rank: int | None = None,
-        tenant: str | None = None,
-        durability: str | None = None,
+        self, adapter_id: str, **options: Unpack[AdapterOptions]
     ) -> AsyncAdapter:
         """Makes a new adapter and returns it.
 
-        target_modules: the layers that get LoRA weights, "q_proj", ... "down_proj",
-        "lm_head", "embed_tokens"; None means all projections of the model's layers.
-        seed: seed of the initial weights; None lets the server derive it from the name.
-        expert_rank: rank of the experts in a mixture-of-experts model; None means rank
-        divided by the number of experts per token. tenant: the owner of the adapter.
-        The adapters of a tenant share the tenant's part of the device's time, the
-        tenant's room in the queue and the tenant's limit of adapters. None means the
-        token's tenant or, on a server without tokens, a tenant with the adapter's name.
-        durability: what survives the end of the server, "memory" (nothing) or "step"
-        (every step); None means the most that the server can keep. Raises AlreadyExists
-        if the name is taken, FailedPrecondition if the server cannot offer the
-        durability.
+        Raises AlreadyExists if the name is taken, FailedPrecondition if the server
+        cannot offer the durability.
         """
-        operation = self._core.create_adapter(
-            adapter_id,
-            rank,
-            alpha,
-            target_modules,
-            seed,
-            expert_rank,
-            tenant,
-            durability,
-        )
+        operation = self._core.create_adapter(adapter_id, options)
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
+    @takes(AdapterOptions)
     async def get_or_create(
-        self,
-        adapter_id: str,
-        *,
-        rank: int = 32,
-        alpha: float = 32.0,
-        target_modules: Iterable[str] | None = None,
-        seed: int | None = None,
-        expert_rank: int | None = None,
-        tenant: str | None = None,
-        durability: str | None = None,
+        self, adapter_id: str, **options: Unpack[AdapterOptions]
     ) -> AsyncAdapter:
         """Returns the adapter of that name, or makes it if there is none.
 
@@ -218,16 +184,7 @@ class AsyncClient:
         FailedPrecondition if the adapter exists with another rank, alpha or
         target_modules.
         """
-        operation = self._core.get_or_create(
-            adapter_id,
-            rank,
-            alpha,
-            target_modules,
-            seed,
-            expert_rank,
-            tenant,
-            durability,
-        )
+        operation = self._core.get_or_create(adapter_id, options)
         return AsyncAdapter(await self._driver.run(operation), self._driver)
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:

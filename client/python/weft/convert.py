@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from weft._proto import adapters_pb2, sampling_pb2, training_pb2
+from weft._proto import adapters_pb2, sampling_pb2, server_pb2, training_pb2
 from weft.datum import Datum, support_offsets
 from weft.errors import InvalidArgument
 from weft.operations import Reply
@@ -16,12 +17,14 @@ from weft.server_loss import ServerLoss
 from weft.steps import StepSlot
 from weft.types import (
     AdapterInfo,
+    AdapterOptions,
     CheckpointInfo,
     DatumResult,
     FinishReason,
     FloatArray,
     LoraConfig,
     LossOptions,
+    ModelInfo,
     OptimOptions,
     OptimResult,
     RoutingArray,
@@ -30,6 +33,7 @@ from weft.types import (
     SampleOptions,
     SampleResult,
     SaveOptions,
+    ServerInfo,
     Stop,
     Teacher,
     TokenArray,
@@ -39,6 +43,7 @@ from weft.types import (
 if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
+T = TypeVar("T")
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length"}
 TrainRequest = TypeVar(
     "TrainRequest", training_pb2.ForwardBackwardRequest, training_pb2.ForwardRequest
@@ -56,49 +61,26 @@ def _enum_name(enum: EnumTypeWrapper, prefix: str, what: str, name: str) -> str:
         if number != 0
     }
     if name not in values:
-        raise InvalidArgument(f"{what} {name!r}: one of {', '.join(values)}")
+        raise InvalidArgument(f"{what} is {name!r}, must be one of {', '.join(values)}")
     return values[name]
 
 
-def _module_name(number: adapters_pb2.TargetModule) -> str:
-    return adapters_pb2.TargetModule.Name(number).removeprefix("TARGET_MODULE_").lower()
-
-
-def _durability_name(number: adapters_pb2.Durability) -> str:
-    return adapters_pb2.Durability.Name(number).removeprefix("DURABILITY_").lower()
+def _short_name(enum: EnumTypeWrapper, prefix: str, number: int) -> str:
+    return enum.Name(number).removeprefix(prefix).lower()
 
 
 def durability_name(name: str | None) -> str:
     """Returns the protobuf name of a durability. None means the server's default.
     Raises InvalidArgument for an unknown name."""
-    names = ("memory", "step")
     if name is None:
         return "DURABILITY_UNSPECIFIED"
-    if name not in names:
-        raise InvalidArgument(f"durability is {name!r}, must be one of {names}")
-    return f"DURABILITY_{name.upper()}"
-
-
-def _location_name(number: adapters_pb2.AdapterLocation) -> str:
-    return (
-        adapters_pb2.AdapterLocation.Name(number)
-        .removeprefix("ADAPTER_LOCATION_")
-        .lower()
-    )
+    return _enum_name(adapters_pb2.Durability, "DURABILITY_", "durability", name)
 
 
 def _optimizer_name(number: adapters_pb2.Optimizer) -> str:
     if number == adapters_pb2.OPTIMIZER_UNSPECIFIED:
         return ""
     return adapters_pb2.Optimizer.Name(number).removeprefix("OPTIMIZER_").lower()
-
-
-def _kind_name(number: adapters_pb2.CheckpointKind) -> str:
-    return (
-        adapters_pb2.CheckpointKind.Name(number)
-        .removeprefix("CHECKPOINT_KIND_")
-        .lower()
-    )
 
 
 def _check_names(options_type: type, options: Mapping[str, object]) -> None:
@@ -125,79 +107,89 @@ def _check_rank(name: str, rank: object) -> None:
         raise InvalidArgument(f"{name} is {rank!r}, must be a whole number, at least 1")
 
 
-def lora_config(
-    rank: int,
-    alpha: float,
-    target_modules: Iterable[str] | None,
-    seed: int | None,
-    expert_rank: int | None,
-) -> adapters_pb2.LoraConfig:
-    """Returns an adapter's configuration. None means the server's default. Raises
-    InvalidArgument for values that no server takes."""
+def lora_config(options: AdapterOptions) -> adapters_pb2.LoraConfig:
+    """Returns an adapter's configuration. Raises InvalidArgument for values that no
+    server takes."""
+    _check_names(AdapterOptions, options)
+    rank = options.get("rank", 32)
+    expert_rank = options.get("expert_rank")
     _check_rank("rank", rank)
     if expert_rank is not None:
         _check_rank("expert_rank", expert_rank)
     modules = [
-        _enum_name(adapters_pb2.TargetModule, "TARGET_MODULE_", "target_modules", name)
-        for name in target_modules or ()
+        _enum_name(
+            adapters_pb2.TargetModule,
+            "TARGET_MODULE_",
+            "a name in target_modules",
+            name,
+        )
+        for name in options.get("target_modules") or ()
     ]
     with _sendable():
         return adapters_pb2.LoraConfig(
             rank=rank,
-            alpha=alpha,
-            seed=seed,
+            alpha=options.get("alpha", 32.0),
+            seed=options.get("seed"),
             target_modules=modules,
-            expert_rank=expert_rank or 0,
+            expert_rank=expert_rank,
         )
+
+
+def _same_fields(cls: type[T], message: object, /, **others: object) -> T:
+    """Returns an object of a dataclass with the message's fields of the same names.
+    others: the fields that differ."""
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name not in others:
+            others[field.name] = getattr(message, field.name)
+    return cls(**others)
+
+
+def to_server_info(info: server_pb2.ServerInfo) -> ServerInfo:
+    model = _same_fields(
+        ModelInfo, info.model, eos_token_ids=list(info.model.eos_token_ids)
+    )
+    return _same_fields(ServerInfo, info, model=model, losses=list(info.losses))
 
 
 def _to_lora_config(config: adapters_pb2.LoraConfig) -> LoraConfig:
     return LoraConfig(
         rank=config.rank,
         alpha=config.alpha,
-        target_modules=[_module_name(number) for number in config.target_modules],
+        target_modules=[
+            _short_name(adapters_pb2.TargetModule, "TARGET_MODULE_", number)
+            for number in config.target_modules
+        ],
         seed=config.seed if config.HasField("seed") else None,
     )
 
 
 def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
-    return AdapterInfo(
-        adapter_id=adapter.adapter_id,
+    return _same_fields(
+        AdapterInfo,
+        adapter,
         config=_to_lora_config(adapter.config),
-        last_step=adapter.last_step,
-        next_step=adapter.next_step,
-        optim_steps=adapter.optim_steps,
         optimizer=_optimizer_name(adapter.optimizer),
-        version=adapter.version,
-        num_parameters=adapter.num_parameters,
-        resident_bytes=adapter.resident_bytes,
         snapshots=list(adapter.snapshots),
-        created_at=adapter.created_at,
-        tenant=adapter.tenant,
-        location=_location_name(adapter.location),
-        epoch=adapter.epoch,
-        durable_step=adapter.durable_step,
-        durability=_durability_name(adapter.durability),
-        restoring=adapter.restoring,
+        location=_short_name(
+            adapters_pb2.AdapterLocation, "ADAPTER_LOCATION_", adapter.location
+        ),
+        durability=_short_name(
+            adapters_pb2.Durability, "DURABILITY_", adapter.durability
+        ),
     )
 
 
 def to_checkpoint_info(checkpoint: adapters_pb2.Checkpoint) -> CheckpointInfo:
-    return CheckpointInfo(
-        adapter_id=checkpoint.adapter_id,
-        name=checkpoint.name,
-        last_step=checkpoint.last_step,
-        optim_steps=checkpoint.optim_steps,
+    return _same_fields(
+        CheckpointInfo,
+        checkpoint,
         optimizer=_optimizer_name(checkpoint.optimizer),
-        size_bytes=checkpoint.size_bytes,
-        created_at=checkpoint.created_at,
         config=_to_lora_config(checkpoint.config),
-        kind=_kind_name(checkpoint.kind),
+        kind=_short_name(
+            adapters_pb2.CheckpointKind, "CHECKPOINT_KIND_", checkpoint.kind
+        ),
         metadata=dict(checkpoint.metadata),
         expires_at=checkpoint.expires_at or None,
-        tenant=checkpoint.tenant,
-        base_model=checkpoint.base_model,
-        base_fingerprint=checkpoint.base_fingerprint,
     )
 
 
@@ -206,10 +198,12 @@ def save_request(
 ) -> adapters_pb2.SaveCheckpointRequest:
     """Raises InvalidArgument for values that the message cannot hold."""
     _check_names(SaveOptions, options)
-    kind = options.get("kind", "train")
-    kinds = ("train", "sampler")
-    if kind not in kinds:
-        raise InvalidArgument(f"kind is {kind!r}, must be one of {kinds}")
+    kind = _enum_name(
+        adapters_pb2.CheckpointKind,
+        "CHECKPOINT_KIND_",
+        "kind",
+        options.get("kind", "train"),
+    )
     with _sendable():
         return adapters_pb2.SaveCheckpointRequest(
             adapter_id=adapter_id,
@@ -217,7 +211,7 @@ def save_request(
             overwrite=overwrite,
             step=slot.number,
             epoch=slot.epoch,
-            kind=f"CHECKPOINT_KIND_{kind.upper()}",
+            kind=kind,
             metadata=options.get("metadata") or {},
             ttl_seconds=options.get("ttl_seconds", 0),
             keep_newest=options.get("keep_newest", 0),
@@ -397,13 +391,7 @@ def optim_config(options: OptimOptions) -> dict[str, Any]:
 def to_optim_result(
     reply: Reply[training_pb2.OptimStepResponse],
 ) -> OptimResult:
-    message = reply.message
-    return OptimResult(
-        grad_norm=message.grad_norm,
-        version=message.version,
-        step=message.step,
-        replayed=reply.replayed,
-    )
+    return _same_fields(OptimResult, reply.message, replayed=reply.replayed)
 
 
 def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
@@ -449,49 +437,37 @@ def sample_request(
     for name in ("max_tokens", "num_samples"):
         if options.get(name) == 0:  # In a request, 0 means the server's default.
             raise InvalidArgument(f"{name} is 0, must be at least 1")
-    last_n = options.get("prompt_logprobs_last_n")
-    if last_n == 0:  # In a request, 0 means all.
+    if options.get("prompt_logprobs_last_n") == 0:  # In a request, 0 means all.
         raise InvalidArgument("prompt_logprobs_last_n is 0, must be at least 1")
     allowed = options.get("allowed_token_ids")
     if allowed is not None and len(allowed) == 0:  # In a request, none means all.
         raise InvalidArgument("allowed_token_ids is empty, must have at least one")
+    settings: dict[str, Any] = {"num_samples": 1, **options}
+    stop = settings.pop("stop", None) or ()
+    ignore_eos = settings.pop("ignore_eos", False)
+    biases = settings.pop("logit_bias", None) or {}
+    targets = settings.pop("prompt_targets", None)
+    drawing = {
+        name: settings.pop(name)
+        for name in sampling_pb2.SamplingConfig.DESCRIPTOR.fields_by_name
+        if name in settings
+    }
     with _sendable():
         config = sampling_pb2.SamplingConfig(
-            max_tokens=options.get("max_tokens") or 0,
-            temperature=options.get("temperature"),
-            top_k=options.get("top_k", 0),
-            top_p=options.get("top_p"),
-            min_p=options.get("min_p", 0),
-            repetition_penalty=options.get("repetition_penalty"),
-            presence_penalty=options.get("presence_penalty", 0),
-            frequency_penalty=options.get("frequency_penalty", 0),
+            stop=stop_rule(stop, ignore_eos),
             logit_bias=[
                 sampling_pb2.TokenBias(token=token, bias=bias)
-                for token, bias in dict(options.get("logit_bias") or {}).items()
+                for token, bias in dict(biases).items()
             ],
-            allowed_token_ids=() if allowed is None else allowed,
-            min_tokens=options.get("min_tokens", 0),
-            seed=options.get("seed"),
-            stop=stop_rule(options.get("stop") or (), options.get("ignore_eos", False)),
+            **drawing,
         )
         return sampling_pb2.SampleRequest(
             adapter_id=adapter_id,
-            snapshot=snapshot or "",
+            snapshot=snapshot,
             prompt=prompt,
-            num_samples=options.get("num_samples", 1),
             config=config,
-            prompt_logprobs=options.get("prompt_logprobs", False),
-            top_logprobs=options.get("top_logprobs", 0),
-            prompt_top_logprobs=options.get("prompt_top_logprobs", 0),
-            prompt_logprobs_last_n=last_n,
-            prompt_targets=_prompt_targets(options.get("prompt_targets")),
-            prompt_alternatives=options.get("prompt_alternatives", 0),
-            return_routing=options.get("return_routing", False),
-            truncated_logprobs=options.get("truncated_logprobs", False),
-            return_support=options.get("return_support", False),
-            record=options.get("record", False),
-            in_flight=options.get("in_flight", False),
-            recompute_cache=options.get("recompute_cache", False),
+            prompt_targets=_prompt_targets(targets),
+            **settings,
         )
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from google.protobuf import wrappers_pb2
+
 from weft import convert, methods
 from weft._proto import adapters_pb2, server_pb2, training_pb2
 from weft.convert import TrainRequest, TrainResponse
@@ -22,10 +24,10 @@ from weft.folders import StrPath, import_requests, upload_requests
 from weft.methods import Method, RequestT, ResponseT
 from weft.operations import Caller, Operation, Reply, Sleep
 from weft.sampling import SamplerCore
-from weft.server_info import to_server_info
 from weft.steps import StepCounter, StepSlot
 from weft.types import (
     AdapterInfo,
+    AdapterOptions,
     CheckpointInfo,
     LossOptions,
     OptimOptions,
@@ -229,7 +231,7 @@ class ClientCore:
     def info(self) -> Operation[ServerInfo]:
         request = server_pb2.GetInfoRequest()
         reply = yield from self.caller.call(methods.GET_INFO, request)
-        return to_server_info(reply.message.info)
+        return convert.to_server_info(reply.message.info)
 
     def started_info(self) -> Operation[ServerInfo]:
         """Builds the info of a server that has its model. Waits while it loads it."""
@@ -246,13 +248,13 @@ class ClientCore:
         try:
             reply = yield from self.caller.call(
                 methods.HEALTH_CHECK,
-                methods.RawMessage(),
+                wrappers_pb2.StringValue(),
                 timeout=min(HEALTH_TIMEOUT, self.caller.timeout),
                 retry=False,
             )
         except WeftError:
             return False
-        return reply.message == methods.HEALTH_SERVING
+        return reply.message.value == methods.HEALTH_SERVING
 
     def drain(self) -> Operation[None]:
         request = server_pb2.DrainRequest()
@@ -263,21 +265,13 @@ class ClientCore:
         yield from self.caller.call(methods.UNDRAIN, request, retry=False)
 
     def create_adapter(
-        self,
-        adapter_id: str,
-        rank: int,
-        alpha: float,
-        target_modules: Iterable[str] | None,
-        seed: int | None,
-        expert_rank: int | None,
-        tenant: str | None,
-        durability: str | None,
+        self, adapter_id: str, options: AdapterOptions
     ) -> Operation[AdapterCore]:
         request = adapters_pb2.CreateAdapterRequest(
             adapter_id=adapter_id,
-            config=convert.lora_config(rank, alpha, target_modules, seed, expert_rank),
-            tenant=tenant or "",
-            durability=convert.durability_name(durability),
+            config=convert.lora_config(options),
+            tenant=options.get("tenant"),
+            durability=convert.durability_name(options.get("durability")),
         )
         reply = yield from self.caller.call(methods.CREATE_ADAPTER, request)
         return self.adapter_core(reply.message.adapter)
@@ -288,46 +282,30 @@ class ClientCore:
         return self.adapter_core(reply.message.adapter)
 
     def get_or_create(
-        self,
-        adapter_id: str,
-        rank: int,
-        alpha: float,
-        target_modules: Iterable[str] | None,
-        seed: int | None,
-        expert_rank: int | None,
-        tenant: str | None,
-        durability: str | None,
+        self, adapter_id: str, options: AdapterOptions
     ) -> Operation[AdapterCore]:
         """Gets the adapter, or creates it if there is none. If another client creates
         it at the same time, both clients get the same adapter."""
-        modules = None if target_modules is None else list(target_modules)
+        modules = options.get("target_modules")
+        if modules is not None:
+            modules = sorted(modules)
+            options = {**options, "target_modules": modules}
         # An adapter that exists must not hide values that no server takes.
-        convert.lora_config(rank, alpha, modules, seed, expert_rank)
+        wanted = convert.lora_config(options)
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
         try:
             reply = yield from self.caller.call(methods.GET_ADAPTER, request)
         except NotFound:
             try:
-                return (
-                    yield from self.create_adapter(
-                        adapter_id,
-                        rank,
-                        alpha,
-                        modules,
-                        seed,
-                        expert_rank,
-                        tenant,
-                        durability,
-                    )
-                )
+                return (yield from self.create_adapter(adapter_id, options))
             except AlreadyExists:
                 reply = yield from self.caller.call(methods.GET_ADAPTER, request)
         config = convert.to_adapter_info(reply.message.adapter).config
         found: dict[str, object] = {"rank": config.rank, "alpha": config.alpha}
-        asked: dict[str, object] = {"rank": rank, "alpha": alpha}
+        asked: dict[str, object] = {"rank": wanted.rank, "alpha": wanted.alpha}
         if modules is not None:
             found["target_modules"] = sorted(config.target_modules)
-            asked["target_modules"] = sorted(modules)
+            asked["target_modules"] = modules
         if found != asked:
             raise FailedPrecondition(
                 f"adapter {adapter_id!r} exists with {found}, asked for {asked}"

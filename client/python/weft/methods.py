@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
-from google.protobuf import message
+from google.protobuf import wrappers_pb2
+from google.protobuf.message import Message
 
 from weft._proto import adapters_pb2 as adapters
 from weft._proto import sampling_pb2 as sampling
 from weft._proto import server_pb2 as server
 from weft._proto import training_pb2 as training
 
-
-class Message(Protocol):
-    """The methods that protobuf's messages and RawMessage share."""
-
-    def SerializeToString(self) -> bytes: ...
-
-    @classmethod
-    def FromString(cls, data: bytes, /) -> Self: ...
-
-
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
-_RequestT = TypeVar("_RequestT", bound=message.Message)
-_ResponseT = TypeVar("_ResponseT", bound=message.Message)
 # A method bound to a channel. grpc and grpc.aio have a class of their own for each
 # arity, and these classes have no common base.
 Bound = Any
@@ -66,10 +55,10 @@ class Method(Generic[RequestT, ResponseT]):
 
 def _method(
     service: str,
-    request_type: type[_RequestT],
-    response_type: type[_ResponseT],
+    request_type: type[RequestT],
+    response_type: type[ResponseT],
     arity: Arity = Arity.UNARY,
-) -> Method[_RequestT, _ResponseT]:
+) -> Method[RequestT, ResponseT]:
     """Returns the method that is named like its request type without "Request"."""
     name = request_type.DESCRIPTOR.name.removesuffix("Request")
     path = f"/weft.v1.{service}/{name}"
@@ -149,21 +138,9 @@ DRAIN = _method(_V, server.DrainRequest, server.DrainResponse)
 UNDRAIN = _method(_V, server.UndrainRequest, server.UndrainResponse)
 PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNLOAD)
 
-
-class RawMessage(bytes):
-    """The bytes of an encoded message. The client uses this class for grpc.health.v1,
-    because it has no stubs of that service. The empty request asks about the whole
-    server, and the reply SERVING is field 1 with value 1."""
-
-    @classmethod
-    def FromString(cls, data: bytes, /) -> RawMessage:
-        return cls(data)
-
-    def SerializeToString(self) -> bytes:
-        return bytes(self)
-
-
-HEALTH_CHECK: Method[RawMessage, RawMessage] = Method(
-    "/grpc.health.v1.Health/Check", RawMessage, RawMessage
+# The wrappers have the fields of HealthCheckRequest and HealthCheckResponse, so the
+# client needs no stubs of grpc.health.v1.
+HEALTH_CHECK = Method(
+    "/grpc.health.v1.Health/Check", wrappers_pb2.StringValue, wrappers_pb2.Int32Value
 )
-HEALTH_SERVING = b"\x08\x01"
+HEALTH_SERVING = 1

@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from google.protobuf.message import Message
+
 from weft._proto import adapters_pb2
 from weft.contact import Contact
 from weft.errors import (
@@ -23,7 +25,7 @@ from weft.errors import (
     InvalidArgument,
     WeftError,
 )
-from weft.methods import GET_ADAPTER, Message, Method, RequestT, ResponseT
+from weft.methods import GET_ADAPTER, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
 from weft.steps import Outcome, StepCounter, StepSlot
 from weft.texts import Texts

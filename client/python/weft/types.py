@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypedDict
 
@@ -381,6 +381,56 @@ class CheckpointInfo:
     tenant: str
     base_model: str  # Name of the base model.
     base_fingerprint: str
+
+
+class AdapterOptions(TypedDict, total=False):
+    """The shape of a new adapter, and whose it is. An absent setting takes its
+    default."""
+
+    rank: Annotated[int, Option(32, "The rank of the LoRA weights.")]
+    alpha: Annotated[float, Option(32.0, "The weights are scaled by alpha / rank.")]
+    target_modules: Annotated[
+        Iterable[str] | None,
+        Option(
+            None,
+            'The layers that get LoRA weights, "q_proj", ... "down_proj", "lm_head", '
+            '"embed_tokens"; None means all projections of the model\'s layers.',
+        ),
+    ]
+    seed: Annotated[
+        int | None,
+        Option(
+            None,
+            "The seed of the initial weights; None lets the server derive it from the "
+            "name.",
+        ),
+    ]
+    expert_rank: Annotated[
+        int | None,
+        Option(
+            None,
+            "The rank of the experts in a mixture-of-experts model; None means rank "
+            "divided by the number of experts per token.",
+        ),
+    ]
+    tenant: Annotated[
+        str | None,
+        Option(
+            None,
+            "The owner of the adapter. The adapters of a tenant share the tenant's "
+            "part of the device's time, its room in the queue and its limit of "
+            "adapters. None means the token's tenant or, on a server without tokens, "
+            "a tenant with the adapter's name.",
+        ),
+    ]
+    durability: Annotated[
+        str | None,
+        Option(
+            None,
+            'What survives the end of the server, "memory" (nothing) or "step" (every '
+            "step); None means the most that the server can keep.",
+        ),
+    ]
 
 
 class SaveOptions(TypedDict, total=False):
