@@ -14,7 +14,7 @@
 #include "tests/kernels/isa_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::cpu_kernels_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -440,4 +440,4 @@ TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
 }
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::cpu_kernels_test

@@ -13,7 +13,7 @@
 #include "tests/kernels/isa_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::gated_delta_kernels_test {
 namespace {
 
 using reference::DeltaHead;
@@ -314,4 +314,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, GatedDeltaKernelsTest,
                          [](const auto& test) { return IsaName(test.param); });
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::gated_delta_kernels_test

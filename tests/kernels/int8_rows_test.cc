@@ -15,7 +15,7 @@
 #include "kernels/cpu/kernels.h"
 #include "tests/kernels/isa_name.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::int8_rows_test {
 namespace {
 
 constexpr int64_t kLengths[] = {1, 3, 16, 63, 64, 65, 100, 128, 200, 576};
@@ -220,4 +220,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, Int8RowsTest,
                          [](const auto& test) { return IsaName(test.param); });
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::int8_rows_test

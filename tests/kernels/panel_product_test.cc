@@ -13,7 +13,7 @@
 #include "tests/kernels/isa_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::panel_product_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -263,4 +263,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, PanelProductTest,
                          [](const auto& test) { return IsaName(test.param); });
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::panel_product_test

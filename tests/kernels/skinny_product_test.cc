@@ -16,7 +16,7 @@
 #include "tests/kernels/isa_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::skinny_product_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -227,4 +227,4 @@ INSTANTIATE_TEST_SUITE_P(
     CaseName);
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::skinny_product_test
