@@ -282,7 +282,8 @@ endfunction()
 # longer to start than most tests take to run. The entry has LABELS for
 # `tests/run.sh LABEL`, and its report lists each TEST. `ctest -C single` also
 # has one entry for each TEST.
-# ALONE: the sources use the same names, so they cannot be one unit.
+# ALONE: the sources use the same names, so they cannot be one unit. A test whose
+# names clash can also have a namespace of its own, inside that of its module.
 # ISOLATED: each TEST is always an entry of its own, and so has its own process.
 # SHARDS: the tests of a long program are split into n entries, which can run at
 # the same time.
