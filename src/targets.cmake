@@ -282,7 +282,8 @@ endfunction()
 # longer to start than most tests take to run. The entry has LABELS for
 # `tests/run.sh LABEL`, and its report lists each TEST. `ctest -C single` also
 # has one entry for each TEST.
-# ALONE: the sources use the same names, so they cannot be one unit.
+# ALONE: the sources use the same names, so they cannot be one unit. A test whose
+# names clash can also have a namespace of its own, inside that of its module.
 # ISOLATED: each TEST is always an entry of its own, and so has its own process.
 # SHARDS: the tests of a long program are split into n entries, which can run at
 # the same time.
@@ -366,10 +367,12 @@ endif()
 endfunction()
 
 # weft_py_test(NAME name [CONFIGURATIONS name] FILES ... [ARGUMENTS ...] LABELS ...
-#              [TIMEOUT seconds])
+#              [TIMEOUT seconds] [SHARDS n])
 # Makes a pytest run of FILES one ctest entry, whose report lists each test.
+# SHARDS: the tests are split into n entries by their models (support/shards.py).
+# WEFT_ENTRIES has the names of the entries afterwards.
 function(weft_py_test)
-  cmake_parse_arguments(A "" "NAME;TIMEOUT" "CONFIGURATIONS;FILES;ARGUMENTS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "" "NAME;SHARDS;TIMEOUT" "CONFIGURATIONS;FILES;ARGUMENTS;LABELS" ${ARGN})
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 300)
   endif()
@@ -377,12 +380,29 @@ function(weft_py_test)
   if(WEFT_PYTHON)
     set(python ${WEFT_PYTHON})
   endif()
-  add_test(NAME ${A_NAME} CONFIGURATIONS ${A_CONFIGURATIONS}
-    COMMAND ${python} -m pytest -q -rs -p no:cacheprovider
-            --junitxml=${WEFT_TEST_REPORTS}/${A_NAME}.xml ${A_FILES} ${A_ARGUMENTS}
-    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-  set_tests_properties(${A_NAME} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
-    ENVIRONMENT "PYTHONPATH=${PROJECT_SOURCE_DIR}/client/python;WEFT_BUILD_DIR=${CMAKE_BINARY_DIR}")
+  set(entries ${A_NAME})
+  set(path ${PROJECT_SOURCE_DIR}/client/python)
+  if(A_SHARDS)
+    set(entries)
+    foreach(shard RANGE 1 ${A_SHARDS})
+      list(APPEND entries ${A_NAME}.${shard})
+    endforeach()
+    string(APPEND path :${PROJECT_SOURCE_DIR}/tests/support)
+  endif()
+  foreach(entry ${entries})
+    set(part)
+    if(A_SHARDS)
+      string(REPLACE ${A_NAME}. "" shard ${entry})
+      set(part -p shards --shard=${shard}/${A_SHARDS})
+    endif()
+    add_test(NAME ${entry} CONFIGURATIONS ${A_CONFIGURATIONS}
+      COMMAND ${python} -m pytest -q -rs -p no:cacheprovider ${part}
+              --junitxml=${WEFT_TEST_REPORTS}/${entry}.xml ${A_FILES} ${A_ARGUMENTS}
+      WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+    set_tests_properties(${entry} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
+      ENVIRONMENT "PYTHONPATH=${path};WEFT_BUILD_DIR=${CMAKE_BINARY_DIR}")
+  endforeach()
+  set(WEFT_ENTRIES ${entries} PARENT_SCOPE)
 endfunction()
 
 # weft_cc_binary(NAME name [TORCH] SRCS ... DEPS ...)

@@ -23,7 +23,7 @@
 #include "src/lora/adapter_layout.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::engine {
+namespace weft::engine::adapter_io_test {
 namespace {
 
 using nlohmann::json;
@@ -677,4 +677,4 @@ TEST_F(AdapterIoTest, ACheckpointIsTheNewestAlsoIfTheClockWasSetBack) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::adapter_io_test

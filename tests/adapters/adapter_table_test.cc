@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::engine {
+namespace weft::engine::adapter_table_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -167,4 +167,4 @@ TEST_F(AdapterTableTest, AReleasedSnapshotFreesItsHostMemory) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::adapter_table_test

@@ -18,7 +18,7 @@
 #include "kernels/cpu/reference.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::bf16_product_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -342,4 +342,4 @@ TEST(RoundRowTest, RoundsToNearestAndTiesToEven) {
 }
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::bf16_product_test

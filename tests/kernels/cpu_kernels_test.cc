@@ -13,7 +13,7 @@
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::cpu_kernels_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -421,4 +421,4 @@ TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
 }
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::cpu_kernels_test

@@ -13,7 +13,7 @@
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::gated_delta_kernels_test {
 namespace {
 
 using reference::DeltaHead;
@@ -303,4 +303,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, GatedDeltaKernelsTest, kEveryIsa,
                          CaseOfIsa);
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::gated_delta_kernels_test

@@ -14,7 +14,7 @@
 #include "kernels/cpu/kernels.h"
 #include "tests/kernels/kernel_test.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::int8_rows_test {
 namespace {
 
 constexpr int64_t kLengths[] = {1, 3, 16, 63, 64, 65, 100, 128, 200, 576};
@@ -200,4 +200,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, Int8RowsTest, kEveryIsa,
                          CaseOfIsa);
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::int8_rows_test

@@ -12,7 +12,7 @@
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::panel_product_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -243,4 +243,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, PanelProductTest, kEveryIsa,
                          CaseOfIsa);
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::panel_product_test

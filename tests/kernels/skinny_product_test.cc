@@ -15,7 +15,7 @@
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu {
+namespace weft::kernels::cpu::skinny_product_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -217,4 +217,4 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, SkinnyProductTest,
                          CaseName);
 
 }  // namespace
-}  // namespace weft::kernels::cpu
+}  // namespace weft::kernels::cpu::skinny_product_test

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::lora {
+namespace weft::lora::adapter_layout_test {
 namespace {
 
 using ::testing::Each;
@@ -272,4 +272,4 @@ TEST(ModulePathTest, IsThePathOfHuggingFace) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::adapter_layout_test

@@ -8,7 +8,7 @@
 
 #include "src/lora/adapter.h"
 
-namespace weft::lora {
+namespace weft::lora::adapter_shard_test {
 namespace {
 
 using parallel::Range;
@@ -231,4 +231,4 @@ TEST(DeltaShardTest, AGateIsWithItsQuery) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::adapter_shard_test

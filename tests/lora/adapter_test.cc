@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-namespace weft::lora {
+namespace weft::lora::adapter_test {
 namespace {
 
 using ::testing::Each;
@@ -294,4 +294,4 @@ TEST(AdapterTest, AVersionThatIsStillPinnedComesBackAsItself) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::adapter_test

@@ -14,7 +14,7 @@
 #include "src/ops/cuda_dispatch.h"
 #include "tests/lora/on_device.h"
 
-namespace weft::lora {
+namespace weft::lora::expert_table_test {
 namespace {
 
 constexpr int kLayer = 1;
@@ -226,4 +226,4 @@ TEST_F(ExpertTableTest, HasALimitOfRowBlocks) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::expert_table_test

@@ -17,7 +17,7 @@
 #include "src/ops/matmul.h"
 #include "tests/lora/odd_widths.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_bf16_test {
 namespace {
 
 // Returns numbers from -2 to 2, most of them 0, so that sums stay small.
@@ -204,4 +204,4 @@ TEST_F(LoraBf16Test, NanStaysInItsRow) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_bf16_test

@@ -13,7 +13,7 @@
 
 #include "tests/lora/odd_widths.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_cpu_test {
 namespace {
 
 AdapterVersionPtr MakeVersion(int rank) {
@@ -194,4 +194,4 @@ TEST(LoraCpuTest, RefusesTensorsOfOtherDtypes) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_cpu_test

@@ -20,7 +20,7 @@
 #include "tests/lora/on_device.h"
 #include "tests/lora/stacked_masked.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_cuda_test {
 namespace {
 
 constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
@@ -389,4 +389,4 @@ TEST_F(LoraCudaTest, IsForBf16OnADeviceAlone) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_cuda_test

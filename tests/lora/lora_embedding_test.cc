@@ -13,7 +13,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_embedding_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -235,4 +235,4 @@ TEST(LoraEmbeddingRoutingTest, SumsInTheSameOrderEachTime) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_embedding_test

@@ -5,7 +5,7 @@
 
 #include "src/lora/adapter.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_gradients_test {
 namespace {
 
 AdapterVersionPtr MakeVersion(int rank) {
@@ -33,4 +33,4 @@ TEST(LoraGradientsTest, AreFoundByTheirVersion) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_gradients_test

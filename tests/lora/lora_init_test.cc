@@ -8,7 +8,7 @@
 
 #include "src/lora/adapter.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_init_test {
 namespace {
 
 constexpr ModelShape kShape = {.num_layers = 3,
@@ -147,4 +147,4 @@ TEST(InitialWeightsTest, OfAnEmptyLayoutAreEmpty) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_init_test

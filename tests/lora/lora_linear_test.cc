@@ -14,7 +14,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::lora {
+namespace weft::lora::lora_linear_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -398,4 +398,4 @@ TEST(LoraLinearShapeTest, AFreshAdapterChangesNothing) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::lora_linear_test

@@ -14,7 +14,7 @@
 #include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model {
+namespace weft::model::delta_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -312,4 +312,4 @@ TEST(DeltaShardTest, RanksHaveValueHeadsOfTheirKeyHeads) {
 }
 
 }  // namespace
-}  // namespace weft::model
+}  // namespace weft::model::delta_config_test

@@ -14,7 +14,7 @@
 #include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model {
+namespace weft::model::model_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -405,4 +405,4 @@ TEST_F(ReadModelConfigTest, NamesTheFileItRefuses) {
 }
 
 }  // namespace
-}  // namespace weft::model
+}  // namespace weft::model::model_config_test

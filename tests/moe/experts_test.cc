@@ -13,7 +13,7 @@
 #include "src/ops/int8_weight.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::moe {
+namespace weft::moe::experts_test {
 namespace {
 
 constexpr int64_t kHidden = 48;
@@ -176,4 +176,4 @@ TEST_F(ExpertsTest, AmongManyRowsATokenHasTheSameBitsInEveryBatch) {
 }
 
 }  // namespace
-}  // namespace weft::moe
+}  // namespace weft::moe::experts_test

@@ -9,7 +9,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::moe {
+namespace weft::moe::router_test {
 namespace {
 
 constexpr int kTokens = 11;
@@ -293,4 +293,4 @@ TEST(RouteTest, BreaksTiesAsTopKDoes) {
 }
 
 }  // namespace
-}  // namespace weft::moe
+}  // namespace weft::moe::router_test

@@ -11,7 +11,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::cuda_gated_delta_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -143,4 +143,4 @@ INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaGatedDeltaOpTest,
                          weft::testing::DtypeName);
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::cuda_gated_delta_test

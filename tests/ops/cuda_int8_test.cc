@@ -10,7 +10,7 @@
 #include "tests/ops/quantized.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::cuda_int8_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -103,4 +103,4 @@ TEST_F(CudaInt8Test, RowsOfAnotherWidthAreRefused) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::cuda_int8_test

@@ -11,7 +11,7 @@
 
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::gated_delta_test {
 namespace {
 
 using weft::testing::kEpsilonBf16;
@@ -372,4 +372,4 @@ TEST(GatedDelta, RefusesShapesThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::gated_delta_test

@@ -9,7 +9,7 @@
 
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::gated_product_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -96,4 +96,4 @@ TEST(GatedProductRefusalTest, MismatchedWidthsThrow) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::gated_product_test

@@ -13,7 +13,7 @@
 #include "src/ops/int8_weight.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::matmul_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -283,4 +283,4 @@ TEST(ParallelForTest, RunsOnEveryThread) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::matmul_test

@@ -6,7 +6,7 @@
 #include "src/ops/small_products.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::panel_multiplier_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -110,4 +110,4 @@ TEST(PanelMultiplierTest, BitsDoNotDependOnOtherRowsOrColumns) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::panel_multiplier_test

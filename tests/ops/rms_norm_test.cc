@@ -6,7 +6,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::rms_norm_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -125,4 +125,4 @@ TEST(RmsNormRefusalTest, WeightOfAnotherWidthThrows) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::rms_norm_test

@@ -9,7 +9,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::rotary_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -196,4 +196,4 @@ TEST(RotaryRefusalTest, TableOfAnotherWidthThrows) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::rotary_test

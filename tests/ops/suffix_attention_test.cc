@@ -9,7 +9,7 @@
 #include "src/ops/tree_attention.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::suffix_attention_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
@@ -157,4 +157,4 @@ TEST(SuffixAttentionTest, NanOfOneSequenceStaysThere) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::suffix_attention_test

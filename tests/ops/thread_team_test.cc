@@ -21,7 +21,7 @@ namespace {
 
 using Parts = std::set<std::pair<int64_t, int64_t>>;
 
-class ThreadTeamTest : public testing::TestWithParam<int> {
+class ThreadTeamTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override { at::set_num_threads(GetParam()); }
   void TearDown() override { at::set_num_threads(before_); }
@@ -157,8 +157,8 @@ TEST_P(ThreadTeamTest, ProductsHaveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, ThreadTeamTest, testing::Values(1, 2, 5),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Threads, ThreadTeamTest, ::testing::Values(1, 2, 5),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace weft::ops

@@ -13,7 +13,7 @@
 #include "src/ops/matmul.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::tree_attention_test {
 namespace {
 
 using weft::testing::kEpsilonBf16;
@@ -472,4 +472,4 @@ TEST(TreeAttentionTest, KeepsNanInItsSequence) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::tree_attention_test

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::ops {
+namespace weft::ops::vocab_rows_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -138,4 +138,4 @@ TEST(VocabRowsRefusalTest, WrongNumberOfRowOffsetsThrows) {
 }
 
 }  // namespace
-}  // namespace weft::ops
+}  // namespace weft::ops::vocab_rows_test

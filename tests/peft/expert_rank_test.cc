@@ -11,7 +11,7 @@
 #include "src/lora/peft_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::lora {
+namespace weft::lora::expert_rank_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -138,4 +138,4 @@ TEST(PeftExpertsTest, RefusesWhatTheLayoutCannotExpress) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::expert_rank_test

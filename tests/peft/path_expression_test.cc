@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::lora {
+namespace weft::lora::path_expression_test {
 namespace {
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -112,4 +112,4 @@ TEST(DiffersInPython, FindsWhatTheOtherReadsOtherwise) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::path_expression_test

@@ -10,7 +10,7 @@
 
 #include "tests/support/status_matchers.h"
 
-namespace weft::lora {
+namespace weft::lora::peft_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -200,4 +200,4 @@ TEST(WritePeftConfig, WritesAWholeAlphaAsAnInteger) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::peft_config_test

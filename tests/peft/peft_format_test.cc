@@ -19,7 +19,7 @@
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::lora {
+namespace weft::lora::peft_format_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -494,4 +494,4 @@ TEST(Buffers, ComeBackUnderTheirNames) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::peft_format_test

@@ -13,7 +13,7 @@
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::lora {
+namespace weft::lora::peft_fused_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -182,4 +182,4 @@ TEST(HeadOrder, RowsOfBFollowTheOrderInFiles) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::peft_fused_test

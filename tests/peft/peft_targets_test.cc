@@ -11,7 +11,7 @@
 #include "src/lora/peft_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::lora {
+namespace weft::lora::peft_targets_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -237,4 +237,4 @@ TEST(WriteTargets, NamesAModuleOnceWhereEveryLayerHasIt) {
 }
 
 }  // namespace
-}  // namespace weft::lora
+}  // namespace weft::lora::peft_targets_test

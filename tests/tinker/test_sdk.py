@@ -260,22 +260,3 @@ def test_chunks_of_a_call_may_arrive_in_any_order(server: TinkerDaemon) -> None:
     out = server.run("chunks")
     assert out["count"] == 30
     assert np.isfinite(out["loss"]) and out["grad_norm"] > 0
-
-
-def test_training_goes_on_after_the_server_is_killed(server: TinkerDaemon) -> None:
-    calm = server.run("calm")
-    server.begin("survive")
-    for _ in range(3):
-        assert server.next_line() == "kill"
-        server.server.kill()
-        server.server.start()
-    assert server.result() == calm
-
-
-def test_steps_before_a_load_do_not_run_again_after_it(server: TinkerDaemon) -> None:
-    calm = server.run("back")
-    server.begin("back_killed")
-    assert server.next_line() == "kill"
-    server.server.kill()
-    server.server.start()
-    assert server.result() == calm

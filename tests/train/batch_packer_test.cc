@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::engine {
+namespace weft::engine::batch_packer_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -297,4 +297,4 @@ TEST(PackTrainTest, ABatchWithoutRoutingHasNoExperts) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::batch_packer_test

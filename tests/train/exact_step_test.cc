@@ -20,7 +20,7 @@
 #include "tests/train/group_data.h"
 #include "tests/train/step_pieces.h"
 
-namespace weft::engine {
+namespace weft::engine::exact_step_test {
 namespace {
 
 using ::weft::testing::ExpectGradientsNear;
@@ -201,4 +201,4 @@ TEST_F(ExactStepTest, TheGradientIsTheSlopeOfTheLoss) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::exact_step_test

@@ -5,7 +5,7 @@
 
 #include "src/engine/batch_packer.h"
 
-namespace weft::engine {
+namespace weft::engine::piece_split_test {
 namespace {
 
 TrainRequest Request(const std::vector<int64_t>& lengths) {
@@ -78,4 +78,4 @@ TEST(PieceSplitTest, APieceKeepsItsAdapterInEveryPart) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::piece_split_test

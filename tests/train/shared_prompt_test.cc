@@ -17,7 +17,7 @@
 #include "tests/train/group_data.h"
 #include "tests/train/step_pieces.h"
 
-namespace weft::engine {
+namespace weft::engine::shared_prompt_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -184,4 +184,4 @@ TEST_F(SharedPromptTest, ABatchThatCannotFitChangesNothing) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::shared_prompt_test

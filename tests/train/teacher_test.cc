@@ -19,7 +19,7 @@
 #include "tests/support/tolerance.h"
 #include "tests/train/group_data.h"
 
-namespace weft::engine {
+namespace weft::engine::teacher_test {
 namespace {
 
 using ::testing::Each;
@@ -397,4 +397,4 @@ TEST_F(TeacherTest, ADatumWithoutScoredTokensNeedsNoTeacher) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::teacher_test

@@ -19,7 +19,7 @@
 #include "tests/model/tiny_model.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::engine {
+namespace weft::engine::train_runner_test {
 namespace {
 
 using ::testing::Each;
@@ -353,4 +353,4 @@ TEST_F(TrainRunnerTest, DataThatScoreNothingLeaveTheGradientAlone) {
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::engine::train_runner_test

@@ -13,7 +13,7 @@
 #include "tests/weights/files.h"
 #include "tests/weights/torch_files.h"
 
-namespace weft::weights {
+namespace weft::weights::checkpoint_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -263,4 +263,4 @@ TEST(Checkpoint, RefusesTwoCandidatesAndReportsNone) {
 }
 
 }  // namespace
-}  // namespace weft::weights
+}  // namespace weft::weights::checkpoint_test

@@ -16,7 +16,7 @@
 #include "tests/weights/files.h"
 #include "tests/weights/torch_files.h"
 
-namespace weft::weights {
+namespace weft::weights::hostile_folder_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -244,4 +244,4 @@ INSTANTIATE_TEST_SUITE_P(Folders, UnreadableFolder,
                          [](const auto& bad) { return bad.param.name; });
 
 }  // namespace
-}  // namespace weft::weights
+}  // namespace weft::weights::hostile_folder_test

@@ -14,7 +14,7 @@
 #include "tests/weights/files.h"
 #include "tests/weights/torch_files.h"
 
-namespace weft::weights {
+namespace weft::weights::safetensors_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -285,4 +285,4 @@ TEST(WriteSafetensors, ComesBackAsItWas) {
 }
 
 }  // namespace
-}  // namespace weft::weights
+}  // namespace weft::weights::safetensors_test

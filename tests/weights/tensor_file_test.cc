@@ -13,7 +13,7 @@
 #include "tests/weights/files.h"
 #include "tests/weights/torch_files.h"
 
-namespace weft::weights {
+namespace weft::weights::tensor_file_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -160,4 +160,4 @@ TEST(TensorFile, ReadsScalarsAndEmptyTensors) {
 }
 
 }  // namespace
-}  // namespace weft::weights
+}  // namespace weft::weights::tensor_file_test

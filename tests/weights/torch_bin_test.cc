@@ -13,7 +13,7 @@
 #include "tests/support/processor_time.h"
 #include "tests/weights/torch_files.h"
 
-namespace weft::weights {
+namespace weft::weights::torch_bin_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -377,4 +377,4 @@ TEST(ReadTorchDirectory, NeverPlacesATensorOutsideOfTheFile) {
 }
 
 }  // namespace
-}  // namespace weft::weights
+}  // namespace weft::weights::torch_bin_test

@@ -11,7 +11,7 @@
 #include "tests/support/processor_time.h"
 #include "tests/weights/torch_files.h"
 
-namespace weft::weights {
+namespace weft::weights::torch_pickle_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -348,4 +348,4 @@ TEST(ParseTorchPickle, RefusesEveryTruncationOfAGoodPickle) {
 }
 
 }  // namespace
-}  // namespace weft::weights
+}  // namespace weft::weights::torch_pickle_test
