@@ -80,6 +80,14 @@ function(weft_precompile owner header)
 endfunction()
 
 # The flags of every target of Weft. Third-party headers are SYSTEM.
+# GCC collects its garbage often in a heap of its default size. A larger one
+# saves a fifteenth of its time and takes up to 240 MB more for each source.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  add_compile_options(
+    $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=2000000>
+    $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-expand=500>)
+endif()
+
 add_library(weft_flags INTERFACE)
 target_include_directories(weft_flags INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(weft_flags INTERFACE
@@ -229,11 +237,18 @@ function(_weft_make_units target)
   set_target_properties(${target} PROPERTIES SOURCES "${kept}")
 endfunction()
 
+# weft_compile_cold(TARGET): in builds with -O2, TARGET gets -O1, which saves a
+# fifth of its compile time. Sanitizers' builds and Debug keep their own level.
+function(weft_compile_cold target)
+  if(NOT WEFT_SANITIZER AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
+    target_compile_options(${target} PRIVATE -O1)
+  endif()
+endfunction()
+
 # weft_cc_library(NAME name [TORCH] [COLD] HDRS ... SRCS ... [HOT ...] DEPS ...)
 # TORCH compiles against LibTorch with the shared precompiled header.
 # COLD: loops over values or bytes take a small part of a request's time, except
-# in the sources HOT. In builds with -O2 the others get -O1, which saves a fifth
-# of their compile time. Sanitizers' builds and Debug keep their own level.
+# in the sources HOT. The others are compiled cold.
 function(weft_cc_library)
   cmake_parse_arguments(A "COLD;TORCH" "NAME" "HDRS;SRCS;HOT;DEPS" ${ARGN})
   if(A_TORCH AND NOT WEFT_WITH_TORCH)
@@ -244,8 +259,8 @@ function(weft_cc_library)
     add_library(${target} STATIC ${A_SRCS})
     set_target_properties(${target} PROPERTIES WEFT_SOURCES "${A_SRCS}")
     weft_compile_in_units(${target})
-    if(A_COLD AND NOT WEFT_SANITIZER AND NOT CMAKE_BUILD_TYPE STREQUAL Debug)
-      target_compile_options(${target} PRIVATE -O1)
+    if(A_COLD)
+      weft_compile_cold(${target})
       set_source_files_properties(${A_HOT} PROPERTIES COMPILE_OPTIONS -O2)
     endif()
     set(scope PUBLIC)
