@@ -12,6 +12,7 @@
 #include "server/tinker/reaper.h"
 #include "server/tinker/restore.h"
 #include "server/tinker/routes.h"
+#include "server/tinker/sampling.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/usage.h"
 #include "src/base/clock.h"
