@@ -141,6 +141,31 @@ def _lines(count: int) -> str:
     return "// A line.\n" * count
 
 
+def unnamed_tests(root: Path) -> list[str]:
+    """Returns the pytest files that no entry of ctest names, so that nothing runs
+    them. A folder's CMakeLists.txt leaves out `test_`, `python_` and `_test`."""
+    lists = {p.parent: p.read_text() for p in root.glob("tests/*/CMakeLists.txt")}
+    words = {folder: set(re.split(r"[^\w.]+", text)) for folder, text in lists.items()}
+    everywhere = set().union(*words.values())
+    return [
+        str(path.relative_to(root))
+        for pattern in ("test_*.py", "*_test.py")
+        for path in sorted(root.glob(f"tests/*/{pattern}"))
+        if path.name not in everywhere
+        and re.sub("^(test|python)_|_test$", "", path.stem)
+        not in words.get(path.parent, set())
+    ]
+
+
+def test_each_pytest_file_is_in_an_entry(tmp_path: Path) -> None:
+    assert not unnamed_tests(ROOT)
+    (tmp_path / "tests/e2e").mkdir(parents=True)
+    for name in ("test_steps.py", "test_lost.py", "python_api_test.py"):
+        (tmp_path / "tests/e2e" / name).touch()
+    (tmp_path / "tests/e2e/CMakeLists.txt").write_text("foreach(file steps api)")
+    assert unnamed_tests(tmp_path) == ["tests/e2e/test_lost.py"]
+
+
 @pytest.mark.parametrize(
     ("text", "offence"),
     [
