@@ -5,8 +5,10 @@
 #define WEFT_SERVER_TINKER_FRONT_H_
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,15 +17,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "server/call.h"
 #include "server/engine_port.h"
 #include "server/http/fair_budget.h"
-#include "server/tinker/body_turns.h"
-#include "server/tinker/disk_pool.h"
+#include "server/http/message.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/ledger.h"
+#include "server/tinker/turns.h"
 #include "src/request/reply.h"
 
 namespace weft::tinker {
@@ -94,7 +97,11 @@ struct Sampler {
   std::shared_ptr<void> charge;  // ChargeEntry.
 };
 
-// A custom loss that a client has uploaded (custom_losses.h).
+// The fields of a sampling session that the ledger keeps.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Sampler, session, adapter,
+                                                snapshot, in_flight, model_path)
+
+// A custom loss that a client has uploaded (training.h).
 struct UploadedLoss {
   std::string owner;
   std::string session;
@@ -104,13 +111,13 @@ struct UploadedLoss {
   std::shared_ptr<std::vector<Callback<FutureResult>>> waiting;
 };
 
-// The extras of a checkpoint (checkpoint_extras.h).
+// The extras of a checkpoint (checkpoints.h).
 struct KeptExtras {
   Json fields;  // LedgerEntry::fields, but with ShownField's text.
   std::shared_ptr<void> charge;  // ChargeEntry.
 };
 
-// An adapter that the front loads for sampling sessions (loaded_adapters.h).
+// An adapter that the front loads for sampling sessions (adapters.h).
 struct LoadedAdapter {
   bool ready = false;  // The load has ended.
   int users = 0;       // The sampling sessions that use the adapter.
@@ -120,7 +127,7 @@ struct LoadedAdapter {
   std::vector<Callback<std::string>> waiting;
 };
 
-// An adapter that is to be deleted (reaper.h).
+// An adapter that is to be deleted (adapters.h).
 struct Orphan {
   Caller caller;
   std::string adapter;
@@ -128,7 +135,7 @@ struct Orphan {
   bool running = false;
 };
 
-// What was used in an hour (usage.h).
+// What was used in an hour (accounts.h).
 struct UsageCounts {
   int64_t train_tokens = 0;
   int64_t prompt_tokens = 0;  // Without cached_tokens.
@@ -150,7 +157,7 @@ struct UsageRow {
   std::shared_ptr<void> charge;
 };
 
-// What a client did to a checkpoint (audit.h).
+// What a client did to a checkpoint (accounts.h).
 struct KeptEvent {
   Json event;
   // ChargeEntry; null if the owner had no memory left.
@@ -170,11 +177,9 @@ struct Call {
   std::shared_ptr<TrainBody> train;  // What ReadTrain has read, if it has.
   Caller caller;
   // Whether the caller has the scopes of DeleteAdapter (train) and of Sample.
-  // Set only for requests that can end a session or that retrieve a future,
-  // because no other request needs them.
   bool may_delete = false;
   bool may_sample = false;
-  // The JWT of the caller's key (jwt.h). Set only for a request for it.
+  // The JWT of the caller's key (accounts.h). Set only for a request for it.
   std::string jwt;
   bool kept = false;  // The request comes from the ledger; no client waits.
 
@@ -190,15 +195,17 @@ struct Front {
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
         Futures::After after);
 
-  // Return the caller's entry. Errors: NOT_FOUND, also if another owner has it.
+  // Return the caller's entry. Errors: NOT_FOUND, also if another owner has it;
+  // the error of `id`.
+  using Id = absl::StatusOr<std::string>;
   [[nodiscard]] absl::StatusOr<Session*> FindSession(const Call& call,
-                                                     const std::string& id);
+                                                     const Id& id);
   [[nodiscard]] absl::StatusOr<Model*> FindModel(const Call& call,
-                                                 const std::string& id);
+                                                 const Id& id);
   [[nodiscard]] absl::StatusOr<Sampler*> FindSampler(const Call& call,
-                                                     const std::string& id);
+                                                     const Id& id);
   [[nodiscard]] absl::StatusOr<UploadedLoss*> FindLoss(const Call& call,
-                                                       const std::string& id);
+                                                       const Id& id);
   // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
   // Returns the session of a model; empty if the model is gone.
@@ -215,6 +222,12 @@ struct Front {
   // entry holds the charge. Errors: those of FairBudget::Reserve.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ChargeEntry(
       const std::string& owner, size_t text_bytes) const;
+  // Like ChargeEntry, for an entry that stays even if its owner is over its
+  // share by now. Returns null then.
+  [[nodiscard]] std::shared_ptr<void> ChargeIfRoom(const std::string& owner,
+                                                   size_t text_bytes) const {
+    return ChargeEntry(owner, text_bytes).value_or(nullptr);
+  }
   // Returns the names of the base model: model_name(), then --model-alias.
   [[nodiscard]] std::vector<std::string> model_names() const;
 
@@ -236,27 +249,76 @@ struct Front {
   std::map<std::string, Sampler> samplers;
   std::map<std::string, UploadedLoss> losses;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
-  // The extras of checkpoints (checkpoint_extras.h).
+  // The extras of checkpoints (checkpoints.h).
   std::map<std::string, KeptExtras> extras;
   std::set<std::string> copying;  // The owners whose copy is not finished.
   std::map<UsageKey, UsageRow> usage;
-  // The events of each owner by their times, in nanoseconds (audit.h).
+  // The events of each owner by their times, in nanoseconds (accounts.h).
   std::map<std::string, std::map<int64_t, KeptEvent>> events;
   // Handles that cancel the engine's samples, by owner and future id.
   std::map<std::string, CancelHandle> cancels;
   std::map<std::string, LoadedAdapter> loaded;  // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;        // Keys have owner and adapter.
-  DiskPool files{2, 64};  // Reads the files that clients download.
+  TurnPool files{2, 64};  // Reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
-  BodyTurns bodies{after};  // Ends before what it reads for.
+  // Inflates and parses large bodies, one at a time. Their memory is limited,
+  // not their number. Ends before what it reads for.
+  TurnPool bodies{1, std::numeric_limits<size_t>::max()};
 };
 
 // Handles one request. Calls `Respond` once, now or later. If the handler
 // returns an error instead, its caller responds with the error.
-using Handler = absl::Status (*)(Front&, const CallPtr&, const Respond&);
+using Handler = absl::Status(Front&, const CallPtr&, const Respond&);
+// Handles a request that is answered at once, with the JSON or the error that
+// it returns.
+using Answer = absl::StatusOr<Json>(Front&, const Call&);
+
+// Responds with the JSON or the error.
+void Reply(const Respond& respond, const absl::StatusOr<Json>& json);
+
+// Give an error to the client, or to those who wait for a result.
+void Fail(const Respond& respond, const absl::Status& error);
+template <typename T>
+void Fail(const Callback<T>& done, const absl::Status& error) {
+  done(error);
+}
+
+// Returns a callback for a result of the engine. An error fails `done`, a
+// Respond or a Callback. A value is passed to `run`.
+template <typename Done, typename Run>
+auto IfOk(Done done, Run run) {
+  return [done = std::move(done), run = std::move(run)](const auto& result) {
+    if (!result.ok()) return Fail(done, result.status());
+    run(*result);
+  };
+}
+
+// Likewise, but responds with the JSON or the error that `make` returns.
+template <typename Make>
+auto ReplyWith(Respond respond, Make make) {
+  return IfOk(respond, [respond, make = std::move(make)](const auto& value) {
+    Reply(respond, make(value));
+  });
+}
+
+// Return the ids of the entries of a table that belong to a session, or for
+// which `fits` is true.
+template <typename Table, typename Fits>
+std::vector<std::string> IdsWhere(const Table& table, Fits fits) {
+  std::vector<std::string> ids;
+  for (const auto& [id, entry] : table) {
+    if (fits(entry)) ids.push_back(id);
+  }
+  return ids;
+}
+template <typename Table>
+std::vector<std::string> IdsOf(const Table& table, const std::string& session) {
+  return IdsWhere(table,
+                  [&](const auto& entry) { return entry.session == session; });
+}
 
 }  // namespace weft::tinker
 

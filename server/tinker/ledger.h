@@ -20,25 +20,27 @@
 
 namespace weft::tinker {
 
+struct Front;
+
 enum class EntryKind : uint8_t {
   kSession,
   kModel,
   kSampler,
   kCheckpoint,
-  // An adapter that is to be deleted (reaper.h).
+  // An adapter that is to be deleted (adapters.h).
   kOrphan,
   // The request of a step. The entry's id is MODEL:SEQ.
   kStep,
   // A custom loss; its bytes are UploadedLoss::loss.
   kLoss,
-  kUsage,  // usage.h
-  kEvent,  // audit.h
+  kUsage,  // accounts.h
+  kEvent,  // accounts.h
 };
 
 struct LedgerEntry {
   std::string id;
   Json fields;
-  std::string bytes;  // Of a step's request or a custom loss; else empty.
+  std::string bytes = {};  // Of a step's request or a custom loss; else empty.
 };
 
 class Ledger {
@@ -79,6 +81,18 @@ class Ledger {
 // Converts the JSON of CallerToJson to a caller. Returns Caller() if the JSON
 // has no tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
+
+// Restores the front after a restart from its ledger.
+// Threads: the front's.
+
+// Restores sessions, models, sampling sessions, extras of checkpoints and
+// adapters to delete. Then sets Front::restored. REQUIRES: the engine is ready.
+void RestoreTables(Front& front);
+
+// Waits until the adapters of all models are restored. Then runs the ledger's
+// requests of steps again, in the order of their sequence numbers. Then sets
+// Front::ready.
+void RestoreSteps(Front& front);
 
 }  // namespace weft::tinker
 

@@ -1,5 +1,3 @@
-#include "server/tinker/models.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -9,10 +7,10 @@
 #include "server/field_checks.h"
 #include "server/response_conversion.h"
 #include "server/status_conversion.h"
-#include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/checkpoint_path.h"
-#include "server/tinker/reaper.h"
-#include "server/tinker/samplers.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
@@ -23,12 +21,11 @@ namespace {
 
 // The most models of one owner. The engine limits how many of them have
 // adapters.
-constexpr int64_t kMaxModels = 4096;
+constexpr size_t kMaxModels = 4096;
 
 absl::Status CheckModelCount(const Front& front, const std::string& owner) {
-  const auto count = std::ranges::count_if(
-      front.models,
-      [&](const auto& entry) { return entry.second.owner == owner; });
+  const auto is_own = [&](const Model& model) { return model.owner == owner; };
+  const size_t count = IdsWhere(front.models, is_own).size();
   if (count < kMaxModels) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("there are ", count, " models: unload some first"));
@@ -43,14 +40,13 @@ absl::Status ReadLora(const Json& body,
     return absl::UnimplementedError(
         "lora_config is absent: only LoRA is offered");
   }
-  WEFT_ASSIGN_OR_RETURN(const Json* const lora,
-                        ObjectField(body, "lora_config"));
+  WEFT_ASSIGN_OR_RETURN(const Json* const lora, Object(body, "lora_config"));
   WEFT_ASSIGN_OR_RETURN(const int64_t rank, IntOr(*lora, "rank", 32));
   WEFT_RETURN_IF_ERROR(CheckReal("lora_config.rank", static_cast<double>(rank),
                                  {.low = 1, .high = 1e9}));
   out->set_rank(static_cast<uint32_t>(rank));
   if (Find(*lora, "seed") != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(const int64_t seed, IntField(*lora, "seed"));
+    WEFT_ASSIGN_OR_RETURN(const int64_t seed, Int(*lora, "seed"));
     out->set_seed(static_cast<uint64_t>(seed));
   }
   WEFT_ASSIGN_OR_RETURN(const bool attention,
@@ -71,9 +67,7 @@ absl::Status ReadLora(const Json& body,
 // Begins to create the model's adapter.
 absl::Status StartCreation(Front& front, const CallPtr& call,
                            const Model& model, Callback<FutureResult> done) {
-  WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        StringField(call->body, "base_model"));
-  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
   WEFT_RETURN_IF_ERROR(CheckOptimizer(call->body));
   v1::CreateAdapterRequest request;
   request.set_adapter_id(model.adapter);
@@ -96,15 +90,26 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 // has no base_model but a checkpoint's path, the checkpoint has the name.
 absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        StringOr(call.body, "base_model", ""));
+                        TextOr(call.body, "base_model", ""));
   if (absl::EqualsIgnoreCase(base, front.model_name())) return "";
   if (!base.empty()) return base;
-  WEFT_ASSIGN_OR_RETURN(const std::string text,
-                        StringOr(call.body, "path", ""));
-  const absl::StatusOr<CheckpointPath> path = ParseCheckpointPath(text);
+  const absl::StatusOr<CheckpointPath> path =
+      ParseCheckpointPath(TextOr(call.body, "path", ""));
   // A bad path fails the model's future later.
   if (!path.ok()) return "";
   return FindExtras(front, call.caller, *path).base_model;
+}
+
+// Writes the model to the ledger. `done` gets the outcome after the write.
+void KeepModel(Front& front, const Model& model,
+               std::function<void(absl::Status)> done) {
+  front.ledger.Put(EntryKind::kModel,
+                   {.id = model.id,
+                    .fields = {{"session", model.session},
+                               {"caller", CallerToJson(model.caller)},
+                               {"base_model", model.base_model},
+                               {"user_metadata", Shown(model.user_metadata)}}},
+                   std::move(done));
 }
 
 // Adds the model that the body names to front.models, and writes it to the
@@ -114,13 +119,12 @@ absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
 absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then) {
-  WEFT_ASSIGN_OR_RETURN(const std::string session,
-                        StringField(call->body, "session_id"));
-  WEFT_RETURN_IF_ERROR(front.FindSession(*call, session).status());
-  WEFT_ASSIGN_OR_RETURN(const int64_t number,
-                        IntField(call->body, "model_seq_id"));
+  WEFT_ASSIGN_OR_RETURN(
+      const Session* const session,
+      front.FindSession(*call, Text(call->body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call->body, "model_seq_id"));
   if (number < 0) return BadField("model_seq_id", "must not be negative");
-  const std::string id = absl::StrCat(session, ":train:", number);
+  const std::string id = absl::StrCat(session->id, ":train:", number);
   const auto end = [id, respond, then](absl::Status status) {
     if (status.ok()) status = then(id);
     if (!status.ok()) respond(ErrorReply(status));
@@ -142,7 +146,7 @@ absl::Status OpenModel(
   model.id = id;
   model.caller = call->caller;
   model.owner = call->owner();
-  model.session = session;
+  model.session = session->id;
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
   model.line.held = true;
@@ -210,39 +214,28 @@ std::string ModelOfAdapter(absl::string_view adapter_id) {
   return absl::StrReplaceAll(adapter_id, {{".train.", ":train:"}});
 }
 
-absl::Status CheckBaseModel(const Front& front, absl::string_view base_model) {
+absl::Status CheckBaseModel(const Front& front, const Front::Id& base_model) {
+  WEFT_RETURN_IF_ERROR(base_model.status());
   for (const std::string& name : front.model_names()) {
-    if (absl::EqualsIgnoreCase(base_model, name) ||
-        absl::EndsWithIgnoreCase(base_model, absl::StrCat("/", name))) {
+    if (absl::EqualsIgnoreCase(*base_model, name) ||
+        absl::EndsWithIgnoreCase(*base_model, absl::StrCat("/", name))) {
       return absl::OkStatus();
     }
   }
   return absl::UnimplementedError(absl::StrCat(
-      "base_model ", Quoted(base_model), " is not served: use ",
+      "base_model ", Quoted(*base_model), " is not served: use ",
       front.model_name(), ", or add the name to the server's --model-alias"));
 }
 
 absl::Status CheckOptimizer(const Json& body) {
   if (Find(body, "optimizer_config") == nullptr) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const Json* const config,
-                        ObjectField(body, "optimizer_config"));
+                        Object(body, "optimizer_config"));
   WEFT_ASSIGN_OR_RETURN(const std::string type,
-                        StringOr(*config, "type", "adamw"));
+                        TextOr(*config, "type", "adamw"));
   if (type == "adamw") return absl::OkStatus();
   return absl::UnimplementedError(
       absl::StrCat("optimizer ", Quoted(type), " is not offered: use adamw"));
-}
-
-void KeepModel(Front& front, const Model& model,
-               std::function<void(absl::Status)> done) {
-  front.ledger.Put(EntryKind::kModel,
-                   {.id = model.id,
-                    .fields = {{"session", model.session},
-                               {"caller", CallerToJson(model.caller)},
-                               {"base_model", model.base_model},
-                               {"user_metadata", Shown(model.user_metadata)}},
-                    .bytes = ""},
-                   std::move(done));
 }
 
 absl::Status MakeModel(Front& front, const CallPtr& call,
@@ -273,42 +266,33 @@ absl::Status CreateModel(Front& front, const CallPtr& call,
 
 absl::Status GetModelInfo(Front& front, const CallPtr& call,
                           const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const Model* const model, front.FindModel(*call, id));
+  WEFT_ASSIGN_OR_RETURN(const Model* const model,
+                        front.FindModel(*call, Text(call->body, "model_id")));
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
-  v1::GetAdapterRequest request;
-  request.set_adapter_id(model->adapter);
   const std::string base =
       model->base_model.empty() ? front.model_name() : model->base_model;
-  return front.port.Call(
-      call->origin(), Rpc::kGetAdapter, request, &Engine::GetAdapter,
-      [&front, engine, id, base,
-       respond](const absl::StatusOr<AdapterInfo>& info) {
-        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, base, *info))
-                          : ErrorReply(info.status()));
-      });
+  return GetAdapterOf(front, call->origin(), model->adapter,
+                      ReplyWith(respond, [&front, engine, id = model->id,
+                                          base](const AdapterInfo& info) {
+                        return InfoOf(front, *engine, id, base, info);
+                      }));
 }
 
 absl::Status UnloadModel(Front& front, const CallPtr& call,
                          const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const Model* const model, front.FindModel(*call, id));
-  const std::string adapter = model->adapter;
-  return Promise(
-      front, call, {.model = id, .name = "unload"},
-      [&front, call, id, adapter](const Callback<FutureResult>& done) {
-        return DeleteAdapterOf(
-            front, call->origin(), adapter,
-            [&front, id, done](const absl::StatusOr<bool>& deleted) {
-              if (!deleted.ok()) return done(deleted.status());
-              ForgetModel(front, id);
-              done(FutureResult::Of(
-                  {{"type", "unload_model"}, {"model_id", id}}));
-            });
-      },
-      respond);
+  WEFT_ASSIGN_OR_RETURN(const Model* const model,
+                        front.FindModel(*call, Text(call->body, "model_id")));
+  const auto start = [&front, call, id = model->id, adapter = model->adapter](
+                         const Callback<FutureResult>& done) {
+    return DeleteAdapterOf(
+        front, call->origin(), adapter,
+        IfOk(done, [&front, id, done](bool /*deleted*/) {
+          ForgetModel(front, id);
+          done(FutureResult::Of({{"type", "unload_model"}, {"model_id", id}}));
+        }));
+  };
+  return Promise(front, call, {.model = model->id, .name = "unload"}, start,
+                 respond);
 }
 
 void ForgetModel(Front& front, const std::string& id) {
@@ -327,11 +311,7 @@ void ForgetModel(Front& front, const std::string& id) {
 }
 
 void UnloadModelsOf(Front& front, const std::string& session) {
-  std::vector<std::string> gone;
-  for (const auto& [id, model] : front.models) {
-    if (model.session == session) gone.push_back(id);
-  }
-  for (const std::string& id : gone) {
+  for (const std::string& id : IdsOf(front.models, session)) {
     const Model& model = front.models.at(id);
     // DeleteOrphan comes first: after a crash between the two calls, the ledger
     // still says that the adapter is to be deleted.
@@ -352,12 +332,8 @@ void RestoreModels(Front& front) {
     model.base_model = entry.fields.value("base_model", "");
     model.user_metadata =
         ShownField(entry.fields, "user_metadata").value_or("");
-    // The models of a tenant that is over its share by now are kept all the
-    // same.
-    model.charge = front
-                       .ChargeEntry(model.owner, model.base_model.size() +
-                                                     model.user_metadata.size())
-                       .value_or(nullptr);
+    model.charge = front.ChargeIfRoom(
+        model.owner, model.base_model.size() + model.user_metadata.size());
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
   // A model has no session if a crash came between the ends of the two.

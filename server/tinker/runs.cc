@@ -8,10 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/field_checks.h"
-#include "server/tinker/audit.h"
-#include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/loaded_adapters.h"
-#include "server/tinker/models.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/sessions.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
 #include "weft/v1/adapters.pb.h"
@@ -97,19 +98,6 @@ Json WeightsJson(const std::string& base_model, const LoraConfig& config) {
           {"optimizer_config", {{"type", "adamw"}}}};
 }
 
-using Checkpoints = std::vector<CheckpointInfo>;
-
-// Lists the checkpoints of an adapter, or of all adapters of the caller if
-// `adapter` is empty.
-absl::Status ListCheckpoints(Front& front, const CallPtr& call,
-                             const std::string& adapter,
-                             Callback<Checkpoints> done) {
-  v1::ListCheckpointsRequest request;
-  request.set_adapter_id(adapter);
-  return front.port.Call(call->origin(), Rpc::kListCheckpoints, request,
-                         &Engine::ListCheckpoints, std::move(done));
-}
-
 // Adds the caller's adapters to `*all`, beginning after the name `after`. Asks
 // the engine for one page after the other.
 absl::Status ListAdapters(Front& front, const CallPtr& call,
@@ -119,21 +107,20 @@ absl::Status ListAdapters(Front& front, const CallPtr& call,
   v1::ListAdaptersRequest request;
   request.set_page_size(1000);
   request.set_page_token(after);
-  return front.port.Call(
-      call->origin(), Rpc::kListAdapters, request, &Engine::ListAdapters,
-      [&front, call, all, done](const absl::StatusOr<AdapterPage>& page) {
-        if (!page.ok()) return done(page.status());
-        // A run has a rank, which an adapter may not have yet.
-        if (std::ranges::any_of(page->adapters, &AdapterInfo::restoring)) {
-          return done(absl::UnavailableError(
-              "adapters are being restored from --state-dir; try again"));
-        }
-        all->insert(all->end(), page->adapters.begin(), page->adapters.end());
-        if (!page->more) return done(true);
-        const absl::Status refused = ListAdapters(
-            front, call, page->adapters.back().adapter_id, all, done);
-        if (!refused.ok()) done(refused);
-      });
+  const auto add = [&front, call, all, done](const AdapterPage& page) {
+    // A run has a rank, which an adapter may not have yet.
+    if (std::ranges::any_of(page.adapters, &AdapterInfo::restoring)) {
+      return done(absl::UnavailableError(
+          "adapters are being restored from --state-dir; try again"));
+    }
+    all->insert(all->end(), page.adapters.begin(), page.adapters.end());
+    if (!page.more) return done(true);
+    const absl::Status refused =
+        ListAdapters(front, call, page.adapters.back().adapter_id, all, done);
+    if (!refused.ok()) done(refused);
+  };
+  return front.port.Call(call->origin(), Rpc::kListAdapters, request,
+                         &Engine::ListAdapters, IfOk(done, add));
 }
 
 // Calls `make` with the caller's runs. Responds with the JSON or the error that
@@ -142,19 +129,16 @@ absl::Status WithRuns(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::StatusOr<Json>(const std::vector<Run>&)> make) {
   const auto adapters = std::make_shared<std::vector<AdapterInfo>>();
-  const auto finish = [adapters, respond,
-                       make](const absl::StatusOr<Checkpoints>& checkpoints) {
-    if (!checkpoints.ok()) return respond(ErrorReply(checkpoints.status()));
-    const absl::StatusOr<Json> reply = make(MakeRuns(*adapters, *checkpoints));
-    respond(reply.ok() ? JsonReply(*reply) : ErrorReply(reply.status()));
-  };
-  return ListAdapters(
-      front, call, "", adapters,
-      [&front, call, respond, finish](const absl::StatusOr<bool>& listed) {
-        absl::Status status = listed.status();
-        if (status.ok()) status = ListCheckpoints(front, call, "", finish);
-        if (!status.ok()) respond(ErrorReply(status));
+  const auto finish =
+      ReplyWith(respond, [adapters, make](const Checkpoints& checkpoints) {
+        return make(MakeRuns(*adapters, checkpoints));
       });
+  const Callback<bool> list =
+      IfOk(respond, [&front, call, respond, finish](bool /*listed*/) {
+        const absl::Status refused = ListCheckpoints(front, call, "", finish);
+        if (!refused.ok()) Fail(respond, refused);
+      });
+  return ListAdapters(front, call, "", adapters, list);
 }
 
 // Returns the path of the checkpoint that the URL of the request names.
@@ -180,19 +164,27 @@ std::string TimeText(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", time, absl::UTCTimeZone());
 }
 
+absl::Status ListCheckpoints(Front& front, const CallPtr& call,
+                             const std::string& adapter,
+                             Callback<Checkpoints> done) {
+  v1::ListCheckpointsRequest request;
+  request.set_adapter_id(adapter);
+  return front.port.Call(call->origin(), Rpc::kListCheckpoints, request,
+                         &Engine::ListCheckpoints, std::move(done));
+}
+
 absl::Status FindCheckpoint(Front& front, const CallPtr& call,
                             const CheckpointPath& path,
                             Callback<CheckpointInfo> done) {
   return ListCheckpoints(
       front, call, AdapterOfModel(path.run),
-      [path, done](const absl::StatusOr<Checkpoints>& checkpoints) {
-        if (!checkpoints.ok()) return done(checkpoints.status());
-        for (const CheckpointInfo& info : *checkpoints) {
+      IfOk(done, [path, done](const Checkpoints& checkpoints) {
+        for (const CheckpointInfo& info : checkpoints) {
           if (info.name == path.WeftName()) return done(info);
         }
         done(absl::NotFoundError(
             absl::StrCat("no checkpoint ", Quoted(path.ToString()))));
-      });
+      }));
 }
 
 absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
@@ -242,25 +234,20 @@ absl::Status ListRunCheckpoints(Front& front, const CallPtr& call,
                                 const Respond& respond) {
   return ListCheckpoints(
       front, call, AdapterOfModel(call->args[0]),
-      [&front, call, respond](const absl::StatusOr<Checkpoints>& found) {
-        respond(
-            found.ok()
-                ? JsonReply({{"checkpoints",
-                              CheckpointsJson(front, call->caller, *found)}})
-                : ErrorReply(found.status()));
-      });
+      ReplyWith(respond, [&front, call](const Checkpoints& found) {
+        return Json{
+            {"checkpoints", CheckpointsJson(front, call->caller, found)}};
+      }));
 }
 
 absl::Status ListAllCheckpoints(Front& front, const CallPtr& call,
                                 const Respond& respond) {
   return ListCheckpoints(
       front, call, "",
-      [&front, call, respond](const absl::StatusOr<Checkpoints>& found) {
-        if (!found.ok()) return respond(ErrorReply(found.status()));
-        const absl::StatusOr<Json> page = PageJson(
-            *call, "checkpoints", CheckpointsJson(front, call->caller, *found));
-        respond(page.ok() ? JsonReply(*page) : ErrorReply(page.status()));
-      });
+      ReplyWith(respond, [&front, call](const Checkpoints& found) {
+        return PageJson(*call, "checkpoints",
+                        CheckpointsJson(front, call->caller, found));
+      }));
 }
 
 absl::Status DeleteCheckpoint(Front& front, const CallPtr& call,
@@ -268,62 +255,43 @@ absl::Status DeleteCheckpoint(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, PathOf(*call));
   return DeleteRunCheckpoint(
       front, call->origin(), path,
-      [&front, call, path, respond](const absl::StatusOr<bool>& deleted) {
-        if (!deleted.ok()) return respond(ErrorReply(deleted.status()));
+      IfOk(respond, [&front, call, path, respond](bool /*deleted*/) {
         KeepExtras(front, call->caller, path, {});
         NoteEvent(front, call->caller, "delete", path);
         respond({.status = 204});
-      });
+      }));
 }
 
 absl::Status SetCheckpointTtl(Front& front, const CallPtr& call,
                               const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, PathOf(*call));
   WEFT_ASSIGN_OR_RETURN(const CheckpointExtras given, ReadExtras(call->body));
-  return FindCheckpoint(front, call, path,
-                        [&front, call, path, given,
-                         respond](const absl::StatusOr<CheckpointInfo>& info) {
-                          if (!info.ok())
-                            return respond(ErrorReply(info.status()));
-                          CheckpointExtras extras =
-                              FindExtras(front, call->caller, path);
-                          extras.expires_at = given.expires_at;
-                          if (extras.charge == nullptr) {
-                            auto charge = front.ChargeEntry(call->owner(), 0);
-                            if (!charge.ok()) {
-                              return respond(ErrorReply(charge.status()));
-                            }
-                            extras.charge = *std::move(charge);
-                          }
-                          KeepExtras(front, call->caller, path, extras);
-                          respond(JsonReply(Json::object()));
-                        });
+  const auto set = [&front, call, path, given](
+                       const CheckpointInfo& /*info*/) -> absl::StatusOr<Json> {
+    CheckpointExtras extras = FindExtras(front, call->caller, path);
+    extras.expires_at = given.expires_at;
+    if (extras.charge == nullptr) {
+      WEFT_RETURN_IF_ERROR(ChargeExtras(front, call->caller, &extras));
+    }
+    KeepExtras(front, call->caller, path, extras);
+    return Json::object();
+  };
+  return FindCheckpoint(front, call, path, ReplyWith(respond, set));
 }
 
 absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
                             const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string text,
-                        StringField(call->body, "tinker_path"));
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, ParseCheckpointPath(text));
-  return FindCheckpoint(
-      front, call, path,
-      [base = BaseModelOf(front, call->caller, path),
-       respond](const absl::StatusOr<CheckpointInfo>& info) {
-        respond(info.ok() ? JsonReply(WeightsJson(base, info->config))
-                          : ErrorReply(info.status()));
-      });
-}
-
-absl::Status RefuseSharing(Front& /*front*/, const CallPtr& /*call*/,
-                           const Respond& /*respond*/) {
-  return absl::UnimplementedError(
-      "checkpoints cannot be published: each is its tenant's. Another tenant "
-      "gets one by the files of save_weights_external, or of gRPC's "
-      "DownloadCheckpoint and UploadCheckpoint");
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(Text(call->body, "tinker_path")));
+  const std::string base = BaseModelOf(front, call->caller, path);
+  return FindCheckpoint(front, call, path,
+                        ReplyWith(respond, [base](const CheckpointInfo& info) {
+                          return WeightsJson(base, info.config);
+                        }));
 }
 
 std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,
-                          const std::vector<CheckpointInfo>& checkpoints) {
+                          const Checkpoints& checkpoints) {
   std::map<std::string, Run> runs;
   for (const AdapterInfo& info : adapters) {
     if (IsSamplerAdapter(info.adapter_id)) continue;

@@ -1,5 +1,5 @@
-// Handles the requests of the REST client for training runs and checkpoints. A
-// run is an adapter with its checkpoints. After the adapter is deleted, the
+// Finds training runs and checkpoints for the handlers of the REST client. A run
+// is an adapter with its checkpoints. After the adapter is deleted, the
 // checkpoints alone are the run.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_RUNS_H_
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/tinker/checkpoint_path.h"
+#include "server/tinker/checkpoints.h"
 #include "server/tinker/front.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
@@ -17,6 +17,14 @@ namespace weft::tinker {
 
 // Returns a time as the SDK reads it, in microseconds.
 [[nodiscard]] std::string TimeText(absl::Time time);
+
+using Checkpoints = std::vector<CheckpointInfo>;
+
+// Lists the checkpoints of an adapter, or of all adapters of the caller if
+// `adapter` is empty. Errors: those of EnginePort::Call.
+[[nodiscard]] absl::Status ListCheckpoints(Front& front, const CallPtr& call,
+                                           const std::string& adapter,
+                                           Callback<Checkpoints> done);
 
 // Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
 // Errors: those of EnginePort::Call.
@@ -29,42 +37,20 @@ namespace weft::tinker {
                                                const CheckpointPath& path,
                                                Callback<bool> done);
 
-// Handle the routes of training_runs, checkpoints and weights_info
-// (route_table.cc).
-[[nodiscard]] absl::Status ListRuns(Front& front, const CallPtr& call,
-                                    const Respond& respond);
-[[nodiscard]] absl::Status GetRun(Front& front, const CallPtr& call,
-                                  const Respond& respond);
-[[nodiscard]] absl::Status ListRunCheckpoints(Front& front, const CallPtr& call,
-                                              const Respond& respond);
-[[nodiscard]] absl::Status ListAllCheckpoints(Front& front, const CallPtr& call,
-                                              const Respond& respond);
-[[nodiscard]] absl::Status DeleteCheckpoint(Front& front, const CallPtr& call,
-                                            const Respond& respond);
-[[nodiscard]] absl::Status SetCheckpointTtl(Front& front, const CallPtr& call,
-                                            const Respond& respond);
-[[nodiscard]] absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
-                                          const Respond& respond);
-// Refuses requests to publish a checkpoint, because a checkpoint belongs to its
-// tenant alone.
-[[nodiscard]] absl::Status RefuseSharing(Front& front, const CallPtr& call,
-                                         const Respond& respond);
-
 // A training run: an adapter and its checkpoints. After the adapter is deleted,
 // the checkpoints alone are the run.
 struct Run {
   std::string adapter;
   LoraConfig config;
   absl::Time last_used_at;
-  std::vector<CheckpointInfo> checkpoints;  // Newest first.
+  Checkpoints checkpoints;  // Newest first.
 };
 
 // Groups adapters and checkpoints into runs. The run that was used last comes
 // first. Leaves out all tenants' adapters that were loaded for sampling
 // (kSamplerAdapterPrefix).
 [[nodiscard]] std::vector<Run> MakeRuns(
-    const std::vector<AdapterInfo>& adapters,
-    const std::vector<CheckpointInfo>& checkpoints);
+    const std::vector<AdapterInfo>& adapters, const Checkpoints& checkpoints);
 
 // Returns the part [offset, offset + limit) of the list `all`, and a cursor:
 // {name: [...], "cursor": {...}}. `offset` (default 0) and `limit` (default 20,
