@@ -24,7 +24,6 @@
 #include "src/base/log.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
-#include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
 namespace {
@@ -313,8 +312,7 @@ absl::StatusOr<Json> GetUsage(Front& front, const Call& call) {
   for (auto& [id, shown] : sessions.items()) {
     const auto session = front.sessions.find(id);
     if (session == front.sessions.end()) continue;
-    Json metadata = Shown(session->second.user_metadata);
-    if (metadata.is_object()) shown["user_metadata"] = std::move(metadata);
+    ShowMetadata(session->second.user_metadata, &shown);
   }
   Json data = Json::array();
   for (Event& event : events) data.push_back(std::move(std::get<2>(event)));

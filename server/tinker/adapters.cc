@@ -1,12 +1,10 @@
 #include "server/tinker/adapters.h"
 
 #include <utility>
-#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/tinker/sessions.h"
 #include "src/base/sha256.h"
 #include "weft/v1/adapters.pb.h"
 

@@ -163,36 +163,28 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
   Json fields = {{"caller", CallerToJson(caller)},
                  {"path", path.ToString()},
                  {"user_metadata", Shown(extras.user_metadata)},
-                 {"base_model", extras.base_model}};
-  if (!extras.copied_from.empty()) fields["copied_from"] = extras.copied_from;
+                 {"base_model", extras.base_model},
+                 {"copied_from", extras.copied_from}};
   if (extras.expires_at) {
     fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
   }
-  front.ledger.Put(EntryKind::kCheckpoint, {.id = key, .fields = fields},
+  front.ledger.Put(EntryKind::kCheckpoint,
+                   {.id = key, .fields = std::move(fields)},
                    [](const absl::Status& kept) {
                      if (kept.ok()) return;
                      Log(LogLevel::kError,
                          "a checkpoint's metadata will not outlive the server",
                          {{"error", std::string(kept.message())}});
                    });
-  fields["user_metadata"] = extras.user_metadata;
-  front.extras[key] = {.fields = std::move(fields), .charge = extras.charge};
+  front.extras[key] = {
+      .caller = caller, .path = path.ToString(), .extras = extras};
 }
 
 CheckpointExtras FindExtras(const Front& front, const Caller& caller,
                             const CheckpointPath& path) {
   const auto found = front.extras.find(KeyOf(caller, path));
-  if (found == front.extras.end()) return {};
-  const Json& fields = found->second.fields;
-  CheckpointExtras extras{.user_metadata = fields.value("user_metadata", ""),
-                          .base_model = fields.value("base_model", ""),
-                          .copied_from = fields.value("copied_from", ""),
-                          .charge = found->second.charge};
-  if (fields.contains("expires_at")) {
-    extras.expires_at =
-        absl::FromUnixSeconds(fields["expires_at"].get<int64_t>());
-  }
-  return extras;
+  return found == front.extras.end() ? CheckpointExtras()
+                                     : found->second.extras;
 }
 
 std::string BaseModelOf(const Front& front, const Caller& caller,
@@ -202,44 +194,49 @@ std::string BaseModelOf(const Front& front, const Caller& caller,
 }
 
 void SweepCheckpoints(Front& front, absl::Time now) {
-  std::vector<Json> over;
-  for (const auto& [key, kept] : front.extras) {
-    const Json& fields = kept.fields;
-    if (fields.contains("expires_at") &&
-        fields["expires_at"].get<int64_t>() <= absl::ToUnixSeconds(now)) {
-      over.push_back(fields);
-    }
-  }
-  for (const Json& fields : over) {
-    const auto path = ParseCheckpointPath(fields.value("path", ""));
-    const Caller caller = CallerFromJson(fields.value("caller", Json()));
+  const auto is_over = [now](const KeptExtras& kept) {
+    return kept.extras.expires_at && *kept.extras.expires_at <= now;
+  };
+  for (const std::string& key : IdsWhere(front.extras, is_over)) {
+    const KeptExtras over = front.extras.at(key);
+    const auto path = ParseCheckpointPath(over.path);
     if (!path.ok()) continue;
-    const auto end = [&front, key = KeyOf(caller, *path), caller, path,
-                      fields](const absl::Status& deleted) {
+    const auto end = [&front, key, over, path](const absl::Status& deleted) {
       if (!deleted.ok() && !absl::IsNotFound(deleted)) return;
-      if (deleted.ok()) NoteEvent(front, caller, "delete", *path, "expired");
+      if (deleted.ok()) {
+        NoteEvent(front, over.caller, "delete", *path, "expired");
+      }
       const auto found = front.extras.find(key);
       // A new checkpoint of this name may have other extras by now.
-      if (found != front.extras.end() && found->second.fields == fields) {
+      if (found != front.extras.end() &&
+          found->second.extras.charge == over.extras.charge &&
+          found->second.extras.expires_at == over.extras.expires_at) {
         Drop(front, key);
       }
     };
     const absl::Status refused = DeleteRunCheckpoint(
-        front, {.caller = caller}, *path,
+        front, {.caller = over.caller}, *path,
         [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
     if (!refused.ok()) end(refused);
   }
 }
 
 void RestoreExtras(Front& front) {
-  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kCheckpoint)) {
-    const Caller caller = CallerFromJson(entry.fields.value("caller", Json()));
-    std::string metadata =
-        ShownField(entry.fields, "user_metadata").value_or("");
-    auto charge = front.ChargeIfRoom(OwnerKey(caller), metadata.size());
-    entry.fields["user_metadata"] = std::move(metadata);
-    front.extras[entry.id] = {.fields = std::move(entry.fields),
-                              .charge = std::move(charge)};
+  for (const LedgerEntry& entry :
+       front.ledger.ReadAll(EntryKind::kCheckpoint)) {
+    const Json& fields = entry.fields;
+    KeptExtras& kept = front.extras[entry.id];
+    kept.caller = CallerFromJson(fields.value("caller", Json()));
+    kept.path = fields.value("path", "");
+    CheckpointExtras& extras = kept.extras;
+    extras.user_metadata = ShownField(fields, "user_metadata").value_or("");
+    extras.base_model = fields.value("base_model", "");
+    extras.copied_from = fields.value("copied_from", "");
+    if (const Json* const seconds = Find(fields, "expires_at")) {
+      extras.expires_at = absl::FromUnixSeconds(seconds->get<int64_t>());
+    }
+    extras.charge =
+        front.ChargeIfRoom(OwnerKey(kept.caller), extras.user_metadata.size());
   }
 }
 

@@ -59,14 +59,6 @@ struct CheckpointPath {
 inline constexpr int64_t kMinTtlSeconds = 3600;
 inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
 
-struct CheckpointExtras {
-  std::string user_metadata;             // ShownField.
-  std::optional<absl::Time> expires_at;  // In whole seconds.
-  std::string base_model;                // Model::base_model.
-  std::string copied_from;       // The path of the checkpoint copied; or empty.
-  std::shared_ptr<void> charge;  // Front::ChargeEntry.
-};
-
 // Reads `user_metadata` and `ttl_seconds`, the seconds from now until the
 // checkpoint expires. Errors: INVALID_ARGUMENT if `ttl_seconds` is not a whole
 // number in [kMinTtlSeconds, kMaxTtlSeconds]; those of ShownField.

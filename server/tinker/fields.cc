@@ -126,6 +126,11 @@ Json Shown(const std::string& text) {
   return text.empty() ? Json() : Json::parse(text, nullptr, false);
 }
 
+void ShowMetadata(const std::string& text, Json* object) {
+  Json metadata = Shown(text);
+  if (metadata.is_object()) (*object)["user_metadata"] = std::move(metadata);
+}
+
 absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                const char* name) {
   if (!value.is_array()) return BadField(name, "must be a list");

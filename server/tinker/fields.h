@@ -63,6 +63,9 @@ inline constexpr size_t kMaxShownBytes = 4096;
                                                      const char* name);
 // Converts the result of ShownField back. Null if it is empty.
 [[nodiscard]] Json Shown(const std::string& text);
+// Sets the field `user_metadata` to the result of ShownField if it is an
+// object, which the SDK expects.
+void ShowMetadata(const std::string& text, Json* object);
 
 // Reads a list of whole numbers in the range of int32. Error messages contain
 // `name`.

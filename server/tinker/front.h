@@ -11,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -107,14 +108,20 @@ struct UploadedLoss {
   std::string session;
   std::string loss;              // A serialized v1::CustomLoss.
   std::shared_ptr<void> charge;  // ChargeEntry.
-  // Callbacks for the end of the write to the ledger; null after it.
-  std::shared_ptr<std::vector<Callback<FutureResult>>> waiting;
 };
 
-// The extras of a checkpoint (checkpoints.h).
-struct KeptExtras {
-  Json fields;  // LedgerEntry::fields, but with ShownField's text.
+// What clients of the Tinker API say about a checkpoint (checkpoints.h).
+struct CheckpointExtras {
+  std::string user_metadata;             // ShownField.
+  std::optional<absl::Time> expires_at;  // In whole seconds.
+  std::string base_model;                // Model::base_model.
+  std::string copied_from;       // The path of the checkpoint copied; or empty.
   std::shared_ptr<void> charge;  // ChargeEntry.
+};
+struct KeptExtras {
+  Caller caller;
+  std::string path;  // CheckpointPath::ToString.
+  CheckpointExtras extras;
 };
 
 // An adapter that the front loads for sampling sessions (adapters.h).
@@ -237,15 +244,12 @@ struct Front {
   const Futures::After after;
   // The memory budget of unfinished steps and samples.
   const std::shared_ptr<FairBudget> waiting;
-  // Clients that wait until a future's request is on disk, by future id.
-  std::map<std::string, std::vector<Respond>> keeping;
+  // Those who wait until the request of a future is on disk, by its id; until a
+  // session is, by owner and idempotency key (without a key, session id); until
+  // a model is, by its id; until a custom loss is, by its id.
+  Writes writes;
   std::map<std::string, Session> sessions;
-  // Clients that wait until a session is on disk, by owner and idempotency key.
-  // Without a key, by owner and session id.
-  std::map<std::string, std::vector<Respond>> making_sessions;
   std::map<std::string, Model> models;
-  // Callbacks of requests that wait until a model is on disk, by model id.
-  std::map<std::string, std::vector<std::function<void(absl::Status)>>> opening;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, UploadedLoss> losses;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).

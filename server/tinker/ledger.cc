@@ -19,7 +19,6 @@
 #include "server/tinker/training.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
-#include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
 namespace {

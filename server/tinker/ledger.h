@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -72,6 +74,31 @@ class Ledger {
   [[nodiscard]] Engine& engine() const { return *port_.core()->engine.Peek(); }
 
   const EnginePort& port_;
+};
+
+// Those who wait for the end of a write to the ledger, by a key: all requests
+// that ask for the same entry meanwhile.
+class Writes {
+ public:
+  using Done = std::function<void(const absl::Status&)>;
+  // Begins a write, for whose end `done` waits.
+  void Begin(const std::string& key, Done done) {
+    waiting_[key].push_back(std::move(done));
+  }
+  // Adds `done` if a write of this key has begun. Otherwise returns false.
+  [[nodiscard]] bool Join(const std::string& key, Done done) {
+    if (!waiting_.contains(key)) return false;
+    Begin(key, std::move(done));
+    return true;
+  }
+  // Ends the write, and passes its outcome to all who wait.
+  void End(const std::string& key, const absl::Status& outcome) {
+    const auto waiting = waiting_.extract(key);
+    for (const Done& done : waiting.mapped()) done(outcome);
+  }
+
+ private:
+  std::map<std::string, std::vector<Done>> waiting_;
 };
 
 // Returns the JSON that the ledger keeps of a caller: the token's id, the

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -129,11 +128,7 @@ absl::Status OpenModel(
     if (status.ok()) status = then(id);
     if (!status.ok()) respond(ErrorReply(status));
   };
-  const auto opening = front.opening.find(id);
-  if (opening != front.opening.end()) {
-    opening->second.push_back(end);
-    return absl::OkStatus();
-  }
+  if (front.writes.Join(id, end)) return absl::OkStatus();
   if (front.models.contains(id)) return then(id);
   WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
   WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, *call));
@@ -152,11 +147,10 @@ absl::Status OpenModel(
   model.line.held = true;
   model.user_metadata = std::move(metadata);
   model.charge = std::move(charge);
-  front.opening[id].push_back(end);
+  front.writes.Begin(id, end);
   KeepModel(front, model, [&front, id](const absl::Status& kept) {
     if (!kept.ok()) front.models.erase(id);
-    const auto ends = front.opening.extract(id);
-    for (const auto& run : ends.mapped()) run(kept);
+    front.writes.End(id, kept);
   });
   return absl::OkStatus();
 }

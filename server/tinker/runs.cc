@@ -73,8 +73,7 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
   const auto model = front.models.find(id);
   // The model with this id may belong to another owner.
   if (model != front.models.end() && model->second.owner == OwnerKey(caller)) {
-    Json metadata = Shown(model->second.user_metadata);
-    if (metadata.is_object()) out["user_metadata"] = std::move(metadata);
+    ShowMetadata(model->second.user_metadata, &out);
   }
   for (const CheckpointInfo& info : run.checkpoints) {
     const CheckpointPath path = PathOfWeft(id, info.name);

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
-#include "server/tinker/errors.h"
+#include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/wire.pb.h"

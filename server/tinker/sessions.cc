@@ -18,7 +18,6 @@
 #include "server/tinker/training.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
-#include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
 namespace {
@@ -32,8 +31,8 @@ void EndSession(Front& front, const std::string& id) {
   front.sessions.erase(id);
 }
 
-void RespondSession(const std::string& id, const Respond& respond) {
-  respond(JsonReply({{"type", "create_session"}, {"session_id", id}}));
+Json MadeSession(const std::string& id) {
+  return {{"type", "create_session"}, {"session_id", id}};
 }
 
 // Returns the owner's session that a request with this key made; nullptr if
@@ -179,17 +178,20 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
   const std::string& key = call->http.idempotency_key;
   const Session* const earlier = FindByKey(front, call->owner(), key);
   if (earlier != nullptr) {
-    RespondSession(earlier->id, respond);
+    respond(JsonReply(MadeSession(earlier->id)));
     return absl::OkStatus();
   }
   WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
   const std::string making =
-      absl::StrCat(call->owner(), " ", key.empty() ? id : key);
-  const auto waiting = front.making_sessions.find(making);
-  if (waiting != front.making_sessions.end()) {
-    waiting->second.push_back(respond);
-    return absl::OkStatus();
-  }
+      absl::StrCat("session ", call->owner(), " ", key.empty() ? id : key);
+  // Of several requests with one key, the first one's id is the session's.
+  const auto end = [&front, call, id, respond](const absl::Status& kept) {
+    if (!kept.ok()) return Fail(respond, kept);
+    const Session* const made =
+        FindByKey(front, call->owner(), call->http.idempotency_key);
+    respond(JsonReply(MadeSession(made == nullptr ? id : made->id)));
+  };
+  if (front.writes.Join(making, end)) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
   Session session{
       .id = id,
@@ -199,15 +201,11 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
       .last_beat = SteadyNow(),
       .created_at = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()))};
   WEFT_RETURN_IF_ERROR(ReadShown(front, call->body, &session));
-  front.making_sessions[making].push_back(respond);
+  front.writes.Begin(making, end);
   KeepSession(front, session,
               [&front, session, making](const absl::Status& kept) {
                 if (kept.ok()) front.sessions.emplace(session.id, session);
-                const auto askers = front.making_sessions.extract(making);
-                for (const Respond& asker : askers.mapped()) {
-                  kept.ok() ? RespondSession(session.id, asker)
-                            : asker(ErrorReply(kept));
-                }
+                front.writes.End(making, kept);
               });
   return absl::OkStatus();
 }
@@ -391,8 +389,7 @@ Json SummaryOf(const Session& session, const Checkpoints& checkpoints) {
   if (!session.display_name.empty()) {
     out["display_name"] = Shown(session.display_name);
   }
-  Json metadata = Shown(session.user_metadata);
-  if (metadata.is_object()) out["user_metadata"] = std::move(metadata);
+  ShowMetadata(session.user_metadata, &out);
   return out;
 }
 

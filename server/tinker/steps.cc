@@ -10,7 +10,6 @@
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
 #include "server/tinker/checkpoints.h"
-#include "server/tinker/errors.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/sessions.h"
@@ -31,10 +30,14 @@ constexpr int64_t kMaxAhead = 4096;
 // The pause before a step that the engine has refused for now is tried again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
-void RespondPromise(const PromiseId& id, const Respond& respond) {
-  Json reply = {{"request_id", id.ToString()}};
-  if (!id.model.empty()) reply["model_id"] = id.model;
-  respond(JsonReply(reply));
+// Returns a callback that responds with the future's id, or with an error.
+Writes::Done Responds(const PromiseId& id, const Respond& respond) {
+  return [id, respond](const absl::Status& began) {
+    if (!began.ok()) return Fail(respond, began);
+    Json reply = {{"request_id", id.ToString()}};
+    if (!id.model.empty()) reply["model_id"] = id.model;
+    respond(JsonReply(reply));
+  };
 }
 
 // Writes the request to the ledger, if `id` has a sequence number and the
@@ -46,7 +49,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond,
           std::function<absl::Status(const absl::Status&)> done) {
   const std::string future = id.ToString();
-  front.keeping[future].push_back(respond);
+  front.writes.Begin(future, Responds(id, respond));
   const auto end = [&front, id, future,
                     done = std::move(done)](const absl::Status& put) {
     const absl::Status began = done(put);
@@ -54,10 +57,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
       front.futures.Drop(future);
       if (id.seq) front.ledger.Erase(EntryKind::kStep, future);
     }
-    for (const Respond& asker : std::exchange(front.keeping[future], {})) {
-      began.ok() ? RespondPromise(id, asker) : asker(ErrorReply(began));
-    }
-    front.keeping.erase(future);
+    front.writes.End(future, began);
   };
   if (!id.seq || call->kept) return end(absl::OkStatus());
   front.ledger.Put(EntryKind::kStep,
@@ -78,12 +78,8 @@ bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
   if (front.futures.Open(future, call->owner(), Scope::kTrain)) return true;
-  const auto keeping = front.keeping.find(future);
-  if (keeping != front.keeping.end()) {
-    keeping->second.push_back(respond);
-  } else {
-    RespondPromise(id, respond);
-  }
+  const Writes::Done responds = Responds(id, respond);
+  if (!front.writes.Join(future, responds)) responds(absl::OkStatus());
   return false;
 }
 

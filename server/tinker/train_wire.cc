@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
-#include "server/tinker/errors.h"
+#include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"
 #include "src/base/status_macros.h"

@@ -1,6 +1,5 @@
 #include "server/tinker/training.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -235,38 +234,21 @@ absl::Status CheckRoom(const Front& front, const std::string& session) {
                    "with inputs in place of constants"));
 }
 
-// Handles the end of the write of a loss: keeps or forgets the loss, and gives
-// `result` or the error to those who wait.
-void EndWrite(Front& front, const std::string& id,
-              const decltype(UploadedLoss::waiting)& waiting,
-              const FutureResult& result, const absl::Status& put) {
-  const auto found = front.losses.find(id);
-  // The session may have ended meanwhile.
-  if (found != front.losses.end() && found->second.waiting == waiting) {
-    put.ok() ? found->second.waiting.reset()
-             : static_cast<void>(front.losses.erase(found));
-  }
-  for (const auto& done : std::exchange(*waiting, {})) {
-    put.ok() ? done(result) : done(put);
-  }
-}
-
 // Adds the loss, writes it to the ledger, and then gives `done` its id.
 absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
                   const Callback<FutureResult>& done) {
-  const FutureResult result =
-      FutureResult::Of({{"type", "create_custom_loss"}, {"loss_id", id}});
+  const auto end = [id, done](const absl::Status& put) {
+    if (!put.ok()) return done(put);
+    done(FutureResult::Of({{"type", "create_custom_loss"}, {"loss_id", id}}));
+  };
+  const std::string write = absl::StrCat("loss ", id);
   const auto found = front.losses.find(id);
   if (found != front.losses.end()) {
     if (found->second.loss != loss.loss) {
       return absl::AlreadyExistsError(
           absl::StrCat("custom_loss_seq_id of ", id, " has another loss"));
     }
-    if (found->second.waiting != nullptr) {
-      found->second.waiting->push_back(done);
-    } else {
-      done(result);
-    }
+    if (!front.writes.Join(write, end)) end(absl::OkStatus());
     return absl::OkStatus();
   }
   WEFT_RETURN_IF_ERROR(CheckRoom(front, loss.session));
@@ -274,13 +256,12 @@ absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
                         front.ChargeEntry(loss.owner, loss.loss.size()));
   const LedgerEntry entry = {
       .id = id, .fields = {{"session", loss.session}}, .bytes = loss.loss};
-  const auto waiting =
-      std::make_shared<std::vector<Callback<FutureResult>>>(1, done);
-  loss.waiting = waiting;
   front.losses.emplace(id, std::move(loss));
+  front.writes.Begin(write, end);
   front.ledger.Put(EntryKind::kLoss, entry,
-                   [&front, id, waiting, result](const absl::Status& put) {
-                     EndWrite(front, id, waiting, result, put);
+                   [&front, id, write](const absl::Status& put) {
+                     if (!put.ok()) front.losses.erase(id);
+                     front.writes.End(write, put);
                    });
   return absl::OkStatus();
 }
