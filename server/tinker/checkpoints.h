@@ -1,15 +1,19 @@
-// The path of a checkpoint, "tinker://RUN/KIND/NAME", and its name in Weft.
-// Threads: any.
+// Checkpoints: their paths, "tinker://RUN/KIND/NAME", what clients say about
+// them, and the training runs that made them. A run is an adapter with its
+// checkpoints. After the adapter is deleted, the checkpoints alone are the run.
+// Threads: the front's for what takes a Front, else any.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINTS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINTS_H_
 
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/tinker/front.h"
+#include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 
 namespace weft::tinker {
 
@@ -51,10 +55,8 @@ struct CheckpointPath {
 [[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
                                         absl::string_view weft_name);
 
-// Keeps the extras of checkpoints: the metadata, the time of expiry and the
-// base model's name that clients of the Tinker API give. The engine does not
-// know the extras.
-// Threads: the front's.
+// The engine does not know the extras of checkpoints: the metadata, the time of
+// expiry and the base model's name that clients of the Tinker API give.
 
 inline constexpr int64_t kMinTtlSeconds = 3600;
 inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
@@ -91,6 +93,47 @@ void SweepCheckpoints(Front& front, absl::Time now);
 
 // Reads all extras from the ledger.
 void RestoreExtras(Front& front);
+
+// Returns a time as the SDK reads it, in microseconds.
+[[nodiscard]] std::string TimeText(absl::Time time);
+
+using Checkpoints = std::vector<CheckpointInfo>;
+
+// Lists the checkpoints of an adapter, or of all adapters of the caller if
+// `adapter` is empty. Errors: those of EnginePort::Call.
+[[nodiscard]] absl::Status ListCheckpoints(Front& front, const CallPtr& call,
+                                           const std::string& adapter,
+                                           Callback<Checkpoints> done);
+
+// Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
+// Errors: those of EnginePort::Call.
+[[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
+                                          const CheckpointPath& path,
+                                          Callback<CheckpointInfo> done);
+// Deletes the checkpoint of a path, but not its extras. Errors: those of
+// EnginePort::Call.
+[[nodiscard]] absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
+                                               const CheckpointPath& path,
+                                               Callback<bool> done);
+
+struct Run {
+  std::string adapter;
+  LoraConfig config;
+  absl::Time last_used_at;
+  Checkpoints checkpoints;  // Newest first.
+};
+
+// Groups adapters and checkpoints into runs. The run that was used last comes
+// first. Leaves out all tenants' adapters that were loaded for sampling
+// (kSamplerAdapterPrefix).
+[[nodiscard]] std::vector<Run> MakeRuns(
+    const std::vector<AdapterInfo>& adapters, const Checkpoints& checkpoints);
+
+// Returns the part [offset, offset + limit) of the list `all`, and a cursor:
+// {name: [...], "cursor": {...}}. `offset` (default 0) and `limit` (default 20,
+// at most 1000) come from the call's query. Errors: INVALID_ARGUMENT.
+[[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
+                                            const Json& all);
 
 }  // namespace weft::tinker
 

@@ -15,6 +15,7 @@
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
+#include "server/tinker/handlers.h"
 #include "server/tinker/ledger.h"
 #include "server/tinker/routes.h"
 #include "server/tinker/sessions.h"

@@ -91,8 +91,8 @@ struct Sampler {
   std::string session;
   std::string adapter;   // Empty for the base model.
   std::string snapshot;  // Empty: no snapshot, but the current weights.
-  bool in_flight =
-      false;  // Samples follow the adapter; `snapshot` is released.
+  // Samples follow the adapter; `snapshot` is released.
+  bool in_flight = false;
   std::string model_path;  // Empty if not made from a checkpoint.
   uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
   std::shared_ptr<void> charge;  // ChargeEntry.
@@ -138,8 +138,7 @@ struct LoadedAdapter {
 struct Orphan {
   Caller caller;
   std::string adapter;
-  // True while the engine handles a request to delete the adapter.
-  bool running = false;
+  bool running = false;  // The engine handles a request to delete it.
 };
 
 // What was used in an hour (accounts.h).
@@ -159,16 +158,14 @@ struct UsageKey {
 };
 struct UsageRow {
   UsageCounts counts;
-  bool changed = false;  // The ledger has not these counts yet.
-  // ChargeEntry; null if the owner had no memory left.
-  std::shared_ptr<void> charge;
+  bool changed = false;          // The ledger has not these counts yet.
+  std::shared_ptr<void> charge;  // ChargeIfRoom.
 };
 
 // What a client did to a checkpoint (accounts.h).
 struct KeptEvent {
   Json event;
-  // ChargeEntry; null if the owner had no memory left.
-  std::shared_ptr<void> charge;
+  std::shared_ptr<void> charge;  // ChargeIfRoom.
 };
 
 struct TrainBody;  // training.h
@@ -272,57 +269,6 @@ struct Front {
   // not their number. Ends before what it reads for.
   TurnPool bodies{1, std::numeric_limits<size_t>::max()};
 };
-
-// Handles one request. Calls `Respond` once, now or later. If the handler
-// returns an error instead, its caller responds with the error.
-using Handler = absl::Status(Front&, const CallPtr&, const Respond&);
-// Handles a request that is answered at once, with the JSON or the error that
-// it returns.
-using Answer = absl::StatusOr<Json>(Front&, const Call&);
-
-// Responds with the JSON or the error.
-void Reply(const Respond& respond, const absl::StatusOr<Json>& json);
-
-// Give an error to the client, or to those who wait for a result.
-void Fail(const Respond& respond, const absl::Status& error);
-template <typename T>
-void Fail(const Callback<T>& done, const absl::Status& error) {
-  done(error);
-}
-
-// Returns a callback for a result of the engine. An error fails `done`, a
-// Respond or a Callback. A value is passed to `run`.
-template <typename Done, typename Run>
-auto IfOk(Done done, Run run) {
-  return [done = std::move(done), run = std::move(run)](const auto& result) {
-    if (!result.ok()) return Fail(done, result.status());
-    run(*result);
-  };
-}
-
-// Likewise, but responds with the JSON or the error that `make` returns.
-template <typename Make>
-auto ReplyWith(Respond respond, Make make) {
-  return IfOk(respond, [respond, make = std::move(make)](const auto& value) {
-    Reply(respond, make(value));
-  });
-}
-
-// Return the ids of the entries of a table that belong to a session, or for
-// which `fits` is true.
-template <typename Table, typename Fits>
-std::vector<std::string> IdsWhere(const Table& table, Fits fits) {
-  std::vector<std::string> ids;
-  for (const auto& [id, entry] : table) {
-    if (fits(entry)) ids.push_back(id);
-  }
-  return ids;
-}
-template <typename Table>
-std::vector<std::string> IdsOf(const Table& table, const std::string& session) {
-  return IdsWhere(table,
-                  [&](const auto& entry) { return entry.session == session; });
-}
 
 }  // namespace weft::tinker
 

@@ -1,13 +1,71 @@
-// The handlers of the routes (route_table.cc), by the file that has them. An Answer
-// is a handler that has its reply at once.
+// The handlers of the routes (route_table.cc), by the file that has them, and
+// what they share.
 // Threads: the front's, but any for ReadTrain.
 #ifndef WEFT_SERVER_TINKER_HANDLERS_H_
 #define WEFT_SERVER_TINKER_HANDLERS_H_
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/tinker/front.h"
+#include "src/request/reply.h"
 
 namespace weft::tinker {
+
+// Handles one request. Calls `Respond` once, now or later. If the handler
+// returns an error instead, its caller responds with the error.
+using Handler = absl::Status(Front&, const CallPtr&, const Respond&);
+// Handles a request that is answered at once, with the JSON or the error that
+// it returns.
+using Answer = absl::StatusOr<Json>(Front&, const Call&);
+
+// Responds with the JSON or the error.
+void Reply(const Respond& respond, const absl::StatusOr<Json>& json);
+
+// Give an error to the client, or to those who wait for a result.
+void Fail(const Respond& respond, const absl::Status& error);
+template <typename T>
+void Fail(const Callback<T>& done, const absl::Status& error) {
+  done(error);
+}
+
+// Returns a callback for a result of the engine. An error fails `done`, a
+// Respond or a Callback. A value is passed to `run`.
+template <typename Done, typename Run>
+auto IfOk(Done done, Run run) {
+  return [done = std::move(done), run = std::move(run)](const auto& result) {
+    if (!result.ok()) return Fail(done, result.status());
+    run(*result);
+  };
+}
+
+// Returns such a callback that responds with the JSON or the error that `make`
+// returns.
+template <typename Make>
+auto ReplyWith(Respond respond, Make make) {
+  return IfOk(respond, [respond, make = std::move(make)](const auto& value) {
+    Reply(respond, make(value));
+  });
+}
+
+// Return the ids of the entries of a table that belong to a session, or for
+// which `fits` is true.
+template <typename Table, typename Fits>
+std::vector<std::string> IdsWhere(const Table& table, Fits fits) {
+  std::vector<std::string> ids;
+  for (const auto& [id, entry] : table) {
+    if (fits(entry)) ids.push_back(id);
+  }
+  return ids;
+}
+template <typename Table>
+std::vector<std::string> IdsOf(const Table& table, const std::string& session) {
+  return IdsWhere(table,
+                  [&](const auto& entry) { return entry.session == session; });
+}
 
 // accounts.cc
 
@@ -129,7 +187,7 @@ Answer CancelFuture;
 
 Handler RetrieveFuture;
 
-// runs.cc
+// checkpoints.cc
 
 Handler ListRuns, GetRun, ListRunCheckpoints, ListAllCheckpoints;
 Handler DeleteCheckpoint, SetCheckpointTtl, GetWeightsInfo;

@@ -2,7 +2,7 @@
 // custom losses, extras of checkpoints, adapters to delete, what tenants have
 // used and done, and the requests of steps that have not ended. Each entry is a
 // note of the engine's log (src/request/note.h). Without --state-dir nothing is
-// kept.
+// kept. Restores the front from it after a restart.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -91,9 +91,10 @@ class Writes {
     Begin(key, std::move(done));
     return true;
   }
-  // Ends the write, and passes its outcome to all who wait.
+  // Ends the write, and passes its outcome to all who wait, if any.
   void End(const std::string& key, const absl::Status& outcome) {
     const auto waiting = waiting_.extract(key);
+    if (waiting.empty()) return;
     for (const Done& done : waiting.mapped()) done(outcome);
   }
 
@@ -108,9 +109,6 @@ class Writes {
 // Converts the JSON of CallerToJson to a caller. Returns Caller() if the JSON
 // has no tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
-
-// Restores the front after a restart from its ledger.
-// Threads: the front's.
 
 // Restores sessions, models, sampling sessions, extras of checkpoints and
 // adapters to delete. Then sets Front::restored. REQUIRES: the engine is ready.

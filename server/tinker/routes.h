@@ -7,6 +7,7 @@
 
 #include "server/rpc_policy.h"
 #include "server/tinker/front.h"
+#include "server/tinker/handlers.h"
 
 namespace weft::tinker {
 

@@ -11,7 +11,6 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
-#include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"

@@ -12,9 +12,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/field_checks.h"
+#include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
-#include "server/tinker/runs.h"
 #include "server/tinker/training.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
@@ -184,7 +184,7 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
   const std::string making =
       absl::StrCat("session ", call->owner(), " ", key.empty() ? id : key);
-  // Of several requests with one key, the first one's id is the session's.
+  // All requests with one key get the session that the first one made.
   const auto end = [&front, call, id, respond](const absl::Status& kept) {
     if (!kept.ok()) return Fail(respond, kept);
     const Session* const made =

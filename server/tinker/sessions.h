@@ -3,8 +3,8 @@
 // A model is an adapter of Weft. A sampling session fixes the weights that a
 // sampling client samples from. If it is made from a model, it has a snapshot
 // of the model's weights, or is in flight: its samples take the model's latest
-// weights, before each token anew. A model keeps the kMaxSnapshots most recently
-// used ones. A sampling session that is made from a checkpoint uses an adapter
+// weights, before each token anew. A model keeps the kMaxSnapshots that were
+// used last. A sampling session that is made from a checkpoint uses an adapter
 // that the front loads from the checkpoint (adapters.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
@@ -47,8 +47,8 @@ inline constexpr int64_t kCreateSeq = 0;
 [[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
 
 // Returns UNIMPLEMENTED if the server does not run `base_model`, or the error
-// of `base_model`. It must be one of Front::model_names, or end in "/" and such a name. Upper and
-// lower case are equal.
+// of `base_model`. It must be one of Front::model_names, or end in "/" and such
+// a name. Upper and lower case are equal.
 [[nodiscard]] absl::Status CheckBaseModel(const Front& front,
                                           const Front::Id& base_model);
 // Returns UNIMPLEMENTED if the body asks for an optimizer other than AdamW;

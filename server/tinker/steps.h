@@ -69,9 +69,10 @@ Request RequestOf(const StepPlace& place) {
 // the step to the engine by a call of `rpc`, and runs it again after a
 // transient error (RetryMillis). If the future exists already, only responds
 // with its id.
-// Errors: INVALID_ARGUMENT if the number is below 1, or more than kMaxAhead above
-// StepLine::next; NOT_FOUND if there is no such model; RESOURCE_EXHAUSTED if
-// too many requests wait; UNAVAILABLE while the server starts.
+// Errors: INVALID_ARGUMENT if the number is below 1, or more than kMaxAhead
+// above StepLine::next; NOT_FOUND if there is no such model;
+// RESOURCE_EXHAUSTED if too many requests wait; UNAVAILABLE while the server
+// starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        Rpc rpc, const StepPlace& place,
                                        int64_t bytes, Task task,

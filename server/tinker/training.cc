@@ -4,7 +4,6 @@
 #include <memory>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

@@ -10,7 +10,6 @@
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/handlers.h"
-#include "server/tinker/runs.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "src/base/file_source.h"

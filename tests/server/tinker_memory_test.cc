@@ -2,13 +2,9 @@
 #include <zstd.h>
 
 #include <chrono>
-#include <functional>
 #include <future>
 #include <latch>
-#include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"

@@ -12,7 +12,6 @@
 #include "server/http/url.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoints.h"
-#include "server/tinker/runs.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/train_wire.h"
