@@ -46,30 +46,47 @@ const Json* Find(const Json& object, const char* name) {
   return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
-absl::StatusOr<std::string> StringField(const Json& object, const char* name) {
+absl::StatusOr<std::string> Text(const Json& object, const char* name) {
   const Json* const value = Find(object, name);
   if (value == nullptr) return Missing(name);
   return ReadString(*value, name);
 }
 
-absl::StatusOr<int64_t> IntField(const Json& object, const char* name) {
+absl::StatusOr<int64_t> Int(const Json& object, const char* name) {
   const Json* const value = Find(object, name);
   if (value == nullptr) return Missing(name);
   return ReadInt(*value, name);
 }
 
-absl::StatusOr<const Json*> ObjectField(const Json& object, const char* name) {
+absl::StatusOr<const Json*> Object(const Json& object, const char* name) {
   const Json* const value = Find(object, name);
   if (value == nullptr) return Missing(name);
   if (!value->is_object()) return BadField(name, "must be an object");
   return value;
 }
 
-absl::StatusOr<std::string> StringOr(const Json& object, const char* name,
-                                     const char* otherwise) {
+absl::StatusOr<const Json*> List(const Json& object, const char* name,
+                                 absl::string_view shown) {
   const Json* const value = Find(object, name);
-  if (value == nullptr) return std::string(otherwise);
-  return ReadString(*value, name);
+  if (value == nullptr || !value->is_array()) {
+    return BadField(shown, "must be a list");
+  }
+  return value;
+}
+
+absl::StatusOr<uint32_t> Count(const Json& object, const char* name,
+                               int64_t otherwise, double low) {
+  if (Find(object, name) == nullptr) return static_cast<uint32_t>(otherwise);
+  WEFT_ASSIGN_OR_RETURN(const int64_t count, Int(object, name));
+  WEFT_RETURN_IF_ERROR(
+      CheckReal(name, static_cast<double>(count), {.low = low, .high = 1e9}));
+  return static_cast<uint32_t>(count);
+}
+
+absl::StatusOr<std::string> TextOr(const Json& object, const char* name,
+                                   const std::string& otherwise) {
+  const Json* const value = Find(object, name);
+  return value == nullptr ? otherwise : ReadString(*value, name);
 }
 
 absl::StatusOr<int64_t> IntOr(const Json& object, const char* name,
@@ -78,8 +95,8 @@ absl::StatusOr<int64_t> IntOr(const Json& object, const char* name,
   return value == nullptr ? otherwise : ReadInt(*value, name);
 }
 
-absl::StatusOr<std::optional<double>> NumberIfAny(const Json& object,
-                                                  const char* name) {
+absl::StatusOr<std::optional<double>> Number(const Json& object,
+                                             const char* name) {
   const Json* const value = Find(object, name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) return BadField(name, "must be a number");
@@ -108,6 +125,11 @@ Json Shown(const std::string& text) {
   return text.empty() ? Json() : Json::parse(text, nullptr, false);
 }
 
+void ShowMetadata(const std::string& text, Json* object) {
+  Json metadata = Shown(text);
+  if (metadata.is_object()) (*object)["user_metadata"] = std::move(metadata);
+}
+
 absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
                                                const char* name) {
   if (!value.is_array()) return BadField(name, "must be a list");
@@ -127,16 +149,14 @@ absl::StatusOr<std::vector<int32_t>> Int32List(const Json& value,
 
 absl::StatusOr<std::vector<int32_t>> ReadModelInput(const Json& object,
                                                     const char* name) {
-  WEFT_ASSIGN_OR_RETURN(const Json* const input, ObjectField(object, name));
-  const Json* const chunks = Find(*input, "chunks");
-  if (chunks == nullptr || !chunks->is_array()) {
-    return BadField(absl::StrCat(name, ".chunks"), "must be a list");
-  }
+  WEFT_ASSIGN_OR_RETURN(const Json* const input, Object(object, name));
+  WEFT_ASSIGN_OR_RETURN(const Json* const chunks,
+                        List(*input, "chunks", absl::StrCat(name, ".chunks")));
   std::vector<int32_t> tokens;
   for (const Json& chunk : *chunks) {
     if (!chunk.is_object()) return BadField(name, "has a chunk of no kind");
     WEFT_ASSIGN_OR_RETURN(const std::string type,
-                          StringOr(chunk, "type", "encoded_text"));
+                          TextOr(chunk, "type", "encoded_text"));
     if (type != "encoded_text") {
       return absl::UnimplementedError(absl::StrCat(
           name, " has a chunk ", Quoted(type), ": only text is offered"));

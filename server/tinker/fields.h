@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace weft::tinker {
 
@@ -24,22 +25,32 @@ using Json = nlohmann::json;
 [[nodiscard]] const Json* Find(const Json& object, const char* name);
 
 // Return the field. An absent field is an error.
-[[nodiscard]] absl::StatusOr<std::string> StringField(const Json& object,
-                                                      const char* name);
-[[nodiscard]] absl::StatusOr<int64_t> IntField(const Json& object,
+[[nodiscard]] absl::StatusOr<std::string> Text(const Json& object,
                                                const char* name);
-[[nodiscard]] absl::StatusOr<const Json*> ObjectField(const Json& object,
-                                                      const char* name);
+[[nodiscard]] absl::StatusOr<int64_t> Int(const Json& object, const char* name);
+[[nodiscard]] absl::StatusOr<const Json*> Object(const Json& object,
+                                                 const char* name);
+
+// Returns the field, a list. The error calls it `shown`.
+[[nodiscard]] absl::StatusOr<const Json*> List(const Json& object,
+                                               const char* name,
+                                               absl::string_view shown);
+
+// Returns a whole number in [low, 1e9], or `otherwise` if the field is absent.
+// The validation of the request knows the limit of the server.
+[[nodiscard]] absl::StatusOr<uint32_t> Count(const Json& object,
+                                             const char* name,
+                                             int64_t otherwise, double low = 1);
 
 // Return the field. If the field is absent, return `otherwise` or nullopt.
-[[nodiscard]] absl::StatusOr<std::string> StringOr(const Json& object,
-                                                   const char* name,
-                                                   const char* otherwise);
+[[nodiscard]] absl::StatusOr<std::string> TextOr(const Json& object,
+                                                 const char* name,
+                                                 const std::string& otherwise);
 [[nodiscard]] absl::StatusOr<int64_t> IntOr(const Json& object,
                                             const char* name,
                                             int64_t otherwise);
-[[nodiscard]] absl::StatusOr<std::optional<double>> NumberIfAny(
-    const Json& object, const char* name);
+[[nodiscard]] absl::StatusOr<std::optional<double>> Number(const Json& object,
+                                                           const char* name);
 [[nodiscard]] absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
                                           bool otherwise);
 
@@ -52,6 +63,9 @@ inline constexpr size_t kMaxShownBytes = 4096;
                                                      const char* name);
 // Converts the result of ShownField back. Null if it is empty.
 [[nodiscard]] Json Shown(const std::string& text);
+// Sets the field `user_metadata` to the result of ShownField if it is an
+// object, which the SDK expects.
+void ShowMetadata(const std::string& text, Json* object);
 
 // Reads a list of whole numbers in the range of int32. Error messages contain
 // `name`.

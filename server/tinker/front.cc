@@ -1,8 +1,27 @@
 #include "server/tinker/front.h"
 
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "server/field_checks.h"
+#include "server/http/replies.h"
+#include "server/listener.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/ledger.h"
+#include "server/tinker/routes.h"
+#include "server/tinker/sessions.h"
+#include "server/tinker/tinker_front.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {
@@ -22,13 +41,14 @@ constexpr int64_t kEntryBytes = 1024;
 // Returns the entry with this id if `owner` owns it, else NOT_FOUND.
 template <typename Table>
 auto FindOwned(Table& table, const char* what, const std::string& owner,
-               const std::string& id)
+               const Front::Id& id)
     -> absl::StatusOr<decltype(&table.begin()->second)> {
-  const auto found = table.find(id);
+  WEFT_RETURN_IF_ERROR(id.status());
+  const auto found = table.find(*id);
   if (found != table.end() && found->second.owner == owner) {
     return &found->second;
   }
-  return absl::NotFoundError(absl::StrCat("no ", what, " ", Quoted(id)));
+  return absl::NotFoundError(absl::StrCat("no ", what, " ", Quoted(*id)));
 }
 
 }  // namespace
@@ -62,23 +82,19 @@ absl::Status Front::CheckStableReinforce() const {
       "loss_fn to importance_sampling, ppo, cispo or gspo"));
 }
 
-absl::StatusOr<Session*> Front::FindSession(const Call& call,
-                                            const std::string& id) {
+absl::StatusOr<Session*> Front::FindSession(const Call& call, const Id& id) {
   return FindOwned(sessions, "session", call.owner(), id);
 }
 
-absl::StatusOr<Model*> Front::FindModel(const Call& call,
-                                        const std::string& id) {
+absl::StatusOr<Model*> Front::FindModel(const Call& call, const Id& id) {
   return FindOwned(models, "model", call.owner(), id);
 }
 
-absl::StatusOr<Sampler*> Front::FindSampler(const Call& call,
-                                            const std::string& id) {
+absl::StatusOr<Sampler*> Front::FindSampler(const Call& call, const Id& id) {
   return FindOwned(samplers, "sampling session", call.owner(), id);
 }
 
-absl::StatusOr<UploadedLoss*> Front::FindLoss(const Call& call,
-                                              const std::string& id) {
+absl::StatusOr<UploadedLoss*> Front::FindLoss(const Call& call, const Id& id) {
   return FindOwned(losses, "custom loss", call.owner(), id);
 }
 
@@ -86,6 +102,14 @@ absl::StatusOr<std::shared_ptr<void>> Front::ChargeEntry(
     const std::string& owner, size_t text_bytes) const {
   return port.core()->memory->Reserve(
       owner, kEntryBytes + static_cast<int64_t>(text_bytes));
+}
+
+void Reply(const Respond& respond, const absl::StatusOr<Json>& json) {
+  respond(json.ok() ? JsonReply(*json) : ErrorReply(json.status()));
+}
+
+void Fail(const Respond& respond, const absl::Status& error) {
+  respond(ErrorReply(error));
 }
 
 std::string Front::SessionOf(const std::string& model) const {
@@ -97,5 +121,95 @@ Caller Front::CallerOf(const std::string& session) const {
   const auto found = sessions.find(session);
   return found == sessions.end() ? Caller() : found->second.caller;
 }
+
+namespace {
+
+constexpr absl::Duration kSweepInterval = absl::Minutes(1);
+constexpr absl::Duration kOrphanInterval = absl::Seconds(2);
+
+HttpOptions OptionsOf(const ServerOptions& options) {
+  HttpOptions http{.max_connections = MaxConnections(options),
+                   .allowed_hosts = options.allowed_hosts};
+  // An owner may use half of this budget (fair_budget.h). So two owners can
+  // each have a request of the largest size in memory.
+  http.max_pending_bytes =
+      std::max(http.max_pending_bytes, 2 * options.max_message_bytes);
+  return http;
+}
+
+}  // namespace
+
+class TinkerFront::Impl {
+ public:
+  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server)
+      : server_(std::move(server)),
+        front_(core, server_,
+               [raw = server_.get()](absl::Duration delay,
+                                     std::function<void()> work) {
+                 raw->After(delay, std::move(work));
+               }) {}
+  ~Impl() { server_->Stop(); }
+
+  void Start(AdmitPage admit_page) {
+    server_->Start([this, admit_page](const HttpRequest& header) {
+      std::optional<Admission> page = admit_page(front_.port, header);
+      return page ? *std::move(page) : Admit(front_, header);
+    });
+    Sweep();
+    SweepAgain();
+  }
+
+  void EngineIsReady() {
+    server_->Post([this] {
+      RestoreTables(front_);
+      RestoreSteps(front_);
+      SweepOrphans(front_);
+    });
+  }
+
+ private:
+  void Sweep() {
+    server_->After(kSweepInterval, [this] {
+      SweepSessions(front_, SteadyNow());
+      SweepSamples(front_, SteadyNow());
+      SweepCheckpoints(front_, absl::Now());
+      if (front_.restored) SweepUsage(front_, absl::Now());
+      Sweep();
+    });
+  }
+
+  void SweepAgain() {
+    server_->After(kOrphanInterval, [this] {
+      SweepOrphans(front_);
+      SweepAgain();
+    });
+  }
+
+  const std::shared_ptr<HttpServer> server_;
+  Front front_;
+};
+
+absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
+    ServiceCore* core, AdmitPage admit_page) {
+  const ServerOptions& options = core->options;
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<HttpServer> server,
+                        HttpServer::Bind("tinker-listen", options.tinker_listen,
+                                         OptionsOf(options)));
+  std::string address = server->address();
+  auto impl = std::make_unique<Impl>(core, std::move(server));
+  impl->Start(admit_page);
+  if (!options.model_aliases.empty()) {
+    Log(LogLevel::kInfo, "the base model has further names",
+        {{"model", options.model_name},
+         {"names", absl::StrJoin(options.model_aliases, ",")}});
+  }
+  return std::unique_ptr<TinkerFront>(
+      new TinkerFront(std::move(impl), std::move(address)));
+}
+
+TinkerFront::TinkerFront(std::unique_ptr<Impl> impl, std::string address)
+    : impl_(std::move(impl)), address_(std::move(address)) {}
+TinkerFront::~TinkerFront() = default;
+void TinkerFront::EngineIsReady() { impl_->EngineIsReady(); }
 
 }  // namespace weft::tinker

@@ -11,7 +11,6 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "absl/time/time.h"
 #include "server/http/fair_budget.h"

@@ -2,15 +2,17 @@
 // custom losses, extras of checkpoints, adapters to delete, what tenants have
 // used and done, and the requests of steps that have not ended. Each entry is a
 // note of the engine's log (src/request/note.h). Without --state-dir nothing is
-// kept.
+// kept. Restores the front from it after a restart.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,25 +22,27 @@
 
 namespace weft::tinker {
 
+struct Front;
+
 enum class EntryKind : uint8_t {
   kSession,
   kModel,
   kSampler,
   kCheckpoint,
-  // An adapter that is to be deleted (reaper.h).
+  // An adapter that is to be deleted (adapters.h).
   kOrphan,
   // The request of a step. The entry's id is MODEL:SEQ.
   kStep,
   // A custom loss; its bytes are UploadedLoss::loss.
   kLoss,
-  kUsage,  // usage.h
-  kEvent,  // audit.h
+  kUsage,  // accounts.h
+  kEvent,  // accounts.h
 };
 
 struct LedgerEntry {
   std::string id;
   Json fields;
-  std::string bytes;  // Of a step's request or a custom loss; else empty.
+  std::string bytes = {};  // Of a step's request or a custom loss; else empty.
 };
 
 class Ledger {
@@ -72,6 +76,32 @@ class Ledger {
   const EnginePort& port_;
 };
 
+// Those who wait for the end of a write to the ledger, by a key: all requests
+// that ask for the same entry meanwhile.
+class Writes {
+ public:
+  using Done = std::function<void(const absl::Status&)>;
+  // Begins a write, for whose end `done` waits.
+  void Begin(const std::string& key, Done done) {
+    waiting_[key].push_back(std::move(done));
+  }
+  // Adds `done` if a write of this key has begun. Otherwise returns false.
+  [[nodiscard]] bool Join(const std::string& key, Done done) {
+    if (!waiting_.contains(key)) return false;
+    Begin(key, std::move(done));
+    return true;
+  }
+  // Ends the write, and passes its outcome to all who wait, if any.
+  void End(const std::string& key, const absl::Status& outcome) {
+    const auto waiting = waiting_.extract(key);
+    if (waiting.empty()) return;
+    for (const Done& done : waiting.mapped()) done(outcome);
+  }
+
+ private:
+  std::map<std::string, std::vector<Done>> waiting_;
+};
+
 // Returns the JSON that the ledger keeps of a caller: the token's id, the
 // tenant, and whether the caller is an admin, so that the front can act for the
 // caller after a restart. The JSON has no secret. Threads: any.
@@ -79,6 +109,15 @@ class Ledger {
 // Converts the JSON of CallerToJson to a caller. Returns Caller() if the JSON
 // has no tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
+
+// Restores sessions, models, sampling sessions, extras of checkpoints and
+// adapters to delete. Then sets Front::restored. REQUIRES: the engine is ready.
+void RestoreTables(Front& front);
+
+// Waits until the adapters of all models are restored. Then runs the ledger's
+// requests of steps again, in the order of their sequence numbers. Then sets
+// Front::ready.
+void RestoreSteps(Front& front);
 
 }  // namespace weft::tinker
 

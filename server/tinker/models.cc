@@ -1,20 +1,19 @@
-#include "server/tinker/models.h"
-
-#include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/field_checks.h"
 #include "server/response_conversion.h"
 #include "server/status_conversion.h"
-#include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/checkpoint_path.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
-#include "server/tinker/reaper.h"
-#include "server/tinker/samplers.h"
+#include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
 #include "weft/v1/adapters.pb.h"
@@ -22,14 +21,226 @@
 namespace weft::tinker {
 namespace {
 
+std::string KeyOf(const Caller& caller, const std::string& adapter) {
+  return absl::StrCat(OwnerKey(caller), " ", adapter);
+}
+
+// Writes to the ledger that the adapter is to be deleted, by the next process
+// if this one does not do it.
+void DeleteAtNextStart(Front& front, const Caller& caller,
+                       const std::string& adapter) {
+  front.ledger.Put(
+      EntryKind::kOrphan,
+      {.id = KeyOf(caller, adapter),
+       .fields = {{"caller", CallerToJson(caller)}, {"adapter", adapter}}},
+      [](const absl::Status& /*put*/) {});
+}
+
+// Asks the engine to delete the adapter of front.orphans[key], unless such a
+// request is running already. An adapter that does not exist counts as deleted.
+void Try(Front& front, const std::string& key) {
+  Orphan& orphan = front.orphans.at(key);
+  if (std::exchange(orphan.running, true)) return;
+  const auto end = [&front, key](const absl::Status& status) {
+    const auto found = front.orphans.find(key);
+    if (found == front.orphans.end()) return;
+    found->second.running = false;
+    if (!status.ok() && !absl::IsNotFound(status)) return;
+    front.orphans.erase(found);
+    front.ledger.Erase(EntryKind::kOrphan, key);
+  };
+  const absl::Status refused = DeleteAdapterOf(
+      front, {.caller = orphan.caller}, orphan.adapter,
+      [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
+  if (!refused.ok()) end(refused);
+}
+
+}  // namespace
+
+absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
+                             const std::string& adapter, Callback<bool> done) {
+  v1::DeleteAdapterRequest request;
+  request.set_adapter_id(adapter);
+  return front.port.Call(std::move(origin), Rpc::kDeleteAdapter, request,
+                         &Engine::DeleteAdapter, std::move(done));
+}
+
+absl::Status GetAdapterOf(Front& front, CallOrigin origin,
+                          const std::string& adapter,
+                          Callback<AdapterInfo> done) {
+  v1::GetAdapterRequest request;
+  request.set_adapter_id(adapter);
+  return front.port.Call(std::move(origin), Rpc::kGetAdapter, request,
+                         &Engine::GetAdapter, std::move(done));
+}
+
+void DeleteOrphan(Front& front, const Caller& caller,
+                  const std::string& adapter) {
+  const std::string key = KeyOf(caller, adapter);
+  Orphan& orphan = front.orphans[key];
+  orphan.caller = caller;
+  orphan.adapter = adapter;
+  DeleteAtNextStart(front, caller, adapter);
+  Try(front, key);
+}
+
+void SweepOrphans(Front& front) {
+  const auto all = [](const Orphan& /*orphan*/) { return true; };
+  for (const std::string& key : IdsWhere(front.orphans, all)) {
+    if (front.orphans.contains(key)) Try(front, key);
+  }
+}
+
+void RestoreOrphans(Front& front) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kOrphan)) {
+    if (front.loaded.contains(entry.id)) {
+      front.ledger.Erase(EntryKind::kOrphan, entry.id);
+      continue;
+    }
+    front.orphans.try_emplace(
+        entry.id, Orphan{.caller = CallerFromJson(entry.fields["caller"]),
+                         .adapter = entry.fields.value("adapter", "")});
+  }
+}
+
+namespace {
+
+// Returns the beginning of the names of a checkpoint's adapters.
+std::string StemOf(const CheckpointInfo& info) {
+  const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
+                                       absl::ToUnixNanos(info.created_at));
+  return absl::StrCat(kSamplerAdapterPrefix,
+                      absl::BytesToHexString(Sha256(key).substr(0, 16)), ".");
+}
+
+// Returns the first of the checkpoint's adapters, or the end of `loaded`.
+template <typename Loaded>
+auto FindLoaded(Loaded& loaded, const Caller& caller,
+                const CheckpointInfo& info) {
+  const std::string stem = KeyOf(caller, StemOf(info));
+  const auto found = loaded.lower_bound(stem);
+  const bool has =
+      found != loaded.end() && absl::StartsWith(found->first, stem);
+  return has ? found : loaded.end();
+}
+
+// Handles the end of a load, and tells the outcome to all sessions that wait.
+void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
+             const absl::Status& loaded) {
+  const auto entry = front.loaded.find(KeyOf(*origin.caller, adapter));
+  const auto waiting = std::exchange(entry->second.waiting, {});
+  if (loaded.ok()) {
+    entry->second.ready = true;
+    entry->second.users = static_cast<int>(waiting.size());
+    front.ledger.Erase(EntryKind::kOrphan, entry->first);
+  } else {
+    front.loaded.erase(entry);
+    DeleteOrphan(front, *origin.caller, adapter);
+  }
+  for (const auto& done : waiting) {
+    loaded.ok() ? done(adapter) : done(loaded);
+  }
+}
+
+void StartLoad(Front& front, const CallOrigin& origin,
+               const CheckpointInfo& info, Callback<std::string> done) {
+  const absl::StatusOr<std::string> id = NewId();
+  if (!id.ok()) return done(id.status());
+  const std::string adapter = absl::StrCat(StemOf(info), id->substr(0, 8));
+  front.loaded[KeyOf(*origin.caller, adapter)].waiting.push_back(
+      std::move(done));
+  DeleteAtNextStart(front, *origin.caller, adapter);
+  v1::LoadCheckpointRequest request;
+  request.set_adapter_id(adapter);
+  request.set_source_adapter_id(info.adapter_id);
+  request.set_name(info.name);
+  request.set_weights_only(true);
+  const absl::Status refused = front.port.Call(
+      origin, Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
+      [&front, origin,
+       adapter](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+        EndLoad(front, origin, adapter, reply.status());
+      });
+  if (!refused.ok()) EndLoad(front, origin, adapter, refused);
+}
+
+// Counts a user of an adapter that is ready. If a client has deleted the
+// adapter over gRPC, loads another one.
+void UseReady(Front& front, const CallOrigin& origin,
+              const std::string& adapter, const CheckpointInfo& info,
+              const Callback<std::string>& done) {
+  const auto end = [&front, origin, adapter, info,
+                    done](const absl::Status& found) {
+    const auto entry = front.loaded.find(KeyOf(*origin.caller, adapter));
+    // The last user may have left during the call of GetAdapter.
+    if (entry != front.loaded.end() && !absl::IsNotFound(found)) {
+      if (!found.ok()) return done(found);
+      ++entry->second.users;
+      return done(adapter);
+    }
+    if (entry != front.loaded.end()) front.loaded.erase(entry);
+    UseAdapter(front, origin, info, done);
+  };
+  const absl::Status refused = GetAdapterOf(
+      front, origin, adapter,
+      [end](const absl::StatusOr<AdapterInfo>& got) { end(got.status()); });
+  if (!refused.ok()) end(refused);
+}
+
+}  // namespace
+
+void UseAdapter(Front& front, const CallOrigin& origin,
+                const CheckpointInfo& info, Callback<std::string> done) {
+  const auto found = FindLoaded(front.loaded, *origin.caller, info);
+  if (found == front.loaded.end()) {
+    return StartLoad(front, origin, info, std::move(done));
+  }
+  if (!found->second.ready) {
+    return found->second.waiting.push_back(std::move(done));
+  }
+  UseReady(front, origin, found->first.substr(KeyOf(*origin.caller, "").size()),
+           info, done);
+}
+
+bool HasCheckpoint(const Front& front, const Caller& caller,
+                   const CheckpointInfo& info) {
+  return FindLoaded(front.loaded, caller, info) != front.loaded.end();
+}
+
+void GoAtNextStart(Front& front, const Caller& caller,
+                   const std::string& adapter) {
+  const auto found = front.loaded.find(KeyOf(caller, adapter));
+  if (found == front.loaded.end() ||
+      std::exchange(found->second.goes_at_next_start, true)) {
+    return;
+  }
+  DeleteAtNextStart(front, caller, adapter);
+}
+
+void LeaveAdapter(Front& front, const Caller& caller,
+                  const std::string& adapter) {
+  const auto found = front.loaded.find(KeyOf(caller, adapter));
+  if (found == front.loaded.end() || --found->second.users > 0) return;
+  front.loaded.erase(found);
+  DeleteOrphan(front, caller, adapter);
+}
+
+void HaveAdapter(Front& front, const Caller& caller,
+                 const std::string& adapter) {
+  LoadedAdapter& loaded = front.loaded[KeyOf(caller, adapter)];
+  loaded.ready = true;
+  ++loaded.users;
+}
+
+namespace {
+
 // The most models of one owner. The engine limits how many of them have
 // adapters.
-constexpr int64_t kMaxModels = 4096;
+constexpr size_t kMaxModels = 4096;
 
 absl::Status CheckModelCount(const Front& front, const std::string& owner) {
-  const auto count = std::ranges::count_if(
-      front.models,
-      [&](const auto& entry) { return entry.second.owner == owner; });
+  const auto is_own = [&](const Model& model) { return model.owner == owner; };
+  const size_t count = IdsWhere(front.models, is_own).size();
   if (count < kMaxModels) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("there are ", count, " models: unload some first"));
@@ -44,14 +255,13 @@ absl::Status ReadLora(const Json& body,
     return absl::UnimplementedError(
         "lora_config is absent: only LoRA is offered");
   }
-  WEFT_ASSIGN_OR_RETURN(const Json* const lora,
-                        ObjectField(body, "lora_config"));
+  WEFT_ASSIGN_OR_RETURN(const Json* const lora, Object(body, "lora_config"));
   WEFT_ASSIGN_OR_RETURN(const int64_t rank, IntOr(*lora, "rank", 32));
   WEFT_RETURN_IF_ERROR(CheckReal("lora_config.rank", static_cast<double>(rank),
                                  {.low = 1, .high = 1e9}));
   out->set_rank(static_cast<uint32_t>(rank));
   if (Find(*lora, "seed") != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(const int64_t seed, IntField(*lora, "seed"));
+    WEFT_ASSIGN_OR_RETURN(const int64_t seed, Int(*lora, "seed"));
     out->set_seed(static_cast<uint64_t>(seed));
   }
   WEFT_ASSIGN_OR_RETURN(const bool attention,
@@ -72,9 +282,7 @@ absl::Status ReadLora(const Json& body,
 // Begins to create the model's adapter.
 absl::Status StartCreation(Front& front, const CallPtr& call,
                            const Model& model, Callback<FutureResult> done) {
-  WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        StringField(call->body, "base_model"));
-  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
   WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
   v1::CreateAdapterRequest request;
   request.set_adapter_id(model.adapter);
@@ -97,12 +305,11 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 // has no base_model but a checkpoint's path, the checkpoint has the name.
 absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        StringOr(call.body, "base_model", ""));
+                        TextOr(call.body, "base_model", ""));
   if (absl::EqualsIgnoreCase(base, front.model_name())) return "";
   if (!base.empty()) return base;
-  WEFT_ASSIGN_OR_RETURN(const std::string text,
-                        StringOr(call.body, "path", ""));
-  const absl::StatusOr<CheckpointPath> path = ParseCheckpointPath(text);
+  const absl::StatusOr<CheckpointPath> path =
+      ParseCheckpointPath(TextOr(call.body, "path", ""));
   // A bad path fails the model's future later.
   if (!path.ok()) return "";
   return FindExtras(front, call.caller, *path).base_model;
@@ -115,22 +322,17 @@ absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
 absl::Status OpenModel(
     Front& front, const CallPtr& call, const Respond& respond,
     std::function<absl::Status(const std::string& id)> then) {
-  WEFT_ASSIGN_OR_RETURN(const std::string session,
-                        StringField(call->body, "session_id"));
-  WEFT_RETURN_IF_ERROR(front.FindSession(*call, session).status());
-  WEFT_ASSIGN_OR_RETURN(const int64_t number,
-                        IntField(call->body, "model_seq_id"));
+  WEFT_ASSIGN_OR_RETURN(
+      const Session* const session,
+      front.FindSession(*call, Text(call->body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call->body, "model_seq_id"));
   if (number < 0) return BadField("model_seq_id", "must not be negative");
-  const std::string id = absl::StrCat(session, ":train:", number);
+  const std::string id = absl::StrCat(session->id, ":train:", number);
   const auto end = [id, respond, then](absl::Status status) {
     if (status.ok()) status = then(id);
     if (!status.ok()) respond(ErrorReply(status));
   };
-  const auto opening = front.opening.find(id);
-  if (opening != front.opening.end()) {
-    opening->second.push_back(end);
-    return absl::OkStatus();
-  }
+  if (front.writes.Join(id, end)) return absl::OkStatus();
   if (front.models.contains(id)) return then(id);
   WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
   WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, *call));
@@ -143,7 +345,7 @@ absl::Status OpenModel(
   model.id = id;
   model.caller = call->caller;
   model.owner = call->owner();
-  model.session = session;
+  model.session = session->id;
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
   // A bad one fails the model's future later.
@@ -151,11 +353,10 @@ absl::Status OpenModel(
   model.line.held = true;
   model.user_metadata = std::move(metadata);
   model.charge = std::move(charge);
-  front.opening[id].push_back(end);
+  front.writes.Begin(id, end);
   KeepModel(front, model, [&front, id](const absl::Status& kept) {
     if (!kept.ok()) front.models.erase(id);
-    const auto ends = front.opening.extract(id);
-    for (const auto& run : ends.mapped()) run(kept);
+    front.writes.End(id, kept);
   });
   return absl::OkStatus();
 }
@@ -216,15 +417,16 @@ std::string ModelOfAdapter(absl::string_view adapter_id) {
   return absl::StrReplaceAll(adapter_id, {{".train.", ":train:"}});
 }
 
-absl::Status CheckBaseModel(const Front& front, absl::string_view base_model) {
+absl::Status CheckBaseModel(const Front& front, const Front::Id& base_model) {
+  WEFT_RETURN_IF_ERROR(base_model.status());
   for (const std::string& name : front.model_names()) {
-    if (absl::EqualsIgnoreCase(base_model, name) ||
-        absl::EndsWithIgnoreCase(base_model, absl::StrCat("/", name))) {
+    if (absl::EqualsIgnoreCase(*base_model, name) ||
+        absl::EndsWithIgnoreCase(*base_model, absl::StrCat("/", name))) {
       return absl::OkStatus();
     }
   }
   return absl::UnimplementedError(absl::StrCat(
-      "base_model ", Quoted(base_model), " is not served: use ",
+      "base_model ", Quoted(*base_model), " is not served: use ",
       front.model_name(), ", or add the name to the server's --model-alias"));
 }
 
@@ -236,8 +438,7 @@ void KeepModel(Front& front, const Model& model,
                                {"caller", CallerToJson(model.caller)},
                                {"base_model", model.base_model},
                                {"optimizer", model.optimizer},
-                               {"user_metadata", Shown(model.user_metadata)}},
-                    .bytes = ""},
+                               {"user_metadata", Shown(model.user_metadata)}}},
                    std::move(done));
 }
 
@@ -269,43 +470,35 @@ absl::Status CreateModel(Front& front, const CallPtr& call,
 
 absl::Status GetModelInfo(Front& front, const CallPtr& call,
                           const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const Model* const model, front.FindModel(*call, id));
+  WEFT_ASSIGN_OR_RETURN(const Model* const model,
+                        front.FindModel(*call, Text(call->body, "model_id")));
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
-  v1::GetAdapterRequest request;
-  request.set_adapter_id(model->adapter);
   const std::string base =
       model->base_model.empty() ? front.model_name() : model->base_model;
-  return front.port.Call(
-      call->origin(), Rpc::kGetAdapter, request, &Engine::GetAdapter,
-      [&front, engine, id, base, optimizer = model->optimizer,
-       respond](const absl::StatusOr<AdapterInfo>& info) {
-        respond(info.ok() ? JsonReply(InfoOf(front, *engine, id, base,
-                                             optimizer, *info))
-                          : ErrorReply(info.status()));
-      });
+  return GetAdapterOf(
+      front, call->origin(), model->adapter,
+      ReplyWith(respond,
+                [&front, engine, id = model->id, base,
+                 optimizer = model->optimizer](const AdapterInfo& info) {
+                  return InfoOf(front, *engine, id, base, optimizer, info);
+                }));
 }
 
 absl::Status UnloadModel(Front& front, const CallPtr& call,
                          const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const Model* const model, front.FindModel(*call, id));
-  const std::string adapter = model->adapter;
-  return Promise(
-      front, call, {.model = id, .name = "unload"},
-      [&front, call, id, adapter](const Callback<FutureResult>& done) {
-        return DeleteAdapterOf(
-            front, call->origin(), adapter,
-            [&front, id, done](const absl::StatusOr<bool>& deleted) {
-              if (!deleted.ok()) return done(deleted.status());
-              ForgetModel(front, id);
-              done(FutureResult::Of(
-                  {{"type", "unload_model"}, {"model_id", id}}));
-            });
-      },
-      respond);
+  WEFT_ASSIGN_OR_RETURN(const Model* const model,
+                        front.FindModel(*call, Text(call->body, "model_id")));
+  const auto start = [&front, call, id = model->id, adapter = model->adapter](
+                         const Callback<FutureResult>& done) {
+    return DeleteAdapterOf(
+        front, call->origin(), adapter,
+        IfOk(done, [&front, id, done](bool /*deleted*/) {
+          ForgetModel(front, id);
+          done(FutureResult::Of({{"type", "unload_model"}, {"model_id", id}}));
+        }));
+  };
+  return Promise(front, call, {.model = model->id, .name = "unload"}, start,
+                 respond);
 }
 
 void ForgetModel(Front& front, const std::string& id) {
@@ -324,11 +517,7 @@ void ForgetModel(Front& front, const std::string& id) {
 }
 
 void UnloadModelsOf(Front& front, const std::string& session) {
-  std::vector<std::string> gone;
-  for (const auto& [id, model] : front.models) {
-    if (model.session == session) gone.push_back(id);
-  }
-  for (const std::string& id : gone) {
+  for (const std::string& id : IdsOf(front.models, session)) {
     const Model& model = front.models.at(id);
     // DeleteOrphan comes first: after a crash between the two calls, the ledger
     // still says that the adapter is to be deleted.
@@ -350,12 +539,8 @@ void RestoreModels(Front& front) {
     model.optimizer = entry.fields.value("optimizer", kAdamType);
     model.user_metadata =
         ShownField(entry.fields, "user_metadata").value_or("");
-    // The models of a tenant that is over its share by now are kept all the
-    // same.
-    model.charge = front
-                       .ChargeEntry(model.owner, model.base_model.size() +
-                                                     model.user_metadata.size())
-                       .value_or(nullptr);
+    model.charge = front.ChargeIfRoom(
+        model.owner, model.base_model.size() + model.user_metadata.size());
     if (!front.sessions.contains(model.session)) orphans.push_back(entry.id);
   }
   // A model has no session if a crash came between the ends of the two.

@@ -35,14 +35,14 @@ absl::Status ReadParams(const Json& params,
                         Config* out) {
   for (const auto& [name, set] : fields) {
     WEFT_ASSIGN_OR_RETURN(const std::optional<double> value,
-                          NumberIfAny(params, name));
+                          Number(params, name));
     if (value) (out->*set)(*value);
   }
   return absl::OkStatus();
 }
 
 absl::Status ReadDimuon(const Json& params, v1::MuonConfig* out) {
-  WEFT_ASSIGN_OR_RETURN(const std::string type, StringField(params, "type"));
+  WEFT_ASSIGN_OR_RETURN(const std::string type, Text(params, "type"));
   if (type != kDimuonType) {
     return absl::UnimplementedError(
         absl::StrCat("optimizer_params of type ", Quoted(type),
@@ -89,8 +89,8 @@ absl::StatusOr<std::string> ReadOptimizer(const Json& body) {
                     "it out, or set optimizer to false");
   }
   WEFT_ASSIGN_OR_RETURN(const Json* const config,
-                        ObjectField(body, "optimizer_config"));
-  WEFT_ASSIGN_OR_RETURN(std::string type, StringOr(*config, "type", kAdamType));
+                        Object(body, "optimizer_config"));
+  WEFT_ASSIGN_OR_RETURN(std::string type, TextOr(*config, "type", kAdamType));
   if (type != kAdamType && type != kDimuonType) {
     return absl::UnimplementedError(
         absl::StrCat("optimizer_config of type ", Quoted(type),
@@ -110,12 +110,11 @@ absl::Status ReadOptimizerParams(const Json& body, v1::OptimStepRequest* out) {
                       "is set beside adam_params: leave one of them out");
     }
     WEFT_ASSIGN_OR_RETURN(const Json* const params,
-                          ObjectField(body, "optimizer_params"));
+                          Object(body, "optimizer_params"));
     return ReadDimuon(*params, out->mutable_muon());
   }
   if (!has_adam) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const Json* const params,
-                        ObjectField(body, "adam_params"));
+  WEFT_ASSIGN_OR_RETURN(const Json* const params, Object(body, "adam_params"));
   return ReadParams<v1::AdamWConfig>(*params, kAdamFields,
                                      out->mutable_adamw());
 }

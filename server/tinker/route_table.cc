@@ -1,19 +1,5 @@
-#include "server/tinker/route_table.h"
-
-#include "server/tinker/accounts.h"
-#include "server/tinker/archives.h"
-#include "server/tinker/audit.h"
-#include "server/tinker/custom_losses.h"
-#include "server/tinker/models.h"
-#include "server/tinker/runs.h"
-#include "server/tinker/samplers.h"
-#include "server/tinker/sampling.h"
-#include "server/tinker/session_search.h"
-#include "server/tinker/sessions.h"
-#include "server/tinker/steps.h"
-#include "server/tinker/training.h"
-#include "server/tinker/usage.h"
-#include "server/tinker/weights.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/routes.h"
 
 namespace weft::tinker {
 namespace {
@@ -21,11 +7,17 @@ namespace {
 constexpr Rpc kRead = Rpc::kGetInfo;
 constexpr bool kClosed = false;
 constexpr bool kLarge = true;
+constexpr char kNoSharing[] =
+    "checkpoints cannot be published: each is its tenant's. Another tenant "
+    "gets one by the files of save_weights_external, or of gRPC's "
+    "DownloadCheckpoint and UploadCheckpoint";
 constexpr Route kRoutes[] = {
     {"GET", "healthz", kRead, GetHealth},
     {"POST", "auth/token", kRead, GetAuthToken},
     {"GET", "auth/apikey/me", kRead, GetApiKey},
-    {"DELETE", "auth/apikey/me", kRead, RefuseKeyDeletion},
+    {"DELETE", "auth/apikey/me", kRead,
+     "an API key is an entry of the server's --auth-tokens-file: ask its "
+     "operator to remove the entry"},
     {"GET", "get_server_capabilities", kRead, GetCapabilities},
     {"POST", "client/config", kRead, GetClientConfig},
     {"POST", "client/dynamic_config", kRead, GetDynamicConfig},
@@ -37,7 +29,10 @@ constexpr Route kRoutes[] = {
     {"GET", "sessions/*", kRead, GetSession},
     {"POST", "sessions/search", Rpc::kListCheckpoints, SearchSessions},
     {"PUT", "sessions/*/project", kRead, RefuseProject},
-    {"GET", "sessions/*/trace_export", kRead, RefuseTrace},
+    {"GET", "sessions/*/trace_export", kRead,
+     "a session has no trace of its own: `weftctl profile --time 10s -o "
+     "trace.json`, with a token of scope admin, records what the engine does "
+     "for all sessions, and https://ui.perfetto.dev shows it"},
     {"GET", "audit", kRead, GetAuditLog},
     {"GET", "billing/usage/events", kRead, GetUsage},
     {"GET", "billing/usage/checkpoints/current", Rpc::kListCheckpoints,
@@ -70,8 +65,8 @@ constexpr Route kRoutes[] = {
      DeleteCheckpoint},
     {"PUT", "training_runs/*/checkpoints/*/*/ttl", Rpc::kDeleteCheckpoint,
      SetCheckpointTtl},
-    {"POST", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
-    {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, RefuseSharing},
+    {"POST", "training_runs/*/checkpoints/*/*/publish", kRead, kNoSharing},
+    {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, kNoSharing},
     {"GET", "training_runs/*/checkpoints/*/*/external_weights_urls",
      Rpc::kExportAdapter, GetArchive},
     {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},

@@ -9,15 +9,13 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "server/http/replies.h"
 #include "server/http/url.h"
 #include "server/parse_cost.h"
 #include "server/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/body.h"
-#include "server/tinker/jwt.h"
-#include "server/tinker/route_table.h"
-#include "server/tinker/sessions.h"
-#include "server/tinker/steps.h"
+#include "server/tinker/handlers.h"
 #include "server/tinker/wire.pb.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
@@ -30,8 +28,8 @@ namespace {
 constexpr uint64_t kMaxSmallBody = 256 << 10;
 
 // Handlers that answer while the server starts.
-constexpr Handler kAlways[] = {GetHealth, GetClientConfig, GetDynamicConfig,
-                               TakeTelemetry, RetrieveFuture};
+constexpr Action kAlways[] = {GetHealth, GetClientConfig, GetDynamicConfig,
+                              TakeTelemetry, RetrieveFuture};
 
 bool Matches(const Route& route, const Call& call,
              const std::vector<std::string>& parts,
@@ -136,10 +134,9 @@ absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
 }
 
 // Returns the route of a request. Unless the route is open, sets call->caller
-// from the API key or the JWT in its place. If the request can end a session or
-// retrieves a future, also sets may_delete and may_sample, and if it asks for a
-// JWT, sets `jwt`. Then clears the key and the Authorization header. If Judge
-// returns an error, `call` must not be used.
+// from the API key or the JWT in its place, with its scopes, and if the request
+// asks for a JWT, sets `jwt`. Then clears the key and the Authorization header.
+// If Judge returns an error, `call` must not be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
@@ -147,12 +144,9 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
     const absl::StatusOr<std::string> hash = TokenHashOf(call->http.api_key);
     WEFT_ASSIGN_OR_RETURN(call->caller,
                           FindCaller(core, *route, hash, call->http));
-    const bool asks = route->handler == FinishSession ||
-                      route->handler == CreateSession ||
-                      route->handler == RetrieveFuture;
-    call->may_delete = asks && HasScope(core, Rpc::kDeleteAdapter, *hash);
-    call->may_sample = asks && HasScope(core, Rpc::kSample, *hash);
-    if (route->handler == GetAuthToken) {
+    call->may_delete = HasScope(core, Rpc::kDeleteAdapter, *hash);
+    call->may_sample = HasScope(core, Rpc::kSample, *hash);
+    if (route->action == Action(GetAuthToken)) {
       // A JWT is good for no other JWT, so it cannot outlive its hour.
       if (IsJwt(call->http.api_key)) {
         call->jwt = call->http.api_key;
@@ -167,6 +161,19 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   return route;
 }
 
+// Does what the route says. Errors: those of the handler.
+absl::Status Act(Front& front, const Route& route, const CallPtr& call,
+                 const Respond& respond) {
+  if (const auto* const refusal = std::get_if<const char*>(&route.action)) {
+    return absl::UnimplementedError(*refusal);
+  }
+  if (const auto* const handler = std::get_if<Handler*>(&route.action)) {
+    return (**handler)(front, call, respond);
+  }
+  Reply(respond, std::get<Answer*>(route.action)(front, *call));
+  return absl::OkStatus();
+}
+
 // Serves a call whose body was read with the outcome `read`.
 void ServeRead(Front& front, const Route& route, const absl::Status& read,
                const std::shared_ptr<Call>& call, const Respond& respond) {
@@ -174,7 +181,7 @@ void ServeRead(Front& front, const Route& route, const absl::Status& read,
     return respond(JsonReply({{"detail", std::string(read.message())}}, 413));
   }
   const absl::Status refused =
-      read.ok() ? route.handler(front, call, respond) : read;
+      read.ok() ? Act(front, route, call, respond) : read;
   // The handler has copied what it needs of http.body, so this releases the
   // memory of http.body and its reservation in the budget.
   call->http.body.clear();
@@ -185,12 +192,12 @@ void ServeRead(Front& front, const Route& route, const absl::Status& read,
 
 void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
            const Respond& respond) {
-  if (!front.restored && !std::ranges::count(kAlways, route.handler)) {
+  if (!front.restored && !std::ranges::count(kAlways, route.action)) {
     return respond(
         ErrorReply(absl::UnavailableError("the server is starting")));
   }
   // Telemetry is dropped, so it is not even inflated.
-  if (route.handler == TakeTelemetry) {
+  if (route.action == Action(TakeTelemetry)) {
     return ServeRead(front, route, absl::OkStatus(), call, respond);
   }
   const bool quick = !route.large || (route.read == nullptr &&
@@ -200,15 +207,13 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
     return ServeRead(front, route, ReadBody(front, route, call.get()), call,
                      respond);
   }
-  const auto read = std::make_shared<absl::Status>();
-  front.bodies.Add(
-      call->owner(),
-      [&front, &route, call, read] {
-        *read = ReadBody(front, route, call.get());
-      },
-      [&front, &route, call, read, respond] {
-        ServeRead(front, route, *read, call, respond);
-      });
+  front.bodies.TryRun(call->owner(), [&front, &route, call, respond]() mutable {
+    absl::Status read = ReadBody(front, route, call.get());
+    front.port.Post([&front, &route, read = std::move(read),
+                     call = std::move(call), respond = std::move(respond)] {
+      ServeRead(front, route, read, call, respond);
+    });
+  });
 }
 
 }  // namespace
@@ -228,7 +233,7 @@ Admission Admit(Front& front, const HttpRequest& header) {
   }
   return {.max_body_bytes = MaxBody(front, **route),
           // A health check must not wait for other requests of its tenant.
-          .holder = (*route)->handler == GetHealth ? "" : call->owner(),
+          .holder = (*route)->action == Action(GetHealth) ? "" : call->owner(),
           .serve = [&front, route = *route, call](HttpRequest request,
                                                   const Respond& respond) {
             call->http.body = std::move(request.body);
@@ -241,7 +246,7 @@ absl::Status ServeAgain(Front& front, const CallPtr& call) {
   const auto again = std::make_shared<Call>(*call);
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(again.get()));
   WEFT_RETURN_IF_ERROR(ReadBody(front, *route, again.get()));
-  return route->handler(front, again, [](const HttpReply& /*reply*/) {});
+  return Act(front, *route, again, [](const HttpReply& /*reply*/) {});
 }
 
 }  // namespace weft::tinker

@@ -2,7 +2,12 @@
 #ifndef WEFT_SERVER_TINKER_ROUTES_H_
 #define WEFT_SERVER_TINKER_ROUTES_H_
 
+#include <span>
+#include <variant>
+
+#include "server/rpc_policy.h"
 #include "server/tinker/front.h"
+#include "server/tinker/handlers.h"
 
 namespace weft::tinker {
 
@@ -23,6 +28,28 @@ inline constexpr char kKeyPrefix[] = "tml-";
 // again later.
 // Threads: the front's.
 [[nodiscard]] absl::Status ServeAgain(Front& front, const CallPtr& call);
+
+// What serves a route: a handler, or the text with which the route is refused,
+// because Weft does not offer it.
+using Action = std::variant<Handler*, Answer*, const char*>;
+
+// A route. An asterisk in `path` stands for any one part. Unless the route is
+// open, the token must have the scope that the RPC `scope` needs. The handler's
+// calls to the engine do not check this scope again.
+struct Route {
+  const char* method;
+  const char* path;
+  Rpc scope;
+  Action action;
+  bool open = false;   // Callers need no key.
+  bool large = false;  // The body may have up to --max-message-bytes.
+  // Reads what the handler needs of a body that may take long. Threads: any.
+  absl::Status (*read)(const Front&, Call*) = nullptr;
+};
+
+// The routes of the front, each with the scope that its callers need.
+// Threads: any.
+[[nodiscard]] std::span<const Route> Routes();
 
 }  // namespace weft::tinker
 

@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
-#include "server/tinker/errors.h"
+#include "server/http/replies.h"
 #include "server/tinker/fields.h"
-#include "server/tinker/prompt_wire.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/wire.pb.h"
 #include "src/base/status_macros.h"
@@ -46,15 +45,12 @@ absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
 absl::Status ReadParams(const Json& params, int64_t room,
                         v1::SamplingConfig* out) {
   WEFT_ASSIGN_OR_RETURN(
-      const int64_t max_tokens,
-      IntOr(params, "max_tokens", std::max<int64_t>(1, room)));
-  WEFT_RETURN_IF_ERROR(CheckReal("max_tokens", static_cast<double>(max_tokens),
-                                 {.low = 1, .high = 1e9}));
-  out->set_max_tokens(static_cast<uint32_t>(max_tokens));
-  WEFT_ASSIGN_OR_RETURN(const auto temperature,
-                        NumberIfAny(params, "temperature"));
+      const uint32_t max_tokens,
+      Count(params, "max_tokens", std::max<int64_t>(1, room)));
+  out->set_max_tokens(max_tokens);
+  WEFT_ASSIGN_OR_RETURN(const auto temperature, Number(params, "temperature"));
   if (temperature) out->set_temperature(*temperature);
-  WEFT_ASSIGN_OR_RETURN(const auto top_p, NumberIfAny(params, "top_p"));
+  WEFT_ASSIGN_OR_RETURN(const auto top_p, Number(params, "top_p"));
   if (top_p) out->set_top_p(*top_p);
   WEFT_ASSIGN_OR_RETURN(const int64_t top_k, IntOr(params, "top_k", -1));
   if (top_k < -1 || top_k > 1'000'000'000) {
@@ -71,17 +67,6 @@ absl::Status ReadParams(const Json& params, int64_t room,
   return ReadStop(params, out);
 }
 
-// Reads a field with a count, which may be absent. The request's validation
-// knows its limit.
-absl::StatusOr<uint32_t> ReadCount(const Json& body, const char* name,
-                                   double low) {
-  if (Find(body, name) == nullptr) return 0;
-  WEFT_ASSIGN_OR_RETURN(const int64_t count, IntField(body, name));
-  WEFT_RETURN_IF_ERROR(
-      CheckReal(name, static_cast<double>(count), {.low = low, .high = 1e9}));
-  return static_cast<uint32_t>(count);
-}
-
 // Reads what the body asks of its prompt.
 absl::Status ReadPromptScores(const Json& body, TranslatedSample* out) {
   v1::SampleRequest& request = out->request;
@@ -89,15 +74,15 @@ absl::Status ReadPromptScores(const Json& body, TranslatedSample* out) {
                         BoolOr(body, "prompt_logprobs", false));
   request.set_prompt_logprobs(logprobs);
   WEFT_ASSIGN_OR_RETURN(const uint32_t top,
-                        ReadCount(body, "topk_prompt_logprobs", 0));
+                        Count(body, "topk_prompt_logprobs", 0, 0));
   request.set_prompt_top_logprobs(top);
   out->format.prompt_top = top;
   WEFT_ASSIGN_OR_RETURN(const uint32_t last_n,
-                        ReadCount(body, "prompt_logprobs_last_n", 1));
+                        Count(body, "prompt_logprobs_last_n", 0));
   request.set_prompt_logprobs_last_n(last_n);
   out->format.last_n = last_n == 0 ? request.prompt_size() : last_n;
   WEFT_ASSIGN_OR_RETURN(const uint32_t alternatives,
-                        ReadCount(body, "prompt_alt_tokens_k", 0));
+                        Count(body, "prompt_alt_tokens_k", 0, 0));
   request.set_prompt_alternatives(alternatives);
   out->format.alternatives = alternatives;
   WEFT_ASSIGN_OR_RETURN(out->format.targets, ReadTargets(body, &request));
@@ -106,21 +91,6 @@ absl::Status ReadPromptScores(const Json& body, TranslatedSample* out) {
 
 // The SDK reads this log-probability as an empty cell.
 constexpr float kEmptyCell = -99999.0F;
-
-template <typename T>
-void SetRaw(const std::vector<T>& values, std::string* out) {
-  out->assign(reinterpret_cast<const char*>(values.data()),
-              values.size() * sizeof(T));
-}
-
-template <typename T>
-std::vector<T> GetRaw(const std::string& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  if (!values.empty()) {
-    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
-  }
-  return values;
-}
 
 // Writes `rows` as a table. It has as many columns as the longest row, and at
 // least `width`. Fills shorter rows with empty cells.
@@ -135,8 +105,8 @@ void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
       logprobs[i * width + j] = rows[i][j].second;
     }
   }
-  SetRaw(ids, out->mutable_token_ids());
-  SetRaw(logprobs, out->mutable_logprobs());
+  out->set_token_ids(ToRaw(ids));
+  out->set_logprobs(ToRaw(logprobs));
   out->set_k(static_cast<uint32_t>(width));
   out->set_length(static_cast<uint32_t>(rows.size()));
 }
@@ -145,7 +115,7 @@ void FillTop(const std::vector<weft::TopLogprobs>& rows, size_t width,
 // no NaN.
 Json LogprobsJson(const std::string& raw) {
   Json out = Json::array();
-  for (const float value : GetRaw<float>(raw)) {
+  for (const float value : FromRaw<float>(raw)) {
     out.push_back(std::isnan(value) ? Json() : Json(value));
   }
   return out;
@@ -154,8 +124,8 @@ Json LogprobsJson(const std::string& raw) {
 // Converts a table to JSON as the SDK does. A row becomes the list of the pairs
 // (token, logprob) before its first empty cell. An empty list becomes null.
 Json TopJson(const TopkLogprobs& top) {
-  const auto ids = GetRaw<int32_t>(top.token_ids());
-  const auto logprobs = GetRaw<float>(top.logprobs());
+  const auto ids = FromRaw<int32_t>(top.token_ids());
+  const auto logprobs = FromRaw<float>(top.logprobs());
   Json rows = Json::array();
   for (size_t row = 0; row < top.length(); ++row) {
     Json pairs = Json::array();
@@ -166,6 +136,52 @@ Json TopJson(const TopkLogprobs& top) {
     rows.push_back(pairs.empty() ? Json() : std::move(pairs));
   }
   return rows;
+}
+
+constexpr char kPromptTargets[] = "target_prompt_logprobs";
+// The value of a cell that asks for nothing.
+constexpr int64_t kNoTarget = -1;
+
+// Returns the tensor `asked` with the log-probabilities in place of the tokens,
+// and 0 in place of -1. `logprobs` are those of the tokens, in their order.
+Tensor ScoredTargets(Tensor asked, const std::vector<float>& logprobs) {
+  std::string& raw = asked.has_sparse_csr()
+                         ? *asked.mutable_sparse_csr()->mutable_values()
+                         : *asked.mutable_dense();
+  const auto tokens = FromRaw<int64_t>(raw);
+  std::vector<float> out(tokens.size(), 0);
+  auto next = logprobs.begin();
+  for (size_t i = 0; i < out.size() && next != logprobs.end(); ++i) {
+    if (tokens[i] != kNoTarget) out[i] = *next++;
+  }
+  raw = ToRaw(out);
+  asked.set_dtype(DTYPE_FLOAT32);
+  return asked;
+}
+
+// Converts SampleResult::prompt_alternatives with `width` draws in each entry
+// but the first.
+PromptAltTokens AltTokens(const std::vector<weft::TopLogprobs>& draws,
+                          int64_t width) {
+  std::vector<int32_t> tokens;
+  std::vector<float> logprobs;
+  for (const weft::TopLogprobs& row : draws) {
+    for (const auto& [token, logprob] : row) {
+      tokens.push_back(token);
+      logprobs.push_back(logprob);
+    }
+  }
+  PromptAltTokens out;
+  out.mutable_tokens()->set_dtype(DTYPE_INT32);
+  out.mutable_tokens()->set_dense(ToRaw(tokens));
+  out.mutable_logprobs()->set_dtype(DTYPE_FLOAT32);
+  out.mutable_logprobs()->set_dense(ToRaw(logprobs));
+  const auto rows = static_cast<int64_t>(draws.size());
+  for (Tensor* const tensor : {out.mutable_tokens(), out.mutable_logprobs()}) {
+    tensor->add_shape(std::max<int64_t>(rows - 1, 0));
+    tensor->add_shape(width);
+  }
+  return out;
 }
 
 }  // namespace
@@ -180,20 +196,17 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
   }
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   out.request.mutable_prompt()->Add(prompt.begin(), prompt.end());
-  WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,
-                        IntOr(body, "num_samples", 1));
-  WEFT_RETURN_IF_ERROR(CheckReal("num_samples",
-                                 static_cast<double>(num_samples),
-                                 {.low = 1, .high = 1e9}));
-  out.request.set_num_samples(static_cast<uint32_t>(num_samples));
+  WEFT_ASSIGN_OR_RETURN(const uint32_t num_samples,
+                        Count(body, "num_samples", 1));
+  out.request.set_num_samples(num_samples);
   WEFT_ASSIGN_OR_RETURN(const uint32_t top,
-                        ReadCount(body, "topk_sample_logprobs", 0));
+                        Count(body, "topk_sample_logprobs", 0, 0));
   out.request.set_top_logprobs(top);
   WEFT_ASSIGN_OR_RETURN(const bool record, BoolOr(body, kStabilityInfo, false));
   out.request.set_record(record);
   WEFT_RETURN_IF_ERROR(ReadPromptScores(body, &out));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
-                        ObjectField(body, "sampling_params"));
+                        Object(body, "sampling_params"));
   WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - prompt_tokens,
                                   out.request.mutable_config()));
   return out;
@@ -207,8 +220,8 @@ std::string SampleOutput(const SampleResult& result,
     sequence->set_stop_reason(sample.finish_reason == FinishReason::kStop
                                   ? STOP_REASON_STOP
                                   : STOP_REASON_LENGTH);
-    SetRaw(sample.tokens, sequence->mutable_tokens());
-    SetRaw(sample.logprobs, sequence->mutable_logprobs());
+    sequence->set_tokens(ToRaw(sample.tokens));
+    sequence->set_logprobs(ToRaw(sample.logprobs));
     if (!sample.top_logprobs.empty()) {
       FillTop(sample.top_logprobs, 0,
               sequence->mutable_topk_sampled_logprobs());
@@ -224,7 +237,7 @@ std::string SampleOutput(const SampleResult& result,
     std::vector<float> logprobs = result.prompt_logprobs;
     std::fill_n(logprobs.begin(), unscored(logprobs.size()),
                 std::numeric_limits<float>::quiet_NaN());
-    SetRaw(logprobs, out.mutable_prompt_logprobs());
+    out.set_prompt_logprobs(ToRaw(logprobs));
   }
   if (format.prompt_top > 0) {
     std::vector<weft::TopLogprobs> top = result.prompt_top_logprobs;
@@ -253,7 +266,7 @@ std::string SampleOutputJson(const std::string& serialized) {
     Json entry = {
         {"stop_reason",
          sequence.stop_reason() == STOP_REASON_STOP ? "stop" : "length"},
-        {"tokens", GetRaw<int32_t>(sequence.tokens())},
+        {"tokens", FromRaw<int32_t>(sequence.tokens())},
         {"logprobs", LogprobsJson(sequence.logprobs())}};
     if (sequence.has_topk_sampled_logprobs()) {
       entry["topk_logprobs"] = TopJson(sequence.topk_sampled_logprobs());
@@ -278,6 +291,43 @@ std::string SampleOutputJson(const std::string& serialized) {
   }
   reply["prompt_cache_hit_tokens"] = output.prompt_cache_hit_tokens();
   return JsonReply(reply).body;
+}
+
+absl::StatusOr<Tensor> ReadTargets(const Json& body, v1::SampleRequest* out) {
+  const Json* const json = Find(body, kPromptTargets);
+  if (json == nullptr) return Tensor();
+  WEFT_ASSIGN_OR_RETURN(Tensor tensor, TensorFromJson(kPromptTargets, *json));
+  if (tensor.dtype() != DTYPE_INT64) {
+    return BadField(absl::StrCat(kPromptTargets, ".dtype"), "must be int64");
+  }
+  const int rows = out->prompt_size() - 1;
+  if (tensor.shape_size() != 2 || tensor.shape(0) != rows) {
+    return BadField(absl::StrCat(kPromptTargets, ".shape"),
+                    absl::StrCat("must be [", rows,
+                                 ", K], with a row for each token of "
+                                 "the prompt but the first"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const StoredCells cells,
+                        ReadCells(kPromptTargets, tensor));
+  v1::PromptTargets* const targets = out->mutable_prompt_targets();
+  for (size_t row = 0; row + 1 < cells.row_offsets.size(); ++row) {
+    uint32_t count = 0;
+    for (int64_t i = cells.row_offsets[row]; i < cells.row_offsets[row + 1];
+         ++i) {
+      const int64_t token = cells.values[static_cast<size_t>(i)];
+      if (token == kNoTarget) continue;
+      if (!std::in_range<int32_t>(token)) {
+        return BadField(
+            kPromptTargets,
+            absl::StrCat("has ", token, ", must have ids of tokens or ",
+                         kNoTarget));
+      }
+      targets->add_tokens(static_cast<uint32_t>(token));
+      ++count;
+    }
+    targets->add_counts(count);
+  }
+  return tensor;
 }
 
 }  // namespace weft::tinker

@@ -1,5 +1,4 @@
-#include "server/tinker/sampling.h"
-
+#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -7,18 +6,17 @@
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
-#include "server/tinker/audit.h"
-#include "server/tinker/checkpoint_path.h"
-#include "server/tinker/loaded_adapters.h"
-#include "server/tinker/models.h"
-#include "server/tinker/runs.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/fields.h"
+#include "server/tinker/handlers.h"
 #include "server/tinker/sample_wire.h"
-#include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/signature.h"
-#include "server/tinker/usage.h"
+#include "server/tinker/steps.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
 namespace {
@@ -34,21 +32,26 @@ constexpr absl::Duration kLinger = absl::Minutes(1);
 // at least every 45 s, and sends a heartbeat every 10 s.
 constexpr absl::Duration kGone = absl::Minutes(2);
 
+// Notes that the sampling session is used now.
+void TouchSampler(Front& front, Sampler& sampler) {
+  sampler.used = ++front.sampler_uses;
+}
+
 // Returns the sampling session that the body names. If the body names none,
 // returns a temporary session for this request only: of the base model, or of a
 // checkpoint, whose adapter is not set.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringOr(call.body, "sampling_session_id", ""));
+                        TextOr(call.body, "sampling_session_id", ""));
   if (!id.empty()) {
     WEFT_ASSIGN_OR_RETURN(Sampler* const sampler, front.FindSampler(call, id));
     TouchSampler(front, *sampler);
     return *sampler;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string path,
-                        StringOr(call.body, "model_path", ""));
+                        TextOr(call.body, "model_path", ""));
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        StringOr(call.body, "base_model", ""));
+                        TextOr(call.body, "base_model", ""));
   if (path.empty() && base.empty()) {
     return BadField("sampling_session_id",
                     "is required, or model_path or base_model");
@@ -188,7 +191,7 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
   const auto use = [&front, call, path, id,
                     start](const absl::StatusOr<CheckpointInfo>& info) {
     if (!info.ok()) return GiveUp(front, id, info.status());
-    if (!HasCheckpoint(front, call->owner(), *info)) {
+    if (!HasCheckpoint(front, call->caller, *info)) {
       NoteEvent(front, call->caller, "read", path, "sample");
     }
     UseAdapter(front, call->origin(), *info, start);
@@ -223,18 +226,19 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
-void CancelSample(Front& front, const std::string& owner,
-                  const std::string& id) {
-  const auto found = front.running.find(RunningKey(owner, id));
+absl::StatusOr<Json> CancelFuture(Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call.body, "request_id"));
+  const auto found = front.running.find(RunningKey(call.owner(), id));
   if (found != front.running.end()) found->second.cancel.Cancel();
+  return Json::object();
 }
 
-void CancelSamplesOf(Front& front, const std::string& owner,
-                     const std::string& session) {
-  const std::string prefix = RunningKey(owner, absl::StrCat(session, ":"));
+void CancelSamples(Front& front, const std::string& owner,
+                   const std::string& prefix) {
+  const std::string first = RunningKey(owner, prefix);
   std::vector<CancelHandle> handles;
-  for (auto it = front.running.lower_bound(prefix);
-       it != front.running.end() && it->first.starts_with(prefix); ++it) {
+  for (auto it = front.running.lower_bound(first);
+       it != front.running.end() && it->first.starts_with(first); ++it) {
     handles.push_back(it->second.cancel);
   }
   // A cancelled sample may end at once, and then leaves front.running.
@@ -257,6 +261,249 @@ void SweepSamples(Front& front, absl::Time now) {
     handles.push_back(sample.cancel);
   }
   for (CancelHandle& handle : handles) handle.Cancel();
+}
+
+namespace {
+
+void RespondSampler(const std::string& id, const Respond& respond) {
+  respond(JsonReply(
+      {{"type", "create_sampling_session"}, {"sampling_session_id", id}}));
+}
+
+// Writes the sampler to the ledger, and then adds it to front.samplers. `done`
+// gets false if an equal call has added the sampler meanwhile, NOT_FOUND if the
+// session has ended meanwhile, or the error of the write.
+void Keep(Front& front, const Sampler& sampler, const Callback<bool>& done) {
+  front.ledger.Put(
+      EntryKind::kSampler, {.id = sampler.id, .fields = sampler},
+      [&front, sampler, done](absl::Status put) {
+        if (put.ok() && !front.sessions.contains(sampler.session)) {
+          front.ledger.Erase(EntryKind::kSampler, sampler.id);
+          put = absl::NotFoundError("the session has ended");
+        }
+        if (!put.ok()) return done(put);
+        const auto [entry, added] =
+            front.samplers.try_emplace(sampler.id, sampler);
+        TouchSampler(front, entry->second);
+        done(added);
+      });
+}
+
+void KeepAndRespond(Front& front, const Sampler& sampler,
+                    const Respond& respond,
+                    const std::function<void()>& unused) {
+  Keep(front, sampler,
+       [id = sampler.id, respond, unused](const absl::StatusOr<bool>& added) {
+         if (!added.value_or(false)) unused();
+         if (!added.ok()) return Fail(respond, added.status());
+         RespondSampler(id, respond);
+       });
+}
+
+void Forget(Front& front, const std::string& id) {
+  front.ledger.Erase(EntryKind::kSampler, id);
+  front.samplers.erase(id);
+}
+
+// Releases the sampler's snapshot. `end` gets OK also if there is none.
+void Release(Front& front, const CallOrigin& origin, const Sampler& sampler,
+             const std::function<void(const absl::Status&)>& end) {
+  v1::ReleaseSnapshotRequest request;
+  request.set_adapter_id(sampler.adapter);
+  request.set_name(sampler.snapshot);
+  const auto gone = [end](const absl::Status& released) {
+    end(absl::IsNotFound(released) ? absl::OkStatus() : released);
+  };
+  const absl::Status refused = front.port.Call(
+      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot,
+      [gone](const absl::StatusOr<bool>& released) {
+        gone(released.status());
+      });
+  if (!refused.ok()) gone(refused);
+}
+
+// If the adapter of `newest` has too many snapshots, releases the snapshot that
+// was used least recently, and forgets its sampling session. If the release
+// fails, the next publication tries again.
+void ReleaseOldest(Front& front, const CallOrigin& origin,
+                   const Sampler& newest) {
+  const Sampler* oldest = nullptr;
+  size_t count = 0;
+  for (const auto& [id, sampler] : front.samplers) {
+    if (sampler.adapter != newest.adapter || sampler.snapshot.empty()) continue;
+    ++count;
+    if (oldest == nullptr || sampler.used < oldest->used) oldest = &sampler;
+  }
+  if (count <= kMaxSnapshots) return;
+  Release(front, origin, *oldest,
+          [&front, id = oldest->id](const absl::Status& released) {
+            if (released.ok()) Forget(front, id);
+          });
+}
+
+// Begins to publish the snapshot. When the engine has published it, writes the
+// sampler to the ledger, and then gives `done` the result.
+absl::Status StartPublish(Front& front, const CallOrigin& origin,
+                          const Sampler& sampler, const StepPlace& place,
+                          const Callback<FutureResult>& done) {
+  auto request = RequestOf<v1::PublishSnapshotRequest>(place);
+  request.set_name(sampler.snapshot);
+  const auto keep = [&front, origin, sampler, done, model = place.model](
+                        const StepReply<PublishedSnapshot>& reply) {
+    const auto end = [&front, origin, sampler, done,
+                      output = OutputOf(model, reply.result)](bool /*added*/) {
+      ReleaseOldest(front, origin, sampler);
+      // If the release fails, ReleaseOldest tries again.
+      if (sampler.in_flight) {
+        Release(front, origin, sampler, [](const absl::Status&) {});
+      }
+      done(output);
+    };
+    Keep(front, sampler, IfOk(done, end));
+  };
+  return front.port.Call(origin, Rpc::kPublishSnapshot, request,
+                         &Engine::PublishSnapshot, IfOk(done, keep));
+}
+
+// Makes a sampling session from the checkpoint `sampler.model_path`.
+absl::Status CreateFromPath(Front& front, const CallPtr& call,
+                            const Sampler& sampler, const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(sampler.model_path));
+  const auto keep = [&front, call, sampler, path,
+                     respond](const std::string& adapter) {
+    NoteEvent(front, call->caller, "read", path, "sample");
+    Sampler made = sampler;
+    made.adapter = adapter;
+    KeepAndRespond(front, made, respond, [&front, call, adapter] {
+      LeaveAdapter(front, call->caller, adapter);
+    });
+  };
+  return FindCheckpoint(
+      front, call, path,
+      IfOk(respond, [&front, call, respond, keep](const CheckpointInfo& info) {
+        UseAdapter(front, call->origin(), info, IfOk(respond, keep));
+      }));
+}
+
+absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
+  const auto is_such = [&](const Sampler& sampler) {
+    return sampler.session == session && sampler.snapshot.empty();
+  };
+  const size_t count = IdsWhere(front.samplers, is_such).size();
+  if (count < kMaxSamplers) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the session has ", count, " sampling sessions, as many as it may"));
+}
+
+}  // namespace
+
+absl::Status PublishSampler(Front& front, const CallPtr& call,
+                            const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
+  WEFT_ASSIGN_OR_RETURN(const Model* const model,
+                        front.FindModel(*call, place.model));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number,
+                        Int(call->body, "sampling_session_seq_id"));
+  WEFT_ASSIGN_OR_RETURN(const std::string kind,
+                        TextOr(call->body, "kind", "snapshot"));
+  Sampler sampler{.id = SamplerId(model->session, number),
+                  .owner = model->owner,
+                  .session = model->session,
+                  .adapter = model->adapter,
+                  .snapshot = SnapshotName(number),
+                  .in_flight = kind == "inflight"};
+  WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ChargeEntry(sampler.owner, 0));
+  const auto start = [&front, origin = call->origin(), sampler, kind,
+                      place](const Callback<FutureResult>& done) {
+    if (kind == "snapshot" || sampler.in_flight) {
+      return StartPublish(front, origin, sampler, place, done);
+    }
+    return absl::UnimplementedError(absl::StrCat(
+        "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
+  };
+  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, /*bytes=*/0,
+                     start, respond);
+}
+
+absl::Status CreateSampler(Front& front, const CallPtr& call,
+                           const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(
+      const Session* const session,
+      front.FindSession(*call, Text(call->body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number,
+                        Int(call->body, "sampling_session_seq_id"));
+  Sampler sampler{.id = SamplerId(session->id, number),
+                  .owner = call->owner(),
+                  .session = session->id};
+  if (front.samplers.contains(sampler.id)) {
+    RespondSampler(sampler.id, respond);
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
+  WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session->id));
+  WEFT_ASSIGN_OR_RETURN(sampler.model_path,
+                        TextOr(call->body, "model_path", ""));
+  WEFT_ASSIGN_OR_RETURN(
+      sampler.charge,
+      front.ChargeEntry(sampler.owner, sampler.model_path.size()));
+  if (!sampler.model_path.empty()) {
+    return CreateFromPath(front, call, sampler, respond);
+  }
+  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
+  KeepAndRespond(front, sampler, respond, [] {});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> GetSampler(Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const Sampler* const sampler,
+                        front.FindSampler(call, call.args[0]));
+  Json reply = {{"sampler_id", sampler->id},
+                {"base_model", front.model_name()}};
+  if (!sampler->model_path.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                          ParseCheckpointPath(sampler->model_path));
+    reply["model_path"] = sampler->model_path;
+    reply["base_model"] = BaseModelOf(front, call.caller, path);
+  }
+  return reply;
+}
+
+void DropSamplersOf(Front& front, const std::string& session) {
+  for (const std::string& id : IdsOf(front.samplers, session)) {
+    const Sampler sampler = front.samplers.at(id);
+    Forget(front, id);
+    if (sampler.model_path.empty()) continue;
+    LeaveAdapter(front, front.CallerOf(session), sampler.adapter);
+  }
+}
+
+void DropSnapshotsOf(Front& front, const Model& model) {
+  const auto is_of = [&model](const Sampler& sampler) {
+    return sampler.owner == model.owner && sampler.adapter == model.adapter;
+  };
+  for (const std::string& id : IdsWhere(front.samplers, is_of)) {
+    Forget(front, id);
+  }
+}
+
+void RestoreSamplers(Front& front) {
+  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSampler)) {
+    auto sampler = entry.fields.get<Sampler>();
+    sampler.id = entry.id;
+    if (!front.sessions.contains(sampler.session)) {
+      front.ledger.Erase(EntryKind::kSampler, entry.id);
+      continue;
+    }
+    const Caller caller = front.CallerOf(sampler.session);
+    sampler.owner = OwnerKey(caller);
+    sampler.charge =
+        front.ChargeIfRoom(sampler.owner, sampler.model_path.size());
+    if (!sampler.model_path.empty()) {
+      HaveAdapter(front, caller, sampler.adapter);
+    }
+    front.samplers.emplace(entry.id, std::move(sampler));
+  }
 }
 
 }  // namespace weft::tinker

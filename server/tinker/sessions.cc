@@ -1,18 +1,21 @@
 #include "server/tinker/sessions.h"
 
-#include <openssl/rand.h>
-
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/escaping.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "server/tinker/custom_losses.h"
-#include "server/tinker/models.h"
-#include "server/tinker/runs.h"
-#include "server/tinker/samplers.h"
-#include "server/tinker/sampling.h"
+#include "absl/time/time.h"
+#include "server/field_checks.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/fields.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/training.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
@@ -21,18 +24,15 @@ namespace {
 
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
-  if (const auto found = front.sessions.find(id);
-      found != front.sessions.end()) {
-    CancelSamplesOf(front, found->second.owner, id);
-  }
+  CancelSamples(front, OwnerKey(front.CallerOf(id)), absl::StrCat(id, ":"));
   DropSamplersOf(front, id);
   DropLossesOf(front, id);
   front.ledger.Erase(EntryKind::kSession, id);
   front.sessions.erase(id);
 }
 
-void RespondSession(const std::string& id, const Respond& respond) {
-  respond(JsonReply({{"type", "create_session"}, {"session_id", id}}));
+Json MadeSession(const std::string& id) {
+  return {{"type", "create_session"}, {"session_id", id}};
 }
 
 // Returns the owner's session that a request with this key made; nullptr if
@@ -81,8 +81,7 @@ void KeepSession(Front& front, const Session& session,
        .fields = {{"caller", CallerToJson(session.caller)},
                   {"key", session.key},
                   {"created_at", absl::ToUnixMicros(session.created_at)},
-                  {"request", ShownBy(session)}},
-       .bytes = ""},
+                  {"request", ShownBy(session)}}},
       std::move(done));
 }
 
@@ -91,16 +90,13 @@ void KeepSession(Front& front, const Session& session,
 // have made them.
 absl::Status CheckEnd(const Front& front, const Call& call,
                       const std::string& id) {
-  const auto belongs = [&id](const auto& entry) {
-    return entry.second.session == id;
-  };
   if (call.may_delete) return absl::OkStatus();
-  if (std::ranges::any_of(front.models, belongs)) {
+  if (!IdsOf(front.models, id).empty()) {
     return absl::PermissionDeniedError(
         "the session has models, which its end deletes: the token lacks the "
         "scope train");
   }
-  if (!call.may_sample && std::ranges::any_of(front.samplers, belongs)) {
+  if (!call.may_sample && !IdsOf(front.samplers, id).empty()) {
     return absl::PermissionDeniedError(
         "the session has sampling sessions, which its end ends: the token "
         "lacks the scope sample");
@@ -135,49 +131,33 @@ absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
 
 }  // namespace
 
-absl::StatusOr<std::string> NewId() {
-  unsigned char bytes[16];
-  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
-    return absl::InternalError("no randomness for an id");
-  }
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
-}
-
-absl::Status GetHealth(Front& front, const CallPtr& /*call*/,
-                       const Respond& respond) {
+absl::StatusOr<Json> GetHealth(Front& front, const Call& /*call*/) {
   WEFT_RETURN_IF_ERROR(front.port.engine().status());
-  respond(JsonReply({{"status", "ok"}}));
-  return absl::OkStatus();
+  return Json{{"status", "ok"}};
 }
 
-absl::Status GetClientConfig(Front& front, const CallPtr& /*call*/,
-                             const Respond& respond) {
+absl::StatusOr<Json> GetClientConfig(Front& front, const Call& /*call*/) {
   const ServerOptions& options = front.port.core()->options;
-  respond(JsonReply(
-      {{"pjwt_auth_enabled", true},
-       {"credential_default_source", "api_key"},
-       {"parallel_fwdbwd_chunks", true},
-       {"proto_compress_fwdbwd", false},
-       {"fwdbwd_max_chunk_len", std::min(1024, options.max_data_per_request)},
-       {"fwdbwd_max_chunk_bytes_count",
-        std::min<int64_t>(5'000'000, options.max_message_bytes / 2)},
-       {"sample_use_retrieve_futures", false},
-       {"custom_loss_server_side", true},
-       {"sample_join_sampling_session", false}}));
-  return absl::OkStatus();
+  return Json{
+      {"pjwt_auth_enabled", true},
+      {"credential_default_source", "api_key"},
+      {"parallel_fwdbwd_chunks", true},
+      {"proto_compress_fwdbwd", false},
+      {"fwdbwd_max_chunk_len", std::min(1024, options.max_data_per_request)},
+      {"fwdbwd_max_chunk_bytes_count",
+       std::min<int64_t>(5'000'000, options.max_message_bytes / 2)},
+      {"sample_use_retrieve_futures", false},
+      {"custom_loss_server_side", true},
+      {"sample_join_sampling_session", false}};
 }
 
-absl::Status GetDynamicConfig(Front& /*front*/, const CallPtr& /*call*/,
-                              const Respond& respond) {
-  respond(JsonReply({{"refresh_interval_sec", 300},
-                     {"sample_cancel_enabled", true},
-                     {"sample_cancel_max_batch_size", 64}}));
-  return absl::OkStatus();
+absl::StatusOr<Json> GetDynamicConfig(Front& /*front*/, const Call& /*call*/) {
+  return Json{{"refresh_interval_sec", 300},
+              {"sample_cancel_enabled", true},
+              {"sample_cancel_max_batch_size", 64}};
 }
 
-absl::Status GetCapabilities(Front& front, const CallPtr& /*call*/,
-                             const Respond& respond) {
+absl::StatusOr<Json> GetCapabilities(Front& front, const Call& /*call*/) {
   WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
   Json models = Json::array();
   for (const std::string& name : front.model_names()) {
@@ -186,14 +166,11 @@ absl::Status GetCapabilities(Front& front, const CallPtr& /*call*/,
                       {"trainable", true},
                       {"sampleable", true}});
   }
-  respond(JsonReply({{"supported_models", models}}));
-  return absl::OkStatus();
+  return Json{{"supported_models", models}};
 }
 
-absl::Status TakeTelemetry(Front& /*front*/, const CallPtr& /*call*/,
-                           const Respond& respond) {
-  respond(JsonReply({{"status", "accepted"}}));
-  return absl::OkStatus();
+absl::StatusOr<Json> TakeTelemetry(Front& /*front*/, const Call& /*call*/) {
+  return Json{{"status", "accepted"}};
 }
 
 absl::Status CreateSession(Front& front, const CallPtr& call,
@@ -201,17 +178,20 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
   const std::string& key = call->http.idempotency_key;
   const Session* const earlier = FindByKey(front, call->owner(), key);
   if (earlier != nullptr) {
-    RespondSession(earlier->id, respond);
+    respond(JsonReply(MadeSession(earlier->id)));
     return absl::OkStatus();
   }
   WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
   const std::string making =
-      absl::StrCat(call->owner(), " ", key.empty() ? id : key);
-  const auto waiting = front.making_sessions.find(making);
-  if (waiting != front.making_sessions.end()) {
-    waiting->second.push_back(respond);
-    return absl::OkStatus();
-  }
+      absl::StrCat("session ", call->owner(), " ", key.empty() ? id : key);
+  // All requests with one key get the session that the first one made.
+  const auto end = [&front, call, id, respond](const absl::Status& kept) {
+    if (!kept.ok()) return Fail(respond, kept);
+    const Session* const made =
+        FindByKey(front, call->owner(), call->http.idempotency_key);
+    respond(JsonReply(MadeSession(made == nullptr ? id : made->id)));
+  };
+  if (front.writes.Join(making, end)) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(MakeRoom(front, *call, SteadyNow()));
   Session session{
       .id = id,
@@ -221,91 +201,60 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
       .last_beat = SteadyNow(),
       .created_at = absl::FromUnixMicros(absl::ToUnixMicros(absl::Now()))};
   WEFT_RETURN_IF_ERROR(ReadShown(front, call->body, &session));
-  front.making_sessions[making].push_back(respond);
+  front.writes.Begin(making, end);
   KeepSession(front, session,
               [&front, session, making](const absl::Status& kept) {
                 if (kept.ok()) front.sessions.emplace(session.id, session);
-                const auto askers = front.making_sessions.extract(making);
-                for (const Respond& asker : askers.mapped()) {
-                  kept.ok() ? RespondSession(session.id, asker)
-                            : asker(ErrorReply(kept));
-                }
+                front.writes.End(making, kept);
               });
   return absl::OkStatus();
 }
 
-absl::Status BeatSession(Front& front, const CallPtr& call,
-                         const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "session_id"));
-  const auto session = front.FindSession(*call, id);
+absl::StatusOr<Json> BeatSession(Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call.body, "session_id"));
+  const auto session = front.FindSession(call, id);
   if (!session.ok()) return absl::AbortedError("the session has ended");
   (*session)->last_beat = SteadyNow();
-  respond(JsonReply({{"type", "session_heartbeat"}}));
-  return absl::OkStatus();
+  return Json{{"type", "session_heartbeat"}};
 }
 
-absl::Status FinishSession(Front& front, const CallPtr& call,
-                           const Respond& respond) {
-  const std::string& id = call->args[0];
+absl::StatusOr<Json> FinishSession(Front& front, const Call& call) {
+  const std::string& id = call.args[0];
   // A session that has already ended is no error.
-  if (front.FindSession(*call, id).ok()) {
-    WEFT_RETURN_IF_ERROR(CheckEnd(front, *call, id));
+  if (front.FindSession(call, id).ok()) {
+    WEFT_RETURN_IF_ERROR(CheckEnd(front, call, id));
     EndSession(front, id);
   }
-  respond(JsonReply(Json::object()));
-  return absl::OkStatus();
+  return Json::object();
 }
 
-absl::Status ListSessions(Front& front, const CallPtr& call,
-                          const Respond& respond) {
-  Json all = Json::array();
-  for (const auto& [id, session] : front.sessions) {
-    if (session.owner == call->owner()) all.push_back(id);
-  }
-  WEFT_ASSIGN_OR_RETURN(const Json page, PageJson(*call, "sessions", all));
-  respond(JsonReply(page));
-  return absl::OkStatus();
+absl::StatusOr<Json> ListSessions(Front& front, const Call& call) {
+  const Json all = IdsWhere(front.sessions, [&](const Session& session) {
+    return session.owner == call.owner();
+  });
+  return PageJson(call, "sessions", all);
 }
 
-absl::Status RefuseProject(Front& /*front*/, const CallPtr& /*call*/,
-                           const Respond& /*respond*/) {
+absl::StatusOr<Json> RefuseProject(Front& /*front*/, const Call& /*call*/) {
   return NoProjects("project_id");
 }
 
-absl::Status RefuseTrace(Front& /*front*/, const CallPtr& /*call*/,
-                         const Respond& /*respond*/) {
-  return absl::UnimplementedError(
-      "a session has no trace of its own: `weftctl profile --time 10s -o "
-      "trace.json`, with a token of scope admin, records what the engine does "
-      "for all sessions, and https://ui.perfetto.dev shows it");
-}
-
-absl::Status GetSession(Front& front, const CallPtr& call,
-                        const Respond& respond) {
+absl::StatusOr<Json> GetSession(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const Session* const session,
-                        front.FindSession(*call, call->args[0]));
-  Json models = Json::array();
-  for (const auto& [id, model] : front.models) {
-    if (model.session == session->id) models.push_back(id);
-  }
-  Json samplers = Json::array();
-  for (const auto& [id, sampler] : front.samplers) {
-    if (sampler.session == session->id) samplers.push_back(id);
-  }
+                        front.FindSession(call, call.args[0]));
   Json reply = ShownBy(*session);
-  reply["training_run_ids"] = models;
-  reply["sampler_ids"] = samplers;
-  respond(JsonReply(reply));
-  return absl::OkStatus();
+  reply["training_run_ids"] = IdsOf(front.models, session->id);
+  reply["sampler_ids"] = IdsOf(front.samplers, session->id);
+  return reply;
 }
 
 void SweepSessions(Front& front, absl::Time now) {
-  std::vector<std::string> over;
-  for (const auto& [id, session] : front.sessions) {
-    if (now - session.last_beat > kSessionTimeout) over.push_back(id);
+  const auto is_over = [now](const Session& session) {
+    return now - session.last_beat > kSessionTimeout;
+  };
+  for (const std::string& id : IdsWhere(front.sessions, is_over)) {
+    EndSession(front, id);
   }
-  for (const std::string& id : over) EndSession(front, id);
 }
 
 void RestoreSessions(Front& front, absl::Time now) {
@@ -323,6 +272,167 @@ void RestoreSessions(Front& front, absl::Time now) {
         .IgnoreError();
     front.sessions.emplace(entry.id, std::move(session));
   }
+}
+
+namespace {
+
+constexpr int64_t kMaxPage = 200;
+
+// A session's place in the order of the results.
+using Place = std::pair<absl::Time, std::string>;
+
+struct Search {
+  std::string session_id;
+  std::vector<std::string> words;  // Of the name, in lower case.
+  Json user_metadata;
+  bool active = true;  // Whether sessions that have not ended match.
+  int64_t limit = 50;
+  std::optional<Place> before;
+};
+
+absl::StatusOr<Search> ReadSearch(const Json& body) {
+  if (AsksFor(body, "project_ids")) return NoProjects("project_ids");
+  Search search;
+  if (Find(body, "owner") != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const Json* const owner, Object(body, "owner"));
+    WEFT_ASSIGN_OR_RETURN(const std::string type,
+                          TextOr(*owner, "type", "own"));
+    if (type != "own" && type != "accessible") {
+      return absl::UnimplementedError(absl::StrCat(
+          "owner of type ", Quoted(type),
+          " is not offered: a token finds the sessions of its own tenant. "
+          "Leave it out"));
+    }
+  }
+  WEFT_ASSIGN_OR_RETURN(search.session_id, TextOr(body, "session_id", ""));
+  WEFT_ASSIGN_OR_RETURN(const std::string name,
+                        TextOr(body, "display_name", ""));
+  search.words =
+      absl::StrSplit(absl::AsciiStrToLower(name), ' ', absl::SkipWhitespace());
+  search.user_metadata = body.value("user_metadata", Json::object());
+  if (!search.user_metadata.is_object()) {
+    return BadField("user_metadata", "must be an object");
+  }
+  if (Find(body, "statuses") != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const Json* const statuses,
+                          List(body, "statuses", "statuses"));
+    search.active = false;
+    for (const Json& status : *statuses) {
+      if (!status.is_object()) return BadField("statuses", "must have objects");
+      WEFT_ASSIGN_OR_RETURN(const std::string type, Text(status, "type"));
+      search.active |= type == "active";
+    }
+  }
+  WEFT_ASSIGN_OR_RETURN(search.limit, IntOr(body, "limit", search.limit));
+  WEFT_RETURN_IF_ERROR(CheckReal("limit", static_cast<double>(search.limit),
+                                 {.low = 1, .high = kMaxPage}));
+  if (Find(body, "cursor") == nullptr) return search;
+  WEFT_ASSIGN_OR_RETURN(const Json* const cursor, Object(body, "cursor"));
+  WEFT_ASSIGN_OR_RETURN(const std::string at, Text(*cursor, "last_created_at"));
+  WEFT_ASSIGN_OR_RETURN(const std::string id, Text(*cursor, "last_session_id"));
+  absl::Time time;
+  if (!absl::ParseTime(absl::RFC3339_full, at, &time, nullptr)) {
+    return BadField("cursor.last_created_at",
+                    "must be the time of an earlier page");
+  }
+  search.before = Place(time, id);
+  return search;
+}
+
+bool NameMatches(const Search& search, const Session& session) {
+  const Json shown = Shown(session.display_name);
+  const std::string name =
+      shown.is_string() ? absl::AsciiStrToLower(shown.get<std::string>()) : "";
+  return std::ranges::all_of(search.words, [&name](const std::string& word) {
+    return absl::StrContains(name, word);
+  });
+}
+
+bool SessionMatches(const Search& search, const Session& session) {
+  const bool by_id = session.id == search.session_id;
+  const bool any_id = search.session_id.empty();
+  // With both an id and a name, one of the two is enough.
+  const bool found = search.words.empty()
+                         ? any_id || by_id
+                         : (!any_id && by_id) || NameMatches(search, session);
+  if (!found || !search.active) return false;
+  if (search.user_metadata.empty()) return true;
+  const Json metadata = Shown(session.user_metadata);
+  for (const auto& [name, value] : search.user_metadata.items()) {
+    const auto has = metadata.find(name);  // The end if it is no object.
+    if (has == metadata.end() || *has != value) return false;
+  }
+  return true;
+}
+
+Place PlaceOf(const Session& session) {
+  return {session.created_at, session.id};
+}
+
+Json SummaryOf(const Session& session, const Checkpoints& checkpoints) {
+  const std::string models =
+      AdapterOfModel(absl::StrCat(session.id, ":train:"));
+  int64_t count = 0;
+  int64_t bytes = 0;
+  for (const CheckpointInfo& info : checkpoints) {
+    if (!absl::StartsWith(info.adapter_id, models)) continue;
+    ++count;
+    bytes += static_cast<int64_t>(info.size_bytes);
+  }
+  Json out = {{"session_id", session.id},
+              {"created_at", TimeText(session.created_at)},
+              {"owner", session.owner},
+              {"project_id", ""},
+              {"status", {{"type", "active"}}},
+              {"checkpoints_count", count},
+              {"checkpoint_storage_bytes", bytes}};
+  if (!session.display_name.empty()) {
+    out["display_name"] = Shown(session.display_name);
+  }
+  ShowMetadata(session.user_metadata, &out);
+  return out;
+}
+
+// Returns the sessions of the page, and one more if there are more.
+std::vector<const Session*> FindPage(const Front& front, const Call& call,
+                                     const Search& search) {
+  std::vector<const Session*> found;
+  for (const auto& [id, session] : front.sessions) {
+    if (session.owner == call.owner() && SessionMatches(search, session) &&
+        (!search.before || PlaceOf(session) < *search.before)) {
+      found.push_back(&session);
+    }
+  }
+  std::ranges::sort(found, [](const Session* a, const Session* b) {
+    return PlaceOf(*b) < PlaceOf(*a);
+  });
+  found.resize(std::min(found.size(), static_cast<size_t>(search.limit) + 1));
+  return found;
+}
+
+}  // namespace
+
+absl::Status SearchSessions(Front& front, const CallPtr& call,
+                            const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const Search search, ReadSearch(call->body));
+  return ListCheckpoints(
+      front, call, "",
+      ReplyWith(respond, [&front, call, search](const Checkpoints& listed) {
+        const auto found = FindPage(front, *call, search);
+        const auto size =
+            std::min(found.size(), static_cast<size_t>(search.limit));
+        Json sessions = Json::array();
+        for (size_t i = 0; i < size; ++i) {
+          sessions.push_back(SummaryOf(*found[i], listed));
+        }
+        Json reply = {{"sessions", sessions}};
+        if (found.size() > size) {
+          reply["next_cursor"] = {
+              {"last_created_at", TimeText(found[size - 1]->created_at)},
+              {"last_session_id", found[size - 1]->id}};
+        }
+        return reply;
+      }));
 }
 
 }  // namespace weft::tinker

@@ -1,13 +1,21 @@
-// Handles sessions, and the requests that need no model: configuration,
-// capabilities, health, telemetry.
-// Threads: the front's. Any
-// thread may call NewId.
+// Sessions, and their models and sampling sessions.
+//
+// A model is an adapter of Weft. A sampling session fixes the weights that a
+// sampling client samples from. If it is made from a model, it has a snapshot
+// of the model's weights, or is in flight: its samples take the model's latest
+// weights, before each token anew. A model keeps the kMaxSnapshots that were
+// used last. A sampling session that is made from a checkpoint uses an adapter
+// that the front loads from the checkpoint (adapters.h).
+// Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_SESSIONS_H_
 #define WEFT_SERVER_TINKER_SESSIONS_H_
 
+#include <cstddef>
+#include <functional>
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "server/tinker/front.h"
 
 namespace weft::tinker {
@@ -21,61 +29,81 @@ inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
 inline constexpr size_t kMaxSessions = 1000;
 inline constexpr absl::Duration kSilence = absl::Minutes(5);
 
-// Responds "ok". Errors: UNAVAILABLE while the engine starts or drains.
-[[nodiscard]] absl::Status GetHealth(Front& front, const CallPtr& call,
-                                     const Respond& respond);
-// Respond with the settings that the SDK asks for, and with the model that the
-// server runs. GetCapabilities has the errors of GetHealth.
-[[nodiscard]] absl::Status GetClientConfig(Front& front, const CallPtr& call,
-                                           const Respond& respond);
-[[nodiscard]] absl::Status GetDynamicConfig(Front& front, const CallPtr& call,
-                                            const Respond& respond);
-[[nodiscard]] absl::Status GetCapabilities(Front& front, const CallPtr& call,
-                                           const Respond& respond);
-// Accepts telemetry and drops it.
-[[nodiscard]] absl::Status TakeTelemetry(Front& front, const CallPtr& call,
-                                         const Respond& respond);
-
-// Makes a session, writes it to the ledger, and then responds with its id or
-// the error of the write. If a request of the owner with the same idempotency
-// key has made a session that has not ended, responds with this session's id.
-// Errors: RESOURCE_EXHAUSTED if the owner has
-// kMaxSessions sessions, and none of them may be ended; the errors of NewId.
-[[nodiscard]] absl::Status CreateSession(Front& front, const CallPtr& call,
-                                         const Respond& respond);
-// Takes a heartbeat. Errors: ABORTED (410) if the session is unknown, so that
-// the client sends no more heartbeats.
-[[nodiscard]] absl::Status BeatSession(Front& front, const CallPtr& call,
-                                       const Respond& respond);
-// Ends a session with its models and sampling sessions. Does nothing if the
-// session has ended already. Errors: PERMISSION_DENIED if the session has
-// models and the token lacks the scope train, or if the session has sampling
-// sessions and the token lacks both the scope sample and the scope train.
-[[nodiscard]] absl::Status FinishSession(Front& front, const CallPtr& call,
-                                         const Respond& respond);
-// Responds with a page of the ids of the caller's sessions.
-[[nodiscard]] absl::Status ListSessions(Front& front, const CallPtr& call,
-                                        const Respond& respond);
-// Refuse to move a session to a project, and to export a session's trace.
-[[nodiscard]] absl::Status RefuseProject(Front& front, const CallPtr& call,
-                                         const Respond& respond);
-[[nodiscard]] absl::Status RefuseTrace(Front& front, const CallPtr& call,
-                                       const Respond& respond);
-// Responds with the ids of a session's models and sampling sessions, and with
-// the metadata and the name that the client gave the session.
-[[nodiscard]] absl::Status GetSession(Front& front, const CallPtr& call,
-                                      const Respond& respond);
-
-// Returns 128 random bits in hex. Ids name adapters, folders and futures, so
-// none may repeat. Errors: INTERNAL if the system has no random bits.
-[[nodiscard]] absl::StatusOr<std::string> NewId();
-
 // Ends the sessions that have had no heartbeat for more than kSessionTimeout.
 void SweepSessions(Front& front, absl::Time now);
 
 // Reads the sessions from the ledger. Each session starts as if its last
 // heartbeat had come at `now`.
 void RestoreSessions(Front& front, absl::Time now);
+
+// The sequence number of the request that makes a model.
+inline constexpr int64_t kCreateSeq = 0;
+
+// Convert between a model's id and its adapter's name: the model
+// "SESSION:train:3" is the adapter "SESSION.train.3", where SESSION is an id of
+// 32 characters. For all other adapters, the model's id is the adapter's name.
+// Threads: any.
+[[nodiscard]] std::string AdapterOfModel(absl::string_view model_id);
+[[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
+
+// Returns UNIMPLEMENTED if the server does not run `base_model`, or the error
+// of `base_model`. It must be one of Front::model_names, or end in "/" and such
+// a name. Upper and lower case are equal.
+[[nodiscard]] absl::Status CheckBaseModel(const Front& front,
+                                          const Front::Id& base_model);
+// Writes the model to the ledger. `done` gets the outcome after the write.
+void KeepModel(Front& front, const Model& model,
+               std::function<void(absl::Status)> done);
+
+// Begins to make a model's adapter, and gives the result to `done`. If a
+// ModelStart returns an error, nothing has begun and `done` does not run.
+using ModelStart = std::function<absl::Status(const Model& model,
+                                              Callback<FutureResult> done)>;
+// Makes the model that `session_id` and `model_seq_id` of the body name. Writes
+// the model to the ledger, runs `start`, and promises a future for its result.
+// The model's steps wait until the work of `start` has ended, also after a
+// restart. Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
+// FAILED_PRECONDITION if the owner has too many models; those of Promise.
+[[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
+                                     const Respond& respond,
+                                     const ModelStart& start);
+// Forgets a model and the sampling sessions of its snapshots. Fails the futures
+// of the steps in Model::line. The caller of ForgetModel must delete the
+// adapter, or have it deleted by DeleteOrphan, which fails its other steps.
+void ForgetModel(Front& front, const std::string& id);
+// Forgets a session's models, and has their adapters deleted by DeleteOrphan.
+void UnloadModelsOf(Front& front, const std::string& session);
+
+// Reads the models from the ledger. Deletes models that have no session. Call
+// it after RestoreSessions.
+void RestoreModels(Front& front);
+
+inline constexpr size_t kMaxSnapshots = 32;
+// One session may have at most this many sampling sessions without a snapshot.
+inline constexpr size_t kMaxSamplers = 1024;
+
+// Cancels all samples of an owner whose future's id begins with `prefix`. Their
+// futures fail, if the cancellation comes in time.
+void CancelSamples(Front& front, const std::string& owner,
+                   const std::string& prefix);
+// Cancels the samples whose clients are gone: for two minutes nobody has asked
+// for the result, and no heartbeat has come from the session. (A client with
+// more samples than connections asks for some of them more rarely.) Who asks
+// later gets 410, after which the SDK sends the sample again. `now` is a
+// SteadyNow.
+void SweepSamples(Front& front, absl::Time now);
+
+// Forgets the sampling sessions of a session. If a sampling session uses a
+// loaded adapter, calls LeaveAdapter for this adapter.
+void DropSamplersOf(Front& front, const std::string& session);
+
+// Forgets the sampling sessions of a model's snapshots. The snapshots
+// themselves are deleted with the model's adapter.
+void DropSnapshotsOf(Front& front, const Model& model);
+
+// Reads the sampling sessions from the ledger. Drops a sampling session if its
+// session is gone. Call it after RestoreSessions.
+void RestoreSamplers(Front& front);
 
 }  // namespace weft::tinker
 

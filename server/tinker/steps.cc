@@ -2,17 +2,18 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "server/field_checks.h"
 #include "server/status_conversion.h"
-#include "server/tinker/errors.h"
+#include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
-#include "server/tinker/models.h"
-#include "server/tinker/samplers.h"
-#include "server/tinker/sampling.h"
-#include "server/tinker/step_output.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/sessions.h"
+#include "server/tinker/train_wire.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
@@ -29,10 +30,14 @@ constexpr int64_t kMaxAhead = 4096;
 // The pause before a step that the engine has refused for now is tried again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
-void RespondPromise(const PromiseId& id, const Respond& respond) {
-  Json reply = {{"request_id", id.ToString()}};
-  if (!id.model.empty()) reply["model_id"] = id.model;
-  respond(JsonReply(reply));
+// Returns a callback that responds with the future's id, or with an error.
+Writes::Done Responds(const PromiseId& id, const Respond& respond) {
+  return [id, respond](const absl::Status& began) {
+    if (!began.ok()) return Fail(respond, began);
+    Json reply = {{"request_id", id.ToString()}};
+    if (!id.model.empty()) reply["model_id"] = id.model;
+    respond(JsonReply(reply));
+  };
 }
 
 // Writes the request to the ledger, if `id` has a sequence number and the
@@ -44,7 +49,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond,
           std::function<absl::Status(const absl::Status&)> done) {
   const std::string future = id.ToString();
-  front.keeping[future].push_back(respond);
+  front.writes.Begin(future, Responds(id, respond));
   const auto end = [&front, id, future,
                     done = std::move(done)](const absl::Status& put) {
     const absl::Status began = done(put);
@@ -52,10 +57,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
       front.futures.Drop(future);
       if (id.seq) front.ledger.Erase(EntryKind::kStep, future);
     }
-    for (const Respond& asker : std::exchange(front.keeping[future], {})) {
-      began.ok() ? RespondPromise(id, asker) : asker(ErrorReply(began));
-    }
-    front.keeping.erase(future);
+    front.writes.End(future, began);
   };
   if (!id.seq || call->kept) return end(absl::OkStatus());
   front.ledger.Put(EntryKind::kStep,
@@ -76,12 +78,8 @@ bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
   if (front.futures.Open(future, call->owner(), Scope::kTrain)) return true;
-  const auto keeping = front.keeping.find(future);
-  if (keeping != front.keeping.end()) {
-    keeping->second.push_back(respond);
-  } else {
-    RespondPromise(id, respond);
-  }
+  const Writes::Done responds = Responds(id, respond);
+  if (!front.writes.Join(future, responds)) responds(absl::OkStatus());
   return false;
 }
 
@@ -280,9 +278,17 @@ void OpenLine(Front& front, const std::string& id) {
   Advance(front, id);
 }
 
+absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
+  StepPlace place;
+  WEFT_ASSIGN_OR_RETURN(place.model, Text(body, "model_id"));
+  WEFT_ASSIGN_OR_RETURN(place.seq, Int(body, "seq_id"));
+  return place;
+}
+
 absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
-                         const std::string& model_id, int64_t seq,
-                         int64_t bytes, Task task, const Respond& respond) {
+                         const StepPlace& place, int64_t bytes, Task task,
+                         const Respond& respond) {
+  const auto& [model_id, seq] = place;
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.FindModel(*call, model_id));
   WEFT_RETURN_IF_ERROR(CheckPlace(front, *call, *model, seq));
@@ -312,9 +318,8 @@ absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
                    .task = std::move(task),
                    .reserved = reserved.ok() ? *reserved : nullptr};
   Keep(front, call, id, respond,
-       [&front, model_id, seq,
-        step = std::move(step)](const absl::Status& kept) {
-         if (kept.ok()) EnterStep(front, model_id, seq, step);
+       [&front, place, step = std::move(step)](const absl::Status& kept) {
+         if (kept.ok()) EnterStep(front, place.model, place.seq, step);
          return kept;
        });
   return absl::OkStatus();
@@ -322,13 +327,12 @@ absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
 
 absl::Status RetrieveFuture(Front& front, const CallPtr& call,
                             const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "request_id"));
+  WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call->body, "request_id"));
   WEFT_ASSIGN_OR_RETURN(const bool allow_metadata,
                         BoolOr(call->body, "allow_metadata_only", false));
   if (!front.ready) {
     front.after(kStartPause, [respond] {
-      respond(ErrorReply(absl::UnavailableError("the server is starting")));
+      Fail(respond, absl::UnavailableError("the server is starting"));
     });
     return absl::OkStatus();
   }
@@ -336,7 +340,7 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
       call->http.accept.find(kProtobufType) != std::string::npos;
   const auto retrieve = [&front, call, id, allow_metadata, protobuf, respond] {
     const absl::Status may = CheckScope(front, *call, id);
-    if (!may.ok()) return respond(ErrorReply(may));
+    if (!may.ok()) return Fail(respond, may);
     front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf,
                            respond);
   };
@@ -348,13 +352,63 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
-absl::Status CancelFuture(Front& front, const CallPtr& call,
-                          const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "request_id"));
-  CancelSample(front, call->owner(), id);
-  respond(JsonReply(Json::object()));
-  return absl::OkStatus();
+namespace {
+
+constexpr char kSnapshotPrefix[] = "sample-";
+
+}  // namespace
+
+std::string SamplerId(absl::string_view session, int64_t number) {
+  return absl::StrCat(session, ":sample:", number);
+}
+
+std::string SnapshotName(int64_t number) {
+  return absl::StrCat(kSnapshotPrefix, number);
+}
+
+FutureResult OutputOf(absl::string_view /*model*/, const TrainResult& result) {
+  return {.body = TrainOutput(result), .to_json = TrainOutputJson};
+}
+
+FutureResult OutputOf(absl::string_view /*model*/,
+                      const OptimStepResult& result) {
+  return FutureResult::Of({{"metrics", {{"grad_norm", result.grad_norm}}}});
+}
+
+FutureResult OutputOf(absl::string_view model, const CheckpointInfo& result) {
+  const CheckpointPath path = PathOfWeft(model, result.name);
+  return FutureResult::Of(
+      {{"path", path.ToString()}, {"type", path.SavedBy()}});
+}
+
+FutureResult OutputOf(absl::string_view model, const AdapterInfo& /*result*/) {
+  return FutureResult::Of({{"model_id", model}, {"type", "load_weights"}});
+}
+
+FutureResult OutputOf(absl::string_view model,
+                      const PublishedSnapshot& result) {
+  const absl::string_view session = model.substr(0, model.find(':'));
+  int64_t number = 0;  // PublishSampler has named the snapshot (SnapshotName).
+  (void)absl::SimpleAtoi(absl::StripPrefix(result.name, kSnapshotPrefix),
+                         &number);
+  return FutureResult::Of(
+      {{"type", "save_weights_for_sampler"},
+       {"path", nullptr},
+       {"sampling_session_id", SamplerId(session, number)}});
+}
+
+FutureResult OutputOf(absl::string_view model, const Caller& caller,
+                      const StepResult& result) {
+  return std::visit(
+      [&](const auto& kind) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(kind)>,
+                                     StepFailure>) {
+          return FutureResult::Failed(caller.RevealError(kind.status));
+        } else {
+          return OutputOf(model, kind);
+        }
+      },
+      result);
 }
 
 }  // namespace weft::tinker

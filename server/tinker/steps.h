@@ -12,11 +12,16 @@
 #ifndef WEFT_SERVER_TINKER_STEPS_H_
 #define WEFT_SERVER_TINKER_STEPS_H_
 
-#include <functional>
+#include <cstdint>
 #include <optional>
 #include <string>
 
+#include "absl/strings/string_view.h"
+#include "server/caller.h"
 #include "server/tinker/front.h"
+#include "server/tinker/futures.h"
+#include "server/tinker/sessions.h"
+#include "src/request/step.h"
 
 namespace weft::tinker {
 
@@ -29,6 +34,23 @@ struct PromiseId {
   // Returns "MODEL:SEQ" or "MODEL:NAME".
   [[nodiscard]] std::string ToString() const;
 };
+
+// The place of a step: its model and its sequence number.
+struct StepPlace {
+  std::string model;
+  int64_t seq = 0;
+};
+// Reads `model_id` and `seq_id`.
+[[nodiscard]] absl::StatusOr<StepPlace> ReadPlace(const Json& body);
+
+// Returns a request of weft.v1 for the step of a model.
+template <typename Request>
+Request RequestOf(const StepPlace& place) {
+  Request request;
+  request.set_adapter_id(AdapterOfModel(place.model));
+  request.set_step(static_cast<uint64_t>(place.seq));
+  return request;
+}
 
 // Runs `task`, which gives its result to a future, and then responds with the
 // future's id. If the future exists already, only responds with its id. If `id`
@@ -44,15 +66,16 @@ struct PromiseId {
 // Charges `bytes`, which `task` keeps until the step ends besides its Call.
 // Writes the request of a model's step to the ledger, and responds with the id
 // of a future, or with the error of the write. Then runs `task`, which gives
-// the step `seq` to the engine by a call of `rpc`, and runs it again after a
+// the step to the engine by a call of `rpc`, and runs it again after a
 // transient error (RetryMillis). If the future exists already, only responds
 // with its id.
-// Errors: INVALID_ARGUMENT if `seq` is below 1, or more than kMaxAhead above
-// StepLine::next; NOT_FOUND if there is no such model; RESOURCE_EXHAUSTED if
-// too many requests wait; UNAVAILABLE while the server starts.
+// Errors: INVALID_ARGUMENT if the number is below 1, or more than kMaxAhead
+// above StepLine::next; NOT_FOUND if there is no such model;
+// RESOURCE_EXHAUSTED if too many requests wait; UNAVAILABLE while the server
+// starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
-                                       Rpc rpc, const std::string& model,
-                                       int64_t seq, int64_t bytes, Task task,
+                                       Rpc rpc, const StepPlace& place,
+                                       int64_t bytes, Task task,
                                        const Respond& respond);
 
 // Gives the step to the engine. A step whose task fails is given to the engine,
@@ -64,11 +87,30 @@ void EnterStep(Front& front, const std::string& model, int64_t seq,
 // has ended.
 void OpenLine(Front& front, const std::string& model);
 
-// Handle retrieve_future and cancel_future.
-[[nodiscard]] absl::Status RetrieveFuture(Front& front, const CallPtr& call,
-                                          const Respond& respond);
-[[nodiscard]] absl::Status CancelFuture(Front& front, const CallPtr& call,
-                                        const Respond& respond);
+// What follows converts the results of a model's steps to the results of their
+// futures. Any thread may call it.
+
+// Return the id of a session's sampling session with this number, and the name
+// of the snapshot that it samples from.
+[[nodiscard]] std::string SamplerId(absl::string_view session, int64_t number);
+[[nodiscard]] std::string SnapshotName(int64_t number);
+
+// Return the result of a future: AdapterInfo is the result of a load, and
+// PublishedSnapshot that of a save for a sampling session.
+[[nodiscard]] FutureResult OutputOf(absl::string_view model,
+                                    const TrainResult& result);
+[[nodiscard]] FutureResult OutputOf(absl::string_view model,
+                                    const OptimStepResult& result);
+[[nodiscard]] FutureResult OutputOf(absl::string_view model,
+                                    const CheckpointInfo& result);
+[[nodiscard]] FutureResult OutputOf(absl::string_view model,
+                                    const AdapterInfo& result);
+[[nodiscard]] FutureResult OutputOf(absl::string_view model,
+                                    const PublishedSnapshot& result);
+// `caller` made the model. An error names the caller's adapters.
+[[nodiscard]] FutureResult OutputOf(absl::string_view model,
+                                    const Caller& caller,
+                                    const StepResult& result);
 
 }  // namespace weft::tinker
 

@@ -1,8 +1,6 @@
 #include "server/tinker/tensor.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -13,9 +11,6 @@
 namespace weft::tinker {
 namespace {
 
-static_assert(std::endian::native == std::endian::little,
-              "raw values are copied, not swapped");
-
 template <typename T>
 absl::StatusOr<std::vector<T>> Copy(absl::string_view name,
                                     const std::string& bytes) {
@@ -24,9 +19,7 @@ absl::StatusOr<std::vector<T>> Copy(absl::string_view name,
                     absl::StrCat("has ", bytes.size(),
                                  " bytes, must be a multiple of ", sizeof(T)));
   }
-  std::vector<T> values(bytes.size() / sizeof(T));
-  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
+  return FromRaw<T>(bytes);
 }
 
 template <typename To, typename From>
@@ -125,28 +118,22 @@ absl::StatusOr<std::vector<To>> Values(absl::string_view name,
   return values;
 }
 
+// Reads the list `key` of a tensor in JSON. Returns its numbers as raw T.
 template <typename T>
-absl::StatusOr<std::string> RawNumbers(absl::string_view name,
-                                       const Json& list) {
-  std::string raw;
-  for (const Json& value : list) {
+absl::StatusOr<std::string> RawNumbers(absl::string_view name, const Json& json,
+                                       const char* key) {
+  WEFT_ASSIGN_OR_RETURN(const Json* const list,
+                        List(json, key, absl::StrCat(name, ".", key)));
+  std::vector<T> numbers;
+  numbers.reserve(list->size());
+  for (const Json& value : *list) {
     if (!value.is_number() ||
         (std::is_integral_v<T> && !value.is_number_integer())) {
       return BadField(name, "has an entry that is not a number of its dtype");
     }
-    const T number = value.get<T>();
-    raw.append(reinterpret_cast<const char*>(&number), sizeof(number));
+    numbers.push_back(value.get<T>());
   }
-  return raw;
-}
-
-absl::StatusOr<std::string> Indices(absl::string_view name, const Json& json,
-                                    const char* key) {
-  const Json* const list = Find(json, key);
-  if (list == nullptr || !list->is_array()) {
-    return BadField(absl::StrCat(name, ".", key), "must be a list");
-  }
-  return RawNumbers<int64_t>(name, *list);
+  return ToRaw(numbers);
 }
 
 }  // namespace
@@ -185,13 +172,13 @@ absl::StatusOr<std::string> ReadIds(absl::string_view name,
   WEFT_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
                         Values<int64_t>(name, tensor));
   constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-  std::string raw(ids.size() * sizeof(uint32_t), '\0');
-  for (size_t i = 0; i < ids.size(); ++i) {
-    const uint32_t id =
-        std::in_range<uint32_t>(ids[i]) ? static_cast<uint32_t>(ids[i]) : kNone;
-    std::memcpy(raw.data() + i * sizeof(id), &id, sizeof(id));
+  std::vector<uint32_t> out;
+  out.reserve(ids.size());
+  for (const int64_t id : ids) {
+    out.push_back(std::in_range<uint32_t>(id) ? static_cast<uint32_t>(id)
+                                              : kNone);
   }
-  return raw;
+  return ToRaw(out);
 }
 
 absl::StatusOr<v1::CustomInput> ReadCustomInput(absl::string_view name,
@@ -206,12 +193,12 @@ absl::StatusOr<v1::CustomInput> ReadCustomInput(absl::string_view name,
   if (tensor.dtype() == DTYPE_FLOAT32) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> values,
                           ReadFloats(name, tensor));
-    out.set_floats_le(RawFloats(values));
+    out.set_floats_le(ToRaw(values));
     return out;
   }
   WEFT_ASSIGN_OR_RETURN(const std::vector<int64_t> values,
                         Values<int64_t>(name, tensor));
-  out.set_ints_le(values.data(), values.size() * sizeof(int64_t));
+  out.set_ints_le(ToRaw(values));
   return out;
 }
 
@@ -252,28 +239,19 @@ Json TensorToJson(const Tensor& tensor) {
   return out;
 }
 
-std::string RawFloats(const std::vector<float>& values) {
-  return {reinterpret_cast<const char*>(values.data()),
-          values.size() * sizeof(float)};
-}
-
 absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                       const Json& json) {
   if (!json.is_object()) return BadField(name, "must be an object");
-  const Json* const data = Find(json, "data");
-  if (data == nullptr || !data->is_array()) {
-    return BadField(absl::StrCat(name, ".data"), "must be a list");
-  }
   WEFT_ASSIGN_OR_RETURN(const std::string dtype,
-                        StringOr(json, "dtype", "float32"));
+                        TextOr(json, "dtype", "float32"));
   Tensor out;
   std::string raw;
   if (dtype == "int64") {
     out.set_dtype(DTYPE_INT64);
-    WEFT_ASSIGN_OR_RETURN(raw, RawNumbers<int64_t>(name, *data));
+    WEFT_ASSIGN_OR_RETURN(raw, RawNumbers<int64_t>(name, json, "data"));
   } else if (dtype == "float32") {
     out.set_dtype(DTYPE_FLOAT32);
-    WEFT_ASSIGN_OR_RETURN(raw, RawNumbers<float>(name, *data));
+    WEFT_ASSIGN_OR_RETURN(raw, RawNumbers<float>(name, json, "data"));
   } else {
     return BadField(absl::StrCat(name, ".dtype"), "must be int64 or float32");
   }
@@ -288,9 +266,9 @@ absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
   SparseCsr* const csr = out.mutable_sparse_csr();
   csr->set_values(std::move(raw));
   WEFT_ASSIGN_OR_RETURN(*csr->mutable_crow_indices(),
-                        Indices(name, json, "sparse_crow_indices"));
+                        RawNumbers<int64_t>(name, json, "sparse_crow_indices"));
   WEFT_ASSIGN_OR_RETURN(*csr->mutable_col_indices(),
-                        Indices(name, json, "sparse_col_indices"));
+                        RawNumbers<int64_t>(name, json, "sparse_col_indices"));
   return out;
 }
 

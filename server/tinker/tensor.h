@@ -6,7 +6,9 @@
 #ifndef WEFT_SERVER_TINKER_TENSOR_H_
 #define WEFT_SERVER_TINKER_TENSOR_H_
 
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,9 @@
 #include "weft/v1/training.pb.h"
 
 namespace weft::tinker {
+
+static_assert(std::endian::native == std::endian::little,
+              "raw values are copied, not swapped");
 
 // The most values of all sparse tensors of a request, when they are dense.
 inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
@@ -58,8 +63,20 @@ struct StoredCells {
 // values are float32 or int32, and fit.
 [[nodiscard]] Json TensorToJson(const Tensor& tensor);
 
-// Returns the values as raw float32, little endian.
-[[nodiscard]] std::string RawFloats(const std::vector<float>& values);
+// Convert between values and their raw bytes, little endian. FromRaw drops the
+// bytes of a part of a value.
+template <typename T>
+std::string ToRaw(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()),
+          values.size() * sizeof(T)};
+}
+template <typename T>
+std::vector<T> FromRaw(const std::string& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (values.empty()) return values;
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return values;
+}
 
 // Reads {"data": [...]}. Optional fields are "dtype" ("float32" by default, or
 // "int64"), "shape", and "sparse_crow_indices" with "sparse_col_indices".

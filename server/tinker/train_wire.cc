@@ -1,14 +1,13 @@
 #include "server/tinker/train_wire.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
-#include "server/tinker/errors.h"
+#include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"
 #include "src/base/status_macros.h"
@@ -109,7 +108,7 @@ absl::Status ReadMask(const Datum& in, v1::Datum* out) {
         "sequence_ratio_mask[", i,
         "] is offered only as 0 or 1, and as 0 where the advantage is 0"));
   }
-  out->set_weights_le(RawFloats(mask));
+  out->set_weights_le(ToRaw(mask));
   return absl::OkStatus();
 }
 
@@ -167,7 +166,7 @@ absl::StatusOr<std::vector<float>> ReadSpans(const Datum& in, v1::Datum* out) {
 absl::Status WeighSampledOnly(const Datum& in, v1::Datum* out) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<float> sampled, ReadSpans(in, out));
   if (out->weights_le().empty()) {
-    out->set_weights_le(RawFloats(sampled));
+    out->set_weights_le(ToRaw(sampled));
     return absl::OkStatus();
   }
   for (size_t i = 0; i < sampled.size(); ++i) {
@@ -201,7 +200,7 @@ absl::Status ReadInput(const std::string& name, const Tensor& tensor,
   }
   WEFT_ASSIGN_OR_RETURN(const std::vector<float> values,
                         ReadFloats(name, tensor));
-  *raw = RawFloats(values);
+  *raw = ToRaw(values);
   return absl::OkStatus();
 }
 
@@ -265,23 +264,17 @@ void FillField(const TrainResult& result, size_t begin, size_t end,
                BatchedTensor* out) {
   out->set_dtype(DTYPE_FLOAT32);
   if (shape > 0) out->add_trailing_shape(shape);
-  const auto add_offset = [out] {
-    const auto offset = static_cast<int64_t>(out->data().size());
-    out->mutable_offsets()->append(reinterpret_cast<const char*>(&offset),
-                                   sizeof(offset));
-  };
-  add_offset();
+  std::vector<int64_t> offsets = {0};
   for (size_t i = begin; i < end; ++i) {
-    const std::vector<float>& values = result.data[i].*list;
-    out->mutable_data()->append(reinterpret_cast<const char*>(values.data()),
-                                values.size() * sizeof(float));
-    add_offset();
+    out->mutable_data()->append(ToRaw(result.data[i].*list));
+    offsets.push_back(static_cast<int64_t>(out->data().size()));
   }
+  out->set_offsets(ToRaw(offsets));
 }
 
 absl::Status ReadInputs(const Json& json, Datum* out) {
   WEFT_ASSIGN_OR_RETURN(const Json* const inputs,
-                        ObjectField(json, "loss_fn_inputs"));
+                        Object(json, "loss_fn_inputs"));
   for (const auto& [name, value] : inputs->items()) {
     WEFT_ASSIGN_OR_RETURN((*out->mutable_loss_fn_inputs())[name],
                           TensorFromJson(name, value));
@@ -290,17 +283,13 @@ absl::Status ReadInputs(const Json& json, Datum* out) {
 }
 
 absl::Status ReadData(const Json& input, ForwardBackwardRequest* out) {
-  const Json* const data = Find(input, "data");
-  if (data == nullptr || !data->is_array()) {
-    return BadField("data", "must be a list");
-  }
+  WEFT_ASSIGN_OR_RETURN(const Json* const data, List(input, "data", "data"));
   for (const Json& entry : *data) {
     if (!entry.is_object()) return BadField("data", "must have objects");
     Datum* const datum = out->add_data();
     WEFT_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                           ReadModelInput(entry, "model_input"));
-    datum->add_model_input()->mutable_encoded_text()->set_tokens(
-        tokens.data(), tokens.size() * sizeof(int32_t));
+    datum->add_model_input()->mutable_encoded_text()->set_tokens(ToRaw(tokens));
     WEFT_RETURN_IF_ERROR(ReadInputs(entry, datum));
   }
   return absl::OkStatus();
@@ -309,7 +298,7 @@ absl::Status ReadData(const Json& input, ForwardBackwardRequest* out) {
 absl::Status ReadConfig(const Json& input, ForwardBackwardRequest* out) {
   if (Find(input, "loss_fn_config") == nullptr) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const Json* const config,
-                        ObjectField(input, "loss_fn_config"));
+                        Object(input, "loss_fn_config"));
   for (const auto& [name, value] : config->items()) {
     LossConfigValue& read = (*out->mutable_loss_fn_config_v2())[name];
     if (value.is_number()) {
@@ -324,22 +313,12 @@ absl::Status ReadConfig(const Json& input, ForwardBackwardRequest* out) {
   return absl::OkStatus();
 }
 
-// Reads the number at `index` of an array of T in raw bytes.
-template <typename T>
-T At(const std::string& bytes, size_t index) {
-  T value;
-  std::memcpy(&value, bytes.data() + index * sizeof(T), sizeof(T));
-  return value;
-}
-
 // Returns the part of `tensor` that belongs to datum `i` as JSON.
 Json TensorJson(const BatchedTensor& tensor, size_t i) {
-  const auto begin = At<int64_t>(tensor.offsets(), i);
-  const auto end = At<int64_t>(tensor.offsets(), i + 1);
-  Json data = Json::array();
-  for (int64_t at = begin; at < end; at += sizeof(float)) {
-    data.push_back(At<float>(tensor.data(), static_cast<size_t>(at) / 4));
-  }
+  const auto offsets = FromRaw<int64_t>(tensor.offsets().substr(8 * i, 16));
+  const auto data = FromRaw<float>(
+      tensor.data().substr(static_cast<size_t>(offsets[0]),
+                           static_cast<size_t>(offsets[1] - offsets[0])));
   Json shape = {static_cast<int64_t>(data.size())};
   for (const int64_t size : tensor.trailing_shape()) {
     shape[0] = shape[0].get<int64_t>() / size;
@@ -423,15 +402,15 @@ absl::StatusOr<ForwardBackwardRequest> TrainFromJson(const Json& body) {
   const char* const key = Find(body, "forward_input") != nullptr
                               ? "forward_input"
                               : "forward_backward_input";
-  WEFT_ASSIGN_OR_RETURN(const Json* const input, ObjectField(body, key));
-  WEFT_ASSIGN_OR_RETURN(*out.mutable_model_id(), StringField(body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t number, IntField(body, "seq_id"));
+  WEFT_ASSIGN_OR_RETURN(const Json* const input, Object(body, key));
+  WEFT_ASSIGN_OR_RETURN(*out.mutable_model_id(), Text(body, "model_id"));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(body, "seq_id"));
   if (number < 0 || number > std::numeric_limits<int32_t>::max()) {
     return BadField("seq_id", "must be in [0, 2147483648)");
   }
   out.set_seq_id(static_cast<int32_t>(number));
   out.set_forward_only(Find(body, "forward_input") != nullptr);
-  WEFT_ASSIGN_OR_RETURN(*out.mutable_loss_fn(), StringField(*input, "loss_fn"));
+  WEFT_ASSIGN_OR_RETURN(*out.mutable_loss_fn(), Text(*input, "loss_fn"));
   WEFT_RETURN_IF_ERROR(ReadData(*input, &out));
   WEFT_RETURN_IF_ERROR(ReadConfig(*input, &out));
   return out;

@@ -1,18 +1,22 @@
 #include "server/tinker/training.h"
 
+#include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "server/field_checks.h"
-#include "server/tinker/custom_losses.h"
-#include "server/tinker/models.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/errors.h"
+#include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
-#include "server/tinker/step_output.h"
+#include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
-#include "server/tinker/usage.h"
 #include "src/base/status_macros.h"
+#include "src/request/loss_graph.h"
 
 namespace weft::tinker {
 namespace {
@@ -56,26 +60,47 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
         plain.replay.optional = true;
         port.Train(std::move(plain), std::move(then));
       },
-      [&front, owner = OwnerKey(*origin.caller), tokens,
-       session = front.SessionOf(ModelOfAdapter(train.adapter_id())),
-       done](const absl::StatusOr<StepReply<TrainResult>>& reply) {
-        if (!reply.ok()) return done(reply.status());
-        if (!reply->replayed) {
+      IfOk(done, [&front, owner = OwnerKey(*origin.caller), tokens,
+                  session = front.SessionOf(ModelOfAdapter(train.adapter_id())),
+                  done](const StepReply<TrainResult>& reply) {
+        if (!reply.replayed) {
           CountUsage(front, owner, session, {.train_tokens = tokens});
         }
-        done(OutputOf("", reply->result));
-      });
+        done(OutputOf("", reply.result));
+      }));
 }
 
-absl::Status StartOptim(Front& front, const CallOrigin& origin,
-                        const v1::OptimStepRequest& request,
-                        const Callback<FutureResult>& done) {
-  return front.port.Call(
-      origin, Rpc::kOptimStep, request, &Engine::OptimStep,
-      [done](const absl::StatusOr<StepReply<OptimStepResult>>& reply) {
-        if (!reply.ok()) return done(reply.status());
-        done(OutputOf("", reply->result));
-      });
+// Puts the caller's loss into a step, and drops the inputs that the loss does
+// not read. Errors: NOT_FOUND if there is no such loss, or its session ended.
+absl::Status SetCustomLoss(Front& front, const Call& call,
+                           const std::string& id,
+                           v1::ForwardBackwardRequest* step) {
+  WEFT_ASSIGN_OR_RETURN(const UploadedLoss* const uploaded,
+                        front.FindLoss(call, id));
+  v1::CustomLoss* const loss = step->mutable_loss()->mutable_custom_loss();
+  if (!loss->ParseFromString(uploaded->loss)) {
+    return absl::DataLossError(absl::StrCat("custom loss ", id, " is damaged"));
+  }
+  std::set<std::string> unread;
+  for (v1::Datum& datum : *step->mutable_data()) {
+    auto& inputs = *datum.mutable_custom_inputs();
+    unread.clear();
+    for (const auto& [name, value] : inputs) unread.insert(name);
+    // The first input is the log-probabilities of the step itself. Data of RL
+    // have a tensor of the same name, which the loss does not read.
+    for (int i = 1; i < loss->inputs_size(); ++i) {
+      const v1::CustomLossInput& input = loss->inputs(i);
+      if (unread.erase(input.name()) == 0 || input.rank() != 1) continue;
+      // The SDK sends no shape for a tensor that has one dimension by default.
+      v1::CustomInput& value = inputs[input.name()];
+      if (value.shape_size() > 0) continue;
+      value.add_shape(
+          static_cast<uint32_t>(value.floats_le().size() / sizeof(float) +
+                                value.ints_le().size() / sizeof(int64_t)));
+    }
+    for (const std::string& name : unread) inputs.erase(name);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -121,7 +146,7 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   }
   const Rpc rpc = train->forward_only ? Rpc::kForward : Rpc::kForwardBackward;
   return PromiseStep(
-      front, call, rpc, train->model, train->seq, bytes,
+      front, call, rpc, {.model = train->model, .seq = train->seq}, bytes,
       [&front, origin = call->origin(), train,
        rpc](const Callback<FutureResult>& done) {
         if (!train->request.ok()) return train->request.status();
@@ -136,25 +161,140 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
 
 absl::Status RunOptimStep(Front& front, const CallPtr& call,
                           const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string model,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
-  v1::OptimStepRequest request;
-  request.set_adapter_id(AdapterOfModel(model));
-  request.set_step(static_cast<uint64_t>(seq));
+  WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
+  auto request = RequestOf<v1::OptimStepRequest>(place);
   const absl::Status read = ReadOptimizerParams(call->body, &request);
-  return PromiseStep(
-      front, call, Rpc::kOptimStep, model, seq, /*bytes=*/0,
-      [&front, origin = call->origin(), model, request,
-       read](const Callback<FutureResult>& done) {
-        WEFT_RETURN_IF_ERROR(read);
-        const auto found = front.models.find(model);
-        if (found != front.models.end()) {
-          WEFT_RETURN_IF_ERROR(CheckOptimizerOf(found->second, request));
-        }
-        return StartOptim(front, origin, request, done);
+  const auto start = [&front, origin = call->origin(), model = place.model,
+                      request, read](const Callback<FutureResult>& done) {
+    WEFT_RETURN_IF_ERROR(read);
+    const auto found = front.models.find(model);
+    if (found != front.models.end()) {
+      WEFT_RETURN_IF_ERROR(CheckOptimizerOf(found->second, request));
+    }
+    return front.port.Call(
+        origin, Rpc::kOptimStep, request, &Engine::OptimStep,
+        IfOk(done, [done](const StepReply<OptimStepResult>& reply) {
+          done(OutputOf("", reply.result));
+        }));
+  };
+  return PromiseStep(front, call, Rpc::kOptimStep, place, /*bytes=*/0, start,
+                     respond);
+}
+
+namespace {
+
+// Reads the loss of a request, and returns it serialized.
+absl::StatusOr<std::string> ReadLoss(const Json& body) {
+  CustomLoss loss;
+  WEFT_ASSIGN_OR_RETURN(const Json* const inputs,
+                        List(body, "inputs", "inputs"));
+  v1::CustomLoss out;
+  for (const Json& input : *inputs) {
+    if (!input.is_object()) return BadField("inputs", "must have objects");
+    WEFT_ASSIGN_OR_RETURN(const std::string name, Text(input, "name"));
+    WEFT_ASSIGN_OR_RETURN(const int64_t rank, Int(input, "rank"));
+    if (rank < 0 || rank > 2) {
+      return BadField("inputs.rank",
+                      absl::StrCat("is ", rank, ", must be in [0, 2]"));
+    }
+    loss.inputs.push_back({.name = name, .rank = static_cast<int>(rank)});
+    v1::CustomLossInput* const to = out.add_inputs();
+    to->set_name(name);
+    to->set_rank(static_cast<uint32_t>(rank));
+  }
+  WEFT_ASSIGN_OR_RETURN(const Json* const graph, Object(body, "graph"));
+  loss.graph = graph->dump();
+  const absl::Status read = ReadLossGraph(loss).status();
+  if (!read.ok()) return InClientsNames(read);
+  out.set_graph(std::move(loss.graph));
+  return out.SerializeAsString();
+}
+
+absl::Status CheckRoom(const Front& front, const std::string& session) {
+  const size_t count = IdsOf(front.losses, session).size();
+  if (count < kMaxLosses) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the session has ", count,
+                   " custom losses, as many as it may: use one of them again, "
+                   "with inputs in place of constants"));
+}
+
+// Adds the loss, writes it to the ledger, and then gives `done` its id.
+absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
+                  const Callback<FutureResult>& done) {
+  const auto end = [id, done](const absl::Status& put) {
+    if (!put.ok()) return done(put);
+    done(FutureResult::Of({{"type", "create_custom_loss"}, {"loss_id", id}}));
+  };
+  const std::string write = absl::StrCat("loss ", id);
+  const auto found = front.losses.find(id);
+  if (found != front.losses.end()) {
+    if (found->second.loss != loss.loss) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("custom_loss_seq_id of ", id, " has another loss"));
+    }
+    if (!front.writes.Join(write, end)) end(absl::OkStatus());
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(CheckRoom(front, loss.session));
+  WEFT_ASSIGN_OR_RETURN(loss.charge,
+                        front.ChargeEntry(loss.owner, loss.loss.size()));
+  const LedgerEntry entry = {
+      .id = id, .fields = {{"session", loss.session}}, .bytes = loss.loss};
+  front.losses.emplace(id, std::move(loss));
+  front.writes.Begin(write, end);
+  front.ledger.Put(EntryKind::kLoss, entry,
+                   [&front, id, write](const absl::Status& put) {
+                     if (!put.ok()) front.losses.erase(id);
+                     front.writes.End(write, put);
+                   });
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CreateCustomLoss(Front& front, const CallPtr& call,
+                              const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(
+      const Session* const found,
+      front.FindSession(*call, Text(call->body, "session_id")));
+  const std::string session = found->id;
+  WEFT_ASSIGN_OR_RETURN(const int64_t number,
+                        Int(call->body, "custom_loss_seq_id"));
+  const std::string name = absl::StrCat("loss-", number);
+  return Promise(
+      front, call, {.model = session, .seq = std::nullopt, .name = name},
+      [&front, call, session,
+       name](const Callback<FutureResult>& done) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(std::string loss, ReadLoss(call->body));
+        return Keep(front, absl::StrCat(session, ":", name),
+                    {.owner = call->owner(),
+                     .session = session,
+                     .loss = std::move(loss)},
+                    done);
       },
       respond);
+}
+
+void DropLossesOf(Front& front, const std::string& session) {
+  for (const std::string& id : IdsOf(front.losses, session)) {
+    front.ledger.Erase(EntryKind::kLoss, id);
+    front.losses.erase(id);
+  }
+}
+
+void RestoreLosses(Front& front) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kLoss)) {
+    UploadedLoss loss{.session = entry.fields.value("session", ""),
+                      .loss = std::move(entry.bytes)};
+    if (!front.sessions.contains(loss.session)) {
+      front.ledger.Erase(EntryKind::kLoss, entry.id);
+      continue;
+    }
+    loss.owner = OwnerKey(front.CallerOf(loss.session));
+    loss.charge = front.ChargeIfRoom(loss.owner, loss.loss.size());
+    front.losses.emplace(entry.id, std::move(loss));
+  }
 }
 
 }  // namespace weft::tinker

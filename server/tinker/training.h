@@ -1,10 +1,11 @@
-// Handles forward_backward, forward and optim_step. Each request is a step of a
-// model (PromiseStep). If a body parses but its data are bad, the request
-// succeeds and the step's future fails.
+// The body of a training request, and the custom losses that clients upload,
+// each under an id that steps of the same session name. A step gets a copy of
+// the loss, so it does not need the loss again when it is replayed.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_TRAINING_H_
 #define WEFT_SERVER_TINKER_TRAINING_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,13 +30,13 @@ struct TrainBody {
   absl::StatusOr<std::shared_ptr<void>> charge;
 };
 
-// Parses and translates the body for RunForwardBackward: large data take long.
-// Threads: any.
-[[nodiscard]] absl::Status ReadTrain(const Front& front, Call* call);
-[[nodiscard]] absl::Status RunForwardBackward(Front& front, const CallPtr& call,
-                                              const Respond& respond);
-[[nodiscard]] absl::Status RunOptimStep(Front& front, const CallPtr& call,
-                                        const Respond& respond);
+// The most custom losses of a session.
+inline constexpr size_t kMaxLosses = 64;
+
+void DropLossesOf(Front& front, const std::string& session);
+
+// Reads the losses of the restored sessions from the ledger.
+void RestoreLosses(Front& front);
 
 }  // namespace weft::tinker
 

@@ -1,24 +1,23 @@
-#include "server/tinker/weights.h"
-
+#include <memory>
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "server/field_checks.h"
-#include "server/tinker/audit.h"
-#include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/checkpoint_path.h"
-#include "server/tinker/models.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
-#include "server/tinker/reaper.h"
-#include "server/tinker/samplers.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/step_output.h"
 #include "server/tinker/steps.h"
-#include "server/tinker/usage.h"
+#include "src/base/file_source.h"
 #include "src/base/reason.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
+#include "src/base/tokens.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::tinker {
@@ -26,124 +25,93 @@ namespace {
 
 using Done = Callback<FutureResult>;
 
-struct Save {
-  CheckpointPath path;
-  bool overwrite = false;
-  int64_t seq = 0;
-};
-
 // Begins to save a checkpoint. When the save has succeeded, stores the
 // checkpoint's extras.
-absl::Status StartSave(Front& front, const CallPtr& call, const Save& save,
-                       const Done& done) {
-  WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
-  const auto model = front.models.find(save.path.run);
-  if (model != front.models.end()) extras.base_model = model->second.base_model;
+absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
+                       const StepPlace& place, const Done& done) {
   WEFT_ASSIGN_OR_RETURN(
-      extras.charge,
-      front.ChargeEntry(call->owner(), extras.user_metadata.size() +
-                                           extras.base_model.size()));
-  v1::SaveCheckpointRequest request;
-  request.set_adapter_id(AdapterOfModel(save.path.run));
-  request.set_name(save.path.WeftName());
-  request.set_overwrite(save.overwrite);
-  request.set_step(static_cast<uint64_t>(save.seq));
+      const std::string name,
+      TextOr(call->body, "path", absl::StrCat("step-", place.seq)));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        NameCheckpoint("name", place.model, kind, name));
+  WEFT_ASSIGN_OR_RETURN(const bool overwrite,
+                        BoolOr(call->body, "overwrite", false));
+  WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
+  const auto model = front.models.find(place.model);
+  if (model != front.models.end()) extras.base_model = model->second.base_model;
+  WEFT_RETURN_IF_ERROR(ChargeExtras(front, call->caller, &extras));
+  auto request = RequestOf<v1::SaveCheckpointRequest>(place);
+  request.set_name(path.WeftName());
+  request.set_overwrite(overwrite);
   return front.port.Call(
       call->origin(), Rpc::kSaveCheckpoint, request, &Engine::SaveCheckpoint,
-      [&front, call, save, extras,
-       done](const absl::StatusOr<StepReply<CheckpointInfo>>& reply) {
-        if (!reply.ok()) return done(reply.status());
-        KeepExtras(front, call->caller, save.path, extras);
-        if (!reply->replayed) {
-          NoteEvent(front, call->caller, "create", save.path);
-          CountUsage(front, call->owner(), front.SessionOf(save.path.run),
+      IfOk(done, [&front, call, path, extras,
+                  done](const StepReply<CheckpointInfo>& reply) {
+        KeepExtras(front, call->caller, path, extras);
+        if (!reply.replayed) {
+          NoteEvent(front, call->caller, "create", path);
+          CountUsage(front, call->owner(), front.SessionOf(path.run),
                      {.checkpoints = 1});
         }
-        done(OutputOf(save.path.run, reply->result));
-      });
+        done(OutputOf(path.run, reply.result));
+      }));
 }
 
 // Promises a step that saves a checkpoint.
 absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
                          const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string model,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
-  const auto read = [call, model, seq, kind]() -> absl::StatusOr<Save> {
-    const std::string unnamed = absl::StrCat("step-", seq);
-    WEFT_ASSIGN_OR_RETURN(const std::string name,
-                          StringOr(call->body, "path", unnamed.c_str()));
-    Save save{.path = {}, .seq = seq};
-    WEFT_ASSIGN_OR_RETURN(save.path, NameCheckpoint("name", model, kind, name));
-    WEFT_ASSIGN_OR_RETURN(save.overwrite,
-                          BoolOr(call->body, "overwrite", false));
-    return save;
-  };
+  WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kSaveCheckpoint, model, seq, /*bytes=*/0,
-      [&front, call, read](const Done& done) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(const Save save, read());
-        return StartSave(front, call, save, done);
+      front, call, Rpc::kSaveCheckpoint, place, /*bytes=*/0,
+      [&front, call, kind, place](const Done& done) {
+        return StartSave(front, call, kind, place, done);
       },
       respond);
 }
 
-struct Load {
-  CheckpointPath path;
-  bool with_optimizer = false;
-};
-
-absl::StatusOr<Load> ReadLoad(const Json& body) {
-  Load load;
-  WEFT_ASSIGN_OR_RETURN(const std::string path, StringField(body, "path"));
-  WEFT_ASSIGN_OR_RETURN(load.path, ParseCheckpointPath(path));
-  WEFT_ASSIGN_OR_RETURN(load.with_optimizer, BoolOr(body, "optimizer", false));
-  return load;
-}
-
 // Begins to load the checkpoint into the model's adapter, or to make the
-// adapter if there is none. `seq` is kCreateSeq if the load makes the model.
-absl::Status StartLoad(Front& front, const CallPtr& call, const std::string& id,
-                       int64_t seq, const Done& done) {
-  WEFT_ASSIGN_OR_RETURN(const Load load, ReadLoad(call->body));
-  const auto model = front.models.find(id);
+// adapter if there is none. The number is kCreateSeq if the load makes the
+// model.
+absl::Status StartLoad(Front& front, const CallPtr& call,
+                       const StepPlace& place, const Done& done) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(Text(call->body, "path")));
+  WEFT_ASSIGN_OR_RETURN(const bool with_optimizer,
+                        BoolOr(call->body, "optimizer", false));
+  const auto model = front.models.find(place.model);
   if (model == front.models.end()) return absl::NotFoundError("no such model");
-  const FutureResult loaded = FutureResult::Of({{"path", load.path.ToString()},
-                                                {"model_id", id},
+  const FutureResult loaded = FutureResult::Of({{"path", path.ToString()},
+                                                {"model_id", place.model},
                                                 {"type", "load_weights"}});
-  if (seq == kCreateSeq && model->second.made) {
+  if (place.seq == kCreateSeq && model->second.made) {
     done(loaded);
     return absl::OkStatus();
   }
-  if (seq != kCreateSeq && AsksFor(call->body, "optimizer_config")) {
+  if (place.seq != kCreateSeq && AsksFor(call->body, "optimizer_config")) {
     return BadField("optimizer_config",
                     "is set, but the model has an optimizer: leave it out");
   }
   // From here on the checkpoint's optimizer is the model's, also for the steps
   // behind this one.
-  if (load.with_optimizer && !model->second.optimizer.empty()) {
+  if (with_optimizer && !model->second.optimizer.empty()) {
     model->second.optimizer.clear();
     KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
   }
-  const std::string adapter = model->second.adapter;
-  v1::LoadCheckpointRequest request;
-  request.set_adapter_id(adapter);
-  request.set_source_adapter_id(AdapterOfModel(load.path.run));
-  request.set_name(load.path.WeftName());
-  request.set_weights_only(!load.with_optimizer);
-  request.set_step(static_cast<uint64_t>(seq));
+  auto request = RequestOf<v1::LoadCheckpointRequest>(place);
+  request.set_source_adapter_id(AdapterOfModel(path.run));
+  request.set_name(path.WeftName());
+  request.set_weights_only(!with_optimizer);
   return front.port.Call(
       call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
-      [&front, call, adapter, id, loaded, path = load.path,
-       done](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-        if (!reply.ok()) return done(reply.status());
+      IfOk(done, [&front, call, id = place.model, loaded, path,
+                  done](const StepReply<AdapterInfo>& /*reply*/) {
         NoteEvent(front, call->caller, "read", path, "load");
         if (front.models.contains(id)) return done(loaded);
         // The model is gone. An earlier DeleteOrphan may have run before the
         // load made the adapter, so this one deletes the adapter.
-        DeleteOrphan(front, call->caller, adapter);
+        DeleteOrphan(front, call->caller, AdapterOfModel(id));
         done(absl::NotFoundError("the session has ended"));
-      });
+      }));
 }
 
 absl::Status LoadNewModel(Front& front, const CallPtr& call,
@@ -151,12 +119,11 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
   return MakeModel(
       front, call, respond,
       [&front, call](const Model& model, const Done& done) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(
-            const std::string base,
-            StringOr(call->body, "base_model", front.model_name().c_str()));
-        WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
+        WEFT_RETURN_IF_ERROR(CheckBaseModel(
+            front, TextOr(call->body, "base_model", front.model_name())));
         WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
-        return StartLoad(front, call, model.id, kCreateSeq, done);
+        return StartLoad(front, call, {.model = model.id, .seq = kCreateSeq},
+                         done);
       });
 }
 
@@ -173,12 +140,10 @@ absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call,
             absl::StrCat("copy ", call.owner(), " ", from.ToString(), " ", key))
             .substr(0, 16));
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string session,
-                        StringField(call.body, "session_id"));
-  WEFT_RETURN_IF_ERROR(front.FindSession(call, session).status());
-  WEFT_ASSIGN_OR_RETURN(const int64_t number,
-                        IntField(call.body, "model_seq_id"));
-  const std::string run = absl::StrCat(session, ":train:", number);
+  WEFT_ASSIGN_OR_RETURN(const Session* const session,
+                        front.FindSession(call, Text(call.body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call.body, "model_seq_id"));
+  const std::string run = absl::StrCat(session->id, ":train:", number);
   if (number >= 0 && !front.models.contains(run)) return run;
   return BadField("model_seq_id",
                   absl::StrCat("is ", number, ", must be that of no model"));
@@ -223,20 +188,15 @@ absl::Status SaveWeightsExternal(Front& front, const CallPtr& call,
 absl::Status CopyWeights(Front& front, const CallPtr& call,
                          const Respond& respond) {
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
-  WEFT_ASSIGN_OR_RETURN(const std::string source,
-                        StringField(call->body, "source_path"));
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath from, ParseCheckpointPath(source));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath from,
+                        ParseCheckpointPath(Text(call->body, "source_path")));
   CheckpointPath to = from;
   WEFT_ASSIGN_OR_RETURN(to.run, RunOfCopy(front, *call, from));
   WEFT_ASSIGN_OR_RETURN(const CheckpointExtras given, ReadExtras(call->body));
   CheckpointExtras extras = FindExtras(front, call->caller, from);
   extras.expires_at = given.expires_at;
   extras.copied_from = from.ToString();
-  WEFT_ASSIGN_OR_RETURN(
-      extras.charge,
-      front.ChargeEntry(call->owner(), extras.user_metadata.size() +
-                                           extras.base_model.size() +
-                                           extras.copied_from.size()));
+  WEFT_RETURN_IF_ERROR(ChargeExtras(front, call->caller, &extras));
   // This message has what a copy needs, and its validation.
   v1::LoadCheckpointRequest request;
   request.set_adapter_id(AdapterOfModel(to.run));
@@ -275,15 +235,164 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
   if (Find(call->body, "model_id") == nullptr) {
     return LoadNewModel(front, call, respond);
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        StringField(call->body, "model_id"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntField(call->body, "seq_id"));
+  WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kLoadCheckpoint, id, seq, /*bytes=*/0,
-      [&front, call, id, seq](const Done& done) {
-        return StartLoad(front, call, id, seq, done);
+      front, call, Rpc::kLoadCheckpoint, place, /*bytes=*/0,
+      [&front, call, place](const Done& done) {
+        return StartLoad(front, call, place, done);
       },
       respond);
+}
+
+namespace {
+
+constexpr absl::Duration kUrlLifetime = absl::Hours(1);
+constexpr const char* kFiles[] = {"adapter_config.json",
+                                  "adapter_model.safetensors"};
+
+constexpr uint64_t kArchivePieceBytes = 1 << 20;
+// The pause before the next try when Front::files refuses a read.
+constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
+
+// The file that a signed URL opens, and the time when the URL expires.
+struct Ticket {
+  int64_t expires = 0;  // Unix seconds.
+  std::string adapter;  // The adapter's name in the engine.
+  std::string checkpoint;
+  std::string file;
+
+  // Returns the tenant of the adapter, as the name tells it.
+  [[nodiscard]] std::string Owner() const {
+    return adapter.substr(0, adapter.find(kTenantSeparator));
+  }
+  // Returns the part of the URL that is signed. No field contains a slash, so
+  // no two tickets have the same part.
+  [[nodiscard]] std::string Path() const {
+    return absl::StrCat(expires, "/", adapter, "/", checkpoint, "/", file);
+  }
+};
+
+// Returns the scheme of the URLs that the client uses. It is "https" only if a
+// proxy ends TLS in front of this port and says so in X-Forwarded-Proto.
+const char* SchemeOf(const HttpRequest& request) {
+  return request.forwarded_proto == "https" ? "https" : "http";
+}
+
+// Returns the signed URLs of a checkpoint's files, and when they expire.
+absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
+  std::string adapter = AdapterOfModel(path.run);
+  WEFT_RETURN_IF_ERROR(call.caller.Qualify(FieldsOf(&adapter)));
+  const absl::Time expires = absl::Now() + kUrlLifetime;
+  Json urls = Json::object();
+  for (const char* const file : kFiles) {
+    const Ticket ticket{.expires = absl::ToUnixSeconds(expires),
+                        .adapter = adapter,
+                        .checkpoint = path.WeftName(),
+                        .file = file};
+    WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
+    urls[file] = absl::StrCat(SchemeOf(call.http), "://", call.http.host,
+                              "/api/v1/files/", ticket.Path(), "/", signature);
+  }
+  return Json{{"urls", urls},
+              {"expires", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires,
+                                           absl::UTCTimeZone())}};
+}
+
+// A file that is being sent to a client.
+struct Download {
+  std::string owner;
+  FileSource file;
+  uint64_t sent = 0;
+};
+using DownloadPtr = std::shared_ptr<Download>;
+
+absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
+                                         const Ticket& ticket) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
+                        OpenDirectory(checkpoint_dir, "the checkpoints"));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd adapter,
+                        OpenDirectoryAt(root.get(), ticket.adapter));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
+                        OpenDirectoryAt(adapter.get(), ticket.checkpoint));
+  WEFT_ASSIGN_OR_RETURN(FileSource file,
+                        FileSource::OpenAt(checkpoint.get(), ticket.file));
+  return std::make_shared<Download>(
+      Download{.owner = ticket.Owner(), .file = std::move(file)});
+}
+
+// Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece
+// if the read fails or the file has no more bytes.
+std::string ReadPiece(Download* download) {
+  auto piece = download->file.Read(download->sent, kArchivePieceBytes);
+  if (!piece.ok()) return "";
+  download->sent += piece->size();
+  return *std::move(piece);
+}
+
+// Reads the next piece on a thread of front.files, and then passes it to `then`
+// on the front's thread. If front.files refuses the read, tries again later.
+void NextPiece(Front& front, const DownloadPtr& download,
+               const std::function<void(std::string)>& then) {
+  const bool taken = front.files.TryRun(download->owner, [&front, download,
+                                                          then] {
+    front.port.Post([then, piece = ReadPiece(download.get())] { then(piece); });
+  });
+  if (taken) return;
+  front.after(kBusyPause,
+              [&front, download, then] { NextPiece(front, download, then); });
+}
+
+HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
+  if (!opened.ok()) return ErrorReply(opened.status());
+  const DownloadPtr& download = *opened;
+  HttpReply reply{.content_type = "application/octet-stream", .body = ""};
+  reply.stream = ReplyStream{
+      .size = download->file.size(),
+      .next = [&front, download](const std::function<void(std::string)>& then) {
+        NextPiece(front, download, then);
+      }};
+  return reply;
+}
+
+}  // namespace
+
+absl::Status GetArchive(Front& front, const CallPtr& call,
+                        const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(
+      const CheckpointPath path,
+      ParseCheckpointId(call->args[0],
+                        absl::StrCat(call->args[1], "/", call->args[2])));
+  if (path.kind != CheckpointKind::kExternal) {
+    return absl::InvalidArgumentError(
+        "only checkpoints of save_weights_external can be downloaded");
+  }
+  const auto give = [&front, call, path](const CheckpointInfo& /*info*/) {
+    NoteEvent(front, call->caller, "read", path, "download");
+    return UrlsOf(*call, path);
+  };
+  return FindCheckpoint(front, call, path, ReplyWith(respond, give));
+}
+
+absl::Status DownloadFile(Front& front, const CallPtr& call,
+                          const Respond& respond) {
+  Ticket ticket{.adapter = call->args[1],
+                .checkpoint = call->args[2],
+                .file = call->args[3]};
+  const bool numbered = absl::SimpleAtoi(call->args[0], &ticket.expires);
+  WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
+  const bool genuine = numbered && IsSignature(call->args[4], signature);
+  if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
+    return absl::NotFoundError("the URL is not valid, or has expired");
+  }
+  const bool taken =
+      front.files.TryRun(ticket.Owner(), [&front, ticket, respond] {
+        const auto opened =
+            OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
+        front.port.Post(
+            [&front, opened, respond] { respond(FileReply(front, opened)); });
+      });
+  if (taken) return absl::OkStatus();
+  return absl::UnavailableError("too many files are read: come again later");
 }
 
 }  // namespace weft::tinker

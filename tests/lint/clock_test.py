@@ -26,13 +26,12 @@ WALL = {
     "server/sample_validation.cc": "a seed, if the system draws none",
     "server/load_history.cc": "the console's time",
     "server/metric_values.cc": "the age of the process, by the time of its start",
-    "server/tinker/archives.cc": "expiry of URLs",
-    "server/tinker/audit.cc": "when something was done to a checkpoint",
-    "server/tinker/checkpoint_extras.cc": "expiry of checkpoints",
+    "server/tinker/accounts.cc": "when something was used or done",
+    "server/tinker/checkpoints.cc": "expiry of checkpoints",
     "server/tinker/routes.cc": "expiry of JWTs",
     "server/tinker/sessions.cc": "when a session was made",
-    "server/tinker/tinker_front.cc": "expiry of checkpoints",
-    "server/tinker/usage.cc": "the hour of a use",
+    "server/tinker/front.cc": "expiry of checkpoints",
+    "server/tinker/weights.cc": "expiry of URLs",
 }
 _WALL_CLOCK = re.compile(
     r"absl::Now\(\)|GetCurrentTimeNanos|CLOCK_REALTIME|system_clock::now"

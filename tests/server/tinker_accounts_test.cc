@@ -8,10 +8,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/tinker/checkpoint_extras.h"
-#include "server/tinker/checkpoint_path.h"
-#include "server/tinker/jwt.h"
-#include "server/tinker/usage.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/checkpoints.h"
 #include "tests/server/tinker_front_fixture.h"
 
 namespace weft::tinker {

@@ -7,7 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/tinker/custom_losses.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/training.h"
 #include "tests/server/tinker_front_fixture.h"
 
 namespace weft::tinker {

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/tinker/reaper.h"
-#include "server/tinker/restore.h"
+#include "server/tinker/adapters.h"
+#include "server/tinker/ledger.h"
 #include "server/tinker/routes.h"
 #include "src/base/log.h"
 #include "src/base/token_file.h"

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "server/tinker/reaper.h"
+#include "server/tinker/adapters.h"
 #include "tests/server/tinker_front_fixture.h"
 #include "tests/support/status_matchers.h"
 

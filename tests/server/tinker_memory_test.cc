@@ -2,18 +2,14 @@
 #include <zstd.h>
 
 #include <chrono>
-#include <functional>
 #include <future>
 #include <latch>
-#include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/tinker/body_turns.h"
+#include "server/tinker/turns.h"
 #include "server/tinker/wire.pb.h"
 #include "tests/server/tinker_front_fixture.h"
 
@@ -136,31 +132,37 @@ TEST_F(TinkerMemoryTest, ABodyOfEmptyMessagesIsRefusedUnparsed) {
   }
 }
 
-TEST(BodyTurnsTest, OwnersTakeTurnsWhileBodiesAreRead) {
-  std::mutex mu;
-  std::string served;
+TEST(TurnPoolTest, OwnersTakeTurns) {
+  std::string done;
   std::latch begin(1);
-  std::vector<std::function<void()>> posted;
-  // This thread is the front's: it runs what the reader posts.
-  BodyTurns turns([&](absl::Duration, std::function<void()> work) {
-    const std::lock_guard lock(mu);
-    posted.push_back(std::move(work));
-  });
+  std::latch end(5);
+  TurnPool turns(1, 8);
   for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
-    turns.Add(
-        name.substr(0, 1), [&begin] { begin.wait(); },
-        [&served, name] { served += name; });
+    EXPECT_TRUE(turns.TryRun(name.substr(0, 1), [&, name] {
+      begin.wait();
+      done += name;
+      end.count_down();
+    }));
   }
   begin.count_down();
-  while (served.size() < 10) {
-    std::vector<std::function<void()>> work;
-    {
-      const std::lock_guard lock(mu);
-      work.swap(posted);
-    }
-    for (const auto& run : work) run();
-  }
-  EXPECT_EQ(served, "a1b1c1a2a3");
+  end.wait();
+  EXPECT_EQ(done, "a1b1c1a2a3");
+}
+
+TEST(TurnPoolTest, AnOwnersWorkIsRefusedIfTooMuchOfItWaits) {
+  std::latch begin(1);
+  std::latch runs(1);
+  TurnPool turns(1, 2);
+  EXPECT_TRUE(turns.TryRun("a", [&] {
+    runs.count_down();
+    begin.wait();
+  }));
+  runs.wait();
+  EXPECT_TRUE(turns.TryRun("a", [] {}));
+  EXPECT_TRUE(turns.TryRun("a", [] {}));
+  EXPECT_FALSE(turns.TryRun("a", [] {}));
+  EXPECT_TRUE(turns.TryRun("b", [] {}));
+  begin.count_down();
 }
 
 TEST_F(TinkerMemoryTest, ASmallRouteTakesASmallBodyAlsoInflated) {

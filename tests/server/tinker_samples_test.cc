@@ -5,7 +5,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/tinker/sampling.h"
+#include "server/tinker/sessions.h"
 #include "src/base/clock.h"
 #include "tests/server/tinker_front_fixture.h"
 

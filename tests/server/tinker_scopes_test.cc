@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
-#include "server/tinker/route_table.h"
+#include "server/tinker/routes.h"
 #include "src/base/log.h"
 #include "tests/server/tinker_front_fixture.h"
 

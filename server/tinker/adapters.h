@@ -1,0 +1,67 @@
+// Adapters that the front loads for sampling, and adapters that it deletes.
+//
+// The engine may refuse a deletion, for example because it drains. The front
+// then tries again every two seconds. The ledger keeps which adapters are to be
+// deleted, so the tries go on after a restart.
+//
+// All sampling sessions that an owner makes from one checkpoint share a loaded
+// adapter. The front deletes the adapter when the last of these sessions ends.
+// A session that comes later loads another one, of another name.
+// Threads: the front's.
+#ifndef WEFT_SERVER_TINKER_ADAPTERS_H_
+#define WEFT_SERVER_TINKER_ADAPTERS_H_
+
+#include <string>
+
+#include "server/tinker/front.h"
+
+namespace weft::tinker {
+
+// Asks the engine once to delete an adapter, and writes nothing to the ledger.
+// Errors: those of EnginePort::Call.
+[[nodiscard]] absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
+                                           const std::string& adapter,
+                                           Callback<bool> done);
+
+// Asks the engine about an adapter. Errors: those of EnginePort::Call.
+[[nodiscard]] absl::Status GetAdapterOf(Front& front, CallOrigin origin,
+                                        const std::string& adapter,
+                                        Callback<AdapterInfo> done);
+
+// Deletes the caller's adapter, now or later.
+void DeleteOrphan(Front& front, const Caller& caller,
+                  const std::string& adapter);
+
+// Tries again all deletions that have not succeeded.
+void SweepOrphans(Front& front);
+// Reads from the ledger which adapters are to be deleted. Keeps an adapter that
+// a sampling session uses. Call it after RestoreSamplers.
+void RestoreOrphans(Front& front);
+
+// The names of adapters that are loaded for sampling begin with this prefix.
+inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
+
+// Gives `done` the name of the checkpoint's adapter, which is loaded if it is
+// not there, and counts one more user (LoadedAdapter::users). A checkpoint that
+// was overwritten has another adapter, and older sessions keep theirs. Runs
+// `done` when the adapter is ready or the load has failed, perhaps before
+// UseAdapter returns. If `done` gets an error, no user is counted.
+void UseAdapter(Front& front, const CallOrigin& origin,
+                const CheckpointInfo& info, Callback<std::string> done);
+// Returns false if UseAdapter would load the checkpoint.
+[[nodiscard]] bool HasCheckpoint(const Front& front, const Caller& caller,
+                                 const CheckpointInfo& info);
+// Has the next process delete a loaded adapter, unless a sampling session of
+// that process uses it.
+void GoAtNextStart(Front& front, const Caller& caller,
+                   const std::string& adapter);
+// Subtracts one user. If no user is left, has the adapter deleted.
+void LeaveAdapter(Front& front, const Caller& caller,
+                  const std::string& adapter);
+// Counts a user of an adapter that the front loaded before the restart. Call it
+// before the front's thread starts.
+void HaveAdapter(Front& front, const Caller& caller,
+                 const std::string& adapter);
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_ADAPTERS_H_

@@ -1,0 +1,172 @@
+// The entries of the tables of the Tinker front (front.h). Their text is charged
+// to their owner's memory.
+// Threads: the front's.
+#ifndef WEFT_SERVER_TINKER_RECORDS_H_
+#define WEFT_SERVER_TINKER_RECORDS_H_
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/call.h"
+#include "server/engine_port.h"
+#include "server/tinker/fields.h"
+#include "server/tinker/futures.h"
+#include "src/request/reply.h"
+
+namespace weft::tinker {
+
+// A client's session. sessions.h says when a session ends.
+struct Session {
+  std::string id;
+  Caller caller;
+  std::string owner;  // OwnerKey(caller).
+  std::string key;    // The idempotency key of create_session; may be empty.
+  std::string user_metadata;  // ShownField, like display_name.
+  std::string display_name;
+  absl::Time last_beat;
+  absl::Time created_at;         // In whole microseconds; by the wall clock.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// Begins work, and passes its result to `done` later. If a Task returns an
+// error, nothing has begun and `done` does not run.
+using Task = std::function<absl::Status(Callback<FutureResult> done)>;
+
+// A step whose request has arrived.
+struct ArrivedStep {
+  std::string future;
+  CallOrigin origin;
+  Rpc rpc;  // The call as which a refusal counts.
+  Task task;
+  // The charge for the step's bytes, in Front::waiting or ServiceCore::memory.
+  std::shared_ptr<void> reserved;
+};
+
+// The steps of one model that the engine does not have yet.
+struct StepLine {
+  int64_t next = 1;   // Above the numbers of all steps that the engine has.
+  bool held = false;  // The model is being made, so no step may begin.
+  std::map<int64_t, ArrivedStep> waiting;  // By sequence number.
+  bool retries = false;                    // A timer will try them again.
+};
+
+// A model in training: an adapter, whose steps have the client's sequence
+// numbers.
+struct Model {
+  std::string id;
+  Caller caller;
+  std::string owner;
+  std::string session;
+  std::string adapter;
+  // The base model's name as the client that made the model gave it. The client
+  // can load a tokenizer by this name. Empty: as the server names it.
+  std::string base_model;
+  std::string optimizer;         // See ReadOptimizer (optimizers.h).
+  std::string user_metadata;     // ShownField.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+  bool made = false;             // The adapter exists.
+  StepLine line;
+};
+
+// A sampling session: the weights that a sampling client samples from.
+struct Sampler {
+  std::string id;
+  std::string owner;
+  std::string session;
+  std::string adapter;   // Empty for the base model.
+  std::string snapshot;  // Empty: no snapshot, but the current weights.
+  // Samples follow the adapter; `snapshot` is released.
+  bool in_flight = false;
+  std::string model_path;  // Empty if not made from a checkpoint.
+  uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// The fields of a sampling session that the ledger keeps.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Sampler, session, adapter,
+                                                snapshot, in_flight, model_path)
+
+// A custom loss that a client has uploaded (training.h).
+struct UploadedLoss {
+  std::string owner;
+  std::string session;
+  std::string loss;              // A serialized v1::CustomLoss.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+
+// What clients of the Tinker API say about a checkpoint (checkpoints.h).
+struct CheckpointExtras {
+  std::string user_metadata;             // ShownField.
+  std::optional<absl::Time> expires_at;  // In whole seconds.
+  std::string base_model;                // Model::base_model.
+  std::string copied_from;       // The path of the checkpoint copied; or empty.
+  std::shared_ptr<void> charge;  // ChargeEntry.
+};
+struct KeptExtras {
+  Caller caller;
+  std::string path;  // CheckpointPath::ToString.
+  CheckpointExtras extras;
+};
+
+// An adapter that the front loads for sampling sessions (adapters.h).
+struct LoadedAdapter {
+  bool ready = false;  // The load has ended.
+  int users = 0;       // The sampling sessions that use the adapter.
+  // The next process deletes the adapter unless a sampling session uses it.
+  bool goes_at_next_start = false;
+  // Callbacks for the end of the load, one per sampling session that waits.
+  std::vector<Callback<std::string>> waiting;
+};
+
+// An adapter that is to be deleted (adapters.h).
+struct Orphan {
+  Caller caller;
+  std::string adapter;
+  bool running = false;  // The engine handles a request to delete it.
+};
+
+// What was used in an hour (accounts.h).
+struct UsageCounts {
+  int64_t train_tokens = 0;
+  int64_t prompt_tokens = 0;  // Without cached_tokens.
+  int64_t cached_tokens = 0;
+  int64_t sampled_tokens = 0;
+  int64_t checkpoints = 0;
+};
+struct UsageKey {
+  std::string owner;
+  int64_t hour = 0;  // In hours since the epoch.
+  std::string session;
+
+  friend auto operator<=>(const UsageKey&, const UsageKey&) = default;
+};
+struct UsageRow {
+  UsageCounts counts;
+  bool changed = false;          // The ledger has not these counts yet.
+  std::shared_ptr<void> charge;  // ChargeIfRoom.
+};
+
+// What a client did to a checkpoint (accounts.h).
+struct KeptEvent {
+  Json event;
+  std::shared_ptr<void> charge;  // ChargeIfRoom.
+};
+
+// A sample that the engine has.
+struct RunningSample {
+  std::string future;
+  CancelHandle cancel;
+  bool unwanted = false;  // SweepSamples has cancelled it.
+};
+
+}  // namespace weft::tinker
+
+#endif  // WEFT_SERVER_TINKER_RECORDS_H_

@@ -1,0 +1,57 @@
+#include "server/tinker/turns.h"
+
+#include <utility>
+
+namespace weft::tinker {
+
+TurnPool::TurnPool(size_t num_threads, size_t max_waiting)
+    : max_waiting_(max_waiting) {
+  for (size_t i = 0; i < num_threads; ++i) {
+    threads_.emplace_back([this] { Loop(); });
+  }
+}
+
+TurnPool::~TurnPool() {
+  {
+    MutexLock lock(&mu_);
+    ending_ = true;
+  }
+  changed_.NotifyAll();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool TurnPool::TryRun(const std::string& owner, Work work) {
+  {
+    MutexLock lock(&mu_);
+    std::deque<Work>& own = waiting_[owner];
+    if (own.size() >= max_waiting_) return false;
+    own.push_back(std::move(work));
+  }
+  changed_.NotifyOne();
+  return true;
+}
+
+TurnPool::Work TurnPool::Take() {
+  auto turn = waiting_.upper_bound(last_);
+  if (turn == waiting_.end()) turn = waiting_.begin();
+  last_ = turn->first;
+  Work work = std::move(turn->second.front());
+  turn->second.pop_front();
+  if (turn->second.empty()) waiting_.erase(turn);
+  return work;
+}
+
+void TurnPool::Loop() {
+  while (true) {
+    Work work;
+    {
+      MutexLock lock(&mu_);
+      while (waiting_.empty() && !ending_) changed_.Wait(&mu_);
+      if (ending_) return;
+      work = Take();
+    }
+    work();
+  }
+}
+
+}  // namespace weft::tinker
