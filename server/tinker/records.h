@@ -1,5 +1,4 @@
-// The entries of the tables of the Tinker front (front.h). Their text is charged
-// to their owner's memory.
+// The entries of the tables of the Tinker front (front.h).
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_RECORDS_H_
 #define WEFT_SERVER_TINKER_RECORDS_H_
