@@ -286,10 +286,6 @@ class ClientCore:
     ) -> Operation[AdapterCore]:
         """Gets the adapter, or creates it if there is none. If another client creates
         it at the same time, both clients get the same adapter."""
-        modules = options.get("target_modules")
-        if modules is not None:
-            modules = sorted(modules)
-            options = {**options, "target_modules": modules}
         # An adapter that exists must not hide values that no server takes.
         wanted = convert.lora_config(options)
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
@@ -303,9 +299,10 @@ class ClientCore:
         config = convert.to_adapter_info(reply.message.adapter).config
         found: dict[str, object] = {"rank": config.rank, "alpha": config.alpha}
         asked: dict[str, object] = {"rank": wanted.rank, "alpha": wanted.alpha}
+        modules = options.get("target_modules")
         if modules is not None:
             found["target_modules"] = sorted(config.target_modules)
-            asked["target_modules"] = modules
+            asked["target_modules"] = sorted(modules)
         if found != asked:
             raise FailedPrecondition(
                 f"adapter {adapter_id!r} exists with {found}, asked for {asked}"
