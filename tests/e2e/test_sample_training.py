@@ -126,7 +126,7 @@ def test_a_gradient_whose_square_overflows_is_refused(
         adapter = client.create_adapter(unique("huge"), rank=4, seed=1)
         adapter.forward_backward([huge])
         before = refused_steps(daemon)
-        with pytest.raises(weft.FailedPrecondition, match="squares it in f32"):
+        with pytest.raises(weft.FailedPrecondition, match="when it is squared in f32"):
             adapter.optim_step()
         assert refused_steps(daemon) == before + 1
         adapter.forward_backward([huge])
