@@ -29,8 +29,8 @@ class TeacherFinder {
   // Errors: NOT_FOUND (the adapter or its snapshot), FAILED_PRECONDITION (a
   // replay of the log could not run the step again), RESOURCE_EXHAUSTED (with a
   // copy, all copies would take more than the memory budget), and those of the
-  // read and the copy. If `shared_only`, RESOURCE_EXHAUSTED also for a copy that
-  // takes memory of its own.
+  // read and the copy. If `shared_only`, a copy that takes memory of its own is
+  // RESOURCE_EXHAUSTED, too.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Find(
       const dispatch::StepTask& step, bool shared_only);
   // Returns whether the weights, which may be null, are one of the copies.
