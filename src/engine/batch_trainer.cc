@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -82,22 +83,75 @@ dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train,
   later.backward = train.backward;
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const dispatch::StepTask& step = train.steps[i];
+    const sched::TrainSlice& slice = train.slices[i];
+    if (FollowsWaiting(step)) {
+      waiting_.push_back({train.backward, slice, step});
+      continue;
+    }
     absl::Status found = VersionOf(step).status();
     // What comes after a slice that waits waits, too, so that the steps of an
     // adapter stay in order.
-    if (later.slices.empty()) found.Update(FindTeacher(step));
+    if (later.slices.empty()) found.Update(FindTeacher(step, slice));
+    const bool exhausted = absl::IsResourceExhausted(found);
     const bool waits =
-        !later.slices.empty() ||
-        (absl::IsResourceExhausted(found) && !runnable.slices.empty());
+        !later.slices.empty() || (exhausted && !runnable.slices.empty());
     if (!found.ok() && !waits) {
-      Fail(step, found);
+      if (!exhausted || !LetWait(train.backward, slice, step)) {
+        Fail(step, found);
+      }
       continue;
     }
     dispatch::RunTrain& part = waits ? later : runnable;
-    part.slices.push_back(train.slices[i]);
+    part.slices.push_back(slice);
     part.steps.push_back(step);
   }
   return runnable;
+}
+
+bool BatchTrainer::FollowsWaiting(const dispatch::StepTask& step) const {
+  return step.adapter != AdapterKey::kBaseModel &&
+         std::ranges::any_of(waiting_, [&](const Waiting& waiting) {
+           return waiting.step.adapter == step.adapter;
+         });
+}
+
+bool BatchTrainer::OthersKeepCopies(uint64_t step_id) const {
+  return !context_.recorder.replaying() &&
+         std::ranges::any_of(progress_, [&](const auto& entry) {
+           return entry.first != step_id &&
+                  teachers_.IsCopy(entry.second.teacher);
+         });
+}
+
+bool BatchTrainer::LetWait(bool backward, const sched::TrainSlice& slice,
+                           const dispatch::StepTask& step) {
+  const bool first = slice.first_datum == 0;
+  const bool keeps = teachers_.IsCopy(progress_[step.id].teacher);
+  if ((keeps && !first) || !OthersKeepCopies(step.id)) return false;
+  if (first) progress_.erase(step.id);
+  waiting_.push_back({backward, slice, step});
+  return true;
+}
+
+void BatchTrainer::RunWaiting() {
+  // No step id is 0.
+  if (waiting_.empty() || OthersKeepCopies(0)) return;
+  // The server stops, and what the slices refer to may be gone.
+  if (!context_.guard.failure().ok()) return;
+  for (const Waiting& waiting : std::exchange(waiting_, {})) {
+    Run({.backward = waiting.backward,
+         .slices = {waiting.slice},
+         .steps = {waiting.step}})
+        .IgnoreError();  // Run has reported the error.
+  }
+}
+
+void BatchTrainer::Forget(uint64_t step_id) {
+  progress_.erase(step_id);
+  std::erase_if(waiting_, [step_id](const Waiting& waiting) {
+    return waiting.step.id == step_id;
+  });
+  context_.recorder.Forget(step_id);
 }
 
 absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
@@ -107,12 +161,17 @@ absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
       step.adapter, std::get<TrainRequest>(*step.request).snapshot);
 }
 
-absl::Status BatchTrainer::FindTeacher(const dispatch::StepTask& step) {
+absl::Status BatchTrainer::FindTeacher(const dispatch::StepTask& step,
+                                       const sched::TrainSlice& slice) {
   const auto& request = std::get<TrainRequest>(*step.request);
   if (!HasTeacher(request.loss.function)) return absl::OkStatus();
   Progress& progress = progress_[step.id];
   if (progress.found_teacher) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(progress.teacher, teachers_.Find(step));
+  const bool shared_only = !slice.last && OthersKeepCopies(step.id);
+  if (shared_only && !waiting_.empty()) {
+    return absl::ResourceExhaustedError("others wait for the copies already");
+  }
+  WEFT_ASSIGN_OR_RETURN(progress.teacher, teachers_.Find(step, shared_only));
   progress.found_teacher = true;
   return absl::OkStatus();
 }
@@ -146,6 +205,9 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
       if (slice.first_datum == 0) progress_.erase(slice.work_id);
     }
     return RunInTurn(first, second);
+  }
+  if (!fits && LetWait(train.backward, train.slices[0], train.steps[0])) {
+    return absl::OkStatus();
   }
   if (status.ok()) {
     desk.CountTokens(train);
@@ -220,8 +282,8 @@ struct BatchTrainer::MicroBatch {
   };
   bool backward = false;
   // If memory runs out, the batch may run again with all layers recomputed, or
-  // in parts. Both need copies of the scratch, which take memory, so a single
-  // slice on a CPU runs only once.
+  // in parts, or later (LetWait). These need copies of the scratch, which take
+  // memory, so otherwise a single slice on a CPU runs only once.
   bool may_recompute = false;
   bool may_run_again = false;
   bool ran = false;   // The last attempt began to run the batch.
@@ -239,7 +301,8 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
                    .may_recompute = context_.device.Memory().total > 0 &&
                                     context_.options.gradient_checkpointing ==
                                         GradientCheckpointing::kAuto};
-  batch.may_run_again = batch.may_recompute || train.slices.size() > 1;
+  batch.may_run_again = batch.may_recompute || train.slices.size() > 1 ||
+                        OthersKeepCopies(train.steps[0].id);
   for (size_t i = 0; i < train.slices.size(); ++i) {
     const sched::TrainSlice& slice = train.slices[i];
     const auto& request = std::get<TrainRequest>(*train.steps[i].request);

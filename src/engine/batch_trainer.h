@@ -33,13 +33,14 @@ class BatchTrainer {
   // the copies of its teachers, runs in parts. If a micro-batch or a part
   // fails, returns the error: all its requests fail, and their adapters stay as
   // they were. But if the custom loss of a request fails, only this request
-  // does, and the others run again.
+  // does, and the others run again. A slice waits, and RunWaiting runs it, if
+  // it does not fit beside the copies of teachers that other requests keep.
   absl::Status Run(const dispatch::RunTrain& train);
+  // Runs the slices that wait, each by itself, unless a request still keeps a
+  // copy. Call it after any work that may have ended a request.
+  void RunWaiting();
   // Drops the progress of a request that will not complete.
-  void Forget(uint64_t step_id) {
-    progress_.erase(step_id);
-    context_.recorder.Forget(step_id);
-  }
+  void Forget(uint64_t step_id);
 
  private:
   // The results that a request's finished slices have produced so far.
@@ -53,11 +54,20 @@ class BatchTrainer {
   };
   // The slices of a micro-batch, ready to run.
   struct MicroBatch;
+  // A slice that waits until no request keeps a copy of a teacher. For the
+  // scheduler it is on the device, so nothing of its adapter overtakes it. A
+  // request that has run some slices and keeps a copy never waits, so the
+  // requests that others wait for end.
+  struct Waiting {
+    bool backward = false;
+    sched::TrainSlice slice;
+    dispatch::StepTask step;
+  };
 
   // Fails the requests whose weights or teachers no longer exist. Returns the
   // slices of the other requests. From the first one on that finds no room for
   // a copy of its teacher beside those of the slices before it, puts them into
-  // `later`.
+  // `later`. Lets slices wait as Run says.
   [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train,
                                             dispatch::RunTrain& later);
   [[nodiscard]] absl::Status RunInTurn(const dispatch::RunTrain& first,
@@ -68,8 +78,19 @@ class BatchTrainer {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   // Finds the request's teacher if its loss has one and this is its first
-  // slice. Errors: those of TeacherFinder::Find.
-  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepTask& step);
+  // slice. A request of several slices gets no copy of its own while another
+  // keeps one, so that its later slices need no more room than if it were
+  // alone. Errors: those of TeacherFinder::Find.
+  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepTask& step,
+                                         const sched::TrainSlice& slice);
+  // Returns whether a request other than `step_id` keeps a copy of a teacher.
+  // A replay of the log counts none (TeacherFinder::CopiedBytes).
+  [[nodiscard]] bool OthersKeepCopies(uint64_t step_id) const;
+  // Returns whether an earlier slice of the step's adapter waits.
+  [[nodiscard]] bool FollowsWaiting(const dispatch::StepTask& step) const;
+  // Lets the slice wait if that helps. Returns whether it waits.
+  bool LetWait(bool backward, const sched::TrainSlice& slice,
+               const dispatch::StepTask& step);
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
@@ -99,6 +120,7 @@ class BatchTrainer {
   TeacherFinder teachers_;
   TrainRunner runner_;
   std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
+  std::vector<Waiting> waiting_;                     // The oldest first.
 };
 
 }  // namespace weft::engine

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -33,13 +34,20 @@ int64_t TeacherFinder::CopiedBytes() const {
   return bytes;
 }
 
-absl::Status TeacherFinder::CheckRoom(AdapterKey key,
-                                      const Teacher& teacher) const {
+bool TeacherFinder::IsCopy(const lora::AdapterVersionPtr& version) const {
+  return version != nullptr &&
+         std::ranges::any_of(
+             copies_, [&](const auto& copy) { return copy.lock() == version; });
+}
+
+absl::Status TeacherFinder::CheckRoom(AdapterKey key, const Teacher& teacher,
+                                      bool shared_only) const {
   WEFT_ASSIGN_OR_RETURN(const int64_t bytes,
                         context_.adapters.CopyBytes(key, teacher.snapshot));
   const int64_t budget = context_.options.memory_budget_bytes;
   const int64_t held = CopiedBytes();
-  if (budget == 0 || held + bytes <= budget || context_.recorder.replaying()) {
+  const bool fits = held + bytes <= budget && (bytes == 0 || !shared_only);
+  if (budget == 0 || fits || context_.recorder.replaying()) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -52,8 +60,8 @@ absl::Status TeacherFinder::CheckRoom(AdapterKey key,
 }
 
 absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Copy(
-    AdapterKey key, const Teacher& teacher) {
-  const absl::Status room = CheckRoom(key, teacher);
+    AdapterKey key, const Teacher& teacher, bool shared_only) {
+  const absl::Status room = CheckRoom(key, teacher, shared_only);
   if (!room.ok()) return OfTeacher(room);
   AdapterTable& adapters = context_.adapters;
   lora::AdapterImage image = adapters.Image(key);
@@ -73,7 +81,7 @@ absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Copy(
 }
 
 absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Find(
-    const dispatch::StepTask& step) {
+    const dispatch::StepTask& step, bool shared_only) {
   const auto& request = std::get<TrainRequest>(*step.request);
   const Teacher& teacher = request.loss.teacher;
   if (teacher.base_model) return nullptr;
@@ -87,7 +95,9 @@ absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Find(
         "an adapter of durability step again. Save the teacher and load it "
         "with durability step"));
   }
-  if (context_.adapters.Find(*key) == nullptr) return Copy(*key, teacher);
+  if (context_.adapters.Find(*key) == nullptr) {
+    return Copy(*key, teacher, shared_only);
+  }
   const auto version = context_.adapters.Version(*key, teacher.snapshot);
   if (!version.ok()) return OfTeacher(version.status());
   return version;

@@ -29,9 +29,12 @@ class TeacherFinder {
   // Errors: NOT_FOUND (the adapter or its snapshot), FAILED_PRECONDITION (a
   // replay of the log could not run the step again), RESOURCE_EXHAUSTED (with a
   // copy, all copies would take more than the memory budget), and those of the
-  // read and the copy.
+  // read and the copy. If `shared_only`, a copy that takes memory of its own is
+  // RESOURCE_EXHAUSTED, too.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Find(
-      const dispatch::StepTask& step);
+      const dispatch::StepTask& step, bool shared_only);
+  // Returns whether the weights, which may be null, are one of the copies.
+  [[nodiscard]] bool IsCopy(const lora::AdapterVersionPtr& version) const;
   // Returns the bytes of all copies that live, which the memory budget of the
   // micro-batches has to spare. A replay of the log counts none: what it runs
   // has fitted once, perhaps without a copy.
@@ -40,10 +43,10 @@ class TeacherFinder {
  private:
   // Makes a copy of an adapter that is not on the device. Errors: as for Find.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Copy(
-      AdapterKey key, const Teacher& teacher);
+      AdapterKey key, const Teacher& teacher, bool shared_only);
   // Returns RESOURCE_EXHAUSTED unless there is room for a copy.
-  [[nodiscard]] absl::Status CheckRoom(AdapterKey key,
-                                       const Teacher& teacher) const;
+  [[nodiscard]] absl::Status CheckRoom(AdapterKey key, const Teacher& teacher,
+                                       bool shared_only) const;
 
   const EngineContext& context_;
   const AdapterMover& mover_;
