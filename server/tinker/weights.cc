@@ -69,6 +69,17 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
       respond);
 }
 
+// Sets the type of the model's optimizer. Empty is that of the engine's state.
+void SetOptimizer(Front& front, const std::string& id,
+                  const std::string& optimizer) {
+  const auto model = front.models.find(id);
+  if (model == front.models.end() || model->second.optimizer == optimizer) {
+    return;
+  }
+  model->second.optimizer = optimizer;
+  KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
+}
+
 // Begins to load the checkpoint into the model's adapter, or to make the
 // adapter if there is none. The number is kCreateSeq if the load makes the
 // model.
@@ -91,21 +102,30 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
     return BadField("optimizer_config",
                     "is set, but the model has an optimizer: leave it out");
   }
-  // From here on the checkpoint's optimizer is the model's, also for the steps
-  // behind this one.
-  if (with_optimizer && !model->second.optimizer.empty()) {
-    model->second.optimizer.clear();
-    KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
-  }
+  // The checkpoint's optimizer becomes the model's. Until the load has ended,
+  // the engine alone checks the steps behind it.
+  const std::string optimizer = model->second.optimizer;
+  if (with_optimizer) SetOptimizer(front, place.model, "");
+  const Done failed = [&front, id = place.model, optimizer, with_optimizer,
+                       done](const absl::StatusOr<FutureResult>& error) {
+    if (with_optimizer) SetOptimizer(front, id, optimizer);
+    done(error);
+  };
   auto request = RequestOf<v1::LoadCheckpointRequest>(place);
   request.set_source_adapter_id(AdapterOfModel(path.run));
   request.set_name(path.WeftName());
   request.set_weights_only(!with_optimizer);
   return front.port.Call(
       call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
-      IfOk(done, [&front, call, id = place.model, loaded, path,
-                  done](const StepReply<AdapterInfo>& /*reply*/) {
+      IfOk(failed, [&front, call, id = place.model, loaded, path, optimizer,
+                    with_optimizer, done](const StepReply<AdapterInfo>& reply) {
         NoteEvent(front, call->caller, "read", path, "load");
+        if (with_optimizer) {
+          const AdapterInfo& info = reply.result;
+          SetOptimizer(
+              front, id,
+              info.optim_steps > 0 ? TypeOf(info.optimizer) : optimizer);
+        }
         if (front.models.contains(id)) return done(loaded);
         // The model is gone. An earlier DeleteOrphan may have run before the
         // load made the adapter, so this one deletes the adapter.
@@ -157,11 +177,13 @@ absl::Status EndCopy(Front& front, const Caller& caller,
                      const absl::Status& copied) {
   const bool repeats =
       FindExtras(front, caller, to).copied_from == extras.copied_from;
-  // The source may be another one by now.
-  if (repeats && absl::IsAlreadyExists(copied)) return absl::OkStatus();
+  // The source may be another one by now, and the copy have another lifetime.
+  if (repeats && (copied.ok() || absl::IsAlreadyExists(copied))) {
+    return absl::OkStatus();
+  }
   WEFT_RETURN_IF_ERROR(copied);
   KeepExtras(front, caller, to, extras);
-  if (!repeats) NoteEvent(front, caller, "copy", to);
+  NoteEvent(front, caller, "copy", to);
   return absl::OkStatus();
 }
 
@@ -333,10 +355,12 @@ std::string ReadPiece(Download* download) {
 // on the front's thread. If front.files refuses the read, tries again later.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
-  const bool taken = front.files.TryRun(download->owner, [&front, download,
-                                                          then] {
-    front.port.Post([then, piece = ReadPiece(download.get())] { then(piece); });
-  });
+  // Moves `then`, so that the last copy ends on the front's thread.
+  const bool taken =
+      front.files.TryRun(download->owner, [&front, download, then]() mutable {
+        front.port.Post([then = std::move(then),
+                         piece = ReadPiece(download.get())] { then(piece); });
+      });
   if (taken) return;
   front.after(kBusyPause,
               [&front, download, then] { NextPiece(front, download, then); });
@@ -385,11 +409,12 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
   const bool taken =
-      front.files.TryRun(ticket.Owner(), [&front, ticket, respond] {
+      front.files.TryRun(ticket.Owner(), [&front, ticket, respond]() mutable {
         const auto opened =
             OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
-        front.port.Post(
-            [&front, opened, respond] { respond(FileReply(front, opened)); });
+        front.port.Post([&front, opened, respond = std::move(respond)] {
+          respond(FileReply(front, opened));
+        });
       });
   if (taken) return absl::OkStatus();
   return absl::UnavailableError("too many files are read: come again later");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "src/request/sample_record.h"
@@ -163,6 +164,17 @@ TEST_F(TinkerRequestsTest, DimuonIsMuonAndFixedForTheModel) {
                                         {"optimizer", optimizer}}))["model_id"];
   };
   EXPECT_EQ(config_of(load(1, true)), config);
+  // A load that fails leaves the model its optimizer.
+  EXPECT_TRUE(
+      Result(Post("load_weights",
+                  {{"model_id", model_},
+                   {"seq_id", ++seq_},
+                   {"path", absl::StrReplaceAll(path, {{"kept", "none"}})},
+                   {"optimizer", true}}))
+          .contains("error"));
+  EXPECT_EQ(config_of(model_), config);
+  EXPECT_THAT(StepError("optim_step", {{"adam_params", Json::object()}}),
+              StartsWith("adam_params: the model was made for the optimizer"));
   // A load of the weights alone makes a model of AdamW; one with the optimizer
   // changes it.
   model_ = load(2, false);
