@@ -110,8 +110,8 @@ def test_dimuon_is_the_grpc_clients_muon(server: TinkerDaemon) -> None:
     out = server.result()
     assert out["repeated"] == out["norms"][2]
     assert out["types"] == ["dimuon", "dimuon", "adamw", "dimuon", "dimuon"]
-    assert "the model was made for the optimizer dimuon" in out["mixed"][0]
-    assert "has the state of muon (optim_steps is 3)" in out["mixed"][1]
+    for mixed in out["mixed"][:2]:
+        assert "the model was made for the optimizer dimuon" in mixed
     assert "the model was made for the optimizer adamw" in out["mixed"][2]
     with server.server.client() as client:
         adapter = client.create_adapter(
