@@ -157,7 +157,8 @@ absl::Status ChargeExtras(const Front& front, const Caller& caller,
       extras->charge,
       front.ChargeEntry(OwnerKey(caller), extras->user_metadata.size() +
                                               extras->base_model.size() +
-                                              extras->copied_from.size()));
+                                              extras->copied_from.size() +
+                                              sizeof(kDimuonType)));
   return absl::OkStatus();
 }
 
@@ -165,14 +166,16 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                 const CheckpointExtras& extras) {
   const std::string key = KeyOf(caller, path);
   if (extras.user_metadata.empty() && !extras.expires_at &&
-      extras.base_model.empty() && extras.copied_from.empty()) {
+      extras.base_model.empty() && extras.copied_from.empty() &&
+      extras.optimizer.empty()) {
     return Drop(front, key);
   }
   Json fields = {{"caller", CallerToJson(caller)},
                  {"path", path.ToString()},
                  {"user_metadata", Shown(extras.user_metadata)},
                  {"base_model", extras.base_model},
-                 {"copied_from", extras.copied_from}};
+                 {"copied_from", extras.copied_from},
+                 {"optimizer", extras.optimizer}};
   if (extras.expires_at) {
     fields["expires_at"] = absl::ToUnixSeconds(*extras.expires_at);
   }
@@ -240,6 +243,7 @@ void RestoreExtras(Front& front) {
     extras.user_metadata = ShownField(fields, "user_metadata").value_or("");
     extras.base_model = fields.value("base_model", "");
     extras.copied_from = fields.value("copied_from", "");
+    extras.optimizer = fields.value("optimizer", "");
     if (const Json* const seconds = Find(fields, "expires_at")) {
       extras.expires_at = absl::FromUnixSeconds(seconds->get<int64_t>());
     }
@@ -317,15 +321,19 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
 }
 
 // Returns the reply of weights_info.
-Json WeightsJson(const std::string& base_model, const CheckpointInfo& info) {
+Json WeightsJson(const std::string& base_model, const std::string& optimizer,
+                 const CheckpointInfo& info) {
   const LoraConfig& config = info.config;
+  // Before its first step, the engine does not know a model's optimizer.
+  const bool known = info.optim_steps > 0 || optimizer.empty();
   return {{"base_model", base_model},
           {"is_lora", true},
           {"lora_rank", config.rank},
           {"train_unembed", Trains(config, TargetModule::kLmHead)},
           {"train_mlp", Trains(config, TargetModule::kGateProj)},
           {"train_attn", Trains(config, TargetModule::kQProj)},
-          {"optimizer_config", OptimizerJson(TypeOf(info.optimizer))}};
+          {"optimizer_config",
+           OptimizerJson(known ? TypeOf(info.optimizer) : optimizer)}};
 }
 
 // Adds the caller's adapters to `*all`, beginning after the name `after`. Asks
@@ -514,10 +522,12 @@ absl::Status GetWeightsInfo(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
                         ParseCheckpointPath(Text(call->body, "tinker_path")));
   const std::string base = BaseModelOf(front, call->caller, path);
-  return FindCheckpoint(front, call, path,
-                        ReplyWith(respond, [base](const CheckpointInfo& info) {
-                          return WeightsJson(base, info);
-                        }));
+  const std::string optimizer = FindExtras(front, call->caller, path).optimizer;
+  return FindCheckpoint(
+      front, call, path,
+      ReplyWith(respond, [base, optimizer](const CheckpointInfo& info) {
+        return WeightsJson(base, optimizer, info);
+      }));
 }
 
 std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,

@@ -41,6 +41,7 @@ struct Call {
   std::shared_ptr<TrainBody> train;  // What ReadTrain has read, if it has.
   Caller caller;
   // Whether the caller has the scopes of DeleteAdapter (train) and of Sample.
+  // False for handlers that are not in kAsksForScopes (routes.cc).
   bool may_delete = false;
   bool may_sample = false;
   // The JWT of the caller's key (accounts.h). Set only for a request for it.

@@ -122,7 +122,8 @@ absl::Status ReadOptimizerParams(const Json& body, v1::OptimStepRequest* out) {
 absl::Status CheckOptimizerOf(const Model& model,
                               const v1::OptimStepRequest& step) {
   const bool dimuon = step.has_muon();
-  if (model.optimizer.empty() || dimuon == (model.optimizer == kDimuonType)) {
+  if (model.loads > 0 || model.optimizer.empty() ||
+      dimuon == (model.optimizer == kDimuonType)) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(absl::StrCat(

@@ -68,7 +68,10 @@ struct Model {
   // The base model's name as the client that made the model gave it. The client
   // can load a tokenizer by this name. Empty: as the server names it.
   std::string base_model;
-  std::string optimizer;         // See ReadOptimizer (optimizers.h).
+  std::string optimizer;  // See ReadOptimizer (optimizers.h).
+  // The loads of a checkpoint with its optimizer that the engine has. Until
+  // they end, the engine alone checks the optimizers of steps.
+  int loads = 0;
   std::string user_metadata;     // ShownField.
   std::shared_ptr<void> charge;  // ChargeEntry.
   bool made = false;             // The adapter exists.
@@ -107,6 +110,7 @@ struct CheckpointExtras {
   std::optional<absl::Time> expires_at;  // In whole seconds.
   std::string base_model;                // Model::base_model.
   std::string copied_from;       // The path of the checkpoint copied; or empty.
+  std::string optimizer;         // Model::optimizer; empty if it is AdamW.
   std::shared_ptr<void> charge;  // ChargeEntry.
 };
 struct KeptExtras {

@@ -31,6 +31,10 @@ constexpr uint64_t kMaxSmallBody = 256 << 10;
 constexpr Action kAlways[] = {GetHealth, GetClientConfig, GetDynamicConfig,
                               TakeTelemetry, RetrieveFuture};
 
+// Handlers that need Call::may_delete and Call::may_sample.
+constexpr Action kAsksForScopes[] = {CreateSession, FinishSession,
+                                     RetrieveFuture};
+
 bool Matches(const Route& route, const Call& call,
              const std::vector<std::string>& parts,
              std::vector<std::string>* args) {
@@ -144,8 +148,10 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
     const absl::StatusOr<std::string> hash = TokenHashOf(call->http.api_key);
     WEFT_ASSIGN_OR_RETURN(call->caller,
                           FindCaller(core, *route, hash, call->http));
-    call->may_delete = HasScope(core, Rpc::kDeleteAdapter, *hash);
-    call->may_sample = HasScope(core, Rpc::kSample, *hash);
+    if (std::ranges::count(kAsksForScopes, route->action) > 0) {
+      call->may_delete = HasScope(core, Rpc::kDeleteAdapter, *hash);
+      call->may_sample = HasScope(core, Rpc::kSample, *hash);
+    }
     if (route->action == Action(GetAuthToken)) {
       // A JWT is good for no other JWT, so it cannot outlive its hour.
       if (IsJwt(call->http.api_key)) {
@@ -207,7 +213,8 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
     return ServeRead(front, route, ReadBody(front, route, call.get()), call,
                      respond);
   }
-  front.bodies.TryRun(call->owner(), [&front, &route, call, respond]() mutable {
+  front.bodies.TryRun(call->owner(), [&front, &route, call = call,
+                                      respond = respond]() mutable {
     absl::Status read = ReadBody(front, route, call.get());
     front.port.Post([&front, &route, read = std::move(read),
                      call = std::move(call), respond = std::move(respond)] {

@@ -25,6 +25,16 @@ namespace {
 
 using Done = Callback<FutureResult>;
 
+// Returns the extras with the type of the model's optimizer. A load that ended
+// since the save began may have changed it.
+CheckpointExtras WithOptimizer(const Front& front, const CheckpointPath& path,
+                               CheckpointExtras extras) {
+  const auto model = front.models.find(path.run);
+  if (model != front.models.end()) extras.optimizer = model->second.optimizer;
+  if (extras.optimizer == kAdamType) extras.optimizer.clear();
+  return extras;
+}
+
 // Begins to save a checkpoint. When the save has succeeded, stores the
 // checkpoint's extras.
 absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
@@ -38,7 +48,10 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
                         BoolOr(call->body, "overwrite", false));
   WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
   const auto model = front.models.find(place.model);
-  if (model != front.models.end()) extras.base_model = model->second.base_model;
+  if (model != front.models.end()) {
+    extras.base_model = model->second.base_model;
+    extras.optimizer = model->second.optimizer;
+  }
   WEFT_RETURN_IF_ERROR(ChargeExtras(front, call->caller, &extras));
   auto request = RequestOf<v1::SaveCheckpointRequest>(place);
   request.set_name(path.WeftName());
@@ -47,7 +60,8 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
       call->origin(), Rpc::kSaveCheckpoint, request, &Engine::SaveCheckpoint,
       IfOk(done, [&front, call, path, extras,
                   done](const StepReply<CheckpointInfo>& reply) {
-        KeepExtras(front, call->caller, path, extras);
+        KeepExtras(front, call->caller, path,
+                   WithOptimizer(front, path, extras));
         if (!reply.replayed) {
           NoteEvent(front, call->caller, "create", path);
           CountUsage(front, call->owner(), front.SessionOf(path.run),
@@ -69,14 +83,24 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
       respond);
 }
 
-// Sets the type of the model's optimizer. Empty is that of the engine's state.
-void SetOptimizer(Front& front, const std::string& id,
-                  const std::string& optimizer) {
+// Ends a load of the checkpoint with its optimizer, which becomes the model's.
+// Before the first step the engine does not know it: then it is that of the
+// checkpoint's extras, else the model keeps its own, and a new model has AdamW.
+void EndLoad(Front& front, const Caller& caller, const std::string& id,
+             const CheckpointPath& path,
+             const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
   const auto model = front.models.find(id);
-  if (model == front.models.end() || model->second.optimizer == optimizer) {
-    return;
-  }
-  model->second.optimizer = optimizer;
+  if (model == front.models.end()) return;
+  --model->second.loads;
+  if (!reply.ok()) return;
+  const AdapterInfo& info = reply->result;
+  std::string type = info.optim_steps > 0
+                         ? TypeOf(info.optimizer)
+                         : FindExtras(front, caller, path).optimizer;
+  if (type.empty()) type = model->second.optimizer;
+  if (type.empty()) type = kAdamType;
+  if (type == model->second.optimizer) return;
+  model->second.optimizer = std::move(type);
   KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
 }
 
@@ -102,36 +126,30 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
     return BadField("optimizer_config",
                     "is set, but the model has an optimizer: leave it out");
   }
-  // The checkpoint's optimizer becomes the model's. Until the load has ended,
-  // the engine alone checks the steps behind it.
-  const std::string optimizer = model->second.optimizer;
-  if (with_optimizer) SetOptimizer(front, place.model, "");
-  const Done failed = [&front, id = place.model, optimizer, with_optimizer,
-                       done](const absl::StatusOr<FutureResult>& error) {
-    if (with_optimizer) SetOptimizer(front, id, optimizer);
-    done(error);
-  };
   auto request = RequestOf<v1::LoadCheckpointRequest>(place);
   request.set_source_adapter_id(AdapterOfModel(path.run));
   request.set_name(path.WeftName());
   request.set_weights_only(!with_optimizer);
-  return front.port.Call(
-      call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
-      IfOk(failed, [&front, call, id = place.model, loaded, path, optimizer,
-                    with_optimizer, done](const StepReply<AdapterInfo>& reply) {
+  const Callback<StepReply<AdapterInfo>> end =
+      IfOk(done, [&front, call, id = place.model, loaded, path,
+                  done](const StepReply<AdapterInfo>& /*reply*/) {
         NoteEvent(front, call->caller, "read", path, "load");
-        if (with_optimizer) {
-          const AdapterInfo& info = reply.result;
-          SetOptimizer(
-              front, id,
-              info.optim_steps > 0 ? TypeOf(info.optimizer) : optimizer);
-        }
         if (front.models.contains(id)) return done(loaded);
         // The model is gone. An earlier DeleteOrphan may have run before the
         // load made the adapter, so this one deletes the adapter.
         DeleteOrphan(front, call->caller, AdapterOfModel(id));
         done(absl::NotFoundError("the session has ended"));
-      }));
+      });
+  if (with_optimizer) ++model->second.loads;
+  const absl::Status refused = front.port.Call(
+      call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
+      [&front, call, id = place.model, path, with_optimizer,
+       end](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+        if (with_optimizer) EndLoad(front, call->caller, id, path, reply);
+        end(reply);
+      });
+  if (with_optimizer && !refused.ok()) --model->second.loads;
+  return refused;
 }
 
 absl::Status LoadNewModel(Front& front, const CallPtr& call,
@@ -355,9 +373,10 @@ std::string ReadPiece(Download* download) {
 // on the front's thread. If front.files refuses the read, tries again later.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
-  // Moves `then`, so that the last copy ends on the front's thread.
-  const bool taken =
-      front.files.TryRun(download->owner, [&front, download, then]() mutable {
+  // Moves `then`, so that the last copy ends on the front's thread. Captured
+  // without an initializer, it would be const, and be copied.
+  const bool taken = front.files.TryRun(
+      download->owner, [&front, download, then = then]() mutable {
         front.port.Post([then = std::move(then),
                          piece = ReadPiece(download.get())] { then(piece); });
       });
@@ -408,8 +427,8 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
-  const bool taken =
-      front.files.TryRun(ticket.Owner(), [&front, ticket, respond]() mutable {
+  const bool taken = front.files.TryRun(
+      ticket.Owner(), [&front, ticket, respond = respond]() mutable {
         const auto opened =
             OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
         front.port.Post([&front, opened, respond = std::move(respond)] {

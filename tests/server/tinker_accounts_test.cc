@@ -1,5 +1,6 @@
 // Tests what the Tinker front says of a caller and its tenant: identity, usage,
 // events, storage, sessions; and the copies of checkpoints.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -246,10 +247,15 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   idempotency_key_ = "l";
   const std::string second = copy({{"ttl_seconds", 7200}});
   EXPECT_NE(second, first);
-  // A crash between the copy and what the ledger keeps of it.
   const auto expires = [&](Front& front) {
     return FindExtras(front, Caller(), *ParseCheckpointPath(second)).expires_at;
   };
+  // A request that comes again leaves the copy its lifetime.
+  std::optional<absl::Time> once;
+  OnFront([&](Front& front) { once = expires(front); });
+  EXPECT_EQ(copy({{"ttl_seconds", 9000}}), second);
+  OnFront([&](Front& front) { EXPECT_EQ(expires(front), once); });
+  // A crash between the copy and what the ledger keeps of it.
   OnFront([&](Front& front) {
     ASSERT_TRUE(expires(front).has_value());
     KeepExtras(front, Caller(), *ParseCheckpointPath(second), {});
