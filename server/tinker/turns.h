@@ -34,7 +34,9 @@ class TurnPool {
 
   // Passes `work` to the threads. Returns false if too much of the owner's work
   // waits; `work` then never runs. The threads destroy `work`, so what must end
-  // on the front's thread, such as a Respond, has to be moved out of it.
+  // on the front's thread, such as a Respond, has to be moved out of it. A
+  // lambda must be mutable, and capture it as `respond = respond`: the plain
+  // capture of a const reference is const, so a move would copy it.
   bool TryRun(const std::string& owner, Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
