@@ -20,8 +20,12 @@
 
 namespace weft::dispatch {
 
-// A step's result, immutable. The replay table and the replies share it.
-using StepResultPtr = std::shared_ptr<const StepResult>;
+// A completed step and its result, as snapshots of the state have them.
+struct StoredReply {
+  uint64_t step = 0;
+  std::string digest;  // PayloadDigest of the request.
+  StepResultPtr result;
+};
 
 // The number of latest steps whose results an adapter keeps.
 inline constexpr size_t kReplayWindow = 64;

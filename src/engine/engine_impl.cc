@@ -108,8 +108,8 @@ std::string SettingsOf(const EngineOptions& options,
 // Returns the joined trace ids of the requests that share a micro-batch.
 TraceId TraceOf(const dispatch::RunTrain& train) {
   std::vector<TraceId> ids;
-  ids.reserve(train.steps.size());
-  for (const dispatch::StepTask& step : train.steps) ids.push_back(step.trace);
+  ids.reserve(train.slices.size());
+  for (const auto& [slice, step] : train.slices) ids.push_back(step.trace);
   return JoinTraces(ids);
 }
 
@@ -215,55 +215,13 @@ void EngineImpl::Stop() {
 
 absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
-  absl::Status status;
-  absl::Notification opened;
-  recovery_.Start(
-      [&](const absl::Status& read) {
-        absl::Status started = read.ok() ? StartRecording() : read;
-        status = started;
-        opened.Notify();
-        return started;
-      },
-      [this, start = SteadyNow()] { FinishRecovery(start); });
-  opened.WaitForNotification();
-  return status;
+  return recovery_.Start(&*log_metrics_);
 }
 
 absl::Status EngineImpl::CheckRoom() const {
   const absl::Status room = recorder_.CheckRoom();
   if (room.ok()) return room;
   return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
-}
-
-absl::Status EngineImpl::StartRecording() {
-  const LogSummary& log = recovery_.report().log;
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<journal::LogWriter> writer,
-      journal::LogWriter::Open(
-          parts_.state.get(), log.next_sequence,
-          {.disk_reserve_bytes = DiskReserveOf(parts_.options)},
-          &*log_metrics_));
-  recorder_.Start(std::move(writer),
-                  {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-                  SettingsOf(parts_.options, *parts_.decoder), log.adapters,
-                  recovery_.TakeNotes());
-  sample_records_.Restore();
-  for (const uint64_t work : log.given_up) {
-    recorder_.Write(records::GivenUpRecord{.work = work});
-  }
-  return absl::OkStatus();
-}
-
-void EngineImpl::FinishRecovery(absl::Time began_at) {
-  const RecoveryReport& report = recovery_.report();
-  const absl::Duration duration = SteadyNow() - began_at;
-  recorder_.AddCost(report.device_time);
-  Log(LogLevel::kInfo, "state recovered",
-      {{"adapters", report.adapters},
-       {"records", report.log.num_records},
-       {"mismatches", report.mismatches},
-       {"torn_bytes", report.log.torn_bytes},
-       {"seconds", absl::ToDoubleSeconds(duration)}});
 }
 
 void EngineImpl::Loop() {

@@ -146,7 +146,7 @@ void Snapshotter::Begin() {
   served_ = std::exchange(requests_, {});
   PlanNextForRoom();
   snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
-  first_sequence_ = context_.recorder.BeginSnapshot(&snapshot_.notes);
+  context_.recorder.BeginSnapshot(&snapshot_);
   adapters_.clear();
   new_images_.clear();
   {
@@ -169,7 +169,7 @@ void Snapshotter::Begin() {
 
 void Snapshotter::Answer(const absl::StatusOr<bool>& result) {
   for (Callback<bool>& done : std::exchange(served_, {})) {
-    context_.PostReply([done = std::move(done), result] { done(result); });
+    context_.Reply(done, result);
   }
 }
 
@@ -190,22 +190,19 @@ void Snapshotter::PlanNextForRoom() {
 }
 
 records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
-  const dispatch::AdapterHistory history =
+  dispatch::AdapterHistory history =
       context_.dispatcher.recovery().HistoryOf(key);
   const AdapterInfo& info = history.info;
-  records::StoredAdapter record{.key = key,
-                                .adapter_id = info.adapter_id,
-                                .tenant = info.tenant,
-                                .config = info.config,
-                                .epoch = info.epoch,
-                                .last_step = info.last_step,
-                                .next_step = info.next_step,
-                                .created_at = info.created_at};
-  for (const dispatch::StoredReply& reply : history.replies) {
-    record.replies.push_back(
-        {.step = reply.step, .digest = reply.digest, .result = *reply.result});
-  }
-  return record;
+  return {.key = key,
+          .adapter_id = info.adapter_id,
+          .tenant = info.tenant,
+          .config = info.config,
+          .epoch = info.epoch,
+          .last_step = info.last_step,
+          .next_step = info.next_step,
+          .created_at = info.created_at,
+          .image = std::nullopt,
+          .replies = std::move(history.replies)};
 }
 
 records::ImageRecord Snapshotter::RecordOf(
@@ -305,8 +302,9 @@ void Snapshotter::Finish() {
   adapters_.clear();
   MutexLock lock(&mu_);
   ++files_in_flight_;
-  context_.PostIo([this, sequence = first_sequence_, keep = std::move(keep),
+  context_.PostIo([this, keep = std::move(keep),
                    snapshot = std::move(snapshot_)]() mutable {
+    const uint64_t sequence = snapshot.first_sequence;
     const size_t adapters = snapshot.adapters.size();
     absl::StatusOr<std::string> bytes = Encode(snapshot);
     absl::Status status = bytes.status();

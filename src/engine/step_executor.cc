@@ -229,8 +229,9 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                             .optim_steps = loaded.state.optim_steps,
                             .last_step = last_step,
                             .optimizer = loaded.state.optimizer});
-  context_.dispatcher.steps().CompleteLoad(
-      step, last_step, context_.adapters.Facts(step.adapter));
+  context_.dispatcher.steps().Complete(step.id,
+                                       AdapterInfo{.last_step = last_step},
+                                       context_.adapters.Facts(step.adapter));
   return absl::OkStatus();
 }
 

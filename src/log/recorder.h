@@ -90,9 +90,8 @@ class Recorder {
   [[nodiscard]] bool CanReplay(AdapterKey adapter, AdapterKey other) const {
     return !records() || !Has(adapter) || Has(other);
   }
-  // Begins a snapshot: gives it the present notes. Returns the sequence number
-  // of the first record that the snapshot does not contain.
-  [[nodiscard]] uint64_t BeginSnapshot(Notes* notes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Begins a snapshot: sets its notes and its first_sequence.
+  void BeginSnapshot(Snapshot* snapshot) ABSL_LOCKS_EXCLUDED(mu_);
   // Call it when the snapshot is on disk. Subtracts the cost of all records
   // before the snapshot from cost().
   void FinishSnapshot() ABSL_LOCKS_EXCLUDED(mu_);
