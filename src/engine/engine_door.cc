@@ -71,7 +71,7 @@ bool EngineImpl::IsOpenFor(const Callback<Result>& done) const {
 template <typename Result>
 bool EngineImpl::Admit(const Callback<Result>& done) const {
   if (!IsOpenFor(done)) return false;
-  const absl::Status room = CheckRoom();
+  const absl::Status room = recorder_.CheckRoom();
   if (!room.ok()) done(room);
   return room.ok();
 }
@@ -155,7 +155,7 @@ void EngineImpl::Retrieve(std::string adapter_id, uint64_t step,
 
 void EngineImpl::PutNote(const std::string& name, std::string value,
                          std::function<void(const absl::Status&)> done) {
-  const absl::Status room = CheckRoom();
+  const absl::Status room = recorder_.CheckRoom();
   if (!room.ok()) return done(room);
   recorder_.PutNote(name, std::move(value));
   context_.PostReply([done = std::move(done)] { done(absl::OkStatus()); });

@@ -143,7 +143,7 @@ class EngineImpl final : public Engine {
   // Returns true if the engine is open. Otherwise gives the error to `done`.
   template <typename Result>
   [[nodiscard]] bool IsOpenFor(const Callback<Result>& done) const;
-  // Like IsOpenFor, but also refuses if CheckRoom returns an error.
+  // Like IsOpenFor, but also refuses if the log has no room for new work.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
   // Runs `work` on the I/O thread, and gives its result to `done`.
@@ -152,9 +152,6 @@ class EngineImpl final : public Engine {
   // Does what SampleRecords::Replay does, unless the call repeats a step: that
   // step has its values. Any thread may call it.
   [[nodiscard]] absl::Status Replay(TrainRequest* request);
-  // Returns RESOURCE_EXHAUSTED if the log has no room for new work. Any thread
-  // may call it.
-  [[nodiscard]] absl::Status CheckRoom() const;
 
   // The engine thread calls the methods below.
 
@@ -165,7 +162,6 @@ class EngineImpl final : public Engine {
   EngineParts parts_;
   EngineProbe probe_;
   dispatch::DispatchMetrics dispatch_metrics_;
-  MemoryMetrics memory_metrics_;
   const RealClock clock_;
   records::SampleRecords sample_records_;
   executor::Executor executor_;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/base/reason.h"
 
 namespace weft::records {
 
@@ -180,7 +181,9 @@ void Recorder::WhenDurable(std::function<void()> task) {
 
 absl::Status Recorder::CheckRoom() const {
   const journal::LogWriter* const log = log_.load();
-  return log == nullptr ? absl::OkStatus() : log->stalled();
+  const absl::Status room = log == nullptr ? absl::OkStatus() : log->stalled();
+  if (room.ok()) return room;
+  return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
 }
 
 absl::Status Recorder::failure() const {

@@ -127,9 +127,9 @@ class Recorder {
   // the log's thread. Before Start and after Stop, runs `task` at once on the
   // caller's thread.
   void WhenDurable(std::function<void()> task);
-  // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than
-  // disk_reserve_bytes, or while too many bytes wait for the disk. The server
-  // then refuses new work.
+  // Returns RESOURCE_EXHAUSTED (STATE_DISK_FULL) while the disk is full or has
+  // less room than disk_reserve_bytes, or while too many bytes wait for the
+  // disk. The server then refuses new work.
   [[nodiscard]] absl::Status CheckRoom() const;
   // Returns UNAVAILABLE after a final error of the log, which then takes no
   // more records.
