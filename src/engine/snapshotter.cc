@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <span>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -270,20 +269,9 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
                                 lora::AdapterImage& image,
                                 const ImageFile& spilled) const {
   if (!spilled.name.empty()) {
-    std::vector<std::span<float>> blocks;
-    WEFT_RETURN_IF_ERROR(RunGuarded("reading a spilled adapter", [&] {
-      for (at::Tensor* tensor : image.Tensors()) {
-        *tensor = at::empty({size}, at::kFloat);
-        blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
-      }
-    }));
-    WEFT_RETURN_IF_ERROR(spill_.Read(spilled.name, blocks));
+    WEFT_RETURN_IF_ERROR(ReadTensors(context_, spill_, spilled, size, image));
   }
-  std::vector<std::span<const float>> blocks;
-  for (const at::Tensor* tensor : image.Tensors()) {
-    blocks.emplace_back(tensor->const_data_ptr<float>(), tensor->numel());
-  }
-  return journal::WriteImage(*folder_, name, blocks);
+  return journal::WriteImage(*folder_, name, BlocksOf(image));
 }
 
 void Snapshotter::Finish() {
