@@ -178,23 +178,12 @@ void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
                                         adapter->layout().num_parameters()));
         state.optim_steps = loaded.optim_steps;
         state.optimizer = loaded.optimizer;
-        return Install(loaded, state);
+        return steps_.SetState(
+            context_.dispatcher.recovery().BeginStep(
+                loaded.key, loaded.step, loaded.digest, loaded.request),
+            state, loaded.last_step, loaded.file);
       },
       next);
-}
-
-absl::Status LogReplay::Install(const records::LoadedRecord& loaded,
-                                const lora::AdapterState& state) {
-  context_.before_change(loaded.key);
-  WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
-    context_.adapters.Find(loaded.key)->SetState(state);
-  }));
-  const dispatch::StepTask step = context_.dispatcher.recovery().BeginStep(
-      loaded.key, loaded.step, loaded.digest, loaded.request);
-  context_.dispatcher.steps().Complete(
-      step.id, AdapterInfo{.last_step = loaded.last_step},
-      context_.adapters.Facts(loaded.key));
-  return absl::OkStatus();
 }
 
 void LogReplay::Apply(records::ReleaseRecord& release, const Next& next) {
