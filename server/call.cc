@@ -176,9 +176,11 @@ CancelHandle CallRecord::AcceptRefused(
   }
   refused.deadline = deadline();
   refused.promised = origin_.promises;
-  return (*engine)->RefuseStep(
-      std::move(refused),
-      [status, done = std::move(done)](const absl::Status& result) {
+  // The step has no result but its failure, so any type of result does.
+  const Callback<StepReply<AdapterInfo>> end =
+      [status, done = std::move(done)](
+          const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
+        const absl::Status& result = reply.status();
         // If there is no such adapter, or nobody waits any more, the request's
         // own error tells the caller more.
         const bool keeps = result.GetPayload(kStepDonePayload).has_value();
@@ -186,7 +188,8 @@ CancelHandle CallRecord::AcceptRefused(
                                 absl::IsCancelled(result) ||
                                 absl::IsDeadlineExceeded(result);
         done(tells_less && !keeps ? status : result);
-      });
+      };
+  return (*engine)->Submit(std::move(refused), TypedReply(end));
 }
 
 absl::Status CallRecord::Take(const RequestFields& fields) {

@@ -232,7 +232,6 @@ std::vector<uint64_t> AdapterDesk::Remove(AdapterKey key) {
     gone = absl::NotFoundError(absl::StrCat(
         "adapter_id: '", record->info.adapter_id, "' was deleted"));
     tasks = s_.TakeTasks(key);
-    s_.ForgetReplies(*record);
     s_.RemoveRecord(key);
     s_.residency.Remove(key);
     for (const uint64_t id : s_.scheduler.RemoveAdapter(key)) {

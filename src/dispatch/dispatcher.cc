@@ -195,9 +195,9 @@ Work Dispatcher::ChoosePlan(int active_samples) {
     case sched::Plan::Kind::kNone:
       break;
     case sched::Plan::Kind::kTrain: {
-      RunTrain train{.backward = plan.backward, .slices = plan.slices};
+      RunTrain train{.backward = plan.backward, .slices = {}};
       for (const sched::TrainSlice& slice : plan.slices) {
-        train.steps.push_back(state_.StartStep(slice.work_id));
+        train.slices.push_back({slice, state_.StartStep(slice.work_id)});
       }
       return train;
     }

@@ -17,9 +17,6 @@
 
 namespace weft::dispatch {
 
-using StepCallback =
-    std::function<void(absl::StatusOr<StepResultPtr>, bool replayed)>;
-
 struct StepWork {
   // A caller that waits for this step: the first caller, or one that repeated
   // the call.

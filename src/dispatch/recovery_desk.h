@@ -13,12 +13,6 @@
 
 namespace weft::dispatch {
 
-struct StoredReply {
-  uint64_t step = 0;
-  std::string digest;
-  StepResultPtr result;
-};
-
 // The part of the dispatcher's AdapterRecord (entries.h) that survives a
 // restart.
 struct AdapterHistory {

@@ -50,19 +50,16 @@ void ReplayTable::Begin(uint64_t step, const std::string& digest,
   if (step != 0) in_flight_[step] = {.digest = digest, .work_id = work_id};
 }
 
-std::vector<uint64_t> ReplayTable::Complete(uint64_t step, StepResultPtr result,
-                                            uint64_t receipt) {
+std::vector<uint64_t> ReplayTable::Complete(uint64_t step,
+                                            StepResultPtr result) {
   auto node = in_flight_.extract(step);
-  if (node.empty()) return {receipt};
+  if (node.empty()) return {step};
   done_.insert_or_assign(step, Done{.digest = std::move(node.mapped().digest),
-                                    .result = std::move(result),
-                                    .receipt = receipt});
+                                    .result = std::move(result)});
   std::vector<uint64_t> left;
   while (done_.size() > window_) {
     forgotten_ = std::max(forgotten_, done_.begin()->first);
-    if (done_.begin()->second.result != nullptr) {
-      left.push_back(done_.begin()->second.receipt);
-    }
+    left.push_back(done_.begin()->first);
     done_.erase(done_.begin());
   }
   return left;
@@ -80,27 +77,25 @@ void ReplayTable::DropResult(uint64_t step) {
   if (it != done_.end()) it->second.result.reset();
 }
 
-std::vector<uint64_t> ReplayTable::Receipts() const {
-  std::vector<uint64_t> receipts;
-  for (const auto& [step, done] : done_) {
-    if (done.result != nullptr) receipts.push_back(done.receipt);
-  }
-  return receipts;
-}
-
-uint64_t StoredReplies::Add(const Reply& reply) {
+void StoredReplies::Add(const Reply& reply) {
+  Remove(reply.adapter, reply.step);
   Account& account = accounts_[reply.tenant];
-  account.by_age.emplace(next_receipt_, reply);
+  account.by_age.emplace(++num_added_, reply);
   account.bytes += reply.bytes;
-  tenant_of_.emplace(next_receipt_, reply.tenant);
   bytes_ += reply.bytes;
-  return next_receipt_++;
+  places_[{reply.adapter, reply.step}] = {reply.tenant, num_added_};
 }
 
-void StoredReplies::Remove(uint64_t receipt) {
-  const auto tenant = tenant_of_.find(receipt);
-  if (tenant != tenant_of_.end()) {
-    Take(accounts_.find(tenant->second), receipt);
+void StoredReplies::Remove(AdapterKey adapter, uint64_t step) {
+  const auto place = places_.find({adapter, step});
+  if (place != places_.end()) Take(place->second);
+}
+
+void StoredReplies::RemoveAll(AdapterKey adapter) {
+  for (auto place = places_.lower_bound({adapter, 0});
+       place != places_.end() && place->first.first == adapter;
+       place = places_.lower_bound({adapter, 0})) {
+    Take(place->second);
   }
 }
 
@@ -109,17 +104,17 @@ std::optional<StoredReplies::Reply> StoredReplies::TakeExcess() {
   const auto most = std::ranges::max_element(
       accounts_, {}, [](const auto& entry) { return entry.second.bytes; });
   const uint64_t oldest = most->second.by_age.begin()->first;
-  if (oldest == next_receipt_ - 1) return std::nullopt;
-  return Take(most, oldest);
+  if (oldest == num_added_) return std::nullopt;
+  return Take({most->first, oldest});
 }
 
-StoredReplies::Reply StoredReplies::Take(Accounts::iterator account,
-                                         uint64_t receipt) {
-  Reply reply = account->second.by_age.extract(receipt).mapped();
+StoredReplies::Reply StoredReplies::Take(const Place& place) {
+  const auto account = accounts_.find(place.first);
+  Reply reply = account->second.by_age.extract(place.second).mapped();
   account->second.bytes -= reply.bytes;
   bytes_ -= reply.bytes;
-  tenant_of_.erase(receipt);
   if (account->second.by_age.empty()) accounts_.erase(account);
+  places_.erase({reply.adapter, reply.step});
   return reply;
 }
 

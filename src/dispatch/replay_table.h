@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,8 +21,12 @@
 
 namespace weft::dispatch {
 
-// A step's result, immutable. The replay table and the replies share it.
-using StepResultPtr = std::shared_ptr<const StepResult>;
+// A completed step and its result, as snapshots of the state have them.
+struct StoredReply {
+  uint64_t step = 0;
+  std::string digest;  // PayloadDigest of the request.
+  StepResultPtr result;
+};
 
 // The number of latest steps whose results an adapter keeps.
 inline constexpr size_t kReplayWindow = 64;
@@ -33,7 +38,6 @@ class ReplayTable {
   struct Done {
     std::string digest;
     StepResultPtr result;  // Null after the result was dropped.
-    uint64_t receipt = 0;  // Names the reply in StoredReplies.
   };
 
   enum class Verdict { kNew, kInFlight, kReplay };
@@ -56,11 +60,9 @@ class ReplayTable {
   // Marks an accepted step as in flight until Complete or Fail. Ignores step 0.
   void Begin(uint64_t step, const std::string& digest, uint64_t work_id);
 
-  // Marks a step in flight as completed. Returns the receipts of results that
-  // leave the window. If the step is not in flight, changes nothing and returns
-  // `receipt` itself.
-  std::vector<uint64_t> Complete(uint64_t step, StepResultPtr result,
-                                 uint64_t receipt);
+  // Marks a step in flight as completed. Returns the steps that leave the
+  // window. If the step is not in flight, changes nothing and returns `step`.
+  std::vector<uint64_t> Complete(uint64_t step, StepResultPtr result);
 
   // Removes a step that ends without a result: it was not accepted, or the
   // server stops.
@@ -75,9 +77,6 @@ class ReplayTable {
 
   // Drops the result of a completed step, which stays completed.
   void DropResult(uint64_t step);
-
-  // Returns the receipts of all kept results.
-  [[nodiscard]] std::vector<uint64_t> Receipts() const;
 
  private:
   struct InFlight {
@@ -106,9 +105,11 @@ class StoredReplies {
 
   explicit StoredReplies(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Adds a reply and returns its receipt, which names the reply.
-  uint64_t Add(const Reply& reply);
-  void Remove(uint64_t receipt);
+  void Add(const Reply& reply);
+  // Removes the adapter's reply to this step, and all its replies. Do nothing
+  // if there is none.
+  void Remove(AdapterKey adapter, uint64_t step);
+  void RemoveAll(AdapterKey adapter);
 
   // If the replies exceed the constructor's `max_bytes`, removes and returns
   // the oldest reply of the tenant with the most bytes; otherwise returns none.
@@ -120,17 +121,20 @@ class StoredReplies {
 
  private:
   struct Account {
-    std::map<uint64_t, Reply> by_age;  // Later replies have higher receipts.
+    std::map<uint64_t, Reply> by_age;  // Later replies have higher numbers.
     int64_t bytes = 0;
   };
   using Accounts = std::map<std::string, Account>;
 
-  Reply Take(Accounts::iterator account, uint64_t receipt);
+  // A reply's place: its tenant and its age.
+  using Place = std::pair<std::string, uint64_t>;
+
+  Reply Take(const Place& place);
 
   const int64_t max_bytes_;
-  Accounts accounts_;                          // Tenants that have replies.
-  std::map<uint64_t, std::string> tenant_of_;  // By receipt.
-  uint64_t next_receipt_ = 1;
+  Accounts accounts_;  // Tenants that have replies.
+  std::map<std::pair<AdapterKey, uint64_t>, Place> places_;  // By step.
+  uint64_t num_added_ = 0;
   int64_t bytes_ = 0;
 };
 

@@ -163,24 +163,16 @@ std::vector<EngineTask> State::TakeTasks(AdapterKey adapter) {
 
 void State::StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                        StepResultPtr result) {
-  const uint64_t receipt = replies.Add({.tenant = record.info.tenant,
-                                        .adapter = adapter,
-                                        .step = step,
-                                        .bytes = NumBytes(*result)});
-  for (const uint64_t left :
-       record.replays.Complete(step, std::move(result), receipt)) {
-    replies.Remove(left);
+  replies.Add({.tenant = record.info.tenant,
+               .adapter = adapter,
+               .step = step,
+               .bytes = NumBytes(*result)});
+  for (const uint64_t left : record.replays.Complete(step, std::move(result))) {
+    replies.Remove(adapter, left);
   }
   while (const auto excess = replies.TakeExcess()) {
     adapters.at(excess->adapter).replays.DropResult(excess->step);
     env.metrics->CountDroppedReply();
-  }
-  env.metrics->SetStoredReplies(replies.bytes());
-}
-
-void State::ForgetReplies(const AdapterRecord& record) {
-  for (const uint64_t receipt : record.replays.Receipts()) {
-    replies.Remove(receipt);
   }
   env.metrics->SetStoredReplies(replies.bytes());
 }
@@ -198,6 +190,8 @@ AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info) {
 void State::RemoveRecord(AdapterKey adapter) {
   const AdapterRecord& record = adapters.at(adapter);
   const AdapterInfo& info = record.info;
+  replies.RemoveAll(adapter);
+  env.metrics->SetStoredReplies(replies.bytes());
   keys.erase(info.adapter_id);
   const auto tenant = tenants.find(info.tenant);
   tenant->second.bytes -= record.image_bytes;

@@ -104,8 +104,6 @@ struct State {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  void ForgetReplies(const AdapterRecord& record)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // AddRecord adds a new adapter. RemoveRecord removes one that exists.
   AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -67,19 +67,6 @@ CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
   return *std::move(handle);
 }
 
-CancelHandle StepDesk::Refuse(RefusedStep request,
-                              std::function<void(const absl::Status&)> done) {
-  Callback<StepReply<AdapterInfo>> reply =
-      [done = std::move(done)](
-          const absl::StatusOr<StepReply<AdapterInfo>>& result) {
-        done(result.status());
-      };
-  return Submit(
-      std::move(request),
-      {.kind = sched::WorkKind::kAdapterOp, .empty = true, .tokens = 1},
-      TypedReply(std::move(reply)));
-}
-
 bool StepDesk::Knows(const std::string& adapter_id, uint64_t step,
                      const std::string& digest) {
   MutexLock lock(&s_.mu);
@@ -230,6 +217,11 @@ void StepDesk::Complete(uint64_t id, absl::StatusOr<StepResult> result,
     result = StoredResult(std::move(result));
     if (!result.ok()) StopLine(*record, *work->second, result.status());
   }
+  if (record != nullptr && result.ok()) {
+    if (auto* const info = std::get_if<AdapterInfo>(&*result)) {
+      NoteLoad(*record, *work->second, info);
+    }
+  }
   ended = End(id, Share(std::move(result)));
 }
 
@@ -244,9 +236,17 @@ void StepDesk::StopLine(AdapterRecord& record, const StepWork& lost,
   }
 }
 
+void StepDesk::NoteLoad(AdapterRecord& record, const StepWork& work,
+                        AdapterInfo* info) {
+  if (work.again) s_.scheduler.SkipTo(work.adapter, work.step);
+  record.info.last_step = info->last_step;
+  RaiseDurableStep(record, work.step);
+  *info = s_.InfoOf(work.adapter);
+}
+
 void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
                           const StepResult& result) {
-  // CompleteLoad has set the steps of a state that was loaded.
+  // NoteLoad has set the steps of a state that was loaded.
   if (work.step > 0 && !std::holds_alternative<AdapterInfo>(result)) {
     ++record.info.last_step;
   }
@@ -318,40 +318,14 @@ bool StepDesk::FinishSlice(uint64_t id) {
   return true;
 }
 
-void StepDesk::CompleteLoad(const StepTask& load, uint64_t last_step,
-                            const AdapterFacts& facts) {
-  StepNode ended;
-  MutexLock lock(&s_.mu);
-  s_.scheduler.Finished(load.id, /*ok=*/true);
-  AdapterRecord* record = s_.Find(load.adapter);
-  if (record == nullptr) {
-    ended = End(load.id, NoSuchAdapter(AdapterIdOf(*load.request)));
-    return;
-  }
-  s_.SetFacts(*record, facts);
-  const auto work = s_.steps.find(load.id);
-  if (work != s_.steps.end() && work->second->again) {
-    s_.scheduler.SkipTo(load.adapter, load.step);
-  }
-  record->info.last_step = last_step;
-  RaiseDurableStep(*record, load.step);
-  ended =
-      End(load.id, std::make_shared<const StepResult>(s_.InfoOf(load.adapter)));
-}
-
 void StepDesk::CountTokens(const RunTrain& train) {
   MutexLock lock(&s_.mu);
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const sched::TrainSlice& slice = train.slices[i];
-    const auto& request = std::get<TrainRequest>(*train.steps[i].request);
-    int64_t num_tokens = 0;
-    for (int64_t d = 0; d < slice.num_data; ++d) {
-      num_tokens += request.data[slice.first_datum + d].num_tokens();
-    }
-    const AdapterKey adapter = train.steps[i].adapter;
-    s_.env.metrics->CountTenantTrain(
-        s_.scheduler.TenantOf(s_.SchedulersKey(adapter, request.tenant)),
-        num_tokens);
+  for (const StepSlice& slice : train.slices) {
+    const int64_t num_tokens = slice.num_tokens();
+    const AdapterKey adapter = slice.step.adapter;
+    s_.env.metrics->CountTenantTrain(s_.scheduler.TenantOf(s_.SchedulersKey(
+                                         adapter, slice.request().tenant)),
+                                     num_tokens);
     if (AdapterRecord* record = s_.Find(adapter)) {
       record->history.CountTrained(num_tokens);
     }

@@ -7,8 +7,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
-#include <variant>
 
 #include "absl/status/statusor.h"
 #include "src/dispatch/state.h"
@@ -19,7 +17,7 @@ class StepDesk {
  public:
   explicit StepDesk(State* state) : s_(*state) {}
 
-  // Any thread may call the four methods below.
+  // Any thread may call the three methods below.
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
@@ -44,24 +42,17 @@ class StepDesk {
   void Retrieve(const std::string& adapter_id, uint64_t step,
                 Callback<StepResultPtr> done);
 
-  // Queues a step that fails in its turn. `done` gets request.status once the
-  // step has failed, or the error of a refusal.
-  CancelHandle Refuse(RefusedStep request,
-                      std::function<void(const absl::Status&)> done);
-
   // The engine thread calls the methods below.
 
   // Ends the step. The result (StoredResult) goes to all callers that wait for
   // it and to the replay table. `facts` are the adapter's facts after the step.
-  // A client that sees the step as done also sees these facts.
+  // A client that sees the step as done also sees these facts. The result of a
+  // load has last_step, the steps of the loaded state; the desk sets the rest.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
   // Call it after a slice that is not the request's last. Returns false if no
   // caller waits for a request without a number, which then ends with Complete.
   [[nodiscard]] bool FinishSlice(uint64_t id);
-  // Ends a load. `last_step` counts the steps that the loaded state has.
-  void CompleteLoad(const StepTask& load, uint64_t last_step,
-                    const AdapterFacts& facts);
   // Counts the micro-batch's tokens for each tenant and adapter.
   void CountTokens(const RunTrain& train);
 
@@ -103,31 +94,12 @@ class StepDesk {
   void NoteResult(AdapterRecord& record, const StepWork& work,
                   const StepResult& result)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+  // Takes the steps of a loaded state, and describes the adapter in `*info`.
+  void NoteLoad(AdapterRecord& record, const StepWork& work, AdapterInfo* info)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 
   State& s_;
 };
-
-// Adapts `done` for Submit. `done` gets the alternative of StepResult that it
-// expects, the status of a StepFailure, or the error.
-template <typename Result>
-[[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
-  return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
-                                  bool replayed) {
-    if (!result.ok()) {
-      done(result.status());
-      return;
-    }
-    if (const auto* failure = std::get_if<StepFailure>(result->get())) {
-      absl::Status status = failure->status;
-      status.SetPayload(kStepDonePayload, {});
-      if (replayed) status.SetPayload(kReplayedPayload, {});
-      done(status);
-      return;
-    }
-    done(StepReply<Result>{.result = std::get<Result>(**result),
-                           .replayed = replayed});
-  };
-}
 
 }  // namespace weft::dispatch
 

@@ -55,13 +55,29 @@ struct RunTasks {
 struct RunMove {
   sched::Move move;
 };
-// One micro-batch. steps[i] is the request of slices[i]. A slice ends with
-// StepDesk::FinishSlice. If the slice is the request's last or fails, it ends
-// with StepDesk::Complete instead.
+// A slice of a training request, with its step.
+struct StepSlice {
+  sched::TrainSlice slice;
+  StepTask step;
+
+  [[nodiscard]] const TrainRequest& request() const {
+    return std::get<TrainRequest>(*step.request);
+  }
+  // Returns the tokens of the slice's data, without those of a teacher.
+  [[nodiscard]] int64_t num_tokens() const {
+    int64_t tokens = 0;
+    for (int64_t d = 0; d < slice.num_data; ++d) {
+      tokens += request().data[slice.first_datum + d].num_tokens();
+    }
+    return tokens;
+  }
+};
+
+// One micro-batch. A slice ends with StepDesk::FinishSlice. If the slice is the
+// request's last or fails, it ends with StepDesk::Complete instead.
 struct RunTrain {
   bool backward = false;
-  std::vector<sched::TrainSlice> slices;
-  std::vector<StepTask> steps;
+  std::vector<StepSlice> slices;
 };
 // A step that runs alone on the device. The step ends with StepDesk::Complete.
 struct RunStep {

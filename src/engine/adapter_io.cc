@@ -29,6 +29,7 @@ using nlohmann::json;
 
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "trainer_state.json";
+
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() &&
          (a.empty() ||
@@ -46,6 +47,14 @@ const std::string* FindFile(const DurableFolder& folder,
   const auto it = std::ranges::find(
       folder.files, name, &std::pair<std::string, std::string>::first);
   return it == folder.files.end() ? nullptr : &it->second;
+}
+
+// Reads the description of the checkpoint `name` in the adapter's folder.
+absl::StatusOr<CheckpointInfo> ReadInfo(const std::string& adapter_dir,
+                                        const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const json fields,
+                        ReadDurableFields(adapter_dir, name));
+  return lora::ReadCheckpointFields(fields);
 }
 
 // Reads the tensors of a checkpoint. Reads only the weights if `weights_only`
@@ -109,14 +118,13 @@ absl::Status CheckFileNames(const DurableFolder& folder, CheckpointKind kind) {
 }
 
 // Returns the files that PEFT loads and, for kind train, the optimizer's file.
-PeftFiles TensorFiles(const AdapterCopy& adapter, CheckpointKind kind,
-                      const lora::BaseModel& base) {
-  const lora::AdapterState& state = adapter.state;
+PeftFiles TensorFiles(const lora::AdapterState& state,
+                      const CheckpointInfo& info, const lora::BaseModel& base) {
   PeftFiles files =
-      lora::WritePeft(adapter.config, base.shape, state.weights, base.name);
-  if (kind == CheckpointKind::kTrain) {
+      lora::WritePeft(info.config, base.shape, state.weights, base.name);
+  if (info.kind == CheckpointKind::kTrain) {
     files.emplace_back(kOptimizerFile,
-                       lora::WriteBuffers(adapter.config, base.shape,
+                       lora::WriteBuffers(info.config, base.shape,
                                           {{"gradient", state.gradient},
                                            {"exp_avg", state.moment1},
                                            {"exp_avg_sq", state.moment2}}));
@@ -147,22 +155,15 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
     info.expires_at = info.created_at +
                       absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
   }
-  const absl::Status written = Write(adapter, request.overwrite, &info);
-  if (absl::IsAlreadyExists(written) || absl::IsResourceExhausted(written)) {
-    std::optional<CheckpointInfo> saved = SavedBefore(request, adapter);
-    if (!saved) return written;
-    info = *std::move(saved);
-  } else {
-    WEFT_RETURN_IF_ERROR(written);
-  }
+  WEFT_RETURN_IF_ERROR(WriteOnce(adapter.state, request.overwrite, &info));
   if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
   return info;
 }
 
-absl::Status AdapterIo::Write(const AdapterCopy& adapter, bool overwrite,
+absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
                               CheckpointInfo* info) {
   DurableFolder folder;
-  folder.files = TensorFiles(adapter, info->kind, base_);
+  folder.files = TensorFiles(state, *info, base_);
   info->size_bytes = 0;
   for (const auto& [name, contents] : folder.files) {
     info->size_bytes += contents.size();
@@ -254,53 +255,47 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
   info.base_model = base_.name;
   info.base_fingerprint = base_.fingerprint;
   state.optim_steps = info.optim_steps;  // 0 if only weights were read.
-  const AdapterCopy adapter{.tenant = info.tenant,
-                            .config = info.config,
-                            .state = std::move(state),
-                            .last_step = info.last_step};
-  const absl::Status written = Write(adapter, request.overwrite, &info);
-  if (written.ok()) return info;
-  if (!request.source_adapter_id.empty() &&
-      (absl::IsAlreadyExists(written) || absl::IsResourceExhausted(written))) {
-    std::optional<CheckpointInfo> copied =
-        SavedBefore({.adapter_id = info.adapter_id,
-                     .name = info.name,
-                     .kind = info.kind,
-                     .metadata = info.metadata},
-                    adapter);
-    if (copied) return *std::move(copied);
+  WEFT_RETURN_IF_ERROR(request.source_adapter_id.empty()
+                           ? Write(state, request.overwrite, &info)
+                           : WriteOnce(state, request.overwrite, &info));
+  return info;
+}
+
+absl::Status AdapterIo::WriteOnce(const lora::AdapterState& state,
+                                  bool overwrite, CheckpointInfo* info) {
+  const absl::Status written = Write(state, overwrite, info);
+  if (!absl::IsAlreadyExists(written) && !absl::IsResourceExhausted(written)) {
+    return written;
   }
-  return written;
+  std::optional<CheckpointInfo> saved = SavedBefore(state, *info);
+  if (!saved) return written;
+  *info = *std::move(saved);
+  return absl::OkStatus();
 }
 
 std::optional<CheckpointInfo> AdapterIo::SavedBefore(
-    const SaveCheckpointRequest& request, const AdapterCopy& adapter) const {
-  const absl::StatusOr<DurableFolder> there =
-      ReadDurableFolder(AdapterDir(request.adapter_id), request.name);
-  if (!there.ok()) return std::nullopt;
-  absl::StatusOr<CheckpointInfo> info =
-      lora::ReadCheckpointFields(there->fields);
-  const absl::Duration ttl =
-      request.ttl_seconds > 0
-          ? absl::Seconds(static_cast<int64_t>(request.ttl_seconds))
-          : absl::InfiniteDuration();
-  if (!info.ok() || info->expires_at <= absl::Now() ||
-      !lora::CheckBaseModel(there->fields, base_).ok() ||
-      info->kind != request.kind || info->metadata != request.metadata ||
-      info->expires_at != info->created_at + ttl ||
-      info->last_step != adapter.last_step ||
-      info->optim_steps != adapter.state.optim_steps ||
-      info->config != adapter.config) {
+    const lora::AdapterState& state, const CheckpointInfo& info) const {
+  const absl::StatusOr<DurableFolder> folder =
+      ReadDurableFolder(AdapterDir(info.adapter_id), info.name);
+  if (!folder.ok()) return std::nullopt;
+  absl::StatusOr<CheckpointInfo> saved =
+      lora::ReadCheckpointFields(folder->fields);
+  if (!saved.ok() || saved->expires_at <= absl::Now() ||
+      !lora::CheckBaseModel(folder->fields, base_).ok() ||
+      saved->kind != info.kind || saved->metadata != info.metadata ||
+      saved->expires_at - saved->created_at !=
+          info.expires_at - info.created_at ||
+      saved->last_step != info.last_step ||
+      saved->optim_steps != info.optim_steps || saved->config != info.config) {
     return std::nullopt;
   }
-  absl::StatusOr<lora::AdapterState> state =
-      ReadState(*there, *info, base_, /*weights_only=*/false);
-  const bool same =
-      state.ok() && (request.kind == CheckpointKind::kSampler
-                         ? SameBits(state->weights, adapter.state.weights)
-                         : SameState(*state, adapter.state));
+  const absl::StatusOr<lora::AdapterState> there =
+      ReadState(*folder, *saved, base_, /*weights_only=*/false);
+  const bool same = there.ok() && (info.kind == CheckpointKind::kSampler
+                                       ? SameBits(there->weights, state.weights)
+                                       : SameState(*there, state));
   if (!same) return std::nullopt;
-  return *std::move(info);
+  return *std::move(saved);
 }
 
 absl::StatusOr<CheckpointInfo> AdapterIo::Check(
@@ -399,11 +394,8 @@ void AdapterIo::RemoveStaleFiles() const {
 
 bool AdapterIo::IsExpired(const std::string& adapter_id,
                           const std::string& name) const {
-  const absl::StatusOr<json> fields =
-      ReadDurableFields(AdapterDir(adapter_id), name);
-  if (!fields.ok()) return false;
   const absl::StatusOr<CheckpointInfo> info =
-      lora::ReadCheckpointFields(*fields);
+      ReadInfo(AdapterDir(adapter_id), name);
   return info.ok() && info->expires_at <= absl::Now();
 }
 
@@ -421,10 +413,7 @@ std::vector<CheckpointInfo> AdapterIo::ListAll(
       continue;
     }
     for (const std::string& name : *names) {
-      const absl::StatusOr<json> fields =
-          ReadDurableFields(AdapterDir(adapter), name);
-      absl::StatusOr<CheckpointInfo> info =
-          fields.ok() ? lora::ReadCheckpointFields(*fields) : fields.status();
+      absl::StatusOr<CheckpointInfo> info = ReadInfo(AdapterDir(adapter), name);
       if (info.ok()) {
         // Takes adapter_id and name from the path, because somebody may have
         // moved the folder.
@@ -441,7 +430,7 @@ std::vector<CheckpointInfo> AdapterIo::ListAll(
   return infos;
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
+std::vector<CheckpointInfo> AdapterIo::List(
     const std::string& adapter_id) const {
   std::vector<CheckpointInfo> infos = ListAll(adapter_id);
   std::erase_if(infos, [now = absl::Now()](const CheckpointInfo& info) {
@@ -522,10 +511,10 @@ absl::Status AdapterIo::NameOthers(const absl::Status& status,
                                    const std::string& adapter_id) const {
   constexpr size_t kMaxNames = 5;
   if (!absl::IsNotFound(status)) return status;
-  const absl::StatusOr<std::vector<CheckpointInfo>> others = List(adapter_id);
-  if (!others.ok() || others->empty()) return status;
+  const std::vector<CheckpointInfo> others = List(adapter_id);
+  if (others.empty()) return status;
   std::vector<std::string> names;
-  for (const CheckpointInfo& info : *others) names.push_back(info.name);
+  for (const CheckpointInfo& info : others) names.push_back(info.name);
   std::ranges::sort(names);
   const size_t more = names.size() - std::min(names.size(), kMaxNames);
   names.resize(names.size() - more);

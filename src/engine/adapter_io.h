@@ -96,7 +96,7 @@ class AdapterIo {
   // returns those of all adapters whose names begin with it, and reads only
   // their folders. Skips checkpoints that have expired.
   // Skips a checkpoint with a damaged manifest and logs a warning.
-  [[nodiscard]] absl::StatusOr<std::vector<CheckpointInfo>> List(
+  [[nodiscard]] std::vector<CheckpointInfo> List(
       const std::string& adapter_id) const;
   // Adds the names of up to five of the adapter's checkpoints to the message of
   // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
@@ -118,18 +118,22 @@ class AdapterIo {
                                  const std::vector<float>& weights) const;
 
  private:
-  // Writes the checkpoint that `info` describes, with the adapter's tensors.
+  // Writes the checkpoint that `info` describes, with the tensors of `state`.
   // Sets info->size_bytes. Errors: as for Save.
-  [[nodiscard]] absl::Status Write(const AdapterCopy& adapter, bool overwrite,
-                                   CheckpointInfo* info);
+  [[nodiscard]] absl::Status Write(const lora::AdapterState& state,
+                                   bool overwrite, CheckpointInfo* info);
+  // Does what Write does, or sets *info to a checkpoint that an earlier call
+  // has written, as Save says.
+  [[nodiscard]] absl::Status WriteOnce(const lora::AdapterState& state,
+                                       bool overwrite, CheckpointInfo* info);
   // Writes `state` as the checkpoint of `request` that `info` describes.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> WriteAs(
       const UploadCheckpointRequest& request, CheckpointInfo info,
       lora::AdapterState state);
-  // Returns the stored checkpoint named request.name if its step, state and
-  // properties are those of this save. Otherwise returns none.
+  // Returns the stored checkpoint of this name if its step, state and
+  // properties are those of `state` and `info`. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
-      const SaveCheckpointRequest& request, const AdapterCopy& adapter) const;
+      const lora::AdapterState& state, const CheckpointInfo& info) const;
   // Returns the time for a new checkpoint. It is later than those of the
   // adapter's other checkpoints, even if the wall clock was set back, because
   // the times are the order of checkpoints.

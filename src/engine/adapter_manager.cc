@@ -22,7 +22,7 @@ void AdapterManager::Create(CreateAdapterRequest request,
   absl::Status status = config.ok() ? CheckRanks(*config) : config.status();
   if (status.ok()) status = Resolve(&request.durability);
   if (!status.ok()) {
-    Reply<AdapterInfo>(done, status);
+    context_.Reply(done, status);
     return;
   }
   request.config = *std::move(config);
@@ -36,11 +36,11 @@ void AdapterManager::Create(CreateAdapterRequest request,
 void AdapterManager::Delete(std::string adapter_id, Callback<bool> done) {
   Post(done, [this, adapter_id = std::move(adapter_id), done] {
     if (!Forget(adapter_id)) {
-      Reply<bool>(done, NoSuchAdapter(adapter_id));
+      context_.Reply(done, NoSuchAdapter(adapter_id));
       return;
     }
     Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
-    Reply<bool>(done, true);
+    context_.Reply(done, true);
   });
 }
 
@@ -82,7 +82,7 @@ absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
 void AdapterManager::LoadNew(LoadCheckpointRequest request,
                              Callback<AdapterInfo> done) {
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
-    Reply<AdapterInfo>(done, status);
+    context_.Reply(done, status);
     return;
   }
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
@@ -96,7 +96,7 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
       }
     }
     if (!refused.ok()) {
-      Reply<AdapterInfo>(done, refused);
+      context_.Reply(done, refused);
       return;
     }
     Post(done, [this, request, done] { ReadWhenRoom(request, done); });
@@ -111,16 +111,16 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {
         if (!room.ok()) {
-          Reply<AdapterInfo>(done, room);
+          context_.Reply(done, room);
           return;
         }
         context_.PostIo([this, request, done] {
           Post(done, [this, done, read = ReadLoad(request)] {
             if (read.ok()) {
-              Reply(done, Make(*read));
+              context_.Reply(done, Make(*read));
             } else {
               context_.dispatcher.adapters().ReturnSlot();
-              Reply<AdapterInfo>(done, read.status());
+              context_.Reply(done, read.status());
             }
           });
         });
@@ -144,13 +144,13 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
 void AdapterManager::Import(ImportAdapterRequest request,
                             Callback<AdapterInfo> done) {
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
-    Reply<AdapterInfo>(done, status);
+    context_.Reply(done, status);
     return;
   }
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
     absl::StatusOr<NewAdapter> adapter = ReadImport(request);
     if (!adapter.ok()) {
-      Reply<AdapterInfo>(done, adapter.status());
+      context_.Reply(done, adapter.status());
       return;
     }
     Post(done, [this, adapter = *std::move(adapter), done]() mutable {
@@ -189,7 +189,7 @@ void AdapterManager::MakeWhenRoom(NewAdapter adapter,
       [this, adapter = std::move(adapter),
        done = std::move(done)](const absl::Status& room) {
         if (!room.ok()) DropState(context_, adapter.image);
-        Reply(done, room.ok() ? Make(adapter) : room);
+        context_.Reply(done, room.ok() ? Make(adapter) : room);
       });
 }
 
@@ -276,7 +276,7 @@ void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
     const std::optional<AdapterKey> key =
         context_.dispatcher.adapters().KeyOf(request.adapter_id);
     if (!key) {
-      Reply<bool>(done, NoSuchAdapter(request.adapter_id));
+      context_.Reply(done, NoSuchAdapter(request.adapter_id));
       return;
     }
     context_.before_change(*key);
@@ -287,7 +287,7 @@ void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
       context_.recorder.Write(
           records::ReleaseRecord{.key = *key, .name = request.name});
     }
-    Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
+    context_.Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
   });
 }
 
@@ -297,7 +297,7 @@ void AdapterManager::Export(ExportAdapterRequest request,
     dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
     const std::optional<AdapterKey> key = desk.KeyOf(request.adapter_id);
     if (!key) {
-      Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
+      context_.Reply(done, NoSuchAdapter(request.adapter_id));
       return;
     }
     desk.WhenOnDevice(
@@ -322,47 +322,12 @@ void AdapterManager::ExportNow(AdapterKey key,
     }
   }
   if (!status.ok()) {
-    Reply<PeftFiles>(done, status);
+    context_.Reply(done, status);
     return;
   }
   context_.PostIo([this, done, config = context_.adapters.Find(key)->config(),
                    weights = std::move(weights)] {
-    Reply<PeftFiles>(done, context_.files.Export(config, weights));
-  });
-}
-
-void AdapterManager::ListCheckpoints(
-    std::string adapter_id, Callback<std::vector<CheckpointInfo>> done) {
-  context_.PostIo(
-      [this, adapter_id = std::move(adapter_id), done = std::move(done)] {
-        Reply(done, context_.files.List(adapter_id));
-      });
-}
-
-void AdapterManager::DeleteCheckpoint(std::string adapter_id, std::string name,
-                                      Callback<bool> done) {
-  context_.PostIo([this, adapter_id = std::move(adapter_id),
-                   name = std::move(name), done = std::move(done)] {
-    const absl::Status status = context_.files.Delete(adapter_id, name);
-    Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
-  });
-}
-
-void AdapterManager::DownloadCheckpoint(
-    std::string adapter_id, std::string name,
-    Callback<std::vector<FileSource>> done) {
-  context_.PostIo([this, adapter_id = std::move(adapter_id),
-                   name = std::move(name), done = std::move(done)] {
-    Reply(done, context_.files.Download(adapter_id, name));
-  });
-}
-
-void AdapterManager::UploadCheckpoint(UploadCheckpointRequest request,
-                                      Callback<CheckpointInfo> done) {
-  context_.PostIo([this, request = std::move(request), done = std::move(done)] {
-    Reply(done, request.source_adapter_id.empty()
-                    ? context_.files.Upload(request)
-                    : context_.files.Copy(request));
+    context_.Reply(done, context_.files.Export(config, weights));
   });
 }
 

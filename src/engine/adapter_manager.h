@@ -1,13 +1,12 @@
-// Operations on whole adapters (create, delete, load, import, export) and on
-// checkpoints as files. The engine thread changes adapters between two plans
-// (units of device work), and the I/O thread reads and writes files.
+// Operations on whole adapters: create, delete, load, import, export. The
+// engine thread changes adapters between two plans (units of device work), and
+// the I/O thread reads and writes files.
 #ifndef WEFT_SRC_ENGINE_ADAPTER_MANAGER_H_
 #define WEFT_SRC_ENGINE_ADAPTER_MANAGER_H_
 
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "src/engine/adapter_io.h"
@@ -16,7 +15,7 @@
 
 namespace weft::engine {
 
-// The requests (Create to UploadCheckpoint) queue work and return. Their
+// The requests (Create to ReleaseSnapshot) queue work and return. Their
 // callbacks run on the reply thread. Threads: any, except where a comment says
 // otherwise.
 class AdapterManager {
@@ -37,14 +36,6 @@ class AdapterManager {
   void Import(ImportAdapterRequest request, Callback<AdapterInfo> done);
   void Export(ExportAdapterRequest request, Callback<PeftFiles> done);
   void ReleaseSnapshot(ReleaseSnapshotRequest request, Callback<bool> done);
-  void ListCheckpoints(std::string adapter_id,
-                       Callback<std::vector<CheckpointInfo>> done);
-  void DeleteCheckpoint(std::string adapter_id, std::string name,
-                        Callback<bool> done);
-  void DownloadCheckpoint(std::string adapter_id, std::string name,
-                          Callback<std::vector<FileSource>> done);
-  void UploadCheckpoint(UploadCheckpointRequest request,
-                        Callback<CheckpointInfo> done);
 
   // The engine thread calls the methods below.
 
@@ -66,13 +57,6 @@ class AdapterManager {
     uint64_t last_step = 0;
   };
 
-  template <typename T>
-  void Reply(const Callback<T>& done, absl::StatusOr<T> result) const {
-    context_.PostReply([done, result = std::move(result)]() mutable {
-      done(std::move(result));
-    });
-  }
-
   // Runs `body` on the engine thread. If the engine has ended, `done` gets an
   // error.
   template <typename T, typename Body>
@@ -82,7 +66,7 @@ class AdapterManager {
           if (open.ok()) {
             body();
           } else {
-            Reply<T>(done, open);
+            context_.Reply(done, open);
           }
         });
   }

@@ -1,47 +1,12 @@
 #include "src/engine/adapter_mover.h"
 
-#include <ATen/ATen.h>
-
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/log.h"
-#include "src/engine/compute_guard.h"
-#include "src/log/image_file.h"
+#include "src/engine/state_image.h"
 
 namespace weft::engine {
-namespace {
-
-// Allocates the image's tensors, each with `size` floats, and reads them from
-// the file.
-absl::Status ReadImage(const SpillFolder& spill,
-                       const journal::StateFolder* state, const ImageFile& file,
-                       int64_t size, lora::AdapterImage& image) {
-  std::vector<std::span<float>> blocks;
-  const absl::Status status = RunGuarded("reading an adapter back", [&] {
-    const at::InferenceMode no_autograd;
-    for (at::Tensor* tensor : image.Tensors()) {
-      *tensor = at::empty({size}, at::kFloat);
-      blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
-    }
-  });
-  if (!status.ok()) return status;
-  return file.durable ? journal::ReadImage(*state, file.name, blocks)
-                      : spill.Read(file.name, blocks);
-}
-
-absl::Status WriteImage(const SpillFolder& spill, const std::string& file,
-                        lora::AdapterImage& image) {
-  std::vector<std::span<const float>> blocks;
-  for (const at::Tensor* tensor : image.Tensors()) {
-    blocks.emplace_back(tensor->const_data_ptr<float>(), tensor->numel());
-  }
-  return spill.Write(file, blocks);
-}
-
-}  // namespace
 
 void AdapterMover::Run(const sched::Move& move) {
   using enum AdapterLocation;
@@ -80,7 +45,7 @@ void AdapterMover::ToDisk(const sched::Move& move) {
   // changes them.
   context_.PostIo([this, move, bytes, image = std::move(image)]() mutable {
     const std::string file = absl::StrCat(move.id);
-    const absl::Status status = WriteImage(spill_, file, image);
+    const absl::Status status = spill_.Write(file, BlocksOf(image));
     context_.dispatcher.Post(
         [this, move, bytes, file, status,
          image = std::move(image)](const absl::Status& open) mutable {
@@ -114,7 +79,7 @@ void AdapterMover::FromDisk(const sched::Move& move) {
                    bytes = context_.adapters.ImageBytes(move.adapter),
                    file = context_.adapters.File(move.adapter),
                    image = context_.adapters.Image(move.adapter)]() mutable {
-    absl::Status status = ReadImage(spill_, context_.state, file, size, image);
+    absl::Status status = ReadTensors(context_, spill_, file, size, image);
     context_.dispatcher.Post(
         [this, move, bytes, file, status = std::move(status),
          image = std::move(image)](const absl::Status& open) mutable {
@@ -135,8 +100,8 @@ absl::Status AdapterMover::Read(AdapterKey key,
                                 lora::AdapterImage& image) const {
   const auto size =
       static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
-  return ReadImage(spill_, context_.state, context_.adapters.File(key), size,
-                   image);
+  return ReadTensors(context_, spill_, context_.adapters.File(key), size,
+                     image);
 }
 
 void AdapterMover::Finish(const sched::Move& move, uint64_t bytes,

@@ -15,39 +15,26 @@
 namespace weft::engine {
 namespace {
 
-int64_t NumTokens(const sched::TrainSlice& slice,
-                  const dispatch::StepTask& step) {
-  const auto& request = std::get<TrainRequest>(*step.request);
-  int64_t num_tokens = 0;
-  for (int64_t d = 0; d < slice.num_data; ++d) {
-    num_tokens += request.data[slice.first_datum + d].num_tokens();
-  }
-  return num_tokens;
-}
-
 // Divides a micro-batch of several slices. The second part has the slices of
 // the adapter with the largest slice, or, if there is no other adapter, the
 // last slice. So the steps of an adapter stay in order.
 std::pair<dispatch::RunTrain, dispatch::RunTrain> Divide(
     const dispatch::RunTrain& train) {
-  size_t largest = 0;
-  bool several = false;
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    several |= train.steps[i].adapter != train.steps[0].adapter;
-    if (NumTokens(train.slices[i], train.steps[i]) >
-        NumTokens(train.slices[largest], train.steps[largest])) {
-      largest = i;
-    }
-  }
+  const auto& slices = train.slices;
+  const auto largest =
+      std::ranges::max_element(slices, {}, &dispatch::StepSlice::num_tokens);
+  const auto adapter_of = [](const dispatch::StepSlice& slice) {
+    return slice.step.adapter;
+  };
+  const bool several = std::ranges::any_of(slices, [&](const auto& slice) {
+    return adapter_of(slice) != adapter_of(slices.front());
+  });
   std::pair<dispatch::RunTrain, dispatch::RunTrain> parts;
   parts.first.backward = parts.second.backward = train.backward;
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const bool second =
-        several ? train.steps[i].adapter == train.steps[largest].adapter
-                : i + 1 == train.slices.size();
-    dispatch::RunTrain& part = second ? parts.second : parts.first;
-    part.slices.push_back(train.slices[i]);
-    part.steps.push_back(train.steps[i]);
+  for (const dispatch::StepSlice& slice : slices) {
+    const bool second = several ? adapter_of(slice) == adapter_of(*largest)
+                                : &slice == &slices.back();
+    (second ? parts.second : parts.first).slices.push_back(slice);
   }
   return parts;
 }
@@ -81,29 +68,23 @@ dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train,
                                           dispatch::RunTrain& later) {
   dispatch::RunTrain runnable{.backward = train.backward};
   later.backward = train.backward;
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const dispatch::StepTask& step = train.steps[i];
-    const sched::TrainSlice& slice = train.slices[i];
-    if (FollowsWaiting(step)) {
-      waiting_.push_back({train.backward, slice, step});
+  for (const dispatch::StepSlice& slice : train.slices) {
+    if (FollowsWaiting(slice.step)) {
+      waiting_.push_back({train.backward, slice});
       continue;
     }
-    absl::Status found = VersionOf(step).status();
+    absl::Status found = VersionOf(slice.step).status();
     // What comes after a slice that waits waits, too, so that the steps of an
     // adapter stay in order.
-    if (later.slices.empty()) found.Update(FindTeacher(step, slice));
+    if (later.slices.empty()) found.Update(FindTeacher(slice));
     const bool exhausted = absl::IsResourceExhausted(found);
     const bool waits =
         !later.slices.empty() || (exhausted && !runnable.slices.empty());
-    if (!found.ok() && !waits) {
-      if (!exhausted || !LetWait(train.backward, slice, step)) {
-        Fail(step, found);
-      }
-      continue;
+    if (found.ok() || waits) {
+      (waits ? later : runnable).slices.push_back(slice);
+    } else if (!exhausted || !LetWait(train.backward, slice)) {
+      Fail(slice.step, found);
     }
-    dispatch::RunTrain& part = waits ? later : runnable;
-    part.slices.push_back(slice);
-    part.steps.push_back(step);
   }
   return runnable;
 }
@@ -111,7 +92,7 @@ dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train,
 bool BatchTrainer::FollowsWaiting(const dispatch::StepTask& step) const {
   return step.adapter != AdapterKey::kBaseModel &&
          std::ranges::any_of(waiting_, [&](const Waiting& waiting) {
-           return waiting.step.adapter == step.adapter;
+           return waiting.slice.step.adapter == step.adapter;
          });
 }
 
@@ -123,13 +104,13 @@ bool BatchTrainer::OthersKeepCopies(uint64_t step_id) const {
          });
 }
 
-bool BatchTrainer::LetWait(bool backward, const sched::TrainSlice& slice,
-                           const dispatch::StepTask& step) {
-  const bool first = slice.first_datum == 0;
-  const bool keeps = teachers_.IsCopy(progress_[step.id].teacher);
-  if ((keeps && !first) || !OthersKeepCopies(step.id)) return false;
-  if (first) progress_.erase(step.id);
-  waiting_.push_back({backward, slice, step});
+bool BatchTrainer::LetWait(bool backward, const dispatch::StepSlice& slice) {
+  const uint64_t id = slice.step.id;
+  const bool first = slice.slice.first_datum == 0;
+  const bool keeps = teachers_.IsCopy(progress_[id].teacher);
+  if ((keeps && !first) || !OthersKeepCopies(id)) return false;
+  if (first) progress_.erase(id);
+  waiting_.push_back({backward, slice});
   return true;
 }
 
@@ -139,9 +120,7 @@ void BatchTrainer::RunWaiting() {
   // The server stops, and what the slices refer to may be gone.
   if (!context_.guard.failure().ok()) return;
   for (const Waiting& waiting : std::exchange(waiting_, {})) {
-    Run({.backward = waiting.backward,
-         .slices = {waiting.slice},
-         .steps = {waiting.step}})
+    Run({.backward = waiting.backward, .slices = {waiting.slice}})
         .IgnoreError();  // Run has reported the error.
   }
 }
@@ -149,7 +128,7 @@ void BatchTrainer::RunWaiting() {
 void BatchTrainer::Forget(uint64_t step_id) {
   progress_.erase(step_id);
   std::erase_if(waiting_, [step_id](const Waiting& waiting) {
-    return waiting.step.id == step_id;
+    return waiting.slice.step.id == step_id;
   });
   context_.recorder.Forget(step_id);
 }
@@ -161,13 +140,12 @@ absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
       step.adapter, std::get<TrainRequest>(*step.request).snapshot);
 }
 
-absl::Status BatchTrainer::FindTeacher(const dispatch::StepTask& step,
-                                       const sched::TrainSlice& slice) {
-  const auto& request = std::get<TrainRequest>(*step.request);
-  if (!HasTeacher(request.loss.function)) return absl::OkStatus();
+absl::Status BatchTrainer::FindTeacher(const dispatch::StepSlice& slice) {
+  const dispatch::StepTask& step = slice.step;
+  if (!HasTeacher(slice.request().loss.function)) return absl::OkStatus();
   Progress& progress = progress_[step.id];
   if (progress.found_teacher) return absl::OkStatus();
-  const bool shared_only = !slice.last && OthersKeepCopies(step.id);
+  const bool shared_only = !slice.slice.last && OthersKeepCopies(step.id);
   if (shared_only && !waiting_.empty()) {
     return absl::ResourceExhaustedError("others wait for the copies already");
   }
@@ -201,12 +179,12 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
     // Only a request for which there is no memory when it runs alone may fail.
     const auto [first, second] = Divide(train);
     // The copies of teachers that the second part needs can wait.
-    for (const sched::TrainSlice& slice : second.slices) {
-      if (slice.first_datum == 0) progress_.erase(slice.work_id);
+    for (const auto& [slice, step] : second.slices) {
+      if (slice.first_datum == 0) progress_.erase(step.id);
     }
     return RunInTurn(first, second);
   }
-  if (!fits && LetWait(train.backward, train.slices[0], train.steps[0])) {
+  if (!fits && LetWait(train.backward, train.slices[0])) {
     return absl::OkStatus();
   }
   if (status.ok()) {
@@ -214,11 +192,10 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
     const profile::Span span("record batch");
     context_.recorder.Batch(train);
   }
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const dispatch::StepTask& step = train.steps[i];
+  for (const auto& [slice, step] : train.slices) {
     if (!status.ok()) {
       Fail(step, status);
-    } else if (train.slices[i].last) {
+    } else if (slice.last) {
       FinishRequest(step);
     } else if (!desk.FinishSlice(step.id)) {
       Fail(step, absl::CancelledError("cancelled by the client"));
@@ -230,15 +207,13 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
 dispatch::RunTrain BatchTrainer::Others(const dispatch::RunTrain& train,
                                         const Failures& failed) {
   dispatch::RunTrain others{.backward = train.backward};
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const dispatch::StepTask& step = train.steps[i];
-    const auto found = failed.find(&std::get<TrainRequest>(*step.request));
+  for (const dispatch::StepSlice& slice : train.slices) {
+    const auto found = failed.find(&slice.request());
     if (found != failed.end()) {
-      Fail(step, found->second);
-      continue;
+      Fail(slice.step, found->second);
+    } else {
+      others.slices.push_back(slice);
     }
-    others.slices.push_back(train.slices[i]);
-    others.steps.push_back(step);
   }
   return others;
 }
@@ -289,7 +264,7 @@ struct BatchTrainer::MicroBatch {
   bool ran = false;   // The last attempt began to run the batch.
   bool plans = true;  // The last attempt found a plan within the budget.
   std::vector<TrainPiece> pieces;
-  std::vector<loss::MetricSums*> metrics;
+  std::vector<loss::MetricSums> metrics;  // Of earlier slices, by piece.
   std::vector<Touched> touched;
   lora::LoraGradients gradients;  // The scratch gradients of `touched`.
   int64_t num_tokens = 0;
@@ -302,17 +277,16 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
                                     context_.options.gradient_checkpointing ==
                                         GradientCheckpointing::kAuto};
   batch.may_run_again = batch.may_recompute || train.slices.size() > 1 ||
-                        OthersKeepCopies(train.steps[0].id);
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const sched::TrainSlice& slice = train.slices[i];
-    const auto& request = std::get<TrainRequest>(*train.steps[i].request);
-    TrainPiece piece{.request = &request,
+                        OthersKeepCopies(train.slices[0].step.id);
+  for (const dispatch::StepSlice& part : train.slices) {
+    const auto& [slice, step] = part;
+    const Progress& progress = progress_[step.id];
+    TrainPiece piece{.request = &part.request(),
                      .first_datum = slice.first_datum,
                      .num_data = slice.num_data};
-    piece.version = *VersionOf(train.steps[i]);
-    piece.teacher = progress_[slice.work_id].teacher;
-    if (lora::Adapter* adapter =
-            context_.adapters.Find(train.steps[i].adapter)) {
+    piece.version = *VersionOf(step);
+    piece.teacher = progress.teacher;
+    if (lora::Adapter* adapter = context_.adapters.Find(step.adapter)) {
       if (train.backward &&
           (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
         // A request's first slice clears the scratch. A later slice adds to the
@@ -324,9 +298,9 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
             {.version = piece.version, .gradient_N = adapter->scratch()});
       }
     }
-    batch.num_tokens += NumTokens(slice, train.steps[i]);
+    batch.num_tokens += part.num_tokens();
     batch.pieces.push_back(std::move(piece));
-    batch.metrics.push_back(&progress_[slice.work_id].metrics);
+    batch.metrics.push_back(progress.metrics);
   }
   return batch;
 }
@@ -359,17 +333,10 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
 
 absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
                                                            bool* fits) {
-  std::vector<loss::MetricSums> before;
-  for (const loss::MetricSums* sums : batch.metrics) before.push_back(*sums);
-  const auto undo_metrics = [&] {
-    for (size_t i = 0; i < before.size(); ++i) *batch.metrics[i] = before[i];
-  };
   absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
   *fits = !absl::IsResourceExhausted(outcome.status());
-  if (outcome.ok() && !outcome->failed.empty()) undo_metrics();
   if (*fits || !batch.plans) return outcome;
   context_.probe.CountOutOfMemory();
-  undo_metrics();
   if (batch.may_recompute && context_.guard.failure().ok() && batch.ran &&
       runner_.kept_layers()) {
     Log(LogLevel::kWarning,
@@ -377,9 +344,7 @@ absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
         {{"tokens", batch.num_tokens}});
     outcome = TryBatch(batch, Recompute::kAll);
     *fits = !absl::IsResourceExhausted(outcome.status());
-    if (outcome.ok() && !outcome->failed.empty()) undo_metrics();
     if (*fits) return outcome;
-    undo_metrics();
   }
   // Parts of the batch may run, and add to the scratch as it was.
   for (const MicroBatch::Touched& touched : batch.touched) {
@@ -412,7 +377,7 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
                                   static_cast<size_t>(rows_LE.size(1)));
   }
   if (train.backward) {
-    for (const dispatch::StepTask& step : train.steps) {
+    for (const auto& [slice, step] : train.slices) {
       context_.before_change(step.adapter);
     }
   }
@@ -423,12 +388,14 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
     }
   }));
 
-  size_t next = 0;
-  for (const sched::TrainSlice& slice : train.slices) {
-    std::vector<DatumResult>& data = progress_[slice.work_id].result.data;
-    for (int64_t d = 0; d < slice.num_data; ++d) {
-      data.push_back(std::move(outcome->data[next++]));
-    }
+  auto next = outcome->data.begin();
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const auto& [slice, step] = train.slices[i];
+    Progress& progress = progress_[step.id];
+    progress.metrics = std::move(outcome->metrics[i]);
+    const auto end = next + slice.num_data;
+    std::move(next, end, std::back_inserter(progress.result.data));
+    next = end;
   }
   return absl::OkStatus();
 }

@@ -60,8 +60,7 @@ class BatchTrainer {
   // requests that others wait for end.
   struct Waiting {
     bool backward = false;
-    sched::TrainSlice slice;
-    dispatch::StepTask step;
+    dispatch::StepSlice slice;
   };
 
   // Fails the requests whose weights or teachers no longer exist. Returns the
@@ -81,22 +80,19 @@ class BatchTrainer {
   // slice. A request of several slices gets no copy of its own while another
   // keeps one, so that its later slices need no more room than if it were
   // alone. Errors: those of TeacherFinder::Find.
-  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepTask& step,
-                                         const sched::TrainSlice& slice);
+  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepSlice& slice);
   // Returns whether a request other than `step_id` keeps a copy of a teacher.
   // A replay of the log counts none (TeacherFinder::CopiedBytes).
   [[nodiscard]] bool OthersKeepCopies(uint64_t step_id) const;
   // Returns whether an earlier slice of the step's adapter waits.
   [[nodiscard]] bool FollowsWaiting(const dispatch::StepTask& step) const;
   // Lets the slice wait if that helps. Returns whether it waits.
-  bool LetWait(bool backward, const sched::TrainSlice& slice,
-               const dispatch::StepTask& step);
+  bool LetWait(bool backward, const dispatch::StepSlice& slice);
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
   // Sets *fits to whether there was memory for the slices together. If not, or
-  // if requests have failed by themselves, gradients and metrics are as they
-  // were.
+  // if requests have failed by themselves, gradients are as they were.
   [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train,
                                        bool* fits, Failures* failed);
   // Fails the requests that have failed by themselves. Returns the slices of

@@ -42,36 +42,50 @@ class Engine {
 
   [[nodiscard]] virtual const EngineInfo& info() const = 0;
 
-  // Training calls. Errors, besides validation errors: NOT_FOUND (adapter or
+  // Queues a step (src/request/step.h). A RefusedStep takes the place of a step
+  // whose request is invalid: in its turn it fails with its status, which is
+  // its stored reply. Errors, besides validation errors: NOT_FOUND (adapter or
   // snapshot), ALREADY_EXISTS (step number reused with another payload),
   // OUT_OF_RANGE (step whose result is no longer kept), FAILED_PRECONDITION
   // (step out of order, another adapter's epoch, gradient is not finite),
   // RESOURCE_EXHAUSTED (queue, memory or disk), DEADLINE_EXCEEDED, CANCELLED,
   // UNAVAILABLE (draining, or the adapter is not restored yet), INTERNAL.
-  // Train also fails with FAILED_PRECONDITION if the record of a sample is gone
-  // that the request names, and with INVALID_ARGUMENT if the sample drew other
-  // tokens (ReplaySamples).
-  virtual CancelHandle Train(TrainRequest request,
-                             Callback<StepReply<TrainResult>> done) = 0;
+  // A TrainRequest also fails with FAILED_PRECONDITION if the record of a
+  // sample is gone that the request names, and with INVALID_ARGUMENT if the
+  // sample drew other tokens (ReplaySamples). A load without a step number
+  // creates the adapter if there is none.
+  virtual CancelHandle Submit(StepRequest request, StepCallback done) = 0;
+  // Submit the steps whose kinds they name.
+  CancelHandle Train(TrainRequest request,
+                     Callback<StepReply<TrainResult>> done) {
+    return Submit(std::move(request), TypedReply(std::move(done)));
+  }
+  CancelHandle OptimStep(OptimStepRequest request,
+                         Callback<StepReply<OptimStepResult>> done) {
+    return Submit(std::move(request), TypedReply(std::move(done)));
+  }
+  CancelHandle SaveCheckpoint(SaveCheckpointRequest request,
+                              Callback<StepReply<CheckpointInfo>> done) {
+    return Submit(std::move(request), TypedReply(std::move(done)));
+  }
+  CancelHandle LoadCheckpoint(LoadCheckpointRequest request,
+                              Callback<StepReply<AdapterInfo>> done) {
+    return Submit(std::move(request), TypedReply(std::move(done)));
+  }
+  CancelHandle PublishSnapshot(PublishSnapshotRequest request,
+                               Callback<StepReply<PublishedSnapshot>> done) {
+    return Submit(std::move(request), TypedReply(std::move(done)));
+  }
   // Returns at most how many bytes of memory the request takes from records.
   // Any thread may call it.
   [[nodiscard]] virtual int64_t ReplayBytes(
       const TrainRequest& request) const = 0;
-  virtual CancelHandle OptimStep(OptimStepRequest request,
-                                 Callback<StepReply<OptimStepResult>> done) = 0;
-
-  // Takes the place of a step whose request is invalid. In its turn the step
-  // fails with request.status, which is its stored reply. `done` gets this
-  // status, or the error of a step that is not accepted.
-  virtual CancelHandle RefuseStep(
-      RefusedStep request, std::function<void(const absl::Status&)> done) = 0;
-
   // Gives `done` the stored result of an accepted step, when it is on disk.
   // Errors: NOT_FOUND (adapter), OUT_OF_RANGE (the step has no result yet, or
   // its result is no longer kept), UNAVAILABLE (the adapter is not restored
   // yet).
   virtual void Retrieve(std::string adapter_id, uint64_t step,
-                        Callback<std::shared_ptr<const StepResult>> done) = 0;
+                        Callback<StepResultPtr> done) = 0;
 
   // Keep notes (src/request/note.h) in the log; without --state-dir nothing is
   // kept. PutNote replaces a note of the same name, and runs `done` on the
@@ -98,11 +112,6 @@ class Engine {
   virtual void ListAdapters(ListAdaptersRequest request,
                             Callback<AdapterPage> done) = 0;
   virtual void DeleteAdapter(std::string adapter_id, Callback<bool> done) = 0;
-  virtual CancelHandle SaveCheckpoint(
-      SaveCheckpointRequest request,
-      Callback<StepReply<CheckpointInfo>> done) = 0;
-  virtual CancelHandle LoadCheckpoint(
-      LoadCheckpointRequest request, Callback<StepReply<AdapterInfo>> done) = 0;
   virtual void ListCheckpoints(std::string adapter_id,
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
@@ -112,9 +121,6 @@ class Engine {
                                   Callback<std::vector<FileSource>> done) = 0;
   virtual void UploadCheckpoint(UploadCheckpointRequest request,
                                 Callback<CheckpointInfo> done) = 0;
-  virtual CancelHandle PublishSnapshot(
-      PublishSnapshotRequest request,
-      Callback<StepReply<PublishedSnapshot>> done) = 0;
   virtual void ReleaseSnapshot(ReleaseSnapshotRequest request,
                                Callback<bool> done) = 0;
   virtual void ExportAdapter(ExportAdapterRequest request,

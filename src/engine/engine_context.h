@@ -3,6 +3,7 @@
 #define WEFT_SRC_ENGINE_ENGINE_CONTEXT_H_
 
 #include <functional>
+#include <type_traits>
 #include <utility>
 
 #include "src/base/options.h"
@@ -49,6 +50,14 @@ struct EngineContext {
   void PostReply(std::function<void()> task) const {
     recorder.WhenDurable([this, task = std::move(task)]() mutable {
       replies.Post(std::move(task));
+    });
+  }
+  // Gives the result to a client's callback, as PostReply says.
+  template <typename T>
+  void Reply(const Callback<T>& done,
+             std::type_identity_t<absl::StatusOr<T>> result) const {
+    PostReply([done, result = std::move(result)]() mutable {
+      done(std::move(result));
     });
   }
   // Updates what clients see of the adapter. Threads: engine thread.

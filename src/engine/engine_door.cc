@@ -35,7 +35,19 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
   return item;
 }
 
-constexpr sched::WorkKind kAdapterOp = sched::WorkKind::kAdapterOp;
+// Returns the scheduler's work item for a step.
+sched::WorkItem ItemOf(const StepRequest& request, bool share_prompts) {
+  if (const auto* const train = std::get_if<TrainRequest>(&request)) {
+    return TrainItem(*train, share_prompts);
+  }
+  if (std::holds_alternative<OptimStepRequest>(request)) {
+    return {.kind = sched::WorkKind::kOptim, .tokens = 1};
+  }
+  return {.kind = sched::WorkKind::kAdapterOp,
+          .empty = std::holds_alternative<RefusedStep>(request),
+          .numbered = std::holds_alternative<LoadCheckpointRequest>(request),
+          .tokens = 1};
+}
 
 // Returns true if clients may use the adapter. If the replay of the log has not
 // restored it yet, returns false and gives the error to `done`.
@@ -59,7 +71,7 @@ bool EngineImpl::IsOpenFor(const Callback<Result>& done) const {
 template <typename Result>
 bool EngineImpl::Admit(const Callback<Result>& done) const {
   if (!IsOpenFor(done)) return false;
-  const absl::Status room = CheckRoom();
+  const absl::Status room = recorder_.CheckRoom();
   if (!room.ok()) done(room);
   return room.ok();
 }
@@ -73,7 +85,7 @@ bool EngineImpl::Finds(const std::string& adapter_id,
   context_.PostIo([this, adapter_id, done] {
     const absl::Status named = context_.files.NameOthers(
         dispatch::NoSuchAdapter(adapter_id), adapter_id);
-    context_.PostReply([done, named] { done(named); });
+    context_.Reply(done, named);
   });
   return false;
 }
@@ -93,91 +105,49 @@ absl::Status EngineImpl::Replay(TrainRequest* request) {
   return sample_records_.Replay(*key, request);
 }
 
-CancelHandle EngineImpl::Train(TrainRequest request,
-                               Callback<StepReply<TrainResult>> done) {
-  if (!Finds(request.adapter_id, done) ||
-      !IsReady(dispatcher_, request.loss.teacher.adapter_id, done)) {
-    return {};
-  }
-  const absl::Status replayed = Replay(&request);
-  if (!replayed.ok() && request.step == 0) {
-    done(replayed);
-    return {};
-  }
-  if (!replayed.ok()) {
-    return dispatcher_.steps().Refuse(
-        {.adapter_id = request.adapter_id,
-         .step = request.step,
-         .epoch = request.epoch,
-         .deadline = request.deadline,
-         .promised = request.promised,
-         .digest = request.digest,
-         .status = replayed},
-        [done = std::move(done)](const absl::Status& status) { done(status); });
-  }
-  sched::WorkItem item = TrainItem(request, parts_.options.share_prompts);
-  return dispatcher_.steps().Submit(std::move(request), std::move(item),
-                                    dispatch::TypedReply(std::move(done)));
-}
-
-CancelHandle EngineImpl::OptimStep(OptimStepRequest request,
-                                   Callback<StepReply<OptimStepResult>> done) {
-  if (!Finds(request.adapter_id, done)) return {};
-  return dispatcher_.steps().Submit(
-      std::move(request), {.kind = sched::WorkKind::kOptim, .tokens = 1},
-      dispatch::TypedReply(std::move(done)));
-}
-
-CancelHandle EngineImpl::SaveCheckpoint(
-    SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
-  if (!Finds(request.adapter_id, done)) return {};
-  return dispatcher_.steps().Submit(std::move(request),
-                                    {.kind = kAdapterOp, .tokens = 1},
-                                    dispatch::TypedReply(std::move(done)));
-}
-
-CancelHandle EngineImpl::LoadCheckpoint(LoadCheckpointRequest request,
-                                        Callback<StepReply<AdapterInfo>> done) {
-  if (!IsReady(dispatcher_, request.adapter_id, done)) return {};
-  if (request.step > 0 || dispatcher_.adapters().KeyOf(request.adapter_id)) {
-    return dispatcher_.steps().Submit(
-        std::move(request), {.kind = kAdapterOp, .numbered = true, .tokens = 1},
-        dispatch::TypedReply(std::move(done)));
-  }
-  Callback<AdapterInfo> reply =
-      [done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
-        if (info.ok()) {
-          done(StepReply<AdapterInfo>{.result = *std::move(info)});
-        } else {
-          done(info.status());
-        }
+CancelHandle EngineImpl::Submit(StepRequest request, StepCallback done) {
+  const Callback<StepResultPtr> end =
+      [done](absl::StatusOr<StepResultPtr> result) {
+        done(std::move(result), /*replayed=*/false);
       };
-  if (Admit(reply)) manager_.LoadNew(std::move(request), std::move(reply));
-  return {};
-}
-
-CancelHandle EngineImpl::PublishSnapshot(
-    PublishSnapshotRequest request,
-    Callback<StepReply<PublishedSnapshot>> done) {
-  if (!Finds(request.adapter_id, done)) return {};
-  return dispatcher_.steps().Submit(std::move(request),
-                                    {.kind = kAdapterOp, .tokens = 1},
-                                    dispatch::TypedReply(std::move(done)));
-}
-
-CancelHandle EngineImpl::RefuseStep(
-    RefusedStep request, std::function<void(const absl::Status&)> done) {
-  const absl::Status ready =
-      dispatcher_.adapters().CheckReady(request.adapter_id);
-  if (ready.ok()) {
-    return dispatcher_.steps().Refuse(std::move(request), std::move(done));
+  const std::string& adapter_id = AdapterIdOf(request);
+  if (auto* const load = std::get_if<LoadCheckpointRequest>(&request);
+      load != nullptr && load->step == 0 &&
+      !dispatcher_.adapters().KeyOf(adapter_id)) {
+    if (IsReady(dispatcher_, adapter_id, end) && Admit(end)) {
+      manager_.LoadNew(
+          std::move(*load), [end](absl::StatusOr<AdapterInfo> info) {
+            if (!info.ok()) return end(info.status());
+            end(std::make_shared<const StepResult>(*std::move(info)));
+          });
+    }
+    return {};
   }
-  done(ready);
-  return {};
+  if (!Finds(adapter_id, end)) return {};
+  if (auto* const train = std::get_if<TrainRequest>(&request)) {
+    if (!IsReady(dispatcher_, train->loss.teacher.adapter_id, end)) return {};
+    const absl::Status replayed = Replay(train);
+    if (!replayed.ok() && train->step == 0) {
+      end(replayed);
+      return {};
+    }
+    if (!replayed.ok()) {
+      request = RefusedStep{.adapter_id = train->adapter_id,
+                            .step = train->step,
+                            .epoch = train->epoch,
+                            .deadline = train->deadline,
+                            .promised = train->promised,
+                            .digest = train->digest,
+                            .status = replayed};
+    }
+  }
+  sched::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  return dispatcher_.steps().Submit(std::move(request), std::move(item),
+                                    std::move(done));
 }
 
 void EngineImpl::Retrieve(std::string adapter_id, uint64_t step,
-                          Callback<std::shared_ptr<const StepResult>> done) {
+                          Callback<StepResultPtr> done) {
   if (Finds(adapter_id, done)) {
     dispatcher_.steps().Retrieve(adapter_id, step, std::move(done));
   }
@@ -185,7 +155,7 @@ void EngineImpl::Retrieve(std::string adapter_id, uint64_t step,
 
 void EngineImpl::PutNote(const std::string& name, std::string value,
                          std::function<void(const absl::Status&)> done) {
-  const absl::Status room = CheckRoom();
+  const absl::Status room = recorder_.CheckRoom();
   if (!room.ok()) return done(room);
   recorder_.PutNote(name, std::move(value));
   context_.PostReply([done = std::move(done)] { done(absl::OkStatus()); });
@@ -245,12 +215,11 @@ void EngineImpl::WriteSnapshot(Callback<bool> done) {
   }
   dispatcher_.Post([this, done = std::move(done)](const absl::Status& open) {
     if (!open.ok()) {
-      context_.PostReply([done, open] { done(open); });
+      context_.Reply(done, open);
     } else if (!recovery_.succeeded()) {
-      context_.PostReply([done] {
-        done(absl::UnavailableError(
-            "adapters are being restored; try again when all are"));
-      });
+      context_.Reply(
+          done, absl::UnavailableError(
+                    "adapters are being restored; try again when all are"));
     } else {
       snapshots_.Request(done);
     }
@@ -279,29 +248,46 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   }
 }
 
+template <typename Result, typename Work>
+void EngineImpl::RunOnDisk(Callback<Result> done, Work work) {
+  context_.PostIo([this, done = std::move(done), work = std::move(work)] {
+    context_.Reply(done, work());
+  });
+}
+
 void EngineImpl::ListCheckpoints(std::string adapter_id,
                                  Callback<std::vector<CheckpointInfo>> done) {
-  manager_.ListCheckpoints(std::move(adapter_id), std::move(done));
+  RunOnDisk(std::move(done), [this, adapter_id = std::move(adapter_id)] {
+    return adapter_io_.List(adapter_id);
+  });
 }
 
 void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
                                   Callback<bool> done) {
   if (!IsOpenFor(done)) return;
-  manager_.DeleteCheckpoint(std::move(adapter_id), std::move(name),
-                            std::move(done));
+  RunOnDisk(std::move(done),
+            [this, adapter_id = std::move(adapter_id),
+             name = std::move(name)]() -> absl::StatusOr<bool> {
+              WEFT_RETURN_IF_ERROR(adapter_io_.Delete(adapter_id, name));
+              return true;
+            });
 }
 
 void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
                                     Callback<std::vector<FileSource>> done) {
-  manager_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
-                              std::move(done));
+  RunOnDisk(std::move(done),
+            [this, adapter_id = std::move(adapter_id), name = std::move(name)] {
+              return adapter_io_.Download(adapter_id, name);
+            });
 }
 
 void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
                                   Callback<CheckpointInfo> done) {
-  if (IsOpenFor(done)) {
-    manager_.UploadCheckpoint(std::move(request), std::move(done));
-  }
+  if (!IsOpenFor(done)) return;
+  RunOnDisk(std::move(done), [this, request = std::move(request)] {
+    return request.source_adapter_id.empty() ? adapter_io_.Upload(request)
+                                             : adapter_io_.Copy(request);
+  });
 }
 
 void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,

@@ -77,10 +77,6 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options, bool on_cpu) {
           .records_steps = !options.state_dir.empty()};
 }
 
-uint64_t DiskReserveOf(const EngineOptions& options) {
-  return static_cast<uint64_t>(options.disk_reserve_bytes);
-}
-
 // Returns the tenants that have metrics of their own.
 std::vector<std::string> NamedTenants(const EngineOptions& options) {
   const auto weights = ParseTenantWeights(options.tenant_weights);
@@ -108,8 +104,8 @@ std::string SettingsOf(const EngineOptions& options,
 // Returns the joined trace ids of the requests that share a micro-batch.
 TraceId TraceOf(const dispatch::RunTrain& train) {
   std::vector<TraceId> ids;
-  ids.reserve(train.steps.size());
-  for (const dispatch::StepTask& step : train.steps) ids.push_back(step.trace);
+  ids.reserve(train.slices.size());
+  for (const auto& [slice, step] : train.slices) ids.push_back(step.trace);
   return JoinTraces(ids);
 }
 
@@ -128,7 +124,6 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
     : parts_(std::move(parts)),
       probe_(registry),
       dispatch_metrics_(registry, NamedTenants(parts_.options)),
-      memory_metrics_(registry),
       sample_records_(parts_.options.sample_record_bytes,
                       parts_.base.fingerprint, &clock_, &recorder_, registry),
       executor_(*parts_.decoder, HeadOptionsOf(parts_.options, *parts_.decoder),
@@ -137,7 +132,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
                 parts_.decoder->device()),
       adapter_io_(parts_.options.checkpoint_dir, parts_.base,
-                  DiskReserveOf(parts_.options)),
+                  static_cast<uint64_t>(parts_.options.disk_reserve_bytes)),
       sample_loop_(
           &executor_,
           {.kv_cache_bytes = parts_.options.kv_cache_bytes,
@@ -165,7 +160,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                  context_.PostReply(std::move(task));
                },
            .metrics = &dispatch_metrics_,
-           .check_room = [this] { return CheckRoom(); }}),
+           .check_room = [this] { return recorder_.CheckRoom(); }}),
       context_{.options = parts_.options,
                .dispatcher = dispatcher_,
                .device = *parts_.device,
@@ -190,7 +185,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
                 SettingsOf(parts_.options, *parts_.decoder)) {
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
-  if (parts_.memory.has_value()) memory_metrics_.Set(*parts_.memory);
+  ShowMemory(parts_.memory.value_or(MemorySplit()), registry);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
 }
@@ -215,55 +210,7 @@ void EngineImpl::Stop() {
 
 absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
-  absl::Status status;
-  absl::Notification opened;
-  recovery_.Start(
-      [&](const absl::Status& read) {
-        absl::Status started = read.ok() ? StartRecording() : read;
-        status = started;
-        opened.Notify();
-        return started;
-      },
-      [this, start = SteadyNow()] { FinishRecovery(start); });
-  opened.WaitForNotification();
-  return status;
-}
-
-absl::Status EngineImpl::CheckRoom() const {
-  const absl::Status room = recorder_.CheckRoom();
-  if (room.ok()) return room;
-  return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
-}
-
-absl::Status EngineImpl::StartRecording() {
-  const LogSummary& log = recovery_.report().log;
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<journal::LogWriter> writer,
-      journal::LogWriter::Open(
-          parts_.state.get(), log.next_sequence,
-          {.disk_reserve_bytes = DiskReserveOf(parts_.options)},
-          &*log_metrics_));
-  recorder_.Start(std::move(writer),
-                  {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-                  SettingsOf(parts_.options, *parts_.decoder), log.adapters,
-                  recovery_.TakeNotes());
-  sample_records_.Restore();
-  for (const uint64_t work : log.given_up) {
-    recorder_.Write(records::GivenUpRecord{.work = work});
-  }
-  return absl::OkStatus();
-}
-
-void EngineImpl::FinishRecovery(absl::Time began_at) {
-  const RecoveryReport& report = recovery_.report();
-  const absl::Duration duration = SteadyNow() - began_at;
-  recorder_.AddCost(report.device_time);
-  Log(LogLevel::kInfo, "state recovered",
-      {{"adapters", report.adapters},
-       {"records", report.log.num_records},
-       {"mismatches", report.mismatches},
-       {"torn_bytes", report.log.torn_bytes},
-       {"seconds", absl::ToDoubleSeconds(duration)}});
+  return recovery_.Start(&*log_metrics_);
 }
 
 void EngineImpl::Loop() {

@@ -79,14 +79,11 @@ class EngineImpl final : public Engine {
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
 
-  CancelHandle Train(TrainRequest request,
-                     Callback<StepReply<TrainResult>> done) override;
+  CancelHandle Submit(StepRequest request, StepCallback done) override;
   [[nodiscard]] int64_t ReplayBytes(
       const TrainRequest& request) const override {
     return sample_records_.ReplayBytes(request);
   }
-  CancelHandle OptimStep(OptimStepRequest request,
-                         Callback<StepReply<OptimStepResult>> done) override;
   CancelHandle Sample(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done) override;
@@ -98,11 +95,6 @@ class EngineImpl final : public Engine {
   [[nodiscard]] size_t num_adapters() const override;
   [[nodiscard]] Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
-  CancelHandle SaveCheckpoint(
-      SaveCheckpointRequest request,
-      Callback<StepReply<CheckpointInfo>> done) override;
-  CancelHandle LoadCheckpoint(LoadCheckpointRequest request,
-                              Callback<StepReply<AdapterInfo>> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
@@ -111,11 +103,8 @@ class EngineImpl final : public Engine {
                           Callback<std::vector<FileSource>> done) override;
   void UploadCheckpoint(UploadCheckpointRequest request,
                         Callback<CheckpointInfo> done) override;
-  CancelHandle RefuseStep(
-      RefusedStep request,
-      std::function<void(const absl::Status&)> done) override;
   void Retrieve(std::string adapter_id, uint64_t step,
-                Callback<std::shared_ptr<const StepResult>> done) override;
+                Callback<StepResultPtr> done) override;
   void PutNote(const std::string& name, std::string value,
                std::function<void(const absl::Status&)> done) override;
   void EraseNote(const std::string& name) override {
@@ -124,9 +113,6 @@ class EngineImpl final : public Engine {
   [[nodiscard]] Notes NotesWith(const std::string& prefix) const override {
     return recorder_.NotesWith(prefix);
   }
-  CancelHandle PublishSnapshot(
-      PublishSnapshotRequest request,
-      Callback<StepReply<PublishedSnapshot>> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void ExportAdapter(ExportAdapterRequest request,
@@ -157,28 +143,25 @@ class EngineImpl final : public Engine {
   // Returns true if the engine is open. Otherwise gives the error to `done`.
   template <typename Result>
   [[nodiscard]] bool IsOpenFor(const Callback<Result>& done) const;
-  // Like IsOpenFor, but also refuses if CheckRoom returns an error.
+  // Like IsOpenFor, but also refuses if the log has no room for new work.
   template <typename Result>
   [[nodiscard]] bool Admit(const Callback<Result>& done) const;
+  // Runs `work` on the I/O thread, and gives its result to `done`.
+  template <typename Result, typename Work>
+  void RunOnDisk(Callback<Result> done, Work work);
   // Does what SampleRecords::Replay does, unless the call repeats a step: that
   // step has its values. Any thread may call it.
   [[nodiscard]] absl::Status Replay(TrainRequest* request);
-  // Returns RESOURCE_EXHAUSTED if the log has no room for new work. Any thread
-  // may call it.
-  [[nodiscard]] absl::Status CheckRoom() const;
 
   // The engine thread calls the methods below.
 
   void Loop();
   void Run(dispatch::Work& work);
-  [[nodiscard]] absl::Status StartRecording();
-  void FinishRecovery(absl::Time began_at);
   void MeterDeviceMemory();
 
   EngineParts parts_;
   EngineProbe probe_;
   dispatch::DispatchMetrics dispatch_metrics_;
-  MemoryMetrics memory_metrics_;
   const RealClock clock_;
   records::SampleRecords sample_records_;
   executor::Executor executor_;

@@ -26,7 +26,6 @@
 #include "src/log/log_reader.h"
 #include "src/log/log_summary.h"
 #include "src/log/record.h"
-#include "src/lora/adapter.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::engine {
@@ -84,8 +83,6 @@ class LogReplay {
 
   [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
   [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
-  [[nodiscard]] absl::Status Install(const records::LoadedRecord& loaded,
-                                     const lora::AdapterState& state);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // Brings these adapters to the device and runs `body`. Then runs `next` with
   // the status of `body`. If an adapter cannot come to the device, runs only

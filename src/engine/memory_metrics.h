@@ -2,25 +2,13 @@
 #ifndef WEFT_SRC_ENGINE_MEMORY_METRICS_H_
 #define WEFT_SRC_ENGINE_MEMORY_METRICS_H_
 
-#include "src/base/metrics.h"
+#include "prometheus/registry.h"
 #include "src/engine/memory_split.h"
 
 namespace weft::engine {
 
-// All values are 0 until Set is called. On the CPU, Set is never called.
-// Threads: any.
-class MemoryMetrics {
- public:
-  explicit MemoryMetrics(prometheus::Registry* registry);
-
-  void Set(const MemorySplit& split);
-
- private:
-  LabelledGauges part_bytes_;
-  LabelledGauges part_short_;
-  prometheus::Gauge& batch_tokens_limit_;
-  prometheus::Gauge& recomputed_layers_;
-};
+// Adds the metrics to the registry. On the CPU, the split has only zeros.
+void ShowMemory(const MemorySplit& split, prometheus::Registry* registry);
 
 }  // namespace weft::engine
 

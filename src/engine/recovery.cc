@@ -1,10 +1,13 @@
 #include "src/engine/recovery.h"
 
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/restore_adapter.h"
 
@@ -22,45 +25,48 @@ absl::Status WayOut(const absl::Status& status) {
 
 }  // namespace
 
-void Recovery::Start(Opened opened, Replayed replayed) {
-  opened_ = std::move(opened);
-  replayed_ = std::move(replayed);
-  context_.dispatcher.Post([this](const absl::Status& open) {
-    const absl::Status status = opened_(open.ok() ? WayOut(Read()) : open);
-    if (status.ok()) {
-      Replay();
-    } else {
-      Finish(status);
+absl::Status Recovery::Start(journal::LogMetrics* metrics) {
+  absl::Status status;
+  absl::Notification opened;
+  context_.dispatcher.Post([&, this](const absl::Status& open) {
+    began_at_ = SteadyNow();
+    absl::StatusOr<journal::LogReader> reader = open;
+    if (open.ok()) reader = Read();
+    status = WayOut(reader.status());
+    if (status.ok()) status = StartRecording(metrics);
+    const absl::Status started = status;
+    opened.Notify();
+    // From here on `status` and `opened` may be gone.
+    if (!started.ok()) {
+      Finish(started);
+      return;
     }
+    replay_.Start(*std::move(reader), [this](const absl::Status& replayed) {
+      Finish(WayOut(replayed));
+    });
   });
-}
-
-void Recovery::Replay() {
-  replay_.Start(*std::exchange(reader_, std::nullopt),
-                [this](const absl::Status& status) { Finish(WayOut(status)); });
+  opened.WaitForNotification();
+  return status;
 }
 
 absl::Status Recovery::failure() const {
   return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
 }
 
-absl::Status Recovery::Read() {
-  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::SnapshotFile> file,
-                        context_.state->ReadSnapshot());
-  records::Snapshot snapshot;
-  if (file) {
-    WEFT_ASSIGN_OR_RETURN(snapshot, records::DecodeSnapshot(file->bytes));
+absl::StatusOr<journal::LogReader> Recovery::Read() {
+  WEFT_ASSIGN_OR_RETURN(const records::Snapshot snapshot,
+                        ReadSnapshot(*context_.state));
+  for (const records::StoredAdapter& adapter : snapshot.adapters) {
+    WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
+    ++report_.adapters;
   }
-  const uint64_t first = file ? file->next_sequence : 1;
-  WEFT_RETURN_IF_ERROR(RestoreSnapshot(snapshot));
   WEFT_ASSIGN_OR_RETURN(report_.log,
                         ReadLog(*context_.state, snapshot,
-                                {.first_sequence = first,
-                                 .max_resident = static_cast<size_t>(
+                                {.max_resident = static_cast<size_t>(
                                      context_.options.max_resident_adapters)}));
-  WEFT_ASSIGN_OR_RETURN(journal::LogReader reader,
-                        journal::LogReader::Open(*context_.state, first));
-  reader_ = std::move(reader);
+  WEFT_ASSIGN_OR_RETURN(
+      journal::LogReader reader,
+      journal::LogReader::Open(*context_.state, snapshot.first_sequence));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   desk.Reserve(report_.log.next_key, report_.log.last_epoch);
   std::map<std::string, std::string> tenants;
@@ -68,19 +74,39 @@ absl::Status Recovery::Read() {
     tenants.emplace(id, adapter.tenant);
   }
   desk.SetRecovering(std::move(tenants));
-  return absl::OkStatus();
+  return reader;
 }
 
-absl::Status Recovery::RestoreSnapshot(const records::Snapshot& snapshot) {
-  for (const records::StoredAdapter& adapter : snapshot.adapters) {
-    WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
-    ++report_.adapters;
+absl::Status Recovery::StartRecording(journal::LogMetrics* metrics) {
+  LogSummary& log = report_.log;
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<journal::LogWriter> writer,
+      journal::LogWriter::Open(context_.state, log.next_sequence,
+                               {.disk_reserve_bytes = static_cast<uint64_t>(
+                                    context_.options.disk_reserve_bytes)},
+                               metrics));
+  // Moves the notes, so that the report does not keep those that are erased
+  // later.
+  context_.recorder.Start(
+      std::move(writer), {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
+      settings_, log.adapters, std::move(log.notes));
+  context_.sample_records.Restore();
+  for (const uint64_t work : log.given_up) {
+    context_.recorder.Write(records::GivenUpRecord{.work = work});
   }
   return absl::OkStatus();
 }
 
 void Recovery::Finish(absl::Status status) {
-  if (status.ok()) replayed_();
+  if (status.ok()) {
+    context_.recorder.AddCost(report_.device_time);
+    Log(LogLevel::kInfo, "state recovered",
+        {{"adapters", report_.adapters},
+         {"records", report_.log.num_records},
+         {"mismatches", report_.mismatches},
+         {"torn_bytes", report_.log.torn_bytes},
+         {"seconds", absl::ToDoubleSeconds(SteadyNow() - began_at_)}});
+  }
   status_ = std::move(status);
   ended_.Notify();
 }

@@ -18,13 +18,13 @@
 #ifndef WEFT_SRC_ENGINE_RECOVERY_H_
 #define WEFT_SRC_ENGINE_RECOVERY_H_
 
-#include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "src/engine/adapter_manager.h"
 #include "src/engine/batch_trainer.h"
 #include "src/engine/engine_context.h"
@@ -32,37 +32,26 @@
 #include "src/engine/snapshotter.h"
 #include "src/engine/step_executor.h"
 #include "src/log/log_reader.h"
-#include "src/log/record.h"
-#include "src/request/adapter_key.h"
+#include "src/log/log_writer.h"
 
 namespace weft::engine {
 
 class Recovery {
  public:
-  // The arguments are those of LogReplay's constructor.
+  // The pointers outlive the object. `settings` are those of a SettingsRecord.
   Recovery(const EngineContext* context, AdapterManager* manager,
            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
            std::string settings)
       : context_(*context),
         snapshots_(*snapshots),
-        replay_(context, manager, trainer, steps, snapshots,
-                std::move(settings), &report_) {}
+        settings_(std::move(settings)),
+        replay_(context, manager, trainer, steps, snapshots, settings_,
+                &report_) {}
 
-  // Runs on the engine thread when the log has been read to its end, or when an
-  // error has ended the reading. `read` is the outcome. If the function returns
-  // an error, nothing is replayed.
-  using Opened = std::function<absl::Status(const absl::Status& read)>;
-  // Runs on the engine thread when the log has been replayed without an error.
-  using Replayed = std::function<void()>;
-  // Posts the first task of the recovery to the engine thread.
-  void Start(Opened opened, Replayed replayed);
-
-  // RecoveryReport::log is final when Opened runs without an error. The other
-  // fields are final when the recovery ends.
-  [[nodiscard]] const RecoveryReport& report() const { return report_; }
-  // Moves the log's notes out of the report, so that the report does not keep
-  // those that are erased later.
-  [[nodiscard]] Notes TakeNotes() { return std::move(report_.log.notes); }
+  // Reads the log to its end, starts to record, and begins the replay, which
+  // goes on after Start has returned. After an error nothing is replayed.
+  // `metrics` outlives the engine thread. Call it once, from another thread.
+  [[nodiscard]] absl::Status Start(journal::LogMetrics* metrics);
 
   // Any thread may call the methods below.
 
@@ -73,19 +62,18 @@ class Recovery {
   [[nodiscard]] absl::Status failure() const;
 
  private:
-  // Reads the snapshot and the log. Restores adapters from the snapshot.
-  [[nodiscard]] absl::Status Read();
-  [[nodiscard]] absl::Status RestoreSnapshot(const records::Snapshot& snapshot);
-  void Replay();
+  // Restores adapters from the snapshot, and reads the log. Returns a reader of
+  // the log from the snapshot on.
+  [[nodiscard]] absl::StatusOr<journal::LogReader> Read();
+  [[nodiscard]] absl::Status StartRecording(journal::LogMetrics* metrics);
   void Finish(absl::Status status);
 
   const EngineContext& context_;
   Snapshotter& snapshots_;
-  Opened opened_;
-  Replayed replayed_;
+  const std::string settings_;
+  absl::Time began_at_;
   RecoveryReport report_;
   LogReplay replay_;
-  std::optional<journal::LogReader> reader_;
   absl::Status status_;  // Set before ended_ is notified.
   absl::Notification ended_;
 };

@@ -114,20 +114,21 @@ void LogReplay::Apply(records::BatchRecord& batch, const Next& next) {
 }
 
 absl::Status LogReplay::RunBatch(const records::BatchRecord& batch) {
-  dispatch::RunTrain train{.backward = true, .slices = batch.slices};
-  for (sched::TrainSlice& slice : train.slices) {
+  dispatch::RunTrain train{.backward = true, .slices = {}};
+  for (sched::TrainSlice slice : batch.slices) {
     const auto begun = begun_.find(slice.work_id);
-    train.steps.push_back(begun->second.step);
+    const dispatch::StepTask step = begun->second.step;
     begun->second.between_slices = true;
     if (slice.last) begun_.erase(begun);
-    slice.work_id = train.steps.back().id;
+    slice.work_id = step.id;
+    train.slices.push_back({slice, step});
   }
   const absl::Status status = trainer_.Run(train);
   if (status.ok()) return status;
-  return absl::InternalError(
-      absl::StrCat("a batch that succeeded once fails now: ", status.message(),
-                   " (its first step is ", train.steps.front().step,
-                   " of adapter '", NameOf(train.steps.front().adapter), "')"));
+  return absl::InternalError(absl::StrCat(
+      "a batch that succeeded once fails now: ", status.message(),
+      " (its first step is ", train.slices.front().step.step, " of adapter '",
+      NameOf(train.slices.front().step.adapter), "')"));
 }
 
 void LogReplay::Apply(records::DoneRecord& done, const Next& next) {
@@ -177,22 +178,12 @@ void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
                                         adapter->layout().num_parameters()));
         state.optim_steps = loaded.optim_steps;
         state.optimizer = loaded.optimizer;
-        return Install(loaded, state);
+        return steps_.SetState(
+            context_.dispatcher.recovery().BeginStep(
+                loaded.key, loaded.step, loaded.digest, loaded.request),
+            state, loaded.last_step, loaded.file);
       },
       next);
-}
-
-absl::Status LogReplay::Install(const records::LoadedRecord& loaded,
-                                const lora::AdapterState& state) {
-  context_.before_change(loaded.key);
-  WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
-    context_.adapters.Find(loaded.key)->SetState(state);
-  }));
-  const dispatch::StepTask step = context_.dispatcher.recovery().BeginStep(
-      loaded.key, loaded.step, loaded.digest, loaded.request);
-  context_.dispatcher.steps().CompleteLoad(step, loaded.last_step,
-                                           context_.adapters.Facts(loaded.key));
-  return absl::OkStatus();
 }
 
 void LogReplay::Apply(records::ReleaseRecord& release, const Next& next) {

@@ -1,6 +1,5 @@
 #include "src/engine/restore_adapter.h"
 
-#include <memory>
 #include <utility>
 
 #include "src/base/status_macros.h"
@@ -8,12 +7,6 @@
 
 namespace weft::engine {
 namespace {
-
-dispatch::StoredReply Stored(const records::ReplyRecord& reply) {
-  return {.step = reply.step,
-          .digest = reply.digest,
-          .result = std::make_shared<const StepResult>(reply.result)};
-}
 
 lora::AdapterImage ImageOf(const records::ImageRecord& record) {
   lora::AdapterImage image;
@@ -45,9 +38,7 @@ absl::Status RestoreFromImage(const EngineContext& context,
   history.info.next_step = adapter.next_step;
   history.info.durable_step = adapter.next_step - 1;
   history.info.last_used_at = adapter.created_at;
-  for (const records::ReplyRecord& reply : adapter.replies) {
-    history.replies.push_back(Stored(reply));
-  }
+  history.replies = adapter.replies;
   context.dispatcher.recovery().AddOnDisk(adapter.key, history,
                                           context.adapters.Facts(adapter.key));
   snapshots->Restored(adapter.key, image);

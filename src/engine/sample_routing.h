@@ -1,4 +1,4 @@
-// Assigns the rows of a batch of samples to adapter versions.
+// Assigns the rows of a batch to adapter versions.
 #ifndef WEFT_SRC_ENGINE_SAMPLE_ROUTING_H_
 #define WEFT_SRC_ENGINE_SAMPLE_ROUTING_H_
 

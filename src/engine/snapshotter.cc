@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <span>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -146,7 +145,7 @@ void Snapshotter::Begin() {
   served_ = std::exchange(requests_, {});
   PlanNextForRoom();
   snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
-  first_sequence_ = context_.recorder.BeginSnapshot(&snapshot_.notes);
+  context_.recorder.BeginSnapshot(&snapshot_);
   adapters_.clear();
   new_images_.clear();
   {
@@ -169,7 +168,7 @@ void Snapshotter::Begin() {
 
 void Snapshotter::Answer(const absl::StatusOr<bool>& result) {
   for (Callback<bool>& done : std::exchange(served_, {})) {
-    context_.PostReply([done = std::move(done), result] { done(result); });
+    context_.Reply(done, result);
   }
 }
 
@@ -190,22 +189,19 @@ void Snapshotter::PlanNextForRoom() {
 }
 
 records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
-  const dispatch::AdapterHistory history =
+  dispatch::AdapterHistory history =
       context_.dispatcher.recovery().HistoryOf(key);
   const AdapterInfo& info = history.info;
-  records::StoredAdapter record{.key = key,
-                                .adapter_id = info.adapter_id,
-                                .tenant = info.tenant,
-                                .config = info.config,
-                                .epoch = info.epoch,
-                                .last_step = info.last_step,
-                                .next_step = info.next_step,
-                                .created_at = info.created_at};
-  for (const dispatch::StoredReply& reply : history.replies) {
-    record.replies.push_back(
-        {.step = reply.step, .digest = reply.digest, .result = *reply.result});
-  }
-  return record;
+  return {.key = key,
+          .adapter_id = info.adapter_id,
+          .tenant = info.tenant,
+          .config = info.config,
+          .epoch = info.epoch,
+          .last_step = info.last_step,
+          .next_step = info.next_step,
+          .created_at = info.created_at,
+          .image = std::nullopt,
+          .replies = std::move(history.replies)};
 }
 
 records::ImageRecord Snapshotter::RecordOf(
@@ -273,20 +269,9 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
                                 lora::AdapterImage& image,
                                 const ImageFile& spilled) const {
   if (!spilled.name.empty()) {
-    std::vector<std::span<float>> blocks;
-    WEFT_RETURN_IF_ERROR(RunGuarded("reading a spilled adapter", [&] {
-      for (at::Tensor* tensor : image.Tensors()) {
-        *tensor = at::empty({size}, at::kFloat);
-        blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
-      }
-    }));
-    WEFT_RETURN_IF_ERROR(spill_.Read(spilled.name, blocks));
+    WEFT_RETURN_IF_ERROR(ReadTensors(context_, spill_, spilled, size, image));
   }
-  std::vector<std::span<const float>> blocks;
-  for (const at::Tensor* tensor : image.Tensors()) {
-    blocks.emplace_back(tensor->const_data_ptr<float>(), tensor->numel());
-  }
-  return journal::WriteImage(*folder_, name, blocks);
+  return journal::WriteImage(*folder_, name, BlocksOf(image));
 }
 
 void Snapshotter::Finish() {
@@ -305,8 +290,9 @@ void Snapshotter::Finish() {
   adapters_.clear();
   MutexLock lock(&mu_);
   ++files_in_flight_;
-  context_.PostIo([this, sequence = first_sequence_, keep = std::move(keep),
+  context_.PostIo([this, keep = std::move(keep),
                    snapshot = std::move(snapshot_)]() mutable {
+    const uint64_t sequence = snapshot.first_sequence;
     const size_t adapters = snapshot.adapters.size();
     absl::StatusOr<std::string> bytes = Encode(snapshot);
     absl::Status status = bytes.status();

@@ -115,7 +115,6 @@ class Snapshotter {
   // pause grows as long as room is short.
   absl::Time no_room_before_;
   absl::Duration room_pause_;
-  uint64_t first_sequence_ = 0;  // First record that is not in the snapshot.
   // The log's adapters, as of the moment of the snapshot.
   std::map<AdapterKey, records::StoredAdapter> adapters_;
   records::Snapshot snapshot_;

@@ -1,11 +1,12 @@
 #include "src/engine/state_image.h"
 
+#include <ATen/ATen.h>
+
 #include <array>
-#include <span>
-#include <vector>
 
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
+#include "src/engine/compute_guard.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {
@@ -14,7 +15,7 @@ namespace {
 // Returns the buffers of a state as the blocks of an image file, in the order
 // of lora::AdapterImage::Tensors().
 template <typename State>
-auto BlocksOf(State& state) {
+auto BuffersOf(State& state) {
   return std::array{&state.gradient, &state.moment1, &state.moment2,
                     &state.weights};
 }
@@ -30,7 +31,7 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
   // An empty gradient or moment is written as zeros.
   const std::vector<float> zeros(state.weights.size());
   std::vector<std::span<const float>> blocks;
-  for (const std::vector<float>* values : BlocksOf(state)) {
+  for (const std::vector<float>* values : BuffersOf(state)) {
     blocks.emplace_back(values->empty() ? zeros : *values);
   }
   const std::string image = context.recorder.NewImageName();
@@ -58,12 +59,35 @@ void DropState(const EngineContext& context, const std::string& image) {
   });
 }
 
+absl::Status ReadTensors(const EngineContext& context, const SpillFolder& spill,
+                         const ImageFile& file, int64_t size,
+                         lora::AdapterImage& image) {
+  std::vector<std::span<float>> blocks;
+  WEFT_RETURN_IF_ERROR(RunGuarded("reading an adapter back", [&] {
+    const at::InferenceMode no_autograd;
+    for (at::Tensor* tensor : image.Tensors()) {
+      *tensor = at::empty({size}, at::kFloat);
+      blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
+    }
+  }));
+  return file.durable ? journal::ReadImage(*context.state, file.name, blocks)
+                      : spill.Read(file.name, blocks);
+}
+
+std::vector<std::span<const float>> BlocksOf(lora::AdapterImage& image) {
+  std::vector<std::span<const float>> blocks;
+  for (const at::Tensor* tensor : image.Tensors()) {
+    blocks.emplace_back(tensor->const_data_ptr<float>(), tensor->numel());
+  }
+  return blocks;
+}
+
 absl::StatusOr<lora::AdapterState> ReadState(const journal::StateFolder& folder,
                                              const std::string& image,
                                              int64_t num_parameters) {
   lora::AdapterState state;
   std::vector<std::span<float>> blocks;
-  for (std::vector<float>* values : BlocksOf(state)) {
+  for (std::vector<float>* values : BuffersOf(state)) {
     values->resize(static_cast<size_t>(num_parameters));
     blocks.emplace_back(*values);
   }

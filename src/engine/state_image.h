@@ -1,13 +1,17 @@
-// Copies the state of a loaded or imported adapter to a file in the state
-// folder. So the log does not depend on the checkpoint or the imported files.
+// Reads and writes the tensors of adapters as files. KeepState copies the state
+// of a loaded or imported adapter to a file in the state folder, so that the
+// log does not depend on the checkpoint or the imported files.
 // Threads: KeepState on the I/O thread, the others on any thread.
 #ifndef WEFT_SRC_ENGINE_STATE_IMAGE_H_
 #define WEFT_SRC_ENGINE_STATE_IMAGE_H_
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "src/base/spill_folder.h"
 #include "src/engine/engine_context.h"
 #include "src/lora/adapter.h"
 
@@ -24,6 +28,17 @@ namespace weft::engine {
 
 // Removes a file that no record will name. Does nothing for an empty name.
 void DropState(const EngineContext& context, const std::string& image);
+
+// Allocates the image's tensors, each with `size` floats, and reads them from
+// `file`, which is in the spill folder or, if it is durable, in the state
+// folder. Errors: those of SpillFolder, journal::ReadImage and RunGuarded.
+[[nodiscard]] absl::Status ReadTensors(const EngineContext& context,
+                                       const SpillFolder& spill,
+                                       const ImageFile& file, int64_t size,
+                                       lora::AdapterImage& image);
+// Returns the values of the image's tensors, as the blocks of a file.
+[[nodiscard]] std::vector<std::span<const float>> BlocksOf(
+    lora::AdapterImage& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
 // `image`. The file does not store optim_steps and optimizer. Errors: those of

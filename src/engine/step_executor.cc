@@ -211,26 +211,34 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                                    const LoadCheckpointRequest& request,
                                    const LoadedCheckpoint& loaded,
                                    const std::string& image) {
-  lora::Adapter* adapter = context_.adapters.Find(step.adapter);
+  const lora::Adapter* adapter = context_.adapters.Find(step.adapter);
   if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
   if (!SameShape(loaded.info.config, adapter->config())) {
     return OtherShape(request, loaded.info.config, adapter->config());
   }
-  const uint64_t last_step = loaded.info.last_step;
+  return SetState(step, loaded.state, loaded.info.last_step, image);
+}
+
+absl::Status StepExecutor::SetState(const dispatch::StepTask& step,
+                                    const lora::AdapterState& state,
+                                    uint64_t last_step,
+                                    const std::string& image) {
   context_.before_change(step.adapter);
-  WEFT_RETURN_IF_ERROR(context_.guard.Guarded(
-      "LoadCheckpoint", [&] { adapter->SetState(loaded.state); }));
+  WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
+    context_.adapters.Find(step.adapter)->SetState(state);
+  }));
   context_.recorder.Write(
       records::LoadedRecord{.key = step.adapter,
                             .step = step.step,
                             .digest = *step.digest,
                             .request = *step.request,
                             .file = image,
-                            .optim_steps = loaded.state.optim_steps,
+                            .optim_steps = state.optim_steps,
                             .last_step = last_step,
-                            .optimizer = loaded.state.optimizer});
-  context_.dispatcher.steps().CompleteLoad(
-      step, last_step, context_.adapters.Facts(step.adapter));
+                            .optimizer = state.optimizer});
+  context_.dispatcher.steps().Complete(step.id,
+                                       AdapterInfo{.last_step = last_step},
+                                       context_.adapters.Facts(step.adapter));
   return absl::OkStatus();
 }
 

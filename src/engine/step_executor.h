@@ -3,13 +3,16 @@
 #ifndef WEFT_SRC_ENGINE_STEP_EXECUTOR_H_
 #define WEFT_SRC_ENGINE_STEP_EXECUTOR_H_
 
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "src/dispatch/work.h"
 #include "src/engine/adapter_io.h"
 #include "src/engine/engine_context.h"
+#include "src/lora/adapter.h"
 
 namespace weft::engine {
 
@@ -27,6 +30,14 @@ class StepExecutor {
   // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.
   absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
+  // Gives the adapter of a LoadCheckpoint the state that a checkpoint had after
+  // step `last_step`, and completes the step unless this function returns an
+  // error. `image` is the file with the log's copy of the state; empty if there
+  // is none. Errors: those of ComputeGuard::Guarded.
+  [[nodiscard]] absl::Status SetState(const dispatch::StepTask& step,
+                                      const lora::AdapterState& state,
+                                      uint64_t last_step,
+                                      const std::string& image);
 
  private:
   [[nodiscard]] absl::StatusOr<StepResult> Optim(
@@ -35,12 +46,9 @@ class StepExecutor {
             const SaveCheckpointRequest& request);
   void Load(const dispatch::StepTask& step,
             const LoadCheckpointRequest& request);
-  // Puts `loaded`, which was read from a checkpoint, into the step's adapter.
-  // `image` is the file with the log's copy of the state; empty if there is
-  // none. Completes the step unless this function returns an error. Errors:
-  // NOT_FOUND if the adapter no longer exists; FAILED_PRECONDITION if the
-  // checkpoint's config has another shape than the adapter's; those of
-  // ComputeGuard::Guarded.
+  // Does what SetState does. More errors: NOT_FOUND if the adapter no longer
+  // exists; FAILED_PRECONDITION if the checkpoint's config has another shape
+  // than the adapter's.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
                                      const LoadedCheckpoint& loaded,

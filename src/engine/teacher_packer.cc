@@ -6,6 +6,8 @@
 #include <deque>
 #include <utility>
 
+#include "src/engine/sample_routing.h"
+
 namespace weft::engine {
 namespace {
 
@@ -16,18 +18,6 @@ int64_t RowOf(const std::vector<RowSpan>& spans, int64_t token) {
     token -= span.count;
   }
   TORCH_CHECK(false, "a teacher has no row ", token, " beyond its end");
-}
-
-// Lets the segment of `version` end after row `row`, or begins it there.
-void Extend(lora::LoraRouting& routing, int64_t row,
-            const lora::AdapterVersionPtr& version) {
-  if (version == nullptr) return;
-  if (!routing.empty() && routing.back().end == row &&
-      routing.back().version == version) {
-    ++routing.back().end;
-  } else {
-    routing.push_back({.begin = row, .end = row + 1, .version = version});
-  }
 }
 
 class TeacherPacker {
@@ -121,8 +111,8 @@ class TeacherPacker {
       scores.row_offsets.push_back(row + 1);
       rows.divergences.push_back(
           {.function = loss.function, .beta = loss.beta});
-      Extend(scores.routing, row, student.piece->version);
-      Extend(rows.teacher_routing, row, student.piece->teacher);
+      AddRows(scores.routing, student.piece->version, row, row + 1);
+      AddRows(rows.teacher_routing, student.piece->teacher, row, row + 1);
       // The rows and entries with a teacher follow those without one.
       own.entries.push_back(static_cast<int64_t>(packed_.rows.targets.size()) +
                             row);

@@ -162,22 +162,6 @@ bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
 
 }  // namespace
 
-// Returns the metrics of the piece that has a datum. Data are numbered over all
-// pieces.
-class TrainRunner::PieceMetrics {
- public:
-  PieceMetrics(const std::vector<TrainPiece>& pieces,
-               const std::vector<loss::MetricSums*>& metrics) {
-    for (size_t p = 0; p < pieces.size(); ++p) {
-      of_datum_.insert(of_datum_.end(), pieces[p].num_data, metrics[p]);
-    }
-  }
-  loss::MetricSums* operator()(size_t datum) const { return of_datum_[datum]; }
-
- private:
-  std::vector<loss::MetricSums*> of_datum_;
-};
-
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part, bool backward,
                                                int64_t held_bytes) const {
   const model::ModelConfig config = model::LargestConfig(
@@ -255,12 +239,15 @@ std::vector<lora::LoraGradients> TrainRunner::GradientsOf(
 }
 
 TrainOutcome TrainRunner::Scatter(
-    const std::vector<Part>& parts,
+    const std::vector<TrainPiece>& pieces, const std::vector<Part>& parts,
     const std::vector<executor::TrainScores>& scores,
-    const PieceMetrics& metrics_of, bool backward,
+    std::vector<loss::MetricSums> metrics, bool backward,
     std::vector<at::Tensor>* gradients_E) {
   const profile::Span span("losses");
-  TrainOutcome outcome;
+  TrainOutcome outcome{.metrics = std::move(metrics)};
+  // The parts have the data of the pieces in order.
+  size_t piece = 0;
+  int64_t left = pieces.front().num_data;
   BatchLosses losses(backward);
   for (size_t i = 0; i < parts.size(); ++i) {
     gradients_E->push_back(at::zeros_like(scores[i].logprobs_E));
@@ -270,10 +257,12 @@ TrainOutcome TrainRunner::Scatter(
       outcome.expert_rows_LE.add_(scores[i].expert_rows_LE);
     }
     for (const PackedDatum& packed : parts[i].packed.data) {
+      while (left == 0) left = pieces[++piece].num_data;
+      --left;
       absl::StatusOr<DatumResult> result =
           ScatterDatum(packed, scores[i], &losses,
                        gradients_E->back().mutable_data_ptr<float>(),
-                       metrics_of(outcome.data.size()));
+                       &outcome.metrics[piece]);
       if (!result.ok()) {
         outcome.failed.try_emplace(packed.request, result.status());
       }
@@ -285,7 +274,7 @@ TrainOutcome TrainRunner::Scatter(
 
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
-    const std::vector<loss::MetricSums*>& metrics, Recompute recompute,
+    std::vector<loss::MetricSums> metrics, Recompute recompute,
     int64_t held_bytes) {
   const at::InferenceMode no_autograd;
   const bool backward = gradients != nullptr;
@@ -327,7 +316,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
       executor_.Forward(std::move(plans));
 
   std::vector<at::Tensor> gradients_E;
-  TrainOutcome outcome = Scatter(parts, scores, PieceMetrics(pieces, metrics),
+  TrainOutcome outcome = Scatter(pieces, parts, scores, std::move(metrics),
                                  backward, &gradients_E);
   if (backward && outcome.failed.empty()) {
     executor_.Backward(gradients_E, GradientsOf(parts, *gradients));

@@ -18,7 +18,8 @@ namespace weft::engine {
 
 // The results of every datum of the pieces.
 struct TrainOutcome {
-  std::vector<DatumResult> data;  // In the order of the pieces' data.
+  std::vector<DatumResult> data;          // In the order of the pieces' data.
+  std::vector<loss::MetricSums> metrics;  // Those of each piece.
   // [L, E] i64: the number of rows that each of the E experts had in each of
   // the L layers with experts. Undefined if the model has no experts.
   at::Tensor expert_rows_LE;
@@ -47,14 +48,15 @@ class TrainRunner {
   // Computes the results of every datum of the pieces. `gradients` has a
   // gradient [N parameters] for each adapter version, and the backward pass
   // adds to it. If `gradients` is null, there is no backward pass. metrics[p]
-  // collects the metrics of piece p. What outlives the batch takes `held_bytes`
-  // of the memory budget. Errors: RESOURCE_EXHAUSTED if the batch cannot fit;
-  // nothing has run then. Throws what Executor throws; gradients and metrics
-  // may then hold a part of the batch.
+  // has the metrics of earlier data of piece p's request, to which those of the
+  // outcome add. What outlives the batch takes `held_bytes` of the memory
+  // budget. Errors: RESOURCE_EXHAUSTED if the batch cannot fit; nothing has run
+  // then. Throws what Executor throws; gradients may then hold a part of the
+  // batch.
   [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
-      const std::vector<loss::MetricSums*>& metrics,
+      std::vector<loss::MetricSums> metrics,
       Recompute recompute = Recompute::kByBudget, int64_t held_bytes = 0);
   // Returns whether the last Run kept the activations of layers that another
   // Run could recompute. False unless the policy is
@@ -68,14 +70,12 @@ class TrainRunner {
     PackedTrain packed;
   };
 
-  class PieceMetrics;
-
   // Computes the results of all data, and puts the gradients of each part's
-  // entries into `gradients_E`.
+  // entries into `gradients_E`. `metrics` are those of Run.
   [[nodiscard]] static TrainOutcome Scatter(
-      const std::vector<Part>& parts,
+      const std::vector<TrainPiece>& pieces, const std::vector<Part>& parts,
       const std::vector<executor::TrainScores>& scores,
-      const PieceMetrics& metrics_of, bool backward,
+      std::vector<loss::MetricSums> metrics, bool backward,
       std::vector<at::Tensor>* gradients_E);
   // Returns how many layers the backward pass recomputes, 0 without one.
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.

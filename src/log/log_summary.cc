@@ -19,6 +19,7 @@ class LogSurvey {
       : folder_(*folder), reading_(*reading) {}
 
   void Add(const records::Snapshot& snapshot) {
+    first_sequence_ = snapshot.first_sequence;
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
     summary_.notes = snapshot.notes;
@@ -28,9 +29,8 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::StatusOr<LogSummary> Run() {
-    WEFT_ASSIGN_OR_RETURN(
-        journal::LogReader reader,
-        journal::LogReader::Open(folder_, reading_.first_sequence));
+    WEFT_ASSIGN_OR_RETURN(journal::LogReader reader,
+                          journal::LogReader::Open(folder_, first_sequence_));
     for (;;) {
       WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
       if (!record) break;
@@ -43,7 +43,7 @@ class LogSurvey {
     }
     summary_.num_bytes = reader.read_bytes();
     summary_.torn_bytes = reader.torn_bytes();
-    WEFT_RETURN_IF_ERROR(reader.Repair());
+    if (reading_.cuts) WEFT_RETURN_IF_ERROR(reader.Repair());
     summary_.next_sequence = reader.next_sequence();
     for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
     for (const auto& [work, begun] : begun_) summary_.given_up.push_back(work);
@@ -197,8 +197,10 @@ class LogSurvey {
 
   [[nodiscard]] absl::Status CheckImage(const std::string& file,
                                         size_t num_versions) const {
-    return journal::CheckImageTable(folder_, file,
-                                    records::kStateBlocks + num_versions);
+    const size_t num_blocks = records::kStateBlocks + num_versions;
+    return reading_.check_image
+               ? reading_.check_image(file, num_blocks)
+               : journal::CheckImageTable(folder_, file, num_blocks);
   }
 
   // Checks that the device has room for the adapters in `together` and all
@@ -216,6 +218,7 @@ class LogSurvey {
 
   const journal::StateFolder& folder_;
   const LogReading& reading_;
+  uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
   std::map<uint64_t, Begun> begun_;     // By BeginRecord::work.
@@ -223,6 +226,17 @@ class LogSurvey {
 };
 
 }  // namespace
+
+absl::StatusOr<records::Snapshot> ReadSnapshot(
+    const journal::StateFolder& folder) {
+  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::SnapshotFile> file,
+                        folder.ReadSnapshot());
+  if (!file) return records::Snapshot();
+  WEFT_ASSIGN_OR_RETURN(records::Snapshot snapshot,
+                        records::DecodeSnapshot(file->bytes));
+  snapshot.first_sequence = file->next_sequence;
+  return snapshot;
+}
 
 absl::StatusOr<LogSummary> ReadLog(const journal::StateFolder& folder,
                                    const records::Snapshot& snapshot,

@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/log/log_reader.h"
 #include "src/log/record.h"
@@ -45,14 +47,22 @@ struct LogSummary {
 };
 
 struct LogReading {
-  uint64_t first_sequence = 1;
   size_t max_resident = 1;  // Adapters that the device has room for.
+  // Checks an image of so many blocks that the log names. Empty: checks only
+  // the image's table (journal::CheckImageTable).
+  std::function<absl::Status(const std::string& name, size_t num_blocks)>
+      check_image = {};
+  bool cuts = true;  // Cut off the log's torn tail (log_reader.h).
 };
 
-// Reads the log after the snapshot and cuts off its torn tail (log_reader.h).
-// Errors: DATA_LOSS (a damaged record or image), FAILED_PRECONDITION (a record
-// needs more adapters at once than the device has room for), and those of
-// LogReader. Blocks on the disk.
+// Returns the newest snapshot of the folder; an empty one if there is none.
+// Errors: DATA_LOSS, and those of StateFolder. Blocks on the disk.
+[[nodiscard]] absl::StatusOr<records::Snapshot> ReadSnapshot(
+    const journal::StateFolder& folder);
+
+// Reads the log after the snapshot. Errors: DATA_LOSS (a damaged record or
+// image), FAILED_PRECONDITION (a record needs more adapters at once than the
+// device has room for), and those of LogReader. Blocks on the disk.
 [[nodiscard]] absl::StatusOr<LogSummary> ReadLog(
     const journal::StateFolder& folder, const records::Snapshot& snapshot,
     const LogReading& reading);

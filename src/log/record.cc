@@ -2,6 +2,7 @@
 
 #include <array>
 #include <limits>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -233,7 +234,17 @@ void Fields(const auto& f, Is<StepResult> auto& result) {
           result);
 }
 
-void Fields(const auto& f, Is<ReplyRecord> auto& reply) {
+void Fields(const auto& f, Is<StepResultPtr> auto& result) {
+  if constexpr (std::decay_t<decltype(f)>::kReads) {
+    StepResult read;
+    Fields(f, read);
+    result = std::make_shared<const StepResult>(std::move(read));
+  } else {
+    Fields(f, *result);
+  }
+}
+
+void Fields(const auto& f, Is<dispatch::StoredReply> auto& reply) {
   f("step", reply.step);
   f("digest", reply.digest);
   f("result", reply.result);

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "src/dispatch/replay_table.h"
 #include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter_key.h"
 #include "src/request/note.h"
@@ -40,12 +41,6 @@ struct ImageRecord {
 // The blocks of an image before the weights: gradient and two moments.
 inline constexpr size_t kStateBlocks = 3;
 
-struct ReplyRecord {
-  uint64_t step = 0;
-  std::string digest;  // The digest of the request's payload.
-  StepResult result;
-};
-
 // A new adapter, with initial weights or with the state of a checkpoint or of
 // an imported folder. In a snapshot: an adapter that exists.
 struct StoredAdapter {
@@ -57,8 +52,8 @@ struct StoredAdapter {
   uint64_t last_step = 0;  // The steps that the state has.
   uint64_t next_step = 1;  // The number of the next new step.
   absl::Time created_at;
-  std::optional<ImageRecord> image;  // None: the weights are initial.
-  std::vector<ReplyRecord> replies;  // Sorted by step.
+  std::optional<ImageRecord> image;            // None: the weights are initial.
+  std::vector<dispatch::StoredReply> replies;  // Sorted by step.
 };
 
 struct RemovedRecord {
@@ -131,6 +126,9 @@ using Record =
 
 // All adapters and notes at one point of the log.
 struct Snapshot {
+  // The sequence of the first record that the snapshot does not contain. The
+  // name of the file has it.
+  uint64_t first_sequence = 1;
   uint64_t next_key = 1;
   uint64_t last_epoch = 0;
   std::vector<StoredAdapter> adapters;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/base/reason.h"
 
 namespace weft::records {
 
@@ -91,14 +92,13 @@ void Recorder::Write(const Record& record) {
   if (std::holds_alternative<RemovedRecord>(record)) adapters_.erase(*key);
 }
 
-uint64_t Recorder::BeginSnapshot(Notes* notes) {
+void Recorder::BeginSnapshot(Snapshot* snapshot) {
   MutexLock lock(&mu_);
   before_snapshot_ = cost_;
   std::erase_if(images_, [](const auto& image) { return image.second; });
-  *notes = notes_;
-  const uint64_t first = log_.load()->StartSegment();
+  snapshot->notes = notes_;
+  snapshot->first_sequence = log_.load()->StartSegment();
   AppendLocked(Encode(SettingsRecord{.settings = settings_}));
-  return first;
 }
 
 void Recorder::FinishSnapshot() {
@@ -127,15 +127,14 @@ std::set<std::string> Recorder::Images() const {
 void Recorder::Batch(const dispatch::RunTrain& train) {
   if (!records() || !train.backward) return;
   BatchRecord batch;
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const dispatch::StepTask& step = train.steps[i];
+  for (const auto& [slice, step] : train.slices) {
     if (!Has(step.adapter)) continue;
-    batch.slices.push_back(train.slices[i]);
+    batch.slices.push_back(slice);
     if (begun_.insert(step.id).second) {
       Append(EncodeBegin(step.id, step.adapter, step.step, *step.digest,
                          *step.request));
     }
-    if (train.slices[i].last) begun_.erase(step.id);
+    if (slice.last) begun_.erase(step.id);
   }
   if (!batch.slices.empty()) Append(Encode(batch));
 }
@@ -182,7 +181,9 @@ void Recorder::WhenDurable(std::function<void()> task) {
 
 absl::Status Recorder::CheckRoom() const {
   const journal::LogWriter* const log = log_.load();
-  return log == nullptr ? absl::OkStatus() : log->stalled();
+  const absl::Status room = log == nullptr ? absl::OkStatus() : log->stalled();
+  if (room.ok()) return room;
+  return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
 }
 
 absl::Status Recorder::failure() const {

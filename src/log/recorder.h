@@ -90,9 +90,8 @@ class Recorder {
   [[nodiscard]] bool CanReplay(AdapterKey adapter, AdapterKey other) const {
     return !records() || !Has(adapter) || Has(other);
   }
-  // Begins a snapshot: gives it the present notes. Returns the sequence number
-  // of the first record that the snapshot does not contain.
-  [[nodiscard]] uint64_t BeginSnapshot(Notes* notes) ABSL_LOCKS_EXCLUDED(mu_);
+  // Begins a snapshot: sets its notes and its first_sequence.
+  void BeginSnapshot(Snapshot* snapshot) ABSL_LOCKS_EXCLUDED(mu_);
   // Call it when the snapshot is on disk. Subtracts the cost of all records
   // before the snapshot from cost().
   void FinishSnapshot() ABSL_LOCKS_EXCLUDED(mu_);
@@ -128,9 +127,9 @@ class Recorder {
   // the log's thread. Before Start and after Stop, runs `task` at once on the
   // caller's thread.
   void WhenDurable(std::function<void()> task);
-  // Returns RESOURCE_EXHAUSTED while the disk is full or has less room than
-  // disk_reserve_bytes, or while too many bytes wait for the disk. The server
-  // then refuses new work.
+  // Returns RESOURCE_EXHAUSTED (STATE_DISK_FULL) while the disk is full or has
+  // less room than disk_reserve_bytes, or while too many bytes wait for the
+  // disk. The server then refuses new work.
   [[nodiscard]] absl::Status CheckRoom() const;
   // Returns UNAVAILABLE after a final error of the log, which then takes no
   // more records.

@@ -9,7 +9,10 @@
 #define WEFT_SRC_REQUEST_STEP_H_
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "absl/status/status.h"
@@ -17,6 +20,7 @@
 #include "absl/time/time.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
+#include "src/request/reply.h"
 #include "src/request/train.h"
 
 namespace weft {
@@ -50,6 +54,37 @@ using StepRequest =
                  LoadCheckpointRequest, PublishSnapshotRequest, RefusedStep>;
 using StepResult = std::variant<TrainResult, OptimStepResult, CheckpointInfo,
                                 AdapterInfo, PublishedSnapshot, StepFailure>;
+
+// A step's result, immutable. The stored reply and all callers share it.
+using StepResultPtr = std::shared_ptr<const StepResult>;
+
+// Gets the result of a step, exactly once, and whether it is that of an
+// earlier, equal call. The result of an accepted step that failed is a
+// StepFailure; an error means that the step has no result.
+using StepCallback =
+    std::function<void(absl::StatusOr<StepResultPtr>, bool replayed)>;
+
+// Adapts `done`, which gets the alternative of StepResult that it expects, the
+// status of a StepFailure, or the error.
+template <typename Result>
+[[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
+  return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
+                                  bool replayed) {
+    if (!result.ok()) {
+      done(result.status());
+      return;
+    }
+    if (const auto* failure = std::get_if<StepFailure>(result->get())) {
+      absl::Status status = failure->status;
+      status.SetPayload(kStepDonePayload, {});
+      if (replayed) status.SetPayload(kReplayedPayload, {});
+      done(status);
+      return;
+    }
+    done(StepReply<Result>{.result = std::get<Result>(**result),
+                           .replayed = replayed});
+  };
+}
 
 [[nodiscard]] const std::string& AdapterIdOf(const StepRequest& request);
 // Returns the step number that the caller chose, or 0 if it chose none.

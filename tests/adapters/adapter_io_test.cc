@@ -117,11 +117,7 @@ class AdapterIoTest : public ::testing::Test {
 
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    const auto list = io_.List("a");
-    EXPECT_THAT(list, IsOk());
-    for (const CheckpointInfo& info : *list) {
-      names.push_back(info.name);
-    }
+    for (const CheckpointInfo& info : io_.List("a")) names.push_back(info.name);
     return names;
   }
 
@@ -301,8 +297,7 @@ TEST_F(AdapterIoTest, ListsNothingOfTheDaemonsOwnFolders) {
   ::testing::internal::CaptureStderr();
   const auto infos = io_.List("");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
-  ASSERT_THAT(infos, IsOk());
-  EXPECT_EQ(infos->size(), 1u);
+  EXPECT_EQ(infos.size(), 1u);
 }
 
 TEST_F(AdapterIoTest, ListsATenantWithoutReadingTheFoldersOfOthers) {
@@ -313,10 +308,9 @@ TEST_F(AdapterIoTest, ListsATenantWithoutReadingTheFoldersOfOthers) {
   ::testing::internal::CaptureStderr();
   const auto infos = io_.List("alice~");
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
-  ASSERT_THAT(infos, IsOk());
-  ASSERT_EQ(infos->size(), 2u);
-  EXPECT_EQ((*infos)[0].adapter_id, "alice~b");
-  EXPECT_EQ((*infos)[1].adapter_id, "alice~a");
+  ASSERT_EQ(infos.size(), 2u);
+  EXPECT_EQ(infos[0].adapter_id, "alice~b");
+  EXPECT_EQ(infos[1].adapter_id, "alice~a");
 }
 
 TEST_F(AdapterIoTest, AFolderThatIsALinkIsNoAdapters) {
@@ -327,8 +321,8 @@ TEST_F(AdapterIoTest, AFolderThatIsALinkIsNoAdapters) {
   EXPECT_FALSE(io_.Download("alice~a", "one").ok());
   EXPECT_FALSE(io_.Delete("alice~a", "one").ok());
   EXPECT_FALSE(SaveAs({.adapter_id = "alice~a", .name = "two"}).ok());
-  EXPECT_THAT(*io_.List("alice~"), ::testing::IsEmpty());
-  EXPECT_THAT(*io_.List("alice~a"), ::testing::IsEmpty());
+  EXPECT_THAT(io_.List("alice~"), ::testing::IsEmpty());
+  EXPECT_THAT(io_.List("alice~a"), ::testing::IsEmpty());
   EXPECT_THAT(io_.Download("bob~a", "one"), IsOk());
 }
 
@@ -393,9 +387,8 @@ TEST_F(AdapterIoTest, KeepsTheCheckpointsProperties) {
                              .ttl_seconds = 60});
   ASSERT_THAT(saved, IsOk());
   const auto list = io_.List("a");
-  ASSERT_THAT(list, IsOk());
-  ASSERT_EQ(list->size(), 1u);
-  const CheckpointInfo& info = list->front();
+  ASSERT_EQ(list.size(), 1u);
+  const CheckpointInfo& info = list.front();
   EXPECT_EQ(info.kind, CheckpointKind::kTrain);
   EXPECT_EQ(info.metadata, (CheckpointMetadata{{"loss", "0.5"}}));
   EXPECT_EQ(info.expires_at - info.created_at, absl::Seconds(60));
@@ -587,9 +580,7 @@ TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
 TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   const auto listed = [this] {
     uint64_t bytes = 0;
-    const auto infos = io_.List("");
-    EXPECT_THAT(infos, IsOk());
-    for (const CheckpointInfo& info : *infos) bytes += info.size_bytes;
+    for (const CheckpointInfo& info : io_.List("")) bytes += info.size_bytes;
     return bytes;
   };
   io_.DeleteExpired();

@@ -74,8 +74,8 @@ TEST_F(BaseModelSharesTest, EachTenantHasItsOwnLimits) {
   const std::optional<Work> work = engine_.Next();
   ASSERT_TRUE(work && std::holds_alternative<RunTrain>(*work));
   const RunTrain& train = std::get<RunTrain>(*work);
-  ASSERT_THAT(train.steps, SizeIs(1));
-  EXPECT_EQ(train.steps[0].adapter, AdapterKey::kBaseModel);
+  ASSERT_THAT(train.slices, SizeIs(1));
+  EXPECT_EQ(train.slices[0].step.adapter, AdapterKey::kBaseModel);
 }
 
 }  // namespace

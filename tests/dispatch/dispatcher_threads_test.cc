@@ -57,7 +57,7 @@ class DispatcherThreadsTest : public ::testing::Test {
         for (const EngineTask& task : tasks->tasks) task(absl::OkStatus());
       } else if (auto* train = std::get_if<RunTrain>(&*work)) {
         dispatcher_.steps().CountTokens(*train);
-        for (const StepTask& step : train->steps) {
+        for (const auto& [slice, step] : train->slices) {
           Count(step);
           Complete(step);
         }
@@ -272,7 +272,7 @@ TEST(BatchWindowTest, TheEngineThreadWakesWhenTheWaitOfABatchIsOver) {
   woken = true;
   time.join();
   ASSERT_TRUE(work.has_value() && std::holds_alternative<RunTrain>(*work));
-  const StepTask& step = std::get<RunTrain>(*work).steps.front();
+  const StepTask& step = std::get<RunTrain>(*work).slices.front().step;
   dispatcher.steps().Complete(step.id, TrainResult());
 }
 

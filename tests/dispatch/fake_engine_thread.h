@@ -111,7 +111,7 @@ class FakeEngineThread {
     for (const std::string& id : ids) Train(id, 1);
     const std::optional<Work> work = Next();
     clock_.Advance(absl::Seconds(1));
-    for (const StepTask& step : std::get<RunTrain>(*work).steps) {
+    for (const auto& [slice, step] : std::get<RunTrain>(*work).slices) {
       dispatcher_.steps().Complete(step.id, TrainResult());
     }
   }

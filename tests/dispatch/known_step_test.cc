@@ -43,7 +43,8 @@ TEST_F(KnownStepTest, AStepIsKnownFromItsAcceptanceOn) {
   EXPECT_FALSE(desk().Knows("a", 2, digest_));
   EXPECT_FALSE(desk().Knows("a", 0, digest_));
   const std::optional<Work> work = engine_.Next();
-  desk().Complete(std::get<RunTrain>(*work).steps.front().id, TrainResult());
+  desk().Complete(std::get<RunTrain>(*work).slices.front().step.id,
+                  TrainResult());
   EXPECT_TRUE(desk().Knows("a", 1, digest_));
   EXPECT_THAT(SubmitUnread(), IsOk());
 }

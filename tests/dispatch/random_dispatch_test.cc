@@ -173,7 +173,7 @@ class TrainWorld {
         steps_.push_back(step->step);
       }
     } else if (const auto* train = std::get_if<RunTrain>(&*work)) {
-      for (const StepTask& task : train->steps) Complete(task);
+      for (const auto& [slice, task] : train->slices) Complete(task);
     } else if (const auto* cancel = std::get_if<CancelSamples>(&*work)) {
       for (const uint64_t id : cancel->ids) {
         if (samples_.erase(id) > 0) {

@@ -204,7 +204,7 @@ class RetryWorld {
     } else if (const auto* step = std::get_if<RunStep>(&*work)) {
       Complete(step->step);
     } else if (const auto* train = std::get_if<RunTrain>(&*work)) {
-      for (const StepTask& task : train->steps) Complete(task);
+      for (const auto& [slice, task] : train->slices) Complete(task);
     } else {
       EXPECT_TRUE(std::holds_alternative<Idle>(*work));
       return false;

@@ -86,7 +86,7 @@ TEST_F(RecoveryDeskTest, ABatchThatWaitsBrieflyKeepsItsTurn) {
   const std::optional<Work> work = engine_.Next();
   ASSERT_TRUE(work.has_value() && std::holds_alternative<RunTrain>(*work));
   EXPECT_EQ(replayed_, 1);
-  const uint64_t id = std::get<RunTrain>(*work).steps.front().id;
+  const uint64_t id = std::get<RunTrain>(*work).slices.front().step.id;
   dispatcher().steps().Complete(id, TrainResult());
   EXPECT_EQ(Run(), "");
   EXPECT_EQ(replayed_, 5);

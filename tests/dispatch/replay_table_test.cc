@@ -24,7 +24,7 @@ TEST(ReplayTableTest, ReplaysTheResultOfADoneStep) {
   table.Begin(1, "a", /*work_id=*/7);
   EXPECT_EQ(table.Lookup(1, "a")->verdict, Verdict::kInFlight);
   EXPECT_EQ(table.Lookup(1, "a")->work_id, 7u);
-  table.Complete(1, Value(42), /*receipt=*/1);
+  table.Complete(1, Value(42));
   const auto answer = table.Lookup(1, "a");
   ASSERT_THAT(answer, IsOk());
   EXPECT_EQ(answer->verdict, Verdict::kReplay);
@@ -36,7 +36,7 @@ TEST(ReplayTableTest, RefusesAnotherPayloadInFlightAndDone) {
   table.Begin(3, "a", /*work_id=*/7);
   EXPECT_THAT(table.Lookup(3, "b"),
               IsStatus(absl::StatusCode::kAlreadyExists, "step 3"));
-  table.Complete(3, Value(1), /*receipt=*/3);
+  table.Complete(3, Value(1));
   EXPECT_THAT(table.Lookup(3, "b"),
               IsStatus(absl::StatusCode::kAlreadyExists, "step 3"));
 }
@@ -46,16 +46,16 @@ TEST(ReplayTableTest, ForgetsFailedSteps) {
   table.Begin(1, "a", /*work_id=*/7);
   table.Fail(1);
   EXPECT_EQ(table.Lookup(1, "b")->verdict, Verdict::kNew);
-  table.Complete(1, Value(1), /*receipt=*/1);  // The step is not in flight, so
-                                               // this has no effect.
-  EXPECT_TRUE(table.Receipts().empty());
+  table.Complete(1, Value(1));  // The step is not in flight, so
+                                // this has no effect.
+  EXPECT_THAT(table.done(), IsEmpty());
 }
 
 TEST(ReplayTableTest, RefusesStepsOlderThanTheWindow) {
   ReplayTable table(/*window=*/2);
   for (const uint64_t step : {1, 2, 3}) {
     table.Begin(step, "a", /*work_id=*/7);
-    table.Complete(step, Value(0), /*receipt=*/step);
+    table.Complete(step, Value(0));
   }
   EXPECT_THAT(table.Lookup(1, "a"),
               IsStatus(absl::StatusCode::kOutOfRange, "from step 2"));
@@ -63,32 +63,30 @@ TEST(ReplayTableTest, RefusesStepsOlderThanTheWindow) {
   EXPECT_EQ(table.Lookup(4, "a")->verdict, Verdict::kNew);
 }
 
-TEST(ReplayTableTest, NamesTheReceiptsThatLeaveTheWindow) {
+TEST(ReplayTableTest, NamesTheStepsThatLeaveTheWindow) {
   ReplayTable table(/*window=*/1);
   table.Begin(1, "a", 7);
-  EXPECT_THAT(table.Complete(1, Value(1), /*receipt=*/31), IsEmpty());
+  EXPECT_THAT(table.Complete(1, Value(1)), IsEmpty());
   table.Begin(2, "a", 8);
-  EXPECT_THAT(table.Complete(2, Value(2), /*receipt=*/32), ElementsAre(31));
-  EXPECT_THAT(table.Receipts(), ElementsAre(32));
+  EXPECT_THAT(table.Complete(2, Value(2)), ElementsAre(1));
 }
 
 TEST(ReplayTableTest, AStepWhoseResultWasDroppedIsStillDone) {
   ReplayTable table;
   table.Begin(9, "a", 7);
-  table.Complete(9, Value(1), /*receipt=*/31);
+  table.Complete(9, Value(1));
   table.DropResult(9);
   EXPECT_THAT(table.Lookup(9, "a"),
               IsStatus(absl::StatusCode::kOutOfRange,
                        "step 9 is done and its result is no longer kept"));
   EXPECT_THAT(table.Lookup(9, "b"),
               IsStatus(absl::StatusCode::kAlreadyExists, "step 9"));
-  EXPECT_THAT(table.Receipts(), IsEmpty());
 }
 
 TEST(ReplayTableTest, CallsWithoutANumberAreAlwaysNew) {
   ReplayTable table;
   table.Begin(0, "a", /*work_id=*/7);
-  table.Complete(0, Value(1), /*receipt=*/0);
+  table.Complete(0, Value(1));
   EXPECT_EQ(table.Lookup(0, "a")->verdict, Verdict::kNew);
 }
 

@@ -198,7 +198,7 @@ class Interpreter {
       return "cancel";
     }
     Words names;
-    for (const StepTask& step : std::get<RunTrain>(*work).steps) {
+    for (const auto& [slice, step] : std::get<RunTrain>(*work).slices) {
       names.push_back(NameStep(step));
     }
     return "train " + absl::StrJoin(names, " ");
@@ -219,9 +219,10 @@ class Interpreter {
   }
 
   std::string Loaded(const Words& words) {
-    dispatcher().steps().CompleteLoad(
-        running_.at(words.at(1)), static_cast<uint64_t>(Number(words.at(2))),
-        {.image_bytes = 10});
+    const auto last_step = static_cast<uint64_t>(Number(words.at(2)));
+    dispatcher().steps().Complete(running_.at(words.at(1)).id,
+                                  AdapterInfo{.last_step = last_step},
+                                  AdapterFacts{.image_bytes = 10});
     running_.erase(words.at(1));
     return "";
   }

@@ -46,12 +46,15 @@ TEST(StoredRepliesTest, TheLatestStaysHoweverBigItIs) {
 
 TEST(StoredRepliesTest, WhatIsRemovedMakesRoom) {
   StoredReplies replies(/*max_bytes=*/10);
-  const uint64_t receipt = replies.Add({.adapter = kA, .step = 1, .bytes = 9});
+  replies.Add({.adapter = kA, .step = 1, .bytes = 9});
   replies.Add({.adapter = kA, .step = 2, .bytes = 9});
-  replies.Remove(receipt);
-  replies.Remove(receipt);
-  EXPECT_EQ(replies.bytes(), 9);
+  replies.Add({.adapter = kB, .step = 1, .bytes = 1});
+  replies.Remove(kA, 1);
+  replies.Remove(kA, 1);
+  EXPECT_EQ(replies.bytes(), 10);
   EXPECT_FALSE(replies.TakeExcess().has_value());
+  replies.RemoveAll(kA);
+  EXPECT_EQ(replies.bytes(), 1);
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ class WatchTest : public ::testing::Test {
     ASSERT_TRUE(work && std::holds_alternative<RunTrain>(*work));
     const auto& train = std::get<RunTrain>(*work);
     engine_.dispatcher().steps().CountTokens(train);
-    const StepTask& step = train.steps.front();
+    const StepTask& step = train.slices.front().step;
     engine_.dispatcher().steps().Complete(step.id,
                                           ResultOf(step.step, loss_sum));
     engine_.RunReplies();

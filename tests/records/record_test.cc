@@ -294,31 +294,36 @@ TEST(RecordTest, ACheckpointKeepsItsProperties) {
   EXPECT_EQ(again().expires_at, saved.expires_at);
 }
 
+StepResultPtr Shared(StepResult result) {
+  return std::make_shared<const StepResult>(std::move(result));
+}
+
 TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   const Snapshot snapshot{
       .next_key = 12,
       .last_epoch = 34,
-      .adapters = {{.key = AdapterKey{4},
-                    .adapter_id = "a",
-                    .tenant = "t",
-                    .config = Config(),
-                    .epoch = 33,
-                    .last_step = 21,
-                    .next_step = 23,
-                    .created_at = absl::FromUnixMicros(1234567),
-                    .image = ImageRecord{.file = "f",
-                                         .optim_steps = 6,
-                                         .optimizer = Optimizer::kMuon,
-                                         .versions = {7, 3},
-                                         .snapshots = {{"s", 3}}},
-                    .replies = {{.step = 20,
-                                 .digest = "d",
-                                 .result = PublishedSnapshot{.version = 3}},
-                                {.step = 22,
-                                 .digest = "l",
-                                 .result = AdapterInfo{.adapter_id = "a",
-                                                       .config = Config(),
-                                                       .snapshots = {"s"}}}}}}};
+      .adapters = {
+          {.key = AdapterKey{4},
+           .adapter_id = "a",
+           .tenant = "t",
+           .config = Config(),
+           .epoch = 33,
+           .last_step = 21,
+           .next_step = 23,
+           .created_at = absl::FromUnixMicros(1234567),
+           .image = ImageRecord{.file = "f",
+                                .optim_steps = 6,
+                                .optimizer = Optimizer::kMuon,
+                                .versions = {7, 3},
+                                .snapshots = {{"s", 3}}},
+           .replies = {{.step = 20,
+                        .digest = "d",
+                        .result = Shared(PublishedSnapshot{.version = 3})},
+                       {.step = 22,
+                        .digest = "l",
+                        .result = Shared(AdapterInfo{.adapter_id = "a",
+                                                     .config = Config(),
+                                                     .snapshots = {"s"}})}}}}};
   const absl::StatusOr<Snapshot> read = DecodeSnapshot(*Encode(snapshot));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
@@ -333,9 +338,9 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(adapter.image->snapshots.at("s"), 3);
   EXPECT_EQ(adapter.image->optim_steps, 6);
   EXPECT_EQ(adapter.image->optimizer, Optimizer::kMuon);
-  EXPECT_EQ(std::get<PublishedSnapshot>(adapter.replies.at(0).result).version,
+  EXPECT_EQ(std::get<PublishedSnapshot>(*adapter.replies.at(0).result).version,
             3);
-  EXPECT_EQ(std::get<AdapterInfo>(adapter.replies.at(1).result).config,
+  EXPECT_EQ(std::get<AdapterInfo>(*adapter.replies.at(1).result).config,
             Config());
   EXPECT_EQ(*Encode(*read), *Encode(snapshot));
 }

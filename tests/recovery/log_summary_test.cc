@@ -159,7 +159,7 @@ TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   recorder.PutNote("b", "b");
   recorder.EraseNote("a/1");
   records::Snapshot snapshot;
-  const uint64_t first = recorder.BeginSnapshot(&snapshot.notes);
+  recorder.BeginSnapshot(&snapshot);
   recorder.PutNote("a/3", std::string("\0\xff", 2));
   recorder.PutNote("a/2", "");
   recorder.EraseNote("b");
@@ -167,12 +167,13 @@ TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   recorder.Stop();
   const auto bytes = Encode(snapshot);
   ASSERT_THAT(bytes, IsOk());
-  const auto decoded = records::DecodeSnapshot(*bytes);
+  auto decoded = records::DecodeSnapshot(*bytes);
   ASSERT_THAT(decoded, IsOk());
   EXPECT_EQ(*decoded->notes.at("a/2"), "two");
   EXPECT_EQ(*decoded->notes.at("b"), "b");
+  decoded->first_sequence = snapshot.first_sequence;
   const absl::StatusOr<LogSummary> log =
-      ReadLog(*folder_, *decoded, {.first_sequence = first, .max_resident = 8});
+      ReadLog(*folder_, *decoded, {.max_resident = 8});
   ASSERT_THAT(log, IsOk());
   ASSERT_EQ(log->notes.size(), 2);
   EXPECT_EQ(*log->notes.at("a/2"), "");

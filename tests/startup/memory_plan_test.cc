@@ -388,17 +388,17 @@ TEST(PublishedModelsTest, SmallModelsHaveAllThatIsOfUse) {
 
 TEST(MemoryMetricsTest, SayPartsAndWhatIsShort) {
   prometheus::Registry registry;
-  MemoryMetrics metrics(&registry);
-  metrics.Set({.model = 5,
-               .adapters = 1,
-               .cache = 2,
-               .activations = 3,
-               .decode_graphs = 4,
-               .reserve = 6,
-               .batch_tokens = 4096,
-               .recomputed_layers = 7,
-               .adapters_limit = Limit::kMemory,
-               .cache_limit = Limit::kFlag});
+  ShowMemory({.model = 5,
+              .adapters = 1,
+              .cache = 2,
+              .activations = 3,
+              .decode_graphs = 4,
+              .reserve = 6,
+              .batch_tokens = 4096,
+              .recomputed_layers = 7,
+              .adapters_limit = Limit::kMemory,
+              .cache_limit = Limit::kFlag},
+             &registry);
   const std::string page =
       prometheus::TextSerializer().Serialize(registry.Collect());
   for (const char* line :

@@ -268,8 +268,9 @@ void CannedAdapters::Load(const dispatch::StepTask& step,
       adapter->second.optim_steps = whole ? loaded->optim_steps : 0;
       if (whole) adapter->second.optimizer = loaded->optimizer;
       ++adapter->second.version;
-      dispatcher_.steps().CompleteLoad(step, whole ? loaded->last_step : 0,
-                                       Facts(step.adapter));
+      dispatcher_.steps().Complete(
+          step.id, AdapterInfo{.last_step = whole ? loaded->last_step : 0},
+          Facts(step.adapter));
     });
   });
 }

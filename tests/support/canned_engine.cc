@@ -13,16 +13,6 @@ constexpr absl::Duration kIdleWait = absl::Milliseconds(50);
 // Few adapters fit on the device, so that tests make adapters move.
 constexpr int kPlacesOnDevice = 2;
 
-const char* RpcOf(const dispatch::StepTask& step) {
-  const StepRequest& request = *step.request;
-  if (const auto* train = std::get_if<TrainRequest>(&request)) {
-    return train->backward ? "ForwardBackward" : "Forward";
-  }
-  constexpr const char* kNames[] = {"", "OptimStep", "SaveCheckpoint",
-                                    "LoadCheckpoint", "PublishSnapshot"};
-  return kNames[request.index()];
-}
-
 }  // namespace
 
 CannedEngine::CannedEngine(EngineInfo info, CannedLimits limits)
@@ -211,7 +201,7 @@ void CannedEngine::Run(dispatch::Work& work) {
   } else if (const auto* move = std::get_if<dispatch::RunMove>(&work)) {
     adapters_.Run(move->move);
   } else if (const auto* train = std::get_if<dispatch::RunTrain>(&work)) {
-    Train(*train);
+    RunBatch(*train);
   } else if (const auto* step = std::get_if<dispatch::RunStep>(&work)) {
     const profile::Span span("step alone");
     const dispatch::StepTask& task = step->step;
@@ -231,14 +221,13 @@ void CannedEngine::Run(dispatch::Work& work) {
   }
 }
 
-void CannedEngine::Train(const dispatch::RunTrain& train) {
+void CannedEngine::RunBatch(const dispatch::RunTrain& train) {
   const profile::Span span("train batch", "slices",
                            static_cast<int64_t>(train.slices.size()));
   dispatch::StepDesk& desk = dispatcher_.steps();
   desk.CountTokens(train);
-  for (size_t i = 0; i < train.slices.size(); ++i) {
-    const dispatch::StepTask& step = train.steps[i];
-    if (!train.slices[i].last) {
+  for (const auto& [slice, step] : train.slices) {
+    if (!slice.last) {
       if (!desk.FinishSlice(step.id)) {
         desk.Complete(step.id, absl::CancelledError("cancelled by the client"));
       }
@@ -250,8 +239,17 @@ void CannedEngine::Train(const dispatch::RunTrain& train) {
   }
 }
 
+const char* CannedEngine::RpcOf(const StepRequest& request) {
+  if (const auto* train = std::get_if<TrainRequest>(&request)) {
+    return train->backward ? "ForwardBackward" : "Forward";
+  }
+  constexpr const char* kNames[] = {"", "OptimStep", "SaveCheckpoint",
+                                    "LoadCheckpoint", "PublishSnapshot"};
+  return kNames[request.index()];
+}
+
 bool CannedEngine::Start(const dispatch::StepTask& step) {
-  const std::string rpc = RpcOf(step);
+  const std::string rpc = RpcOf(*step.request);
   absl::Status failure;
   {
     MutexLock lock(&mu_);

@@ -87,14 +87,11 @@ class CannedEngine final : public Engine {
   [[nodiscard]] SampleRequest last_sample() const;
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
-  CancelHandle Train(TrainRequest request,
-                     Callback<StepReply<TrainResult>> done) override;
+  CancelHandle Submit(StepRequest request, StepCallback done) override;
   [[nodiscard]] int64_t ReplayBytes(
       const TrainRequest& /*request*/) const override {
     return replay_bytes_;
   }
-  CancelHandle OptimStep(OptimStepRequest request,
-                         Callback<StepReply<OptimStepResult>> done) override;
   CancelHandle Sample(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done) override;
@@ -106,31 +103,18 @@ class CannedEngine final : public Engine {
   [[nodiscard]] size_t num_adapters() const override;
   [[nodiscard]] Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
-  CancelHandle SaveCheckpoint(
-      SaveCheckpointRequest request,
-      Callback<StepReply<CheckpointInfo>> done) override;
-  CancelHandle LoadCheckpoint(LoadCheckpointRequest request,
-                              Callback<StepReply<AdapterInfo>> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
-  CancelHandle RefuseStep(
-      RefusedStep request,
-      std::function<void(const absl::Status&)> done) override {
-    return dispatcher_.steps().Refuse(std::move(request), std::move(done));
-  }
   void Retrieve(std::string adapter_id, uint64_t step,
-                Callback<std::shared_ptr<const StepResult>> done) override {
+                Callback<StepResultPtr> done) override {
     dispatcher_.steps().Retrieve(adapter_id, step, std::move(done));
   }
   void PutNote(const std::string& name, std::string value,
                std::function<void(const absl::Status&)> done) override;
   void EraseNote(const std::string& name) override;
   [[nodiscard]] Notes NotesWith(const std::string& prefix) const override;
-  CancelHandle PublishSnapshot(
-      PublishSnapshotRequest request,
-      Callback<StepReply<PublishedSnapshot>> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void DownloadCheckpoint(std::string adapter_id, std::string name,
@@ -172,17 +156,18 @@ class CannedEngine final : public Engine {
   [[nodiscard]] static absl::Status Take(Refusals& refusals,
                                          const std::string& rpc);
   // Counts the call in num_waiting_ until the call is answered.
-  template <typename Result>
-  [[nodiscard]] Callback<Result> Counted(Callback<Result> done);
-  template <typename Request, typename Result>
-  CancelHandle Submit(Request request, sched::WorkItem item,
-                      Callback<StepReply<Result>> done);
+  template <typename... Args>
+  [[nodiscard]] std::function<void(Args...)> Counted(
+      std::function<void(Args...)> done);
+  // Keeps the request for last_train and last_optim.
+  void Keep(const StepRequest& request);
+  [[nodiscard]] static const char* RpcOf(const StepRequest& request);
 
   // The engine thread runs the functions below.
   void Loop();
   [[nodiscard]] std::optional<dispatch::Work> NextWork();
   void Run(dispatch::Work& work);
-  void Train(const dispatch::RunTrain& train);
+  void RunBatch(const dispatch::RunTrain& train);
   void Decode();
   [[nodiscard]] bool HasPlace(const SampleRequest& request) const;
   void Draw(Running& running);

@@ -5,8 +5,22 @@
 namespace weft {
 namespace {
 
-constexpr sched::WorkItem kAdapterOp = {.kind = sched::WorkKind::kAdapterOp,
-                                        .tokens = 1};
+sched::WorkItem ItemOf(const StepRequest& request) {
+  sched::WorkItem item{.kind = sched::WorkKind::kAdapterOp, .tokens = 1};
+  if (const auto* const train = std::get_if<TrainRequest>(&request)) {
+    item = {.kind = sched::WorkKind::kTrain,
+            .backward = train->backward,
+            .unnumbered = train->unnumbered};
+    for (const Datum& datum : train->data) {
+      item.datum_tokens.push_back(datum.num_tokens());
+    }
+  } else if (std::holds_alternative<OptimStepRequest>(request)) {
+    item.kind = sched::WorkKind::kOptim;
+  }
+  item.empty = std::holds_alternative<RefusedStep>(request);
+  item.numbered = std::holds_alternative<LoadCheckpointRequest>(request);
+  return item;
+}
 
 }  // namespace
 
@@ -30,57 +44,56 @@ bool CannedEngine::CheckOpen(const Callback<Result>& done) const {
   return open.ok();
 }
 
-template <typename Result>
-Callback<Result> CannedEngine::Counted(Callback<Result> done) {
+template <typename... Args>
+std::function<void(Args...)> CannedEngine::Counted(
+    std::function<void(Args...)> done) {
   {
     MutexLock lock(&mu_);
     ++num_waiting_;
   }
-  return [this, done = std::move(done)](absl::StatusOr<Result> result) {
+  return [this, done = std::move(done)](auto result, auto... more) {
     {
       MutexLock lock(&mu_);
       --num_waiting_;
       if (absl::IsCancelled(result.status())) ++num_cancelled_;
     }
-    done(std::move(result));
+    done(std::move(result), more...);
   };
 }
 
-template <typename Request, typename Result>
-CancelHandle CannedEngine::Submit(Request request, sched::WorkItem item,
-                                  Callback<StepReply<Result>> done) {
-  return dispatcher_.steps().Submit(std::move(request), std::move(item),
-                                    dispatch::TypedReply(std::move(done)));
+void CannedEngine::Keep(const StepRequest& request) {
+  MutexLock lock(&mu_);
+  if (const auto* const train = std::get_if<TrainRequest>(&request)) {
+    last_train_ = *train;
+  } else if (const auto* const optim =
+                 std::get_if<OptimStepRequest>(&request)) {
+    last_optim_ = *optim;
+  }
 }
 
-CancelHandle CannedEngine::Train(TrainRequest request,
-                                 Callback<StepReply<TrainResult>> done) {
-  const char* const rpc = request.backward ? "ForwardBackward" : "Forward";
-  if (!Admit(rpc, request.step, done)) return {};
-  {
-    MutexLock lock(&mu_);
-    last_train_ = request;
+CancelHandle CannedEngine::Submit(StepRequest request, StepCallback done) {
+  Callback<StepResultPtr> end = [done](absl::StatusOr<StepResultPtr> result) {
+    done(std::move(result), /*replayed=*/false);
+  };
+  const sched::WorkItem item = ItemOf(request);
+  const bool refused = std::holds_alternative<RefusedStep>(request);
+  if (!refused && !Admit(RpcOf(request), StepOf(request), end)) return {};
+  Keep(request);
+  if (auto* const train = std::get_if<TrainRequest>(&request)) {
+    train->replay = {};  // There are no records.
   }
-  request.replay = {};  // There are no records.
-  sched::WorkItem item{.kind = sched::WorkKind::kTrain,
-                       .backward = request.backward,
-                       .unnumbered = request.unnumbered};
-  for (const Datum& datum : request.data) {
-    item.datum_tokens.push_back(datum.num_tokens());
+  auto* const load = std::get_if<LoadCheckpointRequest>(&request);
+  if (load != nullptr && !dispatcher_.adapters().KeyOf(load->adapter_id)) {
+    if (!CheckOpen(end)) return {};
+    adapters_.LoadNew(
+        std::move(*load), [end](absl::StatusOr<AdapterInfo> info) {
+          if (!info.ok()) return end(info.status());
+          end(std::make_shared<const StepResult>(*std::move(info)));
+        });
+    return {};
   }
-  return Submit(std::move(request), std::move(item), Counted(std::move(done)));
-}
-
-CancelHandle CannedEngine::OptimStep(
-    OptimStepRequest request, Callback<StepReply<OptimStepResult>> done) {
-  if (!Admit("OptimStep", request.step, done)) return {};
-  {
-    MutexLock lock(&mu_);
-    last_optim_ = request;
-  }
-  return Submit(std::move(request),
-                {.kind = sched::WorkKind::kOptim, .tokens = 1},
-                Counted(std::move(done)));
+  if (item.kind != sched::WorkKind::kAdapterOp) done = Counted(std::move(done));
+  return dispatcher_.steps().Submit(std::move(request), item, std::move(done));
 }
 
 CancelHandle CannedEngine::Sample(SampleRequest request,
@@ -124,29 +137,6 @@ void CannedEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   adapters_.Delete(std::move(adapter_id), std::move(done));
 }
 
-CancelHandle CannedEngine::SaveCheckpoint(
-    SaveCheckpointRequest request, Callback<StepReply<CheckpointInfo>> done) {
-  if (!Admit("SaveCheckpoint", request.step, done)) return {};
-  return Submit(std::move(request), kAdapterOp, std::move(done));
-}
-
-CancelHandle CannedEngine::LoadCheckpoint(
-    LoadCheckpointRequest request, Callback<StepReply<AdapterInfo>> done) {
-  if (!Admit("LoadCheckpoint", 0, done)) return {};
-  if (dispatcher_.adapters().KeyOf(request.adapter_id)) {
-    sched::WorkItem item = kAdapterOp;
-    item.numbered = true;
-    return Submit(std::move(request), std::move(item), std::move(done));
-  }
-  if (!CheckOpen(done)) return {};
-  adapters_.LoadNew(std::move(request),
-                    [done = std::move(done)](absl::StatusOr<AdapterInfo> info) {
-                      if (!info.ok()) return done(info.status());
-                      done(StepReply<AdapterInfo>{.result = *std::move(info)});
-                    });
-  return {};
-}
-
 void CannedEngine::ListCheckpoints(std::string adapter_id,
                                    Callback<std::vector<CheckpointInfo>> done) {
   adapters_.ListCheckpoints(std::move(adapter_id), std::move(done));
@@ -170,13 +160,6 @@ void CannedEngine::UploadCheckpoint(UploadCheckpointRequest request,
                                     Callback<CheckpointInfo> done) {
   if (!Admit("UploadCheckpoint", 0, done) || !CheckOpen(done)) return;
   adapters_.UploadCheckpoint(std::move(request), std::move(done));
-}
-
-CancelHandle CannedEngine::PublishSnapshot(
-    PublishSnapshotRequest request,
-    Callback<StepReply<PublishedSnapshot>> done) {
-  if (!Admit("PublishSnapshot", request.step, done)) return {};
-  return Submit(std::move(request), kAdapterOp, std::move(done));
 }
 
 void CannedEngine::ReleaseSnapshot(ReleaseSnapshotRequest request,

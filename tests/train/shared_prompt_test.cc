@@ -55,9 +55,7 @@ class SharedPromptTest : public ::testing::Test {
   Step Train(const std::vector<TrainRequest>& requests,
              const TrainRunnerOptions& options) {
     auto [pieces, gradients] = PiecesOf(requests, versions_);
-    std::vector<loss::MetricSums> sums(requests.size());
-    std::vector<loss::MetricSums*> metrics;
-    for (loss::MetricSums& sum : sums) metrics.push_back(&sum);
+    const std::vector<loss::MetricSums> metrics(requests.size());
     Step step;
     step.gradients = gradients;
     TrainRunner runner(&executor_, options);
@@ -175,9 +173,8 @@ TEST_F(SharedPromptTest, ABatchThatCannotFitChangesNothing) {
       .request = &request, .num_data = 2, .version = versions_[0]};
   const lora::LoraGradients gradients =
       lora::ZeroGradients({versions_[0]}, at::kCPU);
-  loss::MetricSums sums;
   TrainRunner runner(&executor_, {.memory_budget_bytes = 1000});
-  const absl::Status status = runner.Run({piece}, &gradients, {&sums}).status();
+  const absl::Status status = runner.Run({piece}, &gradients, {{}}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("there are 1000"));
   EXPECT_EQ(gradients[0].gradient_N.abs().max().item<double>(), 0);

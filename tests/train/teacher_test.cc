@@ -110,16 +110,17 @@ class TeacherTest : public ::testing::Test {
         versions.push_back(piece.version);
       }
     }
-    Outcome outcome{.gradients = lora::ZeroGradients(versions, at::kCPU)};
-    outcome.metrics.resize(pieces.size());
-    std::vector<loss::MetricSums*> metrics;
-    for (loss::MetricSums& sums : outcome.metrics) metrics.push_back(&sums);
+    const lora::LoraGradients gradients =
+        lora::ZeroGradients(versions, at::kCPU);
     TrainRunner runner(&executor_, {.share_prompts = share_prompts});
-    outcome.data =
-        runner.Run(pieces, backward ? &outcome.gradients : nullptr, metrics)
-            .value()
-            .data;
-    return outcome;
+    TrainOutcome outcome =
+        runner
+            .Run(pieces, backward ? &gradients : nullptr,
+                 std::vector<loss::MetricSums>(pieces.size()))
+            .value();
+    return {.data = std::move(outcome.data),
+            .metrics = std::move(outcome.metrics),
+            .gradients = gradients};
   }
 
   // Returns log-probabilities [N, V] in f64 from final hidden rows [N, H].

@@ -87,13 +87,15 @@ class TrainRunnerTest : public ::testing::Test {
   // Adds to `gradients`. If `gradients` is null, runs only the forward pass.
   Outcome Run(const std::vector<TrainPiece>& pieces,
               const lora::LoraGradients* gradients) {
-    Outcome outcome;
-    outcome.metrics.resize(pieces.size());
-    std::vector<loss::MetricSums*> metrics;
-    for (loss::MetricSums& sums : outcome.metrics) metrics.push_back(&sums);
-    outcome.data = runner_.Run(pieces, gradients, metrics).value().data;
-    if (gradients != nullptr) outcome.gradients = *gradients;
-    return outcome;
+    TrainOutcome outcome =
+        runner_
+            .Run(pieces, gradients,
+                 std::vector<loss::MetricSums>(pieces.size()))
+            .value();
+    return {
+        .data = std::move(outcome.data),
+        .metrics = std::move(outcome.metrics),
+        .gradients = gradients == nullptr ? lora::LoraGradients() : *gradients};
   }
   // Runs the pieces with gradients that start at zero.
   Outcome Run(const std::vector<TrainPiece>& pieces) {
