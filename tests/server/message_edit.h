@@ -24,6 +24,12 @@ Message Edited(Message message, absl::string_view changes) {
   return message;
 }
 
+// Returns a message with the changes only.
+template <typename Message>
+Message Make(absl::string_view changes) {
+  return Edited(Message(), changes);
+}
+
 }  // namespace weft
 
 #endif  // WEFT_TESTS_SERVER_MESSAGE_EDIT_H_

@@ -168,7 +168,7 @@ class RequestFuzzTest : public ::testing::Test {
   }
 
   // Fuzzes the messages of an upload of files.
-  template <typename Assembler, typename Message>
+  template <typename Message>
   void FuzzStream(const Message& options);
 
   const RequestLimits limits_ = Limits();
@@ -284,9 +284,7 @@ TEST_F(RequestFuzzTest, Sampling) {
 }
 
 TEST_F(RequestFuzzTest, Profiles) {
-  v1::ProfileRequest profile;
-  profile.set_steps(10);
-  profile.set_seconds(1.5);
+  const auto profile = Make<v1::ProfileRequest>("steps = 10; seconds = 1.5");
   Fuzz(profile);
   // The other two requests of the service are empty.
   for (const std::string& name :
@@ -307,7 +305,7 @@ Message Piece(const std::string& file) {
   return message;
 }
 
-template <typename Assembler, typename Message>
+template <typename Message>
 void RequestFuzzTest::FuzzStream(const Message& options) {
   const std::vector<Message> good = {
       options, Piece<Message>("adapter_config.json"),
@@ -315,7 +313,7 @@ void RequestFuzzTest::FuzzStream(const Message& options) {
       Piece<Message>("adapter_model.safetensors")};
   std::vector<Message> mine = good;
   const int named = NameAdapters(&mine.front());
-  Assembler whole;
+  FileAssembler<Message> whole;
   for (const Message& message : mine) EXPECT_TRUE(whole.Add(message).ok());
   ExpectQualified(whole.Finish(), named);
   for (int i = 0; i < kRequests && !HasFailure(); ++i) {
@@ -325,7 +323,7 @@ void RequestFuzzTest::FuzzStream(const Message& options) {
       std::swap(messages[mutator_.Below(messages.size())], messages.back());
     }
     if (mutator_.OneIn(4)) messages.resize(mutator_.Below(messages.size()));
-    Assembler assembler;
+    FileAssembler<Message> assembler;
     absl::Status status;
     for (const Message& message : messages) {
       if (status.ok()) status = assembler.Add(message);
@@ -363,16 +361,15 @@ TEST_F(RequestFuzzTest, Adapters) {
 }
 
 TEST_F(RequestFuzzTest, Imports) {
-  v1::ImportAdapterRequest options;
-  options.mutable_options()->set_adapter_id("a");
-  FuzzStream<ImportAssembler>(options);
+  const auto options =
+      Make<v1::ImportAdapterRequest>("options.adapter_id = 'a'");
+  FuzzStream(options);
 }
 
 TEST_F(RequestFuzzTest, Uploads) {
-  v1::UploadCheckpointRequest options;
-  options.mutable_options()->set_adapter_id("a");
-  options.mutable_options()->set_name("c");
-  FuzzStream<UploadAssembler>(options);
+  const auto options = Make<v1::UploadCheckpointRequest>(
+      "options.adapter_id = 'a'; options.name = 'c'");
+  FuzzStream(options);
 }
 
 }  // namespace

@@ -81,8 +81,7 @@ TEST(RefusalTest, ATokenHasAtMost1024Targets) {
   };
   for (const uint32_t count : {1024u, 1025u}) {
     SCOPED_TRACE(count);
-    v1::Datum dense;
-    dense.add_tokens(1);
+    auto dense = Make<v1::Datum>("tokens += 1");
     dense.mutable_targets()->Resize(static_cast<int>(count), 1);
     v1::Datum ragged = dense;
     dense.set_targets_per_token(count);
@@ -102,8 +101,8 @@ TEST(RefusalTest, ATokenHasAtMost1024Targets) {
 
 // The message has the index of the invalid datum, for Forward as well.
 TEST(RefusalTest, NamesTheDatumAtFault) {
-  v1::ForwardRequest good;
-  good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+  auto good =
+      Make<v1::ForwardRequest>("loss.function = LOSS_FUNCTION_CROSS_ENTROPY");
   *good.add_data() = GoodTrain().data(0);
   *good.add_data() = GoodRagged().data(0);
   *good.add_data() = GoodTrain().data(0);

@@ -176,9 +176,8 @@ TEST(RefusalTest, Routing) {
   EXPECT_THAT(std::string(Validate(good, dense).status().message()),
               ::testing::StartsWith("data[0].routing_le is set, but the model "
                                     "has no experts"));
-  v1::SampleRequest sample;
-  sample.add_prompt(1);
-  sample.set_return_routing(true);
+  const auto sample =
+      Make<v1::SampleRequest>("prompt += 1; return_routing = true");
   EXPECT_TRUE(Validate(sample, Limits())->return_routing);
   EXPECT_EQ(Validate(sample, dense).status().code(),
             absl::StatusCode::kInvalidArgument);
