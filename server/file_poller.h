@@ -11,8 +11,9 @@
 
 namespace weft {
 
-// Calls `changed` when the file changes. Checks it every half second. Does not use inotify, which misses changes on network file systems
-// and changes that Kubernetes makes by swapping symbolic links.
+// Calls `changed` when the file changes. Checks it every half second. Does not
+// use inotify, which misses changes on network file systems and changes that
+// Kubernetes makes by swapping symbolic links.
 // Threads: `changed` runs on the poller's thread, never after the destructor.
 class FilePoller {
  public:

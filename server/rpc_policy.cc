@@ -61,8 +61,8 @@ constexpr RpcPolicy kPolicies[] = {
     // Probes, which have no token, ask the metrics port (metrics_server.h).
     {"/grpc.health.v1.Health/Check", kUnary, Scope::kRead},
     {"/grpc.health.v1.Health/Watch", kServerStream, Scope::kRead},
-    // Not in Rpc. Needs kAdmin, because gRPC's own service parses requests without a bound
-    // on their memory.
+    // Not in Rpc. Needs kAdmin, because gRPC's own service parses requests
+    // without a bound on their memory.
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
      "bidi_stream", Scope::kAdmin},
 };

@@ -18,10 +18,10 @@
 
 namespace weft {
 
-// `start` is a method of Engine or a function: it gets the engine, what Validate
-// returns for a Request, and a callback. It returns a CancelHandle or nothing.
-// ToProto writes the result, or that of a StepReply, to the response, unless it
-// is a bool, which says nothing.
+// `start` is a method of Engine or a function: it gets the engine, what
+// Validate returns for a Request, and a callback. It returns a CancelHandle or
+// nothing. ToProto writes the result, or that of a StepReply, to the response,
+// unless it is a bool, which says nothing.
 template <typename Request, typename Response, typename StartFn>
 class UnaryCall final : public RequestReactor<Request> {
  public:
