@@ -165,14 +165,15 @@ absl::StatusOr<ExportAdapterRequest> Validate(
                               .snapshot = request.snapshot()};
 }
 
-absl::Status ImportAssembler::ReadOptions(const v1::ImportOptions& options) {
-  request_.adapter_id = options.adapter_id();
+absl::StatusOr<ImportAdapterRequest> ReadOptions(
+    const v1::ImportOptions& options, bool engine_names) {
+  ImportAdapterRequest out{.adapter_id = options.adapter_id()};
   WEFT_RETURN_IF_ERROR(
-      CheckAdapterId("options.adapter_id", request_.adapter_id, engine_names_));
-  WEFT_ASSIGN_OR_RETURN(request_.tenant, ReadTenant("options.tenant", options));
-  WEFT_ASSIGN_OR_RETURN(request_.durability,
+      CheckAdapterId("options.adapter_id", out.adapter_id, engine_names));
+  WEFT_ASSIGN_OR_RETURN(out.tenant, ReadTenant("options.tenant", options));
+  WEFT_ASSIGN_OR_RETURN(out.durability,
                         ReadDurability("options.durability", options));
-  return absl::OkStatus();
+  return out;
 }
 
 }  // namespace weft

@@ -86,8 +86,7 @@ absl::StatusOr<std::unique_ptr<Authenticator>> Authenticator::Start(
     authenticator->records_ = std::move(records);
   }
   authenticator->poller_ = std::make_unique<FilePoller>(
-      std::vector<std::string>{tokens_file},
-      [raw = authenticator.get()] { raw->Reload(); });
+      tokens_file, [raw = authenticator.get()] { raw->Reload(); });
   return authenticator;
 }
 

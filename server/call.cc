@@ -35,29 +35,6 @@ constexpr int64_t kWindowBytes = 64 << 10;
 // What the number of an expert takes in a result and in the reply made of it.
 constexpr int64_t kExpertBytes = 4;
 
-// Returns whether the method needs the scope train or admin.
-bool ChangesState(Rpc rpc) {
-  const RpcPolicy* const policy = FindPolicy(RpcPath(rpc));
-  return policy != nullptr &&
-         (policy->scope == Scope::kTrain || policy->scope == Scope::kAdmin);
-}
-
-// Returns whether the method takes adapters as they are: it reads, saves or
-// exports them. Operators need these methods before they stop a server.
-bool GoesOnInADrain(Rpc rpc) {
-  switch (rpc) {
-    case Rpc::kGetAdapter:
-    case Rpc::kListAdapters:
-    case Rpc::kSaveCheckpoint:
-    case Rpc::kListCheckpoints:
-    case Rpc::kDownloadCheckpoint:
-    case Rpc::kExportAdapter:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Returns the value of the first header of this name; empty if there is none.
 std::string Header(const grpc::CallbackServerContext& context,
                    const char* name) {
@@ -223,7 +200,7 @@ RequestLimits CallRecord::limits(const Engine& engine) const {
 }
 
 int64_t CallRecord::MostRequestBytes() const {
-  return std::min(FindPolicy(RpcPath(rpc_))->max_request_bytes,
+  return std::min(PolicyOf(rpc_).max_request_bytes,
                   core_->options.max_message_bytes);
 }
 
@@ -262,7 +239,8 @@ absl::StatusOr<Engine*> CallRecord::Admit() const {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
   const EngineHolder& holder = core_->engine;
-  if (!holder.finishing() && holder.Peek() != nullptr && GoesOnInADrain(rpc_)) {
+  const bool goes_on = (PolicyOf(rpc_).traits & kGoesOnInADrain) != 0;
+  if (!holder.finishing() && holder.Peek() != nullptr && goes_on) {
     return holder.Peek();
   }
   return holder.Get();
@@ -332,13 +310,11 @@ void CallRecord::NoteError(const absl::Status& status) {
 }
 
 void CallRecord::Audit(const absl::Status& status) const {
-  const bool always = rpc_ == Rpc::kDrain || rpc_ == Rpc::kUndrain ||
-                      rpc_ == Rpc::kWriteSnapshot ||
-                      rpc_ == Rpc::kDeleteAdapter ||
-                      rpc_ == Rpc::kDeleteCheckpoint;
+  const RpcPolicy& policy = PolicyOf(rpc_);
+  const bool always = (policy.traits & kAudited) != 0;
   const bool admin =
       core_->authenticator != nullptr && caller().ok() && caller()->sees_all();
-  if (!always && !(admin && ChangesState(rpc_))) return;
+  if (!always && !(admin && policy.changes_state())) return;
   Log(LogLevel::kInfo, "audit",
       {{"outcome", absl::StatusCodeToString(status.code())},
        {"method", RpcName(rpc_)},

@@ -103,15 +103,16 @@ absl::StatusOr<std::pair<std::string, std::string>> Validate(
   return std::make_pair(request.adapter_id(), request.name());
 }
 
-absl::Status UploadAssembler::ReadOptions(const v1::UploadOptions& options) {
-  request_.adapter_id = options.adapter_id();
-  request_.name = options.name();
-  request_.overwrite = options.overwrite();
+absl::StatusOr<UploadCheckpointRequest> ReadOptions(
+    const v1::UploadOptions& options, bool engine_names) {
+  UploadCheckpointRequest out{.adapter_id = options.adapter_id(),
+                              .name = options.name(),
+                              .overwrite = options.overwrite()};
   WEFT_RETURN_IF_ERROR(
-      CheckAdapterId("options.adapter_id", request_.adapter_id, engine_names_));
-  WEFT_RETURN_IF_ERROR(CheckName("options.name", request_.name));
-  WEFT_ASSIGN_OR_RETURN(request_.tenant, ReadTenant("options.tenant", options));
-  return absl::OkStatus();
+      CheckAdapterId("options.adapter_id", out.adapter_id, engine_names));
+  WEFT_RETURN_IF_ERROR(CheckName("options.name", out.name));
+  WEFT_ASSIGN_OR_RETURN(out.tenant, ReadTenant("options.tenant", options));
+  return out;
 }
 
 }  // namespace weft

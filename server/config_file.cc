@@ -19,83 +19,61 @@ bool IsSetting(const Flag& flag) {
   return !flag.is_action && flag.name != "config";
 }
 
-// Receives the JSON parser's events for one object without nested values. Sets
-// the flag of each name.
-class Reader : public nlohmann::json_sax<json> {
+// Sets the flags that a file names. An error begins with the file's path.
+class Reader {
  public:
-  Reader(std::string file, Settings* settings, std::vector<std::string>* errors)
-      : file_(std::move(file)), settings_(*settings), errors_(*errors) {}
+  Reader(std::string path, Settings* settings, std::vector<std::string>* errors)
+      : path_(std::move(path)), settings_(*settings), errors_(*errors) {}
 
-  bool null() override { return Refuse("has no value"); }
-  bool boolean(bool value) override { return Value(value ? "true" : "false"); }
-  bool number_integer(number_integer_t value) override {
-    return Value(absl::StrCat(value));
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    return Value(absl::StrCat(value));
-  }
-  bool number_float(number_float_t /*value*/, const string_t& text) override {
-    return Value(text);
-  }
-  bool string(string_t& value) override { return Value(value); }
-  bool binary(binary_t& /*value*/) override { return Refuse("is binary"); }
-  bool start_object(size_t /*size*/) override {
-    if (depth_++ == 0) return true;
-    return Refuse("is an object");
-  }
-  bool end_object() override { return true; }
-  bool start_array(size_t /*size*/) override { return Refuse("is an array"); }
-  bool end_array() override { return true; }
-
-  bool key(string_t& name) override {
-    name_ = name;
-    flag_ = FindFlag(name);
-    if (flag_ == nullptr) {
-      Complain(absl::StrCat("unknown setting \"", name, "\"", NearFlag(name)));
-    } else if (!IsSetting(*flag_)) {
-      flag_ = nullptr;
-      Complain(absl::StrCat("\"", name, "\" cannot be set in a file"));
-    } else if (!names_.insert(name).second) {
-      Complain(absl::StrCat("\"", name, "\" comes twice"));
+  void Read(const std::string& text) {
+    const auto note_twice = [this](int depth, json::parse_event_t event,
+                                   json& parsed) {
+      if (event == json::parse_event_t::key && depth == 1 &&
+          !names_.insert(parsed).second) {
+        Complain(absl::StrCat(parsed.dump(), " comes twice"));
+      }
+      return true;
+    };
+    json file;
+    try {
+      file = json::parse(text, note_twice, /*allow_exceptions=*/true,
+                         /*ignore_comments=*/true);
+    } catch (const json::parse_error& error) {
+      const auto end = text.begin() + static_cast<ptrdiff_t>(
+                                          std::min(error.byte, text.size()));
+      errors_.push_back(absl::StrCat(
+          path_, ":", 1 + std::count(text.begin(), end, '\n'), ": not JSON"));
+      return;
     }
-    return true;
+    if (!file.is_object()) return Complain("is not a JSON object");
+    for (const auto& [name, value] : file.items()) Set(name, value);
   }
-
-  bool parse_error(size_t position, const std::string& /*token*/,
-                   const nlohmann::detail::exception& /*error*/) override {
-    error_at_ = position;
-    return false;
-  }
-
-  // Returns the position of the JSON syntax error; 0 if there is none.
-  [[nodiscard]] size_t error_at() const { return error_at_; }
 
  private:
-  bool Value(const std::string& text) {
-    if (depth_ == 0) return Refuse("is not an object");
-    if (flag_ != nullptr) {
-      flag_->Set(absl::StrCat(file_, ": ", name_), text, &settings_, &errors_);
+  void Set(const std::string& name, const json& value) {
+    const Flag* const flag = FindFlag(name);
+    if (flag == nullptr) {
+      Complain(absl::StrCat("unknown setting \"", name, "\"", NearFlag(name)));
+    } else if (!IsSetting(*flag)) {
+      Complain(absl::StrCat("\"", name, "\" cannot be set in a file"));
+    } else if (value.is_null()) {
+      Complain(absl::StrCat("\"", name, "\" has no value"));
+    } else if (value.is_structured()) {
+      Complain(absl::StrCat("\"", name, "\" is an ", value.type_name()));
+    } else {
+      flag->Set(absl::StrCat(path_, ": ", name),
+                value.is_string() ? value.get<std::string>() : value.dump(),
+                &settings_, &errors_);
     }
-    return true;
-  }
-  // Adds an error. Returns false, which stops the parser.
-  bool Refuse(const char* problem) {
-    Complain(depth_ == 0 ? "is not a JSON object"
-                         : absl::StrCat("\"", name_, "\" ", problem));
-    return false;
   }
   void Complain(const std::string& problem) {
-    errors_.push_back(absl::StrCat(file_, ": ", problem));
+    errors_.push_back(absl::StrCat(path_, ": ", problem));
   }
 
-  const std::string file_;
+  const std::string path_;
   Settings& settings_;
   std::vector<std::string>& errors_;
   std::set<std::string> names_;
-  std::string name_;
-  const Flag* flag_ = nullptr;
-  int depth_ = 0;
-  size_t error_at_ = 0;
 };
 
 }  // namespace
@@ -108,17 +86,7 @@ void ReadConfigFile(const std::string& path, Settings* settings,
         "--config=", path, " cannot be read: ", contents.status().message()));
     return;
   }
-  const std::string& text = *contents;
-  Reader reader(path, settings, errors);
-  if (json::sax_parse(text, &reader, json::input_format_t::json,
-                      /*strict=*/true, /*ignore_comments=*/true) ||
-      reader.error_at() == 0) {
-    return;
-  }
-  const auto end = text.begin() + static_cast<ptrdiff_t>(
-                                      std::min(reader.error_at(), text.size()));
-  const auto line = 1 + std::count(text.begin(), end, '\n');
-  errors->push_back(absl::StrCat(path, ":", line, ": not JSON"));
+  Reader(path, settings, errors).Read(*contents);
 }
 
 std::string ConfigText(const Settings& settings) {

@@ -9,18 +9,19 @@
 
 namespace weft {
 
-template <typename Message, typename Options, typename Request>
-absl::Status FileAssembler<Message, Options, Request>::Add(
-    const Message& message) {
+template <typename Message>
+absl::Status FileAssembler<Message>::Add(const Message& message) {
   switch (message.part_case()) {
-    case Message::kOptions:
-      if (has_options_) {
+    case Message::kOptions: {
+      if (request_) {
         return BadField("options", "is sent again, must come once, first");
       }
-      has_options_ = true;
-      return ReadOptions(message.options());
+      WEFT_ASSIGN_OR_RETURN(request_,
+                            ReadOptions(message.options(), engine_names_));
+      return absl::OkStatus();
+    }
     case Message::kChunk:
-      if (!has_options_) {
+      if (!request_) {
         return BadField("options", "is required in the first message");
       }
       return AddChunk(message.chunk());
@@ -30,15 +31,14 @@ absl::Status FileAssembler<Message, Options, Request>::Add(
   return BadField("part", "is required");
 }
 
-template <typename Message, typename Options, typename Request>
-absl::Status FileAssembler<Message, Options, Request>::AddChunk(
-    const v1::FileChunk& chunk) {
+template <typename Message>
+absl::Status FileAssembler<Message>::AddChunk(const v1::FileChunk& chunk) {
   WEFT_RETURN_IF_ERROR(CheckName("chunk.name", chunk.name()));
   if (chunk.data().size() > kMaxChunkBytes) {
     return BadField("chunk.data", "has ", chunk.data().size(),
                     " bytes, must be at most ", kMaxChunkBytes);
   }
-  PeftFiles& files = request_.files;
+  PeftFiles& files = request_->files;
   if (files.empty() || files.back().first != chunk.name()) {
     const bool seen = std::any_of(
         files.begin(), files.end(),
@@ -58,24 +58,22 @@ absl::Status FileAssembler<Message, Options, Request>::AddChunk(
   return absl::OkStatus();
 }
 
-template <typename Message, typename Options, typename Request>
-absl::StatusOr<Request> FileAssembler<Message, Options, Request>::Finish() {
-  if (!has_options_) {
+template <typename Message>
+absl::StatusOr<typename FileAssembler<Message>::Request>
+FileAssembler<Message>::Finish() {
+  if (!request_) {
     return BadField("options", "is required in the first message");
   }
   const bool has_config = std::any_of(
-      request_.files.begin(), request_.files.end(),
+      request_->files.begin(), request_->files.end(),
       [](const auto& file) { return file.first == "adapter_config.json"; });
   if (!has_config) {
     return BadField("chunk", "never named adapter_config.json, must send it");
   }
-  has_options_ = false;
-  return std::exchange(request_, {});
+  return *std::exchange(request_, std::nullopt);
 }
 
-template class FileAssembler<v1::ImportAdapterRequest, v1::ImportOptions,
-                             ImportAdapterRequest>;
-template class FileAssembler<v1::UploadCheckpointRequest, v1::UploadOptions,
-                             UploadCheckpointRequest>;
+template class FileAssembler<v1::ImportAdapterRequest>;
+template class FileAssembler<v1::UploadCheckpointRequest>;
 
 }  // namespace weft

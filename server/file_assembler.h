@@ -5,6 +5,8 @@
 #define WEFT_SERVER_FILE_ASSEMBLER_H_
 
 #include <cstddef>
+#include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,15 +16,24 @@
 
 namespace weft {
 
-// Joins the messages of a stream that uploads files into one request.
-// ImportAssembler and UploadAssembler are the two instances.
-template <typename Message, typename Options, typename Request>
+// Return a request without files. An adapter's name may be TENANT~ID if
+// `engine_names`. Errors: INVALID_ARGUMENT.
+[[nodiscard]] absl::StatusOr<ImportAdapterRequest> ReadOptions(
+    const v1::ImportOptions& options, bool engine_names);
+[[nodiscard]] absl::StatusOr<UploadCheckpointRequest> ReadOptions(
+    const v1::UploadOptions& options, bool engine_names);
+
+// `Message` is v1::ImportAdapterRequest or v1::UploadCheckpointRequest.
+template <typename Message>
 class FileAssembler {
  public:
+  using Request = typename decltype(ReadOptions(
+      std::declval<Message>().options(), true))::value_type;
   static constexpr size_t kMaxFiles = 16;
   static constexpr size_t kMaxChunkBytes = 1 << 20;
 
-  virtual ~FileAssembler() = default;
+  explicit FileAssembler(bool engine_names = true)
+      : engine_names_(engine_names) {}
 
   // Adds a message. The first message has the options. Every later message has
   // a chunk of a file. The chunks of a file come one after another. Errors:
@@ -35,43 +46,11 @@ class FileAssembler {
   // adapter_config.json are missing.
   [[nodiscard]] absl::StatusOr<Request> Finish();
 
- protected:
-  explicit FileAssembler(bool engine_names) : engine_names_(engine_names) {}
-
-  [[nodiscard]] virtual absl::Status ReadOptions(const Options& options) = 0;
-
-  bool engine_names_;
-  Request request_;
-
  private:
   [[nodiscard]] absl::Status AddChunk(const v1::FileChunk& chunk);
 
-  bool has_options_ = false;
-};
-
-class ImportAssembler final
-    : public FileAssembler<v1::ImportAdapterRequest, v1::ImportOptions,
-                           ImportAdapterRequest> {
- public:
-  // If `engine_names`, an adapter's name may be TENANT~ID.
-  explicit ImportAssembler(bool engine_names = true)
-      : FileAssembler(engine_names) {}
-
- private:
-  [[nodiscard]] absl::Status ReadOptions(
-      const v1::ImportOptions& options) override;
-};
-
-class UploadAssembler final
-    : public FileAssembler<v1::UploadCheckpointRequest, v1::UploadOptions,
-                           UploadCheckpointRequest> {
- public:
-  explicit UploadAssembler(bool engine_names = true)
-      : FileAssembler(engine_names) {}
-
- private:
-  [[nodiscard]] absl::Status ReadOptions(
-      const v1::UploadOptions& options) override;
+  bool engine_names_;
+  std::optional<Request> request_;  // Once the options are there.
 };
 
 }  // namespace weft

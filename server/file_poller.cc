@@ -14,9 +14,8 @@ constexpr std::chrono::milliseconds kInterval(500);
 
 }  // namespace
 
-FilePoller::FilePoller(std::vector<std::string> paths,
-                       std::function<void()> changed)
-    : paths_(std::move(paths)),
+FilePoller::FilePoller(std::string path, std::function<void()> changed)
+    : path_(std::move(path)),
       changed_(std::move(changed)),
       thread_([this] { Loop(); }) {}
 
@@ -30,19 +29,11 @@ FilePoller::~FilePoller() {
 }
 
 std::string FilePoller::Signature() const {
-  std::string signature;
-  for (const std::string& path : paths_) {
-    struct stat found = {};
-    if (stat(path.c_str(), &found) != 0) {
-      absl::StrAppend(&signature, "none;");
-      continue;
-    }
-    absl::StrAppend(&signature, found.st_dev, ",", found.st_ino, ",",
-                    found.st_size, ",", found.st_mtim.tv_sec, ".",
-                    found.st_mtim.tv_nsec, ",", found.st_ctim.tv_sec, ".",
-                    found.st_ctim.tv_nsec, ";");
-  }
-  return signature;
+  struct stat found = {};
+  if (stat(path_.c_str(), &found) != 0) return "none";
+  return absl::StrCat(found.st_dev, ",", found.st_ino, ",", found.st_size, ",",
+                      found.st_mtim.tv_sec, ".", found.st_mtim.tv_nsec, ",",
+                      found.st_ctim.tv_sec, ".", found.st_ctim.tv_nsec);
 }
 
 void FilePoller::Loop() {

@@ -32,7 +32,7 @@ template <typename T>
 std::string WordsFor(const T& tag, const std::string& unit) {
   if (unit == kBytes) return "a number of bytes, such as 4096 or 4GiB";
   if (unit == kSeconds) return "a number of seconds, such as 90 or 2m";
-  return FlagValueWords(tag);
+  return KindOfFlagValue(tag).words;
 }
 
 // Makes a row. `field` returns a reference to the flag's value in Settings.
@@ -42,7 +42,7 @@ Flag MakeFlag(const char* group, Field field, std::string name, T standard,
   Flag flag;
   flag.group = group;
   flag.name = std::move(name);
-  flag.value_name = unit.empty() ? FlagValueName(standard) : unit;
+  flag.value_name = unit.empty() ? KindOfFlagValue(standard).name : unit;
   flag.wanted = WordsFor(standard, unit);
   flag.help = std::move(help);
   flag.is_bool = std::is_same_v<T, bool>;

@@ -2,6 +2,7 @@
 #ifndef WEFT_SERVER_FLAG_VALUES_H_
 #define WEFT_SERVER_FLAG_VALUES_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -18,16 +19,45 @@ namespace weft {
 
 // The names of an enum's values, in the order in which --help lists them.
 template <typename Enum>
-using EnumNames = std::vector<std::pair<absl::string_view, Enum>>;
-[[nodiscard]] const EnumNames<Device>& NamesOf(Device tag);
-[[nodiscard]] const EnumNames<GradientCheckpointing>& NamesOf(
-    GradientCheckpointing tag);
-[[nodiscard]] const EnumNames<Dtype>& NamesOf(Dtype tag);
-[[nodiscard]] const EnumNames<CpuBf16>& NamesOf(CpuBf16 tag);
-[[nodiscard]] const EnumNames<BaseWeights>& NamesOf(BaseWeights tag);
-[[nodiscard]] const EnumNames<LoadFormat>& NamesOf(LoadFormat tag);
-[[nodiscard]] const EnumNames<LogStyle>& NamesOf(LogStyle tag);
-[[nodiscard]] const EnumNames<LogLevel>& NamesOf(LogLevel tag);
+using EnumName = std::pair<absl::string_view, Enum>;
+constexpr auto NamesOf(Device /*tag*/) {
+  return std::to_array<EnumName<Device>>({{"cpu", Device::kCpu},
+                                          {"cuda", Device::kCuda},
+                                          {"auto", Device::kAuto}});
+}
+constexpr auto NamesOf(GradientCheckpointing /*tag*/) {
+  return std::to_array<EnumName<GradientCheckpointing>>(
+      {{"off", GradientCheckpointing::kOff},
+       {"all", GradientCheckpointing::kAll},
+       {"auto", GradientCheckpointing::kAuto}});
+}
+constexpr auto NamesOf(Dtype /*tag*/) {
+  return std::to_array<EnumName<Dtype>>(
+      {{"auto", Dtype::kAuto}, {"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}});
+}
+constexpr auto NamesOf(CpuBf16 /*tag*/) {
+  return std::to_array<EnumName<CpuBf16>>(
+      {{"auto", CpuBf16::kAuto}, {"off", CpuBf16::kOff}});
+}
+constexpr auto NamesOf(BaseWeights /*tag*/) {
+  return std::to_array<EnumName<BaseWeights>>(
+      {{"dtype", BaseWeights::kDtype}, {"int8", BaseWeights::kInt8}});
+}
+constexpr auto NamesOf(LoadFormat /*tag*/) {
+  return std::to_array<EnumName<LoadFormat>>(
+      {{"auto", LoadFormat::kAuto}, {"dummy", LoadFormat::kDummy}});
+}
+constexpr auto NamesOf(LogStyle /*tag*/) {
+  return std::to_array<EnumName<LogStyle>>({{"text", LogStyle::kText},
+                                            {"json", LogStyle::kJson},
+                                            {"auto", LogStyle::kAuto}});
+}
+constexpr auto NamesOf(LogLevel /*tag*/) {
+  return std::to_array<EnumName<LogLevel>>({{"debug", LogLevel::kDebug},
+                                            {"info", LogLevel::kInfo},
+                                            {"warning", LogLevel::kWarning},
+                                            {"error", LogLevel::kError}});
+}
 
 // Parses `text` as a value of the type of `*out`. Returns false if that fails.
 [[nodiscard]] bool ReadFlagValue(absl::string_view text, std::string* out);
@@ -54,41 +84,30 @@ requires std::is_enum_v<Enum>
 [[nodiscard]] bool ReadBytes(absl::string_view text, int64_t* out);
 [[nodiscard]] bool ReadSeconds(absl::string_view text, int* out);
 
-// Returns what a value of type T must be, in words.
-template <typename T>
-[[nodiscard]] std::string FlagValueWords(const T& /*tag*/) {
-  if constexpr (std::is_enum_v<T>) {
-    return absl::StrJoin(NamesOf(T{}), " or ",
-                         [](std::string* out, const auto& entry) {
-                           absl::StrAppend(out, entry.first);
-                         });
-  } else if constexpr (std::is_same_v<T, bool>) {
-    return "true or false";
-  } else if constexpr (std::is_same_v<T, double>) {
-    return "a number";
-  } else if constexpr (std::is_integral_v<T>) {
-    return "a whole number";
-  } else {
-    return "a text";
-  }
-}
+// What a value of a type must be: in words, and as --help writes it.
+struct FlagValueKind {
+  std::string words;
+  std::string name;
+};
 
-// Returns the placeholder that --help prints for a value of type T.
 template <typename T>
-[[nodiscard]] std::string FlagValueName(const T& /*tag*/) {
+[[nodiscard]] FlagValueKind KindOfFlagValue(const T& tag) {
   if constexpr (std::is_enum_v<T>) {
-    return absl::StrJoin(NamesOf(T{}), "|",
-                         [](std::string* out, const auto& entry) {
-                           absl::StrAppend(out, entry.first);
-                         });
+    const auto names = [tag](const char* separator) {
+      return absl::StrJoin(NamesOf(tag), separator,
+                           [](std::string* out, const auto& entry) {
+                             absl::StrAppend(out, entry.first);
+                           });
+    };
+    return {names(" or "), names("|")};
   } else if constexpr (std::is_same_v<T, bool>) {
-    return "true|false";
+    return {"true or false", "true|false"};
   } else if constexpr (std::is_same_v<T, double>) {
-    return "NUMBER";
+    return {"a number", "NUMBER"};
   } else if constexpr (std::is_integral_v<T>) {
-    return "N";
+    return {"a whole number", "N"};
   } else {
-    return "TEXT";
+    return {"a text", "TEXT"};
   }
 }
 

@@ -30,41 +30,37 @@ std::string Page(
   return prometheus::TextSerializer().Serialize(families);
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
-    const std::string& listen, const HttpOptions& options,
-    MetricsSources sources) {
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
-                        HttpServer::Bind("metrics-listen", listen, options));
-  return std::unique_ptr<MetricsServer>(
-      new MetricsServer(std::move(server), std::move(sources)));
-}
-
-MetricsServer::MetricsServer(std::unique_ptr<HttpServer> server,
-                             MetricsSources sources)
-    : sources_(std::move(sources)), server_(std::move(server)) {
-  server_->Start([this](const HttpRequest&) {
-    return Admission{
-        .serve = [this](const HttpRequest& request, const Respond& respond) {
-          respond(Answer(request));
-        }};
-  });
-}
-
-HttpReply MetricsServer::Answer(const HttpRequest& request) const {
+HttpReply Answer(const MetricsSources& sources, const HttpRequest& request) {
   if (request.method != "GET") return Text(405, "only GET\n");
   const absl::string_view target = request.target;
   const absl::string_view path = target.substr(0, target.find('?'));
-  if (path == "/metrics") return Text(200, Page(sources_.collectables));
-  if (path == "/livez") return HealthReply(sources_.live());
-  if (path == "/readyz") return HealthReply(sources_.ready());
+  if (path == "/metrics") return Text(200, Page(sources.collectables));
+  if (path == "/livez") return HealthReply(sources.live());
+  if (path == "/readyz") return HealthReply(sources.ready());
   if (path == "/authorize") {
-    const absl::Status status = sources_.authorize(request);
+    const absl::Status status = sources.authorize(request);
     return status.ok() ? HttpReply{.status = 204}
                        : Text(401, std::string(status.message()) + "\n");
   }
   return Text(404, "there is /metrics, /livez, /readyz and /authorize\n");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpServer>> StartMetricsServer(
+    const std::string& listen, const HttpOptions& options,
+    MetricsSources sources) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
+                        HttpServer::Bind("metrics-listen", listen, options));
+  const auto shared =
+      std::make_shared<const MetricsSources>(std::move(sources));
+  server->Start([shared](const HttpRequest&) {
+    return Admission{
+        .serve = [shared](const HttpRequest& request, const Respond& respond) {
+          respond(Answer(*shared, request));
+        }};
+  });
+  return server;
 }
 
 }  // namespace weft

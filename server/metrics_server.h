@@ -26,25 +26,10 @@ struct MetricsSources {
   std::function<absl::Status(const HttpRequest&)> authorize;
 };
 
-class MetricsServer {
- public:
-  // Listens on HOST:PORT. Errors: those of HttpServer::Bind.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
-      const std::string& listen, const HttpOptions& options,
-      MetricsSources sources);
-
-  // Returns HOST:PORT with the port that was chosen.
-  [[nodiscard]] const std::string& address() const {
-    return server_->address();
-  }
-
- private:
-  MetricsServer(std::unique_ptr<HttpServer> server, MetricsSources sources);
-  [[nodiscard]] HttpReply Answer(const HttpRequest& request) const;
-
-  const MetricsSources sources_;
-  const std::unique_ptr<HttpServer> server_;
-};
+// Listens on HOST:PORT. Errors: those of HttpServer::Bind.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<HttpServer>> StartMetricsServer(
+    const std::string& listen, const HttpOptions& options,
+    MetricsSources sources);
 
 }  // namespace weft
 

@@ -81,40 +81,8 @@ class SendMadeFiles final : public SendCall<Request, Response> {
   }
 };
 
-// ImportKind and UploadKind hold what differs between ImportAdapter and
-// UploadCheckpoint.
-struct ImportKind {
-  using Request = v1::ImportAdapterRequest;
-  using Response = v1::ImportAdapterResponse;
-  using Assembler = ImportAssembler;
-  using Result = AdapterInfo;
-
-  static void Run(Engine& engine, ImportAdapterRequest request,
-                  Callback<Result> done) {
-    engine.ImportAdapter(std::move(request), std::move(done));
-  }
-  static void Put(const Result& info, Response* response) {
-    ToProto(info, response->mutable_adapter());
-  }
-};
-
-struct UploadKind {
-  using Request = v1::UploadCheckpointRequest;
-  using Response = v1::UploadCheckpointResponse;
-  using Assembler = UploadAssembler;
-  using Result = CheckpointInfo;
-
-  static void Run(Engine& engine, UploadCheckpointRequest request,
-                  Callback<Result> done) {
-    engine.UploadCheckpoint(std::move(request), std::move(done));
-  }
-  static void Put(const Result& info, Response* response) {
-    ToProto(info, response->mutable_checkpoint());
-  }
-};
-
 // A call that receives files: ImportAdapter or UploadCheckpoint.
-template <typename Kind>
+template <typename Message, typename Response, auto kMethod>
 class ReceiveCall final : public CallReactor {
  public:
   using CallReactor::CallReactor;
@@ -124,13 +92,13 @@ class ReceiveCall final : public CallReactor {
     const absl::StatusOr<Engine*> engine = record().Admit();
     if (!engine.ok()) return End(engine.status());
     engine_ = *engine;
-    assembler_ = typename Kind::Assembler(record().caller()->sees_all());
+    assembler_ = FileAssembler<Message>(record().caller()->sees_all());
     Read();
   }
 
   void OnRead(bool ok) override {
     if (!ok) return HandOver();
-    typename Kind::Request message;
+    Message message;
     const auto charge = Parse(&message);
     absl::Status status = charge.status();
     if (status.ok()) status = Hold(message.chunk().data().size());
@@ -174,16 +142,15 @@ class ReceiveCall final : public CallReactor {
     const absl::Status own = record().Take(FieldsOf(&*request));
     if (!own.ok()) return Fail(own);
     const TraceScope scope(record().trace());
-    Kind::Run(
-        *engine_, *std::move(request),
-        [this, call = self()](absl::StatusOr<typename Kind::Result> info) {
-          if (!info.ok()) return Fail(info.status());
-          record().caller()->Reveal(&*info);
-          typename Kind::Response reply;
-          Kind::Put(*info, &reply);
-          ReleaseFiles();
-          Send(reply);
-        });
+    (engine_->*kMethod)(*std::move(request),
+                        [this, call = self()](auto info) -> void {
+                          if (!info.ok()) return Fail(info.status());
+                          record().caller()->Reveal(&*info);
+                          Response reply;
+                          ToProto(*info, &reply);
+                          ReleaseFiles();
+                          Send(reply);
+                        });
   }
 
   void Fail(const absl::Status& status) {
@@ -194,12 +161,12 @@ class ReceiveCall final : public CallReactor {
   // Releases the held bytes before the reply, because a client that has the
   // reply may begin its next upload at once.
   void ReleaseFiles() {
-    assembler_ = typename Kind::Assembler();
+    assembler_ = FileAssembler<Message>();
     held_.clear();
   }
 
   Engine* engine_ = nullptr;
-  typename Kind::Assembler assembler_;
+  FileAssembler<Message> assembler_;
   int64_t held_bytes_ = 0;
   std::vector<std::shared_ptr<void>> held_;  // Reservations of these bytes.
 };
@@ -213,8 +180,11 @@ void AddFileStreams(RawService* service) {
   service->Add<SendMadeFiles<v1::DownloadCheckpointRequest,
                              v1::DownloadCheckpointResponse>>(
       Rpc::kDownloadCheckpoint);
-  service->Add<ReceiveCall<ImportKind>>(Rpc::kImportAdapter);
-  service->Add<ReceiveCall<UploadKind>>(Rpc::kUploadCheckpoint);
+  service->Add<ReceiveCall<v1::ImportAdapterRequest, v1::ImportAdapterResponse,
+                           &Engine::ImportAdapter>>(Rpc::kImportAdapter);
+  service->Add<
+      ReceiveCall<v1::UploadCheckpointRequest, v1::UploadCheckpointResponse,
+                  &Engine::UploadCheckpoint>>(Rpc::kUploadCheckpoint);
 }
 
 }  // namespace weft

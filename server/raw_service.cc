@@ -9,8 +9,7 @@ namespace weft {
 void RawService::AddHandler(Rpc rpc, Handler handler) {
   const auto& added = handlers_.emplace(rpc, std::move(handler)).first->second;
   AddMethod(new grpc::internal::RpcServiceMethod(
-      RpcPath(rpc).c_str(), grpc::internal::RpcMethod::BIDI_STREAMING,
-      nullptr));
+      RpcPath(rpc), grpc::internal::RpcMethod::BIDI_STREAMING, nullptr));
   MarkMethodRawCallback(
       static_cast<int>(handlers_.size()) - 1,
       new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer,

@@ -200,4 +200,23 @@ void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {
       info.base_fingerprint.substr(0, kFingerprintDigits));
 }
 
+void ToProto(const AdapterPage& page, v1::ListAdaptersResponse* out) {
+  for (const AdapterInfo& info : page.adapters) {
+    ToProto(info, out->add_adapters());
+  }
+  if (page.more) out->set_next_page_token(page.adapters.back().adapter_id);
+}
+
+void ToProto(const std::vector<CheckpointInfo>& checkpoints,
+             v1::ListCheckpointsResponse* out) {
+  for (const CheckpointInfo& info : checkpoints) {
+    ToProto(info, out->add_checkpoints());
+  }
+}
+
+void ToProto(const PublishedSnapshot& snapshot,
+             v1::PublishSnapshotResponse* out) {
+  out->set_version(snapshot.version);
+}
+
 }  // namespace weft

@@ -5,6 +5,8 @@
 #ifndef WEFT_SERVER_RESPONSE_CONVERSION_H_
 #define WEFT_SERVER_RESPONSE_CONVERSION_H_
 
+#include <vector>
+
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 #include "src/request/sample.h"
@@ -26,6 +28,21 @@ void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out);
 void ToProto(const LoraConfig& config, v1::LoraConfig* out);
 void ToProto(const AdapterInfo& info, v1::Adapter* out);
 void ToProto(const CheckpointInfo& info, v1::Checkpoint* out);
+void ToProto(const AdapterPage& page, v1::ListAdaptersResponse* out);
+void ToProto(const std::vector<CheckpointInfo>& checkpoints,
+             v1::ListCheckpointsResponse* out);
+void ToProto(const PublishedSnapshot& snapshot,
+             v1::PublishSnapshotResponse* out);
+
+// For every response that has one adapter or one checkpoint.
+template <typename Response>
+void ToProto(const AdapterInfo& info, Response* out) {
+  ToProto(info, out->mutable_adapter());
+}
+template <typename Response>
+void ToProto(const CheckpointInfo& info, Response* out) {
+  ToProto(info, out->mutable_checkpoint());
+}
 
 }  // namespace weft
 

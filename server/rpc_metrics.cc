@@ -4,49 +4,12 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "server/version.h"
 #include "src/base/reason.h"
 
 namespace weft {
 namespace {
-
-struct RpcMethod {
-  const char* service;
-  const char* method;
-  const char* type;
-};
-
-constexpr RpcMethod kRpcMethods[] = {
-    {"weft.v1.TrainingService", "ForwardBackward", "unary"},
-    {"weft.v1.TrainingService", "Forward", "unary"},
-    {"weft.v1.TrainingService", "OptimStep", "unary"},
-    {"weft.v1.SamplingService", "Sample", "unary"},
-    {"weft.v1.SamplingService", "SampleStream", "server_stream"},
-    {"weft.v1.AdapterService", "CreateAdapter", "unary"},
-    {"weft.v1.AdapterService", "GetAdapter", "unary"},
-    {"weft.v1.AdapterService", "ListAdapters", "unary"},
-    {"weft.v1.AdapterService", "DeleteAdapter", "unary"},
-    {"weft.v1.AdapterService", "SaveCheckpoint", "unary"},
-    {"weft.v1.AdapterService", "LoadCheckpoint", "unary"},
-    {"weft.v1.AdapterService", "ListCheckpoints", "unary"},
-    {"weft.v1.AdapterService", "DeleteCheckpoint", "unary"},
-    {"weft.v1.AdapterService", "DownloadCheckpoint", "server_stream"},
-    {"weft.v1.AdapterService", "UploadCheckpoint", "client_stream"},
-    {"weft.v1.AdapterService", "PublishSnapshot", "unary"},
-    {"weft.v1.AdapterService", "ReleaseSnapshot", "unary"},
-    {"weft.v1.AdapterService", "ExportAdapter", "server_stream"},
-    {"weft.v1.AdapterService", "ImportAdapter", "client_stream"},
-    {"weft.v1.ServerService", "GetInfo", "unary"},
-    {"weft.v1.ServerService", "GetTokenizer", "server_stream"},
-    {"weft.v1.ServerService", "Drain", "unary"},
-    {"weft.v1.ServerService", "Undrain", "unary"},
-    {"weft.v1.ServerService", "WriteSnapshot", "unary"},
-    {"weft.v1.ServerService", "Profile", "server_stream"},
-    {"grpc.health.v1.Health", "Check", "unary"},
-    {"grpc.health.v1.Health", "Watch", "server_stream"},
-};
-static_assert(std::size(kRpcMethods) == static_cast<size_t>(Rpc::kCount));
 
 // The names that gRPC for Go gives to status codes. The metrics use them as
 // labels, as go-grpc-prometheus does.
@@ -67,15 +30,6 @@ constexpr const char* kCodeNames[] = {"OK",
                                       "Unavailable",
                                       "DataLoss",
                                       "Unauthenticated"};
-
-// Returns whether requests of this method have a step number. The engine may
-// answer a repeat of such a request with the stored reply. So replays are
-// counted for methods with a step number.
-bool HasStep(Rpc rpc) {
-  return rpc == Rpc::kForwardBackward || rpc == Rpc::kForward ||
-         rpc == Rpc::kOptimStep || rpc == Rpc::kSaveCheckpoint ||
-         rpc == Rpc::kLoadCheckpoint || rpc == Rpc::kPublishSnapshot;
-}
 
 size_t Index(auto value) { return static_cast<size_t>(value); }
 
@@ -98,19 +52,6 @@ RejectReason ReasonOfExhausted(const absl::Status& status) {
 }
 
 }  // namespace
-
-const std::string& RpcPath(Rpc rpc) {
-  static const auto& paths = *[] {
-    auto* const all = new std::vector<std::string>();
-    for (const RpcMethod& method : kRpcMethods) {
-      all->push_back(absl::StrCat("/", method.service, "/", method.method));
-    }
-    return all;
-  }();
-  return paths[Index(rpc)];
-}
-
-std::string RpcName(Rpc rpc) { return RpcPath(rpc).substr(1); }
 
 RejectReason ReasonOf(const absl::Status& status) {
   switch (status.code()) {
@@ -145,10 +86,12 @@ RpcMetrics::RpcMetrics(prometheus::Registry* registry)
              {"listening", "loading", "serving", "draining"}),
       inflight_(AddGauge(registry, "weft_requests_inflight",
                          "Calls accepted and not answered yet.")) {
-  for (const RpcMethod& rpc : kRpcMethods) {
-    const prometheus::Labels labels = {{"grpc_type", rpc.type},
-                                       {"grpc_service", rpc.service},
-                                       {"grpc_method", rpc.method}};
+  for (size_t i = 0; i < Index(Rpc::kCount); ++i) {
+    const RpcPolicy& policy = PolicyOf(static_cast<Rpc>(i));
+    const std::vector<std::string> parts = absl::StrSplit(policy.path, '/');
+    const prometheus::Labels labels = {{"grpc_type", policy.type},
+                                       {"grpc_service", parts[1]},
+                                       {"grpc_method", parts[2]}};
     Method method{};
     method.started = &AddCounter(registry, "grpc_server_started_total",
                                  "Calls started.", labels);
@@ -167,10 +110,10 @@ RpcMetrics::RpcMetrics(prometheus::Registry* registry)
       method.handled[code] = &AddCounter(registry, "grpc_server_handled_total",
                                          "Calls answered, by code.", with_code);
     }
-    if (HasStep(static_cast<Rpc>(methods_.size()))) {
+    if ((policy.traits & kHasStep) != 0) {
       method.replayed = &AddCounter(registry, "weft_replayed_requests_total",
                                     "Repeated steps answered from memory.",
-                                    {{"method", rpc.method}});
+                                    {{"method", parts[2]}});
     }
     methods_.push_back(method);
   }

@@ -10,47 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/rpc_policy.h"
 #include "src/base/metrics.h"
 
 namespace weft {
-
-// Every method of weft.v1 and of grpc.health.v1, in the order of kRpcMethods in
-// rpc_metrics.cc.
-enum class Rpc : uint8_t {
-  kForwardBackward,
-  kForward,
-  kOptimStep,
-  kSample,
-  kSampleStream,
-  kCreateAdapter,
-  kGetAdapter,
-  kListAdapters,
-  kDeleteAdapter,
-  kSaveCheckpoint,
-  kLoadCheckpoint,
-  kListCheckpoints,
-  kDeleteCheckpoint,
-  kDownloadCheckpoint,
-  kUploadCheckpoint,
-  kPublishSnapshot,
-  kReleaseSnapshot,
-  kExportAdapter,
-  kImportAdapter,
-  kGetInfo,
-  kGetTokenizer,
-  kDrain,
-  kUndrain,
-  kWriteSnapshot,
-  kProfile,
-  kHealthCheck,
-  kHealthWatch,
-  kCount,
-};
-
-// Returns a path such as "/weft.v1.TrainingService/ForwardBackward".
-[[nodiscard]] const std::string& RpcPath(Rpc rpc);
-// Returns the path without its first slash.
-[[nodiscard]] std::string RpcName(Rpc rpc);
 
 // Why a call was refused. kInvalid means INVALID_ARGUMENT. kTooLarge means the
 // Reason TOO_LARGE. Messages above --max-message-bytes are not counted, because

@@ -1,5 +1,4 @@
 // weft.v1.SamplingService: Sample, SampleStream.
-#include "server/response_conversion.h"
 #include "server/sample_stream.h"
 #include "server/services.h"
 #include "server/unary_call.h"
@@ -9,12 +8,11 @@ namespace weft {
 
 std::unique_ptr<RawService> MakeSamplingService(ServiceCore* core) {
   auto service = std::make_unique<RawService>(core);
-  AddUnary<SampleResult, v1::SampleRequest, v1::SampleResponse>(
+  AddUnary<v1::SampleRequest, v1::SampleResponse>(
       service.get(), Rpc::kSample,
       [](Engine& engine, SampleRequest plain, auto done) {
         return engine.Sample(std::move(plain), nullptr, std::move(done));
-      },
-      [](const SampleResult& result, auto* out) { ToProto(result, out); });
+      });
   AddSampleStream(service.get());
   return service;
 }

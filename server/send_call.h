@@ -13,8 +13,8 @@
 
 namespace weft {
 
-// Response has a chunk with a name and data. A piece is read when the client
-// has read the piece before.
+// Response has a chunk with a name and data, or a piece of a trace. A piece is
+// read when the client has read the piece before.
 template <typename Request, typename Response>
 class SendCall : public RequestReactor<Request> {
  public:
@@ -50,14 +50,18 @@ class SendCall : public RequestReactor<Request> {
 
   void SendPiece(std::string piece) {
     const FileSource& file = files_[file_];
-    Response message;
-    message.mutable_chunk()->set_name(file.name());
     offset_ += piece.size();
     if (piece.empty() && offset_ < file.size()) {
       return this->End(
           absl::DataLossError(file.name() + " has become shorter"));
     }
-    message.mutable_chunk()->set_data(std::move(piece));
+    Response message;
+    if constexpr (requires { message.mutable_chunk(); }) {
+      message.mutable_chunk()->set_name(file.name());
+      message.mutable_chunk()->set_data(std::move(piece));
+    } else {
+      message.set_trace(std::move(piece));
+    }
     if (offset_ == file.size()) {
       ++file_;
       offset_ = 0;

@@ -3,15 +3,19 @@
 // daemon starts or drains, and the next three while it drains.
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
-#include "server/profile_stream.h"
+#include "absl/time/time.h"
+#include "server/field_checks.h"
 #include "server/request_validation.h"
 #include "server/send_call.h"
 #include "server/server_load.h"
 #include "server/services.h"
 #include "server/version.h"
+#include "src/base/status_macros.h"
 #include "weft/v1/server.pb.h"
 #include "weft/v1/training.pb.h"
 
@@ -188,7 +192,47 @@ class WriteSnapshotCall final
   }
 };
 
+// Sends the trace when the profile has ended. If the client goes away, the
+// profile ends early.
+class ProfileCall final
+    : public SendCall<v1::ProfileRequest, v1::ProfileResponse> {
+ public:
+  using SendCall::SendCall;
+
+ private:
+  void Run(const v1::ProfileRequest& request) override {
+    const absl::Status refused = record().Begin(
+        request, [this](Engine& engine, const ProfileRequest& plain) {
+          SetCancel(engine.Profile(
+              plain, [this, call = self()](absl::StatusOr<std::string> trace) {
+                if (!trace.ok()) return End(trace.status());
+                absl::Status held =
+                    record().Hold(static_cast<int64_t>(trace->size()));
+                held.Update(HoldPieces());
+                held.ok() ? SendFiles({FileSource("trace", *std::move(trace))})
+                          : End(held);
+              }));
+        });
+    if (!refused.ok()) End(refused);
+  }
+};
+
 }  // namespace
+
+absl::StatusOr<ProfileRequest> Validate(const v1::ProfileRequest& request,
+                                        const RequestLimits& /*limits*/) {
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("steps", request.steps(), 0, kMaxProfileSteps));
+  WEFT_RETURN_IF_ERROR(CheckReal("seconds", request.seconds(),
+                                 {.low = 0, .high = kMaxProfileSeconds}));
+  ProfileRequest plain{.steps = request.steps()};
+  if (request.seconds() > 0) {
+    // A tiny positive time must not round to 0.
+    plain.duration = std::max(absl::Seconds(request.seconds()),
+                              absl::Duration(absl::Nanoseconds(1)));
+  }
+  return plain;
+}
 
 std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
   auto service = std::make_unique<RawService>(core);
@@ -197,7 +241,7 @@ std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
   service->Add<DrainCall>(Rpc::kDrain);
   service->Add<UndrainCall>(Rpc::kUndrain);
   service->Add<WriteSnapshotCall>(Rpc::kWriteSnapshot);
-  AddProfile(service.get());
+  service->Add<ProfileCall>(Rpc::kProfile);
   return service;
 }
 

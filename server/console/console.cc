@@ -126,29 +126,21 @@ std::optional<Admission> Admit(const EnginePort& port,
   return ServeAsset(*asset);
 }
 
-absl::StatusOr<std::unique_ptr<ConsoleFront>> ConsoleFront::Start(
-    ServiceCore* core) {
+absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(ServiceCore* core) {
   const ServerOptions& options = core->options;
   WEFT_ASSIGN_OR_RETURN(
       std::shared_ptr<HttpServer> server,
       HttpServer::Bind("console-listen", options.console_listen,
                        {.allowed_hosts = options.allowed_hosts}));
-  return std::unique_ptr<ConsoleFront>(
-      new ConsoleFront(core, std::move(server)));
-}
-
-ConsoleFront::ConsoleFront(ServiceCore* core,
-                           std::shared_ptr<HttpServer> server)
-    : server_(std::move(server)),
-      port_(core, server_, [](const absl::Status& status) { return status; }) {
-  server_->Start([this](const HttpRequest& header) {
-    std::optional<Admission> page = Admit(port_, header);
+  const auto port = std::make_shared<const EnginePort>(
+      core, server, [](const absl::Status& status) { return status; });
+  server->Start([port](const HttpRequest& header) {
+    std::optional<Admission> page = Admit(*port, header);
     return page ? *std::move(page)
                 : Admission{.refusal = ErrorReply(
                                 absl::NotFoundError("the console is at /"))};
   });
+  return server;
 }
-
-ConsoleFront::~ConsoleFront() { server_->Stop(); }
 
 }  // namespace weft::console

@@ -26,29 +26,11 @@ namespace weft::console {
 [[nodiscard]] std::optional<Admission> Admit(const EnginePort& port,
                                              const HttpRequest& header);
 
-// Serves the console on an address of its own.
-// Threads: one.
-class ConsoleFront {
- public:
-  // Listens on core->options.console_listen. REQUIRES: `core` outlives this
-  // object. Errors: those of HttpServer::Bind.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<ConsoleFront>> Start(
-      ServiceCore* core);
-  ~ConsoleFront();
-  ConsoleFront(const ConsoleFront&) = delete;
-  ConsoleFront& operator=(const ConsoleFront&) = delete;
-
-  // Returns HOST:PORT with the port that was chosen.
-  [[nodiscard]] const std::string& address() const {
-    return server_->address();
-  }
-
- private:
-  ConsoleFront(ServiceCore* core, std::shared_ptr<HttpServer> server);
-
-  const std::shared_ptr<HttpServer> server_;
-  const EnginePort port_;
-};
+// Serves the console on an address of its own, core->options.console_listen,
+// until the server is stopped. REQUIRES: `core` outlives that. Errors: those of
+// HttpServer::Bind. Threads: one.
+[[nodiscard]] absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(
+    ServiceCore* core);
 
 }  // namespace weft::console
 

@@ -167,15 +167,15 @@ absl::Status Frontend::StartMetrics() {
                          .max_connections = MaxConnections(core_.options),
                          .allowed_hosts = core_.options.allowed_hosts};
   WEFT_ASSIGN_OR_RETURN(
-      metrics_,
-      MetricsServer::Start(listen, http,
-                           {.collectables = {registry_, process_collector_},
-                            .live = [this] { return live_.load(); },
-                            .ready = [this] { return ready_.load(); },
-                            .authorize =
-                                [this](const HttpRequest& request) {
-                                  return Authorize(request);
-                                }}));
+      metrics_, StartMetricsServer(
+                    listen, http,
+                    {.collectables = {registry_, process_collector_},
+                     .live = [this] { return IsServing(kLivenessService); },
+                     .ready = [this] { return IsServing(kReadinessService); },
+                     .authorize =
+                         [this](const HttpRequest& request) {
+                           return Authorize(request);
+                         }}));
   metrics_address_ = metrics_->address();
   return absl::OkStatus();
 }
@@ -198,7 +198,7 @@ absl::Status Frontend::StartTinker() {
 
 absl::Status Frontend::StartConsole() {
   if (core_.options.console_listen.empty()) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(console_, console::ConsoleFront::Start(&core_));
+  WEFT_ASSIGN_OR_RETURN(console_, console::StartConsole(&core_));
   return absl::OkStatus();
 }
 
@@ -235,16 +235,18 @@ absl::Status Frontend::WritePortFile() const {
 }
 
 void Frontend::SetReady(bool ready) {
-  ready_.store(ready);
   const Health health = ready ? Health::kServing : Health::kNotServing;
   core_.health.Set("", health);
   core_.health.Set(kReadinessService, health);
 }
 
 void Frontend::SetLive(bool live) {
-  if (live_.exchange(live) == live) return;
   core_.health.Set(kLivenessService,
                    live ? Health::kServing : Health::kNotServing);
+}
+
+bool Frontend::IsServing(const char* service) const {
+  return core_.health.Of(service) == Health::kServing;
 }
 
 void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
@@ -274,12 +276,11 @@ void Frontend::UpdateLiveness(absl::Time now) {
   if (engine == nullptr) return;
   const absl::Duration age = now - engine->last_heartbeat();
   const bool live = age <= kHeartbeatLimit;
-  if (live != live_.load()) {
-    Log(live ? LogLevel::kInfo : LogLevel::kError,
-        live ? "the engine moves again" : "the engine hangs",
-        {{"heartbeat_age_seconds", absl::ToDoubleSeconds(age)}});
-    if (!live) watchdog_trips_.Increment();
-  }
+  if (live == IsServing(kLivenessService)) return;
+  Log(live ? LogLevel::kInfo : LogLevel::kError,
+      live ? "the engine moves again" : "the engine hangs",
+      {{"heartbeat_age_seconds", absl::ToDoubleSeconds(age)}});
+  if (!live) watchdog_trips_.Increment();
   SetLive(live);
 }
 
@@ -331,7 +332,8 @@ void Frontend::Shutdown(absl::Duration grace) {
     absl::SleepFor(kCallInterval);
   }
   tinker_.reset();
-  console_.reset();
+  // A call of the engine may hold the server for a moment longer.
+  if (console_ != nullptr) console_->Stop();
   listener_.reset();
   const absl::Duration left = std::min(limit - SteadyNow(), kConnectionGrace);
   server_->Shutdown(gpr_time_add(

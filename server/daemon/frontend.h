@@ -3,7 +3,6 @@
 #ifndef WEFT_SERVER_DAEMON_FRONTEND_H_
 #define WEFT_SERVER_DAEMON_FRONTEND_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
 
@@ -50,7 +49,7 @@ class Frontend {
   // weft.v1 except GetInfo and GetTokenizer answers UNAVAILABLE. Errors:
   // UNAVAILABLE if an address cannot be bound or port_file cannot be written;
   // INTERNAL if gRPC cannot start its server; those of Listener::Bind,
-  // MetricsServer::Start, Authenticator::Start and TinkerFront::Start.
+  // StartMetricsServer, Authenticator::Start and TinkerFront::Start.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry,
@@ -117,6 +116,8 @@ class Frontend {
   [[nodiscard]] absl::Status WritePortFile() const;
   void SetReady(bool ready);
   void SetLive(bool live);
+  // Returns what was last set for a health service.
+  [[nodiscard]] bool IsServing(const char* service) const;
 
   ServiceCore core_;
   // Keeps the registry alive, because the metrics endpoint does not.
@@ -127,14 +128,12 @@ class Frontend {
   std::unique_ptr<grpc::Service> services_[5];
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
-  std::unique_ptr<MetricsServer> metrics_;
-  std::unique_ptr<tinker::TinkerFront> tinker_;     // Null: no Tinker API.
-  std::unique_ptr<console::ConsoleFront> console_;  // Null: none of its own.
+  std::unique_ptr<HttpServer> metrics_;
+  std::unique_ptr<tinker::TinkerFront> tinker_;  // Null: no Tinker API.
+  std::shared_ptr<HttpServer> console_;          // Null: none of its own.
   Mutex drain_mu_;
   std::string address_;
   std::string metrics_address_;
-  std::atomic<bool> live_{false};
-  std::atomic<bool> ready_{false};
 };
 
 }  // namespace weft

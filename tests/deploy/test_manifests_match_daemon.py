@@ -53,20 +53,7 @@ def variables_of(component: str) -> set[str]:
     return set(re.findall(r"- (WEFT_\w+)=", text))
 
 
-def missing_components(help_text: str) -> set[str]:
-    """Returns the components whose flags weftd lacks, because it was built without
-    their features."""
-    names = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
-    flags = flags_of(help_text)
-    return {
-        name
-        for name in names
-        if variables_of(name)
-        and not any(flag_of(variable) in flags for variable in variables_of(name))
-    }
-
-
-def named_variables(help_text: str) -> set[str]:
+def named_variables() -> set[str]:
     texts = [(DEPLOY / "Dockerfile").read_text(), *map(render, OVERLAYS)]
     for path in (
         "docker-compose.yml",
@@ -79,14 +66,13 @@ def named_variables(help_text: str) -> set[str]:
         texts.append((DEPLOY / path).read_text())
     names = set(re.findall(r"\bWEFT_[A-Z][A-Z_]*[A-Z]\b", "\n".join(texts)))
     cmake = re.findall(r"-D(WEFT_\w+)", "\n".join(texts))
-    later = [variables_of(name) for name in missing_components(help_text)]
-    return names - NOT_THE_DAEMONS - set(cmake) - set().union(*later)
+    return names - NOT_THE_DAEMONS - set(cmake)
 
 
 def test_every_variable_belongs_to_a_flag(help_text: str) -> None:
-    assert len(named_variables(help_text)) >= 10
+    assert len(named_variables()) >= 10
     flags = flags_of(help_text)
-    for variable in named_variables(help_text):
+    for variable in named_variables():
         assert flag_of(variable) in flags, variable
 
 
@@ -94,8 +80,6 @@ def test_every_variable_belongs_to_a_flag(help_text: str) -> None:
 def test_variables_of_a_component_belong_to_flags(
     component: str, help_text: str
 ) -> None:
-    if component in missing_components(help_text):
-        pytest.skip(f"this weftd has no flags of component {component}: NOT checked")
     for variable in variables_of(component):
         assert flag_of(variable) in flags_of(help_text), variable
 
@@ -149,14 +133,8 @@ def check_config(
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_configuration_of_the_manifests_is_accepted(
-    name: str, help_text: str, tmp_path: Path
-) -> None:
-    variables = configuration(name)
-    for component in missing_components(help_text):
-        if variables_of(component) & set(variables):
-            pytest.skip(f"this weftd has no flags of component {component}")
-    done = check_config(variables, tmp_path)
+def test_configuration_of_the_manifests_is_accepted(name: str, tmp_path: Path) -> None:
+    done = check_config(configuration(name), tmp_path)
     assert done.returncode == 0, done.stderr
 
 

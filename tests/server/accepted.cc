@@ -21,18 +21,8 @@ bool IsPlainName(absl::string_view name) {
          });
 }
 
-void ExpectName(const std::string& name) {
-  EXPECT_TRUE(IsPlainName(name)) << name;
-}
-
 void ExpectNameOrNone(const std::string& name) {
   if (!name.empty()) ExpectName(name);
-}
-
-void ExpectId(const std::string& id) {
-  const std::vector<std::string> parts = absl::StrSplit(id, '~');
-  EXPECT_LE(parts.size(), 2) << id;
-  for (const std::string& part : parts) ExpectName(part);
 }
 
 void ExpectIds(const std::vector<int32_t>& ids, const RequestLimits& limits) {
@@ -158,6 +148,25 @@ void ExpectUsable(const std::vector<SampledSpan>& spans, const Datum& datum) {
 
 }  // namespace
 
+void ExpectName(const std::string& name) {
+  EXPECT_TRUE(IsPlainName(name)) << name;
+}
+
+void ExpectId(const std::string& id) {
+  const std::vector<std::string> parts = absl::StrSplit(id, '~');
+  EXPECT_LE(parts.size(), 2) << id;
+  for (const std::string& part : parts) ExpectName(part);
+}
+
+void ExpectFiles(const PeftFiles& files) {
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : files) {
+    ExpectName(name);
+    EXPECT_TRUE(names.insert(name).second) << name;
+  }
+  EXPECT_EQ(names.count("adapter_config.json"), 1);
+}
+
 void ExpectUsable(const TrainRequest& request, const RequestLimits& limits) {
   if (!request.adapter_id.empty()) ExpectId(request.adapter_id);
   EXPECT_TRUE(!request.backward || !request.adapter_id.empty());
@@ -279,62 +288,6 @@ void ExpectUsable(const ListAdaptersRequest& request,
                   const RequestLimits& /*limits*/) {
   EXPECT_TRUE(request.size >= 1 && request.size <= 1000) << request.size;
   if (!request.after.empty()) ExpectId(request.after);
-}
-
-void ExpectUsable(const SaveCheckpointRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectName(request.name);
-}
-
-void ExpectUsable(const LoadCheckpointRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectId(request.source_adapter_id);
-  ExpectName(request.name);
-  ExpectNameOrNone(request.tenant);
-}
-
-void ExpectUsable(const PublishSnapshotRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectName(request.name);
-}
-
-void ExpectUsable(const ReleaseSnapshotRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectName(request.name);
-}
-
-void ExpectUsable(const ExportAdapterRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectNameOrNone(request.snapshot);
-}
-
-void ExpectFiles(const PeftFiles& files) {
-  std::set<std::string> names;
-  for (const auto& [name, bytes] : files) {
-    ExpectName(name);
-    EXPECT_TRUE(names.insert(name).second) << name;
-  }
-  EXPECT_EQ(names.count("adapter_config.json"), 1);
-}
-
-void ExpectUsable(const UploadCheckpointRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectName(request.name);
-  ExpectNameOrNone(request.tenant);
-  ExpectFiles(request.files);
-}
-
-void ExpectUsable(const ImportAdapterRequest& request,
-                  const RequestLimits& /*limits*/) {
-  ExpectId(request.adapter_id);
-  ExpectNameOrNone(request.tenant);
-  ExpectFiles(request.files);
 }
 
 void ExpectUsable(const ProfileRequest& request,

@@ -20,10 +20,8 @@ class AdapterServiceTest : public ServerTest {
 
   grpc::Status Create(const v1::CreateAdapterRequest& request,
                       v1::Adapter* adapter) {
-    grpc::ClientContext context;
     v1::CreateAdapterResponse response;
-    const grpc::Status status =
-        adapters_->CreateAdapter(&context, request, &response);
+    const grpc::Status status = Send(request, &response);
     *adapter = response.adapter();
     return status;
   }
@@ -56,8 +54,7 @@ class AdapterServiceTest : public ServerTest {
 };
 
 TEST_F(AdapterServiceTest, CreateFillsInDefaults) {
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("new");
+  const auto request = Make<v1::CreateAdapterRequest>("adapter_id = 'new'");
   v1::Adapter adapter;
   ASSERT_TRUE(Create(request, &adapter).ok());
   EXPECT_EQ(adapter.adapter_id(), "new");
@@ -69,8 +66,7 @@ TEST_F(AdapterServiceTest, CreateFillsInDefaults) {
 }
 
 TEST_F(AdapterServiceTest, CreateRepeatedWithoutSeedIsAnsweredAsTheFirst) {
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("new");
+  auto request = Make<v1::CreateAdapterRequest>("adapter_id = 'new'");
   v1::Adapter first;
   v1::Adapter again;
   ASSERT_TRUE(Create(request, &first).ok());
@@ -83,8 +79,7 @@ TEST_F(AdapterServiceTest, CreateRepeatedWithoutSeedIsAnsweredAsTheFirst) {
 }
 
 TEST_F(AdapterServiceTest, CreateKeepsTheTenant) {
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("new");
+  auto request = Make<v1::CreateAdapterRequest>("adapter_id = 'new'");
   v1::Adapter adapter;
   ASSERT_TRUE(Create(request, &adapter).ok());
   EXPECT_EQ(adapter.tenant(), "new");  // The adapter is its own tenant.
@@ -112,11 +107,11 @@ TEST_F(AdapterServiceTest, ImportKeepsTheTenant) {
 }
 
 TEST_F(AdapterServiceTest, TargetModulesComeInTheOrderOfTheForwardPass) {
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("new");
-  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_LM_HEAD);
-  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_Q_PROJ);
-  request.mutable_config()->add_target_modules(v1::TARGET_MODULE_EMBED_TOKENS);
+  const auto request = Make<v1::CreateAdapterRequest>(
+      "adapter_id = 'new'; "
+      "config.target_modules += TARGET_MODULE_LM_HEAD; "
+      "config.target_modules += TARGET_MODULE_Q_PROJ; "
+      "config.target_modules += TARGET_MODULE_EMBED_TOKENS");
   v1::Adapter adapter;
   ASSERT_TRUE(Create(request, &adapter).ok());
   EXPECT_THAT(adapter.config().target_modules(),
@@ -137,23 +132,15 @@ TEST_F(AdapterServiceTest, EverySlotTakenIsResourceExhausted) {
 }
 
 TEST_F(AdapterServiceTest, GetAndDelete) {
-  v1::GetAdapterRequest get;
-  get.set_adapter_id("a");
+  const auto get = Make<v1::GetAdapterRequest>("adapter_id = 'a'");
   v1::GetAdapterResponse got;
-  grpc::ClientContext context1;
-  ASSERT_TRUE(adapters_->GetAdapter(&context1, get, &got).ok());
+  ASSERT_TRUE(Send(get, &got).ok());
   EXPECT_EQ(got.adapter().adapter_id(), "a");
-  v1::DeleteAdapterRequest erase;
-  erase.set_adapter_id("a");
+  const auto erase = Make<v1::DeleteAdapterRequest>("adapter_id = 'a'");
   v1::DeleteAdapterResponse erased;
-  grpc::ClientContext context2;
-  ASSERT_TRUE(adapters_->DeleteAdapter(&context2, erase, &erased).ok());
-  grpc::ClientContext context3;
-  EXPECT_EQ(adapters_->GetAdapter(&context3, get, &got).error_code(),
-            grpc::StatusCode::NOT_FOUND);
-  grpc::ClientContext context4;
-  EXPECT_EQ(adapters_->DeleteAdapter(&context4, erase, &erased).error_code(),
-            grpc::StatusCode::NOT_FOUND);
+  ASSERT_TRUE(Send(erase, &erased).ok());
+  EXPECT_EQ(Send(get, &got).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send(erase, &erased).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, ListPagesInOrder) {
@@ -163,33 +150,27 @@ TEST_F(AdapterServiceTest, ListPagesInOrder) {
     create.set_adapter_id(id);
     ASSERT_TRUE(Create(create, &adapter).ok());
   }
-  v1::ListAdaptersRequest request;
-  request.set_page_size(2);
+  auto request = Make<v1::ListAdaptersRequest>("page_size = 2");
   v1::ListAdaptersResponse page;
-  grpc::ClientContext first;
-  ASSERT_TRUE(adapters_->ListAdapters(&first, request, &page).ok());
+  ASSERT_TRUE(Send(request, &page).ok());
   ASSERT_EQ(page.adapters_size(), 2);
   EXPECT_EQ(page.adapters(0).adapter_id(), "a");
   EXPECT_EQ(page.adapters(1).adapter_id(), "b");
   EXPECT_EQ(page.next_page_token(), "b");
   request.set_page_token(page.next_page_token());
-  grpc::ClientContext second;
-  ASSERT_TRUE(adapters_->ListAdapters(&second, request, &page).ok());
+  ASSERT_TRUE(Send(request, &page).ok());
   ASSERT_EQ(page.adapters_size(), 1);
   EXPECT_EQ(page.adapters(0).adapter_id(), "c");
   EXPECT_EQ(page.next_page_token(), "");
 }
 
 TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
-  v1::SaveCheckpointRequest save;
-  save.set_adapter_id("a");
-  save.set_name("epoch-1");
-  save.set_kind(v1::CHECKPOINT_KIND_SAMPLER);
-  save.set_ttl_seconds(60);
+  auto save = Make<v1::SaveCheckpointRequest>(
+      "adapter_id = 'a'; name = 'epoch-1'; "
+      "kind = CHECKPOINT_KIND_SAMPLER; ttl_seconds = 60");
   (*save.mutable_metadata())["loss"] = "0.5";
   v1::SaveCheckpointResponse saved;
-  grpc::ClientContext context1;
-  ASSERT_TRUE(adapters_->SaveCheckpoint(&context1, save, &saved).ok());
+  ASSERT_TRUE(Send(save, &saved).ok());
   EXPECT_EQ(saved.checkpoint().name(), "epoch-1");
   EXPECT_EQ(saved.checkpoint().size_bytes(), 4096u);
   EXPECT_EQ(saved.checkpoint().created_at(), 1700000000);
@@ -199,59 +180,38 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
   EXPECT_EQ(saved.checkpoint().tenant(), "a");
   EXPECT_EQ(saved.checkpoint().base_model(), "canned");
   EXPECT_EQ(saved.checkpoint().base_fingerprint(), "c0ffee");
-  grpc::ClientContext context2;
-  EXPECT_EQ(adapters_->SaveCheckpoint(&context2, save, &saved).error_code(),
-            grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(Send(save, &saved).error_code(), grpc::StatusCode::ALREADY_EXISTS);
 
-  v1::LoadCheckpointRequest load;
-  load.set_adapter_id("copy");
-  load.set_source_adapter_id("a");
-  load.set_name("epoch-1");
+  auto load = Make<v1::LoadCheckpointRequest>(
+      "adapter_id = 'copy'; source_adapter_id = 'a'; name = 'epoch-1'");
   v1::LoadCheckpointResponse loaded;
-  grpc::ClientContext context3;
-  ASSERT_TRUE(adapters_->LoadCheckpoint(&context3, load, &loaded).ok());
+  ASSERT_TRUE(Send(load, &loaded).ok());
   EXPECT_EQ(loaded.adapter().adapter_id(), "copy");
   load.clear_source_adapter_id();
-  grpc::ClientContext context4;
-  EXPECT_EQ(adapters_->LoadCheckpoint(&context4, load, &loaded).error_code(),
-            grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send(load, &loaded).error_code(), grpc::StatusCode::NOT_FOUND);
 
   v1::ListCheckpointsResponse list;
-  grpc::ClientContext context5;
-  ASSERT_TRUE(
-      adapters_->ListCheckpoints(&context5, v1::ListCheckpointsRequest(), &list)
-          .ok());
+  ASSERT_TRUE(Send(v1::ListCheckpointsRequest(), &list).ok());
   EXPECT_EQ(list.checkpoints_size(), 1);
 
-  v1::DeleteCheckpointRequest erase;
-  erase.set_adapter_id("a");
-  erase.set_name("epoch-1");
+  const auto erase =
+      Make<v1::DeleteCheckpointRequest>("adapter_id = 'a'; name = 'epoch-1'");
   v1::DeleteCheckpointResponse erased;
-  grpc::ClientContext context6;
-  EXPECT_TRUE(adapters_->DeleteCheckpoint(&context6, erase, &erased).ok());
-  grpc::ClientContext context7;
-  EXPECT_EQ(adapters_->DeleteCheckpoint(&context7, erase, &erased).error_code(),
-            grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(Send(erase, &erased).ok());
+  EXPECT_EQ(Send(erase, &erased).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, SnapshotsArePublishedAndReleased) {
-  v1::PublishSnapshotRequest publish;
-  publish.set_adapter_id("a");
-  publish.set_name("best");
+  const auto publish =
+      Make<v1::PublishSnapshotRequest>("adapter_id = 'a'; name = 'best'");
   v1::PublishSnapshotResponse published;
-  grpc::ClientContext context1;
-  ASSERT_TRUE(adapters_->PublishSnapshot(&context1, publish, &published).ok());
+  ASSERT_TRUE(Send(publish, &published).ok());
   EXPECT_EQ(published.version(), 1u);
-  v1::ReleaseSnapshotRequest release;
-  release.set_adapter_id("a");
-  release.set_name("best");
+  const auto release =
+      Make<v1::ReleaseSnapshotRequest>("adapter_id = 'a'; name = 'best'");
   v1::ReleaseSnapshotResponse released;
-  grpc::ClientContext context2;
-  EXPECT_TRUE(adapters_->ReleaseSnapshot(&context2, release, &released).ok());
-  grpc::ClientContext context3;
-  EXPECT_EQ(
-      adapters_->ReleaseSnapshot(&context3, release, &released).error_code(),
-      grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(Send(release, &released).ok());
+  EXPECT_EQ(Send(release, &released).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, ImportThenExportReturnsTheSameBytes) {
@@ -266,8 +226,7 @@ TEST_F(AdapterServiceTest, ImportThenExportReturnsTheSameBytes) {
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(imported.adapter().adapter_id(), "in");
 
-  v1::ExportAdapterRequest request;
-  request.set_adapter_id("in");
+  const auto request = Make<v1::ExportAdapterRequest>("adapter_id = 'in'");
   grpc::ClientContext context;
   const auto stream = adapters_->ExportAdapter(&context, request);
   PeftFiles files;
@@ -296,11 +255,10 @@ TEST_F(AdapterServiceTest, UploadsRefuseBadStreams) {
     stream->WritesDone();
     return stream->Finish();
   };
-  v1::UploadCheckpointRequest options;
-  options.mutable_options()->set_adapter_id("a");
-  options.mutable_options()->set_name("c");
-  v1::UploadCheckpointRequest chunk;
-  chunk.mutable_chunk()->set_name("adapter_config.json");
+  const auto options = Make<v1::UploadCheckpointRequest>(
+      "options.adapter_id = 'a'; options.name = 'c'");
+  const auto chunk =
+      Make<v1::UploadCheckpointRequest>("chunk.name = 'adapter_config.json'");
   v1::UploadCheckpointRequest bad_name = options;
   bad_name.mutable_options()->set_name("../c");
   v1::UploadCheckpointRequest bad_id = options;
@@ -324,25 +282,20 @@ TEST_F(AdapterServiceTest, UploadsRefuseBadStreams) {
 }
 
 TEST_F(AdapterServiceTest, DurabilityIsKeptAndChecked) {
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("kept");
-  request.set_durability(v1::DURABILITY_STEP);
+  auto request = Make<v1::CreateAdapterRequest>(
+      "adapter_id = 'kept'; durability = DURABILITY_STEP");
   v1::CreateAdapterResponse response;
-  grpc::ClientContext first;
-  ASSERT_TRUE(adapters_->CreateAdapter(&first, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_EQ(response.adapter().durability(), v1::DURABILITY_STEP);
   request.set_adapter_id("other");
   request.set_durability(static_cast<v1::Durability>(2));
-  grpc::ClientContext second;
-  const grpc::Status bad =
-      adapters_->CreateAdapter(&second, request, &response);
+  const grpc::Status bad = Send(request, &response);
   EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(bad.error_message(), "durability is 2, must be a known Durability");
 }
 
 TEST_F(AdapterServiceTest, ExportOfUnknownAdapterIsNotFound) {
-  v1::ExportAdapterRequest request;
-  request.set_adapter_id("nobody");
+  const auto request = Make<v1::ExportAdapterRequest>("adapter_id = 'nobody'");
   grpc::ClientContext context;
   const auto stream = adapters_->ExportAdapter(&context, request);
   v1::ExportAdapterResponse message;
@@ -360,8 +313,7 @@ TEST_F(AdapterServiceTest, ExportSurvivesAClientThatLeaves) {
   }
   ASSERT_TRUE(Import(messages, &imported).ok());
   {
-    v1::ExportAdapterRequest request;
-    request.set_adapter_id("big");
+    const auto request = Make<v1::ExportAdapterRequest>("adapter_id = 'big'");
     grpc::ClientContext context;
     const auto stream = adapters_->ExportAdapter(&context, request);
     v1::ExportAdapterResponse message;
@@ -377,8 +329,7 @@ TEST_F(AdapterServiceTest, AClientThatDoesNotReadOrSendIsCutOff) {
   engine_.ExportNext(
       {{"adapter_config.json", "{}"},
        {"adapter_model.safetensors", std::string(size_t{64} << 20, 'x')}});
-  v1::ExportAdapterRequest request;
-  request.set_adapter_id("a");
+  const auto request = Make<v1::ExportAdapterRequest>("adapter_id = 'a'");
   grpc::ClientContext reading;
   const auto unread = adapters_->ExportAdapter(&reading, request);
   v1::ExportAdapterResponse message;
@@ -433,12 +384,9 @@ TEST_F(AdapterServiceTest, CancelledImportMakesNoAdapter) {
   }
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
-  v1::GetAdapterRequest get;
-  get.set_adapter_id("half");
+  const auto get = Make<v1::GetAdapterRequest>("adapter_id = 'half'");
   v1::GetAdapterResponse got;
-  grpc::ClientContext context;
-  EXPECT_EQ(adapters_->GetAdapter(&context, get, &got).error_code(),
-            grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send(get, &got).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 struct ImportRow {

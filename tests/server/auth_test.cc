@@ -355,8 +355,7 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   EXPECT_THAT(refused.error_message(), HasSubstr("--max-calls-per-tenant"));
   grpc::ClientContext context;  // This call does not need the engine.
   Bear(&context, b);
-  v1::GetAdapterRequest get;
-  get.set_adapter_id("a");
+  const auto get = Make<v1::GetAdapterRequest>("adapter_id = 'a'");
   v1::GetAdapterResponse got;
   EXPECT_TRUE(adapters_->GetAdapter(&context, get, &got).ok());
   engine_.Release();
@@ -378,10 +377,10 @@ TEST_F(AuthTest, ATenantsImportsHoldHalfAndTellNothingOfOthers) {
   const std::string a = AddToken("a", "acme", {Scope::kTrain});
   const std::string b = AddToken("b", "birch", {Scope::kTrain});
   StartWithTokens();
-  v1::ImportAdapterRequest options;
-  options.mutable_options()->set_adapter_id("x");
-  v1::ImportAdapterRequest chunk;
-  chunk.mutable_chunk()->set_name("adapter_config.json");
+  const auto options =
+      Make<v1::ImportAdapterRequest>("options.adapter_id = 'x'");
+  auto chunk =
+      Make<v1::ImportAdapterRequest>("chunk.name = 'adapter_config.json'");
   chunk.mutable_chunk()->set_data(std::string(1000 << 10, ' '));
   const auto send = [&](grpc::ClientWriter<v1::ImportAdapterRequest>* stream,
                         int chunks) {
@@ -489,8 +488,7 @@ TEST_F(AuthTest, MessagesHaveTheCallersNames) {
   StartWithTokens();
   grpc::ClientContext context;
   Bear(&context, a);
-  v1::GetAdapterRequest request;
-  request.set_adapter_id("x");
+  const auto request = Make<v1::GetAdapterRequest>("adapter_id = 'x'");
   v1::GetAdapterResponse response;
   const grpc::Status status =
       adapters_->GetAdapter(&context, request, &response);

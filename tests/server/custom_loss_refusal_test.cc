@@ -14,83 +14,59 @@ v1::CustomInput& Input(Train& request, const std::string& name) {
 }
 
 TEST(RefusalTest, CustomLosses) {
-  const auto loss = [](Train& r) {
-    return r.mutable_loss()->mutable_custom_loss();
-  };
   ExpectRefusals<Train>(
       GoodCustom(),
-      {{"no loss", [](Train& r) { r.mutable_loss()->clear_custom_loss(); },
+      {{"clear loss.custom_loss",
         "loss.custom_loss is required by the function custom"},
-       {"a loss of another function",
-        [](Train& r) {
-          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-        },
+       {"loss.function = LOSS_FUNCTION_CROSS_ENTROPY",
         "loss.custom_loss is set, must be absent for every function but"},
-       {"inputs of another function",
-        [](Train& r) {
-          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-          r.mutable_loss()->clear_custom_loss();
-        },
+       {"loss.function = LOSS_FUNCTION_CROSS_ENTROPY; clear loss.custom_loss",
         "data[0].custom_inputs is set, must be empty for every loss but"},
        {"an operation that is not offered",
-        [=](Train& r) {
+        [](Train& r) {
           std::string graph = kCustomGraph;
           graph.replace(graph.find("operator.mul"), 12, "os.system");
-          loss(r)->set_graph(graph);
+          r.mutable_loss()->mutable_custom_loss()->set_graph(graph);
         },
         "loss.custom_loss.graph.nodes[3] (mul) has the target os.system, which "
         "is not offered"},
-       {"no graph", [=](Train& r) { loss(r)->clear_graph(); },
+       {"clear loss.custom_loss.graph",
         "loss.custom_loss.graph is not a JSON object"},
-       {"a rank", [=](Train& r) { loss(r)->mutable_inputs(1)->set_rank(9); },
+       {"loss.custom_loss.inputs[1].rank = 9",
         "loss.custom_loss.inputs[1].rank is 3, must be in [0, 2]"},
        {"an input that is missing",
         [](Train& r) {
           r.mutable_data(0)->mutable_custom_inputs()->erase("a");
         },
         "data[0].custom_inputs[a] is required"},
-       {"an input that nobody reads", [](Train& r) { Input(r, "c"); },
+       {"data[0].custom_inputs += {key: 'c'}",
         "data[0].custom_inputs[\"c\"] is no input of the loss"},
-       {"dimensions", [](Train& r) { Input(r, "a").add_shape(1); },
+       {"data[0].custom_inputs += {key: 'a' value {shape: [3, 1]}}",
         "data[0].custom_inputs[a].shape has 2 dimensions, must have 1"},
-       {"both types",
-        [](Train& r) { Input(r, "a").set_ints_le(std::string(24, '\0')); },
+       {"data[0].custom_inputs += {key: 'a' "
+        "value {shape: 3 floats_le: '1' ints_le: '1'}}",
         "data[0].custom_inputs[a].floats_le and ints_le are both set"},
-       {"few values", [](Train& r) { Input(r, "a").set_floats_le("1234"); },
+       {"data[0].custom_inputs += {key: 'a' "
+        "value {shape: 3 floats_le: '1234'}}",
         "data[0].custom_inputs[a].floats_le has 4 bytes, must have 3 values of "
         "4 bytes"},
-       {"a part of a value",
-        [](Train& r) { Input(r, "b").set_ints_le(std::string(17, '\0')); },
+       {"data[0].custom_inputs += {key: 'b' "
+        "value {shape: [1, 2] ints_le: '12345678901234567'}}",
         "data[0].custom_inputs[b].ints_le has 17 bytes, must have 2 values"},
-       {"a huge shape",
-        [](Train& r) {
-          for (uint32_t& size : *Input(r, "b").mutable_shape()) {
-            size = UINT32_MAX;
-          }
-        },
+       {"data[0].custom_inputs += {key: 'b' value "
+        "{shape: [4294967295, 4294967295] ints_le: '1234567890123456'}}",
         "data[0].custom_inputs[b].ints_le has 16 bytes, must have "
         "18446744065119617025 values"},
-       {"weights", [](Train& r) { r.mutable_data(0)->add_weights(1); },
-        "data[0].weights has 1 values, must have 3"},
-       {"all weights",
-        [](Train& r) {
-          for (int i = 0; i < 3; ++i) r.mutable_data(0)->add_weights(1);
-        },
+       {"data[0].weights += 1", "data[0].weights has 1 values, must have 3"},
+       {"data[0].weights = 1 * 3",
         "data[0].weights has 3 values, must be empty for the loss custom"},
-       {"targets of two dimensions",
-        [](Train& r) { r.mutable_data(0)->set_targets_per_token(1); },
+       {"data[0].targets_per_token = 1",
         "data[0].targets_per_token is 1, must be 0, because logprobs has rank "
         "1"},
-       {"targets of one dimension",
-        [=](Train& r) { loss(r)->mutable_inputs(0)->set_rank(2); },
+       {"loss.custom_loss.inputs[0].rank = 2",
         "data[0].targets_per_token is 0, must be above 0, because logprobs has "
         "rank 2"},
-       {"ragged targets",
-        [](Train& r) {
-          for (const uint32_t offset : {0, 1, 2, 3}) {
-            r.mutable_data(0)->add_target_offsets(offset);
-          }
-        },
+       {"data[0].target_offsets = [0, 1, 2, 3]",
         "data[0].target_offsets has 4 values, must be empty"}});
 }
 

@@ -60,17 +60,14 @@ class FrontendTest : public ServerTest {
   }
 
   grpc::Status Get(grpc::ClientContext* context) {
-    v1::GetAdapterRequest request;
-    request.set_adapter_id("a");
+    const auto request = Make<v1::GetAdapterRequest>("adapter_id = 'a'");
     v1::GetAdapterResponse response;
     return adapters_->GetAdapter(context, request, &response);
   }
 
   v1::ServerInfo Info() {
-    grpc::ClientContext context;
     v1::GetInfoResponse response;
-    const grpc::Status status =
-        server_->GetInfo(&context, v1::GetInfoRequest(), &response);
+    const grpc::Status status = Send(v1::GetInfoRequest(), &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.info();
   }
@@ -155,11 +152,9 @@ TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
   EXPECT_EQ(info.model().name(), "toy");
   EXPECT_EQ(info.model().vocab_size(), 0u);
   EXPECT_EQ(info.max_message_bytes(), 4u << 20);
-  grpc::ClientContext drain_context;
   v1::DrainResponse drained;
-  EXPECT_EQ(
-      server_->Drain(&drain_context, v1::DrainRequest(), &drained).error_code(),
-      grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Send(v1::DrainRequest(), &drained).error_code(),
+            grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"starting\"}"),
             2);
 }
@@ -243,22 +238,18 @@ TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   engine_.Hold();
   grpc::Status accepted;
   std::thread worker([&] {
-    grpc::ClientContext context;
     v1::ForwardBackwardResponse response;
-    accepted = training_->ForwardBackward(&context, GoodStep(), &response);
+    accepted = Send(GoodStep(), &response);
   });
   EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
   grpc::Status drained;
   std::thread drainer([&] {
-    grpc::ClientContext context;
     v1::DrainResponse response;
-    drained = server_->Drain(&context, v1::DrainRequest(), &response);
+    drained = Send(v1::DrainRequest(), &response);
   });
   EXPECT_TRUE(Eventually([&] { return frontend_->draining(); }));
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  const grpc::Status refused =
-      training_->ForwardBackward(&context, GoodStep(), &response);
+  const grpc::Status refused = Send(GoodStep(), &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(refused.error_message(), HasSubstr("draining"));
   grpc::ClientContext reading;
@@ -286,25 +277,20 @@ TEST_F(FrontendTest, ADrainedServerSavesAndCanTakeWorkAgain) {
   EXPECT_EQ(call(&v1::ServerService::Stub::Drain, v1::DrainRequest(),
                  v1::DrainResponse()),
             grpc::OK);
-  v1::SaveCheckpointRequest save;
-  save.set_adapter_id("a");
-  save.set_name("last");
-  grpc::ClientContext saving;
+  const auto save =
+      Make<v1::SaveCheckpointRequest>("adapter_id = 'a'; name = 'last'");
   v1::SaveCheckpointResponse saved;
-  EXPECT_TRUE(adapters_->SaveCheckpoint(&saving, save, &saved).ok());
-  v1::ListCheckpointsRequest list;
-  list.set_adapter_id("a");
-  grpc::ClientContext listing;
+  EXPECT_TRUE(Send(save, &saved).ok());
+  const auto list = Make<v1::ListCheckpointsRequest>("adapter_id = 'a'");
   v1::ListCheckpointsResponse listed;
-  EXPECT_TRUE(adapters_->ListCheckpoints(&listing, list, &listed).ok());
+  EXPECT_TRUE(Send(list, &listed).ok());
   EXPECT_EQ(listed.checkpoints_size(), 1);
 
   EXPECT_EQ(undrain(), grpc::OK);
   EXPECT_FALSE(Info().draining());
   EXPECT_EQ(Health(""), kServing);
-  grpc::ClientContext training;
   v1::ForwardBackwardResponse trained;
-  EXPECT_TRUE(training_->ForwardBackward(&training, GoodStep(), &trained).ok());
+  EXPECT_TRUE(Send(GoodStep(), &trained).ok());
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
 
   // A process that has been told to end takes no work again.
@@ -325,9 +311,8 @@ TEST_F(FrontendTest, CountsCallsByMethodAndCode) {
   StartReadyServer();
   grpc::ClientContext good;
   EXPECT_TRUE(Get(&good).ok());
-  grpc::ClientContext bad;
   v1::GetAdapterResponse response;
-  adapters_->GetAdapter(&bad, v1::GetAdapterRequest(), &response);
+  Send(v1::GetAdapterRequest(), &response);
   const std::string labels =
       "grpc_method=\"GetAdapter\",grpc_service=\"weft.v1.AdapterService\","
       "grpc_type=\"unary\"}";
@@ -426,9 +411,8 @@ TEST_F(FrontendTest, OpenCallsHaveTheGraceToEnd) {
   engine_.Hold();
   grpc::Status accepted;
   std::thread worker([&] {
-    grpc::ClientContext context;
     v1::ForwardBackwardResponse response;
-    accepted = training_->ForwardBackward(&context, GoodStep(), &response);
+    accepted = Send(GoodStep(), &response);
   });
   EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
   std::thread stopper([&] { frontend_->Shutdown(absl::Seconds(5)); });

@@ -41,10 +41,8 @@ class ProfileTest : public ServerTest {
   }
 
   void Step() {
-    grpc::ClientContext context;
     v1::ForwardBackwardResponse response;
-    EXPECT_TRUE(
-        training_->ForwardBackward(&context, GoodStep(), &response).ok());
+    EXPECT_TRUE(Send(GoodStep(), &response).ok());
   }
 };
 
@@ -87,8 +85,7 @@ TEST_F(ProfileTest, EndsAfterItsTimeAlsoWithoutWork) {
 TEST_F(ProfileTest, OneRunsAtATimeAndACancelledOneEnds) {
   StartReadyServer();
   grpc::ClientContext first;
-  v1::ProfileRequest request;
-  request.set_seconds(300);
+  const auto request = Make<v1::ProfileRequest>("seconds = 300");
   const auto reader = server_->Profile(&first, request);
   WaitUntilOneRuns();
   std::string trace;
@@ -105,9 +102,8 @@ TEST_F(ProfileTest, ADrainEndsIt) {
   grpc::Status status;
   std::thread profile([&] { status = Profile(0, 300, &trace); });
   WaitUntilOneRuns();
-  grpc::ClientContext context;
   v1::DrainResponse response;
-  EXPECT_TRUE(server_->Drain(&context, v1::DrainRequest(), &response).ok());
+  EXPECT_TRUE(Send(v1::DrainRequest(), &response).ok());
   profile.join();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_FALSE(trace.empty());
@@ -130,9 +126,8 @@ TEST_F(ProfileTest, RefusesWhatItCannotBe) {
 
 TEST_F(ProfileTest, TheServersInfoHasItsLoad) {
   StartReadyServer();
-  grpc::ClientContext context;
   v1::GetInfoResponse response;
-  ASSERT_TRUE(server_->GetInfo(&context, v1::GetInfoRequest(), &response).ok());
+  ASSERT_TRUE(Send(v1::GetInfoRequest(), &response).ok());
   const v1::ServerLoad& load = response.info().load();
   EXPECT_GT(load.uptime_seconds(), 0);
   EXPECT_EQ(load.calls_in_flight(), 1u);
@@ -153,11 +148,10 @@ TEST_F(ProfileTest, MetricsNameTheModelAndCountMessages) {
       ",grpc_type=\"unary\"}";
   EXPECT_EQ(MetricValue("grpc_server_msg_received_total" + labels), 1);
   EXPECT_EQ(MetricValue("grpc_server_msg_sent_total" + labels), 1);
-  grpc::ClientContext context;
   v1::ForwardBackwardRequest bad = GoodStep();
   bad.set_adapter_id("nobody");
   v1::ForwardBackwardResponse response;
-  EXPECT_FALSE(training_->ForwardBackward(&context, bad, &response).ok());
+  EXPECT_FALSE(Send(bad, &response).ok());
   EXPECT_EQ(MetricValue("grpc_server_msg_received_total" + labels), 2);
   EXPECT_EQ(MetricValue("grpc_server_msg_sent_total" + labels), 1);
 }

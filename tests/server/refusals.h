@@ -6,12 +6,14 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/request_validation.h"
+#include "tests/server/message_edit.h"
 
 namespace weft {
 
@@ -32,9 +34,21 @@ inline RequestLimits Limits() {
 }
 
 // A change that makes a valid message invalid, and the beginning of the
-// refusal's message.
+// refusal's message. A change that Edit cannot make is a function with a name.
 template <typename Message>
 struct Row {
+  Row(const std::string& edit, std::string message,
+      absl::StatusCode status = absl::StatusCode::kInvalidArgument)
+      : name(edit),
+        spoil([edit](Message& m) { Edit(&m, edit); }),
+        error(std::move(message)),
+        code(status) {}
+  Row(std::string what, std::function<void(Message&)> change,
+      std::string message)
+      : name(std::move(what)),
+        spoil(std::move(change)),
+        error(std::move(message)) {}
+
   std::string name;
   std::function<void(Message&)> spoil;
   std::string error;
@@ -60,18 +74,11 @@ void ExpectRefusals(const Message& good,
 // Returns a request with one sequence of three tokens and everything that a
 // policy loss needs.
 inline v1::ForwardBackwardRequest GoodTrain() {
-  v1::ForwardBackwardRequest request;
-  request.set_adapter_id("a");
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO);
-  v1::Datum* const datum = request.add_data();
-  for (const uint32_t token : {1, 2, 3}) {
-    datum->add_tokens(token);
-    datum->add_targets(token);
-    datum->add_weights(1);
-    datum->add_logprobs(-1);
-    datum->add_advantages(1);
-  }
-  return request;
+  return Edited(v1::ForwardBackwardRequest(),
+                "adapter_id = 'a'; loss.function = LOSS_FUNCTION_PPO; "
+                "data += {tokens: [1, 2, 3] targets: [1, 2, 3] "
+                "weights: [1, 1, 1] logprobs: [-1, -1, -1] "
+                "advantages: [1, 1, 1]}");
 }
 
 // (logprobs * a).sum(). b, an input of integers, has no use.
@@ -86,27 +93,16 @@ inline constexpr char kCustomGraph[] = R"({"format": 1, "nodes": [
   {"op": "output", "name": "output", "target": "output",
    "args": [{"tuple": [{"ref": "total"}, {"dict": {}}]}]}]})";
 
-inline void AddCustomInput(v1::CustomLoss* loss, const std::string& name,
-                           uint32_t rank) {
-  v1::CustomLossInput* const input = loss->add_inputs();
-  input->set_name(name);
-  input->set_rank(rank);
-}
-
 // Returns a valid request with that loss.
 inline v1::ForwardBackwardRequest GoodCustom() {
-  v1::ForwardBackwardRequest request = GoodTrain();
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CUSTOM);
-  v1::CustomLoss* const loss = request.mutable_loss()->mutable_custom_loss();
-  loss->set_graph(kCustomGraph);
-  AddCustomInput(loss, "logprobs", 1);
-  AddCustomInput(loss, "a", 1);
-  AddCustomInput(loss, "b", 2);
-  v1::Datum* const datum = request.mutable_data(0);
-  datum->clear_weights();
-  datum->clear_logprobs();
-  datum->clear_advantages();
-  auto& inputs = *datum->mutable_custom_inputs();
+  v1::ForwardBackwardRequest request =
+      Edited(GoodTrain(),
+             "loss.function = LOSS_FUNCTION_CUSTOM; loss.custom_loss = {"
+             "inputs {name: 'logprobs' rank: 1} inputs {name: 'a' rank: 1} "
+             "inputs {name: 'b' rank: 2}}; "
+             "data[0] = {tokens: [1, 2, 3] targets: [1, 2, 3]}");
+  request.mutable_loss()->mutable_custom_loss()->set_graph(kCustomGraph);
+  auto& inputs = *request.mutable_data(0)->mutable_custom_inputs();
   inputs["a"].add_shape(3);
   inputs["a"].set_floats_le(std::string(12, '\0'));
   inputs["b"].add_shape(1);
@@ -118,15 +114,11 @@ inline v1::ForwardBackwardRequest GoodCustom() {
 // Returns a request whose teacher reads another prompt of two tokens before the
 // same two tokens.
 inline v1::ForwardBackwardRequest GoodDistillation() {
-  v1::ForwardBackwardRequest request = GoodTrain();
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_JS);
-  request.mutable_loss()->mutable_teacher()->set_adapter_id("b");
-  v1::Datum* const datum = request.mutable_data(0);
-  datum->clear_logprobs();
-  datum->clear_advantages();
-  datum->set_weights(0, 0);
-  for (const uint32_t token : {9, 8, 2, 3}) datum->add_teacher_tokens(token);
-  return request;
+  return Edited(GoodTrain(),
+                "loss.function = LOSS_FUNCTION_JS; "
+                "loss.teacher.adapter_id = 'b'; clear data[0].logprobs; "
+                "clear data[0].advantages; data[0].weights[0] = 0; "
+                "data[0].teacher_tokens = [9, 8, 2, 3]");
 }
 
 }  // namespace weft

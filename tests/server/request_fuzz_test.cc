@@ -168,7 +168,7 @@ class RequestFuzzTest : public ::testing::Test {
   }
 
   // Fuzzes the messages of an upload of files.
-  template <typename Assembler, typename Message>
+  template <typename Message>
   void FuzzStream(const Message& options);
 
   const RequestLimits limits_ = Limits();
@@ -182,42 +182,33 @@ class RequestFuzzTest : public ::testing::Test {
 
 v1::ForwardRequest GoodForward() {
   v1::ForwardRequest request;
-  const v1::ForwardBackwardRequest train = GoodTrain();
-  request.set_adapter_id("a");
-  *request.mutable_loss() = train.loss();
-  *request.mutable_data() = train.data();
-  request.set_unnumbered(true);
-  request.set_snapshot("s");
-  return request;
+  *request.mutable_loss() = GoodTrain().loss();
+  *request.mutable_data() = GoodTrain().data();
+  return Edited(request, "adapter_id = 'a'; unnumbered = true; snapshot = 's'");
 }
 
 // Soft targets, in the form with offsets.
 v1::ForwardBackwardRequest GoodSoftTrain() {
-  v1::ForwardBackwardRequest request = GoodTrain();
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-  v1::Datum* const datum = request.mutable_data(0);
-  for (const uint32_t offset : {0, 1, 1, 3}) datum->add_target_offsets(offset);
-  return request;
+  return Edited(GoodTrain(),
+                "loss.function = LOSS_FUNCTION_CROSS_ENTROPY; "
+                "data[0].target_offsets = [0, 1, 1, 3]");
 }
 
 // Three tokens. Each token has two experts in each of two layers.
 v1::ForwardBackwardRequest GoodRoutedTrain() {
-  v1::ForwardBackwardRequest request = GoodTrain();
-  request.mutable_loss()->set_return_routing(true);
-  std::string* const routing = request.mutable_data(0)->mutable_routing_le();
-  for (int i = 0; i < 12; ++i)
-    routing->append({static_cast<char>(i % 6), '\0'});
-  return request;
+  return Edited(GoodTrain(),
+                "loss.return_routing = true; "
+                "data[0].routing_le = '\\0\\0\\1\\0\\2\\0\\3\\0' * 3");
 }
 
 // Three tokens with supports, of which the second is empty.
 v1::ForwardBackwardRequest GoodSupportedTrain() {
-  v1::ForwardBackwardRequest request = GoodTrain();
-  v1::Datum* const datum = request.mutable_data(0);
   const auto raw = [](const std::vector<uint32_t>& values) {
     return std::string(reinterpret_cast<const char*>(values.data()),
                        values.size() * sizeof(uint32_t));
   };
+  v1::ForwardBackwardRequest request = GoodTrain();
+  v1::Datum* const datum = request.mutable_data(0);
   datum->set_support_offsets_le(raw({0, 2, 2, 4}));
   datum->set_support_tokens_le(raw({datum->targets(0), datum->targets(0) + 1,
                                     datum->targets(2) - 1, datum->targets(2)}));
@@ -226,46 +217,30 @@ v1::ForwardBackwardRequest GoodSupportedTrain() {
 
 // Three tokens, of which a recorded sample has drawn the last two.
 v1::ForwardBackwardRequest GoodRecordedTrain() {
-  v1::ForwardBackwardRequest request = GoodTrain();
-  request.mutable_loss()->set_replay_routing(true);
-  request.mutable_loss()->set_replay_support(true);
-  request.mutable_loss()->set_replay_logprobs(true);
-  v1::Datum* const datum = request.mutable_data(0);
-  datum->clear_logprobs();
-  for (const uint32_t start : {1, 2}) {
-    v1::SampledSpan* const span = datum->add_sampled_spans();
-    span->set_sequence_id("record:0");
-    span->set_offset(2 * start);
-    span->set_start(start);
-    span->set_length(1);
-  }
-  return request;
+  return Edited(GoodTrain(),
+                "loss.replay_routing = true; loss.replay_support = true; "
+                "loss.replay_logprobs = true; clear data[0].logprobs; "
+                "data[0].sampled_spans += "
+                "{sequence_id: 'record:0' offset: 2 start: 1 length: 1}; "
+                "data[0].sampled_spans += "
+                "{sequence_id: 'record:0' offset: 4 start: 2 length: 1}");
 }
 
 v1::SampleRequest GoodSample() {
-  v1::SampleRequest request;
-  request.set_adapter_id("a");
-  request.set_snapshot("s");
-  for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
-  request.mutable_config()->set_max_tokens(4);
-  request.mutable_config()->mutable_stop()->add_token_ids(5);
-  request.mutable_config()->mutable_stop()->add_token_sequences()->add_tokens(
-      6);
-  return request;
+  return Edited(v1::SampleRequest(),
+                "adapter_id = 'a'; snapshot = 's'; prompt = [1, 2, 3]; "
+                "config.max_tokens = 4; config.stop.token_ids = 5; "
+                "config.stop.token_sequences = {tokens: 6}");
 }
 
 template <typename Message>
 Message Named() {
-  Message request;
-  request.set_adapter_id("a");
-  return request;
+  return Edited(Message(), "adapter_id = 'a'");
 }
 
 template <typename Message>
 Message TwiceNamed() {
-  Message request = Named<Message>();
-  request.set_name("n");
-  return request;
+  return Edited(Message(), "adapter_id = 'a'; name = 'n'");
 }
 
 // Returns the names of the requests of a file's services.
@@ -309,9 +284,7 @@ TEST_F(RequestFuzzTest, Sampling) {
 }
 
 TEST_F(RequestFuzzTest, Profiles) {
-  v1::ProfileRequest profile;
-  profile.set_steps(10);
-  profile.set_seconds(1.5);
+  const auto profile = Make<v1::ProfileRequest>("steps = 10; seconds = 1.5");
   Fuzz(profile);
   // The other two requests of the service are empty.
   for (const std::string& name :
@@ -332,7 +305,7 @@ Message Piece(const std::string& file) {
   return message;
 }
 
-template <typename Assembler, typename Message>
+template <typename Message>
 void RequestFuzzTest::FuzzStream(const Message& options) {
   const std::vector<Message> good = {
       options, Piece<Message>("adapter_config.json"),
@@ -340,7 +313,7 @@ void RequestFuzzTest::FuzzStream(const Message& options) {
       Piece<Message>("adapter_model.safetensors")};
   std::vector<Message> mine = good;
   const int named = NameAdapters(&mine.front());
-  Assembler whole;
+  FileAssembler<Message> whole;
   for (const Message& message : mine) EXPECT_TRUE(whole.Add(message).ok());
   ExpectQualified(whole.Finish(), named);
   for (int i = 0; i < kRequests && !HasFailure(); ++i) {
@@ -350,7 +323,7 @@ void RequestFuzzTest::FuzzStream(const Message& options) {
       std::swap(messages[mutator_.Below(messages.size())], messages.back());
     }
     if (mutator_.OneIn(4)) messages.resize(mutator_.Below(messages.size()));
-    Assembler assembler;
+    FileAssembler<Message> assembler;
     absl::Status status;
     for (const Message& message : messages) {
       if (status.ok()) status = assembler.Add(message);
@@ -388,16 +361,15 @@ TEST_F(RequestFuzzTest, Adapters) {
 }
 
 TEST_F(RequestFuzzTest, Imports) {
-  v1::ImportAdapterRequest options;
-  options.mutable_options()->set_adapter_id("a");
-  FuzzStream<ImportAssembler>(options);
+  const auto options =
+      Make<v1::ImportAdapterRequest>("options.adapter_id = 'a'");
+  FuzzStream(options);
 }
 
 TEST_F(RequestFuzzTest, Uploads) {
-  v1::UploadCheckpointRequest options;
-  options.mutable_options()->set_adapter_id("a");
-  options.mutable_options()->set_name("c");
-  FuzzStream<UploadAssembler>(options);
+  const auto options = Make<v1::UploadCheckpointRequest>(
+      "options.adapter_id = 'a'; options.name = 'c'");
+  FuzzStream(options);
 }
 
 }  // namespace

@@ -18,8 +18,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 v1::SampleRequest GoodPrompt() {
-  v1::SampleRequest request;
-  request.set_adapter_id("a");
+  auto request = Make<v1::SampleRequest>("adapter_id = 'a'");
   for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
   request.mutable_config()->set_seed(10);
   request.mutable_config()->set_max_tokens(3);
@@ -32,14 +31,12 @@ class SamplingServiceTest : public ServerTest {
 };
 
 TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
-  v1::SampleRequest request = GoodPrompt();
-  request.set_num_samples(2);
-  request.set_prompt_logprobs(true);
-  request.set_prompt_top_logprobs(1);
-  request.set_top_logprobs(2);
-  grpc::ClientContext context;
+  const v1::SampleRequest request = Edited(
+      GoodPrompt(),
+      "num_samples = 2; prompt_logprobs = true; prompt_top_logprobs = 1; "
+      "top_logprobs = 2");
   v1::SampleResponse response;
-  const grpc::Status status = sampling_->Sample(&context, request, &response);
+  const grpc::Status status = Send(request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(response.samples_size(), 2);
   EXPECT_THAT(response.samples(0).tokens(), ElementsAre(4, 5, 6));
@@ -58,12 +55,10 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
 }
 
 TEST_F(SamplingServiceTest, SamplesInFlightNameTheVersions) {
-  v1::SampleRequest request = GoodPrompt();
-  request.set_in_flight(true);
-  request.set_recompute_cache(true);
-  grpc::ClientContext context;
+  const v1::SampleRequest request =
+      Edited(GoodPrompt(), "in_flight = true; recompute_cache = true");
   v1::SampleResponse response;
-  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_TRUE(engine_.last_sample().in_flight);
   EXPECT_TRUE(engine_.last_sample().recompute_cache);
   ASSERT_THAT(response.samples(0).version_spans(), SizeIs(2));
@@ -103,11 +98,9 @@ TEST_F(SamplingServiceTest, EachMessageOfAStreamHasItsVersions) {
 }
 
 TEST_F(SamplingServiceTest, FillsInDefaults) {
-  v1::SampleRequest request;
-  request.add_prompt(5);
+  const auto request = Make<v1::SampleRequest>("prompt += 5");
   v1::SampleResponse response;
-  grpc::ClientContext first;
-  ASSERT_TRUE(sampling_->Sample(&first, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   const SampleRequest seen = engine_.last_sample();
   // The default is 128, but a context of 32 has room for only 31 after the
   // prompt.
@@ -118,17 +111,15 @@ TEST_F(SamplingServiceTest, FillsInDefaults) {
   EXPECT_EQ(seen.config.top_k, 0);
   EXPECT_FALSE(seen.config.stop.ignore_eos);
   EXPECT_EQ(response.version(), 0u);
-  grpc::ClientContext second;
-  ASSERT_TRUE(sampling_->Sample(&second, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_NE(engine_.last_sample().config.seed, seen.config.seed);
 }
 
 TEST_F(SamplingServiceTest, AStopRuleMayLeaveOutTheEndOfSequence) {
   v1::SampleRequest request = GoodPrompt();
   request.mutable_config()->mutable_stop()->set_ignore_eos(true);
-  grpc::ClientContext context;
   v1::SampleResponse response;
-  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_TRUE(engine_.last_sample().config.stop.ignore_eos);
 }
 
@@ -141,9 +132,8 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
   config->mutable_stop()->add_token_ids(7);
   config->mutable_stop()->add_token_sequences()->add_tokens(8);
   config->mutable_stop()->add_byte_strings("\n\n");
-  grpc::ClientContext context;
   v1::SampleResponse response;
-  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   const SamplingConfig seen = engine_.last_sample().config;
   EXPECT_EQ(seen.top_k, 100);
   EXPECT_EQ(seen.temperature, 0);
@@ -158,8 +148,7 @@ TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
   request.set_record(true);
   v1::SampleResponse response;
   const auto sample = [&] {
-    grpc::ClientContext context;
-    const grpc::Status status = sampling_->Sample(&context, request, &response);
+    const grpc::Status status = Send(request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return engine_.last_sample();
   };
@@ -222,9 +211,8 @@ TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
   config->mutable_logit_bias(0)->set_bias(-100);
   config->add_allowed_token_ids(4);
   config->set_min_tokens(3);
-  grpc::ClientContext context;
   v1::SampleResponse response;
-  ASSERT_TRUE(sampling_->Sample(&context, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   const SamplingConfig seen = engine_.last_sample().config;
   EXPECT_EQ(seen.min_p, 0.25);
   EXPECT_EQ(seen.repetition_penalty, 1.5F);

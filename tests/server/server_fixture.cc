@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "google/protobuf/wrappers.pb.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/impl/client_unary_call.h"
 #include "prometheus/text_serializer.h"
 #include "src/base/address.h"
 #include "src/base/options.h"
@@ -61,25 +62,32 @@ void ServerTest::StartServer(const ServerOptions& options,
 void ServerTest::StartReadyServer(const ServerOptions& options) {
   ASSERT_NO_FATAL_FAILURE(StartServer(options));
   AttachEngine();
-  grpc::ClientContext context;
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("a");
+  const auto request = Make<v1::CreateAdapterRequest>("adapter_id = 'a'");
   v1::CreateAdapterResponse response;
-  const grpc::Status status =
-      adapters_->CreateAdapter(&context, request, &response);
+  const grpc::Status status = Send(request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
 }
 
 v1::ForwardBackwardRequest ServerTest::GoodStep() {
-  v1::ForwardBackwardRequest request;
-  request.set_adapter_id("a");
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-  v1::Datum* const datum = request.add_data();
-  for (const uint32_t token : {1, 2, 3}) {
-    datum->add_tokens(token);
-    datum->add_targets(token + 1);
-  }
-  return request;
+  return Make<v1::ForwardBackwardRequest>(
+      "adapter_id = 'a'; loss.function = LOSS_FUNCTION_CROSS_ENTROPY; "
+      "data += {tokens: [1, 2, 3] targets: [2, 3, 4]}");
+}
+
+grpc::Status ServerTest::Send(const google::protobuf::Message& request,
+                              google::protobuf::Message* response,
+                              grpc::ClientContext* context) const {
+  const auto& type = *request.GetDescriptor();
+  const auto& service = *type.file()->service(0);
+  int i = 0;
+  while (service.method(i)->input_type() != &type) ++i;
+  const std::string path =
+      absl::StrCat("/", service.full_name(), "/", service.method(i)->name());
+  grpc::ClientContext own;
+  return grpc::internal::BlockingUnaryCall(
+      channel_.get(),
+      {path.c_str(), grpc::internal::RpcMethod::NORMAL_RPC, channel_},
+      context == nullptr ? &own : context, request, response);
 }
 
 bool ServerTest::Eventually(const std::function<bool()>& condition) {

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/daemon/frontend.h"
+#include "tests/server/message_edit.h"
 #include "tests/support/canned_engine.h"
 #include "weft/v1/adapters.grpc.pb.h"
 #include "weft/v1/sampling.grpc.pb.h"
@@ -36,6 +37,12 @@ class ServerTest : public ::testing::Test {
 
   // Returns a valid request for adapter "a": one sequence of three tokens.
   static v1::ForwardBackwardRequest GoodStep();
+
+  // Calls the method that takes such a request. The call has a context of its
+  // own if `context` is null.
+  grpc::Status Send(const google::protobuf::Message& request,
+                    google::protobuf::Message* response,
+                    grpc::ClientContext* context = nullptr) const;
 
   // Waits up to 30 s for `condition`. Returns whether it became true.
   static bool Eventually(const std::function<bool()>& condition);

@@ -10,94 +10,64 @@ namespace {
 using Train = v1::ForwardBackwardRequest;
 
 TEST(RefusalTest, SoftTargets) {
-  Train good = GoodTrain();
-  good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-  good.mutable_data(0)->clear_weights();
-  good.mutable_data(0)->set_targets_per_token(2);
-  for (int i = 0; i < 3; ++i) good.mutable_data(0)->add_targets(5);
   ExpectRefusals<Train>(
-      good,
-      {{"one short",
-        [](Train& r) { r.mutable_data(0)->mutable_targets()->RemoveLast(); },
+      Edited(GoodTrain(),
+             "loss.function = LOSS_FUNCTION_CROSS_ENTROPY; "
+             "clear data[0].weights; data[0].targets_per_token = 2; "
+             "data[0].targets = 5 * 6"),
+      {{"pop data[0].targets",
         "data[0].targets has 5 values, must have 6 (3 tokens, 2 targets"},
-       {"weights [N]",
-        [](Train& r) { r.mutable_data(0)->mutable_weights()->Resize(3, 1); },
-        "data[0].weights has 3 values, must have 6"},
-       {"more than the vocabulary",
-        [](Train& r) { r.mutable_data(0)->set_targets_per_token(101); },
+       {"data[0].weights = 1 * 3", "data[0].weights has 3 values, must have 6"},
+       {"data[0].targets_per_token = 101",
         "data[0].targets_per_token is 101, must be in [0, 100]"},
-       {"4 billion",
-        [](Train& r) { r.mutable_data(0)->set_targets_per_token(UINT32_MAX); },
+       {"data[0].targets_per_token = 4294967295",
         "data[0].targets_per_token is 4294967295"},
-       {"target out of range",
-        [](Train& r) { r.mutable_data(0)->set_targets(4, 100); },
+       {"data[0].targets[4] = 100",
         "data[0].targets[4] is 100, must be in [0, 100)"}});
 }
 
 // 3 tokens with 2, 0 and 1 targets.
 Train GoodRagged() {
-  Train good = GoodTrain();
-  good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-  for (const uint32_t offset : {0, 2, 2, 3}) {
-    good.mutable_data(0)->add_target_offsets(offset);
-  }
-  return good;
+  return Edited(GoodTrain(),
+                "loss.function = LOSS_FUNCTION_CROSS_ENTROPY; "
+                "data[0].target_offsets = [0, 2, 2, 3]");
 }
 
 TEST(RefusalTest, RaggedTargets) {
-  const auto datum = [](Train& r) { return r.mutable_data(0); };
   ExpectRefusals<Train>(
       GoodRagged(),
-      {{"another loss",
-        [](Train& r) { r.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO); },
+      {{"loss.function = LOSS_FUNCTION_PPO",
         "data[0].target_offsets has 4 values, must be empty for every loss but "
         "cross_entropy"},
-       {"both layouts", [=](Train& r) { datum(r)->set_targets_per_token(2); },
+       {"data[0].targets_per_token = 2",
         "data[0].targets_per_token is 2, must be 0 or 1 with target_offsets"},
-       {"no end",
-        [=](Train& r) { datum(r)->mutable_target_offsets()->RemoveLast(); },
+       {"pop data[0].target_offsets",
         "data[0].target_offsets has 3 values, must have 4 (3 tokens, and the "
         "end)"},
-       {"one more", [=](Train& r) { datum(r)->add_target_offsets(3); },
+       {"data[0].target_offsets += 3",
         "data[0].target_offsets has 5 values, must have 4"},
-       {"late start", [=](Train& r) { datum(r)->set_target_offsets(0, 1); },
+       {"data[0].target_offsets[0] = 1",
         "data[0].target_offsets[0] is 1, must be 0"},
-       {"falling", [=](Train& r) { datum(r)->set_target_offsets(2, 1); },
+       {"data[0].target_offsets[2] = 1",
         "data[0].target_offsets[2] is 1, must be in [2, 102]"},
-       {"more than the vocabulary",
-        [=](Train& r) { datum(r)->set_target_offsets(3, 103); },
+       {"data[0].target_offsets[3] = 103",
         "data[0].target_offsets[3] is 103, must be in [2, 102] (a token has 0 "
         "to 100 targets)"},
-       {"4 billion",
-        [=](Train& r) { datum(r)->set_target_offsets(1, UINT32_MAX); },
+       {"data[0].target_offsets[1] = 4294967295",
         "data[0].target_offsets[1] is 4294967295, must be in [0, 100]"},
-       {"few targets",
-        [=](Train& r) { datum(r)->mutable_targets()->RemoveLast(); },
+       {"pop data[0].targets",
         "data[0].targets has 2 values, must have 3 (3 tokens, the last of "
         "target_offsets)"},
-       {"many targets", [=](Train& r) { datum(r)->add_targets(1); },
-        "data[0].targets has 4 values, must have 3"},
-       {"target out of range", [=](Train& r) { datum(r)->set_targets(2, 100); },
+       {"data[0].targets += 1", "data[0].targets has 4 values, must have 3"},
+       {"data[0].targets[2] = 100",
         "data[0].targets[2] is 100, must be in [0, 100)"},
-       {"weights length", [=](Train& r) { datum(r)->add_weights(1); },
-        "data[0].weights has 4 values, must have 3"},
-       {"both forms",
-        [=](Train& r) {
-          datum(r)->set_target_offsets_le(std::string(16, '\0'));
-        },
+       {"data[0].weights += 1", "data[0].weights has 4 values, must have 3"},
+       {"data[0].target_offsets_le = '\\0' * 16",
         "data[0].target_offsets and data[0].target_offsets_le are both set"},
-       {"odd bytes",
-        [=](Train& r) {
-          datum(r)->clear_target_offsets();
-          datum(r)->set_target_offsets_le("abcde");
-        },
+       {"clear data[0].target_offsets; data[0].target_offsets_le = 'abcde'",
         "data[0].target_offsets_le has 5 bytes, must be a multiple of 4"},
-       {"raw falling",
-        [=](Train& r) {
-          datum(r)->clear_target_offsets();
-          datum(r)->set_target_offsets_le(
-              std::string("\0\0\0\0\2\0\0\0\1\0\0\0\3\0\0\0", 16));
-        },
+       {"clear data[0].target_offsets; data[0].target_offsets_le = "
+        "'\\0\\0\\0\\0\\2\\0\\0\\0\\1\\0\\0\\0\\3\\0\\0\\0'",
         "data[0].target_offsets[2] is 1, must be in [2, 102]"}});
 }
 
@@ -111,8 +81,7 @@ TEST(RefusalTest, ATokenHasAtMost1024Targets) {
   };
   for (const uint32_t count : {1024u, 1025u}) {
     SCOPED_TRACE(count);
-    v1::Datum dense;
-    dense.add_tokens(1);
+    auto dense = Make<v1::Datum>("tokens += 1");
     dense.mutable_targets()->Resize(static_cast<int>(count), 1);
     v1::Datum ragged = dense;
     dense.set_targets_per_token(count);
@@ -132,34 +101,26 @@ TEST(RefusalTest, ATokenHasAtMost1024Targets) {
 
 // The message has the index of the invalid datum, for Forward as well.
 TEST(RefusalTest, NamesTheDatumAtFault) {
-  v1::ForwardRequest good;
-  good.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+  auto good =
+      Make<v1::ForwardRequest>("loss.function = LOSS_FUNCTION_CROSS_ENTROPY");
   *good.add_data() = GoodTrain().data(0);
   *good.add_data() = GoodRagged().data(0);
   *good.add_data() = GoodTrain().data(0);
   using Request = v1::ForwardRequest;
   ExpectRefusals<Request>(
       good,
-      {{"too long",
-        [](Request& r) { r.mutable_data(2)->mutable_tokens()->Resize(33, 1); },
+      {{"data[2].tokens = 1 * 33",
         "data[2].tokens has 33 values, must be in [1, context length 32]"},
-       {"target", [](Request& r) { r.mutable_data(2)->set_targets(0, 100); },
+       {"data[2].targets[0] = 100",
         "data[2].targets[0] is 100, must be in [0, 100)"},
-       {"raw target",
-        [](Request& r) {
-          r.mutable_data(2)->clear_targets();
-          r.mutable_data(2)->set_targets_le(
-              std::string("\0\0\0\0\x64\0\0\0\0\0\0\0", 12));
-        },
+       {"clear data[2].targets; data[2].targets_le = "
+        "'\\0\\0\\0\\0\\x64\\0\\0\\0\\0\\0\\0\\0'",
         "data[2].targets[1] is 100, must be in [0, 100)"},
-       {"targets of K",
-        [](Request& r) { r.mutable_data(2)->set_targets_per_token(2); },
+       {"data[2].targets_per_token = 2",
         "data[2].targets has 3 values, must have 6 (3 tokens, 2 targets per "
         "token)"},
-       {"weights", [](Request& r) { r.mutable_data(1)->add_weights(1); },
-        "data[1].weights has 4 values, must have 3"},
-       {"offsets",
-        [](Request& r) { r.mutable_data(1)->set_target_offsets(0, 2); },
+       {"data[1].weights += 1", "data[1].weights has 4 values, must have 3"},
+       {"data[1].target_offsets[0] = 2",
         "data[1].target_offsets[0] is 2, must be 0"}});
 }
 

@@ -39,22 +39,13 @@ auto SetIds(const std::vector<uint32_t>& values) {
 TEST(RefusalTest, SupportsOfADatum) {
   ExpectRefusals<Train>(
       GoodSupported(),
-      {{"two targets per token",
-        [](Train& r) {
-          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-          r.mutable_data(0)->set_targets_per_token(2);
-          r.mutable_data(0)->clear_weights();
-          for (int i = 0; i < 3; ++i) r.mutable_data(0)->add_targets(5);
-        },
+      {{"loss.function = LOSS_FUNCTION_CROSS_ENTROPY; "
+        "data[0].targets_per_token = 2; clear data[0].weights; "
+        "data[0].targets = 5 * 6",
         "data[0].support_offsets_le is set, must be empty unless every token "
         "has one target"},
-       {"ragged targets",
-        [](Train& r) {
-          r.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
-          for (const uint32_t offset : {0, 1, 2, 3}) {
-            r.mutable_data(0)->add_target_offsets(offset);
-          }
-        },
+       {"loss.function = LOSS_FUNCTION_CROSS_ENTROPY; "
+        "data[0].target_offsets = [0, 1, 2, 3]",
         "data[0].support_offsets_le is set, must be empty unless"},
        {"no offsets", SetOffsets({}),
         "data[0].support_offsets_le has 0 values, must have 4 (3 tokens, and "
@@ -68,8 +59,7 @@ TEST(RefusalTest, SupportsOfADatum) {
         "0 to 1024 ids)"},
        {"4 billion", SetOffsets({0, 2, 2, UINT32_MAX}),
         "data[0].support_offsets_le[3] is 4294967295, must be in [2, 1026]"},
-       {"odd bytes",
-        [](Train& r) { r.mutable_data(0)->set_support_offsets_le("abcde"); },
+       {"data[0].support_offsets_le = 'abcde'",
         "data[0].support_offsets_le has 5 bytes, must be a multiple of 4"},
        {"few ids", SetIds({1, 7, 0, 3}),
         "data[0].support_tokens_le has 4 values, must have 5 (the last of "
@@ -88,8 +78,7 @@ TEST(RefusalTest, SupportsOfADatum) {
        {"no target", SetIds({1, 7, 0, 4, 99}),
         "data[0].support_tokens_le has no target 3 among the 3 ids of token "
         "2: the target must be one of them"},
-       {"odd bytes of ids",
-        [](Train& r) { r.mutable_data(0)->set_support_tokens_le("abcde"); },
+       {"data[0].support_tokens_le = 'abcde'",
         "data[0].support_tokens_le has 5 bytes, must be a multiple of 4"}});
 }
 
@@ -118,36 +107,26 @@ TEST(SupportTest, OfADatumArrives) {
 }
 
 Ask GoodAsk() {
-  Ask request;
-  request.add_prompt(1);
-  request.mutable_config()->set_top_p(0.9);
-  request.set_truncated_logprobs(true);
-  request.set_return_support(true);
-  return request;
+  return Edited(Ask(),
+                "prompt = 1; config.top_p = 0.9; truncated_logprobs = true; "
+                "return_support = true");
 }
 
 TEST(RefusalTest, SupportsOfSamples) {
   ExpectRefusals<Ask>(
       GoodAsk(),
-      {{"other logprobs", [](Ask& r) { r.set_truncated_logprobs(false); },
+      {{"truncated_logprobs = false",
         "return_support is set, so truncated_logprobs must be set, too"},
-       {"greedy",
-        [](Ask& r) {
-          r.mutable_config()->set_temperature(0);
-          r.set_truncated_logprobs(false);
-        },
+       {"config.temperature = 0; truncated_logprobs = false",
         "return_support is set with config.temperature 0"},
-       {"greedy logprobs",
-        [](Ask& r) { r.mutable_config()->set_temperature(0); },
+       {"config.temperature = 0",
         "truncated_logprobs is set with config.temperature 0"}});
 }
 
 // A draw with supports is from at most 1024 tokens, and their memory counts.
 TEST(SupportTest, OfSamplesIsBoundedAndCounts) {
-  Ask request = GoodAsk();
-  request.set_num_samples(2);
-  request.mutable_config()->set_max_tokens(5);
-  SampleRequest plain = *Validate(request, Limits());
+  SampleRequest plain = *Validate(
+      Edited(GoodAsk(), "num_samples = 2; config.max_tokens = 5"), Limits());
   EXPECT_TRUE(plain.truncated_logprobs);
   EXPECT_TRUE(plain.has_support());
   EXPECT_EQ(plain.draw_top_k(), 1024);

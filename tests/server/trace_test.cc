@@ -77,8 +77,7 @@ TEST_F(TraceTest, LogLinesHoldNoTokensAndNoCredentials) {
   grpc::ClientContext context;
   context.AddMetadata("authorization", "Bearer weft_secret");
   context.AddMetadata("x-request-id", "weft secret");
-  v1::SampleRequest request;
-  request.set_adapter_id("a");
+  auto request = Make<v1::SampleRequest>("adapter_id = 'a'");
   for (const uint32_t token : {71, 72, 73}) request.add_prompt(token);
   request.mutable_config()->set_max_tokens(2);
   request.mutable_config()->mutable_stop()->add_byte_strings("stop-word");

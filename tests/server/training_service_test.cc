@@ -14,23 +14,16 @@ using ::testing::HasSubstr;
 class TrainingServiceTest : public ServerTest {
  protected:
   void SetUp() override { StartReadyServer(); }
-
-  grpc::Status Step(const v1::ForwardBackwardRequest& request,
-                    v1::ForwardBackwardResponse* response,
-                    grpc::ClientContext* context) {
-    return training_->ForwardBackward(context, request, response);
-  }
 };
 
 TEST_F(TrainingServiceTest, ForwardBackwardReturnsLogprobsLossesAndMetrics) {
-  v1::ForwardBackwardRequest request = GoodStep();
-  request.mutable_data(0)->add_weights(1);
-  request.mutable_data(0)->add_weights(0);
-  request.mutable_data(0)->add_weights(-2);
-  request.mutable_loss()->set_return_entropy(true);
+  const v1::ForwardBackwardRequest request =
+      Edited(GoodStep(),
+             "data[0].weights += 1; data[0].weights += 0; "
+             "data[0].weights += -2; loss.return_entropy = true");
   grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  const grpc::Status status = Step(request, &response, &context);
+  const grpc::Status status = Send(request, &response, &context);
   ASSERT_TRUE(status.ok()) << status.error_message();
   ASSERT_EQ(response.results_size(), 1);
   EXPECT_THAT(Floats(response.results(0).logprobs_le()),
@@ -45,9 +38,8 @@ TEST_F(TrainingServiceTest, ForwardBackwardReturnsLogprobsLossesAndMetrics) {
 }
 
 TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
-  v1::ForwardBackwardRequest packed = GoodStep();
-  packed.mutable_loss()->set_function(v1::LOSS_FUNCTION_PPO);
-  packed.mutable_loss()->set_clip_low(0.5);
+  v1::ForwardBackwardRequest packed = Edited(
+      GoodStep(), "loss.function = LOSS_FUNCTION_PPO; loss.clip_low = 0.5");
   v1::Datum* const datum = packed.mutable_data(0);
   v1::ForwardBackwardRequest raw = packed;
   for (const float value : {0.5F, 0.0F, 2.0F}) {
@@ -64,11 +56,9 @@ TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
   raw_datum->set_advantages_le(Raw<float>({-0.5, 0, -2}));
   raw_datum->set_logprobs_le(Raw<float>({-0.5, 0, -2}));
   v1::ForwardBackwardResponse response;
-  grpc::ClientContext first;
-  ASSERT_TRUE(Step(packed, &response, &first).ok());
+  ASSERT_TRUE(Send(packed, &response).ok());
   const TrainRequest seen = engine_.last_train();
-  grpc::ClientContext second;
-  ASSERT_TRUE(Step(raw, &response, &second).ok());
+  ASSERT_TRUE(Send(raw, &response).ok());
   EXPECT_EQ(engine_.last_train().data, seen.data);
   EXPECT_EQ(engine_.last_train().loss, seen.loss);
   EXPECT_TRUE(seen.backward);
@@ -85,8 +75,7 @@ TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
   span->set_offset(2);
   span->set_length(3);
   v1::ForwardBackwardResponse response;
-  grpc::ClientContext first;
-  ASSERT_TRUE(Step(request, &response, &first).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   const TrainRequest seen = engine_.last_train();
   const SampledSpan expected{
       .sequence_id = "record:1", .offset = 2, .length = 3};
@@ -94,8 +83,7 @@ TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
   EXPECT_THAT(seen.replay.spans[0], ElementsAre(expected));
   EXPECT_TRUE(seen.replay.support && !seen.replay.logprobs);
   engine_.SetReplayBytes(int64_t{1} << 50);
-  grpc::ClientContext second;
-  const grpc::Status refused = Step(request, &response, &second);
+  const grpc::Status refused = Send(request, &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("1125899906842624"));
 }
@@ -104,9 +92,8 @@ TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
   v1::ForwardRequest request;
   *request.mutable_data() = GoodStep().data();
   *request.mutable_loss() = GoodStep().loss();
-  grpc::ClientContext context;
   v1::ForwardResponse response;
-  ASSERT_TRUE(training_->Forward(&context, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_EQ(response.step(), 0u);
   EXPECT_EQ(response.results_size(), 1);
   EXPECT_FALSE(engine_.last_train().backward);
@@ -115,9 +102,8 @@ TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
 TEST_F(TrainingServiceTest, CrossEntropyIgnoresPolicyInputs) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->add_advantages(1);
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  EXPECT_TRUE(Step(request, &response, &context).ok());
+  EXPECT_TRUE(Send(request, &response).ok());
   EXPECT_TRUE(engine_.last_train().data[0].advantages.empty());
 }
 
@@ -126,9 +112,8 @@ TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
   v1::Datum* const datum = request.mutable_data(0);
   datum->set_targets_per_token(2);
   for (const uint32_t token : {7, 8, 9}) datum->add_targets(token);
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  ASSERT_TRUE(Step(request, &response, &context).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_EQ(engine_.last_train().data[0].targets_per_token, 2);
   EXPECT_EQ(Floats(response.results(0).logprobs_le()).size(), 6u);
 }
@@ -141,9 +126,8 @@ TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
   for (const uint32_t offset : {0, 3, 3, 4}) datum->add_target_offsets(offset);
   raw.mutable_data(0)->set_target_offsets_le(Raw<uint32_t>({0, 3, 3, 4}));
   for (const v1::ForwardBackwardRequest& request : {packed, raw}) {
-    grpc::ClientContext context;
     v1::ForwardBackwardResponse response;
-    const grpc::Status status = Step(request, &response, &context);
+    const grpc::Status status = Send(request, &response);
     ASSERT_TRUE(status.ok()) << status.error_message();
     EXPECT_THAT(engine_.last_train().data[0].target_offsets,
                 ElementsAre(0, 3, 3, 4));
@@ -158,21 +142,17 @@ TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->clear_targets();
   request.mutable_data(0)->mutable_target_offsets()->Resize(4, 0);
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  const grpc::Status status = Step(request, &response, &context);
+  const grpc::Status status = Send(request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_TRUE(response.results(0).logprobs_le().empty());
 }
 
 TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
-  v1::OptimStepRequest request;
-  request.set_adapter_id("a");
-  request.mutable_adamw()->set_learning_rate(0);
-  request.mutable_adamw()->set_max_grad_norm(1);
-  grpc::ClientContext context;
+  auto request = Make<v1::OptimStepRequest>(
+      "adapter_id = 'a'; adamw.learning_rate = 0; adamw.max_grad_norm = 1");
   v1::OptimStepResponse response;
-  ASSERT_TRUE(training_->OptimStep(&context, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_EQ(response.grad_norm(), 2.5);
   EXPECT_EQ(response.version(), 2u);
   EXPECT_EQ(response.step(), 1u);
@@ -182,8 +162,7 @@ TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
   request.clear_adamw();
   request.mutable_muon()->set_momentum(0.5);
   request.mutable_muon()->set_nesterov(false);
-  grpc::ClientContext second;
-  ASSERT_TRUE(training_->OptimStep(&second, request, &response).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_EQ(engine_.last_optim().muon,
             (MuonConfig{.momentum = 0.5, .nesterov = false}));
 }
@@ -195,8 +174,8 @@ TEST_F(TrainingServiceTest, RepeatedStepIsMarkedReplayed) {
   v1::ForwardBackwardResponse again;
   grpc::ClientContext first_context;
   grpc::ClientContext again_context;
-  ASSERT_TRUE(Step(request, &first, &first_context).ok());
-  ASSERT_TRUE(Step(request, &again, &again_context).ok());
+  ASSERT_TRUE(Send(request, &first, &first_context).ok());
+  ASSERT_TRUE(Send(request, &again, &again_context).ok());
   EXPECT_EQ(Trailer(first_context, "weft-replayed"), "");
   EXPECT_EQ(Trailer(again_context, "weft-replayed"), "1");
   EXPECT_EQ(first.results(0).losses_le(), again.results(0).losses_le());
@@ -209,11 +188,9 @@ TEST_F(TrainingServiceTest, StepReusedWithOtherPayloadAlreadyExists) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.set_step(1);
   v1::ForwardBackwardResponse response;
-  grpc::ClientContext first;
-  ASSERT_TRUE(Step(request, &response, &first).ok());
+  ASSERT_TRUE(Send(request, &response).ok());
   request.mutable_data(0)->set_tokens(0, 9);
-  grpc::ClientContext second;
-  EXPECT_EQ(Step(request, &response, &second).error_code(),
+  EXPECT_EQ(Send(request, &response).error_code(),
             grpc::StatusCode::ALREADY_EXISTS);
 }
 
@@ -222,16 +199,12 @@ TEST_F(TrainingServiceTest, GapWaitsForTheMissingStep) {
   later.set_step(2);
   grpc::Status later_status;
   v1::ForwardBackwardResponse later_response;
-  std::thread waiter([&] {
-    grpc::ClientContext context;
-    later_status = Step(later, &later_response, &context);
-  });
+  std::thread waiter([&] { later_status = Send(later, &later_response); });
   EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
   v1::ForwardBackwardRequest first = GoodStep();
   first.set_step(1);
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  EXPECT_TRUE(Step(first, &response, &context).ok());
+  EXPECT_TRUE(Send(first, &response).ok());
   waiter.join();
   EXPECT_TRUE(later_status.ok());
   EXPECT_EQ(later_response.step(), 2u);
@@ -243,7 +216,7 @@ TEST_F(TrainingServiceTest, DeadlineReachesTheEngineAndFreesThePlace) {
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::milliseconds(200));
   v1::ForwardBackwardResponse response;
-  const grpc::Status status = Step(GoodStep(), &response, &context);
+  const grpc::Status status = Send(GoodStep(), &response, &context);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_LT(engine_.last_train().deadline, absl::Now() + absl::Seconds(1));
   EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
@@ -256,7 +229,7 @@ TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
   grpc::Status status;
   std::thread caller([&] {
     v1::ForwardBackwardResponse response;
-    status = Step(GoodStep(), &response, &context);
+    status = Send(GoodStep(), &response, &context);
   });
   EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
   context.TryCancel();
@@ -272,7 +245,7 @@ TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
                               {.name = "QUEUE_FULL", .values = {}}));
   grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  const grpc::Status status = Step(GoodStep(), &response, &context);
+  const grpc::Status status = Send(GoodStep(), &response, &context);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(status.error_message(), "the queue is full");
   EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
@@ -296,9 +269,8 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
     const double before = MetricValue(series);
     engine_.FailNext(WithReason(absl::ResourceExhaustedError("why"),
                                 {.name = reason, .values = {}}));
-    grpc::ClientContext context;
     v1::ForwardBackwardResponse response;
-    EXPECT_FALSE(Step(GoodStep(), &response, &context).ok());
+    EXPECT_FALSE(Send(GoodStep(), &response).ok());
     EXPECT_EQ(MetricValue(series), before + 1) << reason;
   }
 }
@@ -306,9 +278,8 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
 TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
   for (int code = 1; code <= 16; ++code) {
     engine_.FailNext(absl::Status(static_cast<absl::StatusCode>(code), "why"));
-    grpc::ClientContext context;
     v1::ForwardBackwardResponse response;
-    const grpc::Status status = Step(GoodStep(), &response, &context);
+    const grpc::Status status = Send(GoodStep(), &response);
     EXPECT_EQ(static_cast<int>(status.error_code()), code);
     EXPECT_EQ(status.error_message(), "why");
   }
@@ -317,9 +288,8 @@ TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
 TEST_F(TrainingServiceTest, UnknownAdapterIsNotFound) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.set_adapter_id("nobody");
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  const grpc::Status status = Step(request, &response, &context);
+  const grpc::Status status = Send(request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("nobody"));
 }
@@ -327,12 +297,10 @@ TEST_F(TrainingServiceTest, UnknownAdapterIsNotFound) {
 TEST_F(TrainingServiceTest, MessageAboveTheLimitIsRefusedAndServerLives) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->set_tokens_le(std::string(5 << 20, 'x'));
-  grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
-  EXPECT_EQ(Step(request, &response, &context).error_code(),
+  EXPECT_EQ(Send(request, &response).error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
-  grpc::ClientContext next;
-  EXPECT_TRUE(Step(GoodStep(), &response, &next).ok());
+  EXPECT_TRUE(Send(GoodStep(), &response).ok());
 }
 
 TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
@@ -341,7 +309,7 @@ TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->set_weights_le(std::string(1 << 20, '\0'));
   v1::ForwardBackwardResponse response;
-  EXPECT_EQ(Step(request, &response, &context).error_code(),
+  EXPECT_EQ(Send(request, &response, &context).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
 
@@ -351,9 +319,8 @@ TEST_F(TrainingServiceTest, ManyCallsAtOnceAreAllAnswered) {
   for (int i = 0; i < 8; ++i) {
     callers.emplace_back([&] {
       for (int call = 0; call < 25; ++call) {
-        grpc::ClientContext context;
         v1::ForwardBackwardResponse response;
-        if (Step(GoodStep(), &response, &context).ok()) ++answered;
+        if (Send(GoodStep(), &response).ok()) ++answered;
       }
     });
   }

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/request_validation.h"
 #include "server/response_conversion.h"
+#include "tests/server/message_edit.h"
 
 namespace weft {
 namespace {
@@ -39,9 +40,8 @@ TEST(ValidationTest, AMillionTokensTakeMilliseconds) {
                                 .max_data = kSequences,
                                 .max_tokens = kSequences * kTokens,
                                 .max_samples = 1};
-  v1::ForwardBackwardRequest request;
-  request.set_adapter_id("a");
-  request.mutable_loss()->set_function(v1::LOSS_FUNCTION_CROSS_ENTROPY);
+  auto request = Make<v1::ForwardBackwardRequest>(
+      "adapter_id = 'a'; loss.function = LOSS_FUNCTION_CROSS_ENTROPY");
   for (int i = 0; i < kSequences; ++i) {
     v1::Datum* const datum = request.add_data();
     datum->set_tokens_le(std::string(kTokens * 4, '\1'));
@@ -102,11 +102,9 @@ TEST(ValidationTest, AcceptsTheEdgesOfEveryRange) {
   EXPECT_EQ(sample->config.seed, UINT64_MAX);
   EXPECT_EQ(sample->prompt_target_offsets, (std::vector<int64_t>{0, 0, 1024}));
 
-  v1::ForwardBackwardRequest train;
-  train.set_adapter_id("a");
-  train.mutable_loss()->set_function(v1::LOSS_FUNCTION_GSPO);
-  train.mutable_loss()->set_clip_low(1);
-  train.mutable_loss()->set_clip_high(1);
+  auto train = Make<v1::ForwardBackwardRequest>(
+      "adapter_id = 'a'; loss.function = LOSS_FUNCTION_GSPO; "
+      "loss.clip_low = 1; loss.clip_high = 1");
   v1::Datum* const datum = train.add_data();
   for (const uint32_t token : {0, 9, 0, 9}) {
     datum->add_tokens(token);
@@ -122,8 +120,7 @@ TEST(ValidationTest, NoTargetsMeanAllProjectionsOfTheModel) {
   const std::vector<TargetModule> projections = {TargetModule::kQProj,
                                                  TargetModule::kOutProj};
   const RequestLimits limits = {.max_rank = 64, .projections = projections};
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id("a");
+  auto request = Make<v1::CreateAdapterRequest>("adapter_id = 'a'");
   absl::StatusOr<CreateAdapterRequest> valid = Validate(request, limits);
   ASSERT_TRUE(valid.ok()) << valid.status();
   EXPECT_EQ(valid->config.target_modules, projections);
