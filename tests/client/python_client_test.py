@@ -82,11 +82,11 @@ def test_scores_beside_the_steps(sent: list[Any], client: weft.Client) -> None:
 def test_a_score_does_not_wait_for_a_missing_step(client: weft.Client) -> None:
     client.create_adapter("a")
     trainer, evaluator = client.adapter("a"), client.adapter("a")
-    missing = trainer._core.counter.take()
+    missing = trainer._counter.take()
     ahead = trainer.submit.forward(DATA)
     assert evaluator.score(DATA).step == 0
     assert not ahead.done()
-    trainer._core.counter.finish(missing, weft.steps.Outcome.DONE)
+    trainer._counter.finish(missing, weft.steps.Outcome.DONE)
     assert evaluator.forward_backward(DATA).step == 1
     assert ahead.result().step == 2
 
@@ -727,7 +727,7 @@ def test_deadline_bounds_a_gap(server: FakeWeftd, client: weft.Client) -> None:
     client.create_adapter("a")
     with weft.Client(server.target, timeout=1.0) as hasty:
         adapter = hasty.adapter("a")
-        adapter._core.counter.reset(7)
+        adapter._counter.reset(7)
         with pytest.raises(weft.DeadlineExceeded):
             adapter.optim_step()
         assert adapter.optim_step().step == 1

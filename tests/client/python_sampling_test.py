@@ -133,7 +133,7 @@ def test_a_batch_may_take_longer_than_the_timeout_while_answers_come(
     def each(client: weft.Client) -> Iterator[Any]:
         """Yields calls, each of which is refused once and then waits."""
         prompts = [[1], [2], [3]]
-        for draw in client._core.sampler.sample_each(prompts, {}, None, InFlight()):
+        for draw in client._sampler.sample_each(prompts, {}, None, InFlight()):
             server.refuse("Sample", FULL, "the queue is full")
             yield draw
 

@@ -307,22 +307,6 @@ def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     return config
 
 
-def train_request(
-    request_type: type[TrainRequest],
-    adapter_id: str,
-    slot: StepSlot,
-    messages: Sequence[training_pb2.Datum],
-    loss: training_pb2.LossConfig,
-) -> TrainRequest:
-    return request_type(
-        adapter_id=adapter_id,
-        step=slot.number,
-        epoch=slot.epoch,
-        data=messages,
-        loss=loss,
-    )
-
-
 def _array(raw: bytes) -> FloatArray:
     """Returns float32 values as an array that may be written to."""
     return np.frombuffer(raw, dtype="<f4").copy()
