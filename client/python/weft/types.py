@@ -492,30 +492,39 @@ class OptimResult:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One finished sample.
-
-    `Datum.from_sample` turns it into training data.
-    """
+class _Drawn:
+    """What a sample and a part of one have."""
 
     tokens: list[int]  # [S] drawn tokens, including the stop token.
     # [S] log-probabilities after penalties, biases and excluded tokens, and before
     # top_k, top_p and min_p (after them, with truncated_logprobs), at the call's
     # temperature. If the temperature is 0, they are at temperature 1.
     logprobs: FloatArray
+    # In a SampleDelta None, unless it is the last of its sample.
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
-    prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
     # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
-    # tokens but the last, in the form of Datum.routing.
-    routing: RoutingArray | None = None
+    # tokens but the last, in the form of Datum.routing. A SampleDelta has that of the
+    # whole sample, flat, if it is the sample's last.
+    routing: RoutingArray | None = field(default=None, kw_only=True)
     # [S], if asked for and if anything leaves tokens out: the ids from which each token
-    # was drawn, in the form of Datum.support.
-    support: list[TokenArray] | None = None
-    sequence_id: str = ""  # With `record`: for SampledSpan.
-    decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+    # was drawn, in the form of Datum.support. Of the whole sample, as `routing`.
+    support: list[TokenArray] | None = field(default=None, kw_only=True)
+    # With `record`: for SampledSpan. In a sample's last SampleDelta.
+    sequence_id: str = field(default="", kw_only=True)
     # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
-    versions: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Sample(_Drawn):
+    """One finished sample.
+
+    `Datum.from_sample` turns it into training data.
+    """
+
+    prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
+    decoded: str | None = field(default=None, repr=False)  # What `text` returns.
 
     @property
     def text(self) -> str:
@@ -543,45 +552,35 @@ class SampledSpan:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class SampleResult:
-    """All samples of one prompt."""
+@dataclass(frozen=True, kw_only=True)
+class _OfPrompt:
+    """What a call returns about its prompt, [P] tokens."""
 
-    samples: list[Sample]
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
+    # One for each of prompt_targets, position after position; None unless asked for.
+    prompt_target_logprobs: FloatArray | None
+    # The draws and their logprobs at the call's temperature. If asked for, [P] with an
+    # empty first entry; otherwise an empty list.
+    prompt_alternatives: list[list[tuple[int, float]]]
+    # How many of the prompt's tokens came from the cache of prefixes.
+    prompt_cached_tokens: int
     # The version of the weights; 0 for the base model. In flight, the version that
     # scored the prompt and drew the first tokens.
     version: int
-    # One for each of prompt_targets, position after position; None unless asked for.
-    prompt_target_logprobs: FloatArray | None = None
-    # The draws and their logprobs at the call's temperature. If asked for, [P] with an
-    # empty first entry; otherwise an empty list.
-    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
-    # How many of the prompt's tokens came from the cache of prefixes.
-    prompt_cached_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class SampleDelta:
-    """Tokens drawn since the last delta of the same sample."""
+@dataclass(frozen=True, kw_only=True)
+class SampleResult(_OfPrompt):
+    """All samples of one prompt."""
+
+    samples: list[Sample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDelta(_OfPrompt, _Drawn):
+    """Tokens drawn since the last delta of the same sample. A stream's first delta has
+    what the call returns about the prompt."""
 
     sample_index: int
-    tokens: list[int]
-    logprobs: FloatArray
-    finish_reason: FinishReason | None  # Set in the sample's last delta.
-    top_logprobs: list[list[tuple[int, float]]]
-    # Set in the first delta, if requested.
-    prompt_logprobs: FloatArray | None
-    prompt_top_logprobs: list[list[tuple[int, float]]]
-    version: int
-    # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
-    routing: RoutingArray | None = None
-    support: list[TokenArray] | None = None  # Sample.support, in the same delta.
-    sequence_id: str = ""  # Sample.sequence_id, in the same delta.
-    versions: list[int] = field(default_factory=list)  # As in Sample.
-    # As in SampleResult, in the first delta.
-    prompt_target_logprobs: FloatArray | None = None
-    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
-    prompt_cached_tokens: int = 0

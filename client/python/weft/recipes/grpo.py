@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import math
 import sys
@@ -229,7 +230,7 @@ def held_to_start(
     by --kl-coef * log(policy / reference), whose expected gradient is that of the KL.
     """
     before = adapters.reference(client, adapter, batch, info, options.temperature)
-    held = []
+    held: list[Datum] = []
     ratios = []
     for datum, logprobs in zip(batch, before, strict=True):
         assert datum.logprobs is not None and datum.weights is not None
@@ -237,18 +238,8 @@ def held_to_start(
         # Tokens of the prompt have weight 0, and both log-probabilities are 0.
         ratio = datum.logprobs - logprobs
         ratios.append(ratio[datum.weights != 0])
-        held.append(
-            Datum(
-                datum.tokens,
-                datum.targets,
-                datum.weights,
-                datum.logprobs,
-                datum.advantages - options.kl_coef * ratio,
-                datum.routing,
-                datum.support,
-                datum.sampled,
-            )
-        )
+        held.append(copy.copy(datum))
+        held[-1].advantages = datum.advantages - options.kl_coef * ratio
     return held, float(np.concatenate(ratios).mean())
 
 
