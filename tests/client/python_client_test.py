@@ -27,31 +27,6 @@ def test_next_token_masks_the_prompt() -> None:
     assert datum.weights.tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "targets", "weights"),
-    [
-        ([1, 2], [1], None),
-        ([1, -2], [1, 2], None),
-        ([1.5], [1], None),
-        ([1], [1], [1, 2]),
-        ([[1]], [[1]], None),
-        ([1, 2], [[1]], None),
-        ([1, 2], [[1], 2], None),
-        ([1, 2], [[1], [2.5, 3.0]], None),
-        ([1, 2], [[1], [2, -3]], None),
-        ([1, 2, 3], [[1], [2, 3]], None),
-        ([1, 2], [[1], [2, 3]], [1, 1, 1]),
-        ([1, 2], [[1], [2, 3]], [[1], [1]]),
-        ([1, 2], [[1], [2, 3]], [[1]]),
-    ],
-)
-def test_datum_refuses_what_does_not_fit(
-    tokens: Any, targets: Any, weights: Any
-) -> None:
-    with pytest.raises(weft.InvalidArgument):
-        weft.Datum(tokens, targets, weights)
-
-
 def test_trains_and_returns_arrays(client: weft.Client) -> None:
     adapter = client.create_adapter("a", rank=4, target_modules=["q_proj"])
     result = adapter.forward_backward(DATA, return_entropy=True)

@@ -337,39 +337,6 @@ def test_a_reward_file_is_a_module_like_others(tmp_path: Path) -> None:
     assert grpo.load_reward(str(path))(grpo.Reply("", True, {})) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--batch", "0"),
-        ("--accumulate", "-1"),
-        ("--steps", "0"),
-        ("--rank", "0"),
-        ("--max-tokens", "0"),
-        ("--warmup", "-1"),
-        ("--save-every", "-1"),
-        ("--eval-fraction", "1"),
-        ("--eval-fraction", "nan"),
-    ],
-)
-def test_arguments_out_of_range_are_wrong_usage(
-    option: str, value: str, base: list[str], texts: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["sft", *base, *texts, option, value])
-    assert caught.value.code == 2
-
-
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "much"])
-@pytest.mark.parametrize(("command", "option"), [("dpo", "beta"), ("grpo", "kl-coef")])
-def test_factors_out_of_range_are_wrong_usage(
-    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([command, f"--{option}={value}"])
-    assert caught.value.code == 2
-    assert f"argument --{option}: " in capsys.readouterr().err
-
-
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     real = np.random.default_rng
@@ -395,21 +362,6 @@ def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -
         path.write_text(text)
     with pytest.raises(weft.InvalidArgument, match=reason):
         grpo.load_reward(str(path))
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--beta", "much", "much: must be a number of at least 0"),
-        ("--chat-template-kwargs", "{enable: 1}", "must be a JSON object such as"),
-    ],
-)
-def test_a_bad_value_is_told_what_is_allowed(
-    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["dpo", option, value])
-    assert message in capsys.readouterr().err
 
 
 def test_what_an_export_leaves_out_is_said(
