@@ -14,13 +14,7 @@ from google.protobuf import wrappers_pb2
 
 from weft import convert, methods
 from weft._proto import adapters_pb2, server_pb2
-from weft.aio_adapter import (
-    AsyncAdapter,
-    AsyncSampler,
-    AsyncSamplerSubmit,
-    load_tokenizer,
-    prepare_texts,
-)
+from weft.aio_adapter import AsyncAdapter, AsyncSampler, AsyncSamplerSubmit
 from weft.channel import Security
 from weft.data import ModelTokenizer, Record
 from weft.datum import Datum
@@ -141,9 +135,7 @@ class AsyncClient(AsyncSampler):
         the server's. Raises InvalidArgument if `own` gives a token another id than the
         server's, NotFound if the server has no tokenizer and `own` is None.
         """
-        return await load_tokenizer(
-            self._caller, self._driver, own, chat_template, chat_template_kwargs
-        )
+        return await self._load_tokenizer(own, chat_template, chat_template_kwargs)
 
     async def datum(self, record: Record | str, *, weight: float = 1.0) -> Datum:
         """Returns training data of a text, or of a record of `weft.data.Encoder`, such
@@ -152,7 +144,7 @@ class AsyncClient(AsyncSampler):
         weight: the weight of each learnt token. Raises InvalidArgument for a record
         with nothing to learn, and what `tokenizer` raises.
         """
-        await prepare_texts(self._caller, self._driver, [""])
+        await self._prepare([""])
         return make_datum(self._caller.texts.require(), record, weight)
 
     async def drain(self) -> None:

@@ -39,58 +39,6 @@ from weft.types import (
 )
 
 
-async def _served_tokenizer(
-    caller: Caller,
-    driver: TaskDriver,
-    model: ModelInfo,
-    chat_template: StrPath | None,
-    chat_template_kwargs: Mapping[str, object] | None,
-) -> ModelTokenizer:
-    """Returns the server's tokenizer, from the cache if it is there."""
-    with ServedTokenizer(model) as files:
-        if not files.is_cached():
-            request = server_pb2.GetTokenizerRequest()
-            async for message in driver.stream(
-                methods.GET_TOKENIZER, request, caller.timeout
-            ):
-                files.add(message.chunk)
-            files.keep()
-        return files.read(chat_template, chat_template_kwargs)
-
-
-async def load_tokenizer(
-    caller: Caller,
-    driver: TaskDriver,
-    own: ModelTokenizer | None = None,
-    chat_template: StrPath | None = None,
-    chat_template_kwargs: Mapping[str, object] | None = None,
-) -> ModelTokenizer:
-    """Does what AsyncClient.tokenizer does."""
-    texts = caller.texts
-    model = (await driver.run(started_info(caller))).model
-    is_same = texts.fingerprint == model.tokenizer_fingerprint
-    is_plain = own is None and chat_template is None and not chat_template_kwargs
-    if texts.tokenizer is not None and is_same and is_plain:
-        return texts.tokenizer
-    served = None
-    if own is None or model.tokenizer_fingerprint:
-        served = await _served_tokenizer(
-            caller, driver, model, chat_template, chat_template_kwargs
-        )
-    if own is not None:
-        check_fits(own, served, model)
-    texts.tokenizer, texts.fingerprint = own or served, model.tokenizer_fingerprint
-    return texts.require()
-
-
-async def prepare_texts(
-    caller: Caller, driver: TaskDriver, prompts: Sequence[Prompt]
-) -> None:
-    """Gets the tokenizer if a prompt is a text."""
-    if caller.texts.needs_tokenizer(prompts):
-        await load_tokenizer(caller, driver)
-
-
 class AsyncSamplerSubmit:
     """Samples that return at once, so that several can be in flight."""
 
@@ -140,6 +88,51 @@ class AsyncSampler:
         )
         return (await self._driver.run(operation)).message
 
+    async def _served_tokenizer(
+        self,
+        model: ModelInfo,
+        chat_template: StrPath | None,
+        chat_template_kwargs: Mapping[str, object] | None,
+    ) -> ModelTokenizer:
+        """Returns the server's tokenizer, from the cache if it is there."""
+        with ServedTokenizer(model) as files:
+            if not files.is_cached():
+                request = server_pb2.GetTokenizerRequest()
+                async for message in self._driver.stream(
+                    methods.GET_TOKENIZER, request, self._caller.timeout
+                ):
+                    files.add(message.chunk)
+                files.keep()
+            return files.read(chat_template, chat_template_kwargs)
+
+    async def _load_tokenizer(
+        self,
+        own: ModelTokenizer | None = None,
+        chat_template: StrPath | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> ModelTokenizer:
+        """Does what AsyncClient.tokenizer does."""
+        texts = self._caller.texts
+        model = (await self._driver.run(started_info(self._caller))).model
+        is_same = texts.fingerprint == model.tokenizer_fingerprint
+        is_plain = own is None and chat_template is None and not chat_template_kwargs
+        if texts.tokenizer is not None and is_same and is_plain:
+            return texts.tokenizer
+        served = None
+        if own is None or model.tokenizer_fingerprint:
+            served = await self._served_tokenizer(
+                model, chat_template, chat_template_kwargs
+            )
+        if own is not None:
+            check_fits(own, served, model)
+        texts.tokenizer, texts.fingerprint = own or served, model.tokenizer_fingerprint
+        return texts.require()
+
+    async def _prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Gets the tokenizer if a prompt is a text."""
+        if self._caller.texts.needs_tokenizer(prompts):
+            await self._load_tokenizer()
+
     @takes(SampleOptions)
     async def sample(
         self,
@@ -153,7 +146,7 @@ class AsyncSampler:
         prompt: a text, or [P] token ids, 1 <= P < the model's context. Raises NotFound
         if there is no such snapshot.
         """
-        await prepare_texts(self._caller, self._driver, [prompt])
+        await self._prepare([prompt])
         return await self._driver.run(self._sampler.sample(prompt, options, snapshot))
 
     @takes(SampleOptions)
@@ -174,7 +167,7 @@ class AsyncSampler:
         one answer to the next, so the whole call may take longer than the timeout.
         """
         known = self._caller.texts.prompts(prompts)
-        await prepare_texts(self._caller, self._driver, known)
+        await self._prepare(known)
         bound = InFlight()
         each = self._sampler.sample_each(known, options, snapshot, bound)
         return await self._driver.run_many(

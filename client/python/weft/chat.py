@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     adapters.add_model_arguments(parser)
     add = parser.add_argument
     add("--adapter", default="", help="or ADAPTER@SNAPSHOT; default: base model")
-    add("--max-tokens", type=adapters.positive, default=max_tokens)
+    add("--max-tokens", type=adapters.at_least(1), default=max_tokens)
     add("--temperature", type=float, default=1.0)
     add("--seed", type=int)
 
