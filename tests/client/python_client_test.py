@@ -653,13 +653,6 @@ def test_info_health_and_drain(client: weft.Client) -> None:
     assert client.healthy()
 
 
-def test_nobody_listening_is_unavailable() -> None:
-    with weft.Client("127.0.0.1:1", retry=weft.NO_RETRY) as client:
-        assert not client.healthy()
-        with pytest.raises(weft.Unavailable):
-            client.info()
-
-
 def test_base_model_forward_has_no_step(client: weft.Client) -> None:
     assert client.forward(DATA).step == 0
 

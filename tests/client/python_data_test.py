@@ -156,21 +156,11 @@ def test_an_end_that_the_tokenizer_appends_is_left_out(
     assert encode.prompt({"prompt": "two"}) == ids(f"{first} two")
 
 
-def test_tokens_of_other_files_are_added_where_they_belong(tmp_path: Path) -> None:
+def test_tokens_of_the_files_of_older_folders_are_added_where_they_belong(
+    tmp_path: Path,
+) -> None:
     folder = folder_with(tmp_path, TEMPLATE)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
     number = len(WORDS)
-    added = {"content": "<|im_end|>", "special": True}
-    decoder = {str(number): added, "0": {"content": "end", "special": True}}
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(
-            {**config, "added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
-        )
-    )
-    tokenizer = data.ModelTokenizer.from_folder(folder)
-    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
-    assert tokenizer.eos_ids[0] == number
-    # Older folders name such tokens in other files.
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": TEMPLATE})
     )
@@ -199,21 +189,6 @@ def test_a_folder_with_an_older_tokenizer_names_the_way_out(tmp_path: Path) -> N
         data.ModelTokenizer.from_folder(tmp_path)
 
 
-def test_a_turn_that_lacks_the_end_of_its_prompt_is_learnt_behind_what_both_have(
-    tmp_path: Path,
-) -> None:
-    """Templates such as R1's open the model's thoughts in the prompt, and leave them
-    out of a turn that ended."""
-    thinking = TEMPLATE.replace("assistant {% endif %}", "assistant seven {% endif %}")
-    folder = folder_with(tmp_path, thinking)
-    record = {"messages": [USER, ANSWER, USER, OTHER]}
-    tokenizer = data.ModelTokenizer.from_folder(folder)
-    text = "user one two assistant {} user one two assistant FOUR FIVE END"
-    assert learnt(data.Encoder(tokenizer)(record)) == text.format("THREE END")
-    last = data.Encoder(tokenizer, loss_on="last")
-    assert learnt(last(record)) == text.format("three end")
-
-
 def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps(
     tmp_path: Path,
 ) -> None:
@@ -231,26 +206,21 @@ def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps
         data.ModelTokenizer.from_folder(folder, chat_template=tmp_path / "no-such")
 
 
-def test_switches_of_a_template_reach_it_and_others_are_refused(tmp_path: Path) -> None:
-    switch = "{% if thinking is defined and not thinking %}seven {% endif %}"
-    template = TEMPLATE.replace(
-        "assistant {% endif %}", f"assistant {switch}{{% endif %}}"
-    )
-    folder = folder_with(tmp_path, template)
+def test_what_is_no_switch_of_a_template_is_refused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "{{ eos_token }}{{ thinking }}")
 
-    def prompt(**kwargs: object) -> list[int]:
-        tokenizer = data.ModelTokenizer.from_folder(folder, chat_template_kwargs=kwargs)
-        return tokenizer.chat_prompt([USER])
+    def read(**kwargs: object) -> None:
+        data.ModelTokenizer.from_folder(folder, chat_template_kwargs=kwargs)
 
-    assert prompt() == prompt(thinking=True) == ids("user one two assistant")
-    assert prompt(thinking=False) == ids("user one two assistant seven")
     with pytest.raises(
         weft.InvalidArgument, match=r"'thinkin'; its switches: thinking"
     ):
-        prompt(thinkin=False)
+        read(thinkin=False)
+    with pytest.raises(weft.InvalidArgument, match=r"'eos_token' has its value .*: th"):
+        read(eos_token="seven")
     folder_with(tmp_path, None)
     with pytest.raises(weft.InvalidArgument, match="no chat template that reads"):
-        prompt(thinking=False)
+        read(thinking=False)
 
 
 SHARE_GPT = [
@@ -684,13 +654,3 @@ def test_a_turn_that_lacks_only_spaces_of_its_prompt_is_learnt(tmp_path: Path) -
     )
     example = encode({"messages": [USER, ANSWER]})
     assert learnt(example) == "one two THREE END"
-
-
-def test_a_switch_that_weft_itself_sets_is_said_to_be_set(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "{{ eos_token }}{{ thinking }}")
-    with pytest.raises(
-        weft.InvalidArgument, match=r"'eos_token' has its value .*: thinking"
-    ):
-        data.ModelTokenizer.from_folder(
-            folder, chat_template_kwargs={"eos_token": "seven"}
-        )
