@@ -153,30 +153,6 @@ def test_csv_is_a_log_too(base: list[str], texts: list[str], tmp_path: Path) -> 
     assert float(rows[1]["loss"]) > 0 and rows[0]["loss"] == ""
 
 
-def test_tensorboard_is_written_where_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class Board:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path)
-
-        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-            written.append((tag, scalar_value, global_step))
-
-        def close(self) -> None:
-            written.append(("closed", 0.0, 0))
-
-    fake = SimpleNamespace(SummaryWriter=Board, __spec__=SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    with Watch(tmp_path, 2) as watch:
-        watch.step(1, 10, {"loss": 0.5})
-        watch.note(1, "eval_loss", 0.25)
-    assert ("loss", 0.5, 1) in written and ("eval_loss", 0.25, 1) in written
-    assert written[-1][0] == "closed"
-
-
 def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
