@@ -1,7 +1,3 @@
-#include <fstream>
-#include <iterator>
-#include <set>
-
 #include "client/weft_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -115,11 +115,7 @@ def lora_config(options: AdapterOptions) -> adapters_pb2.LoraConfig:
     if expert_rank is not None:
         _check_rank("expert_rank", expert_rank)
     modules = [
-        _enum_name(
-            adapters_pb2.TargetModule,
-            "a name in target_modules",
-            name,
-        )
+        _enum_name(adapters_pb2.TargetModule, "a name in target_modules", name)
         for name in options.get("target_modules") or ()
     ]
     with _sendable():
@@ -189,11 +185,7 @@ def save_request(
 ) -> adapters_pb2.SaveCheckpointRequest:
     """Raises InvalidArgument for values that the message cannot hold."""
     _check_names(SaveOptions, options)
-    kind = _enum_name(
-        adapters_pb2.CheckpointKind,
-        "kind",
-        options.get("kind", "train"),
-    )
+    kind = _enum_name(adapters_pb2.CheckpointKind, "kind", options.get("kind", "train"))
     with _sendable():
         return adapters_pb2.SaveCheckpointRequest(
             adapter_id=adapter_id,
