@@ -4,7 +4,6 @@
 #define WEFT_CLIENT_ADAPTER_HANDLE_H_
 
 #include <cstdint>
-#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +22,6 @@ namespace weft::client {
 using TrainReply = Reply<v1::ForwardBackwardResponse>;
 using ForwardReply = Reply<v1::ForwardResponse>;
 using OptimReply = Reply<v1::OptimStepResponse>;
-template <typename T>
-using Future = std::future<absl::StatusOr<T>>;
 
 // ForwardBackward, Forward and OptimStep each send one step and return a future
 // without waiting, so that several steps can be in flight. The server runs the
@@ -62,10 +59,7 @@ class AdapterHandle {
  private:
   template <typename Request, typename Response>
   Future<Reply<Response>> Submit(
-      void (v1::TrainingService::Stub::async::*method)(
-          grpc::ClientContext*, const Request*, Response*,
-          std::function<void(grpc::Status)>),
-      Request request);
+      AsyncMethod<Training, Request, Response> method, Request request);
 
   const std::string adapter_id_;
   const CallOptions options_;

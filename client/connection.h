@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "absl/strings/string_view.h"
 #include "grpcpp/grpcpp.h"
@@ -13,6 +14,12 @@
 #include "weft/v1/training.grpc.pb.h"
 
 namespace weft::client {
+
+// The methods of the services that take a callback.
+using Adapters = class v1::AdapterService::Stub::async;
+using Sampling = class v1::SamplingService::Stub::async;
+using Server = class v1::ServerService::Stub::async;
+using Training = class v1::TrainingService::Stub::async;
 
 // Holds a channel and its stubs. Closing a channel waits for the threads that
 // run gRPC's callbacks, so a callback must not close it. If a callback releases
@@ -32,7 +39,14 @@ class Connection {
   [[nodiscard]] v1::AdapterService::Stub& adapters() { return *adapters_; }
   [[nodiscard]] v1::SamplingService::Stub& sampling() { return *sampling_; }
   [[nodiscard]] v1::ServerService::Stub& server() { return *server_; }
-  [[nodiscard]] v1::TrainingService::Stub& training() { return *training_; }
+  // Returns the stub that has the methods of `Methods`, one of the above.
+  template <typename Methods>
+  [[nodiscard]] Methods* async() {
+    if constexpr (std::is_same_v<Methods, Adapters>) return adapters_->async();
+    if constexpr (std::is_same_v<Methods, Sampling>) return sampling_->async();
+    if constexpr (std::is_same_v<Methods, Server>) return server_->async();
+    if constexpr (std::is_same_v<Methods, Training>) return training_->async();
+  }
 
  private:
   std::shared_ptr<grpc::Channel> channel_;

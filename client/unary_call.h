@@ -3,6 +3,7 @@
 #define WEFT_CLIENT_UNARY_CALL_H_
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -184,6 +185,51 @@ class UnaryCall final
   std::unique_ptr<grpc::ClientContext> context_;
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
 };
+
+// A method of a stub's async() interface.
+template <typename Methods, typename Request, typename Response>
+using AsyncMethod = void (Methods::*)(grpc::ClientContext*, const Request*,
+                                      Response*,
+                                      std::function<void(grpc::Status)>);
+
+// Returns a call of `method`, which holds the connection until its end.
+template <typename Methods, typename Request, typename Response>
+std::shared_ptr<UnaryCall<Request, Response>> MakeCall(
+    std::shared_ptr<Connection> connection,
+    AsyncMethod<Methods, Request, Response> method, Request request,
+    CallOptions options, typename UnaryCall<Request, Response>::Done done,
+    StepPlace place = {}) {
+  auto start = [connection = std::move(connection), method](
+                   grpc::ClientContext* context, const Request* sent,
+                   Response* response, std::function<void(grpc::Status)> end) {
+    (connection->async<Methods>()->*method)(context, sent, response,
+                                            std::move(end));
+  };
+  return std::make_shared<UnaryCall<Request, Response>>(
+      std::move(start), std::move(request), std::move(options), std::move(done),
+      std::move(place));
+}
+
+template <typename T>
+using Future = std::future<absl::StatusOr<T>>;
+
+// Starts a call of `method` that is no step, and returns its result.
+template <typename Methods, typename Request, typename Response>
+Future<Reply<Response>> Send(std::shared_ptr<Connection> connection,
+                             AsyncMethod<Methods, Request, Response> method,
+                             Request request, CallOptions options) {
+  // The callback shares the promise, because the future's owner may go on
+  // before set_value returns.
+  const auto promise =
+      std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
+  MakeCall(std::move(connection), method, std::move(request),
+           std::move(options),
+           [promise](absl::StatusOr<Reply<Response>> reply) {
+             promise->set_value(std::move(reply));
+           })
+      ->Start();
+  return promise->get_future();
+}
 
 }  // namespace weft::client
 

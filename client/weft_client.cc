@@ -55,6 +55,13 @@ absl::Status ReceiveFiles(grpc::ClientReader<Response>& reader,
   return writer.Commit();
 }
 
+template <typename Request>
+Request OfAdapter(absl::string_view adapter_id) {
+  Request request;
+  request.set_adapter_id(std::string(adapter_id));
+  return request;
+}
+
 // Messages are little-endian, as are x86-64 and AArch64.
 template <typename T>
 std::string ToRaw(const std::vector<T>& values) {
@@ -119,36 +126,20 @@ void Client::Prepare(grpc::ClientContext& context,
   AddCallMetadata(context, options_.security.token, adapter_id);
 }
 
-template <typename Async, typename Request, typename Response>
+template <typename Methods, typename Request, typename Response>
 absl::StatusOr<Response> Client::Wait(
-    Async* async,
-    void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
-                          std::function<void(grpc::Status)>),
-    Request request, bool repeat) {
-  // The callback shares the promise, because get() and this function may return
-  // before set_value does.
-  const auto promise =
-      std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
-  auto start = [connection = connection_, async, method](
-                   grpc::ClientContext* context, const Request* sent,
-                   Response* response, std::function<void(grpc::Status)> done) {
-    (async->*method)(context, sent, response, std::move(done));
-  };
-  const auto call = std::make_shared<UnaryCall<Request, Response>>(
-      std::move(start), std::move(request), call_options(repeat),
-      [promise](absl::StatusOr<Reply<Response>> reply) {
-        promise->set_value(std::move(reply));
-      });
-  call->Start();
-  WEFT_ASSIGN_OR_RETURN(Reply<Response> reply, promise->get_future().get());
+    AsyncMethod<Methods, Request, Response> method, Request request,
+    bool repeat) {
+  WEFT_ASSIGN_OR_RETURN(
+      Reply<Response> reply,
+      Send(connection_, method, std::move(request), call_options(repeat))
+          .get());
   return std::move(reply.message);
 }
 
 absl::StatusOr<v1::ServerInfo> Client::GetInfo() {
-  WEFT_ASSIGN_OR_RETURN(
-      auto response,
-      Wait(connection_->server().async(),
-           &v1::ServerService::Stub::async::GetInfo, v1::GetInfoRequest()));
+  WEFT_ASSIGN_OR_RETURN(auto response,
+                        Wait(&Server::GetInfo, v1::GetInfoRequest()));
   return std::move(*response.mutable_info());
 }
 
@@ -173,23 +164,17 @@ absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
 }
 
 absl::Status Client::Drain() {
-  return Wait(connection_->server().async(),
-              &v1::ServerService::Stub::async::Drain, v1::DrainRequest(),
-              /*repeat=*/false)
-      .status();
+  return Wait(&Server::Drain, v1::DrainRequest(), /*repeat=*/false).status();
 }
 
 absl::Status Client::Undrain() {
-  return Wait(connection_->server().async(),
-              &v1::ServerService::Stub::async::Undrain, v1::UndrainRequest(),
-              /*repeat=*/false)
+  return Wait(&Server::Undrain, v1::UndrainRequest(), /*repeat=*/false)
       .status();
 }
 
 absl::Status Client::WriteSnapshot() {
-  return Wait(connection_->server().async(),
-              &v1::ServerService::Stub::async::WriteSnapshot,
-              v1::WriteSnapshotRequest(), /*repeat=*/false)
+  return Wait(&Server::WriteSnapshot, v1::WriteSnapshotRequest(),
+              /*repeat=*/false)
       .status();
 }
 
@@ -212,15 +197,12 @@ absl::StatusOr<std::string> Client::Profile(uint32_t steps,
 absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
     absl::string_view adapter_id, v1::LoraConfig config,
     absl::string_view tenant, v1::Durability durability) {
-  v1::CreateAdapterRequest request;
-  request.set_adapter_id(std::string(adapter_id));
+  auto request = OfAdapter<v1::CreateAdapterRequest>(adapter_id);
   *request.mutable_config() = std::move(config);
   request.set_tenant(std::string(tenant));
   request.set_durability(durability);
   WEFT_ASSIGN_OR_RETURN(const auto response,
-                        Wait(connection_->adapters().async(),
-                             &v1::AdapterService::Stub::async::CreateAdapter,
-                             std::move(request)));
+                        Wait(&Adapters::CreateAdapter, std::move(request)));
   return std::make_unique<AdapterHandle>(connection_, call_options(),
                                          response.adapter());
 }
@@ -266,8 +248,7 @@ absl::Status Client::ExportAdapter(absl::string_view adapter_id,
                                    const std::string& folder) {
   grpc::ClientContext context;
   Prepare(context, adapter_id);
-  v1::ExportAdapterRequest request;
-  request.set_adapter_id(std::string(adapter_id));
+  auto request = OfAdapter<v1::ExportAdapterRequest>(adapter_id);
   request.set_snapshot(std::string(snapshot));
   return ReceiveFiles<v1::ExportAdapterResponse>(
       *connection_->adapters().ExportAdapter(&context, request), context,
@@ -279,8 +260,7 @@ absl::Status Client::DownloadCheckpoint(absl::string_view adapter_id,
                                         const std::string& folder) {
   grpc::ClientContext context;
   Prepare(context, adapter_id);
-  v1::DownloadCheckpointRequest request;
-  request.set_adapter_id(std::string(adapter_id));
+  auto request = OfAdapter<v1::DownloadCheckpointRequest>(adapter_id);
   request.set_name(std::string(name));
   return ReceiveFiles<v1::DownloadCheckpointResponse>(
       *connection_->adapters().DownloadCheckpoint(&context, request), context,
@@ -288,12 +268,9 @@ absl::Status Client::DownloadCheckpoint(absl::string_view adapter_id,
 }
 
 absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {
-  v1::GetAdapterRequest request;
-  request.set_adapter_id(std::string(adapter_id));
-  WEFT_ASSIGN_OR_RETURN(
-      auto response,
-      Wait(connection_->adapters().async(),
-           &v1::AdapterService::Stub::async::GetAdapter, std::move(request)));
+  WEFT_ASSIGN_OR_RETURN(auto response,
+                        Wait(&Adapters::GetAdapter,
+                             OfAdapter<v1::GetAdapterRequest>(adapter_id)));
   return std::move(*response.mutable_adapter());
 }
 
@@ -301,10 +278,7 @@ absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
   v1::ListAdaptersResponse all;
   v1::ListAdaptersRequest request;
   do {
-    WEFT_ASSIGN_OR_RETURN(
-        auto page,
-        Wait(connection_->adapters().async(),
-             &v1::AdapterService::Stub::async::ListAdapters, request));
+    WEFT_ASSIGN_OR_RETURN(auto page, Wait(&Adapters::ListAdapters, request));
     request.set_page_token(page.next_page_token());
     all.mutable_adapters()->MergeFrom(page.adapters());
   } while (!request.page_token().empty());
@@ -312,76 +286,56 @@ absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
 }
 
 absl::Status Client::DeleteAdapter(absl::string_view adapter_id) {
-  v1::DeleteAdapterRequest request;
-  request.set_adapter_id(std::string(adapter_id));
-  return Wait(connection_->adapters().async(),
-              &v1::AdapterService::Stub::async::DeleteAdapter,
-              std::move(request))
+  return Wait(&Adapters::DeleteAdapter,
+              OfAdapter<v1::DeleteAdapterRequest>(adapter_id))
       .status();
 }
 
 absl::StatusOr<v1::Checkpoint> Client::SaveCheckpoint(
     const v1::SaveCheckpointRequest& request) {
-  WEFT_ASSIGN_OR_RETURN(auto response,
-                        Wait(connection_->adapters().async(),
-                             &v1::AdapterService::Stub::async::SaveCheckpoint,
-                             request, /*repeat=*/request.step() != 0));
+  WEFT_ASSIGN_OR_RETURN(auto response, Wait(&Adapters::SaveCheckpoint, request,
+                                            /*repeat=*/request.step() != 0));
   return std::move(*response.mutable_checkpoint());
 }
 
 absl::StatusOr<v1::Adapter> Client::LoadCheckpoint(
     const v1::LoadCheckpointRequest& request) {
-  WEFT_ASSIGN_OR_RETURN(auto response,
-                        Wait(connection_->adapters().async(),
-                             &v1::AdapterService::Stub::async::LoadCheckpoint,
-                             request, /*repeat=*/request.step() != 0));
+  WEFT_ASSIGN_OR_RETURN(auto response, Wait(&Adapters::LoadCheckpoint, request,
+                                            /*repeat=*/request.step() != 0));
   return std::move(*response.mutable_adapter());
 }
 
 absl::StatusOr<v1::ListCheckpointsResponse> Client::ListCheckpoints(
     absl::string_view adapter_id) {
-  v1::ListCheckpointsRequest request;
-  request.set_adapter_id(std::string(adapter_id));
-  return Wait(connection_->adapters().async(),
-              &v1::AdapterService::Stub::async::ListCheckpoints,
-              std::move(request));
+  return Wait(&Adapters::ListCheckpoints,
+              OfAdapter<v1::ListCheckpointsRequest>(adapter_id));
 }
 
 absl::Status Client::DeleteCheckpoint(absl::string_view adapter_id,
                                       absl::string_view name) {
-  v1::DeleteCheckpointRequest request;
-  request.set_adapter_id(std::string(adapter_id));
+  auto request = OfAdapter<v1::DeleteCheckpointRequest>(adapter_id);
   request.set_name(std::string(name));
-  return Wait(connection_->adapters().async(),
-              &v1::AdapterService::Stub::async::DeleteCheckpoint,
-              std::move(request))
-      .status();
+  return Wait(&Adapters::DeleteCheckpoint, std::move(request)).status();
 }
 
 absl::StatusOr<uint64_t> Client::PublishSnapshot(
     const v1::PublishSnapshotRequest& request) {
   WEFT_ASSIGN_OR_RETURN(const auto response,
-                        Wait(connection_->adapters().async(),
-                             &v1::AdapterService::Stub::async::PublishSnapshot,
-                             request, /*repeat=*/request.step() != 0));
+                        Wait(&Adapters::PublishSnapshot, request,
+                             /*repeat=*/request.step() != 0));
   return response.version();
 }
 
 absl::Status Client::ReleaseSnapshot(absl::string_view adapter_id,
                                      absl::string_view name) {
-  v1::ReleaseSnapshotRequest request;
-  request.set_adapter_id(std::string(adapter_id));
+  auto request = OfAdapter<v1::ReleaseSnapshotRequest>(adapter_id);
   request.set_name(std::string(name));
-  return Wait(connection_->adapters().async(),
-              &v1::AdapterService::Stub::async::ReleaseSnapshot,
-              std::move(request))
-      .status();
+  return Wait(&Adapters::ReleaseSnapshot, std::move(request)).status();
 }
 
 absl::StatusOr<v1::SampleResponse> Client::Sample(
     const v1::SampleRequest& request) {
-  return Wait(connection_->sampling().async(),
-              &v1::SamplingService::Stub::async::Sample, request);
+  return Wait(&Sampling::Sample, request);
 }
 
 absl::Status Client::SampleStream(

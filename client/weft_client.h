@@ -151,13 +151,10 @@ class Client {
   void Prepare(grpc::ClientContext& context,
                absl::string_view adapter_id = "") const;
 
-  // Calls `method` of `async`, a stub of connection_, and waits for the reply.
-  template <typename Async, typename Request, typename Response>
-  absl::StatusOr<Response> Wait(
-      Async* async,
-      void (Async::*method)(grpc::ClientContext*, const Request*, Response*,
-                            std::function<void(grpc::Status)>),
-      Request request, bool repeat = true);
+  // Calls `method` and waits for the reply.
+  template <typename Methods, typename Request, typename Response>
+  absl::StatusOr<Response> Wait(AsyncMethod<Methods, Request, Response> method,
+                                Request request, bool repeat = true);
 
   const ClientOptions options_;
   const std::shared_ptr<Connection> connection_;

@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -36,10 +35,13 @@
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_config.h"
 #include "src/weights/checkpoint.h"
+#include "tests/bench/bench.h"
 
 namespace {
 
 using weft::SampleRequest;
+using weft::bench::SecondsSince;
+using weft::bench::ValueOf;
 using weft::engine::CacheUnitsOf;
 using weft::engine::KvPool;
 using weft::engine::SampleLoop;
@@ -53,17 +55,6 @@ struct Arguments {
   int64_t batch, prompt, tokens;
   at::Device device;
 };
-
-template <typename T>
-T ValueOrDie(absl::StatusOr<T> value) {
-  TORCH_CHECK(value.ok(), value.status().ToString());
-  return *std::move(value);
-}
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-      .count();
-}
 
 double Middle(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -258,7 +249,7 @@ weft::model::DecoderWeights LoadWeights(
                                          /*shard=*/{}, arguments.format);
   }
   TORCH_CHECK(checkpoint.ok(), checkpoint.status().ToString());
-  return ValueOrDie(weft::model::LoadDecoderWeights(
+  return ValueOf(weft::model::LoadDecoderWeights(
       **checkpoint, config, arguments.dtype, arguments.device, /*shard=*/{},
       arguments.format));
 }
@@ -266,7 +257,7 @@ weft::model::DecoderWeights LoadWeights(
 void Run(const Arguments& arguments) {
   const at::InferenceMode no_autograd;
   weft::model::ModelConfig config =
-      ValueOrDie(weft::model::ReadModelConfig(arguments.model_dir));
+      ValueOf(weft::model::ReadModelConfig(arguments.model_dir));
   const Decoder decoder(config, LoadWeights(arguments, config),
                         arguments.prompt + arguments.tokens);
   const int64_t common_bytes = CommonWeightBytes(decoder);
@@ -311,33 +302,32 @@ void Run(const Arguments& arguments) {
             << std::endl;
 }
 
+bool Start(const std::vector<std::string>& words) {
+  if (words.size() != 7) return false;
+  const std::string& dtype = words[1];
+  const std::string& device = words[6];
+  const bool is_int8 = dtype == "int8";
+  if (dtype != "f32" && dtype != "bf16" && !is_int8) return false;
+  if (device != "cpu" && device != "cuda") return false;
+  const std::vector<int64_t> numbers = weft::bench::Numbers(words, 2);
+  at::set_num_threads(static_cast<int>(numbers[3]));
+  Run({.model_dir = words[0],
+       .dtype = dtype == "bf16" || (is_int8 && device == "cuda") ? at::kBFloat16
+                                                                 : at::kFloat,
+       .format = is_int8 ? weft::model::MatrixFormat::kInt8
+                         : weft::model::MatrixFormat::kDtype,
+       .batch = numbers[0],
+       .prompt = numbers[1],
+       .tokens = numbers[2],
+       .device = at::Device(device)});
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string dtype = argc == 8 ? argv[2] : "";
-  const std::string device = argc == 8 ? argv[7] : "";
-  const bool is_int8 = dtype == "int8";
-  if ((dtype != "f32" && dtype != "bf16" && !is_int8) ||
-      (device != "cpu" && device != "cuda")) {
-    std::cerr << "usage: decode_bench MODEL_DIR f32|bf16|int8 BATCH PROMPT "
-                 "TOKENS THREADS cpu|cuda\n";
-    return 2;
-  }
-  at::set_num_threads(std::atoi(argv[6]));
-  try {
-    Run({.model_dir = argv[1],
-         .dtype = dtype == "bf16" || (is_int8 && device == "cuda")
-                      ? at::kBFloat16
-                      : at::kFloat,
-         .format = is_int8 ? weft::model::MatrixFormat::kInt8
-                           : weft::model::MatrixFormat::kDtype,
-         .batch = std::atoll(argv[3]),
-         .prompt = std::atoll(argv[4]),
-         .tokens = std::atoll(argv[5]),
-         .device = at::Device(device)});
-  } catch (const std::exception& e) {
-    std::cerr << "decode_bench: " << e.what() << "\n";
-    return 1;
-  }
-  return 0;
+  return weft::bench::Main(argc, argv,
+                           "decode_bench MODEL_DIR f32|bf16|int8 BATCH PROMPT "
+                           "TOKENS THREADS cpu|cuda",
+                           Start);
 }

@@ -1,105 +1,116 @@
-"""Measures what it costs to have each step on disk before its reply. Many small
-adapters train at once, with and without --state-dir, in turns. Reports the tokens per
-second of both sides, and the bytes and syncs of the log per step. Losses must be equal
-up to rounding on both sides."""
+"""Measures what it costs to have each step on disk before its reply, and what it costs
+to mix durabilities, because adapters of durability `step` and adapters of durability
+`memory` share no batch. Many small adapters train at once.
+
+One server has no --state-dir (forgotten). In another one, which has it, three sides
+take turns: all adapters have `step`, all have `memory`, or every second one has each
+(half). Losses must be equal up to rounding on all sides.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
-import inputs
+import daemon
 import report
-from processes import RANK, metric, running, scratch
-
-import weft
+from processes import Trainee, expect_same_losses, metric, resident, running, scratch
 
 PER_STEP = {
     "log_bytes": "weft_journal_bytes_total",
     "syncs": "weft_journal_sync_seconds_count",
     "sync_seconds": "weft_journal_sync_seconds_sum",
 }
+DURABILITIES = ("step", "memory")
 
 
 def main(arguments: list[str]) -> int:
     options = _parse(arguments)
-    sides: dict[str, list[dict[str, Any]]] = {"recorded": [], "forgotten": []}
+    runs: dict[str, list[dict[str, float]]] = {}
     with scratch() as work:
         for turn in range(options.rounds):
-            for side, runs in sides.items():
-                runs.append(measure(options, work / f"{side}{turn}", side))
-                print(f"durability: {side} {runs[-1]}", file=sys.stderr)
-        _expect_same_losses(sides)
+            _forgotten(options, work, runs)
+            _recorded(options, work, turn, runs)
     best = {
-        side: max(runs, key=lambda run: float(run["tokens_per_second"]))
-        for side, runs in sides.items()
+        side: max(of, key=lambda run: run["tokens_per_second"])
+        for side, of in runs.items()
     }
+    speed = {side: run["tokens_per_second"] for side, run in best.items()}
+    # If mixing cost nothing, `half` would take the mean of the times of both.
+    mean = 2 / (1 / speed["step"] + 1 / speed["memory"])
     report.emit_ratios(
         "durability",
         options,
         ours=best,
         ratio={
-            "speed recorded/forgotten": report.ratio(
-                best["recorded"]["tokens_per_second"]
-                / best["forgotten"]["tokens_per_second"],
-                at_least=0.97,
+            "speed step/forgotten": report.ratio(
+                speed["step"] / speed["forgotten"], at_least=0.97
             ),
+            "speed step/memory": report.ratio(speed["step"] / speed["memory"]),
+            "speed half/mean of both": report.ratio(speed["half"] / mean),
         },
-        config=report.config(options, "adapters", tokens=options.length),
+        config=report.config(
+            options, "adapters", "rounds", "reps", tokens=options.length
+        ),
     )
     return 0
 
 
-def measure(options: argparse.Namespace, work: Path, side: str) -> dict[str, Any]:
-    """Trains all adapters at once, for `reps` rounds. In a round, each adapter takes a
-    forward_backward and an optim_step."""
-    work.mkdir(parents=True)
-    state = work / "state"
-    flags = ["--state-dir", str(state)] if side == "recorded" else []
-    rows = inputs.rows(options.model, options.adapters, options.length + 1)
-    data = [[weft.Datum.next_token(row)] for row in rows]
-    result: dict[str, Any] = {}
+def _forgotten(
+    options: argparse.Namespace, work: Path, runs: dict[str, list[dict[str, float]]]
+) -> None:
+    flags = resident(options, 2 * options.adapters)
     with running(options, work, *flags) as (process, client):
-        adapters = [
-            client.create_adapter(f"a{i}", rank=RANK, seed=i)
-            for i in range(options.adapters)
-        ]
+        adapters = Trainee.several(options, client, options.adapters)
+        _train(options, process, adapters)  # Warms up.
+        runs.setdefault("forgotten", []).append(_train(options, process, adapters))
 
-        def step(number: int) -> float:
-            loss = adapters[number].forward_backward(data[number]).metrics["loss:sum"]
-            adapters[number].optim_step(learning_rate=1e-4)
-            return float(loss)
 
-        with ThreadPoolExecutor(options.adapters) as pool:
-            list(pool.map(step, range(options.adapters)))
-            before = process.scrape()
-            start = time.perf_counter()
-            losses = [
-                list(pool.map(step, range(options.adapters)))
-                for _ in range(options.reps)
-            ]
-            seconds = time.perf_counter() - start
-            after = process.scrape()
-        tokens = options.adapters * options.length * options.reps
-        result["tokens_per_second"] = tokens / seconds
-        result["losses"] = losses
-        steps = 2 * options.adapters * options.reps
-        for name, series in PER_STEP.items():
-            added = metric(after, series) - metric(before, series)
-            result[f"{name}_per_step"] = added / steps
+def _recorded(
+    options: argparse.Namespace,
+    work: Path,
+    turn: int,
+    runs: dict[str, list[dict[str, float]]],
+) -> None:
+    slots = resident(options, 2 * options.adapters)
+    flags = ("--state-dir", str(work / f"state{turn}"), *slots)
+    with running(options, work, *flags) as (process, client):
+        step, memory = (
+            Trainee.several(options, client, options.adapters, durability)
+            for durability in DURABILITIES
+        )
+        half = [(memory if i % 2 else step)[i] for i in range(options.adapters)]
+        sides = {"step": step, "half": half, "memory": memory}
+        for adapters in sides.values():
+            _train(options, process, adapters)
+        # Every second round runs the sides in reverse order, so that drift cancels out.
+        for side in list(sides)[:: -1 if turn % 2 else 1]:
+            runs.setdefault(side, []).append(_train(options, process, sides[side]))
+            print(f"durability: {side} {runs[side][-1]}", file=sys.stderr)
+        expect_same_losses(step, memory)
+
+
+def _train(
+    options: argparse.Namespace, process: daemon.Daemon, adapters: Sequence[Trainee]
+) -> dict[str, float]:
+    """Trains all adapters at once, for `reps` rounds."""
+    before = process.scrape()
+    start = time.perf_counter()
+    with ThreadPoolExecutor(options.adapters) as pool:
+        for _ in range(options.reps):
+            list(pool.map(Trainee.step, adapters))
+    seconds = time.perf_counter() - start
+    after = process.scrape()
+    rounds = options.adapters * options.reps
+    result = {"tokens_per_second": rounds * options.length / seconds}
+    for name, series in PER_STEP.items():
+        added = metric(after, series) - metric(before, series)
+        result[f"{name}_per_step"] = added / (2 * rounds)
     return result
-
-
-def _expect_same_losses(sides: dict[str, list[dict[str, Any]]]) -> None:
-    runs = [run.pop("losses") for both in sides.values() for run in both]
-    for other in runs[1:]:
-        for ours, expected in zip(chain(*other), chain(*runs[0]), strict=True):
-            report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         runs,
         peers=("peer",),
         work=work(options),
-        config=_config(options),
+        config=report.config(options, "group", "prompt", "completion", "slice"),
         ratios=lambda sides: _ratios(sides, options),
     )
     report.emit(result, options.output)
@@ -77,12 +77,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         4096 // (options.prompt + options.completion), 1
     )
     return options
-
-
-def _config(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("group", "prompt", "completion", "slice")
-    sizes = {name: getattr(options, name) for name in names}
-    return {"model": options.model.name, "rank": options.rank, **sizes}
 
 
 def _ratios(sides: report.Sides, options: argparse.Namespace) -> dict[str, Any]:

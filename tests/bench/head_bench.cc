@@ -13,8 +13,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -23,7 +21,7 @@
 #include <vector>
 
 #include "src/loss/fused_head.h"
-#include "tests/bench/process_status.h"
+#include "tests/bench/bench.h"
 
 namespace {
 
@@ -98,9 +96,8 @@ std::vector<double> Times(int64_t reps, const Call& call) {
   for (int64_t i = 0; i <= reps; ++i) {  // The first repetition warms up.
     const auto start = std::chrono::steady_clock::now();
     WaitFor(call());
-    const std::chrono::duration<double> taken =
-        std::chrono::steady_clock::now() - start;
-    if (i > 0) seconds.push_back(taken.count());
+    const double taken = weft::bench::SecondsSince(start);
+    if (i > 0) seconds.push_back(taken);
   }
   return seconds;
 }
@@ -160,19 +157,13 @@ void Run(const std::string& folder, const std::vector<int64_t>& numbers,
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string device = argc == 9 ? argv[8] : "";
-  if (device != "cpu" && device != "cuda") {
-    std::cerr << "usage: head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS "
-                 "REPS cpu|cuda\n";
-    return 2;
-  }
-  std::vector<int64_t> numbers;
-  for (int i = 2; i < 8; ++i) numbers.push_back(std::atoll(argv[i]));
-  try {
-    Run(argv[1], numbers, at::Device(device));
-  } catch (const std::exception& e) {
-    std::cerr << "head_bench: " << e.what() << "\n";
-    return 1;
-  }
-  return 0;
+  return weft::bench::Main(
+      argc, argv,
+      "head_bench FOLDER ROWS HIDDEN VOCAB CHUNK THREADS REPS cpu|cuda",
+      [](const std::vector<std::string>& words) {
+        if (words.size() != 8) return false;
+        if (words[7] != "cpu" && words[7] != "cuda") return false;
+        Run(words[0], weft::bench::Numbers(words, 1), at::Device(words[7]));
+        return true;
+      });
 }

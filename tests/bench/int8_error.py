@@ -90,4 +90,5 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", choices=DTYPES, default="cpu")
     parser.add_argument("--output", type=Path, help="also write the JSON line here")
+    parser.set_defaults(rank=report.RANK)
     return report.parse_with_model(parser, arguments)

@@ -7,8 +7,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,20 +14,15 @@
 
 #include "src/model/decoder_weights.h"
 #include "src/model_config/weight_list.h"
-#include "tests/bench/process_status.h"
+#include "tests/bench/bench.h"
 
 namespace {
 
 using weft::bench::ProcSelf;
+using weft::bench::SecondsSince;
+using weft::bench::ValueOf;
 
 constexpr int64_t kKilobyte = 1024;
-
-// Returns the value, or ends the process with the error's message.
-template <typename T>
-T ValueOf(absl::StatusOr<T> result) {
-  TORCH_CHECK(result.ok(), result.status().ToString());
-  return *std::move(result);
-}
 
 // Returns the bytes that the process holds after it has loaded `entries`.
 int64_t KeptBytes(const std::vector<weft::model::WeightEntry>& entries,
@@ -46,9 +39,7 @@ nlohmann::json Load(const std::string& folder, at::ScalarType dtype) {
   const auto checkpoint = ValueOf(weft::weights::Checkpoint::Open(folder));
   const auto weights = ValueOf(
       weft::model::LoadDecoderWeights(*checkpoint, config, dtype, at::kCPU));
-  const std::chrono::duration<double> seconds =
-      std::chrono::steady_clock::now() - start;
-  return {{"seconds", seconds.count()},
+  return {{"seconds", SecondsSince(start)},
           {"kept_bytes", KeptBytes(weft::model::ListWeights(config), dtype)},
           {"files", checkpoint->files().size()},
           {"bytes_read", checkpoint->bytes_read()},
@@ -56,29 +47,24 @@ nlohmann::json Load(const std::string& folder, at::ScalarType dtype) {
           {"peak_rss_bytes", ProcSelf("status", "VmHWM") * kKilobyte}};
 }
 
+bool Run(const std::vector<std::string>& words) {
+  if (words.size() != 3) return false;
+  const at::ScalarType dtype = words[1] == "bf16" ? at::kBFloat16 : at::kFloat;
+  nlohmann::json best;
+  double first_seconds = 0;
+  for (int rep = 0; rep < std::stoi(words[2]); ++rep) {
+    nlohmann::json load = Load(words[0], dtype);
+    if (rep == 0) first_seconds = load["seconds"];
+    if (rep == 0 || load["seconds"] < best["seconds"]) best = load;
+  }
+  best["first_seconds"] = first_seconds;
+  std::cout << best.dump() << "\n";
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.size() != 3) {
-    std::cerr << "usage: load_bench MODEL_DIR f32|bf16 REPS\n";
-    return EXIT_FAILURE;
-  }
-  try {
-    const at::ScalarType dtype =
-        words[1] == "bf16" ? at::kBFloat16 : at::kFloat;
-    nlohmann::json best;
-    double first_seconds = 0;
-    for (int rep = 0; rep < std::stoi(words[2]); ++rep) {
-      nlohmann::json load = Load(words[0], dtype);
-      if (rep == 0) first_seconds = load["seconds"];
-      if (rep == 0 || load["seconds"] < best["seconds"]) best = load;
-    }
-    best["first_seconds"] = first_seconds;
-    std::cout << best.dump() << "\n";
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return EXIT_FAILURE;
-  }
-  return EXIT_SUCCESS;
+  return weft::bench::Main(argc, argv, "load_bench MODEL_DIR f32|bf16 REPS",
+                           Run);
 }

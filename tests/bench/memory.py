@@ -26,7 +26,7 @@ import machine
 import numpy as np
 import report
 from processes import StepBench, scratch
-from train_step import add_batch_options, batch_config, batch_work
+from train_step import add_batch_options, batch_work
 
 import weft
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         runs,
         peers=[side for side in runs if side in PEERS],
         work=dict.fromkeys(runs, batch_work(options)),
-        config={**batch_config(options), "chunk": options.chunk},
+        config=report.config(options, "batch", "length", "chunk"),
         ratios=lambda sides: ratios(sides, head),
     )
     if head:

@@ -9,7 +9,7 @@ from typing import Any
 import inputs
 import report
 from processes import StepBench, scratch
-from train_step import add_batch_options, batch_config, batch_work
+from train_step import add_batch_options, batch_work
 
 PEERS = ("eager", "grouped_mm")
 PEER_TARGET = 1.5  # Speed relative to the faster peer.
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         runs,
         peers=PEERS,
         work=dict.fromkeys(runs, batch_work(options)),
-        config=batch_config(options),
+        config=report.config(options, "batch", "length"),
         ratios=_ratios,
     )
     report.emit(result, options.output)

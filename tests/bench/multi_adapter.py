@@ -56,18 +56,13 @@ def main(arguments: list[str]) -> int:
         sum(lengths),
         flops.step(model, options.rank, [flops.Run(n) for n in lengths], sum(lengths)),
     )
-    names = ("adapters", "sequences", "shortest", "longest")
     result = report.make(
         "multi_adapter",
         options,
         runs,
         peers=("peer",),
         work=dict.fromkeys(runs, work),
-        config={
-            "model": options.model.name,
-            "rank": options.rank,
-            **{name: getattr(options, name) for name in names},
-        },
+        config=report.config(options, "adapters", "sequences", "shortest", "longest"),
         ratios=lambda sides: _ratios(sides, options, work),
     )
     if options.plot is not None:

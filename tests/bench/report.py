@@ -217,7 +217,7 @@ def config(options: argparse.Namespace, *names: str, **more: object) -> dict[str
     return {
         "model": options.model.name,
         **{name: getattr(options, name) for name in names},
-        "rank": RANK,
+        "rank": options.rank,
         "threads": options.threads,
         **more,
     }

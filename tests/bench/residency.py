@@ -8,17 +8,13 @@ import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import inputs
 import machine
 import plot
 import report
-from processes import RANK, running, scratch
-
-import weft
+from processes import Trainee, expect_same_losses, running, scratch
 
 
 def main(arguments: list[str]) -> int:
@@ -26,9 +22,9 @@ def main(arguments: list[str]) -> int:
     points = []
     with scratch() as work:
         for count in options.adapters:
-            all_resident = measure(options, work, count, count)
-            paged = measure(options, work, count, options.slots)
-            _expect_same_losses(paged.pop("losses"), all_resident.pop("losses"))
+            expected, all_resident = measure(options, work, count, count)
+            adapters, paged = measure(options, work, count, options.slots)
+            expect_same_losses(adapters, expected)
             points.append({"adapters": count, "resident": all_resident, "paged": paged})
             print(f"residency: {points[-1]}", file=sys.stderr)
     if options.plot is not None:
@@ -51,31 +47,21 @@ def main(arguments: list[str]) -> int:
 
 def measure(
     options: argparse.Namespace, work: Path, count: int, slots: int
-) -> dict[str, Any]:
+) -> tuple[list[Trainee], dict[str, Any]]:
     """Runs `rounds` steps (forward_backward and optim_step) of each adapter.
     Clients take the adapters in turn."""
-    rows = inputs.rows(options.model, count, options.length + 1)
     flags = ("--max-resident-adapters", str(slots))
     with running(options, work, *flags) as (process, client):
-        adapters = [
-            client.create_adapter(f"a{i}", rank=RANK, seed=i) for i in range(count)
-        ]
-
-        def step(number: int) -> float:
-            data = [weft.Datum.next_token(rows[number])]
-            loss = adapters[number].forward_backward(data).metrics["loss:sum"]
-            adapters[number].optim_step(learning_rate=1e-4)
-            return float(loss)
-
+        adapters = Trainee.several(options, client, count)
         memory = machine.PeakMemory(process.pid)
         with ThreadPoolExecutor(options.clients) as pool:
-            list(pool.map(step, range(count)))
+            list(pool.map(Trainee.step, adapters))
             start = time.perf_counter()
-            losses = [list(pool.map(step, range(count))) for _ in range(options.rounds)]
+            for _ in range(options.rounds):
+                list(pool.map(Trainee.step, adapters))
             seconds = time.perf_counter() - start
-        return {
+        return adapters, {
             "steps_per_second": count * options.rounds / seconds,
-            "losses": losses,
             **memory.read(),
         }
 
@@ -91,11 +77,6 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
         x="adapters",
         y="steps per second",
     )
-
-
-def _expect_same_losses(paged: list[list[float]], resident: list[list[float]]) -> None:
-    for ours, expected in zip(chain(*paged), chain(*resident), strict=True):
-        report.expect_close("loss", ours, expected, report.LOSS_TOLERANCE)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -11,11 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import inputs
 import report
-from processes import RANK, running, running_until_killed, scratch
-
-import weft
+from processes import Trainee, running, running_until_killed, scratch
 
 Positions = dict[str, tuple[int, int]]
 
@@ -45,20 +42,11 @@ def main(arguments: list[str]) -> int:
 def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     resident = ("--max-resident-adapters", str(options.resident))
     flags = ("--state-dir", str(work / "state"), *resident)
-    rows = inputs.rows(options.model, options.adapters, options.length + 1)
-    data = [[weft.Datum.next_token(row)] for row in rows]
-
-    def step(adapter: Any, number: int) -> None:
-        adapter.forward_backward(data[number])
-        adapter.optim_step(learning_rate=1e-4)
-
-    def create(client: Any, number: int) -> None:
-        step(client.create_adapter(f"a{number}", rank=RANK, seed=number), number)
-
     result: dict[str, Any] = {}
     with running(options, work, *flags) as (_, client):
+        adapters = Trainee.several(options, client, options.adapters)
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda i: create(client, i), range(options.adapters)))
+            list(pool.map(Trainee.step, adapters))
         known = _positions(client)
         begin = time.perf_counter()
     result["stop_seconds"] = time.perf_counter() - begin
@@ -66,8 +54,9 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     with running_until_killed(options, work, *flags) as (_, client):
         result["start_after_stop"] = time.perf_counter() - begin
         _expect_same(_positions(client), known)
-        for number in range(options.unsaved):
-            step(client.adapter(f"a{number}"), number)
+        for adapter in adapters[: options.unsaved]:
+            adapter.reopen(client)
+            adapter.step()
         known = _positions(client)
     begin = time.perf_counter()
     with running(options, work, *flags) as (_, client):

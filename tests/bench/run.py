@@ -20,10 +20,10 @@ sys.path[:0] = [
 ]
 
 NAMES = (
-    *("attention", "builds", "busy", "custom_loss", "durability", "edge"),
-    *("group_prompt", "grouped", "int8_error", "load", "log_cost"),
-    *("logprobs", "memory", "mixed_durability", "mixed_load", "moe"),
-    *("multi_adapter", "residency", "restart", "rpc_overhead", "sample"),
+    *("builds", "busy", "custom_loss", "durability", "edge", "group_prompt"),
+    *("int8_error", "load", "log_cost", "logprobs", "memory"),
+    *("mixed_load", "moe", "multi_adapter", "op"),
+    *("residency", "restart", "rpc_overhead", "sample"),
     *("sample_many", "soak", "table", "tinker_overhead", "train_step"),
 )
 BENCHES = {name: importlib.import_module(name).main for name in NAMES}

@@ -101,40 +101,12 @@ def _start(name: str, resume: bool) -> tuple[Path, list[Entry]]:
 # --- Measuring ---------------------------------------------------------------
 
 
-class Progress:
-    """Says what runs, for how long, and how much time is left. Scales the expected time
-    by the pace of the runs so far."""
-
-    def __init__(self, seconds: Sequence[float]):
-        self._start = time.monotonic()
-        self._count, self._left = len(seconds), sum(seconds)
-        self._number = 0
-        self._expected = self._spent = 0.0
-
-    def begin(self, what: str) -> None:
-        self._number += 1
-        self._began = time.monotonic()
-        pace = self._spent / self._expected if self._expected else 1.0
-        elapsed = _clock(self._began - self._start)
-        left = f"elapsed {elapsed}  ETA {_clock(self._left * pace)}"
-        self._say(f"{what} running ...  {left}")
-
-    def end(self, what: str, seconds: float, failure: str | None) -> None:
-        took = time.monotonic() - self._began
-        self._left -= seconds
-        if failure is None:
-            self._expected += seconds
-            self._spent += took
-        state = "done" if failure is None else f"FAILED ({failure})"
-        self._say(f"{what} {state} after {_clock(took)}")
-
-    def _say(self, text: str) -> None:
-        line = f"table {self._number}/{self._count}  {text}"
-        print(line, file=sys.stderr, flush=True)
-
-
 def _clock(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
+
+
+def _say(text: str) -> None:
+    print(f"table {text}", file=sys.stderr, flush=True)
 
 
 def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) -> int:
@@ -148,13 +120,17 @@ def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) ->
             " give the same options"
         )
     todo = [run for run in commands if shlex.join(commands[run]) not in done]
-    progress = Progress([run.seconds for run in todo])
     failed = []
-    for run in todo:
+    start = time.monotonic()
+    for number, run in enumerate(todo, start=1):
         words, names = commands[run], [row.name for row in run.rows]
-        progress.begin(words[1])
+        what = f"{number}/{len(todo)}  {words[1]}"
+        left = _clock(sum(one.seconds for one in todo[number - 1 :]))
+        begin = time.monotonic()
+        _say(f"{what} running ...  elapsed {_clock(begin - start)}  ETA {left}")
         result, failure = _result(words)
-        progress.end(words[1], run.seconds, failure)
+        state = "done" if failure is None else f"FAILED ({failure})"
+        _say(f"{what} {state} after {_clock(time.monotonic() - begin)}")
         if result is None:
             failed += names
             continue
@@ -163,10 +139,9 @@ def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) ->
         done[text] = {"rows": names, "command": text, "date": day, "result": result}
         _save(path, [done[c] for c in map(shlex.join, commands.values()) if c in done])
     if failed:
-        print(f"table: no figures of: {'; '.join(failed)}", file=sys.stderr)
-        print("table: --resume measures them again", file=sys.stderr)
+        _say(f"has no figures of: {'; '.join(failed)}; --resume measures them again")
         return 1
-    print(f"table: {path} is whole; --write puts it into README", file=sys.stderr)
+    _say(f"{path} is whole; --write puts it into README")
     return 0
 
 

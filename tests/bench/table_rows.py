@@ -42,163 +42,131 @@ class Run:
     rows: tuple[Row, ...]
 
 
+def _run(command: str, seconds: float, *rows: Row) -> Run:
+    return Run(tuple(command.split()), seconds, rows)
+
+
 # Every step is timed twice, after a step that warms up. ONE_ROUND times it twice in one
 # process. TWO_ROUNDS times it once in each of two processes, for benches whose
 # processes take little time.
-ONE_ROUND = ("--rounds", "1", "--reps", "2")
-TWO_ROUNDS = ("--rounds", "2", "--reps", "1")
+ONE_ROUND = "--rounds 1 --reps 2"
+TWO_ROUNDS = "--rounds 2 --reps 1"
 
 RUNS = (
-    Run(
-        ("train_step", "--cpu-bf16", *ONE_ROUND),
+    _run(
+        f"train_step --cpu-bf16 {ONE_ROUND}",
         215,
-        (
-            Row("step", "training step, {batch} x {length} tokens", cells.step),
-            Row(
-                "step in bf16",
-                "the same with `--dtype bf16`, on a CPU with AVX512_BF16",
-                cells.step_bf16,
-                needs="avx512_bf16",
-            ),
+        Row("step", "training step, {batch} x {length} tokens", cells.step),
+        Row(
+            "step in bf16",
+            "the same with `--dtype bf16`, on a CPU with AVX512_BF16",
+            cells.step_bf16,
+            needs="avx512_bf16",
         ),
     ),
-    Run(
-        ("memory", "--recomputed", *ONE_ROUND),
+    _run(
+        f"memory --recomputed {ONE_ROUND}",
         190,
-        (
-            Row(
-                "step, recomputed",
-                "in f32 with every layer recomputed",
-                cells.recomputed,
-            ),
-        ),
+        Row("step, recomputed", "in f32 with every layer recomputed", cells.recomputed),
     ),
-    Run(
-        ("moe", "--batch", "4", "--length", "256", *TWO_ROUNDS),
+    _run(
+        f"moe --batch 4 --length 256 {TWO_ROUNDS}",
         190,
-        (
-            Row(
-                "step of experts",
-                "training step, {batch} x {length} tokens, LoRA on each of 64 experts",
-                cells.moe,
-            ),
+        Row(
+            "step of experts",
+            "training step, {batch} x {length} tokens, LoRA on each of 64 experts",
+            cells.moe,
         ),
     ),
-    Run(
-        ("group_prompt", *ONE_ROUND),
+    _run(
+        f"group_prompt {ONE_ROUND}",
         155,
-        (
-            Row(
-                "completions",
-                "{group} completions of {completion} tokens on one prompt of {prompt}",
-                cells.group_prompt,
-            ),
+        Row(
+            "completions",
+            "{group} completions of {completion} tokens on one prompt of {prompt}",
+            cells.group_prompt,
         ),
     ),
-    Run(
-        (
-            *("multi_adapter", "--adapters", "8", "--sequences", "4"),
-            *("--shortest", "32", "--longest", "128", "--spread", "1", "8", "32"),
-            *ONE_ROUND,
-        ),
+    _run(
+        "multi_adapter --adapters 8 --sequences 4 --shortest 32 --longest 128"
+        f" --spread 1 8 32 {ONE_ROUND}",
         230,
-        (
-            Row(
-                "adapters",
-                "{adapters} adapters, each {sequences} sequences of {shortest} to"
-                " {longest} tokens, all in flight",
-                cells.adapters,
-            ),
+        Row(
+            "adapters",
+            "{adapters} adapters, each {sequences} sequences of {shortest} to"
+            " {longest} tokens, all in flight",
+            cells.adapters,
         ),
     ),
-    Run(
-        (
-            *("multi_adapter", "--adapters", "8", "--sequences", "1"),
-            *("--shortest", "64", "--longest", "64", "--rounds", "1", "--reps", "3"),
-        ),
+    _run(
+        "multi_adapter --adapters 8 --sequences 1 --shortest 64 --longest 64"
+        " --rounds 1 --reps 3",
         65,
-        (
-            Row(
-                "adapters, short",
-                "{adapters} adapters, one sequence of {longest} tokens each",
-                cells.adapters,
-            ),
+        Row(
+            "adapters, short",
+            "{adapters} adapters, one sequence of {longest} tokens each",
+            cells.adapters,
         ),
     ),
-    Run(
-        ("sample", *ONE_ROUND),
+    _run(
+        f"sample {ONE_ROUND}",
         450,
-        (
-            Row(
-                "sampling",
-                "sampling, 1, 8 and 32 sequences of {prompt} + {tokens} tokens",
-                cells.sample,
-            ),
-            Row(
-                "sampling, one sequence",
-                "the same, one sequence, in f32 and with weights in bf16",
-                cells.one_sequence,
-            ),
-            Row(
-                "sampling, 8 bits",
-                "the same, one sequence, with `--weights int8`",
-                cells.int8,
-            ),
-            Row(
-                "samples of one prompt",
-                "16 samples of {group_tokens} tokens of one prompt of {group_prompt}",
-                cells.one_prompt,
-            ),
+        Row(
+            "sampling",
+            "sampling, 1, 8 and 32 sequences of {prompt} + {tokens} tokens",
+            cells.sample,
+        ),
+        Row(
+            "sampling, one sequence",
+            "the same, one sequence, in f32 and with weights in bf16",
+            cells.one_sequence,
+        ),
+        Row(
+            "sampling, 8 bits",
+            "the same, one sequence, with `--weights int8`",
+            cells.int8,
+        ),
+        Row(
+            "samples of one prompt",
+            "16 samples of {group_tokens} tokens of one prompt of {group_prompt}",
+            cells.one_prompt,
         ),
     ),
-    Run(
-        ("mixed_load", "--trainers", "4"),
+    _run(
+        "mixed_load --trainers 4",
         120,
-        (
-            Row(
-                "first token",
-                "first token after a prompt of {prompt} while clients flood training"
-                " (p95)",
-                cells.mixed_load,
-            ),
+        Row(
+            "first token",
+            "first token after a prompt of {prompt} while clients flood training (p95)",
+            cells.mixed_load,
         ),
     ),
-    Run(
-        ("load", "--rounds", "2", "--reps", "4"),
+    _run(
+        "load --rounds 2 --reps 4",
         60,
-        (
-            Row(
-                "loading",
-                "reading bf16 shards, page cache and memory warm",
-                cells.load,
-            ),
-        ),
+        Row("loading", "reading bf16 shards, page cache and memory warm", cells.load),
     ),
-    Run(
-        ("logprobs", *ONE_ROUND),
+    _run(
+        f"logprobs {ONE_ROUND}",
         95,
-        (
-            Row(
-                "log-probabilities",
-                "log-probabilities and their gradient, {rows} x {hidden} on {vocab}",
-                cells.logprobs,
-            ),
+        Row(
+            "log-probabilities",
+            "log-probabilities and their gradient, {rows} x {hidden} on {vocab}",
+            cells.logprobs,
         ),
     ),
-    Run(
-        ("rpc_overhead", "--sequences", "1", *TWO_ROUNDS),
+    _run(
+        f"rpc_overhead --sequences 1 {TWO_ROUNDS}",
         85,
-        (
-            Row(
-                "large request",
-                "a request of {tokens:,} tokens: processor time outside the engine",
-                cells.large_request,
-            ),
-            Row(
-                "smallest calls",
-                "the smallest calls from Python: forward_backward, optim_step, sample",
-                cells.calls,
-            ),
+        Row(
+            "large request",
+            "a request of {tokens:,} tokens: processor time outside the engine",
+            cells.large_request,
+        ),
+        Row(
+            "smallest calls",
+            "the smallest calls from Python: forward_backward, optim_step, sample",
+            cells.calls,
         ),
     ),
 )

@@ -162,7 +162,7 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(
     assert "table 2/4  wrong FAILED (exit status 3) after 0:00:00" in said
     assert "table 3/4  mute FAILED (its last line is not JSON)" in said
     lacking = "; ".join(row.name for of in (wrong, mute) for row in of.rows)
-    assert f"table: no figures of: {lacking}\n" in said
+    assert f"table has no figures of: {lacking}; --resume" in said
     saved = json.loads(path.read_text("utf-8"))
     assert [e["rows"] for e in saved] == [
         [r.name for r in o.rows] for o in (first, last)
@@ -180,29 +180,6 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(
     assert [e["result"]["bench"] for e in saved] == ["first", "wrong", "mute", "last"]
     with pytest.raises(SystemExit, match="give the same options"):
         table.measure(commands("--ok", "--ok", "--ok", "--other"), path, saved)
-
-
-def test_the_time_left_follows_from_the_pace_so_far(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    progress = table.Progress([100.0, 200.0, 300.0])
-    progress.begin("a")
-    now = 150.0
-    progress.end("a", 100.0, None)
-    progress.begin("b")
-    now = 151.0
-    progress.end("b", 200.0, "exit status 1")
-    progress.begin("c")
-    said = [line.split("  ", 1)[1] for line in capsys.readouterr().err.splitlines()]
-    assert said == [
-        "a running ...  elapsed 0:00:00  ETA 0:10:00",
-        "a done after 0:02:30",
-        "b running ...  elapsed 0:02:30  ETA 0:12:30",
-        "b FAILED (exit status 1) after 0:00:01",
-        "c running ...  elapsed 0:02:31  ETA 0:07:30",
-    ]
 
 
 def test_resume_takes_the_newest_file_of_this_machine(

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         runs,
         peers=[side for side in runs if side.startswith("naive")],
         work=dict.fromkeys(runs, batch_work(options)),
-        config=batch_config(options),
+        config=report.config(options, "batch", "length"),
         ratios=partial(_ratios, options),
     )
     report.emit(result, options.output)
@@ -56,15 +56,6 @@ def batch_work(options: argparse.Namespace) -> report.Work:
     runs = [flops.Run(options.length)] * options.batch
     config = inputs.config(options.model)
     return report.Work(tokens, flops.step(config, options.rank, runs, tokens))
-
-
-def batch_config(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "model": options.model.name,
-        "batch": options.batch,
-        "length": options.length,
-        "rank": options.rank,
-    }
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -1,7 +1,3 @@
-#include <fstream>
-#include <iterator>
-#include <set>
-
 #include "client/weft_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -152,15 +148,6 @@ TEST_F(ClientTest, GivesUpAfterTheAttemptsAndWantsAResync) {
   ASSERT_TRUE(adapter->Resync().ok());
   EXPECT_EQ(adapter->next_step(), 1);
   EXPECT_TRUE(Train(*adapter).get().ok());
-}
-
-TEST_F(ClientTest, UsesARefusedNumberAgain) {
-  const auto adapter = Create();
-  server_.engine().FailNext(absl::InvalidArgumentError("data[0]"), kTrain);
-  EXPECT_TRUE(absl::IsInvalidArgument(Train(*adapter).get().status()));
-  const auto reply = Train(*adapter).get();
-  ASSERT_TRUE(reply.ok());
-  EXPECT_EQ(reply->message.step(), 1);
 }
 
 TEST_F(ClientTest, ReportsANumberThatAnotherClientUsed) {
@@ -334,23 +321,6 @@ TEST_F(ClientTest, StreamsUntilToldToStop) {
   EXPECT_TRUE(absl::IsCancelled(client_->SampleStream(request, stop)));
 }
 
-TEST_F(ClientTest, KnowsWhetherTheServerTakesWork) {
-  const auto healthy = client_->IsHealthy();
-  ASSERT_TRUE(healthy.ok()) << healthy.status();
-  EXPECT_TRUE(*healthy);
-  server_.StartDraining();
-  EXPECT_FALSE(*client_->IsHealthy());
-  EXPECT_TRUE(*client_->IsHealthy("liveness"));
-  EXPECT_TRUE(absl::IsNotFound(client_->IsHealthy("fitness").status()));
-}
-
-TEST_F(ClientTest, SendsTheToken) {
-  ClientOptions options = FastOptions();
-  options.security.token = "secret";
-  ASSERT_TRUE(Client::Connect(options).value()->GetInfo().ok());
-  EXPECT_EQ(server_.wire().authorization(), "Bearer secret");
-}
-
 TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
   const auto names = [this](absl::string_view id) {
     return server_.wire().adapter_id() == id;
@@ -380,14 +350,6 @@ TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
   // request's field, and refuses it.
   EXPECT_TRUE(absl::IsInvalidArgument(client_->DeleteAdapter("\xc3\xa4\n")));
   EXPECT_TRUE(names(""));
-}
-
-TEST_F(ClientTest, SaysThatNobodyListens) {
-  ClientOptions options = FastOptions();
-  options.target = "127.0.0.1:1";
-  const auto client = Client::Connect(options).value();
-  EXPECT_TRUE(absl::IsUnavailable(client->GetInfo().status()));
-  EXPECT_TRUE(absl::IsUnavailable(client->IsHealthy().status()));
 }
 
 }  // namespace

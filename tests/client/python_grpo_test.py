@@ -70,16 +70,6 @@ def expect(array: weft.types.FloatArray | None, values: list[float]) -> None:
     np.testing.assert_allclose(array, np.array(values))
 
 
-@pytest.mark.parametrize("samples", ["0", "1"])
-def test_a_group_of_one_reply_teaches_nothing_and_is_refused(
-    samples: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["grpo", "--samples", samples])
-    assert caught.value.code == 2
-    assert f"{samples}: must be at least 2" in capsys.readouterr().err
-
-
 def test_a_batch_scores_replies_only_and_its_weights_add_up_to_one() -> None:
     group = Group("", [sample(8, 9), sample(10)], ["", ""], [1.0, 0.0])
     useless = Group("", [sample(11), sample(12)], ["", ""], [0.5, 0.5])

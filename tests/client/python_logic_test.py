@@ -241,36 +241,6 @@ def test_metadata_names_the_adapter(adapter_id: str) -> None:
     assert call_metadata(adapters_pb2.GetAdapterRequest()) == ()
 
 
-@pytest.mark.parametrize("timeout", [-1, -0.5, math.nan, -math.inf])
-def test_a_timeout_is_not_negative(timeout: float) -> None:
-    with pytest.raises(weft.InvalidArgument, match=f"timeout is {timeout}.*None"):
-        weft.Client("127.0.0.1:1", timeout=timeout)
-    with pytest.raises(weft.InvalidArgument, match="timeout"):
-        weft.AsyncClient("127.0.0.1:1", timeout=timeout)
-
-
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("http://127.0.0.1:50051", "write '127.0.0.1:50051'$"),
-        ("https://weft.example.org:443/v1", "write 'weft.example.org:443' and use TLS"),
-        ("grpc://a:1", "write 'a:1'"),
-        ("localhost", "must be HOST:PORT"),
-        ("localhost:", "must be HOST:PORT"),
-        ("localhost:http", "must be HOST:PORT"),
-        ("localhost:0", "must be HOST:PORT"),
-        ("localhost:65536", "must be HOST:PORT"),
-        ("::1:50051", "must be HOST:PORT"),
-        ("dns:///example.org", "must be HOST:PORT"),
-        ("", "target is ''"),
-    ],
-)
-def test_a_wrong_target_is_refused_at_once(target: str, words: str) -> None:
-    for make in (weft.Client, weft.AsyncClient):
-        with pytest.raises(weft.InvalidArgument, match=words):
-            make(target)
-
-
 @pytest.mark.parametrize(
     "target",
     ["a:1", "[::1]:65535", "dns:a:1", "dns:///a:1", "dns://8.8.8.8/a:1"]

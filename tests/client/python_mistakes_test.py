@@ -4,14 +4,15 @@ and the way out. The message comes within 3 seconds."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import TEMPLATE, WORDS, save_tokenizer
 from fake_weftd import FakeWeftd
@@ -23,6 +24,12 @@ from weft.__main__ import main
 SECONDS = 3.0
 FILE = Path(__file__).with_name("mistakes.jsonl")
 MISTAKES = [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+
+
+def sample(**fields: Any) -> weft.Sample:
+    """Returns a sample of two tokens behind three, with these fields replaced."""
+    made = weft.Sample([7, 8], np.array([-0.5, -0.25]), "stop", [], prompt=[4, 5, 6])
+    return replace(made, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +47,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
                 "client": client,
                 "adapter": client.create_adapter("mine", rank=4),
                 "DATUM": weft.Datum.next_token([1, 2, 3]),
+                "SAMPLE": sample,
             }
 
 
@@ -73,8 +81,10 @@ def test_a_mistake_has_a_message(
         message = str(caught.value)
     else:
         words = shlex.split(mistake["run"].format(target=names["target"]))
-        with contextlib.suppress(SystemExit):  # Of argparse.
+        try:
             assert main(words) == 1
+        except SystemExit as wrong_usage:
+            assert wrong_usage.code == 2
         message = capsys.readouterr().err + caplog.text
     assert time.monotonic() - begin < SECONDS
     for words in mistake["says"]:

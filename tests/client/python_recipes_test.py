@@ -153,30 +153,6 @@ def test_csv_is_a_log_too(base: list[str], texts: list[str], tmp_path: Path) -> 
     assert float(rows[1]["loss"]) > 0 and rows[0]["loss"] == ""
 
 
-def test_tensorboard_is_written_where_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class Board:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path)
-
-        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-            written.append((tag, scalar_value, global_step))
-
-        def close(self) -> None:
-            written.append(("closed", 0.0, 0))
-
-    fake = SimpleNamespace(SummaryWriter=Board, __spec__=SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "tensorboardX", fake)
-    with Watch(tmp_path, 2) as watch:
-        watch.step(1, 10, {"loss": 0.5})
-        watch.note(1, "eval_loss", 0.25)
-    assert ("loss", 0.5, 1) in written and ("eval_loss", 0.25, 1) in written
-    assert written[-1][0] == "closed"
-
-
 def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -337,39 +313,6 @@ def test_a_reward_file_is_a_module_like_others(tmp_path: Path) -> None:
     assert grpo.load_reward(str(path))(grpo.Reply("", True, {})) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--batch", "0"),
-        ("--accumulate", "-1"),
-        ("--steps", "0"),
-        ("--rank", "0"),
-        ("--max-tokens", "0"),
-        ("--warmup", "-1"),
-        ("--save-every", "-1"),
-        ("--eval-fraction", "1"),
-        ("--eval-fraction", "nan"),
-    ],
-)
-def test_arguments_out_of_range_are_wrong_usage(
-    option: str, value: str, base: list[str], texts: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["sft", *base, *texts, option, value])
-    assert caught.value.code == 2
-
-
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "much"])
-@pytest.mark.parametrize(("command", "option"), [("dpo", "beta"), ("grpo", "kl-coef")])
-def test_factors_out_of_range_are_wrong_usage(
-    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([command, f"--{option}={value}"])
-    assert caught.value.code == 2
-    assert f"argument --{option}: " in capsys.readouterr().err
-
-
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     real = np.random.default_rng
@@ -395,21 +338,6 @@ def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -
         path.write_text(text)
     with pytest.raises(weft.InvalidArgument, match=reason):
         grpo.load_reward(str(path))
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--beta", "much", "much: must be a number of at least 0"),
-        ("--chat-template-kwargs", "{enable: 1}", "must be a JSON object such as"),
-    ],
-)
-def test_a_bad_value_is_told_what_is_allowed(
-    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["dpo", option, value])
-    assert message in capsys.readouterr().err
 
 
 def test_what_an_export_leaves_out_is_said(

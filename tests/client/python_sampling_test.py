@@ -133,7 +133,7 @@ def test_a_batch_may_take_longer_than_the_timeout_while_answers_come(
     def each(client: weft.Client) -> Iterator[Any]:
         """Yields calls, each of which is refused once and then waits."""
         prompts = [[1], [2], [3]]
-        for draw in client._core.sampler.sample_each(prompts, {}, None, InFlight()):
+        for draw in client._sampler.sample_each(prompts, {}, None, InFlight()):
             server.refuse("Sample", FULL, "the queue is full")
             yield draw
 
@@ -281,20 +281,6 @@ def test_a_sample_s_supports_become_the_datum_s() -> None:
     assert not datum_message(weft.Datum.from_sample(drawn())).support_offsets_le
 
 
-@pytest.mark.parametrize(
-    ("support", "reason"),
-    [
-        ([[1]], "1 lists of ids for 2 tokens"),
-        ([[1], [[2]]], "a list for each token"),
-        ([[1], [-2]], r"datum.support: token ids lie in \[0"),
-        ([["a"], [2]], "datum.support: token ids are integers"),
-    ],
-)
-def test_supports_that_do_not_fit_are_refused(support: Any, reason: str) -> None:
-    with pytest.raises(weft.InvalidArgument, match=reason):
-        weft.Datum([1, 2], [1, 2], support=support)
-
-
 def test_supports_travel() -> None:
     request = sample_request([1], {"truncated_logprobs": True, "return_support": True})
     assert request.truncated_logprobs and request.return_support
@@ -308,23 +294,6 @@ def test_supports_travel() -> None:
     got, other = to_sample_result(reply, [1], lambda _: None).samples
     assert got.support is not None and other.support is None
     assert [list(ids) for ids in got.support] == [[3, 7], []]
-
-
-@pytest.mark.parametrize(
-    ("sample", "options", "reason"),
-    [
-        (drawn(prompt=()), {}, "prompt"),
-        (drawn(tokens=[]), {}, "drawn token"),
-        (drawn(), {"advantage": [1.0]}, "advantage"),
-        (drawn(), {"weight": [1.0, 1.0, 1.0]}, "weight"),
-        (drawn(logprobs=np.zeros(3, "<f4")), {}, "logprobs"),
-    ],
-)
-def test_samples_that_do_not_fit_are_refused(
-    sample: weft.Sample, options: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(weft.InvalidArgument, match=reason):
-        weft.Datum.from_sample(sample, **options)
 
 
 def test_a_sequence_is_scored(client: weft.Client) -> None:

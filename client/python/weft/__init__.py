@@ -10,9 +10,9 @@ with weft.Client("127.0.0.1:50051") as client:
 """
 
 from weft import data
-from weft.adapter import Adapter
+from weft.adapter import Adapter, Sampler
 from weft.aio import AsyncClient
-from weft.aio_adapter import AsyncAdapter
+from weft.aio_adapter import AsyncAdapter, AsyncSampler
 from weft.channel import Security
 from weft.client import Client
 from weft.custom_loss import LossFn, torch_loss
@@ -67,6 +67,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncAdapter",
     "AsyncClient",
+    "AsyncSampler",
     "Cancelled",
     "CheckpointInfo",
     "Client",
@@ -94,6 +95,7 @@ __all__ = [
     "SampledSpan",
     "SampleOptions",
     "SampleResult",
+    "Sampler",
     "SaveOptions",
     "Security",
     "ServerInfo",

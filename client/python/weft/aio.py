@@ -7,53 +7,38 @@ use it.
 from __future__ import annotations
 
 from asyncio import Task
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Unpack
 
-from weft import methods
-from weft.aio_adapter import AsyncAdapter, load_tokenizer, prepare_texts
+from google.protobuf import wrappers_pb2
+
+from weft import convert, methods
+from weft._proto import adapters_pb2, server_pb2
+from weft.aio_adapter import AsyncAdapter, AsyncSampler, AsyncSamplerSubmit
 from weft.channel import Security
-from weft.core import ClientCore
 from weft.data import ModelTokenizer, Record
 from weft.datum import Datum
-from weft.folders import FolderWriter, StrPath
+from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
+from weft.folders import FolderWriter, StrPath, import_requests, upload_requests
 from weft.operations import Caller
 from weft.options import takes
 from weft.retry import RetryPolicy
-from weft.sampling import InFlight
 from weft.served_tokenizer import make_datum
 from weft.tasks import TaskDriver
 from weft.types import (
     AdapterInfo,
     AdapterOptions,
     CheckpointInfo,
-    FloatArray,
     LossOptions,
-    Prompt,
-    SampleDelta,
-    SampleOptions,
-    SampleResult,
     ServerInfo,
     TrainResult,
 )
 
+HEALTH_TIMEOUT = 5.0  # Seconds.
 
-class AsyncBaseSubmit:
+
+class AsyncBaseSubmit(AsyncSamplerSubmit):
     """Calls to the base model that return at once, so that several can be in flight."""
-
-    def __init__(self, core: ClientCore, driver: TaskDriver) -> None:
-        self._core = core
-        self._driver = driver
-
-    @takes(SampleOptions)
-    def sample(
-        self, prompt: Prompt, **options: Unpack[SampleOptions]
-    ) -> Task[SampleResult]:
-        """Samples from the base model. Returns at once.
-
-        prompt: [P] token ids, 1 <= P < the model's context.
-        """
-        return self._driver.submit(self._core.sampler.sample(prompt, options))
 
     @takes(LossOptions)
     def forward(
@@ -66,11 +51,12 @@ class AsyncBaseSubmit:
 
         The results are in the data's order.
         """
-        return self._driver.submit(self._core.forward(data, loss, options))
+        return self._driver.submit(self._sampler.score(data, loss, options))
 
 
-class AsyncClient:
-    """A connection to one server. `async with` closes it at the end.
+class AsyncClient(AsyncSampler):
+    """A connection to one server, and a sampler of its base model. `async with` closes
+    it at the end.
 
     target: the server's address, host:port. timeout: the seconds that a call may
     take, including retries; None: no limit. retry: how often and after which delays a
@@ -88,12 +74,12 @@ class AsyncClient:
     ) -> None:
         if security is None:
             security = Security.from_environment()
-        self._driver = TaskDriver(target, security)
-        self._core = ClientCore(Caller(target, timeout, retry))
-        self.submit = AsyncBaseSubmit(self._core, self._driver)
+        driver = TaskDriver(target, security)
+        super().__init__(Caller(target, timeout, retry), driver)
+        self.submit = AsyncBaseSubmit(self._sampler, driver)
 
     def __repr__(self) -> str:
-        return f"AsyncClient({self._core.caller.contact.target!r})"
+        return f"AsyncClient({self._caller.contact.target!r})"
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -104,20 +90,31 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends the connection and the calls in flight. Later calls raise
         FailedPrecondition, and so do calls that are waiting for a retry."""
-        self._core.caller.close()
-        if not self._core.caller.is_forked():
+        self._caller.close()
+        if not self._caller.is_forked():
             await self._driver.close()
 
     async def info(self) -> ServerInfo:
         """Returns which model the server runs and which limits it has."""
-        return await self._driver.run(self._core.info())
+        reply = await self._call(methods.GET_INFO, server_pb2.GetInfoRequest())
+        return convert.to_server_info(reply.info)
 
     async def healthy(self) -> bool:
         """Returns whether the server takes work now.
 
         Returns False if the call fails or the server does not answer within 5 seconds.
         """
-        return await self._driver.run(self._core.healthy())
+        operation = self._caller.call(
+            methods.HEALTH_CHECK,
+            wrappers_pb2.StringValue(),
+            timeout=min(HEALTH_TIMEOUT, self._caller.timeout),
+            retry=False,
+        )
+        try:
+            reply = await self._driver.run(operation)
+        except WeftError:
+            return False
+        return reply.message.value == methods.HEALTH_SERVING
 
     async def tokenizer(
         self,
@@ -138,9 +135,7 @@ class AsyncClient:
         the server's. Raises InvalidArgument if `own` gives a token another id than the
         server's, NotFound if the server has no tokenizer and `own` is None.
         """
-        return await load_tokenizer(
-            self._core.caller, self._driver, own, chat_template, chat_template_kwargs
-        )
+        return await self._load_tokenizer(own, chat_template, chat_template_kwargs)
 
     async def datum(self, record: Record | str, *, weight: float = 1.0) -> Datum:
         """Returns training data of a text, or of a record of `weft.data.Encoder`, such
@@ -149,17 +144,24 @@ class AsyncClient:
         weight: the weight of each learnt token. Raises InvalidArgument for a record
         with nothing to learn, and what `tokenizer` raises.
         """
-        await prepare_texts(self._core.caller, self._driver, [""])
-        return make_datum(self._core.caller.texts.require(), record, weight)
+        await self._prepare([""])
+        return make_datum(self._caller.texts.require(), record, weight)
 
     async def drain(self) -> None:
         """Makes the server refuse new work. Returns when the server has finished the
         work that it accepted before."""
-        await self._driver.run(self._core.drain())
+        await self._call(methods.DRAIN, server_pb2.DrainRequest(), retry=False)
 
     async def undrain(self) -> None:
         """Makes the server take new work again."""
-        await self._driver.run(self._core.undrain())
+        await self._call(methods.UNDRAIN, server_pb2.UndrainRequest(), retry=False)
+
+    def _handle(self, adapter: adapters_pb2.Adapter) -> AsyncAdapter:
+        return AsyncAdapter(self._caller, self._driver, adapter)
+
+    async def _get(self, adapter_id: str) -> adapters_pb2.Adapter:
+        request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        return (await self._call(methods.GET_ADAPTER, request)).adapter
 
     @takes(AdapterOptions)
     async def create_adapter(
@@ -170,8 +172,13 @@ class AsyncClient:
         Raises AlreadyExists if the name is taken, FailedPrecondition if the server
         cannot offer the durability.
         """
-        operation = self._core.create_adapter(adapter_id, options)
-        return AsyncAdapter(await self._driver.run(operation), self._driver)
+        request = adapters_pb2.CreateAdapterRequest(
+            adapter_id=adapter_id,
+            config=convert.lora_config(options),
+            tenant=options.get("tenant"),
+            durability=convert.durability_name(options.get("durability")),
+        )
+        return self._handle((await self._call(methods.CREATE_ADAPTER, request)).adapter)
 
     @takes(AdapterOptions)
     async def get_or_create(
@@ -184,24 +191,50 @@ class AsyncClient:
         FailedPrecondition if the adapter exists with another rank, alpha or
         target_modules.
         """
-        operation = self._core.get_or_create(adapter_id, options)
-        return AsyncAdapter(await self._driver.run(operation), self._driver)
+        # An adapter that exists must not hide values that no server takes.
+        wanted = convert.lora_config(options)
+        try:
+            adapter = await self._get(adapter_id)
+        except NotFound:
+            try:
+                return await self.create_adapter(adapter_id, **options)
+            except AlreadyExists:  # Another client has made it at the same time.
+                adapter = await self._get(adapter_id)
+        config = convert.to_adapter_info(adapter).config
+        found: dict[str, object] = {"rank": config.rank, "alpha": config.alpha}
+        asked: dict[str, object] = {"rank": wanted.rank, "alpha": wanted.alpha}
+        modules = options.get("target_modules")
+        if modules is not None:
+            found["target_modules"] = sorted(config.target_modules)
+            asked["target_modules"] = sorted(modules)
+        if found != asked:
+            raise FailedPrecondition(
+                f"adapter {adapter_id!r} exists with {found}, asked for {asked}"
+            )
+        return self._handle(adapter)
 
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
         """Returns an existing adapter, which continues after its last step.
 
         Raises NotFound if there is no adapter of that name.
         """
-        core = await self._driver.run(self._core.adapter(adapter_id))
-        return AsyncAdapter(core, self._driver)
+        return self._handle(await self._get(adapter_id))
 
     async def adapters(self) -> list[AdapterInfo]:
         """Returns all adapters, ordered by id."""
-        return await self._driver.run(self._core.adapters())
+        found: list[AdapterInfo] = []
+        request = adapters_pb2.ListAdaptersRequest()
+        while True:
+            page = await self._call(methods.LIST_ADAPTERS, request)
+            found += map(convert.to_adapter_info, page.adapters)
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
 
     async def delete_adapter(self, adapter_id: str) -> None:
         """Deletes an adapter and its snapshots. Its checkpoints stay on disk."""
-        await self._driver.run(self._core.delete_adapter(adapter_id))
+        request = adapters_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
+        await self._call(methods.DELETE_ADAPTER, request, gone_is_done=True)
 
     async def import_adapter(
         self,
@@ -217,17 +250,21 @@ class AsyncClient:
         lacks adapter_config.json or adapter_model.safetensors. The call is not
         repeated when it fails.
         """
-        operation = self._core.import_adapter(adapter_id, folder, tenant, durability)
-        return AsyncAdapter(await self._driver.run(operation), self._driver)
+        requests = import_requests(adapter_id, folder, tenant, durability)
+        reply = await self._call(methods.IMPORT_ADAPTER, requests, retry=False)
+        return self._handle(reply.adapter)
 
     async def checkpoints(self, adapter_id: str | None = None) -> list[CheckpointInfo]:
         """Returns the checkpoints of one adapter, or of all, newest first."""
-        return await self._driver.run(self._core.checkpoints(adapter_id))
+        request = adapters_pb2.ListCheckpointsRequest(adapter_id=adapter_id or "")
+        reply = await self._call(methods.LIST_CHECKPOINTS, request)
+        return [convert.to_checkpoint_info(one) for one in reply.checkpoints]
 
     async def delete_checkpoint(self, adapter_id: str, name: str) -> None:
         """Deletes a checkpoint's files on the server. Raises NotFound if there is no
         such checkpoint."""
-        await self._driver.run(self._core.delete_checkpoint(adapter_id, name))
+        request = adapters_pb2.DeleteCheckpointRequest(adapter_id=adapter_id, name=name)
+        await self._call(methods.DELETE_CHECKPOINT, request, gone_is_done=True)
 
     async def download_checkpoint(
         self, adapter_id: str, name: str, folder: StrPath
@@ -237,11 +274,13 @@ class AsyncClient:
         Files in the folder are replaced only after the last byte has arrived. PEFT can
         load the folder. Raises NotFound if there is no such checkpoint.
         """
-        request = self._core.download_request(adapter_id, name)
-        timeout = self._core.caller.timeout
+        self._caller.require_open()
+        request = adapters_pb2.DownloadCheckpointRequest(
+            adapter_id=adapter_id, name=name
+        )
         with FolderWriter(folder) as writer:
             async for message in self._driver.stream(
-                methods.DOWNLOAD_CHECKPOINT, request, timeout
+                methods.DOWNLOAD_CHECKPOINT, request, self._caller.timeout
             ):
                 writer.add(message.chunk)
             writer.commit()
@@ -263,56 +302,9 @@ class AsyncClient:
         the name is taken and overwrite is False. The call is not repeated when it
         fails.
         """
-        operation = self._core.upload_checkpoint(
-            adapter_id, name, folder, overwrite, tenant
-        )
-        return await self._driver.run(operation)
-
-    @takes(SampleOptions)
-    async def sample(
-        self, prompt: Prompt, **options: Unpack[SampleOptions]
-    ) -> SampleResult:
-        """Samples from the base model.
-
-        prompt: a text, or [P] token ids, 1 <= P < the model's context.
-        """
-        await prepare_texts(self._core.caller, self._driver, [prompt])
-        return await self._driver.run(self._core.sampler.sample(prompt, options))
-
-    @takes(SampleOptions)
-    async def sample_many(
-        self, prompts: Iterable[Prompt], **options: Unpack[SampleOptions]
-    ) -> list[SampleResult]:
-        """Samples from the base model for each prompt. The results are in the prompts'
-        order. `Adapter.sample_many` describes retries, seeds and errors."""
-        known = self._core.caller.texts.prompts(prompts)
-        await prepare_texts(self._core.caller, self._driver, known)
-        bound = InFlight()
-        each = self._core.sampler.sample_each(known, options, None, bound)
-        return await self._driver.run_many(
-            each, lambda: bound.limit, self._core.caller.timeout
-        )
-
-    @takes(SampleOptions)
-    def sample_stream(
-        self, prompt: Prompt, **options: Unpack[SampleOptions]
-    ) -> AsyncIterator[SampleDelta]:
-        """Yields the tokens that `sample` would return, as soon as they are drawn.
-
-        A stream that fails raises the error and is not repeated.
-        """
-        request = self._core.sampler.stream_request(prompt, options)
-        return self._driver.deltas(request, self._core.caller.timeout)
-
-    async def compute_logprobs(self, tokens: Prompt) -> FloatArray:
-        """Returns the base model's log-probability of each token, given the tokens
-        before it, [N].
-
-        tokens: [N], 1 <= N < the model's context. The first value is 0 and has no
-        meaning, because no token comes before the first.
-        """
-        await prepare_texts(self._core.caller, self._driver, [tokens])
-        return await self._driver.run(self._core.sampler.compute_logprobs(tokens))
+        requests = upload_requests(adapter_id, name, folder, overwrite, tenant)
+        reply = await self._call(methods.UPLOAD_CHECKPOINT, requests, retry=False)
+        return convert.to_checkpoint_info(reply.checkpoint)
 
     @takes(LossOptions)
     async def forward(
@@ -325,4 +317,4 @@ class AsyncClient:
 
         The results are in the data's order.
         """
-        return await self._driver.run(self._core.forward(data, loss, options))
+        return await self._driver.run(self._sampler.score(data, loss, options))

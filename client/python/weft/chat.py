@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from weft.client import Client
 from weft.data import Message, ModelTokenizer
 from weft.errors import WeftError
+from weft.openai_front.text import Decoder
 from weft.recipes import adapters
 from weft.routing import split_model
 from weft.types import SampleDelta, SampleOptions
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     adapters.add_model_arguments(parser)
     add = parser.add_argument
     add("--adapter", default="", help="or ADAPTER@SNAPSHOT; default: base model")
-    add("--max-tokens", type=adapters.positive, default=max_tokens)
+    add("--max-tokens", type=adapters.at_least(1), default=max_tokens)
     add("--temperature", type=float, default=1.0)
     add("--seed", type=int)
 
@@ -66,18 +67,15 @@ class Speaker:
         )
 
     def _show(self, stream: Iterable[SampleDelta]) -> str:
-        tokens: list[int] = []
-        shown = ""
-        for delta in stream:
-            tokens += delta.tokens
-            decoded = self._tokenizer.decode(tokens)
-            # The last character may still lack some of its bytes.
-            if decoded.startswith(shown) and not decoded.endswith("\ufffd"):
-                print(decoded[len(shown) :], end="", flush=True)
-                shown = decoded
-        whole = self._tokenizer.decode(tokens)
-        print(whole[len(shown) :], flush=True)
-        return whole
+        decoder = Decoder(self._tokenizer)
+        whole = ""
+        for token in (token for delta in stream for token in delta.tokens):
+            text = decoder.add(token)
+            print(text, end="", flush=True)
+            whole += text
+        rest = decoder.finish()
+        print(rest, flush=True)
+        return whole + rest
 
 
 def sample(options: argparse.Namespace) -> None:

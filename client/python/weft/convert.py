@@ -53,20 +53,20 @@ TrainResponse = TypeVar(
 )
 
 
-def _enum_name(enum: EnumTypeWrapper, prefix: str, what: str, name: str) -> str:
-    """Returns the full name of an enum value, given its short name in lower case."""
-    values = {
-        key.removeprefix(prefix).lower(): key
-        for key, number in enum.items()
-        if number != 0
-    }
+def _short_name(enum: EnumTypeWrapper, number: int) -> str:
+    """Returns the name of an enum value in lower case, without the prefix that all
+    values have; "unspecified" for 0."""
+    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
+    return enum.Name(number).removeprefix(prefix).lower()
+
+
+def _enum_name(enum: EnumTypeWrapper, what: str, name: str) -> str:
+    """Returns the full name of an enum value, given its short name."""
+    numbers = [number for number in enum.values() if number != 0]
+    values = {_short_name(enum, number): enum.Name(number) for number in numbers}
     if name not in values:
         raise InvalidArgument(f"{what} is {name!r}, must be one of {', '.join(values)}")
     return values[name]
-
-
-def _short_name(enum: EnumTypeWrapper, prefix: str, number: int) -> str:
-    return enum.Name(number).removeprefix(prefix).lower()
 
 
 def durability_name(name: str | None) -> str:
@@ -74,13 +74,11 @@ def durability_name(name: str | None) -> str:
     Raises InvalidArgument for an unknown name."""
     if name is None:
         return "DURABILITY_UNSPECIFIED"
-    return _enum_name(adapters_pb2.Durability, "DURABILITY_", "durability", name)
+    return _enum_name(adapters_pb2.Durability, "durability", name)
 
 
 def _optimizer_name(number: adapters_pb2.Optimizer) -> str:
-    if number == adapters_pb2.OPTIMIZER_UNSPECIFIED:
-        return ""
-    return adapters_pb2.Optimizer.Name(number).removeprefix("OPTIMIZER_").lower()
+    return _short_name(adapters_pb2.Optimizer, number) if number else ""
 
 
 def _check_names(options_type: type, options: Mapping[str, object]) -> None:
@@ -117,12 +115,7 @@ def lora_config(options: AdapterOptions) -> adapters_pb2.LoraConfig:
     if expert_rank is not None:
         _check_rank("expert_rank", expert_rank)
     modules = [
-        _enum_name(
-            adapters_pb2.TargetModule,
-            "TARGET_MODULE_",
-            "a name in target_modules",
-            name,
-        )
+        _enum_name(adapters_pb2.TargetModule, "a name in target_modules", name)
         for name in options.get("target_modules") or ()
     ]
     with _sendable():
@@ -156,7 +149,7 @@ def _to_lora_config(config: adapters_pb2.LoraConfig) -> LoraConfig:
         rank=config.rank,
         alpha=config.alpha,
         target_modules=[
-            _short_name(adapters_pb2.TargetModule, "TARGET_MODULE_", number)
+            _short_name(adapters_pb2.TargetModule, number)
             for number in config.target_modules
         ],
         seed=config.seed if config.HasField("seed") else None,
@@ -170,12 +163,8 @@ def to_adapter_info(adapter: adapters_pb2.Adapter) -> AdapterInfo:
         config=_to_lora_config(adapter.config),
         optimizer=_optimizer_name(adapter.optimizer),
         snapshots=list(adapter.snapshots),
-        location=_short_name(
-            adapters_pb2.AdapterLocation, "ADAPTER_LOCATION_", adapter.location
-        ),
-        durability=_short_name(
-            adapters_pb2.Durability, "DURABILITY_", adapter.durability
-        ),
+        location=_short_name(adapters_pb2.AdapterLocation, adapter.location),
+        durability=_short_name(adapters_pb2.Durability, adapter.durability),
     )
 
 
@@ -185,9 +174,7 @@ def to_checkpoint_info(checkpoint: adapters_pb2.Checkpoint) -> CheckpointInfo:
         checkpoint,
         optimizer=_optimizer_name(checkpoint.optimizer),
         config=_to_lora_config(checkpoint.config),
-        kind=_short_name(
-            adapters_pb2.CheckpointKind, "CHECKPOINT_KIND_", checkpoint.kind
-        ),
+        kind=_short_name(adapters_pb2.CheckpointKind, checkpoint.kind),
         metadata=dict(checkpoint.metadata),
         expires_at=checkpoint.expires_at or None,
     )
@@ -198,12 +185,7 @@ def save_request(
 ) -> adapters_pb2.SaveCheckpointRequest:
     """Raises InvalidArgument for values that the message cannot hold."""
     _check_names(SaveOptions, options)
-    kind = _enum_name(
-        adapters_pb2.CheckpointKind,
-        "CHECKPOINT_KIND_",
-        "kind",
-        options.get("kind", "train"),
-    )
+    kind = _enum_name(adapters_pb2.CheckpointKind, "kind", options.get("kind", "train"))
     with _sendable():
         return adapters_pb2.SaveCheckpointRequest(
             adapter_id=adapter_id,
@@ -292,7 +274,7 @@ def _teacher(teacher: object) -> training_pb2.Teacher | None:
 
 def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
     _check_names(LossOptions, options)
-    function = _enum_name(training_pb2.LossFunction, "LOSS_FUNCTION_", "loss", loss)
+    function = _enum_name(training_pb2.LossFunction, "loss", loss)
     settings: dict[str, Any] = dict(options)
     custom: ServerLoss | None = settings.pop("custom_loss", None)
     teacher = settings.pop("teacher", None)
@@ -305,22 +287,6 @@ def loss_config(loss: str, options: LossOptions) -> training_pb2.LossConfig:
             for name, rank in custom.inputs.items():
                 config.custom_loss.inputs.add(name=name, rank=rank)
     return config
-
-
-def train_request(
-    request_type: type[TrainRequest],
-    adapter_id: str,
-    slot: StepSlot,
-    messages: Sequence[training_pb2.Datum],
-    loss: training_pb2.LossConfig,
-) -> TrainRequest:
-    return request_type(
-        adapter_id=adapter_id,
-        step=slot.number,
-        epoch=slot.epoch,
-        data=messages,
-        loss=loss,
-    )
 
 
 def _array(raw: bytes) -> FloatArray:
@@ -485,14 +451,31 @@ def _versions(spans: Iterable[sampling_pb2.VersionSpan]) -> list[int]:
     return [span.version for span in spans for _ in range(span.tokens)]
 
 
-def _prompt_extras(
+def _of_prompt(
     message: sampling_pb2.SampleResponse | sampling_pb2.SampleStreamResponse,
 ) -> dict[str, Any]:
-    scores = message.prompt_target_logprobs
+    scores, targets = message.prompt_logprobs, message.prompt_target_logprobs
     return {
-        "prompt_target_logprobs": _floats(scores) if scores else None,
+        "prompt_logprobs": _floats(scores) if scores else None,
+        "prompt_top_logprobs": _top(message.prompt_top_logprobs),
+        "prompt_target_logprobs": _floats(targets) if targets else None,
         "prompt_alternatives": _top(message.prompt_alternatives),
         "prompt_cached_tokens": message.prompt_cached_tokens,
+        "version": message.version,
+    }
+
+
+def _drawn(
+    message: sampling_pb2.Sample | sampling_pb2.SampleStreamResponse,
+) -> dict[str, Any]:
+    return {
+        "tokens": list(message.tokens),
+        "logprobs": _floats(message.logprobs),
+        "finish_reason": _FINISH.get(int(message.finish_reason)),
+        "top_logprobs": _top(message.top_logprobs),
+        "support": _support(message.support_offsets_le, message.support_tokens_le),
+        "sequence_id": message.sequence_id,
+        "versions": _versions(message.version_spans),
     }
 
 
@@ -505,47 +488,21 @@ def to_sample_result(
     returns the text of tokens, or None."""
     samples = [
         Sample(
-            tokens=list(sample.tokens),
-            logprobs=_floats(sample.logprobs),
-            finish_reason=_FINISH.get(int(sample.finish_reason)),
-            top_logprobs=_top(sample.top_logprobs),
+            **_drawn(sample),
             prompt=prompt,
             routing=_routing(sample.routing_le, len(prompt) + len(sample.tokens) - 1),
-            support=_support(sample.support_offsets_le, sample.support_tokens_le),
-            sequence_id=sample.sequence_id,
             decoded=decode(sample.tokens),
-            versions=_versions(sample.version_spans),
         )
         for sample in message.samples
     ]
-    scores = message.prompt_logprobs
-    return SampleResult(
-        samples=samples,
-        prompt_logprobs=_floats(scores) if scores else None,
-        prompt_top_logprobs=_top(message.prompt_top_logprobs),
-        version=message.version,
-        **_prompt_extras(message),
-    )
+    return SampleResult(samples=samples, **_of_prompt(message))
 
 
 def to_sample_delta(message: sampling_pb2.SampleStreamResponse) -> SampleDelta:
-    prompt = message.prompt_logprobs
+    routing = np.frombuffer(message.routing_le, dtype="<u2").copy()
     return SampleDelta(
         sample_index=message.sample_index,
-        tokens=list(message.tokens),
-        logprobs=_floats(message.logprobs),
-        finish_reason=_FINISH.get(int(message.finish_reason)),
-        top_logprobs=_top(message.top_logprobs),
-        prompt_logprobs=_floats(prompt) if prompt else None,
-        prompt_top_logprobs=_top(message.prompt_top_logprobs),
-        version=message.version,
-        routing=(
-            np.frombuffer(message.routing_le, dtype="<u2").copy()
-            if message.routing_le
-            else None
-        ),
-        support=_support(message.support_offsets_le, message.support_tokens_le),
-        sequence_id=message.sequence_id,
-        versions=_versions(message.version_spans),
-        **_prompt_extras(message),
+        routing=routing if message.routing_le else None,
+        **_drawn(message),
+        **_of_prompt(message),
     )

@@ -3,9 +3,10 @@ DownloadCheckpoint and UploadCheckpoint."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,11 +24,20 @@ StrPath = str | os.PathLike[str]
 
 
 class FileRequests(Iterator[RequestT]):
-    """The messages that upload files, with the id of the adapter."""
+    """The messages that upload files: the first has `options`, the others the files,
+    which are read while the call sends them."""
 
-    def __init__(self, adapter_id: str, messages: Iterator[RequestT]) -> None:
-        self.adapter_id = adapter_id
-        self._messages = messages
+    def __init__(
+        self,
+        request_type: type[RequestT],
+        options: adapters_pb2.ImportOptions | adapters_pb2.UploadOptions,
+        paths: Sequence[Path],
+    ) -> None:
+        self.adapter_id = options.adapter_id
+        self._messages = itertools.chain(
+            [request_type(options=options)],
+            (request_type(chunk=chunk) for chunk in _chunks(paths)),
+        )
 
     def __next__(self) -> RequestT:
         return next(self._messages)
@@ -39,7 +49,7 @@ def import_requests(
     tenant: str | None = None,
     durability: str | None = None,
 ) -> FileRequests[adapters_pb2.ImportAdapterRequest]:
-    """Returns the messages of an import. Reads the files while the call sends them.
+    """Returns the messages of an import.
 
     Raises InvalidArgument if the folder lacks one of PEFT's two files, or for an
     unknown durability.
@@ -50,13 +60,7 @@ def import_requests(
         tenant=tenant or "",
         durability=durability_name(durability),
     )
-
-    def messages() -> Iterator[adapters_pb2.ImportAdapterRequest]:
-        yield adapters_pb2.ImportAdapterRequest(options=options)
-        for chunk in _chunks(paths):
-            yield adapters_pb2.ImportAdapterRequest(chunk=chunk)
-
-    return FileRequests(adapter_id, messages())
+    return FileRequests(adapters_pb2.ImportAdapterRequest, options, paths)
 
 
 def upload_requests(
@@ -66,7 +70,7 @@ def upload_requests(
     overwrite: bool = False,
     tenant: str | None = None,
 ) -> FileRequests[adapters_pb2.UploadCheckpointRequest]:
-    """Returns the messages of an upload. Reads the files while the call sends them.
+    """Returns the messages of an upload.
 
     Raises InvalidArgument if the folder lacks a file that every checkpoint has.
     """
@@ -77,13 +81,7 @@ def upload_requests(
     options = adapters_pb2.UploadOptions(
         adapter_id=adapter_id, name=name, overwrite=overwrite, tenant=tenant or ""
     )
-
-    def messages() -> Iterator[adapters_pb2.UploadCheckpointRequest]:
-        yield adapters_pb2.UploadCheckpointRequest(options=options)
-        for chunk in _chunks(paths):
-            yield adapters_pb2.UploadCheckpointRequest(chunk=chunk)
-
-    return FileRequests(adapter_id, messages())
+    return FileRequests(adapters_pb2.UploadCheckpointRequest, options, paths)
 
 
 def _paths(folder: StrPath, names: Iterable[str]) -> list[Path]:

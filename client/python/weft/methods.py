@@ -54,89 +54,64 @@ class Method(Generic[RequestT, ResponseT]):
 
 
 def _method(
-    service: str,
-    request_type: type[RequestT],
-    response_type: type[ResponseT],
-    arity: Arity = Arity.UNARY,
+    request_type: type[RequestT], response_type: type[ResponseT]
 ) -> Method[RequestT, ResponseT]:
-    """Returns the method that is named like its request type without "Request"."""
-    name = request_type.DESCRIPTOR.name.removesuffix("Request")
-    path = f"/weft.v1.{service}/{name}"
+    """Returns the method that is named like its request type without "Request". Its
+    service is the one of the type's .proto file."""
+    described = request_type.DESCRIPTOR
+    (service,) = described.file.services_by_name.values()
+    rpc = service.methods_by_name[described.name.removesuffix("Request")]
+    arity = Arity.UNARY
+    if rpc.server_streaming:
+        arity = Arity.DOWNLOAD
+    elif rpc.client_streaming:
+        arity = Arity.UPLOAD
+    path = f"/{service.full_name}/{rpc.name}"
     return Method(path, request_type, response_type, arity)
 
 
-_A, _T = "AdapterService", "TrainingService"
-_S, _V = "SamplingService", "ServerService"
-
-CREATE_ADAPTER = _method(
-    _A, adapters.CreateAdapterRequest, adapters.CreateAdapterResponse
-)
-GET_ADAPTER = _method(_A, adapters.GetAdapterRequest, adapters.GetAdapterResponse)
-LIST_ADAPTERS = _method(_A, adapters.ListAdaptersRequest, adapters.ListAdaptersResponse)
-DELETE_ADAPTER = _method(
-    _A, adapters.DeleteAdapterRequest, adapters.DeleteAdapterResponse
-)
+CREATE_ADAPTER = _method(adapters.CreateAdapterRequest, adapters.CreateAdapterResponse)
+GET_ADAPTER = _method(adapters.GetAdapterRequest, adapters.GetAdapterResponse)
+LIST_ADAPTERS = _method(adapters.ListAdaptersRequest, adapters.ListAdaptersResponse)
+DELETE_ADAPTER = _method(adapters.DeleteAdapterRequest, adapters.DeleteAdapterResponse)
 SAVE_CHECKPOINT = _method(
-    _A, adapters.SaveCheckpointRequest, adapters.SaveCheckpointResponse
+    adapters.SaveCheckpointRequest, adapters.SaveCheckpointResponse
 )
 LOAD_CHECKPOINT = _method(
-    _A, adapters.LoadCheckpointRequest, adapters.LoadCheckpointResponse
+    adapters.LoadCheckpointRequest, adapters.LoadCheckpointResponse
 )
 LIST_CHECKPOINTS = _method(
-    _A, adapters.ListCheckpointsRequest, adapters.ListCheckpointsResponse
+    adapters.ListCheckpointsRequest, adapters.ListCheckpointsResponse
 )
 DELETE_CHECKPOINT = _method(
-    _A, adapters.DeleteCheckpointRequest, adapters.DeleteCheckpointResponse
+    adapters.DeleteCheckpointRequest, adapters.DeleteCheckpointResponse
 )
 DOWNLOAD_CHECKPOINT = _method(
-    _A,
-    adapters.DownloadCheckpointRequest,
-    adapters.DownloadCheckpointResponse,
-    Arity.DOWNLOAD,
+    adapters.DownloadCheckpointRequest, adapters.DownloadCheckpointResponse
 )
 UPLOAD_CHECKPOINT = _method(
-    _A,
-    adapters.UploadCheckpointRequest,
-    adapters.UploadCheckpointResponse,
-    Arity.UPLOAD,
+    adapters.UploadCheckpointRequest, adapters.UploadCheckpointResponse
 )
 PUBLISH_SNAPSHOT = _method(
-    _A, adapters.PublishSnapshotRequest, adapters.PublishSnapshotResponse
+    adapters.PublishSnapshotRequest, adapters.PublishSnapshotResponse
 )
 RELEASE_SNAPSHOT = _method(
-    _A, adapters.ReleaseSnapshotRequest, adapters.ReleaseSnapshotResponse
+    adapters.ReleaseSnapshotRequest, adapters.ReleaseSnapshotResponse
 )
-EXPORT_ADAPTER = _method(
-    _A,
-    adapters.ExportAdapterRequest,
-    adapters.ExportAdapterResponse,
-    Arity.DOWNLOAD,
-)
-IMPORT_ADAPTER = _method(
-    _A,
-    adapters.ImportAdapterRequest,
-    adapters.ImportAdapterResponse,
-    Arity.UPLOAD,
-)
+EXPORT_ADAPTER = _method(adapters.ExportAdapterRequest, adapters.ExportAdapterResponse)
+IMPORT_ADAPTER = _method(adapters.ImportAdapterRequest, adapters.ImportAdapterResponse)
 FORWARD_BACKWARD = _method(
-    _T, training.ForwardBackwardRequest, training.ForwardBackwardResponse
+    training.ForwardBackwardRequest, training.ForwardBackwardResponse
 )
-FORWARD = _method(_T, training.ForwardRequest, training.ForwardResponse)
-OPTIM_STEP = _method(_T, training.OptimStepRequest, training.OptimStepResponse)
-SAMPLE = _method(_S, sampling.SampleRequest, sampling.SampleResponse)
-SAMPLE_STREAM = _method(
-    _S,
-    sampling.SampleStreamRequest,
-    sampling.SampleStreamResponse,
-    Arity.DOWNLOAD,
-)
-GET_INFO = _method(_V, server.GetInfoRequest, server.GetInfoResponse)
-GET_TOKENIZER = _method(
-    _V, server.GetTokenizerRequest, server.GetTokenizerResponse, Arity.DOWNLOAD
-)
-DRAIN = _method(_V, server.DrainRequest, server.DrainResponse)
-UNDRAIN = _method(_V, server.UndrainRequest, server.UndrainResponse)
-PROFILE = _method(_V, server.ProfileRequest, server.ProfileResponse, Arity.DOWNLOAD)
+FORWARD = _method(training.ForwardRequest, training.ForwardResponse)
+OPTIM_STEP = _method(training.OptimStepRequest, training.OptimStepResponse)
+SAMPLE = _method(sampling.SampleRequest, sampling.SampleResponse)
+SAMPLE_STREAM = _method(sampling.SampleStreamRequest, sampling.SampleStreamResponse)
+GET_INFO = _method(server.GetInfoRequest, server.GetInfoResponse)
+GET_TOKENIZER = _method(server.GetTokenizerRequest, server.GetTokenizerResponse)
+DRAIN = _method(server.DrainRequest, server.DrainResponse)
+UNDRAIN = _method(server.UndrainRequest, server.UndrainResponse)
+PROFILE = _method(server.ProfileRequest, server.ProfileResponse)
 
 # The wrappers have the fields of HealthCheckRequest and HealthCheckResponse, so the
 # client needs no stubs of grpc.health.v1.

@@ -1,36 +1,28 @@
 """Options of calls: what help() and documentation show of them.
 
-A call takes its options as keywords of a TypedDict. `takes` gives the call a signature
-that lists them, so that help(), Tab and the reference show each with its default.
+A call takes its options as keywords of a TypedDict, whose docstring has an entry for
+each: `name: what it does. Default VALUE.` `takes` gives the call a signature that lists
+them, so that help(), Tab and the reference show each with its default.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
-_WIDTH = 80
-
-
-class Option(NamedTuple):
-    """The default of an option, and what it does."""
-
-    default: object
-    text: str
-
-
-def _options(options: type) -> Iterator[tuple[str, Any, Option]]:
-    """Yields name, type and description of each option of a TypedDict, whose types are
-    Annotated with an Option."""
-    for name, hint in get_type_hints(options, include_extras=True).items():
-        yield name, hint.__origin__, hint.__metadata__[0]
+# An option's entry; its further lines are indented.
+_ENTRY = re.compile(r"^(\w+): .*(?:\n    .*)*?\s+Default\s+(.+)\.$", re.MULTILINE)
 
 
 def takes(options: type) -> Callable[[F], F]:
     """Shows the options of a TypedDict in place of the decorated call's `**options`."""
+    # With -OO there are no docstrings.
+    _, gap, entries = inspect.cleandoc(options.__doc__ or "").partition("\n\n")
+    defaults = {name: ast.literal_eval(text) for name, text in _ENTRY.findall(entries)}
 
     def decorate(call: F) -> F:
         signature = inspect.signature(call)
@@ -39,22 +31,19 @@ def takes(options: type) -> Callable[[F], F]:
             for one in signature.parameters.values()
             if one.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        lines = [inspect.cleandoc(call.__doc__ or ""), ""]
-        for name, kind, (default, text) in _options(options):
-            parameters.append(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=kind,
-                )
+        parameters += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, inspect.Parameter.empty),
+                annotation=kind,
             )
-            entry = f"{name}: {text} Default {default!r}."
-            lines += textwrap.wrap(entry, _WIDTH, subsequent_indent="    ")
+            for name, kind in get_type_hints(options).items()
+        ]
         call.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=parameters
         )
-        call.__doc__ = "\n".join(lines)
+        call.__doc__ = inspect.cleandoc(call.__doc__ or "") + gap + entries
         return call
 
     return decorate

@@ -1,5 +1,5 @@
-"""Builds the operations that sample for one prompt or for many, and those that score
-a sequence."""
+"""Builds the operations that draw from a model, for one prompt or for many, and those
+that score data with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from weft import convert, methods
-from weft._proto import sampling_pb2
-from weft.errors import InvalidArgument
+from weft._proto import sampling_pb2, training_pb2
+from weft.datum import Datum
 from weft.operations import Caller, Operation
-from weft.types import FloatArray, Prompt, SampleOptions, SampleResult
+from weft.types import LossOptions, Prompt, SampleOptions, SampleResult, TrainResult
 
 FIRST_LIMIT = 16
 MOST = 4096  # The most calls in flight, even if the server admits more.
@@ -60,11 +60,18 @@ class InFlight:
 
 
 class SamplerCore:
-    """Builds operations that sample from one adapter, or from the base model ("")."""
+    """Builds operations of one adapter, or of the base model (""). They change nothing
+    on the server, so they may be repeated."""
 
     def __init__(self, caller: Caller, adapter_id: str = "") -> None:
-        self.caller = caller
+        self._caller = caller
         self._adapter_id = adapter_id
+
+    def request(
+        self, prompt: Prompt, options: SampleOptions, snapshot: str | None
+    ) -> sampling_pb2.SampleRequest:
+        tokens = self._caller.texts.tokens(prompt)
+        return convert.sample_request(tokens, options, self._adapter_id, snapshot)
 
     def sample(
         self,
@@ -73,22 +80,23 @@ class SamplerCore:
         snapshot: str | None = None,
         in_flight: InFlight | None = None,
     ) -> Operation[SampleResult]:
-        """Builds one call. It changes nothing on the server, so it may be repeated.
+        """Builds one call.
 
         A call with `in_flight` is one of many. It has no deadline of its own, because
         it may wait until the server has answered the others.
         """
-        tokens = self.caller.texts.tokens(prompt)
-        request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
+        request = self.request(prompt, options, snapshot)
         timeout = on_refusal = None
         if in_flight is not None:
             timeout, on_refusal = math.inf, in_flight.watch()
-        reply = yield from self.caller.call(
+        reply = yield from self._caller.call(
             methods.SAMPLE, request, timeout=timeout, on_refusal=on_refusal
         )
         if in_flight is not None:
             in_flight.answered()
-        return convert.to_sample_result(reply.message, tokens, self.caller.texts.decode)
+        return convert.to_sample_result(
+            reply.message, list(request.prompt), self._caller.texts.decode
+        )
 
     def sample_each(
         self,
@@ -106,27 +114,21 @@ class SamplerCore:
                 own["seed"] = seed + index
             yield self.sample(prompt, own, snapshot, in_flight)
 
-    def compute_logprobs(
-        self, tokens: Prompt, snapshot: str | None = None
-    ) -> Operation[FloatArray]:
-        """Builds a call that returns the log-probability of each token, given the
-        tokens before it, [N]. The call samples one token and asks for the prompt's
-        logprobs."""
-        options: SampleOptions = {
-            "prompt_logprobs": True,
-            "max_tokens": 1,
-            "temperature": 0.0,
-        }
-        result = yield from self.sample(tokens, options, snapshot)
-        if result.prompt_logprobs is None:
-            raise InvalidArgument("the server returned no scores of the prompt")
-        return result.prompt_logprobs
-
-    def stream_request(
-        self, prompt: Prompt, options: SampleOptions, snapshot: str | None = None
-    ) -> sampling_pb2.SampleStreamRequest:
-        """Returns the request for a stream of the tokens that `sample` would draw."""
-        self.caller.require_open()
-        tokens = self.caller.texts.tokens(prompt)
-        request = convert.sample_request(tokens, options, self._adapter_id, snapshot)
-        return sampling_pb2.SampleStreamRequest(request=request)
+    def score(
+        self,
+        data: Iterable[Datum],
+        loss: str,
+        options: LossOptions,
+        snapshot: str | None = None,
+    ) -> Operation[TrainResult]:
+        """Builds a Forward without a step number."""
+        batch = convert.data_list(data)
+        request = training_pb2.ForwardRequest(
+            adapter_id=self._adapter_id,
+            data=[convert.datum_message(datum) for datum in batch],
+            loss=convert.loss_config(loss, options),
+            unnumbered=bool(self._adapter_id),  # The base model has no steps.
+            snapshot=snapshot or "",
+        )
+        reply = yield from self._caller.call(methods.FORWARD, request)
+        return convert.to_train_result(batch, reply)

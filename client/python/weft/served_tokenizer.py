@@ -7,17 +7,21 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from weft import methods
 from weft._proto import server_pb2
+from weft.convert import to_server_info
 from weft.data.encode import Encoder
 from weft.data.sources import Record
 from weft.data.tokenizer import ModelTokenizer
 from weft.datum import Datum
-from weft.errors import DataLoss, InvalidArgument, NotFound
+from weft.errors import DataLoss, InvalidArgument, NotFound, Unavailable
 from weft.folders import StrPath
-from weft.types import ModelInfo
+from weft.operations import Caller, Operation, Sleep
+from weft.types import ModelInfo, ServerInfo
 
 # The files of ServerService.GetTokenizer, in its order.
 _NAMES = (
@@ -53,6 +57,18 @@ def _cache() -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="weft-") as scratch:
         yield Path(scratch)
+
+
+def started_info(caller: Caller) -> Operation[ServerInfo]:
+    """Builds the info of a server that has its model. Waits while it loads it."""
+    deadline = time.monotonic() + caller.timeout
+    while True:
+        reply = yield from caller.call(methods.GET_INFO, server_pb2.GetInfoRequest())
+        if reply.message.info.model.vocab_size:
+            return to_server_info(reply.message.info)
+        if time.monotonic() > deadline:
+            raise Unavailable("the server is starting")
+        yield Sleep(0.5)
 
 
 class ServedTokenizer:

@@ -82,10 +82,6 @@ class StepCounter:
         """Returns the number that the next step gets."""
         return self._next
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
-
     def needs_refresh(self) -> bool:
         """Returns whether the next number is unknown. If it is, the client must ask the
         server for it and call `refresh` before the next `take`.

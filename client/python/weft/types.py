@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.errors import FailedPrecondition
-from weft.options import Option
 from weft.server_loss import ServerLoss
 
 FloatArray = npt.NDArray[np.float32]
@@ -39,246 +38,151 @@ class Teacher:
 
 
 class LossOptions(TypedDict, total=False):
-    """Settings of a loss. An absent setting takes its default."""
+    """Settings of a loss. An absent setting takes its default.
 
-    clip_low: Annotated[float | None, Option(0.8, "For ppo, cispo and gspo.")]
-    clip_high: Annotated[
-        float | None, Option(1.2, "For ppo, cispo, gspo and stable_reinforce.")
-    ]
-    beta: Annotated[
-        float | None,
-        Option(
-            0.05,
-            "For dro and stable_reinforce. For js the teacher's share of the mixture; "
-            "there the default is 0.5.",
-        ),
-    ]
-    teacher: Annotated[
-        Teacher | None, Option(None, "For forward_kl, reverse_kl and js.")
-    ]
-    temperature: Annotated[float | None, Option(1.0, "Logits are divided by it.")]
-    return_entropy: Annotated[bool, Option(False, "Also returns entropies, in nats.")]
-    score_all: Annotated[
-        bool,
-        Option(
-            False,
-            "Also returns the logprobs and entropies of tokens with weight 0; their "
-            "losses stay 0.",
-        ),
-    ]
-    return_routing: Annotated[
-        bool,
-        Option(
-            False, "Also returns the experts of every token; for models with experts."
-        ),
-    ]
-    replay_routing: Annotated[
-        bool,
-        Option(
-            False,
-            "Targets in Datum.sampled use the experts with which they were drawn; for "
-            "models with experts.",
-        ),
-    ]
-    replay_support: Annotated[
-        bool,
-        Option(
-            False, "Targets in Datum.sampled get the supports from which they come."
-        ),
-    ]
-    replay_logprobs: Annotated[
-        bool,
-        Option(
-            False,
-            "Targets in Datum.sampled get the logprobs with which they were drawn, in "
-            "place of Datum.logprobs, which may then be absent.",
-        ),
-    ]
-    gradient_filter: Annotated[
-        float,
-        Option(
-            0.0,
-            "For each scored token, the backward pass skips a block of the vocabulary "
-            "if all probabilities in it are below this value. With 0 the gradient is "
-            "exact.",
-        ),
-    ]
-    custom_loss: Annotated[
-        ServerLoss | None, Option(None, "For custom: the loss, from `trace_loss`.")
-    ]
+    clip_low: For ppo, cispo and gspo. Default 0.8.
+    clip_high: For ppo, cispo, gspo and stable_reinforce. Default 1.2.
+    beta: For dro and stable_reinforce. For js the teacher's share of the mixture; there
+        the default is 0.5. Default 0.05.
+    teacher: For forward_kl, reverse_kl and js. Default None.
+    temperature: Logits are divided by it. Default 1.0.
+    return_entropy: Also returns entropies, in nats. Default False.
+    score_all: Also returns the logprobs and entropies of tokens with weight 0; their
+        losses stay 0. Default False.
+    return_routing: Also returns the experts of every token; for models with experts.
+        Default False.
+    replay_routing: Targets in Datum.sampled use the experts with which they were drawn;
+        for models with experts. Default False.
+    replay_support: Targets in Datum.sampled get the supports from which they come.
+        Default False.
+    replay_logprobs: Targets in Datum.sampled get the logprobs with which they were
+        drawn, in place of Datum.logprobs, which may then be absent. Default False.
+    gradient_filter: For each scored token, the backward pass skips a block of the
+        vocabulary if all probabilities in it are below this value. With 0 the gradient
+        is exact. Default 0.0.
+    custom_loss: For custom: the loss, from `trace_loss`. Default None.
+    """
+
+    clip_low: float | None
+    clip_high: float | None
+    beta: float | None
+    teacher: Teacher | None
+    temperature: float | None
+    return_entropy: bool
+    score_all: bool
+    return_routing: bool
+    replay_routing: bool
+    replay_support: bool
+    replay_logprobs: bool
+    gradient_filter: float
+    custom_loss: ServerLoss | None
 
 
 class OptimOptions(TypedDict, total=False):
-    """An optimizer's settings for one step. An absent setting takes its default."""
+    """An optimizer's settings for one step. An absent setting takes its default.
 
-    optimizer: Annotated[
-        str,
-        Option(
-            "adamw",
-            'Or "muon". An adapter\'s first step chooses, until a load with '
-            "weights_only.",
-        ),
-    ]
-    learning_rate: Annotated[float, Option(1e-4, "The size of the step.")]
-    beta1: Annotated[float, Option(0.9, "Decay of the gradient's mean, for adamw.")]
-    beta2: Annotated[float, Option(0.95, "Decay of the gradient's square, for adamw.")]
-    eps: Annotated[float, Option(1e-12, "Added to the square's root, for adamw.")]
-    momentum: Annotated[float, Option(0.95, "Decay of the gradient's mean, for muon.")]
-    nesterov: Annotated[
-        bool, Option(True, "Adds the gradient to the mean once more, for muon.")
-    ]
-    ns_steps: Annotated[
-        int, Option(5, "Steps of the Newton-Schulz iteration, 1 to 10, for muon.")
-    ]
-    weight_decay: Annotated[float, Option(0.0, "Decoupled from the gradient.")]
-    max_grad_norm: Annotated[
-        float, Option(0.0, "Clips the gradient's L2 norm; 0: no clipping.")
-    ]
+    optimizer: Or "muon". An adapter's first step chooses, until a load with
+        weights_only. Default 'adamw'.
+    learning_rate: The size of the step. Default 0.0001.
+    beta1: Decay of the gradient's mean, for adamw. Default 0.9.
+    beta2: Decay of the gradient's square, for adamw. Default 0.95.
+    eps: Added to the square's root, for adamw. Default 1e-12.
+    momentum: Decay of the gradient's mean, for muon. Default 0.95.
+    nesterov: Adds the gradient to the mean once more, for muon. Default True.
+    ns_steps: Steps of the Newton-Schulz iteration, 1 to 10, for muon. Default 5.
+    weight_decay: Decoupled from the gradient. Default 0.0.
+    max_grad_norm: Clips the gradient's L2 norm; 0: no clipping. Default 0.0.
+    """
+
+    optimizer: str
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    momentum: float
+    nesterov: bool
+    ns_steps: int
+    weight_decay: float
+    max_grad_norm: float
 
 
 class SampleOptions(TypedDict, total=False):
-    """How to draw samples. An absent setting takes its default."""
+    """How to draw samples. An absent setting takes its default.
 
-    num_samples: Annotated[int, Option(1, "How many samples to draw.")]
-    max_tokens: Annotated[
-        int | None, Option(128, "The most tokens of a sample, at least 1.")
-    ]
-    temperature: Annotated[
-        float, Option(1.0, "Logits are divided by it; 0 takes the most likely token.")
-    ]
-    top_k: Annotated[int, Option(0, "Draws from the k most likely tokens; 0: all.")]
-    top_p: Annotated[
-        float, Option(1.0, "Total probability of the likeliest tokens to draw from.")
-    ]
-    min_p: Annotated[
-        float,
-        Option(
-            0.0,
-            "Draws from the tokens that are at least this many times as likely as the "
-            "likeliest one.",
-        ),
-    ]
-    repetition_penalty: Annotated[
-        float,
-        Option(
-            1.0,
-            "Divides positive logits of tokens that the prompt or the sample has, and "
-            "multiplies negative ones.",
-        ),
-    ]
-    presence_penalty: Annotated[
-        float,
-        Option(0.0, "Subtracted from the logits of tokens that the sample has."),
-    ]
-    frequency_penalty: Annotated[
-        float,
-        Option(0.0, "Subtracted from a token's logit as often as the sample has it."),
-    ]
-    logit_bias: Annotated[
-        Mapping[int, float] | None,
-        Option(None, "Added to the logits of these token ids."),
-    ]
-    allowed_token_ids: Annotated[
-        Sequence[int] | None, Option(None, "Draws only these tokens; with None all.")
-    ]
-    min_tokens: Annotated[
-        int, Option(0, "The least tokens that a sample has before it may stop.")
-    ]
-    seed: Annotated[int | None, Option(None, "With None the server draws a seed.")]
-    stop: Annotated[
-        Stop | None,
-        Option(
-            None,
-            "Token ids, sequences of token ids, and text or bytes of the decoded "
-            "output. Each ends a sample, as the model's end of sequence does.",
-        ),
-    ]
-    ignore_eos: Annotated[
-        bool, Option(False, "The end of sequence does not end a sample.")
-    ]
-    prompt_logprobs: Annotated[
-        bool, Option(False, "Also returns the prompt's logprobs.")
-    ]
-    top_logprobs: Annotated[
-        int, Option(0, "Also returns this many likely tokens per position.")
-    ]
-    prompt_top_logprobs: Annotated[
-        int,
-        Option(0, "Also returns this many likely tokens per position of the prompt."),
-    ]
-    prompt_logprobs_last_n: Annotated[
-        int | None,
-        Option(
-            None,
-            "prompt_logprobs and prompt_top_logprobs score only so many of the "
-            "prompt's last tokens. Tokens before them may be cached.",
-        ),
-    ]
-    prompt_targets: Annotated[
-        Sequence[Sequence[int]] | None,
-        Option(
-            None,
-            "For each token of the prompt but the first, the tokens that are scored in "
-            "its place.",
-        ),
-    ]
-    prompt_alternatives: Annotated[
-        int,
-        Option(
-            0,
-            "Also draws this many tokens at each position of the prompt but the first, "
-            "at the call's temperature.",
-        ),
-    ]
-    return_routing: Annotated[
-        bool,
-        Option(
-            False, "Also returns the experts of every token; for models with experts."
-        ),
-    ]
-    truncated_logprobs: Annotated[
-        bool,
-        Option(
-            False,
-            "The logprobs of drawn tokens are those among the tokens that top_k, top_p "
-            "and min_p leave; for temperatures above 0.",
-        ),
-    ]
-    return_support: Annotated[
-        bool,
-        Option(
-            False,
-            "Also returns the tokens that could have been drawn in place of each "
-            "token; needs truncated_logprobs. They are at most 1024, so with top_p, "
-            "min_p, allowed_token_ids or min_tokens a top_k of at most 1024 is "
-            "implied.",
-        ),
-    ]
-    record: Annotated[
-        bool,
-        Option(
-            False,
-            "The server keeps what training on the samples needs, for a day. Their "
-            "sequence_id names it. Implies truncated_logprobs, and what return_support "
-            "implies, if anything leaves tokens out.",
-        ),
-    ]
-    in_flight: Annotated[
-        bool,
-        Option(
-            False,
-            "Before each token a sample takes the adapter's latest weights, and "
-            "`Sample.versions` names them; without a snapshot.",
-        ),
-    ]
-    recompute_cache: Annotated[
-        bool,
-        Option(
-            False,
-            "With in_flight: new weights first compute the keys and values of all the "
-            "sample's tokens again.",
-        ),
-    ]
+    num_samples: How many samples to draw. Default 1.
+    max_tokens: The most tokens of a sample, at least 1. Default 128.
+    temperature: Logits are divided by it; 0 takes the most likely token. Default 1.0.
+    top_k: Draws from the k most likely tokens; 0: all. Default 0.
+    top_p: Total probability of the likeliest tokens to draw from. Default 1.0.
+    min_p: Draws from the tokens that are at least this many times as likely as the
+        likeliest one. Default 0.0.
+    repetition_penalty: Divides positive logits of tokens that the prompt or the sample
+        has, and multiplies negative ones. Default 1.0.
+    presence_penalty: Subtracted from the logits of tokens that the sample has. Default
+        0.0.
+    frequency_penalty: Subtracted from a token's logit as often as the sample has it.
+        Default 0.0.
+    logit_bias: Added to the logits of these token ids. Default None.
+    allowed_token_ids: Draws only these tokens; with None all. Default None.
+    min_tokens: The least tokens that a sample has before it may stop. Default 0.
+    seed: With None the server draws a seed. Default None.
+    stop: Token ids, sequences of token ids, and text or bytes of the decoded output.
+        Each ends a sample, as the model's end of sequence does. Default None.
+    ignore_eos: The end of sequence does not end a sample. Default False.
+    prompt_logprobs: Also returns the prompt's logprobs. Default False.
+    top_logprobs: Also returns this many likely tokens per position. Default 0.
+    prompt_top_logprobs: Also returns this many likely tokens per position of the
+        prompt. Default 0.
+    prompt_logprobs_last_n: prompt_logprobs and prompt_top_logprobs score only so many
+        of the prompt's last tokens. Tokens before them may be cached. Default None.
+    prompt_targets: For each token of the prompt but the first, the tokens that are
+        scored in its place. Default None.
+    prompt_alternatives: Also draws this many tokens at each position of the prompt but
+        the first, at the call's temperature. Default 0.
+    return_routing: Also returns the experts of every token; for models with experts.
+        Default False.
+    truncated_logprobs: The logprobs of drawn tokens are those among the tokens that
+        top_k, top_p and min_p leave; for temperatures above 0. Default False.
+    return_support: Also returns the tokens that could have been drawn in place of each
+        token; needs truncated_logprobs. They are at most 1024, so with top_p, min_p,
+        allowed_token_ids or min_tokens a top_k of at most 1024 is implied. Default
+        False.
+    record: The server keeps what training on the samples needs, for a day. Their
+        sequence_id names it. Implies truncated_logprobs, and what return_support
+        implies, if anything leaves tokens out. Default False.
+    in_flight: Before each token a sample takes the adapter's latest weights, and
+        `Sample.versions` names them; without a snapshot. Default False.
+    recompute_cache: With in_flight: new weights first compute the keys and values of
+        all the sample's tokens again. Default False.
+    """
+
+    num_samples: int
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    min_tokens: int
+    seed: int | None
+    stop: Stop | None
+    ignore_eos: bool
+    prompt_logprobs: bool
+    top_logprobs: int
+    prompt_top_logprobs: int
+    prompt_logprobs_last_n: int | None
+    prompt_targets: Sequence[Sequence[int]] | None
+    prompt_alternatives: int
+    return_routing: bool
+    truncated_logprobs: bool
+    return_support: bool
+    record: bool
+    in_flight: bool
+    recompute_cache: bool
 
 
 @dataclass(frozen=True)
@@ -385,72 +289,48 @@ class CheckpointInfo:
 
 class AdapterOptions(TypedDict, total=False):
     """The shape of a new adapter, and whose it is. An absent setting takes its
-    default."""
+    default.
 
-    rank: Annotated[int, Option(32, "The rank of the LoRA weights.")]
-    alpha: Annotated[float, Option(32.0, "The weights are scaled by alpha / rank.")]
-    target_modules: Annotated[
-        Iterable[str] | None,
-        Option(
-            None,
-            'The layers that get LoRA weights, "q_proj", ... "down_proj", "lm_head", '
-            '"embed_tokens"; None means all projections of the model\'s layers.',
-        ),
-    ]
-    seed: Annotated[
-        int | None,
-        Option(
-            None,
-            "The seed of the initial weights; None lets the server derive it from the "
-            "name.",
-        ),
-    ]
-    expert_rank: Annotated[
-        int | None,
-        Option(
-            None,
-            "The rank of the experts in a mixture-of-experts model; None means rank "
-            "divided by the number of experts per token.",
-        ),
-    ]
-    tenant: Annotated[
-        str | None,
-        Option(
-            None,
-            "The owner of the adapter. The adapters of a tenant share the tenant's "
-            "part of the device's time, its room in the queue and its limit of "
-            "adapters. None means the token's tenant or, on a server without tokens, "
-            "a tenant with the adapter's name.",
-        ),
-    ]
-    durability: Annotated[
-        str | None,
-        Option(
-            None,
-            'What survives the end of the server, "memory" (nothing) or "step" (every '
-            "step); None means the most that the server can keep.",
-        ),
-    ]
+    rank: The rank of the LoRA weights. Default 32.
+    alpha: The weights are scaled by alpha / rank. Default 32.0.
+    target_modules: The layers that get LoRA weights, "q_proj", ... "down_proj",
+        "lm_head", "embed_tokens"; None means all projections of the model's layers.
+        Default None.
+    seed: The seed of the initial weights; None lets the server derive it from the name.
+        Default None.
+    expert_rank: The rank of the experts in a mixture-of-experts model; None means rank
+        divided by the number of experts per token. Default None.
+    tenant: The owner of the adapter. The adapters of a tenant share the tenant's part
+        of the device's time, its room in the queue and its limit of adapters. None
+        means the token's tenant or, on a server without tokens, a tenant with the
+        adapter's name. Default None.
+    durability: What survives the end of the server, "memory" (nothing) or "step" (every
+        step); None means the most that the server can keep. Default None.
+    """
+
+    rank: int
+    alpha: float
+    target_modules: Iterable[str] | None
+    seed: int | None
+    expert_rank: int | None
+    tenant: str | None
+    durability: str | None
 
 
 class SaveOptions(TypedDict, total=False):
-    """Optional properties of a checkpoint."""
+    """Optional properties of a checkpoint.
 
-    kind: Annotated[str, Option("train", 'Or "sampler", which holds only weights.')]
-    metadata: Annotated[
-        Mapping[str, str] | None, Option(None, "The caller's own entries.")
-    ]
-    ttl_seconds: Annotated[
-        int, Option(0, "The server deletes the checkpoint after that time; 0: never.")
-    ]
-    keep_newest: Annotated[
-        int,
-        Option(
-            0,
-            "After the save, the server deletes the adapter's oldest checkpoints of "
-            "the same kind, so that this many remain; 0 deletes none.",
-        ),
-    ]
+    kind: Or "sampler", which holds only weights. Default 'train'.
+    metadata: The caller's own entries. Default None.
+    ttl_seconds: The server deletes the checkpoint after that time; 0: never. Default 0.
+    keep_newest: After the save, the server deletes the adapter's oldest checkpoints of
+        the same kind, so that this many remain; 0 deletes none. Default 0.
+    """
+
+    kind: str
+    metadata: Mapping[str, str] | None
+    ttl_seconds: int
+    keep_newest: int
 
 
 @dataclass(frozen=True)
@@ -492,30 +372,39 @@ class OptimResult:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One finished sample.
-
-    `Datum.from_sample` turns it into training data.
-    """
+class _Drawn:
+    """What a sample and a part of one have."""
 
     tokens: list[int]  # [S] drawn tokens, including the stop token.
     # [S] log-probabilities after penalties, biases and excluded tokens, and before
     # top_k, top_p and min_p (after them, with truncated_logprobs), at the call's
     # temperature. If the temperature is 0, they are at temperature 1.
     logprobs: FloatArray
+    # In a SampleDelta None, unless it is the last of its sample.
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
-    prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
     # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
-    # tokens but the last, in the form of Datum.routing.
-    routing: RoutingArray | None = None
+    # tokens but the last, in the form of Datum.routing. A SampleDelta has that of the
+    # whole sample, flat, if it is the sample's last.
+    routing: RoutingArray | None = field(default=None, kw_only=True)
     # [S], if asked for and if anything leaves tokens out: the ids from which each token
-    # was drawn, in the form of Datum.support.
-    support: list[TokenArray] | None = None
-    sequence_id: str = ""  # With `record`: for SampledSpan.
-    decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+    # was drawn, in the form of Datum.support. Of the whole sample, as `routing`.
+    support: list[TokenArray] | None = field(default=None, kw_only=True)
+    # With `record`: for SampledSpan. In a sample's last SampleDelta.
+    sequence_id: str = field(default="", kw_only=True)
     # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
-    versions: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Sample(_Drawn):
+    """One finished sample.
+
+    `Datum.from_sample` turns it into training data.
+    """
+
+    prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
+    decoded: str | None = field(default=None, repr=False)  # What `text` returns.
 
     @property
     def text(self) -> str:
@@ -543,45 +432,35 @@ class SampledSpan:
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class SampleResult:
-    """All samples of one prompt."""
+@dataclass(frozen=True, kw_only=True)
+class _OfPrompt:
+    """What a call returns about its prompt, [P] tokens."""
 
-    samples: list[Sample]
     prompt_logprobs: FloatArray | None  # [P]; the first is 0 and has no meaning.
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
+    # One for each of prompt_targets, position after position; None unless asked for.
+    prompt_target_logprobs: FloatArray | None
+    # The draws and their logprobs at the call's temperature. If asked for, [P] with an
+    # empty first entry; otherwise an empty list.
+    prompt_alternatives: list[list[tuple[int, float]]]
+    # How many of the prompt's tokens came from the cache of prefixes.
+    prompt_cached_tokens: int
     # The version of the weights; 0 for the base model. In flight, the version that
     # scored the prompt and drew the first tokens.
     version: int
-    # One for each of prompt_targets, position after position; None unless asked for.
-    prompt_target_logprobs: FloatArray | None = None
-    # The draws and their logprobs at the call's temperature. If asked for, [P] with an
-    # empty first entry; otherwise an empty list.
-    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
-    # How many of the prompt's tokens came from the cache of prefixes.
-    prompt_cached_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class SampleDelta:
-    """Tokens drawn since the last delta of the same sample."""
+@dataclass(frozen=True, kw_only=True)
+class SampleResult(_OfPrompt):
+    """All samples of one prompt."""
+
+    samples: list[Sample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDelta(_OfPrompt, _Drawn):
+    """Tokens drawn since the last delta of the same sample. A stream's first delta has
+    what the call returns about the prompt."""
 
     sample_index: int
-    tokens: list[int]
-    logprobs: FloatArray
-    finish_reason: FinishReason | None  # Set in the sample's last delta.
-    top_logprobs: list[list[tuple[int, float]]]
-    # Set in the first delta, if requested.
-    prompt_logprobs: FloatArray | None
-    prompt_top_logprobs: list[list[tuple[int, float]]]
-    version: int
-    # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
-    routing: RoutingArray | None = None
-    support: list[TokenArray] | None = None  # Sample.support, in the same delta.
-    sequence_id: str = ""  # Sample.sequence_id, in the same delta.
-    versions: list[int] = field(default_factory=list)  # As in Sample.
-    # As in SampleResult, in the first delta.
-    prompt_target_logprobs: FloatArray | None = None
-    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
-    prompt_cached_tokens: int = 0

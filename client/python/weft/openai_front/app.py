@@ -40,7 +40,7 @@ from weft.openai_front.errors import (
 from weft.openai_front.hosts import HostCheck
 from weft.openai_front.intake import Intake
 from weft.openai_front.metrics import Metrics
-from weft.openai_front.names import find_created, find_sampler, model_ids
+from weft.openai_front.names import find_created, find_weights, model_ids
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
 from weft.openai_front.trace import REQUEST_ID, RequestIds
 from weft.retry import NO_RETRY, RetryPolicy
@@ -296,7 +296,7 @@ async def _job(front: Front, body: SamplingRequest, request: Request) -> dict[st
     options = body.stream_options
     return {
         "tokenizer": await front.tokenizer(request),
-        "sampler": await front.find(request, body.model, find_sampler),
+        "weights": await front.find(request, body.model, find_weights),
         "stops": body.stops(),
         "num_samples": body.n,
         "usage_in_stream": options is not None and options.include_usage,

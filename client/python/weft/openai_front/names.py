@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Protocol, Unpack
 
 from weft.aio import AsyncClient
-from weft.aio_adapter import AsyncAdapter
+from weft.aio_adapter import AsyncAdapter, AsyncSampler
 from weft.errors import InvalidArgument, NotFound
 from weft.routing import is_name, split_model
 from weft.types import ArrayLike, SampleDelta, SampleOptions, SampleResult
@@ -27,43 +26,32 @@ def _named(model: str) -> Iterator[None]:
         raise _missing(model) from error
 
 
-class Sampler(Protocol):
-    """The weights that a model name stands for."""
-
-    async def sample_many(
-        self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
-    ) -> list[SampleResult]: ...
-
-    def sample_stream(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
-    ) -> AsyncIterator[SampleDelta]: ...
-
-
-class AdapterWeights:
-    """An adapter's latest weights, or the weights of a snapshot.
+class Weights:
+    """The weights that a model name stands for: those of the base model, or an
+    adapter's latest ones, or those of a snapshot.
 
     The server looks for the snapshot when it samples. So a request need not list the
     snapshots first.
     """
 
-    def __init__(self, adapter: AsyncAdapter, snapshot: str | None, model: str) -> None:
-        self._adapter = adapter
+    def __init__(self, sampler: AsyncSampler, snapshot: str | None, model: str) -> None:
+        self._sampler = sampler
         self._snapshot = snapshot
         self._model = model
 
     async def sample_many(
-        self, prompts: Iterable[ArrayLike], **options: Unpack[SampleOptions]
+        self, prompts: Iterable[ArrayLike], options: SampleOptions
     ) -> list[SampleResult]:
         with _named(self._model):
-            return await self._adapter.sample_many(
+            return await self._sampler.sample_many(
                 prompts, snapshot=self._snapshot, **options
             )
 
     async def sample_stream(
-        self, prompt: ArrayLike, **options: Unpack[SampleOptions]
+        self, prompt: ArrayLike, options: SampleOptions
     ) -> AsyncIterator[SampleDelta]:
         with _named(self._model):
-            async for delta in self._adapter.sample_stream(
+            async for delta in self._sampler.sample_stream(
                 prompt, snapshot=self._snapshot, **options
             ):
                 yield delta
@@ -81,16 +69,16 @@ async def model_ids(client: AsyncClient) -> dict[str, int]:
     return names
 
 
-async def find_sampler(client: AsyncClient, base: str, model: str) -> Sampler:
-    """Returns the sampler of a model name. Makes at most one call to the server.
+async def find_weights(client: AsyncClient, base: str, model: str) -> Weights:
+    """Returns the weights of a model name. Makes at most one call to the server.
 
     Raises NotFound if there is no such adapter. If there is no such snapshot, the
-    sampler's methods raise NotFound.
+    methods of the weights raise NotFound.
     """
     if model == base:
-        return client
+        return Weights(client, None, model)
     adapter, snapshot = _split(model)
-    return AdapterWeights(await _adapter(client, adapter, model), snapshot, model)
+    return Weights(await _adapter(client, adapter, model), snapshot, model)
 
 
 async def find_created(client: AsyncClient, base: str, model: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.data import ModelTokenizer
 from weft.openai_front.answers import Envelope, Json, Scored, usage
-from weft.openai_front.names import Sampler
+from weft.openai_front.names import Weights
 from weft.openai_front.text import Answer
 from weft.types import Sample, SampleDelta, SampleOptions, SampleResult
 
@@ -21,7 +21,7 @@ class Job:
     """
 
     tokenizer: ModelTokenizer
-    sampler: Sampler
+    weights: Weights
     envelope: Envelope
     prompts: list[list[int]]
     options: SampleOptions
@@ -46,7 +46,7 @@ class Job:
 
 async def answer(job: Job) -> Json:
     """Returns the whole answer."""
-    results = await job.sampler.sample_many(job.prompts, **job.options)
+    results = await job.weights.sample_many(job.prompts, job.options)
     choices = [
         _choice(job, prompt, result, sample)
         for prompt, result in zip(job.prompts, results, strict=True)
@@ -115,7 +115,7 @@ async def stream(job: Job) -> AsyncIterator[str]:
         if job.chat:
             for i in range(job.num_samples):
                 yield _event(job, first + i, "", role="assistant")
-        async for delta in job.sampler.sample_stream(prompt, **job.seeded(index)):
+        async for delta in job.weights.sample_stream(prompt, job.seeded(index)):
             drawn += len(delta.tokens)
             text = texts[delta.sample_index]
             new = text.add(delta.tokens)

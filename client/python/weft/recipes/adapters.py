@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,31 +57,39 @@ ALPHA = 32.0
 SEED = "order of the data, draws, new weights"
 
 
-def positive(text: str) -> int:
-    """Parses an argument that is at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
-    return value
+def at_least(least: int) -> Callable[[str], int]:
+    """Returns a parser of arguments that are whole numbers, `least` or more."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(
+                f"{text}: must be a whole number of at least {least}"
+            )
+        return value
+
+    return parse
 
 
-def natural(text: str) -> int:
-    """Parses an argument that is at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least 0")
-    return value
+def number(least: float, below: float = math.inf) -> Callable[[str], float]:
+    """Returns a parser of arguments that are numbers in [least, below)."""
 
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < below:
+            limit = f" and less than {below:g}" if below < math.inf else ""
+            raise argparse.ArgumentTypeError(
+                f"{text}: must be a number of at least {least:g}{limit}"
+            )
+        return value
 
-def factor(text: str) -> float:
-    """Parses an argument that is a finite number of at least 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of at least 0")
-    return value
+    return parse
 
 
 def switches(text: str) -> dict[str, object]:
@@ -141,15 +149,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--adapter", required=True, help="its name on the server")
     rank = f"LoRA rank of a new adapter; default: that of --init, or {RANK}"
-    add("--rank", type=positive, help=rank)
+    add("--rank", type=at_least(1), help=rank)
     add("--lr", type=float, default=2e-4, help="learning rate at its highest")
-    add("--seed", type=natural, default=0, help=SEED)
+    add("--seed", type=at_least(0), default=0, help=SEED)
     resume = "go on with an adapter that was trained before; otherwise it is refused"
     add("--resume", action="store_true", help=resume)
     add("--init", metavar="ADAPTER[/CHECKPOINT]", help=INIT)
     every = "steps; 0: at start and end only"
-    add("--eval-every", type=natural, default=0, help=every)
-    add("--save-every", type=natural, default=0, help="steps; 0: at the end only")
+    add("--eval-every", type=at_least(0), default=0, help=every)
+    add("--save-every", type=at_least(0), default=0, help="steps; 0: at the end only")
     add("--export", type=Path, help="folder for the adapter in PEFT's form")
     add("--base-model", help=BASE_MODEL)
 
@@ -166,7 +174,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     alpha = "LoRA alpha of a new adapter, whose output counts alpha / rank times"
     add("--alpha", type=float, help=f"{alpha}; default: that of --init, or {ALPHA:g}")
     add("--schedule", choices=SCHEDULES, default="cosine")
-    add("--warmup", type=natural, default=0, help="steps until the rate is full")
+    add("--warmup", type=at_least(0), default=0, help="steps until the rate is full")
     add("--weight-decay", type=float, default=0.0)
     add("--max-grad-norm", type=float, default=1.0, help="clips; 0: no clipping")
     add("--output", type=Path, help="folder of log and plot; default: run/ADAPTER")

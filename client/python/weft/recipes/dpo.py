@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adapters.add_arguments(parser)
     sft.add_data_arguments(parser)
     beta = "how much a gain of log-probability over the base model, or --init, counts"
-    parser.add_argument("--beta", type=adapters.factor, default=0.1, help=beta)
+    parser.add_argument("--beta", type=adapters.number(0), default=0.1, help=beta)
 
 
 @dataclass(frozen=True)

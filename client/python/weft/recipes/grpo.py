@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import math
 import sys
@@ -53,15 +54,6 @@ class Prompt:
     tokens: list[int]
 
 
-def several(text: str) -> int:
-    """Parses an argument that is at least 2. The reward of a single reply is its
-    group's mean, so it would teach nothing."""
-    value = int(text)
-    if value < 2:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least 2")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `python -m weft grpo`."""
     adapters.add_arguments(parser)
@@ -69,20 +61,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", required=True, help='records with "messages" or "prompt"')
     add("--reward", required=True, help="FILE.py[:FUNCTION], of a Reply")
     add("--eval-data", help="prompts that are answered greedily and not learnt")
-    add("--steps", type=adapters.positive, default=50)
-    add("--prompts", type=adapters.positive, default=8, help="in a step")
-    add("--samples", type=several, default=8, help="of each prompt")
-    add("--max-tokens", type=adapters.positive, default=128, help="of a reply")
+    add("--steps", type=adapters.at_least(1), default=50)
+    add("--prompts", type=adapters.at_least(1), default=8, help="in a step")
+    # The reward of a single reply is its group's mean, so it would teach nothing.
+    add("--samples", type=adapters.at_least(2), default=8, help="of each prompt")
+    add("--max-tokens", type=adapters.at_least(1), default=128, help="of a reply")
     add("--temperature", type=float, default=1.0)
     add("--loss", choices=LOSSES, default="importance_sampling")
     updates = "optimizer steps on the replies of a step; ratios are 1 in the first"
-    add("--updates", type=adapters.positive, default=1, help=updates)
+    add("--updates", type=adapters.at_least(1), default=1, help=updates)
     bounds = f"of the ratio itself, for {', '.join(CLIPPED)}; default: the server's"
     low, high = "lower bound, such as 0.8,", "upper bound, such as 1.2,"
-    add("--clip-low", type=adapters.factor, help=f"{low} {bounds}")
-    add("--clip-high", type=adapters.factor, help=f"{high} {bounds}")
+    add("--clip-low", type=adapters.number(0), help=f"{low} {bounds}")
+    add("--clip-high", type=adapters.number(0), help=f"{high} {bounds}")
     kl = "lowers a token's advantage by this times log(policy / base model or --init)"
-    add("--kl-coef", type=adapters.factor, default=0.0, help=kl)
+    add("--kl-coef", type=adapters.number(0), default=0.0, help=kl)
 
 
 def advantages(rewards: Sequence[float]) -> FloatArray:
@@ -229,7 +222,7 @@ def held_to_start(
     by --kl-coef * log(policy / reference), whose expected gradient is that of the KL.
     """
     before = adapters.reference(client, adapter, batch, info, options.temperature)
-    held = []
+    held: list[Datum] = []
     ratios = []
     for datum, logprobs in zip(batch, before, strict=True):
         assert datum.logprobs is not None and datum.weights is not None
@@ -237,18 +230,8 @@ def held_to_start(
         # Tokens of the prompt have weight 0, and both log-probabilities are 0.
         ratio = datum.logprobs - logprobs
         ratios.append(ratio[datum.weights != 0])
-        held.append(
-            Datum(
-                datum.tokens,
-                datum.targets,
-                datum.weights,
-                datum.logprobs,
-                datum.advantages - options.kl_coef * ratio,
-                datum.routing,
-                datum.support,
-                datum.sampled,
-            )
-        )
+        held.append(copy.copy(datum))
+        held[-1].advantages = datum.advantages - options.kl_coef * ratio
     return held, float(np.concatenate(ratios).mean())
 
 

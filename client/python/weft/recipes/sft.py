@@ -21,14 +21,6 @@ T = TypeVar("T")
 SUMMARY = "Train an adapter on chats, prompts with completions, or texts."
 
 
-def fraction(text: str) -> float:
-    """Parses an argument that is at least 0 and less than 1."""
-    value = float(text)
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{value}: must be in [0, 1)")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `python -m weft sft`."""
     adapters.add_arguments(parser)
@@ -41,13 +33,22 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", required=True, help=".jsonl, .parquet or hf:NAME[:SPLIT]")
     add("--eval-data", help="held out; default: a part of --data")
-    add("--eval-fraction", type=fraction, default=0.1, help="of --data, held out")
+    add(
+        "--eval-fraction",
+        type=adapters.number(0, 1),
+        default=0.1,
+        help="of --data, held out",
+    )
     add("--epochs", type=float, default=1.0)
-    add("--steps", type=adapters.positive, help="optimizer steps; default: by --epochs")
-    add("--batch", type=adapters.positive, default=8, help="records in a batch")
-    add("--accumulate", type=adapters.positive, default=1, help="batches in a step")
+    add(
+        "--steps",
+        type=adapters.at_least(1),
+        help="optimizer steps; default: by --epochs",
+    )
+    add("--batch", type=adapters.at_least(1), default=8, help="records in a batch")
+    add("--accumulate", type=adapters.at_least(1), default=1, help="batches in a step")
     limit = "of an example; default: the model's context"
-    add("--max-tokens", type=adapters.positive, help=limit)
+    add("--max-tokens", type=adapters.at_least(1), help=limit)
     add("--truncate", choices=("end", "start", "never"), default="end")
 
 

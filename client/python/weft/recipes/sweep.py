@@ -35,13 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "the adapters are ADAPTER-rRANK-lrLR-sSEED"
     add("--adapter", required=True, help=names)
     ranks = "LoRA ranks"
-    add("--rank", type=adapters.positive, nargs="+", default=[16], help=ranks)
+    add("--rank", type=adapters.at_least(1), nargs="+", default=[16], help=ranks)
     rates = "learning rates at their highest"
     add("--lr", type=float, nargs="+", default=[1e-4, 2e-4, 5e-4], help=rates)
     parser.set_defaults(resume=None)
-    add("--eval-every", type=adapters.natural, default=0, help="steps; 0: at the end")
+    add(
+        "--eval-every",
+        type=adapters.at_least(0),
+        default=0,
+        help="steps; 0: at the end",
+    )
     seeds = f"{adapters.SEED}; the first one chooses what is held out"
-    add("--seed", type=adapters.natural, nargs="+", default=[0], help=seeds)
+    add("--seed", type=adapters.at_least(0), nargs="+", default=[0], help=seeds)
 
 
 @dataclass(frozen=True)
