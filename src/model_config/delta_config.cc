@@ -86,11 +86,8 @@ absl::Status ReadDelta(JsonFields& fields, const Family& family,
   for (int i = 0; i < config.num_layers; ++i) {
     config.attention[i].linear = linear[i];
   }
-  WEFT_ASSIGN_OR_RETURN(config.output_gate,
-                        fields.BoolOr("attn_output_gate", true));
-  if (!config.output_gate) {
-    return UnsupportedField("attn_output_gate", Json(false), "true");
-  }
+  config.output_gate = true;
+  WEFT_RETURN_IF_ERROR(fields.Only("attn_output_gate", true));
   if (config.activation != ops::Activation::kSilu) {
     return UnsupportedField("hidden_act", Json("gelu_pytorch_tanh"),
                             absl::StrCat("\"silu\" for ", family.model_type));
@@ -101,11 +98,7 @@ absl::Status ReadDelta(JsonFields& fields, const Family& family,
     return UnsupportedField("output_gate_type", Json(gate),
                             "\"silu\", \"swish\"");
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string dtype,
-                        fields.StringOr("mamba_ssm_dtype", "float32"));
-  if (dtype != "float32") {
-    return UnsupportedField("mamba_ssm_dtype", Json(dtype), "\"float32\"");
-  }
+  WEFT_RETURN_IF_ERROR(fields.Only("mamba_ssm_dtype", "float32"));
   // The part that predicts further tokens is not served.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("mtp_num_hidden_layers", 0, kMaxLayers, 0).status());
