@@ -41,8 +41,8 @@ json ShapeToJson(const ModelShape& shape) {
   if (shape.gate_width > 0) fields["gate_width"] = shape.gate_width;
   const DeltaShape& d = shape.delta;
   if (!d.layers.empty()) {
-    fields["delta"] = {d.key_width, d.value_width, d.num_key_heads, d.num_heads,
-                       d.layers};
+    fields["delta"] = {d.key_width(), d.value_width(), d.key_heads,
+                       d.value_heads, d.layers};
   }
   const ExpertShape& e = shape.experts;
   if (e.count > 0) fields["experts"] = {e.count, e.ffn, e.shared_ffn};

@@ -48,7 +48,7 @@ std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
     const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     int64_t first = 0;
     for (const int64_t size : sizes) {
-      for (int64_t j = 0; j < delta.num_key_heads; ++j) {
+      for (int64_t j = 0; j < delta.key_heads; ++j) {
         for (int64_t i = 0; i < size; ++i) {
           rows.push_back(static_cast<int>(all * j + first + i));
         }
@@ -66,13 +66,13 @@ std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
   };
   switch (module) {
     case TargetModule::kInProjQkvz: {
-      const int64_t keys = delta.key_width / delta.num_key_heads;
-      const int64_t values = delta.value_width / delta.num_key_heads;
+      const int64_t keys = delta.key_features;
+      const int64_t values = delta.value_width() / delta.key_heads;
       group({keys, keys, values, values});
       break;
     }
     case TargetModule::kInProjBa: {
-      const int64_t heads = delta.num_heads / delta.num_key_heads;
+      const int64_t heads = delta.value_heads / delta.key_heads;
       group({heads, heads});
       break;
     }

@@ -51,7 +51,7 @@ absl::StatusOr<std::vector<bool>> ReadLinearLayers(JsonFields& fields,
   return linear;
 }
 
-absl::Status ReadDeltaSizes(JsonFields& fields, DeltaConfig& delta) {
+absl::Status ReadDeltaSizes(JsonFields& fields, lora::DeltaShape& delta) {
   const auto read = [&fields](const char* name, int64_t min, int64_t max,
                               int64_t fallback, int& size) {
     const auto value = fields.IntOr(name, min, max, fallback);
@@ -79,13 +79,10 @@ absl::Status ReadDeltaSizes(JsonFields& fields, DeltaConfig& delta) {
 absl::Status ReadDelta(JsonFields& fields, const Family& family,
                        ModelConfig& config) {
   if (family.delta == DeltaFields::kNone) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> linear,
+  WEFT_ASSIGN_OR_RETURN(config.delta.layers,
                         ReadLinearLayers(fields, config.num_layers));
   WEFT_RETURN_IF_ERROR(ReadDeltaSizes(fields, config.delta));
   config.delta.is_fused = family.delta == DeltaFields::kFused;
-  for (int i = 0; i < config.num_layers; ++i) {
-    config.attention[i].linear = linear[i];
-  }
   config.output_gate = true;
   WEFT_RETURN_IF_ERROR(fields.Only("attn_output_gate", true));
   if (config.activation != ops::Activation::kSilu) {
