@@ -119,8 +119,8 @@ TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
   ExpectNear(routing.weights_TK, weights_TK, Bound(2.5));
   ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config), expected,
              2.5 * Bound(Largest(expected)));
-  const Routing given = RouteTo(x_TH.detach(), {router_EH, none, correction_E},
-                                config, experts_TK.flip(1));
+  const Routing given = Route(x_TH.detach(), {router_EH, none, correction_E},
+                              config, experts_TK.flip(1), /*all_given=*/true);
   ExpectNear(given.weights_TK.flip(1), routing.weights_TK, Bound(2.5));
 }
 
@@ -213,7 +213,8 @@ TEST_P(RouteDtypeTest, TakesTheExpertsThatItIsGiven) {
   const at::Tensor wanted = own.probs.gather(1, others_TK);
   EXPECT_TRUE(at::allclose(other.weights_TK, wanted / wanted.sum(1, true),
                            GetParam() == at::kDouble ? 1e-12 : 1e-6));
-  const Routing known = RouteTo(x_TH, {router_EH, none}, config, others_TK);
+  const Routing known =
+      Route(x_TH, {router_EH, none}, config, others_TK, /*all_given=*/true);
   EXPECT_TRUE(at::equal(known.weights_TK, other.weights_TK));
 }
 
