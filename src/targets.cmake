@@ -13,7 +13,7 @@ pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
 # Removes -pthread, which would not agree with the precompiled headers. The
 # library in src/base links Threads::Threads instead.
 set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
-# libisal computes CRC32C with the processor's instructions.
+# libisal computes CRC32C and CRC-32 with the processor's instructions.
 pkg_check_modules(WEFT_ISAL REQUIRED IMPORTED_TARGET libisal)
 find_package(Protobuf CONFIG QUIET)
 if(NOT Protobuf_FOUND)

@@ -114,7 +114,7 @@ WEFT_INLINE KvBlock BlockAt(const PagedAttentionItem& item, int64_t token) {
 // does not prefetch them, because the rows of a head are not adjacent. If more
 // lines are requested at once than a core keeps in flight, its loads wait (Zen
 // 5, three heads of 96 tokens: 8.8 us in steps, 12.4 us at once; see
-// PagedAttentionKernel in bench/decode_kernels_bench.cc).
+// PagedAttentionKernel of kernel_bench).
 struct BlockFetch {
   KvBlock block;
   int64_t features;  // The number of adjacent features to fetch per token.

@@ -11,6 +11,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "src/base/file_io.h"
 #include "src/base/log.h"
 #include "src/base/status_macros.h"
 
@@ -53,33 +54,6 @@ void RemoveAbandoned(const std::string& root) {
   }
 }
 
-absl::Status WriteBlock(int fd, std::span<const float> block,
-                        const std::string& name) {
-  auto rest = std::as_bytes(block);
-  while (!rest.empty()) {
-    const ssize_t n = ::write(fd, rest.data(), rest.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "writing " + name);
-    rest = rest.subspan(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadBlock(int fd, std::span<float> block,
-                       const std::string& name) {
-  auto rest = std::as_writable_bytes(block);
-  while (!rest.empty()) {
-    const ssize_t n = ::read(fd, rest.data(), rest.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "reading " + name);
-    if (n == 0) {
-      return absl::DataLossError(absl::StrCat(name, " was cut short"));
-    }
-    rest = rest.subspan(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<SpillFolder> SpillFolder::Open(const std::string& root) {
@@ -117,8 +91,13 @@ absl::Status SpillFolder::Write(
                        0600));
   if (fd.get() < 0) return ErrnoStatus(errno, "creating " + name);
   absl::Status status;
+  uint64_t offset = 0;
   for (const std::span<const float> block : blocks) {
-    if (status.ok()) status = WriteBlock(fd.get(), block, name);
+    if (!status.ok()) break;
+    const std::string_view bytes(reinterpret_cast<const char*>(block.data()),
+                                 block.size_bytes());
+    status = WriteAt(fd.get(), offset, bytes, name);
+    offset += bytes.size();
   }
   // Some file systems report a full disk only at close.
   if (::close(fd.Release()) != 0 && status.ok()) {
@@ -134,8 +113,16 @@ absl::Status SpillFolder::Read(
   const UniqueFd fd(
       ::openat(dir_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
+  uint64_t offset = 0;
   for (const std::span<float> block : blocks) {
-    WEFT_RETURN_IF_ERROR(ReadBlock(fd.get(), block, name));
+    const std::span<char> bytes(reinterpret_cast<char*>(block.data()),
+                                block.size_bytes());
+    WEFT_ASSIGN_OR_RETURN(const size_t size,
+                          ReadAt(fd.get(), offset, bytes, name));
+    if (size < bytes.size()) {
+      return absl::DataLossError(absl::StrCat(name, " was cut short"));
+    }
+    offset += size;
   }
   return absl::OkStatus();
 }

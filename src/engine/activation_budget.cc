@@ -107,7 +107,7 @@ FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
 // Returns the bytes that the kernels for CUDA take in the backward pass of a
 // gated delta rule: the gradients of q, k, beta and g as parts of each value
 // head and each 64 value features, that of v, and a sum of the parts of q or k.
-int64_t DeltaPartialBytes(const model::DeltaConfig& delta, int64_t num_rows) {
+int64_t DeltaPartialBytes(const lora::DeltaShape& delta, int64_t num_rows) {
   const int64_t slices = delta.value_features / 64;
   const int64_t parts =
       slices * delta.value_heads * (2 * delta.key_features + 2);
@@ -122,7 +122,7 @@ int64_t DeltaPartialBytes(const model::DeltaConfig& delta, int64_t num_rows) {
 FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
                     int max_rank, const BatchRows& batch) {
   if (!config.has_delta()) return {};
-  const model::DeltaConfig& delta = config.delta;
+  const lora::DeltaShape& delta = config.delta;
   const int64_t gates = 2 * delta.value_heads;
   const int64_t inputs = delta.conv_width() + delta.value_width() + gates;
   const int64_t kept =

@@ -77,7 +77,7 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
 // convolution and the gates yield. Returns 0 if there is no such layer.
 int64_t DeltaStepBytes(const ModelSizes& sizes) {
   if (!sizes.config.has_delta()) return 0;
-  const model::DeltaConfig& delta = sizes.config.delta;
+  const lora::DeltaShape& delta = sizes.config.delta;
   const int64_t gates = 2 * int64_t{delta.value_heads};
   const int64_t history = (delta.conv_kernel - 1) * delta.conv_width();
   return sizes.element_bytes * (delta.conv_width() + gates +

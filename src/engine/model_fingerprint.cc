@@ -66,12 +66,10 @@ std::string RopeDigest(const model::ModelConfig& config) {
 }
 
 void AddDelta(const model::ModelConfig& config, Parts& parts) {
-  const model::DeltaConfig& delta = config.delta;
+  const lora::DeltaShape& delta = config.delta;
   if (!config.has_delta()) return;
   std::string layers;
-  for (const model::LayerAttention& layer : config.attention) {
-    layers += layer.linear ? "1" : "0";
-  }
+  for (const bool is_linear : delta.layers) layers += is_linear ? "1" : "0";
   parts["delta_layers"] = Digest(layers);
   parts["delta_heads"] = absl::StrCat(delta.key_heads, " ", delta.value_heads);
   parts["delta_features"] =

@@ -81,8 +81,7 @@ at::ScalarType StateType(at::ScalarType dtype) {
 }
 
 int64_t NumLinear(const model::ModelConfig& config) {
-  return std::ranges::count_if(config.attention,
-                               &model::LayerAttention::linear);
+  return std::ranges::count(config.delta.layers, true);
 }
 
 // Returns the weights of a dense f32 model of attention layers on a CPU in the
@@ -287,9 +286,9 @@ model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
                        .conv_NRW = std::vector<at::Tensor>(layers),
                        .delta_NHKV = std::vector<at::Tensor>(layers),
                        .page_tokens = page_tokens};
-  const model::DeltaConfig& delta = config.delta;
+  const lora::DeltaShape& delta = config.delta;
   for (size_t layer = 0; layer < layers; ++layer) {
-    if (config.attention[layer].linear) {
+    if (delta.InLayer(static_cast<int>(layer))) {
       store.conv_NRW[layer] = allocate(
           {num_states, delta.conv_kernel - 1, delta.conv_width()}, options);
       store.delta_NHKV[layer] =
@@ -333,7 +332,7 @@ int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
 }
 
 int64_t StateBytes(const model::ModelConfig& largest, int64_t element_bytes) {
-  const model::DeltaConfig& delta = largest.delta;
+  const lora::DeltaShape& delta = largest.delta;
   const int64_t conv = (delta.conv_kernel - 1) * delta.conv_width();
   const int64_t heads =
       int64_t{delta.value_heads} * delta.key_features * delta.value_features;

@@ -94,7 +94,7 @@ int64_t InWidth(const ModelShape& shape, TargetModule module) {
   if (module == TargetModule::kOProj) return shape.q_width;
   if (module == TargetModule::kDownProj) return shape.ffn;
   if (module == TargetModule::kEmbedTokens) return shape.vocab;
-  if (module == TargetModule::kOutProj) return shape.delta.value_width;
+  if (module == TargetModule::kOutProj) return shape.delta.value_width();
   return shape.hidden;
 }
 
@@ -113,14 +113,14 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
     case TargetModule::kInProjQkv:
       return shape.delta.conv_width();
     case TargetModule::kInProjZ:
-      return shape.delta.value_width;
+      return shape.delta.value_width();
     case TargetModule::kInProjB:
     case TargetModule::kInProjA:
-      return shape.delta.num_heads;
+      return shape.delta.value_heads;
     case TargetModule::kInProjQkvz:
-      return shape.delta.conv_width() + shape.delta.value_width;
+      return shape.delta.conv_width() + shape.delta.value_width();
     case TargetModule::kInProjBa:
-      return 2 * shape.delta.num_heads;
+      return 2 * shape.delta.value_heads;
     case TargetModule::kOProj:
     case TargetModule::kDownProj:
     case TargetModule::kEmbedTokens:

@@ -38,13 +38,15 @@ enum class DecoderNames : uint8_t {
 };
 
 // The layers that compute a gated delta rule in place of attention. Their input
-// projections are stacked, with rows of q | k | v | z | b | a.
+// projections are stacked, with rows of q | k | v | z | b | a. Value head h
+// reads key head h / (value_heads / key_heads).
 struct DeltaShape {
   std::vector<bool> layers;  // One per layer; empty if there are none.
-  int64_t key_width = 0;     // Key heads * features of one.
-  int64_t value_width = 0;
-  int64_t num_heads = 0;  // Value heads: rows of b, and of a.
-  int64_t num_key_heads = 0;
+  int key_heads = 0;
+  int value_heads = 0;   // A multiple of key_heads: rows of b, and of a.
+  int key_features = 0;  // Of one head.
+  int value_features = 0;
+  int conv_kernel = 0;  // The rows that an output of the convolution reads.
   // If true, checkpoints and PEFT have q, k, v and z as one module, and b and a
   // as another, each with its rows grouped by key head.
   bool is_fused = false;
@@ -52,9 +54,15 @@ struct DeltaShape {
   [[nodiscard]] bool InLayer(int layer) const {
     return !layers.empty() && layers[layer];
   }
-  // Returns the rows of q, k and v.
+  [[nodiscard]] int64_t key_width() const {
+    return int64_t{key_heads} * key_features;
+  }
+  [[nodiscard]] int64_t value_width() const {
+    return int64_t{value_heads} * value_features;
+  }
+  // Returns the features of the convolution: the rows of q, k and v.
   [[nodiscard]] int64_t conv_width() const {
-    return 2 * key_width + value_width;
+    return 2 * key_width() + value_width();
   }
 };
 
@@ -94,7 +102,7 @@ struct ShapeRanges {
   parallel::Range shared_ffn;
   parallel::Range delta_key;    // Of DeltaShape::key_width.
   parallel::Range delta_value;  // Of DeltaShape::value_width.
-  parallel::Range delta_heads;  // Of DeltaShape::num_heads.
+  parallel::Range delta_heads;  // Of DeltaShape::value_heads.
   // Of the whole model:
   DeltaShape delta;
   int q_rows = 1;       // Rows of q_proj for each feature: 2 with output gates.

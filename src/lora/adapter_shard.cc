@@ -57,11 +57,11 @@ std::vector<Range> OutputsOf(const LoraFactor& factor,
       return {ranges.vocab};
     case TargetModule::kInProjQkv:
     case TargetModule::kInProjQkvz: {
-      const Range v = Shifted(ranges.delta_value, 2 * whole.key_width);
+      const Range v = Shifted(ranges.delta_value, 2 * whole.key_width());
       std::vector<Range> parts = {
-          ranges.delta_key, Shifted(ranges.delta_key, whole.key_width), v};
+          ranges.delta_key, Shifted(ranges.delta_key, whole.key_width()), v};
       if (factor.module == TargetModule::kInProjQkvz) {
-        parts.push_back(Shifted(v, whole.value_width));
+        parts.push_back(Shifted(v, whole.value_width()));
       }
       return parts;
     }
@@ -71,7 +71,7 @@ std::vector<Range> OutputsOf(const LoraFactor& factor,
     case TargetModule::kInProjA:
       return {heads};
     case TargetModule::kInProjBa:
-      return {heads, Shifted(heads, whole.num_heads)};
+      return {heads, Shifted(heads, whole.value_heads)};
     case TargetModule::kOProj:
     case TargetModule::kDownProj:
     case TargetModule::kEmbedTokens:

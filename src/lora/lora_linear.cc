@@ -139,10 +139,10 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
       return shape.delta.conv_width();
     case TargetModule::kInProjB:
     case TargetModule::kInProjBa:
-      return shape.delta.conv_width() + shape.delta.value_width;
+      return shape.delta.conv_width() + shape.delta.value_width();
     case TargetModule::kInProjA:
-      return shape.delta.conv_width() + shape.delta.value_width +
-             shape.delta.num_heads;
+      return shape.delta.conv_width() + shape.delta.value_width() +
+             shape.delta.value_heads;
     default:
       return 0;
   }

@@ -42,18 +42,12 @@ bool Contains(const List& list, absl::string_view value) {
   return std::ranges::find(list, value) != std::end(list);
 }
 
-// Returns whether a value turns a feature off.
-bool IsOff(const PeftJson& value) {
-  return value.is_null() || value == false ||
-         (value.is_structured() && value.empty());
-}
-
 // Refuses a field outside the two lists above if its value may change what the
 // adapter computes.
 absl::Status CheckOtherFields(const PeftJson& root) {
   for (const auto& [field, value] : root.items()) {
     if (Contains(kHonouredFields, field) ||
-        Contains(kBookkeepingFields, field) || IsOff(value)) {
+        Contains(kBookkeepingFields, field) || weights::IsOff(value)) {
       continue;
     }
     if (field == "bias") {
@@ -68,7 +62,8 @@ absl::Status CheckOtherFields(const PeftJson& root) {
       return Refused(field, value,
                      "true, false, \"gaussian\", \"eva\", \"orthogonal\"");
     }
-    return Refused(Shown(PeftJson(field)), value, "null or absent");
+    return Refused(weights::ShownJson(PeftJson(field)), value,
+                   "null or absent");
   }
   return absl::OkStatus();
 }
@@ -98,19 +93,11 @@ absl::Status CheckKind(const PeftJson& root) {
 
 }  // namespace
 
-std::string Shown(const PeftJson& value) {
-  constexpr size_t kMaxShown = 80;
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true,
-                                PeftJson::error_handler_t::replace);
-  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
-  return text;
-}
-
 absl::Status Refused(absl::string_view field, const PeftJson& value,
                      absl::string_view accepted) {
-  return absl::InvalidArgumentError(absl::StrCat(kPeftConfigFile, ": ", field,
-                                                 " is ", Shown(value),
-                                                 "; accepted: ", accepted));
+  return absl::InvalidArgumentError(
+      absl::StrCat(kPeftConfigFile, ": ", field, " is ",
+                   weights::ShownJson(value), "; accepted: ", accepted));
 }
 
 const PeftJson& FieldOf(const PeftJson& root, const char* field) {

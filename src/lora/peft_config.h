@@ -38,9 +38,6 @@ using PeftJson = nlohmann::ordered_json;
 
 inline constexpr absl::string_view kPeftConfigFile = "adapter_config.json";
 
-// Returns the value as JSON text. Cuts a long text. Never throws for bad UTF-8.
-[[nodiscard]] std::string Shown(const PeftJson& value);
-
 // Returns INVALID_ARGUMENT, which names the file, the field, its value and what
 // is accepted.
 [[nodiscard]] absl::Status Refused(absl::string_view field,

@@ -48,7 +48,7 @@ std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
     const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     int64_t first = 0;
     for (const int64_t size : sizes) {
-      for (int64_t j = 0; j < delta.num_key_heads; ++j) {
+      for (int64_t j = 0; j < delta.key_heads; ++j) {
         for (int64_t i = 0; i < size; ++i) {
           rows.push_back(static_cast<int>(all * j + first + i));
         }
@@ -66,13 +66,13 @@ std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
   };
   switch (module) {
     case TargetModule::kInProjQkvz: {
-      const int64_t keys = delta.key_width / delta.num_key_heads;
-      const int64_t values = delta.value_width / delta.num_key_heads;
+      const int64_t keys = delta.key_features;
+      const int64_t values = delta.value_width() / delta.key_heads;
       group({keys, keys, values, values});
       break;
     }
     case TargetModule::kInProjBa: {
-      const int64_t heads = delta.num_heads / delta.num_key_heads;
+      const int64_t heads = delta.value_heads / delta.key_heads;
       group({heads, heads});
       break;
     }
@@ -222,37 +222,23 @@ bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
   return factor.expert != kNoExpert && factor.expert < experts.count;
 }
 
-// Returns whether the rows of the module in `all`, the whole B [rows, R] that
-// contains them, are zero outside the module's part of R (FusedForm::kParts).
-bool HasPart(const LoraFactor& factor, const ModelShape& shape,
-             const PeftMatrix& b, absl::Span<const float> all) {
-  const int parts = NumFused(factor.module, shape);
+// Returns whether the rows of the module in `all`, the whole B that contains
+// `parts` modules, are zero outside the module's part of the columns
+// (FusedForm::kParts).
+bool HasPart(const LoraFactor& factor, int parts, const PeftMatrix& b,
+             absl::Span<const float> all) {
   if (factor.rank % parts != 0) return false;
   const auto modules = ModulesOf(GroupOf(factor.module));
-  const int64_t width = factor.rank / parts;
+  const int64_t width = b.tensor_columns / parts;
   const int64_t begin =
       (std::ranges::find(modules, factor.module) - modules.begin()) * width;
-  for (int64_t row = b.first_row; row < b.first_row + b.rows; ++row) {
-    for (int64_t column = 0; column < factor.rank; ++column) {
+  for (int64_t row = 0; row < b.rows; ++row) {
+    for (int64_t column = 0; column < b.tensor_columns; ++column) {
       const bool is_own = column >= begin && column < begin + width;
-      if (!is_own && all[row * factor.rank + column] != 0) return false;
+      if (!is_own && all[b.TensorRow(row) * b.tensor_columns + column] != 0) {
+        return false;
+      }
     }
-  }
-  return true;
-}
-
-// Returns whether `all`, a fused B [2 F, R E] of gate and up, has
-// FusedForm::kParts. In this form rows of gate are zero in the second half of
-// B's columns, and rows of up are zero in the first half.
-bool HasHalves(absl::Span<const float> all, const PeftMatrix& b,
-               ExpertNames names) {
-  const int64_t columns = b.tensor_columns;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const int64_t row = static_cast<int64_t>(i) / columns;
-    const bool in_second = static_cast<int64_t>(i) % columns >= columns / 2;
-    const bool is_up =
-        names == ExpertNames::kFused ? row % 2 == 1 : row >= b.tensor_rows / 2;
-    if (is_up != in_second && all[i] != 0) return false;
   }
   return true;
 }
@@ -298,14 +284,14 @@ absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
     is_fused = true;
     if (!has_parts ||
         (is_expert &&
-         (factor.expert > 0 || factor.module != TargetModule::kGateProj))) {
+         (factor.expert > 0 || factor.module == TargetModule::kDownProj))) {
       continue;
     }
     WEFT_RETURN_IF_ERROR(FindMatrix(tensors, b).status());
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
-    has_parts = is_expert
-                    ? factor.rank % 2 == 0 && HasHalves(all, b, experts.names)
-                    : HasPart(factor, shape, b, all);
+    // The experts' B has the rows of gate and up.
+    const int parts = is_expert ? 2 : NumFused(factor.module, shape);
+    has_parts = HasPart(factor, parts, b, all);
   }
   if (!is_fused) return FusedForm::kSingle;
   return has_parts ? FusedForm::kParts : FusedForm::kFused;

@@ -19,6 +19,7 @@
 #include "src/lora/path_expression.h"
 #include "src/lora/peft_config.h"
 #include "src/request/adapter.h"
+#include "src/weights/strict_json.h"
 
 namespace weft::lora {
 namespace {
@@ -326,7 +327,8 @@ absl::StatusOr<Pattern<Value>> ReadPattern(
                               instructions_left));
     WEFT_ASSIGN_OR_RETURN(
         const Value number,
-        read(absl::StrCat(field, "[", Shown(PeftJson(key)), "]"), value));
+        read(absl::StrCat(field, "[", weights::ShownJson(PeftJson(key)), "]"),
+             value));
     pattern.emplace_back(std::move(expression), number);
   }
   return pattern;

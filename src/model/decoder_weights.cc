@@ -2,10 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
-#include "src/base/mutex.h"
 #include "src/base/progress.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/stored_weights.h"
@@ -228,25 +225,11 @@ absl::Status ReadPacked(const Checkpoint& checkpoint,
                         const std::vector<PackedEntry>& entries,
                         const std::function<void(int64_t)>& on_read) {
   const std::vector<Unit> units = UnitsOf(entries);
-  Mutex mu;
-  absl::Status result;
-  std::atomic<size_t> next = 0;
-  std::atomic<bool> failed = false;
-  const auto run = [&](int64_t, int64_t) {
-    const at::InferenceMode no_autograd;
-    for (size_t i = next++; i < units.size() && !failed; i = next++) {
-      const absl::Status status = ReadUnit(checkpoint, units[i]);
-      if (status.ok()) {
-        on_read(UnitBytes(checkpoint, units[i]));
-        continue;
-      }
-      failed = true;
-      const MutexLock lock(&mu);
-      result.Update(status);
-    }
-  };
-  at::parallel_for(0, at::get_num_threads(), /*grain_size=*/1, run);
-  return result;
+  return weights::ForEachOnThreads(units.size(), [&](size_t i) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ReadUnit(checkpoint, units[i]));
+    on_read(UnitBytes(checkpoint, units[i]));
+    return absl::OkStatus();
+  });
 }
 
 constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
@@ -428,7 +411,7 @@ absl::Status ReadEntries(const weights::Checkpoint& checkpoint,
       continue;
     }
     const at::Tensor destination = PlaceOf(w, entry);
-    WEFT_RETURN_IF_ERROR(plan.AddSlice(
+    WEFT_RETURN_IF_ERROR(plan.Add(
         place.name, {place.first_row + entry.part_row, entry.part_column},
         destination, FormatOf(entry, destination)));
   }

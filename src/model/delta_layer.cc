@@ -31,7 +31,7 @@ std::vector<ops::AttentionNode> SequencesOf(const KvAccess& kv,
 
 ops::DeltaParameters DeltaAttention::Parameters() const {
   const LayerWeights& w = layer_.weights;
-  const DeltaConfig& delta = layer_.config.delta;
+  const lora::DeltaShape& delta = layer_.shape.delta;
   return {.conv_WR1 = w.conv_WR1,
           .a_log_H = w.a_log_H,
           .dt_bias_H = w.dt_bias_H,
@@ -43,17 +43,17 @@ ops::DeltaParameters DeltaAttention::Parameters() const {
 
 ops::DeltaInputs DeltaAttention::RuleInputs(const at::Tensor& inputs_TW) const {
   const lora::DeltaShape& delta = layer_.shape.delta;
-  const int64_t gates = delta.conv_width() + delta.value_width;
+  const int64_t gates = delta.conv_width() + delta.value_width();
   return {.qkv_TW = inputs_TW.narrow(1, 0, delta.conv_width()),
-          .beta_TH = inputs_TW.narrow(1, gates, delta.num_heads),
-          .alpha_TH =
-              inputs_TW.narrow(1, gates + delta.num_heads, delta.num_heads)};
+          .beta_TH = inputs_TW.narrow(1, gates, delta.value_heads),
+          .alpha_TH = inputs_TW.narrow(1, gates + delta.value_heads,
+                                       delta.value_heads)};
 }
 
 at::Tensor DeltaAttention::OutputGates(const at::Tensor& inputs_TW) const {
   const lora::DeltaShape& delta = layer_.shape.delta;
-  return inputs_TW.narrow(1, delta.conv_width(), delta.value_width)
-      .unflatten(1, {delta.num_heads, -1});
+  return inputs_TW.narrow(1, delta.conv_width(), delta.value_width())
+      .unflatten(1, {delta.value_heads, -1});
 }
 
 at::Tensor DeltaAttention::Run(const at::Tensor& inputs_TW, const Pass& pass,

@@ -614,7 +614,9 @@ void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                       const lora::LoraRouting& routing,
                       const at::Tensor& experts_TK, ExpertTape& tape) {
   Dispatch(layer, x_TH, routing,
-           RouteTo(x_TH, RouterOf(layer), layer.config.moe, experts_TK), tape);
+           Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK,
+                 /*all_given=*/true),
+           tape);
   RecomputeRows(layer, x_TH, tape);
   if (HasShared(layer)) {
     ExpertMlp(layer, layer.shape.experts.count, routing)

@@ -192,50 +192,7 @@ void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
                    [&](int64_t begin, int64_t end) { choice.Run(begin, end); });
 }
 
-// Routes the tokens as Route does, or as RouteTo does if `all_given` is true.
-// `dtype` is that of the result's weights.
-Routing RouteByScores(const at::Tensor& scores_TE, const at::Tensor& given_TK,
-                      bool all_given, const model::MoeConfig& config,
-                      at::ScalarType dtype) {
-  Routing routing;
-  at::Tensor weights_TK;
-  if (ops::HasCpuKernel(scores_TE) && scores_TE.is_contiguous()) {
-    const int64_t num_tokens = scores_TE.size(0);
-    const int64_t per_token = config.shape.per_token;
-    routing.experts_TK = at::empty({num_tokens, per_token},
-                                   scores_TE.options().dtype(at::kLong));
-    weights_TK = at::empty({num_tokens, per_token}, scores_TE.options());
-    ChooseRows(scores_TE, given_TK, routing.experts_TK, weights_TK, config);
-  } else {
-    routing.experts_TK =
-        all_given ? given_TK
-                  : Choose(scores_TE, config.shape.per_token, given_TK);
-    weights_TK = ScoresOf(scores_TE, routing.experts_TK, config);
-  }
-  if (config.softmax_of_chosen) weights_TK = Softmax(weights_TK);
-  routing.probs = config.softmax_of_chosen ? weights_TK : scores_TE;
-  routing.weights_TK = weights_TK.to(dtype);
-  return routing;
-}
-
-// Routes the tokens by the sigmoids of their logits. Arguments and result are
-// those of RouteByScores.
-Routing RouteBySigmoids(const at::Tensor& scores_TE,
-                        const at::Tensor& correction_E,
-                        const at::Tensor& given_TK, bool all_given,
-                        const model::MoeConfig& config, at::ScalarType dtype) {
-  Routing routing{.probs = scores_TE};
-  routing.experts_TK =
-      all_given ? given_TK
-                : Choose(CorrectedScores(scores_TE, correction_E, config),
-                         config.shape.per_token, given_TK);
-  routing.weights_TK = ScoresOf(scores_TE, routing.experts_TK, config)
-                           .mul_(config.weight_scale)
-                           .to(dtype);
-  return routing;
-}
-
-// Returns the `scores_TE` of RouteByScores.
+// Returns the scores by which the experts are chosen, before corrections.
 at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
                   const model::MoeConfig& config) {
   at::Tensor logits_TE = Logits(x_TH, weights, config);
@@ -270,18 +227,6 @@ at::Tensor LogitsGradient(const at::Tensor& d_weights_TK,
                                     probs.scalar_type());
 }
 
-Routing RouteTokens(const at::Tensor& x_TH, const RouterWeights& weights,
-                    const model::MoeConfig& config, const at::Tensor& given_TK,
-                    bool all_given) {
-  const at::Tensor scores_TE = Scores(x_TH, weights, config);
-  if (config.sigmoid) {
-    return RouteBySigmoids(scores_TE, weights.correction_E, given_TK, all_given,
-                           config, x_TH.scalar_type());
-  }
-  return RouteByScores(scores_TE, given_TK, all_given, config,
-                       x_TH.scalar_type());
-}
-
 // Returns the segments of one expert's rows. `routing` has the segments of the
 // batch, and [begin, end) are the tokens of the rows, in ascending order.
 lora::LoraRouting RoutingOf(const int64_t* begin, const int64_t* end,
@@ -303,13 +248,34 @@ lora::LoraRouting RoutingOf(const int64_t* begin, const int64_t* end,
 }  // namespace
 
 Routing Route(const at::Tensor& x_TH, const RouterWeights& weights,
-              const model::MoeConfig& config, const at::Tensor& given_TK) {
-  return RouteTokens(x_TH, weights, config, given_TK, /*all_given=*/false);
-}
-
-Routing RouteTo(const at::Tensor& x_TH, const RouterWeights& weights,
-                const model::MoeConfig& config, const at::Tensor& experts_TK) {
-  return RouteTokens(x_TH, weights, config, experts_TK, /*all_given=*/true);
+              const model::MoeConfig& config, const at::Tensor& given_TK,
+              bool all_given) {
+  const at::Tensor scores_TE = Scores(x_TH, weights, config);
+  const int64_t per_token = config.shape.per_token;
+  Routing routing{.probs = scores_TE};
+  at::Tensor weights_TK;
+  if (!config.sigmoid && ops::HasCpuKernel(scores_TE) &&
+      scores_TE.is_contiguous()) {
+    const int64_t num_tokens = scores_TE.size(0);
+    routing.experts_TK = at::empty({num_tokens, per_token},
+                                   scores_TE.options().dtype(at::kLong));
+    weights_TK = at::empty({num_tokens, per_token}, scores_TE.options());
+    ChooseRows(scores_TE, given_TK, routing.experts_TK, weights_TK, config);
+  } else {
+    routing.experts_TK =
+        all_given ? given_TK
+                  : Choose(config.sigmoid
+                               ? CorrectedScores(scores_TE,
+                                                 weights.correction_E, config)
+                               : scores_TE,
+                           per_token, given_TK);
+    weights_TK = ScoresOf(scores_TE, routing.experts_TK, config);
+  }
+  if (config.softmax_of_chosen)
+    routing.probs = weights_TK = Softmax(weights_TK);
+  if (config.sigmoid) weights_TK.mul_(config.weight_scale);
+  routing.weights_TK = weights_TK.to(x_TH.scalar_type());
+  return routing;
 }
 
 at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,

@@ -37,7 +37,8 @@ struct RouterWeights {
 };
 
 // Routes the tokens. Breaks ties as torch.topk does. If `given_TK` is defined,
-// each of its entries >= 0 replaces the chosen expert at the same place.
+// each of its entries >= 0 replaces the chosen expert at the same place. If
+// `all_given` is true, there is no other entry, and none is chosen.
 // Shapes:  x_TH [T, H], router_EH [E, H], bias_E [E], given_TK [T, K] i64 or
 //          undefined.
 // Errors:  throws c10::Error.   Threads: engine thread only.
@@ -46,13 +47,7 @@ struct RouterWeights {
 [[nodiscard]] Routing Route(const at::Tensor& x_TH,
                             const RouterWeights& weights,
                             const model::MoeConfig& config,
-                            const at::Tensor& given_TK);
-
-// Returns the routing of tokens whose experts [T, K] i64 are all given.
-[[nodiscard]] Routing RouteTo(const at::Tensor& x_TH,
-                              const RouterWeights& weights,
-                              const model::MoeConfig& config,
-                              const at::Tensor& experts_TK);
+                            const at::Tensor& given_TK, bool all_given = false);
 
 // Returns the router's part of dLoss/dx [T, H], given dLoss/dweights [T, K].
 [[nodiscard]] at::Tensor RouteBackward(const at::Tensor& d_weights_TK,

@@ -26,13 +26,8 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
                         fields.IntOr("sliding_window", least, kMaxWindow,
                                      off ? 0 : family.window));
   // Some Gemma 2 files call sliding_window `sliding_window_size`.
-  WEFT_ASSIGN_OR_RETURN(
-      const int64_t same,
-      fields.IntOr("sliding_window_size", 1, kMaxWindow, window));
-  if (same != window) {
-    return absl::InvalidArgumentError(FieldMessage(
-        "sliding_window_size", Json(same), "the same as sliding_window"));
-  }
+  WEFT_RETURN_IF_ERROR(
+      fields.Same("sliding_window_size", window, "sliding_window"));
   const WindowScheme scheme = family.windows;
   WEFT_ASSIGN_OR_RETURN(
       const bool use_window,
@@ -130,12 +125,7 @@ absl::StatusOr<ops::AttentionRule> ReadRule(JsonFields& fields,
     constexpr double kGemmaScalar = 256;
     WEFT_ASSIGN_OR_RETURN(scalar, fields.NumberOr("query_pre_attn_scalar", 1e-6,
                                                   kMaxScalar, kGemmaScalar));
-    WEFT_ASSIGN_OR_RETURN(const bool bidirectional,
-                          fields.BoolOr("use_bidirectional_attention", false));
-    if (bidirectional) {
-      return UnsupportedField("use_bidirectional_attention", Json(true),
-                              "false");
-    }
+    WEFT_RETURN_IF_ERROR(fields.Only("use_bidirectional_attention", false));
   }
   ops::AttentionRule rule{.scale = 1 / std::sqrt(scalar)};
   if (family.softcap_fields && !fields.IsNull("attn_logit_softcapping")) {

@@ -142,13 +142,7 @@ absl::Status ReadMixtral(JsonFields& fields, ModelConfig& config) {
   MoeConfig& moe = config.moe;
   PutInEveryLayer(lora::ExpertNames::kMixtral, config);
   moe.normalizes_weights = true;
-  WEFT_ASSIGN_OR_RETURN(
-      const double noise,
-      fields.NumberOr("router_jitter_noise", 0, kMaxCoefficient, 0));
-  if (noise != 0) {
-    return UnsupportedField("router_jitter_noise", Json(noise), "0");
-  }
-  return absl::OkStatus();
+  return fields.Only("router_jitter_noise", 0);
 }
 
 absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
@@ -161,26 +155,13 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
                             "\"silu\" for gpt_oss");
   }
   config.activation = ops::Activation::kClampedSilu;
-  WEFT_ASSIGN_OR_RETURN(const double limit,
-                        fields.NumberOr("swiglu_limit", 0, kMaxCoefficient,
-                                        ops::kClampedSiluLimit));
-  if (limit != ops::kClampedSiluLimit) {
-    return UnsupportedField("swiglu_limit", Json(limit),
-                            absl::StrCat(ops::kClampedSiluLimit));
-  }
+  WEFT_RETURN_IF_ERROR(fields.Only("swiglu_limit", ops::kClampedSiluLimit));
   // Ignores initial_context_length. Published files also have rope_scaling,
   // which gives the same length.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("initial_context_length", 1, kMaxContext, 1).status());
-  WEFT_ASSIGN_OR_RETURN(
-      const int64_t same,
-      fields.IntOr("experts_per_token", 1, kMaxExperts, moe.shape.per_token));
-  if (same != moe.shape.per_token) {
-    return absl::InvalidArgumentError(
-        FieldMessage("experts_per_token", Json(same),
-                     absl::StrCat("the same as num_experts_per_tok = ",
-                                  moe.shape.per_token)));
-  }
+  WEFT_RETURN_IF_ERROR(fields.Same("experts_per_token", moe.shape.per_token,
+                                   "num_experts_per_tok"));
   const Json* quantization = fields.Find("quantization_config");
   if (quantization != nullptr &&
       (!quantization->is_object() ||
@@ -196,16 +177,8 @@ absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
 absl::Status ReadSigmoidRouter(JsonFields& fields, MoeConfig& moe) {
   moe.sigmoid = true;
   moe.has_shared_gate = false;
-  for (const auto& [name, accepted] : {std::pair("scoring_func", "sigmoid"),
-                                       std::pair("topk_method", "noaux_tc")}) {
-    WEFT_ASSIGN_OR_RETURN(const std::string value,
-                          fields.StringOr(name, accepted));
-    if (value != accepted) {
-      return UnsupportedField(name, Json(value),
-                              absl::StrCat("\"", accepted, "\""));
-    }
-  }
-  return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(fields.Only("scoring_func", "sigmoid"));
+  return fields.Only("topk_method", "noaux_tc");
 }
 
 // Reads how many groups of experts there are, and how many a token may use.
@@ -268,15 +241,10 @@ absl::Status ReadGlm(JsonFields& fields, const Family& family,
 
 // Checks what MiniMax's own files say about the model.
 absl::Status CheckMiniMax(JsonFields& fields) {
-  for (const char* name : {"use_qk_norm", "use_routing_bias"}) {
-    WEFT_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, true));
-    if (!on) return UnsupportedField(name, Json(false), "true");
-  }
-  WEFT_ASSIGN_OR_RETURN(const std::string norms,
-                        fields.StringOr("qk_norm_type", "per_layer"));
-  if (norms != "per_layer") {
-    return UnsupportedField("qk_norm_type", Json(norms), "\"per_layer\"");
-  }
+  WEFT_RETURN_IF_ERROR(fields.Only("use_qk_norm", true));
+  WEFT_RETURN_IF_ERROR(fields.Only("use_routing_bias", true));
+  WEFT_RETURN_IF_ERROR(fields.Only("qk_norm_type", "per_layer"));
+  WEFT_RETURN_IF_ERROR(fields.Only("shared_intermediate_size", 0));
   const Json* types = fields.Find("attn_type_list");
   if (types != nullptr &&
       !(types->is_array() && std::ranges::all_of(*types, [](const Json& type) {
@@ -284,8 +252,6 @@ absl::Status CheckMiniMax(JsonFields& fields) {
         }))) {
     return UnsupportedField("attn_type_list", *types, "a list of 1");
   }
-  WEFT_RETURN_IF_ERROR(
-      fields.IntOr("shared_intermediate_size", 0, 0, 0).status());
   // Modules that predict further tokens are not read.
   WEFT_RETURN_IF_ERROR(fields.BoolOr("use_mtp", false).status());
   for (const char* name : {"num_mtp_modules", "mtp_transformer_layers"}) {
@@ -490,15 +456,10 @@ absl::Status ReadMultipliers(JsonFields& fields, const Family& family,
 
 // Refuses values that turn on features that the decoder does not support.
 absl::Status CheckInertFields(JsonFields& fields) {
-  WEFT_ASSIGN_OR_RETURN(const int64_t chunk,
-                        fields.IntOr("chunk_size_feed_forward", 0, kMaxFfn, 0));
-  if (chunk != 0) {
-    return UnsupportedField("chunk_size_feed_forward", Json(chunk), "0");
-  }
+  WEFT_RETURN_IF_ERROR(fields.Only("chunk_size_feed_forward", 0));
   for (const char* name :
        {"rope_interleaved", "is_encoder_decoder", "use_mrope"}) {
-    WEFT_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
-    if (on) return UnsupportedField(name, Json(true), "false");
+    WEFT_RETURN_IF_ERROR(fields.Only(name, false));
   }
   return absl::OkStatus();
 }

@@ -51,7 +51,7 @@ absl::StatusOr<std::vector<bool>> ReadLinearLayers(JsonFields& fields,
   return linear;
 }
 
-absl::Status ReadDeltaSizes(JsonFields& fields, DeltaConfig& delta) {
+absl::Status ReadDeltaSizes(JsonFields& fields, lora::DeltaShape& delta) {
   const auto read = [&fields](const char* name, int64_t min, int64_t max,
                               int64_t fallback, int& size) {
     const auto value = fields.IntOr(name, min, max, fallback);
@@ -79,18 +79,12 @@ absl::Status ReadDeltaSizes(JsonFields& fields, DeltaConfig& delta) {
 absl::Status ReadDelta(JsonFields& fields, const Family& family,
                        ModelConfig& config) {
   if (family.delta == DeltaFields::kNone) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> linear,
+  WEFT_ASSIGN_OR_RETURN(config.delta.layers,
                         ReadLinearLayers(fields, config.num_layers));
   WEFT_RETURN_IF_ERROR(ReadDeltaSizes(fields, config.delta));
   config.delta.is_fused = family.delta == DeltaFields::kFused;
-  for (int i = 0; i < config.num_layers; ++i) {
-    config.attention[i].linear = linear[i];
-  }
-  WEFT_ASSIGN_OR_RETURN(config.output_gate,
-                        fields.BoolOr("attn_output_gate", true));
-  if (!config.output_gate) {
-    return UnsupportedField("attn_output_gate", Json(false), "true");
-  }
+  config.output_gate = true;
+  WEFT_RETURN_IF_ERROR(fields.Only("attn_output_gate", true));
   if (config.activation != ops::Activation::kSilu) {
     return UnsupportedField("hidden_act", Json("gelu_pytorch_tanh"),
                             absl::StrCat("\"silu\" for ", family.model_type));
@@ -101,11 +95,7 @@ absl::Status ReadDelta(JsonFields& fields, const Family& family,
     return UnsupportedField("output_gate_type", Json(gate),
                             "\"silu\", \"swish\"");
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string dtype,
-                        fields.StringOr("mamba_ssm_dtype", "float32"));
-  if (dtype != "float32") {
-    return UnsupportedField("mamba_ssm_dtype", Json(dtype), "\"float32\"");
-  }
+  WEFT_RETURN_IF_ERROR(fields.Only("mamba_ssm_dtype", "float32"));
   // The part that predicts further tokens is not served.
   WEFT_RETURN_IF_ERROR(
       fields.IntOr("mtp_num_hidden_layers", 0, kMaxLayers, 0).status());

@@ -9,9 +9,8 @@
 
 namespace weft::model {
 
-// Sets config.delta, config.output_gate and the linear layers of
-// config.attention. Does nothing for a family without DeltaFields. REQUIRES:
-// ReadAttention has filled config.attention, and the activation is read.
+// Sets config.delta and config.output_gate. Does nothing for a family without
+// DeltaFields. REQUIRES: the number of layers and the activation are read.
 // Errors: those of ParseModelConfig.
 [[nodiscard]] absl::Status ReadDelta(JsonFields& fields, const Family& family,
                                      ModelConfig& config);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "src/weights/strict_json.h"
 
 namespace weft::model {
 namespace {
@@ -19,11 +20,8 @@ absl::Status Refused(absl::string_view field, const Json& value,
 
 std::string FieldMessage(absl::string_view field, const Json& value,
                          absl::string_view accepted) {
-  constexpr size_t kMaxShown = 80;
-  std::string shown = value.dump(-1, ' ', /*ensure_ascii=*/true,
-                                 Json::error_handler_t::replace);
-  if (shown.size() > kMaxShown) shown = shown.substr(0, kMaxShown) + "...";
-  return absl::StrCat(field, " is ", shown, "; accepted: ", accepted);
+  return absl::StrCat(field, " is ", weights::ShownJson(value),
+                      "; accepted: ", accepted);
 }
 
 absl::Status UnsupportedField(absl::string_view field, const Json& value,
@@ -112,20 +110,30 @@ absl::StatusOr<std::string> JsonFields::StringOr(const char* name,
   return String(name);
 }
 
+absl::Status JsonFields::Only(const char* name, const Json& accepted) {
+  const Json* value = Find(name);
+  if (value == nullptr || *value == accepted) return absl::OkStatus();
+  return UnsupportedField(name, *value, accepted.dump());
+}
+
+absl::Status JsonFields::Same(const char* name, int64_t value,
+                              absl::string_view other) {
+  const Json* repeated = Find(name);
+  if (repeated == nullptr || *repeated == value) return absl::OkStatus();
+  return Refused(name, *repeated,
+                 absl::StrCat("the same as ", other, " = ", value));
+}
+
 absl::Status JsonFields::Finish(
     absl::Span<const absl::string_view> ignored) const {
   for (const auto& [name, value] : object_.items()) {
-    const bool is_off = value.is_null() || value == false ||
-                        (value.is_structured() && value.empty());
-    if (is_off || read_.contains(name) ||
+    if (weights::IsOff(value) || read_.contains(name) ||
         std::ranges::find(ignored, name) != ignored.end()) {
       continue;
     }
     return absl::UnimplementedError(
-        FieldMessage(Json(name.substr(0, 80))
-                         .dump(-1, ' ', /*ensure_ascii=*/true,
-                               Json::error_handler_t::replace),
-                     value, "absent, since this server does not honour it"));
+        FieldMessage(weights::ShownJson(Json(name)), value,
+                     "absent, since this server does not honour it"));
   }
   return absl::OkStatus();
 }

@@ -48,6 +48,15 @@ class JsonFields {
   [[nodiscard]] absl::StatusOr<std::string> StringOr(
       const char* name, const std::string& fallback);
 
+  // Returns UNIMPLEMENTED if the field is present and has another value than
+  // `accepted`, the only one for which the decoder computes what it should.
+  [[nodiscard]] absl::Status Only(const char* name,
+                                  const nlohmann::json& accepted);
+  // Returns INVALID_ARGUMENT if the field is present and has another value than
+  // `value`, that of the field `other`, which it repeats.
+  [[nodiscard]] absl::Status Same(const char* name, int64_t value,
+                                  absl::string_view other);
+
   // Returns UNIMPLEMENTED if a field is on, was not read and is not in
   // `ignored`. Names the first such field. A field is off if it is null, false,
   // or an empty list or object.

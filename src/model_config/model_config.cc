@@ -250,17 +250,6 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
 }  // namespace
 
 lora::ModelShape ModelConfig::shape() const {
-  lora::DeltaShape rule;
-  if (has_delta()) {
-    rule = {.key_width = delta.key_width(),
-            .value_width = delta.value_width(),
-            .num_heads = delta.value_heads,
-            .num_key_heads = delta.key_heads,
-            .is_fused = delta.is_fused};
-    for (const LayerAttention& layer : attention) {
-      rule.layers.push_back(layer.linear);
-    }
-  }
   return {.num_layers = num_layers,
           .hidden = hidden,
           .q_width = int64_t{num_heads} * head_dim,
@@ -269,7 +258,7 @@ lora::ModelShape ModelConfig::shape() const {
           .ffn = ffn,
           .vocab = vocab,
           .experts = moe.shape,
-          .delta = std::move(rule),
+          .delta = delta,
           .names = is_wrapped ? lora::DecoderNames::kWrapped
                               : lora::DecoderNames::kPlain,
           .head_order = head_order,

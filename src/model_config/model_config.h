@@ -17,40 +17,15 @@
 
 namespace weft::model {
 
-// The attention settings that may differ between layers.
+// The attention settings that may differ between layers. They have no meaning
+// in the layers of ModelConfig::delta.
 struct LayerAttention {
-  // True if the layer computes a gated delta rule in place of attention. The
-  // other fields then have no meaning.
-  bool linear = false;
   ops::AttentionRule rule;
   int rope_table = 0;  // Index into ModelConfig::rope_tables.
 };
 
-// The largest DeltaConfig::conv_kernel.
+// The largest DeltaShape::conv_kernel.
 inline constexpr int kMaxConvKernel = 8;
-
-// The gated delta rule of the layers whose LayerAttention is linear. Value head
-// h reads key head h / (value_heads / key_heads).
-struct DeltaConfig {
-  int key_heads = 0;
-  int value_heads = 0;   // A multiple of key_heads.
-  int key_features = 0;  // Of one head.
-  int value_features = 0;
-  int conv_kernel = 0;  // The rows that an output of the convolution reads.
-  // If true, checkpoints fuse the input projections (DeltaShape::is_fused).
-  bool is_fused = false;
-
-  [[nodiscard]] int64_t key_width() const {
-    return int64_t{key_heads} * key_features;
-  }
-  [[nodiscard]] int64_t value_width() const {
-    return int64_t{value_heads} * value_features;
-  }
-  // Returns the features of the convolution: q, k and v.
-  [[nodiscard]] int64_t conv_width() const {
-    return 2 * key_width() + value_width();
-  }
-};
 
 // The mixtures of experts that layers have in place of an MLP.
 struct MoeConfig {
@@ -121,7 +96,7 @@ struct ModelConfig {
   double logits_divisor = 1;              // Of the logits before the cap.
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
-  DeltaConfig delta;                      // Zeros without linear layers.
+  lora::DeltaShape delta;                 // Zeros without linear layers.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   // A pair of features that does not rotate has 0.

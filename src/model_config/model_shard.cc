@@ -205,7 +205,7 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
     const ModelConfig local = LocalConfig(config, {.rank = rank, .size = size});
     largest.num_heads = std::max(largest.num_heads, local.num_heads);
     largest.num_kv_heads = std::max(largest.num_kv_heads, local.num_kv_heads);
-    DeltaConfig& delta = largest.delta;
+    lora::DeltaShape& delta = largest.delta;
     delta.key_heads = std::max(delta.key_heads, local.delta.key_heads);
     delta.value_heads = std::max(delta.value_heads, local.delta.value_heads);
     largest.ffn = std::max(largest.ffn, local.ffn);
@@ -226,7 +226,7 @@ lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
   const auto features = [](const Range& heads, int64_t size) {
     return Range{.begin = heads.begin * size, .end = heads.end * size};
   };
-  const DeltaConfig& delta = config.delta;
+  const lora::DeltaShape& delta = config.delta;
   return {.q = features(part.heads, config.head_dim),
           .kv = features(part.kv_heads, config.head_dim),
           .ffn = part.ffn,
@@ -236,7 +236,7 @@ lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
           .delta_key = features(part.delta_key_heads, delta.key_features),
           .delta_value = features(part.delta_value_heads, delta.value_features),
           .delta_heads = part.delta_value_heads,
-          .delta = config.shape().delta,
+          .delta = delta,
           .q_rows = config.output_gate ? 2 : 1,
           .num_experts = config.moe.shape.count};
 }

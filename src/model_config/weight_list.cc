@@ -96,7 +96,7 @@ class LayerList {
   }
 
   void AddDelta() {
-    const DeltaConfig& delta = config_.delta;
+    const lora::DeltaShape& delta = config_.delta;
     AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
     AddStack(delta.is_fused ? FusedDeltaInputs() : DeltaInputs(),
              WeightSlot::kQkv, Hidden());
@@ -148,7 +148,7 @@ class LayerList {
   }
 
   [[nodiscard]] std::vector<Projection> DeltaInputs() const {
-    const DeltaConfig& delta = config_.delta;
+    const lora::DeltaShape& delta = config_.delta;
     std::vector<Projection> inputs = ConvFeatures(
         "linear_attn.in_proj_qkv", {delta.conv_width(), config_.hidden});
     inputs.push_back(
@@ -163,7 +163,7 @@ class LayerList {
   // Returns the parts of tensors whose rows are grouped by key head: those of a
   // head's q, k, v and z in one tensor, and of its b and a in the other.
   [[nodiscard]] std::vector<Projection> FusedDeltaInputs() const {
-    const DeltaConfig& delta = config_.delta;
+    const lora::DeltaShape& delta = config_.delta;
     std::vector<Projection> inputs;
     const int64_t heads = delta.value_heads / delta.key_heads;
     const int64_t values = heads * delta.value_features;
@@ -493,7 +493,7 @@ std::vector<WeightEntry> ListWeights(const ModelConfig& config,
   std::vector<WeightEntry> entries = {Embedding(config, shard)};
   for (int layer = 0; layer < config.num_layers; ++layer) {
     LayerList list(config, shard, layer, entries);
-    if (config.has_delta() && config.attention[layer].linear) {
+    if (config.delta.InLayer(layer)) {
       list.AddDelta();
     } else {
       list.AddAttention();

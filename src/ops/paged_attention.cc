@@ -331,52 +331,34 @@ void CheckArguments(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   CheckArgument("out_BHC", out_BHC, q_BHC, dtype, q_BHC.sizes());
 }
 
-// Returns the numbers of the rows with a slot >= 0, or an undefined tensor if
-// all rows have one. Does not read slots on a CUDA device, because the read
-// would wait for the device. Instead assumes that no slot is negative: batches
-// with padding go to the kernel of PrepareHeads (ops/rotary.h), which skips the
-// padding.
-at::Tensor RowsWithSlots(const at::Tensor& slots_T) {
-  if (!slots_T.is_cpu()) return {};
-  const int64_t* slots = slots_T.const_data_ptr<int64_t>();
-  std::vector<int64_t> rows;
-  for (int64_t t = 0; t < slots_T.numel(); ++t) {
-    if (slots[t] >= 0) rows.push_back(t);
-  }
-  if (static_cast<int64_t>(rows.size()) == slots_T.numel()) return {};
-  return ToDevice(rows, slots_T.device());
-}
-
 // Copies each row with a slot >= 0 to its slot. LibTorch's indexed copy takes
 // longer to set up than to copy the few rows of a decode step.
 void WriteRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
                   const at::Tensor& pages_PSKC) {
   const int64_t heads = x_TKC.size(1), features = x_TKC.size(2);
   const int64_t num_slots = pages_PSKC.size(0) * pages_PSKC.size(1);
+  CheckArgument("slots_T", slots_T, x_TKC, at::kLong, {x_TKC.size(0)});
+  CheckArgument("pages_PSKC", pages_PSKC, x_TKC, x_TKC.scalar_type(),
+                {pages_PSKC.size(0), pages_PSKC.size(1), heads, features});
+  TORCH_CHECK(x_TKC.stride(2) == 1, "the features of heads are not adjacent");
   const int64_t* slots = slots_T.const_data_ptr<int64_t>();
-  const auto* from = x_TKC.const_data_ptr<float>();
-  auto* to = pages_PSKC.mutable_data_ptr<float>();
-  ParallelFor(x_TKC.size(0), RowGrain(heads * features),
-              [&](int64_t begin, int64_t end) {
-                for (int64_t t = begin; t < end; ++t) {
-                  if (slots[t] < 0) continue;
-                  TORCH_CHECK(slots[t] < num_slots, "slots_T names slot ",
-                              slots[t], " of ", num_slots);
-                  for (int64_t m = 0; m < heads; ++m) {
-                    std::copy_n(
-                        from + t * x_TKC.stride(0) + m * x_TKC.stride(1),
-                        features, to + (slots[t] * heads + m) * features);
-                  }
-                }
-              });
-}
-
-bool TakesRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
-                  const at::Tensor& pages_PSKC) {
-  return HasCpuKernel(x_TKC) && HasCpuKernel(pages_PSKC) &&
-         x_TKC.stride(2) == 1 && pages_PSKC.is_contiguous() &&
-         slots_T.is_contiguous() && slots_T.numel() == x_TKC.size(0) &&
-         x_TKC.sizes().slice(1) == pages_PSKC.sizes().slice(2);
+  const int64_t unit = x_TKC.element_size();
+  const auto* from = static_cast<const char*>(x_TKC.const_data_ptr());
+  auto* to = static_cast<char*>(pages_PSKC.mutable_data_ptr());
+  ParallelFor(
+      x_TKC.size(0), RowGrain(heads * features),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          if (slots[t] < 0) continue;
+          TORCH_CHECK(slots[t] < num_slots, "slots_T names slot ", slots[t],
+                      " of ", num_slots);
+          for (int64_t m = 0; m < heads; ++m) {
+            std::copy_n(
+                from + (t * x_TKC.stride(0) + m * x_TKC.stride(1)) * unit,
+                features * unit, to + (slots[t] * heads + m) * features * unit);
+          }
+        }
+      });
 }
 
 }  // namespace
@@ -384,24 +366,15 @@ bool TakesRowsCpu(const at::Tensor& x_TKC, const at::Tensor& slots_T,
 void WriteKvPages(const at::Tensor& k_TKC, const at::Tensor& v_TKC,
                   const at::Tensor& slots_T, at::Tensor& k_pages_PSKC,
                   at::Tensor& v_pages_PSKC) {
-  if (TakesRowsCpu(k_TKC, slots_T, k_pages_PSKC) &&
-      TakesRowsCpu(v_TKC, slots_T, v_pages_PSKC)) {
+  if (k_TKC.is_cpu()) {
     WriteRowsCpu(k_TKC, slots_T, k_pages_PSKC);
     WriteRowsCpu(v_TKC, slots_T, v_pages_PSKC);
     return;
   }
-  const at::Tensor rows = RowsWithSlots(slots_T);
-  const auto write = [&](const at::Tensor& x_TKC, at::Tensor& pages_PSKC) {
-    at::Tensor slots = pages_PSKC.flatten(0, 1);
-    if (rows.defined()) {
-      slots.index_copy_(0, slots_T.index_select(0, rows),
-                        x_TKC.index_select(0, rows));
-    } else {
-      slots.index_copy_(0, slots_T, x_TKC);
-    }
-  };
-  write(k_TKC, k_pages_PSKC);
-  write(v_TKC, v_pages_PSKC);
+  // Reading slots would wait for the device. Batches with padding go to the
+  // kernel of PrepareHeads (rotary.h), which skips the padding.
+  k_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, k_TKC);
+  v_pages_PSKC.flatten(0, 1).index_copy_(0, slots_T, v_TKC);
 }
 
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,

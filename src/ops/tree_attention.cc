@@ -18,18 +18,11 @@
 namespace weft::ops {
 namespace {
 
-// `q_size` consecutive query rows and `k_size` consecutive key rows.
-struct AttentionPart {
-  int64_t q_begin = 0;
-  int64_t q_size = 0;
-  int64_t k_begin = 0;
-  int64_t k_size = 0;
-};
-
 // Returns one part for each node that is not empty. In this part, the node's
-// rows attend to the node's own rows. The parts cover all rows in order.
-std::vector<AttentionPart> SelfParts(const std::vector<AttentionNode>& nodes) {
-  std::vector<AttentionPart> parts;
+// rows attend to the node's own rows. The parts cover all rows in order. A part
+// is consecutive query rows and consecutive key rows, as SuffixRows has them.
+std::vector<SuffixRows> SelfParts(const std::vector<AttentionNode>& nodes) {
+  std::vector<SuffixRows> parts;
   for (const AttentionNode& node : nodes) {
     const int64_t size = node.end - node.begin;
     if (size == 0) continue;
@@ -44,9 +37,9 @@ std::vector<AttentionPart> SelfParts(const std::vector<AttentionNode>& nodes) {
 // Returns the parts in which descendants' rows attend to an ancestor's rows,
 // one list (maybe empty) for each depth of the ancestor. The parts of one list
 // have disjoint query rows.
-std::vector<std::vector<AttentionPart>> AncestorParts(
+std::vector<std::vector<SuffixRows>> AncestorParts(
     const std::vector<AttentionNode>& nodes) {
-  std::vector<std::vector<AttentionPart>> levels;
+  std::vector<std::vector<SuffixRows>> levels;
   std::vector<size_t> depths(nodes.size(), 0);
   for (size_t i = 0; i < nodes.size(); ++i) {
     const AttentionNode& node = nodes[i];
@@ -92,11 +85,11 @@ struct VarlenCall {
   int64_t max_k = 1;
 };
 
-VarlenCall MakeCall(const std::vector<AttentionPart>& parts, bool all_rows,
+VarlenCall MakeCall(const std::vector<SuffixRows>& parts, bool all_rows,
                     at::Device device) {
   VarlenCall call;
   std::vector<int64_t> q_rows, k_rows, q_ends = {0}, k_ends = {0};
-  for (const AttentionPart& part : parts) {
+  for (const SuffixRows& part : parts) {
     for (int64_t i = 0; !all_rows && i < part.q_size; ++i)
       q_rows.push_back(part.q_begin + i);
     for (int64_t i = 0; !all_rows && i < part.k_size; ++i)
@@ -180,7 +173,7 @@ AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,
   AttentionOutput result =
       RunForward(inputs, MakeCall(self_parts, /*all_rows=*/true, device),
                  /*causal=*/true);
-  for (const std::vector<AttentionPart>& level : AncestorParts(nodes)) {
+  for (const std::vector<SuffixRows>& level : AncestorParts(nodes)) {
     if (level.empty()) continue;
     const VarlenCall call = MakeCall(level, /*all_rows=*/false, device);
     at::Tensor out = Select(result.out_THC, call.q_rows);
@@ -190,21 +183,6 @@ AttentionOutput VarlenTreeAttention(const AttentionInputs& inputs,
     result.lse_TH.index_copy_(0, call.q_rows, lse);
   }
   return result;
-}
-
-// Computes all sequences in one call of the kernel.
-AttentionOutput VarlenSuffixAttention(
-    const AttentionInputs& inputs, const std::vector<SuffixRows>& sequences) {
-  std::vector<AttentionPart> parts;
-  for (const SuffixRows& rows : sequences) {
-    parts.push_back({.q_begin = rows.q_begin,
-                     .q_size = rows.q_size,
-                     .k_begin = rows.k_begin,
-                     .k_size = rows.k_size});
-  }
-  return RunForward(inputs,
-                    MakeCall(parts, /*all_rows=*/true, inputs.q_THC.device()),
-                    /*causal=*/true);
 }
 
 void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
@@ -222,7 +200,7 @@ void VarlenTreeAttentionBackward(const at::Tensor& dout_THC,
     Keep(dk, gradients.dk_TKC);
     Keep(dv, gradients.dv_TKC);
   }
-  for (const std::vector<AttentionPart>& level : AncestorParts(nodes)) {
+  for (const std::vector<SuffixRows>& level : AncestorParts(nodes)) {
     if (level.empty()) continue;
     const VarlenCall call = MakeCall(level, /*all_rows=*/false, device);
     const auto [dq, dk, dv] =
@@ -342,20 +320,6 @@ void RunBlocks(const AttentionInputs& inputs,
   }
 }
 
-AttentionOutput EagerTreeAttention(const AttentionInputs& inputs,
-                                   const std::vector<AttentionNode>& nodes) {
-  AttentionOutput result = EmptyOutput(inputs.q_THC);
-  RunBlocks(inputs, TreeBlocks(nodes, inputs.rule.window, kBlockRows), result);
-  return result;
-}
-
-void EagerSuffixAttention(const AttentionInputs& inputs,
-                          const std::vector<SuffixRows>& sequences,
-                          AttentionOutput& result) {
-  RunBlocks(inputs, SuffixBlocks(sequences, inputs.rule.window, kBlockRows),
-            result);
-}
-
 void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
                                 const AttentionInputs& inputs,
                                 const AttentionOutput& forward,
@@ -395,33 +359,6 @@ void EagerTreeAttentionBackward(const at::Tensor& dout_THC,
   gradients.dv_TKC.copy_(dv_TKC);
 }
 
-// Returns whether the flash kernels, which have neither softcap nor window, can
-// compute a sequence. A window at least as long as the sequence hides nothing.
-bool FlashExpresses(const AttentionRule& rule, const SuffixRows& rows) {
-  return rule.softcap <= 0 && (rule.window == 0 || rows.k_size <= rule.window);
-}
-
-AttentionOutput WithoutSinks(const AttentionInputs& inputs,
-                             const std::vector<SuffixRows>& sequences) {
-  const at::Tensor& q = inputs.q_THC;
-  const AttentionRule& rule = inputs.rule;
-  const bool flash = std::ranges::all_of(
-      sequences,
-      [&](const SuffixRows& rows) { return FlashExpresses(rule, rows); });
-  if (flash && VarlenSupports(q)) {
-    return VarlenSuffixAttention(inputs, sequences);
-  }
-  AttentionOutput result = EmptyOutput(q);
-  if (BlockedSupports(q)) {
-    BlockedAttention(inputs,
-                     SuffixBlocks(sequences, rule.window, BlockRows(inputs)),
-                     result);
-  } else {
-    EagerSuffixAttention(inputs, sequences, result);
-  }
-  return result;
-}
-
 // Returns the number of rows on the longest path from a root.
 int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
   std::vector<int64_t> ends(nodes.size(), 0);
@@ -436,40 +373,38 @@ int64_t LongestPath(const std::vector<AttentionNode>& nodes) {
 
 enum class Implementation { kCpuBlocks, kCudaVarlen, kEager };
 
-// Returns how to compute the batch. The flash kernels have neither softcap nor
-// window. A window at least as long as the batch's longest path hides nothing.
-Implementation Choose(const AttentionInputs& inputs,
-                      const std::vector<AttentionNode>& nodes,
+// Returns how to compute rows whose keys are on paths of up to `longest` rows.
+// The flash kernels have neither softcap nor window. A window at least as long
+// as the longest path hides nothing.
+Implementation Choose(const AttentionInputs& inputs, int64_t longest,
                       AttentionMethod method) {
   if (method == AttentionMethod::kEager) return Implementation::kEager;
   if (BlockedSupports(inputs.q_THC)) return Implementation::kCpuBlocks;
   const AttentionRule& rule = inputs.rule;
-  const bool plain = rule.softcap <= 0 &&
-                     (rule.window == 0 || LongestPath(nodes) <= rule.window);
+  const bool plain =
+      rule.softcap <= 0 && (rule.window == 0 || longest <= rule.window);
   return plain && VarlenSupports(inputs.q_THC) ? Implementation::kCudaVarlen
                                                : Implementation::kEager;
 }
 
-AttentionOutput ForwardByBlocks(const AttentionInputs& inputs,
-                                const std::vector<AttentionNode>& nodes) {
-  AttentionOutput result = EmptyOutput(inputs.q_THC);
-  BlockedAttention(
-      inputs, TreeBlocks(nodes, inputs.rule.window, BlockRows(inputs)), result);
-  return result;
+// Returns the most query rows of a block of kCpuBlocks or kEager.
+int64_t RowsOfBlock(Implementation implementation,
+                    const AttentionInputs& inputs) {
+  return implementation == Implementation::kEager ? kBlockRows
+                                                  : BlockRows(inputs);
 }
 
-AttentionOutput WithoutSinks(const AttentionInputs& inputs,
-                             const std::vector<AttentionNode>& nodes,
-                             AttentionMethod method) {
-  switch (Choose(inputs, nodes, method)) {
-    case Implementation::kCudaVarlen:
-      return VarlenTreeAttention(inputs, nodes);
-    case Implementation::kEager:
-      return EagerTreeAttention(inputs, nodes);
-    case Implementation::kCpuBlocks:
-      break;
+// Computes blocks of RowsOfBlock.
+AttentionOutput ByBlocks(Implementation implementation,
+                         const AttentionInputs& inputs,
+                         const std::vector<AttentionBlock>& blocks) {
+  AttentionOutput result = EmptyOutput(inputs.q_THC);
+  if (implementation == Implementation::kEager) {
+    RunBlocks(inputs, blocks, result);
+  } else {
+    BlockedAttention(inputs, blocks, result);
   }
-  return ForwardByBlocks(inputs, nodes);
+  return result;
 }
 
 }  // namespace
@@ -533,7 +468,20 @@ at::Tensor SuffixAttention(const at::Tensor& q_THC, const at::Tensor& k_SKC,
                            const AttentionRule& rule,
                            const at::Tensor& sinks_H) {
   CheckSinks(sinks_H, q_THC);
-  AttentionOutput result = WithoutSinks({q_THC, k_SKC, v_SKC, rule}, sequences);
+  const AttentionInputs inputs{q_THC, k_SKC, v_SKC, rule};
+  int64_t longest = 0;
+  for (const SuffixRows& rows : sequences) {
+    longest = std::max(longest, rows.k_size);
+  }
+  const auto implementation = Choose(inputs, longest, AttentionMethod::kFused);
+  AttentionOutput result =
+      implementation == Implementation::kCudaVarlen
+          ? RunForward(inputs,
+                       MakeCall(sequences, /*all_rows=*/true, q_THC.device()),
+                       /*causal=*/true)
+          : ByBlocks(implementation, inputs,
+                     SuffixBlocks(sequences, rule.window,
+                                  RowsOfBlock(implementation, inputs)));
   AddSinks(sinks_H, result.out_THC, result.lse_TH);
   return result.out_THC;
 }
@@ -544,8 +492,14 @@ AttentionOutput TreeAttention(const at::Tensor& q_THC, const at::Tensor& k_TKC,
                               const AttentionRule& rule, AttentionMethod method,
                               const at::Tensor& sinks_H) {
   CheckSinks(sinks_H, q_THC);
+  const AttentionInputs inputs{q_THC, k_TKC, v_TKC, rule};
+  const auto implementation = Choose(inputs, LongestPath(nodes), method);
   AttentionOutput result =
-      WithoutSinks({q_THC, k_TKC, v_TKC, rule}, nodes, method);
+      implementation == Implementation::kCudaVarlen
+          ? VarlenTreeAttention(inputs, nodes)
+          : ByBlocks(implementation, inputs,
+                     TreeBlocks(nodes, rule.window,
+                                RowsOfBlock(implementation, inputs)));
   AddSinks(sinks_H, result.out_THC, result.lse_TH);
   return result;
 }
@@ -559,7 +513,8 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
                            AttentionMethod method) {
   const AttentionInputs inputs{q_THC, k_TKC, v_TKC, rule};
   const AttentionGradients gradients{dq_THC, dk_TKC, dv_TKC};
-  const Implementation implementation = Choose(inputs, nodes, method);
+  const Implementation implementation =
+      Choose(inputs, LongestPath(nodes), method);
   if (implementation == Implementation::kCudaVarlen) {
     VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
     return;

@@ -30,6 +30,25 @@ template <typename Json = nlohmann::json>
                                                    absl::string_view what,
                                                    const JsonLimits& limits);
 
+// Returns the value as JSON text for a message. Cuts a long text. Never throws
+// for bad UTF-8.
+template <typename Json>
+[[nodiscard]] std::string ShownJson(const Json& value) {
+  constexpr size_t kMaxShown = 80;
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true,
+                                Json::error_handler_t::replace);
+  if (text.size() > kMaxShown) text = text.substr(0, kMaxShown) + "...";
+  return text;
+}
+
+// Returns whether the value turns a feature off: null, false, or an empty list
+// or object.
+template <typename Json>
+[[nodiscard]] bool IsOff(const Json& value) {
+  return value.is_null() || value == false ||
+         (value.is_structured() && value.empty());
+}
+
 // Returns the contents of a small file. Errors: those of RegularFile, naming
 // the path; INVALID_ARGUMENT if the file has more than max_bytes.
 [[nodiscard]] absl::StatusOr<std::string> ReadSmallFile(const std::string& path,

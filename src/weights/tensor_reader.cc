@@ -27,14 +27,6 @@ namespace {
 // transfers to a device use a buffer of this size.
 constexpr int64_t kReadBytes = int64_t{4} << 20;
 
-absl::Status ShapeError(absl::string_view name, const DiskTensor& source,
-                        absl::string_view expected, at::IntArrayRef sizes) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tensor '", name, "' has shape ", ShapeString(source.shape()), "; ",
-      expected, " ",
-      ShapeString(absl::MakeConstSpan(sizes.data(), sizes.size()))));
-}
-
 // Returns a view of the tensor as the matrix that DiskTensor::num_rows
 // describes.
 at::Tensor AsMatrix(const at::Tensor& tensor) {
@@ -67,35 +59,6 @@ DiskTensor::Block BlockOf(const SliceBegin& begin, const RowBlock& block,
           .num_rows = block.end - block.begin,
           .first_byte = static_cast<uint64_t>(begin.column * element_bytes),
           .num_bytes = static_cast<uint64_t>(columns * element_bytes)};
-}
-
-// Runs `work` for every block on all compute threads, until one call fails.
-// Each thread starts in its own part of `blocks`, so that reads are sequential
-// and threads do not share pages. When its part is done, a thread takes blocks
-// from the other parts.
-absl::Status ForEachBlock(
-    const std::vector<RowBlock>& blocks,
-    const std::function<absl::Status(const RowBlock&)>& work) {
-  Mutex mu;
-  absl::Status result;
-  std::vector<std::atomic<bool>> taken(blocks.size());
-  std::atomic<bool> failed = false;
-  const int64_t num_threads = at::get_num_threads();
-  const auto run = [&](int64_t thread, int64_t /*end*/) {
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;
-    const size_t first = blocks.size() * thread / num_threads;
-    for (size_t i = 0; i < blocks.size() && !failed; ++i) {
-      const size_t block = (first + i) % blocks.size();
-      if (taken[block].exchange(true)) continue;
-      const absl::Status status = work(blocks[block]);
-      if (status.ok()) continue;
-      failed = true;
-      const MutexLock lock(&mu);
-      result.Update(status);
-    }
-  };
-  at::parallel_for(0, num_threads, /*grain_size=*/1, run);
-  return result;
 }
 
 // Returns the integer type with the size of the tensor's elements. HasValues
@@ -148,19 +111,33 @@ absl::Span<std::byte> BytesOf(const at::Tensor& tensor) {
                         tensor.nbytes());
 }
 
-absl::Status ReadPlan::Add(std::string_view name,
-                           const at::Tensor& destination) {
-  WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint_.Find(name));
-  const auto sizes = destination.sizes();
-  if (!std::ranges::equal(sizes, source.shape())) {
-    return ShapeError({name.data(), name.size()}, source, "expected", sizes);
-  }
-  return AddItem(name, source, {}, destination, /*format=*/{});
+absl::Status ForEachOnThreads(size_t count,
+                              const std::function<absl::Status(size_t)>& work) {
+  Mutex mu;
+  absl::Status result;
+  std::vector<std::atomic<bool>> taken(count);
+  std::atomic<bool> failed = false;
+  const int64_t num_threads = at::get_num_threads();
+  const auto run = [&](int64_t thread, int64_t /*end*/) {
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;
+    const size_t first = count * thread / num_threads;
+    for (size_t i = 0; i < count && !failed; ++i) {
+      const size_t item = (first + i) % count;
+      if (taken[item].exchange(true)) continue;
+      const absl::Status status = work(item);
+      if (status.ok()) continue;
+      failed = true;
+      const MutexLock lock(&mu);
+      result.Update(status);
+    }
+  };
+  at::parallel_for(0, num_threads, /*grain_size=*/1, run);
+  return result;
 }
 
-absl::Status ReadPlan::AddSlice(std::string_view name, const SliceBegin& begin,
-                                const at::Tensor& destination,
-                                const RowFormat& format) {
+absl::Status ReadPlan::Add(std::string_view name, const SliceBegin& begin,
+                           const at::Tensor& destination,
+                           const RowFormat& format) {
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint_.Find(name));
   const std::vector<int64_t> sizes = SliceShape(destination, format);
   const auto dims = source.shape().size();
@@ -171,24 +148,18 @@ absl::Status ReadPlan::AddSlice(std::string_view name, const SliceBegin& begin,
     fits =
         begin.column >= 0 && begin.column <= source.shape().back() - sizes[1];
   }
+  const absl::string_view shown(name.data(), name.size());
   if (!fits) {
-    return ShapeError({name.data(), name.size()}, source,
-                      absl::StrCat("wanted is a slice from row ", begin.row,
-                                   ", column ", begin.column, " of shape"),
-                      sizes);
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor '", shown, "' has shape ", ShapeString(source.shape()),
+        "; wanted is a slice from row ", begin.row, ", column ", begin.column,
+        " of shape ", ShapeString(sizes)));
   }
-  return AddItem(name, source, begin, destination, format);
-}
-
-absl::Status ReadPlan::AddItem(std::string_view name, const DiskTensor& source,
-                               const SliceBegin& begin,
-                               const at::Tensor& destination,
-                               const RowFormat& format) {
   const std::optional<at::ScalarType> dtype = FloatingType(source.dtype());
   if (!dtype.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "tensor '", absl::string_view(name.data(), name.size()), "' has dtype ",
-        ScalarTypeName(source.dtype()), "; F32, F16 or BF16 is expected"));
+        "tensor '", shown, "' has dtype ", ScalarTypeName(source.dtype()),
+        "; F32, F16 or BF16 is expected"));
   }
   if (destination.numel() == 0) return absl::OkStatus();
   Item item{source, *dtype, begin, AsMatrix(destination), format};
@@ -213,7 +184,8 @@ absl::Status ReadPlan::Run(const std::function<void(int64_t)>& on_read) const {
     AddBlocks(i, item.destination.size(0),
               item.format.columns * item.element_bytes(), blocks);
   }
-  return ForEachBlock(blocks, [&](const RowBlock& block) -> absl::Status {
+  return ForEachOnThreads(blocks.size(), [&](size_t index) -> absl::Status {
+    const RowBlock& block = blocks[index];
     const Item& item = items_[block.item];
     at::Tensor rows =
         item.destination.narrow(0, block.begin, block.end - block.begin);
@@ -240,7 +212,7 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
   ReadPlan plan(checkpoint);
   // The plan only checks that the slice can be read. The code below reads the
   // blocks.
-  WEFT_RETURN_IF_ERROR(plan.AddSlice(name, begin, tensor, format));
+  WEFT_RETURN_IF_ERROR(plan.Add(name, begin, tensor, format));
   WEFT_ASSIGN_OR_RETURN(const DiskTensor source, checkpoint.Find(name));
   if (tensor.numel() == 0) return true;
   const at::ScalarType dtype = *FloatingType(source.dtype());
@@ -250,7 +222,8 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
   AddBlocks(0, held.size(0),
             columns * static_cast<int64_t>(c10::elementSize(dtype)), blocks);
   std::atomic<bool> same = true;
-  const auto compare = [&](const RowBlock& block) -> absl::Status {
+  const auto compare = [&](size_t index) -> absl::Status {
+    const RowBlock& block = blocks[index];
     if (!same) return absl::OkStatus();
     const at::Tensor rows =
         held.narrow(0, block.begin, block.end - block.begin).contiguous();
@@ -266,7 +239,7 @@ absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
     }
     return absl::OkStatus();
   };
-  WEFT_RETURN_IF_ERROR(ForEachBlock(blocks, compare));
+  WEFT_RETURN_IF_ERROR(ForEachOnThreads(blocks.size(), compare));
   return same.load();
 }
 

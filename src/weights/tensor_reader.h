@@ -43,9 +43,16 @@ struct RowFormat {
       store = nullptr;
 };
 
-// A list of tensors to read. Add and AddSlice check a tensor. Run reads all
-// tensors on all compute threads, in blocks of a few MB. Values are converted
-// to the destination's dtype and moved to its device. Run reads directly into a
+// Runs work(i) for every i in [0, count) on all compute threads, until one call
+// fails. Each thread starts in its own part of the range, so that reads are
+// sequential and threads do not share pages. When its part is done, a thread
+// takes calls from the other parts. Errors: those of `work`.
+[[nodiscard]] absl::Status ForEachOnThreads(
+    size_t count, const std::function<absl::Status(size_t)>& work);
+
+// A list of slices of tensors to read. Add checks a slice. Run reads all of
+// them on all compute threads, in blocks of a few MB. Values are converted to
+// the destination's dtype and moved to its device. Run reads directly into a
 // destination that is contiguous, on the CPU and of the file's dtype. Other
 // destinations need a buffer of one block for each thread. Threads: not
 // thread-safe. REQUIRES: destinations are distinct.
@@ -54,22 +61,15 @@ class ReadPlan {
   // `checkpoint` outlives the plan.
   explicit ReadPlan(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  // Adds a whole tensor. Shapes: `destination` has the tensor's shape; it may
-  // be a view of some rows of a fused matrix. Errors: those of
-  // Checkpoint::Find; INVALID_ARGUMENT for another shape, or a dtype other than
-  // F32, F16, BF16. Messages name the tensor.
-  [[nodiscard]] absl::Status Add(std::string_view name,
-                                 const at::Tensor& destination);
-
-  // Adds only a slice of a matrix or vector. The slice begins at `begin` and
-  // has the destination's shape. A tensor with more dimensions counts as a
-  // matrix (DiskTensor::num_rows). With format.store, `destination` has the
-  // slice's rows in that format. Errors: those of Add; INVALID_ARGUMENT if the
-  // tensor has no such slice.
-  [[nodiscard]] absl::Status AddSlice(std::string_view name,
-                                      const SliceBegin& begin,
-                                      const at::Tensor& destination,
-                                      const RowFormat& format = {});
+  // Adds a slice of a matrix or vector. The slice begins at `begin` and has the
+  // destination's shape. A tensor with more dimensions counts as a matrix
+  // (DiskTensor::num_rows). With format.store, `destination` has the slice's
+  // rows in that format. Errors: those of Checkpoint::Find; INVALID_ARGUMENT if
+  // the tensor has no such slice, or a dtype other than F32, F16, BF16.
+  // Messages name the tensor.
+  [[nodiscard]] absl::Status Add(std::string_view name, const SliceBegin& begin,
+                                 const at::Tensor& destination,
+                                 const RowFormat& format = {});
 
   // Returns the number of bytes that Run reads from the files.
   [[nodiscard]] uint64_t num_bytes() const;
@@ -93,10 +93,6 @@ class ReadPlan {
       return static_cast<int64_t>(c10::elementSize(dtype));
     }
   };
-
-  absl::Status AddItem(std::string_view name, const DiskTensor& source,
-                       const SliceBegin& begin, const at::Tensor& destination,
-                       const RowFormat& format);
 
   const Checkpoint& checkpoint_;
   std::vector<Item> items_;

@@ -1,13 +1,13 @@
 #include "src/weights/zip_directory.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "isa-l/crc.h"
 #include "src/base/status_macros.h"
 #include "src/weights/byte_reader.h"
 
@@ -286,18 +286,6 @@ absl::Status CheckDisjoint(const ZipDirectory& directory) {
   return absl::OkStatus();
 }
 
-constexpr std::array<uint32_t, 256> CrcTable() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < table.size(); ++i) {
-    uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) {
-      value = (value >> 1) ^ ((value & 1) != 0 ? 0xedb88320u : 0u);
-    }
-    table[i] = value;
-  }
-  return table;
-}
-
 }  // namespace
 
 absl::StatusOr<ZipDirectory> ReadZipDirectory(const RegularFile& file) {
@@ -322,12 +310,8 @@ absl::StatusOr<ZipDirectory> ReadZipDirectory(const RegularFile& file) {
 }
 
 uint32_t Crc32(absl::string_view bytes) {
-  static constexpr std::array<uint32_t, 256> kTable = CrcTable();
-  uint32_t crc = ~uint32_t{0};
-  for (const char byte : bytes) {
-    crc = kTable[(crc ^ static_cast<unsigned char>(byte)) & 0xff] ^ (crc >> 8);
-  }
-  return ~crc;
+  return ::crc32_gzip_refl(
+      0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 }  // namespace weft::weights

@@ -168,9 +168,7 @@ double ExpertsPerIteration(const weft::lora::ExpertShape& experts,
 
 int64_t KvBytesPerToken(const Decoder& decoder) {
   const weft::model::ModelConfig& config = decoder.config();
-  const auto num_linear =
-      std::count_if(config.attention.begin(), config.attention.end(),
-                    [](const auto& layer) { return layer.linear; });
+  const auto num_linear = std::ranges::count(config.delta.layers, true);
   return 2 * (config.num_layers - num_linear) * config.num_kv_heads *
          config.head_dim *
          static_cast<int64_t>(at::elementSize(decoder.dtype()));

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu::bf16_product_test {

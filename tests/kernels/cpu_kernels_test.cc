@@ -1,4 +1,4 @@
-// Compares every kernel with the plain f64 loops of kernels/cpu/reference.h,
+// Compares every kernel with the plain f64 loops of tests/kernels/reference.h,
 // for every instruction set that this processor has.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/reference.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu::cpu_kernels_test {

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/gated_delta_reference.h"
 #include "kernels/cpu/kernels.h"
+#include "tests/kernels/gated_delta_reference.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/tolerance.h"
 

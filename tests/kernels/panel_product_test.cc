@@ -1,5 +1,5 @@
 // Compares the products by panels with the plain f64 loop of
-// kernels/cpu/reference.h, for every instruction set that this processor has.
+// tests/kernels/reference.h, for every instruction set that this processor has.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/reference.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu::panel_product_test {

@@ -1,5 +1,5 @@
 // Compares the skinny products with the plain f64 loop of
-// kernels/cpu/reference.h, for every instruction set that this processor has.
+// tests/kernels/reference.h, for every instruction set that this processor has.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/reference.h"
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cpu::skinny_product_test {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
+#include "tests/kernels/reference.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/gated_delta_reference.h"
+#include "tests/kernels/gated_delta_reference.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {

@@ -1,6 +1,6 @@
 // Compares Rotary and RotaryBackward with the f64 loops of
-// kernels/cpu/reference.h: with and without norms and pages, on heads that are
-// slices of a projection.
+// tests/kernels/reference.h: with and without norms and pages, on heads that
+// are slices of a projection.
 #include "kernels/cuda/rotary.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
+#include "tests/kernels/reference.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {

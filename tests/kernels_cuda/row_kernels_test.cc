@@ -1,5 +1,5 @@
 // Compares the row kernels of kernels/cuda with the f64 loops of
-// kernels/cpu/reference.h, on ragged sizes and row strides, and on sizes that
+// tests/kernels/reference.h, on ragged sizes and row strides, and on sizes that
 // are read 16 bytes at a time.
 #include <gtest/gtest.h>
 
@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
 #include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/lse_merge.h"
 #include "kernels/cuda/rms_norm.h"
+#include "tests/kernels/reference.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {

@@ -1,4 +1,4 @@
-// Compares ScoreVocabRows with the f64 loop of kernels/cpu/reference.h.
+// Compares ScoreVocabRows with the f64 loop of tests/kernels/reference.h.
 #include "kernels/cuda/vocab_rows.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
+#include "tests/kernels/reference.h"
 #include "tests/kernels_cuda/device_array.h"
 
 namespace weft::kernels::cuda {

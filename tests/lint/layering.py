@@ -4,8 +4,7 @@ A module of src/ or of server/ may include itself, base, and what its row names.
 may name only modules that are above the row and that its own module includes. Only
 modules whose rows are marked (torch) may include Torch's headers. TORCH_FREE_FILES in
 marked modules may not, because modules without Torch include these files. kernels/ may
-not include Torch, Abseil or our modules. Its bench/ folders may, to compare kernels
-with other code.
+not include Torch, Abseil or our modules.
 """
 
 import fnmatch
@@ -112,8 +111,6 @@ def _offences_of_file(root: Path, path: Path, module: str, layer: Layer) -> list
 def _kernel_offences(root: Path) -> list[str]:
     found = []
     for path in files(root, ("kernels",), CPP_SUFFIXES):
-        if path.parent.name == "bench":
-            continue
         for line, include in includes(path):
             ours = _target(include)
             foreign = _TORCH.match(include) or include.startswith("absl/")

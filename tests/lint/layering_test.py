@@ -55,7 +55,6 @@ def test_the_path_of_a_request_names_files_that_exist() -> None:
         ("src/request/a.h", '"src/request/b.h"'),
         ("src/ops/a.h", "<ATen/ATen.h>"),
         ("src/weights/reader.cc", "<ATen/ATen.h>"),
-        ("kernels/bench/a.cc", "<ATen/ATen.h>"),
         ("src/ops/a.cc", '"kernels/add.h"'),
         ("server/a.cc", '"src/engine/engine.h"'),
         ("server/a.cc", '"weft/v1/training.pb.h"'),

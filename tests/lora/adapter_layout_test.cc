@@ -133,10 +133,10 @@ TEST(AdapterLayoutTest, GroupsTheProjectionsThatShareAnInput) {
 ModelShape WithDelta(bool is_fused) {
   ModelShape shape = kShape;
   shape.delta = {.layers = {false, true},
-                 .key_width = 4,
-                 .value_width = 6,
-                 .num_heads = 2,
-                 .num_key_heads = 1,
+                 .key_heads = 1,
+                 .value_heads = 2,
+                 .key_features = 4,
+                 .value_features = 3,
                  .is_fused = is_fused};
   return shape;
 }

@@ -162,15 +162,15 @@ TEST_F(AdapterShardTest, BuffersOfOtherAdaptersThrow) {
 
 // One layer with a gated delta rule: two key heads of 2 features, each with two
 // value heads of 3.
-ModelShape DeltaShapeOf(int64_t key_heads, bool is_fused) {
+ModelShape DeltaShapeOf(int key_heads, bool is_fused) {
   return {.num_layers = 1,
           .hidden = 5,
           .ffn = 4,
           .delta = {.layers = {true},
-                    .key_width = 2 * key_heads,
-                    .value_width = 6 * key_heads,
-                    .num_heads = 2 * key_heads,
-                    .num_key_heads = key_heads,
+                    .key_heads = key_heads,
+                    .value_heads = 2 * key_heads,
+                    .key_features = 2,
+                    .value_features = 3,
                     .is_fused = is_fused}};
 }
 

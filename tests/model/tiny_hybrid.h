@@ -18,8 +18,8 @@ namespace weft::testing {
 
 inline model::ModelConfig HybridConfig() {
   model::ModelConfig config = TinyConfig(/*num_layers=*/3);
-  config.attention[0].linear = config.attention[2].linear = true;
-  config.delta = {.key_heads = 2,
+  config.delta = {.layers = {true, false, true},
+                  .key_heads = 2,
                   .value_heads = 4,
                   .key_features = 12,
                   .value_features = 10,
@@ -29,7 +29,7 @@ inline model::ModelConfig HybridConfig() {
 
 inline model::DecoderWeights HybridWeights(const model::ModelConfig& config,
                                            at::ScalarType dtype) {
-  const model::DeltaConfig& delta = config.delta;
+  const lora::DeltaShape& delta = config.delta;
   const at::ScalarType exact = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto matrix = [&](int64_t out, int64_t in) {
     return RandomTensor({out, in}, 1 / std::sqrt(static_cast<double>(in)),
@@ -37,7 +37,7 @@ inline model::DecoderWeights HybridWeights(const model::ModelConfig& config,
   };
   model::DecoderWeights w = TinyWeights(config, dtype);
   for (int layer = 0; layer < config.num_layers; ++layer) {
-    if (!config.attention[layer].linear) continue;
+    if (!delta.InLayer(layer)) continue;
     model::LayerWeights& l = w.layers[layer];
     const int64_t value = delta.value_width();
     l.qkv.weight_OI = matrix(delta.conv_width() + value + 2 * delta.value_heads,

@@ -93,14 +93,6 @@ Json Small(const std::string& model_type, const Json& more = Json::object()) {
   return json;
 }
 
-std::vector<bool> LinearLayers(const ModelConfig& config) {
-  std::vector<bool> linear;
-  for (const LayerAttention& layer : config.attention) {
-    linear.push_back(layer.linear);
-  }
-  return linear;
-}
-
 TEST(DeltaConfigTest, ReadsAPublishedModel) {
   const ModelConfig config = Parsed(Qwen35());
   EXPECT_EQ(config.model_type, "qwen3_5");
@@ -110,7 +102,7 @@ TEST(DeltaConfigTest, ReadsAPublishedModel) {
               config.tied_embeddings);
   EXPECT_THAT(config.attention, SizeIs(24));
   for (int layer = 0; layer < 24; ++layer) {
-    EXPECT_EQ(config.attention[layer].linear, layer % 4 != 3) << layer;
+    EXPECT_EQ(config.delta.InLayer(layer), layer % 4 != 3) << layer;
   }
   // transformers loads the text model alone for text, with plain names.
   EXPECT_EQ(config.shape().names, lora::DecoderNames::kPlain);
@@ -130,12 +122,12 @@ TEST(DeltaConfigTest, ParametersAreAsManyAsPublished) {
 }
 
 TEST(DeltaConfigTest, LayerTypesComeBeforeTheInterval) {
-  EXPECT_THAT(LinearLayers(Parsed(Small("qwen3_5_text"))),
+  EXPECT_THAT(Parsed(Small("qwen3_5_text")).delta.layers,
               ElementsAre(true, false, true));
   Json json = Small("qwen3_5_text", {{"full_attention_interval", 3}});
-  EXPECT_THAT(LinearLayers(Parsed(json)), ElementsAre(true, false, true));
+  EXPECT_THAT(Parsed(json).delta.layers, ElementsAre(true, false, true));
   json.erase("layer_types");
-  EXPECT_THAT(LinearLayers(Parsed(json)), ElementsAre(true, true, false));
+  EXPECT_THAT(Parsed(json).delta.layers, ElementsAre(true, true, false));
 }
 
 TEST(DeltaConfigTest, RefusesWhatTheLayersDoNotCompute) {

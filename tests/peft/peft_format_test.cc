@@ -108,10 +108,10 @@ ModelShape Hybrid() {
   shape.kv_width = 4;
   shape.head_order = {0, 2, 1, 3};
   shape.delta = {.layers = {true, false},
-                 .key_width = 2,
-                 .value_width = 4,
-                 .num_heads = 4,
-                 .num_key_heads = 2,
+                 .key_heads = 2,
+                 .value_heads = 4,
+                 .key_features = 1,
+                 .value_features = 1,
                  .is_fused = true};
   return shape;
 }

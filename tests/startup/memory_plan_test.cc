@@ -249,12 +249,13 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   // row has 6144 + 2048 + 32 inputs, 2048 outputs twice, and three earlier rows
   // of the convolution twice. In f32 it has 6144 mixed features and 32 gates.
   ModelSizes hybrid = llama;
-  hybrid.config.attention.assign(hybrid.config.num_layers, {.linear = true});
-  hybrid.config.delta = {.key_heads = 16,
-                         .value_heads = 16,
-                         .key_features = 128,
-                         .value_features = 128,
-                         .conv_kernel = 4};
+  hybrid.config.delta = {
+      .layers = std::vector<bool>(llama.config.num_layers, true),
+      .key_heads = 16,
+      .value_heads = 16,
+      .key_features = 128,
+      .value_features = 128,
+      .conv_kernel = 4};
   EXPECT_EQ(DecodeGraphBytes(hybrid, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336) +
                   2 * (8224 + 2 * 2048 + 2 * 3 * 6144) + 4 * 6176));

@@ -181,12 +181,12 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
 
 TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
   model::ModelConfig config = weft::testing::TinyConfig();
-  config.delta = {.key_heads = 2,
+  config.delta = {.layers = {false, true},
+                  .key_heads = 2,
                   .value_heads = 4,
                   .key_features = 16,
                   .value_features = 16,
                   .conv_kernel = 4};
-  config.attention.back().linear = true;
   const auto kept = [&](int64_t rows, int64_t nodes) {
     return ActivationsOf(config, 4, /*is_cpu=*/true, /*max_rank=*/8,
                          {.rows = rows, .nodes = nodes})
@@ -208,12 +208,12 @@ TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
   // J key heads, H value heads, K key features, V value features.
   constexpr int64_t kJ = 2, kH = 8, kK = 128, kV = 256, kRows = 1000;
   model::ModelConfig config = weft::testing::TinyConfig();
-  config.delta = {.key_heads = kJ,
+  config.delta = {.layers = {false, true},
+                  .key_heads = kJ,
                   .value_heads = kH,
                   .key_features = kK,
                   .value_features = kV,
                   .conv_kernel = 4};
-  config.attention.back().linear = true;
   const ActivationBytes bytes =
       ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = kRows});
   const auto floats = [](std::initializer_list<std::vector<int64_t>> sizes) {

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/bench/bench.h"
-#include "kernels/cuda/bench/lora_problem.h"
+#include "tests/bench/kernels_cuda/bench.h"
+#include "tests/bench/kernels_cuda/lora_problem.h"
 
 namespace weft::kernels::cuda::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/cuda/bench/lora_problem.h"
+#include "tests/bench/kernels_cuda/lora_problem.h"
 
 #include <algorithm>
 

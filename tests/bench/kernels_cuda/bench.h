@@ -1,7 +1,7 @@
 // Functions that the benches share. They measure time on the device, run cuBLAS
 // products, and print one line of JSON per measurement.
-#ifndef WEFT_KERNELS_CUDA_BENCH_BENCH_H_
-#define WEFT_KERNELS_CUDA_BENCH_BENCH_H_
+#ifndef WEFT_TESTS_BENCH_KERNELS_CUDA_BENCH_H_
+#define WEFT_TESTS_BENCH_KERNELS_CUDA_BENCH_H_
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 
-#include "kernels/cuda/bench/buffer.h"
+#include "tests/bench/kernels_cuda/buffer.h"
 
 namespace weft::kernels::cuda::bench {
 
@@ -104,4 +104,4 @@ void BenchLoraAddOn(const Device& device);
 
 }  // namespace weft::kernels::cuda::bench
 
-#endif  // WEFT_KERNELS_CUDA_BENCH_BENCH_H_
+#endif  // WEFT_TESTS_BENCH_KERNELS_CUDA_BENCH_H_

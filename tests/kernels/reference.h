@@ -1,6 +1,6 @@
 // Functions of kernels.h as plain loops in f64, for tests and benches.
-#ifndef WEFT_KERNELS_CPU_REFERENCE_H_
-#define WEFT_KERNELS_CPU_REFERENCE_H_
+#ifndef WEFT_TESTS_KERNELS_REFERENCE_H_
+#define WEFT_TESTS_KERNELS_REFERENCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -90,4 +90,4 @@ struct AdamWState {
 
 }  // namespace weft::kernels::cpu::reference
 
-#endif  // WEFT_KERNELS_CPU_REFERENCE_H_
+#endif  // WEFT_TESTS_KERNELS_REFERENCE_H_

@@ -1,4 +1,4 @@
-#include "kernels/cuda/bench/bench.h"
+#include "tests/bench/kernels_cuda/bench.h"
 
 #include <algorithm>
 #include <bit>

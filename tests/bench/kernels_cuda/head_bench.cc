@@ -5,9 +5,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/vocab_rows.h"
+#include "tests/bench/kernels_cuda/bench.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

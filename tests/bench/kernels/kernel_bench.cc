@@ -1,7 +1,7 @@
 // Times kernels and the ATen code that they replace, on one thread and in the
 // same run. Only times of the same run are comparable. ctest does not run this
 // bench. To run it:
-//   ninja kernel_bench && kernels/cpu/bench/kernel_bench
+//   ninja kernel_bench && tests/bench/kernels/kernel_bench
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>

@@ -4,18 +4,18 @@
 //
 // Legend: N rows, K inputs, M outputs, r the rank of an adapter, R the sum of
 // the ranks of all adapters.
-#ifndef WEFT_KERNELS_CUDA_BENCH_LORA_PROBLEM_H_
-#define WEFT_KERNELS_CUDA_BENCH_LORA_PROBLEM_H_
+#ifndef WEFT_TESTS_BENCH_KERNELS_CUDA_LORA_PROBLEM_H_
+#define WEFT_TESTS_BENCH_KERNELS_CUDA_LORA_PROBLEM_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/lora_gradient.h"
 #include "kernels/cuda/lora_product.h"
 #include "kernels/cuda/lora_table_builder.h"
+#include "tests/bench/kernels_cuda/bench.h"
 
 namespace weft::kernels::cuda::bench {
 
@@ -113,4 +113,4 @@ class LoraProblem {
 
 }  // namespace weft::kernels::cuda::bench
 
-#endif  // WEFT_KERNELS_CUDA_BENCH_LORA_PROBLEM_H_
+#endif  // WEFT_TESTS_BENCH_KERNELS_CUDA_LORA_PROBLEM_H_

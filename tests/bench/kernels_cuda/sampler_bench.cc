@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/sampler.h"
+#include "tests/bench/kernels_cuda/bench.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

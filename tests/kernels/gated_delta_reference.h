@@ -1,7 +1,7 @@
 // The gated delta rule and the gated norm as plain loops in f64, for tests.
 // Legend: that of gated_delta.h.
-#ifndef WEFT_KERNELS_CPU_GATED_DELTA_REFERENCE_H_
-#define WEFT_KERNELS_CPU_GATED_DELTA_REFERENCE_H_
+#ifndef WEFT_TESTS_KERNELS_GATED_DELTA_REFERENCE_H_
+#define WEFT_TESTS_KERNELS_GATED_DELTA_REFERENCE_H_
 
 #include <cstdint>
 #include <functional>
@@ -54,4 +54,4 @@ struct DeltaOutput {
 
 }  // namespace weft::kernels::cpu::reference
 
-#endif  // WEFT_KERNELS_CPU_GATED_DELTA_REFERENCE_H_
+#endif  // WEFT_TESTS_KERNELS_GATED_DELTA_REFERENCE_H_

@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/paged_attention.h"
+#include "tests/bench/kernels_cuda/bench.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/bench/bench.h"
+#include "tests/bench/kernels_cuda/bench.h"
 
 namespace weft::kernels::cuda::bench {
 namespace {

@@ -1,6 +1,6 @@
 // Elementwise passes that the peers need in addition to cuBLAS.
-#ifndef WEFT_KERNELS_CUDA_BENCH_PEER_PASSES_H_
-#define WEFT_KERNELS_CUDA_BENCH_PEER_PASSES_H_
+#ifndef WEFT_TESTS_BENCH_KERNELS_CUDA_PEER_PASSES_H_
+#define WEFT_TESTS_BENCH_KERNELS_CUDA_PEER_PASSES_H_
 
 #include <cstdint>
 
@@ -14,4 +14,4 @@ void MaskColumns(int64_t num_rows, int64_t num_columns, int64_t rows_each,
 
 }  // namespace weft::kernels::cuda::bench
 
-#endif  // WEFT_KERNELS_CUDA_BENCH_PEER_PASSES_H_
+#endif  // WEFT_TESTS_BENCH_KERNELS_CUDA_PEER_PASSES_H_

@@ -2,9 +2,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
 #include "kernels/cuda/adamw.h"
-#include "kernels/cuda/bench/bench.h"
+#include "tests/bench/kernels_cuda/bench.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

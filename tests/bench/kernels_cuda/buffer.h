@@ -1,7 +1,7 @@
 // Device memory with random or given numbers, and checks of the results that
 // kernels write.
-#ifndef WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
-#define WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
+#ifndef WEFT_TESTS_BENCH_KERNELS_CUDA_BUFFER_H_
+#define WEFT_TESTS_BENCH_KERNELS_CUDA_BUFFER_H_
 
 #include <cuda_runtime_api.h>
 
@@ -90,4 +90,4 @@ Buffer<T>::Buffer(int64_t count, float limit) {
 
 }  // namespace weft::kernels::cuda::bench
 
-#endif  // WEFT_KERNELS_CUDA_BENCH_BUFFER_H_
+#endif  // WEFT_TESTS_BENCH_KERNELS_CUDA_BUFFER_H_

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/lora_few_rows.h"
 #include "kernels/cuda/lora_table_builder.h"
+#include "tests/bench/kernels_cuda/bench.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

@@ -5,8 +5,8 @@
 #include <iterator>
 #include <string>
 
-#include "kernels/cuda/bench/lora_problem.h"
-#include "kernels/cuda/bench/peer_passes.h"
+#include "tests/bench/kernels_cuda/lora_problem.h"
+#include "tests/bench/kernels_cuda/peer_passes.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

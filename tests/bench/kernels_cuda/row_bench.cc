@@ -5,12 +5,12 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cpu/reference.h"
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/lse_merge.h"
 #include "kernels/cuda/rms_norm.h"
 #include "kernels/cuda/rotary.h"
+#include "tests/bench/kernels_cuda/bench.h"
+#include "tests/kernels/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

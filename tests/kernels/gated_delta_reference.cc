@@ -1,4 +1,4 @@
-#include "kernels/cpu/gated_delta_reference.h"
+#include "tests/kernels/gated_delta_reference.h"
 
 #include <cmath>
 #include <cstddef>

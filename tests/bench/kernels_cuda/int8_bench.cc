@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/cpu/int8_rows.h"
-#include "kernels/cuda/bench/bench.h"
 #include "kernels/cuda/int8_weight.h"
+#include "tests/bench/kernels_cuda/bench.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

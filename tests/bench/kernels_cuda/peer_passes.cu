@@ -1,5 +1,5 @@
-#include "kernels/cuda/bench/bench.h"
-#include "kernels/cuda/bench/peer_passes.h"
+#include "tests/bench/kernels_cuda/bench.h"
+#include "tests/bench/kernels_cuda/peer_passes.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.cuh"
 
