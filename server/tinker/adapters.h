@@ -6,7 +6,9 @@
 //
 // All sampling sessions that an owner makes from one checkpoint share a loaded
 // adapter. The front deletes the adapter when the last of these sessions ends.
-// A session that comes later loads another one, of another name.
+// A session that comes later loads another one, of another name. From its load
+// on, the ledger says that the adapter is to be deleted, and the next process
+// does so unless a sampling session of the ledger uses the adapter.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_ADAPTERS_H_
 #define WEFT_SERVER_TINKER_ADAPTERS_H_
@@ -34,8 +36,8 @@ void DeleteOrphan(Front& front, const Caller& caller,
 
 // Tries again all deletions that have not succeeded.
 void SweepOrphans(Front& front);
-// Reads from the ledger which adapters are to be deleted. Keeps an adapter that
-// a sampling session uses. Call it after RestoreSamplers.
+// Reads from the ledger which adapters are to be deleted, but for those that a
+// sampling session uses. Call it after RestoreSamplers.
 void RestoreOrphans(Front& front);
 
 // The names of adapters that are loaded for sampling begin with this prefix.
@@ -51,10 +53,6 @@ void UseAdapter(Front& front, const CallOrigin& origin,
 // Returns false if UseAdapter would load the checkpoint.
 [[nodiscard]] bool HasCheckpoint(const Front& front, const Caller& caller,
                                  const CheckpointInfo& info);
-// Has the next process delete a loaded adapter, unless a sampling session of
-// that process uses it.
-void GoAtNextStart(Front& front, const Caller& caller,
-                   const std::string& adapter);
 // Subtracts one user. If no user is left, has the adapter deleted.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);

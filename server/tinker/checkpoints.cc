@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -98,15 +99,9 @@ absl::StatusOr<CheckpointPath> NameCheckpoint(absl::string_view field,
                                       ", which begins as another kind's"));
 }
 
-absl::StatusOr<CheckpointPath> ParseCheckpointId(absl::string_view run,
-                                                 absl::string_view id) {
-  const std::vector<absl::string_view> parts = absl::StrSplit(id, '/');
-  if (parts.size() != 2) return BadPath(id);
-  for (const KindNames& names : kKinds) {
-    if (parts[0] != names.segment) continue;
-    return NameCheckpoint("path", run, names.kind, parts[1]);
-  }
-  return BadPath(id);
+absl::StatusOr<CheckpointPath> PathOf(const Call& call) {
+  return ParseCheckpointPath(
+      absl::StrCat(kScheme, absl::StrJoin(call.args, "/")));
 }
 
 absl::StatusOr<CheckpointPath> ParseCheckpointPath(
@@ -114,10 +109,13 @@ absl::StatusOr<CheckpointPath> ParseCheckpointPath(
   WEFT_RETURN_IF_ERROR(path.status());
   absl::string_view rest = *path;
   if (!absl::ConsumePrefix(&rest, kScheme)) return BadPath(*path);
-  const std::pair<absl::string_view, absl::string_view> parts =
-      absl::StrSplit(rest, absl::MaxSplits('/', 1));
-  if (parts.first.empty()) return BadPath(*path);
-  return ParseCheckpointId(parts.first, parts.second);
+  const std::vector<absl::string_view> parts = absl::StrSplit(rest, '/');
+  if (parts.size() != 3 || parts[0].empty()) return BadPath(*path);
+  for (const KindNames& names : kKinds) {
+    if (parts[1] != names.segment) continue;
+    return NameCheckpoint("path", parts[0], names.kind, parts[2]);
+  }
+  return BadPath(*path);
 }
 
 namespace {
@@ -377,12 +375,6 @@ absl::Status WithRuns(
         if (!refused.ok()) Fail(respond, refused);
       });
   return ListAdapters(front, call, "", adapters, list);
-}
-
-// Returns the path of the checkpoint that the URL of the request names.
-absl::StatusOr<CheckpointPath> PathOf(const Call& call) {
-  return ParseCheckpointId(call.args[0],
-                           absl::StrCat(call.args[1], "/", call.args[2]));
 }
 
 Json CheckpointsJson(const Front& front, const Caller& caller,

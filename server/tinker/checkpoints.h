@@ -48,9 +48,9 @@ struct CheckpointPath {
 [[nodiscard]] absl::StatusOr<CheckpointPath> NameCheckpoint(
     absl::string_view field, absl::string_view run, CheckpointKind kind,
     absl::string_view name);
-// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT.
-[[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
-    absl::string_view run, absl::string_view id);
+// Returns the path of the checkpoint that the URL of a request names by the
+// arguments RUN, KIND and NAME. Errors: INVALID_ARGUMENT.
+[[nodiscard]] absl::StatusOr<CheckpointPath> PathOf(const Call& call);
 // Returns the path of a checkpoint from its run and its name in Weft.
 [[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
                                         absl::string_view weft_name);

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -40,12 +39,8 @@ struct Call {
   std::shared_ptr<void> charge;
   std::shared_ptr<TrainBody> train;  // What ReadTrain has read, if it has.
   Caller caller;
-  // Whether the caller has the scopes of DeleteAdapter (train) and of Sample.
-  // False for handlers that are not in kAsksForScopes (routes.cc).
-  bool may_delete = false;
-  bool may_sample = false;
-  // The JWT of the caller's key (accounts.h). Set only for a request for it.
-  std::string jwt;
+  std::string token_hash;  // Of the caller's access token; empty without one.
+  std::string jwt;    // What the caller sent in place of an API key, or empty.
   bool kept = false;  // The request comes from the ledger; no client waits.
 
   [[nodiscard]] std::string owner() const { return OwnerKey(caller); }
@@ -71,6 +66,9 @@ struct Front {
                                                      const Id& id);
   [[nodiscard]] absl::StatusOr<UploadedLoss*> FindLoss(const Call& call,
                                                        const Id& id);
+  // Returns whether the caller's token has the scope that the RPC needs. True
+  // on a server without tokens.
+  [[nodiscard]] bool Permits(const Call& call, Rpc rpc) const;
   // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
   // Returns the session of a model; empty if the model is gone.
@@ -120,14 +118,14 @@ struct Front {
   std::map<std::string, RunningSample> running;  // By owner and future id.
   std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
-  TurnPool files{2, 64};  // Reads the files that clients download.
+  TurnPool files{2};  // Reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
-  // Inflates and parses large bodies, one at a time. Their memory is limited,
-  // not their number. Ends before what it reads for.
-  TurnPool bodies{1, std::numeric_limits<size_t>::max()};
+  // Inflates and parses large bodies, one at a time. Ends before what it reads
+  // for.
+  TurnPool bodies{1};
 };
 
 }  // namespace weft::tinker

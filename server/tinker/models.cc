@@ -26,7 +26,7 @@ std::string KeyOf(const Caller& caller, const std::string& adapter) {
 }
 
 // Writes to the ledger that the adapter is to be deleted, by the next process
-// if this one does not do it.
+// if this one does not do it (RestoreOrphans).
 void DeleteAtNextStart(Front& front, const Caller& caller,
                        const std::string& adapter) {
   front.ledger.Put(
@@ -93,10 +93,7 @@ void SweepOrphans(Front& front) {
 
 void RestoreOrphans(Front& front) {
   for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kOrphan)) {
-    if (front.loaded.contains(entry.id)) {
-      front.ledger.Erase(EntryKind::kOrphan, entry.id);
-      continue;
-    }
+    if (front.loaded.contains(entry.id)) continue;
     front.orphans.try_emplace(
         entry.id, Orphan{.caller = CallerFromJson(entry.fields["caller"]),
                          .adapter = entry.fields.value("adapter", "")});
@@ -132,7 +129,6 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
   if (loaded.ok()) {
     entry->second.ready = true;
     entry->second.users = static_cast<int>(waiting.size());
-    front.ledger.Erase(EntryKind::kOrphan, entry->first);
   } else {
     front.loaded.erase(entry);
     DeleteOrphan(front, *origin.caller, adapter);
@@ -178,7 +174,10 @@ void UseReady(Front& front, const CallOrigin& origin,
       ++entry->second.users;
       return done(adapter);
     }
-    if (entry != front.loaded.end()) front.loaded.erase(entry);
+    if (entry != front.loaded.end()) {
+      front.ledger.Erase(EntryKind::kOrphan, entry->first);
+      front.loaded.erase(entry);
+    }
     UseAdapter(front, origin, info, done);
   };
   const absl::Status refused = GetAdapterOf(
@@ -205,16 +204,6 @@ void UseAdapter(Front& front, const CallOrigin& origin,
 bool HasCheckpoint(const Front& front, const Caller& caller,
                    const CheckpointInfo& info) {
   return FindLoaded(front.loaded, caller, info) != front.loaded.end();
-}
-
-void GoAtNextStart(Front& front, const Caller& caller,
-                   const std::string& adapter) {
-  const auto found = front.loaded.find(KeyOf(caller, adapter));
-  if (found == front.loaded.end() ||
-      std::exchange(found->second.goes_at_next_start, true)) {
-    return;
-  }
-  DeleteAtNextStart(front, caller, adapter);
 }
 
 void LeaveAdapter(Front& front, const Caller& caller,
@@ -256,7 +245,7 @@ absl::Status ReadLora(const Json& body,
         "lora_config is absent: only LoRA is offered");
   }
   WEFT_ASSIGN_OR_RETURN(const Json* const lora, Object(body, "lora_config"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t rank, IntOr(*lora, "rank", 32));
+  WEFT_ASSIGN_OR_RETURN(const int64_t rank, Int(*lora, "rank", 32));
   WEFT_RETURN_IF_ERROR(CheckReal("lora_config.rank", static_cast<double>(rank),
                                  {.low = 1, .high = 1e9}));
   out->set_rank(static_cast<uint32_t>(rank));
@@ -264,10 +253,9 @@ absl::Status ReadLora(const Json& body,
     WEFT_ASSIGN_OR_RETURN(const int64_t seed, Int(*lora, "seed"));
     out->set_seed(static_cast<uint64_t>(seed));
   }
-  WEFT_ASSIGN_OR_RETURN(const bool attention,
-                        BoolOr(*lora, "train_attn", true));
-  WEFT_ASSIGN_OR_RETURN(const bool mlp, BoolOr(*lora, "train_mlp", true));
-  WEFT_ASSIGN_OR_RETURN(const bool head, BoolOr(*lora, "train_unembed", true));
+  WEFT_ASSIGN_OR_RETURN(const bool attention, Bool(*lora, "train_attn", true));
+  WEFT_ASSIGN_OR_RETURN(const bool mlp, Bool(*lora, "train_mlp", true));
+  WEFT_ASSIGN_OR_RETURN(const bool head, Bool(*lora, "train_unembed", true));
   for (const TargetModule module : projections) {
     const bool in_mlp = module == TargetModule::kGateProj ||
                         module == TargetModule::kUpProj ||
@@ -305,11 +293,11 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 // has no base_model but a checkpoint's path, the checkpoint has the name.
 absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        TextOr(call.body, "base_model", ""));
+                        Text(call.body, "base_model", ""));
   if (absl::EqualsIgnoreCase(base, front.model_name())) return "";
   if (!base.empty()) return base;
   const absl::StatusOr<CheckpointPath> path =
-      ParseCheckpointPath(TextOr(call.body, "path", ""));
+      ParseCheckpointPath(Text(call.body, "path", ""));
   // A bad path fails the model's future later.
   if (!path.ok()) return "";
   return FindExtras(front, call.caller, *path).base_model;

@@ -123,8 +123,6 @@ struct KeptExtras {
 struct LoadedAdapter {
   bool ready = false;  // The load has ended.
   int users = 0;       // The sampling sessions that use the adapter.
-  // The next process deletes the adapter unless a sampling session uses it.
-  bool goes_at_next_start = false;
   // Callbacks for the end of the load, one per sampling session that waits.
   std::vector<Callback<std::string>> waiting;
 };

@@ -42,16 +42,16 @@ void TouchSampler(Front& front, Sampler& sampler) {
 // checkpoint, whose adapter is not set.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        TextOr(call.body, "sampling_session_id", ""));
+                        Text(call.body, "sampling_session_id", ""));
   if (!id.empty()) {
     WEFT_ASSIGN_OR_RETURN(Sampler* const sampler, front.FindSampler(call, id));
     TouchSampler(front, *sampler);
     return *sampler;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string path,
-                        TextOr(call.body, "model_path", ""));
+                        Text(call.body, "model_path", ""));
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        TextOr(call.body, "base_model", ""));
+                        Text(call.body, "base_model", ""));
   if (path.empty() && base.empty()) {
     return BadField("sampling_session_id",
                     "is required, or model_path or base_model");
@@ -74,7 +74,7 @@ absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();
   }
-  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntOr(call.body, "seq_id", 0));
+  WEFT_ASSIGN_OR_RETURN(const int64_t seq, Int(call.body, "seq_id", 0));
   WEFT_ASSIGN_OR_RETURN(const std::string signature,
                         Sign(absl::StrCat("sample ", sampler.id, ":", seq)));
   return absl::StrCat(seq, "-", signature.substr(0, 32));
@@ -174,8 +174,6 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
   const auto start = [&front, call, sampler,
                       id](const absl::StatusOr<std::string>& used) {
     if (!used.ok()) return GiveUp(front, id, used.status());
-    // No sampling session may use the adapter at a restart.
-    GoAtNextStart(front, call->caller, *used);
     const auto leave = [&front, caller = call->caller, adapter = *used] {
       front.after(kLinger, [&front, caller, adapter] {
         LeaveAdapter(front, caller, adapter);
@@ -205,7 +203,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
                        const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Sampler sampler, ReadSampler(front, *call));
   WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,
-                        IntOr(call->body, "num_samples", 1));
+                        Int(call->body, "num_samples", 1));
   WEFT_RETURN_IF_ERROR(CheckCount(
       "num_samples", static_cast<uint64_t>(std::max<int64_t>(num_samples, 0)),
       1, static_cast<uint64_t>(front.port.core()->options.max_samples),
@@ -406,7 +404,7 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "sampling_session_seq_id"));
   WEFT_ASSIGN_OR_RETURN(const std::string kind,
-                        TextOr(call->body, "kind", "snapshot"));
+                        Text(call->body, "kind", "snapshot"));
   Sampler sampler{.id = SamplerId(model->session, number),
                   .owner = model->owner,
                   .session = model->session,
@@ -442,8 +440,7 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   }
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session->id));
-  WEFT_ASSIGN_OR_RETURN(sampler.model_path,
-                        TextOr(call->body, "model_path", ""));
+  WEFT_ASSIGN_OR_RETURN(sampler.model_path, Text(call->body, "model_path", ""));
   WEFT_ASSIGN_OR_RETURN(
       sampler.charge,
       front.ChargeEntry(sampler.owner, sampler.model_path.size()));

@@ -40,26 +40,31 @@ Writes::Done Responds(const PromiseId& id, const Respond& respond) {
   };
 }
 
-// Writes the request to the ledger, if `id` has a sequence number and the
-// request does not come from the ledger. Then runs `done` with the status of
-// the write. If `done` returns an error, drops the future and erases the
-// request. Then answers all clients that wait for the promise, with the
-// future's id or the error.
-void Keep(Front& front, const CallPtr& call, const PromiseId& id,
-          const Respond& respond,
-          std::function<absl::Status(const absl::Status&)> done) {
+// Writes the request to the ledger, if `id` has a sequence number. Then runs
+// `done` with the status of the write. If `done` returns an error, drops the
+// future and erases the request. Then answers all clients that wait for the
+// promise, with the future's id or the error. A request from the ledger stays
+// there, and gets the error of `done` from Keep.
+absl::Status Keep(Front& front, const CallPtr& call, const PromiseId& id,
+                  const Respond& respond,
+                  std::function<absl::Status(const absl::Status&)> done) {
   const std::string future = id.ToString();
-  front.writes.Begin(future, Responds(id, respond));
-  const auto end = [&front, id, future,
+  const auto end = [&front, id, future, kept = call->kept,
                     done = std::move(done)](const absl::Status& put) {
-    const absl::Status began = done(put);
+    absl::Status began = done(put);
     if (!began.ok()) {
       front.futures.Drop(future);
-      if (id.seq) front.ledger.Erase(EntryKind::kStep, future);
+      if (id.seq && !kept) front.ledger.Erase(EntryKind::kStep, future);
     }
     front.writes.End(future, began);
+    return began;
   };
-  if (!id.seq || call->kept) return end(absl::OkStatus());
+  if (call->kept) return end(absl::OkStatus());
+  front.writes.Begin(future, Responds(id, respond));
+  if (!id.seq) {
+    end(absl::OkStatus()).IgnoreError();
+    return absl::OkStatus();
+  }
   front.ledger.Put(EntryKind::kStep,
                    {.id = future,
                     .fields = {{"model", id.model},
@@ -69,6 +74,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
                                {"caller", CallerToJson(call->caller)}},
                     .bytes = call->http.body},
                    end);
+  return absl::OkStatus();
 }
 
 // Opens the future and returns true. If the future exists already, returns
@@ -220,8 +226,8 @@ void Advance(Front& front, const std::string& id) {
 absl::Status CheckScope(const Front& front, const Call& call,
                         const std::string& id) {
   const Scope scope = front.futures.ScopeOf(id, call.owner());
-  if ((scope != Scope::kTrain || call.may_delete) &&
-      (scope != Scope::kSample || call.may_sample)) {
+  if ((scope != Scope::kTrain || front.Permits(call, Rpc::kDeleteAdapter)) &&
+      (scope != Scope::kSample || front.Permits(call, Rpc::kSample))) {
     return absl::OkStatus();
   }
   return absl::PermissionDeniedError(
@@ -251,13 +257,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
         finish(refused);
         return absl::OkStatus();
       };
-  if (!call->kept) {
-    Keep(front, call, id, respond, begin);
-    return absl::OkStatus();
-  }
-  const absl::Status began = begin(absl::OkStatus());
-  if (!began.ok()) front.futures.Drop(id.ToString());
-  return began;
+  return Keep(front, call, id, respond, begin);
 }
 
 void EnterStep(Front& front, const std::string& model_id, int64_t seq,
@@ -317,19 +317,19 @@ absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
                    .rpc = rpc,
                    .task = std::move(task),
                    .reserved = reserved.ok() ? *reserved : nullptr};
-  Keep(front, call, id, respond,
-       [&front, place, step = std::move(step)](const absl::Status& kept) {
-         if (kept.ok()) EnterStep(front, place.model, place.seq, step);
-         return kept;
-       });
-  return absl::OkStatus();
+  return Keep(
+      front, call, id, respond,
+      [&front, place, step = std::move(step)](const absl::Status& kept) {
+        if (kept.ok()) EnterStep(front, place.model, place.seq, step);
+        return kept;
+      });
 }
 
 absl::Status RetrieveFuture(Front& front, const CallPtr& call,
                             const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call->body, "request_id"));
   WEFT_ASSIGN_OR_RETURN(const bool allow_metadata,
-                        BoolOr(call->body, "allow_metadata_only", false));
+                        Bool(call->body, "allow_metadata_only", false));
   if (!front.ready) {
     front.after(kStartPause, [respond] {
       Fail(respond, absl::UnavailableError("the server is starting"));

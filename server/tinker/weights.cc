@@ -41,11 +41,11 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
                        const StepPlace& place, const Done& done) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string name,
-      TextOr(call->body, "path", absl::StrCat("step-", place.seq)));
+      Text(call->body, "path", absl::StrCat("step-", place.seq)));
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
                         NameCheckpoint("name", place.model, kind, name));
   WEFT_ASSIGN_OR_RETURN(const bool overwrite,
-                        BoolOr(call->body, "overwrite", false));
+                        Bool(call->body, "overwrite", false));
   WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
   const auto model = front.models.find(place.model);
   if (model != front.models.end()) {
@@ -112,7 +112,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
                         ParseCheckpointPath(Text(call->body, "path")));
   WEFT_ASSIGN_OR_RETURN(const bool with_optimizer,
-                        BoolOr(call->body, "optimizer", false));
+                        Bool(call->body, "optimizer", false));
   const auto model = front.models.find(place.model);
   if (model == front.models.end()) return absl::NotFoundError("no such model");
   const FutureResult loaded = FutureResult::Of({{"path", path.ToString()},
@@ -158,7 +158,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
       front, call, respond,
       [&front, call](const Model& model, const Done& done) -> absl::Status {
         WEFT_RETURN_IF_ERROR(CheckBaseModel(
-            front, TextOr(call->body, "base_model", front.model_name())));
+            front, Text(call->body, "base_model", front.model_name())));
         WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
         return StartLoad(front, call, {.model = model.id, .seq = kCreateSeq},
                          done);
@@ -291,8 +291,6 @@ constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
 constexpr uint64_t kArchivePieceBytes = 1 << 20;
-// The pause before the next try when Front::files refuses a read.
-constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
 
 // The file that a signed URL opens, and the time when the URL expires.
 struct Ticket {
@@ -370,19 +368,15 @@ std::string ReadPiece(Download* download) {
 }
 
 // Reads the next piece on a thread of front.files, and then passes it to `then`
-// on the front's thread. If front.files refuses the read, tries again later.
+// on the front's thread.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
   // Moves `then`, so that the last copy ends on the front's thread. Captured
   // without an initializer, it would be const, and be copied.
-  const bool taken = front.files.TryRun(
-      download->owner, [&front, download, then = then]() mutable {
-        front.port.Post([then = std::move(then),
-                         piece = ReadPiece(download.get())] { then(piece); });
-      });
-  if (taken) return;
-  front.after(kBusyPause,
-              [&front, download, then] { NextPiece(front, download, then); });
+  front.files.Run(download->owner, [&front, download, then = then]() mutable {
+    front.port.Post([then = std::move(then),
+                     piece = ReadPiece(download.get())] { then(piece); });
+  });
 }
 
 HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
@@ -401,10 +395,7 @@ HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
 
 absl::Status GetArchive(Front& front, const CallPtr& call,
                         const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(
-      const CheckpointPath path,
-      ParseCheckpointId(call->args[0],
-                        absl::StrCat(call->args[1], "/", call->args[2])));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, PathOf(*call));
   if (path.kind != CheckpointKind::kExternal) {
     return absl::InvalidArgumentError(
         "only checkpoints of save_weights_external can be downloaded");
@@ -427,7 +418,7 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
-  const bool taken = front.files.TryRun(
+  front.files.Run(
       ticket.Owner(), [&front, ticket, respond = respond]() mutable {
         const auto opened =
             OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
@@ -435,8 +426,7 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
           respond(FileReply(front, opened));
         });
       });
-  if (taken) return absl::OkStatus();
-  return absl::UnavailableError("too many files are read: come again later");
+  return absl::OkStatus();
 }
 
 }  // namespace weft::tinker
