@@ -34,18 +34,6 @@ class TinkerLoadedAdaptersTest : public TinkerFrontTest {
     });
     ASSERT_THAT(deleted.get_future().get(), IsOk());
   }
-  void Finish(const std::string& session) {
-    Post(absl::StrCat("sessions/", session, "/finish"));
-  }
-  // Waits until the engine has deleted all adapters that the front does not
-  // need.
-  void AwaitDeletions() {
-    EXPECT_TRUE(Eventually([this] {
-      bool clean = false;
-      OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
-      return clean;
-    }));
-  }
 
   std::string path_;
   std::string old_;  // The session whose adapter is deleted.

@@ -47,17 +47,9 @@ class TinkerRequestsTest : public TinkerFrontTest {
   }
   // Samples from the base model and returns the error.
   std::string SampleError(const Json& fields) {
-    Json body = {
-        {"base_model", "toy"},
-        {"prompt", Prompt({3, 4})},
-        {"sampling_params", {{"max_tokens", 1}}},
-    };
+    Json body = {{"base_model", "toy"}};
     body.update(fields);
-    return Result(Post("asample", body)).value("error", "");
-  }
-  static Json Prompt(const std::vector<int>& tokens) {
-    const Json chunk = {{"type", "encoded_text"}, {"tokens", tokens}};
-    return {{"chunks", Json::array({chunk})}};
+    return Result(Sample(body)).value("error", "");
   }
   static Json TrainBody(const Json& input, const Json& targets,
                         const Json& config = Json::object()) {
@@ -268,19 +260,12 @@ TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
 
 TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
   Start();
-  const std::string session = NewSession();
-  const Json made =
-      Post("create_sampling_session", {{"session_id", session},
-                                       {"sampling_session_seq_id", 1},
-                                       {"base_model", "toy"}});
+  const std::string sampler = NewSampler(NewSession());
   const auto sample = [&](int seq, bool record) {
-    const Json promise =
-        Post("asample", {{"sampling_session_id", made["sampling_session_id"]},
-                         {"seq_id", seq},
-                         {"prompt", Prompt({3})},
-                         {"num_samples", 2},
-                         {"sampling_params", {{"max_tokens", 2}}},
-                         {"record_stability_info", record}});
+    const Json promise = Sample({{"sampling_session_id", sampler},
+                                 {"seq_id", seq},
+                                 {"num_samples", 2},
+                                 {"record_stability_info", record}});
     Result(promise);
     return promise;
   };
@@ -401,7 +386,7 @@ TEST_F(TinkerRequestsTest, TheTokenizerHasTheNameThatTheClientSent) {
               "Hub/Toy");
     EXPECT_EQ(Post("weights_info", {{"tinker_path", trained}})["base_model"],
               "Hub/Toy");
-    Post(absl::StrCat("sessions/", session, "/finish"));
+    Finish(session);
     EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 2; }));
   }
 }
@@ -449,7 +434,7 @@ TEST_F(TinkerRequestsTest, ARepeatedKeyGetsTheSameSession) {
   key_ = other;
   EXPECT_NE(NewSession(), session);
   key_ = own;
-  Post(absl::StrCat("sessions/", session, "/finish"));
+  Finish(session);
   EXPECT_NE(NewSession(), session);
 }
 

@@ -89,13 +89,7 @@ TEST_F(TinkerThreadsTest, ALargeBodysHandlerRunsOnTheFrontsThread) {
 
 TEST_F(TinkerThreadsTest, TheReplyWithAFileEndsOnTheFrontsThread) {
   Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  (void)Result(Post("save_weights_external",
-                    {{"model_id", model}, {"seq_id", 1}, {"path", "out"}}));
-  const HttpReply urls = Ask(
-      "GET",
-      absl::StrCat("training_runs/", model,
-                   "/checkpoints/external_weights/out/external_weights_urls"));
+  const HttpReply urls = Ask("GET", SaveExternal());
   ASSERT_EQ(urls.status, 200) << urls.body;
   const std::string url = Json::parse(urls.body)["urls"]["adapter_config.json"];
   // The canned engine writes no file.
