@@ -110,7 +110,7 @@ struct Front {
   std::map<std::string, UploadedLoss> losses;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoints.h).
-  std::map<std::string, KeptExtras> extras;
+  std::map<std::string, CheckpointExtras> extras;
   std::set<std::string> copying;  // The owners whose copy is not finished.
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (accounts.h).
@@ -123,8 +123,8 @@ struct Front {
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
-  // Inflates and parses large bodies, one at a time. Ends before what it reads
-  // for.
+  // Inflates and parses large bodies, and has the engine read records of
+  // samples, one at a time. Ends before what it reads for.
   TurnPool bodies{1};
 };
 

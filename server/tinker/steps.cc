@@ -171,11 +171,14 @@ void EndStep(Front& front, const std::string& future, Result result) {
 absl::Status RunStep(Front& front, const Model& model, int64_t seq,
                      const ArrivedStep& step) {
   const auto done = [&front, id = model.id, seq, step](Result result) {
-    const std::optional<Reason> reason = FindReason(result.status());
-    // A drain took the step back, because a lower one is missing. It waits
-    // until the server takes work again, or for the next process.
-    if (reason && reason->name == "DRAINING") {
-      return EnterStep(front, id, seq, step);
+    const absl::Status& status = result.status();
+    // The engine has not taken the step, or a drain took it back, because a
+    // lower one is missing. It waits until the server takes it, or for the next
+    // process.
+    if (RetryMillis(status) && !status.GetPayload(kStepDonePayload)) {
+      return front.after(kRetryPause, [&front, id, seq, step] {
+        EnterStep(front, id, seq, step);
+      });
     }
     EndStep(front, step.future, std::move(result));
   };

@@ -16,6 +16,7 @@
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
 #include "src/base/status_macros.h"
+#include "src/base/trace_id.h"
 #include "src/request/loss_graph.h"
 
 namespace weft::tinker {
@@ -44,15 +45,23 @@ absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
   for (const v1::Datum& datum : request.data()) {
     tokens += static_cast<int64_t>(datum.tokens_le().size() / sizeof(int32_t));
   }
+  const std::string owner = OwnerKey(*origin.caller);
   return front.port.CallWith<StepReply<TrainResult>>(
       origin, rpc, request,
-      [](Engine& port, TrainRequest plain, auto then) {
+      [&front, owner](Engine& engine, TrainRequest plain, auto then) {
         // Without a record the client's own values serve.
         plain.replay.optional = true;
-        port.Train(std::move(plain), std::move(then));
+        const bool replays = !plain.replay.spans.empty();
+        TurnPool::Work train = [&engine, plain = std::move(plain),
+                                then = std::move(then)]() mutable {
+          engine.Train(std::move(plain), std::move(then));
+        };
+        if (!replays) return train();
+        // The engine reads the records, which may take long.
+        front.bodies.Run(owner, KeepTrace(std::move(train)));
       },
       IfOk(done,
-           [&front, owner = OwnerKey(*origin.caller), tokens,
+           [&front, owner, tokens,
             session = front.SessionOf(ModelOfAdapter(request.adapter_id())),
             done](const StepReply<TrainResult>& reply) {
              if (!reply.replayed) {

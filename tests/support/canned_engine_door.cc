@@ -60,6 +60,7 @@ CancelHandle CannedEngine::Train(TrainRequest request,
   {
     MutexLock lock(&mu_);
     last_train_ = request;
+    train_thread_ = std::this_thread::get_id();
   }
   request.replay = {};  // There are no records.
   sched::WorkItem item{.kind = sched::WorkKind::kTrain,
