@@ -161,7 +161,9 @@ absl::Status ChargeExtras(const Front& front, const Caller& caller,
 }
 
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
-                const CheckpointExtras& extras) {
+                CheckpointExtras extras) {
+  extras.caller = caller;
+  extras.path = path.ToString();
   const std::string key = KeyOf(caller, path);
   if (extras.user_metadata.empty() && !extras.expires_at &&
       extras.base_model.empty() && extras.copied_from.empty() &&
@@ -169,7 +171,7 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
     return Drop(front, key);
   }
   Json fields = {{"caller", CallerToJson(caller)},
-                 {"path", path.ToString()},
+                 {"path", extras.path},
                  {"user_metadata", Shown(extras.user_metadata)},
                  {"base_model", extras.base_model},
                  {"copied_from", extras.copied_from},
@@ -185,15 +187,13 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                          "a checkpoint's metadata will not outlive the server",
                          {{"error", std::string(kept.message())}});
                    });
-  front.extras[key] = {
-      .caller = caller, .path = path.ToString(), .extras = extras};
+  front.extras[key] = std::move(extras);
 }
 
 CheckpointExtras FindExtras(const Front& front, const Caller& caller,
                             const CheckpointPath& path) {
   const auto found = front.extras.find(KeyOf(caller, path));
-  return found == front.extras.end() ? CheckpointExtras()
-                                     : found->second.extras;
+  return found == front.extras.end() ? CheckpointExtras() : found->second;
 }
 
 std::string BaseModelOf(const Front& front, const Caller& caller,
@@ -203,29 +203,28 @@ std::string BaseModelOf(const Front& front, const Caller& caller,
 }
 
 void SweepCheckpoints(Front& front, absl::Time now) {
-  const auto is_over = [now](const KeptExtras& kept) {
-    return kept.extras.expires_at && *kept.extras.expires_at <= now;
+  const auto is_over = [now](const CheckpointExtras& extras) {
+    return extras.expires_at && *extras.expires_at <= now;
   };
   for (const std::string& key : IdsWhere(front.extras, is_over)) {
-    const KeptExtras over = front.extras.at(key);
+    const CheckpointExtras over = front.extras.at(key);
     const auto path = ParseCheckpointPath(over.path);
     if (!path.ok()) continue;
-    const auto end = [&front, key, over, path](const absl::Status& deleted) {
-      if (!deleted.ok() && !absl::IsNotFound(deleted)) return;
+    const Callback<bool> end = [&front, key, over,
+                                path](const absl::StatusOr<bool>& deleted) {
+      if (!deleted.ok() && !absl::IsNotFound(deleted.status())) return;
       if (deleted.ok()) {
         NoteEvent(front, over.caller, "delete", *path, "expired");
       }
       const auto found = front.extras.find(key);
       // A new checkpoint of this name may have other extras by now.
-      if (found != front.extras.end() &&
-          found->second.extras.charge == over.extras.charge &&
-          found->second.extras.expires_at == over.extras.expires_at) {
+      if (found != front.extras.end() && found->second.charge == over.charge &&
+          found->second.expires_at == over.expires_at) {
         Drop(front, key);
       }
     };
-    const absl::Status refused = DeleteRunCheckpoint(
-        front, {.caller = over.caller}, *path,
-        [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
+    const absl::Status refused =
+        DeleteRunCheckpoint(front, {.caller = over.caller}, *path, end);
     if (!refused.ok()) end(refused);
   }
 }
@@ -234,10 +233,9 @@ void RestoreExtras(Front& front) {
   for (const LedgerEntry& entry :
        front.ledger.ReadAll(EntryKind::kCheckpoint)) {
     const Json& fields = entry.fields;
-    KeptExtras& kept = front.extras[entry.id];
-    kept.caller = CallerFromJson(fields.value("caller", Json()));
-    kept.path = fields.value("path", "");
-    CheckpointExtras& extras = kept.extras;
+    CheckpointExtras& extras = front.extras[entry.id];
+    extras.caller = CallerFromJson(fields.value("caller", Json()));
+    extras.path = fields.value("path", "");
     extras.user_metadata = ShownField(fields, "user_metadata").value_or("");
     extras.base_model = fields.value("base_model", "");
     extras.copied_from = fields.value("copied_from", "");
@@ -245,8 +243,8 @@ void RestoreExtras(Front& front) {
     if (const Json* const seconds = Find(fields, "expires_at")) {
       extras.expires_at = absl::FromUnixSeconds(seconds->get<int64_t>());
     }
-    extras.charge =
-        front.ChargeIfRoom(OwnerKey(kept.caller), extras.user_metadata.size());
+    extras.charge = front.ChargeIfRoom(OwnerKey(extras.caller),
+                                       extras.user_metadata.size());
   }
 }
 

@@ -76,7 +76,7 @@ inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
 // fields of `extras` are empty, removes the entry. A failed write is only
 // logged, because the checkpoint itself exists.
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
-                const CheckpointExtras& extras);
+                CheckpointExtras extras);
 // Returns the extras; all fields are empty if the checkpoint has none.
 [[nodiscard]] CheckpointExtras FindExtras(const Front& front,
                                           const Caller& caller,

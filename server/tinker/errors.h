@@ -13,11 +13,9 @@ namespace weft::tinker {
 // payloads are the same.
 [[nodiscard]] absl::Status InClientsNames(const absl::Status& status);
 
-// Returns "user" if the request must change to succeed, else "server".
-[[nodiscard]] const char* CategoryOf(const absl::Status& status);
-
-// Returns {"error": message, "category": CategoryOf}, the result of a future
-// that failed.
+// Returns {"error": message, "category": ...}, the result of a future that
+// failed. The category is "user" if the request must change to succeed, else
+// "server".
 [[nodiscard]] Json FailureOf(const absl::Status& status);
 
 }  // namespace weft::tinker

@@ -41,17 +41,16 @@ void DeleteAtNextStart(Front& front, const Caller& caller,
 void Try(Front& front, const std::string& key) {
   Orphan& orphan = front.orphans.at(key);
   if (std::exchange(orphan.running, true)) return;
-  const auto end = [&front, key](const absl::Status& status) {
+  const Callback<bool> end = [&front, key](const absl::StatusOr<bool>& gone) {
     const auto found = front.orphans.find(key);
     if (found == front.orphans.end()) return;
     found->second.running = false;
-    if (!status.ok() && !absl::IsNotFound(status)) return;
+    if (!gone.ok() && !absl::IsNotFound(gone.status())) return;
     front.orphans.erase(found);
     front.ledger.Erase(EntryKind::kOrphan, key);
   };
-  const absl::Status refused = DeleteAdapterOf(
-      front, {.caller = orphan.caller}, orphan.adapter,
-      [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
+  const absl::Status refused =
+      DeleteAdapterOf(front, {.caller = orphan.caller}, orphan.adapter, end);
   if (!refused.ok()) end(refused);
 }
 
@@ -165,24 +164,23 @@ void StartLoad(Front& front, const CallOrigin& origin,
 void UseReady(Front& front, const CallOrigin& origin,
               const std::string& adapter, const CheckpointInfo& info,
               const Callback<std::string>& done) {
-  const auto end = [&front, origin, adapter, info,
-                    done](const absl::Status& found) {
-    const auto entry = front.loaded.find(KeyOf(*origin.caller, adapter));
-    // The last user may have left during the call of GetAdapter.
-    if (entry != front.loaded.end() && !absl::IsNotFound(found)) {
-      if (!found.ok()) return done(found);
-      ++entry->second.users;
-      return done(adapter);
-    }
-    if (entry != front.loaded.end()) {
-      front.ledger.Erase(EntryKind::kOrphan, entry->first);
-      front.loaded.erase(entry);
-    }
-    UseAdapter(front, origin, info, done);
-  };
-  const absl::Status refused = GetAdapterOf(
-      front, origin, adapter,
-      [end](const absl::StatusOr<AdapterInfo>& got) { end(got.status()); });
+  const Callback<AdapterInfo> end =
+      [&front, origin, adapter, info,
+       done](const absl::StatusOr<AdapterInfo>& got) {
+        const auto entry = front.loaded.find(KeyOf(*origin.caller, adapter));
+        // The last user may have left during the call of GetAdapter.
+        if (entry != front.loaded.end() && !absl::IsNotFound(got.status())) {
+          if (!got.ok()) return done(got.status());
+          ++entry->second.users;
+          return done(adapter);
+        }
+        if (entry != front.loaded.end()) {
+          front.ledger.Erase(EntryKind::kOrphan, entry->first);
+          front.loaded.erase(entry);
+        }
+        UseAdapter(front, origin, info, done);
+      };
+  const absl::Status refused = GetAdapterOf(front, origin, adapter, end);
   if (!refused.ok()) end(refused);
 }
 

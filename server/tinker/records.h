@@ -106,17 +106,14 @@ struct UploadedLoss {
 
 // What clients of the Tinker API say about a checkpoint (checkpoints.h).
 struct CheckpointExtras {
+  Caller caller;  // KeepExtras sets this and `path`, CheckpointPath::ToString.
+  std::string path;
   std::string user_metadata;             // ShownField.
   std::optional<absl::Time> expires_at;  // In whole seconds.
   std::string base_model;                // Model::base_model.
   std::string copied_from;       // The path of the checkpoint copied; or empty.
   std::string optimizer;         // Model::optimizer; empty if it is AdamW.
   std::shared_ptr<void> charge;  // ChargeEntry.
-};
-struct KeptExtras {
-  Caller caller;
-  std::string path;  // CheckpointPath::ToString.
-  CheckpointExtras extras;
 };
 
 // An adapter that the front loads for sampling sessions (adapters.h).

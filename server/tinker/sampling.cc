@@ -165,12 +165,31 @@ void GiveUp(Front& front, const std::string& id, const absl::Status& refused) {
   }
 }
 
+// Gives `done` an adapter of the checkpoint, and notes that the checkpoint was
+// read, if it was loaded or `note` is set. Errors: those of FindCheckpoint.
+absl::Status UseCheckpoint(Front& front, const CallPtr& call,
+                           const std::string& model_path, bool note,
+                           const Callback<std::string>& done) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(model_path));
+  const auto use = [&front, call, path, note,
+                    done](const CheckpointInfo& info) {
+    const bool notes = note || !HasCheckpoint(front, call->caller, info);
+    UseAdapter(front, call->origin(), info,
+               IfOk(done, [&front, call, path, notes,
+                           done](const std::string& adapter) {
+                 if (notes)
+                   NoteEvent(front, call->caller, "read", path, "sample");
+                 done(adapter);
+               }));
+  };
+  return FindCheckpoint(front, call, path, IfOk(done, use));
+}
+
 // Does what StartSample does, from the checkpoint `sampler.model_path`, which
 // it loads if no adapter has it. Errors: as StartSample.
 absl::Status StartFromPath(Front& front, const CallPtr& call,
                            const Sampler& sampler, const std::string& id) {
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                        ParseCheckpointPath(sampler.model_path));
   const auto start = [&front, call, sampler,
                       id](const absl::StatusOr<std::string>& used) {
     if (!used.ok()) return GiveUp(front, id, used.status());
@@ -186,15 +205,7 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
     leave();
     GiveUp(front, id, refused);
   };
-  const auto use = [&front, call, path, id,
-                    start](const absl::StatusOr<CheckpointInfo>& info) {
-    if (!info.ok()) return GiveUp(front, id, info.status());
-    if (!HasCheckpoint(front, call->caller, *info)) {
-      NoteEvent(front, call->caller, "read", path, "sample");
-    }
-    UseAdapter(front, call->origin(), *info, start);
-  };
-  return FindCheckpoint(front, call, path, use);
+  return UseCheckpoint(front, call, sampler.model_path, /*note=*/false, start);
 }
 
 }  // namespace
@@ -309,14 +320,12 @@ void Release(Front& front, const CallOrigin& origin, const Sampler& sampler,
   v1::ReleaseSnapshotRequest request;
   request.set_adapter_id(sampler.adapter);
   request.set_name(sampler.snapshot);
-  const auto gone = [end](const absl::Status& released) {
-    end(absl::IsNotFound(released) ? absl::OkStatus() : released);
+  const Callback<bool> gone = [end](const absl::StatusOr<bool>& released) {
+    const absl::Status& status = released.status();
+    end(absl::IsNotFound(status) ? absl::OkStatus() : status);
   };
   const absl::Status refused = front.port.Call(
-      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot,
-      [gone](const absl::StatusOr<bool>& released) {
-        gone(released.status());
-      });
+      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot, gone);
   if (!refused.ok()) gone(refused);
 }
 
@@ -361,27 +370,6 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
   };
   return front.port.Call(origin, Rpc::kPublishSnapshot, request,
                          &Engine::PublishSnapshot, IfOk(done, keep));
-}
-
-// Makes a sampling session from the checkpoint `sampler.model_path`.
-absl::Status CreateFromPath(Front& front, const CallPtr& call,
-                            const Sampler& sampler, const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                        ParseCheckpointPath(sampler.model_path));
-  const auto keep = [&front, call, sampler, path,
-                     respond](const std::string& adapter) {
-    NoteEvent(front, call->caller, "read", path, "sample");
-    Sampler made = sampler;
-    made.adapter = adapter;
-    KeepAndRespond(front, made, respond, [&front, call, adapter] {
-      LeaveAdapter(front, call->caller, adapter);
-    });
-  };
-  return FindCheckpoint(
-      front, call, path,
-      IfOk(respond, [&front, call, respond, keep](const CheckpointInfo& info) {
-        UseAdapter(front, call->origin(), info, IfOk(respond, keep));
-      }));
 }
 
 absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
@@ -445,7 +433,16 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
       sampler.charge,
       front.ChargeEntry(sampler.owner, sampler.model_path.size()));
   if (!sampler.model_path.empty()) {
-    return CreateFromPath(front, call, sampler, respond);
+    const auto keep = [&front, call, sampler,
+                       respond](const std::string& adapter) {
+      Sampler made = sampler;
+      made.adapter = adapter;
+      KeepAndRespond(front, made, respond, [&front, call, adapter] {
+        LeaveAdapter(front, call->caller, adapter);
+      });
+    };
+    return UseCheckpoint(front, call, sampler.model_path, /*note=*/true,
+                         IfOk(respond, keep));
   }
   WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
   KeepAndRespond(front, sampler, respond, [] {});
