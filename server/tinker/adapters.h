@@ -53,7 +53,8 @@ void UseAdapter(Front& front, const CallOrigin& origin,
 // Returns false if UseAdapter would load the checkpoint.
 [[nodiscard]] bool HasCheckpoint(const Front& front, const Caller& caller,
                                  const CheckpointInfo& info);
-// Subtracts one user. If no user is left, has the adapter deleted.
+// Subtracts one user. If no user is left, has the adapter deleted. Does nothing
+// if the front has not loaded the adapter.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);
 // Counts a user of an adapter that the front loaded before the restart. Call it

@@ -300,10 +300,10 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
               {"corrupted", false},
               {"lora_rank", run.config.rank},
               {"last_request_time", TimeText(run.last_used_at)}};
-  const auto model = front.models.find(id);
+  const Model* const model = front.FindModel(id);
   // The model with this id may belong to another owner.
-  if (model != front.models.end() && model->second.owner == OwnerKey(caller)) {
-    ShowMetadata(model->second.user_metadata, &out);
+  if (model != nullptr && model->owner == OwnerKey(caller)) {
+    ShowMetadata(model->user_metadata, &out);
   }
   for (const CheckpointInfo& info : run.checkpoints) {
     const CheckpointPath path = PathOfWeft(id, info.name);

@@ -4,7 +4,6 @@
 #define WEFT_SERVER_TINKER_ERRORS_H_
 
 #include "absl/status/status.h"
-#include "server/http/replies.h"
 #include "server/tinker/fields.h"
 
 namespace weft::tinker {

@@ -118,9 +118,13 @@ void Fail(const Respond& respond, const absl::Status& error) {
   respond(ErrorReply(error));
 }
 
-std::string Front::SessionOf(const std::string& model) const {
-  const auto found = models.find(model);
-  return found == models.end() ? "" : found->second.session;
+const Model* Front::FindModel(const std::string& id) const {
+  const auto found = models.find(id);
+  return found == models.end() ? nullptr : &found->second;
+}
+
+Model* Front::FindModel(const std::string& id) {
+  return const_cast<Model*>(std::as_const(*this).FindModel(id));
 }
 
 Caller Front::CallerOf(const std::string& session) const {

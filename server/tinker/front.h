@@ -23,7 +23,6 @@
 #include "server/tinker/ledger.h"
 #include "server/tinker/records.h"
 #include "server/tinker/turns.h"
-#include "src/request/reply.h"
 
 namespace weft::tinker {
 
@@ -66,13 +65,14 @@ struct Front {
                                                      const Id& id);
   [[nodiscard]] absl::StatusOr<UploadedLoss*> FindLoss(const Call& call,
                                                        const Id& id);
+  // Return the model; nullptr if there is none.
+  [[nodiscard]] Model* FindModel(const std::string& id);
+  [[nodiscard]] const Model* FindModel(const std::string& id) const;
   // Returns whether the caller's token has the scope that the RPC needs. True
   // on a server without tokens.
   [[nodiscard]] bool Permits(const Call& call, Rpc rpc) const;
   // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
-  // Returns the session of a model; empty if the model is gone.
-  [[nodiscard]] std::string SessionOf(const std::string& model) const;
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
   }
@@ -102,7 +102,7 @@ struct Front {
   const std::shared_ptr<FairBudget> waiting;
   // Those who wait until the request of a future is on disk, by its id; until a
   // session is, by owner and idempotency key (without a key, session id); until
-  // a model is, by its id; until a custom loss is, by its id.
+  // a custom loss is, by its id.
   Writes writes;
   std::map<std::string, Session> sessions;
   std::map<std::string, Model> models;

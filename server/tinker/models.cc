@@ -301,50 +301,39 @@ absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
   return FindExtras(front, call.caller, *path).base_model;
 }
 
-// Adds the model that the body names to front.models, and writes it to the
-// ledger. Then calls `then` with the model's id. If the model is in the ledger
-// already, only calls `then`. If the write fails, or `then` returns an error,
-// the error is the response.
-absl::Status OpenModel(
-    Front& front, const CallPtr& call, const Respond& respond,
-    std::function<absl::Status(const std::string& id)> then) {
-  WEFT_ASSIGN_OR_RETURN(
-      const Session* const session,
-      front.FindSession(*call, Text(call->body, "session_id")));
-  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call->body, "model_seq_id"));
+// Adds the model that the body names to front.models and to the ledger, unless
+// it is there. Returns its id. The log keeps the order of its notes. So when it
+// has the request that makes the model (Promise), it has the model, too.
+absl::StatusOr<std::string> OpenModel(Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const Session* const session,
+                        front.FindSession(call, Text(call.body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call.body, "model_seq_id"));
   if (number < 0) return BadField("model_seq_id", "must not be negative");
-  const std::string id = absl::StrCat(session->id, ":train:", number);
-  const auto end = [id, respond, then](absl::Status status) {
-    if (status.ok()) status = then(id);
-    if (!status.ok()) respond(ErrorReply(status));
-  };
-  if (front.writes.Join(id, end)) return absl::OkStatus();
-  if (front.models.contains(id)) return then(id);
-  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
-  WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, *call));
+  std::string id = absl::StrCat(session->id, ":train:", number);
+  if (front.models.contains(id)) return id;
+  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call.owner()));
+  WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, call));
   WEFT_ASSIGN_OR_RETURN(std::string metadata,
-                        ShownField(call->body, "user_metadata"));
+                        ShownField(call.body, "user_metadata"));
   WEFT_ASSIGN_OR_RETURN(
       std::shared_ptr<void> charge,
-      front.ChargeEntry(call->owner(), base.size() + metadata.size()));
+      front.ChargeEntry(call.owner(), base.size() + metadata.size()));
   Model& model = front.models[id];
   model.id = id;
-  model.caller = call->caller;
-  model.owner = call->owner();
+  model.caller = call.caller;
+  model.owner = call.owner();
   model.session = session->id;
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
   // A bad one fails the model's future later.
-  model.optimizer = ReadOptimizer(call->body).value_or("");
+  model.optimizer = ReadOptimizer(call.body).value_or("");
   model.line.held = true;
   model.user_metadata = std::move(metadata);
   model.charge = std::move(charge);
-  front.writes.Begin(id, end);
   KeepModel(front, model, [&front, id](const absl::Status& kept) {
-    if (!kept.ok()) front.models.erase(id);
-    front.writes.End(id, kept);
+    if (!kept.ok()) ForgetModel(front, id);
   });
-  return absl::OkStatus();
+  return id;
 }
 
 // Runs `start`, which begins to make the adapter of the model `id`. The model's
@@ -352,21 +341,16 @@ absl::Status OpenModel(
 absl::Status StartModel(Front& front, const std::string& id,
                         const ModelStart& start,
                         const Callback<FutureResult>& done) {
-  const auto model = front.models.find(id);
-  if (model == front.models.end()) {
-    return absl::NotFoundError("the session has ended");
-  }
-  model->second.line.held = true;
-  absl::Status refused =
-      start(model->second,
-            [&front, id, done](const absl::StatusOr<FutureResult>& result) {
-              const auto made = front.models.find(id);
-              if (result.ok() && made != front.models.end()) {
-                made->second.made = true;
-              }
-              OpenLine(front, id);
-              done(result);
-            });
+  Model* const model = front.FindModel(id);
+  if (model == nullptr) return absl::NotFoundError("the model is gone");
+  model->line.held = true;
+  absl::Status refused = start(
+      *model, [&front, id, done](const absl::StatusOr<FutureResult>& result) {
+        Model* const made = front.FindModel(id);
+        if (result.ok() && made != nullptr) made->made = true;
+        OpenLine(front, id);
+        done(result);
+      });
   if (!refused.ok() && !RetryMillis(refused)) OpenLine(front, id);
   return refused;
 }
@@ -430,19 +414,13 @@ void KeepModel(Front& front, const Model& model,
 
 absl::Status MakeModel(Front& front, const CallPtr& call,
                        const Respond& respond, const ModelStart& start) {
-  // This copy keeps the body. The ledger gets the body when the model is on
-  // disk, and by then Serve has cleared the body in `call`.
-  const CallPtr whole = std::make_shared<const Call>(*call);
-  return OpenModel(
-      front, call, respond,
-      [&front, whole, respond, start](const std::string& id) {
-        return Promise(
-            front, whole, {.model = id, .seq = kCreateSeq},
-            [&front, id, start](const Callback<FutureResult>& done) {
-              return StartModel(front, id, start, done);
-            },
-            respond);
-      });
+  WEFT_ASSIGN_OR_RETURN(const std::string id, OpenModel(front, *call));
+  return Promise(
+      front, call, {.model = id, .seq = kCreateSeq},
+      [&front, id, start](const Callback<FutureResult>& done) {
+        return StartModel(front, id, start, done);
+      },
+      respond);
 }
 
 absl::Status CreateModel(Front& front, const CallPtr& call,

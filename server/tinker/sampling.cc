@@ -258,8 +258,7 @@ void SweepSamples(Front& front, absl::Time now) {
   std::vector<CancelHandle> handles;
   for (auto& [key, sample] : front.running) {
     const std::string& future = sample.future;
-    const auto session =
-        front.sessions.find(future.substr(0, future.find(':')));
+    const auto session = front.sessions.find(std::string(SessionOf(future)));
     const bool beats = session != front.sessions.end() &&
                        now - session->second.last_beat < kGone;
     if (sample.unwanted || beats ||
@@ -296,17 +295,6 @@ void Keep(Front& front, const Sampler& sampler, const Callback<bool>& done) {
         TouchSampler(front, entry->second);
         done(added);
       });
-}
-
-void KeepAndRespond(Front& front, const Sampler& sampler,
-                    const Respond& respond,
-                    const std::function<void()>& unused) {
-  Keep(front, sampler,
-       [id = sampler.id, respond, unused](const absl::StatusOr<bool>& added) {
-         if (!added.value_or(false)) unused();
-         if (!added.ok()) return Fail(respond, added.status());
-         RespondSampler(id, respond);
-       });
 }
 
 void Forget(Front& front, const std::string& id) {
@@ -432,20 +420,25 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(
       sampler.charge,
       front.ChargeEntry(sampler.owner, sampler.model_path.size()));
+  const auto keep = [&front, call, sampler,
+                     respond](const std::string& adapter) {
+    Sampler made = sampler;
+    made.adapter = adapter;
+    Keep(front, made,
+         [&front, call, made, respond](const absl::StatusOr<bool>& added) {
+           if (!added.value_or(false)) {
+             LeaveAdapter(front, call->caller, made.adapter);
+           }
+           if (!added.ok()) return Fail(respond, added.status());
+           RespondSampler(made.id, respond);
+         });
+  };
   if (!sampler.model_path.empty()) {
-    const auto keep = [&front, call, sampler,
-                       respond](const std::string& adapter) {
-      Sampler made = sampler;
-      made.adapter = adapter;
-      KeepAndRespond(front, made, respond, [&front, call, adapter] {
-        LeaveAdapter(front, call->caller, adapter);
-      });
-    };
     return UseCheckpoint(front, call, sampler.model_path, /*note=*/true,
                          IfOk(respond, keep));
   }
   WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
-  KeepAndRespond(front, sampler, respond, [] {});
+  keep(/*adapter=*/"");
   return absl::OkStatus();
 }
 

@@ -145,11 +145,6 @@ void Reopen(Front& front, const CallPtr& call, const std::string& id,
 
 using Result = absl::StatusOr<FutureResult>;
 
-Model* FindModel(Front& front, const std::string& id) {
-  const auto found = front.models.find(id);
-  return found == front.models.end() ? nullptr : &found->second;
-}
-
 // Ends the future of a step, or of a request that makes or unloads a model. The
 // ledger forgets the request, because the engine has stored the result
 // (Retrieve), or has the model. UNAVAILABLE means that the server stops, unless
@@ -198,7 +193,7 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
 
 // Gives the model's steps to the engine, the lowest first.
 void Advance(Front& front, const std::string& id) {
-  Model* const model = FindModel(front, id);
+  Model* const model = front.FindModel(id);
   if (model == nullptr || model->line.held || model->line.retries) return;
   StepLine& line = model->line;
   while (!line.waiting.empty()) {
@@ -214,7 +209,7 @@ void Advance(Front& front, const std::string& id) {
               ? absl::Milliseconds(RetryMillis(refused).value_or(0))
               : kRetryPause;
       return front.after(std::max(kRetryPause, pause), [&front, id] {
-        Model* const later = FindModel(front, id);
+        Model* const later = front.FindModel(id);
         if (later == nullptr) return;
         later->line.retries = false;
         Advance(front, id);
@@ -265,7 +260,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
 
 void EnterStep(Front& front, const std::string& model_id, int64_t seq,
                ArrivedStep step) {
-  Model* const model = FindModel(front, model_id);
+  Model* const model = front.FindModel(model_id);
   if (model == nullptr) {
     return EndStep(front, step.future,
                    absl::NotFoundError("the model is gone"));
@@ -275,7 +270,7 @@ void EnterStep(Front& front, const std::string& model_id, int64_t seq,
 }
 
 void OpenLine(Front& front, const std::string& id) {
-  Model* const model = FindModel(front, id);
+  Model* const model = front.FindModel(id);
   if (model == nullptr) return;
   model->line.held = false;
   Advance(front, id);
@@ -390,14 +385,13 @@ FutureResult OutputOf(absl::string_view model, const AdapterInfo& /*result*/) {
 
 FutureResult OutputOf(absl::string_view model,
                       const PublishedSnapshot& result) {
-  const absl::string_view session = model.substr(0, model.find(':'));
   int64_t number = 0;  // PublishSampler has named the snapshot (SnapshotName).
   (void)absl::SimpleAtoi(absl::StripPrefix(result.name, kSnapshotPrefix),
                          &number);
   return FutureResult::Of(
       {{"type", "save_weights_for_sampler"},
        {"path", nullptr},
-       {"sampling_session_id", SamplerId(session, number)}});
+       {"sampling_session_id", SamplerId(SessionOf(model), number)}});
 }
 
 FutureResult OutputOf(absl::string_view model, const Caller& caller,

@@ -60,15 +60,15 @@ absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
         // The engine reads the records, which may take long.
         front.bodies.Run(owner, KeepTrace(std::move(train)));
       },
-      IfOk(done,
-           [&front, owner, tokens,
-            session = front.SessionOf(ModelOfAdapter(request.adapter_id())),
-            done](const StepReply<TrainResult>& reply) {
-             if (!reply.replayed) {
-               CountUsage(front, owner, session, {.train_tokens = tokens});
-             }
-             done(OutputOf("", reply.result));
-           }));
+      IfOk(done, [&front, owner, tokens,
+                  session = std::string(
+                      SessionOf(ModelOfAdapter(request.adapter_id()))),
+                  done](const StepReply<TrainResult>& reply) {
+        if (!reply.replayed) {
+          CountUsage(front, owner, session, {.train_tokens = tokens});
+        }
+        done(OutputOf("", reply.result));
+      }));
 }
 
 absl::Status StartTrain(Front& front, const CallOrigin& origin,
@@ -182,9 +182,8 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   const auto start = [&front, origin = call->origin(), model = place.model,
                       request, read](const Callback<FutureResult>& done) {
     WEFT_RETURN_IF_ERROR(read);
-    const auto found = front.models.find(model);
-    if (found != front.models.end()) {
-      WEFT_RETURN_IF_ERROR(CheckOptimizerOf(found->second, request));
+    if (const Model* const found = front.FindModel(model)) {
+      WEFT_RETURN_IF_ERROR(CheckOptimizerOf(*found, request));
     }
     return front.port.Call(
         origin, Rpc::kOptimStep, request, &Engine::OptimStep,

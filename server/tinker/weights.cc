@@ -29,8 +29,9 @@ using Done = Callback<FutureResult>;
 // since the save began may have changed it.
 CheckpointExtras WithOptimizer(const Front& front, const CheckpointPath& path,
                                CheckpointExtras extras) {
-  const auto model = front.models.find(path.run);
-  if (model != front.models.end()) extras.optimizer = model->second.optimizer;
+  if (const Model* const model = front.FindModel(path.run)) {
+    extras.optimizer = model->optimizer;
+  }
   if (extras.optimizer == kAdamType) extras.optimizer.clear();
   return extras;
 }
@@ -47,10 +48,9 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
   WEFT_ASSIGN_OR_RETURN(const bool overwrite,
                         Bool(call->body, "overwrite", false));
   WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
-  const auto model = front.models.find(place.model);
-  if (model != front.models.end()) {
-    extras.base_model = model->second.base_model;
-    extras.optimizer = model->second.optimizer;
+  if (const Model* const model = front.FindModel(place.model)) {
+    extras.base_model = model->base_model;
+    extras.optimizer = model->optimizer;
   }
   WEFT_RETURN_IF_ERROR(ChargeExtras(front, call->caller, &extras));
   auto request = RequestOf<v1::SaveCheckpointRequest>(place);
@@ -64,7 +64,7 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
                    WithOptimizer(front, path, extras));
         if (!reply.replayed) {
           NoteEvent(front, call->caller, "create", path);
-          CountUsage(front, call->owner(), front.SessionOf(path.run),
+          CountUsage(front, call->owner(), std::string(SessionOf(path.run)),
                      {.checkpoints = 1});
         }
         done(OutputOf(path.run, reply.result));
@@ -89,19 +89,19 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
 void EndLoad(Front& front, const Caller& caller, const std::string& id,
              const CheckpointPath& path,
              const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-  const auto model = front.models.find(id);
-  if (model == front.models.end()) return;
-  --model->second.loads;
+  Model* const model = front.FindModel(id);
+  if (model == nullptr) return;
+  --model->loads;
   if (!reply.ok()) return;
   const AdapterInfo& info = reply->result;
   std::string type = info.optim_steps > 0
                          ? TypeOf(info.optimizer)
                          : FindExtras(front, caller, path).optimizer;
-  if (type.empty()) type = model->second.optimizer;
+  if (type.empty()) type = model->optimizer;
   if (type.empty()) type = kAdamType;
-  if (type == model->second.optimizer) return;
-  model->second.optimizer = std::move(type);
-  KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
+  if (type == model->optimizer) return;
+  model->optimizer = std::move(type);
+  KeepModel(front, *model, [](const absl::Status& /*kept*/) {});
 }
 
 // Begins to load the checkpoint into the model's adapter, or to make the
@@ -113,12 +113,12 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
                         ParseCheckpointPath(Text(call->body, "path")));
   WEFT_ASSIGN_OR_RETURN(const bool with_optimizer,
                         Bool(call->body, "optimizer", false));
-  const auto model = front.models.find(place.model);
-  if (model == front.models.end()) return absl::NotFoundError("no such model");
+  Model* const model = front.FindModel(place.model);
+  if (model == nullptr) return absl::NotFoundError("no such model");
   const FutureResult loaded = FutureResult::Of({{"path", path.ToString()},
                                                 {"model_id", place.model},
                                                 {"type", "load_weights"}});
-  if (place.seq == kCreateSeq && model->second.made) {
+  if (place.seq == kCreateSeq && model->made) {
     done(loaded);
     return absl::OkStatus();
   }
@@ -140,7 +140,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
         DeleteOrphan(front, call->caller, AdapterOfModel(id));
         done(absl::NotFoundError("the session has ended"));
       });
-  if (with_optimizer) ++model->second.loads;
+  if (with_optimizer) ++model->loads;
   const absl::Status refused = front.port.Call(
       call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
       [&front, call, id = place.model, path, with_optimizer,
@@ -148,7 +148,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
         if (with_optimizer) EndLoad(front, call->caller, id, path, reply);
         end(reply);
       });
-  if (with_optimizer && !refused.ok()) --model->second.loads;
+  if (with_optimizer && !refused.ok()) --model->loads;
   return refused;
 }
 

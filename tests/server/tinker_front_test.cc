@@ -16,6 +16,7 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "src/base/reason.h"
 #include "tests/server/tinker_front_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -280,10 +281,16 @@ TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
     return std::make_pair(replies[0].get(), replies[1].get());
   };
   {
-    engine_->FailNext(absl::InternalError("no disk"), "PutNote");
+    // The notes of the model and of the request that makes it.
+    for (int i = 0; i < 2; ++i) {
+      engine_->FailNext(WithReason(absl::ResourceExhaustedError("no room"),
+                                   {.name = "STATE_DISK_FULL", .values = {}}),
+                        "PutNote");
+    }
     const auto [first, second] = ask_twice();
-    EXPECT_EQ(first.status, 500) << first.body;
-    EXPECT_EQ(second.status, 500) << second.body;
+    EXPECT_EQ(first.status, 429) << first.body;
+    EXPECT_EQ(second.status, 429) << second.body;
+    OnFront([](Front& front) { EXPECT_TRUE(front.models.empty()); });
   }
   EXPECT_EQ(Calls("CreateAdapter"), 0);
   const auto [first, second] = ask_twice();

@@ -3,7 +3,6 @@
 #include <future>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "server/tinker/adapters.h"
 #include "tests/server/tinker_front_fixture.h"

@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "src/request/sample_record.h"
@@ -200,19 +198,6 @@ TEST_F(TinkerRequestsTest,
   EXPECT_EQ(made.status, 400);
   EXPECT_THAT(made.body, HasSubstr(refusal));
   EXPECT_EQ(SampleError({{"record_stability_info", false}}), "");
-}
-
-TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
-  Start();
-  const std::string session = NewSession();
-  model_ = NewModel("toy")["model_id"];
-  EXPECT_EQ(SampleError({{"record_stability_info", true}}), "");
-  const HttpReply made = Ask("POST", "create_sampling_session",
-                             {{"session_id", session},
-                              {"sampling_session_seq_id", 1},
-                              {"base_model", "toy"},
-                              {"record_stability_info", true}});
-  EXPECT_EQ(made.status, 200) << made.body;
 }
 
 TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
