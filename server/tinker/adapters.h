@@ -47,12 +47,13 @@ inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 // not there, and counts one more user (LoadedAdapter::users). A checkpoint that
 // was overwritten has another adapter, and older sessions keep theirs. Runs
 // `done` when the adapter is ready or the load has failed, perhaps before
-// UseAdapter returns. If `done` gets an error, no user is counted.
-void UseAdapter(Front& front, const CallOrigin& origin,
-                const CheckpointInfo& info, Callback<std::string> done);
-// Returns false if UseAdapter would load the checkpoint.
-[[nodiscard]] bool HasCheckpoint(const Front& front, const Caller& caller,
-                                 const CheckpointInfo& info);
+// UseCheckpoint returns. If `done` gets an error, no user is counted. Else
+// notes that the checkpoint was read, if it was loaded or `note` is set.
+// Errors: INVALID_ARGUMENT for a bad path; those of FindCheckpoint.
+[[nodiscard]] absl::Status UseCheckpoint(Front& front, const CallPtr& call,
+                                         const std::string& model_path,
+                                         bool note,
+                                         const Callback<std::string>& done);
 // Subtracts one user. If no user is left, has the adapter deleted. Does nothing
 // if the front has not loaded the adapter.
 void LeaveAdapter(Front& front, const Caller& caller,

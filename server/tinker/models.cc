@@ -7,6 +7,7 @@
 #include "server/field_checks.h"
 #include "server/response_conversion.h"
 #include "server/status_conversion.h"
+#include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/handlers.h"
@@ -159,6 +160,10 @@ void StartLoad(Front& front, const CallOrigin& origin,
   if (!refused.ok()) EndLoad(front, origin, adapter, refused);
 }
 
+// Does what UseCheckpoint does for a checkpoint that was found.
+void UseAdapter(Front& front, const CallOrigin& origin,
+                const CheckpointInfo& info, Callback<std::string> done);
+
 // Counts a user of an adapter that is ready. If a client has deleted the
 // adapter over gRPC, loads another one.
 void UseReady(Front& front, const CallOrigin& origin,
@@ -184,8 +189,6 @@ void UseReady(Front& front, const CallOrigin& origin,
   if (!refused.ok()) end(refused);
 }
 
-}  // namespace
-
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info, Callback<std::string> done) {
   const auto found = FindLoaded(front.loaded, *origin.caller, info);
@@ -199,9 +202,27 @@ void UseAdapter(Front& front, const CallOrigin& origin,
            info, done);
 }
 
-bool HasCheckpoint(const Front& front, const Caller& caller,
-                   const CheckpointInfo& info) {
-  return FindLoaded(front.loaded, caller, info) != front.loaded.end();
+}  // namespace
+
+absl::Status UseCheckpoint(Front& front, const CallPtr& call,
+                           const std::string& model_path, bool note,
+                           const Callback<std::string>& done) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(model_path));
+  const auto use = [&front, call, path, note,
+                    done](const CheckpointInfo& info) {
+    const bool notes = note || FindLoaded(front.loaded, call->caller, info) ==
+                                   front.loaded.end();
+    UseAdapter(front, call->origin(), info,
+               IfOk(done, [&front, call, path, notes,
+                           done](const std::string& adapter) {
+                 if (notes) {
+                   NoteEvent(front, call->caller, "read", path, "sample");
+                 }
+                 done(adapter);
+               }));
+  };
+  return FindCheckpoint(front, call, path, IfOk(done, use));
 }
 
 void LeaveAdapter(Front& front, const Caller& caller,

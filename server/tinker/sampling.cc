@@ -165,27 +165,6 @@ void GiveUp(Front& front, const std::string& id, const absl::Status& refused) {
   }
 }
 
-// Gives `done` an adapter of the checkpoint, and notes that the checkpoint was
-// read, if it was loaded or `note` is set. Errors: those of FindCheckpoint.
-absl::Status UseCheckpoint(Front& front, const CallPtr& call,
-                           const std::string& model_path, bool note,
-                           const Callback<std::string>& done) {
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                        ParseCheckpointPath(model_path));
-  const auto use = [&front, call, path, note,
-                    done](const CheckpointInfo& info) {
-    const bool notes = note || !HasCheckpoint(front, call->caller, info);
-    UseAdapter(front, call->origin(), info,
-               IfOk(done, [&front, call, path, notes,
-                           done](const std::string& adapter) {
-                 if (notes)
-                   NoteEvent(front, call->caller, "read", path, "sample");
-                 done(adapter);
-               }));
-  };
-  return FindCheckpoint(front, call, path, IfOk(done, use));
-}
-
 // Does what StartSample does, from the checkpoint `sampler.model_path`, which
 // it loads if no adapter has it. Errors: as StartSample.
 absl::Status StartFromPath(Front& front, const CallPtr& call,

@@ -111,16 +111,16 @@ absl::Status CheckPlace(const Front& front, const Call& call,
   return absl::OkStatus();
 }
 
-// Opens the future of a step that ended before the server started, or whose
-// result the front has forgotten, and gives it the engine's result; likewise
-// the future of a model that was made. Then calls `then`. Opens nothing if the
-// engine has no such result.
+// If there is no such future, opens that of a step that ended before the server
+// started, or whose result the front has forgotten, and gives it the engine's
+// result; likewise the future of a model that was made. Then calls `then`.
+// Opens nothing if the engine has no such result.
 void Reopen(Front& front, const CallPtr& call, const std::string& id,
             const std::function<void()>& then) {
   const size_t colon = id.rfind(':');
   int64_t seq = 0;
   const auto model = front.FindModel(*call, id.substr(0, colon));
-  if (colon == std::string::npos || !model.ok() ||
+  if (front.futures.Has(id) || colon == std::string::npos || !model.ok() ||
       !absl::SimpleAtoi(id.substr(colon + 1), &seq) || seq < kCreateSeq) {
     return then();
   }
@@ -342,11 +342,7 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
     front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf,
                            respond);
   };
-  if (front.futures.Has(id)) {
-    retrieve();
-  } else {
-    Reopen(front, call, id, retrieve);
-  }
+  Reopen(front, call, id, retrieve);
   return absl::OkStatus();
 }
 
