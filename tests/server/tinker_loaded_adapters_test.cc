@@ -3,6 +3,7 @@
 #include <future>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "server/tinker/adapters.h"
 #include "tests/server/tinker_front_fixture.h"
@@ -87,6 +88,22 @@ TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
   Finish(old_);
   AwaitDeletions();
   OnFront([](Front& front) { EXPECT_TRUE(front.loaded.empty()); });
+}
+
+TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {
+  Start();
+  path_ = SaveSampler(NewSession());
+  const std::string session = NewSession();
+  ASSERT_EQ(SampleFrom(session, path_).status, 200);
+  Restart();
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  StopFront();
+  // A crash came between the load and the note of the sampling session.
+  engine_->EraseNote(absl::StrCat("tinker/sampler/", session, ":sample:0"));
+  StartFront();
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 1u);
 }
 
 }  // namespace
