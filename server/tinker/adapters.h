@@ -6,7 +6,9 @@
 //
 // All sampling sessions that an owner makes from one checkpoint share a loaded
 // adapter. The front deletes the adapter when the last of these sessions ends.
-// A session that comes later loads another one, of another name.
+// A session that comes later loads another one, of another name. From its load
+// on, the ledger says that the adapter is to be deleted, and the next process
+// does so unless a sampling session of the ledger uses the adapter.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_ADAPTERS_H_
 #define WEFT_SERVER_TINKER_ADAPTERS_H_
@@ -34,8 +36,8 @@ void DeleteOrphan(Front& front, const Caller& caller,
 
 // Tries again all deletions that have not succeeded.
 void SweepOrphans(Front& front);
-// Reads from the ledger which adapters are to be deleted. Keeps an adapter that
-// a sampling session uses. Call it after RestoreSamplers.
+// Reads from the ledger which adapters are to be deleted, but for those that a
+// sampling session uses. Call it after RestoreSamplers.
 void RestoreOrphans(Front& front);
 
 // The names of adapters that are loaded for sampling begin with this prefix.
@@ -45,17 +47,15 @@ inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 // not there, and counts one more user (LoadedAdapter::users). A checkpoint that
 // was overwritten has another adapter, and older sessions keep theirs. Runs
 // `done` when the adapter is ready or the load has failed, perhaps before
-// UseAdapter returns. If `done` gets an error, no user is counted.
-void UseAdapter(Front& front, const CallOrigin& origin,
-                const CheckpointInfo& info, Callback<std::string> done);
-// Returns false if UseAdapter would load the checkpoint.
-[[nodiscard]] bool HasCheckpoint(const Front& front, const Caller& caller,
-                                 const CheckpointInfo& info);
-// Has the next process delete a loaded adapter, unless a sampling session of
-// that process uses it.
-void GoAtNextStart(Front& front, const Caller& caller,
-                   const std::string& adapter);
-// Subtracts one user. If no user is left, has the adapter deleted.
+// UseCheckpoint returns. If `done` gets an error, no user is counted. Else
+// notes that the checkpoint was read, if it was loaded or `note` is set.
+// Errors: INVALID_ARGUMENT for a bad path; those of FindCheckpoint.
+[[nodiscard]] absl::Status UseCheckpoint(Front& front, const CallPtr& call,
+                                         const std::string& model_path,
+                                         bool note,
+                                         const Callback<std::string>& done);
+// Subtracts one user. If no user is left, has the adapter deleted. Does nothing
+// if the front has not loaded the adapter.
 void LeaveAdapter(Front& front, const Caller& caller,
                   const std::string& adapter);
 // Counts a user of an adapter that the front loaded before the restart. Call it

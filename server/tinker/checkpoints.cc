@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -98,15 +99,9 @@ absl::StatusOr<CheckpointPath> NameCheckpoint(absl::string_view field,
                                       ", which begins as another kind's"));
 }
 
-absl::StatusOr<CheckpointPath> ParseCheckpointId(absl::string_view run,
-                                                 absl::string_view id) {
-  const std::vector<absl::string_view> parts = absl::StrSplit(id, '/');
-  if (parts.size() != 2) return BadPath(id);
-  for (const KindNames& names : kKinds) {
-    if (parts[0] != names.segment) continue;
-    return NameCheckpoint("path", run, names.kind, parts[1]);
-  }
-  return BadPath(id);
+absl::StatusOr<CheckpointPath> PathOf(const Call& call) {
+  return ParseCheckpointPath(
+      absl::StrCat(kScheme, absl::StrJoin(call.args, "/")));
 }
 
 absl::StatusOr<CheckpointPath> ParseCheckpointPath(
@@ -114,10 +109,13 @@ absl::StatusOr<CheckpointPath> ParseCheckpointPath(
   WEFT_RETURN_IF_ERROR(path.status());
   absl::string_view rest = *path;
   if (!absl::ConsumePrefix(&rest, kScheme)) return BadPath(*path);
-  const std::pair<absl::string_view, absl::string_view> parts =
-      absl::StrSplit(rest, absl::MaxSplits('/', 1));
-  if (parts.first.empty()) return BadPath(*path);
-  return ParseCheckpointId(parts.first, parts.second);
+  const std::vector<absl::string_view> parts = absl::StrSplit(rest, '/');
+  if (parts.size() != 3 || parts[0].empty()) return BadPath(*path);
+  for (const KindNames& names : kKinds) {
+    if (parts[1] != names.segment) continue;
+    return NameCheckpoint("path", parts[0], names.kind, parts[2]);
+  }
+  return BadPath(*path);
 }
 
 namespace {
@@ -163,7 +161,9 @@ absl::Status ChargeExtras(const Front& front, const Caller& caller,
 }
 
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
-                const CheckpointExtras& extras) {
+                CheckpointExtras extras) {
+  extras.caller = caller;
+  extras.path = path.ToString();
   const std::string key = KeyOf(caller, path);
   if (extras.user_metadata.empty() && !extras.expires_at &&
       extras.base_model.empty() && extras.copied_from.empty() &&
@@ -171,7 +171,7 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
     return Drop(front, key);
   }
   Json fields = {{"caller", CallerToJson(caller)},
-                 {"path", path.ToString()},
+                 {"path", extras.path},
                  {"user_metadata", Shown(extras.user_metadata)},
                  {"base_model", extras.base_model},
                  {"copied_from", extras.copied_from},
@@ -187,15 +187,13 @@ void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
                          "a checkpoint's metadata will not outlive the server",
                          {{"error", std::string(kept.message())}});
                    });
-  front.extras[key] = {
-      .caller = caller, .path = path.ToString(), .extras = extras};
+  front.extras[key] = std::move(extras);
 }
 
 CheckpointExtras FindExtras(const Front& front, const Caller& caller,
                             const CheckpointPath& path) {
   const auto found = front.extras.find(KeyOf(caller, path));
-  return found == front.extras.end() ? CheckpointExtras()
-                                     : found->second.extras;
+  return found == front.extras.end() ? CheckpointExtras() : found->second;
 }
 
 std::string BaseModelOf(const Front& front, const Caller& caller,
@@ -205,29 +203,28 @@ std::string BaseModelOf(const Front& front, const Caller& caller,
 }
 
 void SweepCheckpoints(Front& front, absl::Time now) {
-  const auto is_over = [now](const KeptExtras& kept) {
-    return kept.extras.expires_at && *kept.extras.expires_at <= now;
+  const auto is_over = [now](const CheckpointExtras& extras) {
+    return extras.expires_at && *extras.expires_at <= now;
   };
   for (const std::string& key : IdsWhere(front.extras, is_over)) {
-    const KeptExtras over = front.extras.at(key);
+    const CheckpointExtras over = front.extras.at(key);
     const auto path = ParseCheckpointPath(over.path);
     if (!path.ok()) continue;
-    const auto end = [&front, key, over, path](const absl::Status& deleted) {
-      if (!deleted.ok() && !absl::IsNotFound(deleted)) return;
+    const Callback<bool> end = [&front, key, over,
+                                path](const absl::StatusOr<bool>& deleted) {
+      if (!deleted.ok() && !absl::IsNotFound(deleted.status())) return;
       if (deleted.ok()) {
         NoteEvent(front, over.caller, "delete", *path, "expired");
       }
       const auto found = front.extras.find(key);
       // A new checkpoint of this name may have other extras by now.
-      if (found != front.extras.end() &&
-          found->second.extras.charge == over.extras.charge &&
-          found->second.extras.expires_at == over.extras.expires_at) {
+      if (found != front.extras.end() && found->second.charge == over.charge &&
+          found->second.expires_at == over.expires_at) {
         Drop(front, key);
       }
     };
-    const absl::Status refused = DeleteRunCheckpoint(
-        front, {.caller = over.caller}, *path,
-        [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
+    const absl::Status refused =
+        DeleteRunCheckpoint(front, {.caller = over.caller}, *path, end);
     if (!refused.ok()) end(refused);
   }
 }
@@ -236,10 +233,9 @@ void RestoreExtras(Front& front) {
   for (const LedgerEntry& entry :
        front.ledger.ReadAll(EntryKind::kCheckpoint)) {
     const Json& fields = entry.fields;
-    KeptExtras& kept = front.extras[entry.id];
-    kept.caller = CallerFromJson(fields.value("caller", Json()));
-    kept.path = fields.value("path", "");
-    CheckpointExtras& extras = kept.extras;
+    CheckpointExtras& extras = front.extras[entry.id];
+    extras.caller = CallerFromJson(fields.value("caller", Json()));
+    extras.path = fields.value("path", "");
     extras.user_metadata = ShownField(fields, "user_metadata").value_or("");
     extras.base_model = fields.value("base_model", "");
     extras.copied_from = fields.value("copied_from", "");
@@ -247,8 +243,8 @@ void RestoreExtras(Front& front) {
     if (const Json* const seconds = Find(fields, "expires_at")) {
       extras.expires_at = absl::FromUnixSeconds(seconds->get<int64_t>());
     }
-    extras.charge =
-        front.ChargeIfRoom(OwnerKey(kept.caller), extras.user_metadata.size());
+    extras.charge = front.ChargeIfRoom(OwnerKey(extras.caller),
+                                       extras.user_metadata.size());
   }
 }
 
@@ -304,10 +300,10 @@ Json RunJson(const Front& front, const Caller& caller, const Run& run) {
               {"corrupted", false},
               {"lora_rank", run.config.rank},
               {"last_request_time", TimeText(run.last_used_at)}};
-  const auto model = front.models.find(id);
+  const Model* const model = front.FindModel(id);
   // The model with this id may belong to another owner.
-  if (model != front.models.end() && model->second.owner == OwnerKey(caller)) {
-    ShowMetadata(model->second.user_metadata, &out);
+  if (model != nullptr && model->owner == OwnerKey(caller)) {
+    ShowMetadata(model->user_metadata, &out);
   }
   for (const CheckpointInfo& info : run.checkpoints) {
     const CheckpointPath path = PathOfWeft(id, info.name);
@@ -377,12 +373,6 @@ absl::Status WithRuns(
         if (!refused.ok()) Fail(respond, refused);
       });
   return ListAdapters(front, call, "", adapters, list);
-}
-
-// Returns the path of the checkpoint that the URL of the request names.
-absl::StatusOr<CheckpointPath> PathOf(const Call& call) {
-  return ParseCheckpointId(call.args[0],
-                           absl::StrCat(call.args[1], "/", call.args[2]));
 }
 
 Json CheckpointsJson(const Front& front, const Caller& caller,

@@ -48,9 +48,9 @@ struct CheckpointPath {
 [[nodiscard]] absl::StatusOr<CheckpointPath> NameCheckpoint(
     absl::string_view field, absl::string_view run, CheckpointKind kind,
     absl::string_view name);
-// Makes the path from a run and "KIND/NAME". Errors: INVALID_ARGUMENT.
-[[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointId(
-    absl::string_view run, absl::string_view id);
+// Returns the path of the checkpoint that the URL of a request names by the
+// arguments RUN, KIND and NAME. Errors: INVALID_ARGUMENT.
+[[nodiscard]] absl::StatusOr<CheckpointPath> PathOf(const Call& call);
 // Returns the path of a checkpoint from its run and its name in Weft.
 [[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
                                         absl::string_view weft_name);
@@ -76,7 +76,7 @@ inline constexpr int64_t kMaxTtlSeconds = 10LL * 365 * 86400;
 // fields of `extras` are empty, removes the entry. A failed write is only
 // logged, because the checkpoint itself exists.
 void KeepExtras(Front& front, const Caller& caller, const CheckpointPath& path,
-                const CheckpointExtras& extras);
+                CheckpointExtras extras);
 // Returns the extras; all fields are empty if the checkpoint has none.
 [[nodiscard]] CheckpointExtras FindExtras(const Front& front,
                                           const Caller& caller,

@@ -60,8 +60,10 @@ absl::Status InClientsNames(const absl::Status& status) {
   return out;
 }
 
-const char* CategoryOf(const absl::Status& status) {
-  switch (status.code()) {
+namespace {
+
+const char* CategoryOf(absl::StatusCode code) {
+  switch (code) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kOutOfRange:
@@ -76,9 +78,11 @@ const char* CategoryOf(const absl::Status& status) {
   }
 }
 
+}  // namespace
+
 Json FailureOf(const absl::Status& status) {
   return {{"error", std::string(status.message())},
-          {"category", CategoryOf(status)}};
+          {"category", CategoryOf(status.code())}};
 }
 
 }  // namespace weft::tinker

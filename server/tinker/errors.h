@@ -4,7 +4,6 @@
 #define WEFT_SERVER_TINKER_ERRORS_H_
 
 #include "absl/status/status.h"
-#include "server/http/replies.h"
 #include "server/tinker/fields.h"
 
 namespace weft::tinker {
@@ -13,11 +12,9 @@ namespace weft::tinker {
 // payloads are the same.
 [[nodiscard]] absl::Status InClientsNames(const absl::Status& status);
 
-// Returns "user" if the request must change to succeed, else "server".
-[[nodiscard]] const char* CategoryOf(const absl::Status& status);
-
-// Returns {"error": message, "category": CategoryOf}, the result of a future
-// that failed.
+// Returns {"error": message, "category": ...}, the result of a future that
+// failed. The category is "user" if the request must change to succeed, else
+// "server".
 [[nodiscard]] Json FailureOf(const absl::Status& status);
 
 }  // namespace weft::tinker

@@ -26,6 +26,22 @@ absl::StatusOr<std::string> ReadString(const Json& value, const char* name) {
   return value.get<std::string>();
 }
 
+absl::StatusOr<bool> ReadBool(const Json& value, const char* name) {
+  if (!value.is_boolean()) return BadField(name, "must be true or false");
+  return value.get<bool>();
+}
+
+// Returns what `read` returns for the field; `otherwise` if it is absent.
+template <typename T>
+absl::StatusOr<T> Read(const Json& object, const char* name,
+                       const std::optional<T>& otherwise,
+                       absl::StatusOr<T> (*read)(const Json&, const char*)) {
+  const Json* const value = Find(object, name);
+  if (value != nullptr) return read(*value, name);
+  if (otherwise) return *otherwise;
+  return Missing(name);
+}
+
 struct Refusal {
   const char* field;
   const char* message;
@@ -46,16 +62,19 @@ const Json* Find(const Json& object, const char* name) {
   return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
-absl::StatusOr<std::string> Text(const Json& object, const char* name) {
-  const Json* const value = Find(object, name);
-  if (value == nullptr) return Missing(name);
-  return ReadString(*value, name);
+absl::StatusOr<std::string> Text(const Json& object, const char* name,
+                                 const std::optional<std::string>& otherwise) {
+  return Read(object, name, otherwise, ReadString);
 }
 
-absl::StatusOr<int64_t> Int(const Json& object, const char* name) {
-  const Json* const value = Find(object, name);
-  if (value == nullptr) return Missing(name);
-  return ReadInt(*value, name);
+absl::StatusOr<int64_t> Int(const Json& object, const char* name,
+                            const std::optional<int64_t>& otherwise) {
+  return Read(object, name, otherwise, ReadInt);
+}
+
+absl::StatusOr<bool> Bool(const Json& object, const char* name,
+                          bool otherwise) {
+  return Read<bool>(object, name, otherwise, ReadBool);
 }
 
 absl::StatusOr<const Json*> Object(const Json& object, const char* name) {
@@ -83,32 +102,12 @@ absl::StatusOr<uint32_t> Count(const Json& object, const char* name,
   return static_cast<uint32_t>(count);
 }
 
-absl::StatusOr<std::string> TextOr(const Json& object, const char* name,
-                                   const std::string& otherwise) {
-  const Json* const value = Find(object, name);
-  return value == nullptr ? otherwise : ReadString(*value, name);
-}
-
-absl::StatusOr<int64_t> IntOr(const Json& object, const char* name,
-                              int64_t otherwise) {
-  const Json* const value = Find(object, name);
-  return value == nullptr ? otherwise : ReadInt(*value, name);
-}
-
 absl::StatusOr<std::optional<double>> Number(const Json& object,
                                              const char* name) {
   const Json* const value = Find(object, name);
   if (value == nullptr) return std::nullopt;
   if (!value->is_number()) return BadField(name, "must be a number");
   return value->get<double>();
-}
-
-absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
-                            bool otherwise) {
-  const Json* const value = Find(object, name);
-  if (value == nullptr) return otherwise;
-  if (!value->is_boolean()) return BadField(name, "must be true or false");
-  return value->get<bool>();
 }
 
 absl::StatusOr<std::string> ShownField(const Json& object, const char* name) {
@@ -156,7 +155,7 @@ absl::StatusOr<std::vector<int32_t>> ReadModelInput(const Json& object,
   for (const Json& chunk : *chunks) {
     if (!chunk.is_object()) return BadField(name, "has a chunk of no kind");
     WEFT_ASSIGN_OR_RETURN(const std::string type,
-                          TextOr(chunk, "type", "encoded_text"));
+                          Text(chunk, "type", "encoded_text"));
     if (type != "encoded_text") {
       return absl::UnimplementedError(absl::StrCat(
           name, " has a chunk ", Quoted(type), ": only text is offered"));

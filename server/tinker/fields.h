@@ -24,10 +24,18 @@ using Json = nlohmann::json;
 // Returns the field, or nullptr if it is absent.
 [[nodiscard]] const Json* Find(const Json& object, const char* name);
 
-// Return the field. An absent field is an error.
-[[nodiscard]] absl::StatusOr<std::string> Text(const Json& object,
-                                               const char* name);
-[[nodiscard]] absl::StatusOr<int64_t> Int(const Json& object, const char* name);
+// Return the field. If it is absent, return `otherwise`, or an error without
+// `otherwise`.
+[[nodiscard]] absl::StatusOr<std::string> Text(
+    const Json& object, const char* name,
+    const std::optional<std::string>& otherwise = std::nullopt);
+[[nodiscard]] absl::StatusOr<int64_t> Int(
+    const Json& object, const char* name,
+    const std::optional<int64_t>& otherwise = std::nullopt);
+[[nodiscard]] absl::StatusOr<bool> Bool(const Json& object, const char* name,
+                                        bool otherwise);
+
+// Returns the field. An absent field is an error.
 [[nodiscard]] absl::StatusOr<const Json*> Object(const Json& object,
                                                  const char* name);
 
@@ -42,17 +50,9 @@ using Json = nlohmann::json;
                                              const char* name,
                                              int64_t otherwise, double low = 1);
 
-// Return the field. If the field is absent, return `otherwise` or nullopt.
-[[nodiscard]] absl::StatusOr<std::string> TextOr(const Json& object,
-                                                 const char* name,
-                                                 const std::string& otherwise);
-[[nodiscard]] absl::StatusOr<int64_t> IntOr(const Json& object,
-                                            const char* name,
-                                            int64_t otherwise);
+// Returns the field, or nullopt if it is absent.
 [[nodiscard]] absl::StatusOr<std::optional<double>> Number(const Json& object,
                                                            const char* name);
-[[nodiscard]] absl::StatusOr<bool> BoolOr(const Json& object, const char* name,
-                                          bool otherwise);
 
 // The longest text that ShownField accepts.
 inline constexpr size_t kMaxShownBytes = 4096;

@@ -98,6 +98,12 @@ absl::StatusOr<UploadedLoss*> Front::FindLoss(const Call& call, const Id& id) {
   return FindOwned(losses, "custom loss", call.owner(), id);
 }
 
+bool Front::Permits(const Call& call, Rpc rpc) const {
+  const auto& authenticator = port.core()->authenticator;
+  return authenticator == nullptr ||
+         authenticator->Permits(RpcPath(rpc), call.token_hash);
+}
+
 absl::StatusOr<std::shared_ptr<void>> Front::ChargeEntry(
     const std::string& owner, size_t text_bytes) const {
   return port.core()->memory->Reserve(
@@ -112,9 +118,13 @@ void Fail(const Respond& respond, const absl::Status& error) {
   respond(ErrorReply(error));
 }
 
-std::string Front::SessionOf(const std::string& model) const {
-  const auto found = models.find(model);
-  return found == models.end() ? "" : found->second.session;
+const Model* Front::FindModel(const std::string& id) const {
+  const auto found = models.find(id);
+  return found == models.end() ? nullptr : &found->second;
+}
+
+Model* Front::FindModel(const std::string& id) {
+  return const_cast<Model*>(std::as_const(*this).FindModel(id));
 }
 
 Caller Front::CallerOf(const std::string& session) const {
@@ -139,55 +149,16 @@ HttpOptions OptionsOf(const ServerOptions& options) {
 
 }  // namespace
 
-class TinkerFront::Impl {
- public:
-  Impl(ServiceCore* core, std::shared_ptr<HttpServer> server)
-      : server_(std::move(server)),
-        front_(core, server_,
-               [raw = server_.get()](absl::Duration delay,
-                                     std::function<void()> work) {
-                 raw->After(delay, std::move(work));
-               }) {}
-  ~Impl() { server_->Stop(); }
+TinkerFront::TinkerFront(ServiceCore* core, std::shared_ptr<HttpServer> server)
+    : server_(std::move(server)),
+      front_(std::make_unique<Front>(
+          core, server_,
+          [raw = server_.get()](absl::Duration delay,
+                                std::function<void()> work) {
+            raw->After(delay, std::move(work));
+          })) {}
 
-  void Start(AdmitPage admit_page) {
-    server_->Start([this, admit_page](const HttpRequest& header) {
-      std::optional<Admission> page = admit_page(front_.port, header);
-      return page ? *std::move(page) : Admit(front_, header);
-    });
-    Sweep();
-    SweepAgain();
-  }
-
-  void EngineIsReady() {
-    server_->Post([this] {
-      RestoreTables(front_);
-      RestoreSteps(front_);
-      SweepOrphans(front_);
-    });
-  }
-
- private:
-  void Sweep() {
-    server_->After(kSweepInterval, [this] {
-      SweepSessions(front_, SteadyNow());
-      SweepSamples(front_, SteadyNow());
-      SweepCheckpoints(front_, absl::Now());
-      if (front_.restored) SweepUsage(front_, absl::Now());
-      Sweep();
-    });
-  }
-
-  void SweepAgain() {
-    server_->After(kOrphanInterval, [this] {
-      SweepOrphans(front_);
-      SweepAgain();
-    });
-  }
-
-  const std::shared_ptr<HttpServer> server_;
-  Front front_;
-};
+TinkerFront::~TinkerFront() { server_->Stop(); }
 
 absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
     ServiceCore* core, AdmitPage admit_page) {
@@ -195,21 +166,41 @@ absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<HttpServer> server,
                         HttpServer::Bind("tinker-listen", options.tinker_listen,
                                          OptionsOf(options)));
-  std::string address = server->address();
-  auto impl = std::make_unique<Impl>(core, std::move(server));
-  impl->Start(admit_page);
+  auto made =
+      std::unique_ptr<TinkerFront>(new TinkerFront(core, std::move(server)));
+  Front& front = *made->front_;
+  made->server_->Start([&front, admit_page](const HttpRequest& header) {
+    std::optional<Admission> page = admit_page(front.port, header);
+    return page ? *std::move(page) : Admit(front, header);
+  });
+  made->Every(kSweepInterval, [&front] {
+    SweepSessions(front, SteadyNow());
+    SweepSamples(front, SteadyNow());
+    SweepCheckpoints(front, absl::Now());
+    if (front.restored) SweepUsage(front, absl::Now());
+  });
+  made->Every(kOrphanInterval, [&front] { SweepOrphans(front); });
   if (!options.model_aliases.empty()) {
     Log(LogLevel::kInfo, "the base model has further names",
         {{"model", options.model_name},
          {"names", absl::StrJoin(options.model_aliases, ",")}});
   }
-  return std::unique_ptr<TinkerFront>(
-      new TinkerFront(std::move(impl), std::move(address)));
+  return made;
 }
 
-TinkerFront::TinkerFront(std::unique_ptr<Impl> impl, std::string address)
-    : impl_(std::move(impl)), address_(std::move(address)) {}
-TinkerFront::~TinkerFront() = default;
-void TinkerFront::EngineIsReady() { impl_->EngineIsReady(); }
+void TinkerFront::Every(absl::Duration interval, std::function<void()> work) {
+  server_->After(interval, [this, interval, work = std::move(work)] {
+    work();
+    Every(interval, work);
+  });
+}
+
+void TinkerFront::EngineIsReady() {
+  server_->Post([&front = *front_] {
+    RestoreTables(front);
+    RestoreSteps(front);
+    SweepOrphans(front);
+  });
+}
 
 }  // namespace weft::tinker

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -24,7 +23,6 @@
 #include "server/tinker/ledger.h"
 #include "server/tinker/records.h"
 #include "server/tinker/turns.h"
-#include "src/request/reply.h"
 
 namespace weft::tinker {
 
@@ -40,12 +38,8 @@ struct Call {
   std::shared_ptr<void> charge;
   std::shared_ptr<TrainBody> train;  // What ReadTrain has read, if it has.
   Caller caller;
-  // Whether the caller has the scopes of DeleteAdapter (train) and of Sample.
-  // False for handlers that are not in kAsksForScopes (routes.cc).
-  bool may_delete = false;
-  bool may_sample = false;
-  // The JWT of the caller's key (accounts.h). Set only for a request for it.
-  std::string jwt;
+  std::string token_hash;  // Of the caller's access token; empty without one.
+  std::string jwt;    // What the caller sent in place of an API key, or empty.
   bool kept = false;  // The request comes from the ledger; no client waits.
 
   [[nodiscard]] std::string owner() const { return OwnerKey(caller); }
@@ -71,10 +65,14 @@ struct Front {
                                                      const Id& id);
   [[nodiscard]] absl::StatusOr<UploadedLoss*> FindLoss(const Call& call,
                                                        const Id& id);
+  // Return the model; nullptr if there is none.
+  [[nodiscard]] Model* FindModel(const std::string& id);
+  [[nodiscard]] const Model* FindModel(const std::string& id) const;
+  // Returns whether the caller's token has the scope that the RPC needs. True
+  // on a server without tokens.
+  [[nodiscard]] bool Permits(const Call& call, Rpc rpc) const;
   // Returns the caller that made a session, or Caller() if the session is gone.
   [[nodiscard]] Caller CallerOf(const std::string& session) const;
-  // Returns the session of a model; empty if the model is gone.
-  [[nodiscard]] std::string SessionOf(const std::string& model) const;
   [[nodiscard]] const std::string& model_name() const {
     return port.core()->options.model_name;
   }
@@ -104,7 +102,7 @@ struct Front {
   const std::shared_ptr<FairBudget> waiting;
   // Those who wait until the request of a future is on disk, by its id; until a
   // session is, by owner and idempotency key (without a key, session id); until
-  // a model is, by its id; until a custom loss is, by its id.
+  // a custom loss is, by its id.
   Writes writes;
   std::map<std::string, Session> sessions;
   std::map<std::string, Model> models;
@@ -112,7 +110,7 @@ struct Front {
   std::map<std::string, UploadedLoss> losses;
   uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
   // The extras of checkpoints (checkpoints.h).
-  std::map<std::string, KeptExtras> extras;
+  std::map<std::string, CheckpointExtras> extras;
   std::set<std::string> copying;  // The owners whose copy is not finished.
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (accounts.h).
@@ -120,14 +118,14 @@ struct Front {
   std::map<std::string, RunningSample> running;  // By owner and future id.
   std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
-  TurnPool files{2, 64};  // Reads the files that clients download.
+  TurnPool files{2};  // Reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
-  // Inflates and parses large bodies, one at a time. Their memory is limited,
-  // not their number. Ends before what it reads for.
-  TurnPool bodies{1, std::numeric_limits<size_t>::max()};
+  // Inflates and parses large bodies, and has the engine read records of
+  // samples, one at a time. Ends before what it reads for.
+  TurnPool bodies{1};
 };
 
 }  // namespace weft::tinker

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/http/replies.h"
 #include "src/base/clock.h"
 
 namespace weft::tinker {

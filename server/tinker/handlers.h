@@ -114,8 +114,6 @@ Answer ListSessions;
 // Returns the ids of a session's models and sampling sessions, and the metadata
 // and the name that the client gave the session.
 Answer GetSession;
-// Refuses to move a session to a project.
-Answer RefuseProject;
 // Responds with one page of the caller's sessions that have not ended and match
 // the body (the SDK's type SessionSearchRequest), newest first. Errors:
 // UNIMPLEMENTED for projects and for other owners.
@@ -161,8 +159,8 @@ Handler CopyWeights;
 Handler GetArchive;
 // Serves the file of a signed URL, or responds with the error if the file
 // cannot be opened. Errors: NOT_FOUND if the URL has expired, or if this
-// process has not signed it; UNAVAILABLE if too many reads wait; INTERNAL if
-// the system has no random bits for the secret.
+// process has not signed it; INTERNAL if the system has no random bits for the
+// secret.
 Handler DownloadFile;
 
 // sampling.cc

@@ -137,10 +137,10 @@ bool PlaceLine(Front& front, Model& model) {
   const absl::Status asked = GetAdapterOf(
       front, {.caller = model.caller}, model.adapter,
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
-        const auto found = front.models.find(id);
-        if (!info.ok() || found == front.models.end()) return;
-        found->second.made = true;
-        found->second.line.next = static_cast<int64_t>(info->next_step);
+        Model* const found = front.FindModel(id);
+        if (!info.ok() || found == nullptr) return;
+        found->made = true;
+        found->line.next = static_cast<int64_t>(info->next_step);
       });
   // If the process ended before the adapter was made, there is no adapter, and
   // line.next stays 1.

@@ -7,6 +7,7 @@
 #include "server/field_checks.h"
 #include "server/response_conversion.h"
 #include "server/status_conversion.h"
+#include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/handlers.h"
@@ -26,7 +27,7 @@ std::string KeyOf(const Caller& caller, const std::string& adapter) {
 }
 
 // Writes to the ledger that the adapter is to be deleted, by the next process
-// if this one does not do it.
+// if this one does not do it (RestoreOrphans).
 void DeleteAtNextStart(Front& front, const Caller& caller,
                        const std::string& adapter) {
   front.ledger.Put(
@@ -41,17 +42,16 @@ void DeleteAtNextStart(Front& front, const Caller& caller,
 void Try(Front& front, const std::string& key) {
   Orphan& orphan = front.orphans.at(key);
   if (std::exchange(orphan.running, true)) return;
-  const auto end = [&front, key](const absl::Status& status) {
+  const Callback<bool> end = [&front, key](const absl::StatusOr<bool>& gone) {
     const auto found = front.orphans.find(key);
     if (found == front.orphans.end()) return;
     found->second.running = false;
-    if (!status.ok() && !absl::IsNotFound(status)) return;
+    if (!gone.ok() && !absl::IsNotFound(gone.status())) return;
     front.orphans.erase(found);
     front.ledger.Erase(EntryKind::kOrphan, key);
   };
-  const absl::Status refused = DeleteAdapterOf(
-      front, {.caller = orphan.caller}, orphan.adapter,
-      [end](const absl::StatusOr<bool>& deleted) { end(deleted.status()); });
+  const absl::Status refused =
+      DeleteAdapterOf(front, {.caller = orphan.caller}, orphan.adapter, end);
   if (!refused.ok()) end(refused);
 }
 
@@ -93,10 +93,7 @@ void SweepOrphans(Front& front) {
 
 void RestoreOrphans(Front& front) {
   for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kOrphan)) {
-    if (front.loaded.contains(entry.id)) {
-      front.ledger.Erase(EntryKind::kOrphan, entry.id);
-      continue;
-    }
+    if (front.loaded.contains(entry.id)) continue;
     front.orphans.try_emplace(
         entry.id, Orphan{.caller = CallerFromJson(entry.fields["caller"]),
                          .adapter = entry.fields.value("adapter", "")});
@@ -132,7 +129,6 @@ void EndLoad(Front& front, const CallOrigin& origin, const std::string& adapter,
   if (loaded.ok()) {
     entry->second.ready = true;
     entry->second.users = static_cast<int>(waiting.size());
-    front.ledger.Erase(EntryKind::kOrphan, entry->first);
   } else {
     front.loaded.erase(entry);
     DeleteOrphan(front, *origin.caller, adapter);
@@ -164,30 +160,34 @@ void StartLoad(Front& front, const CallOrigin& origin,
   if (!refused.ok()) EndLoad(front, origin, adapter, refused);
 }
 
+// Does what UseCheckpoint does for a checkpoint that was found.
+void UseAdapter(Front& front, const CallOrigin& origin,
+                const CheckpointInfo& info, Callback<std::string> done);
+
 // Counts a user of an adapter that is ready. If a client has deleted the
 // adapter over gRPC, loads another one.
 void UseReady(Front& front, const CallOrigin& origin,
               const std::string& adapter, const CheckpointInfo& info,
               const Callback<std::string>& done) {
-  const auto end = [&front, origin, adapter, info,
-                    done](const absl::Status& found) {
-    const auto entry = front.loaded.find(KeyOf(*origin.caller, adapter));
-    // The last user may have left during the call of GetAdapter.
-    if (entry != front.loaded.end() && !absl::IsNotFound(found)) {
-      if (!found.ok()) return done(found);
-      ++entry->second.users;
-      return done(adapter);
-    }
-    if (entry != front.loaded.end()) front.loaded.erase(entry);
-    UseAdapter(front, origin, info, done);
-  };
-  const absl::Status refused = GetAdapterOf(
-      front, origin, adapter,
-      [end](const absl::StatusOr<AdapterInfo>& got) { end(got.status()); });
+  const Callback<AdapterInfo> end =
+      [&front, origin, adapter, info,
+       done](const absl::StatusOr<AdapterInfo>& got) {
+        const auto entry = front.loaded.find(KeyOf(*origin.caller, adapter));
+        // The last user may have left during the call of GetAdapter.
+        if (entry != front.loaded.end() && !absl::IsNotFound(got.status())) {
+          if (!got.ok()) return done(got.status());
+          ++entry->second.users;
+          return done(adapter);
+        }
+        if (entry != front.loaded.end()) {
+          front.ledger.Erase(EntryKind::kOrphan, entry->first);
+          front.loaded.erase(entry);
+        }
+        UseAdapter(front, origin, info, done);
+      };
+  const absl::Status refused = GetAdapterOf(front, origin, adapter, end);
   if (!refused.ok()) end(refused);
 }
-
-}  // namespace
 
 void UseAdapter(Front& front, const CallOrigin& origin,
                 const CheckpointInfo& info, Callback<std::string> done) {
@@ -202,19 +202,27 @@ void UseAdapter(Front& front, const CallOrigin& origin,
            info, done);
 }
 
-bool HasCheckpoint(const Front& front, const Caller& caller,
-                   const CheckpointInfo& info) {
-  return FindLoaded(front.loaded, caller, info) != front.loaded.end();
-}
+}  // namespace
 
-void GoAtNextStart(Front& front, const Caller& caller,
-                   const std::string& adapter) {
-  const auto found = front.loaded.find(KeyOf(caller, adapter));
-  if (found == front.loaded.end() ||
-      std::exchange(found->second.goes_at_next_start, true)) {
-    return;
-  }
-  DeleteAtNextStart(front, caller, adapter);
+absl::Status UseCheckpoint(Front& front, const CallPtr& call,
+                           const std::string& model_path, bool note,
+                           const Callback<std::string>& done) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(model_path));
+  const auto use = [&front, call, path, note,
+                    done](const CheckpointInfo& info) {
+    const bool notes = note || FindLoaded(front.loaded, call->caller, info) ==
+                                   front.loaded.end();
+    UseAdapter(front, call->origin(), info,
+               IfOk(done, [&front, call, path, notes,
+                           done](const std::string& adapter) {
+                 if (notes) {
+                   NoteEvent(front, call->caller, "read", path, "sample");
+                 }
+                 done(adapter);
+               }));
+  };
+  return FindCheckpoint(front, call, path, IfOk(done, use));
 }
 
 void LeaveAdapter(Front& front, const Caller& caller,
@@ -256,7 +264,7 @@ absl::Status ReadLora(const Json& body,
         "lora_config is absent: only LoRA is offered");
   }
   WEFT_ASSIGN_OR_RETURN(const Json* const lora, Object(body, "lora_config"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t rank, IntOr(*lora, "rank", 32));
+  WEFT_ASSIGN_OR_RETURN(const int64_t rank, Int(*lora, "rank", 32));
   WEFT_RETURN_IF_ERROR(CheckReal("lora_config.rank", static_cast<double>(rank),
                                  {.low = 1, .high = 1e9}));
   out->set_rank(static_cast<uint32_t>(rank));
@@ -264,10 +272,9 @@ absl::Status ReadLora(const Json& body,
     WEFT_ASSIGN_OR_RETURN(const int64_t seed, Int(*lora, "seed"));
     out->set_seed(static_cast<uint64_t>(seed));
   }
-  WEFT_ASSIGN_OR_RETURN(const bool attention,
-                        BoolOr(*lora, "train_attn", true));
-  WEFT_ASSIGN_OR_RETURN(const bool mlp, BoolOr(*lora, "train_mlp", true));
-  WEFT_ASSIGN_OR_RETURN(const bool head, BoolOr(*lora, "train_unembed", true));
+  WEFT_ASSIGN_OR_RETURN(const bool attention, Bool(*lora, "train_attn", true));
+  WEFT_ASSIGN_OR_RETURN(const bool mlp, Bool(*lora, "train_mlp", true));
+  WEFT_ASSIGN_OR_RETURN(const bool head, Bool(*lora, "train_unembed", true));
   for (const TargetModule module : projections) {
     const bool in_mlp = module == TargetModule::kGateProj ||
                         module == TargetModule::kUpProj ||
@@ -305,60 +312,49 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
 // has no base_model but a checkpoint's path, the checkpoint has the name.
 absl::StatusOr<std::string> NamedBase(const Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        TextOr(call.body, "base_model", ""));
+                        Text(call.body, "base_model", ""));
   if (absl::EqualsIgnoreCase(base, front.model_name())) return "";
   if (!base.empty()) return base;
   const absl::StatusOr<CheckpointPath> path =
-      ParseCheckpointPath(TextOr(call.body, "path", ""));
+      ParseCheckpointPath(Text(call.body, "path", ""));
   // A bad path fails the model's future later.
   if (!path.ok()) return "";
   return FindExtras(front, call.caller, *path).base_model;
 }
 
-// Adds the model that the body names to front.models, and writes it to the
-// ledger. Then calls `then` with the model's id. If the model is in the ledger
-// already, only calls `then`. If the write fails, or `then` returns an error,
-// the error is the response.
-absl::Status OpenModel(
-    Front& front, const CallPtr& call, const Respond& respond,
-    std::function<absl::Status(const std::string& id)> then) {
-  WEFT_ASSIGN_OR_RETURN(
-      const Session* const session,
-      front.FindSession(*call, Text(call->body, "session_id")));
-  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call->body, "model_seq_id"));
+// Adds the model that the body names to front.models and to the ledger, unless
+// it is there. Returns its id. The log keeps the order of its notes. So when it
+// has the request that makes the model (Promise), it has the model, too.
+absl::StatusOr<std::string> OpenModel(Front& front, const Call& call) {
+  WEFT_ASSIGN_OR_RETURN(const Session* const session,
+                        front.FindSession(call, Text(call.body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call.body, "model_seq_id"));
   if (number < 0) return BadField("model_seq_id", "must not be negative");
-  const std::string id = absl::StrCat(session->id, ":train:", number);
-  const auto end = [id, respond, then](absl::Status status) {
-    if (status.ok()) status = then(id);
-    if (!status.ok()) respond(ErrorReply(status));
-  };
-  if (front.writes.Join(id, end)) return absl::OkStatus();
-  if (front.models.contains(id)) return then(id);
-  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call->owner()));
-  WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, *call));
+  std::string id = absl::StrCat(session->id, ":train:", number);
+  if (front.models.contains(id)) return id;
+  WEFT_RETURN_IF_ERROR(CheckModelCount(front, call.owner()));
+  WEFT_ASSIGN_OR_RETURN(std::string base, NamedBase(front, call));
   WEFT_ASSIGN_OR_RETURN(std::string metadata,
-                        ShownField(call->body, "user_metadata"));
+                        ShownField(call.body, "user_metadata"));
   WEFT_ASSIGN_OR_RETURN(
       std::shared_ptr<void> charge,
-      front.ChargeEntry(call->owner(), base.size() + metadata.size()));
+      front.ChargeEntry(call.owner(), base.size() + metadata.size()));
   Model& model = front.models[id];
   model.id = id;
-  model.caller = call->caller;
-  model.owner = call->owner();
+  model.caller = call.caller;
+  model.owner = call.owner();
   model.session = session->id;
   model.adapter = AdapterOfModel(id);
   model.base_model = std::move(base);
   // A bad one fails the model's future later.
-  model.optimizer = ReadOptimizer(call->body).value_or("");
+  model.optimizer = ReadOptimizer(call.body).value_or("");
   model.line.held = true;
   model.user_metadata = std::move(metadata);
   model.charge = std::move(charge);
-  front.writes.Begin(id, end);
   KeepModel(front, model, [&front, id](const absl::Status& kept) {
-    if (!kept.ok()) front.models.erase(id);
-    front.writes.End(id, kept);
+    if (!kept.ok()) ForgetModel(front, id);
   });
-  return absl::OkStatus();
+  return id;
 }
 
 // Runs `start`, which begins to make the adapter of the model `id`. The model's
@@ -366,21 +362,16 @@ absl::Status OpenModel(
 absl::Status StartModel(Front& front, const std::string& id,
                         const ModelStart& start,
                         const Callback<FutureResult>& done) {
-  const auto model = front.models.find(id);
-  if (model == front.models.end()) {
-    return absl::NotFoundError("the session has ended");
-  }
-  model->second.line.held = true;
-  absl::Status refused =
-      start(model->second,
-            [&front, id, done](const absl::StatusOr<FutureResult>& result) {
-              const auto made = front.models.find(id);
-              if (result.ok() && made != front.models.end()) {
-                made->second.made = true;
-              }
-              OpenLine(front, id);
-              done(result);
-            });
+  Model* const model = front.FindModel(id);
+  if (model == nullptr) return absl::NotFoundError("the model is gone");
+  model->line.held = true;
+  absl::Status refused = start(
+      *model, [&front, id, done](const absl::StatusOr<FutureResult>& result) {
+        Model* const made = front.FindModel(id);
+        if (result.ok() && made != nullptr) made->made = true;
+        OpenLine(front, id);
+        done(result);
+      });
   if (!refused.ok() && !RetryMillis(refused)) OpenLine(front, id);
   return refused;
 }
@@ -444,19 +435,13 @@ void KeepModel(Front& front, const Model& model,
 
 absl::Status MakeModel(Front& front, const CallPtr& call,
                        const Respond& respond, const ModelStart& start) {
-  // This copy keeps the body. The ledger gets the body when the model is on
-  // disk, and by then Serve has cleared the body in `call`.
-  const CallPtr whole = std::make_shared<const Call>(*call);
-  return OpenModel(
-      front, call, respond,
-      [&front, whole, respond, start](const std::string& id) {
-        return Promise(
-            front, whole, {.model = id, .seq = kCreateSeq},
-            [&front, id, start](const Callback<FutureResult>& done) {
-              return StartModel(front, id, start, done);
-            },
-            respond);
-      });
+  WEFT_ASSIGN_OR_RETURN(const std::string id, OpenModel(front, *call));
+  return Promise(
+      front, call, {.model = id, .seq = kCreateSeq},
+      [&front, id, start](const Callback<FutureResult>& done) {
+        return StartModel(front, id, start, done);
+      },
+      respond);
 }
 
 absl::Status CreateModel(Front& front, const CallPtr& call,

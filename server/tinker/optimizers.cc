@@ -78,8 +78,7 @@ Json OptimizerJson(const std::string& type) {
 }
 
 absl::StatusOr<std::string> ReadOptimizer(const Json& body) {
-  WEFT_ASSIGN_OR_RETURN(const bool loads_state,
-                        BoolOr(body, "optimizer", false));
+  WEFT_ASSIGN_OR_RETURN(const bool loads_state, Bool(body, "optimizer", false));
   if (Find(body, "optimizer_config") == nullptr) {
     return std::string(loads_state ? "" : kAdamType);
   }
@@ -90,13 +89,13 @@ absl::StatusOr<std::string> ReadOptimizer(const Json& body) {
   }
   WEFT_ASSIGN_OR_RETURN(const Json* const config,
                         Object(body, "optimizer_config"));
-  WEFT_ASSIGN_OR_RETURN(std::string type, TextOr(*config, "type", kAdamType));
+  WEFT_ASSIGN_OR_RETURN(std::string type, Text(*config, "type", kAdamType));
   if (type != kAdamType && type != kDimuonType) {
     return absl::UnimplementedError(
         absl::StrCat("optimizer_config of type ", Quoted(type),
                      " is not offered: use adamw or dimuon"));
   }
-  WEFT_ASSIGN_OR_RETURN(const int64_t version, IntOr(*config, "version", 1));
+  WEFT_ASSIGN_OR_RETURN(const int64_t version, Int(*config, "version", 1));
   if (version == 1) return type;
   return absl::UnimplementedError(absl::StrCat(
       "optimizer_config.version ", version, " is not offered: use 1"));

@@ -106,6 +106,8 @@ struct UploadedLoss {
 
 // What clients of the Tinker API say about a checkpoint (checkpoints.h).
 struct CheckpointExtras {
+  Caller caller;  // KeepExtras sets this and `path`, CheckpointPath::ToString.
+  std::string path;
   std::string user_metadata;             // ShownField.
   std::optional<absl::Time> expires_at;  // In whole seconds.
   std::string base_model;                // Model::base_model.
@@ -113,18 +115,11 @@ struct CheckpointExtras {
   std::string optimizer;         // Model::optimizer; empty if it is AdamW.
   std::shared_ptr<void> charge;  // ChargeEntry.
 };
-struct KeptExtras {
-  Caller caller;
-  std::string path;  // CheckpointPath::ToString.
-  CheckpointExtras extras;
-};
 
 // An adapter that the front loads for sampling sessions (adapters.h).
 struct LoadedAdapter {
   bool ready = false;  // The load has ended.
   int users = 0;       // The sampling sessions that use the adapter.
-  // The next process deletes the adapter unless a sampling session uses it.
-  bool goes_at_next_start = false;
   // Callbacks for the end of the load, one per sampling session that waits.
   std::vector<Callback<std::string>> waiting;
 };

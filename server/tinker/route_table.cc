@@ -28,7 +28,8 @@ constexpr Route kRoutes[] = {
     {"GET", "sessions", kRead, ListSessions},
     {"GET", "sessions/*", kRead, GetSession},
     {"POST", "sessions/search", Rpc::kListCheckpoints, SearchSessions},
-    {"PUT", "sessions/*/project", kRead, RefuseProject},
+    {"PUT", "sessions/*/project", kRead,
+     "a session cannot be of a project: this server has no projects"},
     {"GET", "sessions/*/trace_export", kRead,
      "a session has no trace of its own: `weftctl profile --time 10s -o "
      "trace.json`, with a token of scope admin, records what the engine does "

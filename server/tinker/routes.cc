@@ -31,10 +31,6 @@ constexpr uint64_t kMaxSmallBody = 256 << 10;
 constexpr Action kAlways[] = {GetHealth, GetClientConfig, GetDynamicConfig,
                               TakeTelemetry, RetrieveFuture};
 
-// Handlers that need Call::may_delete and Call::may_sample.
-constexpr Action kAsksForScopes[] = {CreateSession, FinishSession,
-                                     RetrieveFuture};
-
 bool Matches(const Route& route, const Call& call,
              const std::vector<std::string>& parts,
              std::vector<std::string>* args) {
@@ -92,13 +88,6 @@ absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
   return caller;
 }
 
-// Returns true if the token with this hash has the scope that the RPC `scope`
-// needs, or if the server has no tokens.
-bool HasScope(const ServiceCore& core, Rpc scope, const std::string& hash) {
-  return core.authenticator == nullptr ||
-         core.authenticator->Permits(RpcPath(scope), hash);
-}
-
 // Returns the most bytes of a route's body, before and after inflation.
 uint64_t MaxBody(const Front& front, const Route& route) {
   const auto most =
@@ -137,10 +126,10 @@ absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
   return route.read == nullptr ? absl::OkStatus() : route.read(front, call);
 }
 
-// Returns the route of a request. Unless the route is open, sets call->caller
-// from the API key or the JWT in its place, with its scopes, and if the request
-// asks for a JWT, sets `jwt`. Then clears the key and the Authorization header.
-// If Judge returns an error, `call` must not be used.
+// Returns the route of a request. Unless the route is open, sets call->caller,
+// `token_hash` and `jwt` from the API key or the JWT in its place. Then clears
+// the key and the Authorization header. If Judge returns an error, `call` must
+// not be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
@@ -148,19 +137,8 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
     const absl::StatusOr<std::string> hash = TokenHashOf(call->http.api_key);
     WEFT_ASSIGN_OR_RETURN(call->caller,
                           FindCaller(core, *route, hash, call->http));
-    if (std::ranges::count(kAsksForScopes, route->action) > 0) {
-      call->may_delete = HasScope(core, Rpc::kDeleteAdapter, *hash);
-      call->may_sample = HasScope(core, Rpc::kSample, *hash);
-    }
-    if (route->action == Action(GetAuthToken)) {
-      // A JWT is good for no other JWT, so it cannot outlive its hour.
-      if (IsJwt(call->http.api_key)) {
-        call->jwt = call->http.api_key;
-      } else {
-        WEFT_ASSIGN_OR_RETURN(call->jwt,
-                              MakeJwt(call->caller, *hash, absl::Now()));
-      }
-    }
+    call->token_hash = *hash;
+    if (IsJwt(call->http.api_key)) call->jwt = call->http.api_key;
   }
   call->http.api_key.clear();
   call->http.authorization.clear();
@@ -213,8 +191,8 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
     return ServeRead(front, route, ReadBody(front, route, call.get()), call,
                      respond);
   }
-  front.bodies.TryRun(call->owner(), [&front, &route, call = call,
-                                      respond = respond]() mutable {
+  front.bodies.Run(call->owner(), [&front, &route, call = call,
+                                   respond = respond]() mutable {
     absl::Status read = ReadBody(front, route, call.get());
     front.port.Post([&front, &route, read = std::move(read),
                      call = std::move(call), respond = std::move(respond)] {

@@ -52,7 +52,7 @@ absl::Status ReadParams(const Json& params, int64_t room,
   if (temperature) out->set_temperature(*temperature);
   WEFT_ASSIGN_OR_RETURN(const auto top_p, Number(params, "top_p"));
   if (top_p) out->set_top_p(*top_p);
-  WEFT_ASSIGN_OR_RETURN(const int64_t top_k, IntOr(params, "top_k", -1));
+  WEFT_ASSIGN_OR_RETURN(const int64_t top_k, Int(params, "top_k", -1));
   if (top_k < -1 || top_k > 1'000'000'000) {
     return BadField("top_k", "must be -1 or the number of tokens to draw from");
   }
@@ -67,11 +67,56 @@ absl::Status ReadParams(const Json& params, int64_t room,
   return ReadStop(params, out);
 }
 
+constexpr char kPromptTargets[] = "target_prompt_logprobs";
+// The value of a cell that asks for nothing.
+constexpr int64_t kNoTarget = -1;
+
+// Reads `target_prompt_logprobs` of the body, int64 [P - 1, K], dense or CSR.
+// Returns the tensor, and sets *out, which has the prompt, to what the cells
+// ask for. An absent field returns a tensor without a dtype and leaves *out
+// unchanged.
+absl::StatusOr<Tensor> ReadTargets(const Json& body, v1::SampleRequest* out) {
+  const Json* const json = Find(body, kPromptTargets);
+  if (json == nullptr) return Tensor();
+  WEFT_ASSIGN_OR_RETURN(Tensor tensor, TensorFromJson(kPromptTargets, *json));
+  if (tensor.dtype() != DTYPE_INT64) {
+    return BadField(absl::StrCat(kPromptTargets, ".dtype"), "must be int64");
+  }
+  const int rows = out->prompt_size() - 1;
+  if (tensor.shape_size() != 2 || tensor.shape(0) != rows) {
+    return BadField(absl::StrCat(kPromptTargets, ".shape"),
+                    absl::StrCat("must be [", rows,
+                                 ", K], with a row for each token of "
+                                 "the prompt but the first"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const StoredCells cells,
+                        ReadCells(kPromptTargets, tensor));
+  v1::PromptTargets* const targets = out->mutable_prompt_targets();
+  for (size_t row = 0; row + 1 < cells.row_offsets.size(); ++row) {
+    uint32_t count = 0;
+    for (int64_t i = cells.row_offsets[row]; i < cells.row_offsets[row + 1];
+         ++i) {
+      const int64_t token = cells.values[static_cast<size_t>(i)];
+      if (token == kNoTarget) continue;
+      if (!std::in_range<int32_t>(token)) {
+        return BadField(
+            kPromptTargets,
+            absl::StrCat("has ", token, ", must have ids of tokens or ",
+                         kNoTarget));
+      }
+      targets->add_tokens(static_cast<uint32_t>(token));
+      ++count;
+    }
+    targets->add_counts(count);
+  }
+  return tensor;
+}
+
 // Reads what the body asks of its prompt.
 absl::Status ReadPromptScores(const Json& body, TranslatedSample* out) {
   v1::SampleRequest& request = out->request;
   WEFT_ASSIGN_OR_RETURN(const bool logprobs,
-                        BoolOr(body, "prompt_logprobs", false));
+                        Bool(body, "prompt_logprobs", false));
   request.set_prompt_logprobs(logprobs);
   WEFT_ASSIGN_OR_RETURN(const uint32_t top,
                         Count(body, "topk_prompt_logprobs", 0, 0));
@@ -138,10 +183,6 @@ Json TopJson(const TopkLogprobs& top) {
   return rows;
 }
 
-constexpr char kPromptTargets[] = "target_prompt_logprobs";
-// The value of a cell that asks for nothing.
-constexpr int64_t kNoTarget = -1;
-
 // Returns the tensor `asked` with the log-probabilities in place of the tokens,
 // and 0 in place of -1. `logprobs` are those of the tokens, in their order.
 Tensor ScoredTargets(Tensor asked, const std::vector<float>& logprobs) {
@@ -202,7 +243,7 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
   WEFT_ASSIGN_OR_RETURN(const uint32_t top,
                         Count(body, "topk_sample_logprobs", 0, 0));
   out.request.set_top_logprobs(top);
-  WEFT_ASSIGN_OR_RETURN(const bool record, BoolOr(body, kStabilityInfo, false));
+  WEFT_ASSIGN_OR_RETURN(const bool record, Bool(body, kStabilityInfo, false));
   out.request.set_record(record);
   WEFT_RETURN_IF_ERROR(ReadPromptScores(body, &out));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
@@ -291,43 +332,6 @@ std::string SampleOutputJson(const std::string& serialized) {
   }
   reply["prompt_cache_hit_tokens"] = output.prompt_cache_hit_tokens();
   return JsonReply(reply).body;
-}
-
-absl::StatusOr<Tensor> ReadTargets(const Json& body, v1::SampleRequest* out) {
-  const Json* const json = Find(body, kPromptTargets);
-  if (json == nullptr) return Tensor();
-  WEFT_ASSIGN_OR_RETURN(Tensor tensor, TensorFromJson(kPromptTargets, *json));
-  if (tensor.dtype() != DTYPE_INT64) {
-    return BadField(absl::StrCat(kPromptTargets, ".dtype"), "must be int64");
-  }
-  const int rows = out->prompt_size() - 1;
-  if (tensor.shape_size() != 2 || tensor.shape(0) != rows) {
-    return BadField(absl::StrCat(kPromptTargets, ".shape"),
-                    absl::StrCat("must be [", rows,
-                                 ", K], with a row for each token of "
-                                 "the prompt but the first"));
-  }
-  WEFT_ASSIGN_OR_RETURN(const StoredCells cells,
-                        ReadCells(kPromptTargets, tensor));
-  v1::PromptTargets* const targets = out->mutable_prompt_targets();
-  for (size_t row = 0; row + 1 < cells.row_offsets.size(); ++row) {
-    uint32_t count = 0;
-    for (int64_t i = cells.row_offsets[row]; i < cells.row_offsets[row + 1];
-         ++i) {
-      const int64_t token = cells.values[static_cast<size_t>(i)];
-      if (token == kNoTarget) continue;
-      if (!std::in_range<int32_t>(token)) {
-        return BadField(
-            kPromptTargets,
-            absl::StrCat("has ", token, ", must have ids of tokens or ",
-                         kNoTarget));
-      }
-      targets->add_tokens(static_cast<uint32_t>(token));
-      ++count;
-    }
-    targets->add_counts(count);
-  }
-  return tensor;
 }
 
 }  // namespace weft::tinker

@@ -47,12 +47,6 @@ struct TranslatedSample {
 // SDK's types.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 
-// Reads `target_prompt_logprobs` of the body, int64 [P - 1, K], dense or CSR; a
-// cell of -1 asks for nothing. Returns the tensor, and sets *out, which has the
-// prompt, to what the cells ask for. An absent field returns a tensor without a
-// dtype and leaves *out unchanged.
-[[nodiscard]] absl::StatusOr<Tensor> ReadTargets(const Json& body,
-                                                 v1::SampleRequest* out);
 }  // namespace weft::tinker
 
 #endif  // WEFT_SERVER_TINKER_SAMPLE_WIRE_H_

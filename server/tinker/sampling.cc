@@ -42,16 +42,16 @@ void TouchSampler(Front& front, Sampler& sampler) {
 // checkpoint, whose adapter is not set.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
-                        TextOr(call.body, "sampling_session_id", ""));
+                        Text(call.body, "sampling_session_id", ""));
   if (!id.empty()) {
     WEFT_ASSIGN_OR_RETURN(Sampler* const sampler, front.FindSampler(call, id));
     TouchSampler(front, *sampler);
     return *sampler;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string path,
-                        TextOr(call.body, "model_path", ""));
+                        Text(call.body, "model_path", ""));
   WEFT_ASSIGN_OR_RETURN(const std::string base,
-                        TextOr(call.body, "base_model", ""));
+                        Text(call.body, "base_model", ""));
   if (path.empty() && base.empty()) {
     return BadField("sampling_session_id",
                     "is required, or model_path or base_model");
@@ -74,7 +74,7 @@ absl::StatusOr<std::string> NumberOf(const Call& call, const Sampler& sampler) {
   if (sampler.session.empty() || Find(call.body, "seq_id") == nullptr) {
     return NewId();
   }
-  WEFT_ASSIGN_OR_RETURN(const int64_t seq, IntOr(call.body, "seq_id", 0));
+  WEFT_ASSIGN_OR_RETURN(const int64_t seq, Int(call.body, "seq_id", 0));
   WEFT_ASSIGN_OR_RETURN(const std::string signature,
                         Sign(absl::StrCat("sample ", sampler.id, ":", seq)));
   return absl::StrCat(seq, "-", signature.substr(0, 32));
@@ -169,13 +169,9 @@ void GiveUp(Front& front, const std::string& id, const absl::Status& refused) {
 // it loads if no adapter has it. Errors: as StartSample.
 absl::Status StartFromPath(Front& front, const CallPtr& call,
                            const Sampler& sampler, const std::string& id) {
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                        ParseCheckpointPath(sampler.model_path));
   const auto start = [&front, call, sampler,
                       id](const absl::StatusOr<std::string>& used) {
     if (!used.ok()) return GiveUp(front, id, used.status());
-    // No sampling session may use the adapter at a restart.
-    GoAtNextStart(front, call->caller, *used);
     const auto leave = [&front, caller = call->caller, adapter = *used] {
       front.after(kLinger, [&front, caller, adapter] {
         LeaveAdapter(front, caller, adapter);
@@ -188,15 +184,7 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
     leave();
     GiveUp(front, id, refused);
   };
-  const auto use = [&front, call, path, id,
-                    start](const absl::StatusOr<CheckpointInfo>& info) {
-    if (!info.ok()) return GiveUp(front, id, info.status());
-    if (!HasCheckpoint(front, call->caller, *info)) {
-      NoteEvent(front, call->caller, "read", path, "sample");
-    }
-    UseAdapter(front, call->origin(), *info, start);
-  };
-  return FindCheckpoint(front, call, path, use);
+  return UseCheckpoint(front, call, sampler.model_path, /*note=*/false, start);
 }
 
 }  // namespace
@@ -205,7 +193,7 @@ absl::Status RunSample(Front& front, const CallPtr& call,
                        const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Sampler sampler, ReadSampler(front, *call));
   WEFT_ASSIGN_OR_RETURN(const int64_t num_samples,
-                        IntOr(call->body, "num_samples", 1));
+                        Int(call->body, "num_samples", 1));
   WEFT_RETURN_IF_ERROR(CheckCount(
       "num_samples", static_cast<uint64_t>(std::max<int64_t>(num_samples, 0)),
       1, static_cast<uint64_t>(front.port.core()->options.max_samples),
@@ -249,8 +237,7 @@ void SweepSamples(Front& front, absl::Time now) {
   std::vector<CancelHandle> handles;
   for (auto& [key, sample] : front.running) {
     const std::string& future = sample.future;
-    const auto session =
-        front.sessions.find(future.substr(0, future.find(':')));
+    const auto session = front.sessions.find(std::string(SessionOf(future)));
     const bool beats = session != front.sessions.end() &&
                        now - session->second.last_beat < kGone;
     if (sample.unwanted || beats ||
@@ -289,17 +276,6 @@ void Keep(Front& front, const Sampler& sampler, const Callback<bool>& done) {
       });
 }
 
-void KeepAndRespond(Front& front, const Sampler& sampler,
-                    const Respond& respond,
-                    const std::function<void()>& unused) {
-  Keep(front, sampler,
-       [id = sampler.id, respond, unused](const absl::StatusOr<bool>& added) {
-         if (!added.value_or(false)) unused();
-         if (!added.ok()) return Fail(respond, added.status());
-         RespondSampler(id, respond);
-       });
-}
-
 void Forget(Front& front, const std::string& id) {
   front.ledger.Erase(EntryKind::kSampler, id);
   front.samplers.erase(id);
@@ -311,14 +287,12 @@ void Release(Front& front, const CallOrigin& origin, const Sampler& sampler,
   v1::ReleaseSnapshotRequest request;
   request.set_adapter_id(sampler.adapter);
   request.set_name(sampler.snapshot);
-  const auto gone = [end](const absl::Status& released) {
-    end(absl::IsNotFound(released) ? absl::OkStatus() : released);
+  const Callback<bool> gone = [end](const absl::StatusOr<bool>& released) {
+    const absl::Status& status = released.status();
+    end(absl::IsNotFound(status) ? absl::OkStatus() : status);
   };
   const absl::Status refused = front.port.Call(
-      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot,
-      [gone](const absl::StatusOr<bool>& released) {
-        gone(released.status());
-      });
+      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot, gone);
   if (!refused.ok()) gone(refused);
 }
 
@@ -365,27 +339,6 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
                          &Engine::PublishSnapshot, IfOk(done, keep));
 }
 
-// Makes a sampling session from the checkpoint `sampler.model_path`.
-absl::Status CreateFromPath(Front& front, const CallPtr& call,
-                            const Sampler& sampler, const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                        ParseCheckpointPath(sampler.model_path));
-  const auto keep = [&front, call, sampler, path,
-                     respond](const std::string& adapter) {
-    NoteEvent(front, call->caller, "read", path, "sample");
-    Sampler made = sampler;
-    made.adapter = adapter;
-    KeepAndRespond(front, made, respond, [&front, call, adapter] {
-      LeaveAdapter(front, call->caller, adapter);
-    });
-  };
-  return FindCheckpoint(
-      front, call, path,
-      IfOk(respond, [&front, call, respond, keep](const CheckpointInfo& info) {
-        UseAdapter(front, call->origin(), info, IfOk(respond, keep));
-      }));
-}
-
 absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
   const auto is_such = [&](const Sampler& sampler) {
     return sampler.session == session && sampler.snapshot.empty();
@@ -406,7 +359,7 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "sampling_session_seq_id"));
   WEFT_ASSIGN_OR_RETURN(const std::string kind,
-                        TextOr(call->body, "kind", "snapshot"));
+                        Text(call->body, "kind", "snapshot"));
   Sampler sampler{.id = SamplerId(model->session, number),
                   .owner = model->owner,
                   .session = model->session,
@@ -442,16 +395,29 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   }
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_RETURN_IF_ERROR(CheckSamplerCount(front, session->id));
-  WEFT_ASSIGN_OR_RETURN(sampler.model_path,
-                        TextOr(call->body, "model_path", ""));
+  WEFT_ASSIGN_OR_RETURN(sampler.model_path, Text(call->body, "model_path", ""));
   WEFT_ASSIGN_OR_RETURN(
       sampler.charge,
       front.ChargeEntry(sampler.owner, sampler.model_path.size()));
+  const auto keep = [&front, call, sampler,
+                     respond](const std::string& adapter) {
+    Sampler made = sampler;
+    made.adapter = adapter;
+    Keep(front, made,
+         [&front, call, made, respond](const absl::StatusOr<bool>& added) {
+           if (!added.value_or(false)) {
+             LeaveAdapter(front, call->caller, made.adapter);
+           }
+           if (!added.ok()) return Fail(respond, added.status());
+           RespondSampler(made.id, respond);
+         });
+  };
   if (!sampler.model_path.empty()) {
-    return CreateFromPath(front, call, sampler, respond);
+    return UseCheckpoint(front, call, sampler.model_path, /*note=*/true,
+                         IfOk(respond, keep));
   }
   WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
-  KeepAndRespond(front, sampler, respond, [] {});
+  keep(/*adapter=*/"");
   return absl::OkStatus();
 }
 

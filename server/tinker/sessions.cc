@@ -90,13 +90,14 @@ void KeepSession(Front& front, const Session& session,
 // have made them.
 absl::Status CheckEnd(const Front& front, const Call& call,
                       const std::string& id) {
-  if (call.may_delete) return absl::OkStatus();
+  if (front.Permits(call, Rpc::kDeleteAdapter)) return absl::OkStatus();
   if (!IdsOf(front.models, id).empty()) {
     return absl::PermissionDeniedError(
         "the session has models, which its end deletes: the token lacks the "
         "scope train");
   }
-  if (!call.may_sample && !IdsOf(front.samplers, id).empty()) {
+  if (!front.Permits(call, Rpc::kSample) &&
+      !IdsOf(front.samplers, id).empty()) {
     return absl::PermissionDeniedError(
         "the session has sampling sessions, which its end ends: the token "
         "lacks the scope sample");
@@ -235,10 +236,6 @@ absl::StatusOr<Json> ListSessions(Front& front, const Call& call) {
   return PageJson(call, "sessions", all);
 }
 
-absl::StatusOr<Json> RefuseProject(Front& /*front*/, const Call& /*call*/) {
-  return NoProjects("project_id");
-}
-
 absl::StatusOr<Json> GetSession(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const Session* const session,
                         front.FindSession(call, call.args[0]));
@@ -295,8 +292,7 @@ absl::StatusOr<Search> ReadSearch(const Json& body) {
   Search search;
   if (Find(body, "owner") != nullptr) {
     WEFT_ASSIGN_OR_RETURN(const Json* const owner, Object(body, "owner"));
-    WEFT_ASSIGN_OR_RETURN(const std::string type,
-                          TextOr(*owner, "type", "own"));
+    WEFT_ASSIGN_OR_RETURN(const std::string type, Text(*owner, "type", "own"));
     if (type != "own" && type != "accessible") {
       return absl::UnimplementedError(absl::StrCat(
           "owner of type ", Quoted(type),
@@ -304,9 +300,8 @@ absl::StatusOr<Search> ReadSearch(const Json& body) {
           "Leave it out"));
     }
   }
-  WEFT_ASSIGN_OR_RETURN(search.session_id, TextOr(body, "session_id", ""));
-  WEFT_ASSIGN_OR_RETURN(const std::string name,
-                        TextOr(body, "display_name", ""));
+  WEFT_ASSIGN_OR_RETURN(search.session_id, Text(body, "session_id", ""));
+  WEFT_ASSIGN_OR_RETURN(const std::string name, Text(body, "display_name", ""));
   search.words =
       absl::StrSplit(absl::AsciiStrToLower(name), ' ', absl::SkipWhitespace());
   search.user_metadata = body.value("user_metadata", Json::object());
@@ -323,7 +318,7 @@ absl::StatusOr<Search> ReadSearch(const Json& body) {
       search.active |= type == "active";
     }
   }
-  WEFT_ASSIGN_OR_RETURN(search.limit, IntOr(body, "limit", search.limit));
+  WEFT_ASSIGN_OR_RETURN(search.limit, Int(body, "limit", search.limit));
   WEFT_RETURN_IF_ERROR(CheckReal("limit", static_cast<double>(search.limit),
                                  {.low = 1, .high = kMaxPage}));
   if (Find(body, "cursor") == nullptr) return search;

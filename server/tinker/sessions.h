@@ -36,6 +36,12 @@ void SweepSessions(Front& front, absl::Time now);
 // heartbeat had come at `now`.
 void RestoreSessions(Front& front, absl::Time now);
 
+// Returns the session of a model, a sampling session, or one of their futures,
+// by its id, which begins with the session's. Threads: any.
+[[nodiscard]] inline absl::string_view SessionOf(absl::string_view id) {
+  return id.substr(0, id.find(':'));
+}
+
 // The sequence number of the request that makes a model.
 inline constexpr int64_t kCreateSeq = 0;
 

@@ -40,26 +40,31 @@ Writes::Done Responds(const PromiseId& id, const Respond& respond) {
   };
 }
 
-// Writes the request to the ledger, if `id` has a sequence number and the
-// request does not come from the ledger. Then runs `done` with the status of
-// the write. If `done` returns an error, drops the future and erases the
-// request. Then answers all clients that wait for the promise, with the
-// future's id or the error.
-void Keep(Front& front, const CallPtr& call, const PromiseId& id,
-          const Respond& respond,
-          std::function<absl::Status(const absl::Status&)> done) {
+// Writes the request to the ledger, if `id` has a sequence number. Then runs
+// `done` with the status of the write. If `done` returns an error, drops the
+// future and erases the request. Then answers all clients that wait for the
+// promise, with the future's id or the error. A request from the ledger stays
+// there, and gets the error of `done` from Keep.
+absl::Status Keep(Front& front, const CallPtr& call, const PromiseId& id,
+                  const Respond& respond,
+                  std::function<absl::Status(const absl::Status&)> done) {
   const std::string future = id.ToString();
-  front.writes.Begin(future, Responds(id, respond));
-  const auto end = [&front, id, future,
+  const auto end = [&front, id, future, kept = call->kept,
                     done = std::move(done)](const absl::Status& put) {
-    const absl::Status began = done(put);
+    absl::Status began = done(put);
     if (!began.ok()) {
       front.futures.Drop(future);
-      if (id.seq) front.ledger.Erase(EntryKind::kStep, future);
+      if (id.seq && !kept) front.ledger.Erase(EntryKind::kStep, future);
     }
     front.writes.End(future, began);
+    return began;
   };
-  if (!id.seq || call->kept) return end(absl::OkStatus());
+  if (call->kept) return end(absl::OkStatus());
+  front.writes.Begin(future, Responds(id, respond));
+  if (!id.seq) {
+    end(absl::OkStatus()).IgnoreError();
+    return absl::OkStatus();
+  }
   front.ledger.Put(EntryKind::kStep,
                    {.id = future,
                     .fields = {{"model", id.model},
@@ -69,6 +74,7 @@ void Keep(Front& front, const CallPtr& call, const PromiseId& id,
                                {"caller", CallerToJson(call->caller)}},
                     .bytes = call->http.body},
                    end);
+  return absl::OkStatus();
 }
 
 // Opens the future and returns true. If the future exists already, returns
@@ -105,16 +111,16 @@ absl::Status CheckPlace(const Front& front, const Call& call,
   return absl::OkStatus();
 }
 
-// Opens the future of a step that ended before the server started, or whose
-// result the front has forgotten, and gives it the engine's result; likewise
-// the future of a model that was made. Then calls `then`. Opens nothing if the
-// engine has no such result.
+// If there is no such future, opens that of a step that ended before the server
+// started, or whose result the front has forgotten, and gives it the engine's
+// result; likewise the future of a model that was made. Then calls `then`.
+// Opens nothing if the engine has no such result.
 void Reopen(Front& front, const CallPtr& call, const std::string& id,
             const std::function<void()>& then) {
   const size_t colon = id.rfind(':');
   int64_t seq = 0;
   const auto model = front.FindModel(*call, id.substr(0, colon));
-  if (colon == std::string::npos || !model.ok() ||
+  if (front.futures.Has(id) || colon == std::string::npos || !model.ok() ||
       !absl::SimpleAtoi(id.substr(colon + 1), &seq) || seq < kCreateSeq) {
     return then();
   }
@@ -139,11 +145,6 @@ void Reopen(Front& front, const CallPtr& call, const std::string& id,
 
 using Result = absl::StatusOr<FutureResult>;
 
-Model* FindModel(Front& front, const std::string& id) {
-  const auto found = front.models.find(id);
-  return found == front.models.end() ? nullptr : &found->second;
-}
-
 // Ends the future of a step, or of a request that makes or unloads a model. The
 // ledger forgets the request, because the engine has stored the result
 // (Retrieve), or has the model. UNAVAILABLE means that the server stops, unless
@@ -165,11 +166,14 @@ void EndStep(Front& front, const std::string& future, Result result) {
 absl::Status RunStep(Front& front, const Model& model, int64_t seq,
                      const ArrivedStep& step) {
   const auto done = [&front, id = model.id, seq, step](Result result) {
-    const std::optional<Reason> reason = FindReason(result.status());
-    // A drain took the step back, because a lower one is missing. It waits
-    // until the server takes work again, or for the next process.
-    if (reason && reason->name == "DRAINING") {
-      return EnterStep(front, id, seq, step);
+    const absl::Status& status = result.status();
+    // The engine has not taken the step, or a drain took it back, because a
+    // lower one is missing. It waits until the server takes it, or for the next
+    // process.
+    if (RetryMillis(status) && !status.GetPayload(kStepDonePayload)) {
+      return front.after(kRetryPause, [&front, id, seq, step] {
+        EnterStep(front, id, seq, step);
+      });
     }
     EndStep(front, step.future, std::move(result));
   };
@@ -189,7 +193,7 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
 
 // Gives the model's steps to the engine, the lowest first.
 void Advance(Front& front, const std::string& id) {
-  Model* const model = FindModel(front, id);
+  Model* const model = front.FindModel(id);
   if (model == nullptr || model->line.held || model->line.retries) return;
   StepLine& line = model->line;
   while (!line.waiting.empty()) {
@@ -205,7 +209,7 @@ void Advance(Front& front, const std::string& id) {
               ? absl::Milliseconds(RetryMillis(refused).value_or(0))
               : kRetryPause;
       return front.after(std::max(kRetryPause, pause), [&front, id] {
-        Model* const later = FindModel(front, id);
+        Model* const later = front.FindModel(id);
         if (later == nullptr) return;
         later->line.retries = false;
         Advance(front, id);
@@ -220,8 +224,8 @@ void Advance(Front& front, const std::string& id) {
 absl::Status CheckScope(const Front& front, const Call& call,
                         const std::string& id) {
   const Scope scope = front.futures.ScopeOf(id, call.owner());
-  if ((scope != Scope::kTrain || call.may_delete) &&
-      (scope != Scope::kSample || call.may_sample)) {
+  if ((scope != Scope::kTrain || front.Permits(call, Rpc::kDeleteAdapter)) &&
+      (scope != Scope::kSample || front.Permits(call, Rpc::kSample))) {
     return absl::OkStatus();
   }
   return absl::PermissionDeniedError(
@@ -251,18 +255,12 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
         finish(refused);
         return absl::OkStatus();
       };
-  if (!call->kept) {
-    Keep(front, call, id, respond, begin);
-    return absl::OkStatus();
-  }
-  const absl::Status began = begin(absl::OkStatus());
-  if (!began.ok()) front.futures.Drop(id.ToString());
-  return began;
+  return Keep(front, call, id, respond, begin);
 }
 
 void EnterStep(Front& front, const std::string& model_id, int64_t seq,
                ArrivedStep step) {
-  Model* const model = FindModel(front, model_id);
+  Model* const model = front.FindModel(model_id);
   if (model == nullptr) {
     return EndStep(front, step.future,
                    absl::NotFoundError("the model is gone"));
@@ -272,7 +270,7 @@ void EnterStep(Front& front, const std::string& model_id, int64_t seq,
 }
 
 void OpenLine(Front& front, const std::string& id) {
-  Model* const model = FindModel(front, id);
+  Model* const model = front.FindModel(id);
   if (model == nullptr) return;
   model->line.held = false;
   Advance(front, id);
@@ -317,19 +315,19 @@ absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
                    .rpc = rpc,
                    .task = std::move(task),
                    .reserved = reserved.ok() ? *reserved : nullptr};
-  Keep(front, call, id, respond,
-       [&front, place, step = std::move(step)](const absl::Status& kept) {
-         if (kept.ok()) EnterStep(front, place.model, place.seq, step);
-         return kept;
-       });
-  return absl::OkStatus();
+  return Keep(
+      front, call, id, respond,
+      [&front, place, step = std::move(step)](const absl::Status& kept) {
+        if (kept.ok()) EnterStep(front, place.model, place.seq, step);
+        return kept;
+      });
 }
 
 absl::Status RetrieveFuture(Front& front, const CallPtr& call,
                             const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call->body, "request_id"));
   WEFT_ASSIGN_OR_RETURN(const bool allow_metadata,
-                        BoolOr(call->body, "allow_metadata_only", false));
+                        Bool(call->body, "allow_metadata_only", false));
   if (!front.ready) {
     front.after(kStartPause, [respond] {
       Fail(respond, absl::UnavailableError("the server is starting"));
@@ -344,11 +342,7 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
     front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf,
                            respond);
   };
-  if (front.futures.Has(id)) {
-    retrieve();
-  } else {
-    Reopen(front, call, id, retrieve);
-  }
+  Reopen(front, call, id, retrieve);
   return absl::OkStatus();
 }
 
@@ -387,14 +381,13 @@ FutureResult OutputOf(absl::string_view model, const AdapterInfo& /*result*/) {
 
 FutureResult OutputOf(absl::string_view model,
                       const PublishedSnapshot& result) {
-  const absl::string_view session = model.substr(0, model.find(':'));
   int64_t number = 0;  // PublishSampler has named the snapshot (SnapshotName).
   (void)absl::SimpleAtoi(absl::StripPrefix(result.name, kSnapshotPrefix),
                          &number);
   return FutureResult::Of(
       {{"type", "save_weights_for_sampler"},
        {"path", nullptr},
-       {"sampling_session_id", SamplerId(session, number)}});
+       {"sampling_session_id", SamplerId(SessionOf(model), number)}});
 }
 
 FutureResult OutputOf(absl::string_view model, const Caller& caller,

@@ -243,7 +243,7 @@ absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                       const Json& json) {
   if (!json.is_object()) return BadField(name, "must be an object");
   WEFT_ASSIGN_OR_RETURN(const std::string dtype,
-                        TextOr(json, "dtype", "float32"));
+                        Text(json, "dtype", "float32"));
   Tensor out;
   std::string raw;
   if (dtype == "int64") {

@@ -2,14 +2,18 @@
 #ifndef WEFT_SERVER_TINKER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_TINKER_FRONT_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/engine_port.h"
 
 namespace weft::tinker {
+
+struct Front;
 
 // Threads: one thread makes and destroys the object; any thread may call
 // EngineIsReady.
@@ -32,7 +36,9 @@ class TinkerFront {
   TinkerFront& operator=(const TinkerFront&) = delete;
 
   // Returns HOST:PORT. If the configured port is 0, the system has chosen PORT.
-  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] const std::string& address() const {
+    return server_->address();
+  }
 
   // Call this once, when the engine is ready. The front then reads its ledger
   // and runs the steps again. Until then it refuses requests, and until all
@@ -40,11 +46,13 @@ class TinkerFront {
   void EngineIsReady();
 
  private:
-  class Impl;
-  TinkerFront(std::unique_ptr<Impl> impl, std::string address);
+  TinkerFront(ServiceCore* core, std::shared_ptr<HttpServer> server);
 
-  const std::unique_ptr<Impl> impl_;
-  const std::string address_;
+  // Runs `work` on the front's thread whenever `interval` has passed.
+  void Every(absl::Duration interval, std::function<void()> work);
+
+  const std::shared_ptr<HttpServer> server_;
+  const std::unique_ptr<Front> front_;
 };
 
 }  // namespace weft::tinker

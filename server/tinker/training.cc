@@ -16,6 +16,7 @@
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
 #include "src/base/status_macros.h"
+#include "src/base/trace_id.h"
 #include "src/request/loss_graph.h"
 
 namespace weft::tinker {
@@ -34,40 +35,59 @@ absl::StatusOr<ForwardBackwardRequest> ParseTrain(const Call& call) {
   return request;
 }
 
-// Starts the step in the engine. `Message` is ForwardBackwardRequest or
+// Gives the step to the engine. `Message` is ForwardBackwardRequest or
 // ForwardRequest, which have the same fields.
 template <typename Message>
-absl::Status StartTrain(Front& front, const CallOrigin& origin, Rpc rpc,
-                        const v1::ForwardBackwardRequest& train,
-                        const Callback<FutureResult>& done) {
-  Message request;
-  request.set_adapter_id(train.adapter_id());
-  request.set_step(train.step());
-  *request.mutable_data() = train.data();
-  *request.mutable_loss() = train.loss();
-  const absl::StatusOr<Engine*> engine = front.port.engine();
-  request.mutable_loss()->set_replay_routing(
-      train.loss().replay_support() && engine.ok() &&
-      (*engine)->info().expert_layers > 0);
+absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
+                       const Message& request,
+                       const Callback<FutureResult>& done) {
   int64_t tokens = 0;
-  for (const v1::Datum& datum : train.data()) {
+  for (const v1::Datum& datum : request.data()) {
     tokens += static_cast<int64_t>(datum.tokens_le().size() / sizeof(int32_t));
   }
+  const std::string owner = OwnerKey(*origin.caller);
   return front.port.CallWith<StepReply<TrainResult>>(
       origin, rpc, request,
-      [](Engine& port, TrainRequest plain, auto then) {
+      [&front, owner](Engine& engine, TrainRequest plain, auto then) {
         // Without a record the client's own values serve.
         plain.replay.optional = true;
-        port.Train(std::move(plain), std::move(then));
+        const bool replays = !plain.replay.spans.empty();
+        TurnPool::Work train = [&engine, plain = std::move(plain),
+                                then = std::move(then)]() mutable {
+          engine.Train(std::move(plain), std::move(then));
+        };
+        if (!replays) return train();
+        // The engine reads the records, which may take long.
+        front.bodies.Run(owner, KeepTrace(std::move(train)));
       },
-      IfOk(done, [&front, owner = OwnerKey(*origin.caller), tokens,
-                  session = front.SessionOf(ModelOfAdapter(train.adapter_id())),
+      IfOk(done, [&front, owner, tokens,
+                  session = std::string(
+                      SessionOf(ModelOfAdapter(request.adapter_id()))),
                   done](const StepReply<TrainResult>& reply) {
         if (!reply.replayed) {
           CountUsage(front, owner, session, {.train_tokens = tokens});
         }
         done(OutputOf("", reply.result));
       }));
+}
+
+absl::Status StartTrain(Front& front, const CallOrigin& origin,
+                        TrainBody* train, const Callback<FutureResult>& done) {
+  WEFT_RETURN_IF_ERROR(train->request.status());
+  v1::ForwardBackwardRequest& request = *train->request;
+  v1::LossConfig* const loss = request.mutable_loss();
+  const absl::StatusOr<Engine*> engine = front.port.engine();
+  loss->set_replay_routing(loss->replay_support() && engine.ok() &&
+                           (*engine)->info().expert_layers > 0);
+  if (!train->forward_only) {
+    return CallTrain(front, origin, Rpc::kForwardBackward, request, done);
+  }
+  v1::ForwardRequest forward;
+  forward.set_adapter_id(request.adapter_id());
+  forward.set_step(request.step());
+  *forward.mutable_data() = request.data();
+  *forward.mutable_loss() = *loss;
+  return CallTrain(front, origin, Rpc::kForward, forward, done);
 }
 
 // Puts the caller's loss into a step, and drops the inputs that the loss does
@@ -144,17 +164,12 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
     train->request->set_step(static_cast<uint64_t>(train->seq));
     bytes = static_cast<int64_t>(train->request->SpaceUsedLong());
   }
-  const Rpc rpc = train->forward_only ? Rpc::kForward : Rpc::kForwardBackward;
   return PromiseStep(
-      front, call, rpc, {.model = train->model, .seq = train->seq}, bytes,
-      [&front, origin = call->origin(), train,
-       rpc](const Callback<FutureResult>& done) {
-        if (!train->request.ok()) return train->request.status();
-        return train->forward_only
-                   ? StartTrain<v1::ForwardRequest>(front, origin, rpc,
-                                                    *train->request, done)
-                   : StartTrain<v1::ForwardBackwardRequest>(
-                         front, origin, rpc, *train->request, done);
+      front, call, train->forward_only ? Rpc::kForward : Rpc::kForwardBackward,
+      {.model = train->model, .seq = train->seq}, bytes,
+      [&front, origin = call->origin(),
+       train](const Callback<FutureResult>& done) {
+        return StartTrain(front, origin, train.get(), done);
       },
       respond);
 }
@@ -167,9 +182,8 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   const auto start = [&front, origin = call->origin(), model = place.model,
                       request, read](const Callback<FutureResult>& done) {
     WEFT_RETURN_IF_ERROR(read);
-    const auto found = front.models.find(model);
-    if (found != front.models.end()) {
-      WEFT_RETURN_IF_ERROR(CheckOptimizerOf(found->second, request));
+    if (const Model* const found = front.FindModel(model)) {
+      WEFT_RETURN_IF_ERROR(CheckOptimizerOf(*found, request));
     }
     return front.port.Call(
         origin, Rpc::kOptimStep, request, &Engine::OptimStep,

@@ -4,8 +4,7 @@
 
 namespace weft::tinker {
 
-TurnPool::TurnPool(size_t num_threads, size_t max_waiting)
-    : max_waiting_(max_waiting) {
+TurnPool::TurnPool(size_t num_threads) {
   for (size_t i = 0; i < num_threads; ++i) {
     threads_.emplace_back([this] { Loop(); });
   }
@@ -20,15 +19,12 @@ TurnPool::~TurnPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool TurnPool::TryRun(const std::string& owner, Work work) {
+void TurnPool::Run(const std::string& owner, Work work) {
   {
     MutexLock lock(&mu_);
-    std::deque<Work>& own = waiting_[owner];
-    if (own.size() >= max_waiting_) return false;
-    own.push_back(std::move(work));
+    waiting_[owner].push_back(std::move(work));
   }
   changed_.NotifyOne();
-  return true;
 }
 
 TurnPool::Work TurnPool::Take() {

@@ -24,27 +24,25 @@ class TurnPool {
  public:
   using Work = std::function<void()>;
 
-  // Starts the threads. While `max_waiting` pieces of an owner's work wait for
-  // a thread, TryRun refuses more.
-  TurnPool(size_t num_threads, size_t max_waiting);
+  explicit TurnPool(size_t num_threads);
   // Waits for the work that runs. Work that waits does not run.
   ~TurnPool();
   TurnPool(const TurnPool&) = delete;
   TurnPool& operator=(const TurnPool&) = delete;
 
-  // Passes `work` to the threads. Returns false if too much of the owner's work
-  // waits; `work` then never runs. The threads destroy `work`, so what must end
-  // on the front's thread, such as a Respond, has to be moved out of it. A
-  // lambda must be mutable, and capture it as `respond = respond`: the plain
-  // capture of a const reference is const, so a move would copy it.
-  bool TryRun(const std::string& owner, Work work) ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes `work` to the threads. Other limits bound how much waits: each piece
+  // belongs to a connection, or to a step whose memory is charged. The threads
+  // destroy `work`, so what must end on the front's thread, such as a Respond,
+  // has to be moved out of it. A lambda must be mutable, and capture it as
+  // `respond = respond`: the plain capture of a const reference is const, so a
+  // move would copy it.
+  void Run(const std::string& owner, Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   void Loop() ABSL_LOCKS_EXCLUDED(mu_);
   // Takes the first work of the owner whose turn it is. REQUIRES: work waits.
   Work Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const size_t max_waiting_;
   Mutex mu_;
   CondVar changed_;
   // The work by owner. An owner without any has no entry.

@@ -29,8 +29,9 @@ using Done = Callback<FutureResult>;
 // since the save began may have changed it.
 CheckpointExtras WithOptimizer(const Front& front, const CheckpointPath& path,
                                CheckpointExtras extras) {
-  const auto model = front.models.find(path.run);
-  if (model != front.models.end()) extras.optimizer = model->second.optimizer;
+  if (const Model* const model = front.FindModel(path.run)) {
+    extras.optimizer = model->optimizer;
+  }
   if (extras.optimizer == kAdamType) extras.optimizer.clear();
   return extras;
 }
@@ -41,16 +42,15 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
                        const StepPlace& place, const Done& done) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string name,
-      TextOr(call->body, "path", absl::StrCat("step-", place.seq)));
+      Text(call->body, "path", absl::StrCat("step-", place.seq)));
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
                         NameCheckpoint("name", place.model, kind, name));
   WEFT_ASSIGN_OR_RETURN(const bool overwrite,
-                        BoolOr(call->body, "overwrite", false));
+                        Bool(call->body, "overwrite", false));
   WEFT_ASSIGN_OR_RETURN(CheckpointExtras extras, ReadExtras(call->body));
-  const auto model = front.models.find(place.model);
-  if (model != front.models.end()) {
-    extras.base_model = model->second.base_model;
-    extras.optimizer = model->second.optimizer;
+  if (const Model* const model = front.FindModel(place.model)) {
+    extras.base_model = model->base_model;
+    extras.optimizer = model->optimizer;
   }
   WEFT_RETURN_IF_ERROR(ChargeExtras(front, call->caller, &extras));
   auto request = RequestOf<v1::SaveCheckpointRequest>(place);
@@ -64,7 +64,7 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
                    WithOptimizer(front, path, extras));
         if (!reply.replayed) {
           NoteEvent(front, call->caller, "create", path);
-          CountUsage(front, call->owner(), front.SessionOf(path.run),
+          CountUsage(front, call->owner(), std::string(SessionOf(path.run)),
                      {.checkpoints = 1});
         }
         done(OutputOf(path.run, reply.result));
@@ -89,19 +89,19 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
 void EndLoad(Front& front, const Caller& caller, const std::string& id,
              const CheckpointPath& path,
              const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-  const auto model = front.models.find(id);
-  if (model == front.models.end()) return;
-  --model->second.loads;
+  Model* const model = front.FindModel(id);
+  if (model == nullptr) return;
+  --model->loads;
   if (!reply.ok()) return;
   const AdapterInfo& info = reply->result;
   std::string type = info.optim_steps > 0
                          ? TypeOf(info.optimizer)
                          : FindExtras(front, caller, path).optimizer;
-  if (type.empty()) type = model->second.optimizer;
+  if (type.empty()) type = model->optimizer;
   if (type.empty()) type = kAdamType;
-  if (type == model->second.optimizer) return;
-  model->second.optimizer = std::move(type);
-  KeepModel(front, model->second, [](const absl::Status& /*kept*/) {});
+  if (type == model->optimizer) return;
+  model->optimizer = std::move(type);
+  KeepModel(front, *model, [](const absl::Status& /*kept*/) {});
 }
 
 // Begins to load the checkpoint into the model's adapter, or to make the
@@ -112,13 +112,13 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
                         ParseCheckpointPath(Text(call->body, "path")));
   WEFT_ASSIGN_OR_RETURN(const bool with_optimizer,
-                        BoolOr(call->body, "optimizer", false));
-  const auto model = front.models.find(place.model);
-  if (model == front.models.end()) return absl::NotFoundError("no such model");
+                        Bool(call->body, "optimizer", false));
+  Model* const model = front.FindModel(place.model);
+  if (model == nullptr) return absl::NotFoundError("no such model");
   const FutureResult loaded = FutureResult::Of({{"path", path.ToString()},
                                                 {"model_id", place.model},
                                                 {"type", "load_weights"}});
-  if (place.seq == kCreateSeq && model->second.made) {
+  if (place.seq == kCreateSeq && model->made) {
     done(loaded);
     return absl::OkStatus();
   }
@@ -140,7 +140,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
         DeleteOrphan(front, call->caller, AdapterOfModel(id));
         done(absl::NotFoundError("the session has ended"));
       });
-  if (with_optimizer) ++model->second.loads;
+  if (with_optimizer) ++model->loads;
   const absl::Status refused = front.port.Call(
       call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
       [&front, call, id = place.model, path, with_optimizer,
@@ -148,7 +148,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
         if (with_optimizer) EndLoad(front, call->caller, id, path, reply);
         end(reply);
       });
-  if (with_optimizer && !refused.ok()) --model->second.loads;
+  if (with_optimizer && !refused.ok()) --model->loads;
   return refused;
 }
 
@@ -158,7 +158,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
       front, call, respond,
       [&front, call](const Model& model, const Done& done) -> absl::Status {
         WEFT_RETURN_IF_ERROR(CheckBaseModel(
-            front, TextOr(call->body, "base_model", front.model_name())));
+            front, Text(call->body, "base_model", front.model_name())));
         WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
         return StartLoad(front, call, {.model = model.id, .seq = kCreateSeq},
                          done);
@@ -291,8 +291,6 @@ constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
 constexpr uint64_t kArchivePieceBytes = 1 << 20;
-// The pause before the next try when Front::files refuses a read.
-constexpr absl::Duration kBusyPause = absl::Milliseconds(50);
 
 // The file that a signed URL opens, and the time when the URL expires.
 struct Ticket {
@@ -370,19 +368,15 @@ std::string ReadPiece(Download* download) {
 }
 
 // Reads the next piece on a thread of front.files, and then passes it to `then`
-// on the front's thread. If front.files refuses the read, tries again later.
+// on the front's thread.
 void NextPiece(Front& front, const DownloadPtr& download,
                const std::function<void(std::string)>& then) {
   // Moves `then`, so that the last copy ends on the front's thread. Captured
   // without an initializer, it would be const, and be copied.
-  const bool taken = front.files.TryRun(
-      download->owner, [&front, download, then = then]() mutable {
-        front.port.Post([then = std::move(then),
-                         piece = ReadPiece(download.get())] { then(piece); });
-      });
-  if (taken) return;
-  front.after(kBusyPause,
-              [&front, download, then] { NextPiece(front, download, then); });
+  front.files.Run(download->owner, [&front, download, then = then]() mutable {
+    front.port.Post([then = std::move(then),
+                     piece = ReadPiece(download.get())] { then(piece); });
+  });
 }
 
 HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
@@ -401,10 +395,7 @@ HttpReply FileReply(Front& front, const absl::StatusOr<DownloadPtr>& opened) {
 
 absl::Status GetArchive(Front& front, const CallPtr& call,
                         const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(
-      const CheckpointPath path,
-      ParseCheckpointId(call->args[0],
-                        absl::StrCat(call->args[1], "/", call->args[2])));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, PathOf(*call));
   if (path.kind != CheckpointKind::kExternal) {
     return absl::InvalidArgumentError(
         "only checkpoints of save_weights_external can be downloaded");
@@ -427,7 +418,7 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
-  const bool taken = front.files.TryRun(
+  front.files.Run(
       ticket.Owner(), [&front, ticket, respond = respond]() mutable {
         const auto opened =
             OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
@@ -435,8 +426,7 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
           respond(FileReply(front, opened));
         });
       });
-  if (taken) return absl::OkStatus();
-  return absl::UnavailableError("too many files are read: come again later");
+  return absl::OkStatus();
 }
 
 }  // namespace weft::tinker

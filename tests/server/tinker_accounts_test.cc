@@ -47,11 +47,10 @@ class TinkerAccountsTest : public TinkerFrontTest {
     return Get(absl::StrCat("billing/usage/events?starting_on=", text(hour - 1),
                             "&ending_before=", text(hour + 2)));
   }
-  Json Sample(Json fields) {
-    const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4, 5}}};
-    fields["prompt"] = {{"chunks", Json::array({chunk})}};
-    fields["sampling_params"] = {{"max_tokens", 2}};
-    return Result(Post("asample", fields));
+  // Samples after a prompt of three tokens.
+  Json Drawn(Json fields) {
+    fields["prompt"] = Prompt({3, 4, 5});
+    return Result(Sample(fields));
   }
 };
 
@@ -112,7 +111,7 @@ TEST_F(TinkerAccountsTest, UsageIsCountedByTheHourAndOutlivesTheFront) {
   (void)Result(Train(model, 1));
   (void)Result(Post("save_weights",
                     {{"model_id", model}, {"seq_id", 2}, {"path", "kept"}}));
-  (void)Sample({{"base_model", "toy"}});
+  (void)Drawn({{"base_model", "toy"}});
   for (const bool restarted : {false, true}) {
     if (restarted) {
       OnFront([](Front& front) { SweepUsage(front, absl::Now()); });
@@ -195,12 +194,11 @@ TEST_F(TinkerAccountsTest, EventsOfCheckpointsAreOfTheirTenant) {
   EXPECT_THAT(Get("audit?event_type=teams")["entries"], IsEmpty());
   EXPECT_THAT(Get("audit?day=2020-01-31")["entries"], IsEmpty());
   EXPECT_THAT(Refusal("GET", "audit?day=today"), StartsWith("day must be"));
-  for (const char* const day :
-       {"infinite-future", "infinite-past", "2200-01-02", "1969-12-31"}) {
-    EXPECT_THAT(Refusal("GET", absl::StrCat("audit?day=", day)),
-                HasSubstr("must be in [1970-01-01, 2200-01-01]"));
+  EXPECT_THAT(Refusal("GET", "audit?day=infinite-future"),
+              StartsWith("day must be"));
+  for (const char* const day : {"1677-01-01", "1969-12-31", "2999-01-01"}) {
+    EXPECT_THAT(Get(absl::StrCat("audit?day=", day))["entries"], IsEmpty());
   }
-  EXPECT_THAT(Get("audit?day=2200-01-01")["entries"], IsEmpty());
   key_ = bolt;
   EXPECT_THAT(Get("audit")["entries"], IsEmpty());
 }
@@ -352,9 +350,9 @@ TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
   Start();
   const std::string session = NewSession();
   const std::string path = SaveSampler(session);
-  const Json drawn = Sample({{"model_path", path}});
+  const Json drawn = Drawn({{"model_path", path}});
   EXPECT_EQ(drawn["sequences"].size(), 1u) << drawn;
-  EXPECT_EQ(Sample({{"model_path", path}, {"base_model", "toy"}}), drawn);
+  EXPECT_EQ(Drawn({{"model_path", path}, {"base_model", "toy"}}), drawn);
   // Both samples used one adapter, which no sampling session keeps.
   EXPECT_EQ(Calls("LoadCheckpoint"), 1);
   std::vector<std::string> events;
@@ -369,14 +367,10 @@ TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
   });
   Restart();
   OnFront([](Front& front) { EXPECT_THAT(front.loaded, IsEmpty()); });
-  EXPECT_TRUE(Eventually([this] {
-    bool gone = false;
-    OnFront([&gone](Front& front) { gone = front.orphans.empty(); });
-    return gone;
-  }));
-  EXPECT_THAT(Sample({{"model_path", path + "x"}}).value("error", ""),
+  AwaitDeletions();
+  EXPECT_THAT(Drawn({{"model_path", path + "x"}}).value("error", ""),
               HasSubstr("no checkpoint"));
-  EXPECT_THAT(Sample({{"model_path", "x"}}).value("error", ""), Not(IsEmpty()));
+  EXPECT_THAT(Drawn({{"model_path", "x"}}).value("error", ""), Not(IsEmpty()));
   EXPECT_THAT(Refusal("POST", "asample", Json::object()),
               HasSubstr("model_path or base_model"));
 }

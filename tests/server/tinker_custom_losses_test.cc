@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/handlers.h"
@@ -61,9 +60,8 @@ class TinkerCustomLossesTest : public TinkerFrontTest {
   // `logprobs` and `unread` are such that no loss reads.
   Json Step(const std::string& model, int seq, const Json& config,
             const std::string& input = "a") {
-    const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
     const Json two = {{"data", {4, 5}}, {"dtype", "int64"}};
-    const Json datum = {{"model_input", {{"chunks", Json::array({chunk})}}},
+    const Json datum = {{"model_input", Prompt({3, 4})},
                         {"loss_fn_inputs",
                          {{"target_tokens", two},
                           {input, two},
@@ -164,7 +162,7 @@ TEST_F(TinkerCustomLossesTest, LossesStayUntilTheirSessionEnds) {
   Restart();
   EXPECT_TRUE(Step(model, 1, {{"loss_id", id}}).contains("metrics"));
   EXPECT_EQ(engine_->NotesWith("tinker/loss/").size(), 1u);
-  Post(absl::StrCat("sessions/", session, "/finish"));
+  Finish(session);
   EXPECT_TRUE(engine_->NotesWith("tinker/loss/").empty());
   OnFront([](Front& front) { EXPECT_TRUE(front.losses.empty()); });
 }

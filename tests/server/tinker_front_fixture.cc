@@ -94,11 +94,7 @@ void TinkerFrontTest::StartFront() {
     RestoreSteps(front);
     SweepOrphans(front);
   });
-  EXPECT_TRUE(Eventually([this] {
-    bool ready = false;
-    OnFront([&ready](Front& front) { ready = front.ready; });
-    return ready;
-  }));
+  EXPECT_TRUE(EventuallyInFront([](Front& front) { return front.ready; }));
 }
 
 void TinkerFrontTest::StopFront() {
@@ -200,10 +196,9 @@ Json TinkerFrontTest::CreateModel(const std::string& session, int number) {
 }
 
 Json TinkerFrontTest::Train(const std::string& model, int seq) {
-  const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
   const Json targets = {
       {"data", {4, 5}}, {"dtype", "int64"}, {"shape", Json::array({2})}};
-  const Json datum = {{"model_input", {{"chunks", Json::array({chunk})}}},
+  const Json datum = {{"model_input", Prompt({3, 4})},
                       {"loss_fn_inputs", {{"target_tokens", targets}}}};
   return Post(
       "forward_backward",
@@ -218,6 +213,39 @@ std::string TinkerFrontTest::SaveSampler(const std::string& session) {
   return Result(
       Post("save_weights_for_sampler",
            {{"model_id", model}, {"seq_id", 1}, {"path", "kept"}}))["path"];
+}
+
+std::string TinkerFrontTest::SaveExternal() {
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  Result(Post("save_weights_external",
+              {{"model_id", model}, {"seq_id", 1}, {"path", "out"}}));
+  return absl::StrCat(
+      "training_runs/", model,
+      "/checkpoints/external_weights/out/external_weights_urls");
+}
+
+Json TinkerFrontTest::Prompt(const std::vector<int>& tokens) {
+  const Json chunk = {{"type", "encoded_text"}, {"tokens", tokens}};
+  return {{"chunks", Json::array({chunk})}};
+}
+
+std::string TinkerFrontTest::NewSampler(const std::string& session,
+                                        int number) {
+  return Post("create_sampling_session",
+              {{"session_id", session},
+               {"sampling_session_seq_id", number},
+               {"base_model", "toy"}})["sampling_session_id"];
+}
+
+Json TinkerFrontTest::Sample(const Json& fields) {
+  Json body = {{"prompt", Prompt({3, 4})},
+               {"sampling_params", {{"max_tokens", 2}}}};
+  body.update(fields);
+  return Post("asample", body);
+}
+
+void TinkerFrontTest::Finish(const std::string& session) {
+  Post(absl::StrCat("sessions/", session, "/finish"));
 }
 
 std::future<HttpReply> TinkerFrontTest::SampleFromLater(
@@ -245,6 +273,20 @@ bool TinkerFrontTest::Eventually(const std::function<bool()>& condition) {
     absl::SleepFor(absl::Milliseconds(2));
   }
   return true;
+}
+
+bool TinkerFrontTest::EventuallyInFront(
+    const std::function<bool(Front&)>& condition) {
+  return Eventually([&] {
+    bool is_true = false;
+    OnFront([&](Front& front) { is_true = condition(front); });
+    return is_true;
+  });
+}
+
+void TinkerFrontTest::AwaitDeletions() {
+  EXPECT_TRUE(
+      EventuallyInFront([](Front& front) { return front.orphans.empty(); }));
 }
 
 }  // namespace weft::tinker

@@ -59,6 +59,17 @@ class TinkerFrontTest : public ::testing::Test {
   Json Train(const std::string& model, int seq);
   // Makes a model and saves its weights for sampling; returns the path.
   std::string SaveSampler(const std::string& session);
+  // Makes a model and saves its external weights; returns the path of the
+  // request for their URLs.
+  std::string SaveExternal();
+  // Returns a model input or prompt of these tokens.
+  static Json Prompt(const std::vector<int>& tokens);
+  // Makes a sampling session of the base model; returns its id.
+  std::string NewSampler(const std::string& session, int number = 1);
+  // Asks for a sample of two tokens; returns the promise. `fields` say from
+  // what, and may replace the others.
+  Json Sample(const Json& fields);
+  void Finish(const std::string& session);
   // Makes a sampling session from a checkpoint.
   std::future<HttpReply> SampleFromLater(const std::string& session,
                                          const std::string& path,
@@ -68,10 +79,13 @@ class TinkerFrontTest : public ::testing::Test {
   // Returns how often the RPC was called on the engine.
   int Calls(const std::string& rpc) const;
   std::future<HttpReply> SendLater(HttpRequest request, std::string body);
-  // Waits up to 30 s for `condition`. Returns whether it became true.
   void StartFront();
   void StopFront();
+  // Wait up to 30 s for `condition`. Return whether it became true.
   static bool Eventually(const std::function<bool()>& condition);
+  bool EventuallyInFront(const std::function<bool(Front&)>& condition);
+  // Waits until the front has no adapters to delete.
+  void AwaitDeletions();
 
   std::string key_ = "tml-any";
   std::string forwarded_proto_;

@@ -16,6 +16,7 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "src/base/reason.h"
 #include "tests/server/tinker_front_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -112,22 +113,14 @@ TEST_F(TinkerEndsTest, WithoutASessionThatItMayEndATokenGetsNoOther) {
 TEST_F(TinkerFrontTest, ASessionThatEndsCancelsItsSamplesAndNoOthers) {
   Start();
   const auto sample = [this](const std::string& session) {
-    const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
-    const Json sampler =
-        Post("create_sampling_session", {{"session_id", session},
-                                         {"sampling_session_seq_id", 1},
-                                         {"base_model", "toy"}});
-    return Post("asample",
-                {{"sampling_session_id", sampler["sampling_session_id"]},
-                 {"seq_id", 1},
-                 {"prompt", {{"chunks", Json::array({chunk})}}},
-                 {"sampling_params", {{"max_tokens", 2}}}});
+    return Sample(
+        {{"sampling_session_id", NewSampler(session)}, {"seq_id", 1}});
   };
   const std::string ending = NewSession();
   engine_->Hold();
   const Json cancelled = sample(ending), other = sample(NewSession());
   EXPECT_EQ(engine_->num_waiting(), 2u);
-  Post(absl::StrCat("sessions/", ending, "/finish"));
+  Finish(ending);
   engine_->Release();
   EXPECT_TRUE(Result(cancelled).contains("error"));
   EXPECT_EQ(Result(other)["sequences"].size(), 1u);
@@ -145,21 +138,16 @@ TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
   const std::string session = NewSession();
   const HttpReply made = SampleFrom(session, path);
   ASSERT_EQ(made.status, 200) << made.body;
-  const Json drawn = Result(Post(
-      "asample",
+  const Json drawn = Result(Sample(
       {{"sampling_session_id", Json::parse(made.body)["sampling_session_id"]},
-       {"seq_id", 1},
-       {"prompt",
-        {{"chunks", Json::array({{{"type", "encoded_text"},
-                                  {"tokens", Json::array({3})}}})}}},
-       {"sampling_params", {{"max_tokens", 1}}}}));
+       {"seq_id", 1}}));
   EXPECT_EQ(drawn["sequences"].size(), 1u) << drawn;
   EXPECT_EQ(engine_->num_adapters(), 2u);
   const std::string run = absl::StrReplaceAll(
       path,
       {{"tinker://", "training_runs/"}, {"/sampler", "/checkpoints/sampler"}});
   EXPECT_EQ(Ask("DELETE", run).status, 403);
-  Post(absl::StrCat("sessions/", session, "/finish"));
+  Finish(session);
   EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
 }
 
@@ -176,14 +164,9 @@ TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
     EXPECT_EQ(result["category"], "user") << result;
   }
   EXPECT_EQ(Ask("POST", "get_info", {{"model_id", model}}).status, 404);
-  Post(absl::StrCat("sessions/", session, "/finish"));
-  EXPECT_TRUE(Eventually([this] {
-    bool clean = false;
-    OnFront([&clean](Front& front) {
-      clean = front.orphans.empty() && front.models.empty();
-    });
-    return clean;
-  }));
+  Finish(session);
+  AwaitDeletions();
+  OnFront([](Front& front) { EXPECT_TRUE(front.models.empty()); });
 }
 
 TEST_F(TinkerFrontTest, AnotherTenantsAdapterOfTheSameNameHasNoMetadata) {
@@ -222,11 +205,7 @@ TEST_F(TinkerFrontTest, ALoadNeedsNoDeletionOfAnEarlierOne) {
     EXPECT_EQ(NumOrphans(front), 1u);
     SweepOrphans(front);
   });
-  EXPECT_TRUE(Eventually([this] {
-    bool clean = false;
-    OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
-    return clean;
-  }));
+  AwaitDeletions();
   EXPECT_EQ(engine_->num_adapters(), 2u);
 }
 
@@ -240,13 +219,9 @@ TEST_F(TinkerFrontTest, ACheckpointWhoseDeletionFailsStillExpires) {
       Ask("PUT", absl::StrCat(run, "/ttl"), {{"ttl_seconds", 3600}});
   ASSERT_EQ(set.status, 200) << set.body;
   engine_->FailNext(absl::InternalError("the disk failed"), kDeleteCheckpoint);
-  EXPECT_TRUE(Eventually([this] {
-    bool clean = false;
-    OnFront([&clean](Front& front) {
-      SweepCheckpoints(front, absl::Now() + absl::Hours(2));
-      clean = front.extras.empty();
-    });
-    return clean;
+  EXPECT_TRUE(EventuallyInFront([](Front& front) {
+    SweepCheckpoints(front, absl::Now() + absl::Hours(2));
+    return front.extras.empty();
   }));
   EXPECT_GE(Calls(kDeleteCheckpoint), 2);
   EXPECT_EQ(Ask("DELETE", run).status, 404);
@@ -257,19 +232,15 @@ TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
   const std::string session = NewSession();
   Result(CreateModel(session));
   OnFront([](Front& front) { front.port.core()->engine.SetDraining(true); });
-  Post(absl::StrCat("sessions/", session, "/finish"));
+  Finish(session);
   OnFront([](Front& front) {
     SweepOrphans(front);
     EXPECT_EQ(NumOrphans(front), 1u);
   });
   EXPECT_EQ(engine_->num_adapters(), 1u);
   Restart();
-  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 0; }));
-  EXPECT_TRUE(Eventually([this] {
-    bool clean = false;
-    OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
-    return clean;
-  }));
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 0u);
   EXPECT_TRUE(engine_->NotesWith("tinker/orphan/").empty());
 }
 
@@ -310,10 +281,16 @@ TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
     return std::make_pair(replies[0].get(), replies[1].get());
   };
   {
-    engine_->FailNext(absl::InternalError("no disk"), "PutNote");
+    // The notes of the model and of the request that makes it.
+    for (int i = 0; i < 2; ++i) {
+      engine_->FailNext(WithReason(absl::ResourceExhaustedError("no room"),
+                                   {.name = "STATE_DISK_FULL", .values = {}}),
+                        "PutNote");
+    }
     const auto [first, second] = ask_twice();
-    EXPECT_EQ(first.status, 500) << first.body;
-    EXPECT_EQ(second.status, 500) << second.body;
+    EXPECT_EQ(first.status, 429) << first.body;
+    EXPECT_EQ(second.status, 429) << second.body;
+    OnFront([](Front& front) { EXPECT_TRUE(front.models.empty()); });
   }
   EXPECT_EQ(Calls("CreateAdapter"), 0);
   const auto [first, second] = ask_twice();
@@ -492,13 +469,7 @@ TEST_F(TinkerFrontTest, WorkBeyondATenantsQuotaWaitsAndIsDone) {
 
 TEST_F(TinkerFrontTest, UrlsHaveTheSchemeThatTheProxyNames) {
   Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  const std::string path = Result(
-      Post("save_weights_external",
-           {{"model_id", model}, {"seq_id", 1}, {"path", "out"}}))["path"];
-  const std::string route =
-      absl::StrCat("training_runs/", model,
-                   "/checkpoints/external_weights/out/external_weights_urls");
+  const std::string route = SaveExternal();
   for (const auto& [proto, url] :
        std::vector<std::pair<std::string, std::string>>{
            {"", "http://front:80/api/v1/files/"},

@@ -34,18 +34,6 @@ class TinkerLoadedAdaptersTest : public TinkerFrontTest {
     });
     ASSERT_THAT(deleted.get_future().get(), IsOk());
   }
-  void Finish(const std::string& session) {
-    Post(absl::StrCat("sessions/", session, "/finish"));
-  }
-  // Waits until the engine has deleted all adapters that the front does not
-  // need.
-  void AwaitDeletions() {
-    EXPECT_TRUE(Eventually([this] {
-      bool clean = false;
-      OnFront([&clean](Front& front) { clean = front.orphans.empty(); });
-      return clean;
-    }));
-  }
 
   std::string path_;
   std::string old_;  // The session whose adapter is deleted.
@@ -100,6 +88,22 @@ TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
   Finish(old_);
   AwaitDeletions();
   OnFront([](Front& front) { EXPECT_TRUE(front.loaded.empty()); });
+}
+
+TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {
+  Start();
+  path_ = SaveSampler(NewSession());
+  const std::string session = NewSession();
+  ASSERT_EQ(SampleFrom(session, path_).status, 200);
+  Restart();
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  StopFront();
+  // A crash came between the load and the note of the sampling session.
+  engine_->EraseNote(absl::StrCat("tinker/sampler/", session, ":sample:0"));
+  StartFront();
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 1u);
 }
 
 }  // namespace

@@ -136,33 +136,17 @@ TEST(TurnPoolTest, OwnersTakeTurns) {
   std::string done;
   std::latch begin(1);
   std::latch end(5);
-  TurnPool turns(1, 8);
+  TurnPool turns(1);
   for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
-    EXPECT_TRUE(turns.TryRun(name.substr(0, 1), [&, name] {
+    turns.Run(name.substr(0, 1), [&, name] {
       begin.wait();
       done += name;
       end.count_down();
-    }));
+    });
   }
   begin.count_down();
   end.wait();
   EXPECT_EQ(done, "a1b1c1a2a3");
-}
-
-TEST(TurnPoolTest, AnOwnersWorkIsRefusedIfTooMuchOfItWaits) {
-  std::latch begin(1);
-  std::latch runs(1);
-  TurnPool turns(1, 2);
-  EXPECT_TRUE(turns.TryRun("a", [&] {
-    runs.count_down();
-    begin.wait();
-  }));
-  runs.wait();
-  EXPECT_TRUE(turns.TryRun("a", [] {}));
-  EXPECT_TRUE(turns.TryRun("a", [] {}));
-  EXPECT_FALSE(turns.TryRun("a", [] {}));
-  EXPECT_TRUE(turns.TryRun("b", [] {}));
-  begin.count_down();
 }
 
 TEST_F(TinkerMemoryTest, ASmallRouteTakesASmallBodyAlsoInflated) {
@@ -212,13 +196,9 @@ TEST_F(TinkerMemoryTest, WhatTheFrontKeepsIsChargedToItsOwner) {
   EXPECT_EQ(Ask("POST", absl::StrCat("sessions/", session, "/finish")).status,
             200);
   // The ledger's thread may hold a copy of the session for a moment.
-  EXPECT_TRUE(Eventually([this] {
-    bool is_free = false;
-    OnFront([&is_free](Front& front) {
-      const auto memory = front.port.core()->memory;
-      is_free = memory->Reserve("", memory->most()).ok();
-    });
-    return is_free;
+  EXPECT_TRUE(EventuallyInFront([](Front& front) {
+    const auto memory = front.port.core()->memory;
+    return memory->Reserve("", memory->most()).ok();
   }));
 }
 

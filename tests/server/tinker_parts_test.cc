@@ -342,15 +342,18 @@ TEST(TinkerSampleOutputTest, ScoresHaveThePlacesOfTheirTargets) {
   result.prompt_alternatives = {{}, {{4, -1}, {5, -2}}, {{6, -3}, {4, -4}}};
   result.prompt_cached_tokens = 16;
   for (const Json& targets : {dense, sparse}) {
-    v1::SampleRequest request;
-    for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
     const auto asked =
-        ReadTargets({{"target_prompt_logprobs", targets}}, &request);
+        TranslateSample({{"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}}}}}},
+                         {"prompt_alt_tokens_k", 2},
+                         {"target_prompt_logprobs", targets},
+                         {"sampling_params", Json::object()}},
+                        16);
     ASSERT_TRUE(asked.ok()) << asked.status();
-    EXPECT_THAT(request.prompt_targets().counts(), ElementsAre(1, 1));
-    EXPECT_THAT(request.prompt_targets().tokens(), ElementsAre(7, 9));
-    const Json out = Json::parse(SampleOutputJson(
-        SampleOutput(result, {.targets = *asked, .alternatives = 2})));
+    const v1::PromptTargets& read = asked->request.prompt_targets();
+    EXPECT_THAT(read.counts(), ElementsAre(1, 1));
+    EXPECT_THAT(read.tokens(), ElementsAre(7, 9));
+    const Json out =
+        Json::parse(SampleOutputJson(SampleOutput(result, asked->format)));
     Json expected = targets;
     expected["dtype"] = "float32";
     expected["data"] = targets["shape"][1] == 2 ? Json({-0.5, 0, 0, -0.25})

@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "src/request/sample_record.h"
@@ -47,17 +45,9 @@ class TinkerRequestsTest : public TinkerFrontTest {
   }
   // Samples from the base model and returns the error.
   std::string SampleError(const Json& fields) {
-    Json body = {
-        {"base_model", "toy"},
-        {"prompt", Prompt({3, 4})},
-        {"sampling_params", {{"max_tokens", 1}}},
-    };
+    Json body = {{"base_model", "toy"}};
     body.update(fields);
-    return Result(Post("asample", body)).value("error", "");
-  }
-  static Json Prompt(const std::vector<int>& tokens) {
-    const Json chunk = {{"type", "encoded_text"}, {"tokens", tokens}};
-    return {{"chunks", Json::array({chunk})}};
+    return Result(Sample(body)).value("error", "");
   }
   static Json TrainBody(const Json& input, const Json& targets,
                         const Json& config = Json::object()) {
@@ -98,7 +88,7 @@ TEST_F(TinkerRequestsTest, AFieldThatIsNotOfferedIsRefusedAndNotIgnored) {
   EXPECT_THAT(runs.body, HasSubstr("project_id is not offered"));
 }
 
-TEST_F(TinkerRequestsTest, DimuonIsMuonAndFixedForTheModel) {
+TEST_F(TinkerRequestsTest, DimuonIsMuonWithItsOwnFields) {
   Start();
   const std::string session = NewSession();
   const Json body = {
@@ -108,11 +98,8 @@ TEST_F(TinkerRequestsTest, DimuonIsMuonAndFixedForTheModel) {
       {"lora_config", {{"rank", 4}}},
       {"optimizer_config", {{"type", "dimuon"}, {"version", 1}}}};
   model_ = Result(Post("create_model", body))["model_id"];
-  const auto config_of = [this](const std::string& model) {
-    return Post("get_info", {{"model_id", model}})["optimizer_config"];
-  };
-  const Json config = body["optimizer_config"];
-  EXPECT_EQ(config_of(model_), config);
+  EXPECT_EQ(Post("get_info", {{"model_id", model_}})["optimizer_config"],
+            body["optimizer_config"]);
   const auto step = [this](const Json& params) {
     return Result(Post("optim_step", {{"model_id", model_},
                                       {"seq_id", ++seq_},
@@ -148,52 +135,6 @@ TEST_F(TinkerRequestsTest, DimuonIsMuonAndFixedForTheModel) {
               StartsWith("optimizer_params.learning_rate is required"));
   EXPECT_THAT(refusal("nesterov", true),
               StartsWith("optimizer_params.nesterov is no field of dimuon"));
-
-  // The optimizer comes back with the ledger, and with the checkpoint.
-  const std::string path = Result(Post(
-      "save_weights",
-      {{"model_id", model_}, {"seq_id", ++seq_}, {"path", "kept"}}))["path"];
-  EXPECT_EQ(Post("weights_info", {{"tinker_path", path}})["optimizer_config"],
-            config);
-  Restart();
-  EXPECT_EQ(config_of(model_), config);
-  const auto load = [&](int number, bool optimizer) {
-    return Result(Post("load_weights", {{"session_id", session},
-                                        {"model_seq_id", number},
-                                        {"path", path},
-                                        {"optimizer", optimizer}}))["model_id"];
-  };
-  EXPECT_EQ(config_of(load(1, true)), config);
-  // A load that fails leaves the model its optimizer.
-  EXPECT_TRUE(
-      Result(Post("load_weights",
-                  {{"model_id", model_},
-                   {"seq_id", ++seq_},
-                   {"path", absl::StrReplaceAll(path, {{"kept", "none"}})},
-                   {"optimizer", true}}))
-          .contains("error"));
-  EXPECT_EQ(config_of(model_), config);
-  EXPECT_THAT(StepError("optim_step", {{"adam_params", Json::object()}}),
-              StartsWith("adam_params: the model was made for the optimizer"));
-  // A load of the weights alone makes a model of AdamW; one with the optimizer
-  // changes it.
-  model_ = load(2, false);
-  seq_ = 0;
-  EXPECT_EQ(StepError("load_weights", {{"path", path},
-                                       {"optimizer", false},
-                                       {"optimizer_config", config}}),
-            "optimizer_config is set, but the model has an optimizer: leave it "
-            "out");
-  EXPECT_EQ(config_of(model_)["type"], "adamw");
-  EXPECT_THAT(StepError("optim_step", {{"optimizer_params", params}}),
-              StartsWith("optimizer_params of dimuon: the model was made for "
-                         "the optimizer adamw"));
-  Result(Post("load_weights", {{"model_id", model_},
-                               {"seq_id", ++seq_},
-                               {"path", path},
-                               {"optimizer", true}}));
-  EXPECT_EQ(config_of(model_), config);
-  EXPECT_TRUE(step(params).contains("metrics"));
 }
 
 TEST_F(TinkerRequestsTest, OptimizersThatAreNotOfferedAreRefused) {
@@ -219,6 +160,12 @@ TEST_F(TinkerRequestsTest, OptimizersThatAreNotOfferedAreRefused) {
                          {"optimizer_config", {{"type", "adamw"}}}}))["error"],
             "optimizer_config is set, but the checkpoint's optimizer is "
             "loaded: leave it out, or set optimizer to false");
+  model_ = NewModel("toy")["model_id"];
+  EXPECT_EQ(
+      StepError("load_weights", {{"path", "tinker://a/weights/b"},
+                                 {"optimizer_config", {{"type", "dimuon"}}}}),
+      "optimizer_config is set, but the model has an optimizer: leave it "
+      "out");
 }
 
 TEST_F(TinkerRequestsTest,
@@ -253,34 +200,14 @@ TEST_F(TinkerRequestsTest,
   EXPECT_EQ(SampleError({{"record_stability_info", false}}), "");
 }
 
-TEST_F(TinkerRequestsTest, EverySampleIsFitForStableReinforce) {
-  Start();
-  const std::string session = NewSession();
-  model_ = NewModel("toy")["model_id"];
-  EXPECT_EQ(SampleError({{"record_stability_info", true}}), "");
-  const HttpReply made = Ask("POST", "create_sampling_session",
-                             {{"session_id", session},
-                              {"sampling_session_seq_id", 1},
-                              {"base_model", "toy"},
-                              {"record_stability_info", true}});
-  EXPECT_EQ(made.status, 200) << made.body;
-}
-
 TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
   Start();
-  const std::string session = NewSession();
-  const Json made =
-      Post("create_sampling_session", {{"session_id", session},
-                                       {"sampling_session_seq_id", 1},
-                                       {"base_model", "toy"}});
+  const std::string sampler = NewSampler(NewSession());
   const auto sample = [&](int seq, bool record) {
-    const Json promise =
-        Post("asample", {{"sampling_session_id", made["sampling_session_id"]},
-                         {"seq_id", seq},
-                         {"prompt", Prompt({3})},
-                         {"num_samples", 2},
-                         {"sampling_params", {{"max_tokens", 2}}},
-                         {"record_stability_info", record}});
+    const Json promise = Sample({{"sampling_session_id", sampler},
+                                 {"seq_id", seq},
+                                 {"num_samples", 2},
+                                 {"record_stability_info", record}});
     Result(promise);
     return promise;
   };
@@ -401,7 +328,7 @@ TEST_F(TinkerRequestsTest, TheTokenizerHasTheNameThatTheClientSent) {
               "Hub/Toy");
     EXPECT_EQ(Post("weights_info", {{"tinker_path", trained}})["base_model"],
               "Hub/Toy");
-    Post(absl::StrCat("sessions/", session, "/finish"));
+    Finish(session);
     EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 2; }));
   }
 }
@@ -449,7 +376,7 @@ TEST_F(TinkerRequestsTest, ARepeatedKeyGetsTheSameSession) {
   key_ = other;
   EXPECT_NE(NewSession(), session);
   key_ = own;
-  Post(absl::StrCat("sessions/", session, "/finish"));
+  Finish(session);
   EXPECT_NE(NewSession(), session);
 }
 

@@ -14,23 +14,11 @@ namespace {
 
 class TinkerGoneTest : public TinkerFrontTest {
  protected:
-  // Samples from the base model, with a sampling session if `session` is given.
-  Json Sample(const std::string& session = "") {
-    const Json chunk = {{"type", "encoded_text"}, {"tokens", {3, 4}}};
-    Json body = {{"seq_id", 1},
-                 {"prompt", {{"chunks", Json::array({chunk})}}},
-                 {"sampling_params", {{"max_tokens", 2}}}};
-    if (session.empty()) {
-      body["base_model"] = "toy";
-    } else {
-      body["sampling_session_id"] =
-          Post("create_sampling_session",
-               {{"session_id", session},
-                {"sampling_session_seq_id", 1},
-                {"base_model", "toy"}})["sampling_session_id"];
-    }
-    return Post("asample", body);
+  Json OfSession(const std::string& session) {
+    return Sample(
+        {{"sampling_session_id", NewSampler(session)}, {"seq_id", 1}});
   }
+  Json Alone() { return Sample({{"base_model", "toy"}}); }
   std::future<HttpReply> AskFor(const Json& sample) {
     return AskLater("POST", "retrieve_future",
                     {{"request_id", sample["request_id"]}});
@@ -44,11 +32,8 @@ class TinkerGoneTest : public TinkerFrontTest {
   // Does the work that was held, and waits until the samples have ended.
   void Release() {
     engine_->Release();
-    EXPECT_TRUE(Eventually([this] {
-      bool none = false;
-      OnFront([&none](Front& front) { none = front.running.empty(); });
-      return none;
-    }));
+    EXPECT_TRUE(
+        EventuallyInFront([](Front& front) { return front.running.empty(); }));
   }
 };
 
@@ -56,7 +41,7 @@ TEST_F(TinkerGoneTest, ASampleIsCancelledIfNobodyAsksForIt) {
   Start();
   const std::string session = NewSession();
   engine_->Hold();
-  const Json of_session = Sample(session), alone = Sample();
+  const Json of_session = OfSession(session), alone = Alone();
   SweepAfter(absl::Seconds(115));
   EXPECT_EQ(engine_->num_waiting(), 2u);
   SweepAfter(absl::Seconds(125));
@@ -66,7 +51,7 @@ TEST_F(TinkerGoneTest, ASampleIsCancelledIfNobodyAsksForIt) {
   // The client that comes back sends the sample again, and gets it.
   EXPECT_EQ(AskFor(alone).get().status, 410);
   EXPECT_EQ(AskFor(of_session).get().status, 410);
-  const Json again = Sample(session);
+  const Json again = OfSession(session);
   EXPECT_EQ(again, of_session);
   EXPECT_EQ(Result(again)["sequences"].size(), 1u);
 }
@@ -74,7 +59,7 @@ TEST_F(TinkerGoneTest, ASampleIsCancelledIfNobodyAsksForIt) {
 TEST_F(TinkerGoneTest, AClientThatAsksBeforeTheSampleHasEndedSendsItAgain) {
   Start();
   engine_->Hold();
-  const Json sample = Sample();
+  const Json sample = Alone();
   SweepAfter(absl::Seconds(125));
   std::future<HttpReply> late = AskFor(sample);
   Release();
@@ -85,7 +70,7 @@ TEST_F(TinkerGoneTest, ASampleRunsOnWhileItsClientWaitsOrItsSessionLives) {
   Start();
   const std::string session = NewSession();
   engine_->Hold();
-  const Json of_session = Sample(session), alone = Sample();
+  const Json of_session = OfSession(session), alone = Alone();
   std::future<HttpReply> waiting = AskFor(alone);
   OnFront([&session](Front& front) {
     front.sessions.at(session).last_beat = SteadyNow() + absl::Minutes(9);

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -137,26 +136,13 @@ TEST_F(TinkerScopesTest, AResultNeedsTheScopeOfItsRequest) {
   const std::string sampler = AddKey("s", {Scope::kSample});
   const std::string trainer = AddKey("t", {Scope::kTrain});
   Start();
-  const Json sample = {
-      {"base_model", "toy"},
-      {"prompt",
-       {{"chunks", {{{"tokens", {1, 2}}, {"type", "encoded_text"}}}}}},
-      {"sampling_params", {{"max_tokens", 2}}}};
   key_ = sampler;
-  const std::string session = NewSession();
-  const Json made =
-      Post("create_sampling_session", {{"session_id", session},
-                                       {"sampling_session_seq_id", 0},
-                                       {"base_model", "toy"}});
-  Json numbered = sample;
-  numbered.erase("base_model");
-  numbered["sampling_session_id"] = made["sampling_session_id"];
-  numbered["seq_id"] = 1;
-  const Json sampled = Post("asample", numbered);
+  const std::string made = NewSampler(NewSession());
+  const Json numbered = {{"sampling_session_id", made}, {"seq_id", 1}};
+  const Json sampled = Sample(numbered);
   // A repeated request gets the same future, whose id cannot be guessed.
-  EXPECT_EQ(Post("asample", numbered), sampled);
-  EXPECT_GT(sampled["request_id"].get<std::string>().size(),
-            made["sampling_session_id"].get<std::string>().size() + 32);
+  EXPECT_EQ(Sample(numbered), sampled);
+  EXPECT_GT(sampled["request_id"].get<std::string>().size(), made.size() + 32);
   key_ = trainer;
   const Json trained = CreateModel(NewSession());
   const auto status = [&](const std::string& key, const Json& promise) {

@@ -2,16 +2,13 @@
 // that wait.
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/futures.h"
-#include "tests/support/status_matchers.h"
 
 namespace weft::tinker {
 namespace {
@@ -96,15 +93,6 @@ TEST_F(TinkerFuturesTest, AnotherOwnersFutureIsNotThere) {
   ASSERT_EQ(replies_.size(), 2u);
   EXPECT_EQ(replies_[0].status, 410);
   EXPECT_EQ(replies_[0].body, replies_[1].body);
-}
-
-TEST_F(TinkerFuturesTest, ForgetsTheOldestResultsBeyondItsBytes) {
-  for (const char* id : {"a", "b", "c", "d", "e"}) {
-    ASSERT_TRUE(futures_.Open(id, "me", Scope::kTrain));
-    futures_.Finish(id, FutureResult::Of({{"id", id}}));
-  }
-  EXPECT_FALSE(futures_.Has("a"));
-  EXPECT_TRUE(futures_.Has("e"));
 }
 
 TEST_F(TinkerFuturesTest, WhoHasTheMostLosesResultsFirst) {

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/routes.h"
+#include "server/tinker/wire.pb.h"
 #include "src/base/mutex.h"
+#include "src/base/reason.h"
 #include "tests/server/tinker_front_fixture.h"
 
 namespace weft::tinker {
@@ -87,15 +88,46 @@ TEST_F(TinkerThreadsTest, ALargeBodysHandlerRunsOnTheFrontsThread) {
   EXPECT_EQ(reply.status, 400) << reply.body;
 }
 
+TEST_F(TinkerThreadsTest, RecordsOfSamplesAreReadOnAnotherThread) {
+  Start();
+  std::thread::id front_thread;
+  OnFront([&](Front&) { front_thread = std::this_thread::get_id(); });
+  ForwardBackwardRequest request;
+  request.set_model_id(
+      std::string(Result(CreateModel(NewSession()))["model_id"]));
+  request.set_loss_fn("cross_entropy");
+  const std::string ids(2 * sizeof(int32_t), '\0');
+  Datum* const datum = request.add_data();
+  datum->add_model_input()->mutable_encoded_text()->set_tokens(ids);
+  Tensor& targets = (*datum->mutable_loss_fn_inputs())["target_tokens"];
+  targets.set_dense(ids);
+  targets.set_dtype(DTYPE_INT32);
+  for (const bool recorded : {false, true}) {
+    if (recorded) {
+      Span* const span =
+          datum->add_loss_fn_input_spans()->mutable_sampled_tokens();
+      span->set_sequence_id("s:0");
+      span->set_length(2);
+    }
+    // The step that the engine does not take now is given to it again.
+    engine_->FailNext(
+        WithReason(absl::ResourceExhaustedError("the disk is full"),
+                   {.name = "STATE_DISK_FULL", .values = {}}),
+        "ForwardBackward");
+    request.set_seq_id(request.seq_id() + 1);
+    const HttpReply reply = Send("forward_backward", kProtobufType, "",
+                                 request.SerializeAsString());
+    const Json result = Result(Json::parse(reply.body));
+    EXPECT_TRUE(result.contains("metrics")) << result;
+    EXPECT_EQ(engine_->last_train().replay.spans.empty(), !recorded);
+    EXPECT_EQ(engine_->train_thread() != front_thread, recorded);
+  }
+  EXPECT_EQ(Calls("ForwardBackward"), 4);
+}
+
 TEST_F(TinkerThreadsTest, TheReplyWithAFileEndsOnTheFrontsThread) {
   Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  (void)Result(Post("save_weights_external",
-                    {{"model_id", model}, {"seq_id", 1}, {"path", "out"}}));
-  const HttpReply urls = Ask(
-      "GET",
-      absl::StrCat("training_runs/", model,
-                   "/checkpoints/external_weights/out/external_weights_urls"));
+  const HttpReply urls = Ask("GET", SaveExternal());
   ASSERT_EQ(urls.status, 200) << urls.body;
   const std::string url = Json::parse(urls.body)["urls"]["adapter_config.json"];
   // The canned engine writes no file.

@@ -146,6 +146,11 @@ TrainRequest CannedEngine::last_train() const {
   return last_train_;
 }
 
+std::thread::id CannedEngine::train_thread() const {
+  MutexLock lock(&mu_);
+  return train_thread_;
+}
+
 OptimStepRequest CannedEngine::last_optim() const {
   MutexLock lock(&mu_);
   return last_optim_;

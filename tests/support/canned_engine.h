@@ -83,6 +83,8 @@ class CannedEngine final : public Engine {
   [[nodiscard]] int64_t num_iterations() const;
   // Return the request of the last call of each kind.
   [[nodiscard]] TrainRequest last_train() const;
+  // Returns the thread of the last call of Train.
+  [[nodiscard]] std::thread::id train_thread() const;
   [[nodiscard]] OptimStepRequest last_optim() const;
   [[nodiscard]] SampleRequest last_sample() const;
 
@@ -201,6 +203,7 @@ class CannedEngine final : public Engine {
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   absl::Time heartbeat_ ABSL_GUARDED_BY(mu_) = clock_.Now();
   std::optional<absl::Time> hangs_since_ ABSL_GUARDED_BY(mu_);
+  std::thread::id train_thread_ ABSL_GUARDED_BY(mu_);
   TrainRequest last_train_ ABSL_GUARDED_BY(mu_);
   OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
   Notes notes_ ABSL_GUARDED_BY(mu_);

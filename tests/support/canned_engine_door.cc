@@ -65,6 +65,7 @@ void CannedEngine::Keep(const StepRequest& request) {
   MutexLock lock(&mu_);
   if (const auto* const train = std::get_if<TrainRequest>(&request)) {
     last_train_ = *train;
+    train_thread_ = std::this_thread::get_id();
   } else if (const auto* const optim =
                  std::get_if<OptimStepRequest>(&request)) {
     last_optim_ = *optim;

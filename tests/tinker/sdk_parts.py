@@ -23,6 +23,29 @@ def datum(tokens: list[int] = TOKENS, **inputs: Any) -> types.Datum:
     )
 
 
+def sampled_datum(
+    shown: list[int], sequence: Any, logprobs: list[float], value: float, **inputs: Any
+) -> types.Datum:
+    """Returns a datum of a sample after the prompt `shown`, with its provenance.
+    `logprobs` and `value`, the advantage, are those of the sampled tokens."""
+    id, count, before = sequence.sequence_id, len(sequence.tokens), len(shown) - 1
+    return datum(
+        [*shown, *sequence.tokens],
+        logprobs=[0.0] * before + logprobs,
+        advantages=[0.0] * before + [value] * count,
+        **inputs,
+    ).with_provenance(
+        model_input=[
+            types.PromptProvenanceSpan(sequence_id=id, length=len(shown)),
+            types.SampledProvenanceSpan(sequence_id=id, length=count - 1),
+        ],
+        loss_fn_inputs=[
+            types.PromptProvenanceSpan(sequence_id=id, offset=1, length=before),
+            types.SampledProvenanceSpan(sequence_id=id, length=count),
+        ],
+    )
+
+
 def policy_datum() -> types.Datum:
     count = len(TOKENS) - 1
     return datum(

@@ -56,35 +56,34 @@ def dimuon(base: str) -> dict[str, Any]:
     }
 
 
-def survive(base: str) -> dict[str, Any]:
-    """Trains and samples. The test kills and restarts the server after each line "kill"
-    that this function prints."""
+def train_and_sample(base: str, kills: tuple[int, ...]) -> dict[str, Any]:
+    """Trains six times, and samples. Before it waits for the steps and the sample with
+    these numbers, asks the test to kill the server."""
+
+    def may_kill(number: int) -> None:
+        if number in kills:
+            print("kill", flush=True)
+
     _, client = new_client(base)
     norms = []
     for number in range(6):
         forward = client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy")
         step = client.optim_step(types.AdamParams(learning_rate=1e-3))
-        if number in (2, 4):
-            print("kill", flush=True)
+        may_kill(number)
         forward.result()
         norms.append(step.result().metrics["grad_norm"])
     sampler = client.save_weights_and_get_sampling_client()
-    print("kill", flush=True)
+    may_kill(6)
     result = sampler.sample(prompt(TOKENS[:4]), 1, GREEDY).result()
     return {"norms": norms, "tokens": [int(t) for t in result.sequences[0].tokens]}
+
+
+def survive(base: str) -> dict[str, Any]:
+    return train_and_sample(base, (2, 4, 6))
 
 
 def calm(base: str) -> dict[str, Any]:
-    """Does the same as survive(), but without kills."""
-    _, client = new_client(base)
-    norms = []
-    for _ in range(6):
-        client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
-        step = client.optim_step(types.AdamParams(learning_rate=1e-3)).result()
-        norms.append(step.metrics["grad_norm"])
-    sampler = client.save_weights_and_get_sampling_client()
-    result = sampler.sample(prompt(TOKENS[:4]), 1, GREEDY).result()
-    return {"norms": norms, "tokens": [int(t) for t in result.sequences[0].tokens]}
+    return train_and_sample(base, ())
 
 
 def quiet(base: str) -> dict[str, Any]:
@@ -96,37 +95,6 @@ def quiet(base: str) -> dict[str, Any]:
     out = calm(base)
     logging.getLogger().removeHandler(handler)
     return {**out, "warnings": warnings}
-
-
-def back_to_checkpoint(base: str, kill: bool) -> list[float]:
-    """Loads an earlier checkpoint, runs three more steps and returns their gradient
-    norms. If `kill`, asks the test to kill the server after the first of the three."""
-    _, client = new_client(base)
-
-    def step(weight: float) -> float:
-        data = [datum(weights=[weight] * 7)]
-        client.forward_backward(data, "cross_entropy").result()
-        adam = types.AdamParams(learning_rate=1e-2)
-        norm: float = client.optim_step(adam).result().metrics["grad_norm"]
-        return norm
-
-    step(1)
-    path = client.save_state("early").result().path
-    for _ in range(5):
-        step(2)  # A restarted server must not run these steps again.
-    client.load_state_with_optimizer(path).result()
-    norms = [step(1)]
-    if kill:
-        print("kill", flush=True)
-    return [*norms, step(1), step(1)]
-
-
-def back(base: str) -> dict[str, Any]:
-    return {"norms": back_to_checkpoint(base, kill=False)}
-
-
-def back_killed(base: str) -> dict[str, Any]:
-    return {"norms": back_to_checkpoint(base, kill=True)}
 
 
 def crowd(base: str) -> dict[str, Any]:

@@ -15,8 +15,16 @@ from typing import Any
 import custom_losses
 import tinker
 from sdk_checkpoints import accounts, checkpoints, rest
-from sdk_parts import TOKENS, datum, logprobs, new_client, policy_datum, prompt
-from sdk_restarts import back, back_killed, calm, crowd, dimuon, quiet, survive
+from sdk_parts import (
+    TOKENS,
+    datum,
+    logprobs,
+    new_client,
+    policy_datum,
+    prompt,
+    sampled_datum,
+)
+from sdk_restarts import calm, crowd, dimuon, quiet, survive
 from sdk_sampling import in_flight, prompt_scores, sample
 from tinker import types
 
@@ -90,28 +98,10 @@ def reinforce(base: str) -> dict[str, Any]:
         old = client.save_weights_and_get_sampling_client(record_stability_info=True)
         scores = [sum(t < limit for t in s.tokens) / len(s.tokens) for s in drawn]
         rewards.append(sum(scores) / len(scores))
-        data = []
-        for sequence, score in zip(drawn, scores, strict=True):
-            count, before = len(sequence.tokens), len(shown) - 1
-            id = sequence.sequence_id
-            data.append(
-                datum(
-                    [*shown, *sequence.tokens],
-                    logprobs=[0.0] * before + list(sequence.logprobs),
-                    advantages=[0.0] * before + [score - rewards[-1]] * count,
-                ).with_provenance(
-                    model_input=[
-                        types.PromptProvenanceSpan(sequence_id=id, length=len(shown)),
-                        types.SampledProvenanceSpan(sequence_id=id, length=count - 1),
-                    ],
-                    loss_fn_inputs=[
-                        types.PromptProvenanceSpan(
-                            sequence_id=id, offset=1, length=before
-                        ),
-                        types.SampledProvenanceSpan(sequence_id=id, length=count),
-                    ],
-                )
-            )
+        data = [
+            sampled_datum(shown, one, list(one.logprobs), score - rewards[-1])
+            for one, score in zip(drawn, scores, strict=True)
+        ]
         result = client.forward_backward(data, "stable_reinforce", {"kl_coeff": 0.01})
         client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
         metrics.append(result.result().metrics)
@@ -127,24 +117,9 @@ def provenance(base: str) -> dict[str, Any]:
     shown, metrics, logs = TOKENS[:4], [], []
 
     def data(sequence: Any) -> types.Datum:
-        id, count = sequence.sequence_id, len(sequence.tokens)
-        return datum(
-            [*shown, *sequence.tokens],
-            logprobs=[-3.0] * (len(shown) - 1 + count),
-            advantages=[0.0] * (len(shown) - 1) + [1.0] * count,
-            weights=[0.0] * (len(shown) - 1) + [1.0] * count,
-        ).with_provenance(
-            model_input=[
-                types.PromptProvenanceSpan(sequence_id=id, length=len(shown)),
-                types.SampledProvenanceSpan(sequence_id=id, length=count - 1),
-            ],
-            loss_fn_inputs=[
-                types.PromptProvenanceSpan(
-                    sequence_id=id, offset=1, length=len(shown) - 1
-                ),
-                types.SampledProvenanceSpan(sequence_id=id, length=count),
-            ],
-        )
+        count = len(sequence.tokens)
+        weights = [0.0] * (len(shown) - 1) + [1.0] * count
+        return sampled_datum(shown, sequence, [-3.0] * count, 1.0, weights=weights)
 
     def sequences(record: bool) -> Any:
         sampler = client.save_weights_and_get_sampling_client(
@@ -168,30 +143,6 @@ def provenance(base: str) -> dict[str, Any]:
     print("kill", flush=True)
     train(recorded)
     return {"metrics": metrics, "logprobs": logs}
-
-
-def custom(base: str) -> dict[str, Any]:
-    """Trains with cross_entropy as a custom loss and as the built-in loss. Returns the
-    gradient norms and the losses of both."""
-    norms = []
-    for own in (True, False):
-        _, client = new_client(base)
-        data = [datum(weights=[1.0] * 7)]
-        if own:
-
-            def loss(_: Any, values: list[Any]) -> tuple[Any, dict[str, float]]:
-                total = -sum(value.sum() for value in values)
-                return total, {"mine": float(total)}
-
-            first = client.forward_backward_custom(data, loss).result()
-        else:
-            second = client.forward_backward(data, "cross_entropy").result()
-        step = client.optim_step(types.AdamParams()).result()
-        norms.append(step.metrics["grad_norm"])
-    return {
-        "norms": norms,
-        "losses": [first.metrics["loss:sum"], second.metrics["loss:sum"]],
-    }
 
 
 def custom_on_server(base: str) -> dict[str, Any]:
@@ -246,7 +197,6 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         refused,
         reinforce,
         provenance,
-        custom,
         custom_on_server,
         sample,
         in_flight,
@@ -257,8 +207,6 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         survive,
         calm,
         quiet,
-        back,
-        back_killed,
         chunks,
         rest,
         crowd,

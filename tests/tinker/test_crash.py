@@ -110,6 +110,7 @@ def test_steps_share_the_syncs_of_the_log(mortal: Mortal) -> None:
     with ThreadPoolExecutor(clients) as pool:
         list(pool.map(lambda _: trained(mortal.client, steps), range(clients)))
     together = syncs(mortal.tinker) - before - alone
-    # A model costs four: two for its session and itself, and two to make it.
+    # A model costs four at most: for its session, for itself and the request that makes
+    # it, and for the adapter.
     assert alone <= 2 * steps + 4
     assert together <= clients * (steps + 4)

@@ -67,9 +67,6 @@ def is_alive(tinker: TinkerDaemon) -> bool:
     ("path", "body", "headers", "status"),
     [
         ("/api/v1/create_session", b"{", JSON, 400),
-        ("/api/v1/create_session", b"[]", JSON, 400),
-        ("/api/v1/create_session", b"\xff\xfe{}", JSON, 400),
-        ("/api/v1/create_session", b"[" * 100_000, JSON, 400),
         (
             "/api/v1/create_session",
             b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -84,15 +81,12 @@ def is_alive(tinker: TinkerDaemon) -> bool:
         ("/api/v1/forward_backward", b"\xff" * 100, PROTOBUF, 400),
         ("/api/v1/forward_backward", b"{}", JSON, 400),
         ("/api/v1/forward_backward", b"no zstd", {**PROTOBUF, **ZSTD}, 400),
-        ("/api/v1/create_session", b"{}", {**JSON, "Content-Encoding": "br"}, 400),
         ("/api/v1/retrieve_future", b'{"request_id": "none"}', JSON, 410),
         ("/api/v1/session_heartbeat", b'{"session_id": "none"}', JSON, 410),
         ("/api/v1/nothing", b"{}", JSON, 404),
         ("/api/v1/sessions/%zz/finish", b"{}", JSON, 400),
-        ("/api/v1/sessions/%2f/finish", b"{}", JSON, 400),
         ("/api/v2/create_session", b"{}", JSON, 404),
         ("/", b"", JSON, 404),
-        ("/api/v1/weights_info", b'{"tinker_path": "tinker://a/../b"}', JSON, 400),
         (
             "/api/v1/weights_info",
             b'{"tinker_path": "tinker://a/weights/.."}',
@@ -240,10 +234,9 @@ def test_a_repeated_create_session_gets_the_same_session(small: TinkerDaemon) ->
 
 
 def test_a_client_that_hangs_up_harms_nobody(small: TinkerDaemon) -> None:
-    for text in (
-        b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Length: 100\r\n\r\n{",
-    ):
-        with socket.create_connection(address(small), timeout=20) as peer:
-            peer.sendall(text)
+    with socket.create_connection(address(small), timeout=20) as peer:
+        peer.sendall(
+            b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
     assert is_alive(small)

@@ -13,12 +13,3 @@ def test_training_goes_on_after_the_server_is_killed(server: TinkerDaemon) -> No
         server.server.kill()
         server.server.start()
     assert server.result() == calm
-
-
-def test_steps_before_a_load_do_not_run_again_after_it(server: TinkerDaemon) -> None:
-    calm = server.run("back")
-    server.begin("back_killed")
-    assert server.next_line() == "kill"
-    server.server.kill()
-    server.server.start()
-    assert server.result() == calm
