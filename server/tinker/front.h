@@ -115,7 +115,7 @@ struct Front {
   std::map<UsageKey, UsageRow> usage;
   // The events of each owner by their times, in nanoseconds (accounts.h).
   std::map<std::string, std::map<int64_t, KeptEvent>> events;
-  std::map<std::string, RunningSample> running;  // By owner and future id.
+  std::map<std::string, RunningSample> running;  // By future id.
   std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
   TurnPool files{2};  // Reads the files that clients download.

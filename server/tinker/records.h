@@ -160,7 +160,7 @@ struct KeptEvent {
 
 // A sample that the engine has.
 struct RunningSample {
-  std::string future;
+  std::string owner;
   CancelHandle cancel;
   bool unwanted = false;  // SweepSamples has cancelled it.
 };

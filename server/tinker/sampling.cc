@@ -61,11 +61,6 @@ absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   return Sampler{.id = absl::StrCat("path:", call.owner()), .model_path = path};
 }
 
-// Returns the key in Front::running.
-std::string RunningKey(const std::string& owner, const std::string& id) {
-  return absl::StrCat(owner, "/", id);
-}
-
 // Returns the last part of the future's id. Nobody can guess it, so nobody but
 // the client can fetch the result. A request that repeats a `seq_id` gets the
 // same id again. A request without a `seq_id` or a sampling session cannot be a
@@ -124,22 +119,22 @@ absl::Status StartSample(Front& front, const CallPtr& call,
     return WithReason(absl::ResourceExhaustedError("too many samples wait"),
                       {.name = "QUEUE_FULL", .values = {}});
   }
-  const std::string key = RunningKey(call->owner(), id);
   const absl::Status refused = front.port.CallWith<SampleResult>(
       call->origin(), Rpc::kSample, sample.request,
-      [&front, key, id](Engine& port, SampleRequest plain, auto then) {
+      [&front, id, owner = call->owner()](Engine& port, SampleRequest plain,
+                                          auto then) {
         // RespondSamplePromise names the sequences by the future.
         if (!plain.record.empty()) plain.record = id;
-        front.running[key] = {
-            .future = id,
+        front.running[id] = {
+            .owner = owner,
             .cancel = port.Sample(std::move(plain), nullptr, std::move(then))};
       },
-      [&front, key, id, end, format = sample.format,
+      [&front, id, end, format = sample.format,
        prompt = sample.request.prompt_size(), owner = call->owner(),
        session = sampler.session,
        reserved](const absl::StatusOr<SampleResult>& result) {
         end();
-        const auto ended = front.running.extract(key);
+        const auto ended = front.running.extract(id);
         if (!result.ok() && !ended.empty() && ended.mapped().unwanted) {
           return front.futures.Drop(id);
         }
@@ -151,7 +146,7 @@ absl::Status StartSample(Front& front, const CallPtr& call,
                                            SampleOutputJson}
                             : FutureResult::Failed(result.status()));
       });
-  if (!refused.ok()) front.running.erase(key);
+  if (!refused.ok()) front.running.erase(id);
   return refused;
 }
 
@@ -216,17 +211,17 @@ absl::Status RunSample(Front& front, const CallPtr& call,
 
 absl::StatusOr<Json> CancelFuture(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call.body, "request_id"));
-  const auto found = front.running.find(RunningKey(call.owner(), id));
-  if (found != front.running.end()) found->second.cancel.Cancel();
+  const auto found = front.running.find(id);
+  if (found != front.running.end() && found->second.owner == call.owner()) {
+    found->second.cancel.Cancel();
+  }
   return Json::object();
 }
 
-void CancelSamples(Front& front, const std::string& owner,
-                   const std::string& prefix) {
-  const std::string first = RunningKey(owner, prefix);
+void CancelSamples(Front& front, const std::string& prefix) {
   std::vector<CancelHandle> handles;
-  for (auto it = front.running.lower_bound(first);
-       it != front.running.end() && it->first.starts_with(first); ++it) {
+  for (auto it = front.running.lower_bound(prefix);
+       it != front.running.end() && it->first.starts_with(prefix); ++it) {
     handles.push_back(it->second.cancel);
   }
   // A cancelled sample may end at once, and then leaves front.running.
@@ -235,8 +230,7 @@ void CancelSamples(Front& front, const std::string& owner,
 
 void SweepSamples(Front& front, absl::Time now) {
   std::vector<CancelHandle> handles;
-  for (auto& [key, sample] : front.running) {
-    const std::string& future = sample.future;
+  for (auto& [future, sample] : front.running) {
     const auto session = front.sessions.find(std::string(SessionOf(future)));
     const bool beats = session != front.sessions.end() &&
                        now - session->second.last_beat < kGone;

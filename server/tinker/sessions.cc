@@ -24,7 +24,7 @@ namespace {
 
 void EndSession(Front& front, const std::string& id) {
   UnloadModelsOf(front, id);
-  CancelSamples(front, OwnerKey(front.CallerOf(id)), absl::StrCat(id, ":"));
+  CancelSamples(front, absl::StrCat(id, ":"));
   DropSamplersOf(front, id);
   DropLossesOf(front, id);
   front.ledger.Erase(EntryKind::kSession, id);

@@ -88,10 +88,9 @@ inline constexpr size_t kMaxSnapshots = 32;
 // One session may have at most this many sampling sessions without a snapshot.
 inline constexpr size_t kMaxSamplers = 1024;
 
-// Cancels all samples of an owner whose future's id begins with `prefix`. Their
-// futures fail, if the cancellation comes in time.
-void CancelSamples(Front& front, const std::string& owner,
-                   const std::string& prefix);
+// Cancels all samples whose future's id begins with `prefix`. Their futures
+// fail, if the cancellation comes in time.
+void CancelSamples(Front& front, const std::string& prefix);
 // Cancels the samples whose clients are gone: for two minutes nobody has asked
 // for the result, and no heartbeat has come from the session. (A client with
 // more samples than connections asks for some of them more rarely.) Who asks

@@ -82,5 +82,21 @@ TEST_F(TinkerGoneTest, ASampleRunsOnWhileItsClientWaitsOrItsSessionLives) {
   EXPECT_EQ(engine_->num_cancelled(), 0u);
 }
 
+TEST_F(TinkerGoneTest, OnlyItsOwnerCancelsASample) {
+  const std::string other = AddKey("b", {Scope::kSample}, "birch");
+  const std::string own = key_ = AddKey("a", {Scope::kSample});
+  Start();
+  engine_->Hold();
+  const Json kept = Alone(), cancelled = Alone();
+  key_ = other;
+  Post("cancel_future", {{"request_id", kept["request_id"]}});
+  key_ = own;
+  Post("cancel_future", {{"request_id", cancelled["request_id"]}});
+  Release();
+  EXPECT_EQ(engine_->num_cancelled(), 1u);
+  EXPECT_EQ(Result(kept)["sequences"].size(), 1u);
+  EXPECT_TRUE(Result(cancelled).contains("error"));
+}
+
 }  // namespace
 }  // namespace weft::tinker
