@@ -7,6 +7,7 @@
 #include "server/field_checks.h"
 #include "server/response_conversion.h"
 #include "server/status_conversion.h"
+#include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/handlers.h"
