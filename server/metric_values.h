@@ -12,6 +12,10 @@
 
 namespace weft {
 
+// The metrics of a start that restores --state-dir.
+inline constexpr char kRestoringMetric[] = "weft_adapters_recovering";
+inline constexpr char kRestoreSecondsMetric[] = "weft_recovery_seconds_left";
+
 // A histogram: maps the upper end of each bucket to the number of observations
 // that are at most as high.
 using Histogram = std::map<double, uint64_t>;

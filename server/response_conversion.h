@@ -10,6 +10,7 @@
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 #include "src/request/sample.h"
+#include "src/request/step.h"
 #include "src/request/train.h"
 #include "weft/v1/adapters.pb.h"
 #include "weft/v1/sampling.pb.h"

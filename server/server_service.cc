@@ -10,9 +10,9 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "server/field_checks.h"
+#include "server/metric_values.h"
 #include "server/request_validation.h"
 #include "server/send_call.h"
-#include "server/server_load.h"
 #include "server/services.h"
 #include "server/version.h"
 #include "src/base/status_macros.h"
@@ -83,6 +83,25 @@ void FillOptions(const ServiceCore& core, v1::ServerInfo* info) {
   info->set_draining(core.engine.draining());
 }
 
+// A metric that does not exist counts as 0.
+void FillLoad(const MetricValues& values, v1::ServerLoad* load) {
+  const auto count = [&values](const char* name) {
+    return static_cast<uint64_t>(values.Sum(name));
+  };
+  load->set_uptime_seconds(values.UptimeSeconds());
+  load->set_calls_in_flight(count("weft_requests_inflight"));
+  load->set_queued_requests(count("weft_queue_depth"));
+  load->set_train_tokens(count("weft_train_tokens_total"));
+  load->set_prompt_tokens(count("weft_prompt_tokens_total"));
+  load->set_sampled_tokens(count("weft_sampled_tokens_total"));
+  load->set_optim_steps(count("weft_optim_steps_total"));
+  load->set_process_bytes(count("process_resident_memory_bytes"));
+  load->set_device_total_bytes(count("weft_device_memory_bytes"));
+  load->set_device_used_bytes(count("weft_device_allocated_bytes"));
+  load->set_kv_total_bytes(count("weft_kv_cache_capacity_bytes"));
+  load->set_kv_used_bytes(count("weft_kv_cache_used_bytes"));
+}
+
 class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
  public:
   using RequestReactor::RequestReactor;
@@ -150,47 +169,40 @@ class GetTokenizerCall final
   }
 };
 
-class DrainCall final : public RequestReactor<v1::DrainRequest> {
+// A call whose request and reply say nothing. `Act` begins what it does.
+template <typename Request, typename Response>
+class ActionCall final : public RequestReactor<Request> {
  public:
-  using RequestReactor::RequestReactor;
+  using Act = void (*)(const ServiceCore& core, const Callback<bool>& done);
+  ActionCall(ServiceCore* core, grpc::CallbackServerContext* context, Rpc rpc,
+             Act act)
+      : RequestReactor<Request>(core, context, rpc), act_(act) {}
 
  private:
-  void Run(const v1::DrainRequest& /*request*/) override {
-    record().core()->begin_drain(
-        [this, call = self()](const absl::StatusOr<bool>& drained) {
-          drained.ok() ? Send(v1::DrainResponse()) : End(drained.status());
-        });
+  void Run(const Request& /*request*/) override {
+    act_(*this->record().core(),
+         [this, call = this->self()](const absl::StatusOr<bool>& done) {
+           done.ok() ? this->Send(Response()) : this->End(done.status());
+         });
   }
+
+  const Act act_;
 };
 
-class UndrainCall final : public RequestReactor<v1::UndrainRequest> {
- public:
-  using RequestReactor::RequestReactor;
+void BeginDrain(const ServiceCore& core, const Callback<bool>& done) {
+  core.begin_drain(done);
+}
 
- private:
-  void Run(const v1::UndrainRequest& /*request*/) override {
-    const absl::Status ended = record().core()->end_drain();
-    ended.ok() ? Send(v1::UndrainResponse()) : End(ended);
-  }
-};
+void EndDrain(const ServiceCore& core, const Callback<bool>& done) {
+  const absl::Status ended = core.end_drain();
+  ended.ok() ? done(true) : done(ended);
+}
 
-class WriteSnapshotCall final
-    : public RequestReactor<v1::WriteSnapshotRequest> {
- public:
-  using RequestReactor::RequestReactor;
-
- private:
-  void Run(const v1::WriteSnapshotRequest& /*request*/) override {
-    Engine* const engine = record().core()->engine.Peek();
-    if (engine == nullptr) {
-      return End(absl::UnavailableError("the server is starting"));
-    }
-    engine->WriteSnapshot([this,
-                           call = self()](const absl::StatusOr<bool>& written) {
-      written.ok() ? Send(v1::WriteSnapshotResponse()) : End(written.status());
-    });
-  }
-};
+void WriteSnapshot(const ServiceCore& core, const Callback<bool>& done) {
+  Engine* const engine = core.engine.Peek();
+  if (engine != nullptr) return engine->WriteSnapshot(done);
+  done(absl::UnavailableError("the server is starting"));
+}
 
 // Sends the trace when the profile has ended. If the client goes away, the
 // profile ends early.
@@ -238,9 +250,12 @@ std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
   auto service = std::make_unique<RawService>(core);
   service->Add<GetInfoCall>(Rpc::kGetInfo);
   service->Add<GetTokenizerCall>(Rpc::kGetTokenizer);
-  service->Add<DrainCall>(Rpc::kDrain);
-  service->Add<UndrainCall>(Rpc::kUndrain);
-  service->Add<WriteSnapshotCall>(Rpc::kWriteSnapshot);
+  service->Add<ActionCall<v1::DrainRequest, v1::DrainResponse>>(Rpc::kDrain,
+                                                                BeginDrain);
+  service->Add<ActionCall<v1::UndrainRequest, v1::UndrainResponse>>(
+      Rpc::kUndrain, EndDrain);
+  service->Add<ActionCall<v1::WriteSnapshotRequest, v1::WriteSnapshotResponse>>(
+      Rpc::kWriteSnapshot, WriteSnapshot);
   service->Add<ProfileCall>(Rpc::kProfile);
   return service;
 }

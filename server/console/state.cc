@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "server/metric_values.h"
-#include "server/server_load.h"
 #include "server/version.h"
 #include "src/base/clock.h"
 

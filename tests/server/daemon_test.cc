@@ -9,10 +9,12 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <iterator>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -28,8 +30,34 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Runs RunDaemon in a fork of this single-threaded process. "Threadsafe" death
-// tests would do the same but cannot send signals.
+// Runs `work`, whose result is the exit status, in a fork of this
+// single-threaded process. "Threadsafe" death tests would do the same but
+// cannot send signals.
+pid_t Fork(const std::function<int()>& work,
+           const std::string& log = "/dev/null") {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  dup2(open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600),
+       STDERR_FILENO);
+  _exit(work());
+}
+
+// Returns the exit status of a process that ends, or 128 and its signal.
+int ExitOf(pid_t pid) {
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Returns the text of a file, and removes it.
+std::string TakeText(const std::string& path) {
+  std::ifstream file(path);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::filesystem::remove(path);
+  return text;
+}
+
+// Runs RunDaemon in a fork.
 class DaemonProcess {
  public:
   explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5,
@@ -42,14 +70,12 @@ class DaemonProcess {
     settings.server.metrics_listen = "127.0.0.1:0";
     settings.server.port_file = port_file_;
     settings.server.drain_timeout_seconds = drain_timeout_seconds;
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int quiet =
-          open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-      dup2(quiet, STDERR_FILENO);
-      LocalRanks none;
-      _exit(RunDaemon(settings, starter, &none));
-    }
+    pid_ = Fork(
+        [&] {
+          LocalRanks none;
+          return RunDaemon(settings, starter, &none);
+        },
+        log);
   }
   ~DaemonProcess() {
     if (pid_ > 0) {
@@ -75,46 +101,49 @@ class DaemonProcess {
     std::ifstream file(port_file_);
     std::string address;
     std::getline(file, address);
-    const pid_t pid = fork();
-    if (pid == 0) {
-      _exit(std::abs(HealthOf(
+    return ExitOf(Fork([&] {
+      return std::abs(HealthOf(
           grpc::CreateChannel(address, grpc::InsecureChannelCredentials()),
-          "liveness")));
-    }
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return WEXITSTATUS(status);
+          "liveness"));
+    }));
   }
 
   void Signal(int signal) const { kill(pid_, signal); }
 
-  int WaitForExit() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
+  int WaitForExit() { return ExitOf(std::exchange(pid_, -1)); }
 
  private:
   const std::string port_file_;
   pid_t pid_ = -1;
 };
 
-absl::StatusOr<std::unique_ptr<Engine>> StartCanned(const EngineOptions&,
-                                                    prometheus::Registry*) {
-  return std::make_unique<CannedEngine>();
+// Returns a starter of an engine that `prepare` has changed.
+EngineStarter Canned(const std::function<void(CannedEngine&)>& prepare =
+                         [](CannedEngine&) {}) {
+  return [prepare](
+             const EngineOptions&,
+             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    auto engine = std::make_unique<CannedEngine>();
+    prepare(*engine);
+    return engine;
+  };
 }
 
-// Starts an engine that is held, so that a drain never finishes.
-absl::StatusOr<std::unique_ptr<Engine>> StartStuck(const EngineOptions&,
-                                                   prometheus::Registry*) {
-  auto engine = std::make_unique<CannedEngine>();
-  engine->Hold();
-  return engine;
+// Returns a starter that reports a damaged file after `seconds`.
+EngineStarter FailAfter(double seconds) {
+  return [seconds](
+             const EngineOptions&,
+             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    absl::SleepFor(absl::Seconds(seconds));
+    return absl::DataLossError("rank 1: a damaged file");
+  };
 }
+
+// Holds the engine, so that a drain never finishes.
+void Hold(CannedEngine& engine) { engine.Hold(); }
 
 TEST(DaemonTest, TermDrainsAndExitsClean) {
-  DaemonProcess daemon(StartCanned);
+  DaemonProcess daemon(Canned());
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   daemon.Signal(SIGTERM);
@@ -123,13 +152,11 @@ TEST(DaemonTest, TermDrainsAndExitsClean) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
 }
 
-// Starts an engine with an adapter that has two steps in no checkpoint.
-absl::StatusOr<std::unique_ptr<Engine>> StartTrained(const EngineOptions&,
-                                                     prometheus::Registry*) {
-  auto engine = std::make_unique<CannedEngine>();
+// Makes an adapter that has two steps in no checkpoint.
+void Train(CannedEngine& engine) {
   std::promise<void> made;
-  engine->CreateAdapter({.adapter_id = "poet", .tenant = "t"},
-                        [&](const auto&) { made.set_value(); });
+  engine.CreateAdapter({.adapter_id = "poet", .tenant = "t"},
+                       [&](const auto&) { made.set_value(); });
   made.get_future().wait();
   for (const uint64_t step : {1, 2}) {
     TrainRequest request;
@@ -137,31 +164,26 @@ absl::StatusOr<std::unique_ptr<Engine>> StartTrained(const EngineOptions&,
     request.step = step;
     request.data = {Datum{.tokens = {1}, .targets = {2}}};
     std::promise<void> trained;
-    engine->Train(std::move(request),
-                  [&](const auto&) { trained.set_value(); });
+    engine.Train(std::move(request), [&](const auto&) { trained.set_value(); });
     trained.get_future().wait();
   }
-  return engine;
 }
 
 TEST(DaemonTest, WithoutAStateFolderItSaysWhatEndsWithIt) {
   const std::string log = absl::StrCat(::testing::TempDir(), "/lost_steps.log");
-  DaemonProcess daemon(StartTrained, /*drain_timeout_seconds=*/5, log);
+  DaemonProcess daemon(Canned(Train), /*drain_timeout_seconds=*/5, log);
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.WaitForExit(), 0);
-  std::ifstream file(log);
-  const std::string text((std::istreambuf_iterator<char>(file)),
-                         std::istreambuf_iterator<char>());
-  EXPECT_THAT(text, AllOf(HasSubstr("no --state-dir: a restart forgets"),
-                          HasSubstr("steps end with this process"),
-                          HasSubstr("poet: 2")));
-  std::filesystem::remove(log);
+  EXPECT_THAT(
+      TakeText(log),
+      AllOf(HasSubstr("no --state-dir: a restart forgets"),
+            HasSubstr("steps end with this process"), HasSubstr("poet: 2")));
 }
 
 TEST(DaemonTest, DrainTimeoutCutsWorkOff) {
-  DaemonProcess daemon(StartStuck, /*drain_timeout_seconds=*/0);
+  DaemonProcess daemon(Canned(Hold), /*drain_timeout_seconds=*/0);
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   daemon.Signal(SIGTERM);
@@ -169,7 +191,7 @@ TEST(DaemonTest, DrainTimeoutCutsWorkOff) {
 }
 
 TEST(DaemonTest, SecondSignalIsFast) {
-  DaemonProcess daemon(StartStuck, /*drain_timeout_seconds=*/600);
+  DaemonProcess daemon(Canned(Hold), /*drain_timeout_seconds=*/600);
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   daemon.Signal(SIGINT);
@@ -179,49 +201,36 @@ TEST(DaemonTest, SecondSignalIsFast) {
 }
 
 TEST(DaemonTest, SignalWhileLoadingExitsAtOnce) {
-  DaemonProcess daemon(
-      [](const EngineOptions&,
-         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        std::this_thread::sleep_for(std::chrono::seconds(60));
-        return std::make_unique<CannedEngine>();
-      });
+  DaemonProcess daemon(FailAfter(60));
   ASSERT_TRUE(daemon.WaitUntilListening());
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.WaitForExit(), 0);
 }
 
 TEST(DaemonTest, EngineThatCannotStartEndsTheDaemon) {
-  DaemonProcess daemon(
-      [](const EngineOptions&,
-         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        return absl::NotFoundError("no model");
-      });
+  DaemonProcess daemon(FailAfter(0));
   const absl::Time start = absl::Now();
   EXPECT_EQ(daemon.WaitForExit(), 1);
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
 }
 
 TEST(DaemonTest, EngineThatFailsEndsTheDaemon) {
-  DaemonProcess daemon(
-      [](const EngineOptions&,
-         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        auto engine = std::make_unique<CannedEngine>();
-        engine->FailForGood(absl::UnavailableError("a rank is gone"));
-        return engine;
-      });
+  DaemonProcess daemon(Canned([](CannedEngine& engine) {
+    engine.FailForGood(absl::UnavailableError("a rank is gone"));
+  }));
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 
-// Returns the daemon's liveness with an engine whose heartbeat is `age` old and
-// does not advance.
+// Returns a starter of an engine whose heartbeat is `age` old and does not
+// advance.
+EngineStarter Hanging(absl::Duration age) {
+  return Canned(
+      [age](CannedEngine& engine) { engine.HangSince(absl::Now() - age); });
+}
+
+// Returns the daemon's liveness with such an engine.
 int LivenessAfterHang(absl::Duration age) {
-  DaemonProcess daemon(
-      [age](const EngineOptions&,
-            prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        auto engine = std::make_unique<CannedEngine>();
-        engine->HangSince(absl::Now() - age);
-        return engine;
-      });
+  DaemonProcess daemon(Hanging(age));
   EXPECT_TRUE(daemon.WaitUntilListening());
   absl::SleepFor(absl::Seconds(1));
   const int liveness = daemon.Liveness();
@@ -240,13 +249,7 @@ TEST(DaemonTest, AnEngineInALongStepIsAlive) {
 
 TEST(DaemonTest, AnEngineThatHangsOnEndsTheDaemon) {
   DaemonProcess daemon(
-      [](const EngineOptions&,
-         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-        auto engine = std::make_unique<CannedEngine>();
-        engine->HangSince(absl::Now() - kHeartbeatLimit - kHangGrace -
-                          absl::Seconds(1));
-        return engine;
-      });
+      Hanging(kHeartbeatLimit + kHangGrace + absl::Seconds(1)));
   EXPECT_EQ(daemon.WaitForExit(), 1);
 }
 
@@ -254,18 +257,13 @@ TEST(DaemonTest, AWorkerProcessEndsAsItsWorkDoes) {
   for (const auto& [status, expected] :
        {std::pair(absl::OkStatus(), 0),
         std::pair(absl::InternalError("rank 0 is gone"), 1)}) {
-    const pid_t pid = fork();
-    if (pid == 0) {
-      const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
-      dup2(quiet, STDERR_FILENO);
-      _exit(RunWorkerProcess(
+    const pid_t pid = Fork([&] {
+      return RunWorkerProcess(
           {}, [&](const EngineOptions&, const std::function<void()>& /*met*/) {
             return status;
-          }));
-    }
-    int ended = 0;
-    waitpid(pid, &ended, 0);
-    EXPECT_EQ(WEXITSTATUS(ended), expected);
+          });
+    });
+    EXPECT_EQ(ExitOf(pid), expected);
   }
 }
 
@@ -274,27 +272,22 @@ TEST(DaemonTest, AWorkerProcessEndsAsItsWorkDoes) {
 absl::Duration TimeToEnd(bool has_met, double seconds, int* exit_status) {
   int begun[2];
   EXPECT_EQ(pipe(begun), 0);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    const int quiet = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    dup2(quiet, STDERR_FILENO);
-    _exit(RunWorkerProcess(
+  const pid_t pid = Fork([&] {
+    return RunWorkerProcess(
         {}, [&](const EngineOptions&, const std::function<void()>& met) {
           if (has_met) met();
           EXPECT_EQ(write(begun[1], "", 1), 1);
           absl::SleepFor(absl::Seconds(seconds));
           return absl::OkStatus();
-        }));
-  }
+        });
+  });
   char byte = 0;
   EXPECT_EQ(read(begun[0], &byte, 1), 1);
   close(begun[0]);
   close(begun[1]);
   const absl::Time start = absl::Now();
   kill(pid, SIGTERM);
-  int ended = 0;
-  waitpid(pid, &ended, 0);
-  *exit_status = WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  *exit_status = ExitOf(pid);
   return absl::Now() - start;
 }
 
@@ -317,40 +310,23 @@ TEST(DaemonTest, AWorkerProcessThatHasMetRank0LeavesSignalsToIt) {
 std::string LogOfAStartWithoutARank(const EngineStarter& start) {
   const std::string log =
       absl::StrCat(::testing::TempDir(), "/weft_daemon_log_", getpid());
-  const pid_t pid = fork();
-  if (pid == 0) {
-    dup2(open(log.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600),
-         STDERR_FILENO);
-    World world;
-    // The other rank is this program, without a test to run.
-    std::string program = "rank";
-    std::string no_test = "--gtest_filter=-*";
-    char* argv[] = {program.data(), no_test.data(), nullptr};
-    absl::StatusOr<LocalRanks> others = LocalRanks::Spawn(argv, 2, &world);
-    Settings settings;
-    settings.server.listen = "127.0.0.1:0";
-    settings.server.metrics_listen = "";
-    alarm(30);  // Kills a daemon that does not exit, so that the test fails.
-    _exit(RunDaemon(settings, start, &*others));
-  }
-  int ended = 0;
-  waitpid(pid, &ended, 0);
-  EXPECT_TRUE(WIFEXITED(ended));
-  EXPECT_EQ(WEXITSTATUS(ended), 1);
-  std::ifstream file(log);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  std::filesystem::remove(log);
-  return text;
-}
-
-// Returns a starter that reports a damaged file after `seconds`.
-EngineStarter FailAfter(double seconds) {
-  return [seconds](
-             const EngineOptions&,
-             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
-    absl::SleepFor(absl::Seconds(seconds));
-    return absl::DataLossError("rank 1: a damaged file");
-  };
+  const pid_t pid = Fork(
+      [&] {
+        World world;
+        // The other rank is this program, without a test to run.
+        std::string program = "rank";
+        std::string no_test = "--gtest_filter=-*";
+        char* argv[] = {program.data(), no_test.data(), nullptr};
+        absl::StatusOr<LocalRanks> others = LocalRanks::Spawn(argv, 2, &world);
+        Settings settings;
+        settings.server.listen = "127.0.0.1:0";
+        settings.server.metrics_listen = "";
+        alarm(30);  // Kills a daemon that does not exit.
+        return RunDaemon(settings, start, &*others);
+      },
+      log);
+  EXPECT_EQ(ExitOf(pid), 1);
+  return TakeText(log);
 }
 
 TEST(DaemonTest, ARankThatEndsWhileLoadingIsNamedWithItsReason) {
@@ -364,17 +340,14 @@ TEST(DaemonTest, ARankThatEndsWhileLoadingWithoutAReasonEndsTheDaemon) {
 }
 
 TEST(DaemonTest, ARankThatEndsBeforeLoadingSucceedsEndsTheDaemon) {
-  const auto start =
-      [](const EngineOptions&,
-         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+  const EngineStarter start = Canned([](CannedEngine&) {
     // Waits until the daemon has noticed that the rank ended. From then on the
     // process has no more children, so waitid fails.
     siginfo_t info;
     while (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) == 0) {
       absl::SleepFor(absl::Milliseconds(1));
     }
-    return std::make_unique<CannedEngine>();
-  };
+  });
   EXPECT_THAT(LogOfAStartWithoutARank(start),
               AllOf(HasSubstr("exited with status 0"),
                     Not(HasSubstr("engine started"))));
@@ -384,14 +357,11 @@ TEST(DaemonTest, TakenPortEndsTheDaemon) {
   Settings settings;
   settings.server.listen = "192.0.2.1:1";  // No machine has this address.
   settings.server.metrics_listen = "";
-  const pid_t pid = fork();
-  if (pid == 0) {
+  const pid_t pid = Fork([&] {
     LocalRanks none;
-    _exit(RunDaemon(settings, StartCanned, &none));
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  EXPECT_EQ(WEXITSTATUS(status), 1);
+    return RunDaemon(settings, Canned(), &none);
+  });
+  EXPECT_EQ(ExitOf(pid), 1);
 }
 
 }  // namespace

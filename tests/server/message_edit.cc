@@ -83,7 +83,8 @@ class Place {
 }  // namespace
 
 void Edit(Message* message, absl::string_view changes) {
-  for (const absl::string_view change : absl::StrSplit(changes, "; ")) {
+  for (const absl::string_view change :
+       absl::StrSplit(changes, "; ", absl::SkipEmpty())) {
     const std::vector<std::string> words =
         absl::StrSplit(change, absl::MaxSplits(' ', 2));
     if (words[0] == "clear") {

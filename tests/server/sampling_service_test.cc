@@ -18,10 +18,15 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 v1::SampleRequest GoodPrompt() {
-  auto request = Make<v1::SampleRequest>("adapter_id = 'a'");
-  for (const uint32_t token : {1, 2, 3}) request.add_prompt(token);
-  request.mutable_config()->set_seed(10);
-  request.mutable_config()->set_max_tokens(3);
+  return Make<v1::SampleRequest>(
+      "adapter_id = 'a'; prompt = [1, 2, 3]; config.seed = 10; "
+      "config.max_tokens = 3");
+}
+
+// Returns the same request for a stream, with changes.
+v1::SampleStreamRequest GoodStream(absl::string_view changes = "") {
+  v1::SampleStreamRequest request;
+  *request.mutable_request() = Edited(GoodPrompt(), changes);
   return request;
 }
 
@@ -72,8 +77,7 @@ TEST_F(SamplingServiceTest, SamplesInFlightNameTheVersions) {
 TEST_F(SamplingServiceTest, EachMessageOfAStreamHasItsVersions) {
   constexpr int kTokens = 3000;
   engine_.mutable_info()->context_length = 2 * kTokens;
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
+  v1::SampleStreamRequest request = GoodStream();
   request.mutable_request()->set_in_flight(true);
   request.mutable_request()->mutable_config()->set_max_tokens(kTokens);
   grpc::ClientContext context;
@@ -116,8 +120,8 @@ TEST_F(SamplingServiceTest, FillsInDefaults) {
 }
 
 TEST_F(SamplingServiceTest, AStopRuleMayLeaveOutTheEndOfSequence) {
-  v1::SampleRequest request = GoodPrompt();
-  request.mutable_config()->mutable_stop()->set_ignore_eos(true);
+  const v1::SampleRequest request =
+      Edited(GoodPrompt(), "config.stop.ignore_eos = true");
   v1::SampleResponse response;
   ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_TRUE(engine_.last_sample().config.stop.ignore_eos);
@@ -125,13 +129,11 @@ TEST_F(SamplingServiceTest, AStopRuleMayLeaveOutTheEndOfSequence) {
 
 TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
   engine_.mutable_info()->has_byte_decoder = true;
-  v1::SampleRequest request = GoodPrompt();
-  v1::SamplingConfig* const config = request.mutable_config();
-  config->set_top_k(4000000000u);
-  config->set_temperature(0);
-  config->mutable_stop()->add_token_ids(7);
-  config->mutable_stop()->add_token_sequences()->add_tokens(8);
-  config->mutable_stop()->add_byte_strings("\n\n");
+  const v1::SampleRequest request =
+      Edited(GoodPrompt(),
+             "config.top_k = 4000000000; config.temperature = 0; "
+             "config.stop = {token_ids: 7 token_sequences: {tokens: 8} "
+             "byte_strings: '\\n\\n'}");
   v1::SampleResponse response;
   ASSERT_TRUE(Send(request, &response).ok());
   const SamplingConfig seen = engine_.last_sample().config;
@@ -201,16 +203,12 @@ TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
 }
 
 TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
-  v1::SampleRequest request = GoodPrompt();
-  v1::SamplingConfig* const config = request.mutable_config();
-  config->set_min_p(0.25);
-  config->set_repetition_penalty(1.5);
-  config->set_presence_penalty(-2);
-  config->set_frequency_penalty(0.5);
-  config->add_logit_bias()->set_token(9);
-  config->mutable_logit_bias(0)->set_bias(-100);
-  config->add_allowed_token_ids(4);
-  config->set_min_tokens(3);
+  const v1::SampleRequest request =
+      Edited(GoodPrompt(),
+             "config.min_p = 0.25; config.repetition_penalty = 1.5; "
+             "config.presence_penalty = -2; config.frequency_penalty = 0.5; "
+             "config.logit_bias = {token: 9 bias: -100}; "
+             "config.allowed_token_ids = 4; config.min_tokens = 3");
   v1::SampleResponse response;
   ASSERT_TRUE(Send(request, &response).ok());
   const SamplingConfig seen = engine_.last_sample().config;
@@ -249,12 +247,9 @@ TEST(SampleFieldsTest, ATokenInFlightMayHaveAVersionOfItsOwn) {
 }
 
 TEST_F(SamplingServiceTest, StreamAddsUpToTheSamples) {
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
-  request.mutable_request()->set_num_samples(3);
-  request.mutable_request()->set_prompt_logprobs(true);
-  request.mutable_request()->set_prompt_top_logprobs(1);
-  request.mutable_request()->set_top_logprobs(1);
+  const v1::SampleStreamRequest request = GoodStream(
+      "num_samples = 3; prompt_logprobs = true; prompt_top_logprobs = 1; "
+      "top_logprobs = 1");
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);
   std::map<uint32_t, std::vector<uint32_t>> tokens;
@@ -297,8 +292,7 @@ TEST_F(SamplingServiceTest, StreamRefusesLikeSample) {
 TEST_F(SamplingServiceTest, StreamPassesTheEnginesError) {
   engine_.FailNext(WithReason(absl::ResourceExhaustedError("the queue is full"),
                               {.name = "QUEUE_FULL", .values = {}}));
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
+  const v1::SampleStreamRequest request = GoodStream();
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);
   v1::SampleStreamResponse message;
@@ -310,8 +304,7 @@ TEST_F(SamplingServiceTest, StreamPassesTheEnginesError) {
 
 TEST_F(SamplingServiceTest, CancelledStreamFreesThePlace) {
   engine_.Hold();
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
+  const v1::SampleStreamRequest request = GoodStream();
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);
   EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
@@ -322,8 +315,7 @@ TEST_F(SamplingServiceTest, CancelledStreamFreesThePlace) {
 
 TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
   engine_.Hold();
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
+  const v1::SampleStreamRequest request = GoodStream();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::milliseconds(100));
@@ -337,9 +329,8 @@ TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
 // the client leaves.
 TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
   engine_.mutable_info()->context_length = 200000;
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
-  request.mutable_request()->mutable_config()->set_max_tokens(100000);
+  const v1::SampleStreamRequest request =
+      GoodStream("config.max_tokens = 100000");
   {
     grpc::ClientContext context;
     const auto stream = sampling_->SampleStream(&context, request);
@@ -353,10 +344,8 @@ TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
 
 TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
   engine_.mutable_info()->context_length = 10000000;
-  v1::SampleStreamRequest request;
-  *request.mutable_request() = GoodPrompt();
-  request.mutable_request()->mutable_config()->set_max_tokens(200000);
-  request.mutable_request()->set_top_logprobs(20);
+  const v1::SampleStreamRequest request =
+      GoodStream("config.max_tokens = 200000; top_logprobs = 20");
   grpc::ClientContext context;
   engine_.Hold();
   const auto stream = sampling_->SampleStream(&context, request);

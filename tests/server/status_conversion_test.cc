@@ -9,16 +9,6 @@
 namespace weft {
 namespace {
 
-TEST(StatusConversionTest, CodesMapOneToOne) {
-  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
-  for (int code = 1; code <= 16; ++code) {
-    const grpc::Status status =
-        ToGrpcStatus(absl::Status(static_cast<absl::StatusCode>(code), "why"));
-    EXPECT_EQ(static_cast<int>(status.error_code()), code);
-    EXPECT_EQ(status.error_message(), "why");
-  }
-}
-
 TEST(StatusConversionTest, LongMessagesAreCutAtACharacter) {
   const std::string plain(2000, 'x');
   EXPECT_EQ(ToGrpcStatus(absl::InternalError(plain)).error_message().size(),

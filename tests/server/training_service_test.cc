@@ -40,16 +40,12 @@ TEST_F(TrainingServiceTest, ForwardBackwardReturnsLogprobsLossesAndMetrics) {
 TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
   v1::ForwardBackwardRequest packed = Edited(
       GoodStep(), "loss.function = LOSS_FUNCTION_PPO; loss.clip_low = 0.5");
-  v1::Datum* const datum = packed.mutable_data(0);
   v1::ForwardBackwardRequest raw = packed;
-  for (const float value : {0.5F, 0.0F, 2.0F}) {
-    datum->add_weights(value);
-    datum->add_advantages(-value);
-    datum->add_logprobs(-value);
-  }
+  Edit(&packed,
+       "data[0].weights = [0.5, 0, 2]; data[0].advantages = [-0.5, -0, -2]; "
+       "data[0].logprobs = [-0.5, -0, -2]");
   v1::Datum* const raw_datum = raw.mutable_data(0);
-  raw_datum->clear_tokens();
-  raw_datum->clear_targets();
+  raw_datum->Clear();
   raw_datum->set_tokens_le(Raw<uint32_t>({1, 2, 3}));
   raw_datum->set_targets_le(Raw<uint32_t>({2, 3, 4}));
   raw_datum->set_weights_le(Raw<float>({0.5, 0, 2}));
@@ -68,12 +64,10 @@ TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
 }
 
 TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
-  v1::ForwardBackwardRequest request = GoodStep();
-  request.mutable_loss()->set_replay_support(true);
-  v1::SampledSpan* const span = request.mutable_data(0)->add_sampled_spans();
-  span->set_sequence_id("record:1");
-  span->set_offset(2);
-  span->set_length(3);
+  const v1::ForwardBackwardRequest request =
+      Edited(GoodStep(),
+             "loss.replay_support = true; data[0].sampled_spans = "
+             "{sequence_id: 'record:1' offset: 2 length: 3}");
   v1::ForwardBackwardResponse response;
   ASSERT_TRUE(Send(request, &response).ok());
   const TrainRequest seen = engine_.last_train();
@@ -108,10 +102,9 @@ TEST_F(TrainingServiceTest, CrossEntropyIgnoresPolicyInputs) {
 }
 
 TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
-  v1::ForwardBackwardRequest request = GoodStep();
-  v1::Datum* const datum = request.mutable_data(0);
-  datum->set_targets_per_token(2);
-  for (const uint32_t token : {7, 8, 9}) datum->add_targets(token);
+  const v1::ForwardBackwardRequest request =
+      Edited(GoodStep(),
+             "data[0].targets_per_token = 2; data[0].targets += [7, 8, 9]");
   v1::ForwardBackwardResponse response;
   ASSERT_TRUE(Send(request, &response).ok());
   EXPECT_EQ(engine_.last_train().data[0].targets_per_token, 2);
@@ -119,11 +112,9 @@ TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
 }
 
 TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
-  v1::ForwardBackwardRequest packed = GoodStep();
-  v1::Datum* const datum = packed.mutable_data(0);
-  datum->add_targets(9);
-  v1::ForwardBackwardRequest raw = packed;
-  for (const uint32_t offset : {0, 3, 3, 4}) datum->add_target_offsets(offset);
+  v1::ForwardBackwardRequest raw = Edited(GoodStep(), "data[0].targets += 9");
+  const v1::ForwardBackwardRequest packed =
+      Edited(raw, "data[0].target_offsets = [0, 3, 3, 4]");
   raw.mutable_data(0)->set_target_offsets_le(Raw<uint32_t>({0, 3, 3, 4}));
   for (const v1::ForwardBackwardRequest& request : {packed, raw}) {
     v1::ForwardBackwardResponse response;
@@ -139,9 +130,8 @@ TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
 
 // No token has a target, so the result has no log-probabilities.
 TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
-  v1::ForwardBackwardRequest request = GoodStep();
-  request.mutable_data(0)->clear_targets();
-  request.mutable_data(0)->mutable_target_offsets()->Resize(4, 0);
+  const v1::ForwardBackwardRequest request = Edited(
+      GoodStep(), "clear data[0].targets; data[0].target_offsets = 0 * 4");
   v1::ForwardBackwardResponse response;
   const grpc::Status status = Send(request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
