@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "src/dispatch/page_allocator.h"
@@ -27,6 +28,9 @@ struct PageCopy {
 
   friend bool operator==(const PageCopy&, const PageCopy&) = default;
 };
+
+// A copy within the cache's memory.
+using CacheCopy = std::variant<PageCopy, StateCopy>;
 
 // The pages of one sequence, and the slot of its state in models that have
 // states. The destructor releases them. `allocator` outlives the object.

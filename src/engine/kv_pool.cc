@@ -34,12 +34,12 @@ int64_t BytesFor(const CacheUnits& units, int64_t num_pages,
 }
 
 KvPool::KvPool(const CacheUnits& units, const CacheCounts& counts,
-               CacheCopies copies)
+               std::function<void(const kv::CacheCopy&)> copy)
     : units_(units),
       allocator_(static_cast<int32_t>(counts.pages)),
       states_(static_cast<int32_t>(counts.states)),
       prefixes_(&allocator_, kPageTokens, has_states() ? &states_ : nullptr),
-      copies_(std::move(copies)) {
+      copy_(std::move(copy)) {
   // The first slot is kv::kPaddingState, which stays in use.
   if (has_states()) (void)states_.Allocate();
 }
@@ -76,7 +76,7 @@ bool KvPool::TakeState(kv::SequencePages& sequence) {
 kv::StateSlot KvPool::NewState(std::optional<kv::StateId> from) {
   if (states_.num_free() == 0) prefixes_.EvictState();
   kv::StateSlot slot = kv::StateSlot::Allocate(&states_);
-  if (slot.id()) copies_.state({.from = from, .to = *slot.id()});
+  if (slot.id()) copy_(kv::StateCopy{.from = from, .to = *slot.id()});
   return slot;
 }
 
@@ -91,7 +91,7 @@ std::optional<kv::SequencePages> KvPool::Fork(const kv::SequencePages& source) {
   if (source.num_tokens() % kPageTokens > 0) MakeFree(1);
   std::optional<kv::SequencePages::Fork> fork = source.ForkSequence();
   if (!fork.has_value()) return std::nullopt;
-  if (fork->copy.has_value()) copies_.page(*fork->copy);
+  if (fork->copy.has_value()) copy_(*fork->copy);
   if (has_states()) fork->sequence.SetState(NewState(source.state().id()));
   return std::move(fork->sequence);
 }

@@ -41,17 +41,11 @@ struct CacheCounts {
 [[nodiscard]] int64_t BytesFor(const CacheUnits& units, int64_t num_pages,
                                int64_t max_sequences);
 
-// Copies within the cache's memory.
-struct CacheCopies {
-  std::function<void(const kv::PageCopy&)> page;
-  std::function<void(const kv::StateCopy&)> state;  // Null without states.
-};
-
 // Threads: engine thread only, except num_pages and bytes_per_page.
 class KvPool {
  public:
   KvPool(const CacheUnits& units, const CacheCounts& counts,
-         CacheCopies copies);
+         std::function<void(const kv::CacheCopy&)> copy);
 
   [[nodiscard]] static int64_t PagesFor(int64_t num_tokens) {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
@@ -125,7 +119,7 @@ class KvPool {
   kv::PageAllocator allocator_;
   kv::PageAllocator states_;
   kv::PrefixCache prefixes_;
-  const CacheCopies copies_;
+  const std::function<void(const kv::CacheCopy&)> copy_;
 };
 
 }  // namespace weft::engine

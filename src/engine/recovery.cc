@@ -30,8 +30,8 @@ absl::Status Recovery::Start(journal::LogMetrics* metrics) {
   absl::Notification opened;
   context_.dispatcher.Post([&, this](const absl::Status& open) {
     began_at_ = SteadyNow();
-    absl::StatusOr<journal::LogReader> reader = open;
-    if (open.ok()) reader = Read();
+    absl::StatusOr<journal::LogReader> reader =
+        open.ok() ? Read() : absl::StatusOr<journal::LogReader>(open);
     status = WayOut(reader.status());
     if (status.ok()) status = StartRecording(metrics);
     const absl::Status started = status;

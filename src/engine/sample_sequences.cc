@@ -26,16 +26,10 @@ SampleSequences::SampleSequences(executor::Executor* executor,
     : executor_(*executor),
       probe_(probe),
       max_running_(max_running),
-      pool_(
-          CacheUnitsOf(SizesOf(executor->decoder())),
-          CountsIn(CacheUnitsOf(SizesOf(executor->decoder())), kv_cache_bytes,
-                   max_running),
-          {.page = [executor](
-                       const kv::PageCopy& copy) { executor->CopyPage(copy); },
-           .state =
-               [executor](const kv::StateCopy& copy) {
-                 executor->CopyState(copy);
-               }}),
+      pool_(CacheUnitsOf(SizesOf(executor->decoder())),
+            CountsIn(CacheUnitsOf(SizesOf(executor->decoder())), kv_cache_bytes,
+                     max_running),
+            [executor](const kv::CacheCopy& copy) { executor->Copy(copy); }),
       order_(max_running, pool_.num_pages(), std::move(weights)),
       latest_(std::move(latest)) {
   executor->MakeCache(pool_.num_pages(), kPageTokens, pool_.num_slots());

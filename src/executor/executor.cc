@@ -228,17 +228,10 @@ void Executor::UseDecodeGraphs(int64_t max_rows) {
       runner_.decoder(), runner_.head(), &cache_, max_rows, std::move(device));
 }
 
-void Executor::CopyPage(const kv::PageCopy& copy) {
+void Executor::Copy(const kv::CacheCopy& copy) {
   BeginCall();
-  Broadcast(CopyPageCommand{.copy = copy});
-  executor::CopyPage(copy, &cache_);
-  EndCall();
-}
-
-void Executor::CopyState(const kv::StateCopy& copy) {
-  BeginCall();
-  Broadcast(CopyStateCommand{.copy = copy});
-  executor::CopyState(copy, &cache_);
+  Broadcast(copy);
+  executor::Copy(copy, &cache_);
   EndCall();
 }
 

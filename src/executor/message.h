@@ -49,17 +49,11 @@ struct GradientsCommand {
 struct CacheCommand {
   CachePlan plan;
 };
-struct CopyPageCommand {
-  kv::PageCopy copy;
-};
-struct CopyStateCommand {
-  kv::StateCopy copy;
-};
 struct StopCommand {};
 
-using Message = std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
-                             GradientsCommand, CacheCommand, CopyPageCommand,
-                             CopyStateCommand, StopCommand>;
+using Message =
+    std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
+                 GradientsCommand, CacheCommand, kv::CacheCopy, StopCommand>;
 
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;

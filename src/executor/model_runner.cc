@@ -109,6 +109,36 @@ std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   return order;
 }
 
+void CopyInto(const kv::PageCopy& copy, model::KvStore* store) {
+  for (std::vector<at::Tensor>* pages :
+       {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
+    for (at::Tensor& layer : *pages) {
+      if (!layer.defined()) continue;
+      layer[copy.to]
+          .narrow(0, 0, copy.num_rows)
+          .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
+    }
+  }
+  if (!store->experts_PSE.defined()) return;
+  store->experts_PSE[copy.to]
+      .narrow(0, 0, copy.num_rows)
+      .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
+}
+
+void CopyInto(const kv::StateCopy& copy, model::KvStore* store) {
+  for (std::vector<at::Tensor>* states :
+       {&store->conv_NRW, &store->delta_NHKV}) {
+    for (at::Tensor& layer : *states) {
+      if (!layer.defined()) continue;
+      if (copy.from.has_value()) {
+        layer[copy.to].copy_(layer[*copy.from]);
+      } else {
+        layer[copy.to].zero_();
+      }
+    }
+  }
+}
+
 }  // namespace
 
 ModelRunner::ModelRunner(const model::Decoder& decoder,
@@ -341,34 +371,8 @@ int64_t StateBytes(const model::ModelConfig& largest, int64_t element_bytes) {
           heads * std::max<int64_t>(element_bytes, sizeof(float)));
 }
 
-void CopyPage(const kv::PageCopy& copy, model::KvStore* store) {
-  for (std::vector<at::Tensor>* pages :
-       {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
-    for (at::Tensor& layer : *pages) {
-      if (!layer.defined()) continue;
-      layer[copy.to]
-          .narrow(0, 0, copy.num_rows)
-          .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
-    }
-  }
-  if (!store->experts_PSE.defined()) return;
-  store->experts_PSE[copy.to]
-      .narrow(0, 0, copy.num_rows)
-      .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
-}
-
-void CopyState(const kv::StateCopy& copy, model::KvStore* store) {
-  for (std::vector<at::Tensor>* states :
-       {&store->conv_NRW, &store->delta_NHKV}) {
-    for (at::Tensor& layer : *states) {
-      if (!layer.defined()) continue;
-      if (copy.from.has_value()) {
-        layer[copy.to].copy_(layer[*copy.from]);
-      } else {
-        layer[copy.to].zero_();
-      }
-    }
-  }
+void Copy(const kv::CacheCopy& copy, model::KvStore* store) {
+  std::visit([store](const auto& kind) { CopyInto(kind, store); }, copy);
 }
 
 }  // namespace weft::executor

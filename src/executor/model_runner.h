@@ -97,11 +97,9 @@ class ModelRunner {
 [[nodiscard]] at::Tensor ReadExperts(const model::KvStore& store,
                                      const std::vector<int64_t>& slots);
 
-// Copies the first copy.num_rows rows of page copy.from to page copy.to: the
-// keys and values of every layer, and the experts of the rows.
-void CopyPage(const kv::PageCopy& copy, model::KvStore* store);
-// Replaces the state in copy.to, in every layer that has states.
-void CopyState(const kv::StateCopy& copy, model::KvStore* store);
+// Copies the first rows of a page: the keys and values of every layer, and the
+// experts of the rows. Or replaces a state, in every layer that has states.
+void Copy(const kv::CacheCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor
 

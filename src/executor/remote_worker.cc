@@ -84,12 +84,8 @@ void RemoteWorker::Do(CacheCommand& message) {
   }
 }
 
-void RemoteWorker::Do(const CopyPageCommand& message) {
-  if (samples()) CopyPage(message.copy, &cache_);
-}
-
-void RemoteWorker::Do(const CopyStateCommand& message) {
-  if (samples()) CopyState(message.copy, &cache_);
+void RemoteWorker::Do(const kv::CacheCopy& copy) {
+  if (samples()) Copy(copy, &cache_);
 }
 
 void RemoteWorker::Do(const StopCommand& /*message*/) { stopped_ = true; }

@@ -17,9 +17,10 @@ constexpr int kMaxSequences = 4;
 KvPool MakePool(int64_t pages, std::vector<kv::PageCopy>* copies = nullptr) {
   return {{.page = kPageBytes},
           {.pages = pages},
-          {.page = [copies](const kv::PageCopy& copy) {
-            if (copies != nullptr) copies->push_back(copy);
-          }}};
+          [copies](const kv::CacheCopy& copy) {
+            if (copies == nullptr) return;
+            copies->push_back(std::get<kv::PageCopy>(copy));
+          }};
 }
 
 TEST(KvPoolTest, HasAsManyPagesAsFit) {
@@ -138,12 +139,12 @@ TEST(KvPoolTest, AForkEvictsForItsCopy) {
 // collects the copies of states.
 KvPool MakeStatePool(int64_t pages, int64_t states,
                      std::vector<kv::StateCopy>* copies) {
-  return {
-      {.page = kPageBytes, .state = kPageBytes},
-      {.pages = pages, .states = states + 1},
-      {.page = [](const kv::PageCopy&) {},
-       .state =
-           [copies](const kv::StateCopy& copy) { copies->push_back(copy); }}};
+  return {{.page = kPageBytes, .state = kPageBytes},
+          {.pages = pages, .states = states + 1},
+          [copies](const kv::CacheCopy& copy) {
+            const auto* const state = std::get_if<kv::StateCopy>(&copy);
+            if (state != nullptr) copies->push_back(*state);
+          }};
 }
 
 // Returns a sequence that begins with the cached prefix of `tokens` and has

@@ -160,11 +160,11 @@ TEST_F(MessageTest, TheOthersArriveToo) {
   EXPECT_EQ(size.num_pages, 8);
   EXPECT_EQ(size.page_tokens, 16);
   EXPECT_EQ(size.num_states, 5);
-  const kv::PageCopy copy{.from = 1, .to = 2, .num_rows = 3};
-  EXPECT_EQ(Send(CopyPageCommand{.copy = copy}).copy, copy);
-  for (const kv::StateCopy& state :
-       {kv::StateCopy{.from = 1, .to = 2}, kv::StateCopy{.to = 3}}) {
-    EXPECT_EQ(Send(CopyStateCommand{.copy = state}).copy, state);
+  for (const kv::CacheCopy& copy :
+       {kv::CacheCopy(kv::PageCopy{.from = 1, .to = 2, .num_rows = 3}),
+        kv::CacheCopy(kv::StateCopy{.from = 1, .to = 2}),
+        kv::CacheCopy(kv::StateCopy{.to = 3})}) {
+    EXPECT_EQ(Send(copy), copy);
   }
   const GradientsCommand gradients =
       Send(GradientsCommand{.gradients_E = {at::tensor({1.5f}), at::Tensor()},
