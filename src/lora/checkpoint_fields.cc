@@ -143,22 +143,16 @@ bool GetOptional(const json& object, const char* key, T* value) {
   return !object.contains(key) || Get(object, key, value);
 }
 
-bool GetKind(const json& fields, CheckpointKind* kind) {
-  std::string name = CheckpointKindName(CheckpointKind::kTrain);
-  if (!GetOptional(fields, "kind", &name)) return false;
-  for (int i = 0; i < kNumCheckpointKinds; ++i) {
-    *kind = static_cast<CheckpointKind>(i);
-    if (name == CheckpointKindName(*kind)) return true;
-  }
-  return false;
-}
-
-bool GetOptimizer(const json& fields, Optimizer* optimizer) {
-  std::string name = OptimizerName(Optimizer::kAdamW);
-  if (!GetOptional(fields, "optimizer", &name)) return false;
-  for (int i = 0; i < kNumOptimizers; ++i) {
-    *optimizer = static_cast<Optimizer>(i);
-    if (name == OptimizerName(*optimizer)) return true;
+// Reads the name of one of the first `count` values of an enum. Leaves `*value`
+// as it is if the field is absent.
+template <typename Enum>
+bool GetNamed(const json& fields, const char* key, int count,
+              const char* (*name_of)(Enum), Enum* value) {
+  std::string name = name_of(*value);
+  if (!GetOptional(fields, key, &name)) return false;
+  for (int i = 0; i < count; ++i) {
+    *value = static_cast<Enum>(i);
+    if (name == name_of(*value)) return true;
   }
   return false;
 }
@@ -178,8 +172,10 @@ bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
 // Reads the fields that checkpoints of older servers may lack.
 bool GetProperties(const json& fields, CheckpointInfo* info) {
   uint64_t ttl_seconds = 0;
-  if (!GetKind(fields, &info->kind) ||
-      !GetOptimizer(fields, &info->optimizer) ||
+  if (!GetNamed(fields, "kind", kNumCheckpointKinds, CheckpointKindName,
+                &info->kind) ||
+      !GetNamed(fields, "optimizer", kNumOptimizers, OptimizerName,
+                &info->optimizer) ||
       !GetMetadata(fields, &info->metadata) ||
       !GetOptional(fields, "ttl_seconds", &ttl_seconds) ||
       ttl_seconds > kMaxTtlSeconds ||
