@@ -16,7 +16,7 @@
 #include "src/ops/int8_weight.h"
 #include "tests/head/distill_problem.h"
 #include "tests/ops/quantized.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::loss {
 namespace {
@@ -35,13 +35,10 @@ using ::weft::testing::kHidden;
 using ::weft::testing::kLargestLogit;
 using ::weft::testing::kVocab;
 using ::weft::testing::MakeDistillation;
+using ::weft::testing::MaxAbs;
 using ::weft::testing::QuantizedRows;
 using ::weft::testing::StoredTolerance;
 using ::weft::testing::Tolerance;
-
-double LargestOf(const at::Tensor& values) {
-  return values.numel() == 0 ? 0 : values.abs().max().item<double>();
-}
 
 // Compares the gradients of lm_head's adapters.
 void ExpectAdapters(const Distillation& made, const DistillOracle& oracle,
@@ -50,11 +47,11 @@ void ExpectAdapters(const Distillation& made, const DistillOracle& oracle,
   for (size_t s = 0; s < routing.size(); ++s) {
     const at::Tensor& expected = oracle.scores.dadapters[s];
     if (!expected.defined()) continue;
-    EXPECT_GT(LargestOf(expected), 0);
-    ExpectClose(made.student.Gradient(s), expected,
-                Tolerance(epsilon, kHidden + routing[s].end - routing[s].begin,
-                          oracle.spread *
-                              std::max(LargestOf(expected), kLargestLogit)));
+    EXPECT_GT(MaxAbs(expected), 0);
+    ExpectClose(
+        made.student.Gradient(s), expected,
+        Tolerance(epsilon, kHidden + routing[s].end - routing[s].begin,
+                  oracle.spread * std::max(MaxAbs(expected), kLargestLogit)));
   }
 }
 
@@ -142,7 +139,7 @@ TEST(DistillHeadBf16Test, DivergencesAreThoseOfF32Logits) {
   EXPECT_EQ(dhidden.scalar_type(), at::kBFloat16);
   ExpectClose(dhidden, oracle.scores.dhidden,
               StoredTolerance(kEpsilonBf16, kHidden, magnitude,
-                              LargestOf(oracle.scores.dhidden)));
+                              MaxAbs(oracle.scores.dhidden)));
   ExpectAdapters(made, oracle, kEpsilonF32);
 }
 
@@ -187,9 +184,9 @@ TEST(DistillHeadAccuracyTest, AModelHasNoDivergenceFromItself) {
   made.teacher.hidden = made.student.hidden;
   DistillResult result = Compare(made, {});
   EXPECT_TRUE(at::equal(result.divergences_R, at::zeros({12})) ||
-              LargestOf(result.divergences_R) <=
+              MaxAbs(result.divergences_R) <=
                   Tolerance(kEpsilonF32, kVocab, 1));
-  EXPECT_LE(LargestOf(CompareBackward(made, std::move(result), {})),
+  EXPECT_LE(MaxAbs(CompareBackward(made, std::move(result), {})),
             Tolerance(kEpsilonF32, kVocab, 1));
 }
 

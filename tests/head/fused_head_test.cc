@@ -138,9 +138,8 @@ TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
     EXPECT_TRUE(result.scale_R.defined());
     ExpectClose(result.logprobs_E.cpu(), oracle.logprobs,
                 Tolerance(kEpsilonF32, kHidden, kLargestLogit));
-    ExpectClose(
-        Backward(result, problem, options).cpu(), oracle.dhidden,
-        Tolerance(kEpsilonBf16, 1, oracle.dhidden.abs().max().item<double>()));
+    ExpectClose(Backward(result, problem, options).cpu(), oracle.dhidden,
+                Tolerance(kEpsilonBf16, 1, testing::MaxAbs(oracle.dhidden)));
   }
 }
 
@@ -158,8 +157,7 @@ TEST(FusedHeadCudaTest, LogitsOf8BitsAreThoseOfTheNumbers) {
         at::mm(hidden.to(at::kDouble), numbers.to(at::kDouble).t());
     ExpectClose(
         HeadLogits(hidden.to(at::kCUDA), stored.to(at::kCUDA), {}, 0, {}).cpu(),
-        expected,
-        Tolerance(kEpsilonF32, 192, expected.abs().max().item<double>()));
+        expected, Tolerance(kEpsilonF32, 192, testing::MaxAbs(expected)));
   }
 }
 
@@ -184,8 +182,8 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   for (int64_t r = 0; r < 8; ++r) {
     // The tolerance is relative to this row's own tiny gradient, plus one
     // rounding of p.
-    const double size = oracle.dhidden[r].abs().max().item<double>();
-    const double weight = problem.weight[r].abs().max().item<double>();
+    const double size = testing::MaxAbs(oracle.dhidden[r]);
+    const double weight = testing::MaxAbs(problem.weight[r]);
     ExpectClose(
         dhidden[r], oracle.dhidden[r],
         Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);
@@ -212,7 +210,7 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   for (const auto& [actual, expected] :
        {std::pair(dhidden, oracle.dhidden),
         std::pair(dadapter, oracle.dadapters[0])}) {
-    const double size = expected.abs().max().item<double>();
+    const double size = testing::MaxAbs(expected);
     EXPECT_GT(size, 0);
     ExpectClose(actual, expected, tolerance * size);
   }

@@ -13,7 +13,7 @@
 
 #include "src/loss/fused_head.h"
 #include "tests/head/head_supports.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::testing {
 
@@ -220,9 +220,7 @@ inline Oracle DenseOracle(const Problem& problem, double softcap) {
 inline void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
                         double tolerance) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
-  if (actual.numel() == 0) return;
-  const at::Tensor error = (actual.to(at::kDouble) - expected).abs();
-  EXPECT_LE(error.max().item<double>(), tolerance);
+  EXPECT_LE(MaxDifference(actual, expected), tolerance);
 }
 
 inline double Epsilon(at::ScalarType dtype) {
@@ -236,7 +234,7 @@ inline void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
   for (size_t s = 0; s < problem.rows.routing.size(); ++s) {
     const lora::LoraSegment& segment = problem.rows.routing[s];
     if (!oracle.dadapters[s].defined()) continue;
-    const double size = oracle.dadapters[s].abs().max().item<double>();
+    const double size = MaxAbs(oracle.dadapters[s]);
     EXPECT_GT(size, 0);
     ExpectClose(problem.Gradient(s), oracle.dadapters[s],
                 Tolerance(epsilon, kHidden + segment.end - segment.begin,

@@ -231,11 +231,11 @@ TEST_P(VocabShardTest, DistillationMatchesDenseAutograd) {
       for (size_t s = 0; s < made.rows.scores.routing.size(); ++s) {
         const at::Tensor& expected = oracle.scores.dadapters[s];
         if (!expected.defined()) continue;
-        ExpectClose(made.student.Gradient(s), expected,
-                    Tolerance(Epsilon(dtype), kHidden + 14,
-                              oracle.spread *
-                                  std::max(expected.abs().max().item<double>(),
-                                           kLargestLogit)));
+        ExpectClose(
+            made.student.Gradient(s), expected,
+            Tolerance(Epsilon(dtype), kHidden + 14,
+                      oracle.spread *
+                          std::max(testing::MaxAbs(expected), kLargestLogit)));
       }
     }
   }
@@ -301,8 +301,8 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   for (int64_t r = 0; r < 8; ++r) {
     // The tolerance is relative to this row's own tiny gradient, plus one
     // rounding of p.
-    const double size = oracle.dhidden[r].abs().max().item<double>();
-    const double weight = problem.weight[r * 25].abs().max().item<double>();
+    const double size = testing::MaxAbs(oracle.dhidden[r]);
+    const double weight = testing::MaxAbs(problem.weight[r * 25]);
     ExpectClose(
         outcome.dhidden_RH[r], oracle.dhidden[r],
         Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);

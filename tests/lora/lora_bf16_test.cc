@@ -16,9 +16,13 @@
 #include "src/lora/lora_cpu.h"
 #include "src/ops/matmul.h"
 #include "tests/lora/odd_widths.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::lora::lora_bf16_test {
 namespace {
+
+using ::weft::testing::ExpectNear;
+using ::weft::testing::kEpsilonF32;
 
 // Returns numbers from -2 to 2, most of them 0, so that sums stay small.
 at::Tensor SmallNumbers(at::IntArrayRef sizes) {
@@ -108,8 +112,8 @@ void ExpectMatchesTheFormula(const Problem& p) {
       rows(dx_TI).add_(at::mm(ds, a));
     }
   }
-  ExpectNear(actual.y_TO, y_TO, p.x_TI.size(1), "y");
-  ExpectNear(actual.dx_TI, dx_TI, p.dy_TO.size(1), "dx");
+  ExpectNear(actual.y_TO, y_TO, kEpsilonF32, p.x_TI.size(1), "y");
+  ExpectNear(actual.dx_TI, dx_TI, kEpsilonF32, p.dy_TO.size(1), "dx");
 }
 
 class LoraBf16Test : public ::testing::Test {

@@ -11,10 +11,16 @@
 #include <memory>
 #include <vector>
 
+#include "tests/lora/mixed_routing.h"
 #include "tests/lora/odd_widths.h"
+#include "tests/lora/stacked_masked.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::lora::lora_cpu_test {
 namespace {
+
+using ::weft::testing::ExpectNear;
+using ::weft::testing::kEpsilonF32;
 
 AdapterVersionPtr MakeVersion(int rank) {
   auto version = std::make_shared<AdapterVersion>();
@@ -78,47 +84,29 @@ Result Evaluate(const Problem& problem) {
 
 // The formulas in f64.
 Result Expected(const Problem& problem) {
+  const MixedBatch batch = Converted(
+      {.routing = problem.routing,
+       .gradients = ZeroGradients(VersionsOf(problem.routing), at::kCPU)},
+      at::kCPU, at::kDouble, at::kDouble);
   Result result{.y_TO = problem.y_TO.to(at::kDouble),
-                .dx_TI = problem.dx_TI.to(at::kDouble)};
-  for (const AdapterVersionPtr& version : VersionsOf(problem.routing)) {
-    result.gradients.push_back(
-        {.version = version,
-         .gradient_N = at::zeros_like(version->weights_N, at::kDouble)});
-  }
-  const at::Tensor x_TI = problem.x_TI.to(at::kDouble);
-  const at::Tensor dy_TO = problem.dy_TO.to(at::kDouble);
-  for (const LoraSegment& segment : problem.routing) {
-    const AdapterVersion& version = *segment.version;
-    const at::Tensor weights_N = version.weights_N.to(at::kDouble);
-    const at::Tensor gradient_N = GradientOf(result.gradients, segment.version);
-    const auto rows = [&](const at::Tensor& all) {
-      return all.slice(0, segment.begin, segment.end);
-    };
-    for (const LoraFactor& factor : GroupOf(segment, problem.site).factors) {
-      const at::Tensor a = version.A(weights_N, factor);
-      const at::Tensor b = version.B(weights_N, factor);
-      const int64_t column = LoraSite::ColumnOf(factor.module, kShape);
-      const at::Tensor s = at::mm(rows(x_TI), a.t());
-      const at::Tensor dy = rows(dy_TO).narrow(1, column, factor.out);
-      const at::Tensor ds = at::mm(dy, b) * factor.scale;
-      rows(result.y_TO)
-          .narrow(1, column, factor.out)
-          .add_(at::mm(s, b.t()), factor.scale);
-      rows(result.dx_TI).add_(at::mm(ds, a));
-      version.A(gradient_N, factor).add_(at::mm(ds.t(), rows(x_TI)));
-      version.B(gradient_N, factor).add_(at::mm(dy.t(), s), factor.scale);
-    }
-  }
+                .dx_TI = problem.dx_TI.to(at::kDouble),
+                .gradients = batch.gradients};
+  AddStackedAndMasked(problem.x_TI.to(at::kDouble),
+                      problem.dy_TO.to(at::kDouble), batch.routing,
+                      batch.gradients, problem.site, kShape, result.y_TO,
+                      result.dx_TI);
   return result;
 }
 
 void ExpectMatchesTheFormula(const Problem& problem) {
   const Result expected = Expected(problem), actual = Evaluate(problem);
-  ExpectNear(actual.y_TO, expected.y_TO, problem.x_TI.size(1), "y");
-  ExpectNear(actual.dx_TI, expected.dx_TI, problem.dy_TO.size(1), "dx");
+  ExpectNear(actual.y_TO, expected.y_TO, kEpsilonF32, problem.x_TI.size(1),
+             "y");
+  ExpectNear(actual.dx_TI, expected.dx_TI, kEpsilonF32, problem.dy_TO.size(1),
+             "dx");
   for (size_t i = 0; i < actual.gradients.size(); ++i) {
     ExpectNear(actual.gradients[i].gradient_N, expected.gradients[i].gradient_N,
-               problem.x_TI.size(0), "gradient");
+               kEpsilonF32, problem.x_TI.size(0), "gradient");
   }
 }
 

@@ -11,15 +11,13 @@
 #include <vector>
 
 #include "tests/support/dtype_name.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::lora::lora_embedding_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
+using ::weft::testing::EpsilonOf;
+using ::weft::testing::ExpectNear;
 
 constexpr ModelShape kShape = {.num_layers = 1,
                                .hidden = 24,
@@ -29,11 +27,6 @@ constexpr ModelShape kShape = {.num_layers = 1,
                                .vocab = 9};
 constexpr int64_t kRows = 23;
 constexpr double kScale = 4.875;  // Exact in every dtype.
-
-double EpsilonOf(at::ScalarType dtype) {
-  if (dtype == at::kDouble) return kEpsilonF64;
-  return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
-}
 
 AdapterVersionPtr MakeVersion(int rank, at::ScalarType dtype,
                               std::vector<TargetModule> modules) {
@@ -140,14 +133,6 @@ Result Evaluate(const Problem& problem) {
     result.gradients.push_back(gradient.gradient_N);
   }
   return result;
-}
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                double epsilon, int64_t reduction) {
-  ASSERT_EQ(actual.sizes(), expected.sizes());
-  const double largest = std::max(1.0, expected.abs().max().item<double>());
-  EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
-            Tolerance(epsilon, reduction, largest));
 }
 
 class LoraEmbeddingTest : public ::testing::TestWithParam<at::ScalarType> {};

@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "tests/support/dtype_name.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::lora::lora_linear_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
+using ::weft::testing::EpsilonOf;
+using ::weft::testing::ExpectNear;
 using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
+using ::weft::testing::MaxAbs;
 
 constexpr ModelShape kShape = {.num_layers = 2,
                                .hidden = 24,
@@ -29,11 +29,6 @@ constexpr ModelShape kShape = {.num_layers = 2,
                                .ffn = 40,
                                .vocab = 56};
 constexpr int64_t kRows = 23;
-
-double EpsilonOf(at::ScalarType dtype) {
-  if (dtype == at::kDouble) return kEpsilonF64;
-  return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
-}
 
 std::vector<TargetModule> EveryModule() {
   std::vector<TargetModule> modules = DefaultTargetModules();
@@ -214,18 +209,6 @@ Result Evaluate(const Problem& problem, bool want_input_gradient = true) {
     result.gradients.push_back(GradientOf(gradients, segment.version));
   }
   return result;
-}
-
-double MaxAbs(const at::Tensor& x) {
-  return x.numel() == 0 ? 0 : x.abs().max().item<double>();
-}
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                double epsilon, int64_t reduction, const char* what) {
-  const double tolerance =
-      Tolerance(epsilon, reduction, std::max(1.0, MaxAbs(expected)));
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  EXPECT_LE(MaxAbs(actual.to(at::kDouble) - expected), tolerance) << what;
 }
 
 constexpr LoraSite kSites[] = {

@@ -4,15 +4,11 @@
 #ifndef WEFT_TESTS_LORA_ODD_WIDTHS_H_
 #define WEFT_TESTS_LORA_ODD_WIDTHS_H_
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "src/lora/lora_linear.h"
-#include "tests/support/tolerance.h"
 
 namespace weft::lora {
 
@@ -58,17 +54,6 @@ inline std::vector<AdapterVersionPtr> VersionsOf(const LoraRouting& routing) {
     }
   }
   return versions;
-}
-
-// Expects that `actual` differs from the f64 tensor `expected` only by the
-// rounding of f32 sums of `reduction` terms.
-inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                       int64_t reduction, const char* what) {
-  const double largest = expected.abs().max().item<double>();
-  EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
-            testing::Tolerance(testing::kEpsilonF32, reduction,
-                               std::max(1.0, largest)))
-      << what;
 }
 
 }  // namespace weft::lora

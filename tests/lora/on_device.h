@@ -4,10 +4,9 @@
 #define WEFT_TESTS_LORA_ON_DEVICE_H_
 
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
 
 #include "src/ops/cuda_dispatch.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::lora {
 
@@ -28,14 +27,9 @@ inline at::Tensor OnDevice(const at::Tensor& x) {
 // bf16, or it is f32 and holds sums of bf16 numbers.
 inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                        const char* what) {
-  using ::weft::testing::kEpsilonBf16;
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double largest = expected.abs().max().item<double>();
-  const double error =
-      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>();
   // Sums are f32. Values are rounded when they are stored.
-  EXPECT_LE(error, ::weft::testing::Tolerance(kEpsilonBf16, 1, largest))
-      << what;
+  testing::ExpectNear(actual, expected, testing::kEpsilonBf16, 1, what,
+                      /*least=*/0);
 }
 
 }  // namespace weft::lora

@@ -14,7 +14,7 @@
 
 #include "src/model/decoder.h"
 #include "tests/model/tiny_model.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::testing {
 
@@ -191,25 +191,12 @@ inline TrainResult Train(const model::Decoder& decoder,
   return Train(decoder, batch, UpstreamGradient(decoder), num_recomputed);
 }
 
-inline double MaxAbs(const at::Tensor& x) {
-  return x.abs().max().item<double>();
-}
-
 // Returns the number of roundings along the longest path, which has every
 // reduction of every layer.
 inline int64_t PathLength(const model::ModelConfig& config) {
   const lora::ModelShape shape = config.shape();
   return config.num_layers * (4 * config.hidden + shape.q_width + shape.ffn +
                               2 * config.head_dim + kRows);
-}
-
-inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                       double epsilon, int64_t reduction,
-                       const std::string& what) {
-  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
-  const double tolerance =
-      Tolerance(epsilon, reduction, std::max(1.0, MaxAbs(expected)));
-  EXPECT_LE(MaxAbs(actual.to(at::kDouble) - expected), tolerance) << what;
 }
 
 }  // namespace weft::testing

@@ -7,10 +7,12 @@
 #include <tuple>
 
 #include "tests/support/dtype_name.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::moe::router_test {
 namespace {
+
+using ::weft::testing::MaxAbs;
 
 constexpr int kTokens = 11;
 constexpr int kHidden = 16;
@@ -31,10 +33,6 @@ at::Tensor Random(int64_t rows, int64_t columns) {
   return at::randn({rows, columns}, at::kDouble);
 }
 
-double Largest(const at::Tensor& x) {
-  return x.detach().abs().max().item<double>();
-}
-
 // The bound of the rounding errors of values up to `magnitude` in f64.
 double Bound(double magnitude) {
   return testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts,
@@ -43,7 +41,7 @@ double Bound(double magnitude) {
 
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                 double bound) {
-  EXPECT_LE(Largest(actual - expected), bound);
+  EXPECT_LE(MaxAbs(actual - expected), bound);
 }
 
 TEST(RouteTest, GradientsAreThoseOfAutograd) {
@@ -62,7 +60,7 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
     const Routing routing = Route(x_TH.detach(), {router_EH, none}, config, {});
     ExpectNear(routing.weights_TK, weights_TK, Bound(1));
     ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config),
-               expected, Bound(Largest(expected)));
+               expected, Bound(MaxAbs(expected)));
   }
 }
 
@@ -86,7 +84,7 @@ TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
   EXPECT_TRUE(at::equal(routing.experts_TK, experts_TK));
   ExpectNear(routing.weights_TK, weights_TK, Bound(1));
   ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config), expected,
-             Bound(Largest(expected)));
+             Bound(MaxAbs(expected)));
 }
 
 // GLM-4.5 chooses experts, first by groups, from corrected sigmoids. The
@@ -118,7 +116,7 @@ TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
   EXPECT_TRUE(at::equal(routing.experts_TK, experts_TK));
   ExpectNear(routing.weights_TK, weights_TK, Bound(2.5));
   ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config), expected,
-             2.5 * Bound(Largest(expected)));
+             2.5 * Bound(MaxAbs(expected)));
   const Routing given = Route(x_TH.detach(), {router_EH, none, correction_E},
                               config, experts_TK.flip(1), /*all_given=*/true);
   ExpectNear(given.weights_TK.flip(1), routing.weights_TK, Bound(2.5));

@@ -6,12 +6,14 @@
 
 #include "kernels/cpu/bf16_product.h"
 #include "src/ops/small_products.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
+using ::weft::testing::MaxAbs;
+using ::weft::testing::MaxDifference;
 using ::weft::testing::Tolerance;
 
 at::Tensor Rounded(const at::Tensor& x) {
@@ -43,16 +45,13 @@ TEST(Bf16MultiplierTest, OperandsAreRoundedAndSumsAreF32) {
       const at::Tensor b = PartOf(k, n, (layout & 2) != 0);
       // A power of two scales without another rounding.
       const at::Tensor product = 0.125 * at::mm(Rounded(a), Rounded(b));
-      const double tolerance =
-          Tolerance(kEpsilonF32, k, product.abs().max().item<double>());
+      const double tolerance = Tolerance(kEpsilonF32, k, MaxAbs(product));
       const at::Tensor whole = at::full({m, n + 2}, 3.0F);
       const at::Tensor out = whole.narrow(1, 1, n);
       multiplier.Multiply(out, a, b, /*adds=*/true, 0.125);
-      EXPECT_LE((out.to(at::kDouble) - product - 3).abs().max().item<double>(),
-                tolerance + 4 * kEpsilonF32);
+      EXPECT_LE(MaxDifference(out, product + 3), tolerance + 4 * kEpsilonF32);
       multiplier.Multiply(out, a, b, /*adds=*/false, 0.125);
-      EXPECT_LE((out.to(at::kDouble) - product).abs().max().item<double>(),
-                tolerance);
+      EXPECT_LE(MaxDifference(out, product), tolerance);
       EXPECT_TRUE((whole.select(1, 0) == 3).all().item<bool>());
       EXPECT_TRUE((whole.select(1, n + 1) == 3).all().item<bool>());
     }

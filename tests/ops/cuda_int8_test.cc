@@ -8,12 +8,14 @@
 #include "src/ops/int8_weight.h"
 #include "src/ops/matmul.h"
 #include "tests/ops/quantized.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::cuda_int8_test {
 namespace {
 
 using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::MaxAbs;
+using ::weft::testing::MaxDifference;
 using ::weft::testing::QuantizedRows;
 using ::weft::testing::StoredTolerance;
 
@@ -34,10 +36,9 @@ void ExpectProduct(const at::Tensor& actual, const at::Tensor& a,
   if (bias.defined()) expected += bias.to(at::kDouble);
   ASSERT_EQ(actual.sizes(), expected.sizes());
   ASSERT_EQ(actual.scalar_type(), at::kBFloat16);
-  const double largest = expected.abs().max().item<double>();
-  EXPECT_LE(
-      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>(),
-      StoredTolerance(kEpsilonBf16, a.size(1), largest, largest));
+  const double largest = MaxAbs(expected);
+  EXPECT_LE(MaxDifference(actual, expected),
+            StoredTolerance(kEpsilonBf16, a.size(1), largest, largest));
 }
 
 class CudaInt8Test : public ::testing::Test {

@@ -7,20 +7,13 @@
 #include <string>
 #include <tuple>
 
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::gated_product_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
+using ::weft::testing::EpsilonOf;
 using ::weft::testing::Tolerance;
-
-double EpsilonOf(at::ScalarType dtype) {
-  if (dtype == at::kDouble) return kEpsilonF64;
-  return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
-}
 
 at::Tensor Expected(Activation activation, const at::Tensor& gate,
                     const at::Tensor& up) {

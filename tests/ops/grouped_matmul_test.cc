@@ -8,14 +8,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
+using ::weft::testing::EpsilonOf;
 
 struct Widths {
   int64_t inputs;
@@ -28,14 +26,9 @@ const std::vector<int64_t> kEnds = {0, 3, 3, 4, 144, 144};
 // Sums of `terms` products are f32, and bf16 rounds them when they are stored.
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                 int64_t terms) {
-  ASSERT_EQ(actual.sizes(), expected.sizes());
-  const double largest = expected.abs().max().item<double>();
-  const double tolerance = actual.scalar_type() == at::kFloat
-                               ? Tolerance(kEpsilonF32, terms, largest)
-                               : Tolerance(kEpsilonBf16, 1, largest);
-  EXPECT_LE(
-      (actual.cpu().to(at::kDouble) - expected).abs().max().item<double>(),
-      tolerance);
+  const bool is_f32 = actual.scalar_type() == at::kFloat;
+  testing::ExpectNear(actual, expected, EpsilonOf(actual.scalar_type()),
+                      is_f32 ? terms : 1, "", /*least=*/0);
 }
 
 // Compares GroupedLinear and GroupedMatMul in the dtype of `options` with

@@ -11,24 +11,21 @@
 #include "absl/strings/str_cat.h"
 #include "src/ops/matmul.h"
 #include "tests/ops/quantized.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops {
 namespace {
 
+using ::weft::testing::ExpectNear;
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::QuantizedRows;
-using ::weft::testing::Tolerance;
 
 void ExpectProduct(const at::Tensor& actual, const at::Tensor& a,
                    const at::Tensor& b, const at::Tensor& bias) {
   at::Tensor expected = at::mm(a.to(at::kDouble), b);
   if (bias.defined()) expected += bias.to(at::kDouble);
-  ASSERT_EQ(actual.sizes(), expected.sizes());
   EXPECT_EQ(actual.scalar_type(), at::kFloat);
-  EXPECT_LE(
-      (actual.to(at::kDouble) - expected).abs().max().item<double>(),
-      Tolerance(kEpsilonF32, a.size(1), expected.abs().max().item<double>()));
+  ExpectNear(actual, expected, kEpsilonF32, a.size(1), "", /*least=*/0);
 }
 
 class Int8ProductTest : public ::testing::TestWithParam<int64_t> {};

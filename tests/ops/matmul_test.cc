@@ -11,20 +11,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/ops/int8_weight.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::matmul_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::EpsilonOf;
+using ::weft::testing::ExpectNear;
 using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
-
-double EpsilonOf(at::ScalarType dtype) {
-  if (dtype == at::kDouble) return kEpsilonF64;
-  return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
-}
 
 using Shape = std::tuple<int64_t, int64_t, int64_t>;
 class MatMulTest
@@ -32,12 +26,8 @@ class MatMulTest
  protected:
   static void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
                           int64_t terms, at::ScalarType dtype) {
-    ASSERT_EQ(actual.sizes(), expected.sizes());
     EXPECT_EQ(actual.scalar_type(), dtype);
-    if (actual.numel() == 0) return;
-    const double largest = expected.abs().max().item<double>();
-    EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
-              Tolerance(EpsilonOf(dtype), terms, largest));
+    ExpectNear(actual, expected, EpsilonOf(dtype), terms, "", /*least=*/0);
   }
 };
 
@@ -90,16 +80,13 @@ TEST_P(MatMulOfBf16WeightTest, IsThatOfItsWidenedValues) {
                                         weight_NK.to(at::kDouble).t());
   const at::Tensor y = MatMul(a, weight_NK.t(), bias);
   EXPECT_EQ(y.scalar_type(), at::kFloat);
-  EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
-            Tolerance(kEpsilonF32, 37, expected.abs().max().item<double>()));
+  ExpectNear(y, expected, kEpsilonF32, 37, "", /*least=*/0);
   // This is the product of the backward pass.
   const at::Tensor back = MatMul(y, weight_NK);
   const at::Tensor expected_back =
       at::mm(y.to(at::kDouble), weight_NK.to(at::kDouble));
   EXPECT_EQ(back.scalar_type(), at::kFloat);
-  EXPECT_LE(
-      (back.to(at::kDouble) - expected_back).abs().max().item<double>(),
-      Tolerance(kEpsilonF32, 50, expected_back.abs().max().item<double>()));
+  ExpectNear(back, expected_back, kEpsilonF32, 50, "", /*least=*/0);
 }
 
 INSTANTIATE_TEST_SUITE_P(FewAndManyRows, MatMulOfBf16WeightTest,
@@ -116,8 +103,7 @@ TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {
   const at::Tensor expected =
       at::addmm(bias, a, weight_NK.to(at::kFloat).t()).to(at::kDouble);
   const at::Tensor y = MatMul(a, weight_NK.t(), bias);
-  EXPECT_LE((y.to(at::kDouble) - expected).abs().max().item<double>(),
-            Tolerance(kEpsilonF32, 4096, expected.abs().max().item<double>()));
+  ExpectNear(y, expected, kEpsilonF32, 4096, "", /*least=*/0);
 }
 
 // Allows bf16 products for one test.
@@ -139,9 +125,7 @@ class Bf16ArithmeticTest : public ::testing::Test {
                                      const at::Tensor& b) {
     EXPECT_EQ(y.scalar_type(), at::kFloat);
     const at::Tensor expected = at::mm(Rounded(a), Rounded(b));
-    EXPECT_LE(
-        (y.to(at::kDouble) - expected).abs().max().item<double>(),
-        Tolerance(kEpsilonF32, a.size(1), expected.abs().max().item<double>()));
+    ExpectNear(y, expected, kEpsilonF32, a.size(1), "", /*least=*/0);
   }
 };
 

@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-using weft::testing::kEpsilonF64;
-using weft::testing::Tolerance;
+using ::weft::testing::ExpectNear;
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Tolerance;
 
 struct Shape {
   int64_t query_heads;
@@ -118,12 +119,9 @@ void CheckAgainstDense(const Shape& shape, at::ScalarType dtype, double epsilon,
                  rule, out, sinks_H);
   for (int64_t b = 0; b < batch; ++b) {
     const at::Tensor expected = DenseAttention(q[b], k[b], v[b], rule, sinks_H);
-    const double magnitude = std::max(1.0, expected.abs().max().item<double>());
-    const double error =
-        (out[b].to(at::kDouble) - expected).abs().max().item<double>();
-    EXPECT_LE(error,
-              Tolerance(epsilon, shape.lengths[b] + shape.features, magnitude))
-        << "sequence " << b << " of " << shape.lengths[b];
+    SCOPED_TRACE(::testing::Message()
+                 << "sequence " << b << " of " << shape.lengths[b]);
+    ExpectNear(out[b], expected, epsilon, shape.lengths[b] + shape.features);
   }
 }
 

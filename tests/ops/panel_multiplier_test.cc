@@ -4,12 +4,13 @@
 #include <cstdint>
 
 #include "src/ops/small_products.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::panel_multiplier_test {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
+using ::weft::testing::MaxDifference;
 using ::weft::testing::Tolerance;
 
 // Sizes near the edges of the kernels' blocks: tiles of 4 or 8 rows, parts of
@@ -44,10 +45,6 @@ double ToleranceOf(const at::Tensor& a, const at::Tensor& b) {
                    Product(a.abs(), b.abs()).max().item<double>());
 }
 
-double LargestError(const at::Tensor& out, const at::Tensor& expected) {
-  return (out.to(at::kDouble) - expected).abs().max().item<double>();
-}
-
 // Overwrites a part of a matrix with 0.5 a b and then adds 0.5 a b to it.
 void ExpectProducts(PanelMultiplier* multiplier, const at::Tensor& a,
                     const at::Tensor& b) {
@@ -57,9 +54,9 @@ void ExpectProducts(PanelMultiplier* multiplier, const at::Tensor& a,
   const at::Tensor whole = at::full({a.size(0), columns + 2}, 3.0F);
   const at::Tensor out = whole.narrow(1, 1, columns);
   multiplier->Multiply(out, a, b, /*adds=*/false, 0.5);
-  EXPECT_LE(LargestError(out, expected), tolerance);
+  EXPECT_LE(MaxDifference(out, expected), tolerance);
   multiplier->Multiply(out, a, b, /*adds=*/true, 0.5);
-  EXPECT_LE(LargestError(out, 2 * expected), tolerance);
+  EXPECT_LE(MaxDifference(out, 2 * expected), tolerance);
   EXPECT_TRUE((whole.select(1, 0) == 3).all().item<bool>());
   EXPECT_TRUE((whole.select(1, columns + 1) == 3).all().item<bool>());
 }

@@ -4,27 +4,16 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/dtype_name.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::rms_norm_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
+using ::weft::testing::EpsilonOf;
+using ::weft::testing::MaxDifference;
 using ::weft::testing::Tolerance;
 
 constexpr double kEps = 1e-5;
-
-double EpsilonOf(at::ScalarType dtype) {
-  if (dtype == at::kDouble) return kEpsilonF64;
-  return dtype == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
-}
-
-double MaxDifference(const at::Tensor& a, const at::Tensor& b) {
-  if (a.numel() == 0) return 0;
-  return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
-}
 
 struct Oracle {
   at::Tensor y;

@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "src/ops/tree_attention.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::suffix_attention_test {
 namespace {
 
+using ::weft::testing::ExpectNear;
 using ::weft::testing::kEpsilonBf16;
 using ::weft::testing::kEpsilonF32;
 using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
 
 constexpr int64_t kHeads = 6, kKvHeads = 2, kFeatures = 8;
 
@@ -101,10 +101,9 @@ void CheckAgainstDense(const std::vector<Lengths>& lengths, AttentionRule rule,
           DenseSuffix(q, k, v, rows, rule, has_sinks ? sinks_H : none_H);
       const at::Tensor actual =
           (has_sinks ? sunk : out).narrow(0, rows.q_begin, rows.q_size);
-      EXPECT_LE((actual.to(at::kDouble) - expected).abs().max().item<double>(),
-                Tolerance(epsilon, rows.k_size,
-                          std::max(1.0, expected.abs().max().item<double>())))
-          << rows.q_size << " of " << rows.k_size << ", sinks " << has_sinks;
+      SCOPED_TRACE(::testing::Message() << rows.q_size << " of " << rows.k_size
+                                        << ", sinks " << has_sinks);
+      ExpectNear(actual, expected, epsilon, rows.k_size);
     }
   }
 }
