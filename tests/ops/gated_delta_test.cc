@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/ops/tree_pack.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::ops::gated_delta_test {
@@ -17,26 +18,8 @@ namespace {
 using weft::testing::kEpsilonBf16;
 using weft::testing::kEpsilonF32;
 using weft::testing::kEpsilonF64;
-
-struct Pack {
-  std::string name;
-  std::vector<AttentionNode> nodes;
-};
-
-// Makes nodes from their lengths and parents, in depth-first order.
-Pack Tree(const std::string& name,
-          const std::vector<std::pair<int64_t, int64_t>>& length_and_parent) {
-  Pack pack{name, {}};
-  int64_t row = 0;
-  for (const auto& [length, parent] : length_and_parent) {
-    pack.nodes.push_back({row, row + length, parent, row + length});
-    row += length;
-    for (int64_t n = parent; n >= 0; n = pack.nodes[n].parent) {
-      pack.nodes[n].subtree_end = row;
-    }
-  }
-  return pack;
-}
+using weft::testing::Pack;
+using weft::testing::Tree;
 
 std::vector<Pack> Packs() {
   return {Tree("OneRow", {{1, -1}}),
@@ -220,7 +203,7 @@ TEST_P(GatedDeltaTest, MatchesTheDefinitionAndItsGradients) {
   for (const Pack& pack : Packs()) {
     SCOPED_TRACE(pack.name);
     const DeltaParameters p = MakeParameters(shape, dtype);
-    const int64_t num_rows = pack.nodes.back().end;
+    const int64_t num_rows = pack.num_rows();
     const at::Tensor fused = MakeFused(num_rows, p, dtype);
     const at::Tensor leaf =
         fused.to(at::kDouble).detach().clone().requires_grad_(true);
@@ -289,7 +272,7 @@ TEST_P(GatedDeltaTest, ContinuesSequencesInTheirSlots) {
   const c10::InferenceMode no_grad;
   for (const Pack& pack : packs) {
     SCOPED_TRACE(pack.name);
-    const int64_t num_rows = pack.nodes.back().end;
+    const int64_t num_rows = pack.num_rows();
     const at::Tensor fused = MakeFused(num_rows, p, dtype);
     const at::Tensor want =
         Oracle(ViewsOf(fused.to(at::kDouble), p), wide, pack.nodes, &oracle);

@@ -7,78 +7,65 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/ops/matmul.h"
-#include "tests/support/tolerance.h"
+#include "tests/ops/tree_pack.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::ops::tree_attention_test {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-using weft::testing::kEpsilonF64;
-using weft::testing::Tolerance;
+using ::weft::testing::ExpectNear;
+using ::weft::testing::kEpsilonBf16;
+using ::weft::testing::kEpsilonF32;
+using ::weft::testing::kEpsilonF64;
+using ::weft::testing::Pack;
+using ::weft::testing::Tree;
 
-struct Pack {
-  std::string name;
-  std::vector<AttentionNode> nodes;
-
-  [[nodiscard]] int64_t num_rows() const { return nodes.back().end; }
-};
+using Node = std::pair<int64_t, int64_t>;  // Its length and its parent.
 
 // Makes sequences without a shared prefix.
 Pack Sequences(const std::string& name, const std::vector<int64_t>& lengths) {
-  Pack pack{name, {}};
-  int64_t row = 0;
-  for (const int64_t length : lengths) {
-    pack.nodes.push_back({row, row + length, -1, row + length});
-    row += length;
-  }
-  return pack;
+  std::vector<Node> nodes;
+  for (const int64_t length : lengths) nodes.emplace_back(length, -1);
+  return Tree(name, nodes);
 }
 
 // Makes groups of one prompt with its completions.
 Pack Groups(const std::string& name, int64_t prompt,
             const std::vector<std::vector<int64_t>>& completions) {
-  Pack pack{name, {}};
-  int64_t row = 0;
+  std::vector<Node> nodes;
   for (const std::vector<int64_t>& lengths : completions) {
-    const int64_t parent = static_cast<int64_t>(pack.nodes.size());
-    pack.nodes.push_back({row, row + prompt, -1, 0});
-    row += prompt;
-    for (const int64_t length : lengths) {
-      pack.nodes.push_back({row, row + length, parent, row + length});
-      row += length;
-    }
-    pack.nodes[parent].subtree_end = row;
+    const auto parent = std::ssize(nodes);
+    nodes.emplace_back(prompt, -1);
+    for (const int64_t length : lengths) nodes.emplace_back(length, parent);
   }
-  return pack;
+  return Tree(name, nodes);
 }
 
 std::vector<Pack> Packs() {
-  return {Sequences("OneSequence", {37}),
-          Sequences("OneToken", {1}),
+  return {Sequences("OneSequence", {37}), Sequences("OneToken", {1}),
           Sequences("EqualSequences", {6, 6, 6}),
           Sequences("RaggedSequences", {5, 1, 9, 9, 3}),
-          Groups("GroupOfOne", 7, {{5}}),
-          Groups("GroupOfTwo", 9, {{4, 4}}),
+          Groups("GroupOfOne", 7, {{5}}), Groups("GroupOfTwo", 9, {{4, 4}}),
           Groups("RaggedGroupOfEight", 20, {{3, 1, 7, 7, 2, 5, 1, 4}}),
           Groups("PromptOfOneToken", 1, {{4, 2}}),
           Groups("CompletionsOfOneToken", 5, {{1, 1, 1}}),
           Groups("TwoGroupsAndASequence", 6, {{3, 2}, {2, 8}, {}}),
           // The root has two branches with two leaves each, and one leaf.
-          {"ThreeLevels",
-           {{0, 4, -1, 20},
-            {4, 7, 0, 13},
-            {7, 9, 1, 9},
-            {9, 13, 1, 13},
-            {13, 15, 0, 18},
-            {15, 16, 4, 16},
-            {16, 18, 4, 18},
-            {18, 20, 0, 20},
-            {20, 25, -1, 25}}}};
+          Tree("ThreeLevels", {{4, -1},
+                               {3, 0},
+                               {2, 1},
+                               {4, 1},
+                               {2, 0},
+                               {1, 4},
+                               {2, 4},
+                               {2, 0},
+                               {5, -1}})};
 }
 
 struct Heads {
@@ -174,16 +161,6 @@ Oracle DenseAttention(const Pack& pack, const at::Tensor& storage,
   const auto gradients =
       torch::autograd::grad({out}, {leaf}, {dout.to(at::kCPU, at::kDouble)});
   return {out.detach(), scores.logsumexp(-1).t().detach(), gradients[0]};
-}
-
-double MaxAbs(const at::Tensor& x) { return x.abs().max().item<double>(); }
-
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                double epsilon, int64_t reduction, const char* what) {
-  const double tolerance =
-      Tolerance(epsilon, reduction, std::max(1.0, MaxAbs(expected)));
-  EXPECT_LE(MaxAbs(actual.to(at::kCPU, at::kDouble) - expected), tolerance)
-      << what;
 }
 
 void CheckAgainstOracle(const Pack& pack, const Heads& heads,
