@@ -1,6 +1,6 @@
 // Tests the CUDA code for the adapters' part of a linear layer. Compares it
-// with AddStackedAndMasked in f64. Without CUDA, the kernels run on the host, on
-// CPU tensors.
+// with AddStackedAndMasked in f64. Without CUDA, the kernels run on the host,
+// on CPU tensors.
 #include "src/lora/lora_cuda.h"
 
 #include <ATen/ATen.h>
