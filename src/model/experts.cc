@@ -213,7 +213,6 @@ class ExpertMlp {
  private:
   [[nodiscard]] lora::LoraSite Site(lora::ProjectionGroup group) const;
   [[nodiscard]] at::Tensor GateUp(const at::Tensor& x_nH, PartTape* tape) const;
-  [[nodiscard]] at::Tensor Activated(const at::Tensor& gate_up_n2F) const;
   // Add what the bias of `down` contributes to the output and to dLoss/dweight.
   void AddDownBias(const at::Tensor& weight_n1, at::Tensor& y_nH) const;
   void AddDownBiasGradient(const at::Tensor& dy_nH, at::Tensor& d_n) const;
@@ -333,9 +332,10 @@ at::Tensor ExpertMlp::Forward(const at::Tensor& x_nH,
                               const at::Tensor& weight_n1,
                               PartTape* tape) const {
   at::Tensor gate_up_n2F = GateUp(x_nH, tape);
-  at::Tensor y_nH = LoraLinear(Activated(gate_up_n2F).mul_(weight_n1), down_,
-                               pass_, Site(ProjectionGroup::kDown),
-                               tape != nullptr ? &tape->shrunk_down : nullptr);
+  at::Tensor y_nH = LoraLinear(
+      ops::GatedProduct(layer_.config.activation, gate_up_n2F).mul_(weight_n1),
+      down_, pass_, Site(ProjectionGroup::kDown),
+      tape != nullptr ? &tape->shrunk_down : nullptr);
   AddDownBias(weight_n1, y_nH);
   if (tape != nullptr) tape->gate_up_n2F = std::move(gate_up_n2F);
   return y_nH;
@@ -344,16 +344,18 @@ at::Tensor ExpertMlp::Forward(const at::Tensor& x_nH,
 void ExpertMlp::Recompute(const at::Tensor& x_nH, const at::Tensor& weight_n1,
                           PartTape& tape) const {
   tape.gate_up_n2F = GateUp(x_nH, &tape);
-  tape.shrunk_down =
-      lora::LoraShrink(Activated(tape.gate_up_n2F).mul_(weight_n1), down_,
-                       pass_, Site(ProjectionGroup::kDown));
+  tape.shrunk_down = lora::LoraShrink(
+      ops::GatedProduct(layer_.config.activation, tape.gate_up_n2F)
+          .mul_(weight_n1),
+      down_, pass_, Site(ProjectionGroup::kDown));
 }
 
 ExpertMlp::InputGradients ExpertMlp::Backward(
     const at::Tensor& dy_nH, const at::Tensor& x_nH,
     const at::Tensor& weight_n1, const lora::LoraGradients& gradients,
     PartTape tape) const {
-  at::Tensor activated_nF = Activated(tape.gate_up_n2F);
+  at::Tensor activated_nF =
+      ops::GatedProduct(layer_.config.activation, tape.gate_up_n2F);
   at::Tensor d_nF = lora::LoraLinearBackward(
       dy_nH, activated_nF * weight_n1, down_, pass_,
       Site(ProjectionGroup::kDown), tape.shrunk_down, gradients,
@@ -382,13 +384,6 @@ LoraSite ExpertMlp::Site(ProjectionGroup group) const {
 at::Tensor ExpertMlp::GateUp(const at::Tensor& x_nH, PartTape* tape) const {
   return LoraLinear(x_nH, gate_up_, pass_, Site(ProjectionGroup::kGateUp),
                     tape != nullptr ? &tape->shrunk_gate_up : nullptr);
-}
-
-at::Tensor ExpertMlp::Activated(const at::Tensor& gate_up_n2F) const {
-  at::Tensor product_nF =
-      at::empty({gate_up_n2F.size(0), shape_.ffn}, gate_up_n2F.options());
-  ops::GatedProduct(layer_.config.activation, gate_up_n2F, product_nF);
-  return product_nF;
 }
 
 void ExpertMlp::AddDownBias(const at::Tensor& weight_n1,

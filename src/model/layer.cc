@@ -286,19 +286,12 @@ at::Tensor Mlp::GateUp(at::Tensor normed_TH, const Pass& pass,
                     tape != nullptr ? &tape->shrunk_gate_up : nullptr);
 }
 
-at::Tensor Mlp::Gated(const at::Tensor& gate_up_T2F) const {
-  at::Tensor product_TF =
-      at::empty({gate_up_T2F.size(0), layer_.shape.ffn}, gate_up_T2F.options());
-  ops::GatedProduct(layer_.config.activation, gate_up_T2F, product_TF);
-  return product_TF;
-}
-
 at::Tensor Mlp::Down(const at::Tensor& gate_up_T2F, const Pass& pass,
                      LayerTape* tape) const {
-  at::Tensor down_TH =
-      LoraLinear(Gated(gate_up_T2F), layer_.weights.down, pass.lora,
-                 {layer_.index, ProjectionGroup::kDown},
-                 tape != nullptr ? &tape->shrunk_down : nullptr);
+  at::Tensor down_TH = LoraLinear(
+      ops::GatedProduct(layer_.config.activation, gate_up_T2F),
+      layer_.weights.down, pass.lora, {layer_.index, ProjectionGroup::kDown},
+      tape != nullptr ? &tape->shrunk_down : nullptr);
   SumOverRanks(layer_.tensor_group, down_TH);
   return down_TH;
 }
@@ -314,9 +307,9 @@ void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
   if (layer_.config.has_output_norms()) {
     tape.mlp_raw_TH = Down(tape.gate_up_T2F, pass, &tape);
   } else {
-    tape.shrunk_down =
-        lora::LoraShrink(Gated(tape.gate_up_T2F), layer_.weights.down,
-                         pass.lora, {layer_.index, ProjectionGroup::kDown});
+    tape.shrunk_down = lora::LoraShrink(
+        ops::GatedProduct(layer_.config.activation, tape.gate_up_T2F),
+        layer_.weights.down, pass.lora, {layer_.index, ProjectionGroup::kDown});
   }
 }
 
@@ -339,7 +332,8 @@ void Mlp::Backward(const BackwardPass& pass, LayerTape& tape,
 at::Tensor Mlp::DenseBackward(const BackwardPass& pass, LayerTape& tape,
                               const at::Tensor& dy_TH) const {
   const LayerWeights& w = layer_.weights;
-  at::Tensor product_TF = Gated(tape.gate_up_T2F);
+  at::Tensor product_TF =
+      ops::GatedProduct(layer_.config.activation, tape.gate_up_T2F);
   const at::Tensor d_product_TF = LoraLinearBackward(
       dy_TH, product_TF, w.down, pass.lora,
       {layer_.index, ProjectionGroup::kDown}, tape.shrunk_down, pass.gradients,

@@ -221,7 +221,6 @@ class Mlp {
                                   at::Tensor& experts_TK) const;
   [[nodiscard]] at::Tensor GateUp(at::Tensor normed_TH, const Pass& pass,
                                   LayerTape* tape) const;
-  [[nodiscard]] at::Tensor Gated(const at::Tensor& gate_up_T2F) const;
   [[nodiscard]] at::Tensor Down(const at::Tensor& gate_up_T2F, const Pass& pass,
                                 LayerTape* tape) const;
   // Returns the gradient of normed_TH in a layer without experts, before the

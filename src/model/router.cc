@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <limits>
 #include <tuple>
-#include <utility>
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"

@@ -14,16 +14,11 @@
 namespace weft::ops {
 namespace {
 
-// Throws c10::Error unless the shapes fit. `name` is narrow_TF's name in
-// messages.
-void CheckArguments(const at::Tensor& gate_up_T2F, const char* name,
-                    const at::Tensor& narrow_TF) {
+void CheckGateUp(const at::Tensor& gate_up_T2F) {
   TORCH_CHECK(gate_up_T2F.dim() == 2 && gate_up_T2F.size(1) % 2 == 0,
               "gate_up_T2F is ", gate_up_T2F.sizes(), ", wanted [T, 2F]");
   CheckArgument("gate_up_T2F", gate_up_T2F, gate_up_T2F,
                 gate_up_T2F.scalar_type(), gate_up_T2F.sizes());
-  CheckArgument(name, narrow_TF, gate_up_T2F, gate_up_T2F.scalar_type(),
-                {gate_up_T2F.size(0), gate_up_T2F.size(1) / 2});
 }
 
 // The value and the derivative of a function. An activation is x sigmoid(z(x)).
@@ -88,14 +83,15 @@ GatedRow GatedRowOf(Activation activation) {
   return KernelsOf(activation).forward;
 }
 
-void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
-                  at::Tensor& out_TF) {
-  CheckArguments(gate_up_T2F, "out_TF", out_TF);
-  const int64_t features = out_TF.size(1);
+at::Tensor GatedProduct(Activation activation, const at::Tensor& gate_up_T2F) {
+  CheckGateUp(gate_up_T2F);
+  const int64_t features = gate_up_T2F.size(1) / 2;
+  at::Tensor out_TF =
+      at::empty({gate_up_T2F.size(0), features}, gate_up_T2F.options());
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(gate_up_T2F)) {
       cuda::GatedProduct(activation, gate_up_T2F, out_TF);
-      return;
+      return out_TF;
     }
   }
   if (!HasCpuKernel(gate_up_T2F)) {
@@ -104,7 +100,7 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
     const at::Tensor up = gate_up_T2F.narrow(1, features, features).to(compute);
     out_TF.copy_(Activate(activation, gate).value *
                  Factor(activation, up).value);
-    return;
+    return out_TF;
   }
   const float* gate = gate_up_T2F.const_data_ptr<float>();
   float* out = out_TF.mutable_data_ptr<float>();
@@ -116,12 +112,15 @@ void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
                   row_kernel(row, row + features, features, out + t * features);
                 }
               });
+  return out_TF;
 }
 
 void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                           at::Tensor& gate_up_T2F) {
-  CheckArguments(gate_up_T2F, "dout_TF", dout_TF);
-  const int64_t features = dout_TF.size(1);
+  CheckGateUp(gate_up_T2F);
+  const int64_t features = gate_up_T2F.size(1) / 2;
+  CheckArgument("dout_TF", dout_TF, gate_up_T2F, gate_up_T2F.scalar_type(),
+                {gate_up_T2F.size(0), features});
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(gate_up_T2F)) {
       cuda::GatedProductBackward(activation, dout_TF, gate_up_T2F);

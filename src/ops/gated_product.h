@@ -12,14 +12,13 @@
 
 namespace weft::ops {
 
-// Writes the product to out_TF.
-// Shapes:  gate_up_T2F [T, 2F] contiguous, gate in columns [0, F);
-//          out_TF [T, F] contiguous, of the same dtype and device.
+// Returns the product [T, F], in the dtype of gate_up_T2F.
+// Shapes:  gate_up_T2F [T, 2F] contiguous, gate in columns [0, F).
 // Errors:  throws c10::Error, which names the argument.
 // Threads: any for CPU tensors, else the engine thread.
 // Source:  Shazeer 2020 (SwiGLU, GEGLU).
-void GatedProduct(Activation activation, const at::Tensor& gate_up_T2F,
-                  at::Tensor& out_TF);
+[[nodiscard]] at::Tensor GatedProduct(Activation activation,
+                                      const at::Tensor& gate_up_T2F);
 
 // Overwrites gate_up_T2F by its gradient: dgate in columns [0, F), then dup.
 // dout_TF is the gradient of the product, contiguous.

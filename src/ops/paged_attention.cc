@@ -13,7 +13,6 @@
 #include "src/ops/check_argument.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
-#include "src/ops/host_copy.h"
 #include "src/ops/thread_team.h"
 #include "src/ops/tree_attention.h"
 

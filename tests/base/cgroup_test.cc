@@ -1,23 +1,17 @@
 #include "src/base/cgroup.h"
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
 
 class CgroupTest : public ::testing::Test {
  protected:
-  CgroupTest()
-      : root_(absl::StrCat(::testing::TempDir(), "/weft_cgroup_", getpid())) {
-    std::filesystem::create_directories(root_ + "/proc/self");
-  }
-  ~CgroupTest() override { std::filesystem::remove_all(root_); }
+  CgroupTest() { std::filesystem::create_directories(root_ + "/proc/self"); }
 
   void Write(const std::string& path, const std::string& text) {
     const std::filesystem::path file = root_ + path;
@@ -25,7 +19,8 @@ class CgroupTest : public ::testing::Test {
     std::ofstream(file) << text << "\n";
   }
 
-  const std::string root_;
+  const TempFolder folder_;
+  const std::string& root_ = folder_.path();
 };
 
 TEST_F(CgroupTest, TheSmallestLimitOfAGroupAndItsParentsCounts) {

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "src/base/clock.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -35,11 +36,8 @@ void WriteIdle(const std::string& root, int64_t ticks) {
 
 class ProcessorShareTest : public ::testing::Test {
  protected:
-  ProcessorShareTest()
-      : root_(absl::StrCat(::testing::TempDir(), "/weft_stat_", getpid())) {}
-  ~ProcessorShareTest() override { std::filesystem::remove_all(root_); }
-
-  const std::string root_;
+  const TempFolder folder_;
+  const std::string& root_ = folder_.path();
 };
 
 TEST_F(ProcessorShareTest, CountsIdleProcessorsThatItMayUse) {

@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +18,7 @@
 #include "tests/model/shard_weights.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::model {
 namespace {
@@ -33,8 +32,6 @@ class GemmaCheckpointTest : public ::testing::Test {
     config_.norms = kGemmaNorms;
     config_.norms_from_one = true;
     config_.scaled_embeddings = true;
-    std::string pattern = ::testing::TempDir() + "/weft_gemma_XXXXXX";
-    folder_ = mkdtemp(pattern.data());
     at::manual_seed(31);
     const lora::ModelShape shape = config_.shape();
     Add("embed_tokens", {shape.vocab, shape.hidden});
@@ -54,7 +51,6 @@ class GemmaCheckpointTest : public ::testing::Test {
     Add(Layer("mlp.up_proj"), {shape.ffn, shape.hidden});
     Add(Layer("mlp.down_proj"), {shape.hidden, shape.ffn});
   }
-  ~GemmaCheckpointTest() override { std::filesystem::remove_all(folder_); }
 
   static std::string Layer(const std::string& name) {
     return "layers.0." + name;
@@ -93,9 +89,8 @@ class GemmaCheckpointTest : public ::testing::Test {
     }
     const at::Tensor other = at::ones({3}, at::kBFloat16);
     add("vision_tower.vision_model.layers.0.input_layernorm.weight", other);
-    std::ofstream(folder_ + "/model.safetensors", std::ios::binary)
-        << weights::WriteSafetensors(views);
-    auto checkpoint = weights::Checkpoint::Open(folder_);
+    folder_.Write("model.safetensors", weights::WriteSafetensors(views));
+    auto checkpoint = weights::Checkpoint::Open(folder_.path());
     EXPECT_THAT(checkpoint, IsOk());
     return *std::move(checkpoint);
   }
@@ -108,7 +103,7 @@ class GemmaCheckpointTest : public ::testing::Test {
   }
 
   ModelConfig config_;
-  std::string folder_;
+  const TempFolder folder_;
   std::map<std::string, at::Tensor> tensors_;
 };
 

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <string>
@@ -13,6 +11,7 @@
 
 #include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::model::model_config_test {
 namespace {
@@ -369,38 +368,25 @@ TEST(ParseModelConfig, RefusesDamagedJson) {
   }
 }
 
-// A model folder that is removed at the end.
-class ReadModelConfigTest : public ::testing::Test {
- protected:
-  ReadModelConfigTest() {
-    std::string pattern = ::testing::TempDir() + "/weft_config_XXXXXX";
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~ReadModelConfigTest() override { std::filesystem::remove_all(folder_); }
-
-  void Write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ + "/" + name) << text;
-  }
-
-  std::string folder_;
-};
-
-TEST_F(ReadModelConfigTest, JoinsTheEndTokensOfBothFiles) {
-  Write("config.json", Llama().dump());
-  EXPECT_THAT(ReadModelConfig(folder_)->eos_token_ids, ElementsAre(2));
-  Write("generation_config.json", R"({"eos_token_id":[0,2],"top_p":0.9})");
-  EXPECT_THAT(ReadModelConfig(folder_)->eos_token_ids, ElementsAre(2, 0));
+TEST(ReadModelConfigTest, JoinsTheEndTokensOfBothFiles) {
+  const TempFolder folder;
+  folder.Write("config.json", Llama().dump());
+  EXPECT_THAT(ReadModelConfig(folder.path())->eos_token_ids, ElementsAre(2));
+  folder.Write("generation_config.json",
+               R"({"eos_token_id":[0,2],"top_p":0.9})");
+  EXPECT_THAT(ReadModelConfig(folder.path())->eos_token_ids, ElementsAre(2, 0));
 }
 
-TEST_F(ReadModelConfigTest, NamesTheFileItRefuses) {
-  EXPECT_THAT(ReadModelConfig(folder_),
+TEST(ReadModelConfigTest, NamesTheFileItRefuses) {
+  const TempFolder folder;
+  EXPECT_THAT(ReadModelConfig(folder.path()),
               IsStatus(absl::StatusCode::kNotFound, "config.json"));
-  Write("config.json", "{}");
-  EXPECT_THAT(ReadModelConfig(folder_),
+  folder.Write("config.json", "{}");
+  EXPECT_THAT(ReadModelConfig(folder.path()),
               IsStatus(kInvalid, "/config.json: model_type is null"));
-  Write("config.json", Llama().dump());
-  Write("generation_config.json", R"({"eos_token_id":-5})");
-  EXPECT_THAT(ReadModelConfig(folder_),
+  folder.Write("config.json", Llama().dump());
+  folder.Write("generation_config.json", R"({"eos_token_id":-5})");
+  EXPECT_THAT(ReadModelConfig(folder.path()),
               IsStatus(kInvalid, "generation_config.json: eos_token_id"));
 }
 

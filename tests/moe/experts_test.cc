@@ -62,10 +62,9 @@ class ExpertsTest : public ::testing::Test {
     const at::Tensor gate_up = lora::LoraLinear(
         x_TH, {weights_.gate_up_GH.narrow(0, expert * 2 * kFfn, 2 * kFfn), {}},
         {routing, shape}, {0, lora::ProjectionGroup::kGateUp, expert}, nullptr);
-    at::Tensor activated = at::empty({x_TH.size(0), kFfn});
-    ops::GatedProduct(ops::Activation::kSilu, gate_up, activated);
     return lora::LoraLinear(
-        activated, {weights_.down_DF.narrow(0, expert * kHidden, kHidden), {}},
+        ops::GatedProduct(ops::Activation::kSilu, gate_up),
+        {weights_.down_DF.narrow(0, expert * kHidden, kHidden), {}},
         {routing, shape}, {0, lora::ProjectionGroup::kDown, expert}, nullptr);
   }
 

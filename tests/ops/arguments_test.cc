@@ -86,21 +86,21 @@ TEST(ArgumentsTest, PagedAttentionNamesTheOneThatDoesNotFit) {
 }
 
 TEST(ArgumentsTest, GatedProductNamesTheOneThatDoesNotFit) {
-  const auto forward = [](const at::Tensor& gate_up, at::Tensor out) {
-    return ErrorOf([&] { GatedProduct(Activation::kSilu, gate_up, out); });
+  const auto forward = [](const at::Tensor& gate_up) {
+    return ErrorOf([&] { (void)GatedProduct(Activation::kSilu, gate_up); });
   };
   const auto backward = [](at::Tensor gate_up, const at::Tensor& dout) {
     return ErrorOf(
         [&] { GatedProductBackward(Activation::kSilu, dout, gate_up); });
   };
   const at::Tensor wide = at::ones({3, 8}), narrow = at::ones({3, 4});
-  EXPECT_EQ(forward(wide, narrow), "");
+  EXPECT_EQ(forward(wide), "");
   EXPECT_EQ(backward(wide.clone(), narrow), "");
-  EXPECT_THAT(forward(at::ones({3, 7}), narrow), StartsWith("gate_up_T2F is"));
-  EXPECT_THAT(forward(Strided(wide), narrow),
+  EXPECT_THAT(forward(at::ones({3, 7})), StartsWith("gate_up_T2F is"));
+  EXPECT_THAT(forward(Strided(wide)),
               StartsWith("gate_up_T2F is not contiguous"));
-  EXPECT_THAT(forward(wide, narrow.to(at::kBFloat16)),
-              StartsWith("out_TF is BFloat16"));
+  EXPECT_THAT(backward(wide.clone(), narrow.to(at::kBFloat16)),
+              StartsWith("dout_TF is BFloat16"));
   EXPECT_THAT(backward(wide.clone(), at::ones({2, 4})),
               StartsWith("dout_TF is Float [2, 4]"));
 }

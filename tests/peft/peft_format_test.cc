@@ -5,8 +5,6 @@
 
 #include <bit>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -18,6 +16,7 @@
 #include "src/weights/float_convert.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::lora::peft_format_test {
 namespace {
@@ -252,27 +251,23 @@ TEST(PeftFormat, RefusesCopiesOfAnotherBase) {
 class BaseCopiesTest : public ::testing::Test {
  protected:
   BaseCopiesTest() {
-    std::string pattern = ::testing::TempDir() + "/weft_copies_XXXXXX";
-    folder_ = mkdtemp(pattern.data());
     for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = 0.25F * i;
     const NamedTensor embedding = {"model.embed_tokens.weight",
                                    {.shape = {10, 4}, .bytes = BytesOf(rows_)}};
-    std::ofstream(folder_ + "/model.safetensors", std::ios::binary)
-        << weights::WriteSafetensors({embedding});
+    folder_.Write("model.safetensors", weights::WriteSafetensors({embedding}));
   }
-  ~BaseCopiesTest() override { std::filesystem::remove_all(folder_); }
 
   // Reads an adapter whose file also has this tensor.
   absl::Status Read(const std::string& name, const TensorView& copy) const {
     return ReadPeft(Edited([&](auto& tensors) {
                       tensors.push_back({name, copy});
                     }),
-                    kShape, folder_)
+                    kShape, folder_.path())
         .status();
   }
 
   std::vector<float> rows_ = std::vector<float>(40);
-  std::string folder_;
+  const TempFolder folder_;
 };
 
 constexpr const char* kCopies[] = {

@@ -2,39 +2,30 @@
 #ifndef WEFT_TESTS_STOP_TOKENIZER_FOLDER_H_
 #define WEFT_TESTS_STOP_TOKENIZER_FOLDER_H_
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
+
+#include "tests/support/temp_folder.h"
 
 namespace weft::sampling {
 
 class TokenizerFolder {
  public:
-  TokenizerFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "weft_stop_XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
+  TokenizerFolder() = default;
   // Writes a byte-level BPE with this vocabulary and these added tokens.
   explicit TokenizerFolder(const std::string& vocab,
-                           const std::string& added_tokens = "[]")
-      : TokenizerFolder() {
+                           const std::string& added_tokens = "[]") {
     Write(R"({"added_tokens":)" + added_tokens +
           R"(,"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":)" +
           vocab + R"(,"merges":["a b",["a","b"]]}})");
   }
-  TokenizerFolder(const TokenizerFolder&) = delete;
-  TokenizerFolder& operator=(const TokenizerFolder&) = delete;
-  ~TokenizerFolder() { std::filesystem::remove_all(path_); }
 
   void Write(const std::string& contents) const {
-    std::ofstream(path_ + "/tokenizer.json", std::ios::binary) << contents;
+    folder_.Write("tokenizer.json", contents);
   }
-  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] const std::string& path() const { return folder_.path(); }
 
  private:
-  std::string path_;
+  const TempFolder folder_;
 };
 
 }  // namespace weft::sampling
