@@ -44,6 +44,8 @@ class Reader {
       errors_.push_back(absl::StrCat(
           path_, ":", 1 + std::count(text.begin(), end, '\n'), ": not JSON"));
       return;
+    } catch (const json::out_of_range&) {
+      return Complain("has a number that is out of range");
     }
     if (!file.is_object()) return Complain("is not a JSON object");
     for (const auto& [name, value] : file.items()) Set(name, value);

@@ -213,14 +213,15 @@ class ProfileCall final
 
  private:
   void Run(const v1::ProfileRequest& request) override {
+    const absl::Status room = HoldPieces();
+    if (!room.ok()) return End(room);
     const absl::Status refused = record().Begin(
         request, [this](Engine& engine, const ProfileRequest& plain) {
           SetCancel(engine.Profile(
               plain, [this, call = self()](absl::StatusOr<std::string> trace) {
                 if (!trace.ok()) return End(trace.status());
-                absl::Status held =
+                const absl::Status held =
                     record().Hold(static_cast<int64_t>(trace->size()));
-                held.Update(HoldPieces());
                 held.ok() ? SendFiles({FileSource("trace", *std::move(trace))})
                           : End(held);
               }));

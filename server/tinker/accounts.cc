@@ -362,7 +362,10 @@ absl::StatusOr<std::pair<int64_t, int64_t>> QueryDay(const Call& call) {
   const absl::TimeZone utc = absl::UTCTimeZone();
   absl::CivilDay day = absl::ToCivilDay(absl::Now(), utc);
   const auto found = call.query.find("day");
-  if (found != call.query.end() && !absl::ParseCivilTime(found->second, &day)) {
+  // A year beyond four digits would overflow.
+  if (found != call.query.end() &&
+      (!absl::ParseCivilTime(found->second, &day) || day.year() > 9999 ||
+       day.year() < 1)) {
     return BadField("day", "must be a date in the form 2026-01-31");
   }
   return std::pair(absl::ToUnixNanos(absl::FromCivil(day, utc)),

@@ -169,8 +169,11 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
     const absl::Status& status = result.status();
     // The engine has not taken the step, or a drain took it back, because a
     // lower one is missing. It waits until the server takes it, or for the next
-    // process.
-    if (RetryMillis(status) && !status.GetPayload(kStepDonePayload)) {
+    // process. An engine that has failed takes no step again.
+    const Engine* const engine = front.port.core()->engine.Peek();
+    const bool takes_steps = engine == nullptr || engine->failure().ok();
+    if (takes_steps && RetryMillis(status) &&
+        !status.GetPayload(kStepDonePayload)) {
       return front.after(kRetryPause, [&front, id, seq, step] {
         EnterStep(front, id, seq, step);
       });

@@ -31,7 +31,8 @@ class TurnPool {
   TurnPool& operator=(const TurnPool&) = delete;
 
   // Passes `work` to the threads. Other limits bound how much waits: each piece
-  // belongs to a connection, or to a step whose memory is charged. The threads
+  // belongs to a connection, to a step whose memory is charged, or to one of few
+  // downloads. The threads
   // destroy `work`, so what must end on the front's thread, such as a Respond,
   // has to be moved out of it. A lambda must be mutable, and capture it as
   // `respond = respond`: the plain capture of a const reference is const, so a

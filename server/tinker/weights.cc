@@ -291,6 +291,7 @@ constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
 constexpr uint64_t kArchivePieceBytes = 1 << 20;
+constexpr size_t kMaxOpening = 256;
 
 // The file that a signed URL opens, and the time when the URL expires.
 struct Ticket {
@@ -418,11 +419,17 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
     return absl::NotFoundError("the URL is not valid, or has expired");
   }
+  // The disk may be slow, and a URL is asked for without a key.
+  if (front.num_opening >= kMaxOpening) {
+    return absl::UnavailableError("too many files are opened: ask again later");
+  }
+  ++front.num_opening;
   front.files.Run(
       ticket.Owner(), [&front, ticket, respond = respond]() mutable {
         const auto opened =
             OpenDownload(front.port.core()->options.checkpoint_dir, ticket);
         front.port.Post([&front, opened, respond = std::move(respond)] {
+          --front.num_opening;
           respond(FileReply(front, opened));
         });
       });

@@ -111,10 +111,12 @@ CancelHandle EngineImpl::Submit(StepRequest request, StepCallback done) {
         done(std::move(result), /*replayed=*/false);
       };
   const std::string& adapter_id = AdapterIdOf(request);
+  // Asked first, because a restored adapter exists when it is ready.
+  if (!IsReady(dispatcher_, adapter_id, end)) return {};
   if (auto* const load = std::get_if<LoadCheckpointRequest>(&request);
       load != nullptr && load->step == 0 &&
       !dispatcher_.adapters().KeyOf(adapter_id)) {
-    if (IsReady(dispatcher_, adapter_id, end) && Admit(end)) {
+    if (Admit(end)) {
       manager_.LoadNew(
           std::move(*load), [end](absl::StatusOr<AdapterInfo> info) {
             if (!info.ok()) return end(info.status());

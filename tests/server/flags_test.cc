@@ -229,6 +229,8 @@ TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
   EXPECT_THAT(Error({Write("{\n\"max-rank\": 8,\n}")}),
               HasSubstr(":3: not JSON"));
   EXPECT_THAT(Error({Write("")}), HasSubstr(":1: not JSON"));
+  EXPECT_THAT(Error({Write(R"({"sampling-share": 1e999})")}),
+              HasSubstr("has a number that is out of range"));
   EXPECT_THAT(Error({Write("[]")}), HasSubstr("is not a JSON object"));
   EXPECT_THAT(Error({Write("7")}), HasSubstr("is not a JSON object"));
   EXPECT_THAT(Error({Write(R"({"model": ["a"]})")}),
