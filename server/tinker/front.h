@@ -118,7 +118,7 @@ struct Front {
   std::map<std::string, RunningSample> running;  // By future id.
   std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
   std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
-  TurnPool files{2};  // Reads the files that clients download.
+  TurnPool files{2};       // Reads the files that clients download.
   size_t num_opening = 0;  // Downloads whose files `files` opens.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
