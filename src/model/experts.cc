@@ -419,7 +419,7 @@ bool HasPartPerThread(const ExpertRows& rows) {
 // computes whole experts, because the products of one expert are small. A free
 // thread takes the largest part that is left, so that all threads end at about
 // the same time. LibTorch's grouped product is no alternative: on Zen 5 it is
-// half as fast (tests/bench/grouped.py), and an expert's LoRA and activation
+// half as fast (tests/bench/op.py grouped), and an expert's LoRA and activation
 // could not run between its products.
 void ForEachPart(const ExpertRows& rows,
                  const std::function<void(size_t)>& work) {

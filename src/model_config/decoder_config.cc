@@ -142,7 +142,7 @@ absl::Status ReadMixtral(JsonFields& fields, ModelConfig& config) {
   MoeConfig& moe = config.moe;
   PutInEveryLayer(lora::ExpertNames::kMixtral, config);
   moe.normalizes_weights = true;
-  return fields.Only("router_jitter_noise", 0);
+  return fields.Only("router_jitter_noise", 0.0);
 }
 
 absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {

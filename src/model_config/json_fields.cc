@@ -16,6 +16,14 @@ absl::Status Refused(absl::string_view field, const Json& value,
   return absl::InvalidArgumentError(FieldMessage(field, value, accepted));
 }
 
+// Returns whether the type of `value` is that of `accepted`. An integer is also
+// a number.
+bool HasTypeOf(const Json& accepted, const Json& value) {
+  if (accepted.is_number_integer()) return value.is_number_integer();
+  if (accepted.is_number()) return value.is_number();
+  return value.type() == accepted.type();
+}
+
 }  // namespace
 
 std::string FieldMessage(absl::string_view field, const Json& value,
@@ -112,7 +120,11 @@ absl::StatusOr<std::string> JsonFields::StringOr(const char* name,
 
 absl::Status JsonFields::Only(const char* name, const Json& accepted) {
   const Json* value = Find(name);
-  if (value == nullptr || *value == accepted) return absl::OkStatus();
+  if (value == nullptr) return absl::OkStatus();
+  if (!HasTypeOf(accepted, *value)) {
+    return Refused(name, *value, accepted.dump());
+  }
+  if (*value == accepted) return absl::OkStatus();
   return UnsupportedField(name, *value, accepted.dump());
 }
 

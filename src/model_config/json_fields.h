@@ -49,7 +49,8 @@ class JsonFields {
       const char* name, const std::string& fallback);
 
   // Returns UNIMPLEMENTED if the field is present and has another value than
-  // `accepted`, the only one for which the decoder computes what it should.
+  // `accepted`, the only one for which the decoder computes what it should;
+  // INVALID_ARGUMENT if the value has another type.
   [[nodiscard]] absl::Status Only(const char* name,
                                   const nlohmann::json& accepted);
   // Returns INVALID_ARGUMENT if the field is present and has another value than

@@ -33,8 +33,9 @@ def main(arguments: list[str]) -> int:
     runs: dict[str, list[dict[str, float]]] = {}
     with scratch() as work:
         for turn in range(options.rounds):
-            _forgotten(options, work, runs)
-            _recorded(options, work, turn, runs)
+            forgotten = _forgotten(options, work, runs)
+            for adapters in _recorded(options, work, turn, runs):
+                expect_same_losses(adapters, forgotten)
     best = {
         side: max(of, key=lambda run: run["tokens_per_second"])
         for side, of in runs.items()
@@ -62,12 +63,14 @@ def main(arguments: list[str]) -> int:
 
 def _forgotten(
     options: argparse.Namespace, work: Path, runs: dict[str, list[dict[str, float]]]
-) -> None:
+) -> list[Trainee]:
+    """Returns the adapters, which have taken all their steps."""
     flags = resident(options, 2 * options.adapters)
     with running(options, work, *flags) as (process, client):
         adapters = Trainee.several(options, client, options.adapters)
         _train(options, process, adapters)  # Warms up.
         runs.setdefault("forgotten", []).append(_train(options, process, adapters))
+    return adapters
 
 
 def _recorded(
@@ -75,7 +78,9 @@ def _recorded(
     work: Path,
     turn: int,
     runs: dict[str, list[dict[str, float]]],
-) -> None:
+) -> tuple[list[Trainee], list[Trainee]]:
+    """Returns the adapters of either durability, which have taken at least as many
+    steps as those of `_forgotten`."""
     slots = resident(options, 2 * options.adapters)
     flags = ("--state-dir", str(work / f"state{turn}"), *slots)
     with running(options, work, *flags) as (process, client):
@@ -91,7 +96,7 @@ def _recorded(
         for side in list(sides)[:: -1 if turn % 2 else 1]:
             runs.setdefault(side, []).append(_train(options, process, sides[side]))
             print(f"durability: {side} {runs[side][-1]}", file=sys.stderr)
-        expect_same_losses(step, memory)
+    return step, memory
 
 
 def _train(

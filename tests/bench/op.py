@@ -42,7 +42,10 @@ def main(arguments: list[str]) -> int:
     for name, difference in line["difference"].items():
         if not difference <= allowed:
             raise AssertionError(f"{name} differs by {difference} > {allowed}")
-    sides = {name: {"seconds": min(of)} for name, of in line["seconds"].items()}
+    sides = {
+        name: _figures(options.op, sizes, min(of))
+        for name, of in line["seconds"].items()
+    }
     ours = sides.pop("weft")
     report.emit_ratios(
         "op",
@@ -73,6 +76,14 @@ def _terms(op: str, sizes: dict[str, int]) -> int:
         return sizes["hidden"]
     # A score sums over the features, and an output sums over the keys.
     return sizes["length"] + sizes["features"]
+
+
+def _figures(op: str, sizes: dict[str, int], seconds: float) -> dict[str, float]:
+    """Returns the figures of a side. Only `grouped` has a rate."""
+    if op != "grouped":
+        return {"seconds": seconds}
+    work = 2 * sizes["rows"] * sizes["hidden"] * sizes["features"]
+    return {"seconds": seconds, "gflops": work / seconds / 1e9}
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -122,18 +122,22 @@ def measure(commands: dict[Run, list[str]], path: Path, entries: list[Entry]) ->
     todo = [run for run in commands if shlex.join(commands[run]) not in done]
     failed = []
     start = time.monotonic()
+    planned = spent = 0.0  # Seconds of the runs that are done.
     for number, run in enumerate(todo, start=1):
         words, names = commands[run], [row.name for row in run.rows]
         what = f"{number}/{len(todo)}  {words[1]}"
-        left = _clock(sum(one.seconds for one in todo[number - 1 :]))
+        pace = spent / planned if planned else 1.0
+        left = _clock(pace * sum(one.seconds for one in todo[number - 1 :]))
         begin = time.monotonic()
         _say(f"{what} running ...  elapsed {_clock(begin - start)}  ETA {left}")
         result, failure = _result(words)
+        took = time.monotonic() - begin
         state = "done" if failure is None else f"FAILED ({failure})"
-        _say(f"{what} {state} after {_clock(time.monotonic() - begin)}")
+        _say(f"{what} {state} after {_clock(took)}")
         if result is None:
             failed += names
             continue
+        planned, spent = planned + run.seconds, spent + took
         text = shlex.join(words)
         day = datetime.date.today().isoformat()
         done[text] = {"rows": names, "command": text, "date": day, "result": result}

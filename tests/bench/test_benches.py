@@ -152,6 +152,8 @@ def test_op(op: str, sizes: str, peers: set[str], capsys: Any) -> None:
     result = reported("op", capsys, *options)
     assert result["peer"].keys() == peers
     assert all(ratio["value"] > 0 for ratio in result["ratio"].values())
+    for side in (result["ours"] | result["peer"]).values():
+        assert ("gflops" in side) == (op == "grouped")
 
 
 def test_logprobs(capsys: Any) -> None:

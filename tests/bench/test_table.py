@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,10 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(
     said = capsys.readouterr().err
     assert "table 2/4  wrong FAILED (exit status 3) after 0:00:00" in said
     assert "table 3/4  mute FAILED (its last line is not JSON)" in said
+    planned = sum(of.seconds for of in RUNS[:4])
+    first_eta, eta = re.findall(r"ETA (\S+)", said)[:2]
+    # The time that is left follows the pace of the first run, which is a moment.
+    assert first_eta == table._clock(planned) and eta.startswith("0:00:")
     lacking = "; ".join(row.name for of in (wrong, mute) for row in of.rows)
     assert f"table has no figures of: {lacking}; --resume" in said
     saved = json.loads(path.read_text("utf-8"))

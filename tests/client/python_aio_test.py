@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -137,3 +138,17 @@ def test_moves_folders(server: FakeWeftd, tmp_path: Path) -> None:
         assert made.read_bytes() == b"x" * 5000
 
     run(server, body)
+
+
+def test_custom_loss(server: FakeWeftd, sent: list[Any]) -> None:
+    async def body(client: weft.AsyncClient) -> None:
+        adapter = await client.create_adapter("a")
+        result = await adapter.forward_backward_custom(
+            DATA, lambda lps: (3.0, [lp * 0 + 1 for lp in lps])
+        )
+        assert result.metrics["loss:sum"] == 3.0
+        assert result.step == 2
+
+    run(server, body)
+    weights = sent[-1].data[0].weights_le
+    assert weights == b"\x00\x00\x80\xbf" * 2

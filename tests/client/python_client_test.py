@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from conftest import wait_until
 from fake_weftd import GRAD_NORM, FakeWeftd, canned_logprobs
 
 import weft
@@ -579,6 +583,29 @@ def test_a_load_that_fails_does_not_stop_this_client(client: weft.Client) -> Non
     with pytest.raises(weft.NotFound):
         adapter.load("none")
     assert adapter.forward_backward(DATA).step == 2
+
+
+def test_a_step_behind_an_interrupted_load_asks_for_its_number(
+    server: FakeWeftd,
+) -> None:
+    # The load runs, its reply is lost, and the interrupt comes while the client waits.
+    patient = weft.RetryPolicy(initial_delay=20.0, max_delay=20.0)
+    with weft.Client(server.target, retry=patient) as client:
+        adapter = client.create_adapter("a", rank=2)
+        adapter.save("c")
+        adapter.optim_step()
+        server.lose_reply("LoadCheckpoint")
+
+        def interrupt() -> None:
+            wait_until(lambda: bool(client._driver.pausing))
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            adapter.load("c")
+        thread.join()
+        assert adapter.optim_step().step == 4
 
 
 def test_checkpoints_travel_as_folders(client: weft.Client, tmp_path: Path) -> None:

@@ -156,6 +156,22 @@ def test_an_end_that_the_tokenizer_appends_is_left_out(
     assert encode.prompt({"prompt": "two"}) == ids(f"{first} two")
 
 
+def test_tokens_of_the_config_are_added_where_they_belong(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, TEMPLATE)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    number = len(WORDS)
+    added = {"content": "<|im_end|>", "special": True}
+    decoder = {str(number): added, "0": {"content": "end", "special": True}}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {**config, "added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
+        )
+    )
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
+    assert tokenizer.eos_ids[0] == number
+
+
 def test_tokens_of_the_files_of_older_folders_are_added_where_they_belong(
     tmp_path: Path,
 ) -> None:
@@ -187,6 +203,21 @@ def test_a_folder_with_an_older_tokenizer_names_the_way_out(tmp_path: Path) -> N
         weft.InvalidArgument, match=r"only tokenizer\.model; .*save_pretrained\("
     ):
         data.ModelTokenizer.from_folder(tmp_path)
+
+
+def test_a_turn_that_lacks_the_end_of_its_prompt_is_learnt_behind_what_both_have(
+    tmp_path: Path,
+) -> None:
+    """Templates such as R1's open the model's thoughts in the prompt, and leave them
+    out of a turn that ended."""
+    thinking = TEMPLATE.replace("assistant {% endif %}", "assistant seven {% endif %}")
+    folder = folder_with(tmp_path, thinking)
+    record = {"messages": [USER, ANSWER, USER, OTHER]}
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    text = "user one two assistant {} user one two assistant FOUR FIVE END"
+    assert learnt(data.Encoder(tokenizer)(record)) == text.format("THREE END")
+    last = data.Encoder(tokenizer, loss_on="last")
+    assert learnt(last(record)) == text.format("three end")
 
 
 def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps(

@@ -218,17 +218,18 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     with Watch(tmp_path, 2) as watch:
         watch.step(1, 10, {"loss": 0.5})
         watch.step(2, 10, {"loss": 0.25})
+        watch.note(2, "eval_loss", 0.75)
     (path,) = tmp_path.glob("events.out.tfevents.*")
-    rest = path.read_bytes()
-    found: dict[int, float] = {}
+    rest = path.read_bytes()  # The end of the run has written all of it.
+    found: dict[tuple[str, int], float] = {}
     while rest:  # A record: a length, its checksum, an event, its checksum.
         (size,) = struct.unpack("<Q", rest[:8])
         event = Event.FromString(rest[12 : 12 + size])
         rest = rest[16 + size :]
         for value in event.summary.value:
-            if value.tag == "loss":
-                found[event.step] = value.simple_value
-    assert found == {1: 0.5, 2: 0.25}
+            if value.tag in ("loss", "eval_loss"):
+                found[value.tag, event.step] = value.simple_value
+    assert found == {("loss", 1): 0.5, ("loss", 2): 0.25, ("eval_loss", 2): 0.75}
 
 
 def test_a_log_has_one_of_two_forms(tmp_path: Path) -> None:

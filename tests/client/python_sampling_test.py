@@ -257,6 +257,15 @@ def drawn(**values: Any) -> weft.Sample:
     return weft.Sample(**{**fields, **values})
 
 
+def test_a_sample_is_made_by_position() -> None:
+    scores, routing = np.zeros(2, "<f4"), np.zeros([4, 2], "<u2")
+    support = [np.array([7], "<u4")] * 2
+    places: list[Any] = [scores, "stop", [], [4], routing, support, "id", "w", [1, 1]]
+    sample = weft.Sample([7, 8], *places)
+    assert sample.routing is routing and sample.support is support
+    assert (sample.sequence_id, sample.text, sample.versions) == ("id", "w", [1, 1])
+
+
 def test_a_sample_becomes_a_datum() -> None:
     datum = weft.Datum.from_sample(drawn(), advantage=2.0, weight=0.5)
     assert datum.tokens.tolist() == [4, 5, 6, 7]

@@ -115,11 +115,11 @@ def base(client: openai.OpenAI) -> str:
 
 
 def test_models_have_names(client: openai.OpenAI, base: str) -> None:
-    assert {model.id for model in client.models.list()} == {
-        base,
-        "keeper",
-        "keeper@untrained",
-    }
+    names = {model.id for model in client.models.list()}
+    assert base in names
+    # Other tests may have left adapters on the daemon.
+    kept = {name for name in names if name.startswith("keeper")}
+    assert kept == {"keeper", "keeper@untrained"}
     assert client.models.retrieve("keeper@untrained").owned_by == "weft"
     for name in ("keeper@gone", "keeper@", "nobody", "no/body", "@gone"):
         with pytest.raises(openai.NotFoundError, match=name):

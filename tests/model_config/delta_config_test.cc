@@ -140,6 +140,7 @@ TEST(DeltaConfigTest, RefusesWhatTheLayersDoNotCompute) {
       {"attn_output_gate", false, kUnsupported, "accepted: true"},
       {"hidden_act", "gelu_pytorch_tanh", kUnsupported, "\"silu\""},
       {"mamba_ssm_dtype", "bfloat16", kUnsupported, "\"float32\""},
+      {"mamba_ssm_dtype", 32, kInvalid, "\"float32\""},
       {"linear_num_value_heads", 5, kInvalid,
        "a multiple of linear_num_key_heads = 2"},
       {"linear_num_key_heads", 0, kInvalid, "[1, 1024]"},

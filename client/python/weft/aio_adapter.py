@@ -13,7 +13,7 @@ from weft.convert import durability_name
 from weft.core import StepCore
 from weft.data import ModelTokenizer
 from weft.datum import Datum
-from weft.errors import InvalidArgument, WeftError
+from weft.errors import InvalidArgument
 from weft.folders import FolderWriter, StrPath
 from weft.methods import Method, RequestT, ResponseT
 from weft.operations import Caller
@@ -432,8 +432,8 @@ class AsyncAdapter(AsyncSampler):
         )
         try:
             reply = await self._call(methods.LOAD_CHECKPOINT, request)
-        except WeftError as error:
-            self._counter.forget(f"a load of {self.id!r} failed ({error})")
+        except BaseException as error:  # An interrupt, too: the load may have run.
+            self._counter.forget(f"a load of {self.id!r} failed ({error!r})")
             raise
         self._counter.reset(reply.adapter.next_step, reply.adapter.epoch)
         return convert.to_adapter_info(reply.adapter)

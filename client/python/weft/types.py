@@ -383,17 +383,6 @@ class _Drawn:
     # In a SampleDelta None, unless it is the last of its sample.
     finish_reason: FinishReason | None
     top_logprobs: list[list[tuple[int, float]]]  # Empty unless asked for.
-    # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
-    # tokens but the last, in the form of Datum.routing. A SampleDelta has that of the
-    # whole sample, flat, if it is the sample's last.
-    routing: RoutingArray | None = field(default=None, kw_only=True)
-    # [S], if asked for and if anything leaves tokens out: the ids from which each token
-    # was drawn, in the form of Datum.support. Of the whole sample, as `routing`.
-    support: list[TokenArray] | None = field(default=None, kw_only=True)
-    # With `record`: for SampledSpan. In a sample's last SampleDelta.
-    sequence_id: str = field(default="", kw_only=True)
-    # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
-    versions: list[int] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -404,7 +393,16 @@ class Sample(_Drawn):
     """
 
     prompt: Sequence[int] = ()  # [P]; the prompt that the tokens continue.
+    # [P + S - 1, L K], if asked for: the experts of the prompt and of all drawn
+    # tokens but the last, in the form of Datum.routing.
+    routing: RoutingArray | None = None
+    # [S], if asked for and if anything leaves tokens out: the ids from which each token
+    # was drawn, in the form of Datum.support.
+    support: list[TokenArray] | None = None
+    sequence_id: str = ""  # With `record`: for SampledSpan.
     decoded: str | None = field(default=None, repr=False)  # What `text` returns.
+    # [S] the versions of the adapter that drew the tokens; empty unless in_flight.
+    versions: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -440,12 +438,12 @@ class _OfPrompt:
     # If asked for, [P] with an empty first entry; otherwise an empty list.
     prompt_top_logprobs: list[list[tuple[int, float]]]
     # One for each of prompt_targets, position after position; None unless asked for.
-    prompt_target_logprobs: FloatArray | None
+    prompt_target_logprobs: FloatArray | None = None
     # The draws and their logprobs at the call's temperature. If asked for, [P] with an
     # empty first entry; otherwise an empty list.
-    prompt_alternatives: list[list[tuple[int, float]]]
+    prompt_alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
     # How many of the prompt's tokens came from the cache of prefixes.
-    prompt_cached_tokens: int
+    prompt_cached_tokens: int = 0
     # The version of the weights; 0 for the base model. In flight, the version that
     # scored the prompt and drew the first tokens.
     version: int
@@ -464,3 +462,8 @@ class SampleDelta(_OfPrompt, _Drawn):
     what the call returns about the prompt."""
 
     sample_index: int
+    # [(P + S - 1) L K] in the sample's last delta, if requested: Sample.routing, flat.
+    routing: RoutingArray | None = None
+    support: list[TokenArray] | None = None  # Sample.support, in the same delta.
+    sequence_id: str = ""  # Sample.sequence_id, in the same delta.
+    versions: list[int] = field(default_factory=list)  # As in Sample.
