@@ -139,12 +139,16 @@ class Daemon:
         with urllib.request.urlopen(url, timeout=10) as response:
             return str(response.read().decode("utf-8"))
 
-    def wait_for_metric(self, name: str, labels: str, least: float) -> None:
-        """Waits until the sum of the matching series is at least `least`. `labels` is
-        a regular expression for a part of the labels."""
+    def metric(self, name: str, labels: str) -> float:
+        """Returns the sum of the matching series. `labels` is a regular expression
+        without groups for a part of the labels."""
         pattern = re.compile(rf"^{name}{{.*{labels}.*}} (\S+)$", re.MULTILINE)
+        return sum(map(float, pattern.findall(self.scrape())))
+
+    def wait_for_metric(self, name: str, labels: str, least: float) -> None:
+        """Waits until the sum of the matching series is at least `least`."""
         limit = time.monotonic() + STOP_SECONDS
-        while sum(map(float, pattern.findall(self.scrape()))) < least:
+        while self.metric(name, labels) < least:
             self._expect_alive(limit, f"did not count {least} of {name}")
             time.sleep(0.01)
 
