@@ -75,7 +75,10 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
 def exported() -> set[str]:
     """Returns all quoted words in the sources. They include the metrics' names."""
     sources = [
-        path for folder in ("src", "server") for path in (ROOT / folder).rglob("*.cc")
+        path
+        for folder in ("src", "server")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".cc", ".h")
     ]
     texts = (path.read_text() for path in sources)
     return {name for text in texts for name in re.findall(r'"(\w+)"', text)}

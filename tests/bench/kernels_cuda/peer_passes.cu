@@ -1,7 +1,7 @@
-#include "tests/bench/kernels_cuda/bench.h"
-#include "tests/bench/kernels_cuda/peer_passes.h"
 #include "kernels/cuda/device.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "tests/bench/kernels_cuda/bench.h"
+#include "tests/bench/kernels_cuda/peer_passes.h"
 
 namespace weft::kernels::cuda::bench {
 namespace {
