@@ -31,11 +31,11 @@ class TurnPool {
   TurnPool& operator=(const TurnPool&) = delete;
 
   // Passes `work` to the threads. Other limits bound how much waits: each piece
-  // belongs to a connection, to a step whose memory is charged, or to one of few
-  // downloads. The threads destroy `work`, so what must end on the front's
+  // belongs to a connection, to a step whose memory is charged, or to one of
+  // few downloads. The threads destroy `work`, so what must end on the front's
   // thread, such as a Respond, has to be moved out of it. A lambda must be
-  // mutable, and capture it as `respond = respond`: the plain capture of a const
-  // reference is const, so a move would copy it.
+  // mutable, and capture it as `respond = respond`: the plain capture of a
+  // const reference is const, so a move would copy it.
   void Run(const std::string& owner, Work work) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
