@@ -120,7 +120,7 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
     case TargetModule::kInProjQkvz:
       return shape.delta.conv_width() + shape.delta.value_width();
     case TargetModule::kInProjBa:
-      return 2 * shape.delta.value_heads;
+      return int64_t{2} * shape.delta.value_heads;
     case TargetModule::kOProj:
     case TargetModule::kDownProj:
     case TargetModule::kEmbedTokens:
