@@ -45,7 +45,7 @@ std::string TinkerFrontTest::AddKey(const std::string& id,
 void TinkerFrontTest::Start(ServerOptions options) {
   options_ = std::move(options);
   options_.model_name = "toy";
-  options_.state_dir = folder_;
+  if (keeps_) options_.state_dir = folder_;
   if (!records_.empty()) {
     options_.auth_tokens_file = absl::StrCat(folder_, "/tokens");
     ASSERT_THAT(WriteTokenFile(options_.auth_tokens_file, records_), IsOk());

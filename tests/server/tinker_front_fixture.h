@@ -90,6 +90,7 @@ class TinkerFrontTest : public ::testing::Test {
   std::string key_ = "tml-any";
   std::string forwarded_proto_;
   std::string idempotency_key_;
+  bool keeps_ = true;  // Whether the server has a state folder.
   std::unique_ptr<CannedEngine> engine_;
   std::unique_ptr<prometheus::Registry> registry_;
 

@@ -452,6 +452,16 @@ TEST_F(TinkerFrontTest, AStepThatADrainTookBackRunsWhenWorkIsTakenAgain) {
   EXPECT_TRUE(Result(second).contains("metrics"));
 }
 
+TEST_F(TinkerFrontTest, AnEngineThatFailedEndsStepsThatNobodyKeeps) {
+  keeps_ = false;
+  Start();
+  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const absl::Status gone = absl::UnavailableError("a rank is gone");
+  engine_->FailForGood(gone);
+  engine_->FailNextRun(gone, "ForwardBackward");
+  EXPECT_EQ(Result(Train(model, 1))["error"], "a rank is gone");
+}
+
 TEST_F(TinkerFrontTest, WorkBeyondATenantsQuotaWaitsAndIsDone) {
   key_ = AddKey("t", {Scope::kTrain, Scope::kSample});
   ServerOptions options;

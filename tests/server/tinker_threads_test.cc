@@ -1,4 +1,6 @@
 // Tests on which thread the Tinker front ends requests whose work has another.
+#include <cstring>
+#include <future>
 #include <latch>
 #include <memory>
 #include <string>
@@ -7,6 +9,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/routes.h"
@@ -19,6 +22,8 @@ namespace weft::tinker {
 namespace {
 
 using ::testing::Each;
+
+constexpr char kApiRoot[] = "/api/v1/";
 
 // What a Probe has seen. Threads: any.
 struct Seen {
@@ -74,6 +79,16 @@ class TinkerThreadsTest : public TinkerFrontTest {
     EXPECT_THAT(seen->threads, Each(front_thread));
     return seen->reply;
   }
+
+  // Saves weights. Returns the target of the URL of one of their files, without
+  // kApiRoot.
+  std::string UrlOfFile() {
+    const HttpReply urls = Ask("GET", SaveExternal());
+    EXPECT_EQ(urls.status, 200) << urls.body;
+    const std::string url =
+        Json::parse(urls.body)["urls"]["adapter_config.json"];
+    return url.substr(url.find(kApiRoot) + std::strlen(kApiRoot));
+  }
 };
 
 TEST_F(TinkerThreadsTest, ALargeBodysHandlerRunsOnTheFrontsThread) {
@@ -127,14 +142,30 @@ TEST_F(TinkerThreadsTest, RecordsOfSamplesAreReadOnAnotherThread) {
 
 TEST_F(TinkerThreadsTest, TheReplyWithAFileEndsOnTheFrontsThread) {
   Start();
-  const HttpReply urls = Ask("GET", SaveExternal());
-  ASSERT_EQ(urls.status, 200) << urls.body;
-  const std::string url = Json::parse(urls.body)["urls"]["adapter_config.json"];
+  const std::string file = UrlOfFile();
   // The canned engine writes no file.
-  EXPECT_EQ(
-      Serve({.method = "GET", .target = url.substr(url.find("/api/"))}, "")
-          .status,
-      404);
+  EXPECT_EQ(Serve({.method = "GET", .target = absl::StrCat(kApiRoot, file)}, "")
+                .status,
+            404);
+}
+
+TEST_F(TinkerThreadsTest, FewDownloadsWaitUntilTheirFilesAreOpen) {
+  Start();
+  const std::string file = UrlOfFile();
+  std::latch release{1};
+  OnFront([&](Front& front) {
+    for (int thread = 0; thread < 2; ++thread) {
+      front.files.Run("slow disk", [&release] { release.wait(); });
+    }
+  });
+  std::vector<std::future<HttpReply>> opening;
+  for (int i = 0; i < 256; ++i) opening.push_back(AskLater("GET", file));
+  EXPECT_EQ(Ask("GET", file).status, 503);
+  release.count_down();
+  for (std::future<HttpReply>& reply : opening) {
+    EXPECT_EQ(reply.get().status, 404);
+  }
+  EXPECT_EQ(Ask("GET", file).status, 404);
 }
 
 }  // namespace
