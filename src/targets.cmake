@@ -391,6 +391,8 @@ endfunction()
 # Makes a pytest run of FILES one ctest entry, whose report lists each test.
 # SHARDS: the tests are split into n entries by their models (support/shards.py).
 # WEFT_ENTRIES has the names of the entries afterwards.
+# Python keeps compiled modules in the build folder, also where the environment
+# forbids it. Compiling transformers takes as long as its import.
 function(weft_py_test)
   cmake_parse_arguments(A "" "NAME;SHARDS;TIMEOUT" "CONFIGURATIONS;FILES;ARGUMENTS;LABELS" ${ARGN})
   if(NOT A_TIMEOUT)
@@ -420,7 +422,7 @@ function(weft_py_test)
               --junitxml=${WEFT_TEST_REPORTS}/${entry}.xml ${A_FILES} ${A_ARGUMENTS}
       WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(${entry} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
-      ENVIRONMENT "PYTHONPATH=${path};WEFT_BUILD_DIR=${CMAKE_BINARY_DIR}")
+      ENVIRONMENT "PYTHONPATH=${path};WEFT_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=;PYTHONPYCACHEPREFIX=${CMAKE_BINARY_DIR}/pycache")
   endforeach()
   set(WEFT_ENTRIES ${entries} PARENT_SCOPE)
 endfunction()

@@ -64,6 +64,11 @@ void SetLibraryDefaults() {
   ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
 }
 
+// LibTorch calls 31,000 of its functions by name, so each is looked up at its
+// first call. weftd.so itself is linked with -z now. So a LibTorch that lacks a
+// function of weftd.so is an error at the start.
+constexpr int kLoadMode = RTLD_LAZY | RTLD_GLOBAL;
+
 // Loads the libraries of the torch package in `folder`, so that weftd.so uses
 // them. If that fails, prints a message on stderr and returns false.
 bool LoadTorch(const std::string& folder) {
@@ -75,7 +80,7 @@ bool LoadTorch(const std::string& folder) {
 #endif
   for (const char* const name : kLibraries) {
     const std::string path = folder + "/lib/" + name;
-    if (::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    if (::dlopen(path.c_str(), kLoadMode) == nullptr) {
       std::fprintf(stderr, "weftd: --torch-dir=%s: %s\n", folder.c_str(),
                    ::dlerror());
       return false;
@@ -118,7 +123,7 @@ void* FindInService(const weft::ServerOptions& options, const char* name) {
   // dlopen finds weftd.so by this binary's RPATH. The LibTorch libraries that
   // weftd.so loads use each other's symbols. RTLD_GLOBAL applies to these
   // libraries too.
-  void* const library = ::dlopen("weftd.so", RTLD_NOW | RTLD_GLOBAL);
+  void* const library = ::dlopen("weftd.so", kLoadMode);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());
   return function;

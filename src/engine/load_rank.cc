@@ -146,7 +146,9 @@ void SetThreads(int wanted, int local_size) {
     }
     wanted = std::max(1, wanted / local_size);
   }
-  at::set_num_threads(wanted);
+  // The first call also starts a pool of threads that only LibTorch's quantized
+  // products use.
+  if (wanted != at::get_num_threads()) at::set_num_threads(wanted);
 }
 
 // The facts that a rank finds before it meets the other ranks.

@@ -13,12 +13,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", required=True, help="number/count, from 1/count on")
 
 
+# Parameters that name a model or what a module makes once: a tuple begins with it.
+SHARED = ("group", "versioned", "kind", "case", "folder", "folder_and_layers")
+
+
 def model_of(item: pytest.Item) -> str:
-    """Returns the model that a test names in its parameters, with its ranks. A test
-    without a model stands for itself."""
+    """Returns the model that a test names in its parameters. A test without a model
+    stands for itself."""
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec else {}
-    return str(params.get("group", params.get("kind", item.nodeid)))
+    shared = next((params[name] for name in SHARED if name in params), item.nodeid)
+    return str(shared[0] if isinstance(shared, tuple) else shared)
 
 
 @pytest.hookimpl(trylast=True)

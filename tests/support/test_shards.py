@@ -16,6 +16,9 @@ def test_one(kind): pass
 @pytest.mark.parametrize("size", (1, 2))
 def test_two(size, kind): pass
 
+@pytest.mark.parametrize("group", (("a", 1), ("a", 2)), ids=("1-a", "2-a"))
+def test_ranks(group): pass
+
 def test_three(): pass
 """
 
@@ -39,7 +42,7 @@ def test_each_test_is_in_one_part_beside_those_of_its_model(tmp_path: Path) -> N
         assert done.returncode == 0, done.stdout + done.stderr
         parts.append([line for line in done.stdout.splitlines() if "::" in line])
     names = [name for part in parts for name in part]
-    assert len(names) == len(set(names)) == 3 + 6 + 1
+    assert len(names) == len(set(names)) == 3 + 6 + 2 + 1
     models = [{n[-2] for n in part if n.endswith("]")} for part in parts]
     assert sum(map(len, models)) == 4 and set().union(*models) == set("abcd")
 
