@@ -28,6 +28,9 @@ from safetensors.numpy import load_file
 # In most products of a tiny model, a second thread would only wait for the first.
 # ctest has other work for that core.
 torch.set_num_threads(1)
+# No test reads the README.md that peft adds to a folder, and its template takes half of
+# the time of a save.
+PeftModel.create_or_update_model_card = lambda *_: None
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
