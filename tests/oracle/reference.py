@@ -134,6 +134,9 @@ class Reference:
         self.model.eval().double()
         self.config = self.model.config.get_text_config()
         self.vocab = int(self.config.vocab_size)
+        # SmolLM2's head takes 226 MB. The folders of tiny models have theirs.
+        if self.vocab > 10_000:
+            self.save_embedding_layers = False
         self.ends = _as_list(self.model.generation_config.eos_token_id)
         self.model.generation_config.eos_token_id = None
 

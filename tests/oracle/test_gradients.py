@@ -50,9 +50,10 @@ def _compare_three_ranks(
 ) -> None:
     """Compares log-probabilities of forward passes, and losses and gradients of
     weighted tokens."""
-    reference, daemon = reference_for(kind), daemon_for(kind)
+    reference = reference_for(kind)
     need_equal_choices(reference.config)
     need_small_rounding(reference.config)
+    daemon = daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(folder / str(i), shape, seed=50 + i)
