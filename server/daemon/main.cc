@@ -60,8 +60,10 @@ void SetLibraryDefaults() {
   ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
   // Compute threads that wait for each other spin for some microseconds, then
   // sleep. Longer spinning gains nothing on idle cores. On shared cores, it
-  // takes time from other threads.
-  ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
+  // takes time from other threads. The count would overrule OMP_WAIT_POLICY.
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
+    ::setenv("GOMP_SPINCOUNT", "20000", /*replace=*/0);
+  }
 }
 
 // LibTorch calls 31,000 of its functions by name, so each is looked up at its

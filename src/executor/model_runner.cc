@@ -87,7 +87,8 @@ int64_t NumLinear(const model::ModelConfig& config) {
 // Returns the weights of a dense f32 model of attention layers on a CPU in the
 // order in which a decode step reads them. Returns an empty vector for other
 // models, which use no thread team: ATen computes a part of their layers, and
-// within a team ATen has only one thread (ops/thread_team.h).
+// within a team ATen has only one thread (ops/thread_team.h). Models whose
+// layers are too small for a second thread use no team either.
 std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   if (!decoder.device().is_cpu() || decoder.dtype() != at::kFloat ||
       decoder.config().moe.shape.count > 0 || decoder.config().has_delta()) {
@@ -105,6 +106,10 @@ std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
     add(layer.gate_up.weight_OI);
     add(layer.down.weight_OI);
   }
+  const auto is_small = [](const ops::SharedRows& rows) {
+    return rows.num_groups <= rows.grain;
+  };
+  if (std::ranges::all_of(order, is_small)) return {};
   add(weights.head_VH);
   return order;
 }

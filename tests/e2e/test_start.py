@@ -218,6 +218,18 @@ def test_check_config_checks_what_a_start_checks(tmp_path: Path) -> None:
     assert done.returncode == 1 and "model.norm.weight" in done.stderr
 
 
+@pytest.mark.parametrize(("policy", "spins"), ((None, 20000), ("passive", 0)))
+def test_a_policy_of_the_operator_says_how_threads_wait(
+    policy: str | None, spins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    variables = {"OMP_WAIT_POLICY": policy} if policy else {}
+    done = _check_config(
+        tiny_model("llama-tied"), "--device=cpu", OMP_DISPLAY_ENV="verbose", **variables
+    )
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
 def test_check_config_tells_the_memory_of_a_device_that_is_not_there(
     tmp_path: Path,
 ) -> None:

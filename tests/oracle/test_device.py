@@ -103,7 +103,7 @@ def test_bounds_of_f32_are_not_held_against_bf16(
     # before the test changes it.
     files = [f"{HERE}/test_{name}.py" for name in ("logprobs", "gradients")]
     collected = printed_by_pytest(capsys, "--collect-only", "-m", "bf16", *files)
-    for name in ("test_base_logprobs", "test_adapters_mixed", "test_three_ranks"):
+    for name in ("test_base_logprobs", "test_three_ranks", "test_shared_prompts"):
         assert name in collected
     assert "test_soft_targets" not in collected
     monkeypatch.setattr(daemon, "DTYPE", "bf16")

@@ -1,4 +1,5 @@
-"""Compares every LoRA gradient, by name, with autograd through peft."""
+"""Compares every LoRA gradient, by name, with autograd through peft, and the adapters'
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -47,9 +48,12 @@ def test_the_other_kind_of_head(
 def _compare_three_ranks(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, folder: Path
 ) -> None:
-    reference, daemon = reference_for(kind), daemon_for(kind)
+    """Compares log-probabilities of forward passes, and losses and gradients of
+    weighted tokens."""
+    reference = reference_for(kind)
     need_equal_choices(reference.config)
     need_small_rounding(reference.config)
+    daemon = daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     folders = [
         reference.make_adapter(folder / str(i), shape, seed=50 + i)
@@ -62,16 +66,26 @@ def _compare_three_ranks(
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("grad"), f) for f in folders]
         calls = [
+            partial(a.forward, [next_token(t) for t in tokens[i::2]])
+            for i, a in enumerate(adapters)
+        ]
+        scored = [reply.results for reply in together(client, calls)]
+        calls = [
             partial(a.forward_backward, d) for a, d in zip(adapters, data, strict=True)
         ]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
     for index, adapter_folder in enumerate(folders):
         with reference.adapter(adapter_folder) as adapted:
-            loss = adapted.cross_entropy_backward(data[index])
+            loss, expected = adapted.scored_backward(data[index])
             assert_gradients(measured[index], adapted.gradients())
+        for result, logprobs in zip(scored[index], expected, strict=True):
+            difference = tolerance.max_difference(result.logprobs, logprobs)
+            assert difference <= tolerance.logprobs(DTYPE, logprobs), index
         loss_bound = tolerance.gradients(DTYPE)
         assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=loss_bound)
+    base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
+    assert tolerance.max_difference(scored[0][0].logprobs, base) > 1e-2
 
 
 def test_ragged_soft_targets(

@@ -1,9 +1,8 @@
-"""Compares log-probabilities of ragged packed sequences with transformers + peft."""
+"""Compares log-probabilities of ragged packed sequences with transformers."""
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import tolerance
 from batching import together
 from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from daemon import DTYPE
-from experts import need_equal_choices, need_small_rounding
+from experts import need_equal_choices
 from models import TINY
-from reference import mixed_shapes
 from texts import next_token, sequences
 
 import weft
@@ -36,38 +34,6 @@ def test_base_logprobs_of_every_position(
         bound = tolerance.logprobs(DTYPE, expected)
         assert difference <= bound, f"length {len(sequence)}"
         assert tolerance.max_difference(result.losses, -result.logprobs) == 0.0
-
-
-@pytest.mark.bf16
-@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, *TINY))
-def test_adapters_mixed_in_one_batch(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
-) -> None:
-    reference = reference_for(kind)
-    need_equal_choices(reference.config)
-    need_small_rounding(reference.config)
-    tokens = sequences(kind, model_folder(kind), reference.vocab)
-    folders = [
-        reference.make_adapter(tmp_path / str(i), shape, seed=40 + i)
-        for i, shape in enumerate(mixed_shapes(kind))
-    ]
-    with daemon_for(kind).client() as client:
-        adapters = [client.import_adapter(unique("mixed"), f) for f in folders]
-        data = [[next_token(t) for t in tokens[i:]] for i in range(len(adapters))]
-        replies = together(
-            client,
-            [partial(a.forward, d) for a, d in zip(adapters, data, strict=True)],
-        )
-    base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
-    for index, (folder, reply) in enumerate(zip(folders, replies, strict=True)):
-        with reference.adapter(folder) as adapted:
-            for sequence, result in zip(tokens[index:], reply.results, strict=True):
-                expected = adapted.logprobs(sequence[:-1], sequence[1:])
-                expected = expected.detach().numpy()
-                difference = tolerance.max_difference(result.logprobs, expected)
-                bound = tolerance.logprobs(DTYPE, expected)
-                assert difference <= bound, (index, len(sequence))
-    assert tolerance.max_difference(replies[0].results[0].logprobs, base) > 1e-2
 
 
 def test_given_tokens_at_the_positions_of_a_prompt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ PASSAGES = (
 )
 
 
+@cache
 def passages(folder: Path) -> list[list[int]]:
     """Returns the passages as tokens of the model in `folder`."""
     from tokenizers import Tokenizer
