@@ -31,7 +31,7 @@ from durable import Durable  # noqa: E402  Needs the path that is set above.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seconds", default=40.0, type=float, help="of test_storm.py")
+    parser.addoption("--seconds", default=16.0, type=float, help="of test_storm.py")
 
 
 @pytest.fixture
