@@ -36,7 +36,7 @@ class TinkerDaemon:
             models.tiny_model("llama-untied"),
             folder / "run",
             *("--model-name", "toy"),
-            *("--tinker-listen", f"127.0.0.1:{port}"),
+            *("--tinker-listen", f"127.0.0.1:{port}", "--threads", "1"),
             *("--state-dir", str(self.state)),
             *flags,
         )
