@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import random
 import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from weft._proto import adapters_pb2 as adapters  # noqa: E402
 VOCAB = 40_000
 HELD = 24  # Calls, streams and connections that a thread leaves half done.
 THREADS = 2
+NUM_THREADS = 3 * THREADS  # Of all attackers.
 TRAIN = "/weft.v1.TrainingService/ForwardBackward"
 SAMPLE = "/weft.v1.SamplingService/Sample"
 INFO = "/weft.v1.ServerService/GetInfo"
@@ -61,6 +64,7 @@ class Attacker:
 
     def __init__(self, target: Target, thread: int) -> None:
         self.target = target
+        self.number = THREADS * target.seed + thread
         self.rng = random.Random(1000 * target.seed + thread)
         self.raw = Raw(target.grpc, target.token)
         self.adapter = f"evil-{thread}"
@@ -71,16 +75,26 @@ class Attacker:
         self._channel = grpc.insecure_channel(target.grpc)
 
     def run(self, stop: threading.Event) -> None:
-        """Draws all kinds in a random order, again and again."""
-        while not stop.is_set():
+        """Draws all kinds in a random order, again and again. The first order is the
+        same for all, but each begins elsewhere, and stops only after its part, so that
+        together they have all kinds."""
+        order = random.Random(0).sample(KINDS, len(KINDS))
+        begin = len(KINDS) * self.number // NUM_THREADS
+        order = order[begin:] + order[:begin]
+        while True:
             self.check(self.raw.create(self.adapter, rank=1))
-            for attack in self.rng.sample(KINDS, len(KINDS)):
-                if stop.is_set():
+            for attack in order:
+                if stop.is_set() and self.has_done_its_part:
                     return
                 # The server may refuse a call, or end its connection.
                 with contextlib.suppress(OSError, http.client.HTTPException):
                     attack(self)
                 self.counts[attack.__name__] += 1
+            order = self.rng.sample(KINDS, len(KINDS))
+
+    @property
+    def has_done_its_part(self) -> bool:
+        return self.counts.total() >= math.ceil(len(KINDS) / NUM_THREADS)
 
     def check(self, *outcomes: Outcome) -> None:
         for outcome in outcomes:
@@ -633,8 +647,8 @@ def main() -> None:
     attackers = [Attacker(target, number) for number in range(THREADS)]
     for attacker in attackers:
         threading.Thread(target=attacker.run, args=(stop,), daemon=True).start()
-    while not stop.wait(0.2):
-        pass
+    while not (stop.is_set() and all(a.has_done_its_part for a in attackers)):
+        time.sleep(0.1)
     counts = sum((attacker.counts for attacker in attackers), Counter())
     defects = [text for attacker in attackers for text in attacker.defects]
     print(json.dumps({"counts": counts, "defects": defects}), flush=True)

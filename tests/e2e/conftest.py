@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 _ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 sys.path.insert(0, str(_ORACLE))
 sys.path.append(str(_ORACLE.parent / "client"))
+
+# Entries run beside each other, and a second thread for a tiny model takes more time
+# to wake than it saves. Daemons of the whole demo model have all cores.
+os.environ.setdefault("WEFT_THREADS", "1")
 
 # The conftest.py of tests/oracle is loaded as "fixtures", because the name is taken.
 _spec = importlib.util.spec_from_file_location("fixtures", _ORACLE / "conftest.py")
@@ -31,7 +36,7 @@ from durable import Durable  # noqa: E402  Needs the path that is set above.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seconds", default=40.0, type=float, help="of test_storm.py")
+    parser.addoption("--seconds", default=16.0, type=float, help="of test_storm.py")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import fixtures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,8 +24,11 @@ QUESTIONS = ['What does "river" mean?', "Define the word happy."]
 FORMAT = re.compile(r"\w+ \((noun|verb|adjective)\): [^\n]+\.")
 
 
-def test_one_command_teaches_a_format(daemon_for: Any, tmp_path: Path) -> None:
+def test_one_command_teaches_a_format(
+    daemon_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = fixtures.model_folder(SMOLLM2)
+    monkeypatch.delenv("WEFT_THREADS")
     daemon = daemon_for(SMOLLM2)
     (tmp_path / "dist").mkdir()
     wheel = wheels.build_wheel(tmp_path / "dist")
@@ -33,7 +37,7 @@ def test_one_command_teaches_a_format(daemon_for: Any, tmp_path: Path) -> None:
         *(python, "-m", "weft", "sft", "--server", daemon.address),
         *("--data", CHATS, "--adapter", "dictionary"),
         *("--steps", 8, "--batch", 8, "--lr", 1e-3, "--output", "run"),
-        *("--schedule", "constant"),
+        *("--schedule", "constant", "--eval-fraction", 0.04),
         *("--export", "peft"),
         cwd=tmp_path,
     )

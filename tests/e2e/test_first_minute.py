@@ -31,7 +31,8 @@ PIP = re.compile(r"^pip install '\./client/python\[(\w+)\]'$", re.MULTILINE)
 
 
 def run_script(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [str(ROOT / "deploy/start.sh"), *map(str, words)]
+    start = [str(ROOT / "deploy/start.sh"), *map(str, words)]
+    command = ["env", "-u", "WEFT_THREADS", *start]
     return subprocess.run(command, capture_output=True, text=True)
 
 

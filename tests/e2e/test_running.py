@@ -24,8 +24,8 @@ from raw import Raw, datum
 from texts import next_token, random_tokens
 
 VOCAB = 320
-# About a second of work for a tiny model on two cores.
-LONG = [datum(random_tokens(VOCAB, 500, seed)) for seed in range(64)]
+# About a second of work for a tiny model on one core.
+LONG = [datum(random_tokens(VOCAB, 500, seed)) for seed in range(32)]
 SHORT = [datum(random_tokens(VOCAB, 10, 1))]
 
 

@@ -111,7 +111,7 @@ def test_every_view_says_what_a_kill_has_left_to_restore(
     ]
     for thread in threads:
         thread.start()
-    time.sleep(3)
+    time.sleep(1)
     views = Views(daemon.address, console)
     assert views.check()
     watch = [str(WEFTCTL), "top", "--interval=300ms", "--server", daemon.address]
@@ -137,6 +137,7 @@ def test_every_view_says_what_a_kill_has_left_to_restore(
     looks = 0
     while not views.check():
         looks += 1
+        time.sleep(0.2)
     assert looks >= 3, "the adapters were restored before anybody looked"
     with daemon.client() as client:
         adapters = client.adapters()

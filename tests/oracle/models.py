@@ -6,6 +6,7 @@ are like those of users.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ DEMO_MODEL = REPOSITORY / "models" / "smollm2-135m-instruct"
 PREPARE = REPOSITORY / "deploy" / "prepare_demo_model.py"
 SMALL_SHARD = "40KB"
 SHORT_LAYERS = 4
+# The tiny models of tests that do not import transformers, which takes seconds.
+COMMON = "llama-tied llama-untied gemma2 gemma3-wrapped mixtral qwen3 qwen3-moe".split()
 
 _LLAMA: dict[str, Any] = {
     "architecture": "llama",
@@ -440,8 +444,14 @@ OTHER_HEADS = _other_heads()
 
 
 def tiny_model(kind: str) -> Path:
-    """Returns the folder of a tiny model, which is made on first use."""
-    return _cached(f"tiny-{kind}", lambda folder: _write_tiny(kind, folder))
+    """Returns the folder of a tiny model, which is made on first use. The process that
+    makes one of COMMON makes all of them, while the others wait."""
+    if kind in COMMON and not (_root() / f"tiny-{kind}").exists():
+        with (_root() / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for one in COMMON:
+                _cached(f"tiny-{one}", partial(_write_tiny, one))
+    return _cached(f"tiny-{kind}", partial(_write_tiny, kind))
 
 
 def auto_class(folder: Path) -> Any:
@@ -498,17 +508,21 @@ def _write_short(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
-def _cached(name: str, write: Callable[[Path], None]) -> Path:
-    """Returns folder `name`, which `write` fills on first use. Each process writes to
-    a draft folder of its own. The first one that finishes renames its draft to
-    `name`."""
+def _root() -> Path:
+    """Returns the folder of the models that this version of this file makes."""
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     root = BUILD_DIR / "test_models" / version
-    folder = root / name
+    root.mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def _cached(name: str, write: Callable[[Path], None]) -> Path:
+    """Returns folder `name`, which `write` fills on first use. Each process writes to a
+    draft of its own. The first one that finishes renames its draft to `name`."""
+    folder = _root() / name
     if folder.exists():
         return folder
-    root.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=root))
+    draft = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=_root()))
     try:
         write(draft)
         os.rename(draft, folder)

@@ -1,6 +1,7 @@
-"""Runs Tinker programs with the SDK against the server at TINKER_BASE_URL. Runs in
-the SDK's own environment, which has no Weft client. Each line of stdin names a
-program. Prints its result as the line "result JSON", which the tests check.
+"""Runs Tinker programs with the SDK. Runs in the SDK's own environment, which has no
+Weft client. Each line of stdin names a program, and may name the server's URL, which
+is else TINKER_BASE_URL. Prints its result as the line "result JSON", which the tests
+check.
 
 Usage: sdk_script.py BASE_MODEL
 """
@@ -8,6 +9,7 @@ Usage: sdk_script.py BASE_MODEL
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -217,7 +219,10 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
 def main() -> None:
     base = sys.argv[1]
     for line in sys.stdin:
-        result = PROGRAMS[line.strip()](base)
+        name, *url = line.split()
+        if url:
+            os.environ["TINKER_BASE_URL"] = url[0]
+        result = PROGRAMS[name](base)
         print("result " + json.dumps(result, default=str), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Tests many clients at once, connections that break, and tenants."""
+"""Tests many clients at once, connections and servers that break, and tenants."""
 
 from __future__ import annotations
 
@@ -6,27 +6,69 @@ import math
 import re
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from flaky_proxy import FlakyProxy
 from raw_client import RawClient
 from slow_proxy import SlowProxy
 from tinker_daemon import WEFTCTL, TinkerDaemon
-from tinker_sdk import SDK
 
+Proxy = TypeVar("Proxy", FlakyProxy, SlowProxy)
 SAMPLES = re.compile(r'^weft_queue_depth{kind="sample"} (\d+)', re.MULTILINE)
 
 
-@pytest.fixture(autouse=True)
-def has_sdk() -> None:
-    if not SDK.exists():
-        pytest.skip("no Tinker SDK: deploy/setup.sh --tests installs it")
+@contextmanager
+def through(server: TinkerDaemon, proxy: Proxy) -> Iterator[Proxy]:
+    """The SDK uses the proxy inside."""
+    server.sdk_url = proxy.url
+    try:
+        yield proxy
+    finally:
+        server.sdk_url = server.url
+        proxy.close()
 
 
-def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
-    server = TinkerDaemon(
+@pytest.fixture(scope="module")
+def calm(server: TinkerDaemon) -> Any:
+    """What a program returns that nothing disturbs."""
+    return server.run("calm")
+
+
+# This test is the first, because earlier clients of the SDK's process might warn.
+def test_the_sdk_waits_for_slow_results_in_silence(server: TinkerDaemon) -> None:
+    with through(server, SlowProxy(server.url)) as proxy:
+        out = server.run("quiet")
+    # A model, six times two steps, a save and a sample.
+    assert len(proxy.polled) >= 14
+    assert out["warnings"] == [] and len(out["norms"]) == 6
+
+
+def test_connections_that_break_change_nothing(server: TinkerDaemon, calm: Any) -> None:
+    with through(server, FlakyProxy(server.url)) as proxy:
+        assert server.run("calm") == calm
+    assert proxy.broken > 3
+
+
+def test_training_goes_on_after_the_server_is_killed(
+    server: TinkerDaemon, calm: Any
+) -> None:
+    server.begin("survive")
+    for _ in range(3):
+        assert server.next_line() == "kill"
+        server.server.kill()
+        server.server.start()
+    assert server.result() == calm
+
+
+def test_clients_and_samples_beyond_the_queue_wait(
+    server: TinkerDaemon, tmp_path: Path
+) -> None:
+    small = TinkerDaemon(
         tmp_path,
         *("--max-queue-requests", "16", "--max-queue-requests-per-tenant", "8"),
         # Two samples at once take long enough that even a slow client fills the queue.
@@ -35,18 +77,18 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
         *("--max-connections", "24"),
     )
     try:
-        other, health, depths = RawClient(server), [], [0]
-        server.begin("crowd")
+        other, health, depths = RawClient(small), [], [0]
+        small.begin("crowd")
         with ThreadPoolExecutor(1) as pool:
-            result = pool.submit(server.result)
+            result = pool.submit(small.result)
             while not result.done():
                 health.append(other.ask("healthz", method="GET")[0])
-                depths += map(int, SAMPLES.findall(server.server.scrape()))
-                time.sleep(0.05)
+                depths += map(int, SAMPLES.findall(small.server.scrape()))
+                time.sleep(0.1)
             out = result.result()
-        page = server.server.scrape()
+        page = small.server.scrape()
     finally:
-        server.stop()
+        small.stop()
     assert max(depths) > 16
     assert 'rejected_total{reason="queue_full"} 0' in page
     assert len(health) > 10 and set(health) == {200}
@@ -55,34 +97,6 @@ def test_clients_and_samples_beyond_the_queue_wait(tmp_path: Path) -> None:
     # The norms differ by rounding, which depends on the requests in a batch.
     assert out["norms"] == pytest.approx([out["norms"][0]] * 32, rel=1e-5)
     assert math.isfinite(out["norms"][0]) and out["norms"][0] > 0
-
-
-def test_connections_that_break_change_nothing(tmp_path: Path) -> None:
-    server = TinkerDaemon(tmp_path)
-    try:
-        calm = server.run("calm")
-        server.end_sdk()
-        proxy = FlakyProxy(server.url)
-        server.sdk_url = proxy.url
-        assert server.run("calm") == calm
-        proxy.close()
-    finally:
-        server.stop()
-    assert proxy.broken > 3
-
-
-def test_the_sdk_waits_for_slow_results_in_silence(tmp_path: Path) -> None:
-    server = TinkerDaemon(tmp_path)
-    proxy = SlowProxy(server.url)
-    server.sdk_url = proxy.url
-    try:
-        out = server.run("quiet")
-    finally:
-        server.stop()
-        proxy.close()
-    # A model, six times two steps, a save and a sample.
-    assert len(proxy.polled) >= 14
-    assert out["warnings"] == [] and len(out["norms"]) == 6
 
 
 def test_tenants_see_their_own(tmp_path: Path) -> None:

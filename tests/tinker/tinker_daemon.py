@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
@@ -24,6 +25,9 @@ SCRIPT = Path(__file__).with_name("sdk_script.py")
 class TinkerDaemon:
     """weftd with a toy model. `url` stays the same across restarts."""
 
+    # Its start takes two seconds, because the SDK imports torch.
+    _sdk: ClassVar[subprocess.Popen[str] | None] = None
+
     def __init__(self, folder: Path, *flags: str) -> None:
         port = daemon.free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -32,30 +36,26 @@ class TinkerDaemon:
             models.tiny_model("llama-untied"),
             folder / "run",
             *("--model-name", "toy"),
-            *("--tinker-listen", f"127.0.0.1:{port}"),
+            *("--tinker-listen", f"127.0.0.1:{port}", "--threads", "1"),
             *("--state-dir", str(self.state)),
             *flags,
         )
         self.server.start()
         # The URL that the SDK uses. A test may replace it with a proxy's URL.
         self.sdk_url = self.url
-        self._sdk: subprocess.Popen[str] | None = None
-
-    def environment(self, key: str = "tml-any") -> dict[str, str]:
-        return tinker_sdk.environment(self.sdk_url, key)
 
     def begin(self, name: str) -> None:
-        """Starts a program of sdk_script.py in the SDK's process."""
+        """Starts a program of sdk_script.py, in a process that all servers share."""
         if self._sdk is None:
-            self._sdk = subprocess.Popen(
+            TinkerDaemon._sdk = subprocess.Popen(
                 [str(SDK), str(SCRIPT), "toy"],
-                env=self.environment(),
+                env=tinker_sdk.environment(self.sdk_url),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        assert self._sdk.stdin is not None
-        self._sdk.stdin.write(name + "\n")
+        assert self._sdk is not None and self._sdk.stdin is not None
+        self._sdk.stdin.write(f"{name} {self.sdk_url}\n")
         self._sdk.stdin.flush()
 
     def next_line(self) -> str:
@@ -63,7 +63,7 @@ class TinkerDaemon:
         assert self._sdk is not None and self._sdk.stdout is not None
         line = self._sdk.stdout.readline().strip()
         if not line:
-            self._sdk = None
+            TinkerDaemon._sdk = None
         assert line, "the program has ended"
         return line
 
@@ -77,13 +77,12 @@ class TinkerDaemon:
         self.begin(name)
         return self.result()
 
-    def end_sdk(self) -> None:
-        """Ends the SDK's process, so that the next program gets a new one."""
-        if self._sdk is not None:
-            self._sdk.kill()
-            self._sdk.communicate()
-            self._sdk = None
-
     def stop(self) -> None:
-        self.end_sdk()
         self.server.stop()
+
+
+@atexit.register
+def end_sdk() -> None:
+    if TinkerDaemon._sdk is not None:
+        TinkerDaemon._sdk.kill()
+        TinkerDaemon._sdk.communicate()
