@@ -28,9 +28,6 @@ esac
 heading() { printf '\n== %s (%s s)\n' "$1" "${SECONDS}"; }
 
 cd "${ROOT}"
-# The installer leaves no bytecode, so without it every process of the tests
-# would compile torch's and transformers' modules again, for seconds.
-unset PYTHONDONTWRITEBYTECODE
 heading "Install what the build needs"
 deploy/setup.sh --cpu
 
