@@ -1,5 +1,6 @@
 """Tests a new user's first hour: the wheel in an empty environment, one command,
-and a model that answers in the format of a chat file."""
+and a model that answers in the format of a chat file. tests/oracle/test_peft_folders.py
+tests that transformers and peft compute with an export what the server computes."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ SMOLLM2 = fixtures.SMOLLM2
 CHATS = ROOT / "client/python/examples/data/dictionary.jsonl"
 # CHATS does not define these words, but it has questions of the same form.
 QUESTIONS = ['What does "river" mean?', "Define the word happy."]
+WEIGHTS = "adapter_model.safetensors"
 FORMAT = re.compile(r"\w+ \((noun|verb|adjective)\): [^\n]+\.")
 
 
@@ -57,24 +59,11 @@ def test_one_command_teaches_a_format(
         adapter = client.adapter("dictionary")
         assert [c.name for c in client.checkpoints("dictionary")] == ["step-8"]
         drawn = adapter.sample_many(prompts, max_tokens=32, temperature=0.0)
+        adapter.export(tmp_path / "again")
     samples = [result.samples[0] for result in drawn]
     answers = [tokenizer.decode(sample.tokens) for sample in samples]
     assert all(FORMAT.fullmatch(answer) for answer in answers), answers
     assert [sample.finish_reason for sample in samples] == ["stop"] * 2, answers
-    assert peft_answer(model, tmp_path / "peft", prompts[0]) == samples[0].tokens
-
-
-def peft_answer(model: Path, folder: Path, prompt: list[int]) -> list[int]:
-    """Returns the likeliest answer according to transformers and peft."""
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.float32)
-    adapted = PeftModel.from_pretrained(base, str(folder)).eval()
-    with torch.no_grad():
-        tokens = adapted.generate(
-            input_ids=torch.tensor([prompt]), max_new_tokens=32, do_sample=False
-        )
-    answer: list[int] = tokens[0, len(prompt) :].tolist()
-    return answer
+    weights = (tmp_path / folder / WEIGHTS for folder in ("peft", "again"))
+    one, other = (path.read_bytes() for path in weights)
+    assert one == other

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import daemon as daemon_module
@@ -19,10 +20,18 @@ STOP_SECONDS = 0.8
 FAILED_START_SECONDS = 0.5
 
 
+def best_of_three(attempt: Callable[[int], float], limit: float) -> None:
+    """Tries until an attempt takes less than `limit` seconds."""
+    seconds: list[float] = []
+    while not any(taken < limit for taken in seconds):
+        assert len(seconds) < 3, seconds
+        seconds.append(attempt(len(seconds)))
+
+
 def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
     """On an idle machine, stopping takes 0.3 s, even with a client and a scraper."""
-    seconds = []
-    for attempt in range(3):
+
+    def stop(attempt: int) -> float:
         folder = tmp_path / str(attempt)
         daemon = daemon_module.Daemon(tiny_model("llama-tied"), folder)
         daemon.start()
@@ -35,10 +44,11 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
                 time.sleep(0.2)
                 start = time.monotonic()
                 assert daemon.stop() == 0, daemon.log_tail()
-                seconds.append(time.monotonic() - start)
+                return time.monotonic() - start
         finally:
             daemon.kill()
-    assert min(seconds) < STOP_SECONDS, seconds
+
+    best_of_three(stop, STOP_SECONDS)
 
 
 @pytest.mark.parametrize("file", ("config.json", "model.safetensors"))
@@ -46,11 +56,13 @@ def test_a_start_that_fails_ends_at_once(file: str, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model("llama-tied"), model)
     (model / file).write_text("{", "utf-8")
-    seconds = []
-    for attempt in range(3):
+
+    def fail(attempt: int) -> float:
         daemon = daemon_module.Daemon(model, tmp_path / str(attempt))
         daemon.launch()
         assert 0 < daemon.wait() < 128
-        seconds.append(time.time() - daemon.last_log_time())
+        taken = time.time() - daemon.last_log_time()
         assert file in daemon.log_tail()
-    assert min(seconds) < FAILED_START_SECONDS, seconds
+        return taken
+
+    best_of_three(fail, FAILED_START_SECONDS)
