@@ -51,7 +51,6 @@ namespace {
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackWords = (32 << 10) / sizeof(uint64_t);
-constexpr size_t kSlotBytes = 32;
 constexpr size_t kMaxSharedBytes = 227 << 10;
 
 enum class Waits { kNot, kForWarp, kForBlock, kDone };
