@@ -74,7 +74,9 @@ namespace weft::testing::cuda_on_host {
 cudaError_t RunGrid(const cudaLaunchConfig_t& config,
                     const std::function<void()>& thread);
 
-// Returns the 32 bytes in which a lane of the running warp passes values.
+constexpr unsigned kSlotBytes = 32;
+// Returns the kSlotBytes in which a lane of the running warp passes values. The
+// slots of a warp's lanes lie one after another.
 // `which` alternates, so that one barrier for each exchange is enough.
 void* LaneSlot(unsigned lane, unsigned which);
 // Returns 0 and 1 alternately, separately for each thread.

@@ -33,11 +33,13 @@ inline void LoadMatrices(const __nv_bfloat16* row, bool transposed,
   CheckAlignment(row, 16);
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const unsigned which = NextSlot();
-  std::memcpy(LaneSlot(lane, which), &row, sizeof(row));
+  char* slots = static_cast<char*>(LaneSlot(0, which));
+  std::memcpy(slots + lane * kSlotBytes, &row, sizeof(row));
   __syncwarp();
   const auto bits = [&](unsigned matrix, unsigned i, unsigned j) {
     const __nv_bfloat16* elements;
-    std::memcpy(&elements, LaneSlot(matrix * 8 + i, which), sizeof(elements));
+    std::memcpy(&elements, slots + (matrix * 8 + i) * kSlotBytes,
+                sizeof(elements));
     return static_cast<unsigned>(elements[j].bits);
   };
   for (unsigned m = 0; m < 4; ++m) {
@@ -66,31 +68,28 @@ inline void MultiplyAdd(const unsigned (&left)[4], const unsigned (&right)[2],
   struct Fragments {
     unsigned left[4];
     unsigned right[2];
+    unsigned unused[2];
   };
+  static_assert(sizeof(Fragments) == host::kSlotBytes);
   const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const unsigned which = host::NextSlot();
-  auto* own = static_cast<Fragments*>(host::LaneSlot(lane, which));
-  std::memcpy(own->left, left, sizeof(left));
-  std::memcpy(own->right, right, sizeof(right));
+  auto* lanes = static_cast<Fragments*>(host::LaneSlot(0, host::NextSlot()));
+  std::memcpy(lanes[lane].left, left, sizeof(left));
+  std::memcpy(lanes[lane].right, right, sizeof(right));
   __syncwarp();
-  const Fragments *rows[4], *columns[2][4];
-  const auto of_lane = [&](unsigned of_g, unsigned of_t) {
-    return static_cast<const Fragments*>(
-        host::LaneSlot(of_g * 4 + of_t, which));
-  };
-  for (unsigned of_t = 0; of_t < 4; ++of_t) {
-    rows[of_t] = of_lane(g, of_t);
-    columns[0][of_t] = of_lane(2 * t, of_t);
-    columns[1][of_t] = of_lane(2 * t + 1, of_t);
-  }
   const auto part = [](unsigned pair, unsigned k) {
     return __bfloat162float({static_cast<uint16_t>(pair >> 16 * (k % 2))});
   };
+  float rows[2][16], columns[2][16];
   for (unsigned k = 0; k < 16; ++k) {
     const unsigned half = k / 8, of_t = k % 8 / 2;
+    for (unsigned i = 0; i < 2; ++i) {
+      rows[i][k] = part(lanes[g * 4 + of_t].left[2 * half + i], k);
+      columns[i][k] = part(lanes[(2 * t + i) * 4 + of_t].right[half], k);
+    }
+  }
+  for (unsigned k = 0; k < 16; ++k) {
     for (unsigned i = 0; i < 4; ++i) {
-      sums[i] += part(rows[of_t]->left[2 * half + i / 2], k) *
-                 part(columns[i % 2][of_t]->right[half], k);
+      sums[i] += rows[i / 2][k] * columns[i % 2][k];
     }
   }
 }
