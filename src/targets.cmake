@@ -392,7 +392,8 @@ endfunction()
 # SHARDS: the tests are split into n entries by their models (support/shards.py).
 # WEFT_ENTRIES has the names of the entries afterwards.
 # Python keeps compiled modules in the build folder, also where the environment
-# forbids it. Compiling transformers takes as long as its import.
+# forbids it. Compiling transformers takes as long as its import. No test needs
+# the plugin of anyio, whose import is a quarter of pytest's start.
 function(weft_py_test)
   cmake_parse_arguments(A "" "NAME;SHARDS;TIMEOUT" "CONFIGURATIONS;FILES;ARGUMENTS;LABELS" ${ARGN})
   if(NOT A_TIMEOUT)
@@ -418,7 +419,7 @@ function(weft_py_test)
       set(part -p shards --shard=${shard}/${A_SHARDS})
     endif()
     add_test(NAME ${entry} CONFIGURATIONS ${A_CONFIGURATIONS}
-      COMMAND ${python} -m pytest -q -rs -p no:cacheprovider ${part}
+      COMMAND ${python} -m pytest -q -rs -p no:cacheprovider -p no:anyio ${part}
               --junitxml=${WEFT_TEST_REPORTS}/${entry}.xml ${A_FILES} ${A_ARGUMENTS}
       WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     set_tests_properties(${entry} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT}
