@@ -84,6 +84,18 @@ def test_each_content_is_read_once(tidy: CheckedOnce) -> None:
     assert tidy.runs == 3 * [sources]
 
 
+def test_a_header_that_changes_is_read_again(tidy: CheckedOnce) -> None:
+    header = _write(tidy, "a.h", "int f();\n")
+    sources = [_write(tidy, "a.cc", f'#include "{header}"\n')]
+    for _ in range(2):
+        assert tidy.check(sources, FLAGS) == ""
+    _write(tidy, "a.h", BAD["readability-function-size"])
+    assert "readability-function-size" in tidy.check(sources, FLAGS)
+    _write(tidy, "a.h", "int f();\n")
+    assert tidy.check(sources, FLAGS) == ""
+    assert tidy.runs == 2 * [sources]
+
+
 def test_sources_that_clash_are_read_apart_and_remembered_together(
     tidy: CheckedOnce,
 ) -> None:
