@@ -29,8 +29,8 @@ def together(
 
     with ThreadPoolExecutor(len(calls) + 1) as pool:
         if occupy:
-            blocker = pool.submit(_occupy, client)
-            time.sleep(0.05)
+            blocker = pool.submit(client.forward, _long_work(client))
+            time.sleep(0.01)
         futures = [pool.submit(run, call) for call in calls]
         results = [future.result(300) for future in futures]
         if occupy:
@@ -38,12 +38,14 @@ def together(
     return results
 
 
-def _occupy(client: Any) -> None:
+def _long_work(client: Any) -> list[Any]:
+    """Returns data whose forward pass takes at least 0.05 s, in which other calls
+    arrive."""
     import weft
 
     model = client.info().model
-    tokens = np.arange(128) % model.vocab_size
-    # A tiny model needs many more tokens to take the same fraction of a
-    # second.
-    count = 1 if model.num_parameters > 50_000_000 else 128
-    client.forward([weft.Datum(tokens, tokens)] * count)
+    # A tiny model computes thousands of tokens in this time. Equal data would share
+    # their computation.
+    count = 64 if model.num_parameters < 5_000_000 else 1
+    rows = [(np.arange(128) + i) % model.vocab_size for i in range(count)]
+    return [weft.Datum(tokens, tokens) for tokens in rows]
