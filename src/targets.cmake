@@ -100,9 +100,18 @@ if(WEFT_SANITIZER)
                          -fno-omit-frame-pointer -fno-sanitize-recover=all
                          # Clang would warn that it does not vectorise
                          # loops with checks.
-                         $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
+                         $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>
+                         $<$<BOOL:$<TARGET_PROPERTY:WEFT_NOT_FUZZED>>:-fno-sanitize=fuzzer-no-link>)
   target_link_options(weft_flags INTERFACE -fsanitize=${_weft_sanitizers})
 endif()
+
+# weft_not_fuzzed(TARGET...): the targets do not count their coverage, because no
+# fuzzer runs them. Counting would double the time of the kernels' tests.
+function(weft_not_fuzzed)
+  if(WEFT_BUILD_FUZZERS)
+    set_target_properties(${ARGN} PROPERTIES WEFT_NOT_FUZZED ON)
+  endif()
+endfunction()
 
 # LibTorch from the wheel of the project's .venv (deploy/setup.sh). The wheel's
 # own CMake files need a whole CUDA toolkit even for a CPU build, so this file
@@ -320,6 +329,7 @@ function(weft_cc_test)
     set(A_LABELS unit)
   endif()
   add_executable(${A_NAME} ${A_SRCS})
+  weft_not_fuzzed(${A_NAME})
   if(NOT A_ALONE)
     weft_compile_in_units(${A_NAME})
   endif()
