@@ -205,12 +205,12 @@ absl::Status Place(const Json& id, std::string bytes,
 }
 
 absl::StatusOr<std::vector<std::string>> ReadTable(const Json& root) {
-  const Json model = root.value("model", Json());
-  if (!model.is_object()) return Damaged("no model");
-  if (model.value("type", Json("BPE")) != "BPE") return Unsupported();
+  const auto model = root.find("model");  // Not a copy: it has the vocabulary.
+  if (model == root.end() || !model->is_object()) return Damaged("no model");
+  if (model->value("type", Json("BPE")) != "BPE") return Unsupported();
   WEFT_ASSIGN_OR_RETURN(const Decode decode, DecodeOf(root));
-  const auto vocab = model.find("vocab");
-  if (vocab == model.end() || !vocab->is_object()) return Damaged("no vocab");
+  const auto vocab = model->find("vocab");
+  if (vocab == model->end() || !vocab->is_object()) return Damaged("no vocab");
   std::vector<std::string> table;
   for (const auto& [token, id] : vocab->items()) {
     WEFT_RETURN_IF_ERROR(Place(id, decode(token), table));

@@ -23,9 +23,11 @@ from texts import random_tokens
 
 MODELS = [("llama-tied", ""), ("gemma2", ""), ("qwen3-5", "")]
 ON_RANKS = ("llama-tied", "tensor 2")
-# More than one page. A tiny model's context has room for several hundred tokens.
+# More than one page.
 PROMPT_TOKENS = 45
 DRAWN_TOKENS = 300
+# A tiny model's context has room for so many tokens beside the prompt.
+MOST_TOKENS = 450
 # The tokens of a version after which the next one comes.
 SPAN_TOKENS = 12
 
@@ -55,17 +57,26 @@ def draw(
     **options: Any,
 ) -> Drawn:
     """Draws a sample in flight. Each of `publish` makes a version and returns its
-    number. It runs when the version before has drawn SPAN_TOKENS."""
+    number. It runs when the version before has drawn SPAN_TOKENS. The sample ends when
+    the last version has."""
     drawn, latest, waiting = Drawn(), 0, list(publish)
     for delta in adapter.sample_stream(
-        prompt, in_flight=True, ignore_eos=True, max_tokens=DRAWN_TOKENS, **options
+        prompt,
+        in_flight=True,
+        ignore_eos=True,
+        max_tokens=MOST_TOKENS if publish else DRAWN_TOKENS,
+        **options,
     ):
         drawn.tokens += [int(token) for token in delta.tokens]
         drawn.logprobs += [float(value) for value in delta.logprobs]
         drawn.versions += delta.versions
         newest = drawn.versions[-1]
-        if waiting and newest >= latest and drawn.versions.count(newest) >= SPAN_TOKENS:
+        if newest < latest or drawn.versions.count(newest) < SPAN_TOKENS:
+            continue
+        if waiting:
             latest = waiting.pop(0)()
+        elif publish:
+            break
     assert len(drawn.tokens) == len(drawn.logprobs) == len(drawn.versions)
     return drawn
 
