@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tolerance
 from batching import together
-from conftest import SHORT_SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
 from parallel import EXPERT_SIZES, SIZES, need_devices
 from reference import mixed_shapes
 from test_distill import check_distillation
@@ -41,10 +41,15 @@ class Group(NamedTuple):
     scope="module",
     params=[
         *itertools.product(KINDS, SIZES),
-        # Ranks split each layer in the same way, so the demo model's first layers show
-        # all that splitting it does: nine query heads, three of keys, and a large
-        # vocabulary. Ranks that only share data split none of them.
-        *((SHORT_SMOLLM2, size) for size in SIZES if size != "data 2"),
+        # The whole demo model shows how errors add up. Its first layers show all that
+        # splitting them does: nine query heads, three of keys, and a large vocabulary.
+        # Ranks that only share data split none of them.
+        (SMOLLM2, "tensor 2"),
+        *(
+            (SHORT_SMOLLM2, size)
+            for size in SIZES
+            if size not in ("data 2", "tensor 2")
+        ),
         ("qwen3-moe", "tensor 2"),
         ("gpt-oss", "tensor 2"),
         ("qwen3-moe", "tensor 2, experts 2"),
