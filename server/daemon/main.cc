@@ -74,18 +74,22 @@ void SetLibraryDefaults() {
 void ReserveHeap() {
   constexpr size_t kBytes = size_t{64} << 20;
   auto* const block = static_cast<std::byte*>(std::malloc(kBytes));
+  if (block == nullptr) return;
   weft::PreferHugePages({block, kBytes});
   std::free(block);
 }
 
-// LibTorch calls 31,000 of its functions by name, so each is looked up at its
-// first call. weftd.so itself is linked with -z now. So a LibTorch that lacks a
-// function of weftd.so is an error at the start.
-constexpr int kLoadMode = RTLD_LAZY | RTLD_GLOBAL;
+// How libraries are loaded. LibTorch calls 31,000 of its functions by name, so a
+// server looks each up at its first call. weftd.so is linked with -z now, so a
+// LibTorch that lacks a function of weftd.so is an error at the start.
+// --check-config also finds what LibTorch's own libraries lack.
+constexpr int kToServe = RTLD_LAZY | RTLD_GLOBAL;
+constexpr int kToCheck = RTLD_NOW | RTLD_GLOBAL;
 
 // Loads the libraries of the torch package in `folder`, so that weftd.so uses
-// them. If that fails, prints a message on stderr and returns false.
-bool LoadTorch(const std::string& folder) {
+// them. If that fails, prints a message on stderr and returns false. `mode` is
+// kToServe or kToCheck.
+bool LoadTorch(const std::string& folder, int mode) {
 #if WEFT_WITH_CUDA
   constexpr std::array kLibraries = {"libc10.so", "libtorch_cpu.so",
                                      "libc10_cuda.so", "libtorch_cuda.so"};
@@ -94,7 +98,7 @@ bool LoadTorch(const std::string& folder) {
 #endif
   for (const char* const name : kLibraries) {
     const std::string path = folder + "/lib/" + name;
-    if (::dlopen(path.c_str(), kLoadMode) == nullptr) {
+    if (::dlopen(path.c_str(), mode) == nullptr) {
       std::fprintf(stderr, "weftd: --torch-dir=%s: %s\n", folder.c_str(),
                    ::dlerror());
       return false;
@@ -130,15 +134,16 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
 
 // Loads LibTorch and returns the function `name` of weftd.so. If that fails,
 // prints a message on stderr and returns null.
-void* FindInService(const weft::ServerOptions& options, const char* name) {
+void* FindInService(const weft::ServerOptions& options, const char* name,
+                    int mode) {
   ReserveHeap();
-  if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir)) {
+  if (!options.torch_dir.empty() && !LoadTorch(options.torch_dir, mode)) {
     return nullptr;
   }
   // dlopen finds weftd.so by this binary's RPATH. The LibTorch libraries that
   // weftd.so loads use each other's symbols. RTLD_GLOBAL applies to these
   // libraries too.
-  void* const library = ::dlopen("weftd.so", kLoadMode);
+  void* const library = ::dlopen("weftd.so", mode);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
   if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());
   return function;
@@ -151,7 +156,8 @@ int CheckConfig(const weft::Settings& settings) {
     return kExitBadConfig;
   }
   SetLibraryDefaults();
-  void* const check = FindInService(settings.server, "WeftCheckStart");
+  void* const check =
+      FindInService(settings.server, "WeftCheckStart", kToCheck);
   if (check == nullptr) return kExitCannotStart;
   const int status =
       reinterpret_cast<decltype(&WeftCheckStart)>(check)(&settings);
@@ -173,7 +179,7 @@ int Serve(const weft::Settings& settings, char** argv) {
     return absl::IsInvalidArgument(world.status()) ? kExitBadConfig
                                                    : kExitCannotStart;
   }
-  void* const serve = FindInService(settings.server, "WeftServe");
+  void* const serve = FindInService(settings.server, "WeftServe", kToServe);
   if (serve == nullptr) return kExitCannotStart;
   return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings, &*world,
                                                        &others);

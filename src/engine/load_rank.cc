@@ -146,9 +146,7 @@ void SetThreads(int wanted, int local_size) {
     }
     wanted = std::max(1, wanted / local_size);
   }
-  // The first call also starts a pool of threads that only LibTorch's quantized
-  // products use.
-  if (wanted != at::get_num_threads()) at::set_num_threads(wanted);
+  at::set_num_threads(wanted);
 }
 
 // The facts that a rank finds before it meets the other ranks.

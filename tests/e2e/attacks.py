@@ -74,6 +74,13 @@ class Attacker:
         self.metadata = [("authorization", f"Bearer {target.token}")]
         self._channel = grpc.insecure_channel(target.grpc)
 
+    def run_or_tell(self, stop: threading.Event) -> None:
+        """Like run, but makes an error of the attacker itself a defect."""
+        try:
+            self.run(stop)
+        except Exception as error:
+            self.defects.append(f"the attacker ends: {error!r}")
+
     def run(self, stop: threading.Event) -> None:
         """Draws all kinds in a random order, again and again. The first order is the
         same for all, but each begins elsewhere, and stops only after its part, so that
@@ -645,10 +652,16 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     attackers = [Attacker(target, number) for number in range(THREADS)]
-    for attacker in attackers:
-        threading.Thread(target=attacker.run, args=(stop,), daemon=True).start()
-    while not (stop.is_set() and all(a.has_done_its_part for a in attackers)):
+    threads = [
+        threading.Thread(target=attacker.run_or_tell, args=(stop,), daemon=True)
+        for attacker in attackers
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
         time.sleep(0.1)
+        if stop.is_set() and all(a.has_done_its_part for a in attackers):
+            break  # A thread may be inside a call that does not end.
     counts = sum((attacker.counts for attacker in attackers), Counter())
     defects = [text for attacker in attackers for text in attacker.defects]
     print(json.dumps({"counts": counts, "defects": defects}), flush=True)

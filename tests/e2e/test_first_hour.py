@@ -64,6 +64,8 @@ def test_one_command_teaches_a_format(
     answers = [tokenizer.decode(sample.tokens) for sample in samples]
     assert all(FORMAT.fullmatch(answer) for answer in answers), answers
     assert [sample.finish_reason for sample in samples] == ["stop"] * 2, answers
-    weights = (tmp_path / folder / WEIGHTS for folder in ("peft", "again"))
-    one, other = (path.read_bytes() for path in weights)
-    assert one == other
+    for file in (WEIGHTS, "adapter_config.json"):
+        one, other = (
+            (tmp_path / made / file).read_bytes() for made in ("peft", "again")
+        )
+        assert one == other, file

@@ -222,7 +222,8 @@ def test_check_config_checks_what_a_start_checks(tmp_path: Path) -> None:
 def test_a_policy_of_the_operator_says_how_threads_wait(
     policy: str | None, spins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
     variables = {"OMP_WAIT_POLICY": policy} if policy else {}
     done = _check_config(
         tiny_model("llama-tied"), "--device=cpu", OMP_DISPLAY_ENV="verbose", **variables

@@ -20,6 +20,7 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -110,14 +111,16 @@ class CheckedOnce:
         return _digest(path, stat.st_mtime_ns, stat.st_size)
 
     def _unchanged(self, last_time: Path) -> bool:
-        if not last_time.exists():
+        try:
+            digests = json.loads(last_time.read_text())
+        except (FileNotFoundError, ValueError):
             return False
-        digests = json.loads(last_time.read_text())
         return all(self._digest(name) == digest for name, digest in digests.items())
 
     def _key(self, unit: Path, flags: list[str]) -> tuple[Path, dict[str, str]]:
         """Returns the file of a clean result, and the hashes of the files that the
-        unit reads."""
+        unit reads; no hashes if a file may not have been read as it is now."""
+        began = time.time_ns()
         # The text includes comments, because they may silence a check.
         depfile = unit.with_suffix(".d")
         command = ["clang++", *flags, "-E", "-C", "-MD", "-MF", str(depfile), str(unit)]
@@ -127,7 +130,13 @@ class CheckedOnce:
         # A source that cannot be preprocessed has no list of files.
         read = depfile.read_text() if depfile.exists() else ""
         names = set(read.replace("\\\n", " ").split()[2:])
-        return key, {name: self._digest(name) for name in sorted(names)}
+        digests = {name: self._digest(name) for name in sorted(names)}
+        paths = [self.root / name for name in names]
+        if not all(digests.values()) or any(
+            path.stat().st_mtime_ns >= began for path in paths
+        ):
+            return key, {}
+        return key, digests
 
     def _run(self, unit: Path, sources: list[str], flags: list[str]) -> str:
         self.runs.append(sources)

@@ -84,7 +84,7 @@ def test_clients_and_samples_beyond_the_queue_wait(
             while not result.done():
                 health.append(other.ask("healthz", method="GET")[0])
                 depths += map(int, SAMPLES.findall(small.server.scrape()))
-                time.sleep(0.1)
+                time.sleep(0.05)
             out = result.result()
         page = small.server.scrape()
     finally:
