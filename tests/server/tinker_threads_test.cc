@@ -152,16 +152,21 @@ TEST_F(TinkerThreadsTest, TheReplyWithAFileEndsOnTheFrontsThread) {
 TEST_F(TinkerThreadsTest, FewDownloadsWaitUntilTheirFilesAreOpen) {
   Start();
   const std::string file = UrlOfFile();
-  std::latch release{1};
+  const auto held = std::make_shared<std::latch>(2);
+  const auto release = std::make_shared<std::latch>(1);
   OnFront([&](Front& front) {
     for (int thread = 0; thread < 2; ++thread) {
-      front.files.Run("slow disk", [&release] { release.wait(); });
+      front.files.Run("slow disk", [held, release] {
+        held->count_down();
+        release->wait();
+      });
     }
   });
+  held->wait();
   std::vector<std::future<HttpReply>> opening;
   for (int i = 0; i < 256; ++i) opening.push_back(AskLater("GET", file));
   EXPECT_EQ(Ask("GET", file).status, 503);
-  release.count_down();
+  release->count_down();
   for (std::future<HttpReply>& reply : opening) {
     EXPECT_EQ(reply.get().status, 404);
   }
