@@ -79,9 +79,9 @@ void ReserveHeap() {
   std::free(block);
 }
 
-// How libraries are loaded. LibTorch calls 31,000 of its functions by name, so a
-// server looks each up at its first call. weftd.so is linked with -z now, so a
-// LibTorch that lacks a function of weftd.so is an error at the start.
+// How libraries are loaded. LibTorch calls 31,000 of its functions by name, so
+// a server looks each up at its first call. weftd.so is linked with -z now, so
+// a LibTorch that lacks a function of weftd.so is an error at the start.
 // --check-config also finds what LibTorch's own libraries lack.
 constexpr int kToServe = RTLD_LAZY | RTLD_GLOBAL;
 constexpr int kToCheck = RTLD_NOW | RTLD_GLOBAL;
