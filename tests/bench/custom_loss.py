@@ -70,7 +70,9 @@ def _compare(options: argparse.Namespace, url: str) -> dict[str, Any]:
         check=False,
     )
     if run.returncode != 0:
-        raise SystemExit(f"{SCRIPT.name}: {run.stderr[-600:]}")
+        raise SystemExit(
+            f"{SCRIPT.name} ends with {run.returncode}: {run.stderr[-600:]}"
+        )
     losses: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return losses
 

@@ -100,7 +100,7 @@ def quiet(base: str) -> dict[str, Any]:
 def crowd(base: str) -> dict[str, Any]:
     """32 clients train while another client waits for 500 samples."""
     sampler = tinker.ServiceClient().create_sampling_client(base_model=base)
-    one = types.SamplingParams(max_tokens=8, temperature=1.0, stop=[])
+    one = types.SamplingParams(max_tokens=16, temperature=1.0, stop=[])
     drawn = [sampler.sample(prompt([3 + i % 200, 5]), 1, one) for i in range(500)]
 
     def one_client(_: int) -> float:

@@ -71,8 +71,8 @@ def test_clients_and_samples_beyond_the_queue_wait(
     small = TinkerDaemon(
         tmp_path,
         *("--max-queue-requests", "16", "--max-queue-requests-per-tenant", "8"),
-        # Two samples at once take long enough that even a slow client fills the queue.
-        *("--max-decode-sequences", "2", "--max-adapters", "40"),
+        # A sample at a time takes long enough that even a slow client fills the queue.
+        *("--max-decode-sequences", "1", "--max-adapters", "40"),
         # The SDK polls for each sample on a connection of its own.
         *("--max-connections", "24"),
     )
@@ -92,7 +92,7 @@ def test_clients_and_samples_beyond_the_queue_wait(
     assert max(depths) > 16
     assert 'rejected_total{reason="queue_full"} 0' in page
     assert len(health) > 10 and set(health) == {200}
-    assert out["lengths"] == [8]
+    assert out["lengths"] == [16]
     assert len(out["norms"]) == 32
     # The norms differ by rounding, which depends on the requests in a batch.
     assert out["norms"] == pytest.approx([out["norms"][0]] * 32, rel=1e-5)
