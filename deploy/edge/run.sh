@@ -146,7 +146,11 @@ fi
 if [[ -n "${beside}" ]]; then
   wait_for "${beside}" || status=$?
 fi
-# Calls that still run end by themselves.
-kill -QUIT "${nginx}" 2>/dev/null || true
+# Calls that still run end by themselves. Again and again, because nginx ignores
+# the signal until it has started: the shell starts it so.
+while alive "${nginx}"; do
+  kill -QUIT "${nginx}" 2>/dev/null || true
+  sleep 0.2
+done
 wait_for "${nginx}" || status=$((status ? status : 1))
 exit "${status}"

@@ -108,6 +108,22 @@ def test_the_edge_ends_with_its_command(tmp_path: Path) -> None:
     assert process.returncode == 3, output
 
 
+def test_a_command_that_ends_before_nginx_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "bin" / "nginx"
+    slow.parent.mkdir()
+    real = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    slow.write_text(
+        f'#!/bin/sh\ncase "$*" in *-t*) ;; *) sleep 2 ;; esac\nexec {real} "$@"\n'
+    )
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    process = edge_alone(tmp_path, "true")
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, output
+
+
 def test_the_command_drains_before_nginx_ends(tmp_path: Path) -> None:
     """curl, inside the command's handler of SIGTERM, still gets an answer of nginx."""
     url = f"https://localhost:$(cat {tmp_path}/port)"
