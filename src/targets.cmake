@@ -334,11 +334,8 @@ function(weft_cc_test)
     weft_compile_in_units(${A_NAME})
   endif()
   # Saves two fifths of the compile time. The tested code keeps the product's
-  # flags. Preset dev and the sanitizers' builds keep the tests' line numbers.
+  # flags.
   target_compile_options(${A_NAME} PRIVATE -Og)
-  if(WEFT_UNITY AND NOT WEFT_SANITIZER)
-    target_compile_options(${A_NAME} PRIVATE -g0)
-  endif()
   if(gate IN_LIST A_LABELS)
     weft_build_for_gates(${A_NAME})
   endif()
