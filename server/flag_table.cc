@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -19,7 +18,7 @@ constexpr char kSeconds[] = "SECONDS";
 
 // Reads a value of a flag with this unit.
 template <typename T>
-bool ReadInUnit(absl::string_view text, const std::string& unit, T* out) {
+bool ReadInUnit(absl::string_view text, absl::string_view unit, T* out) {
   if constexpr (std::is_same_v<T, int64_t>) {
     if (unit == kBytes) return ReadBytes(text, out);
   } else if constexpr (std::is_same_v<T, int>) {
@@ -29,22 +28,25 @@ bool ReadInUnit(absl::string_view text, const std::string& unit, T* out) {
 }
 
 template <typename T>
-std::string WordsFor(const T& tag, const std::string& unit) {
+std::string WordsFor(const T& tag, absl::string_view unit) {
   if (unit == kBytes) return "a number of bytes, such as 4096 or 4GiB";
   if (unit == kSeconds) return "a number of seconds, such as 90 or 2m";
   return KindOfFlagValue(tag).words;
 }
 
-// Makes a row. `field` returns a reference to the flag's value in Settings.
-template <typename T, typename Field>
-Flag MakeFlag(const char* group, Field field, std::string name, T standard,
-              const Range<T>& range, std::string unit, std::string help) {
+// Makes a row. `field` returns a reference to the flag's value in Settings, and
+// `unit` is a literal.
+template <typename T>
+Flag MakeFlag(const char* group, T& (*field)(Settings&), const char* name,
+              T standard, const Range<T>& range, absl::string_view unit,
+              const char* help) {
   Flag flag;
   flag.group = group;
-  flag.name = std::move(name);
-  flag.value_name = unit.empty() ? KindOfFlagValue(standard).name : unit;
+  flag.name = name;
+  flag.value_name =
+      unit.empty() ? KindOfFlagValue(standard).name : std::string(unit);
   flag.wanted = WordsFor(standard, unit);
-  flag.help = std::move(help);
+  flag.help = help;
   flag.is_bool = std::is_same_v<T, bool>;
   flag.is_list = std::is_same_v<T, std::vector<std::string>>;
   flag.default_value = ShowFlagValue(standard);
@@ -52,8 +54,7 @@ Flag MakeFlag(const char* group, Field field, std::string name, T standard,
     flag.range = absl::StrCat(ShowFlagValue(range->first), " to ",
                               ShowFlagValue(range->second));
   }
-  flag.read = [field, unit = std::move(unit)](absl::string_view text,
-                                              Settings* settings) {
+  flag.read = [field, unit](absl::string_view text, Settings* settings) {
     return ReadInUnit(text, unit, &field(*settings));
   };
   flag.show = [field](Settings settings) {
@@ -103,9 +104,9 @@ const std::vector<Flag>& FlagTable() {
     auto* const flags = new std::vector<Flag>;
     const char* group = nullptr;
 #define WEFT_FLAG_GROUP(title) group = title;
-#define WEFT_ROW(type, member, name, value, range, unit, help)            \
-  flags->push_back(MakeFlag<type>(                                        \
-      group, [](Settings& settings) -> type& { return settings.member; }, \
+#define WEFT_ROW(type, member, name, value, range, unit, help)             \
+  flags->push_back(MakeFlag<type>(                                         \
+      group, +[](Settings& settings) -> type& { return settings.member; }, \
       name, value, range, unit, help));
 #define WEFT_ENGINE_FLAG(type, member, ...) \
   WEFT_ROW(type, engine.member, __VA_ARGS__)
