@@ -4,6 +4,7 @@ log-probabilities."""
 from __future__ import annotations
 
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -56,42 +57,42 @@ def _compare_three_ranks(
     need_small_rounding(reference.config)
     daemon = daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    folders = [
-        reference.make_adapter(folder / str(i), shape, seed=50 + i)
-        for i, shape in enumerate(mixed_shapes(kind))
-    ]
-    data = [
-        [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
-        for i in range(len(folders))
-    ]
+    folders, data, expected = [], [], []
+    for i, shape in enumerate(mixed_shapes(kind)):
+        folders.append(folder / str(i))
+        data.append(
+            [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
+        )
+        with reference.new_adapter(folders[i], shape, seed=50 + i) as adapted:
+            loss, logprobs = adapted.scored_backward(data[i])
+            gradients = adapted.gradients()
+            with torch.no_grad():
+                others = [adapted.logprobs(t[:-1], t[1:]) for t in tokens[i + 1 :: 2]]
+        # In the order of tokens[i:].
+        pairs = zip_longest(logprobs, others)
+        logprobs = [one for pair in pairs for one in pair if one is not None]
+        expected.append((loss, gradients, logprobs))
+
+    def score_and_train(index: int, adapter: Any) -> tuple[Any, Any]:
+        scored = adapter.submit.forward([next_token(t) for t in tokens[index:]])
+        trained = adapter.submit.forward_backward(data[index])
+        return scored.result().results, trained.result().metrics["loss:sum"]
+
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("grad"), f) for f in folders]
-        calls = [
-            partial(a.forward, [next_token(t) for t in tokens[i:]])
-            for i, a in enumerate(adapters)
-        ]
-        scored = [reply.results for reply in together(client, calls)]
-        calls = [
-            partial(a.forward_backward, d) for a, d in zip(adapters, data, strict=True)
-        ]
+        calls = [partial(score_and_train, i, a) for i, a in enumerate(adapters)]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    for index, adapter_folder in enumerate(folders):
-        with reference.adapter(adapter_folder) as adapted:
-            loss = adapted.cross_entropy_backward(data[index])
-            assert_gradients(measured[index], adapted.gradients())
-            with torch.no_grad():
-                expected = [
-                    adapted.logprobs(t[:-1], t[1:]).numpy() for t in tokens[index:]
-                ]
-        for result, logprobs in zip(scored[index], expected, strict=True):
-            difference = tolerance.max_difference(result.logprobs, logprobs)
-            assert difference <= tolerance.logprobs(DTYPE, logprobs), index
-        loss_bound = tolerance.gradients(DTYPE)
-        assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=loss_bound)
+    for i, (loss, gradients, logprobs) in enumerate(expected):
+        scored, trained = replies[i]
+        for result, wanted in zip(scored, logprobs, strict=True):
+            difference = tolerance.max_difference(result.logprobs, wanted)
+            assert difference <= tolerance.logprobs(DTYPE, wanted), i
+        assert trained == pytest.approx(loss, rel=tolerance.gradients(DTYPE))
+        assert_gradients(measured[i], gradients)
     if kind not in OTHER_HEADS:  # Some of these change less.
         base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
-        assert tolerance.max_difference(scored[0][0].logprobs, base) > 1e-2
+        assert tolerance.max_difference(replies[0][0][0].logprobs, base) > 1e-2
 
 
 def test_ragged_soft_targets(
