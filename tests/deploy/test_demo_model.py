@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -33,6 +36,16 @@ def load_script() -> ModuleType:
 
 SCRIPT = load_script()
 GGUF = SCRIPT.find_gguf()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """Lets transformers read the GGUF file once instead of four times, and make the map
+    of names once instead of for each module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        yield
 
 
 @pytest.fixture(scope="module")

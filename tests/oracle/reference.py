@@ -144,6 +144,27 @@ class Reference:
         """Makes a PEFT folder with random A and B, neither of them zero."""
         if experts.has_experts(self.config):
             return experts.write_adapter(self.model, folder, shape, seed)
+        self.model = self._make_peft_model(folder, shape, seed).unload()
+        return folder
+
+    @contextmanager
+    def new_adapter(
+        self, folder: Path, shape: AdapterShape, seed: int
+    ) -> Iterator[Adapted]:
+        """Makes a PEFT folder, and returns the model with its adapter, ready to
+        train."""
+        if experts.has_experts(self.config):
+            with self.adapter(self.make_adapter(folder, shape, seed)) as adapted:
+                yield adapted
+            return
+        peft_model = self._make_peft_model(folder, shape, seed).double()
+        try:
+            yield Adapted(peft_model)
+        finally:
+            self.model = peft_model.unload()
+
+    def _make_peft_model(self, folder: Path, shape: AdapterShape, seed: int) -> Any:
+        """Returns the model with the adapter in f32 that `folder` has."""
         torch.manual_seed(seed)
         is_expression = isinstance(shape.targets, str)
         options = (
@@ -175,8 +196,7 @@ class Reference:
         peft_model.save_pretrained(
             folder, save_embedding_layers=self.save_embedding_layers
         )
-        self.model = peft_model.unload()
-        return folder
+        return peft_model
 
     @contextmanager
     def adapter(self, folder: Path) -> Iterator[Adapted]:

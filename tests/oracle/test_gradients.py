@@ -4,6 +4,7 @@ log-probabilities."""
 from __future__ import annotations
 
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -56,42 +57,42 @@ def _compare_three_ranks(
     need_small_rounding(reference.config)
     daemon = daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    folders = [
-        reference.make_adapter(folder / str(i), shape, seed=50 + i)
-        for i, shape in enumerate(mixed_shapes(kind))
-    ]
-    data = [
-        [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
-        for i in range(len(folders))
-    ]
+    folders, data, expected = [], [], []
+    for i, shape in enumerate(mixed_shapes(kind)):
+        folders.append(folder / str(i))
+        data.append(
+            [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
+        )
+        with reference.new_adapter(folders[i], shape, seed=50 + i) as adapted:
+            loss, logprobs = adapted.scored_backward(data[i])
+            gradients = adapted.gradients()
+            with torch.no_grad():
+                others = [adapted.logprobs(t[:-1], t[1:]) for t in tokens[i + 1 :: 2]]
+        # In the order of tokens[i:].
+        pairs = zip_longest(logprobs, others)
+        logprobs = [one for pair in pairs for one in pair if one is not None]
+        expected.append((loss, gradients, logprobs))
+
+    def score_and_train(index: int, adapter: Any) -> tuple[Any, Any]:
+        scored = adapter.submit.forward([next_token(t) for t in tokens[index:]])
+        trained = adapter.submit.forward_backward(data[index])
+        return scored.result().results, trained.result().metrics["loss:sum"]
+
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("grad"), f) for f in folders]
-        calls = [
-            partial(a.forward, [next_token(t) for t in tokens[i:]])
-            for i, a in enumerate(adapters)
-        ]
-        scored = [reply.results for reply in together(client, calls)]
-        calls = [
-            partial(a.forward_backward, d) for a, d in zip(adapters, data, strict=True)
-        ]
+        calls = [partial(score_and_train, i, a) for i, a in enumerate(adapters)]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    for index, adapter_folder in enumerate(folders):
-        with reference.adapter(adapter_folder) as adapted:
-            loss = adapted.cross_entropy_backward(data[index])
-            assert_gradients(measured[index], adapted.gradients())
-            with torch.no_grad():
-                expected = [
-                    adapted.logprobs(t[:-1], t[1:]).numpy() for t in tokens[index:]
-                ]
-        for result, logprobs in zip(scored[index], expected, strict=True):
-            difference = tolerance.max_difference(result.logprobs, logprobs)
-            assert difference <= tolerance.logprobs(DTYPE, logprobs), index
-        loss_bound = tolerance.gradients(DTYPE)
-        assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=loss_bound)
+    for i, (loss, gradients, logprobs) in enumerate(expected):
+        scored, trained = replies[i]
+        for result, wanted in zip(scored, logprobs, strict=True):
+            difference = tolerance.max_difference(result.logprobs, wanted)
+            assert difference <= tolerance.logprobs(DTYPE, wanted), i
+        assert trained == pytest.approx(loss, rel=tolerance.gradients(DTYPE))
+        assert_gradients(measured[i], gradients)
     if kind not in OTHER_HEADS:  # Some of these change less.
         base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
-        assert tolerance.max_difference(scored[0][0].logprobs, base) > 1e-2
+        assert tolerance.max_difference(replies[0][0][0].logprobs, base) > 1e-2
 
 
 def test_ragged_soft_targets(
@@ -109,20 +110,20 @@ def test_ragged_soft_targets(
     counts = [i % 4 for i in range(len(tokens))]
     targets = [generator.permutation(reference.vocab)[:n] for n in counts]
     weights = [generator.normal(size=n).astype(np.float32) for n in counts]
-    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=9)
-    with daemon.client() as client:
-        adapter = client.import_adapter(unique("ragged"), folder)
-        datum = weft.Datum(tokens, targets, weights)
-        reply = adapter.forward_backward([datum])
-        measured = checkpoints.gradients(daemon, adapter)
-    with reference.adapter(folder) as adapted:
+    folder = tmp_path / "a"
+    with reference.new_adapter(folder, MIXED[1], seed=9) as adapted:
         wanted = torch.zeros(len(tokens), reference.vocab, dtype=torch.float64)
         for row, ids, values in zip(wanted, targets, weights, strict=True):
             row[torch.tensor(ids)] = torch.tensor(values, dtype=torch.float64)
         scores = adapted.all_logprobs(tokens)
         loss = -(wanted * scores).sum()
         loss.backward()
-        assert_gradients(measured, adapted.gradients())
+        gradients = adapted.gradients()
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("ragged"), folder)
+        datum = weft.Datum(tokens, targets, weights)
+        reply = adapter.forward_backward([datum])
+        assert_gradients(checkpoints.gradients(daemon, adapter), gradients)
     assert reply.metrics["loss:sum"] == pytest.approx(float(loss.detach()), rel=1e-4)
     for row, ids, logprobs, losses, values in zip(
         scores.detach().numpy(),
@@ -145,17 +146,17 @@ def test_gradients_add_up_over_requests(
     kind = "llama-tied"
     reference, daemon = reference_for(kind), daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    folder = reference.make_adapter(tmp_path / "a", MIXED[2], seed=3)
+    folder = tmp_path / "a"
     data = [next_token(t) for t in tokens]
+    with reference.new_adapter(folder, MIXED[2], seed=3) as adapted:
+        adapted.cross_entropy_backward(data)
+        gradients = adapted.gradients()
     with daemon.client() as client:
         adapter = client.import_adapter(unique("sum"), folder)
         adapter.forward_backward(data[:3])
         adapter.forward(data[:2])
         adapter.forward_backward(data[3:])
-        measured = checkpoints.gradients(daemon, adapter)
-    with reference.adapter(folder) as adapted:
-        adapted.cross_entropy_backward(data)
-        assert_gradients(measured, adapted.gradients())
+        assert_gradients(checkpoints.gradients(daemon, adapter), gradients)
 
 
 @pytest.mark.bf16
@@ -174,14 +175,14 @@ def test_shared_prompts_count_once_per_datum(
         )
         for t in tokens
     ]
-    folder = reference.make_adapter(tmp_path / "a", MIXED[1], seed=4)
+    folder = tmp_path / "a"
+    with reference.new_adapter(folder, MIXED[1], seed=4) as adapted:
+        adapted.cross_entropy_backward(data)
+        gradients = adapted.gradients()
     with daemon.client() as client:
         adapter = client.import_adapter(unique("group"), folder)
         adapter.forward_backward(data)
-        measured = checkpoints.gradients(daemon, adapter)
-    with reference.adapter(folder) as adapted:
-        adapted.cross_entropy_backward(data)
-        assert_gradients(measured, adapted.gradients())
+        assert_gradients(checkpoints.gradients(daemon, adapter), gradients)
 
 
 LOSSES: tuple[tuple[str, dict[str, float]], ...] = (
@@ -204,12 +205,29 @@ def test_policy_losses_in_one_mixed_batch(
 ) -> None:
     reference, daemon = reference_for(kind), daemon_for(kind)
     shape = AdapterShape(4, 8.0, ("q_proj", "o_proj", "up_proj", "lm_head"))
-    folder = reference.make_adapter(tmp_path / "a", shape, seed=6)
+    folder = tmp_path / "a"
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     length = 14 if kind == SHORT_SMOLLM2 else 34
     tokens = [t[:length] for t in tokens[:4]]
-    with reference.adapter(folder) as adapted:
+    expected = []
+    with reference.new_adapter(folder, shape, seed=6) as adapted:
         data = [_policy_datum(adapted, t, i) for i, t in enumerate(tokens)]
+        # The losses share their forward passes, one per temperature.
+        learners = {
+            t: [adapted.logprobs(d.tokens, d.targets, t) for d in data]
+            for t in {config.get("temperature", 1.0) for _, config in LOSSES}
+        }
+        for name, config in LOSSES:
+            losses = [
+                _policy_loss(logprobs, datum, name, config)
+                for logprobs, datum in zip(
+                    learners[config.get("temperature", 1.0)], data, strict=True
+                )
+            ]
+            adapted.model.zero_grad()
+            for loss in losses:
+                loss.sum().backward(retain_graph=True)
+            expected.append((losses, adapted.gradients()))
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("loss"), folder) for _ in LOSSES]
         calls = [
@@ -218,30 +236,16 @@ def test_policy_losses_in_one_mixed_batch(
         ]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    with reference.adapter(folder) as adapted:
-        # The losses share their forward passes, one per temperature.
-        learners = {
-            t: [adapted.logprobs(d.tokens, d.targets, t) for d in data]
-            for t in {config.get("temperature", 1.0) for _, config in LOSSES}
-        }
-        for (name, config), reply, gradients in zip(
-            LOSSES, replies, measured, strict=True
-        ):
-            learner = learners[config.get("temperature", 1.0)]
-            losses = [
-                _policy_loss(logprobs, datum, name, config)
-                for logprobs, datum in zip(learner, data, strict=True)
-            ]
-            adapted.model.zero_grad()
-            for loss in losses:
-                loss.sum().backward(retain_graph=True)
-            assert_gradients(gradients, adapted.gradients())
-            for loss, result in zip(losses, reply.results, strict=True):
-                expected = loss.detach().numpy()
-                # A loss is exp(log-ratio) times a factor of a few units. So its error
-                # is a multiple of the log-probability's error.
-                bound = 10.0 * tolerance.LOGPROBS
-                assert tolerance.max_difference(result.losses, expected) <= bound, name
+    for (name, _), reply, found, (losses, gradients) in zip(
+        LOSSES, replies, measured, expected, strict=True
+    ):
+        assert_gradients(found, gradients)
+        for loss, result in zip(losses, reply.results, strict=True):
+            wanted = loss.detach().numpy()
+            # A loss is exp(log-ratio) times a factor of a few units. So its error is a
+            # multiple of the log-probability's error.
+            bound = 10.0 * tolerance.LOGPROBS
+            assert tolerance.max_difference(result.losses, wanted) <= bound, name
 
 
 def _weights(count: int, seed: int) -> np.ndarray:

@@ -42,12 +42,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def rounded(weight: torch.Tensor, ranks: int = 1) -> torch.Tensor:
-    """Returns a weight [..., inputs] in f64, rounded to 8 bits. Each of `ranks` ranks
+def round_in_place(weight: torch.Tensor, ranks: int) -> None:
+    """Rounds a weight [rows, ..., inputs] in f64 to 8 bits. Each of `ranks` ranks
     rounds its part of the inputs."""
-    parts = weight.float().chunk(ranks, dim=-1)
-    groups = [group for part in parts for group in part.split(GROUP, dim=-1)]
-    return torch.cat([_rounded_group(group) for group in groups], dim=-1)
+    for rows in weight.split(4096):  # Their groups stay in the processor's cache.
+        for part in rows.chunk(ranks, dim=-1):
+            for group in part.split(GROUP, dim=-1):
+                group.copy_(_rounded_group(group.float()))
 
 
 def _rounded_group(group: torch.Tensor) -> torch.Tensor:
@@ -70,8 +71,7 @@ class RoundedReference(Reference):
             for name, parameter in self.model.named_parameters():
                 if parameter.dim() < 2 or name.endswith(EXACT):
                     continue
-                parts = ranks if name.endswith(SUMMED) else 1
-                parameter.copy_(rounded(parameter, parts))
+                round_in_place(parameter, ranks if name.endswith(SUMMED) else 1)
 
 
 @pytest.fixture(scope="module")

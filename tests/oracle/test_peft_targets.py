@@ -110,15 +110,21 @@ def ours(configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return replies
 
 
-def pefts(model: LlamaForCausalLM, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns what peft adapts: {path: [rank, alpha]}, or {} if it refuses."""
+def adapt(model: LlamaForCausalLM, fields: dict[str, Any]) -> Any:
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, task_type="CAUSAL_LM", **fields)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            adapted = get_peft_model(model, config, low_cpu_mem_usage=True)
-        except ValueError:
-            return {}
+        return get_peft_model(model, config, low_cpu_mem_usage=True)
+
+
+def pefts(model: LlamaForCausalLM, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns what peft adapts: {path: [rank, alpha]}, or {} if it refuses."""
+    try:
+        adapted = adapt(model, fields)
+    except ValueError:
+        # Some layers are adapted already, and the next unload() restores them.
+        adapt(model, {"target_modules": ["lm_head"]}).unload()
+        return {}
     try:
         return {
             path.removeprefix("base_model.model."): [

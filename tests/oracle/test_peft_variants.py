@@ -156,8 +156,13 @@ def check(
     import checkpoints
 
     reference, daemon = reference_for(kind), daemon_for(kind)
-    folder = reference.make_adapter(tmp_path / "start", shape, seed=31)
+    folder = tmp_path / "start"
     data = data_of(kind, reference.vocab)
+    with reference.new_adapter(folder, shape, seed=31) as adapted:
+        scores = adapted.scored_backward(data)[1]
+        expected_gradients = adapted.gradients()
+        train_reference(adapted, data)
+        expected = adapted.weights()
     with daemon.client() as client:
         adapter = client.import_adapter(adapter_id, folder)
         results = adapter.forward_backward(data).results
@@ -180,12 +185,9 @@ def check(
         assert (tmp_path / "loaded" / name).read_bytes() == (
             tmp_path / "trained" / name
         ).read_bytes()
+    assert_near(results, scores)
+    assert_gradients(gradients, expected_gradients)
     trained = read_weights(tmp_path / "trained")
-    with reference.adapter(folder) as adapted:
-        assert_near(results, adapted.scored_backward(data)[1])
-        assert_gradients(gradients, adapted.gradients())
-        train_reference(adapted, data)
-        expected = adapted.weights()
     assert set(trained) == set(expected)
     for name, weights in expected.items():
         difference = tolerance.relative_difference(trained[name], weights)
@@ -252,19 +254,19 @@ def test_the_embedding_in_a_mixed_batch(
     reference, daemon = reference_for(kind), daemon_for(kind)
     data = data_of(kind, reference.vocab)
     shapes = [*EMBEDDING.values(), VARIANTS["ranks"]]
-    folders = [
-        reference.make_adapter(tmp_path / str(i), shape, seed=70 + i)
-        for i, shape in enumerate(shapes)
-    ]
+    folders = [tmp_path / str(i) for i in range(len(shapes))]
+    expected = []
+    for index, (folder, shape) in enumerate(zip(folders, shapes, strict=True)):
+        with reference.new_adapter(folder, shape, seed=70 + index) as adapted:
+            adapted.cross_entropy_backward(data[index:])
+            expected.append(adapted.gradients())
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("mixed"), f) for f in folders]
         calls = [partial(a.forward_backward, data[i:]) for i, a in enumerate(adapters)]
         together(client, calls)
         measured = [checkpoints.gradients(daemon, a) for a in adapters]
-    for index, folder in enumerate(folders):
-        with reference.adapter(folder) as adapted:
-            adapted.cross_entropy_backward(data[index:])
-            assert_gradients(measured[index], adapted.gradients())
+    for actual, gradients in zip(measured, expected, strict=True):
+        assert_gradients(actual, gradients)
 
 
 @pytest.mark.parametrize("kind", ("llama-tied", "gemma3"))

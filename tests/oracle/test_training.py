@@ -131,17 +131,20 @@ def check_ten_steps(
     # depends on the number of steps does not depend on the model.
     length, steps = (9, 4) if kind == SHORT_SMOLLM2 else (24, STEPS)
     tokens = [t[:length] for t in tokens if len(t) > 8]
-    folders = [
-        reference.make_adapter(tmp_path / str(i), shape, seed=60 + i)
-        for i, shape in enumerate(mixed_shapes(kind))
-    ]
+    shapes = mixed_shapes(kind)
     batches = [
         [[next_token(tokens[(i + s) % len(tokens)])] for s in range(steps)]
-        for i in range(len(folders))
+        for i in range(len(shapes))
     ]
+    folders = [tmp_path / str(i) for i in range(len(shapes))]
+    wanted = []
+    for index, shape in enumerate(shapes):
+        with reference.new_adapter(folders[index], shape, seed=60 + index) as adapted:
+            norms = _train_reference(adapted, batches[index], values[index])
+            wanted.append((norms, adapted.weights()))
     with daemon_for(kind).client() as client:
         adapters = [client.import_adapter(unique("trained"), f) for f in folders]
-        norms = together(
+        norms_of = together(
             client,
             [
                 partial(_train, a, b, o)
@@ -150,14 +153,11 @@ def check_ten_steps(
         )
         for index, adapter in enumerate(adapters):
             adapter.export(tmp_path / f"trained-{index}")
-    for index, folder in enumerate(folders):
+    for index, (expected_norms, expected) in enumerate(wanted):
         trained = read_weights(tmp_path / f"trained-{index}")
         if experts.is_fused(reference.config) or fused.modules(reference.config):
             trained = of_single_modules(trained, reference.config)
-        with reference.adapter(folder) as adapted:
-            expected_norms = _train_reference(adapted, batches[index], values[index])
-            expected = adapted.weights()
-        assert norms[index] == pytest.approx(expected_norms, rel=1e-3)
+        assert norms_of[index] == pytest.approx(expected_norms, rel=1e-3)
         assert set(trained) == set(expected)
         for name, weights in expected.items():
             difference = tolerance.relative_difference(trained[name], weights)
