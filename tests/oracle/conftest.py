@@ -25,6 +25,7 @@ import models
 
 DaemonFor = Callable[[str], daemon_module.Daemon]
 DigestOf = Callable[[Path], str]
+FirstSteps = dict[tuple[str, int], Any]
 SMOLLM2 = "smollm2"
 SHORT_SMOLLM2 = "smollm2-short"
 SMOLLM2S = (SMOLLM2, SHORT_SMOLLM2)
@@ -72,6 +73,13 @@ def reference_for() -> Callable[[str], Any]:
         return loaded[kind]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def first_steps() -> FirstSteps:
+    """Caches the reference's first steps of three adapters by kind and adapter. They
+    are the same for all numbers of ranks."""
+    return {}
 
 
 @pytest.fixture(scope="session")

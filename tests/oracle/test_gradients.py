@@ -13,7 +13,7 @@ import pytest
 import tolerance
 import torch
 from batching import together
-from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, SMOLLM2, FirstSteps, model_folder
 from daemon import DTYPE
 from experts import need_equal_choices, need_small_rounding
 from models import OTHER_HEADS, TINY
@@ -34,20 +34,38 @@ def assert_gradients(
 @pytest.mark.bf16
 @pytest.mark.parametrize("kind", (SMOLLM2, *TINY))
 def test_three_ranks_in_one_mixed_batch(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+    kind: str,
+    daemon_for: Any,
+    reference_for: Any,
+    first_steps: FirstSteps,
+    unique: Any,
+    tmp_path: Path,
 ) -> None:
-    _compare_three_ranks(kind, daemon_for, reference_for, unique, tmp_path)
+    _compare_three_ranks(kind, daemon_for, reference_for, first_steps, unique, tmp_path)
 
 
 @pytest.mark.parametrize("kind", OTHER_HEADS)
 def test_the_other_kind_of_head(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    _compare_three_ranks(kind, daemon_for, reference_for, unique, tmp_path)
+    _compare_three_ranks(kind, daemon_for, reference_for, {}, unique, tmp_path)
+
+
+def mixed_data(tokens: list[list[int]]) -> list[list[Any]]:
+    """Returns the data of three adapters, with weights."""
+    return [
+        [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
+        for i in range(3)
+    ]
 
 
 def _compare_three_ranks(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, folder: Path
+    kind: str,
+    daemon_for: Any,
+    reference_for: Any,
+    first_steps: FirstSteps,
+    unique: Any,
+    folder: Path,
 ) -> None:
     """Compares log-probabilities of forward passes, and losses and gradients of
     weighted tokens."""
@@ -60,10 +78,7 @@ def _compare_three_ranks(
         reference.make_adapter(folder / str(i), shape, seed=50 + i)
         for i, shape in enumerate(mixed_shapes(kind))
     ]
-    data = [
-        [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
-        for i in range(len(folders))
-    ]
+    data = mixed_data(tokens)
     with daemon.client() as client:
         adapters = [client.import_adapter(unique("grad"), f) for f in folders]
         calls = [
@@ -78,17 +93,24 @@ def _compare_three_ranks(
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
     for index, adapter_folder in enumerate(folders):
         with reference.adapter(adapter_folder) as adapted:
-            loss = adapted.cross_entropy_backward(data[index])
-            assert_gradients(measured[index], adapted.gradients())
+            wanted = first_steps[kind, index] = adapted.step(data[index])
             with torch.no_grad():
-                expected = [
-                    adapted.logprobs(t[:-1], t[1:]).numpy() for t in tokens[index:]
+                others = [
+                    adapted.logprobs(t[:-1], t[1:]).numpy()
+                    for t in tokens[index + 1 :: 2]
                 ]
-        for result, logprobs in zip(scored[index], expected, strict=True):
+        assert_gradients(measured[index], wanted.gradients)
+        # Every second sequence is one of the data.
+        for result, logprobs in (
+            *zip(scored[index][::2], wanted.logprobs, strict=True),
+            *zip(scored[index][1::2], others, strict=True),
+        ):
             difference = tolerance.max_difference(result.logprobs, logprobs)
             assert difference <= tolerance.logprobs(DTYPE, logprobs), index
         loss_bound = tolerance.gradients(DTYPE)
-        assert replies[index].metrics["loss:sum"] == pytest.approx(loss, rel=loss_bound)
+        assert replies[index].metrics["loss:sum"] == pytest.approx(
+            wanted.loss, rel=loss_bound
+        )
     if kind not in OTHER_HEADS:  # Some of these change less.
         base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
         assert tolerance.max_difference(scored[0][0].logprobs, base) > 1e-2
