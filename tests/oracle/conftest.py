@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +24,8 @@ import daemon as daemon_module
 import models
 
 DaemonFor = Callable[[str], daemon_module.Daemon]
+DigestOf = Callable[[Path], str]
+FirstSteps = dict[tuple[str, int], Any]
 SMOLLM2 = "smollm2"
 SHORT_SMOLLM2 = "smollm2-short"
 SMOLLM2S = (SMOLLM2, SHORT_SMOLLM2)
@@ -70,6 +73,32 @@ def reference_for() -> Callable[[str], Any]:
         return loaded[kind]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def first_steps() -> FirstSteps:
+    """Caches the reference's first steps of three adapters by kind and adapter. They
+    are the same for all numbers of ranks."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def digest_of() -> Iterator[DigestOf]:
+    """Returns a function of a model's folder: a digest of what it computes in the
+    decoder. Equal digests mean equal bits."""
+    program = daemon_module.BUILD_DIR / "tests" / "oracle" / "model_digests"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([program], stdin=pipe, stdout=pipe, text=True) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None and answers is not None
+
+        def get(folder: Path) -> str:
+            print(folder, file=asked, flush=True)
+            digest = answers.readline().strip()
+            assert digest, f"{folder}: model_digests ended and said why on stderr"
+            return digest
+
+        yield get
 
 
 def pytest_configure(config: pytest.Config) -> None:

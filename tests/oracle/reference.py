@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import daemon
 import experts
@@ -239,6 +239,14 @@ class Reference:
         return [[int(token) for token in row] for row in output[:, ids.shape[1] :]]
 
 
+class Step(NamedTuple):
+    """What a forward and backward pass of an adapter's data gives."""
+
+    loss: float
+    logprobs: list[np.ndarray]  # Each is [N].
+    gradients: dict[str, np.ndarray]
+
+
 class Adapted:
     """A base model with one trainable adapter."""
 
@@ -293,6 +301,11 @@ class Adapted:
     def cross_entropy_backward(self, data: Sequence[Any]) -> float:
         """Adds the gradient of the summed loss of the data, and returns this loss."""
         return self.scored_backward(data)[0]
+
+    def step(self, data: Sequence[Any]) -> Step:
+        """Returns the results of data. No gradient may be there yet."""
+        loss, logprobs = self.scored_backward(data)
+        return Step(loss, logprobs, self.gradients())
 
     def scored_backward(self, data: Sequence[Any]) -> tuple[float, list[np.ndarray]]:
         """Like cross_entropy_backward, but also returns each datum's

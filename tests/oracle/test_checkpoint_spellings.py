@@ -1,5 +1,6 @@
 """Tests that a model gives the same bits if its tensors have other names, or if its
-config has another spelling. Other tests compare the original with transformers."""
+config has another spelling. Other tests compare the original with transformers, and
+test_storage_forms.py starts the daemon with folders of every form."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import forms
 import numpy as np
 import pytest
 import torch
-from daemon import WEFTD, brief, running
+from conftest import DigestOf
+from daemon import WEFTD, running
 from models import tiny_model
 from parallel import EXPERT_SIZES, SIZES
 from safetensors.torch import save_file
@@ -24,16 +26,6 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 WRAPPED = "gemma3-wrapped"
 LENGTHS = (60, 2, 33)
-
-
-def _assert_same_model(kind: str, folder: Path, daemon_for: Any, scratch: Path) -> None:
-    data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
-    with daemon_for(kind).client() as client:
-        expected = client.forward(data).results
-    with brief(folder, scratch) as daemon, daemon.client() as client:
-        measured = client.forward(data).results
-    for left, right in zip(measured, expected, strict=True):
-        np.testing.assert_array_equal(left.logprobs, right.logprobs)
 
 
 def _copy(kind: str, folder: Path) -> Path:
@@ -71,7 +63,7 @@ def _plain_name(name: str) -> str:
 )
 @pytest.mark.parametrize("kind", ("qwen3", WRAPPED))
 def test_prefixes_of_tensor_names(
-    kind: str, decoder: str, outer: str, daemon_for: Any, tmp_path: Path
+    kind: str, decoder: str, outer: str, digest_of: DigestOf, tmp_path: Path
 ) -> None:
     def new_name(name: str) -> str:
         if "vision" in name or "multi_modal" in name:
@@ -85,12 +77,12 @@ def test_prefixes_of_tensor_names(
     names = _rename(folder, new_name)
     assert f"{decoder}layers.0.self_attn.q_proj.weight" in names
     assert kind == WRAPPED or f"{outer}lm_head.weight" in names
-    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+    assert digest_of(folder) == digest_of(tiny_model(kind))
 
 
 @pytest.mark.parametrize("kind", ("llama-tied", WRAPPED))
 def test_a_model_that_was_saved_without_its_head(
-    kind: str, daemon_for: Any, tmp_path: Path
+    kind: str, digest_of: DigestOf, tmp_path: Path
 ) -> None:
     folder = _copy(kind, tmp_path / "model")
     for path in forms.weight_files(folder):
@@ -99,12 +91,12 @@ def test_a_model_that_was_saved_without_its_head(
     model.save_pretrained(tmp_path / "headless")
     for path in forms.weight_files(tmp_path / "headless"):
         shutil.copy(path, folder)
-    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+    assert digest_of(folder) == digest_of(tiny_model(kind))
 
 
 @pytest.mark.parametrize("kind", ("llama-tied", "gemma2", WRAPPED))
 def test_a_tied_head_may_be_in_the_file_too(
-    kind: str, daemon_for: Any, tmp_path: Path
+    kind: str, digest_of: DigestOf, tmp_path: Path
 ) -> None:
     folder = _copy(kind, tmp_path / "model")
     tensors = forms.read(folder)
@@ -112,7 +104,7 @@ def test_a_tied_head_may_be_in_the_file_too(
     assert not any(name.endswith("lm_head.weight") for name in tensors)
     tensors["lm_head.weight"] = tensors[embedding].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+    assert digest_of(folder) == digest_of(tiny_model(kind))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +112,7 @@ def test_a_tied_head_may_be_in_the_file_too(
     ("qwen3-moe", "qwen2-moe", "mixtral", "qwen3-5-moe", "minimax-m2", "glm4-moe"),
 )
 def test_one_tensor_may_have_all_experts(
-    kind: str, daemon_for: Any, tmp_path: Path
+    kind: str, digest_of: DigestOf, tmp_path: Path
 ) -> None:
     folder = _copy(kind, tmp_path / "model")
     forms.remove_weights(folder)
@@ -129,7 +121,7 @@ def test_one_tensor_may_have_all_experts(
     tensors = forms.read(folder)
     assert tensors["model.layers.2.mlp.experts.gate_up_proj"].ndim == 3
     assert not any(".experts.0." in name for name in tensors)
-    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+    assert digest_of(folder) == digest_of(tiny_model(kind))
 
 
 def _write_mxfp4(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -158,21 +150,33 @@ def _write_mxfp4(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    "flags",
-    ((), SIZES["tensor 2"], EXPERT_SIZES["tensor 2, experts 2"]),
-    ids=("one", "two ranks", "experts of two ranks"),
-)
-def test_experts_in_four_bits(flags: tuple[str, ...], tmp_path: Path) -> None:
-    wide, narrow = (_copy("gpt-oss", tmp_path / name) for name in ("wide", "narrow"))
+def _wide_and_narrow(root: Path) -> tuple[Path, Path]:
+    """Writes a model with its experts in f32, and with the same values in MXFP4."""
+    wide, narrow = (_copy("gpt-oss", root / name) for name in ("wide", "narrow"))
     tensors = forms.read(wide)
     for folder in (wide, narrow):
         forms.remove_weights(folder)
     _write_mxfp4(tensors, narrow)
     save_file(tensors, wide / "model.safetensors", metadata={"format": "pt"})
+    return wide, narrow
+
+
+def test_experts_in_four_bits(digest_of: DigestOf, tmp_path: Path) -> None:
+    wide, narrow = _wide_and_narrow(tmp_path)
+    assert digest_of(narrow) == digest_of(wide) != digest_of(tiny_model("gpt-oss"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (SIZES["tensor 2"], EXPERT_SIZES["tensor 2, experts 2"]),
+    ids=("two ranks", "experts of two ranks"),
+)
+def test_ranks_divide_experts_in_four_bits(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
     results = []
-    for folder in (wide, narrow):
+    for folder in _wide_and_narrow(tmp_path):
         with (
             running(folder, tmp_path / f"weftd-{folder.name}", *flags) as daemon,
             daemon.client() as client,
@@ -321,7 +325,7 @@ def _without(value: Any, names: set[str]) -> Any:
     ),
 )
 def test_the_spelling_of_transformers_4(
-    kind: str, kind_key: str, daemon_for: Any, tmp_path: Path
+    kind: str, kind_key: str, digest_of: DigestOf, tmp_path: Path
 ) -> None:
     folder = _copy(kind, tmp_path / "model")
     path = folder / "config.json"
@@ -330,4 +334,4 @@ def test_the_spelling_of_transformers_4(
     path.write_text(json.dumps(old), "utf-8")
     assert "rope_parameters" not in old.get("text_config", old)
     assert _meaning(folder) == _meaning(tiny_model(kind))
-    _assert_same_model(kind, folder, daemon_for, tmp_path / "weftd")
+    assert digest_of(folder) == digest_of(tiny_model(kind))

@@ -14,7 +14,7 @@ import pytest
 import tolerance
 import torch
 from batching import together
-from conftest import SHORT_SMOLLM2, SMOLLM2, model_folder
+from conftest import SHORT_SMOLLM2, SMOLLM2, FirstSteps, model_folder
 from daemon import DTYPE
 from experts import need_equal_choices, need_small_rounding
 from models import OTHER_HEADS, TINY
@@ -35,20 +35,38 @@ def assert_gradients(
 @pytest.mark.bf16
 @pytest.mark.parametrize("kind", (SMOLLM2, *TINY))
 def test_three_ranks_in_one_mixed_batch(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+    kind: str,
+    daemon_for: Any,
+    reference_for: Any,
+    first_steps: FirstSteps,
+    unique: Any,
+    tmp_path: Path,
 ) -> None:
-    _compare_three_ranks(kind, daemon_for, reference_for, unique, tmp_path)
+    _compare_three_ranks(kind, daemon_for, reference_for, first_steps, unique, tmp_path)
 
 
 @pytest.mark.parametrize("kind", OTHER_HEADS)
 def test_the_other_kind_of_head(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    _compare_three_ranks(kind, daemon_for, reference_for, unique, tmp_path)
+    _compare_three_ranks(kind, daemon_for, reference_for, {}, unique, tmp_path)
+
+
+def mixed_data(tokens: list[list[int]]) -> list[list[Any]]:
+    """Returns the data of three adapters, with weights."""
+    return [
+        [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
+        for i in range(3)
+    ]
 
 
 def _compare_three_ranks(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, folder: Path
+    kind: str,
+    daemon_for: Any,
+    reference_for: Any,
+    first_steps: FirstSteps,
+    unique: Any,
+    folder: Path,
 ) -> None:
     """Compares log-probabilities of forward passes, and losses and gradients of
     weighted tokens."""
@@ -57,21 +75,19 @@ def _compare_three_ranks(
     need_small_rounding(reference.config)
     daemon = daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
-    folders, data, expected = [], [], []
+    data = mixed_data(tokens)
+    folders, expected = [], []
     for i, shape in enumerate(mixed_shapes(kind)):
         folders.append(folder / str(i))
-        data.append(
-            [next_token(t, weights=_weights(len(t) - 1, i)) for t in tokens[i::2]]
-        )
         with reference.new_adapter(folders[i], shape, seed=50 + i) as adapted:
-            loss, logprobs = adapted.scored_backward(data[i])
-            gradients = adapted.gradients()
+            step = first_steps[kind, i] = adapted.step(data[i])
             with torch.no_grad():
                 others = [adapted.logprobs(t[:-1], t[1:]) for t in tokens[i + 1 :: 2]]
         # In the order of tokens[i:].
-        pairs = zip_longest(logprobs, others)
-        logprobs = [one for pair in pairs for one in pair if one is not None]
-        expected.append((loss, gradients, logprobs))
+        pairs = zip_longest(step.logprobs, others)
+        expected.append(
+            (step, [one for pair in pairs for one in pair if one is not None])
+        )
 
     def score_and_train(index: int, adapter: Any) -> tuple[Any, Any]:
         scored = adapter.submit.forward([next_token(t) for t in tokens[index:]])
@@ -83,13 +99,13 @@ def _compare_three_ranks(
         calls = [partial(score_and_train, i, a) for i, a in enumerate(adapters)]
         replies = together(client, calls)
         measured = [checkpoints.gradients(daemon, adapter) for adapter in adapters]
-    for i, (loss, gradients, logprobs) in enumerate(expected):
+    for i, (step, logprobs) in enumerate(expected):
         scored, trained = replies[i]
         for result, wanted in zip(scored, logprobs, strict=True):
             difference = tolerance.max_difference(result.logprobs, wanted)
             assert difference <= tolerance.logprobs(DTYPE, wanted), i
-        assert trained == pytest.approx(loss, rel=tolerance.gradients(DTYPE))
-        assert_gradients(measured[i], gradients)
+        assert trained == pytest.approx(step.loss, rel=tolerance.gradients(DTYPE))
+        assert_gradients(measured[i], step.gradients)
     if kind not in OTHER_HEADS:  # Some of these change less.
         base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
         assert tolerance.max_difference(replies[0][0][0].logprobs, base) > 1e-2

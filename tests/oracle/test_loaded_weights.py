@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import forms
@@ -29,22 +28,6 @@ STACKED = {
 }
 
 
-# The published form of the model has all layers. The other forms have only the
-# first four.
-@pytest.fixture(scope="module", params=forms.FORMS)
-def folder_and_layers(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, int]]:
-    published = request.param == "safetensors"
-    source = model_folder(SMOLLM2 if published else SHORT_SMOLLM2)
-    # The model was published in bf16.
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    path = tmp_path_factory.mktemp("form") / "model"
-    yield forms.write(model, path, request.param, SHARD), 30 if published else 4
-    for file in forms.weight_files(path):
-        file.unlink()
-
-
 def _expected(source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     embedding = source["model.embed_tokens.weight"]
     held = {
@@ -65,19 +48,35 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+# The model was published in bf16, as one file. All layers of it are loaded in this
+# form and dtype. The others have its first layers.
+@pytest.mark.parametrize(
+    ("source", "form", "dtypes"),
+    [
+        (SMOLLM2, "safetensors", ("bf16",)),
+        (SHORT_SMOLLM2, "safetensors", ("f32",)),
+        *((SHORT_SMOLLM2, form, ("bf16", "f32")) for form in forms.FORMS[1:]),
+    ],
+)
 def test_smollm2_from_every_form(
-    folder_and_layers: tuple[Path, int], dtype: str, tmp_path: Path
+    source: str, form: str, dtypes: tuple[str, ...], tmp_path: Path
 ) -> None:
-    folder, num_layers = folder_and_layers
-    source = forms.read(folder)
-    assert {tensor.dtype for tensor in source.values()} == {torch.bfloat16}
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder(source), dtype=torch.bfloat16
+    )
+    folder = forms.write(model, tmp_path / "model", form, SHARD)
+    tensors = forms.read(folder)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    expected = _expected(tensors)
+    assert len(expected) == 3 + model.config.num_hidden_layers * len(STACKED)
     path = tmp_path / "held.safetensors"
-    subprocess.run([DUMP, dtype, folder, path], check=True, timeout=120)
-    held, expected = load_file(path), _expected(source)
+    for dtype in dtypes:
+        subprocess.run([DUMP, dtype, folder, path], check=True, timeout=120)
+        held = load_file(path)
+        assert set(held) == set(expected)
+        for name, tensor in expected.items():
+            assert held[name].dtype == DTYPES[dtype]
+            wanted = tensor.to(DTYPES[dtype])
+            assert torch.equal(_bits(held[name]), _bits(wanted)), name
+    forms.remove_weights(folder)
     path.unlink()
-    assert set(held) == set(expected)
-    assert len(expected) == 3 + num_layers * len(STACKED)
-    for name, tensor in expected.items():
-        assert held[name].dtype == DTYPES[dtype]
-        assert torch.equal(_bits(held[name]), _bits(tensor.to(DTYPES[dtype]))), name

@@ -18,24 +18,32 @@ namespace {
 
 using ::weft::testing::RunRanks;
 
-at::Tensor Noise(int rank) {
-  return at::arange(1000, at::kFloat).add_(rank).sin_();
+at::Tensor Noise(int rank, int64_t size) {
+  return at::arange(size, at::kFloat).add_(rank).sin_();
 }
 
-TEST(CommunicatorTest, SumsAreTheSameBitsOnAllRanks) {
+// Sums tensors of `size` numbers on `num_ranks` ranks.
+void ExpectEqualSums(int num_ranks, int64_t size) {
   std::mutex mutex;
   std::vector<at::Tensor> sums;
-  RunRanks(3, [&](Communicator& group) {
-    at::Tensor sum = Noise(group.shard().rank);
+  RunRanks(num_ranks, [&](Communicator& group) {
+    at::Tensor sum = Noise(group.shard().rank, size);
     group.AllReduce(sum);
     const std::lock_guard lock(mutex);
     sums.push_back(sum);
   });
-  ASSERT_EQ(sums.size(), 3);
-  const at::Tensor exact = (Noise(0).to(at::kDouble) + Noise(1) + Noise(2));
-  EXPECT_TRUE(at::allclose(sums[0].to(at::kDouble), exact, 0, 1e-6));
-  EXPECT_TRUE(at::equal(sums[0], sums[1]));
-  EXPECT_TRUE(at::equal(sums[0], sums[2]));
+  ASSERT_EQ(std::ssize(sums), num_ranks);
+  at::Tensor exact = at::zeros({size}, at::kDouble);
+  for (int rank = 0; rank < num_ranks; ++rank) exact += Noise(rank, size);
+  for (const at::Tensor& sum : sums) {
+    EXPECT_TRUE(at::allclose(sum.to(at::kDouble), exact, 0, 1e-6));
+    EXPECT_TRUE(at::equal(sum, sums[0]));
+  }
+}
+
+TEST(CommunicatorTest, SumsAreTheSameBitsOnAllRanks) {
+  for (const int num_ranks : {2, 3, 4, 8}) ExpectEqualSums(num_ranks, 1000);
+  ExpectEqualSums(4, 100'000);  // So large that pairs do not sum it.
 }
 
 TEST(CommunicatorTest, GathersInTheOrderOfRanks) {

@@ -14,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # Parameters that name a model or what a module makes once: a tuple begins with it.
-SHARED = ("group", "versioned", "kind", "case", "folder", "folder_and_layers")
+SHARED = ("group", "versioned", "kind", "case", "folder")
 
 
 def model_of(item: pytest.Item) -> str:
