@@ -182,6 +182,8 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
         line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
         assert line["bench"] == name
         assert line["machine"]["cores"] > 0 and line["command"]
+        if name == "train_step":
+            assert line["ratio"].keys() == {"speed weft/naive", "model FLOPs/GEMM rate"}
     # The client's packages load from the bundle alone: -S hides the packages of
     # this Python.
     program = (
