@@ -4,8 +4,9 @@
 # given. Tests of the sources (label lint) depend on no build and run in preset
 # cpu alone. Fuzzers first read their whole corpus, with what earlier runs found
 # in this build folder, and then try new inputs for the rest of 5 s each. Exit
-# status 77: the compiler is not on this machine. Preset cuda is built for one architecture and PTX, because each
-# other architecture would compile the same sources again and take as long.
+# status 77: the compiler is not on this machine. Preset cuda is built for one
+# architecture and PTX, because each other architecture would compile the same
+# sources again and take as long.
 set -euo pipefail
 readonly preset="$1" compiler="$2" labels="${3:-}"
 
