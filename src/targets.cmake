@@ -322,6 +322,11 @@ function(weft_cc_test)
      (A_ONE_THREAD AND WEFT_SANITIZER STREQUAL "thread"))
     return()
   endif()
+  # Without LibTorch and kernels, the programs of a build with CUDA would be
+  # those of preset cpu.
+  if(WEFT_WITH_CUDA AND NOT A_TORCH AND NOT weft::kernels_cuda IN_LIST A_DEPS)
+    return()
+  endif()
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 300)
   endif()

@@ -76,10 +76,12 @@ def render(name: str) -> str:
         return kustomize(Path(folder))
 
 
+@functools.cache
 def rendered_objects(name: str) -> dict[str, list[dict[str, Any]]]:
-    """Returns the rendered objects by kind."""
+    """Returns the rendered objects by kind. All callers share them, so none may change
+    them."""
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for item in yaml.safe_load_all(render(name)):
+    for item in yaml.load_all(render(name), yaml.CSafeLoader):
         kinds.setdefault(item["kind"], []).append(item)
     return kinds
 

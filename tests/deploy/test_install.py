@@ -173,15 +173,17 @@ class Bundle:
 
 def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -> None:
     bundle = Bundle(tree, tmp_path)
-    steps = ("optim", "memcheck", "moe", "decode_moe")
+    steps = ("optim", "memcheck", "train_step", "decode_moe")
     done = bundle.run("--device", "cpu", "--output", "out", *steps)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), done.stdout
     assert "skipped  memcheck: for a CUDA device alone\n" in done.stdout
-    for name in ("moe", "decode_moe"):
+    for name in ("train_step", "decode_moe"):
         line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
         assert line["bench"] == name
         assert line["machine"]["cores"] > 0 and line["command"]
+        if name == "train_step":
+            assert line["ratio"].keys() == {"speed weft/naive", "model FLOPs/GEMM rate"}
     # The client's packages load from the bundle alone: -S hides the packages of
     # this Python.
     program = (
@@ -209,7 +211,7 @@ def check_bad_ends(bundle: Bundle, tmp_path: Path) -> None:
         assert "skipped  optim: no CUDA device\n" in done.stdout
         assert done.stdout.endswith("0 passed, 0 failed, 2 skipped\n")
     write_program(tmp_path / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
-    done = bundle.run("optim", path=str(tmp_path))
+    done = bundle.run("draw_rows", path=str(tmp_path))
     assert done.returncode == 1
     assert "  | run.sh: the program saw no device\n" in done.stdout
 

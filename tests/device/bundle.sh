@@ -120,6 +120,7 @@ fi
   echo "preset ${preset}"
   echo "python ${python:-${own}}"
 } >"${bundle}/VERSION"
-tar -C "${scratch}" -czf "${output}" weft-device
+# More than the least compression saves a tenth of the size for three times the time.
+tar -C "${scratch}" -c weft-device | gzip -1 >"${output}"
 echo "${output}: $(du -m "${output}" | cut -f1) MiB," \
   "$(du -sm "${bundle}" | cut -f1) MiB unpacked"
