@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -728,11 +729,15 @@ def test_deadline_bounds_a_gap(server: FakeWeftd, client: weft.Client) -> None:
         assert adapter.optim_step().step == 1
 
 
-def test_package_does_not_import_torch() -> None:
+def test_neither_the_package_nor_a_recipe_imports_torch(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import weft, sys; sys.exit('torch' in sys.modules)"
-    path = str(Path(weft.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path})
+    code = """import sys; from pathlib import Path; from weft.recipes import Watch
+with Watch(Path(), 1) as watch: watch.step(1, 1, {"loss": 1.0})
+sys.exit("torch" in sys.modules)"""
+    own = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=own, cwd=tmp_path)
     assert done.returncode == 0
+    if importlib.util.find_spec("tensorboardX"):
+        assert list(tmp_path.glob("events.*"))
