@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 _LOG = logging.getLogger("weft")
@@ -24,7 +25,7 @@ class Board(Protocol):
 class _TensorBoard:
     """Event files in the run's folder."""
 
-    def __init__(self, module: Any, folder: Path) -> None:
+    def __init__(self, module: ModuleType, folder: Path) -> None:
         self._writer = module.SummaryWriter(str(folder))
 
     def add(self, tag: str, value: float, step: int) -> None:
@@ -116,7 +117,7 @@ class Boards:
                 _LOG.warning("the board %s is left out from now on: %r", name, error)
 
 
-def _tensorboard_x() -> Any:
+def _tensorboard_x() -> ModuleType:
     """Imports tensorboardX. It imports torch, if it finds it, for the name of a type
     that no value here has. That takes two seconds, so it does not find it."""
     modules: dict[str, Any] = sys.modules
