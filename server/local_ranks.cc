@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -51,24 +50,12 @@ absl::Status BindLoopback(World* world) {
   return absl::OkStatus();
 }
 
-void SetVariable(const char* name, const std::string& value) {
-  setenv(name, value.c_str(), /*overwrite=*/1);
-}
-
-// Runs this program as `rank` in the forked child. If that fails, ends the
-// child.
-[[noreturn]] void BecomeRank(char** argv, const World& world, int rank,
-                             pid_t parent) {
+// Makes the forked child `rank`, which ends with its parent.
+void BecomeRank(int rank, pid_t parent, World* world) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
-  SetVariable("RANK", absl::StrCat(rank));
-  SetVariable("LOCAL_RANK", absl::StrCat(rank));
-  SetVariable("WORLD_SIZE", absl::StrCat(world.size));
-  SetVariable("LOCAL_WORLD_SIZE", absl::StrCat(world.local_size));
-  SetVariable("MASTER_ADDR", world.host);
-  SetVariable("MASTER_PORT", absl::StrCat(world.port));
-  execv("/proc/self/exe", argv);
-  _exit(1);
+  close(std::exchange(world->listen_fd, -1));
+  world->rank = world->local_rank = rank;
 }
 
 std::string HowItEnded(int status) {
@@ -79,8 +66,7 @@ std::string HowItEnded(int status) {
 
 }  // namespace
 
-absl::StatusOr<LocalRanks> LocalRanks::Spawn(char** argv, int size,
-                                             World* world) {
+absl::StatusOr<LocalRanks> LocalRanks::Spawn(int size, World* world) {
   world->size = world->local_size = size;
   WEFT_RETURN_IF_ERROR(BindLoopback(world));
   LocalRanks ranks;
@@ -88,7 +74,10 @@ absl::StatusOr<LocalRanks> LocalRanks::Spawn(char** argv, int size,
   for (int rank = 1; rank < size; ++rank) {
     const pid_t pid = fork();
     if (pid < 0) return SystemError("fork");
-    if (pid == 0) BecomeRank(argv, *world, rank, parent);
+    if (pid == 0) {
+      BecomeRank(rank, parent, world);
+      return LocalRanks();
+    }
     ranks.processes_.push_back({.rank = rank, .pid = pid});
   }
   return ranks;

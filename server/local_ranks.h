@@ -18,14 +18,12 @@ class LocalRanks {
  public:
   // Makes an object without processes.
   LocalRanks() = default;
-  // Starts this program again with the same arguments, as ranks 1 to size - 1.
-  // Each rank reads its World from environment variables. The ranks end with
-  // this process, even if it crashes. Sets `world` to the world of rank 0.
-  // Threads: call it before any other thread is created, because it forks.
-  // Errors: UNAVAILABLE if a socket cannot be bound or a process cannot be
-  // created.
-  [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(char** argv, int size,
-                                                        World* world);
+  // Forks ranks 1 to size - 1, which have what this process has loaded. Returns
+  // in each rank, without processes in ranks other than 0, and sets `world` to
+  // the rank's. The ranks end with this process, even if it crashes. Threads:
+  // call it before any other thread is created. Errors: UNAVAILABLE if a socket
+  // cannot be bound or a process cannot be created.
+  [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(int size, World* world);
   // Waits up to 10 s for the ranks to end by themselves, and kills those that
   // still run.
   ~LocalRanks();

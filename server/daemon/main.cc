@@ -108,9 +108,10 @@ bool LoadTorch(const std::string& folder, int mode) {
 }
 
 // Returns the world of this process: its rank and how to reach the others.
-// Starts the other ranks, unless torchrun or another launcher started them.
+// Starts the other ranks, unless torchrun or another launcher started them. In
+// a process that it starts, it returns, too.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
-                                      char** argv, weft::LocalRanks* others) {
+                                      weft::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;
   // A server of one rank ignores variables such as RANK, because they may
   // belong to an outer job.
@@ -126,7 +127,7 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
   }
   weft::World world;
   absl::StatusOr<weft::LocalRanks> spawned =
-      weft::LocalRanks::Spawn(argv, size, &world);
+      weft::LocalRanks::Spawn(size, &world);
   if (!spawned.ok()) return spawned.status();
   *others = *std::move(spawned);
   return world;
@@ -165,22 +166,22 @@ int CheckConfig(const weft::Settings& settings) {
   return status;
 }
 
-int Serve(const weft::Settings& settings, char** argv) {
+int Serve(const weft::Settings& settings) {
   if (const absl::Status room = weft::CheckThreads(kThreads); !room.ok()) {
     PrintLines(room);
     return kExitCannotStart;
   }
   SetLibraryDefaults();
+  // Before the other ranks are started, so that LibTorch is loaded once.
+  void* const serve = FindInService(settings.server, "WeftServe", kToServe);
+  if (serve == nullptr) return kExitCannotStart;
   weft::LocalRanks others;
-  const absl::StatusOr<weft::World> world =
-      MakeWorld(settings.engine, argv, &others);
+  const absl::StatusOr<weft::World> world = MakeWorld(settings.engine, &others);
   if (!world.ok()) {
     PrintLines(world.status());
     return absl::IsInvalidArgument(world.status()) ? kExitBadConfig
                                                    : kExitCannotStart;
   }
-  void* const serve = FindInService(settings.server, "WeftServe", kToServe);
-  if (serve == nullptr) return kExitCannotStart;
   return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings, &*world,
                                                        &others);
 }
@@ -220,7 +221,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (settings->check_config) return CheckConfig(*settings);
-  const int status = Serve(*settings, argv);
+  const int status = Serve(*settings);
   // Skips LibTorch's static destructors. They take a third of a second and free
   // only memory that the end of the process frees anyway.
   std::fflush(nullptr);

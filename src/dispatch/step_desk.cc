@@ -258,7 +258,11 @@ void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
                                  ? work.step
                                  : s_.scheduler.LastStep(work.adapter));
   }
-  if (work.again) s_.scheduler.SkipTo(work.adapter, work.step);
+  if (work.again) {
+    s_.scheduler.SkipTo(work.adapter, work.step);
+    // The log has it. The end of the replay does not wait for Answer.
+    RaiseDurableStep(record, work.step);
+  }
   if (const auto* trained = std::get_if<TrainResult>(&result)) {
     record.history.Add(std::get<TrainRequest>(work.request), *trained,
                        s_.env.clock->Now());

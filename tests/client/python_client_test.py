@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
 import signal
 from concurrent.futures import Future
@@ -14,10 +14,9 @@ import grpc
 import numpy as np
 import pytest
 from conftest import wait_until
-from fake_weftd import GRAD_NORM, FakeWeftd, canned_logprobs
+from fake_weftd import GRAD_NORM, FakeWeftd
 
 import weft
-from weft._proto import sampling_pb2
 
 Code = grpc.StatusCode
 DATA = [weft.Datum.next_token([1, 2, 3, 4], prompt_length=2)]
@@ -146,38 +145,6 @@ def test_a_pickled_adapter_is_refused_with_the_way_out(
     (tmp_path / "adapter_model.bin").write_bytes(b"")
     with pytest.raises(weft.InvalidArgument, match="safe_serialization=True"):
         client.import_adapter("a", tmp_path)
-
-
-def test_torch_rows_may_be_ragged() -> None:
-    torch = pytest.importorskip("torch")
-    rows = [torch.tensor([3, 4]), torch.tensor([5])]
-    weights = [torch.tensor([0.5, 0.5]), torch.tensor([1.0])]
-    datum = weft.Datum(torch.tensor([1, 2]), rows, weights)
-    assert datum.targets.tolist() == [3, 4, 5]
-    assert datum.target_offsets is not None
-    assert datum.target_offsets.tolist() == [0, 2, 3]
-
-
-def test_torch_tensors_of_a_model_are_taken_and_others_named() -> None:
-    torch = pytest.importorskip("torch")
-    half = torch.tensor([0.5, 0.25], dtype=torch.bfloat16, requires_grad=True)
-    datum = weft.Datum([1, 2], [3, 4], half, half, half)
-    for values in (datum.weights, datum.logprobs, datum.advantages):
-        assert values is not None and values.tolist() == [0.5, 0.25]
-    ragged = weft.Datum([1, 2], [[3, 4], []], [half, []])
-    assert ragged.weights is not None and ragged.weights.tolist() == [0.5, 0.25]
-    elsewhere = torch.empty(2, device="meta")
-    texts: Any = ["one", "two"]
-    for name in ("weights", "logprobs", "advantages"):
-        with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
-            weft.Datum([1, 2], [3, 4], **{name: elsewhere})
-        with pytest.raises(weft.InvalidArgument, match=f"datum.{name}: "):
-            weft.Datum([1, 2], [3, 4], **{name: texts})
-    for targets in (half, elsewhere, [[3], half]):
-        with pytest.raises(weft.InvalidArgument, match=r"datum.targets: "):
-            weft.Datum([1, 2], targets)
-    with pytest.raises(weft.InvalidArgument, match=r"datum.targets: .* weight 0"):
-        weft.Datum([1, 2], [-100, 4])
 
 
 def test_retries_with_the_same_number(server: FakeWeftd, client: weft.Client) -> None:
@@ -323,170 +290,6 @@ def test_refusal_amid_the_pipeline_withdraws_what_follows(
         adapter.optim_step()
     assert adapter.resync() == 2
     assert adapter.optim_step().step == 2
-
-
-def test_custom_loss_sends_the_negative_gradient(
-    sent: list[Any], client: weft.Client
-) -> None:
-    adapter = client.create_adapter("a")
-
-    def loss_fn(
-        logprobs: list[np.ndarray],
-    ) -> tuple[float, list[np.ndarray]]:
-        return float(sum((lp**2).sum() for lp in logprobs)), [
-            2 * lp + 1 for lp in logprobs
-        ]
-
-    result = adapter.forward_backward_custom(DATA, loss_fn)
-    expected = canned_logprobs(np.array([2, 3, 4], "u4"))
-    expected[0] = 0  # The first target has weight 0.
-    weights = np.frombuffer(sent[-1].data[0].weights_le, "<f4")
-    np.testing.assert_allclose(weights[1:], -(2 * expected[1:] + 1), rtol=1e-6)
-    assert weights[0] == 0
-    assert result.metrics["loss:sum"] == pytest.approx(0.640625)
-    assert "surrogate_loss:sum" in result.metrics
-    np.testing.assert_allclose(result.results[0].logprobs, expected)
-    assert result.step == 2
-
-
-def test_custom_losses_see_ragged_targets_flat(
-    sent: list[Any], client: weft.Client
-) -> None:
-    adapter = client.create_adapter("a")
-    datum = weft.Datum([7, 8, 9], [[3, 4], [], [5]], [[0.5, 0.0], [], [2.0]])
-
-    def loss_fn(
-        logprobs: list[np.ndarray],
-    ) -> tuple[float, list[np.ndarray]]:
-        assert logprobs[0].shape == (3,)
-        return 1.5, [np.array([1, 2, -3], "<f4")]
-
-    result = adapter.forward_backward_custom([datum], loss_fn)
-    message = sent[-1].data[0]
-    assert np.frombuffer(message.weights_le, "<f4").tolist() == [-1, 0, 3]
-    assert message.target_offsets_le == np.array([0, 2, 2, 3], "<u4").tobytes()
-    assert result.results[0].logprobs.shape == (3,)
-    with pytest.raises(weft.InvalidArgument):
-        adapter.forward_backward_custom([datum], lambda _: (0.0, [np.ones(2)]))
-
-
-def test_torch_loss_differentiates() -> None:
-    torch = pytest.importorskip("torch")
-    loss_fn = weft.torch_loss(lambda lps: torch.exp(lps[0]).sum())
-    logprobs = np.array([-1, -2], "<f4")
-    loss, gradients = loss_fn([logprobs, np.array([-3], "<f4")])
-    assert loss == pytest.approx(float(np.exp(logprobs).sum()))
-    first, second = map(np.asarray, gradients)
-    np.testing.assert_allclose(first, np.exp(logprobs), rtol=1e-6)
-    np.testing.assert_allclose(second, [0])
-
-
-def test_a_loss_is_traced_for_the_server(sent: list[Any], client: weft.Client) -> None:
-    torch = pytest.importorskip("torch")
-
-    def loss(logprobs: Any, a: Any, b: Any) -> tuple[Any, dict[str, Any]]:
-        mixed = torch.clamp(logprobs[..., 1:], min=-float("inf")) * a.to(torch.float32)
-        return torch.cat([mixed, mixed]).sum() * b, {"custom/b:sum": b}
-
-    traced = weft.trace_loss(loss, a=1, b=0)
-    assert list(traced.inputs.items()) == [("logprobs", 1), ("a", 1), ("b", 0)]
-    nodes = {node["name"]: node for node in json.loads(traced.graph)["nodes"]}
-    assert nodes["getitem"]["target"] == "operator.getitem"
-    index = {"tuple": [{"ellipsis": True}, {"slice": [1, None, None]}]}
-    assert nodes["getitem"]["args"] == [{"ref": "logprobs"}, index]
-    assert nodes["clamp"]["kwargs"] == {"min": {"float": "-inf"}}
-    assert nodes["to"]["args"] == [{"ref": "a"}, {"dtype": "float32"}]
-    assert nodes["cat"]["args"] == [[{"ref": "mul"}, {"ref": "mul"}]]
-    adapter = client.create_adapter("a")
-    datum = weft.Datum([1, 2, 3], [2, 3, 4], custom_inputs={"a": [1, 2], "b": 0.5})
-    adapter.forward_backward([datum], "custom", custom_loss=traced)
-    request = sent[-1]
-    assert request.loss.custom_loss.graph == traced.graph
-    named = [(one.name, one.rank) for one in request.loss.custom_loss.inputs]
-    assert named == list(traced.inputs.items())
-    a, b = (request.data[0].custom_inputs[name] for name in ("a", "b"))
-    assert (list(a.shape), a.ints_le) == ([2], np.array([1, 2], "<i8").tobytes())
-    assert (list(b.shape), b.floats_le) == ([], np.array(0.5, "<f4").tobytes())
-    assert not datum.with_weights([1, 1, 1]).custom_inputs
-    for wrong in (
-        lambda: weft.trace_loss(loss, a=1),
-        lambda: weft.trace_loss(lambda a: (a, {}), a=1),
-        lambda: weft.trace_loss(lambda logprobs: (1 if logprobs > 0 else 2, {})),
-        lambda: weft.Datum([1], [2], custom_inputs={"a": [[[1]]]}),
-        lambda: weft.Datum([1], [2], custom_inputs={"a": "text"}),
-    ):
-        with pytest.raises(weft.InvalidArgument):
-            wrong()
-
-
-def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -> None:
-    result = client.sample(
-        [1, 2],
-        num_samples=2,
-        max_tokens=3,
-        temperature=0.0,
-        seed=7,
-        stop=[5, [6, 7], "\n", b"\xff"],
-        prompt_logprobs=True,
-    )
-    assert [sample.tokens for sample in result.samples] == [[3, 4, 5], [4, 5, 6]]
-    assert result.samples[0].finish_reason == "length"
-    assert result.prompt_logprobs is not None
-    config = sent[-1].config
-    assert config.temperature == 0.0 and config.HasField("temperature")
-    assert list(config.stop.token_ids) == [5]
-    assert list(config.stop.token_sequences[0].tokens) == [6, 7]
-    assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
-
-
-def test_changes_of_logits_are_sent(sent: list[Any], client: weft.Client) -> None:
-    client.sample(
-        [1],
-        min_p=0.5,
-        repetition_penalty=1.5,
-        presence_penalty=-1,
-        frequency_penalty=2.0,
-        logit_bias={7: 1, 8: -100.0},
-        allowed_token_ids=[7, 8],
-        min_tokens=4,
-    )
-    config = sent[-1].config
-    assert (config.min_p, config.repetition_penalty) == (0.5, 1.5)
-    assert (config.presence_penalty, config.frequency_penalty) == (-1, 2)
-    assert [(b.token, b.bias) for b in config.logit_bias] == [(7, 1), (8, -100)]
-    assert list(config.allowed_token_ids) == [7, 8] and config.min_tokens == 4
-    client.sample([1])
-    config = sent[-1].config
-    assert not config.HasField("repetition_penalty") and not config.logit_bias
-
-
-def test_an_empty_stop_list_leaves_the_end_of_sequence(
-    sent: list[Any], client: weft.Client
-) -> None:
-    given: list[weft.types.SampleOptions]
-    given = [{}, {"stop": None}, {"stop": []}, {"ignore_eos": False}]
-    for options in given:
-        client.sample([1], **options)
-        assert sent[-1].config.stop == sampling_pb2.StopRule()
-    client.sample([1], stop=[5], ignore_eos=True)
-    assert sent[-1].config.stop.ignore_eos
-
-
-def test_streams_samples(client: weft.Client) -> None:
-    adapter = client.create_adapter("a")
-    deltas = list(adapter.sample_stream([1], max_tokens=3, num_samples=2))
-    tokens: dict[int, list[int]] = {0: [], 1: []}
-    for delta in deltas:
-        tokens[delta.sample_index] += delta.tokens
-    assert tokens == {0: [2, 3, 4], 1: [3, 4, 5]}
-    assert deltas[-1].finish_reason == "length"
-    assert deltas[0].finish_reason is None
-
-
-def test_stream_errors_are_typed(server: FakeWeftd, client: weft.Client) -> None:
-    server.refuse("SampleStream", Code.UNIMPLEMENTED, "no")
-    with pytest.raises(weft.Unimplemented):
-        list(client.sample_stream([1]))
 
 
 def test_a_load_makes_a_lost_adapter_again_for_its_tenant_and_as_durable_as_asked(
@@ -728,11 +531,15 @@ def test_deadline_bounds_a_gap(server: FakeWeftd, client: weft.Client) -> None:
         assert adapter.optim_step().step == 1
 
 
-def test_package_does_not_import_torch() -> None:
+def test_neither_the_package_nor_a_recipe_imports_torch(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import weft, sys; sys.exit('torch' in sys.modules)"
-    path = str(Path(weft.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path})
+    code = """import sys; from pathlib import Path; from weft.recipes import Watch
+with Watch(Path(), 1) as watch: watch.step(1, 1, {"loss": 1.0})
+sys.exit("torch" in sys.modules)"""
+    own = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=own, cwd=tmp_path)
     assert done.returncode == 0
+    if importlib.util.find_spec("tensorboardX"):
+        assert list(tmp_path.glob("events.*"))

@@ -21,10 +21,17 @@ from fake_weftd import FakeWeftd
 
 import weft
 from weft.__main__ import main
-from weft.recipes import Watch, adapters
+from weft.recipes import Watch, adapters, plots
 from weft.recipes.interrupt import Interrupt
 
 Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves plots empty, because each takes a tenth of a second. The tests of recipes
+    look at plots."""
+    monkeypatch.setattr(plots, "by_step", lambda path, *_, **__: path.touch())
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-"""Tests sampling for training: many prompts at once, futures, and data from
-samples."""
+"""Tests what a sample is asked, and sampling for training: many prompts at once,
+futures, and data from samples."""
 
 from __future__ import annotations
 
@@ -311,3 +311,73 @@ def test_a_sequence_is_scored(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     np.testing.assert_array_equal(adapter.compute_logprobs([1, 2, 3]), scores)
     assert adapter.next_step == 1
+
+
+def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -> None:
+    result = client.sample(
+        [1, 2],
+        num_samples=2,
+        max_tokens=3,
+        temperature=0.0,
+        seed=7,
+        stop=[5, [6, 7], "\n", b"\xff"],
+        prompt_logprobs=True,
+    )
+    assert [sample.tokens for sample in result.samples] == [[3, 4, 5], [4, 5, 6]]
+    assert result.samples[0].finish_reason == "length"
+    assert result.prompt_logprobs is not None
+    config = sent[-1].config
+    assert config.temperature == 0.0 and config.HasField("temperature")
+    assert list(config.stop.token_ids) == [5]
+    assert list(config.stop.token_sequences[0].tokens) == [6, 7]
+    assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
+
+
+def test_changes_of_logits_are_sent(sent: list[Any], client: weft.Client) -> None:
+    client.sample(
+        [1],
+        min_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=2.0,
+        logit_bias={7: 1, 8: -100.0},
+        allowed_token_ids=[7, 8],
+        min_tokens=4,
+    )
+    config = sent[-1].config
+    assert (config.min_p, config.repetition_penalty) == (0.5, 1.5)
+    assert (config.presence_penalty, config.frequency_penalty) == (-1, 2)
+    assert [(b.token, b.bias) for b in config.logit_bias] == [(7, 1), (8, -100)]
+    assert list(config.allowed_token_ids) == [7, 8] and config.min_tokens == 4
+    client.sample([1])
+    config = sent[-1].config
+    assert not config.HasField("repetition_penalty") and not config.logit_bias
+
+
+def test_an_empty_stop_list_leaves_the_end_of_sequence(
+    sent: list[Any], client: weft.Client
+) -> None:
+    given: list[weft.types.SampleOptions]
+    given = [{}, {"stop": None}, {"stop": []}, {"ignore_eos": False}]
+    for options in given:
+        client.sample([1], **options)
+        assert sent[-1].config.stop == sampling_pb2.StopRule()
+    client.sample([1], stop=[5], ignore_eos=True)
+    assert sent[-1].config.stop.ignore_eos
+
+
+def test_streams_samples(client: weft.Client) -> None:
+    adapter = client.create_adapter("a")
+    deltas = list(adapter.sample_stream([1], max_tokens=3, num_samples=2))
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    for delta in deltas:
+        tokens[delta.sample_index] += delta.tokens
+    assert tokens == {0: [2, 3, 4], 1: [3, 4, 5]}
+    assert deltas[-1].finish_reason == "length"
+    assert deltas[0].finish_reason is None
+
+
+def test_stream_errors_are_typed(server: FakeWeftd, client: weft.Client) -> None:
+    server.refuse("SampleStream", grpc.StatusCode.UNIMPLEMENTED, "no")
+    with pytest.raises(weft.Unimplemented):
+        list(client.sample_stream([1]))

@@ -218,6 +218,7 @@ def test_nothing_fails_while_tokens_are_replaced(tokens: Tokens) -> None:
                     used[index] = bears
                 except weft.WeftError as error:
                     failures.append(str(error))
+                time.sleep(0.005)  # Dozens of calls meet each check of the file.
 
     with FakeWeftd(f"--auth-tokens-file={tokens.path}") as server:
         with connect(server, current[0]) as client:

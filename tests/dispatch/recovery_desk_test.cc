@@ -173,6 +173,14 @@ TEST_F(RecoveryDeskTest, TheReplayGoesOnInADrainOfAClient) {
   EXPECT_EQ(replayed_, 10);
 }
 
+TEST_F(RecoveryDeskTest, AReplayedStepIsDurableBeforeTheReplaysEnd) {
+  Create("a");
+  const StepTask task =
+      desk().BeginStep(*adapters().KeyOf("a"), 1, "digest", OneDatum("a", 1));
+  dispatcher().steps().Complete(task.id, TrainResult());
+  EXPECT_EQ(adapters().Info("a")->durable_step, 1);
+}
+
 TEST_F(RecoveryDeskTest, TheEndOfTheProcessDoesNotWaitForTheReplay) {
   Create("a");
   Create("b");

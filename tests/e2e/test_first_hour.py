@@ -38,8 +38,8 @@ def test_one_command_teaches_a_format(
     printed = wheels.run(
         *(python, "-m", "weft", "sft", "--server", daemon.address),
         *("--data", CHATS, "--adapter", "dictionary"),
-        *("--steps", 8, "--batch", 8, "--lr", 1e-3, "--output", "run"),
-        *("--schedule", "constant", "--eval-fraction", 0.04),
+        *("--steps", 8, "--batch", 4, "--lr", 1e-3, "--output", "run"),
+        *("--schedule", "constant", "--eval-fraction", 0.02),
         *("--export", "peft"),
         cwd=tmp_path,
     )

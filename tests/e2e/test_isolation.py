@@ -32,6 +32,28 @@ def batch(tenant: int, step: int) -> list[Any]:
 HEADED = ("q_proj", "down_proj", "lm_head")
 
 
+def test_calls_made_together_share_a_batch(daemon_for: Any, unique: Any) -> None:
+    """Tests of mixed batches rely on it. On a busy machine a call may come too late, so
+    one of five attempts must succeed."""
+    daemon = daemon_for("llama-tied")
+    with daemon.client() as client:
+        adapters = [client.create_adapter(unique("meets"), rank=4) for _ in range(4)]
+        calls = [
+            partial(adapter.forward_backward, batch(index, 0))
+            for index, adapter in enumerate(adapters)
+        ]
+
+        def num_batches() -> float:
+            return float(daemon.metric("weft_step_seconds_count", 'phase="train"'))
+
+        def num_new() -> float:
+            before = num_batches()
+            together(client, calls)
+            return num_batches() - before
+
+        assert any(num_new() == 1 for _ in range(5))
+
+
 def test_stepping_one_adapter_leaves_all_bytes_of_the_others(
     daemon_for: Any, unique: Any, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ import raw
 from batching import together
 from durable import Durable, batch, facts, image, raw_batch, train
 
-import weft
 from weft import methods
 from weft._proto import adapters_pb2, training_pb2
 
@@ -36,30 +35,6 @@ def trained_image(durable: Durable) -> dict[str, bytes]:
         for seed in range(8):
             train(client, "a", seed)
     return image(durable, "a")
-
-
-def test_a_custom_loss_is_replayed_from_the_log_alone(durable: Durable) -> None:
-    def loss(logprobs: Any, a: Any, k: Any) -> tuple[Any, dict[str, Any]]:
-        return ((logprobs * a).exp() * k).sum(), {"custom/k:sum": k.sum()}
-
-    traced = weft.trace_loss(loss, a=1, k=0)
-    daemon = durable.start()
-    tokens = list(range(3, 20))
-    with daemon.client() as client:
-        adapter = client.create_adapter("a", rank=4, seed=1)
-        for k in range(1, 4):
-            inputs: Any = {"a": [0.25 * i for i in range(17)], "k": k}
-            datum = weft.Datum(tokens, tokens, custom_inputs=inputs)
-            result = adapter.forward_backward([datum], "custom", custom_loss=traced)
-            assert result.metrics["custom/k:sum"] == k
-            adapter.optim_step(learning_rate=1e-2)
-            adapter.forward_backward([datum], "custom", custom_loss=traced)
-        unfit = weft.Datum(tokens, tokens, custom_inputs={"a": [1.0, 2.0], "k": 1})
-        with pytest.raises(weft.InvalidArgument, match=r"nodes\[3\] \(mul\) The size"):
-            adapter.forward_backward([unfit], "custom", custom_loss=traced)
-    before = image(durable, "a")
-    durable.restart()
-    assert image(durable, "a") == before
 
 
 def test_a_start_needs_no_stored_replies(durable: Durable) -> None:

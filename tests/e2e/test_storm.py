@@ -53,10 +53,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import attacks  # noqa: F401  It fills KINDS.
 import daemon as daemon_module
 import numpy as np
 import pytest
-from attacks import KINDS, ROOT, VOCAB, Target
+from attacker import KINDS, ROOT, VOCAB, Target
 from conftest import fixtures
 from texts import next_token, random_tokens
 from token_file import Tokens

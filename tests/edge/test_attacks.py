@@ -86,7 +86,7 @@ def test_streams_that_are_reset_at_once_delay_nobody(edge: Edge, known: str) -> 
         open_calls(bob, edge.target, edge.security(edge.bob)),
         stranger(edge) as other,
     ):
-        other.reset_streams(headers, seconds=2)
+        other.reset_streams(headers, seconds=1)
         start = time.monotonic()
         assert bob.info().model.name
         assert time.monotonic() - start < 5

@@ -68,7 +68,7 @@ def test_streams_that_are_reset_at_once_delay_nobody(proxied: Proxied) -> None:
         open_calls(bob, proxied.target, weft.Security()),
         Stranger(socket.create_connection((host, int(port)))) as other,
     ):
-        other.reset_streams(headers, seconds=2)
+        other.reset_streams(headers, seconds=1)
         start = time.monotonic()
         assert bob.info().model.name
         assert time.monotonic() - start < 5

@@ -42,6 +42,7 @@ class Caller(threading.Thread):
                         self.done += 1
                     except weft.WeftError as error:
                         self.failures.append(str(error))
+                    time.sleep(0.02)  # A reload of nginx takes longer.
                     if self._fresh:
                         break
 

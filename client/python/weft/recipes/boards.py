@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
 _LOG = logging.getLogger("weft")
 
@@ -23,8 +25,8 @@ class Board(Protocol):
 class _TensorBoard:
     """Event files in the run's folder."""
 
-    def __init__(self, module: str, folder: Path) -> None:
-        self._writer = importlib.import_module(module).SummaryWriter(str(folder))
+    def __init__(self, module: ModuleType, folder: Path) -> None:
+        self._writer = module.SummaryWriter(str(folder))
 
     def add(self, tag: str, value: float, step: int) -> None:
         self._writer.add_scalar(tag, value, step)
@@ -76,9 +78,10 @@ class Boards:
     def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
         self._boards: list[Board] = []
         if _installed("tensorboardX"):
-            self._open(lambda: _TensorBoard("tensorboardX", folder))
+            self._open(lambda: _TensorBoard(_tensorboard_x(), folder))
         elif _installed("tensorboard") and _installed("torch"):
-            self._open(lambda: _TensorBoard("torch.utils.tensorboard", folder))
+            name = "torch.utils.tensorboard"
+            self._open(lambda: _TensorBoard(importlib.import_module(name), folder))
         if os.environ.get("WANDB_PROJECT") and _installed("wandb"):
             self._open(lambda: _Wandb(folder, settings))
         if os.environ.get("MLFLOW_TRACKING_URI") and _installed("mlflow"):
@@ -112,6 +115,18 @@ class Boards:
                 self._boards.remove(board)
                 name = type(board).__name__.strip("_")
                 _LOG.warning("the board %s is left out from now on: %r", name, error)
+
+
+def _tensorboard_x() -> ModuleType:
+    """Imports tensorboardX. It imports torch, if it finds it, for the name of a type
+    that no value here has. That takes two seconds, so it does not find it."""
+    modules: dict[str, Any] = sys.modules
+    torch = modules.setdefault("torch", None)
+    try:
+        return importlib.import_module("tensorboardX")
+    finally:
+        if torch is None:
+            del modules["torch"]
 
 
 def _installed(package: str) -> bool:
