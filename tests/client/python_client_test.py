@@ -391,6 +391,8 @@ def test_a_load_that_fails_does_not_stop_this_client(client: weft.Client) -> Non
 def test_a_step_behind_an_interrupted_load_asks_for_its_number(
     server: FakeWeftd,
 ) -> None:
+    # A shell that runs this in the background has it ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The load runs, its reply is lost, and the interrupt comes while the client waits.
     patient = weft.RetryPolicy(initial_delay=20.0, max_delay=20.0)
     with weft.Client(server.target, retry=patient) as client:
