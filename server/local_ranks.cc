@@ -10,7 +10,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +53,29 @@ absl::Status BindLoopback(World* world) {
   return absl::OkStatus();
 }
 
+int64_t CountThreads() {
+  std::error_code error;
+  const std::filesystem::directory_iterator tasks("/proc/self/task", error);
+  return std::distance(begin(tasks), end(tasks));
+}
+
+// Checks that a fork copies all threads of this process. What another thread
+// holds would stay locked in the ranks for ever. A thread that has been joined
+// is still listed for a moment.
+absl::Status CheckOneThread() {
+  const absl::Time limit = SteadyNow() + absl::Seconds(1);
+  while (CountThreads() > 1) {
+    if (SteadyNow() > limit) {
+      return absl::UnavailableError(absl::StrCat(
+          "starting the other ranks: libraries of this process have started ",
+          CountThreads() - 1, " threads, perhaps one in LD_PRELOAD. Unload it,",
+          " or start the ranks with torchrun."));
+    }
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return absl::OkStatus();
+}
+
 // Makes the forked child `rank`, which ends with its parent.
 void BecomeRank(int rank, pid_t parent, World* world) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -68,6 +94,7 @@ std::string HowItEnded(int status) {
 
 absl::StatusOr<LocalRanks> LocalRanks::Spawn(int size, World* world) {
   world->size = world->local_size = size;
+  WEFT_RETURN_IF_ERROR(CheckOneThread());
   WEFT_RETURN_IF_ERROR(BindLoopback(world));
   LocalRanks ranks;
   const pid_t parent = getpid();
@@ -75,8 +102,9 @@ absl::StatusOr<LocalRanks> LocalRanks::Spawn(int size, World* world) {
     const pid_t pid = fork();
     if (pid < 0) return SystemError("fork");
     if (pid == 0) {
+      ranks.processes_.clear();  // They are not its children.
       BecomeRank(rank, parent, world);
-      return LocalRanks();
+      return ranks;
     }
     ranks.processes_.push_back({.rank = rank, .pid = pid});
   }

@@ -150,7 +150,7 @@ fi
 # the signal until it has started: the shell starts it so.
 while alive "${nginx}"; do
   kill -QUIT "${nginx}" 2>/dev/null || true
-  sleep 0.2
+  sleep 0.2 || true
 done
 wait_for "${nginx}" || status=$((status ? status : 1))
 exit "${status}"

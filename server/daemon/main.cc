@@ -166,11 +166,15 @@ int CheckConfig(const weft::Settings& settings) {
   return status;
 }
 
+// Says what is wrong if this process may not have its threads.
+bool HasThreadRoom() {
+  const absl::Status room = weft::CheckThreads(kThreads);
+  if (!room.ok()) PrintLines(room);
+  return room.ok();
+}
+
 int Serve(const weft::Settings& settings) {
-  if (const absl::Status room = weft::CheckThreads(kThreads); !room.ok()) {
-    PrintLines(room);
-    return kExitCannotStart;
-  }
+  if (!HasThreadRoom()) return kExitCannotStart;
   SetLibraryDefaults();
   // Before the other ranks are started, so that LibTorch is loaded once.
   void* const serve = FindInService(settings.server, "WeftServe", kToServe);
@@ -182,6 +186,7 @@ int Serve(const weft::Settings& settings) {
     return absl::IsInvalidArgument(world.status()) ? kExitBadConfig
                                                    : kExitCannotStart;
   }
+  if (world->rank > 0 && !HasThreadRoom()) return kExitCannotStart;
   return reinterpret_cast<decltype(&WeftServe)>(serve)(&settings, &*world,
                                                        &others);
 }

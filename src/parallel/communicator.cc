@@ -78,14 +78,14 @@ std::shared_ptr<::gloo::transport::Device> GlooDevice(bool local) {
 // wake up. Otherwise Gloo's thread of the receiver takes the sender's core
 // inside writev(). The sender then holds a lock for which Gloo's thread on its
 // side polls with epoll_wait() until the sender gets a core: 3 ms for each
-// message if ranks share cores.
+// message if ranks share cores. Keeps a policy that an operator has chosen.
 void YieldToSenders() {
+  if (sched_getscheduler(/*pid=*/0) != SCHED_OTHER) return;
   const sched_param none{.sched_priority = 0};
   sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
 }
 
 BackendPtr MakeGloo(const StorePtr& store, const GroupOptions& options) {
-  if (options.local) YieldToSenders();
   auto gloo = c10d::ProcessGroupGloo::Options::create(
       absl::ToChronoMilliseconds(options.timeout));
   gloo->devices.push_back(GlooDevice(options.local));
@@ -262,6 +262,7 @@ Links Meet(const World& world, const Topology& topology) {
 
 void JoinOn(at::Device device, Links* links) {
   if (links->alone()) return;
+  if (device.is_cpu() && links->local) YieldToSenders();
   links->transfers = Communicator::Join(
       links->rendezvous,
       {.name = "transfers",

@@ -97,6 +97,7 @@ def edge_alone(folder: Path, *command: str) -> subprocess.Popen[str]:
     (folder / "port").write_text(str(port))
     return subprocess.Popen(
         [EDGE / "run.sh", "--dir", folder, "--", *command],
+        start_new_session=True,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -109,18 +110,24 @@ def test_the_edge_ends_with_its_command(tmp_path: Path) -> None:
     assert process.returncode == 3, output
 
 
-def test_a_command_that_ends_before_nginx_has_started(
+def test_interrupts_while_nginx_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = tmp_path / "bin" / "nginx"
+    """The command ends, and Ctrl-C is pressed twice, before nginx takes signals."""
+    slow, started = tmp_path / "bin" / "nginx", tmp_path / "started"
     slow.parent.mkdir()
     real = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     slow.write_text(
-        f'#!/bin/sh\ncase "$*" in *-t*) ;; *) sleep 2 ;; esac\nexec {real} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *" -t "*) ;; *) touch {started}; sleep 2 ;; esac\n'
+        f'exec {real} "$@"\n'
     )
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     process = edge_alone(tmp_path, "true")
+    wait_until(started.exists, lambda: "nginx was not started", 20)
+    for _ in range(2):
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 0, output
 

@@ -78,11 +78,8 @@ int main() {
   at::set_num_threads(1);
   for (std::string line; std::getline(std::cin, line);) {
     const auto digest = weft::model::DigestOf(line);
-    if (!digest.ok()) {
-      std::cerr << digest.status() << "\n";
-      return 1;
-    }
-    std::cout << *digest << std::endl;
+    std::cout << (digest.ok() ? *digest : digest.status().ToString())
+              << std::endl;
   }
   return 0;
 }

@@ -1,10 +1,10 @@
 """Tests that a model gives the same bits if its tensors have other names, or if its
-config has another spelling. Other tests compare the original with transformers, and
-test_storage_forms.py starts the daemon with folders of every form."""
+config has another spelling. Other tests compare the original with transformers."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -335,3 +335,19 @@ def test_the_spelling_of_transformers_4(
     assert "rope_parameters" not in old.get("text_config", old)
     assert _meaning(folder) == _meaning(tiny_model(kind))
     assert digest_of(folder) == digest_of(tiny_model(kind))
+
+
+def test_the_daemon_reads_other_spellings(daemon_for: Any, tmp_path: Path) -> None:
+    kind = "qwen3"
+    folder = _copy(kind, tmp_path / "model")
+    _rename(folder, lambda name: re.sub(r"^model\.", "transformer.", name))
+    path = folder / "config.json"
+    old = _as_transformers_4(json.loads(path.read_text("utf-8")), "rope_type")
+    path.write_text(json.dumps(old), "utf-8")
+    data = [next_token(random_tokens(320, n, n)) for n in LENGTHS]
+    with daemon_for(kind).client() as client:
+        expected = client.forward(data).results
+    with running(folder, tmp_path / "weftd") as daemon, daemon.client() as client:
+        results = client.forward(data).results
+    for left, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(left.logprobs, right.logprobs)

@@ -305,6 +305,16 @@ TEST(DaemonTest, AWorkerProcessThatHasMetRank0LeavesSignalsToIt) {
   EXPECT_EQ(exit_status, 0);
 }
 
+TEST(DaemonTest, RanksAreNotForkedBesideAnotherThread) {
+  const pid_t pid = Fork([] {
+    std::thread([] { absl::SleepFor(absl::Seconds(30)); }).detach();
+    World world;
+    const absl::StatusOr<LocalRanks> others = LocalRanks::Spawn(2, &world);
+    return absl::IsUnavailable(others.status()) ? 0 : 1;
+  });
+  EXPECT_EQ(ExitOf(pid), 0);
+}
+
 // Runs a daemon whose other rank ends at once. Meanwhile `start` loads the
 // engine. Checks the exit status and returns the log.
 std::string LogOfAStartWithoutARank(const EngineStarter& start) {

@@ -121,12 +121,14 @@ def _tensorboard_x() -> ModuleType:
     """Imports tensorboardX. It imports torch, if it finds it, for the name of a type
     that no value here has. That takes two seconds, so it does not find it."""
     modules: dict[str, Any] = sys.modules
-    torch = modules.setdefault("torch", None)
+    hides_torch = "torch" not in modules
+    if hides_torch:
+        modules["torch"] = None
     try:
         return importlib.import_module("tensorboardX")
     finally:
-        if torch is None:
-            del modules["torch"]
+        if hides_torch:
+            modules.pop("torch", None)
 
 
 def _installed(package: str) -> bool:
