@@ -262,6 +262,9 @@ absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
         {{"rank", world.rank}, {"error", facts.status().message()}});
   }
   SetThreads(options.num_threads, world.local_size);
+  if (facts.ok() && facts->device.is_cpu() && world.size > 1 && world.local()) {
+    parallel::YieldToSenders();
+  }
   WEFT_RETURN_IF_ERROR(RunGuarded("meeting the other ranks", [&] {
     rank.links =
         parallel::Meet(world, {.tensor_size = options.tensor_parallel_size,

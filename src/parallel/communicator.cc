@@ -74,17 +74,6 @@ std::shared_ptr<::gloo::transport::Device> GlooDevice(bool local) {
              : c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
-// Makes this thread, and those that it starts, wait for their turn when they
-// wake up. Otherwise Gloo's thread of the receiver takes the sender's core
-// inside writev(). The sender then holds a lock for which Gloo's thread on its
-// side polls with epoll_wait() until the sender gets a core: 3 ms for each
-// message if ranks share cores. Keeps a policy that an operator has chosen.
-void YieldToSenders() {
-  if (sched_getscheduler(/*pid=*/0) != SCHED_OTHER) return;
-  const sched_param none{.sched_priority = 0};
-  sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
-}
-
 BackendPtr MakeGloo(const StorePtr& store, const GroupOptions& options) {
   auto gloo = c10d::ProcessGroupGloo::Options::create(
       absl::ToChronoMilliseconds(options.timeout));
@@ -252,6 +241,15 @@ Links Meet(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
   return links;
 }
 
+// Otherwise Gloo's thread of the receiver takes the sender's core inside
+// writev(). The sender then holds a lock for which Gloo's thread on its side
+// polls with epoll_wait() until the sender gets a core: 3 ms for each message.
+void YieldToSenders() {
+  if (sched_getscheduler(/*pid=*/0) != SCHED_OTHER) return;
+  const sched_param none{.sched_priority = 0};
+  sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
+}
+
 Links Meet(const World& world, const Topology& topology) {
   if (topology.size() == 1) return {};
   const bool serves = world.rank == 0 && !world.has_agent;
@@ -262,7 +260,6 @@ Links Meet(const World& world, const Topology& topology) {
 
 void JoinOn(at::Device device, Links* links) {
   if (links->alone()) return;
-  if (device.is_cpu() && links->local) YieldToSenders();
   links->transfers = Communicator::Join(
       links->rendezvous,
       {.name = "transfers",

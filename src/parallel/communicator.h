@@ -136,6 +136,11 @@ struct Links {
   [[nodiscard]] int replica() const { return topology.ReplicaOf(rank); }
 };
 
+// Makes this thread, and those that it starts, wait for their turn when they
+// wake up, unless an operator has chosen their policy. Ranks that share the
+// cores of one machine call it before they meet.
+void YieldToSenders();
+
 // Ranks join in two parts, so that they can exchange errors before they need a
 // device. All ranks call each part. Both parts throw std::exception.
 
