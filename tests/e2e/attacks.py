@@ -156,7 +156,8 @@ def half_read_exports(a: Attacker) -> None:
         (methods.EXPORT_ADAPTER, export),
         (methods.DOWNLOAD_CHECKPOINT, download),
     ):
-        call = a.stream(method, request, timeout=60)
+        # What is half read fills the connection's window, so this may wait for it.
+        call = a.stream(method, request, timeout=20)
         a.hold(call.cancel)
         with contextlib.suppress(grpc.RpcError):
             next(call)
