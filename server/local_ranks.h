@@ -21,8 +21,8 @@ class LocalRanks {
   // Forks ranks 1 to size - 1, which have what this process has loaded. Returns
   // in each rank, without processes in ranks other than 0, and sets `world` to
   // the rank's. The ranks end with this process, even if it crashes. Threads:
-  // call it before any other thread is created. Errors: UNAVAILABLE if a socket
-  // cannot be bound or a process cannot be created.
+  // call it before any other thread is created. Errors: UNAVAILABLE if there is
+  // another thread, a socket cannot be bound or a process cannot be created.
   [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(int size, World* world);
   // Waits up to 10 s for the ranks to end by themselves, and kills those that
   // still run.

@@ -225,6 +225,15 @@ int64_t Smallest(Communicator& group, int64_t own) {
   return group.AllGather(at::tensor({own})).min().item<int64_t>();
 }
 
+// Otherwise Gloo's thread of the receiver takes the sender's core inside
+// writev(). The sender then holds a lock for which Gloo's thread on its side
+// polls with epoll_wait() until the sender gets a core: 3 ms for each message.
+void YieldToSenders() {
+  if (sched_getscheduler(/*pid=*/0) != SCHED_OTHER) return;
+  const sched_param none{.sched_priority = 0};
+  sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
+}
+
 Links Meet(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
            const Topology& topology, bool local) {
   Links links{.topology = topology,
@@ -239,15 +248,6 @@ Links Meet(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
                    .local = local});
   links.commands->SetTimeout(kCommandTimeout);
   return links;
-}
-
-// Otherwise Gloo's thread of the receiver takes the sender's core inside
-// writev(). The sender then holds a lock for which Gloo's thread on its side
-// polls with epoll_wait() until the sender gets a core: 3 ms for each message.
-void YieldToSenders() {
-  if (sched_getscheduler(/*pid=*/0) != SCHED_OTHER) return;
-  const sched_param none{.sched_priority = 0};
-  sched_setscheduler(/*pid=*/0, SCHED_BATCH, &none);
 }
 
 Links Meet(const World& world, const Topology& topology) {
