@@ -105,7 +105,7 @@ class EveryField {
                     : set.SetString(message, field, text);
       }
       case Field::CPPTYPE_INT32: {
-        const bool loss = field->full_name() == "weft.log.Train.function";
+        const bool loss = field->full_name() == "weft.log.proto.Train.function";
         const int value =
             loss ? static_cast<int>(LossFunction::kJs) : number_ % 8 + 1;
         return many ? set.AddInt32(message, field, value)
