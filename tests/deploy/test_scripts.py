@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,38 @@ def test_shellcheck_finds_nothing() -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_scripts_stop_at_the_first_error(script: Path) -> None:
     assert "set -euo pipefail" in script.read_text("utf-8")
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_ci_runs_the_tests_beside_a_server_and_ends_it(
+    status: int, tmp_path: Path
+) -> None:
+    """The two commands are scripts of this test, and the server sleeps."""
+    scripts = {
+        "deploy/quickstart.sh": f"""#!/bin/sh
+            mkdir -p run/quickstart
+            {sys.executable} -c 'import time; time.sleep(1000)' \
+              "$PWD/run/quickstart/state" >/dev/null 2>&1 &
+            echo $! >run/quickstart/pid
+            exit {status}
+            """,
+        "tests/run.sh": """#!/bin/sh
+            kill -0 "$(cat run/quickstart/pid)" && echo "tests of $1"
+            exit 4
+            """,
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    done = subprocess.run([tmp_path / ".ci/run"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (
+        (status, "") if status else (4, "tests of all\n")
+    )
+    pid = (tmp_path / "run/quickstart/pid").read_text().strip()
+    line = Path("/proc", pid, "cmdline")
+    assert not line.exists() or not line.read_bytes()  # A zombie's is empty.
 
 
 def test_setup_refuses_unknown_options() -> None:

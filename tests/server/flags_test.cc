@@ -1,7 +1,5 @@
 #include "server/flags.h"
 
-#include <cstdio>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/config_file.h"
 #include "server/flag_table.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -182,14 +181,10 @@ TEST(FlagsTest, AListGrowsWithinItsSource) {
 class ConfigFileTest : public ::testing::Test {
  protected:
   std::string Write(const std::string& text) {
-    std::ofstream(path_) << text;
-    return "--config=" + path_;
+    return "--config=" + folder_.Write("config.json", text);
   }
-  ~ConfigFileTest() override { std::remove(path_.c_str()); }
 
-  const std::string path_ =
-      ::testing::TempDir() +
-      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const TempFolder folder_;
 };
 
 TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
