@@ -205,7 +205,9 @@ TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
   EXPECT_EQ(Parse({config, "--max-rank=4"}, {{"WEFT_MAX_RANK", "8"}})
                 ->engine.max_rank,
             4);
-  EXPECT_EQ(Parse({}, {{"WEFT_CONFIG", path_}})->engine.max_rank, 16);
+  EXPECT_EQ(Parse({}, {{"WEFT_CONFIG", folder_.path() + "/config.json"}})
+                ->engine.max_rank,
+            16);
 }
 
 TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
