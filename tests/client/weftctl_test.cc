@@ -16,7 +16,7 @@
 #include "tests/support/canned_server.h"
 #include "tests/support/temp_folder.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using ::testing::AllOf;
@@ -359,4 +359,4 @@ TEST_F(WeftctlTest, HelpsPerCommand) {
 }
 
 }  // namespace
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

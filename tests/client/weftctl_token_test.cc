@@ -14,11 +14,11 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "src/base/token_file.h"
+#include "src/base/files/token_file.h"
 #include "tests/support/canned_server.h"
 #include "tests/support/temp_folder.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using ::testing::AllOf;
@@ -162,4 +162,4 @@ TEST(ChannelTest, ACertificateNeedsItsKey) {
 }
 
 }  // namespace
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -20,7 +20,6 @@ CHUNK_BYTES = 1 << 20
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
-StrPath = str | os.PathLike[str]
 
 
 class FileRequests(Iterator[RequestT]):
