@@ -1,5 +1,7 @@
 #if defined(__x86_64__)
+#define _Bool bool  // The header is for C, and clang has this type only there.
 #include <sys/platform/x86.h>
+#undef _Bool
 #endif
 
 #include <initializer_list>

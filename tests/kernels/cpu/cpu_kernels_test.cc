@@ -424,7 +424,7 @@ TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
 }
 
 #if defined(__x86_64__)
-// Entry kernels_test.hidden runs this test with hidden instructions.
+// Entry kernels_test.hidden runs this test, too, with hidden instructions.
 TEST(KernelDispatchTest, TakesWhatTheProcessorHasAndTheCLibraryDoesNotHide) {
   const char* const tunables = std::getenv("GLIBC_TUNABLES");
   const std::string hidden = tunables == nullptr ? "" : tunables;
