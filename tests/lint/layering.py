@@ -1,14 +1,15 @@
 """Checks includes, namespaces and test folders against src/layers.txt.
 
 A row is a module of src/, server/ or client/, a room (a folder inside a module), or one
-header of a module. It may include itself, base and base's rooms, and what it names. A row
-may name only rows that are above it and that it includes. Only rows that are marked
-(torch) may include Torch's headers. TORCH_FREE_FILES in marked rows may not, because rows
-without Torch include these files. kernels/ may not include Torch, Abseil or our modules.
+header of a module. It may include itself, base and base's rooms, and what it names. A
+row may name only rows that are above it and that it includes. Only rows that are marked
+(torch) may include Torch's headers. TORCH_FREE_FILES in marked rows may not, because
+rows without Torch include these files. kernels/ may not include Torch, Abseil or our
+modules.
 
-A file's namespace is that of its folder or of a folder around it: files of
-server/tinker are in weft::server::tinker or weft::server. The words of base and request
-are those of all modules, and stand in weft itself.
+A file's namespace is that of its module, or is inside it: files of server/tinker are in
+weft::server::tinker. The words of base and request are those of all modules, and stand
+in weft itself.
 
 A folder of tests has the name of a folder of the product, or is in OTHER_TESTS.
 """
@@ -130,7 +131,9 @@ def _offences_of_file(
             continue
         target = _target(include, layers)
         if target is not None and not _is_allowed(module, target, layer):
-            found.append(f"{place}: {module} may include base {' '.join(layer.allowed)}")
+            found.append(
+                f"{place}: {module} may include base {' '.join(layer.allowed)}"
+            )
     return found
 
 
@@ -203,22 +206,23 @@ def namespace_offences(root: Path) -> list[str]:
     file's module or room."""
     found = []
     for path in files(root, ("src", *_OTHER_FOLDERS, "kernels"), CPP_SUFFIXES):
-        folders = path.relative_to(root).parent.parts
-        if folders[0] == "src":
-            folders = folders[1:]
+        relative = path.relative_to(root)
+        folders = relative.parent.parts[relative.parts[0] == "src" :]
         if not folders:
             continue  # The precompiled header belongs to no module.
-        own = "weft" if folders[0] in _ROOT_NAMESPACE else f"weft::{folders[0]}"
-        rooms = "::".join(("weft", *folders))
         text = path.read_text()
         for match in _NAMESPACE.finditer(text):
-            name = match[1]
-            inside = f"{rooms}::".startswith(f"{name}::") or name.startswith(f"{own}::")
-            if name == own or (inside and name != "weft") or _only_declares(text, match):
+            if _fits(match[1], path, folders) or _only_declares(text, match):
                 continue
             line = text.count("\n", 0, match.start()) + 1
-            found.append(f"{path.relative_to(root)}:{line}: {name}: should be {own}")
+            found.append(f"{relative}:{line}: {match[1]} is not {'/'.join(folders)}")
     return found
+
+
+def _fits(namespace: str, path: Path, folders: tuple[str, ...]) -> bool:
+    if folders[0] in _ROOT_NAMESPACE:
+        return namespace in ("weft", f"weft::{path.stem}")
+    return f"{namespace}::".startswith(f"weft::{folders[0]}::")
 
 
 def _only_declares(text: str, match: re.Match[str]) -> bool:

@@ -209,7 +209,8 @@ def test_rows_name_only_modules_above_them(tmp_path: Path) -> None:
     ("name", "namespace", "accepted"),
     [
         ("src/base/files/a.h", "weft", True),
-        ("src/base/files/a.h", "weft::profile", True),
+        ("src/base/files/a.h", "weft::a", True),
+        ("src/base/files/a.h", "weft::sched", False),
         ("src/engine/train/a.h", "weft::engine", True),
         ("src/engine/train/a.h", "weft::engine::train", True),
         ("server/tinker/a.h", "weft::server::tinker", True),

@@ -9,9 +9,6 @@
 namespace weft::log {
 namespace {
 
-using BatchRecord;
-using BeginRecord;
-using StoredAdapter;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
@@ -202,11 +199,10 @@ TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
 }
 
 TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
-  Write(StoredAdapter{
-      .key = kA,
-      .adapter_id = "a",
-      .tenant = "t",
-      .image = ImageRecord{.file = "gone", .versions = {1}}});
+  Write(StoredAdapter{.key = kA,
+                      .adapter_id = "a",
+                      .tenant = "t",
+                      .image = ImageRecord{.file = "gone", .versions = {1}}});
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
                                "image \"gone\" is missing"));
 }

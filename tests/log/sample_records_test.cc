@@ -276,7 +276,7 @@ class RestartTest : public SampleRecordsTest {
   void Start(int64_t max_bytes, const std::string& model = "m") {
     recorder_.Stop();
     const absl::StatusOr<LogSummary> log =
-        engine::ReadLog(*folder_, {}, {.max_resident = 8});
+        ReadLog(*folder_, {}, {.max_resident = 8});
     ASSERT_THAT(log, IsOk());
     auto writer =
         LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);

@@ -109,7 +109,7 @@ void ExpectSame(const TrainResult& actual, const TrainResult& expected,
 
 TEST(DecoderShardTest, RanksTrainAsOneDoes) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
-    for (const model_config::Family& family : Families()) {
+    for (const Family& family : Families()) {
       const Decoder whole = MakeDecoder(family, dtype);
       const PackedBatch batch = MakeBatch(whole);
       const at::Tensor dy_TH = UpstreamGradient(whole);
@@ -127,7 +127,7 @@ TEST(DecoderShardTest, RanksTrainAsOneDoes) {
 }
 
 TEST(DecoderShardTest, RanksWithExpertsOfTheirOwnTrainAsOneDoes) {
-  for (const model_config::Family& family : Families()) {
+  for (const Family& family : Families()) {
     const Decoder whole = MakeDecoder(family, at::kDouble);
     if (whole.config().moe.shape.count == 0) continue;
     const PackedBatch batch = MakeBatch(whole);
@@ -147,7 +147,7 @@ TEST(DecoderShardTest, RanksWithExpertsOfTheirOwnTrainAsOneDoes) {
 }
 
 TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
-  for (const model_config::Family& family : Families()) {
+  for (const Family& family : Families()) {
     const Decoder whole = MakeDecoder(family, at::kFloat);
     const PackedBatch batch = MakeBatch(whole);
     const at::Tensor dy_TH = UpstreamGradient(whole);
@@ -200,7 +200,7 @@ at::Tensor PrefillAndDecode(const Decoder& decoder, const PackedBatch& batch,
 }
 
 TEST(DecoderShardTest, RanksDecodeOverPagesOfTheirOwnHeads) {
-  for (const model_config::Family& family : Families()) {
+  for (const Family& family : Families()) {
     const Decoder whole = MakeDecoder(family, at::kFloat);
     PackedBatch batch{
         .tokens_T = at::randint(whole.config().vocab, {11}, at::kLong),

@@ -38,7 +38,7 @@ at::Tensor Evaluate(const Decoder& decoder, const PackedBatch& batch) {
 TEST(DecoderTest, MatchesDenseAutogradInF64) {
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     const double epsilon = dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
-    for (const model_config::Family& family : Families()) {
+    for (const Family& family : Families()) {
       SCOPED_TRACE(family.name);
       const Decoder decoder = MakeDecoder(family, dtype);
       const PackedBatch batch = MakeBatch(decoder);
@@ -74,7 +74,7 @@ TEST(DecoderTest, GivesEveryAdaptedMatrixAGradient) {
 }
 
 TEST(DecoderTest, RecomputedLayersGiveTheSameBits) {
-  for (const model_config::Family& family : Families()) {
+  for (const Family& family : Families()) {
     SCOPED_TRACE(family.name);
     const Decoder decoder = MakeDecoder(family, at::kFloat, /*num_layers=*/3);
     const PackedBatch batch = MakeBatch(decoder);
@@ -124,7 +124,7 @@ TEST(DecoderTest, TheBackwardPassFreesTheTape) {
 
 TEST(DecoderTest, EvaluatesExactlyWhatItTrains) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const model_config::Family& family : Families()) {
+    for (const Family& family : Families()) {
       const Decoder decoder = MakeDecoder(family, dtype);
       const PackedBatch batch = MakeBatch(decoder);
       Tape tape;

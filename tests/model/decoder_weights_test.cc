@@ -315,7 +315,7 @@ TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
   }
 }
 
-TEST(model_config::WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
+TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
   model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
   config.qk_norm = model_config::QkNorm::kHead;
   config.norms = model_config::kGemmaNorms;
