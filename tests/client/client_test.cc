@@ -2,6 +2,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/canned_server.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::client {
 namespace {
@@ -343,7 +344,8 @@ TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
   EXPECT_TRUE(client_->Sample(request).ok() && names("a"));
 
   EXPECT_TRUE(client_->GetInfo().ok() && names(""));
-  const std::string folder = testing::TempDir() + "/named";
+  const TempFolder temporary;
+  const std::string folder = temporary.path() + "/named";
   EXPECT_TRUE(client_->ExportAdapter("a", "", folder).ok() && names("a"));
   EXPECT_TRUE(client_->ImportAdapter("b", folder).ok() && names("b"));
   // Metadata cannot hold this id. So the server gets the id only in the

@@ -1,6 +1,5 @@
 // Tests tokens over a connection: which calls are permitted, and which names
 // callers see.
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -19,6 +18,7 @@
 #include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server {
 namespace {
@@ -28,10 +28,6 @@ using ::testing::Not;
 
 class AuthTest : public ServerTest {
  protected:
-  AuthTest()
-      : file_(absl::StrCat(::testing::TempDir(), "/weft_tokens_", getpid())) {}
-  ~AuthTest() override { std::filesystem::remove(file_); }
-
   // Adds a token with these scopes to the file and returns it.
   std::string AddToken(const std::string& id, const std::string& tenant,
                        std::set<Scope> scopes,
@@ -116,7 +112,8 @@ class AuthTest : public ServerTest {
     return ids;
   }
 
-  const std::string file_;
+  const TempFolder folder_;
+  const std::string file_ = folder_.path() + "/tokens";
   std::vector<TokenRecord> records_;
 };
 

@@ -1,6 +1,5 @@
 #include "server/daemon/frontend.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include "src/base/sha256.h"
 #include "tests/sampling/tokenizer_folder.h"
 #include "tests/server/server_fixture.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server {
 namespace {
@@ -333,14 +333,13 @@ TEST_F(FrontendTest, MetricsPagePassesPromtool) {
     GTEST_SKIP() << "promtool is not installed (Debian package prometheus)";
   }
   StartReadyServer(MetricsOptions());
-  const std::string path = ::testing::TempDir() + "/weft_metrics_page.txt";
   const std::string page = Scrape();
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
   EXPECT_THAT(page, HasSubstr("weft_build_info"));
-  std::ofstream(path) << page;
-  const std::string command = "promtool check metrics < " + path;
+  const TempFolder folder;
+  const std::string command =
+      "promtool check metrics < " + folder.Write("page.txt", page);
   EXPECT_EQ(std::system(command.c_str()), 0);
-  std::filesystem::remove(path);
 }
 
 TEST_F(FrontendTest, SecondServerOnThePortIsRefused) {
@@ -365,8 +364,9 @@ TEST_F(FrontendTest, TakenMetricsPortIsRefused) {
 }
 
 TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
+  const TempFolder folder;
   ServerOptions options = MetricsOptions();
-  options.port_file = ::testing::TempDir() + "/weft_port_file_test";
+  options.port_file = folder.path() + "/ports";
   StartServer(options);
   std::ifstream file(options.port_file);
   std::string grpc_address;
@@ -376,7 +376,6 @@ TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
   EXPECT_EQ(grpc_address, frontend_->address());
   EXPECT_EQ(metrics_address, frontend_->metrics_address());
   EXPECT_THAT(grpc_address, Not(HasSubstr(":0")));
-  std::filesystem::remove(options.port_file);
 }
 
 TEST_F(FrontendTest, UnwritablePortFileIsRefused) {
@@ -456,7 +455,8 @@ TEST_F(FrontendTest, NestedMessagesAreRefused) {
 }
 
 TEST_F(FrontendTest, ListensOnAUnixSocketAndLeavesNoFile) {
-  const std::string path = ::testing::TempDir() + "/weft_frontend_test.sock";
+  const TempFolder folder;
+  const std::string path = folder.path() + "/socket";
   ServerOptions options = TestOptions();
   options.listen = "unix:" + path;
   StartServer(options);
