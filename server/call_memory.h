@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "server/http/fair_budget.h"
+#include "src/base/options.h"
 
 namespace weft {
 
@@ -15,12 +16,13 @@ namespace weft {
 inline constexpr int64_t kMaxGrowth = 12;
 inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
 
-// Makes the account of the memory that all calls of gRPC and HTTP take: an
-// eighth of what the process may use when it starts (its control groups, else
-// the machine's memory), but at least room for two requests of the largest
-// size, so that two tenants can each have one.
+// Makes the account of the memory that all calls of gRPC and HTTP take, and the
+// requests of steps and samples: --request-memory. If that is 0, an eighth of
+// what the process may use when it starts (its control groups, else the
+// machine's memory), but at least room for two requests of the largest size, so
+// that two tenants can each have one.
 [[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
-    int64_t max_message_bytes);
+    const ServerOptions& options);
 
 }  // namespace weft
 

@@ -40,9 +40,6 @@ std::string DtypeOf(const EngineOptions& options,
 EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
                     bool has_byte_decoder) {
   const model::ModelConfig& config = decoder.config();
-  const auto own = [](int64_t limit, int64_t of_all) {
-    return limit == 0 ? of_all : limit;
-  };
   return {
       .device = decoder.device().is_cuda() ? "cuda" : "cpu",
       .dtype = DtypeOf(options, decoder),
@@ -62,13 +59,6 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
       .max_adapter_bytes_per_tenant =
           static_cast<uint64_t>(options.max_adapter_bytes_per_tenant),
       .max_rank = options.max_rank,
-      .max_queue_requests = options.max_queue_requests,
-      .max_queue_tokens = options.max_queue_tokens,
-      .max_queue_requests_per_tenant = own(
-          options.max_queue_requests_per_tenant, options.max_queue_requests),
-      .max_queue_tokens_per_tenant =
-          own(options.max_queue_tokens_per_tenant, options.max_queue_tokens),
-      .reorder_window = sched::SchedulerOptions().reorder_window,
       .replay_window = dispatch::kReplayWindow,
       .has_byte_decoder = has_byte_decoder,
       .keeps_sample_records = options.sample_record_bytes > 0};

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from attacker import THREADS, Attacker, Target, kind  # First: it sets the path.
 from frames import DATA, END_HEADERS, HEADERS, PREFACE, RESET, SETTINGS, block, frame
+from payloads import PAYLOADS
 from raw import Raw, datum
 
 from weft import methods
@@ -102,6 +103,17 @@ def deletes_during_steps(a: Attacker) -> None:
     a.leave(methods.FORWARD_BACKWARD, step, timeout=10)
     request = adapters.DeleteAdapterRequest(adapter_id=name)
     a.check(a.raw.call(methods.DELETE_ADAPTER, request, timeout=5))
+
+
+@kind
+def payloads_that_wait(a: Attacker) -> None:
+    """Steps of few tokens and many bytes, which wait for one that never comes."""
+    for step in a.rng.sample(range(2, 12), 6):
+        payload = a.rng.choice(PAYLOADS)(a.rng.choice((1, 8, 12)))
+        request = methods.FORWARD_BACKWARD.request_type(
+            adapter_id=a.adapter, step=100 + step, **payload
+        )
+        a.leave(methods.FORWARD_BACKWARD, request, timeout=20)
 
 
 # Memory.
