@@ -230,9 +230,8 @@ absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
         {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(most)}}});
   }
   grpc::ProtoBufferReader wire(bytes);
-  WEFT_ASSIGN_OR_RETURN(
-      const int64_t parsed,
-      ParsedBytes(*request->GetDescriptor(), &wire, size));
+  WEFT_ASSIGN_OR_RETURN(const int64_t parsed,
+                        ParsedBytes(*request->GetDescriptor(), &wire, size));
   WEFT_ASSIGN_OR_RETURN(
       std::shared_ptr<void> charge,
       core_->memory->Reserve(OwnerKey(*caller()), size + parsed));
@@ -269,12 +268,13 @@ absl::Status CallRecord::CheckLeavesCalls(uint64_t ahead) const {
   if (ahead == 0 || origin_.counted) return absl::OkStatus();
   constexpr uint64_t kMostAhead = kMaxCallsPerConnection / 2;
   if (ahead >= kMostAhead) {
-    return WithReason(
-        absl::ResourceExhaustedError(absl::StrCat(
-            "the step is ", ahead, " steps ahead of the next one, must be less "
-            "than ", kMostAhead, ": send the steps below it first")),
-        {.name = "CALLS_UNDER_WAY",
-         .values = {{"limit", absl::StrCat(kMostAhead)}}});
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                          "the step is ", ahead,
+                          " steps ahead of the next one, must be less "
+                          "than ",
+                          kMostAhead, ": send the steps below it first")),
+                      {.name = "CALLS_UNDER_WAY",
+                       .values = {{"limit", absl::StrCat(kMostAhead)}}});
   }
   return has_tenant() ? core_->quota.CheckSpare(caller()->tenant())
                       : absl::OkStatus();
@@ -284,14 +284,14 @@ absl::Status CallRecord::Reserve(int64_t bytes, int64_t beside, uint64_t ahead,
                                  std::shared_ptr<void>* charge) const {
   WEFT_RETURN_IF_ERROR(CheckLeavesCalls(ahead));
   WEFT_ASSIGN_OR_RETURN(
-      *charge, core_->memory->ReserveRequest(OwnerKey(*caller()), bytes, beside,
-                                             ahead));
+      *charge,
+      core_->memory->ReserveRequest(OwnerKey(*caller()), bytes, beside, ahead));
   // A step of the front has its own charge, besides that for what it takes from
   // records of samples.
   if (origin_.charge != nullptr) {
-    *charge = std::make_shared<std::pair<std::shared_ptr<void>,
-                                         std::shared_ptr<void>>>(
-        origin_.charge, *charge);
+    *charge = std::make_shared<
+        std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(origin_.charge,
+                                                                 *charge);
   }
   return absl::OkStatus();
 }

@@ -72,11 +72,10 @@ struct ServiceCore {
         quota(options.max_calls_per_tenant,
               options.max_tokens_per_second_per_tenant),
         memory(MakeCallMemory(options)),
-        imports(std::make_shared<FairBudget>(options.auth_tokens_file.empty()
-                                                 ? 2 * options.max_import_bytes
-                                                 : options.max_import_bytes,
-                                             "bytes of imports",
-                                             "--max-import-bytes")) {}
+        imports(std::make_shared<FairBudget>(
+            options.auth_tokens_file.empty() ? 2 * options.max_import_bytes
+                                             : options.max_import_bytes,
+            "bytes of imports", "--max-import-bytes")) {}
 
   const ServerOptions options;
   prometheus::Registry* const registry;

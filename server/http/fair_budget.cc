@@ -71,7 +71,8 @@ absl::Status FairBudget::TooLarge(int64_t amount, int64_t limit) const {
       absl::ResourceExhaustedError(absl::StrCat(
           "the request takes ", amount, " ", unit_, ", more than the ", limit,
           " that it may take on this server",
-          flag_.empty() ? "" : absl::StrCat(", a part of its ", flag_, " ", most_),
+          flag_.empty() ? ""
+                        : absl::StrCat(", a part of its ", flag_, " ", most_),
           ": send less at a time")),
       {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(limit)}}});
 }

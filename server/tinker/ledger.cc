@@ -171,7 +171,9 @@ void FailInTurn(Front& front, const LedgerEntry& entry, const Call& call,
       {.future = entry.id,
        .origin = call.origin(),
        .rpc = Rpc::kForwardBackward,
-       .task = [status](const Callback<FutureResult>&) { return status; }});
+       .task = [status](const CallOrigin&, const Callback<FutureResult>&) {
+         return status;
+       }});
 }
 
 // Runs the request of a step again. Returns an error only if the request may

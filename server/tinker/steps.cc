@@ -108,7 +108,8 @@ absl::StatusOr<std::shared_ptr<void>> ChargeStep(const Front& front,
                                                  const StepCost& cost) {
   int64_t bytes = kStepBytes + 2 * cost.bytes;
   // The ledger keeps the body in memory, too.
-  if (front.ledger.keeps()) bytes += static_cast<int64_t>(call.http.body.size());
+  if (front.ledger.keeps())
+    bytes += static_cast<int64_t>(call.http.body.size());
   const uint64_t ahead = AheadOf(front, model, seq);
   // A step that replays leaves room for what it takes as it begins.
   return front.port.core()->memory->ReserveRequest(

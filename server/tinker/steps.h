@@ -65,7 +65,7 @@ Request RequestOf(const StepPlace& place) {
 
 // What the request of a step takes.
 struct StepCost {
-  int64_t bytes = 0;      // Of the message that `task` keeps.
+  int64_t bytes = 0;     // Of the message that `task` keeps.
   bool replays = false;  // It takes more from records of samples as it begins.
 };
 

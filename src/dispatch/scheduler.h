@@ -50,8 +50,8 @@ namespace weft::sched {
 
 // The limits and weights of the scheduler.
 struct SchedulerOptions {
-  int64_t max_batch_tokens = 0;   // A larger single datum still runs.
-  double sampling_share = 0;      // In (0, 1).
+  int64_t max_batch_tokens = 0;  // A larger single datum still runs.
+  double sampling_share = 0;     // In (0, 1).
   // Weights >= 1. A tenant that is not named has weight 1.
   std::map<std::string, int64_t> tenant_weights = {};
 };

@@ -41,14 +41,18 @@ int64_t HeldBytes(const TokenSupport& support) {
   return HeldBytes(support.offsets) + HeldBytes(support.tokens);
 }
 
-int64_t HeldBytes(const CustomLossInput& input) { return HeldBytes(input.name); }
+int64_t HeldBytes(const CustomLossInput& input) {
+  return HeldBytes(input.name);
+}
 
 int64_t HeldBytes(const LossConfig& loss) {
   return HeldBytes(loss.custom.graph) + HeldBytes(loss.custom.inputs) +
          HeldBytes(loss.teacher.adapter_id) + HeldBytes(loss.teacher.snapshot);
 }
 
-int64_t HeldBytes(const SampledSpan& span) { return HeldBytes(span.sequence_id); }
+int64_t HeldBytes(const SampledSpan& span) {
+  return HeldBytes(span.sequence_id);
+}
 
 int64_t HeldBytes(const Datum& datum) {
   int64_t bytes = kScheduledBytes + HeldBytes(datum.tokens) +
@@ -58,8 +62,8 @@ int64_t HeldBytes(const Datum& datum) {
                   HeldBytes(datum.support) + HeldBytes(datum.teacher_tokens);
   for (const auto& [name, input] : datum.custom_inputs) {
     bytes += kNodeBytes + static_cast<int64_t>(sizeof(name) + sizeof(input)) +
-             HeldBytes(name) + HeldBytes(input.shape) + HeldBytes(input.floats) +
-             HeldBytes(input.ints);
+             HeldBytes(name) + HeldBytes(input.shape) +
+             HeldBytes(input.floats) + HeldBytes(input.ints);
   }
   return bytes;
 }
@@ -74,7 +78,7 @@ int64_t RequestWith(const Texts&... texts) {
 
 int64_t NumBytes(const TrainRequest& request) {
   return RequestWith(request.adapter_id, request.tenant, request.snapshot,
-                   request.digest) +
+                     request.digest) +
          HeldBytes(request.loss) + HeldBytes(request.data) +
          HeldBytes(request.replay.spans);
 }
@@ -93,8 +97,8 @@ int64_t NumBytes(const SaveCheckpointRequest& request) {
 }
 
 int64_t NumBytes(const LoadCheckpointRequest& request) {
-  return RequestWith(request.adapter_id, request.source_adapter_id, request.name,
-                   request.tenant);
+  return RequestWith(request.adapter_id, request.source_adapter_id,
+                     request.name, request.tenant);
 }
 
 int64_t NumBytes(const PublishSnapshotRequest& request) {
@@ -110,11 +114,12 @@ int64_t NumBytes(const SampleRequest& request) {
   const SamplingConfig& config = request.config;
   const StopRule& stop = config.stop;
   return RequestWith(request.adapter_id, request.tenant, request.snapshot,
-                   request.record) +
+                     request.record) +
          HeldBytes(request.prompt) + HeldBytes(request.prompt_targets) +
-         HeldBytes(request.prompt_target_offsets) + HeldBytes(config.logit_bias) +
-         HeldBytes(config.allowed_token_ids) + HeldBytes(stop.token_ids) +
-         HeldBytes(stop.token_sequences) + HeldBytes(stop.byte_strings);
+         HeldBytes(request.prompt_target_offsets) +
+         HeldBytes(config.logit_bias) + HeldBytes(config.allowed_token_ids) +
+         HeldBytes(stop.token_ids) + HeldBytes(stop.token_sequences) +
+         HeldBytes(stop.byte_strings);
 }
 
 }  // namespace weft

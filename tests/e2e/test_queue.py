@@ -5,9 +5,9 @@ takes no more memory than its tenant may have."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import grpc
 import pytest
 from models import tiny_model
 from payloads import PAYLOADS, custom_inputs, tokens
-from raw import Outcome, Raw
+from raw import Raw
 from texts import next_token, random_tokens
 from token_file import Tokens
 
@@ -28,10 +28,6 @@ DATA = [next_token(random_tokens(VOCAB, 40, 1))]
 TIMEOUT = 60.0  # Seconds.
 MODEL = tiny_model("llama-tied")
 MIB = 1 << 20
-
-
-def refused(outcomes: list[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.code == "RESOURCE_EXHAUSTED"]
 
 
 # With 4 MiB, about four calls may wait; with five calls, four.
@@ -61,55 +57,96 @@ def test_the_step_that_all_wait_for_is_admitted(
                 held = sum(not future.done() for future in waiting)
         assert 2 <= held <= 5
         assert raw.optim_step(name, step=1).code == "OK"
-        outcomes = [future.result(TIMEOUT) for future in waiting]
-        assert [outcome.code for outcome in outcomes[:held]] == ["OK"] * held
-        assert len(refused(outcomes)) == count - held
-        for step, outcome in enumerate(outcomes[held:], 2 + held):
+        results = [future.result(TIMEOUT) for future in waiting]
+        codes = [outcome.code for outcome in results]
+        refused = ["RESOURCE_EXHAUSTED"] * (count - held)
+        assert codes == ["OK"] * held + refused
+        for step, outcome in enumerate(results[held:], 2 + held):
             assert int(outcome.trailers["grpc-retry-pushback-ms"]) > 0
             assert raw.optim_step(name, step=step).code == "OK"
 
 
-@pytest.mark.parametrize("first", ["runs", "missing"])
-@pytest.mark.parametrize("payload", PAYLOADS, ids=lambda payload: str(payload.__name__))
-def test_what_waits_holds_no_more_than_its_share(
-    tmp_path: Path, payload: Callable[[int], dict[str, Any]], first: str
+ACCOUNT = 256 * MIB
+BOUNDED = (
+    *("--request-memory", str(ACCOUNT), "--threads", "1"),
+    *("--max-batch-tokens", "256", "--drain-timeout-seconds", "1"),
+)
+
+
+@contextmanager
+def growth(daemon: daemon_module.Daemon) -> Iterator[None]:
+    """Checks that the process grows by no more than the account and 15 %."""
+    before = daemon.peak_resident_bytes()
+    yield
+    assert daemon.peak_resident_bytes() - before <= 1.15 * ACCOUNT
+
+
+def outcomes(calls: list[Any]) -> list[str]:
+    """Returns the errors of the calls that have ended: refusals."""
+    errors = [str(call.exception()) for call in calls if call.done()]
+    assert all("RESOURCE_EXHAUSTED" in error for error in errors), errors
+    return errors
+
+
+def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
+    tmp_path: Path,
 ) -> None:
-    """Steps of 4 MiB wait for the first one, which runs for long or does not come. So
-    those that wait are accepted, and stay when their connection breaks; or they end."""
-    account = 256 * MIB
-    flags = (
-        *("--request-memory", str(account), "--threads", "1"),
-        *("--max-batch-tokens", "256", "--drain-timeout-seconds", "1"),
-    )
+    request_type = methods.FORWARD_BACKWARD.request_type
     with (
-        daemon_module.running(MODEL, tmp_path, *flags) as daemon,
+        daemon_module.running(MODEL, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
+        growth(daemon),
+    ):
+        call: Any = methods.FORWARD_BACKWARD.bind(channel)
+        for payload in PAYLOADS:
+            name = payload.__name__
+            assert raw.create(name, rank=1).code == "OK"
+            request = request_type(adapter_id=name, **payload(4))
+            calls = []
+            for step in range(2, 22):
+                request.step = step
+                calls.append(call.future(request, timeout=TIMEOUT))
+            while not calls[-1].done():
+                time.sleep(0.05)
+            assert 0 < len(outcomes(calls)) < len(calls)
+            for future in calls:
+                future.cancel()
+            # What waited is gone, and the step that it waited for is admitted.
+            assert raw.optim_step(name, step=1).code == "OK"
+
+
+def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
+    tmp_path: Path,
+) -> None:
+    """They wait for one that runs for long, so they are accepted, and stay."""
+    request_type = methods.FORWARD_BACKWARD.request_type
+    requests = [request_type(adapter_id="a", **make(4)) for make in PAYLOADS]
+    with (
+        daemon_module.running(MODEL, tmp_path, *BOUNDED) as daemon,
+        Raw(daemon.address) as raw,
+        grpc.insecure_channel(daemon.address) as channel,
+        growth(daemon),
     ):
         assert raw.create("a", rank=1).code == "OK"
         call: Any = methods.FORWARD_BACKWARD.bind(channel)
-        request_type = methods.FORWARD_BACKWARD.request_type
-        if first == "runs":
-            long = request_type(adapter_id="a", step=1, **tokens(4))
-            call.future(long, timeout=TIMEOUT)
-            daemon.wait_for_metric("weft_tenant_train_tokens_total", "", 4096)
-        before = daemon.peak_resident_bytes()
-        request = request_type(adapter_id="a", **payload(4))
-        calls = []
-        for step in range(2, 62):
-            request.step = step
-            calls.append(call.future(request, timeout=TIMEOUT))
-        while not calls[-1].done():
-            time.sleep(0.05)
-        time.sleep(0.5)
-        assert daemon.peak_resident_bytes() - before <= 1.15 * account
-        refusals = [str(future.exception()) for future in calls if future.done()]
-        assert all("RESOURCE_EXHAUSTED" in refusal for refusal in refusals), refusals
-        assert len(refusals) < len(calls)
-        for future in calls:
-            future.cancel()
-        if first == "missing":
-            assert raw.optim_step("a", step=1).code == "OK"
+        running = call.future(request_type(adapter_id="a", step=1, **tokens(4)))
+        daemon.wait_for_metric("weft_tenant_train_tokens_total", "", 4096)
+        get = methods.GET_ADAPTER.request_type(adapter_id="a")
+        for _ in range(3):
+            first = raw.call(methods.GET_ADAPTER, get).reply.adapter.next_step
+            calls = []
+            for step in range(first, first + 30):
+                request = requests[step % len(requests)]
+                request.step = step
+                calls.append(call.future(request, timeout=TIMEOUT))
+            while not calls[-1].done():
+                time.sleep(0.05)
+            assert outcomes(calls)
+            for future in calls:
+                future.cancel()
+        assert raw.call(methods.GET_ADAPTER, get).reply.adapter.next_step > 10
+        assert not running.done()
 
 
 def test_a_request_that_never_has_room_fails_for_good(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ TEST(RequestBytesTest, EachPayloadOfTrainingCounts) {
   with([](Request&, Datum& d) { d.teacher_tokens.resize(kMany); });
   with([](Request&, Datum& d) {
     for (size_t i = 0; i < 1000; ++i) {
-      CustomInput& input = d.custom_inputs["an input with a name" +
-                                           std::to_string(i)];
+      CustomInput& input =
+          d.custom_inputs["an input with a name" + std::to_string(i)];
       input.shape.resize(2);
       input.floats.resize(i);
       input.ints.resize(i);

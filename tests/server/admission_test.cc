@@ -49,10 +49,9 @@ class AdmissionWorld {
     for (int a = 0; a < num_adapters; ++a) {
       const std::string name = "a" + std::to_string(a);
       const std::string tenant = "t" + std::to_string(a % num_tenants);
-      engine_.Create(name, tenant,
-                     [](const absl::StatusOr<AdapterKey>& key) {
-                       ASSERT_TRUE(key.ok()) << key.status();
-                     });
+      engine_.Create(name, tenant, [](const absl::StatusOr<AdapterKey>& key) {
+        ASSERT_TRUE(key.ok()) << key.status();
+      });
       const int num_steps = Uniform(1, 50);
       for (int step = 1; step <= num_steps; ++step) {
         calls_.push_back({.tenant = tenant,

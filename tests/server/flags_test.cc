@@ -254,6 +254,15 @@ TEST_F(ConfigFileTest, WhatIsPrintedReadsBackAsTheSameSettings) {
   }
 }
 
+TEST(FlagsTest, AFlagThatIsGoneSaysWhatReplacedIt) {
+  for (const char* name :
+       {"requests", "tokens", "requests-per-tenant", "tokens-per-tenant"}) {
+    EXPECT_THAT(Error({absl::StrCat("--max-queue-", name, "=4")}),
+                HasSubstr("it is gone: what waits is limited by its bytes, for "
+                          "all tenants by --request-memory"));
+  }
+}
+
 TEST(FlagsTest, UnknownFlagSuggestsANearOne) {
   EXPECT_EQ(Error({"--max-rnak=8"}),
             "unknown flag --max-rnak; did you mean --max-rank?");

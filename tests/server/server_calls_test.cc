@@ -298,8 +298,8 @@ TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   EXPECT_TRUE(call.received().empty());
   // An export is refused before the engine makes it: there is room for a call
   // alone.
-  auto rest = core_.memory->Reserve(
-      "", core_.memory->most() / 2 - room - (96 << 10));
+  auto rest =
+      core_.memory->Reserve("", core_.memory->most() / 2 - room - (96 << 10));
   ASSERT_TRUE(rest.ok()) << rest.status();
   v1::ExportAdapterRequest wish;
   wish.set_adapter_id("a");
@@ -311,8 +311,7 @@ TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
             0);
   *unread = nullptr;
   v1::ForwardBackwardResponse response;
-  EXPECT_EQ(Call(training(), Rpc::kForwardBackward, step, &response),
-            grpc::OK);
+  EXPECT_EQ(Call(training(), Rpc::kForwardBackward, step, &response), grpc::OK);
   EXPECT_EQ(response.step(), 1);
   EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
@@ -482,8 +481,7 @@ TEST_F(ServerCallsTest, CallsThatWaitLeaveCallsForWhatTheyWaitFor) {
   EXPECT_EQ(Call(training(), Rpc::kForwardBackward,
                  Step("a", 1 + kMaxCallsPerConnection / 2), &response),
             grpc::RESOURCE_EXHAUSTED);
-  DirectCall waits(&wire_,
-                   {ToBytes(Step("a", kMaxCallsPerConnection / 2))});
+  DirectCall waits(&wire_, {ToBytes(Step("a", kMaxCallsPerConnection / 2))});
   waits.Start(training().Start(Rpc::kForwardBackward, waits.context()));
   WaitForWire();
   EXPECT_EQ(engine_->num_waiting(), 1);

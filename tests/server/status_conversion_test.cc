@@ -48,8 +48,8 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
   };
   EXPECT_EQ(RetryMillis(absl::UnavailableError("")), kRetryPushbackMillis);
   for (const char* reason :
-       {"CALLS_UNDER_WAY", "TOKEN_RATE", "IMPORTS_UNDER_WAY",
-        "STATE_DISK_FULL", "SHARE_IN_USE"}) {
+       {"CALLS_UNDER_WAY", "TOKEN_RATE", "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
+        "SHARE_IN_USE"}) {
     EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
   }
   for (const char* reason : {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE",
