@@ -59,13 +59,13 @@ def soft_targets(mib: int) -> dict[str, Any]:
 
 
 def supports(mib: int) -> dict[str, Any]:
-    """The target of each token is one of 1,024."""
+    """The target of each token is one of 256."""
     one = {
         **_ONE,
-        "support_offsets_le": _words(range(0, 129 << 10, 1 << 10)),
-        "support_tokens_le": _words(range(3, 3 + (1 << 10))) * 128,
+        "support_offsets_le": _words(range(0, 129 << 8, 1 << 8)),
+        "support_tokens_le": _words(range(3, 3 + (1 << 8))) * 128,
     }
-    return _training([one] * (2 * mib))
+    return _training([one] * (8 * mib))
 
 
 def spans(mib: int) -> dict[str, Any]:
@@ -85,8 +85,11 @@ def teachers_tokens(mib: int) -> dict[str, Any]:
 
 
 def routing(mib: int) -> dict[str, Any]:
-    """Experts. A model that has none refuses the step, which keeps its number."""
-    return _training([{**_ONE, "routing_le": bytes(64 << 10)}] * (16 * mib))
+    """The experts of tiny_model("qwen3-moe"). Other models refuse the step, which keeps
+    its number."""
+    layers, of_token = 3, [0, 1]
+    one = {**_ONE, "routing_le": array("H", of_token * layers).tobytes() * 128}
+    return _training([one] * min(512 * mib, 4096))
 
 
 PAYLOADS: tuple[Callable[[int], dict[str, Any]], ...] = (

@@ -66,6 +66,7 @@ def test_the_step_that_all_wait_for_is_admitted(
             assert raw.optim_step(name, step=step).code == "OK"
 
 
+EXPERTS = tiny_model("qwen3-moe")  # Takes each kind of payload.
 ACCOUNT = 256 * MIB
 BOUNDED = (
     *("--request-memory", str(ACCOUNT), "--threads", "1"),
@@ -93,7 +94,7 @@ def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
 ) -> None:
     request_type = methods.FORWARD_BACKWARD.request_type
     with (
-        daemon_module.running(MODEL, tmp_path, *BOUNDED) as daemon,
+        daemon_module.running(EXPERTS, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
         growth(daemon),
@@ -102,7 +103,7 @@ def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
         for payload in PAYLOADS:
             name = payload.__name__
             assert raw.create(name, rank=1).code == "OK"
-            request = request_type(adapter_id=name, **payload(4))
+            request = request_type(adapter_id=name, **payload(2))
             calls = []
             for step in range(2, 22):
                 request.step = step
@@ -123,7 +124,7 @@ def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
     request_type = methods.FORWARD_BACKWARD.request_type
     requests = [request_type(adapter_id="a", **make(4)) for make in PAYLOADS]
     with (
-        daemon_module.running(MODEL, tmp_path, *BOUNDED) as daemon,
+        daemon_module.running(EXPERTS, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
         growth(daemon),
