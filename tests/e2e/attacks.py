@@ -107,13 +107,18 @@ def deletes_during_steps(a: Attacker) -> None:
 
 @kind
 def payloads_that_wait(a: Attacker) -> None:
-    """Steps of few tokens and many bytes, which wait for one that never comes."""
-    for step in a.rng.sample(range(2, 12), 6):
-        payload = a.rng.choice(PAYLOADS)(a.rng.choice((1, 8, 12)))
+    """Steps of few tokens and many bytes, some of which wait for one that never comes.
+    Their connections break, or they wait for long."""
+    name = f"{a.adapter}-waits"
+    delete = adapters.DeleteAdapterRequest(adapter_id=name)
+    a.check(a.raw.call(methods.DELETE_ADAPTER, delete, timeout=5))
+    a.check(a.raw.create(name, rank=1))
+    for step in a.rng.sample(range(1, 9), 6):
+        payload = a.rng.choice(PAYLOADS)(a.rng.choice((1, 4, 12)))
         request = methods.FORWARD_BACKWARD.request_type(
-            adapter_id=a.adapter, step=100 + step, **payload
+            adapter_id=name, step=step, **payload
         )
-        a.leave(methods.FORWARD_BACKWARD, request, timeout=20)
+        a.leave(methods.FORWARD_BACKWARD, request, a.rng.choice((2, 20)))
 
 
 # Memory.

@@ -30,7 +30,7 @@ MODEL = tiny_model("llama-tied")
 MIB = 1 << 20
 
 
-# With 4 MiB, about four calls may wait; with five calls, four.
+# With 4 MiB, two calls may wait, which leave room for two more; with five calls, four.
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("request-memory", 4 * MIB), ("max-calls-per-tenant", 5)],
