@@ -11,7 +11,7 @@ namespace {
 // What the request itself, its places in the dispatcher and its callbacks take.
 constexpr int64_t kRequestBytes = 4096;
 // What the allocator adds to an allocation.
-constexpr int64_t kAllocationBytes = 32;
+constexpr int64_t kAllocationBytes = 24;
 // What the scheduler notes of a datum.
 constexpr int64_t kScheduledBytes = 2 * sizeof(int64_t);
 // What a map adds to an entry.
