@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "src/dispatch/scheduled_work.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 class AdapterQueue {
  public:
@@ -162,6 +162,6 @@ class AdapterQueue {
   std::vector<Running> running_;
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_ADAPTER_QUEUE_H_

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/base/options.h"
+#include "src/base/options/options.h"
 
 namespace weft::dispatch {
 namespace {
 
-// The names of sched::WorkKind, in its order.
+// The names of WorkKind, in its order.
 const std::vector<std::string> kKinds = {"train", "optim", "io", "sample"};
 
 std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
@@ -94,11 +94,10 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
                                   "Replies no longer kept because all of them "
                                   "together reached their limit.")) {}
 
-void DispatchMetrics::SetQueues(const sched::Scheduler& scheduler) {
+void DispatchMetrics::SetQueues(const Scheduler& scheduler) {
   int64_t others = 0;
-  for (int kind = 0; kind < sched::kNumWorkKinds; ++kind) {
-    const int64_t depth =
-        scheduler.QueueDepth(static_cast<sched::WorkKind>(kind));
+  for (int kind = 0; kind < kNumWorkKinds; ++kind) {
+    const int64_t depth = scheduler.QueueDepth(static_cast<WorkKind>(kind));
     queue_depth_[kind].Set(static_cast<double>(depth));
     others += depth;
   }
@@ -165,7 +164,7 @@ void DispatchMetrics::ObserveSwapIn(absl::Duration waited) {
   swap_in_.Observe(absl::ToDoubleSeconds(waited));
 }
 
-void DispatchMetrics::ObserveWait(sched::WorkKind kind, absl::Duration waited) {
+void DispatchMetrics::ObserveWait(WorkKind kind, absl::Duration waited) {
   queue_wait_[static_cast<size_t>(kind)].Observe(absl::ToDoubleSeconds(waited));
 }
 

@@ -123,7 +123,7 @@ bool State::Withdraw(uint64_t id, const absl::Status& status) {
                              .charge = ChargeOf(work.request),
                              .digest = work.digest,
                              .status = status};
-  work.kind = sched::WorkKind::kAdapterOp;
+  work.kind = WorkKind::kAdapterOp;
   return true;
 }
 

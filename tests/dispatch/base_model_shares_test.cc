@@ -59,7 +59,7 @@ TEST_F(BaseModelSharesTest, TenantsShareABatchOfForwards) {
   for (const char* tenant : {"alice", "bob"}) {
     forward.tenant = tenant;
     (void)engine_.dispatcher().steps().Submit(
-        forward, {.kind = sched::WorkKind::kTrain, .datum_tokens = {10}},
+        forward, {.kind = WorkKind::kTrain, .datum_tokens = {10}},
         [](const absl::StatusOr<StepResultPtr>& end, bool) {
           EXPECT_THAT(end, IsOk());
         });

@@ -1,6 +1,6 @@
 #include "tests/support/canned_server.h"
 
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
 namespace weft {
 
@@ -22,8 +22,9 @@ CannedServer::CannedServer(const CannedLimits& limits)
   options.model_name = "toy";
   options.request_memory_bytes = limits.request_memory_bytes;
   // If the server cannot listen, value() ends the test and reports why.
-  frontend_ = Frontend::Start(options, std::make_shared<prometheus::Registry>())
-                  .value();
+  frontend_ =
+      server::Frontend::Start(options, std::make_shared<prometheus::Registry>())
+          .value();
   frontend_->SetEngine(&engine_);
 }
 

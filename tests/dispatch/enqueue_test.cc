@@ -1,0 +1,91 @@
+// Tests the refusals of Enqueue: codes and messages. The scenarios in
+// scenarios/ test accepted requests.
+#include "gtest/gtest.h"
+#include "src/dispatch/scheduler.h"
+#include "tests/support/adapter_keys.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::dispatch {
+namespace {
+
+const absl::Time kNow = absl::UnixEpoch();
+
+WorkItem Train(uint64_t id, uint64_t step) {
+  WorkItem item;
+  item.id = id;
+  item.adapter = Key("a");
+  item.step = step;
+  item.backward = true;
+  item.datum_tokens = {10};
+  return item;
+}
+
+class EnqueueTest : public testing::Test {
+ protected:
+  EnqueueTest() : scheduler_({.max_batch_tokens = 100}) {
+    scheduler_.AddAdapter(Key("a"), "a", "a", 7);
+  }
+
+  Scheduler scheduler_;
+};
+
+TEST_F(EnqueueTest, NamesTheExpectedStepWhenANumberIsOfThePast) {
+  EXPECT_THAT(scheduler_.Enqueue(Train(1, 7), kNow),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "step 7 of adapter \"a\" is in the past; expected "
+                       "step 8"));
+}
+
+TEST_F(EnqueueTest, NamesTheExpectedStepWhenANumberIsWaiting) {
+  ASSERT_THAT(scheduler_.Enqueue(Train(1, 8), kNow), IsOkAndHolds(8u));
+  EXPECT_THAT(scheduler_.Enqueue(Train(2, 8), kNow),
+              IsStatus(absl::StatusCode::kAlreadyExists, "expected step 9"));
+}
+
+TEST_F(EnqueueTest, RefusesAnAdapterItDoesNotKnow) {
+  WorkItem item = Train(1, 8);
+  item.adapter = Key("ghost");
+  EXPECT_THAT(scheduler_.Enqueue(item, kNow),
+              IsStatus(absl::StatusCode::kNotFound, "does not exist"));
+}
+
+TEST_F(EnqueueTest, RefusesWhatIsLate) {
+  WorkItem item = Train(1, 0);
+  item.deadline = kNow;
+  EXPECT_THAT(scheduler_.Enqueue(item, kNow),
+              IsStatus(absl::StatusCode::kDeadlineExceeded, "deadline"));
+}
+
+TEST_F(EnqueueTest, RefusesMalformedWork) {
+  const auto refuses = [this](const WorkItem& item, const char* problem) {
+    EXPECT_THAT(scheduler_.Enqueue(item, kNow),
+                IsStatus(absl::StatusCode::kInvalidArgument, problem));
+  };
+  WorkItem item = Train(1, 0);
+  item.datum_tokens.clear();
+  refuses(item, "must have data");
+  item.datum_tokens = {3, 0};
+  refuses(item, "less than one token");
+  item = Train(1, 0);
+  item.kind = WorkKind::kOptim;
+  refuses(item, "must have data if and only if");
+  item.datum_tokens.clear();
+  item.tokens = -1;
+  refuses(item, "negative cost");
+  EXPECT_TRUE(scheduler_.Idle());
+  EXPECT_EQ(scheduler_.QueueDepthOf("a"), 0);
+}
+
+TEST_F(EnqueueTest, TellsTheNextDeadline) {
+  EXPECT_EQ(scheduler_.NextDeadline(), absl::InfiniteFuture());
+  WorkItem item = Train(1, 0);
+  item.deadline = kNow + absl::Seconds(3);
+  ASSERT_THAT(scheduler_.Enqueue(item, kNow), IsOk());
+  ASSERT_THAT(scheduler_.Enqueue(Train(2, 0), kNow), IsOk());
+  EXPECT_EQ(scheduler_.NextDeadline(), kNow + absl::Seconds(3));
+  ASSERT_EQ(scheduler_.Next(kNow, 0).slices.size(), 2u);
+  EXPECT_EQ(scheduler_.NextDeadline(), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace weft::dispatch
