@@ -11,9 +11,9 @@
 namespace weft::client {
 
 // How a failed call is repeated. If the server says when to retry (a hint), the
-// client repeats the call until the call's deadline. Otherwise the delay doubles
-// with each attempt, up to max_delay, with jitter. The default delays add up to
-// about 16 seconds, which outlasts a short restart of the daemon.
+// client repeats the call until the call's deadline. Otherwise the delay
+// doubles with each attempt, up to max_delay, with jitter. The default delays
+// add up to about 16 seconds, which outlasts a short restart of the daemon.
 struct RetryPolicy {
   // The most attempts in a row that fail without a hint. 1: never repeat.
   int max_attempts = 8;
