@@ -1,4 +1,4 @@
-"""Tests that the modules form layers, and that the files in the tables of
+"""Tests that the modules form layers, and that the files and functions in the walks of
 src/README.md exist."""
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_no_module_may_include_what_it_does_not() -> None:
     assert not unused, "\n" + "\n".join(unused)
 
 
-def test_the_path_of_a_request_names_files_that_exist() -> None:
+def test_the_walks_name_files_and_functions_that_exist() -> None:
     missing = missing_paths(ROOT)
     assert not missing, "\n" + "\n".join(missing)
 
@@ -172,10 +172,15 @@ def test_rows_name_only_modules_above_them(tmp_path: Path) -> None:
         read_layers(path)
 
 
-def test_names_the_missing_file_of_the_path_table(tmp_path: Path) -> None:
-    table = "| 1 | `server/a.cc` |\n| 2 | `sched/b.h`, `sched/gone.h` |\n"
+def test_names_the_missing_file_and_the_missing_function_of_a_walk(
+    tmp_path: Path,
+) -> None:
+    walk = "- `server/a.cc:Run` - runs\n- `src/b.h`, `src/gone.h:F`, `server/a.cc:Ru`\n"
     root = _tree(
         tmp_path,
-        {"src/README.md": table, "server/a.cc": "", "src/sched/b.h": ""},
+        {"src/README.md": walk, "server/a.cc": "void Run();", "src/b.h": ""},
     )
-    assert missing_paths(root) == ["src/README.md:2: sched/gone.h does not exist"]
+    assert missing_paths(root) == [
+        "src/README.md:2: src/gone.h does not exist",
+        "src/README.md:2: server/a.cc has no Ru",
+    ]
