@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sources import ROOT
+from sources import ROOT, files
 
 MAX_CELL_WORDS = 25
 MAX_WORDS = {"deploy/README.md": 1000, "SECURITY.md": 1200, "src/README.md": 3000}
+# Pages of attacks, which name the tests that withstand them.
+ATTACKS = ("tests/server/README.md", "tests/edge/README.md", "tests/e2e/README.md")
+TEST_NAME = re.compile(r"`((?:[A-Z][a-z0-9]*){2,}|test_\w+|\w+_(?:test|fuzz)\.cc)`")
 NO_PAGES = {".git", ".venv", "build", "node_modules"}
 LINK = re.compile(r"\]\(([^)\s#]*)(#[\w-]+)?\)")
 
@@ -55,6 +58,19 @@ def page_offences(root: Path, path: Path) -> Iterator[str]:
                 yield f"{name}:{number}: {target} does not exist"
             elif anchor and anchor not in anchors(page.read_text("utf-8")):
                 yield f"{name}:{number}: {target}{anchor} does not exist"
+
+
+def unknown_tests(root: Path) -> list[str]:
+    """Returns the tests that the pages of attacks name and that do not exist."""
+    known = set()
+    for path in files(root, ("tests",), frozenset({".cc", ".py"})):
+        known |= {path.name, path.stem, *re.findall(r"\w+", path.read_text("utf-8"))}
+    named = "".join((root / page).read_text("utf-8") for page in ATTACKS)
+    return sorted(set(TEST_NAME.findall(named)) - known)
+
+
+def test_the_tests_of_the_attacks_exist() -> None:
+    assert unknown_tests(ROOT) == []
 
 
 def test_the_pages_keep_the_house_rules() -> None:

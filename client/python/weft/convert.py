@@ -100,7 +100,7 @@ def _sendable() -> Iterator[None]:
 
 
 def _check_rank(name: str, rank: object) -> None:
-    """Raises InvalidArgument for what is not a rank. A request's 0 would be a default."""
+    """Raises InvalidArgument for what is not a rank. 0 in a request is a default."""
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
         raise InvalidArgument(f"{name} is {rank!r}, must be a whole number, at least 1")
 
