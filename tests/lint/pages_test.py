@@ -14,6 +14,10 @@ MAX_WORDS = {"deploy/README.md": 1000, "SECURITY.md": 1200, "src/README.md": 300
 ATTACKS = ("tests/server/README.md", "tests/edge/README.md", "tests/e2e/README.md")
 TEST_NAME = re.compile(r"`((?:[A-Z][a-z0-9]*){2,}|test_\w+|\w+_(?:test|fuzz)\.cc)`")
 NO_PAGES = {".git", ".venv", "build", "node_modules"}
+# A path from the root, or from the page's folder.
+NAMED_PATH = re.compile(
+    r"`((?:src|server|client|deploy|tests|kernels|proto)/[\w./-]+)(?::\w+)?`"
+)
 LINK = re.compile(r"\]\(([^)\s#]*)(#[\w-]+)?\)")
 
 
@@ -50,6 +54,9 @@ def page_offences(root: Path, path: Path) -> Iterator[str]:
         for words in (len(cell.split()) for cell in cells):
             if words > MAX_CELL_WORDS:
                 yield f"{name}:{number}: a cell of {words} words"
+        for target in NAMED_PATH.findall(line):
+            if not (root / target).exists() and not (path.parent / target).exists():
+                yield f"{name}:{number}: {target} does not exist"
         for target, anchor in LINK.findall(line):
             if "://" in target:
                 continue
@@ -83,6 +90,7 @@ def test_the_pages_keep_the_house_rules() -> None:
     [
         (f"| {'word ' * 26}|", "page.md:3: a cell of 26 words"),
         ("[more](gone.md)", "page.md:3: gone.md does not exist"),
+        ("as `src/gone.h` says", "page.md:3: src/gone.h does not exist"),
         ("[above](#no-title)", "page.md:3: #no-title does not exist"),
         (f"| {'word ' * 25}|", None),
         ("[this](page.md), [above](#the-title), [that](https://example.org)", None),
