@@ -14,14 +14,16 @@ HEAD = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
 
 
 def _labels(name: str, samples: list[str]) -> str:
-    values: dict[str, list[str]] = {}
+    values: dict[str, set[str]] = {}
     for sample in samples:
         for label, value in _LABEL.findall(sample):
-            if label != "le" and value not in values.setdefault(label, []):
-                values[label].append(value)
+            if label != "le":
+                values.setdefault(label, set()).add(value)
     if _WITHOUT_VALUES.fullmatch(name):
         return ", ".join(sorted(values))
-    return "; ".join(f"{label}: {', '.join(values[label])}" for label in sorted(values))
+    return "; ".join(
+        f"{label}: {', '.join(sorted(values[label]))}" for label in sorted(values)
+    )
 
 
 def _families(page: str) -> Iterator[tuple[str, str, str, list[str]]]:
