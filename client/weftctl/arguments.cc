@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "src/base/operator_file.h"
+#include "src/base/files/operator_file.h"
 #include "src/base/status_macros.h"
 
 namespace weft::weftctl {

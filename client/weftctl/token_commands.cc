@@ -10,9 +10,9 @@
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"
 #include "src/base/name.h"
-#include "src/base/operator_file.h"
+#include "src/base/files/operator_file.h"
 #include "src/base/status_macros.h"
-#include "src/base/token_file.h"
+#include "src/base/files/token_file.h"
 
 namespace weft::weftctl {
 namespace {

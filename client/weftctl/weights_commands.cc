@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
-#include "src/base/progress.h"
+#include "src/base/observe/progress.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/checkpoint_report.h"
 #include "src/model_config/stored_weights.h"

@@ -16,7 +16,7 @@
 #include <optional>
 #include <string>
 
-#include "server/engine_port.h"
+#include "server/call/engine_port.h"
 
 namespace weft::console {
 

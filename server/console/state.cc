@@ -9,8 +9,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "server/metric_values.h"
-#include "server/version.h"
+#include "server/call/metric_values.h"
+#include "server/flags/version.h"
 #include "src/base/clock.h"
 
 namespace weft::console {

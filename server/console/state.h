@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "server/caller.h"
-#include "server/service_core.h"
+#include "server/call/caller.h"
+#include "server/call/service_core.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 

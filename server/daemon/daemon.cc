@@ -19,10 +19,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "server/daemon/frontend.h"
-#include "server/grpc_log.h"
-#include "server/version.h"
+#include "server/grpc/grpc_log.h"
+#include "server/flags/version.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
 namespace weft {
 namespace {

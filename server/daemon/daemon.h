@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/flags.h"
-#include "server/local_ranks.h"
+#include "server/flags/flags.h"
+#include "server/flags/local_ranks.h"
 #include "src/engine/engine.h"
 
 namespace weft {

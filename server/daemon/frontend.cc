@@ -10,11 +10,11 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "server/console/console.h"
-#include "server/services.h"
+#include "server/grpc/services.h"
 #include "src/base/address.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
-#include "src/base/metrics.h"
+#include "src/base/observe/log.h"
+#include "src/base/observe/metrics.h"
 #include "src/base/status_macros.h"
 
 namespace weft {

@@ -14,15 +14,15 @@
 #include "grpcpp/impl/service_type.h"
 #include "prometheus/registry.h"
 #include "server/console/console.h"
-#include "server/listener.h"
-#include "server/metrics_server.h"
-#include "server/service_core.h"
+#include "server/grpc/listener.h"
+#include "server/http/metrics_server.h"
+#include "server/call/service_core.h"
 #include "server/tinker/tinker_front.h"
 #include "src/base/clock.h"
-#include "src/base/metrics.h"
-#include "src/base/mutex.h"
-#include "src/base/options.h"
-#include "src/base/process_collector.h"
+#include "src/base/observe/metrics.h"
+#include "src/base/threads/mutex.h"
+#include "src/base/options/options.h"
+#include "src/base/observe/process_collector.h"
 
 namespace weft {
 

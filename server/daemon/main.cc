@@ -17,14 +17,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "server/config_file.h"
+#include "server/flags/config_file.h"
 #include "server/daemon/service.h"
-#include "server/flags.h"
-#include "server/local_ranks.h"
-#include "server/thread_room.h"
-#include "server/version.h"
+#include "server/flags/flags.h"
+#include "server/flags/local_ranks.h"
+#include "server/flags/thread_room.h"
+#include "server/flags/version.h"
 #include "src/base/huge_pages.h"
-#include "src/base/world.h"
+#include "src/base/options/world.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "prometheus/registry.h"
-#include "server/authenticator.h"
+#include "server/call/authenticator.h"
 #include "server/daemon/daemon.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine.h"

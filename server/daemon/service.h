@@ -3,9 +3,9 @@
 #ifndef WEFT_SERVER_DAEMON_SERVICE_H_
 #define WEFT_SERVER_DAEMON_SERVICE_H_
 
-#include "server/flags.h"
-#include "server/local_ranks.h"
-#include "src/base/world.h"
+#include "server/flags/flags.h"
+#include "server/flags/local_ranks.h"
+#include "src/base/options/world.h"
 
 // Calls RunDaemon for rank 0 and RunWorkerProcess for any other rank. Returns
 // their result, which is the exit status of the process.

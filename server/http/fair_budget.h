@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 
 namespace weft {
 

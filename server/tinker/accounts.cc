@@ -17,11 +17,11 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 

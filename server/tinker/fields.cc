@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {

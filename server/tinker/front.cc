@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/http/replies.h"
-#include "server/listener.h"
+#include "server/grpc/listener.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -21,7 +21,7 @@
 #include "server/tinker/sessions.h"
 #include "server/tinker/tinker_front.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 
 namespace weft::tinker {

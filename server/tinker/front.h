@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/call.h"
-#include "server/engine_port.h"
+#include "server/call/call.h"
+#include "server/call/engine_port.h"
 #include "server/http/fair_budget.h"
 #include "server/http/message.h"
 #include "server/tinker/fields.h"

@@ -9,7 +9,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/status_conversion.h"
+#include "server/wire/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -18,7 +18,7 @@
 #include "server/tinker/steps.h"
 #include "server/tinker/training.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
 namespace weft::tinker {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/caller.h"
-#include "server/engine_port.h"
+#include "server/call/caller.h"
+#include "server/call/engine_port.h"
 #include "server/tinker/fields.h"
 
 namespace weft::tinker {

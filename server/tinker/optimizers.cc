@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/tinker/fields.h"
 #include "src/base/status_macros.h"
 

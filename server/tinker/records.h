@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/call.h"
-#include "server/engine_port.h"
+#include "server/call/call.h"
+#include "server/call/engine_port.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "src/request/reply.h"

@@ -5,7 +5,7 @@
 #include <span>
 #include <variant>
 
-#include "server/rpc_policy.h"
+#include "server/call/rpc_policy.h"
 #include "server/tinker/front.h"
 #include "server/tinker/handlers.h"
 

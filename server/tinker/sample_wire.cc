@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"

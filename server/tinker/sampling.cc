@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
-#include "server/status_conversion.h"
+#include "server/wire/field_checks.h"
+#include "server/wire/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"

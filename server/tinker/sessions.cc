@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"

@@ -17,7 +17,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "server/caller.h"
+#include "server/call/caller.h"
 #include "server/tinker/front.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/sessions.h"

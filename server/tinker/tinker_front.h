@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/engine_port.h"
+#include "server/call/engine_port.h"
 
 namespace weft::tinker {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"

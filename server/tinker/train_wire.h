@@ -1,7 +1,7 @@
 // Converts requests and results of forward_backward between Tinker's messages
 // and Weft's.
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
-// does not offer. server/request_validation.h finds bad ids, lengths and values
+// does not offer. server/wire/request_validation.h finds bad ids, lengths and values
 // later.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TRAIN_WIRE_H_

@@ -7,7 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/errors.h"
 #include "server/tinker/handlers.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/base/options.h"
+#include "src/base/options/options.h"
 
 namespace weft::dispatch {
 namespace {

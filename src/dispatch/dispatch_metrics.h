@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "src/base/metrics.h"
+#include "src/base/observe/metrics.h"
 #include "src/dispatch/scheduler.h"
 #include "src/request/adapter.h"
 

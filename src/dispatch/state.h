@@ -17,7 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "src/base/clock.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 #include "src/dispatch/dispatch_metrics.h"
 #include "src/dispatch/entries.h"
 #include "src/dispatch/residency.h"

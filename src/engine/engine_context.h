@@ -6,14 +6,14 @@
 #include <type_traits>
 #include <utility>
 
-#include "src/base/options.h"
-#include "src/base/worker.h"
+#include "src/base/options/options.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
-#include "src/engine/adapter_io.h"
-#include "src/engine/adapter_table.h"
-#include "src/engine/compute_device.h"
-#include "src/engine/compute_guard.h"
-#include "src/engine/engine_probe.h"
+#include "src/engine/adapters/adapter_io.h"
+#include "src/engine/adapters/adapter_table.h"
+#include "src/engine/device/compute_device.h"
+#include "src/engine/device/compute_guard.h"
+#include "src/engine/device/engine_probe.h"
 #include "src/log/recorder.h"
 #include "src/log/sample_records.h"
 #include "src/log/state_folder.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "src/engine/engine_impl.h"
-#include "src/engine/prefix_tree.h"
+#include "src/engine/train/prefix_tree.h"
 
 namespace weft::engine {
 namespace {

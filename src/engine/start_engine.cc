@@ -10,13 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
-#include "src/engine/compute_guard.h"
+#include "src/engine/device/compute_guard.h"
 #include "src/engine/engine_impl.h"
-#include "src/engine/head_options.h"
-#include "src/engine/load_rank.h"
-#include "src/engine/model_fingerprint.h"
+#include "src/engine/decode/head_options.h"
+#include "src/engine/start/load_rank.h"
+#include "src/engine/adapters/model_fingerprint.h"
 #include "src/executor/remote_worker.h"
 
 namespace weft {

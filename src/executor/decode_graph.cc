@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/dispatch/state_slot.h"
 #include "src/loss/fused_head.h"
 #include "src/ops/cuda_dispatch.h"

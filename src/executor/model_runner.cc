@@ -9,7 +9,7 @@
 
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
-#include "src/base/profile.h"
+#include "src/base/observe/profile.h"
 #include "src/loss/fused_head.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/host_copy.h"

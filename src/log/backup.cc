@@ -12,8 +12,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
-#include "src/base/file_io.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 
 namespace weft::journal {

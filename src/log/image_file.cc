@@ -13,8 +13,8 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
-#include "src/base/file_io.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 

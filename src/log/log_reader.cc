@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
+#include "src/base/files/failpoint.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 

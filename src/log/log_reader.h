@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/file_io.h"
+#include "src/base/files/file_io.h"
 #include "src/log/log_format.h"
 #include "src/log/state_folder.h"
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
-#include "src/base/log.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 #include "src/log/log_reader.h"

@@ -28,9 +28,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "src/base/file_io.h"
-#include "src/base/metrics.h"
-#include "src/base/mutex.h"
+#include "src/base/files/file_io.h"
+#include "src/base/observe/metrics.h"
+#include "src/base/threads/mutex.h"
 #include "src/log/state_folder.h"
 
 namespace weft::journal {

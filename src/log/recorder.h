@@ -24,7 +24,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 #include "src/dispatch/work.h"
 #include "src/log/log_writer.h"
 #include "src/log/record.h"

@@ -23,8 +23,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "src/base/clock.h"
-#include "src/base/metrics.h"
-#include "src/base/mutex.h"
+#include "src/base/observe/metrics.h"
+#include "src/base/threads/mutex.h"
 #include "src/log/recorder.h"
 #include "src/request/sample_record.h"
 

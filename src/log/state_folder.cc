@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
-#include "src/base/durable_folder.h"
-#include "src/base/failpoint.h"
+#include "src/base/files/durable_folder.h"
+#include "src/base/files/failpoint.h"
 #include "src/base/fingerprint.h"
 #include "src/base/status_macros.h"
 

@@ -28,7 +28,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/file_io.h"
+#include "src/base/files/file_io.h"
 
 namespace weft::journal {
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/base/disk_room.h"
+#include "src/base/files/disk_room.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 #include "src/log/state_folder.h"

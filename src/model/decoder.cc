@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "src/base/profile.h"
+#include "src/base/observe/profile.h"
 #include "src/lora/lora_embedding.h"
 #include "src/lora/lora_linear.h"
 #include "src/model/delta_layer.h"

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
-#include "src/base/progress.h"
+#include "src/base/observe/progress.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"

@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "src/base/token_file.h"
+#include "src/base/files/token_file.h"
 #include "tests/support/canned_server.h"
 
 namespace weft::weftctl {

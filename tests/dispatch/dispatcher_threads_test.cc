@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
-#include "src/base/worker.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
 #include "tests/dispatch/fake_engine_thread.h"
 

@@ -11,7 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "src/engine/engine.h"
-#include "src/engine/model_fingerprint.h"
+#include "src/engine/adapters/model_fingerprint.h"
 #include "src/log/state_folder.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"

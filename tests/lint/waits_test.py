@@ -57,13 +57,13 @@ def test_leaves_the_rest_alone(code: str) -> None:
 
 
 def test_names_the_file_and_skips_what_is_outside_of_the_path(tmp_path: Path) -> None:
-    for name in ("src/loss/a.cc", "src/engine/sample_loop.cc", "src/log/a.cc"):
+    for name in ("src/loss/a.cc", "src/engine/decode/sample_loop.cc", "src/log/a.cc"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\nx.cpu();\n")
     assert [o.split(": ")[0] for o in wait_offences(tmp_path)] == [
         "src/loss/a.cc:2",
-        "src/engine/sample_loop.cc:2",
+        "src/engine/decode/sample_loop.cc:2",
     ]
 
 

@@ -19,7 +19,7 @@
 #include "grpcpp/impl/client_unary_call.h"
 #include "prometheus/text_serializer.h"
 #include "src/base/address.h"
-#include "src/base/options.h"
+#include "src/base/options/options.h"
 
 namespace weft {
 

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/daemon/frontend.h"
-#include "tests/server/message_edit.h"
+#include "tests/server/wire/message_edit.h"
 #include "tests/support/canned_engine.h"
 #include "weft/v1/adapters.grpc.pb.h"
 #include "weft/v1/sampling.grpc.pb.h"

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/file_source.h"
-#include "src/base/worker.h"
+#include "src/base/files/file_source.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
 
 namespace weft {

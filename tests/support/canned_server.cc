@@ -1,6 +1,6 @@
 #include "tests/support/canned_server.h"
 
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
 namespace weft {
 

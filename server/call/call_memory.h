@@ -1,0 +1,27 @@
+// The memory that calls may take, and the bounds of a single request.
+#ifndef WEFT_SERVER_CALL_CALL_MEMORY_H_
+#define WEFT_SERVER_CALL_CALL_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "server/http/fair_budget.h"
+
+namespace weft {
+
+// A request may take this many bytes of memory for each of its own bytes, and
+// kSmallRequestBytes besides. The latter is for requests of thousands of very
+// short sequences.
+inline constexpr int64_t kMaxGrowth = 12;
+inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
+
+// Makes the account of the memory that all calls of gRPC and HTTP take: an
+// eighth of what the process may use when it starts (its control groups, else
+// the machine's memory), but at least room for two requests of the largest
+// size, so that two tenants can each have one.
+[[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
+    int64_t max_message_bytes);
+
+}  // namespace weft
+
+#endif  // WEFT_SERVER_CALL_CALL_MEMORY_H_
