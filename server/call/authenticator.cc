@@ -6,17 +6,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "server/http/host.h"
 #include "server/call/rpc_policy.h"
+#include "server/http/host.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/clock.h"
-#include "src/base/observe/log.h"
 #include "src/base/files/operator_file.h"
-#include "src/base/status_macros.h"
 #include "src/base/files/token_file.h"
+#include "src/base/observe/log.h"
+#include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr char kHeader[] = "authorization";
@@ -207,4 +207,4 @@ std::shared_ptr<grpc::AuthMetadataProcessor> Authenticator::MakeProcessor(
   return std::make_shared<Processor>(this, quota);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -18,14 +18,14 @@
 #include "absl/time/time.h"
 #include "grpcpp/security/auth_metadata_processor.h"
 #include "server/call/caller.h"
-#include "server/http/file_poller.h"
 #include "server/call/tenant_quota.h"
+#include "server/http/file_poller.h"
 #include "src/base/observe/log.h"
 #include "src/base/observe/metrics.h"
 #include "src/base/threads/mutex.h"
 #include "src/base/tokens.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: any, after Start.
 class Authenticator {
@@ -117,6 +117,6 @@ class Authenticator {
   std::unique_ptr<FilePoller> poller_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_AUTHENTICATOR_H_

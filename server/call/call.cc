@@ -15,9 +15,9 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/codegen/proto_utils.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "server/call/rpc_policy.h"
 #include "server/http/host.h"
 #include "server/wire/parse_cost.h"
-#include "server/call/rpc_policy.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
@@ -25,7 +25,7 @@
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // What gRPC and the handler of a call take besides its messages.
@@ -145,7 +145,7 @@ std::string DigestOf(const google::protobuf::MessageLite& message) {
 CancelHandle CallRecord::AcceptRefused(
     RefusedStep refused, std::function<void(const absl::Status&)> done) const {
   const absl::Status status = refused.status;
-  const absl::StatusOr<Engine*> engine = core_->engine.Get();
+  const absl::StatusOr<engine::Engine*> engine = core_->engine.Get();
   if (refused.adapter_id.empty() || !engine.ok() ||
       !caller()->Qualify(FieldsOf(&refused)).ok()) {
     done(engine.ok() ? status : engine.status());
@@ -193,7 +193,7 @@ void CallRecord::Refund() {
   }
 }
 
-RequestLimits CallRecord::limits(const Engine& engine) const {
+RequestLimits CallRecord::limits(const engine::Engine& engine) const {
   RequestLimits limits = MakeLimits(engine.info(), core_->options);
   limits.engine_names = caller()->sees_all();
   return limits;
@@ -233,7 +233,7 @@ absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
       absl::StrCat("the request is not a ", request->GetDescriptor()->name()));
 }
 
-absl::StatusOr<Engine*> CallRecord::Admit() const {
+absl::StatusOr<engine::Engine*> CallRecord::Admit() const {
   WEFT_RETURN_IF_ERROR(entered_);
   if (deadline() <= SteadyNow()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
@@ -362,4 +362,4 @@ grpc::Status CallRecord::Close(const absl::Status& status) {
   return ToGrpcStatus(FinishCall(status));
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -14,14 +14,14 @@
 #include "google/protobuf/message.h"
 #include "grpcpp/grpcpp.h"
 #include "server/call/caller.h"
+#include "server/call/service_core.h"
 #include "server/wire/request_fields.h"
 #include "server/wire/request_validation.h"
-#include "server/call/service_core.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/trace_id.h"
 #include "src/engine/engine.h"
 
-namespace weft {
+namespace weft::server {
 
 // Returns the SHA-256 of the message. Equal messages have equal digests.
 [[nodiscard]] std::string DigestOf(
@@ -93,7 +93,7 @@ class CallRecord {
   // Returns the engine for the call. Errors: those of entered();
   // DEADLINE_EXCEEDED if the deadline has passed; UNAVAILABLE while the daemon
   // starts, and while it drains if the call is new work.
-  [[nodiscard]] absl::StatusOr<Engine*> Admit() const;
+  [[nodiscard]] absl::StatusOr<engine::Engine*> Admit() const;
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
@@ -102,7 +102,7 @@ class CallRecord {
   // rate, until the call ends without work for the engine. REQUIRES: caller()
   // is OK. Errors: those of Validate, Qualify, Hold and Spend.
   template <typename Request>
-  [[nodiscard]] auto Read(const Engine& engine, const Request& request)
+  [[nodiscard]] auto Read(const engine::Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
     auto plain = Validate(request, limits(engine));
     if (!plain.ok()) return plain;
@@ -124,7 +124,7 @@ class CallRecord {
     if (!spent.ok()) return spent;
     return plain;
   }
-  [[nodiscard]] RequestLimits limits(const Engine& engine) const;
+  [[nodiscard]] RequestLimits limits(const engine::Engine& engine) const;
 
   // In a TraceScope of the call, calls Admit and Read, then `start` with the
   // engine and the result of Read. Errors: those of Admit and Read. After an
@@ -132,7 +132,7 @@ class CallRecord {
   template <typename Request, typename StartFn>
   [[nodiscard]] absl::Status Begin(const Request& request, StartFn start) {
     const TraceScope scope(trace());
-    const absl::StatusOr<Engine*> engine = Admit();
+    const absl::StatusOr<engine::Engine*> engine = Admit();
     if (!engine.ok()) return engine.status();
     auto plain = Read(**engine, request);
     if (!plain.ok()) return plain.status();
@@ -245,6 +245,6 @@ class CallRecord {
   bool arrived_ = false;      // Parse has had a message.
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_CALL_H_

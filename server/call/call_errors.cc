@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 auto KindOf(const CallError& error) {
@@ -50,4 +50,4 @@ std::vector<CallError> CallErrors::Latest(const Caller& caller,
   return found;
 }
 
-}  // namespace weft
+}  // namespace weft::server

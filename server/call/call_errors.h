@@ -17,7 +17,7 @@
 #include "server/call/caller.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 struct CallError {
   std::string rpc;  // For example "ForwardBackward".
@@ -60,6 +60,6 @@ class CallErrors {
   std::map<Owner, std::deque<CallError>> errors_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_CALL_ERRORS_H_

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 
+#include "server/wire/parse_cost.h"
 #include "src/base/cgroup.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // The model, the engine and the listeners need the rest.
@@ -26,4 +27,4 @@ std::shared_ptr<FairBudget> MakeCallMemory(int64_t max_message_bytes) {
                                       "bytes of memory");
 }
 
-}  // namespace weft
+}  // namespace weft::server

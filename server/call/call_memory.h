@@ -7,13 +7,7 @@
 
 #include "server/http/fair_budget.h"
 
-namespace weft {
-
-// A request may take this many bytes of memory for each of its own bytes, and
-// kSmallRequestBytes besides. The latter is for requests of thousands of very
-// short sequences.
-inline constexpr int64_t kMaxGrowth = 12;
-inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
+namespace weft::server {
 
 // Makes the account of the memory that all calls of gRPC and HTTP take: an
 // eighth of what the process may use when it starts (its control groups, else
@@ -22,6 +16,6 @@ inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
 [[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
     int64_t max_message_bytes);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_CALL_MEMORY_H_

@@ -8,7 +8,7 @@
 #include "server/call/call_errors.h"
 #include "src/base/reason.h"
 
-namespace weft {
+namespace weft::server {
 
 Caller::Caller(const TokenRecord& record)
     : token_id_(record.id), tenant_(record.tenant) {
@@ -125,4 +125,4 @@ std::string OwnerKey(const Caller& caller) {
   return absl::StrCat(caller.tenant(), "/admin");
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -18,7 +18,7 @@
 #include "src/request/reply.h"
 #include "src/request/step.h"
 
-namespace weft {
+namespace weft::server {
 
 struct CallError;
 
@@ -88,6 +88,6 @@ class Caller {
 // engine's names for adapters.
 [[nodiscard]] std::string OwnerKey(const Caller& caller);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_CALLER_H_

@@ -13,7 +13,7 @@
 #include "server/call/call.h"
 #include "server/http/server.h"
 
-namespace weft {
+namespace weft::server {
 
 // REQUIRES: `core` outlives this object and all calls.
 // Threads: the HTTP server's for CallWith, Call and RefuseStep; any for the
@@ -30,7 +30,7 @@ class EnginePort {
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
   // Returns the engine. Errors: UNAVAILABLE while the engine starts or drains.
-  [[nodiscard]] absl::StatusOr<Engine*> engine() const {
+  [[nodiscard]] absl::StatusOr<engine::Engine*> engine() const {
     return core_->engine.Get();
   }
 
@@ -56,7 +56,7 @@ class EnginePort {
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const Callback<Result> deliver = Deliver<Result>(call, std::move(done));
     const absl::Status refused =
-        call->record.Begin(request, [&](Engine& engine, auto plain) {
+        call->record.Begin(request, [&](engine::Engine& engine, auto plain) {
           start(engine, std::move(plain), deliver);
         });
     if (!refused.ok()) {
@@ -71,11 +71,11 @@ class EnginePort {
   template <typename Return, typename Plain, typename Result, typename Request>
   [[nodiscard]] absl::Status Call(
       CallOrigin origin, Rpc rpc, const Request& request,
-      Return (Engine::*method)(Plain, Callback<Result>),
+      Return (engine::Engine::*method)(Plain, Callback<Result>),
       std::type_identity_t<Callback<Result>> done) const {
     return CallWith<Result>(
         std::move(origin), rpc, request,
-        [method](Engine& engine, Plain plain, Callback<Result> then) {
+        [method](engine::Engine& engine, Plain plain, Callback<Result> then) {
           (engine.*method)(std::move(plain), std::move(then));
         },
         std::move(done));
@@ -175,6 +175,6 @@ class EnginePort {
   absl::Status (*const in_clients_names_)(const absl::Status&);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_ENGINE_PORT_H_

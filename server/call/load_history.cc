@@ -2,7 +2,7 @@
 
 #include "absl/time/clock.h"
 
-namespace weft {
+namespace weft::server {
 
 void LoadHistory::Record(absl::Time now, const prometheus::Registry& registry) {
   MutexLock lock(&mu_);
@@ -48,4 +48,4 @@ double LoadHistory::Recent(const MetricValues& now, const std::string& name,
   return Quantile(before, now.Buckets(name), q);
 }
 
-}  // namespace weft
+}  // namespace weft::server

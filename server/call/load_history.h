@@ -14,7 +14,7 @@
 #include "server/call/metric_values.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // The histograms whose recent quantiles LoadHistory knows.
 inline constexpr char kQueueWaitMetric[] = "weft_queue_wait_seconds";
@@ -56,6 +56,6 @@ class LoadHistory {
   std::deque<Reading> readings_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_LOAD_HISTORY_H_

@@ -6,7 +6,7 @@
 #include "absl/time/time.h"
 #include "src/base/observe/process_collector.h"
 
-namespace weft {
+namespace weft::server {
 
 double Quantile(const Histogram& before, const Histogram& now, double q) {
   const auto count = [&before](const auto& bucket) {
@@ -75,4 +75,4 @@ double MetricValues::UptimeSeconds() const {
                                absl::Seconds(start));
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -10,7 +10,7 @@
 #include "prometheus/metric_family.h"
 #include "prometheus/registry.h"
 
-namespace weft {
+namespace weft::server {
 
 // The metrics of a start that restores --state-dir.
 inline constexpr char kRestoringMetric[] = "weft_adapters_recovering";
@@ -55,6 +55,6 @@ class MetricValues {
   std::map<std::string, Histogram> histograms_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_METRIC_VALUES_H_

@@ -1,6 +1,6 @@
 #include "server/call/read_turns.h"
 
-namespace weft {
+namespace weft::server {
 
 bool ReadTurns::Begin(const std::string& client, const void* call, Read read) {
   {
@@ -41,4 +41,4 @@ bool ReadTurns::Remove(const std::string& client, const void* call) {
          }) > 0;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -15,7 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: any.
 class ReadTurns {
@@ -47,6 +47,6 @@ class ReadTurns {
   std::map<std::string, Line> lines_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_READ_TURNS_H_

@@ -8,7 +8,7 @@
 #include "server/flags/version.h"
 #include "src/base/reason.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // The names that gRPC for Go gives to status codes. The metrics use them as
@@ -155,4 +155,4 @@ void RpcMetrics::Replayed(Rpc rpc) {
 
 void RpcMetrics::SetPhase(StartupPhase phase) { phase_.Select(Index(phase)); }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -13,7 +13,7 @@
 #include "server/call/rpc_policy.h"
 #include "src/base/observe/metrics.h"
 
-namespace weft {
+namespace weft::server {
 
 // Why a call was refused. kInvalid means INVALID_ARGUMENT. kTooLarge means the
 // Reason TOO_LARGE. Messages above --max-message-bytes are not counted, because
@@ -75,6 +75,6 @@ class RpcMetrics {
   prometheus::Gauge& inflight_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_RPC_METRICS_H_

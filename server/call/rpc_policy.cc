@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr char kUnary[] = "unary";
@@ -81,4 +81,4 @@ const RpcPolicy* FindPolicy(absl::string_view path) {
   return nullptr;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -7,7 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/tokens.h"
 
-namespace weft {
+namespace weft::server {
 
 // Every method of weft.v1 and of grpc.health.v1, in the order of kPolicies in
 // rpc_policy.cc.
@@ -82,6 +82,6 @@ struct RpcPolicy {
 // Returns the path without its first slash.
 [[nodiscard]] inline const char* RpcName(Rpc rpc) { return RpcPath(rpc) + 1; }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_RPC_POLICY_H_

@@ -11,7 +11,7 @@
 #include "server/call/authenticator.h"
 #include "server/call/call_errors.h"
 #include "server/call/call_memory.h"
-#include "server/grpc/health.h"
+#include "server/call/health.h"
 #include "server/call/load_history.h"
 #include "server/call/read_turns.h"
 #include "server/call/rpc_metrics.h"
@@ -22,7 +22,7 @@
 #include "src/base/threads/worker.h"
 #include "src/engine/engine.h"
 
-namespace weft {
+namespace weft::server {
 
 // Gives the engine to the handlers of calls. There is no engine while the
 // daemon starts. While the daemon drains, new work gets no engine.
@@ -31,7 +31,7 @@ namespace weft {
 class EngineHolder {
  public:
   // Sets the engine. Call it once, when the engine can take work.
-  void Set(Engine* engine) { engine_.store(engine); }
+  void Set(engine::Engine* engine) { engine_.store(engine); }
 
   // Sets whether new work is refused.
   void SetDraining(bool draining) { draining_.store(draining); }
@@ -42,7 +42,7 @@ class EngineHolder {
 
   // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
   // starts or drains.
-  [[nodiscard]] absl::StatusOr<Engine*> Get() const {
+  [[nodiscard]] absl::StatusOr<engine::Engine*> Get() const {
     if (draining()) {
       return absl::UnavailableError(
           "the server is draining and takes no new work");
@@ -52,10 +52,10 @@ class EngineHolder {
   }
 
   // Returns the engine, even during a drain; null while the daemon starts.
-  [[nodiscard]] Engine* Peek() const { return engine_.load(); }
+  [[nodiscard]] engine::Engine* Peek() const { return engine_.load(); }
 
  private:
-  std::atomic<Engine*> engine_{nullptr};
+  std::atomic<engine::Engine*> engine_{nullptr};
   std::atomic<bool> draining_{false};
   std::atomic<bool> finishing_{false};
 };
@@ -107,6 +107,6 @@ struct ServiceCore {
   Worker files;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_SERVICE_CORE_H_

@@ -2,7 +2,7 @@
 
 #include "src/base/clock.h"
 
-namespace weft {
+namespace weft::server {
 
 void StalledCalls::Await(grpc::CallbackServerContext* context, int64_t bytes) {
   const absl::Time limit =
@@ -27,4 +27,4 @@ void StalledCalls::Cancel(absl::Time now) {
   });
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -12,7 +12,7 @@
 #include "grpcpp/grpcpp.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: any.
 class StalledCalls {
@@ -38,6 +38,6 @@ class StalledCalls {
       ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_STALLED_CALLS_H_

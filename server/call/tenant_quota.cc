@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 
-namespace weft {
+namespace weft::server {
 
 absl::Status TenantQuota::Begin(const std::string& tenant, absl::Time now) {
   MutexLock lock(&mu_);
@@ -88,4 +88,4 @@ void TenantQuota::Refund(const std::string& tenant, int64_t tokens) {
   accounts_[tenant].credit += static_cast<double>(tokens);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: any.
 class TenantQuota {
@@ -66,6 +66,6 @@ class TenantQuota {
   std::map<std::string, Account> accounts_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_TENANT_QUOTA_H_

@@ -14,7 +14,7 @@
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr const char* kNames[] = {
@@ -63,4 +63,4 @@ TokenizerFiles TokenizerFiles::Load(const std::string& model_dir) {
   return loaded;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -7,7 +7,7 @@
 
 #include "src/base/files/file_source.h"
 
-namespace weft {
+namespace weft::server {
 
 // What GetTokenizer sends. Without a tokenizer.json there are no files, and the
 // fingerprint is empty.
@@ -21,6 +21,6 @@ struct TokenizerFiles {
   [[nodiscard]] static TokenizerFiles Load(const std::string& model_dir);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_CALL_TOKENIZER_FILES_H_

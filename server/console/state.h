@@ -22,7 +22,7 @@
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 
-namespace weft::console {
+namespace weft::server::console {
 
 // The most entries of each list. If more than kMaxAdapters adapters match,
 // "adapters" has the most recently used ones.
@@ -57,6 +57,6 @@ struct StateQuery {
 [[nodiscard]] nlohmann::json CheckpointsJson(
     std::vector<CheckpointInfo> checkpoints);
 
-}  // namespace weft::console
+}  // namespace weft::server::console
 
 #endif  // WEFT_SERVER_CONSOLE_STATE_H_

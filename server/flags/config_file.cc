@@ -8,7 +8,7 @@
 #include "server/flags/flag_table.h"
 #include "src/base/files/operator_file.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using nlohmann::json;
@@ -112,4 +112,4 @@ std::string ConfigText(const Settings& settings) {
   return text + "}\n";
 }
 
-}  // namespace weft
+}  // namespace weft::server

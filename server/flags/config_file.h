@@ -15,7 +15,7 @@
 
 #include "server/flags/flags.h"
 
-namespace weft {
+namespace weft::server {
 
 // Reads the file's settings into `settings`. Adds an error to `errors` for each
 // name that is unknown, repeated or not allowed in a file, and for each value
@@ -28,6 +28,6 @@ void ReadConfigFile(const std::string& path, Settings* settings,
 // given explicitly has a comment that names its source.
 [[nodiscard]] std::string ConfigText(const Settings& settings);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_CONFIG_FILE_H_

@@ -9,7 +9,7 @@
 #include "absl/strings/str_replace.h"
 #include "server/flags/flag_values.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // The units in which values may be written, too.
@@ -155,4 +155,4 @@ std::string NearFlag(absl::string_view name) {
                          : absl::StrCat("; did you mean --", best->name, "?");
 }
 
-}  // namespace weft
+}  // namespace weft::server

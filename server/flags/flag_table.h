@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "server/flags/flags.h"
 
-namespace weft {
+namespace weft::server {
 
 // One flag: where its value is stored, and its help.
 struct Flag {
@@ -52,6 +52,6 @@ struct Flag {
 // mean --X?" if a flag has a similar name, otherwise "; see --help".
 [[nodiscard]] std::string NearFlag(absl::string_view name);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_FLAG_TABLE_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 
-namespace weft {
+namespace weft::server {
 
 bool ReadFlagValue(absl::string_view text, std::string* out) {
   *out = std::string(text);
@@ -63,4 +63,4 @@ bool ReadFlagValue(absl::string_view text, std::vector<std::string>* out) {
   return true;
 }
 
-}  // namespace weft
+}  // namespace weft::server

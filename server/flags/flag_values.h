@@ -15,7 +15,7 @@
 #include "src/base/observe/log.h"
 #include "src/base/options/options.h"
 
-namespace weft {
+namespace weft::server {
 
 // The names of an enum's values, in the order in which --help lists them.
 template <typename Enum>
@@ -128,6 +128,6 @@ template <typename T>
   }
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_FLAG_VALUES_H_

@@ -16,7 +16,7 @@
 #include "server/flags/config_file.h"
 #include "server/flags/flag_table.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr size_t kHelpColumns = 100;
@@ -231,4 +231,4 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
   return found;
 }
 
-}  // namespace weft
+}  // namespace weft::server

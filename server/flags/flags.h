@@ -19,7 +19,7 @@
 #include "src/base/options/options.h"
 #include "src/base/options/world.h"
 
-namespace weft {
+namespace weft::server {
 
 // The settings from the command line, the environment and the file.
 struct Settings {
@@ -58,6 +58,6 @@ struct Settings {
 [[nodiscard]] std::vector<std::string> UnknownVariables(
     const char* const* environment);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_FLAGS_H_

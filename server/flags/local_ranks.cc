@@ -21,7 +21,7 @@
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
@@ -154,4 +154,4 @@ absl::Status LocalRanks::Check() {
   return absl::OkStatus();
 }
 
-}  // namespace weft
+}  // namespace weft::server

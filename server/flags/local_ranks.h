@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "src/base/options/world.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: the main thread.
 class LocalRanks {
@@ -45,6 +45,6 @@ class LocalRanks {
   std::vector<Process> processes_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_LOCAL_RANKS_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 void* WaitFor(void* all_there) {
@@ -39,4 +39,4 @@ absl::Status CheckThreads(int count) {
                    "-u)"));
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -6,12 +6,12 @@
 
 #include "absl/status/status.h"
 
-namespace weft {
+namespace weft::server {
 
 // Starts `count` threads, which end when all have started. Errors: those of
 // pthread_create; the message names the limits that an operator may raise.
 [[nodiscard]] absl::Status CheckThreads(int count);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_THREAD_ROOM_H_

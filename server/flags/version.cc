@@ -4,7 +4,7 @@
 #include "google/protobuf/stubs/common.h"
 #include "grpcpp/grpcpp.h"
 
-namespace weft {
+namespace weft::server {
 
 const char kVersion[] = WEFT_VERSION;
 const char kGitRevision[] = WEFT_GIT_REVISION;
@@ -17,4 +17,4 @@ std::string VersionText() {
       "  compiler  ", __VERSION__, "\n");
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace weft {
+namespace weft::server {
 
 extern const char kVersion[];      // For example "0.1.0".
 extern const char kGitRevision[];  // Short hash of the commit, or "unknown".
@@ -12,6 +12,6 @@ extern const char kGitRevision[];  // Short hash of the commit, or "unknown".
 // Returns several lines: the versions of Weft and its libraries.
 [[nodiscard]] std::string VersionText();
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_FLAGS_VERSION_H_

@@ -7,30 +7,31 @@
 #include "server/grpc/unary_call.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 void AddAdapters(RawService* service) {
   AddUnary<v1::CreateAdapterRequest, v1::CreateAdapterResponse>(
-      service, Rpc::kCreateAdapter, &Engine::CreateAdapter);
+      service, Rpc::kCreateAdapter, &engine::Engine::CreateAdapter);
   AddUnary<v1::GetAdapterRequest, v1::GetAdapterResponse>(
-      service, Rpc::kGetAdapter, &Engine::GetAdapter);
+      service, Rpc::kGetAdapter, &engine::Engine::GetAdapter);
   AddUnary<v1::ListAdaptersRequest, v1::ListAdaptersResponse>(
-      service, Rpc::kListAdapters, &Engine::ListAdapters);
+      service, Rpc::kListAdapters, &engine::Engine::ListAdapters);
   AddUnary<v1::DeleteAdapterRequest, v1::DeleteAdapterResponse>(
-      service, Rpc::kDeleteAdapter, &Engine::DeleteAdapter);
+      service, Rpc::kDeleteAdapter, &engine::Engine::DeleteAdapter);
 }
 
 void AddCheckpoints(RawService* service) {
   AddUnary<v1::SaveCheckpointRequest, v1::SaveCheckpointResponse>(
-      service, Rpc::kSaveCheckpoint, &Engine::SaveCheckpoint);
+      service, Rpc::kSaveCheckpoint, &engine::Engine::SaveCheckpoint);
   AddUnary<v1::LoadCheckpointRequest, v1::LoadCheckpointResponse>(
-      service, Rpc::kLoadCheckpoint, &Engine::LoadCheckpoint);
+      service, Rpc::kLoadCheckpoint, &engine::Engine::LoadCheckpoint);
   AddUnary<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse>(
-      service, Rpc::kListCheckpoints, &Engine::ListCheckpoints);
+      service, Rpc::kListCheckpoints, &engine::Engine::ListCheckpoints);
   AddUnary<v1::DeleteCheckpointRequest, v1::DeleteCheckpointResponse>(
       service, Rpc::kDeleteCheckpoint,
-      [](Engine& engine, std::pair<std::string, std::string> names, auto done) {
+      [](engine::Engine& engine, std::pair<std::string, std::string> names,
+         auto done) {
         engine.DeleteCheckpoint(std::move(names.first), std::move(names.second),
                                 std::move(done));
       });
@@ -38,9 +39,9 @@ void AddCheckpoints(RawService* service) {
 
 void AddSnapshots(RawService* service) {
   AddUnary<v1::PublishSnapshotRequest, v1::PublishSnapshotResponse>(
-      service, Rpc::kPublishSnapshot, &Engine::PublishSnapshot);
+      service, Rpc::kPublishSnapshot, &engine::Engine::PublishSnapshot);
   AddUnary<v1::ReleaseSnapshotRequest, v1::ReleaseSnapshotResponse>(
-      service, Rpc::kReleaseSnapshot, &Engine::ReleaseSnapshot);
+      service, Rpc::kReleaseSnapshot, &engine::Engine::ReleaseSnapshot);
 }
 
 }  // namespace
@@ -54,4 +55,4 @@ std::unique_ptr<RawService> MakeAdapterService(ServiceCore* core) {
   return service;
 }
 
-}  // namespace weft
+}  // namespace weft::server

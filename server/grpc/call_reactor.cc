@@ -4,7 +4,7 @@
 #include "server/call/rpc_policy.h"
 #include "src/base/reason.h"
 
-namespace weft {
+namespace weft::server {
 
 std::string CallReactor::Reader() const {
   // Calls with small requests do not wait for those with large ones.
@@ -90,4 +90,4 @@ void CallReactor::OnDone() {
   const std::shared_ptr<CallReactor> self = std::move(self_);
 }
 
-}  // namespace weft
+}  // namespace weft::server

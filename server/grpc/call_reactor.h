@@ -18,7 +18,7 @@
 #include "server/call/call.h"
 #include "server/grpc/cancel_slot.h"
 
-namespace weft {
+namespace weft::server {
 
 class CallReactor
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
@@ -109,6 +109,6 @@ class RequestReactor : public CallReactor {
   }
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_CALL_REACTOR_H_

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace weft {
+namespace weft::server {
 
 void CancelSlot::Set(CancelHandle handle) {
   {
@@ -33,4 +33,4 @@ void CancelSlot::Clear() {
   handle = std::exchange(handle_, CancelHandle());
 }
 
-}  // namespace weft
+}  // namespace weft::server

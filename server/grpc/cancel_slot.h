@@ -6,7 +6,7 @@
 #include "src/base/threads/mutex.h"
 #include "src/engine/engine.h"
 
-namespace weft {
+namespace weft::server {
 
 // Cancels the engine's work when the client cancels the call. The client's
 // cancellation and the engine's handle may arrive in either order. Threads:
@@ -26,6 +26,6 @@ class CancelSlot {
   CancelHandle handle_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_CANCEL_SLOT_H_

@@ -9,7 +9,7 @@
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr int kLinesPerSecond = 10;
@@ -34,4 +34,4 @@ void WriteLine(gpr_log_func_args* args) {
 
 void TakeOverGrpcLog() { gpr_set_log_function(WriteLine); }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -23,7 +23,7 @@
 #include "src/base/options/options.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr size_t kMaxDefault = 10000;
@@ -255,4 +255,4 @@ void Listener::Sweep() {
   connections_.Set(static_cast<double>(open_.size()));
 }
 
-}  // namespace weft
+}  // namespace weft::server

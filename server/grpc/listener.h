@@ -20,7 +20,7 @@
 #include "src/base/observe/metrics.h"
 #include "src/base/options/options.h"
 
-namespace weft {
+namespace weft::server {
 
 // Returns --max-connections; if it is 0, a third of the files that the process
 // may open, at most 10000. gRPC and the Tinker API may each have so many.
@@ -82,6 +82,6 @@ class Listener {
   std::thread thread_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_LISTENER_H_

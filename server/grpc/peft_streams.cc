@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/grpc/send_call.h"
 #include "server/wire/file_assembler.h"
 #include "server/wire/request_validation.h"
 #include "server/wire/response_conversion.h"
-#include "server/grpc/send_call.h"
 #include "src/base/files/file_source.h"
 #include "src/base/reason.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // An export holds the weights and the file made of them, 4 bytes a parameter.
@@ -27,7 +27,7 @@ using Files = std::vector<FileSource>;
 
 // Charges the caller for the files before the engine makes them, and then has
 // the engine make them.
-void MakeFiles(Engine& engine, CallRecord& record,
+void MakeFiles(engine::Engine& engine, CallRecord& record,
                const ExportAdapterRequest& request,
                const Callback<Files>& done) {
   engine.GetAdapter(
@@ -49,7 +49,7 @@ void MakeFiles(Engine& engine, CallRecord& record,
       });
 }
 
-void MakeFiles(Engine& engine, CallRecord& /*record*/,
+void MakeFiles(engine::Engine& engine, CallRecord& /*record*/,
                std::pair<std::string, std::string> checkpoint,
                Callback<Files> done) {
   engine.DownloadCheckpoint(std::move(checkpoint.first),
@@ -67,7 +67,7 @@ class SendMadeFiles final : public SendCall<Request, Response> {
   void Run(const Request& request) override {
     absl::Status refused;
     const absl::Status begun =
-        this->record().Begin(request, [&](Engine& engine, auto plain) {
+        this->record().Begin(request, [&](engine::Engine& engine, auto plain) {
           refused = this->HoldPieces();
           if (!refused.ok()) return;
           MakeFiles(engine, this->record(), std::move(plain),
@@ -89,7 +89,7 @@ class ReceiveCall final : public CallReactor {
 
  private:
   void Begin() override {
-    const absl::StatusOr<Engine*> engine = record().Admit();
+    const absl::StatusOr<engine::Engine*> engine = record().Admit();
     if (!engine.ok()) return End(engine.status());
     engine_ = *engine;
     assembler_ = FileAssembler<Message>(record().caller()->sees_all());
@@ -165,7 +165,7 @@ class ReceiveCall final : public CallReactor {
     held_.clear();
   }
 
-  Engine* engine_ = nullptr;
+  engine::Engine* engine_ = nullptr;
   FileAssembler<Message> assembler_;
   int64_t held_bytes_ = 0;
   std::vector<std::shared_ptr<void>> held_;  // Reservations of these bytes.
@@ -181,10 +181,11 @@ void AddFileStreams(RawService* service) {
                              v1::DownloadCheckpointResponse>>(
       Rpc::kDownloadCheckpoint);
   service->Add<ReceiveCall<v1::ImportAdapterRequest, v1::ImportAdapterResponse,
-                           &Engine::ImportAdapter>>(Rpc::kImportAdapter);
+                           &engine::Engine::ImportAdapter>>(
+      Rpc::kImportAdapter);
   service->Add<
       ReceiveCall<v1::UploadCheckpointRequest, v1::UploadCheckpointResponse,
-                  &Engine::UploadCheckpoint>>(Rpc::kUploadCheckpoint);
+                  &engine::Engine::UploadCheckpoint>>(Rpc::kUploadCheckpoint);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -5,7 +5,7 @@
 
 #include "server/grpc/raw_service.h"
 
-namespace weft {
+namespace weft::server {
 
 // ExportAdapter and DownloadCheckpoint send the files in pieces of up to 1 MiB,
 // which they read from disk when the client has read the piece before. An
@@ -16,6 +16,6 @@ namespace weft {
 // ServiceCore::imports.
 void AddFileStreams(RawService* service);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_PEFT_STREAMS_H_

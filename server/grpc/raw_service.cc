@@ -4,7 +4,7 @@
 
 #include "grpcpp/impl/codegen/server_callback_handlers.h"
 
-namespace weft {
+namespace weft::server {
 
 void RawService::AddHandler(Rpc rpc, Handler handler) {
   const auto& added = handlers_.emplace(rpc, std::move(handler)).first->second;
@@ -16,4 +16,4 @@ void RawService::AddHandler(Rpc rpc, Handler handler) {
                                               grpc::ByteBuffer>(added));
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -12,7 +12,7 @@
 #include "grpcpp/impl/service_type.h"
 #include "server/grpc/call_reactor.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: thread-safe after the last Add. REQUIRES: `core` outlives it.
 class RawService final : public grpc::Service {
@@ -42,6 +42,6 @@ class RawService final : public grpc::Service {
   std::map<Rpc, Handler> handlers_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_RAW_SERVICE_H_

@@ -10,7 +10,7 @@
 #include "src/base/threads/mutex.h"
 #include "weft/v1/sampling.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 size_t NumValues(const v1::SampleStreamResponse& message) {
@@ -43,7 +43,7 @@ class SampleStreamCall final : public RequestReactor<v1::SampleStreamRequest> {
  private:
   void Run(const v1::SampleStreamRequest& request) override {
     const absl::Status refused = record().Begin(
-        request.request(), [this](Engine& engine, SampleRequest plain) {
+        request.request(), [this](engine::Engine& engine, SampleRequest plain) {
           SetCancel(engine.Sample(
               std::move(plain),
               [this, call = self()](const SampleDelta& delta) { Add(delta); },
@@ -145,4 +145,4 @@ void AddSampleStream(RawService* service) {
   service->Add<SampleStreamCall>(Rpc::kSampleStream);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -6,7 +6,7 @@
 
 #include "server/grpc/raw_service.h"
 
-namespace weft {
+namespace weft::server {
 
 // If tokens come faster than the client reads, they are merged into one waiting
 // message per sample. If more than kMaxWaitingValues wait, the call is
@@ -17,6 +17,6 @@ void AddSampleStream(RawService* service);
 // about 8 bytes each.
 inline constexpr size_t kMaxWaitingValues = 1 << 20;
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_SAMPLE_STREAM_H_

@@ -4,17 +4,17 @@
 #include "server/grpc/unary_call.h"
 #include "weft/v1/sampling.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 std::unique_ptr<RawService> MakeSamplingService(ServiceCore* core) {
   auto service = std::make_unique<RawService>(core);
   AddUnary<v1::SampleRequest, v1::SampleResponse>(
       service.get(), Rpc::kSample,
-      [](Engine& engine, SampleRequest plain, auto done) {
+      [](engine::Engine& engine, SampleRequest plain, auto done) {
         return engine.Sample(std::move(plain), nullptr, std::move(done));
       });
   AddSampleStream(service.get());
   return service;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -11,7 +11,7 @@
 #include "server/grpc/call_reactor.h"
 #include "src/base/files/file_source.h"
 
-namespace weft {
+namespace weft::server {
 
 // Response has a chunk with a name and data, or a piece of a trace. A piece is
 // read when the client has read the piece before.
@@ -80,6 +80,6 @@ class SendCall : public RequestReactor<Request> {
   uint64_t offset_ = 0;  // The next byte of this file to send.
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_SEND_CALL_H_

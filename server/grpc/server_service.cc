@@ -9,17 +9,17 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "server/wire/field_checks.h"
 #include "server/call/metric_values.h"
-#include "server/wire/request_validation.h"
+#include "server/flags/version.h"
 #include "server/grpc/send_call.h"
 #include "server/grpc/services.h"
-#include "server/flags/version.h"
+#include "server/wire/field_checks.h"
+#include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/server.pb.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 void FillModel(const EngineInfo& info, v1::ModelInfo* out) {
@@ -112,7 +112,7 @@ class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
     v1::GetInfoResponse reply;
     v1::ServerInfo* const info = reply.mutable_info();
     FillOptions(core, info);
-    Engine* const engine = core.engine.Peek();
+    engine::Engine* const engine = core.engine.Peek();
     if (engine == nullptr) return Send(reply);
     info->set_device(engine->info().device);
     FillLimits(engine->info(), info);
@@ -129,7 +129,7 @@ class GetInfoCall final : public RequestReactor<v1::GetInfoRequest> {
 
   // Counts only the tenant's own adapters, because a tenant must not learn how
   // many adapters others have.
-  void CountOwn(Engine* engine, v1::GetInfoResponse reply) {
+  void CountOwn(engine::Engine* engine, v1::GetInfoResponse reply) {
     ListAdaptersRequest own{
         .size = static_cast<size_t>(engine->info().max_adapters)};
     (void)record().caller()->Qualify(FieldsOf(&own));
@@ -199,7 +199,7 @@ void EndDrain(const ServiceCore& core, const Callback<bool>& done) {
 }
 
 void WriteSnapshot(const ServiceCore& core, const Callback<bool>& done) {
-  Engine* const engine = core.engine.Peek();
+  engine::Engine* const engine = core.engine.Peek();
   if (engine != nullptr) return engine->WriteSnapshot(done);
   done(absl::UnavailableError("the server is starting"));
 }
@@ -216,7 +216,7 @@ class ProfileCall final
     const absl::Status room = HoldPieces();
     if (!room.ok()) return End(room);
     const absl::Status refused = record().Begin(
-        request, [this](Engine& engine, const ProfileRequest& plain) {
+        request, [this](engine::Engine& engine, const ProfileRequest& plain) {
           SetCancel(engine.Profile(
               plain, [this, call = self()](absl::StatusOr<std::string> trace) {
                 if (!trace.ok()) return End(trace.status());
@@ -261,4 +261,4 @@ std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
   return service;
 }
 
-}  // namespace weft
+}  // namespace weft::server

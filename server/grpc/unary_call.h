@@ -16,7 +16,7 @@
 #include "server/grpc/raw_service.h"
 #include "server/wire/response_conversion.h"
 
-namespace weft {
+namespace weft::server {
 
 // `start` is a method of Engine or a function: it gets the engine, what
 // Validate returns for a Request, and a callback. It returns a CancelHandle or
@@ -32,7 +32,7 @@ class UnaryCall final : public RequestReactor<Request> {
  private:
   void Run(const Request& request) override {
     const absl::Status refused =
-        this->record().Begin(request, [&](Engine& engine, auto plain) {
+        this->record().Begin(request, [&](engine::Engine& engine, auto plain) {
           const auto start = [&] {
             return std::invoke(
                 start_, engine, std::move(plain),
@@ -77,6 +77,6 @@ void AddUnary(RawService* service, Rpc rpc, StartFn start) {
   service->Add<UnaryCall<Request, Response, StartFn>>(rpc, start);
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_UNARY_CALL_H_

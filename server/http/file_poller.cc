@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr std::chrono::milliseconds kInterval(500);
@@ -52,4 +52,4 @@ void FilePoller::Loop() {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::server

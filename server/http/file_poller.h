@@ -9,7 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // Calls `changed` when the file changes. Checks it every half second. Does not
 // use inotify, which misses changes on network file systems and changes that
@@ -39,6 +39,6 @@ class FilePoller {
   std::thread thread_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_FILE_POLLER_H_

@@ -6,7 +6,7 @@
 #include "prometheus/text_serializer.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 HttpReply Text(int status, std::string text) {
@@ -63,4 +63,4 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartMetricsServer(
   return server;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -13,7 +13,7 @@
 #include "prometheus/collectable.h"
 #include "server/http/server.h"
 
-namespace weft {
+namespace weft::server {
 
 // Threads: one makes and destroys it; the functions of MetricsSources run on
 // the server's own thread.
@@ -31,6 +31,6 @@ struct MetricsSources {
     const std::string& listen, const HttpOptions& options,
     MetricsSources sources);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_METRICS_SERVER_H_

@@ -6,7 +6,7 @@
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 absl::Status Missing(const char* name) { return BadField(name, "is required"); }
@@ -191,4 +191,4 @@ absl::Status RefuseFields(const Json& body) {
   return absl::OkStatus();
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -24,7 +24,7 @@
 #include "server/tinker/records.h"
 #include "server/tinker/turns.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 struct TrainBody;  // training.h
 
@@ -129,6 +129,6 @@ struct Front {
   TurnPool bodies{1};
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_FRONT_H_

@@ -23,7 +23,7 @@
 #include "server/tinker/sessions.h"
 #include "src/request/step.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // The id of a future: a model, and either a sequence number or a name.
 struct PromiseId {
@@ -112,6 +112,6 @@ void OpenLine(Front& front, const std::string& model);
                                     const Caller& caller,
                                     const StepResult& result);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_STEPS_H_

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "server/call/engine_port.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 struct Front;
 
@@ -59,6 +59,6 @@ class TinkerFront {
   const std::unique_ptr<Front> front_;
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TINKER_FRONT_H_

@@ -16,7 +16,7 @@
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Reads the JSON form of the request: {"forward_backward_input": {"data",
 // "loss_fn", "loss_fn_config"}, "model_id", "seq_id"}. If the body has
@@ -50,6 +50,6 @@ namespace weft::tinker {
 // Converts the result of TrainOutput to JSON text.
 [[nodiscard]] std::string TrainOutputJson(const std::string& serialized);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TRAIN_WIRE_H_

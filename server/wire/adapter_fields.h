@@ -11,7 +11,7 @@
 #include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 
 template <typename Message>
 absl::StatusOr<std::string> ReadAdapterId(const Message& request,
@@ -55,6 +55,6 @@ absl::Status CheckNames(const Message& request, const RequestLimits& limits) {
   return CheckName("name", request.name());
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_ADAPTER_FIELDS_H_

@@ -11,7 +11,7 @@
 #include "server/wire/response_conversion.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr uint32_t kDefaultRank = 32;
@@ -176,4 +176,4 @@ absl::StatusOr<ImportAdapterRequest> ReadOptions(
   return out;
 }
 
-}  // namespace weft
+}  // namespace weft::server

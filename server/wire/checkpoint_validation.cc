@@ -9,7 +9,7 @@
 #include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 absl::StatusOr<CheckpointKind> ReadKind(int kind) {
@@ -115,4 +115,4 @@ absl::StatusOr<UploadCheckpointRequest> ReadOptions(
   return out;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -13,7 +13,7 @@
 #include "src/base/status_macros.h"
 #include "src/request/loss_graph.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 template <typename T>
@@ -134,4 +134,4 @@ absl::Status ReadCustomInputs(const v1::Datum& in, int index,
   return absl::OkStatus();
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -9,7 +9,7 @@
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 // Reads `in.custom_loss` for the function that `out` has and a request of
 // `num_data` sequences. Errors: also those of ReadLossGraph; if the function is
@@ -23,6 +23,6 @@ namespace weft {
                                             const LossConfig& config,
                                             Datum* out);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_CUSTOM_LOSS_READER_H_

@@ -13,7 +13,7 @@
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
@@ -382,4 +382,4 @@ absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
   return DatumReader(datum, index, function, limits).Read();
 }
 
-}  // namespace weft
+}  // namespace weft::server

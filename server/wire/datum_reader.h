@@ -7,7 +7,7 @@
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 // Converts and checks `datum`, which is data[index] of a request with the loss
 // `function`. Errors: INVALID_ARGUMENT, with a message that starts with
@@ -16,6 +16,6 @@ namespace weft {
                                               LossFunction function,
                                               const RequestLimits& limits);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_DATUM_READER_H_

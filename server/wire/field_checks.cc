@@ -9,7 +9,7 @@
 #include "src/base/name.h"
 #include "src/base/tokens.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr size_t kMaxQuotedBytes = 48;
@@ -104,4 +104,4 @@ absl::Status CheckIds(absl::string_view field, absl::Span<const int32_t> ids,
                   ", must be in [0, ", vocab_size, ")");
 }
 
-}  // namespace weft
+}  // namespace weft::server

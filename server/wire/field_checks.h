@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace weft {
+namespace weft::server {
 
 // The largest real that an Interval permits by default. It is finite in f32.
 inline constexpr double kLargestReal = 1e30;
@@ -80,6 +80,6 @@ requires(sizeof...(Parts) > 1) [[nodiscard]] absl::Status
                                     absl::Span<const int32_t> ids,
                                     int vocab_size);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_FIELD_CHECKS_H_

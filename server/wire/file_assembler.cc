@@ -7,7 +7,7 @@
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 
 template <typename Message>
 absl::Status FileAssembler<Message>::Add(const Message& message) {
@@ -76,4 +76,4 @@ FileAssembler<Message>::Finish() {
 template class FileAssembler<v1::ImportAdapterRequest>;
 template class FileAssembler<v1::UploadCheckpointRequest>;
 
-}  // namespace weft
+}  // namespace weft::server

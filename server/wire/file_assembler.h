@@ -14,7 +14,7 @@
 #include "src/request/checkpoint.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 // Return a request without files. An adapter's name may be TENANT~ID if
 // `engine_names`. Errors: INVALID_ARGUMENT.
@@ -53,6 +53,6 @@ class FileAssembler {
   std::optional<Request> request_;  // Once the options are there.
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_FILE_ASSEMBLER_H_

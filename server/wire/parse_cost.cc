@@ -7,7 +7,7 @@
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -187,4 +187,4 @@ absl::StatusOr<std::shared_ptr<void>> ChargeMessage(
   return memory->Reserve(holder, size + parsed);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -12,9 +12,15 @@
 #include "absl/status/statusor.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/zero_copy_stream.h"
-#include "server/call/call_memory.h"
+#include "server/http/fair_budget.h"
 
-namespace weft {
+namespace weft::server {
+
+// A request may take this many bytes of memory for each of its own bytes, and
+// kSmallRequestBytes besides. The latter is for requests of thousands of very
+// short sequences.
+inline constexpr int64_t kMaxGrowth = 12;
+inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
 
 // Returns at most how many bytes of memory a message of `type` takes that has
 // `size` bytes on the wire. Reads the tags, not the contents, so it takes a
@@ -32,6 +38,6 @@ namespace weft {
     const google::protobuf::Descriptor& type,
     google::protobuf::io::ZeroCopyInputStream* wire, int64_t size);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_PARSE_COST_H_

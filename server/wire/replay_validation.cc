@@ -11,7 +11,7 @@
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr size_t kMaxSequenceIdBytes = 512;
@@ -139,4 +139,4 @@ absl::Status ReadReplay(
                   "is set, but no datum has sampled_spans");
 }
 
-}  // namespace weft
+}  // namespace weft::server

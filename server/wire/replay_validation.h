@@ -9,7 +9,7 @@
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 // Fills out->replay. `out` has the data of `data` and the loss already. Error:
 // INVALID_ARGUMENT.
@@ -17,6 +17,6 @@ namespace weft {
     const google::protobuf::RepeatedPtrField<v1::Datum>& data,
     const v1::LossConfig& loss, const RequestLimits& limits, TrainRequest* out);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_REPLAY_VALIDATION_H_

@@ -1,6 +1,6 @@
 #include "server/wire/request_fields.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // What a token with its log-probability takes in a result and in the reply made
@@ -148,4 +148,4 @@ RequestFields FieldsOf(std::pair<std::string, std::string>* checkpoint) {
   return {.adapter_id = &checkpoint->first, .checkpoint = &checkpoint->second};
 }
 
-}  // namespace weft
+}  // namespace weft::server

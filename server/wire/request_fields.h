@@ -16,7 +16,7 @@
 #include "src/request/step.h"
 #include "src/request/train.h"
 
-namespace weft {
+namespace weft::server {
 
 // The pointers point into the request. A null pointer means that the request
 // has no such field.
@@ -71,6 +71,6 @@ struct RequestFields {
 [[nodiscard]] RequestFields FieldsOf(
     std::pair<std::string, std::string>* checkpoint);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_REQUEST_FIELDS_H_

@@ -29,7 +29,7 @@
 #include "weft/v1/server.pb.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 // The most targets of a token, in training and in prompt_targets, the most
 // entries of a StopRule, the highest value of top_logprobs and of
@@ -118,6 +118,6 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<ProfileRequest> Validate(
     const v1::ProfileRequest& request, const RequestLimits& limits);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_REQUEST_VALIDATION_H_

@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "src/base/fingerprint.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
@@ -219,4 +219,4 @@ void ToProto(const PublishedSnapshot& snapshot,
   out->set_version(snapshot.version);
 }
 
-}  // namespace weft
+}  // namespace weft::server

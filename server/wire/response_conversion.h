@@ -16,7 +16,7 @@
 #include "weft/v1/sampling.pb.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 void ToProto(const TrainResult& result, v1::ForwardBackwardResponse* out);
 void ToProto(const TrainResult& result, v1::ForwardResponse* out);
@@ -45,6 +45,6 @@ void ToProto(const CheckpointInfo& info, Response* out) {
   ToProto(info, out->mutable_checkpoint());
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_RESPONSE_CONVERSION_H_

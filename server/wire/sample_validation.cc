@@ -14,7 +14,7 @@
 #include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 128;
@@ -368,4 +368,4 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   return out;
 }
 
-}  // namespace weft
+}  // namespace weft::server

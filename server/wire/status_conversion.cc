@@ -10,7 +10,7 @@
 #include "src/base/reason.h"
 #include "weft/v1/errors.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 bool ContinuesCharacter(char c) {
@@ -76,4 +76,4 @@ void AddRetryHint(const absl::Status& status,
   }
 }
 
-}  // namespace weft
+}  // namespace weft::server

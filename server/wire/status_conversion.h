@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "grpcpp/grpcpp.h"
 
-namespace weft {
+namespace weft::server {
 
 // The longest message of a status. Statuses travel as HTTP/2 metadata, which
 // clients limit to 8 KiB in total.
@@ -35,6 +35,6 @@ inline constexpr int kRetryPushbackMillis = 1000;
 // Adds the trailer `grpc-retry-pushback-ms` if RetryMillis returns a number.
 void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_WIRE_STATUS_CONVERSION_H_

@@ -10,7 +10,7 @@
 #include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // Logits are divided by the temperature. With a lower temperature, a quotient
@@ -260,4 +260,4 @@ absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
   return out;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -34,7 +34,7 @@ namespace prometheus {
 class Registry;
 }  // namespace prometheus
 
-namespace weft {
+namespace weft::engine {
 
 class Engine {
  public:
@@ -202,6 +202,6 @@ class Engine {
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 
-}  // namespace weft
+}  // namespace weft::engine
 
 #endif  // WEFT_SRC_ENGINE_ENGINE_H_

@@ -12,14 +12,14 @@
 #include "absl/synchronization/notification.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
-#include "src/base/threads/periodic_task.h"
 #include "src/base/observe/profile.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
-#include "src/engine/train/activation_budget.h"
-#include "src/engine/device/compute_guard.h"
+#include "src/base/threads/periodic_task.h"
 #include "src/engine/decode/head_options.h"
+#include "src/engine/device/compute_guard.h"
 #include "src/engine/device/host_allocator.h"
+#include "src/engine/train/activation_budget.h"
 #include "src/ops/matmul.h"
 
 namespace weft::engine {

@@ -16,7 +16,7 @@
 #include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 namespace fs = std::filesystem;
@@ -178,4 +178,4 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
       " tries to copy; raise --snapshot-log-bytes or copy when it does less"));
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -6,7 +6,7 @@
 //     f("versions", image.versions);
 //   }
 //
-// Such a list is in namespace weft::records. Reader takes the fields in the
+// Such a list is in namespace weft::log. Reader takes the fields in the
 // order of the list, so a list may depend on fields that it has named before.
 // Private to src/log.
 #ifndef WEFT_SRC_LOG_FIELD_CODEC_H_
@@ -30,7 +30,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 
-namespace weft::records {
+namespace weft::log {
 
 // T is Plain or const Plain, so that one list serves for both directions.
 template <typename T, typename Plain>
@@ -269,6 +269,6 @@ class Reader {
   absl::Status& status_;
 };
 
-}  // namespace weft::records
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_FIELD_CODEC_H_

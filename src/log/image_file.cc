@@ -18,7 +18,7 @@
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr std::string_view kImageMagic = "WEFTIMG1";
@@ -184,4 +184,4 @@ absl::Status RemoveImage(const StateFolder& folder, const std::string& name) {
   return RemoveFileAt(folder.images_directory(), name);
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

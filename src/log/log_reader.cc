@@ -12,7 +12,7 @@
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr size_t kScanBytes = 1 << 20;
@@ -197,4 +197,4 @@ absl::Status LogReader::Repair() {
   return absl::OkStatus();
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

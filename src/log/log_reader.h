@@ -24,7 +24,7 @@
 #include "src/log/log_format.h"
 #include "src/log/state_folder.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 class LogReader {
  public:
@@ -103,6 +103,6 @@ class LogReader {
   uint64_t read_bytes_ = 0;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_LOG_READER_H_

@@ -16,7 +16,7 @@
 #include "src/log/log_format.h"
 #include "src/log/log_reader.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
@@ -411,4 +411,4 @@ void LogWriter::NoteResult(const absl::Status& status) {
   SetMetrics();
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -33,7 +33,7 @@
 #include "src/base/threads/mutex.h"
 #include "src/log/state_folder.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 struct LogMetrics {
   explicit LogMetrics(prometheus::Registry* registry);
@@ -200,6 +200,6 @@ class LogWriter {
   std::thread thread_;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_LOG_WRITER_H_

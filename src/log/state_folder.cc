@@ -21,7 +21,7 @@
 #include "src/base/fingerprint.h"
 #include "src/base/status_macros.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr char kLock[] = "LOCK";
@@ -208,4 +208,4 @@ absl::Status StateFolder::WriteFormat(const std::string& model) const {
   return PublishFileAt(root_.get(), kFormat, {written}, /*replace=*/true);
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -30,7 +30,7 @@
 #include "absl/status/statusor.h"
 #include "src/base/files/file_io.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 struct SnapshotFile {
   // The sequence of the first record that the snapshot does not contain.
@@ -119,6 +119,6 @@ class StateFolder {
   UniqueFd images_;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_STATE_FOLDER_H_

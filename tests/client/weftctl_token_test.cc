@@ -18,7 +18,7 @@
 #include "src/base/files/token_file.h"
 #include "tests/support/canned_server.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using ::testing::AllOf;
@@ -165,4 +165,4 @@ TEST(ChannelTest, ACertificateNeedsItsKey) {
 }
 
 }  // namespace
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 class DecodeOrderTest : public ::testing::Test {
@@ -76,4 +76,4 @@ TEST_F(DecodeOrderTest, FirstMembersOfTenantsTakeTurns) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -1,7 +1,7 @@
 #include "gtest/gtest.h"
 #include "src/dispatch/fair_shares.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 TEST(DeviceShareTest, HonoursTheShareWhateverThePlansLast) {
@@ -69,4 +69,4 @@ TEST(DeviceShareTest, AfterIdlenessBothAreLevel) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -9,7 +9,7 @@
 #include "tests/support/adapter_keys.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 const absl::Time kNow = absl::UnixEpoch();
@@ -206,4 +206,4 @@ TEST_F(EnqueueTest, TellsTheNextDeadline) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

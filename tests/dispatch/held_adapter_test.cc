@@ -10,7 +10,7 @@
 #include "src/dispatch/scheduler.h"
 #include "tests/support/adapter_keys.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 using ::testing::ElementsAre;
@@ -141,4 +141,4 @@ TEST_F(HeldAdapterTest, ANewAdapterOfTheNameIsNotHeld) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 namespace {
 
 TEST(PageAllocatorTest, HandsOutEveryPageOnce) {
@@ -73,4 +73,4 @@ TEST(PageAllocatorTest, RefusesPagesThatAreNotInUse) {
 }
 
 }  // namespace
-}  // namespace weft::kv
+}  // namespace weft::dispatch

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "src/dispatch/sequence_pages.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 namespace {
 
 using ::testing::ElementsAre;
@@ -390,4 +390,4 @@ TEST(RandomPrefixCacheTest, AgreesWithASimpleModel) {
 }
 
 }  // namespace
-}  // namespace weft::kv
+}  // namespace weft::dispatch

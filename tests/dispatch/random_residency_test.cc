@@ -17,7 +17,7 @@
 #include "src/dispatch/residency.h"
 #include "tests/support/adapter_keys.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 using enum AdapterLocation;
@@ -293,4 +293,4 @@ TEST(RandomResidencyTest, LimitsHoldAndAllAreServed) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

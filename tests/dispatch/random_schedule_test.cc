@@ -18,7 +18,7 @@
 #include "tests/support/adapter_keys.h"
 #include "tests/support/sanitizer_slowdown.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 struct Step {
@@ -343,4 +343,4 @@ TEST(RandomScheduleTest, AppliesEveryStepOnceAndInOrder) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/adapter_keys.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 using ::testing::ElementsAre;
@@ -298,4 +298,4 @@ TEST_F(ResidencyTest, PinnedAdaptersComeInTogetherWhateverTheyHold) {
 }
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -109,7 +109,7 @@ class Interpreter {
         late.empty() ? absl::InfiniteFuture()
                      : engine_->clock().Now() + absl::Seconds(Number(late));
     StepRequest request;
-    sched::WorkItem item = {.kind = sched::WorkKind::kAdapterOp, .tokens = 1};
+    WorkItem item = {.kind = WorkKind::kAdapterOp, .tokens = 1};
     if (words[0] == "train" || words[0] == "score") {
       TrainRequest train =
           OneDatum(adapter, step, static_cast<int32_t>(payload));
@@ -122,7 +122,7 @@ class Interpreter {
       item.datum_tokens.resize(train.data.size(), 10);
       request = train;
     } else if (words[0] == "optim") {
-      item.kind = sched::WorkKind::kOptim;
+      item.kind = WorkKind::kOptim;
       request = OptimStepRequest{
           .adapter_id = adapter,
           .step = step,
@@ -228,7 +228,7 @@ class Interpreter {
   }
 
   std::string Moved(bool ok) {
-    const sched::Move move = moves_.front();
+    const Move move = moves_.front();
     moves_.erase(moves_.begin());
     engine_->Finish(move, ok ? absl::OkStatus()
                              : absl::ResourceExhaustedError("disk full"));
@@ -303,7 +303,7 @@ class Interpreter {
   std::map<std::string, StepTask> running_;
   std::vector<uint64_t> decoding_;
   std::optional<SampleTask> taken_;
-  std::vector<sched::Move> moves_;
+  std::vector<Move> moves_;
   std::shared_ptr<void> hold_;
   Words answers_;
   uint64_t runs_ = 0;

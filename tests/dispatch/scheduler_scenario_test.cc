@@ -21,7 +21,7 @@
 #include "tests/support/adapter_keys.h"
 #include "tests/support/scenarios.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 using Words = std::vector<std::string>;
@@ -330,7 +330,8 @@ class Interpreter {
 class ScenarioTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ScenarioTest, GivesTheExpectedAnswers) {
-  const std::string path = testing::ScenarioPath("dispatch/scheduler", GetParam());
+  const std::string path =
+      testing::ScenarioPath("dispatch/scheduler", GetParam());
   std::ifstream file(path);
   ASSERT_TRUE(file.is_open()) << path;
   Interpreter interpreter;
@@ -356,9 +357,10 @@ TEST_P(ScenarioTest, GivesTheExpectedAnswers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Scenarios, ScenarioTest,
-                         ::testing::ValuesIn(testing::ScenarioNames("dispatch/scheduler")),
-                         [](const auto& scenario) { return scenario.param; });
+INSTANTIATE_TEST_SUITE_P(
+    Scenarios, ScenarioTest,
+    ::testing::ValuesIn(testing::ScenarioNames("dispatch/scheduler")),
+    [](const auto& scenario) { return scenario.param; });
 
 }  // namespace
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 namespace {
 
 TEST(SequencePagesTest, FillsAPageBeforeItTakesTheNext) {
@@ -131,4 +131,4 @@ TEST(SequencePagesTest, NeverGivesTwoSequencesTheSameOwnSlot) {
 }
 
 }  // namespace
-}  // namespace weft::kv
+}  // namespace weft::dispatch

@@ -15,8 +15,8 @@
 
 namespace {
 
-using weft::journal::LogReader;
-using weft::journal::StateFolder;
+using weft::log::LogReader;
+using weft::log::StateFolder;
 
 std::string MakeFolder() {
   std::string path = "/dev/shm/journal_fuzz_XXXXXX";

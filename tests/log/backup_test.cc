@@ -3,7 +3,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 namespace fs = std::filesystem;
@@ -65,4 +65,4 @@ TEST_F(BackUpTest, MakesACopyInTheCurrentFolder) {
 }
 
 }  // namespace
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -12,7 +12,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr int kLives = 200;
@@ -139,4 +139,4 @@ TEST(CrashTest, WhatIsAcknowledgedSurvivesEveryKill) {
 }
 
 }  // namespace
-}  // namespace weft::journal
+}  // namespace weft::log

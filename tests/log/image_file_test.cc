@@ -6,7 +6,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 using Blocks = std::vector<std::vector<float>>;
@@ -131,4 +131,4 @@ TEST_F(ImageFileTest, NothingStaysOfOneThatFailed) {
 }
 
 }  // namespace
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -20,7 +20,7 @@
 #include "src/log/state_folder.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 inline constexpr char kModel[] = "SmolLM2 0123456789abcdef";
 
@@ -124,6 +124,6 @@ class TestLog {
   std::unique_ptr<LogWriter> writer_;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_TESTS_LOG_JOURNAL_FOLDER_H_

@@ -8,7 +8,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 using testing::ElementsAre;
@@ -280,4 +280,4 @@ TEST_F(LogReaderTest, ARepairThatFailsSaysSo) {
 }
 
 }  // namespace
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -6,12 +6,9 @@
 #include "src/log/recorder.h"
 #include "tests/log/journal_folder.h"
 
-namespace weft::engine {
+namespace weft::log {
 namespace {
 
-using records::BatchRecord;
-using records::BeginRecord;
-using records::StoredAdapter;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
@@ -20,15 +17,15 @@ constexpr AdapterKey kA{1}, kB{2}, kC{3};
 class LogSummaryTest : public testing::Test {
  protected:
   LogSummaryTest() {
-    absl::StatusOr<std::unique_ptr<journal::LogWriter>> log =
-        journal::LogWriter::Open(folder_.get(), 1, {}, &metrics_);
+    absl::StatusOr<std::unique_ptr<LogWriter>> log =
+        LogWriter::Open(folder_.get(), 1, {}, &metrics_);
     EXPECT_THAT(log, IsOk());
     writer_ = *std::move(log);
   }
 
   // Returns the record's sequence.
-  uint64_t Write(const records::Record& record) {
-    return writer_->Append(records::Encode(record));
+  uint64_t Write(const Record& record) {
+    return writer_->Append(Encode(record));
   }
   uint64_t Make(AdapterKey key, const std::string& id) {
     return Write(StoredAdapter{
@@ -57,11 +54,11 @@ class LogSummaryTest : public testing::Test {
     return ReadLog(*folder_, {}, reading);
   }
 
-  journal::TestFolder files_;
-  std::unique_ptr<journal::StateFolder> folder_ = files_.Open();
+  TestFolder files_;
+  std::unique_ptr<StateFolder> folder_ = files_.Open();
   prometheus::Registry registry_;
-  journal::LogMetrics metrics_{&registry_};
-  std::unique_ptr<journal::LogWriter> writer_;
+  LogMetrics metrics_{&registry_};
+  std::unique_ptr<LogWriter> writer_;
 };
 
 TEST_F(LogSummaryTest, AnIdIsNeededUpToTheLastRecordOfItsAdapters) {
@@ -69,7 +66,7 @@ TEST_F(LogSummaryTest, AnIdIsNeededUpToTheLastRecordOfItsAdapters) {
   Make(kB, "b");
   Begin(7, kA);
   const uint64_t batch = Batch({7}, /*last=*/true);
-  const uint64_t removed = Write(records::RemovedRecord{.key = kB});
+  const uint64_t removed = Write(RemovedRecord{.key = kB});
   const absl::StatusOr<LogSummary> log = Read();
   ASSERT_THAT(log, IsOk());
   ASSERT_EQ(log->changed.size(), 2);
@@ -114,7 +111,7 @@ TEST_F(LogSummaryTest, ATeacherOfTheSnapshotIsNeededToo) {
   std::promise<void> durable;
   writer_->WhenDurable([&] { durable.set_value(); });
   durable.get_future().wait();
-  records::Snapshot snapshot;
+  Snapshot snapshot;
   snapshot.adapters = {
       StoredAdapter{.key = kA, .adapter_id = "a", .tenant = "t"},
       StoredAdapter{.key = kB, .adapter_id = "b", .tenant = "t"}};
@@ -130,7 +127,7 @@ TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
   Begin(7, kA);
   Begin(8, kB);
   const uint64_t both = Batch({7, 8}, /*last=*/false);
-  const uint64_t given_up = Write(records::GivenUpRecord{.work = 8});
+  const uint64_t given_up = Write(GivenUpRecord{.work = 8});
   const absl::StatusOr<LogSummary> log = Read();
   ASSERT_THAT(log, IsOk());
   EXPECT_THAT(log->given_up, ElementsAre(7));
@@ -142,7 +139,7 @@ TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   Make(kA, "a");
   Write(
       StoredAdapter{.key = kC, .adapter_id = "c", .tenant = "t", .epoch = 50});
-  Write(records::RemovedRecord{.key = kC});
+  Write(RemovedRecord{.key = kC});
   const absl::StatusOr<LogSummary> log = Read();
   ASSERT_THAT(log, IsOk());
   EXPECT_EQ(log->next_key, 4);
@@ -151,14 +148,14 @@ TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
 }
 
 TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
-  records::Recorder recorder;
+  Recorder recorder;
   recorder.PutNote("before the start", "x");
   recorder.Start(std::move(writer_), {}, "", {}, {});
   recorder.PutNote("a/1", "one");
   recorder.PutNote("a/2", "two");
   recorder.PutNote("b", "b");
   recorder.EraseNote("a/1");
-  records::Snapshot snapshot;
+  Snapshot snapshot;
   recorder.BeginSnapshot(&snapshot);
   recorder.PutNote("a/3", std::string("\0\xff", 2));
   recorder.PutNote("a/2", "");
@@ -167,7 +164,7 @@ TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   recorder.Stop();
   const auto bytes = Encode(snapshot);
   ASSERT_THAT(bytes, IsOk());
-  auto decoded = records::DecodeSnapshot(*bytes);
+  auto decoded = DecodeSnapshot(*bytes);
   ASSERT_THAT(decoded, IsOk());
   EXPECT_EQ(*decoded->notes.at("a/2"), "two");
   EXPECT_EQ(*decoded->notes.at("b"), "b");
@@ -202,14 +199,13 @@ TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
 }
 
 TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
-  Write(StoredAdapter{
-      .key = kA,
-      .adapter_id = "a",
-      .tenant = "t",
-      .image = records::ImageRecord{.file = "gone", .versions = {1}}});
+  Write(StoredAdapter{.key = kA,
+                      .adapter_id = "a",
+                      .tenant = "t",
+                      .image = ImageRecord{.file = "gone", .versions = {1}}});
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
                                "image \"gone\" is missing"));
 }
 
 }  // namespace
-}  // namespace weft::engine
+}  // namespace weft::log

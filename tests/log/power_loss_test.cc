@@ -10,7 +10,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr int kRandomDisks = 6;
@@ -223,4 +223,4 @@ TEST_F(PowerLossTest, LosesNoSnapshotThatAStartHasRead) {
 }
 
 }  // namespace
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -11,7 +11,7 @@
 #include "src/log/log.pb.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::records {
+namespace weft::log {
 namespace {
 
 TrainRequest Train() {
@@ -133,18 +133,18 @@ class EveryField {
 
 TEST(RecordTest, EveryFieldOfTheLogIsReadAndWritten) {
   const int record_kinds =
-      log::Record::descriptor()->oneof_decl(0)->field_count();
+      proto::Record::descriptor()->oneof_decl(0)->field_count();
   const int step_kinds =
-      log::Request::descriptor()->oneof_decl(0)->field_count();
+      proto::Request::descriptor()->oneof_decl(0)->field_count();
   ASSERT_EQ(step_kinds,
-            log::Result::descriptor()->oneof_decl(0)->field_count());
+            proto::Result::descriptor()->oneof_decl(0)->field_count());
   for (int i = 0; i < record_kinds * step_kinds; ++i) {
-    log::Record record;
+    proto::Record record;
     EveryField(i / step_kinds, i % step_kinds).Set(&record);
     const absl::StatusOr<Record> read =
         DecodeRecord(record.SerializeAsString());
     ASSERT_TRUE(read.ok()) << read.status() << record.DebugString();
-    log::Record again;
+    proto::Record again;
     ASSERT_TRUE(again.ParseFromString(Encode(*read)));
     std::string difference;
     google::protobuf::util::MessageDifferencer differencer;
@@ -350,7 +350,7 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
       .slices = {{.work_id = 5, .first_datum = 2, .num_data = 3, .last = true},
                  {.work_id = 6, .first_datum = 0, .num_data = 1}}});
   EXPECT_EQ(batch.slices.at(0),
-            (sched::TrainSlice{
+            (dispatch::TrainSlice{
                 .work_id = 5, .first_datum = 2, .num_data = 3, .last = true}));
   EXPECT_FALSE(batch.slices.at(1).last);
   const LoadCheckpointRequest request{.adapter_id = "a", .name = "n"};
@@ -381,4 +381,4 @@ TEST(RecordTest, BytesThatAreNoRecordAreDamage) {
 }
 
 }  // namespace
-}  // namespace weft::records
+}  // namespace weft::log

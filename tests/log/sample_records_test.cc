@@ -11,7 +11,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/fake_clock.h"
 
-namespace weft::records {
+namespace weft::log {
 namespace {
 
 using testing::IsNull;
@@ -275,20 +275,20 @@ class RestartTest : public SampleRecordsTest {
   // Starts a new process, which has the notes of those before.
   void Start(int64_t max_bytes, const std::string& model = "m") {
     recorder_.Stop();
-    const absl::StatusOr<engine::LogSummary> log =
-        engine::ReadLog(*folder_, {}, {.max_resident = 8});
+    const absl::StatusOr<LogSummary> log =
+        ReadLog(*folder_, {}, {.max_resident = 8});
     ASSERT_THAT(log, IsOk());
-    auto writer = journal::LogWriter::Open(folder_.get(), log->next_sequence,
-                                           {}, &metrics_);
+    auto writer =
+        LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);
     ASSERT_THAT(writer, IsOk());
     recorder_.Start(*std::move(writer), {}, "", {}, log->notes);
     Make(max_bytes, model).Restore();
   }
 
-  journal::TestFolder files_;
-  std::unique_ptr<journal::StateFolder> folder_ = files_.Open();
+  TestFolder files_;
+  std::unique_ptr<StateFolder> folder_ = files_.Open();
   prometheus::Registry log_registry_;
-  journal::LogMetrics metrics_{&log_registry_};
+  LogMetrics metrics_{&log_registry_};
 };
 
 TEST_F(RestartTest, ARestartKeepsRecordsAndForgetsThoseThatWent) {
@@ -335,4 +335,4 @@ TEST_F(RestartTest, TheLogTakesLittleMoreThanTheValues) {
 }
 
 }  // namespace
-}  // namespace weft::records
+}  // namespace weft::log

@@ -7,7 +7,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 namespace fs = std::filesystem;
@@ -240,4 +240,4 @@ TEST_F(StateFolderTest, SaysThatNoDescriptorIsLeft) {
 }
 
 }  // namespace
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -11,7 +11,7 @@
 
 #include "tests/support/tolerance.h"
 
-namespace weft::optim {
+namespace weft::loss {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -202,4 +202,4 @@ TEST(CudaAdamWStepTest, IsThatOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace weft::optim
+}  // namespace weft::loss

@@ -13,7 +13,7 @@
 #include "tests/support/limited_memory.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::optim {
+namespace weft::loss {
 namespace {
 
 using ::weft::testing::kEpsilonF32;
@@ -287,4 +287,4 @@ TEST(CudaMuonStepTest, IsThatOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace weft::optim
+}  // namespace weft::loss

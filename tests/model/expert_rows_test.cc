@@ -6,7 +6,7 @@
 
 #include "src/model/router.h"
 
-namespace weft::moe {
+namespace weft::model {
 namespace {
 
 at::Tensor Longs(std::vector<int64_t> values) {
@@ -104,4 +104,4 @@ TEST(SortByExpertTest, RefusesAnExpertThatDoesNotExist) {
 }
 
 }  // namespace
-}  // namespace weft::moe
+}  // namespace weft::model

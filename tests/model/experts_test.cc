@@ -13,7 +13,7 @@
 #include "src/ops/int8_weight.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::moe::experts_test {
+namespace weft::model::experts_test {
 namespace {
 
 constexpr int64_t kHidden = 48;
@@ -68,7 +68,7 @@ class ExpertsTest : public ::testing::Test {
         {routing, shape}, {0, lora::ProjectionGroup::kDown, expert}, nullptr);
   }
 
-  model::ModelConfig config_;
+  model_config::ModelConfig config_;
   lora::ModelShape shape_;
   ExpertWeights weights_;
   std::shared_ptr<lora::AdapterVersion> version_;
@@ -175,4 +175,4 @@ TEST_F(ExpertsTest, AmongManyRowsATokenHasTheSameBitsInEveryBatch) {
 }
 
 }  // namespace
-}  // namespace weft::moe::experts_test
+}  // namespace weft::model::experts_test

@@ -9,7 +9,7 @@
 #include "tests/support/dtype_name.h"
 #include "tests/support/tensors_near.h"
 
-namespace weft::moe::router_test {
+namespace weft::model::router_test {
 namespace {
 
 using ::weft::testing::MaxAbs;
@@ -21,8 +21,8 @@ constexpr int kPerToken = 3;
 
 const at::Tensor none;  // A router without bias.
 
-model::MoeConfig Config(bool normalizes) {
-  model::MoeConfig config;
+model_config::MoeConfig Config(bool normalizes) {
+  model_config::MoeConfig config;
   config.shape.count = kExperts;
   config.shape.per_token = kPerToken;
   config.normalizes_weights = normalizes;
@@ -56,7 +56,7 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
     const at::Tensor expected =
         torch::autograd::grad({weights_TK}, {x_TH}, {d_weights_TK})[0];
 
-    const model::MoeConfig config = Config(normalizes);
+    const model_config::MoeConfig config = Config(normalizes);
     const Routing routing = Route(x_TH.detach(), {router_EH, none}, config, {});
     ExpectNear(routing.weights_TK, weights_TK, Bound(1));
     ExpectNear(RouteBackward(d_weights_TK, routing, router_EH, config),
@@ -68,7 +68,7 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
 // the softmax of only the chosen logits.
 TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
   at::manual_seed(4);
-  model::MoeConfig config = Config(/*normalizes=*/false);
+  model_config::MoeConfig config = Config(/*normalizes=*/false);
   config.softmax_of_chosen = true;
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor bias_E = at::randn({kExperts}, at::kDouble) * 3;
@@ -91,7 +91,7 @@ TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
 // weights are the sigmoids themselves, divided by their sum and scaled.
 TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
   at::manual_seed(5);
-  model::MoeConfig config = Config(/*normalizes=*/true);
+  model_config::MoeConfig config = Config(/*normalizes=*/true);
   config.sigmoid = true;
   config.weight_scale = 2.5;
   config.groups = 3;
@@ -126,7 +126,7 @@ TEST(RouteTest, SigmoidsAreCorrectedOnlyForTheChoice) {
 // dtype.
 TEST(RouteTest, LogitsOfAModelInBf16MayBeWide) {
   at::manual_seed(9);
-  model::MoeConfig config = Config(/*normalizes=*/true);
+  model_config::MoeConfig config = Config(/*normalizes=*/true);
   config.sigmoid = true;
   const at::Tensor router_EH = Random(kExperts, kHidden).to(at::kBFloat16);
   const at::Tensor x_TH = Random(kTokens, kHidden).to(at::kBFloat16);
@@ -163,7 +163,7 @@ TEST(RouteTest, LogitsOfAModelInBf16MayBeWide) {
 
 // GLM-4.5 divides by the sum of the sigmoids plus 1e-20.
 TEST(RouteTest, WeightsOfScoresThatAreZeroAreZero) {
-  model::MoeConfig config = Config(/*normalizes=*/true);
+  model_config::MoeConfig config = Config(/*normalizes=*/true);
   config.sigmoid = true;
   config.sum_epsilon = 1e-20;
   const at::Tensor x_TH = at::full({1, kHidden}, -100.0F);
@@ -178,7 +178,7 @@ TEST(RouteTest, WeightsOfScoresThatAreZeroAreZero) {
 
 // Probabilities of experts far below the best one round to zero.
 TEST(RouteTest, GivenExpertsMayBeVeryImprobable) {
-  model::MoeConfig config = Config(/*normalizes=*/false);
+  model_config::MoeConfig config = Config(/*normalizes=*/false);
   config.shape.per_token = 2;
   config.softmax_of_chosen = true;
   const at::Tensor bias_E = at::arange(kExperts, at::kFloat) * 200;
@@ -201,7 +201,7 @@ TEST_P(RouteDtypeTest, TakesTheExpertsThatItIsGiven) {
   at::manual_seed(5);
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor x_TH = Random(kTokens, kHidden);
-  const model::MoeConfig config = Config(/*normalizes=*/true);
+  const model_config::MoeConfig config = Config(/*normalizes=*/true);
   const Routing own = Route(x_TH, {router_EH, none}, config, {});
   const Routing again = Route(x_TH, {router_EH, none}, config, own.experts_TK);
   EXPECT_TRUE(at::equal(again.weights_TK, own.weights_TK));
@@ -220,7 +220,7 @@ TEST_P(RouteDtypeTest, ChoosesForTheRowsWithoutGivenExperts) {
   at::manual_seed(6);
   const at::Tensor router_EH = Random(kExperts, kHidden);
   const at::Tensor x_TH = Random(kTokens, kHidden);
-  const model::MoeConfig config = Config(/*normalizes=*/true);
+  const model_config::MoeConfig config = Config(/*normalizes=*/true);
   const Routing own = Route(x_TH, {router_EH, none}, config, {});
   at::Tensor given_TK = (own.experts_TK + 1) % kExperts;
   given_TK[1].fill_(-1);
@@ -244,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(EveryDtype, RouteDtypeTest,
 
 // Returns the routing that LibTorch's operators compute from the logits.
 Routing RouteOfLogits(const at::Tensor& logits_TE,
-                      const model::MoeConfig& config) {
+                      const model_config::MoeConfig& config) {
   const at::Tensor scores_TE =
       config.softmax_of_chosen ? logits_TE : logits_TE.softmax(1);
   auto [weights_TK, experts_TK] = scores_TE.topk(config.shape.per_token, 1);
@@ -266,7 +266,7 @@ TEST(RouteTest, BreaksTiesAsTopKDoes) {
         SCOPED_TRACE(::testing::Message()
                      << num_experts << " experts, " << per_token
                      << " per token, form " << form);
-        model::MoeConfig config = Config(/*normalizes=*/form == 1);
+        model_config::MoeConfig config = Config(/*normalizes=*/form == 1);
         config.softmax_of_chosen = form == 2;
         config.shape.count = num_experts;
         config.shape.per_token = per_token;
@@ -292,4 +292,4 @@ TEST(RouteTest, BreaksTiesAsTopKDoes) {
 }
 
 }  // namespace
-}  // namespace weft::moe::router_test
+}  // namespace weft::model::router_test

@@ -21,7 +21,7 @@
 #include "src/base/address.h"
 #include "src/base/options/options.h"
 
-namespace weft {
+namespace weft::server {
 
 ServerTest::ServerTest() = default;
 ServerTest::~ServerTest() = default;
@@ -177,4 +177,4 @@ std::string Trailer(const grpc::ClientContext& context,
   return {found->second.data(), found->second.size()};
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -21,8 +21,9 @@ CannedServer::CannedServer(const CannedLimits& limits)
   options.metrics_listen = "";
   options.model_name = "toy";
   // If the server cannot listen, value() ends the test and reports why.
-  frontend_ = Frontend::Start(options, std::make_shared<prometheus::Registry>())
-                  .value();
+  frontend_ =
+      server::Frontend::Start(options, std::make_shared<prometheus::Registry>())
+          .value();
   frontend_->SetEngine(&engine_);
 }
 

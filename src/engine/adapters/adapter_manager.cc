@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
 #include "src/engine/adapters/state_image.h"
 #include "src/lora/expert_rank.h"
 
@@ -49,7 +50,7 @@ bool AdapterManager::Forget(const std::string& adapter_id) {
       context_.dispatcher.adapters().KeyOf(adapter_id);
   if (!key || *key == AdapterKey::kBaseModel) return false;
   Remove(*key);
-  context_.recorder.Write(records::RemovedRecord{.key = *key});
+  context_.recorder.Write(log::RemovedRecord{.key = *key});
   return true;
 }
 
@@ -222,7 +223,7 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   return desk.Info(request.adapter_id);
 }
 
-absl::Status AdapterManager::MakeAgain(const records::StoredAdapter& adapter) {
+absl::Status AdapterManager::MakeAgain(const log::StoredAdapter& adapter) {
   const absl::Status status =
       MakeTensors(adapter.key, adapter.config, {}, adapter.created_at);
   if (!status.ok()) {
@@ -252,18 +253,18 @@ absl::Status AdapterManager::MakeTensors(AdapterKey key,
 void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
                             const AdapterInfo& made) const {
   const CreateAdapterRequest& request = adapter.request;
-  records::StoredAdapter record{.key = key,
-                                .adapter_id = request.adapter_id,
-                                .tenant = request.tenant,
-                                .config = request.config,
-                                .epoch = made.epoch,
-                                .last_step = adapter.last_step,
-                                .created_at = made.created_at};
+  log::StoredAdapter record{.key = key,
+                            .adapter_id = request.adapter_id,
+                            .tenant = request.tenant,
+                            .config = request.config,
+                            .epoch = made.epoch,
+                            .last_step = adapter.last_step,
+                            .created_at = made.created_at};
   if (!adapter.image.empty()) {
-    record.image = records::ImageRecord{.file = adapter.image,
-                                        .optim_steps = made.optim_steps,
-                                        .optimizer = made.optimizer,
-                                        .versions = {made.version}};
+    record.image = log::ImageRecord{.file = adapter.image,
+                                    .optim_steps = made.optim_steps,
+                                    .optimizer = made.optimizer,
+                                    .versions = {made.version}};
   }
   if (request.durability != Durability::kMemory) {
     context_.recorder.Write(record);
@@ -285,7 +286,7 @@ void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
     if (status.ok()) {
       context_.Publish(*key);
       context_.recorder.Write(
-          records::ReleaseRecord{.key = *key, .name = request.name});
+          log::ReleaseRecord{.key = *key, .name = request.name});
     }
     context_.Reply(done, status.ok() ? absl::StatusOr<bool>(true) : status);
   });

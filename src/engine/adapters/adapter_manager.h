@@ -42,7 +42,7 @@ class AdapterManager {
   // Creates an adapter of an earlier process from the adapter's record in the
   // log. The adapter gets initial weights. The caller must hold a slot
   // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
-  [[nodiscard]] absl::Status MakeAgain(const records::StoredAdapter& adapter);
+  [[nodiscard]] absl::Status MakeAgain(const log::StoredAdapter& adapter);
   // Removes the adapter with its tensors, its spill file and its steps. Does
   // not write the removal to the log.
   void Remove(AdapterKey key);

@@ -8,7 +8,7 @@
 
 namespace weft::engine {
 
-void AdapterMover::Run(const sched::Move& move) {
+void AdapterMover::Run(const dispatch::Move& move) {
   using enum AdapterLocation;
   if (move.to == kHost) {
     ToHost(move);
@@ -21,7 +21,7 @@ void AdapterMover::Run(const sched::Move& move) {
   }
 }
 
-void AdapterMover::ToHost(const sched::Move& move) {
+void AdapterMover::ToHost(const dispatch::Move& move) {
   const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
   const absl::Status status =
       context_.guard.Guarded("moving an adapter out", [&] {
@@ -31,7 +31,7 @@ void AdapterMover::ToHost(const sched::Move& move) {
   Finish(move, bytes, status);
 }
 
-void AdapterMover::ToDisk(const sched::Move& move) {
+void AdapterMover::ToDisk(const dispatch::Move& move) {
   const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
   lora::AdapterImage image;
   const absl::Status copied = context_.guard.Guarded(
@@ -62,7 +62,7 @@ void AdapterMover::ToDisk(const sched::Move& move) {
   });
 }
 
-void AdapterMover::FromHost(const sched::Move& move) {
+void AdapterMover::FromHost(const dispatch::Move& move) {
   const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
   const absl::Status status =
       context_.guard.Guarded("moving an adapter in", [&] {
@@ -72,7 +72,7 @@ void AdapterMover::FromHost(const sched::Move& move) {
   Finish(move, bytes, status);
 }
 
-void AdapterMover::FromDisk(const sched::Move& move) {
+void AdapterMover::FromDisk(const dispatch::Move& move) {
   const auto size = static_cast<int64_t>(
       context_.adapters.Facts(move.adapter).info.num_parameters);
   context_.PostIo([this, move, size,
@@ -104,7 +104,7 @@ absl::Status AdapterMover::Read(AdapterKey key,
                      image);
 }
 
-void AdapterMover::Finish(const sched::Move& move, uint64_t bytes,
+void AdapterMover::Finish(const dispatch::Move& move, uint64_t bytes,
                           const absl::Status& status) {
   if (status.ok()) {
     context_.Publish(move.adapter);

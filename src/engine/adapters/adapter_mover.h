@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "src/base/files/spill_folder.h"
+#include "src/engine/adapters/adapter_table.h"
 #include "src/engine/engine_context.h"
 
 namespace weft::engine {
@@ -22,7 +23,7 @@ class AdapterMover {
   // Makes the move. Reports its end to the dispatcher: at once, or after the
   // I/O thread has written or read the file. If the adapter is removed
   // meanwhile, reports nothing.
-  void Run(const sched::Move& move);
+  void Run(const dispatch::Move& move);
   // Reads the image of an adapter on disk, which stays there. `image` is the
   // adapter's (AdapterTable::Image), and gets its tensors. Blocks on the disk.
   [[nodiscard]] absl::Status Read(AdapterKey key,
@@ -32,11 +33,11 @@ class AdapterMover {
   void RemoveFile(ImageFile file);
 
  private:
-  void ToHost(const sched::Move& move);
-  void ToDisk(const sched::Move& move);
-  void FromHost(const sched::Move& move);
-  void FromDisk(const sched::Move& move);
-  void Finish(const sched::Move& move, uint64_t bytes,
+  void ToHost(const dispatch::Move& move);
+  void ToDisk(const dispatch::Move& move);
+  void FromHost(const dispatch::Move& move);
+  void FromDisk(const dispatch::Move& move);
+  void Finish(const dispatch::Move& move, uint64_t bytes,
               const absl::Status& status);
 
   const EngineContext& context_;

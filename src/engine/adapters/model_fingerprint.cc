@@ -45,16 +45,16 @@ std::string Digest(const std::string& bytes) {
 
 std::string Exact(double value) { return absl::StrFormat("%.17g", value); }
 
-std::string AttentionDigest(const model::ModelConfig& config) {
+std::string AttentionDigest(const model_config::ModelConfig& config) {
   std::string text;
-  for (const model::LayerAttention& layer : config.attention) {
+  for (const model_config::LayerAttention& layer : config.attention) {
     absl::StrAppend(&text, Exact(layer.rule.scale), " ", layer.rule.window, " ",
                     Exact(layer.rule.softcap), " ", layer.rope_table, "\n");
   }
   return Digest(text);
 }
 
-std::string RopeDigest(const model::ModelConfig& config) {
+std::string RopeDigest(const model_config::ModelConfig& config) {
   std::string text;
   for (const std::vector<double>& table : config.rope_tables) {
     for (const double frequency : table) {
@@ -65,7 +65,7 @@ std::string RopeDigest(const model::ModelConfig& config) {
   return Digest(text);
 }
 
-void AddDelta(const model::ModelConfig& config, Parts& parts) {
+void AddDelta(const model_config::ModelConfig& config, Parts& parts) {
   const lora::DeltaShape& delta = config.delta;
   if (!config.has_delta()) return;
   std::string layers;
@@ -78,7 +78,7 @@ void AddDelta(const model::ModelConfig& config, Parts& parts) {
   parts["output_gate"] = absl::StrCat(config.output_gate);
 }
 
-void AddExperts(const model::MoeConfig& moe, Parts& parts) {
+void AddExperts(const model_config::MoeConfig& moe, Parts& parts) {
   if (moe.shape.count == 0) return;
   std::string layers;
   for (const bool has_experts : moe.shape.layers) {
@@ -98,7 +98,7 @@ void AddExperts(const model::MoeConfig& moe, Parts& parts) {
 }
 
 // Adds what few families have. Others have no such parts.
-void AddUnusual(const model::ModelConfig& config, Parts& parts) {
+void AddUnusual(const model_config::ModelConfig& config, Parts& parts) {
   const auto add = [&](const char* name, double value, double usual) {
     if (value != usual) parts[name] = Exact(value);
   };
@@ -117,7 +117,7 @@ void AddUnusual(const model::ModelConfig& config, Parts& parts) {
 
 // Adds what the decoder computes with. The end-of-sequence tokens and the
 // longest context are not among it.
-void AddConfig(const model::ModelConfig& config, Parts& parts) {
+void AddConfig(const model_config::ModelConfig& config, Parts& parts) {
   parts["num_layers"] = absl::StrCat(config.num_layers);
   parts["hidden"] = absl::StrCat(config.hidden);
   parts["ffn"] = absl::StrCat(config.ffn);
@@ -152,11 +152,13 @@ struct ReadTensor {
 
 // Returns each tensor once, even if several entries are parts of it.
 absl::StatusOr<std::vector<ReadTensor>> TensorsOf(
-    const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
+    const weights::Checkpoint& checkpoint,
+    const model_config::ModelConfig& config) {
   std::map<std::string, DiskTensor> found;
-  for (const model::WeightEntry& entry : model::ListWeights(config)) {
-    for (const model::StoredPart& part :
-         model::PartsOf(model::PlaceIn(checkpoint, entry))) {
+  for (const model_config::WeightEntry& entry :
+       model_config::ListWeights(config)) {
+    for (const model_config::StoredPart& part :
+         model_config::PartsOf(model_config::PlaceIn(checkpoint, entry))) {
       if (found.contains(part.name)) continue;
       WEFT_ASSIGN_OR_RETURN(const DiskTensor stored,
                             checkpoint.Find(part.name));
@@ -170,7 +172,8 @@ absl::StatusOr<std::vector<ReadTensor>> TensorsOf(
 }
 
 // Returns dtype, shape and a sample of the tensor.
-absl::StatusOr<std::string> Sample(const DiskTensor& tensor, size_t blocks) {
+absl::StatusOr<std::string> SampleBlocks(const DiskTensor& tensor,
+                                         size_t blocks) {
   std::string sample = absl::StrCat(weights::ScalarTypeName(tensor.dtype()),
                                     weights::ShapeString(tensor.shape()), ":");
   const uint64_t size = tensor.size_bytes();
@@ -200,7 +203,7 @@ std::string LayerOf(const std::string& name) {
 // Adds a digest for each name of a tensor without its numbers, and one for each
 // layer. Together they name a tensor that differs, and are few.
 absl::Status AddTensors(const weights::Checkpoint& checkpoint,
-                        const model::ModelConfig& config, Parts& parts) {
+                        const model_config::ModelConfig& config, Parts& parts) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<ReadTensor> tensors,
                         TensorsOf(checkpoint, config));
   const size_t blocks =
@@ -208,9 +211,9 @@ absl::Status AddTensors(const weights::Checkpoint& checkpoint,
   Parts digests;
   for (const ReadTensor& tensor : tensors) {
     WEFT_ASSIGN_OR_RETURN(const std::string sample,
-                          Sample(tensor.stored, blocks));
+                          SampleBlocks(tensor.stored, blocks));
     const std::string digest = Sha256(sample);
-    digests[model::WithoutNumbers(tensor.name)] += digest;
+    digests[model_config::WithoutNumbers(tensor.name)] += digest;
     const std::string layer = LayerOf(tensor.name);
     if (!layer.empty()) digests[layer] += digest;
   }
@@ -221,8 +224,8 @@ absl::Status AddTensors(const weights::Checkpoint& checkpoint,
 }  // namespace
 
 absl::StatusOr<std::string> ModelFingerprint(const EngineOptions& options) {
-  WEFT_ASSIGN_OR_RETURN(const model::ModelConfig config,
-                        model::ReadModelConfig(options.model_dir));
+  WEFT_ASSIGN_OR_RETURN(const model_config::ModelConfig config,
+                        model_config::ReadModelConfig(options.model_dir));
   Parts parts;
   AddConfig(config, parts);
   if (options.load_format == LoadFormat::kDummy) {

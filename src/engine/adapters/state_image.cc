@@ -38,8 +38,7 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
   // Registers the image before its file exists, because StateFolder::Cut
   // removes files that the recorder does not know.
   context.recorder.AddImage(image, /*recorded=*/false);
-  const absl::Status written =
-      journal::WriteImage(*context.state, image, blocks);
+  const absl::Status written = log::WriteImage(*context.state, image, blocks);
   if (!written.ok()) {
     context.recorder.DropImage(image);
     return written;
@@ -51,7 +50,7 @@ void DropState(const EngineContext& context, const std::string& image) {
   if (image.empty()) return;
   context.recorder.DropImage(image);
   context.PostIo([&context, image] {
-    const absl::Status removed = journal::RemoveImage(*context.state, image);
+    const absl::Status removed = log::RemoveImage(*context.state, image);
     if (!removed.ok() && !absl::IsNotFound(removed)) {
       Log(LogLevel::kWarning, "a file of the state folder stays",
           {{"reason", removed.message()}});
@@ -70,7 +69,7 @@ absl::Status ReadTensors(const EngineContext& context, const SpillFolder& spill,
       blocks.emplace_back(tensor->mutable_data_ptr<float>(), size);
     }
   }));
-  return file.durable ? journal::ReadImage(*context.state, file.name, blocks)
+  return file.durable ? log::ReadImage(*context.state, file.name, blocks)
                       : spill.Read(file.name, blocks);
 }
 
@@ -82,7 +81,7 @@ std::vector<std::span<const float>> BlocksOf(lora::AdapterImage& image) {
   return blocks;
 }
 
-absl::StatusOr<lora::AdapterState> ReadState(const journal::StateFolder& folder,
+absl::StatusOr<lora::AdapterState> ReadState(const log::StateFolder& folder,
                                              const std::string& image,
                                              int64_t num_parameters) {
   lora::AdapterState state;
@@ -91,7 +90,7 @@ absl::StatusOr<lora::AdapterState> ReadState(const journal::StateFolder& folder,
     values->resize(static_cast<size_t>(num_parameters));
     blocks.emplace_back(*values);
   }
-  WEFT_RETURN_IF_ERROR(journal::ReadImage(folder, image, blocks));
+  WEFT_RETURN_IF_ERROR(log::ReadImage(folder, image, blocks));
   return state;
 }
 

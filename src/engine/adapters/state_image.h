@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/files/spill_folder.h"
+#include "src/engine/adapters/adapter_table.h"
 #include "src/engine/engine_context.h"
 #include "src/lora/adapter.h"
 
@@ -21,7 +22,7 @@ namespace weft::engine {
 // the file's name. The caller must write the name to the log or pass it to
 // DropState. If `durability` is not kStep, or before Recorder::Start, writes no
 // file and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and
-// others of journal::WriteImage.
+// others of log::WriteImage.
 [[nodiscard]] absl::StatusOr<std::string> KeepState(
     const EngineContext& context, Durability durability,
     const lora::AdapterState& state);
@@ -31,7 +32,7 @@ void DropState(const EngineContext& context, const std::string& image);
 
 // Allocates the image's tensors, each with `size` floats, and reads them from
 // `file`, which is in the spill folder or, if it is durable, in the state
-// folder. Errors: those of SpillFolder, journal::ReadImage and RunGuarded.
+// folder. Errors: those of SpillFolder, log::ReadImage and RunGuarded.
 [[nodiscard]] absl::Status ReadTensors(const EngineContext& context,
                                        const SpillFolder& spill,
                                        const ImageFile& file, int64_t size,
@@ -42,9 +43,9 @@ void DropState(const EngineContext& context, const std::string& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
 // `image`. The file does not store optim_steps and optimizer. Errors: those of
-// journal::ReadImage.
+// log::ReadImage.
 [[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
-    const journal::StateFolder& folder, const std::string& image,
+    const log::StateFolder& folder, const std::string& image,
     int64_t num_parameters);
 
 }  // namespace weft::engine

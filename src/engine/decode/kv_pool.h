@@ -17,19 +17,32 @@
 #include "src/dispatch/prefix_cache.h"
 #include "src/dispatch/sequence_pages.h"
 #include "src/dispatch/state_slot.h"
+#include "src/model/decoder.h"
+#include "src/model_config/model_config.h"
 
 namespace weft::engine {
 
 inline constexpr int64_t kPageTokens = 16;
+
+// The properties of a model from which sizes in memory are computed.
+struct ModelSizes {
+  model_config::ModelConfig config;  // Config of the whole model.
+  int tensor_size = 1;               // Ranks that share every layer.
+  int64_t element_bytes = 2;  // Bytes of an element of activations and cache.
+};
+[[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
 
 // The bytes of one page, and of one state; state 0: the model has no states.
 struct CacheUnits {
   int64_t page = 0;
   int64_t state = 0;
 };
+// Returns the units on the rank with the largest part of the model.
+[[nodiscard]] CacheUnits CacheUnitsOf(const ModelSizes& sizes);
+
 struct CacheCounts {
   int64_t pages = 0;
-  int64_t states = 0;  // With the slot of padding (kv::kPaddingState).
+  int64_t states = 0;  // With the slot of padding (dispatch::kPaddingState).
 };
 // Returns how many pages and states the bytes hold, for up to `max_sequences`
 // samples that decode. States get at most half of the bytes, and no more than
@@ -45,7 +58,7 @@ struct CacheCounts {
 class KvPool {
  public:
   KvPool(const CacheUnits& units, const CacheCounts& counts,
-         std::function<void(const kv::CacheCopy&)> copy);
+         std::function<void(const dispatch::CacheCopy&)> copy);
 
   [[nodiscard]] static int64_t PagesFor(int64_t num_tokens) {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
@@ -72,39 +85,39 @@ class KvPool {
   }
   // Returns whether a sequence that begins as `from` could have a state of its
   // own, or needs none.
-  [[nodiscard]] bool HasRoomForState(const kv::SequencePages& from) const;
+  [[nodiscard]] bool HasRoomForState(const dispatch::SequencePages& from) const;
 
   // Returns a sequence that begins with the longest prefix of `tokens` that is
   // cached for `version` (a weights id), in whole pages. The sequence is empty
   // if no prefix is cached. It has no state of its own before TakeState. If
   // `fork_tokens` is not null, sets it to Prefix::fork_tokens.
-  [[nodiscard]] kv::SequencePages Begin(uint64_t version,
-                                        absl::Span<const int32_t> tokens,
-                                        int64_t* fork_tokens = nullptr);
+  [[nodiscard]] dispatch::SequencePages Begin(uint64_t version,
+                                              absl::Span<const int32_t> tokens,
+                                              int64_t* fork_tokens = nullptr);
   // Gives the sequence of Begin a state of its own: a copy of the prefix's, or
   // zeros. If there is no slot for a copy, the sequence takes the prefix's
   // state from the cache, unless another sequence uses it. Does nothing in
   // models without states. Returns false if there is no state to have.
-  [[nodiscard]] bool TakeState(kv::SequencePages& sequence);
+  [[nodiscard]] bool TakeState(dispatch::SequencePages& sequence);
   // Makes room for `count` more tokens. If there is no room, returns false and
   // leaves the sequence as it is.
-  [[nodiscard]] bool Append(kv::SequencePages& sequence, int64_t count);
+  [[nodiscard]] bool Append(dispatch::SequencePages& sequence, int64_t count);
   // Returns a second sequence with the same tokens and a copy of the state.
   // Returns none if no page is free for the copy of a partly filled last page,
   // or no slot for that of the state.
-  [[nodiscard]] std::optional<kv::SequencePages> Fork(
-      const kv::SequencePages& source);
+  [[nodiscard]] std::optional<dispatch::SequencePages> Fork(
+      const dispatch::SequencePages& source);
 
   // Caches the full pages of `tokens`, which are the sequence's first tokens
   // and were computed with `version`. If equal pages are cached already, this
   // sequence shares them from now on.
   void CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
-                   kv::SequencePages& sequence);
+                   dispatch::SequencePages& sequence);
   // Caches the state of the sequence, which has read `tokens`, if the cache has
   // their pages and lacks the state, and `tokens` are whole pages. A sequence
   // that ends gives its slot. Else this copies the state, if a slot is free.
   void CacheState(uint64_t version, absl::Span<const int32_t> tokens,
-                  const kv::SequencePages& sequence, bool ends);
+                  const dispatch::SequencePages& sequence, bool ends);
   void Forget(uint64_t version) { prefixes_.DropVersion(version); }
 
  private:
@@ -113,13 +126,14 @@ class KvPool {
   void MakeFree(int64_t count);
   // Returns a slot, with a copy of `from` or zeros. If need be, evicts a cached
   // state. Returns an empty one if no slot is free.
-  [[nodiscard]] kv::StateSlot NewState(std::optional<kv::StateId> from);
+  [[nodiscard]] dispatch::StateSlot NewState(
+      std::optional<dispatch::StateId> from);
 
   const CacheUnits units_;
-  kv::PageAllocator allocator_;
-  kv::PageAllocator states_;
-  kv::PrefixCache prefixes_;
-  const std::function<void(const kv::CacheCopy&)> copy_;
+  dispatch::PageAllocator allocator_;
+  dispatch::PageAllocator states_;
+  dispatch::PrefixCache prefixes_;
+  const std::function<void(const dispatch::CacheCopy&)> copy_;
 };
 
 }  // namespace weft::engine

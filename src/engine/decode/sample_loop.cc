@@ -17,7 +17,7 @@ namespace weft::engine {
 namespace {
 
 StopRule StopOf(const SampleRequest& request,
-                const model::ModelConfig& config) {
+                const model_config::ModelConfig& config) {
   StopRule stop = request.config.stop;
   if (!stop.ignore_eos) {
     stop.token_ids.insert(stop.token_ids.end(), config.eos_token_ids.begin(),
@@ -214,7 +214,7 @@ SampleJob* SampleLoop::NextToStart(const std::set<std::string>& without) {
 
 bool SampleLoop::StartSample(SampleJob& job) {
   SampleSequence& prompt = sequences_.PromptOf(job);
-  std::optional<kv::SequencePages> pages;
+  std::optional<dispatch::SequencePages> pages;
   if (job.num_started + 1 < job.request->num_samples) {
     pages = sequences_.Fork(prompt);
     if (!pages.has_value()) return false;

@@ -21,10 +21,10 @@
 #include "absl/status/status.h"
 #include "src/dispatch/work.h"
 #include "src/engine/decode/decode_threads.h"
-#include "src/engine/device/engine_probe.h"
 #include "src/engine/decode/sample_prefill.h"
 #include "src/engine/decode/sample_sequences.h"
 #include "src/engine/decode/sample_state.h"
+#include "src/engine/device/engine_probe.h"
 #include "src/executor/executor.h"
 #include "src/lora/adapter.h"
 #include "src/request/sample_record.h"
@@ -102,7 +102,7 @@ class SampleLoop {
   void EraseFailed();
   [[nodiscard]] std::vector<SampleEvent> CollectEvents();
 
-  [[nodiscard]] const model::ModelConfig& config() const {
+  [[nodiscard]] const model_config::ModelConfig& config() const {
     return executor_.decoder().config();
   }
 

@@ -61,7 +61,7 @@ class PrefillRows {
 void PrefillRows::Add(const SampleSequence& sequence, int64_t begin,
                       int64_t end) {
   const std::vector<int32_t> tokens_so_far = sequence.Tokens(end);
-  const kv::SequencePages& pages = *sequence.pages;
+  const dispatch::SequencePages& pages = *sequence.pages;
   const int64_t row = this->size();
   const int64_t end_row = row + end - begin;
   suffixes_.push_back({.q_begin = row,

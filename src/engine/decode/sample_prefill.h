@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "src/dispatch/fair_shares.h"
-#include "src/engine/device/engine_probe.h"
 #include "src/engine/decode/sample_sequences.h"
 #include "src/engine/decode/sample_state.h"
+#include "src/engine/device/engine_probe.h"
 #include "src/executor/executor.h"
 
 namespace weft::engine {
@@ -66,7 +66,7 @@ class SamplePrefill {
   EngineProbe* const probe_;
   const int64_t max_tokens_;
   const int64_t max_draws_;
-  sched::FairShares shares_;
+  dispatch::FairShares shares_;
   std::set<AdapterKey> adapters_;  // Those that shares_ has.
 };
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/engine/adapters/adapter_table.h"
+
 namespace weft::engine {
 
 void SampleRunner::Admit() {

@@ -4,8 +4,8 @@
 #define WEFT_SRC_ENGINE_DECODE_SAMPLE_RUNNER_H_
 
 #include "src/dispatch/work.h"
-#include "src/engine/engine_context.h"
 #include "src/engine/decode/sample_loop.h"
+#include "src/engine/engine_context.h"
 
 namespace weft::engine {
 

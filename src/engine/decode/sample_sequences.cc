@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/engine/start/memory_plan.h"
 
 namespace weft::engine {
 namespace {
@@ -29,7 +28,9 @@ SampleSequences::SampleSequences(executor::Executor* executor,
       pool_(CacheUnitsOf(SizesOf(executor->decoder())),
             CountsIn(CacheUnitsOf(SizesOf(executor->decoder())), kv_cache_bytes,
                      max_running),
-            [executor](const kv::CacheCopy& copy) { executor->Copy(copy); }),
+            [executor](const dispatch::CacheCopy& copy) {
+              executor->Copy(copy);
+            }),
       order_(max_running, pool_.num_pages(), std::move(weights)),
       latest_(std::move(latest)) {
   executor->MakeCache(pool_.num_pages(), kPageTokens, pool_.num_slots());
@@ -56,7 +57,7 @@ bool SampleSequences::HasRoom(const SampleRequest& request,
       })) {
     return true;
   }
-  const sched::DecodeOrder::Place next = NextPlace(tenant);
+  const dispatch::DecodeOrder::Place next = NextPlace(tenant);
   // Counts the pages that this prompt and waiting sequences need, and one more
   // page for each sequence that has pages. Sequences behind yield theirs.
   int64_t promised =
@@ -103,9 +104,9 @@ std::vector<SampleSequence*> SampleSequences::Line() {
   return line;
 }
 
-std::vector<sched::DecodeOrder::Member> SampleSequences::MembersOf(
+std::vector<dispatch::DecodeOrder::Member> SampleSequences::MembersOf(
     const std::vector<SampleSequence*>& line) {
-  std::vector<sched::DecodeOrder::Member> members;
+  std::vector<dispatch::DecodeOrder::Member> members;
   const SampleJob* job = nullptr;
   for (const SampleSequence* sequence : line) {
     int64_t pages = KvPool::PagesFor(sequence->target());
@@ -124,7 +125,7 @@ std::vector<sched::DecodeOrder::Member> SampleSequences::MembersOf(
 
 std::vector<SampleSequence*> SampleSequences::InOrder() {
   std::vector<SampleSequence*> line = Line();
-  const std::vector<sched::DecodeOrder::Place> places =
+  const std::vector<dispatch::DecodeOrder::Place> places =
       order_.Places(MembersOf(line));
   for (size_t i = 0; i < line.size(); ++i) line[i]->place = places[i];
   std::ranges::sort(line, {}, [](const SampleSequence* s) { return s->place; });
@@ -136,9 +137,9 @@ std::vector<SampleSequence*> SampleSequences::InOrder() {
   return line;
 }
 
-sched::DecodeOrder::Place SampleSequences::NextPlace(
+dispatch::DecodeOrder::Place SampleSequences::NextPlace(
     const std::string& tenant) {
-  std::vector<sched::DecodeOrder::Member> members = MembersOf(Line());
+  std::vector<dispatch::DecodeOrder::Member> members = MembersOf(Line());
   members.push_back({.tenant = tenant, .age = {UINT64_MAX, kPrompt}});
   return order_.Places(members).back();
 }
@@ -177,7 +178,7 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
   const bool is_new =
       sequence.sample_index == kPrompt && job.first_draws.empty();
   const int64_t reusable = is_new ? job.num_scored - 1 : target;
-  kv::SequencePages pages = pool_.Begin(
+  dispatch::SequencePages pages = pool_.Begin(
       sequence.weights_id(), sequence.Tokens(reusable), &sequence.fork_tokens);
   const int64_t found = pages.num_tokens();
   if (!MakeRoom(KvPool::PagesFor(target - found), pages, job.tenant,
@@ -195,7 +196,7 @@ bool SampleSequences::TakePages(SampleSequence& sequence) {
   return true;
 }
 
-std::optional<kv::SequencePages> SampleSequences::Fork(
+std::optional<dispatch::SequencePages> SampleSequences::Fork(
     const SampleSequence& prompt) {
   // The new page is for a copy of a partly filled page, or for the next token.
   if (!MakeRoom(1, *prompt.pages, prompt.job->tenant, prompt.place))
@@ -215,9 +216,10 @@ int64_t SampleSequences::SparePages(bool* moves) const {
   return pool_.available_pages() - num_running;
 }
 
-bool SampleSequences::MakeRoom(int64_t count, const kv::SequencePages& from,
+bool SampleSequences::MakeRoom(int64_t count,
+                               const dispatch::SequencePages& from,
                                const std::string& tenant,
-                               const sched::DecodeOrder::Place& place) {
+                               const dispatch::DecodeOrder::Place& place) {
   bool moves = false;
   const auto has_room = [&] {
     return count <= SparePages(&moves) && pool_.HasRoomForState(from);
@@ -259,13 +261,13 @@ std::vector<SampleSequence*> SampleSequences::GrowRunning() {
 // `other`, which is behind it. Tenants near their shares would take each
 // other's pages again and again, and pay for each prefill. So the tenant must
 // stay at or below the other's share, unless it would have nothing.
-bool SampleSequences::MayTakeFrom(const sched::DecodeOrder::Place& place,
+bool SampleSequences::MayTakeFrom(const dispatch::DecodeOrder::Place& place,
                                   const SampleSequence& other) {
   return place.share == 0 || place.end <= other.place.share;
 }
 
 SampleSequence* SampleSequences::LastBehind(
-    const sched::DecodeOrder::Place& place, const std::string* passed) {
+    const dispatch::DecodeOrder::Place& place, const std::string* passed) {
   SampleSequence* last = nullptr;
   for (auto& [age, sequence] : sequences_) {
     if (!sequence.pages.has_value() || sequence.place <= place) continue;

@@ -42,9 +42,9 @@
 
 #include "absl/status/status.h"
 #include "src/dispatch/decode_order.h"
-#include "src/engine/device/engine_probe.h"
 #include "src/engine/decode/kv_pool.h"
 #include "src/engine/decode/sample_state.h"
+#include "src/engine/device/engine_probe.h"
 #include "src/executor/executor.h"
 #include "src/lora/adapter.h"
 
@@ -97,7 +97,7 @@ class SampleSequences {
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
   // Returns pages with the prompt's tokens for one of its samples; none if the
   // sample must wait.
-  [[nodiscard]] std::optional<kv::SequencePages> Fork(
+  [[nodiscard]] std::optional<dispatch::SequencePages> Fork(
       const SampleSequence& prompt);
   // Makes room for the next token of every sample that has a slot. Preempts the
   // last sequences until there is room. Returns the samples that run, in order.
@@ -126,27 +126,29 @@ class SampleSequences {
   // one page free for each sample that has pages. Preempts sequences of other
   // tenants that are behind. If no sample runs and no prompt is being
   // prefilled, also preempts those of the tenant that are behind.
-  [[nodiscard]] bool MakeRoom(int64_t count, const kv::SequencePages& from,
+  [[nodiscard]] bool MakeRoom(int64_t count,
+                              const dispatch::SequencePages& from,
                               const std::string& tenant,
-                              const sched::DecodeOrder::Place& place);
+                              const dispatch::DecodeOrder::Place& place);
   // Returns the pages that MakeRoom leaves for a sequence. Sets *moves to
   // whether some sequence with pages makes progress.
   [[nodiscard]] int64_t SparePages(bool* moves) const;
-  [[nodiscard]] static bool MayTakeFrom(const sched::DecodeOrder::Place& place,
-                                        const SampleSequence& other);
+  [[nodiscard]] static bool MayTakeFrom(
+      const dispatch::DecodeOrder::Place& place, const SampleSequence& other);
   // Returns the last sequence that has pages and is behind `place`; null if
   // there is none. Passes over sequences of `passed`, unless it is null.
   [[nodiscard]] SampleSequence* LastBehind(
-      const sched::DecodeOrder::Place& place, const std::string* passed);
+      const dispatch::DecodeOrder::Place& place, const std::string* passed);
   // Returns all sequences, oldest first. With several tenants, a prompt that
   // only waits for its samples to start comes behind those that have started.
   // So no sample waits for pages that its own or another tenant's prompt holds
   // for later ones.
   [[nodiscard]] std::vector<SampleSequence*> Line();
-  [[nodiscard]] static std::vector<sched::DecodeOrder::Member> MembersOf(
+  [[nodiscard]] static std::vector<dispatch::DecodeOrder::Member> MembersOf(
       const std::vector<SampleSequence*>& line);
   // Returns the place of a new prompt of the tenant.
-  [[nodiscard]] sched::DecodeOrder::Place NextPlace(const std::string& tenant);
+  [[nodiscard]] dispatch::DecodeOrder::Place NextPlace(
+      const std::string& tenant);
   void TakeVersion(SampleSequence& sequence, lora::AdapterVersionPtr version);
   void Preempt(SampleSequence& sequence);
   // Frees the pages of the sequence, which must then be prefilled again.
@@ -156,7 +158,7 @@ class SampleSequences {
   EngineProbe* const probe_;
   const int max_running_;
   KvPool pool_;
-  sched::DecodeOrder order_;
+  dispatch::DecodeOrder order_;
   const LatestVersion latest_;
   std::map<SampleAge, SampleSequence> sequences_;
   // Versions whose prefixes may be cached, by weights id.

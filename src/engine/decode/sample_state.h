@@ -80,14 +80,15 @@ struct SampleSequence {
   SampleJob* job = nullptr;
   int sample_index = 0;
   lora::AdapterVersionPtr version;  // Reads the next token. Null: the base.
-  std::optional<kv::SequencePages> pages;  // None while the sequence waits.
+  std::optional<dispatch::SequencePages>
+      pages;           // None while the sequence waits.
   int64_t length = 0;  // Number of tokens whose keys are in the pages.
   // Earlier versions computed some of these keys, or chose the experts with
   // which they are computed again.
   bool has_old_keys = false;
-  int64_t fork_tokens = 0;  // See kv::PrefixCache::Prefix.
+  int64_t fork_tokens = 0;  // See dispatch::PrefixCache::Prefix.
   // Set by SampleSequences::InOrder.
-  sched::DecodeOrder::Place place = {};
+  dispatch::DecodeOrder::Place place = {};
   bool has_slot = true;
   // The experts [N, L K], i16, that computed the first N tokens of a preempted
   // sequence, for L layers with experts and K experts per token. Prefill

@@ -12,7 +12,7 @@
 
 namespace weft::engine {
 
-void LogReplay::Start(journal::LogReader reader,
+void LogReplay::Start(log::LogReader reader,
                       std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);
   reader_ = std::move(reader);
@@ -40,7 +40,7 @@ void LogReplay::Advance() {
 }
 
 void LogReplay::RunTurn() {
-  const records::Recorder::Replaying replaying(&context_.recorder);
+  const log::Recorder::Replaying replaying(&context_.recorder);
   used_device_ = false;
   in_turn_ = true;
   do {
@@ -62,7 +62,7 @@ void LogReplay::ReadRecord() {
     return;
   }
   const uint64_t before = reader_->read_bytes();
-  const absl::StatusOr<std::optional<journal::LogReader::Record>> bytes =
+  const absl::StatusOr<std::optional<log::LogReader::Record>> bytes =
       reader_->Next();
   progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
   context_.dispatcher.recovery().SetTimeLeft(progress_->TimeLeft());
@@ -75,8 +75,8 @@ void LogReplay::ReadRecord() {
   }
 }
 
-void LogReplay::ApplyRecord(const journal::LogReader::Record& bytes) {
-  absl::StatusOr<records::Record> record = records::DecodeRecord(bytes.bytes);
+void LogReplay::ApplyRecord(const log::LogReader::Record& bytes) {
+  absl::StatusOr<log::Record> record = log::DecodeRecord(bytes.bytes);
   if (!record.ok()) {
     Finish(absl::DataLossError(
         absl::StrCat("record ", bytes.sequence,
@@ -124,7 +124,7 @@ void LogReplay::WithAdapters(const std::vector<AdapterKey>& keys,
                              const std::function<absl::Status()>& body,
                              const Next& next) {
   BringIn(keys, 0, [this, keys, body, next](const absl::Status& room) {
-    const records::Recorder::Replaying replaying(&context_.recorder);
+    const log::Recorder::Replaying replaying(&context_.recorder);
     used_device_ = true;
     const absl::Time start = SteadyNow();
     const absl::Status status = room.ok() ? body() : room;

@@ -19,9 +19,9 @@
 #include "src/base/observe/progress.h"
 #include "src/dispatch/work.h"
 #include "src/engine/adapters/adapter_manager.h"
-#include "src/engine/train/batch_trainer.h"
 #include "src/engine/engine_context.h"
 #include "src/engine/recovery/snapshotter.h"
+#include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/log/log_reader.h"
 #include "src/log/log_summary.h"
@@ -32,7 +32,7 @@ namespace weft::engine {
 
 // Reports what a recovery has found and done.
 struct RecoveryReport {
-  LogSummary log;
+  log::LogSummary log;
   uint64_t adapters = 0;       // Adapters restored, even if removed later.
   uint64_t mismatches = 0;     // Optimizer steps that differ from the log.
   absl::Duration device_time;  // Time of the batches, steps and loads replayed.
@@ -55,7 +55,7 @@ class LogReplay {
 
   // Replays the reader's records before report->log.next_sequence. Then, or
   // after the first error, runs `done` with the status.
-  void Start(journal::LogReader reader,
+  void Start(log::LogReader reader,
              std::function<void(const absl::Status&)> done);
 
  private:
@@ -65,24 +65,24 @@ class LogReplay {
   void Advance();
   void RunTurn();
   void ReadRecord();
-  void ApplyRecord(const journal::LogReader::Record& bytes);
+  void ApplyRecord(const log::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence number.
   void EndRecord(uint64_t sequence);
   void Finish(const absl::Status& status);
 
-  void Apply(records::StoredAdapter& adapter, const Next& next);
-  void Apply(records::RemovedRecord& removed, const Next& next);
-  void Apply(records::BeginRecord& begin, const Next& next);
-  void Apply(records::GivenUpRecord& given_up, const Next& next);
-  void Apply(records::BatchRecord& batch, const Next& next);
-  void Apply(records::DoneRecord& done, const Next& next);
-  void Apply(records::LoadedRecord& loaded, const Next& next);
-  void Apply(records::ReleaseRecord& release, const Next& next);
-  void Apply(records::SettingsRecord& record, const Next& next);
-  void Apply(records::NoteRecord& note, const Next& next);
+  void Apply(log::StoredAdapter& adapter, const Next& next);
+  void Apply(log::RemovedRecord& removed, const Next& next);
+  void Apply(log::BeginRecord& begin, const Next& next);
+  void Apply(log::GivenUpRecord& given_up, const Next& next);
+  void Apply(log::BatchRecord& batch, const Next& next);
+  void Apply(log::DoneRecord& done, const Next& next);
+  void Apply(log::LoadedRecord& loaded, const Next& next);
+  void Apply(log::ReleaseRecord& release, const Next& next);
+  void Apply(log::SettingsRecord& record, const Next& next);
+  void Apply(log::NoteRecord& note, const Next& next);
 
-  [[nodiscard]] absl::Status RunBatch(const records::BatchRecord& batch);
-  [[nodiscard]] absl::Status RunAgain(const records::DoneRecord& done);
+  [[nodiscard]] absl::Status RunBatch(const log::BatchRecord& batch);
+  [[nodiscard]] absl::Status RunAgain(const log::DoneRecord& done);
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // Brings these adapters to the device and runs `body`. Then runs `next` with
   // the status of `body`. If an adapter cannot come to the device, runs only
@@ -102,7 +102,7 @@ class LogReplay {
   std::string other_settings_;  // The log's settings in the last warning.
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
-  std::optional<journal::LogReader> reader_;
+  std::optional<log::LogReader> reader_;
   // Maps the sequence number of an adapter's last record to the adapter's id.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.

@@ -25,13 +25,13 @@ absl::Status WayOut(const absl::Status& status) {
 
 }  // namespace
 
-absl::Status Recovery::Start(journal::LogMetrics* metrics) {
+absl::Status Recovery::Start(log::LogMetrics* metrics) {
   absl::Status status;
   absl::Notification opened;
   context_.dispatcher.Post([&, this](const absl::Status& open) {
     began_at_ = SteadyNow();
-    absl::StatusOr<journal::LogReader> reader =
-        open.ok() ? Read() : absl::StatusOr<journal::LogReader>(open);
+    absl::StatusOr<log::LogReader> reader =
+        open.ok() ? Read() : absl::StatusOr<log::LogReader>(open);
     status = WayOut(reader.status());
     if (status.ok()) status = StartRecording(metrics);
     const absl::Status started = status;
@@ -53,10 +53,10 @@ absl::Status Recovery::failure() const {
   return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
 }
 
-absl::StatusOr<journal::LogReader> Recovery::Read() {
-  WEFT_ASSIGN_OR_RETURN(const records::Snapshot snapshot,
+absl::StatusOr<log::LogReader> Recovery::Read() {
+  WEFT_ASSIGN_OR_RETURN(const log::Snapshot snapshot,
                         ReadSnapshot(*context_.state));
-  for (const records::StoredAdapter& adapter : snapshot.adapters) {
+  for (const log::StoredAdapter& adapter : snapshot.adapters) {
     WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
     ++report_.adapters;
   }
@@ -65,8 +65,8 @@ absl::StatusOr<journal::LogReader> Recovery::Read() {
                                 {.max_resident = static_cast<size_t>(
                                      context_.options.max_resident_adapters)}));
   WEFT_ASSIGN_OR_RETURN(
-      journal::LogReader reader,
-      journal::LogReader::Open(*context_.state, snapshot.first_sequence));
+      log::LogReader reader,
+      log::LogReader::Open(*context_.state, snapshot.first_sequence));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   desk.Reserve(report_.log.next_key, report_.log.last_epoch);
   std::map<std::string, std::string> tenants;
@@ -77,14 +77,14 @@ absl::StatusOr<journal::LogReader> Recovery::Read() {
   return reader;
 }
 
-absl::Status Recovery::StartRecording(journal::LogMetrics* metrics) {
-  LogSummary& log = report_.log;
+absl::Status Recovery::StartRecording(log::LogMetrics* metrics) {
+  log::LogSummary& log = report_.log;
   WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<journal::LogWriter> writer,
-      journal::LogWriter::Open(context_.state, log.next_sequence,
-                               {.disk_reserve_bytes = static_cast<uint64_t>(
-                                    context_.options.disk_reserve_bytes)},
-                               metrics));
+      std::unique_ptr<log::LogWriter> writer,
+      log::LogWriter::Open(context_.state, log.next_sequence,
+                           {.disk_reserve_bytes = static_cast<uint64_t>(
+                                context_.options.disk_reserve_bytes)},
+                           metrics));
   // Moves the notes, so that the report does not keep those that are erased
   // later.
   context_.recorder.Start(
@@ -92,7 +92,7 @@ absl::Status Recovery::StartRecording(journal::LogMetrics* metrics) {
       settings_, log.adapters, std::move(log.notes));
   context_.sample_records.Restore();
   for (const uint64_t work : log.given_up) {
-    context_.recorder.Write(records::GivenUpRecord{.work = work});
+    context_.recorder.Write(log::GivenUpRecord{.work = work});
   }
   return absl::OkStatus();
 }

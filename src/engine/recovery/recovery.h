@@ -26,10 +26,10 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "src/engine/adapters/adapter_manager.h"
-#include "src/engine/train/batch_trainer.h"
 #include "src/engine/engine_context.h"
 #include "src/engine/recovery/log_replay.h"
 #include "src/engine/recovery/snapshotter.h"
+#include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/log/log_reader.h"
 #include "src/log/log_writer.h"
@@ -51,7 +51,7 @@ class Recovery {
   // Reads the log to its end, starts to record, and begins the replay, which
   // goes on after Start has returned. After an error nothing is replayed.
   // `metrics` outlives the engine thread. Call it once, from another thread.
-  [[nodiscard]] absl::Status Start(journal::LogMetrics* metrics);
+  [[nodiscard]] absl::Status Start(log::LogMetrics* metrics);
 
   // Any thread may call the methods below.
 
@@ -64,8 +64,8 @@ class Recovery {
  private:
   // Restores adapters from the snapshot, and reads the log. Returns a reader of
   // the log from the snapshot on.
-  [[nodiscard]] absl::StatusOr<journal::LogReader> Read();
-  [[nodiscard]] absl::Status StartRecording(journal::LogMetrics* metrics);
+  [[nodiscard]] absl::StatusOr<log::LogReader> Read();
+  [[nodiscard]] absl::Status StartRecording(log::LogMetrics* metrics);
   void Finish(absl::Status status);
 
   const EngineContext& context_;

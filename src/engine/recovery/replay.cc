@@ -10,9 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
+#include "src/engine/adapters/state_image.h"
 #include "src/engine/recovery/log_replay.h"
 #include "src/engine/recovery/restore_adapter.h"
-#include "src/engine/adapters/state_image.h"
 
 namespace weft::engine {
 namespace {
@@ -41,7 +42,7 @@ std::string EndOf(const absl::StatusOr<StepResult>& result) {
 
 }  // namespace
 
-void LogReplay::Apply(records::StoredAdapter& adapter, const Next& next) {
+void LogReplay::Apply(log::StoredAdapter& adapter, const Next& next) {
   if (adapter.image) {
     context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
     ++report_.adapters;
@@ -56,7 +57,7 @@ void LogReplay::Apply(records::StoredAdapter& adapter, const Next& next) {
       });
 }
 
-void LogReplay::Apply(records::RemovedRecord& removed, const Next& next) {
+void LogReplay::Apply(log::RemovedRecord& removed, const Next& next) {
   GiveUpIf([&](AdapterKey key) { return key == removed.key; });
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
@@ -64,13 +65,13 @@ void LogReplay::Apply(records::RemovedRecord& removed, const Next& next) {
   next(absl::OkStatus());
 }
 
-void LogReplay::Apply(records::BeginRecord& begin, const Next& next) {
+void LogReplay::Apply(log::BeginRecord& begin, const Next& next) {
   begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(
       begin.key, begin.step, std::move(begin.digest), std::move(begin.request));
   next(absl::OkStatus());
 }
 
-void LogReplay::Apply(records::GivenUpRecord& given_up, const Next& next) {
+void LogReplay::Apply(log::GivenUpRecord& given_up, const Next& next) {
   const auto begun = begun_.find(given_up.work);
   if (begun != begun_.end()) GiveUp(begun);
   next(absl::OkStatus());
@@ -98,9 +99,9 @@ void LogReplay::Unpin(AdapterKey key) {
   if (!busy) context_.dispatcher.recovery().Pin(key, false);
 }
 
-void LogReplay::Apply(records::BatchRecord& batch, const Next& next) {
+void LogReplay::Apply(log::BatchRecord& batch, const Next& next) {
   std::vector<AdapterKey> keys;
-  for (const sched::TrainSlice& slice : batch.slices) {
+  for (const dispatch::TrainSlice& slice : batch.slices) {
     const auto step = begun_.find(slice.work_id);
     if (step == begun_.end()) {
       next(absl::DataLossError(absl::StrCat(
@@ -113,9 +114,9 @@ void LogReplay::Apply(records::BatchRecord& batch, const Next& next) {
       keys, [this, batch = std::move(batch)] { return RunBatch(batch); }, next);
 }
 
-absl::Status LogReplay::RunBatch(const records::BatchRecord& batch) {
+absl::Status LogReplay::RunBatch(const log::BatchRecord& batch) {
   dispatch::RunTrain train{.backward = true, .slices = {}};
-  for (sched::TrainSlice slice : batch.slices) {
+  for (dispatch::TrainSlice slice : batch.slices) {
     const auto begun = begun_.find(slice.work_id);
     const dispatch::StepTask step = begun->second.step;
     begun->second.between_slices = true;
@@ -131,7 +132,7 @@ absl::Status LogReplay::RunBatch(const records::BatchRecord& batch) {
       NameOf(train.slices.front().step.adapter), "')"));
 }
 
-void LogReplay::Apply(records::DoneRecord& done, const Next& next) {
+void LogReplay::Apply(log::DoneRecord& done, const Next& next) {
   if (!done.request) {
     context_.dispatcher.recovery().AddReply(
         done.key,
@@ -146,7 +147,7 @@ void LogReplay::Apply(records::DoneRecord& done, const Next& next) {
       {key}, [this, done = std::move(done)] { return RunAgain(done); }, next);
 }
 
-absl::Status LogReplay::RunAgain(const records::DoneRecord& done) {
+absl::Status LogReplay::RunAgain(const log::DoneRecord& done) {
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   if (context_.adapters.Find(done.key) == nullptr) return absl::OkStatus();
   const absl::StatusOr<StepResult> result = steps_.RunNow(
@@ -165,7 +166,7 @@ absl::Status LogReplay::RunAgain(const records::DoneRecord& done) {
   return absl::OkStatus();
 }
 
-void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
+void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
   const AdapterKey key = loaded.key;
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
   WithAdapters(
@@ -186,7 +187,7 @@ void LogReplay::Apply(records::LoadedRecord& loaded, const Next& next) {
       next);
 }
 
-void LogReplay::Apply(records::ReleaseRecord& release, const Next& next) {
+void LogReplay::Apply(log::ReleaseRecord& release, const Next& next) {
   context_.before_change(release.key);
   const absl::Status status =
       context_.adapters.ReleaseSnapshot(release.key, release.name);
@@ -195,11 +196,11 @@ void LogReplay::Apply(records::ReleaseRecord& release, const Next& next) {
 }
 
 // The recorder has the notes from the start (LogSummary).
-void LogReplay::Apply(records::NoteRecord& /*note*/, const Next& next) {
+void LogReplay::Apply(log::NoteRecord& /*note*/, const Next& next) {
   next(absl::OkStatus());
 }
 
-void LogReplay::Apply(records::SettingsRecord& record, const Next& next) {
+void LogReplay::Apply(log::SettingsRecord& record, const Next& next) {
   if (record.settings != settings_ && record.settings != other_settings_) {
     other_settings_ = record.settings;
     Log(LogLevel::kWarning,

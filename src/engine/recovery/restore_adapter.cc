@@ -3,12 +3,13 @@
 #include <utility>
 
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {
 namespace {
 
-lora::AdapterImage ImageOf(const records::ImageRecord& record) {
+lora::AdapterImage ImageOf(const log::ImageRecord& record) {
   lora::AdapterImage image;
   image.optim_steps = record.optim_steps;
   image.optimizer = record.optimizer;
@@ -21,12 +22,11 @@ lora::AdapterImage ImageOf(const records::ImageRecord& record) {
 }  // namespace
 
 absl::Status RestoreFromImage(const EngineContext& context,
-                              const records::StoredAdapter& adapter,
+                              const log::StoredAdapter& adapter,
                               Snapshotter* snapshots) {
-  const records::ImageRecord& image = *adapter.image;
-  WEFT_RETURN_IF_ERROR(
-      journal::CheckImageTable(*context.state, image.file,
-                               records::kStateBlocks + image.versions.size()));
+  const log::ImageRecord& image = *adapter.image;
+  WEFT_RETURN_IF_ERROR(log::CheckImageTable(
+      *context.state, image.file, log::kStateBlocks + image.versions.size()));
   context.adapters.AddOnDisk(adapter.key, adapter.config, ImageOf(image),
                              image.snapshots, image.file, adapter.created_at);
   dispatch::AdapterHistory history;

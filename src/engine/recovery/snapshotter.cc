@@ -10,8 +10,8 @@
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
-#include "src/engine/device/compute_guard.h"
 #include "src/engine/adapters/state_image.h"
+#include "src/engine/device/compute_guard.h"
 #include "src/log/image_file.h"
 
 namespace weft::engine {
@@ -49,7 +49,7 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
 
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
-  const records::ReplayCost cost = context_.recorder.cost();
+  const log::ReplayCost cost = context_.recorder.cost();
   if (!context_.recorder.recording()) return false;
   if (!requests_.empty()) return true;
   if (SteadyNow() < not_before_) return false;
@@ -153,7 +153,7 @@ void Snapshotter::Begin() {
     status_ = absl::OkStatus();
   }
   for (const AdapterKey key : LoggedKeys()) {
-    records::StoredAdapter& record = adapters_[key] = Describe(key);
+    log::StoredAdapter& record = adapters_[key] = Describe(key);
     const auto image = images_.find(key);
     if (image != images_.end()) {
       record.image = image->second;
@@ -188,7 +188,7 @@ void Snapshotter::PlanNextForRoom() {
   no_room_before_ = SteadyNow() + room_pause_;
 }
 
-records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
+log::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
   dispatch::AdapterHistory history =
       context_.dispatcher.recovery().HistoryOf(key);
   const AdapterInfo& info = history.info;
@@ -204,14 +204,13 @@ records::StoredAdapter Snapshotter::Describe(AdapterKey key) const {
           .replies = std::move(history.replies)};
 }
 
-records::ImageRecord Snapshotter::RecordOf(
-    AdapterKey key, const std::string& file,
-    const lora::AdapterImage& image) const {
-  records::ImageRecord record{.file = file,
-                              .optim_steps = image.optim_steps,
-                              .optimizer = image.optimizer,
-                              .versions = {},
-                              .snapshots = context_.adapters.Snapshots(key)};
+log::ImageRecord Snapshotter::RecordOf(AdapterKey key, const std::string& file,
+                                       const lora::AdapterImage& image) const {
+  log::ImageRecord record{.file = file,
+                          .optim_steps = image.optim_steps,
+                          .optimizer = image.optimizer,
+                          .versions = {},
+                          .snapshots = context_.adapters.Snapshots(key)};
   for (const lora::VersionImage& version : image.versions) {
     record.versions.push_back(version.number);
   }
@@ -244,7 +243,7 @@ void Snapshotter::Copy(AdapterKey key) {
       if (tensor->defined()) *tensor = tensor->clone();
     }
   });
-  const records::ImageRecord record =
+  const log::ImageRecord record =
       RecordOf(key, context_.recorder.NewImageName(), image);
   adapters_.at(key).image = record;
   images_[key] = record;
@@ -271,7 +270,7 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
   if (!spilled.name.empty()) {
     WEFT_RETURN_IF_ERROR(ReadTensors(context_, spill_, spilled, size, image));
   }
-  return journal::WriteImage(*folder_, name, BlocksOf(image));
+  return log::WriteImage(*folder_, name, BlocksOf(image));
 }
 
 void Snapshotter::Finish() {

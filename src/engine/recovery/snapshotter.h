@@ -21,8 +21,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "src/base/threads/mutex.h"
 #include "src/base/files/spill_folder.h"
+#include "src/base/threads/mutex.h"
+#include "src/engine/adapters/adapter_table.h"
 #include "src/engine/engine_context.h"
 #include "src/log/record.h"
 #include "src/log/state_folder.h"
@@ -41,13 +42,13 @@ class Snapshotter {
  public:
   // The arguments outlive the snapshotter. If `folder` is null, nothing is
   // written.
-  Snapshotter(const EngineContext* context, journal::StateFolder* folder,
+  Snapshotter(const EngineContext* context, log::StateFolder* folder,
               const SpillFolder* spill)
       : context_(*context), folder_(folder), spill_(*spill) {}
 
   // Notes that an adapter was restored from an image, so that the next snapshot
   // uses this image unless the adapter has changed.
-  void Restored(AdapterKey key, const records::ImageRecord& image) {
+  void Restored(AdapterKey key, const log::ImageRecord& image) {
     images_[key] = image;
   }
   // Copies the adapter if the running snapshot still needs its present state.
@@ -81,8 +82,8 @@ class Snapshotter {
   // Continues the running snapshot until it has ended.
   void RunToEnd();
   // Returns the adapter's record without its image.
-  [[nodiscard]] records::StoredAdapter Describe(AdapterKey key) const;
-  [[nodiscard]] records::ImageRecord RecordOf(
+  [[nodiscard]] log::StoredAdapter Describe(AdapterKey key) const;
+  [[nodiscard]] log::ImageRecord RecordOf(
       AdapterKey key, const std::string& file,
       const lora::AdapterImage& image) const;
   // Copies the adapter and posts the write of the copy.
@@ -99,12 +100,12 @@ class Snapshotter {
   void GiveUp(const absl::Status& status);
 
   const EngineContext& context_;
-  journal::StateFolder* const folder_;
+  log::StateFolder* const folder_;
   const SpillFolder& spill_;
 
   // The latest image of each adapter that has not changed since this image was
   // made.
-  std::map<AdapterKey, records::ImageRecord> images_;
+  std::map<AdapterKey, log::ImageRecord> images_;
   std::vector<Callback<bool>> requests_;  // For the next snapshot.
   std::vector<Callback<bool>> served_;    // For the running one.
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
@@ -116,8 +117,8 @@ class Snapshotter {
   absl::Time no_room_before_;
   absl::Duration room_pause_;
   // The log's adapters, as of the moment of the snapshot.
-  std::map<AdapterKey, records::StoredAdapter> adapters_;
-  records::Snapshot snapshot_;
+  std::map<AdapterKey, log::StoredAdapter> adapters_;
+  log::Snapshot snapshot_;
   std::set<AdapterKey> pending_;         // Adapters that are not copied yet.
   std::vector<std::string> new_images_;  // Images of this snapshot.
 

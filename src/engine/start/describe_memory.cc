@@ -14,11 +14,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/model_fingerprint.h"
 #include "src/engine/device/compute_guard.h"
 #include "src/engine/engine.h"
 #include "src/engine/start/load_rank.h"
 #include "src/engine/start/memory_plan.h"
-#include "src/engine/adapters/model_fingerprint.h"
 #include "src/log/state_folder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
@@ -36,9 +36,9 @@ int64_t ModelBytes(const ModelSizes& sizes, const EngineOptions& options) {
   int64_t weights = 0;
   for (int rank = 0; rank < sizes.tensor_size; ++rank) {
     const parallel::Shard shard{.rank = rank, .size = sizes.tensor_size};
-    weights =
-        std::max(weights, model::WeightBytes(sizes.config, sizes.element_bytes,
-                                             shard, MatrixFormatOf(options)));
+    weights = std::max(
+        weights, model_config::WeightBytes(sizes.config, sizes.element_bytes,
+                                           shard, MatrixFormatOf(options)));
   }
   int64_t rotary = 0;  // Bytes of the cosines and sines of all positions.
   for (const std::vector<double>& frequencies : sizes.config.rope_tables) {
@@ -119,7 +119,7 @@ std::string TableOf(const MemorySplit& split, const ModelSizes& sizes,
 }
 
 absl::Status CheckHeaders(const EngineOptions& options,
-                          const model::ModelConfig& config) {
+                          const model_config::ModelConfig& config) {
   if (options.load_format == LoadFormat::kDummy) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<weights::Checkpoint> checkpoint,
                         weights::Checkpoint::Open(options.model_dir));
@@ -127,13 +127,14 @@ absl::Status CheckHeaders(const EngineOptions& options,
 }
 
 // Reads config.json and the headers of the weights. Errors: those of a start.
-absl::StatusOr<model::ModelConfig> CheckModel(const EngineOptions& options) {
-  WEFT_ASSIGN_OR_RETURN(model::ModelConfig config,
-                        model::ReadModelConfig(options.model_dir));
-  WEFT_RETURN_IF_ERROR(model::SetExpertParallelSize(
+absl::StatusOr<model_config::ModelConfig> CheckModel(
+    const EngineOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(model_config::ModelConfig config,
+                        model_config::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(model_config::SetExpertParallelSize(
       options.expert_parallel_size, options.tensor_parallel_size, config));
-  WEFT_RETURN_IF_ERROR(
-      model::CheckTensorParallelSize(config, options.tensor_parallel_size));
+  WEFT_RETURN_IF_ERROR(model_config::CheckTensorParallelSize(
+      config, options.tensor_parallel_size));
   WEFT_RETURN_IF_ERROR(CheckHeaders(options, config));
   return config;
 }
@@ -145,7 +146,7 @@ absl::StatusOr<std::string> Describe(EngineOptions options,
         "--device=cpu: only the memory of CUDA devices is shared out");
   }
   WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
-  WEFT_ASSIGN_OR_RETURN(model::ModelConfig config, CheckModel(options));
+  WEFT_ASSIGN_OR_RETURN(model_config::ModelConfig config, CheckModel(options));
   WEFT_ASSIGN_OR_RETURN(options.max_context_tokens,
                         ContextTokens(options, config));
   const ModelSizes sizes{
@@ -208,8 +209,8 @@ absl::Status CheckFolders(const EngineOptions& options) {
 absl::Status CheckState(const EngineOptions& options) {
   if (options.state_dir.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const std::string model, ModelFingerprint(options));
-  return journal::StateFolder::Check(options.state_dir, model,
-                                     options.accept_base_model_change);
+  return log::StateFolder::Check(options.state_dir, model,
+                                 options.accept_base_model_change);
 }
 
 // Returns the device's index that the last local rank needs.
@@ -234,7 +235,8 @@ absl::Status Check(const EngineOptions& options) {
   WEFT_RETURN_IF_ERROR(CheckFolders(options));
   WEFT_ASSIGN_OR_RETURN(const int local_rank, CheckWorld(options));
   WEFT_RETURN_IF_ERROR(CheckDevice(options, local_rank));
-  WEFT_ASSIGN_OR_RETURN(const model::ModelConfig config, CheckModel(options));
+  WEFT_ASSIGN_OR_RETURN(const model_config::ModelConfig config,
+                        CheckModel(options));
   WEFT_RETURN_IF_ERROR(ContextTokens(options, config).status());
   return CheckState(options);
 }
@@ -242,7 +244,7 @@ absl::Status Check(const EngineOptions& options) {
 }  // namespace
 }  // namespace weft::engine
 
-namespace weft {
+namespace weft::engine {
 
 absl::Status CheckStart(const EngineOptions& options) {
   absl::Status status;
@@ -260,4 +262,4 @@ absl::StatusOr<std::string> DescribeMemory(const EngineOptions& options,
   return text;
 }
 
-}  // namespace weft
+}  // namespace weft::engine

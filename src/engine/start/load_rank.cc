@@ -13,10 +13,10 @@
 #include "src/base/cgroup.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
-#include "src/engine/train/activation_budget.h"
 #include "src/engine/device/compute_guard.h"
 #include "src/engine/device/host_allocator.h"
 #include "src/engine/start/memory_plan.h"
+#include "src/engine/train/activation_budget.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/matmul.h"
@@ -97,9 +97,9 @@ void FillHostDefaults(int local_size, EngineOptions& options) {
 }
 
 absl::StatusOr<model::DecoderWeights> LoadWeights(
-    const EngineOptions& options, const model::ModelConfig& config,
+    const EngineOptions& options, const model_config::ModelConfig& config,
     at::ScalarType dtype, at::Device device, const parallel::Shard& shard) {
-  const model::MatrixFormat format = MatrixFormatOf(options);
+  const model_config::MatrixFormat format = MatrixFormatOf(options);
   if (options.load_format == LoadFormat::kDummy) {
     Log(LogLevel::kWarning, "weights are random: --load-format=dummy");
     return model::MakeDummyWeights(config, dtype, device, kDummySeed, shard,
@@ -112,8 +112,8 @@ absl::StatusOr<model::DecoderWeights> LoadWeights(
 }
 
 absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
-    EngineOptions& options, const model::ModelConfig& config, at::Device device,
-    const parallel::Links& links) {
+    EngineOptions& options, const model_config::ModelConfig& config,
+    at::Device device, const parallel::Links& links) {
   const parallel::Shard shard = links.topology.ShardOf(links.rank);
   WEFT_ASSIGN_OR_RETURN(options.max_context_tokens,
                         ContextTokens(options, config));
@@ -153,7 +153,7 @@ void SetThreads(int wanted, int local_size) {
 struct LocalFacts {
   at::Device device = at::kCPU;
   std::unique_ptr<ComputeDevice> compute;
-  model::ModelConfig config;
+  model_config::ModelConfig config;
 };
 
 absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
@@ -166,11 +166,11 @@ absl::StatusOr<LocalFacts> FindLocalFacts(const EngineOptions& options,
   }));
   WEFT_ASSIGN_OR_RETURN(facts.device, std::move(device));
   WEFT_ASSIGN_OR_RETURN(facts.config,
-                        model::ReadModelConfig(options.model_dir));
-  WEFT_RETURN_IF_ERROR(
-      model::SetExpertParallelSize(options.expert_parallel_size,
-                                   options.tensor_parallel_size, facts.config));
-  WEFT_RETURN_IF_ERROR(model::CheckTensorParallelSize(
+                        model_config::ReadModelConfig(options.model_dir));
+  WEFT_RETURN_IF_ERROR(model_config::SetExpertParallelSize(
+      options.expert_parallel_size, options.tensor_parallel_size,
+      facts.config));
+  WEFT_RETURN_IF_ERROR(model_config::CheckTensorParallelSize(
       facts.config, options.tensor_parallel_size));
   return facts;
 }

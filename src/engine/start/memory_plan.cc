@@ -105,21 +105,6 @@ absl::Status CheckCacheBytes(const CacheUnits& units,
 
 }  // namespace
 
-ModelSizes SizesOf(const model::Decoder& decoder) {
-  return {
-      .config = decoder.config(),
-      .tensor_size = decoder.tensor_size(),
-      .element_bytes = static_cast<int64_t>(at::elementSize(decoder.dtype()))};
-}
-
-CacheUnits CacheUnitsOf(const ModelSizes& sizes) {
-  const model::ModelConfig largest =
-      model::LargestConfig(sizes.config, sizes.tensor_size);
-  return {
-      .page = executor::PageBytes(largest, sizes.element_bytes, kPageTokens),
-      .state = executor::StateBytes(largest, sizes.element_bytes)};
-}
-
 absl::Status CheckCudaFormat(const EngineOptions& options) {
   if (options.base_weights == BaseWeights::kInt8 &&
       options.dtype == Dtype::kF32) {
@@ -131,7 +116,7 @@ absl::Status CheckCudaFormat(const EngineOptions& options) {
 }
 
 absl::StatusOr<int> ContextTokens(const EngineOptions& options,
-                                  const model::ModelConfig& config) {
+                                  const model_config::ModelConfig& config) {
   const auto positions = static_cast<int>(config.max_positions);
   if (options.max_context_tokens <= positions) {
     return options.max_context_tokens == 0 ? positions
@@ -164,8 +149,8 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
 ActivationBytes BatchActivations(const ModelSizes& sizes,
                                  const EngineOptions& options,
                                  int64_t num_tokens) {
-  const model::ModelConfig config =
-      model::LargestConfig(sizes.config, sizes.tensor_size);
+  const model_config::ModelConfig config =
+      model_config::LargestConfig(sizes.config, sizes.tensor_size);
   const int64_t chunk =
       loss::HeadChunkRows({.chunk_rows = options.loss_chunk_size}, num_tokens,
                           config.vocab, /*is_cpu=*/false);

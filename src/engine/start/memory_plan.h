@@ -7,9 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "src/base/options/options.h"
-#include "src/engine/train/activation_budget.h"
 #include "src/engine/decode/kv_pool.h"
 #include "src/engine/start/memory_split.h"
+#include "src/engine/train/activation_budget.h"
 #include "src/model/decoder.h"
 #include "src/model_config/model_config.h"
 
@@ -20,22 +20,12 @@ namespace weft::engine {
 // --max-context if that is less.
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
-// The properties of a model from which sizes in memory are computed.
-struct ModelSizes {
-  model::ModelConfig config;  // Config of the whole model.
-  int tensor_size = 1;        // Ranks that share every layer.
-  int64_t element_bytes = 2;  // Bytes of an element of activations and cache.
-};
-[[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
-// Returns the units of the cache on the rank with the largest part.
-[[nodiscard]] CacheUnits CacheUnitsOf(const ModelSizes& sizes);
-
 // Returns the format that the operator wants for the base model's matrices.
-[[nodiscard]] inline model::MatrixFormat MatrixFormatOf(
+[[nodiscard]] inline model_config::MatrixFormat MatrixFormatOf(
     const EngineOptions& options) {
   return options.base_weights == BaseWeights::kInt8
-             ? model::MatrixFormat::kInt8
-             : model::MatrixFormat::kDtype;
+             ? model_config::MatrixFormat::kInt8
+             : model_config::MatrixFormat::kDtype;
 }
 
 // Returns INVALID_ARGUMENT for --weights=int8 with --dtype=f32, because a CUDA
@@ -46,7 +36,7 @@ struct ModelSizes {
 // the operator's number if it is set. Errors: INVALID_ARGUMENT if this number
 // is above the model's positions.
 [[nodiscard]] absl::StatusOr<int> ContextTokens(
-    const EngineOptions& options, const model::ModelConfig& config);
+    const EngineOptions& options, const model_config::ModelConfig& config);
 
 // Returns the bytes that an adapter takes on rank 0's device if it has the LoRA
 // rank `max_rank` on every module (expert_rank.h for experts). The bytes

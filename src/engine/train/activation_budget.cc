@@ -55,7 +55,7 @@ struct FirstPart {
 // a prefix tree, the backward pass also copies q, the output and the output's
 // gradient of rows that attend to an ancestor node, and k and v of the ancestor
 // nodes.
-int64_t AttentionBackwardBytes(const model::ModelConfig& config,
+int64_t AttentionBackwardBytes(const model_config::ModelConfig& config,
                                int64_t element_bytes, bool is_cpu,
                                const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
@@ -77,11 +77,11 @@ int64_t AttentionBackwardBytes(const model::ModelConfig& config,
 // Returns the most bytes that any layer's attention scores take at a time.
 // Returns 0 on a CPU: attention needs ops::BlockedBackwardBytes there, which
 // AttentionBackwardBytes counts.
-int64_t ScoreBytes(const model::ModelConfig& config, int64_t element_bytes,
-                   bool is_cpu, int64_t num_rows) {
+int64_t ScoreBytes(const model_config::ModelConfig& config,
+                   int64_t element_bytes, bool is_cpu, int64_t num_rows) {
   int64_t bytes = 0;
   if (is_cpu) return bytes;
-  for (const model::LayerAttention& layer : config.attention) {
+  for (const model_config::LayerAttention& layer : config.attention) {
     bytes =
         std::max(bytes, ops::ScoreBytes(layer.rule, element_bytes, num_rows,
                                         config.num_heads, config.num_kv_heads,
@@ -90,12 +90,13 @@ int64_t ScoreBytes(const model::ModelConfig& config, int64_t element_bytes,
   return bytes;
 }
 
-FirstPart AttentionPart(const model::ModelConfig& config, int64_t element_bytes,
-                        bool is_cpu, int max_rank, const BatchRows& batch) {
+FirstPart AttentionPart(const model_config::ModelConfig& config,
+                        int64_t element_bytes, bool is_cpu, int max_rank,
+                        const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();
   int64_t kept = 2 * shape.q_width + shape.gate_width + 2 * shape.kv_width +
                  kAttentionProjections * max_rank;
-  if (config.qk_norm != model::QkNorm::kNone) {
+  if (config.qk_norm != model_config::QkNorm::kNone) {
     kept += shape.q_width + shape.gate_width + shape.kv_width;
   }
   return {
@@ -119,8 +120,9 @@ int64_t DeltaPartialBytes(const lora::DeltaShape& delta, int64_t num_rows) {
 // before its norm and, in f32, ops::DeltaTape. The backward pass needs the
 // gradients of all these except u, and those of the normed output. Activations
 // in bf16 are on CUDA. Zeros if the model has no such layers.
-FirstPart DeltaPart(const model::ModelConfig& config, int64_t element_bytes,
-                    int max_rank, const BatchRows& batch) {
+FirstPart DeltaPart(const model_config::ModelConfig& config,
+                    int64_t element_bytes, int max_rank,
+                    const BatchRows& batch) {
   if (!config.has_delta()) return {};
   const lora::DeltaShape& delta = config.delta;
   const int64_t gates = 2 * delta.value_heads;
@@ -186,8 +188,9 @@ int64_t PartialSumBytes(const lora::ModelShape& shape, int max_rank,
 // Returns the bytes that the head needs besides for rows with a teacher: the
 // teacher's logits, the temporaries of a block, and the teacher's hidden rows
 // with what LoRA keeps of them.
-int64_t DistillBytes(const model::ModelConfig& config, int64_t element_bytes,
-                     bool is_cpu, const BatchRows& batch) {
+int64_t DistillBytes(const model_config::ModelConfig& config,
+                     int64_t element_bytes, bool is_cpu,
+                     const BatchRows& batch) {
   if (batch.compared == 0) return 0;
   return std::min(batch.compared, batch.chunk) * config.vocab * kFloatBytes +
          loss::DistillBlockBytes(config.vocab, is_cpu) +
@@ -197,7 +200,7 @@ int64_t DistillBytes(const model::ModelConfig& config, int64_t element_bytes,
 
 }  // namespace
 
-ActivationBytes ActivationsOf(const model::ModelConfig& config,
+ActivationBytes ActivationsOf(const model_config::ModelConfig& config,
                               int64_t element_bytes, bool is_cpu, int max_rank,
                               const BatchRows& batch) {
   const lora::ModelShape shape = config.shape();

@@ -43,10 +43,9 @@ struct BatchRows {
 
 // Returns the memory of a micro-batch on a CPU or on CUDA. `element_bytes` is
 // the size of an element of activations. `max_rank` is the largest LoRA rank.
-[[nodiscard]] ActivationBytes ActivationsOf(const model::ModelConfig& config,
-                                            int64_t element_bytes, bool is_cpu,
-                                            int max_rank,
-                                            const BatchRows& batch);
+[[nodiscard]] ActivationBytes ActivationsOf(
+    const model_config::ModelConfig& config, int64_t element_bytes, bool is_cpu,
+    int max_rank, const BatchRows& batch);
 
 // Returns the fewest layers to recompute so that the batch needs at most
 // `budget` bytes. A budget of 0 is no limit. The policy kAll permits only

@@ -11,6 +11,7 @@
 #include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
 
 namespace weft::engine {
 namespace {

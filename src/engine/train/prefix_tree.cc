@@ -8,9 +8,9 @@ namespace {
 
 using Sequence = absl::Span<const int32_t>;
 
-class Builder {
+class TreeBuilder {
  public:
-  Builder(const std::vector<Sequence>& sequences, int64_t min_saved_rows)
+  TreeBuilder(const std::vector<Sequence>& sequences, int64_t min_saved_rows)
       : sequences_(sequences), min_saved_rows_(min_saved_rows) {
     tree_.spans.resize(sequences.size());
   }
@@ -100,7 +100,7 @@ class Builder {
 
 PrefixTree BuildPrefixTree(const std::vector<Sequence>& sequences,
                            int64_t min_saved_rows) {
-  return Builder(sequences, min_saved_rows).Build();
+  return TreeBuilder(sequences, min_saved_rows).Build();
 }
 
 int64_t AddedRows(const Datum& previous, const Datum& datum) {

@@ -9,6 +9,7 @@
 #include "src/base/clock.h"
 #include "src/base/observe/profile.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
 #include "src/engine/adapters/state_image.h"
 #include "src/log/record.h"
 #include "src/loss/adamw.h"
@@ -63,15 +64,15 @@ void RunOptimizer(const OptimStepRequest& request, double norm,
   const at::Tensor& weights_N = adapter.latest()->weights_N;
   if (request.muon) {
     // No request adds to the scratch now, and the next one clears it.
-    optim::MuonStep(*request.muon, norm, adapter.layout(), weights_N,
-                    adapter.gradient(), adapter.moment1(), adapter.scratch(),
-                    next);
+    loss::MuonStep(*request.muon, norm, adapter.layout(), weights_N,
+                   adapter.gradient(), adapter.moment1(), adapter.scratch(),
+                   next);
     return;
   }
-  optim::AdamWStep(request.adamw,
-                   static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
-                   weights_N, adapter.gradient(), adapter.moment1(),
-                   adapter.moment2(), next);
+  loss::AdamWStep(request.adamw,
+                  static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
+                  weights_N, adapter.gradient(), adapter.moment1(),
+                  adapter.moment2(), next);
 }
 
 absl::Status OtherShape(const LoadCheckpointRequest& request,
@@ -134,8 +135,8 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
   bool fits = true;
   const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
-    norm = optim::GradientNorm(adapter.gradient());
-    fits = optim::SquareFits(request.max_grad_norm(), norm);
+    norm = loss::GradientNorm(adapter.gradient());
+    fits = loss::SquareFits(request.max_grad_norm(), norm);
     if (!fits) {
       adapter.gradient().zero_();
       return;
@@ -227,15 +228,14 @@ absl::Status StepExecutor::SetState(const dispatch::StepTask& step,
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
     context_.adapters.Find(step.adapter)->SetState(state);
   }));
-  context_.recorder.Write(
-      records::LoadedRecord{.key = step.adapter,
-                            .step = step.step,
-                            .digest = *step.digest,
-                            .request = *step.request,
-                            .file = image,
-                            .optim_steps = state.optim_steps,
-                            .last_step = last_step,
-                            .optimizer = state.optimizer});
+  context_.recorder.Write(log::LoadedRecord{.key = step.adapter,
+                                            .step = step.step,
+                                            .digest = *step.digest,
+                                            .request = *step.request,
+                                            .file = image,
+                                            .optim_steps = state.optim_steps,
+                                            .last_step = last_step,
+                                            .optimizer = state.optimizer});
   context_.dispatcher.steps().Complete(step.id,
                                        AdapterInfo{.last_step = last_step},
                                        context_.adapters.Facts(step.adapter));

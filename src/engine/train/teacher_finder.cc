@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
 
 namespace weft::engine {
 namespace {

@@ -164,7 +164,7 @@ bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part, bool backward,
                                                int64_t held_bytes) const {
-  const model::ModelConfig config = model::LargestConfig(
+  const model_config::ModelConfig config = model_config::LargestConfig(
       executor_.decoder().config(), executor_.decoder().tensor_size());
   int max_rank = 0;
   int64_t head_rank = 0;

@@ -14,12 +14,13 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int kMaxSequences = 4;
 
 // Makes a pool. `copies` collects the copies of pages.
-KvPool MakePool(int64_t pages, std::vector<kv::PageCopy>* copies = nullptr) {
+KvPool MakePool(int64_t pages,
+                std::vector<dispatch::PageCopy>* copies = nullptr) {
   return {{.page = kPageBytes},
           {.pages = pages},
-          [copies](const kv::CacheCopy& copy) {
+          [copies](const dispatch::CacheCopy& copy) {
             if (copies == nullptr) return;
-            copies->push_back(std::get<kv::PageCopy>(copy));
+            copies->push_back(std::get<dispatch::PageCopy>(copy));
           }};
 }
 
@@ -56,17 +57,17 @@ TEST(KvPoolTest, CountsPagesOfAPartFilledLastPage) {
 }
 
 // Returns an empty sequence with room for `count` tokens.
-kv::SequencePages Sequence(KvPool& pool, int64_t count) {
-  kv::SequencePages sequence = pool.Begin(kBase, {});
+dispatch::SequencePages Sequence(KvPool& pool, int64_t count) {
+  dispatch::SequencePages sequence = pool.Begin(kBase, {});
   EXPECT_TRUE(pool.Append(sequence, count));
   return sequence;
 }
 
 TEST(KvPoolTest, GivesAllTokensOrNone) {
   KvPool pool = MakePool(3);
-  kv::SequencePages two = Sequence(pool, 20);
+  dispatch::SequencePages two = Sequence(pool, 20);
   EXPECT_EQ(pool.available_pages(), 1);
-  kv::SequencePages other = pool.Begin(kBase, {});
+  dispatch::SequencePages other = pool.Begin(kBase, {});
   EXPECT_FALSE(pool.Append(other, 17));
   EXPECT_EQ(pool.available_pages(), 1);
   EXPECT_TRUE(pool.Append(two, 12));  // The last page of `two` has room for the
@@ -77,24 +78,24 @@ TEST(KvPoolTest, GivesAllTokensOrNone) {
 }
 
 TEST(KvPoolTest, AForkSharesFullPagesAndCopiesTheLast) {
-  std::vector<kv::PageCopy> copies;
+  std::vector<dispatch::PageCopy> copies;
   KvPool pool = MakePool(6, &copies);
-  const kv::SequencePages source = Sequence(pool, 20);
-  const std::optional<kv::SequencePages> fork = pool.Fork(source);
+  const dispatch::SequencePages source = Sequence(pool, 20);
+  const std::optional<dispatch::SequencePages> fork = pool.Fork(source);
   ASSERT_TRUE(fork.has_value());
   EXPECT_EQ(fork->num_tokens(), 20);
   EXPECT_EQ(fork->pages()[0], source.pages()[0]);
   EXPECT_NE(fork->pages()[1], source.pages()[1]);
   EXPECT_EQ(pool.available_pages(), 3);
-  EXPECT_EQ(copies, std::vector<kv::PageCopy>({{.from = source.pages()[1],
-                                                .to = fork->pages()[1],
-                                                .num_rows = 4}}));
+  EXPECT_EQ(copies, std::vector<dispatch::PageCopy>({{.from = source.pages()[1],
+                                                      .to = fork->pages()[1],
+                                                      .num_rows = 4}}));
 }
 
 TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
   KvPool pool = MakePool(4);
-  const kv::SequencePages source = Sequence(pool, 20);
-  kv::SequencePages other = Sequence(pool, 32);
+  const dispatch::SequencePages source = Sequence(pool, 20);
+  dispatch::SequencePages other = Sequence(pool, 32);
   EXPECT_FALSE(pool.Fork(source).has_value());
   EXPECT_EQ(pool.available_pages(), 0);
   other.Release();
@@ -104,7 +105,7 @@ TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
 // Caches the prefix of a new sequence and then ends the sequence.
 void RememberNew(KvPool& pool, uint64_t version,
                  const std::vector<int32_t>& tokens) {
-  kv::SequencePages sequence =
+  dispatch::SequencePages sequence =
       Sequence(pool, static_cast<int64_t>(tokens.size()));
   pool.CachePrefix(version, tokens, sequence);
 }
@@ -118,9 +119,9 @@ TEST(KvPoolTest, RememberedPagesAreFoundUntilOthersNeedThem) {
   EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 32);
   EXPECT_EQ(pool.Begin(/*version=*/1, tokens).num_tokens(), 0);
   {
-    const kv::SequencePages two = Sequence(pool, 32);
+    const dispatch::SequencePages two = Sequence(pool, 32);
     EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 16);
-    kv::SequencePages rest = pool.Begin(kBase, {});
+    dispatch::SequencePages rest = pool.Begin(kBase, {});
     EXPECT_TRUE(pool.Append(rest, 1));
     EXPECT_EQ(pool.prefix_pages(), 0);
   }
@@ -130,7 +131,7 @@ TEST(KvPoolTest, RememberedPagesAreFoundUntilOthersNeedThem) {
 TEST(KvPoolTest, AForkEvictsForItsCopy) {
   KvPool pool = MakePool(2);
   RememberNew(pool, kBase, std::vector<int32_t>(16, 7));
-  const kv::SequencePages source = Sequence(pool, 5);
+  const dispatch::SequencePages source = Sequence(pool, 5);
   EXPECT_TRUE(pool.Fork(source).has_value());
   EXPECT_EQ(pool.prefix_pages(), 0);
 }
@@ -138,19 +139,20 @@ TEST(KvPoolTest, AForkEvictsForItsCopy) {
 // A pool of `pages` pages and `states` states beside the padding's. `copies`
 // collects the copies of states.
 KvPool MakeStatePool(int64_t pages, int64_t states,
-                     std::vector<kv::StateCopy>* copies) {
+                     std::vector<dispatch::StateCopy>* copies) {
   return {{.page = kPageBytes, .state = kPageBytes},
           {.pages = pages, .states = states + 1},
-          [copies](const kv::CacheCopy& copy) {
-            const auto* const state = std::get_if<kv::StateCopy>(&copy);
+          [copies](const dispatch::CacheCopy& copy) {
+            const auto* const state = std::get_if<dispatch::StateCopy>(&copy);
             if (state != nullptr) copies->push_back(*state);
           }};
 }
 
 // Returns a sequence that begins with the cached prefix of `tokens` and has
 // room for all of them.
-kv::SequencePages WithState(KvPool& pool, const std::vector<int32_t>& tokens) {
-  kv::SequencePages sequence = pool.Begin(kBase, tokens);
+dispatch::SequencePages WithState(KvPool& pool,
+                                  const std::vector<int32_t>& tokens) {
+  dispatch::SequencePages sequence = pool.Begin(kBase, tokens);
   EXPECT_TRUE(pool.Append(
       sequence, static_cast<int64_t>(tokens.size()) - sequence.num_tokens()));
   EXPECT_TRUE(pool.TakeState(sequence));
@@ -159,31 +161,31 @@ kv::SequencePages WithState(KvPool& pool, const std::vector<int32_t>& tokens) {
 
 // As RememberNew, for a sequence that gives its state to the cache.
 void RememberWithState(KvPool& pool, const std::vector<int32_t>& tokens) {
-  kv::SequencePages sequence = WithState(pool, tokens);
+  dispatch::SequencePages sequence = WithState(pool, tokens);
   pool.CachePrefix(kBase, tokens, sequence);
   pool.CacheState(kBase, tokens, sequence, /*ends=*/true);
 }
 
 TEST(KvStateTest, ANewSequenceBeginsWithZeros) {
-  std::vector<kv::StateCopy> copies;
+  std::vector<dispatch::StateCopy> copies;
   KvPool pool = MakeStatePool(4, 2, &copies);
   EXPECT_EQ(pool.num_states(), 2);
-  const kv::SequencePages sequence = WithState(pool, {1, 2, 3});
-  EXPECT_NE(*sequence.state().id(), kv::kPaddingState);
+  const dispatch::SequencePages sequence = WithState(pool, {1, 2, 3});
+  EXPECT_NE(*sequence.state().id(), dispatch::kPaddingState);
   EXPECT_EQ(copies,
-            std::vector<kv::StateCopy>({{.to = *sequence.state().id()}}));
+            std::vector<dispatch::StateCopy>({{.to = *sequence.state().id()}}));
   EXPECT_EQ(pool.available_states(), 1);
 }
 
 TEST(KvStateTest, AForkCopiesTheState) {
-  std::vector<kv::StateCopy> copies;
+  std::vector<dispatch::StateCopy> copies;
   KvPool pool = MakeStatePool(4, 2, &copies);
-  const kv::SequencePages source = WithState(pool, {1, 2, 3});
+  const dispatch::SequencePages source = WithState(pool, {1, 2, 3});
   {
-    const std::optional<kv::SequencePages> fork = pool.Fork(source);
+    const std::optional<dispatch::SequencePages> fork = pool.Fork(source);
     ASSERT_TRUE(fork.has_value());
-    EXPECT_EQ(copies.back(), (kv::StateCopy{.from = *source.state().id(),
-                                            .to = *fork->state().id()}));
+    EXPECT_EQ(copies.back(), (dispatch::StateCopy{.from = *source.state().id(),
+                                                  .to = *fork->state().id()}));
     EXPECT_FALSE(pool.HasRoomForState(source));
     EXPECT_FALSE(pool.Fork(source).has_value());
     EXPECT_EQ(pool.available_pages(), 2);
@@ -192,13 +194,13 @@ TEST(KvStateTest, AForkCopiesTheState) {
 }
 
 TEST(KvStateTest, APrefixIsFoundWithACopyOfItsState) {
-  std::vector<kv::StateCopy> copies;
+  std::vector<dispatch::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 3, &copies);
   const std::vector<int32_t> tokens(40, 7);
   const std::vector<int32_t> cached(32, 7);
-  kv::StateId kept = 0;
+  dispatch::StateId kept = 0;
   {
-    kv::SequencePages first = WithState(pool, tokens);
+    dispatch::SequencePages first = WithState(pool, tokens);
     pool.CachePrefix(kBase, cached, first);
     EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 0);
     pool.CacheState(kBase, cached, first, /*ends=*/false);
@@ -208,33 +210,34 @@ TEST(KvStateTest, APrefixIsFoundWithACopyOfItsState) {
     EXPECT_EQ(copies.size(), 2u);  // It is cached already.
   }
   EXPECT_EQ(pool.Begin(kBase, std::vector<int32_t>(31, 7)).num_tokens(), 0);
-  kv::SequencePages again = pool.Begin(kBase, tokens);
+  dispatch::SequencePages again = pool.Begin(kBase, tokens);
   EXPECT_EQ(again.num_tokens(), 32);
   EXPECT_TRUE(pool.TakeState(again));
   EXPECT_EQ(copies.back(),
-            (kv::StateCopy{.from = kept, .to = *again.state().id()}));
+            (dispatch::StateCopy{.from = kept, .to = *again.state().id()}));
 }
 
 TEST(KvStateTest, ASequenceThatEndsGivesItsState) {
-  std::vector<kv::StateCopy> copies;
+  std::vector<dispatch::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
   RememberWithState(pool, tokens);
   EXPECT_EQ(copies.size(), 1u);
   EXPECT_EQ(pool.available_states(), 2);
-  const kv::SequencePages next = pool.Begin(kBase, std::vector<int32_t>(17, 7));
+  const dispatch::SequencePages next =
+      pool.Begin(kBase, std::vector<int32_t>(17, 7));
   EXPECT_EQ(next.num_tokens(), 16);
   EXPECT_EQ(next.state().id(), copies.front().to);
 }
 
 TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
-  std::vector<kv::StateCopy> copies;
+  std::vector<dispatch::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
   RememberWithState(pool, tokens);
-  kv::SequencePages next = pool.Begin(kBase, tokens);
+  dispatch::SequencePages next = pool.Begin(kBase, tokens);
   EXPECT_EQ(pool.available_states(), 1);
-  kv::SequencePages other = WithState(pool, {1, 2});
+  dispatch::SequencePages other = WithState(pool, {1, 2});
   EXPECT_EQ(pool.Begin(kBase, tokens).num_tokens(), 16);
   other.Release();
   EXPECT_TRUE(pool.TakeState(next));
@@ -245,14 +248,14 @@ TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
 
 // With no slot for a copy, a sequence takes the state of its prefix.
 TEST(KvStateTest, TheOnlyUserOfACachedStateMayTakeIt) {
-  std::vector<kv::StateCopy> copies;
+  std::vector<dispatch::StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
   RememberWithState(pool, tokens);
-  const kv::SequencePages other = WithState(pool, {1, 2});
-  kv::SequencePages next = pool.Begin(kBase, tokens);
+  const dispatch::SequencePages other = WithState(pool, {1, 2});
+  dispatch::SequencePages next = pool.Begin(kBase, tokens);
   {
-    const kv::SequencePages equal = pool.Begin(kBase, tokens);
+    const dispatch::SequencePages equal = pool.Begin(kBase, tokens);
     EXPECT_FALSE(pool.HasRoomForState(next));
     EXPECT_FALSE(pool.TakeState(next));
   }

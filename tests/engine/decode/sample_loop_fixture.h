@@ -17,9 +17,9 @@
 
 #include "absl/time/clock.h"
 #include "prometheus/registry.h"
-#include "src/engine/start/memory_plan.h"
 #include "src/engine/decode/sample_loop.h"
 #include "src/engine/decode/sample_routing.h"
+#include "src/engine/start/memory_plan.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/adapter_keys.h"
 #include "tests/support/tolerance.h"
@@ -32,7 +32,7 @@ inline model::Decoder MakeDecoder() {
   // With a model of this size, several threads would only wait for each other.
   at::set_num_threads(1);
   at::manual_seed(31);
-  const model::ModelConfig config = testing::TinyConfig();
+  const model_config::ModelConfig config = testing::TinyConfig();
   model::DecoderWeights weights = testing::TinyWeights(config, at::kFloat);
   return {config, std::move(weights), config.max_positions};
 }

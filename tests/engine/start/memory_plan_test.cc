@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, MemoryPlanTest,
 // is nine tenths of the device, minus the model and its rotary tables. The
 // reserve is 512 MiB plus a sixteenth of the available memory.
 ModelSizes Llama8B() {
-  return {.config = *model::ParseModelConfig(R"({
+  return {.config = *model_config::ParseModelConfig(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -176,7 +176,7 @@ ModelSizes Llama8B() {
 }
 
 ModelSizes Qwen8B() {
-  return {.config = *model::ParseModelConfig(R"({
+  return {.config = *model_config::ParseModelConfig(R"({
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
     "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
     "num_hidden_layers": 36, "num_attention_heads": 32,
@@ -187,7 +187,7 @@ ModelSizes Qwen8B() {
 }
 
 ModelSizes SmolLm() {
-  return {.config = *model::ParseModelConfig(R"({
+  return {.config = *model_config::ParseModelConfig(R"({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama",
     "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536,
     "num_hidden_layers": 30, "num_attention_heads": 9,
@@ -208,14 +208,15 @@ absl::StatusOr<MemorySplit> PlanFor(const ModelSizes& sizes,
   options.max_context_tokens = *ContextTokens(options, sizes.config);
   const int64_t rotary =
       int64_t{4} * options.max_context_tokens * sizes.config.head_dim;
-  return PlanMemory(sizes,
-                    device_bytes / 10 * 9 - rotary -
-                        model::WeightBytes(sizes.config, sizes.element_bytes),
-                    &options);
+  return PlanMemory(
+      sizes,
+      device_bytes / 10 * 9 - rotary -
+          model_config::WeightBytes(sizes.config, sizes.element_bytes),
+      &options);
 }
 
 TEST(ContextTokensTest, AreAtMostTheModels) {
-  const model::ModelConfig config = Llama8B().config;
+  const model_config::ModelConfig config = Llama8B().config;
   EXPECT_EQ(*ContextTokens({}, config), config.max_positions);
   EXPECT_EQ(*ContextTokens({.max_context_tokens = 64}, config), 64);
   EXPECT_THAT(ContextTokens({.max_context_tokens =
@@ -229,7 +230,7 @@ TEST(ContextTokensTest, AreAtMostTheModels) {
 TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   const ModelSizes llama = Llama8B();
   // The model has 8,030,261,248 parameters.
-  EXPECT_EQ(model::WeightBytes(llama.config, 2), 16'060'522'496);
+  EXPECT_EQ(model_config::WeightBytes(llama.config, 2), 16'060'522'496);
   // At rank 64, an adapter has 64 parameters for each input and each output of
   // a matrix. In each of 32 layers, q and o have 8192 inputs and outputs each,
   // k and v have 5120 each, and gate, up and down have 18432 each. Embedding
@@ -265,7 +266,8 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   // SmolLM2 ties its head, so its 134,515,008 parameters count once. Each of
   // the 61 norms of 576 takes 128 bytes more, so that the next one begins at a
   // multiple of 256.
-  EXPECT_EQ(model::WeightBytes(SmolLm().config, 2), 269'030'016 + 61 * 128);
+  EXPECT_EQ(model_config::WeightBytes(SmolLm().config, 2),
+            269'030'016 + 61 * 128);
 }
 
 TEST(PublishedModelsTest, Llama8BOn80GB) {

@@ -36,9 +36,10 @@ class ModelFingerprintTest : public ::testing::Test {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
     Write("config.json", kConfig);
-    const auto config = model::ParseModelConfig(kConfig);
+    const auto config = model_config::ParseModelConfig(kConfig);
     EXPECT_THAT(config, IsOk());
-    for (const model::WeightEntry& entry : model::ListWeights(*config)) {
+    for (const model_config::WeightEntry& entry :
+         model_config::ListWeights(*config)) {
       shapes_[entry.name] = entry.shape;
       tensors_[entry.name].assign(entry.num_elements(), 0.5F);
     }

@@ -58,7 +58,7 @@ TEST(ChooseRecomputedTest, AModelWithoutLayersFits) {
 }
 
 TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
-  const model::ModelConfig config = weft::testing::TinyConfig();
+  const model_config::ModelConfig config = weft::testing::TinyConfig();
   const auto bytes = [&](int64_t rows, int64_t scored, int64_t chunk) {
     return ActivationsOf(config, 4, /*is_cpu=*/true, 8,
                          {.rows = rows, .scored = scored, .chunk = chunk});
@@ -70,7 +70,7 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
 }
 
 TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
-  const model::ModelConfig config = weft::testing::TinyConfig();
+  const model_config::ModelConfig config = weft::testing::TinyConfig();
   const auto working = [&](int64_t element_bytes, const BatchRows& batch) {
     return ActivationsOf(config, element_bytes, /*is_cpu=*/false,
                          /*max_rank=*/8, batch)
@@ -113,7 +113,7 @@ TEST(ActivationsOfTest, CountsTheIdsOfSupports) {
 }
 
 TEST(ActivationsOfTest, RowsWithATeacherTakeASecondBufferOfLogits) {
-  const model::ModelConfig config = weft::testing::TinyConfig();
+  const model_config::ModelConfig config = weft::testing::TinyConfig();
   const auto head = [&](int64_t compared, int64_t chunk) {
     return ActivationsOf(config, 4, /*is_cpu=*/true, /*max_rank=*/8,
                          {.rows = 1,
@@ -130,7 +130,7 @@ TEST(ActivationsOfTest, RowsWithATeacherTakeASecondBufferOfLogits) {
 // A token has one row for each of its experts. So the experts' gradients need a
 // second partial sum at fewer tokens than other gradients do.
 TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
-  model::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = weft::testing::TinyConfig();
   config.moe.shape = {
       .count = 4, .per_token = 2, .ffn = 1000, .layers = {true, true}};
   const auto bytes = [&](int64_t rows) {
@@ -151,13 +151,13 @@ TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
 // adapter. This includes cuBLAS' workspaces and the allocator's rounding, which
 // the bound leaves to the reserve of memory_split.cc.
 TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
-  model::ModelConfig config{.num_layers = 32,
-                            .hidden = 4096,
-                            .ffn = 14336,
-                            .vocab = 128256,
-                            .num_heads = 32,
-                            .num_kv_heads = 8,
-                            .head_dim = 128};
+  model_config::ModelConfig config{.num_layers = 32,
+                                   .hidden = 4096,
+                                   .ffn = 14336,
+                                   .vocab = 128256,
+                                   .num_heads = 32,
+                                   .num_kv_heads = 8,
+                                   .head_dim = 128};
   config.attention.resize(config.num_layers);
   constexpr int64_t kRows = 8 * 512;
   const int64_t bound = ActivationsOf(config, 2, /*is_cpu=*/false, 32,
@@ -180,7 +180,7 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
 }
 
 TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
-  model::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = weft::testing::TinyConfig();
   config.delta = {.layers = {false, true},
                   .key_heads = 2,
                   .value_heads = 4,
@@ -207,7 +207,7 @@ TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
 TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
   // J key heads, H value heads, K key features, V value features.
   constexpr int64_t kJ = 2, kH = 8, kK = 128, kV = 256, kRows = 1000;
-  model::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = weft::testing::TinyConfig();
   config.delta = {.layers = {false, true},
                   .key_heads = kJ,
                   .value_heads = kH,
@@ -245,7 +245,7 @@ TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
 }
 
 TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
-  model::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = weft::testing::TinyConfig();
   const auto bytes = [&](int64_t rows) {
     return ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = rows});
   };
@@ -263,17 +263,17 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
   EXPECT_EQ(bytes(1000).working, plain.working + scores(100 + 256));
   config.attention[0].rule.softcap = 50;
   EXPECT_EQ(bytes(1000).working, plain.working + scores(1000));
-  config.norms = model::kGemmaNorms;
+  config.norms = model_config::kGemmaNorms;
   EXPECT_EQ(bytes(1000).kept_layer,
             plain.kept_layer + 1000 * 2 * config.hidden * 2);
 }
 
 TEST(ActivationsOfTest, CountsAllScoresWhereNoFlashKernelRuns) {
-  model::ModelConfig plain = weft::testing::TinyConfig();
-  model::ModelConfig capped = plain;
+  model_config::ModelConfig plain = weft::testing::TinyConfig();
+  model_config::ModelConfig capped = plain;
   capped.attention[0].rule.softcap = 50;
-  const auto bytes = [](const model::ModelConfig& config, int64_t element_bytes,
-                        bool is_cpu) {
+  const auto bytes = [](const model_config::ModelConfig& config,
+                        int64_t element_bytes, bool is_cpu) {
     return ActivationsOf(config, element_bytes, is_cpu, 8, {.rows = 1000});
   };
   // On CUDA, attention in f32 never uses the flash kernels.

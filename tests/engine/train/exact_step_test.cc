@@ -16,9 +16,9 @@
 #include "src/engine/train/batch_packer.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
-#include "tests/model/tiny_model.h"
 #include "tests/engine/train/group_data.h"
 #include "tests/engine/train/step_pieces.h"
+#include "tests/model/tiny_model.h"
 
 namespace weft::engine::exact_step_test {
 namespace {

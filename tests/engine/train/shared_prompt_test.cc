@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/engine/train/train_runner.h"
-#include "tests/model/tiny_model.h"
 #include "tests/engine/train/group_data.h"
 #include "tests/engine/train/step_pieces.h"
+#include "tests/model/tiny_model.h"
 
 namespace weft::engine::shared_prompt_test {
 namespace {

@@ -14,10 +14,10 @@
 #include "src/engine/train/prefix_tree.h"
 #include "src/engine/train/teacher_packer.h"
 #include "src/engine/train/train_runner.h"
+#include "tests/engine/train/group_data.h"
 #include "tests/model/reference_decoder.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/tolerance.h"
-#include "tests/engine/train/group_data.h"
 
 namespace weft::engine::teacher_test {
 namespace {

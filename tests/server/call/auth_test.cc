@@ -15,12 +15,12 @@
 #include "google/protobuf/descriptor.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "server/call/rpc_policy.h"
-#include "src/base/reason.h"
 #include "src/base/files/token_file.h"
+#include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -501,4 +501,4 @@ TEST_F(AuthTest, MessagesHaveTheCallersNames) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

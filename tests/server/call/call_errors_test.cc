@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -91,4 +91,4 @@ TEST(CallErrorsTest, TheNumberOfTenantsIsBoundedAndTheOldestIsForgotten) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

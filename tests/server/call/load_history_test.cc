@@ -4,7 +4,7 @@
 #include "gmock/gmock.h"
 #include "src/base/observe/metrics.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::IsEmpty;
@@ -62,4 +62,4 @@ TEST_F(LoadHistoryTest, QuantilesForgetWhatIsOld) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -11,7 +11,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/server/server_fixture.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 class ProfileTest : public ServerTest {
@@ -157,4 +157,4 @@ TEST_F(ProfileTest, MetricsNameTheModelAndCountMessages) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -9,7 +9,7 @@
 #include "src/base/reason.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr absl::StatusCode kExhausted = absl::StatusCode::kResourceExhausted;
@@ -141,4 +141,4 @@ TEST(TenantQuotaTest, NoLimitMeansNone) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -9,7 +9,7 @@
 #include "src/base/observe/log.h"
 #include "tests/server/server_fixture.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr char kTrace[] = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -91,4 +91,4 @@ TEST_F(TraceTest, LogLinesHoldNoTokensAndNoCredentials) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

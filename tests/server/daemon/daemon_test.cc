@@ -23,7 +23,7 @@
 #include "tests/server/server_fixture.h"
 #include "tests/support/canned_engine.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::AllOf;
@@ -120,9 +120,8 @@ class DaemonProcess {
 // Returns a starter of an engine that `prepare` has changed.
 EngineStarter Canned(const std::function<void(CannedEngine&)>& prepare =
                          [](CannedEngine&) {}) {
-  return [prepare](
-             const EngineOptions&,
-             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+  return [prepare](const EngineOptions&, prometheus::Registry*)
+             -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
     auto engine = std::make_unique<CannedEngine>();
     prepare(*engine);
     return engine;
@@ -131,9 +130,8 @@ EngineStarter Canned(const std::function<void(CannedEngine&)>& prepare =
 
 // Returns a starter that reports a damaged file after `seconds`.
 EngineStarter FailAfter(double seconds) {
-  return [seconds](
-             const EngineOptions&,
-             prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+  return [seconds](const EngineOptions&, prometheus::Registry*)
+             -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
     absl::SleepFor(absl::Seconds(seconds));
     return absl::DataLossError("rank 1: a damaged file");
   };
@@ -372,4 +370,4 @@ TEST(DaemonTest, TakenPortEndsTheDaemon) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

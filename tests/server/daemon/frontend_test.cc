@@ -15,10 +15,10 @@
 #include "gmock/gmock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "src/base/sha256.h"
-#include "tests/server/server_fixture.h"
 #include "tests/sampling/tokenizer_folder.h"
+#include "tests/server/server_fixture.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::AllOf;
@@ -479,4 +479,4 @@ TEST_F(FrontendTest, EmptyMetricsAddressMeansNoEndpoint) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

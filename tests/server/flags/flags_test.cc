@@ -12,7 +12,7 @@
 #include "server/flags/config_file.h"
 #include "server/flags/flag_table.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::AllOf;
@@ -396,4 +396,4 @@ TEST(FlagsTest, NamesVariablesThatSetNothing) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

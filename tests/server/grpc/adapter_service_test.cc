@@ -8,7 +8,7 @@
 #include "src/base/clock.h"
 #include "tests/server/server_fixture.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -432,4 +432,4 @@ TEST_F(AdapterServiceTest, ImportRefusesBadStreams) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -30,7 +30,7 @@ extern "C" int getaddrinfo(const char* host, const char* service,
   return resolve("127.0.0.1", service, hints, &(*found)->ai_next);
 }
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& listen) {
@@ -93,4 +93,4 @@ TEST(ListenerTest, APortThatIsTakenInOneFamilyIsRefusedForBoth) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

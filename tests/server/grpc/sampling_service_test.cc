@@ -10,7 +10,7 @@
 #include "tests/server/server_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -360,4 +360,4 @@ TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

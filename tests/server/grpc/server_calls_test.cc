@@ -24,7 +24,7 @@
 #include "tests/support/canned_engine.h"
 #include "tests/support/direct_call.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr int kClients = 4;
@@ -528,4 +528,4 @@ TEST(CancelSlotTest, HandleAndCancellationMeetFromAnyThreads) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

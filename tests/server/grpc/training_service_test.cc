@@ -5,7 +5,7 @@
 #include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -319,4 +319,4 @@ TEST_F(TrainingServiceTest, ManyCallsAtOnceAreAllAnswered) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

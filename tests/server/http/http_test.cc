@@ -22,7 +22,7 @@
 #include "src/base/files/file_io.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using ::testing::AllOf;
@@ -402,4 +402,4 @@ TEST(HostTest, OnlyAddressesAndOwnNamesAreMeant) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

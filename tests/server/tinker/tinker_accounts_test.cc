@@ -13,7 +13,7 @@
 #include "server/tinker/checkpoints.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -379,4 +379,4 @@ TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -10,7 +10,7 @@
 #include "server/tinker/training.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -179,4 +179,4 @@ TEST_F(TinkerCustomLossesTest, ASessionHasAtMost64Losses) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -12,11 +12,11 @@
 #include "server/tinker/adapters.h"
 #include "server/tinker/ledger.h"
 #include "server/tinker/routes.h"
-#include "src/base/observe/log.h"
 #include "src/base/files/token_file.h"
+#include "src/base/observe/log.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 TinkerFrontTest::TinkerFrontTest()
     : folder_(absl::StrCat(::testing::TempDir(), "tinker_front_", ::getpid())) {
@@ -289,4 +289,4 @@ void TinkerFrontTest::AwaitDeletions() {
       EventuallyInFront([](Front& front) { return front.orphans.empty(); }));
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -16,7 +16,7 @@
 #include "src/base/tokens.h"
 #include "tests/support/canned_engine.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 class TinkerFrontTest : public ::testing::Test {
  protected:
@@ -103,6 +103,6 @@ class TinkerFrontTest : public ::testing::Test {
   std::unique_ptr<Front> front_;
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_TESTS_SERVER_TINKER_TINKER_FRONT_FIXTURE_H_

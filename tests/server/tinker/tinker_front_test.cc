@@ -20,7 +20,7 @@
 #include "tests/server/tinker/tinker_front_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -500,4 +500,4 @@ TEST_F(TinkerFrontTest, UrlsHaveTheSchemeThatTheProxyNames) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

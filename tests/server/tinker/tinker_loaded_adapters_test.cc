@@ -9,7 +9,7 @@
 #include "tests/server/tinker/tinker_front_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 constexpr char kDeleteAdapter[] = "DeleteAdapter";
@@ -107,4 +107,4 @@ TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -13,7 +13,7 @@
 #include "server/tinker/wire.pb.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -214,4 +214,4 @@ TEST_F(TinkerMemoryTest, ManySamplesAreRefusedBeforeTheyHaveIds) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::StartsWith;
@@ -145,4 +145,4 @@ TEST_F(TinkerOptimizersTest, ACheckpointBeforeTheFirstStepHasIt) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

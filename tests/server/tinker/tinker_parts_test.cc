@@ -18,7 +18,7 @@
 #include "server/tinker/wire.pb.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -402,4 +402,4 @@ TEST(TinkerRunsTest, LeavesOutTheSamplingAdaptersOfEveryTenant) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

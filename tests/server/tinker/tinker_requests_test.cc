@@ -10,7 +10,7 @@
 #include "src/request/sample_record.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::AllOf;
@@ -402,4 +402,4 @@ TEST_F(TinkerRequestsTest, TrainAttnMeansAllProjectionsOutsideTheMlp) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -9,7 +9,7 @@
 #include "src/base/clock.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 class TinkerGoneTest : public TinkerFrontTest {
@@ -99,4 +99,4 @@ TEST_F(TinkerGoneTest, OnlyItsOwnerCancelsASample) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -13,7 +13,7 @@
 #include "src/base/observe/log.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::HasSubstr;
@@ -186,4 +186,4 @@ TEST_F(TinkerScopesTest, ARefusalIsCountedAndLogged) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

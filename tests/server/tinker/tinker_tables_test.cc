@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/tinker/futures.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::ElementsAre;
@@ -154,4 +154,4 @@ TEST_F(TinkerFuturesTest, KnowsTheScopeForItsOwnerOnly) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -14,11 +14,11 @@
 #include "gtest/gtest.h"
 #include "server/tinker/routes.h"
 #include "server/tinker/wire.pb.h"
-#include "src/base/threads/mutex.h"
 #include "src/base/reason.h"
+#include "src/base/threads/mutex.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using ::testing::Each;
@@ -174,4 +174,4 @@ TEST_F(TinkerThreadsTest, FewDownloadsWaitUntilTheirFilesAreOpen) {
 }
 
 }  // namespace
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // Repeats the rule from the proto, and does not use the code under test.
@@ -309,4 +309,4 @@ void ExpectUsable(const std::pair<std::string, std::string>& names,
   ExpectName(names.second);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -8,7 +8,7 @@
 
 #include "server/wire/request_validation.h"
 
-namespace weft {
+namespace weft::server {
 
 // Each adds a test failure for every property that does not hold.
 void ExpectUsable(const TrainRequest& request, const RequestLimits& limits);
@@ -47,6 +47,6 @@ void ExpectUsable(const Request& request, const RequestLimits& /*limits*/) {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_TESTS_SERVER_WIRE_ACCEPTED_H_

@@ -4,7 +4,7 @@
 
 #include "tests/server/wire/refusals.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using Train = v1::ForwardBackwardRequest;
@@ -112,4 +112,4 @@ TEST(ValidationTest, ReadsACustomLoss) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

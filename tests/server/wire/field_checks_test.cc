@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 TEST(FieldChecksTest, IntervalsHonourTheirEnds) {
@@ -45,4 +45,4 @@ TEST(FieldChecksTest, FindsTheFirstBadValue) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

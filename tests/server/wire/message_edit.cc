@@ -11,7 +11,7 @@
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -99,4 +99,4 @@ void Edit(Message* message, absl::string_view changes) {
   }
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -5,7 +5,7 @@
 #include "absl/strings/string_view.h"
 #include "google/protobuf/message.h"
 
-namespace weft {
+namespace weft::server {
 
 // Makes the changes, which have "; " between them:
 //   PATH = VALUE    sets a field, or an entry of a list: data[0].tokens[2] = 7
@@ -30,6 +30,6 @@ Message Make(absl::string_view changes) {
   return Edited(Message(), changes);
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_TESTS_SERVER_WIRE_MESSAGE_EDIT_H_

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -213,4 +213,4 @@ std::string MessageMutator::Text() {
   return raw;
 }
 
-}  // namespace weft
+}  // namespace weft::server

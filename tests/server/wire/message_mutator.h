@@ -11,7 +11,7 @@
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 
-namespace weft {
+namespace weft::server {
 
 class MessageMutator {
  public:
@@ -43,6 +43,6 @@ class MessageMutator {
   std::mt19937_64 random_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_TESTS_SERVER_WIRE_MESSAGE_MUTATOR_H_

@@ -15,7 +15,7 @@
 #include "weft/v1/sampling.pb.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using google::protobuf::Message;
@@ -183,4 +183,4 @@ TEST(ParseCostTest, RefusesWhatIsNoMessage) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

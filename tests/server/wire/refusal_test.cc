@@ -6,7 +6,7 @@
 
 #include "tests/server/wire/refusals.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 v1::SampleRequest GoodSample() {
@@ -253,4 +253,4 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -15,7 +15,7 @@
 #include "server/wire/request_validation.h"
 #include "tests/server/wire/message_edit.h"
 
-namespace weft {
+namespace weft::server {
 
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -121,6 +121,6 @@ inline v1::ForwardBackwardRequest GoodDistillation() {
                 "data[0].teacher_tokens = [9, 8, 2, 3]");
 }
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_TESTS_SERVER_WIRE_REFUSALS_H_

@@ -24,7 +24,7 @@
 #include "tests/server/wire/message_mutator.h"
 #include "tests/server/wire/refusals.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // Requests of one kind. They take 0.1 s. The thread sanitizer, which multiplies
@@ -38,7 +38,7 @@ constexpr int kRequests = 20000;
 // SampleStream validates the SampleRequest in its message.
 absl::StatusOr<SampleRequest> Validate(const v1::SampleStreamRequest& request,
                                        const RequestLimits& limits) {
-  return weft::Validate(request.request(), limits);
+  return weft::server::Validate(request.request(), limits);
 }
 
 void ExpectGoodRefusal(const absl::Status& status) {
@@ -379,4 +379,4 @@ TEST_F(RequestFuzzTest, Uploads) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -4,7 +4,7 @@
 
 #include "tests/server/wire/refusals.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using Train = v1::ForwardBackwardRequest;
@@ -125,4 +125,4 @@ TEST(RefusalTest, NamesTheDatumAtFault) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

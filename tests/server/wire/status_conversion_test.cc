@@ -6,7 +6,7 @@
 #include "src/base/reason.h"
 #include "weft/v1/errors.pb.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 TEST(StatusConversionTest, LongMessagesAreCutAtACharacter) {
@@ -65,4 +65,4 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

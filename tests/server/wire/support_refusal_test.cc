@@ -6,7 +6,7 @@
 #include "server/wire/request_fields.h"
 #include "tests/server/wire/refusals.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using Train = v1::ForwardBackwardRequest;
@@ -149,4 +149,4 @@ TEST(SupportTest, OfSamplesIsBoundedAndCounts) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

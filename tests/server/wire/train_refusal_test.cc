@@ -4,7 +4,7 @@
 
 #include "tests/server/wire/refusals.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 using Train = v1::ForwardBackwardRequest;
@@ -335,4 +335,4 @@ TEST(RefusalTest, OptimStep) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

@@ -10,7 +10,7 @@
 #include "server/wire/response_conversion.h"
 #include "tests/server/wire/message_edit.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 TEST(ResponseConversionTest, EnumsKeepTheirNames) {
@@ -131,4 +131,4 @@ TEST(ValidationTest, NoTargetsMeanAllProjectionsOfTheModel) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::server

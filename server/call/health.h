@@ -1,22 +1,17 @@
-// grpc.health.v1.Health. gRPC's own implementation would take messages of any
-// size without charging anybody.
-#ifndef WEFT_SERVER_GRPC_HEALTH_H_
-#define WEFT_SERVER_GRPC_HEALTH_H_
+// What the health service of grpc.health.v1 answers.
+#ifndef WEFT_SERVER_CALL_HEALTH_H_
+#define WEFT_SERVER_CALL_HEALTH_H_
 
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "src/base/threads/mutex.h"
 
-namespace weft {
-
-struct ServiceCore;
-class RawService;
+namespace weft::server {
 
 // HealthCheckResponse.ServingStatus.
 enum class Health : uint8_t { kServing = 1, kNotServing = 2, kUnknown = 3 };
@@ -55,8 +50,6 @@ class HealthBoard {
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-[[nodiscard]] std::unique_ptr<RawService> MakeHealthService(ServiceCore* core);
+}  // namespace weft::server
 
-}  // namespace weft
-
-#endif  // WEFT_SERVER_GRPC_HEALTH_H_
+#endif  // WEFT_SERVER_CALL_HEALTH_H_

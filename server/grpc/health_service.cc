@@ -1,11 +1,17 @@
-#include "server/grpc/health.h"
-
+// grpc.health.v1.Health. gRPC's own implementation would take messages of any
+// size without charging anybody.
+#include <memory>
+#include <optional>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "google/protobuf/wrappers.pb.h"
+#include "server/call/health.h"
 #include "server/grpc/raw_service.h"
+#include "server/grpc/services.h"
+#include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // These have the fields of HealthCheckRequest and HealthCheckResponse.
@@ -109,48 +115,6 @@ class WatchCall final : public RequestReactor<Request> {
 
 }  // namespace
 
-void HealthBoard::Set(const std::string& service, Health health) {
-  MutexLock lock(&mu_);
-  services_[service] = health;
-  for (const auto& [who, watcher] : watchers_) {
-    if (watcher.service == service) watcher.show(health);
-  }
-}
-
-Health HealthBoard::Of(const std::string& service) const {
-  MutexLock lock(&mu_);
-  return OfLocked(service);
-}
-
-Health HealthBoard::OfLocked(const std::string& service) const {
-  const auto known = services_.find(service);
-  return known == services_.end() ? Health::kUnknown : known->second;
-}
-
-void HealthBoard::Watch(const void* watcher, const std::string& service,
-                        Show show) {
-  MutexLock lock(&mu_);
-  if (ended_) return show(std::nullopt);
-  show(OfLocked(service));
-  watchers_[watcher] = {.service = service, .show = std::move(show)};
-}
-
-void HealthBoard::Forget(const void* watcher) {
-  decltype(watchers_)::node_type node;  // Destroyed after the lock's release.
-  MutexLock lock(&mu_);
-  node = watchers_.extract(watcher);
-}
-
-void HealthBoard::End() {
-  decltype(watchers_) watchers;
-  {
-    MutexLock lock(&mu_);
-    ended_ = true;
-    watchers.swap(watchers_);
-  }
-  for (const auto& [who, watcher] : watchers) watcher.show(std::nullopt);
-}
-
 std::unique_ptr<RawService> MakeHealthService(ServiceCore* core) {
   auto service = std::make_unique<RawService>(core);
   service->Add<CheckCall>(Rpc::kHealthCheck);
@@ -158,4 +122,4 @@ std::unique_ptr<RawService> MakeHealthService(ServiceCore* core) {
   return service;
 }
 
-}  // namespace weft
+}  // namespace weft::server
