@@ -101,13 +101,14 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
                                   "reached --max-stored-reply-bytes.")) {}
 
 void DispatchMetrics::SetQueues(const Scheduler& scheduler) {
+  int64_t others = 0;
   for (int kind = 0; kind < kNumWorkKinds; ++kind) {
-    queue_depth_[kind].Set(
-        static_cast<double>(scheduler.QueueDepth(static_cast<WorkKind>(kind))));
+    const int64_t depth = scheduler.QueueDepth(static_cast<WorkKind>(kind));
+    queue_depth_[kind].Set(static_cast<double>(depth));
+    others += depth;
   }
-  int64_t others = scheduler.room().total().requests;
   for (size_t i = 0; i < tenants_.size(); ++i) {
-    const int64_t depth = scheduler.room().LoadOf(tenants_[i]).requests;
+    const int64_t depth = scheduler.QueueDepthOf(tenants_[i]);
     tenant_queue_depth_[i].Set(static_cast<double>(depth));
     others -= depth;
   }

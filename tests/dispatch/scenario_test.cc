@@ -53,8 +53,6 @@ class Interpreter {
   std::string Start(const Words& words) {
     Options options;
     options.scheduler.max_batch_tokens = Number(Option(words, "batch", "8192"));
-    options.scheduler.queue.max_requests =
-        Number(Option(words, "requests", "1024"));
     options.residency.max_resident =
         static_cast<int>(Number(Option(words, "slots", "8")));
     options.max_adapters =

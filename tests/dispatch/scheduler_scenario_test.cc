@@ -115,18 +115,8 @@ class Interpreter {
   std::string Options(const Words& words) {
     SchedulerOptions options;
     options.max_batch_tokens = Number(Option(words, "batch", "100"));
-    const std::string requests = Option(words, "requests", "100");
-    const std::string tokens = Option(words, "tokens", "100000");
-    options.queue = {
-        .max_requests = Number(requests),
-        .max_tokens = Number(tokens),
-        .max_requests_per_tenant =
-            Number(Option(words, "tenant_requests", "0")),
-        .max_tokens_per_tenant = Number(Option(words, "tenant_tokens", "0")),
-    };
     options.sampling_share =
         static_cast<double>(Number(Option(words, "percent", "50"))) / 100;
-    options.reorder_window = Number(Option(words, "window", "256"));
     const std::string weights = Option(words, "weights", "");
     for (const auto entry : absl::StrSplit(weights, ',', absl::SkipEmpty())) {
       const std::vector<std::string> pair = absl::StrSplit(entry, ':');
@@ -161,7 +151,6 @@ class Interpreter {
     item.tokens = Number(Option(words, "tokens", "0"));
     item.unnumbered = Has(words, "unnumbered");
     item.recorded = Has(words, "recorded");
-    item.held_tokens = Number(Option(words, "held", "0"));
     const std::string deadline = Option(words, "deadline", "");
     if (!deadline.empty()) {
       item.deadline = absl::UnixEpoch() + Seconds(deadline);
@@ -170,7 +159,7 @@ class Interpreter {
                  std::accumulate(item.datum_tokens.begin(),
                                  item.datum_tokens.end(), item.tokens)};
     const absl::StatusOr<uint64_t> step =
-        scheduler_->Enqueue(std::move(item), now_, &displaced_);
+        scheduler_->Enqueue(std::move(item), now_);
     return step.ok() ? absl::StrCat("step ", *step)
                      : absl::StatusCodeToString(step.status().code());
   }
@@ -207,11 +196,6 @@ class Interpreter {
     return SharesText(shares);
   }
 
-  std::string Room(const Words& words) {
-    const QueueRoom::Load load = scheduler_->room().LoadOf(words.at(1));
-    return absl::StrCat(load.requests, " ", load.tokens);
-  }
-
   std::string Finish(const Words& words, bool ok) {
     for (size_t i = 1; i < words.size(); ++i) {
       scheduler_->Finished(Number(words[i]), ok);
@@ -239,7 +223,6 @@ class Interpreter {
 
   absl::Time now_ = absl::UnixEpoch();
   std::unique_ptr<Scheduler> scheduler_;
-  std::vector<uint64_t> displaced_;  // By the latest Enqueue.
   std::map<uint64_t, std::pair<std::string, int64_t>> cost_;  // Keys: requests.
   const std::map<std::string, Handler> handlers_ = {
       {"options", [this](const Words& w) { return Options(w); }},
@@ -261,8 +244,6 @@ class Interpreter {
        [this](const Words& w) { return EnqueueAll(WorkKind::kAdapterOp, w); }},
       {"sample",
        [this](const Words& w) { return EnqueueAll(WorkKind::kSample, w); }},
-      {"displaced",
-       [this](const Words&) { return Ids(std::exchange(displaced_, {})); }},
       {"withdraw",
        [this](const Words& w) {
          const uint64_t id = Number(w.at(1));
@@ -288,7 +269,15 @@ class Interpreter {
        }},
       {"run", [this](const Words& w) { return RunPlans(w); }},
       {"draw", [this](const Words& w) { return Draw(w); }},
-      {"room", [this](const Words& w) { return Room(w); }},
+      {"waiting",
+       [this](const Words& w) {
+         return absl::StrCat(scheduler_->QueueDepthOf(w.at(1)));
+       }},
+      {"ahead",
+       [this](const Words& w) {
+         return absl::StrCat(
+             scheduler_->Ahead(Adapter(w.at(1)), Number(w.at(2))));
+       }},
       {"putback",
        [this](const Words& w) {
          return YesNo(scheduler_->PutBack(Number(w.at(1))));
@@ -320,10 +309,6 @@ class Interpreter {
        }},
       {"idle", [this](const Words&) { return YesNo(scheduler_->Idle()); }},
       {"depth", [this](const Words& w) { return Depth(w); }},
-      {"tokens",
-       [this](const Words&) {
-         return absl::StrCat(scheduler_->room().total().tokens);
-       }},
   };
 };
 

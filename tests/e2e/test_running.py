@@ -107,8 +107,8 @@ def test_full_slots_are_told_with_a_code(tmp_path: Path) -> None:
         assert raw.create("c", rank=4).code == "OK"
 
 
-def test_a_full_queue_is_told_with_a_code(tmp_path: Path) -> None:
-    flags = ("--max-queue-requests", "2")
+def test_a_share_in_use_is_told_with_a_code(tmp_path: Path) -> None:
+    flags = ("--request-memory", "2MiB")
     folder = tmp_path / "weftd"
     with (
         daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon,

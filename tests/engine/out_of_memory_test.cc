@@ -96,8 +96,6 @@ class OutOfMemoryTest : public ::testing::Test {
                     .max_resident_adapters = 4,
                     .max_batch_tokens = 2 * kDatumTokens,
                     .gradient_checkpointing = checkpointing,
-                    .max_queue_requests_per_tenant = 100,
-                    .max_queue_tokens_per_tenant = 100000,
                     .kv_cache_bytes = 1 << 16},
         .device = std::make_unique<ToldDevice>(&device_),
         .decoder = std::make_unique<model::Decoder>(MakeDecoder(kLayers)),

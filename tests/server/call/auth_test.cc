@@ -470,11 +470,11 @@ TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
   // A datum costs three tokens. The engine has no room for the first calls,
   // and answers the later ones from the stored reply.
   const absl::Status full =
-      WithReason(absl::ResourceExhaustedError("the queue is full"),
-                 {.name = "QUEUE_FULL", .values = {}});
+      WithReason(absl::ResourceExhaustedError("the share is used"),
+                 {.name = "SHARE_IN_USE", .values = {}});
   for (int i = 0; i < 6; ++i) {
     engine_.FailNext(full);
-    EXPECT_EQ(train(1).error_message(), "the queue is full");
+    EXPECT_EQ(train(1).error_message(), "the share is used");
   }
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(train(1).ok());
   EXPECT_TRUE(train(2).ok());

@@ -221,11 +221,7 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   EXPECT_FALSE(info.string_stops());
   EXPECT_EQ(info.max_adapters_per_tenant(), 3u);
   EXPECT_EQ(info.max_adapter_bytes_per_tenant(), 1u << 30);
-  EXPECT_EQ(info.max_queue_requests(), 1024u);
-  EXPECT_EQ(info.max_queue_tokens(), 4u << 20);
-  EXPECT_EQ(info.max_queue_requests_per_tenant(), 512u);
-  EXPECT_EQ(info.max_queue_tokens_per_tenant(), 1u << 20);
-  EXPECT_EQ(info.reorder_window(), 256u);
+  EXPECT_GE(info.request_memory_bytes(), 26 * info.max_message_bytes());
   EXPECT_EQ(info.replay_window(), 64u);
   EXPECT_EQ(info.max_targets_per_token(), 1024u);
   EXPECT_EQ(info.max_stop_entries(), 64u);

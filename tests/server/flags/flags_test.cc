@@ -75,10 +75,6 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "memory-budget",
                                        "device-memory-share",
                                        "share-prompts",
-                                       "max-queue-requests",
-                                       "max-queue-tokens",
-                                       "max-queue-requests-per-tenant",
-                                       "max-queue-tokens-per-tenant",
                                        "max-stored-reply-bytes",
                                        "sample-record-bytes",
                                        "tenant-weights",
@@ -94,6 +90,7 @@ TEST(FlagsTest, ListIsFrozen) {
                                        "port-file",
                                        "max-connections",
                                        "max-message-bytes",
+                                       "request-memory",
                                        "max-data-per-request",
                                        "max-tokens-per-request",
                                        "max-samples",
@@ -254,6 +251,15 @@ TEST_F(ConfigFileTest, WhatIsPrintedReadsBackAsTheSameSettings) {
   for (const Flag& flag : FlagTable()) {
     if (flag.is_action || flag.name == "config") continue;
     EXPECT_EQ(flag.show(*again), flag.show(*settings)) << flag.name;
+  }
+}
+
+TEST(FlagsTest, AFlagThatIsGoneSaysWhatReplacedIt) {
+  for (const char* name :
+       {"requests", "tokens", "requests-per-tenant", "tokens-per-tenant"}) {
+    EXPECT_THAT(Error({absl::StrCat("--max-queue-", name, "=4")}),
+                HasSubstr("it is gone: what waits is limited by its bytes, for "
+                          "all tenants by --request-memory"));
   }
 }
 
