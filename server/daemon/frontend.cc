@@ -257,7 +257,7 @@ void Frontend::SetEngine(engine::Engine* engine) {
   core_.engine.Set(engine);
   const EngineInfo& info = engine->info();
   AddGauge(registry_.get(), "weft_model_info",
-           "Always 1; labels name the base model.",
+           "Always 1, once the model is loaded; labels name the base model.",
            {{"model", core_.options.model_name},
             {"architecture", info.architecture},
             {"dtype", info.dtype},

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes.util
 import os
 import platform
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -37,14 +36,6 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         **(gpu() if device == "cuda" else {}),
     }
-
-
-def short_name(described: dict[str, Any]) -> str:
-    """Returns the machine's name in the names of result files, such as epyc-2core.
-    `described` is a result of `describe`."""
-    words = re.sub(r"\(.*?\)|@.*", " ", described["cpu"]).lower().split()
-    family = next((w for w in words if w not in ("amd", "intel")), "cpu")
-    return f"{family}-{described['cores']}core"
 
 
 def gpu() -> dict[str, Any]:

@@ -20,7 +20,6 @@ from typing import Any
 import daemon
 import inputs
 import numpy as np
-import plot
 import report
 from processes import RANK, running, scratch
 
@@ -52,8 +51,6 @@ def main(arguments: list[str]) -> int:
             sum(point["failed"] for point in points) + shares["failed"], at_most=0
         ),
     }
-    if options.plot is not None:
-        draw(points, options.plot)
     report.emit_ratios(
         "mixed_load",
         options,
@@ -194,24 +191,6 @@ class MixedLoad:
         return seconds
 
 
-def draw(points: list[dict[str, Any]], path: Path) -> None:
-    counted = [point for point in points if point["trainers"] > 0]
-    plot.lines(
-        path,
-        {
-            "training": [
-                (p["trainers"], p["train_tokens_per_second"]) for p in counted
-            ],
-            "sampling": [
-                (p["trainers"], p["sample_tokens_per_second"]) for p in counted
-            ],
-        },
-        title="Training clients beside one sampler",
-        x="clients that train",
-        y="tokens per second",
-    )
-
-
 def _tokens(trainers: list[Trainer]) -> int:
     return sum(trainer.tokens for trainer in trainers)
 
@@ -245,5 +224,4 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--trainers", type=int, nargs="+", default=[1, 2, FLOODING])
     parser.add_argument("--warm-seconds", type=float, default=3.0)
     parser.add_argument("--share-seconds", type=float, default=40.0)
-    parser.add_argument("--plot", type=Path, help="PNG of tokens/s by trainers")
     return report.parse_with_model(parser, arguments)

@@ -17,7 +17,6 @@ import flops
 import inputs
 import machine
 import numpy as np
-import plot
 import report
 import timing
 from peer_options import DTYPES
@@ -65,32 +64,12 @@ def main(arguments: list[str]) -> int:
         config=report.config(options, "adapters", "sequences", "shortest", "longest"),
         ratios=lambda sides: _ratios(sides, options, work),
     )
-    if options.plot is not None:
-        draw(result, options)
     report.emit(result, options.output)
     return 0
 
 
 def _side(adapters: int) -> str:
     return f"{adapters} adapters"
-
-
-def draw(result: dict[str, Any], options: argparse.Namespace) -> None:
-    rates = [result["ours"][_side(n)]["tokens_per_second"] for n in options.spread]
-    peer = result["peer"]["peer"]["tokens_per_second"]
-    plot.lines(
-        options.plot,
-        {"weftd": list(zip(options.spread, rates, strict=True))},
-        title=f"Training {options.adapters * options.sequences} sequences of"
-        f" {options.shortest} to {options.longest} tokens",
-        x="adapters that share them",
-        y="tokens per second",
-        limits={
-            f"peft, {options.adapters} adapters in turn": [
-                (n, peer) for n in options.spread
-            ]
-        },
-    )
 
 
 def ragged(options: argparse.Namespace) -> list[list[np.ndarray]]:
@@ -171,7 +150,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--spread", type=int, nargs="+", help="adapters; 1 and --adapters by default"
     )
-    parser.add_argument("--plot", type=Path, help="PNG of tokens/s by adapters")
     options = report.parse_with_device(parser, arguments)
     options.spread = sorted({1, options.adapters, *(options.spread or ())})
     total = options.adapters * options.sequences

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import machine
-import plot
 import report
 from processes import Trainee, expect_same_losses, running, scratch
 
@@ -27,8 +26,6 @@ def main(arguments: list[str]) -> int:
             expect_same_losses(adapters, expected)
             points.append({"adapters": count, "resident": all_resident, "paged": paged})
             print(f"residency: {points[-1]}", file=sys.stderr)
-    if options.plot is not None:
-        draw(points, options.plot)
     report.emit_ratios(
         "residency",
         options,
@@ -66,24 +63,10 @@ def measure(
         }
 
 
-def draw(points: list[dict[str, Any]], path: Path) -> None:
-    plot.lines(
-        path,
-        {
-            side: [(p["adapters"], p[side]["steps_per_second"]) for p in points]
-            for side in ("resident", "paged")
-        },
-        title="Adapters in turn: all resident, or a few slots for all",
-        x="adapters",
-        y="steps per second",
-    )
-
-
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = report.parser("residency", __doc__)
     parser.add_argument("--adapters", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--slots", type=int, default=8, help="resident at a time")
     parser.add_argument("--length", type=int, default=64, help="tokens of a step")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--plot", type=Path, help="PNG of steps/s by adapters")
     return report.parse_with_model(parser, arguments)

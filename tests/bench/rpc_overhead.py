@@ -17,7 +17,6 @@ import inputs
 import machine
 import models
 import numpy as np
-import plot
 import report
 import timing
 from processes import RANK, run_program, running, scratch
@@ -57,8 +56,6 @@ def main(arguments: list[str]) -> int:
         min(sides["engine"]["seconds"]) / min(sides["daemon"]["seconds"]),
         at_least=LEAST_SPEED,
     )
-    if options.plot is not None:
-        draw(sides["large request"], options.plot)
     report.emit_ratios(
         "rpc_overhead",
         options,
@@ -156,22 +153,6 @@ def _daemon_steps(
     return {"seconds": seconds, "loss": loss}
 
 
-def draw(side: dict[str, float], path: Path) -> None:
-    points = [
-        (int(name.split()[0]), seconds * 1e3)
-        for name, seconds in side.items()
-        if name.endswith(" tokens")
-    ]
-    plot.lines(
-        path,
-        {"weftd, all threads but the engine's": points},
-        title="Processor time of one ForwardBackward outside the engine",
-        x="tokens of the request",
-        y="milliseconds",
-        limits={"limit": [(n, n * MOST_CPU_SECONDS / 1e3) for n, _ in points]},
-    )
-
-
 def _best(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
@@ -182,5 +163,4 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1_000_000, help="large request")
     parser.add_argument("--sequences", type=int, default=4, help="of the step")
     parser.add_argument("--length", type=int, default=256, help="tokens of each")
-    parser.add_argument("--plot", type=Path, help="PNG of processor time by tokens")
     return report.parse_with_model(parser, arguments)

@@ -23,7 +23,6 @@ from typing import Any
 import daemon
 import inputs
 import numpy as np
-import plot
 import report
 import sample_limits
 import tolerance
@@ -43,8 +42,6 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     with scratch() as work:
         result = SampleBench(options, work).run()
-    if options.plot is not None:
-        draw(result, options.plot)
     report.emit_ratios(options=options, **result)
     return 0
 
@@ -195,33 +192,6 @@ class SampleBench:
         }
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Plots tokens per second against batch size."""
-    tokens = result["config"]["tokens"]
-
-    def points(side: dict[str, Any]) -> plot.Points:
-        batches = sorted(int(k) for k in side["seconds"] if k.isdigit())
-        return [(b, b * tokens / side["seconds"][str(b)]) for b in batches]
-
-    limits = {
-        f"limit {dtype}": sorted(
-            (int(key.split()[1]), value)
-            for key, value in limit.items()
-            if key.startswith("tokens_per_second")
-        )
-        for dtype, limit in result["limit"].items()
-    }
-    sides = {k: points(v) for k, v in {**result["ours"], **result["peer"]}.items()}
-    plot.lines(
-        path,
-        sides,
-        title=f"Sampling, {result['config']['model']}",
-        x="sequences in the batch",
-        y="tokens per second, prompt included",
-        limits=limits,
-    )
-
-
 def _best(runs: list[dict[str, Any]]) -> dict[str, Any]:
     names = runs[0]["seconds"]
     return {"seconds": {n: min(run["seconds"][n] for run in runs) for n in names}}
@@ -264,7 +234,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--llama-python", help="a Python with llama-cpp-python, to measure it too"
     )
-    parser.add_argument("--plot", type=Path, help="PNG of tokens/s against batch")
     options = report.parse_with_device(parser, arguments)
     if 1 not in options.batches:
         parser.error("--batches must have 1")

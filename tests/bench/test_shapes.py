@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -79,15 +78,3 @@ def test_weft_reads_every_tensor(name: str, tmp_path: Path) -> None:
     seen = json.loads(done.stdout)
     assert seen["num_read_tensors"] == seen["num_tensors"] == len(header)
     assert seen["num_parameters"] == PUBLISHED.get(name, end // 2)
-
-
-def test_shards_have_all_tensors_once_and_not_too_much_each() -> None:
-    for config in shapes.SHAPES.values():
-        named = list(shape_peer.tensors(config))
-        parts = shape_peer.shards(named)
-        assert list(chain(*parts)) == named
-        assert len(parts) >= shape_peer.FEWEST_SHARDS
-        largest = max(shape_peer.elements(sizes) for _, sizes in named)
-        most = shape_peer.MOST_SHARD_BYTES + 2 * largest
-        for part in parts:
-            assert 2 * sum(shape_peer.elements(sizes) for _, sizes in part) <= most
