@@ -318,6 +318,13 @@ absl::Status Client::DeleteCheckpoint(absl::string_view adapter_id,
   return Wait(&Adapters::DeleteCheckpoint, std::move(request)).status();
 }
 
+absl::StatusOr<v1::Checkpoint> Client::SetCheckpointTtl(
+    const v1::SetCheckpointTtlRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(auto response,
+                        Wait(&Adapters::SetCheckpointTtl, request));
+  return std::move(*response.mutable_checkpoint());
+}
+
 absl::StatusOr<uint64_t> Client::PublishSnapshot(
     const v1::PublishSnapshotRequest& request) {
   WEFT_ASSIGN_OR_RETURN(const auto response,

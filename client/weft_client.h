@@ -128,6 +128,8 @@ class Client {
       absl::string_view adapter_id);
   [[nodiscard]] absl::Status DeleteCheckpoint(absl::string_view adapter_id,
                                               absl::string_view name);
+  [[nodiscard]] absl::StatusOr<v1::Checkpoint> SetCheckpointTtl(
+      const v1::SetCheckpointTtlRequest& request);
   [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
       const v1::PublishSnapshotRequest& request);
   [[nodiscard]] absl::Status ReleaseSnapshot(absl::string_view adapter_id,

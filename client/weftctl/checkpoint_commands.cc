@@ -39,6 +39,12 @@ void PrintCheckpoints(const Session& session,
   PrintTable(rows, session.out);
 }
 
+void PrintCheckpoint(const Session& session, v1::Checkpoint checkpoint) {
+  v1::ListCheckpointsResponse one;
+  *one.add_checkpoints() = std::move(checkpoint);
+  PrintCheckpoints(session, one);
+}
+
 // Reads the entries of --metadata KEY=VALUE,KEY=VALUE.
 absl::Status ReadMetadata(const std::string& text,
                           v1::SaveCheckpointRequest* request) {
@@ -78,9 +84,7 @@ absl::Status SaveCheckpoint(const Session& session) {
   request.set_overwrite(session.arguments.Has("overwrite"));
   WEFT_RETURN_IF_ERROR(ReadProperties(session.arguments, &request));
   WEFT_ASSIGN_OR_RETURN(auto saved, session.client.SaveCheckpoint(request));
-  v1::ListCheckpointsResponse one;
-  *one.add_checkpoints() = std::move(saved);
-  PrintCheckpoints(session, one);
+  PrintCheckpoint(session, std::move(saved));
   return absl::OkStatus();
 }
 
@@ -117,6 +121,17 @@ absl::Status DeleteCheckpoint(const Session& session) {
                                          session.arguments.word(1));
 }
 
+absl::Status SetCheckpointTtl(const Session& session) {
+  v1::SetCheckpointTtlRequest request;
+  request.set_adapter_id(session.arguments.word(0));
+  request.set_name(session.arguments.word(1));
+  WEFT_ASSIGN_OR_RETURN(const auto ttl, session.arguments.GetInt("ttl"));
+  request.set_ttl_seconds(static_cast<uint64_t>(ttl));
+  WEFT_ASSIGN_OR_RETURN(auto changed, session.client.SetCheckpointTtl(request));
+  PrintCheckpoint(session, std::move(changed));
+  return absl::OkStatus();
+}
+
 absl::Status DownloadCheckpoint(const Session& session) {
   return session.client.DownloadCheckpoint(session.arguments.word(0),
                                            session.arguments.word(1),
@@ -131,9 +146,7 @@ absl::Status UploadCheckpoint(const Session& session) {
   options.set_tenant(session.arguments.GetString("tenant"));
   WEFT_ASSIGN_OR_RETURN(auto uploaded, session.client.UploadCheckpoint(
                                            options, session.arguments.word(2)));
-  v1::ListCheckpointsResponse one;
-  *one.add_checkpoints() = std::move(uploaded);
-  PrintCheckpoints(session, one);
+  PrintCheckpoint(session, std::move(uploaded));
   return absl::OkStatus();
 }
 
@@ -191,6 +204,11 @@ std::vector<Command> CheckpointCommands() {
        pair,
        {},
        DeleteCheckpoint},
+      {"checkpoints expire",
+       "Set anew when the server deletes a checkpoint.",
+       pair,
+       {{"ttl", "SECONDS", "the server deletes it then; 0: never", "0"}},
+       SetCheckpointTtl},
       {"checkpoints download",
        "Write a checkpoint's files to a local folder.",
        {"ADAPTER", "NAME", "FOLDER"},

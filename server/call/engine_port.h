@@ -10,8 +10,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "server/call/call.h"
 #include "server/http/server.h"
+#include "src/request/field_names.h"
 
 namespace weft::server {
 
@@ -20,13 +22,11 @@ namespace weft::server {
 // others.
 class EnginePort {
  public:
-  // `in_clients_names` replaces the names of fields in an error about a request
-  // by those that the server's clients use.
+  // `field_names` are those that the server's clients use, if they differ from
+  // those of weft.v1. They outlive all calls.
   EnginePort(ServiceCore* core, std::weak_ptr<HttpServer> server,
-             absl::Status (*in_clients_names)(const absl::Status&))
-      : core_(core),
-        server_(std::move(server)),
-        in_clients_names_(in_clients_names) {}
+             absl::Span<const FieldName> field_names = {})
+      : core_(core), server_(std::move(server)), field_names_(field_names) {}
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
   // Returns the engine. Errors: UNAVAILABLE while the engine starts or drains.
@@ -55,13 +55,14 @@ class EnginePort {
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const Callback<Result> deliver = Deliver<Result>(call, std::move(done));
+    const FieldNameScope names(field_names_);
     const absl::Status refused =
         call->record.Begin(request, [&](engine::Engine& engine, auto plain) {
           start(engine, std::move(plain), deliver);
         });
     if (!refused.ok()) {
       call->record.Refuse(
-          request, in_clients_names_(refused),
+          request, refused,
           [deliver](const absl::Status& status) { deliver(status); });
     }
     return Return(call.get());
@@ -172,7 +173,7 @@ class EnginePort {
 
   ServiceCore* const core_;
   const std::weak_ptr<HttpServer> server_;
-  absl::Status (*const in_clients_names_)(const absl::Status&);
+  const absl::Span<const FieldName> field_names_;
 };
 
 }  // namespace weft::server

@@ -35,6 +35,9 @@ constexpr RpcPolicy kPolicies[] = {
      kMaxSmallRequestBytes, kGoesOnInADrain},
     {"/weft.v1.AdapterService/DeleteCheckpoint", kUnary, Scope::kTrain,
      kMaxSmallRequestBytes, kAudited},
+    // Audited, because the checkpoint may be gone a second later.
+    {"/weft.v1.AdapterService/SetCheckpointTtl", kUnary, Scope::kTrain,
+     kMaxSmallRequestBytes, kAudited},
     // Needs kTrain like ExportAdapter, because the weights leave the server.
     {"/weft.v1.AdapterService/DownloadCheckpoint", kServerStream, Scope::kTrain,
      kMaxSmallRequestBytes, kGoesOnInADrain},

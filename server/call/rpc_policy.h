@@ -25,6 +25,7 @@ enum class Rpc : uint8_t {
   kLoadCheckpoint,
   kListCheckpoints,
   kDeleteCheckpoint,
+  kSetCheckpointTtl,
   kDownloadCheckpoint,
   kUploadCheckpoint,
   kPublishSnapshot,

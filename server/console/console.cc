@@ -132,8 +132,7 @@ absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(ServiceCore* core) {
       std::shared_ptr<HttpServer> server,
       HttpServer::Bind("console-listen", options.console_listen,
                        {.allowed_hosts = options.allowed_hosts}));
-  const auto port = std::make_shared<const EnginePort>(
-      core, server, [](const absl::Status& status) { return status; });
+  const auto port = std::make_shared<const EnginePort>(core, server);
   server->Start([port](const HttpRequest& header) {
     std::optional<Admission> page = Admit(*port, header);
     return page ? *std::move(page)

@@ -35,6 +35,8 @@ void AddCheckpoints(RawService* service) {
         engine.DeleteCheckpoint(std::move(names.first), std::move(names.second),
                                 std::move(done));
       });
+  AddUnary<v1::SetCheckpointTtlRequest, v1::SetCheckpointTtlResponse>(
+      service, Rpc::kSetCheckpointTtl, &engine::Engine::SetCheckpointTtl);
 }
 
 void AddSnapshots(RawService* service) {

@@ -1,152 +1,20 @@
 #include "server/tinker/accounts.h"
 
-#include <openssl/crypto.h>
-#include <openssl/hmac.h>
-#include <openssl/rand.h>
-
 #include <algorithm>
-#include <array>
-#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <tuple>
-#include <utility>
-#include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "server/tinker/checkpoints.h"
+#include "server/tinker/credentials.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/wire/field_checks.h"
 #include "src/base/observe/log.h"
-#include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 
 namespace weft::server::tinker {
-namespace {
-
-// Returns a number for a token's id. The SDK's type has numbers, and Weft's ids
-// are names.
-int64_t KeyNumber(const std::string& token_id) {
-  int64_t number = 0;
-  for (const char byte : Sha256(token_id).substr(0, 6)) {
-    number = number << 8 | static_cast<unsigned char>(byte);
-  }
-  return number;
-}
-
-// The names by which the SDK's whoami calls the caller and its tenant.
-std::string UserOf(const Caller& caller) {
-  return caller.token_id().empty() ? "anyone" : caller.token_id();
-}
-std::string OrganizationOf(const Caller& caller) {
-  return caller.tenant().empty() ? "weft" : caller.tenant();
-}
-
-// Returns the signature of a header and claims, both in base64.
-absl::StatusOr<std::string> SignJwt(absl::string_view signed_part) {
-  return Sign(absl::StrCat("jwt ", signed_part));
-}
-
-absl::Status BadJwt() {
-  return absl::UnauthenticatedError(
-      "the JWT is not of this process, or has expired: exchange the API key "
-      "again");
-}
-
-}  // namespace
-
-absl::StatusOr<std::string> MakeJwt(const Caller& caller,
-                                    const std::string& token_hash,
-                                    absl::Time now) {
-  const int64_t seconds = absl::ToUnixSeconds(now);
-  const Json claims = {{"iss", "weft"},
-                       {"sub", absl::StrCat("weft:token:", UserOf(caller))},
-                       {"org_id", OrganizationOf(caller)},
-                       {"email", ""},
-                       {"iat", seconds},
-                       {"exp", seconds + absl::ToInt64Seconds(kJwtLifetime)},
-                       {"token", token_hash}};
-  const std::string signed_part =
-      absl::StrCat(absl::WebSafeBase64Escape(R"({"alg":"HS256","typ":"JWT"})"),
-                   ".", absl::WebSafeBase64Escape(claims.dump()));
-  WEFT_ASSIGN_OR_RETURN(const std::string signature, SignJwt(signed_part));
-  return absl::StrCat(signed_part, ".", signature);
-}
-
-absl::StatusOr<std::string> ReadJwt(absl::string_view jwt, absl::Time now) {
-  const std::vector<absl::string_view> parts = absl::StrSplit(jwt, '.');
-  if (parts.size() != 3) return BadJwt();
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string signature,
-      SignJwt(jwt.substr(0, jwt.size() - parts[2].size() - 1)));
-  std::string text;
-  if (!IsSignature(parts[2], signature) ||
-      !absl::WebSafeBase64Unescape(parts[1], &text)) {
-    return BadJwt();
-  }
-  const Json claims = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!claims.is_object() ||
-      claims.value("exp", int64_t{0}) <= absl::ToUnixSeconds(now)) {
-    return BadJwt();
-  }
-  return claims.value("token", "");
-}
-
-absl::StatusOr<Json> GetAuthToken(Front& /*front*/, const Call& call) {
-  // A JWT is good for no other JWT, so it cannot outlive its hour.
-  if (!call.jwt.empty()) return Json{{"jwt", call.jwt}};
-  WEFT_ASSIGN_OR_RETURN(const std::string jwt,
-                        MakeJwt(call.caller, call.token_hash, absl::Now()));
-  return Json{{"jwt", jwt}};
-}
-
-absl::StatusOr<Json> GetApiKey(Front& /*front*/, const Call& call) {
-  const std::string user = UserOf(call.caller);
-  return Json{{"key_id", KeyNumber(user)},
-              {"name", user},
-              {"note", ""},
-              {"details",
-               {{"org_details", {{"name", OrganizationOf(call.caller)}}},
-                {"user_details", {{"email", ""}}}}}};
-}
-
-absl::StatusOr<std::string> NewId() {
-  unsigned char bytes[16];
-  if (RAND_bytes(bytes, sizeof(bytes)) != 1) {
-    return absl::InternalError("no randomness for an id");
-  }
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(bytes), sizeof(bytes)));
-}
-
-bool IsSignature(absl::string_view given, const std::string& signature) {
-  return given.size() == signature.size() &&
-         CRYPTO_memcmp(given.data(), signature.data(), given.size()) == 0;
-}
-
-absl::StatusOr<std::string> Sign(const std::string& text) {
-  using Secret = std::array<unsigned char, 32>;
-  static const std::pair<Secret, int> secret = [] {
-    std::pair<Secret, int> made;
-    made.second = RAND_bytes(made.first.data(), made.first.size());
-    return made;
-  }();
-  if (secret.second != 1) {
-    return absl::InternalError("no randomness for signatures");
-  }
-  unsigned char digest[32];
-  unsigned size = sizeof(digest);
-  HMAC(EVP_sha256(), secret.first.data(), secret.first.size(),
-       reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest,
-       &size);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), size));
-}
-
 namespace {
 
 constexpr absl::Duration kMaxWindow = absl::Hours(14 * 24);
@@ -168,15 +36,6 @@ int64_t HourOf(absl::Time time) { return absl::ToUnixSeconds(time) / 3600; }
 
 std::string EntryId(const UsageKey& key) {
   return absl::StrCat(key.hour, " ", key.owner, " ", key.session);
-}
-
-// Returns the row, which is made and charged if there is none.
-UsageRow& RowOf(Front& front, const UsageKey& key) {
-  const auto [row, made] = front.usage.try_emplace(key);
-  if (made) {
-    row->second.charge = front.ChargeIfRoom(key.owner, key.session.size());
-  }
-  return row->second;
 }
 
 absl::StatusOr<int64_t> QueryHour(const Call& call, const char* name) {
@@ -221,62 +80,102 @@ std::vector<Used> UsedOf(const UsageCounts& counts) {
 
 }  // namespace
 
-void CountUsage(Front& front, const std::string& owner,
-                const std::string& session, const UsageCounts& counts) {
+Accounts::UsageRow& Accounts::RowOf(const UsageKey& key) {
+  const auto [row, made] = usage_.try_emplace(key);
+  if (made) {
+    row->second.charge = ledger_.ChargeIfRoom(key.owner, key.session.size());
+  }
+  return row->second;
+}
+
+void Accounts::Count(const std::string& owner, const std::string& session,
+                     const UsageCounts& counts) {
   UsageKey key{.owner = owner, .hour = HourOf(absl::Now()), .session = session};
-  if (!front.usage.contains(key)) {
+  if (!usage_.contains(key)) {
     int64_t rows = 0;
-    for (auto row = front.usage.lower_bound({.owner = owner});
-         row != front.usage.end() && row->first.owner == owner; ++row) {
+    for (auto row = usage_.lower_bound({.owner = owner});
+         row != usage_.end() && row->first.owner == owner; ++row) {
       ++rows;
     }
     if (rows >= kMaxUsageRows) key.session.clear();
   }
-  UsageRow& row = RowOf(front, key);
+  UsageRow& row = RowOf(key);
   Add(row.counts, counts);
   row.changed = true;
 }
 
-void SweepUsage(Front& front, absl::Time now) {
+void Accounts::Put(const UsageKey& key, const UsageCounts& counts) {
+  Json fields = {
+      {"owner", key.owner}, {"hour", key.hour}, {"session", key.session}};
+  for (const auto& [name, count] : kCounts) fields[name] = counts.*count;
+  ledger_.Put(EntryKind::kUsage,
+              {.id = EntryId(key), .fields = std::move(fields)},
+              [this, key](const absl::Status& put) {
+                const auto found = usage_.find(key);
+                if (!put.ok() && found != usage_.end()) {
+                  found->second.changed = true;
+                }
+              });
+}
+
+void Accounts::Sweep(absl::Time now) {
   const int64_t oldest = HourOf(now - kUsageTime);
-  for (auto row = front.usage.begin(); row != front.usage.end();) {
+  for (auto row = usage_.begin(); row != usage_.end();) {
     const UsageKey& key = row->first;
     if (key.hour < oldest) {
-      front.ledger.Erase(EntryKind::kUsage, EntryId(key));
-      row = front.usage.erase(row);
+      ledger_.Erase(EntryKind::kUsage, EntryId(key));
+      row = usage_.erase(row);
       continue;
     }
-    if (std::exchange(row->second.changed, false)) {
-      Json fields = {
-          {"owner", key.owner}, {"hour", key.hour}, {"session", key.session}};
-      for (const auto& [name, count] : kCounts) {
-        fields[name] = row->second.counts.*count;
-      }
-      front.ledger.Put(EntryKind::kUsage,
-                       {.id = EntryId(key), .fields = std::move(fields)},
-                       [&front, key](const absl::Status& put) {
-                         const auto found = front.usage.find(key);
-                         if (!put.ok() && found != front.usage.end()) {
-                           found->second.changed = true;
-                         }
-                       });
-    }
+    if (std::exchange(row->second.changed, false)) Put(key, row->second.counts);
     ++row;
   }
 }
 
-void RestoreUsage(Front& front) {
-  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kUsage)) {
+void Accounts::Restore() {
+  for (const LedgerEntry& entry : ledger_.ReadAll(EntryKind::kUsage)) {
     const Json& fields = entry.fields;
-    UsageCounts& counts =
-        RowOf(front, {.owner = fields.value("owner", ""),
-                      .hour = fields.value("hour", int64_t{0}),
-                      .session = fields.value("session", "")})
-            .counts;
+    UsageCounts& counts = RowOf({.owner = fields.value("owner", ""),
+                                 .hour = fields.value("hour", int64_t{0}),
+                                 .session = fields.value("session", "")})
+                              .counts;
     for (const auto& [name, count] : kCounts) {
       counts.*count = fields.value(name, int64_t{0});
     }
   }
+  for (LedgerEntry& entry : ledger_.ReadAll(EntryKind::kEvent)) {
+    const std::string owner = entry.fields.value("owner", "");
+    Json& event = entry.fields["event"];
+    auto charge = ledger_.ChargeIfRoom(owner, event.dump().size());
+    events_[owner][entry.fields.value("nanos", int64_t{0})] = {
+        .event = std::move(event), .charge = std::move(charge)};
+  }
+}
+
+void Accounts::ForEachCount(
+    const Caller& caller, int64_t begin, int64_t end,
+    const std::function<void(const UsageKey&, const UsageCounts&)>& use) const {
+  for (const auto& [key, row] : usage_) {
+    if (key.hour < begin || key.hour >= end) continue;
+    if (caller.sees_all() || key.owner == OwnerKey(caller)) {
+      use(key, row.counts);
+    }
+  }
+}
+
+std::vector<std::pair<int64_t, Json>> Accounts::Events(const Caller& caller,
+                                                       int64_t begin,
+                                                       int64_t end) const {
+  std::vector<std::pair<int64_t, Json>> found;
+  for (const auto& [owner, events] : events_) {
+    if (!caller.sees_all() && owner != OwnerKey(caller)) continue;
+    for (auto event = events.lower_bound(begin);
+         event != events.end() && event->first < end; ++event) {
+      found.emplace_back(event->first, event->second.event);
+    }
+  }
+  std::ranges::stable_sort(found, {}, &std::pair<int64_t, Json>::first);
+  return found;
 }
 
 absl::StatusOr<Json> GetUsage(Front& front, const Call& call) {
@@ -292,10 +191,8 @@ absl::StatusOr<Json> GetUsage(Front& front, const Call& call) {
   using Event = std::tuple<int64_t, int64_t, Json>;  // The first two order it.
   std::vector<Event> events;
   Json sessions = Json::object();
-  for (const auto& [key, row] : front.usage) {
-    if (key.hour < begin || key.hour >= end) continue;
-    if (!call.caller.sees_all() && key.owner != call.owner()) continue;
-    for (Used& used : UsedOf(row.counts)) {
+  const auto add = [&](const UsageKey& key, const UsageCounts& counts) {
+    for (Used& used : UsedOf(counts)) {
       Json event = {
           {"bucket_start", TimeText(absl::FromUnixSeconds(key.hour * 3600))},
           {"bucket_end",
@@ -309,14 +206,14 @@ absl::StatusOr<Json> GetUsage(Front& front, const Call& call) {
       }
       events.emplace_back(key.hour, -used.tokens, std::move(event));
     }
-  }
+  };
+  front.accounts.ForEachCount(call.caller, begin, end, add);
   std::ranges::stable_sort(events, {}, [](const Event& event) {
     return std::pair(std::get<0>(event), std::get<1>(event));
   });
   for (auto& [id, shown] : sessions.items()) {
-    const auto session = front.sessions.find(id);
-    if (session == front.sessions.end()) continue;
-    ShowMetadata(session->second.user_metadata, &shown);
+    const Session* const session = front.sessions.Find(id);
+    if (session != nullptr) ShowMetadata(session->user_metadata, &shown);
   }
   Json data = Json::array();
   for (Event& event : events) data.push_back(std::move(std::get<2>(event)));
@@ -374,10 +271,10 @@ absl::StatusOr<std::pair<int64_t, int64_t>> QueryDay(const Call& call) {
 
 }  // namespace
 
-void NoteEvent(Front& front, const Caller& caller, const char* action,
-               const CheckpointPath& path, const char* purpose) {
+void Accounts::Note(const Caller& caller, const char* action,
+                    const CheckpointPath& path, const char* purpose) {
   const std::string owner = OwnerKey(caller);
-  std::map<int64_t, KeptEvent>& events = front.events[owner];
+  std::map<int64_t, KeptEvent>& events = events_[owner];
   int64_t now = absl::ToUnixNanos(absl::Now());
   // Events of one moment need different keys.
   if (!events.empty()) now = std::max(now, events.rbegin()->first + 1);
@@ -387,30 +284,20 @@ void NoteEvent(Front& front, const Caller& caller, const char* action,
   if (*purpose != '\0') details["purpose"] = purpose;
   Json event = {{"event", absl::StrCat("checkpoint_", action)},
                 {"event_details", std::move(details)}};
-  front.ledger.Put(
-      EntryKind::kEvent,
-      {.id = EventId(owner, now),
-       .fields = {{"owner", owner}, {"nanos", now}, {"event", event}}},
-      [](const absl::Status& put) {
-        if (put.ok()) return;
-        Log(LogLevel::kError, "an audit event will not outlive the server",
-            {{"error", std::string(put.message())}});
-      });
-  auto charge = front.ChargeIfRoom(owner, path.ToString().size());
+  ledger_.Put(EntryKind::kEvent,
+              {.id = EventId(owner, now),
+               .fields = {{"owner", owner}, {"nanos", now}, {"event", event}}},
+              [](const absl::Status& put) {
+                if (put.ok()) return;
+                Log(LogLevel::kError,
+                    "an audit event will not outlive the server",
+                    {{"error", std::string(put.message())}});
+              });
+  auto charge = ledger_.ChargeIfRoom(owner, path.ToString().size());
   events[now] = {.event = std::move(event), .charge = std::move(charge)};
   if (events.size() <= kMaxEvents) return;
-  front.ledger.Erase(EntryKind::kEvent, EventId(owner, events.begin()->first));
+  ledger_.Erase(EntryKind::kEvent, EventId(owner, events.begin()->first));
   events.erase(events.begin());
-}
-
-void RestoreEvents(Front& front) {
-  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kEvent)) {
-    const std::string owner = entry.fields.value("owner", "");
-    Json& event = entry.fields["event"];
-    auto charge = front.ChargeIfRoom(owner, event.dump().size());
-    front.events[owner][entry.fields.value("nanos", int64_t{0})] = {
-        .event = std::move(event), .charge = std::move(charge)};
-  }
 }
 
 absl::StatusOr<Json> GetAuditLog(Front& front, const Call& call) {
@@ -418,25 +305,17 @@ absl::StatusOr<Json> GetAuditLog(Front& front, const Call& call) {
   const auto type = call.query.find("event_type");
   const bool wanted = type == call.query.end() || type->second == "all" ||
                       type->second == "checkpoints";
-  std::vector<std::pair<int64_t, const Json*>> found;
-  for (const auto& [owner, events] : front.events) {
-    if (!wanted) break;
-    if (!call.caller.sees_all() && owner != call.owner()) continue;
-    for (auto event = events.lower_bound(day.first);
-         event != events.end() && event->first < day.second; ++event) {
-      found.emplace_back(event->first, &event->second.event);
-    }
-  }
-  std::ranges::sort(found, {}, &std::pair<int64_t, const Json*>::first);
   Json entries = Json::array();
-  for (const auto& [nanos, event] : found) {
-    Json entry = *event;
-    entry["timestamp"] = TimeText(absl::FromUnixNanos(nanos));
+  if (!wanted) return Json{{"entries", entries}};
+  for (auto& [nanos, event] :
+       front.accounts.Events(call.caller, day.first, day.second)) {
+    const Json details = event["event_details"];
+    event["timestamp"] = TimeText(absl::FromUnixNanos(nanos));
     for (const char* const old : {"model_id", "tinker_path", "purpose"}) {
-      const auto value = (*event)["event_details"].find(old);
-      if (value != (*event)["event_details"].end()) entry[old] = *value;
+      const auto value = details.find(old);
+      if (value != details.end()) event[old] = *value;
     }
-    entries.push_back(std::move(entry));
+    entries.push_back(std::move(event));
   }
   return Json{{"entries", entries}};
 }

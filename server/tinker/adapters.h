@@ -13,11 +13,22 @@
 #ifndef WEFT_SERVER_TINKER_ADAPTERS_H_
 #define WEFT_SERVER_TINKER_ADAPTERS_H_
 
+#include <cstddef>
+#include <functional>
+#include <map>
 #include <string>
+#include <vector>
 
-#include "server/tinker/front.h"
+#include "absl/status/status.h"
+#include "server/call/call.h"
+#include "server/call/engine_port.h"
+#include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
 
 namespace weft::server::tinker {
+
+struct Call;   // front.h
+struct Front;  // front.h
 
 // Asks the engine once to delete an adapter, and writes nothing to the ledger.
 // Errors: those of EnginePort::Call.
@@ -30,38 +41,89 @@ namespace weft::server::tinker {
                                         const std::string& adapter,
                                         Callback<AdapterInfo> done);
 
-// Deletes the caller's adapter, now or later.
-void DeleteOrphan(Front& front, const Caller& caller,
-                  const std::string& adapter);
-
-// Tries again all deletions that have not succeeded.
-void SweepOrphans(Front& front);
-// Reads from the ledger which adapters are to be deleted, but for those that a
-// sampling session uses. Call it after RestoreSamplers.
-void RestoreOrphans(Front& front);
-
 // The names of adapters that are loaded for sampling begin with this prefix.
 inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 
-// Gives `done` the name of the checkpoint's adapter, which is loaded if it is
-// not there, and counts one more user (LoadedAdapter::users). A checkpoint that
-// was overwritten has another adapter, and older sessions keep theirs. Runs
-// `done` when the adapter is ready or the load has failed, perhaps before
-// UseCheckpoint returns. If `done` gets an error, no user is counted. Else
-// notes that the checkpoint was read, if it was loaded or `note` is set.
-// Errors: INVALID_ARGUMENT for a bad path; those of FindCheckpoint.
-[[nodiscard]] absl::Status UseCheckpoint(Front& front, const CallPtr& call,
-                                         const std::string& model_path,
-                                         bool note,
-                                         const Callback<std::string>& done);
-// Subtracts one user. If no user is left, has the adapter deleted. Does nothing
-// if the front has not loaded the adapter.
-void LeaveAdapter(Front& front, const Caller& caller,
-                  const std::string& adapter);
-// Counts a user of an adapter that the front loaded before the restart. Call it
-// before the front's thread starts.
-void HaveAdapter(Front& front, const Caller& caller,
-                 const std::string& adapter);
+class Adapters {
+ public:
+  // `front` outlives this object and its calls.
+  explicit Adapters(Front* front) : front_(*front) {}
+
+  // Deletes the caller's adapter, now or later.
+  void Delete(const Caller& caller, const std::string& adapter);
+  // Tries again all deletions that have not succeeded.
+  void SweepDeletions();
+  // Reads from the ledger which adapters are to be deleted, but for those that
+  // a sampling session uses. Call it after RestoreSamplers.
+  void Restore();
+
+  // Gives `done` the name of the checkpoint's adapter, which is loaded if it is
+  // not there, and counts one more user of it. A checkpoint that was
+  // overwritten has another adapter, and older sessions keep theirs. Runs
+  // `done` when the adapter is ready or the load has failed, perhaps before Use
+  // returns. If `done` gets an error, no user is counted. Else notes that the
+  // checkpoint was read, if it was loaded or `note` is set. Errors:
+  // INVALID_ARGUMENT for a bad path; those of FindCheckpoint.
+  [[nodiscard]] absl::Status Use(const std::shared_ptr<const Call>& call,
+                                 const std::string& model_path, bool note,
+                                 const Callback<std::string>& done);
+  // Subtracts one user. If no user is left, has the adapter deleted. Does
+  // nothing if the front has not loaded the adapter.
+  void Leave(const Caller& caller, const std::string& adapter);
+  // Counts a user of an adapter that the front loaded before the restart. Call
+  // it before the front's thread starts.
+  void Have(const Caller& caller, const std::string& adapter);
+
+  [[nodiscard]] size_t num_loaded() const { return loaded_.size(); }
+  // Returns the number of adapters that are to be deleted.
+  [[nodiscard]] size_t num_deletions() const { return deletions_.size(); }
+
+ private:
+  // An adapter that is loaded for sampling sessions.
+  struct Loaded {
+    bool ready = false;  // The load has ended.
+    int users = 0;       // The sampling sessions that use the adapter.
+    // Callbacks for the end of the load, one per sampling session that waits.
+    std::vector<Callback<std::string>> waiting;
+  };
+  using LoadedAdapters = std::map<std::string, Loaded>;
+
+  // An adapter that is to be deleted.
+  struct Deletion {
+    Caller caller;
+    std::string adapter;
+    bool running = false;  // The engine handles a request to delete it.
+  };
+
+  // Asks the engine to delete the adapter of deletions_[key], unless such a
+  // request is running already. An adapter that does not exist counts as
+  // deleted.
+  void TryToDelete(const std::string& key);
+  // Writes to the ledger that the adapter is to be deleted, by the next process
+  // if this one does not do it (Restore).
+  void DeleteAtNextStart(const Caller& caller, const std::string& adapter);
+  // Returns the first of the checkpoint's adapters, or the end of loaded_.
+  [[nodiscard]] LoadedAdapters::iterator FindLoaded(const Caller& caller,
+                                                    const CheckpointInfo& info);
+  void StartLoad(const CallOrigin& origin, const CheckpointInfo& info,
+                 Callback<std::string> done);
+  // Handles the end of a load, and tells the outcome to all who wait.
+  void EndLoad(const CallOrigin& origin, const std::string& adapter,
+               const absl::Status& loaded);
+  // Does what Use does for a checkpoint that was found.
+  void UseFound(const CallOrigin& origin, const CheckpointInfo& info,
+                Callback<std::string> done);
+  // Counts a user of an adapter that is ready. If a client has deleted the
+  // adapter over gRPC, loads another one.
+  void UseReady(const CallOrigin& origin, const std::string& adapter,
+                const CheckpointInfo& info, const Callback<std::string>& done);
+
+  Front& front_;
+  // Keys have owner and adapter.
+  LoadedAdapters loaded_;
+  std::map<std::string, Deletion> deletions_;
+};
+
 }  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_ADAPTERS_H_

@@ -1,64 +1,44 @@
 #include "server/tinker/errors.h"
 
-#include <array>
-#include <utility>
-
-#include "absl/strings/cord.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/string_view.h"
-
 namespace weft::server::tinker {
 namespace {
 
-// Field names of weft.v1 and of the Tinker API. StrReplaceAll takes the longest
-// name that fits.
-using Name = std::pair<absl::string_view, absl::string_view>;
-constexpr auto kNamesOfFields = std::to_array<Name>(
-    {{"].logprobs", "].loss_fn_inputs.logprobs"},
-     {"].advantages", "].loss_fn_inputs.advantages"},
-     {"].sampled_spans", "].loss_fn_input_spans"},
-     {"].targets", "].loss_fn_inputs.target_tokens"},
-     {"].targets_per_token", "].loss_fn_inputs.target_tokens.shape[1]"},
-     {"].tokens", "].model_input"},
-     {"].tokens_le", "].model_input"},
-     {"].weights", "].loss_fn_inputs.weights"},
-     {"adamw.", "adam_params."},
-     {"adamw.max_grad_norm", "adam_params.grad_clip_norm"},
-     {"adapter_id", "model_id"},
-     {"config.max_tokens", "sampling_params.max_tokens"},
-     {"config.rank", "lora_config.rank"},
-     {"config.stop", "sampling_params.stop"},
-     {"config.stop.byte_strings", "sampling_params.stop"},
-     {"config.stop.token_ids", "sampling_params.stop"},
-     {"config.temperature", "sampling_params.temperature"},
-     {"config.top_p", "sampling_params.top_p"},
-     {"].custom_inputs[", "].loss_fn_inputs["},
-     {"custom_inputs[", "loss_fn_inputs["},
-     {"loss.custom_loss.", "create_custom_loss."},
-     {"loss.beta", "loss_fn_config.beta"},
-     {"loss.clip_high", "loss_fn_config.clip_high_threshold"},
-     {"loss.clip_low", "loss_fn_config.clip_low_threshold"},
-     {"muon.", "optimizer_params."},
-     {"muon.max_grad_norm", "optimizer_params.grad_clip_norm"},
-     {"muon.momentum", "optimizer_params.beta1"},
-     {"prompt_alternatives", "prompt_alt_tokens_k"},
-     {"prompt_targets", "target_prompt_logprobs"},
-     {"prompt_top_logprobs", "topk_prompt_logprobs"},
-     {"source_adapter_id", "path"},
-     {"top_logprobs", "topk_sample_logprobs"},
-     {"use token_ids or token_sequences", "use token ids"}});
+constexpr FieldName kClientsNames[] = {
+    {"adapter_id", "model_id"},
+    {"adamw", "adam_params"},
+    {"adamw.max_grad_norm", "adam_params.grad_clip_norm"},
+    {"config.max_tokens", "sampling_params.max_tokens"},
+    {"config.rank", "lora_config.rank"},
+    {"config.stop", "sampling_params.stop"},
+    {"config.stop.byte_strings", "sampling_params.stop"},
+    {"config.stop.token_ids", "sampling_params.stop"},
+    {"config.temperature", "sampling_params.temperature"},
+    {"config.top_p", "sampling_params.top_p"},
+    {"data.advantages", "data[].loss_fn_inputs.advantages"},
+    {"data.custom_inputs", "data[].loss_fn_inputs"},
+    {"data.logprobs", "data[].loss_fn_inputs.logprobs"},
+    {"data.sampled_spans", "data[].loss_fn_input_spans"},
+    {"data.targets", "data[].loss_fn_inputs.target_tokens"},
+    {"data.targets_per_token", "data[].loss_fn_inputs.target_tokens.shape[1]"},
+    {"data.tokens", "data[].model_input"},
+    {"data.tokens_le", "data[].model_input"},
+    {"data.weights", "data[].loss_fn_inputs.weights"},
+    {"loss.beta", "loss_fn_config.beta"},
+    {"loss.clip_high", "loss_fn_config.clip_high_threshold"},
+    {"loss.clip_low", "loss_fn_config.clip_low_threshold"},
+    {"loss.custom_loss", "create_custom_loss"},
+    {"muon", "optimizer_params"},
+    {"muon.max_grad_norm", "optimizer_params.grad_clip_norm"},
+    {"muon.momentum", "optimizer_params.beta1"},
+    {"prompt_alternatives", "prompt_alt_tokens_k"},
+    {"prompt_targets", "target_prompt_logprobs"},
+    {"prompt_top_logprobs", "topk_prompt_logprobs"},
+    {"source_adapter_id", "path"},
+    {"top_logprobs", "topk_sample_logprobs"}};
 
 }  // namespace
 
-absl::Status InClientsNames(const absl::Status& status) {
-  absl::Status out(status.code(),
-                   absl::StrReplaceAll(status.message(), kNamesOfFields));
-  status.ForEachPayload(
-      [&out](absl::string_view type, const absl::Cord& value) {
-        out.SetPayload(type, value);
-      });
-  return out;
-}
+absl::Span<const FieldName> ClientsNames() { return kClientsNames; }
 
 namespace {
 

@@ -4,13 +4,14 @@
 #define WEFT_SERVER_TINKER_ERRORS_H_
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "server/tinker/fields.h"
+#include "src/request/field_names.h"
 
 namespace weft::server::tinker {
 
-// Returns the status with the Tinker API's names for the fields of weft.v1. Its
-// payloads are the same.
-[[nodiscard]] absl::Status InClientsNames(const absl::Status& status);
+// Returns the Tinker API's names for the fields of weft.v1.
+[[nodiscard]] absl::Span<const FieldName> ClientsNames();
 
 // Returns {"error": message, "category": ...}, the result of a future that
 // failed. The category is "user" if the request must change to succeed, else

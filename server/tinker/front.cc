@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "server/grpc/listener.h"
 #include "server/http/replies.h"
-#include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
@@ -32,28 +31,11 @@ namespace {
 // them again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
 
-// The memory of an entry of a table besides its text: the entry's fields, its
-// place in the table, and what the ledger remembers of it.
-constexpr int64_t kEntryBytes = 1024;
-
-// Returns the entry with this id if `owner` owns it, else NOT_FOUND.
-template <typename Table>
-auto FindOwned(Table& table, const char* what, const std::string& owner,
-               const Front::Id& id)
-    -> absl::StatusOr<decltype(&table.begin()->second)> {
-  WEFT_RETURN_IF_ERROR(id.status());
-  const auto found = table.find(*id);
-  if (found != table.end() && found->second.owner == owner) {
-    return &found->second;
-  }
-  return absl::NotFoundError(absl::StrCat("no ", what, " ", Quoted(*id)));
-}
-
 }  // namespace
 
 Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
              Futures::After later)
-    : port(core, server, InClientsNames),
+    : port(core, server, ClientsNames()),
       ledger(&port),
       futures(kMaxResultBytes, core->memory, later),
       after(std::move(later)) {}
@@ -78,32 +60,10 @@ absl::Status Front::CheckStableReinforce() const {
       "loss_fn to importance_sampling, ppo, cispo or gspo"));
 }
 
-absl::StatusOr<Session*> Front::FindSession(const Call& call, const Id& id) {
-  return FindOwned(sessions, "session", call.owner(), id);
-}
-
-absl::StatusOr<Model*> Front::FindModel(const Call& call, const Id& id) {
-  return FindOwned(models, "model", call.owner(), id);
-}
-
-absl::StatusOr<Sampler*> Front::FindSampler(const Call& call, const Id& id) {
-  return FindOwned(samplers, "sampling session", call.owner(), id);
-}
-
-absl::StatusOr<UploadedLoss*> Front::FindLoss(const Call& call, const Id& id) {
-  return FindOwned(losses, "custom loss", call.owner(), id);
-}
-
 bool Front::Permits(const Call& call, Rpc rpc) const {
   const auto& authenticator = port.core()->authenticator;
   return authenticator == nullptr ||
          authenticator->Permits(RpcPath(rpc), call.token_hash);
-}
-
-absl::StatusOr<std::shared_ptr<void>> Front::ChargeEntry(
-    const std::string& owner, size_t text_bytes) const {
-  return port.core()->memory->Reserve(
-      owner, kEntryBytes + static_cast<int64_t>(text_bytes));
 }
 
 void Reply(const Respond& respond, const absl::StatusOr<Json>& json) {
@@ -114,18 +74,9 @@ void Fail(const Respond& respond, const absl::Status& error) {
   respond(ErrorReply(error));
 }
 
-const Model* Front::FindModel(const std::string& id) const {
-  const auto found = models.find(id);
-  return found == models.end() ? nullptr : &found->second;
-}
-
-Model* Front::FindModel(const std::string& id) {
-  return const_cast<Model*>(std::as_const(*this).FindModel(id));
-}
-
 Caller Front::CallerOf(const std::string& session) const {
-  const auto found = sessions.find(session);
-  return found == sessions.end() ? Caller() : found->second.caller;
+  const Session* const found = sessions.Find(session);
+  return found == nullptr ? Caller() : found->caller;
 }
 
 namespace {
@@ -172,10 +123,9 @@ absl::StatusOr<std::unique_ptr<TinkerFront>> TinkerFront::Start(
   made->Every(kSweepInterval, [&front] {
     SweepSessions(front, SteadyNow());
     SweepSamples(front, SteadyNow());
-    SweepCheckpoints(front, absl::Now());
-    if (front.restored) SweepUsage(front, absl::Now());
+    if (front.restored) front.accounts.Sweep(absl::Now());
   });
-  made->Every(kOrphanInterval, [&front] { SweepOrphans(front); });
+  made->Every(kOrphanInterval, [&front] { front.adapters.SweepDeletions(); });
   if (!options.model_aliases.empty()) {
     Log(LogLevel::kInfo, "the base model has further names",
         {{"model", options.model_name},
@@ -195,7 +145,7 @@ void TinkerFront::EngineIsReady() {
   server_->Post([&front = *front_] {
     RestoreTables(front);
     RestoreSteps(front);
-    SweepOrphans(front);
+    front.adapters.SweepDeletions();
   });
 }
 

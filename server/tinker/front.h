@@ -4,11 +4,8 @@
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,10 +15,14 @@
 #include "server/call/engine_port.h"
 #include "server/http/fair_budget.h"
 #include "server/http/message.h"
+#include "server/tinker/accounts.h"
+#include "server/tinker/adapters.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/ledger.h"
 #include "server/tinker/records.h"
+#include "server/tinker/table.h"
+#include "server/tinker/transfers.h"
 #include "server/tinker/turns.h"
 
 namespace weft::server::tinker {
@@ -54,20 +55,6 @@ struct Front {
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
         Futures::After after);
 
-  // Return the caller's entry. Errors: NOT_FOUND, also if another owner has it;
-  // the error of `id`.
-  using Id = absl::StatusOr<std::string>;
-  [[nodiscard]] absl::StatusOr<Session*> FindSession(const Call& call,
-                                                     const Id& id);
-  [[nodiscard]] absl::StatusOr<Model*> FindModel(const Call& call,
-                                                 const Id& id);
-  [[nodiscard]] absl::StatusOr<Sampler*> FindSampler(const Call& call,
-                                                     const Id& id);
-  [[nodiscard]] absl::StatusOr<UploadedLoss*> FindLoss(const Call& call,
-                                                       const Id& id);
-  // Return the model; nullptr if there is none.
-  [[nodiscard]] Model* FindModel(const std::string& id);
-  [[nodiscard]] const Model* FindModel(const std::string& id) const;
   // Returns whether the caller's token has the scope that the RPC needs. True
   // on a server without tokens.
   [[nodiscard]] bool Permits(const Call& call, Rpc rpc) const;
@@ -81,43 +68,26 @@ struct Front {
   [[nodiscard]] absl::Status CheckOffered(const Json& body) const;
   // Returns UNIMPLEMENTED with --no-tinker-stable-reinforce.
   [[nodiscard]] absl::Status CheckStableReinforce() const;
-  // Charges the owner's memory for an entry of a table that has this text. The
-  // entry holds the charge. Errors: those of FairBudget::Reserve.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ChargeEntry(
-      const std::string& owner, size_t text_bytes) const;
-  // Like ChargeEntry, for an entry that stays even if its owner is over its
-  // share by now. Returns null then.
-  [[nodiscard]] std::shared_ptr<void> ChargeIfRoom(const std::string& owner,
-                                                   size_t text_bytes) const {
-    return ChargeEntry(owner, text_bytes).value_or(nullptr);
-  }
   // Returns the names of the base model: model_name(), then --model-alias.
   [[nodiscard]] std::vector<std::string> model_names() const;
 
   EnginePort port;
   const Ledger ledger;
+  Accounts accounts{&ledger};
+  Adapters adapters{this};
   Futures futures;
   const Futures::After after;
   // Those who wait until the request of a future is on disk, by its id; until a
   // session is, by owner and idempotency key (without a key, session id); until
   // a custom loss is, by its id.
   Writes writes;
-  std::map<std::string, Session> sessions;
-  std::map<std::string, Model> models;
-  std::map<std::string, Sampler> samplers;
-  std::map<std::string, UploadedLoss> losses;
-  uint64_t sampler_uses = 0;  // Counts the uses of all samplers (TouchSampler).
-  // The extras of checkpoints (checkpoints.h).
-  std::map<std::string, CheckpointExtras> extras;
-  std::set<std::string> copying;  // The owners whose copy is not finished.
-  std::map<UsageKey, UsageRow> usage;
-  // The events of each owner by their times, in nanoseconds (accounts.h).
-  std::map<std::string, std::map<int64_t, KeptEvent>> events;
-  std::map<std::string, RunningSample> running;  // By future id.
-  std::map<std::string, LoadedAdapter> loaded;   // Keys have owner and adapter.
-  std::map<std::string, Orphan> orphans;         // Keys have owner and adapter.
-  TurnPool files{2};       // Reads the files that clients download.
-  size_t num_opening = 0;  // Downloads whose files `files` opens.
+  Table<Session> sessions{"session"};
+  Table<Model> models{"model"};
+  Table<Sampler> samplers{"sampling session"};
+  Table<UploadedLoss> losses{"custom loss"};
+  Table<RunningSample> running{"sample"};  // By the ids of their futures.
+  Transfers transfers{this};
+  TurnPool files{2};  // Opens and reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.

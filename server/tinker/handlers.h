@@ -51,28 +51,15 @@ auto ReplyWith(Respond respond, Make make) {
   });
 }
 
-// Return the ids of the entries of a table that belong to a session, or for
-// which `fits` is true.
-template <typename Table, typename Fits>
-std::vector<std::string> IdsWhere(const Table& table, Fits fits) {
-  std::vector<std::string> ids;
-  for (const auto& [id, entry] : table) {
-    if (fits(entry)) ids.push_back(id);
-  }
-  return ids;
-}
-template <typename Table>
-std::vector<std::string> IdsOf(const Table& table, const std::string& session) {
-  return IdsWhere(table,
-                  [&](const auto& entry) { return entry.session == session; });
-}
-
-// accounts.cc
+// credentials.cc
 
 // Returns a JWT for the caller's key, or the JWT that the caller has.
 Answer GetAuthToken;
 // Returns the names of the caller's token and tenant.
 Answer GetApiKey;
+
+// accounts.cc
+
 // Returns the counts of the hours [starting_on, ending_before) of the query, in
 // the form of the SDK's type BillingUsageResponse, without prices. A caller
 // gets its owner's, and one that sees all adapters those of all owners. Errors:
@@ -146,6 +133,8 @@ Handler SaveWeights, SaveWeightsForSampler, SaveWeightsExternal;
 // With `model_id`, the request is a step of this model. Without `model_id`, the
 // request makes a model.
 Handler LoadWeights;
+// transfers.cc
+
 // Copies a checkpoint of the caller's tenant to a run of its own, and responds
 // with the copy's path. The copy is a run without an adapter. If a request that
 // is repeated has made the copy, responds with its path, too. Errors:
@@ -173,7 +162,7 @@ Handler PublishSampler;
 // Makes a sampling session from a checkpoint, or for the base model.
 Handler CreateSampler;
 // Describes a sampling session.
-Answer GetSampler;
+Handler GetSampler;
 // Promises the future of a sample. If a request repeats a `seq_id` of its
 // sampling session, it gets the same future again.
 Handler RunSample;

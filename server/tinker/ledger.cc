@@ -9,7 +9,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/routes.h"
@@ -23,9 +22,12 @@
 namespace weft::server::tinker {
 namespace {
 
-constexpr const char* kKindNames[] = {"session",    "model",  "sampler",
-                                      "checkpoint", "orphan", "step",
-                                      "loss",       "usage",  "event"};
+constexpr const char* kKindNames[] = {"session", "model", "sampler", "orphan",
+                                      "step",    "loss",  "usage",   "event"};
+
+// The memory of an entry of a table besides its text: the entry's fields, its
+// place in the table, and what the ledger remembers of it.
+constexpr int64_t kEntryBytes = 1024;
 
 std::string NameOf(EntryKind kind, absl::string_view id) {
   return absl::StrCat("tinker/", kKindNames[static_cast<size_t>(kind)], "/",
@@ -78,6 +80,12 @@ void Ledger::EraseSteps(const std::string& model) const {
   for (const auto& [name, value] : engine().NotesWith(prefix)) {
     engine().EraseNote(name);
   }
+}
+
+absl::StatusOr<std::shared_ptr<void>> Ledger::Charge(const std::string& owner,
+                                                     size_t text_bytes) const {
+  return port_.core()->memory->Reserve(
+      owner, kEntryBytes + static_cast<int64_t>(text_bytes));
 }
 
 std::vector<LedgerEntry> Ledger::ReadAll(EntryKind kind) const {
@@ -137,7 +145,7 @@ bool PlaceLine(Front& front, Model& model) {
   const absl::Status asked = GetAdapterOf(
       front, {.caller = model.caller}, model.adapter,
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
-        Model* const found = front.FindModel(id);
+        Model* const found = front.models.Find(id);
         if (info.ok() && found != nullptr) found->made = true;
       });
   // If the process ended before the adapter was made, there is no adapter.
@@ -181,7 +189,7 @@ void FailInTurn(Front& front, const LedgerEntry& entry, const Call& call,
 absl::Status RunStep(Front& front, const std::string& id) {
   std::optional<LedgerEntry> entry = front.ledger.ReadStep(id);
   if (!entry) return absl::OkStatus();
-  if (!front.models.contains(entry->fields.value("model", ""))) {
+  if (!front.models.Has(entry->fields.value("model", ""))) {
     front.ledger.Erase(EntryKind::kStep, id);
     return absl::OkStatus();
   }
@@ -211,10 +219,8 @@ void RestoreTables(Front& front) {
   RestoreModels(front);
   RestoreSamplers(front);
   RestoreLosses(front);
-  RestoreExtras(front);
-  RestoreUsage(front);
-  RestoreEvents(front);
-  RestoreOrphans(front);
+  front.accounts.Restore();
+  front.adapters.Restore();
   front.restored = true;
 }
 

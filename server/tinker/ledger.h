@@ -1,21 +1,24 @@
 // Keeps what the front needs again after a restart: sessions, models, samplers,
-// custom losses, extras of checkpoints, adapters to delete, what tenants have
-// used and done, and the requests of steps that have not ended. Each entry is a
-// note of the engine's log (src/request/note.h). Without --state-dir nothing is
-// kept. Restores the front from it after a restart.
+// custom losses, adapters to delete, what tenants have used and done, and the
+// requests of steps that have not ended. Each entry is a note of the engine's
+// log (src/request/note.h). Without --state-dir nothing is kept. Restores the
+// front from it after a restart.
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/call/caller.h"
 #include "server/call/engine_port.h"
 #include "server/tinker/fields.h"
@@ -28,15 +31,15 @@ enum class EntryKind : uint8_t {
   kSession,
   kModel,
   kSampler,
-  kCheckpoint,
   // An adapter that is to be deleted (adapters.h).
   kOrphan,
   // The request of a step. The entry's id is MODEL:SEQ.
   kStep,
   // A custom loss; its bytes are UploadedLoss::loss.
   kLoss,
-  kUsage,  // accounts.h
-  kEvent,  // accounts.h
+  // What a tenant has used and done (accounts.h).
+  kUsage,
+  kEvent,
 };
 
 struct LedgerEntry {
@@ -65,6 +68,16 @@ class Ledger {
   // Returns a step's entry; none if there is none or it cannot be read.
   [[nodiscard]] std::optional<LedgerEntry> ReadStep(
       const std::string& id) const;
+  // Charges the owner's memory for an entry of a table that has this text. The
+  // entry holds the charge. Errors: those of FairBudget::Reserve.
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Charge(
+      const std::string& owner, size_t text_bytes) const;
+  // Like Charge, for an entry that stays even if its owner is over its share by
+  // now. Returns null then.
+  [[nodiscard]] std::shared_ptr<void> ChargeIfRoom(const std::string& owner,
+                                                   size_t text_bytes) const {
+    return Charge(owner, text_bytes).value_or(nullptr);
+  }
   // Returns false without --state-dir.
   [[nodiscard]] bool keeps() const {
     return !port_.core()->options.state_dir.empty();
@@ -112,8 +125,8 @@ class Writes {
 // has no tenant.
 [[nodiscard]] Caller CallerFromJson(const Json& json);
 
-// Restores sessions, models, sampling sessions, extras of checkpoints and
-// adapters to delete. Then sets Front::restored. REQUIRES: the engine is ready.
+// Restores sessions, models, sampling sessions, custom losses, adapters to
+// delete and accounts. Then sets Front::restored. REQUIRES: the engine is ready.
 void RestoreTables(Front& front);
 
 // Waits until the adapters of all models are restored. Then runs the ledger's

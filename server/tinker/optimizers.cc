@@ -71,6 +71,10 @@ std::string TypeOf(Optimizer optimizer) {
   return optimizer == Optimizer::kMuon ? kDimuonType : kAdamType;
 }
 
+Optimizer OptimizerOf(absl::string_view type) {
+  return type == kDimuonType ? Optimizer::kMuon : Optimizer::kAdamW;
+}
+
 Json OptimizerJson(const std::string& type) {
   Json config = {{"type", type}};
   if (type == kDimuonType) config["version"] = 1;

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/strings/string_view.h"
 #include "server/tinker/front.h"
 #include "weft/v1/training.pb.h"
 
@@ -14,7 +15,9 @@ namespace weft::server::tinker {
 inline constexpr char kAdamType[] = "adamw";
 inline constexpr char kDimuonType[] = "dimuon";
 
+// Convert between the engine's optimizer and the type. An empty type is AdamW.
 [[nodiscard]] std::string TypeOf(Optimizer optimizer);
+[[nodiscard]] Optimizer OptimizerOf(absl::string_view type);
 // Returns an `optimizer_config` of the type.
 [[nodiscard]] Json OptimizerJson(const std::string& type);
 

@@ -3,7 +3,6 @@
 #ifndef WEFT_SERVER_TINKER_RECORDS_H_
 #define WEFT_SERVER_TINKER_RECORDS_H_
 
-#include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -32,7 +31,7 @@ struct Session {
   std::string display_name;
   absl::Time last_beat;
   absl::Time created_at;         // In whole microseconds; by the wall clock.
-  std::shared_ptr<void> charge;  // ChargeEntry.
+  std::shared_ptr<void> charge;  // Ledger::Charge.
 };
 
 // Begins work, and passes its result to `done` later. If a Task returns an
@@ -74,7 +73,7 @@ struct Model {
   // they end, the engine alone checks the optimizers of steps.
   int loads = 0;
   std::string user_metadata;     // ShownField.
-  std::shared_ptr<void> charge;  // ChargeEntry.
+  std::shared_ptr<void> charge;  // Ledger::Charge.
   bool made = false;             // The adapter exists.
   StepLine line;
 };
@@ -88,9 +87,9 @@ struct Sampler {
   std::string snapshot;  // Empty: no snapshot, but the current weights.
   // Samples follow the adapter; `snapshot` is released.
   bool in_flight = false;
-  std::string model_path;  // Empty if not made from a checkpoint.
-  uint64_t used = 0;       // A later use sets a higher number (TouchSampler).
-  std::shared_ptr<void> charge;  // ChargeEntry.
+  std::string model_path;        // Empty if not made from a checkpoint.
+  absl::Time used;               // The last use, a SteadyNow.
+  std::shared_ptr<void> charge;  // Ledger::Charge.
 };
 
 // The fields of a sampling session that the ledger keeps.
@@ -102,61 +101,7 @@ struct UploadedLoss {
   std::string owner;
   std::string session;
   std::string loss;              // A serialized v1::CustomLoss.
-  std::shared_ptr<void> charge;  // ChargeEntry.
-};
-
-// What clients of the Tinker API say about a checkpoint (checkpoints.h).
-struct CheckpointExtras {
-  Caller caller;  // KeepExtras sets this and `path`, CheckpointPath::ToString.
-  std::string path;
-  std::string user_metadata;             // ShownField.
-  std::optional<absl::Time> expires_at;  // In whole seconds.
-  std::string base_model;                // Model::base_model.
-  std::string copied_from;       // The path of the checkpoint copied; or empty.
-  std::string optimizer;         // Model::optimizer; empty if it is AdamW.
-  std::shared_ptr<void> charge;  // ChargeEntry.
-};
-
-// An adapter that the front loads for sampling sessions (adapters.h).
-struct LoadedAdapter {
-  bool ready = false;  // The load has ended.
-  int users = 0;       // The sampling sessions that use the adapter.
-  // Callbacks for the end of the load, one per sampling session that waits.
-  std::vector<Callback<std::string>> waiting;
-};
-
-// An adapter that is to be deleted (adapters.h).
-struct Orphan {
-  Caller caller;
-  std::string adapter;
-  bool running = false;  // The engine handles a request to delete it.
-};
-
-// What was used in an hour (accounts.h).
-struct UsageCounts {
-  int64_t train_tokens = 0;
-  int64_t prompt_tokens = 0;  // Without cached_tokens.
-  int64_t cached_tokens = 0;
-  int64_t sampled_tokens = 0;
-  int64_t checkpoints = 0;
-};
-struct UsageKey {
-  std::string owner;
-  int64_t hour = 0;  // In hours since the epoch.
-  std::string session;
-
-  friend auto operator<=>(const UsageKey&, const UsageKey&) = default;
-};
-struct UsageRow {
-  UsageCounts counts;
-  bool changed = false;          // The ledger has not these counts yet.
-  std::shared_ptr<void> charge;  // ChargeIfRoom.
-};
-
-// What a client did to a checkpoint (accounts.h).
-struct KeptEvent {
-  Json event;
-  std::shared_ptr<void> charge;  // ChargeIfRoom.
+  std::shared_ptr<void> charge;  // Ledger::Charge.
 };
 
 // A sample that the engine has.

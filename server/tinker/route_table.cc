@@ -64,7 +64,7 @@ constexpr Route kRoutes[] = {
      ListRunCheckpoints},
     {"DELETE", "training_runs/*/checkpoints/*/*", Rpc::kDeleteCheckpoint,
      DeleteCheckpoint},
-    {"PUT", "training_runs/*/checkpoints/*/*/ttl", Rpc::kDeleteCheckpoint,
+    {"PUT", "training_runs/*/checkpoints/*/*/ttl", Rpc::kSetCheckpointTtl,
      SetCheckpointTtl},
     {"POST", "training_runs/*/checkpoints/*/*/publish", kRead, kNoSharing},
     {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, kNoSharing},

@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/tinker/accounts.h"
+#include "server/http/replies.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
+#include "server/tinker/credentials.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/sample_wire.h"
@@ -14,6 +16,7 @@
 #include "server/tinker/steps.h"
 #include "server/wire/field_checks.h"
 #include "server/wire/status_conversion.h"
+#include "src/base/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -32,11 +35,6 @@ constexpr absl::Duration kLinger = absl::Minutes(1);
 // at least every 45 s, and sends a heartbeat every 10 s.
 constexpr absl::Duration kGone = absl::Minutes(2);
 
-// Notes that the sampling session is used now.
-void TouchSampler(Front& front, Sampler& sampler) {
-  sampler.used = ++front.sampler_uses;
-}
-
 // Returns the sampling session that the body names. If the body names none,
 // returns a temporary session for this request only: of the base model, or of a
 // checkpoint, whose adapter is not set.
@@ -44,8 +42,9 @@ absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         Text(call.body, "sampling_session_id", ""));
   if (!id.empty()) {
-    WEFT_ASSIGN_OR_RETURN(Sampler* const sampler, front.FindSampler(call, id));
-    TouchSampler(front, *sampler);
+    WEFT_ASSIGN_OR_RETURN(Sampler* const sampler,
+                          front.samplers.FindOf(call.owner(), id));
+    sampler->used = SteadyNow();
     return *sampler;
   }
   WEFT_ASSIGN_OR_RETURN(const std::string path,
@@ -127,27 +126,27 @@ absl::Status StartSample(Front& front, const CallPtr& call,
                                           SampleRequest plain, auto then) {
         // RespondSamplePromise names the sequences by the future.
         if (!plain.record.empty()) plain.record = id;
-        front.running[id] = {
-            .owner = owner,
-            .cancel = port.Sample(std::move(plain), nullptr, std::move(then))};
+        CancelHandle cancel =
+            port.Sample(std::move(plain), nullptr, std::move(then));
+        front.running.Add(id, {.owner = owner, .cancel = std::move(cancel)});
       },
       [&front, id, end, format = sample.format,
        prompt = sample.request.prompt_size(), owner = call->owner(),
        session = sampler.session](const absl::StatusOr<SampleResult>& result) {
         end();
-        const auto ended = front.running.extract(id);
-        if (!result.ok() && !ended.empty() && ended.mapped().unwanted) {
+        const std::optional<RunningSample> ended = front.running.Take(id);
+        if (!result.ok() && ended && ended->unwanted) {
           return front.futures.Drop(id);
         }
         if (result.ok()) {
-          CountUsage(front, owner, session, UsageOf(prompt, *result));
+          front.accounts.Count(owner, session, UsageOf(prompt, *result));
         }
         front.futures.Finish(
             id, result.ok() ? FutureResult{SampleOutput(*result, format),
                                            SampleOutputJson}
                             : FutureResult::Failed(result.status()));
       });
-  if (!refused.ok()) front.running.erase(id);
+  if (!refused.ok()) front.running.Take(id);
   return refused;
 }
 
@@ -170,7 +169,7 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
     if (!used.ok()) return GiveUp(front, id, used.status());
     const auto leave = [&front, caller = call->caller, adapter = *used] {
       front.after(kLinger, [&front, caller, adapter] {
-        LeaveAdapter(front, caller, adapter);
+        front.adapters.Leave(caller, adapter);
       });
     };
     Sampler loaded = sampler;
@@ -180,7 +179,7 @@ absl::Status StartFromPath(Front& front, const CallPtr& call,
     leave();
     GiveUp(front, id, refused);
   };
-  return UseCheckpoint(front, call, sampler.model_path, /*note=*/false, start);
+  return front.adapters.Use(call, sampler.model_path, /*note=*/false, start);
 }
 
 }  // namespace
@@ -212,18 +211,15 @@ absl::Status RunSample(Front& front, const CallPtr& call,
 
 absl::StatusOr<Json> CancelFuture(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call.body, "request_id"));
-  const auto found = front.running.find(id);
-  if (found != front.running.end() && found->second.owner == call.owner()) {
-    found->second.cancel.Cancel();
-  }
+  const auto found = front.running.FindOf(call.owner(), id);
+  if (found.ok()) (*found)->cancel.Cancel();
   return Json::object();
 }
 
 void CancelSamples(Front& front, const std::string& prefix) {
   std::vector<CancelHandle> handles;
-  for (auto it = front.running.lower_bound(prefix);
-       it != front.running.end() && it->first.starts_with(prefix); ++it) {
-    handles.push_back(it->second.cancel);
+  for (const auto& [id, sample] : front.running) {
+    if (id.starts_with(prefix)) handles.push_back(sample.cancel);
   }
   // A cancelled sample may end at once, and then leaves front.running.
   for (CancelHandle& handle : handles) handle.Cancel();
@@ -232,9 +228,9 @@ void CancelSamples(Front& front, const std::string& prefix) {
 void SweepSamples(Front& front, absl::Time now) {
   std::vector<CancelHandle> handles;
   for (auto& [future, sample] : front.running) {
-    const auto session = front.sessions.find(std::string(SessionOf(future)));
-    const bool beats = session != front.sessions.end() &&
-                       now - session->second.last_beat < kGone;
+    const Session* const session =
+        front.sessions.Find(std::string(SessionOf(future)));
+    const bool beats = session != nullptr && now - session->last_beat < kGone;
     if (sample.unwanted || beats ||
         now - front.futures.LastAsked(future) < kGone) {
       continue;
@@ -256,24 +252,23 @@ void RespondSampler(const std::string& id, const Respond& respond) {
 // gets false if an equal call has added the sampler meanwhile, NOT_FOUND if the
 // session has ended meanwhile, or the error of the write.
 void Keep(Front& front, const Sampler& sampler, const Callback<bool>& done) {
-  front.ledger.Put(
-      EntryKind::kSampler, {.id = sampler.id, .fields = sampler},
-      [&front, sampler, done](absl::Status put) {
-        if (put.ok() && !front.sessions.contains(sampler.session)) {
-          front.ledger.Erase(EntryKind::kSampler, sampler.id);
-          put = absl::NotFoundError("the session has ended");
-        }
-        if (!put.ok()) return done(put);
-        const auto [entry, added] =
-            front.samplers.try_emplace(sampler.id, sampler);
-        TouchSampler(front, entry->second);
-        done(added);
-      });
+  front.ledger.Put(EntryKind::kSampler, {.id = sampler.id, .fields = sampler},
+                   [&front, sampler, done](absl::Status put) {
+                     if (put.ok() && !front.sessions.Has(sampler.session)) {
+                       front.ledger.Erase(EntryKind::kSampler, sampler.id);
+                       put = absl::NotFoundError("the session has ended");
+                     }
+                     if (!put.ok()) return done(put);
+                     const auto [entry, added] =
+                         front.samplers.Add(sampler.id, sampler);
+                     entry->used = SteadyNow();
+                     done(added);
+                   });
 }
 
 void Forget(Front& front, const std::string& id) {
   front.ledger.Erase(EntryKind::kSampler, id);
-  front.samplers.erase(id);
+  front.samplers.Take(id);
 }
 
 // Releases the sampler's snapshot. `end` gets OK also if there is none.
@@ -339,7 +334,7 @@ absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
   const auto is_such = [&](const Sampler& sampler) {
     return sampler.session == session && sampler.snapshot.empty();
   };
-  const size_t count = IdsWhere(front.samplers, is_such).size();
+  const size_t count = front.samplers.Where(is_such).size();
   if (count < kMaxSamplers) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the session has ", count, " sampling sessions, as many as it may"));
@@ -351,7 +346,7 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                             const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
-                        front.FindModel(*call, place.model));
+                        front.models.FindOf(call->owner(), place.model));
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "sampling_session_seq_id"));
   WEFT_ASSIGN_OR_RETURN(const std::string kind,
@@ -362,7 +357,7 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                   .adapter = model->adapter,
                   .snapshot = SnapshotName(number),
                   .in_flight = kind == "inflight"};
-  WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ChargeEntry(sampler.owner, 0));
+  WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ledger.Charge(sampler.owner, 0));
   const auto start = [&front, sampler, kind, place](
                          const CallOrigin& origin,
                          const Callback<FutureResult>& done) {
@@ -380,13 +375,13 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
                            const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(
       const Session* const session,
-      front.FindSession(*call, Text(call->body, "session_id")));
+      front.sessions.FindOf(call->owner(), Text(call->body, "session_id")));
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "sampling_session_seq_id"));
   Sampler sampler{.id = SamplerId(session->id, number),
                   .owner = call->owner(),
                   .session = session->id};
-  if (front.samplers.contains(sampler.id)) {
+  if (front.samplers.Has(sampler.id)) {
     RespondSampler(sampler.id, respond);
     return absl::OkStatus();
   }
@@ -395,7 +390,7 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(sampler.model_path, Text(call->body, "model_path", ""));
   WEFT_ASSIGN_OR_RETURN(
       sampler.charge,
-      front.ChargeEntry(sampler.owner, sampler.model_path.size()));
+      front.ledger.Charge(sampler.owner, sampler.model_path.size()));
   const auto keep = [&front, call, sampler,
                      respond](const std::string& adapter) {
     Sampler made = sampler;
@@ -403,41 +398,53 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
     Keep(front, made,
          [&front, call, made, respond](const absl::StatusOr<bool>& added) {
            if (!added.value_or(false)) {
-             LeaveAdapter(front, call->caller, made.adapter);
+             front.adapters.Leave(call->caller, made.adapter);
            }
            if (!added.ok()) return Fail(respond, added.status());
            RespondSampler(made.id, respond);
          });
   };
   if (!sampler.model_path.empty()) {
-    return UseCheckpoint(front, call, sampler.model_path, /*note=*/true,
-                         IfOk(respond, keep));
+    return front.adapters.Use(call, sampler.model_path, /*note=*/true,
+                              IfOk(respond, keep));
   }
   WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
   keep(/*adapter=*/"");
   return absl::OkStatus();
 }
 
-absl::StatusOr<Json> GetSampler(Front& front, const Call& call) {
+absl::Status GetSampler(Front& front, const CallPtr& call,
+                        const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Sampler* const sampler,
-                        front.FindSampler(call, call.args[0]));
-  Json reply = {{"sampler_id", sampler->id},
-                {"base_model", front.model_name()}};
-  if (!sampler->model_path.empty()) {
-    WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                          ParseCheckpointPath(sampler->model_path));
-    reply["model_path"] = sampler->model_path;
-    reply["base_model"] = BaseModelOf(front, call.caller, path);
+                        front.samplers.FindOf(call->owner(), call->args[0]));
+  const Json reply = {{"sampler_id", sampler->id},
+                      {"base_model", front.model_name()}};
+  if (sampler->model_path.empty()) {
+    respond(JsonReply(reply));
+    return absl::OkStatus();
   }
-  return reply;
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(sampler->model_path));
+  // The session goes on if its checkpoint is gone.
+  const auto describe = [&front, reply, respond, from = sampler->model_path](
+                            const absl::StatusOr<CheckpointInfo>& info) {
+    if (!info.ok() && !absl::IsNotFound(info.status())) {
+      return Fail(respond, info.status());
+    }
+    Json described = reply;
+    described["model_path"] = from;
+    if (info.ok()) described["base_model"] = BaseModelOf(front, *info);
+    respond(JsonReply(described));
+  };
+  return FindCheckpoint(front, call, path, describe);
 }
 
 void DropSamplersOf(Front& front, const std::string& session) {
-  for (const std::string& id : IdsOf(front.samplers, session)) {
-    const Sampler sampler = front.samplers.at(id);
+  for (const std::string& id : front.samplers.OfSession(session)) {
+    const Sampler sampler = *front.samplers.Find(id);
     Forget(front, id);
     if (sampler.model_path.empty()) continue;
-    LeaveAdapter(front, front.CallerOf(session), sampler.adapter);
+    front.adapters.Leave(front.CallerOf(session), sampler.adapter);
   }
 }
 
@@ -445,7 +452,7 @@ void DropSnapshotsOf(Front& front, const Model& model) {
   const auto is_of = [&model](const Sampler& sampler) {
     return sampler.owner == model.owner && sampler.adapter == model.adapter;
   };
-  for (const std::string& id : IdsWhere(front.samplers, is_of)) {
+  for (const std::string& id : front.samplers.Where(is_of)) {
     Forget(front, id);
   }
 }
@@ -454,18 +461,18 @@ void RestoreSamplers(Front& front) {
   for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSampler)) {
     auto sampler = entry.fields.get<Sampler>();
     sampler.id = entry.id;
-    if (!front.sessions.contains(sampler.session)) {
+    if (!front.sessions.Has(sampler.session)) {
       front.ledger.Erase(EntryKind::kSampler, entry.id);
       continue;
     }
     const Caller caller = front.CallerOf(sampler.session);
     sampler.owner = OwnerKey(caller);
     sampler.charge =
-        front.ChargeIfRoom(sampler.owner, sampler.model_path.size());
+        front.ledger.ChargeIfRoom(sampler.owner, sampler.model_path.size());
     if (!sampler.model_path.empty()) {
-      HaveAdapter(front, caller, sampler.adapter);
+      front.adapters.Have(caller, sampler.adapter);
     }
-    front.samplers.emplace(entry.id, std::move(sampler));
+    front.samplers.Add(entry.id, std::move(sampler));
   }
 }
 

@@ -11,7 +11,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/http/replies.h"
 #include "server/tinker/checkpoints.h"
+#include "server/tinker/credentials.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/training.h"
@@ -28,7 +30,7 @@ void EndSession(Front& front, const std::string& id) {
   DropSamplersOf(front, id);
   DropLossesOf(front, id);
   front.ledger.Erase(EntryKind::kSession, id);
-  front.sessions.erase(id);
+  front.sessions.Take(id);
 }
 
 Json MadeSession(const std::string& id) {
@@ -54,9 +56,9 @@ absl::Status ReadShown(const Front& front, const Json& body, Session* session) {
                         ShownField(body, "display_name"));
   WEFT_ASSIGN_OR_RETURN(
       session->charge,
-      front.ChargeEntry(session->owner, session->key.size() +
-                                            session->user_metadata.size() +
-                                            session->display_name.size()));
+      front.ledger.Charge(session->owner, session->key.size() +
+                                              session->user_metadata.size() +
+                                              session->display_name.size()));
   return absl::OkStatus();
 }
 
@@ -91,13 +93,13 @@ void KeepSession(Front& front, const Session& session,
 absl::Status CheckEnd(const Front& front, const Call& call,
                       const std::string& id) {
   if (front.Permits(call, Rpc::kDeleteAdapter)) return absl::OkStatus();
-  if (!IdsOf(front.models, id).empty()) {
+  if (!front.models.OfSession(id).empty()) {
     return absl::PermissionDeniedError(
         "the session has models, which its end deletes: the token lacks the "
         "scope train");
   }
   if (!front.Permits(call, Rpc::kSample) &&
-      !IdsOf(front.samplers, id).empty()) {
+      !front.samplers.OfSession(id).empty()) {
     return absl::PermissionDeniedError(
         "the session has sampling sessions, which its end ends: the token "
         "lacks the scope sample");
@@ -206,7 +208,7 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
   front.writes.Begin(making, end);
   KeepSession(front, session,
               [&front, session, making](const absl::Status& kept) {
-                if (kept.ok()) front.sessions.emplace(session.id, session);
+                if (kept.ok()) front.sessions.Add(session.id, session);
                 front.writes.End(making, kept);
               });
   return absl::OkStatus();
@@ -214,7 +216,7 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
 
 absl::StatusOr<Json> BeatSession(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call.body, "session_id"));
-  const auto session = front.FindSession(call, id);
+  const auto session = front.sessions.FindOf(call.owner(), id);
   if (!session.ok()) return absl::AbortedError("the session has ended");
   (*session)->last_beat = SteadyNow();
   return Json{{"type", "session_heartbeat"}};
@@ -223,7 +225,7 @@ absl::StatusOr<Json> BeatSession(Front& front, const Call& call) {
 absl::StatusOr<Json> FinishSession(Front& front, const Call& call) {
   const std::string& id = call.args[0];
   // A session that has already ended is no error.
-  if (front.FindSession(call, id).ok()) {
+  if (front.sessions.FindOf(call.owner(), id).ok()) {
     WEFT_RETURN_IF_ERROR(CheckEnd(front, call, id));
     EndSession(front, id);
   }
@@ -231,18 +233,17 @@ absl::StatusOr<Json> FinishSession(Front& front, const Call& call) {
 }
 
 absl::StatusOr<Json> ListSessions(Front& front, const Call& call) {
-  const Json all = IdsWhere(front.sessions, [&](const Session& session) {
-    return session.owner == call.owner();
-  });
+  const Json all = front.sessions.Where(
+      [&](const Session& session) { return session.owner == call.owner(); });
   return PageJson(call, "sessions", all);
 }
 
 absl::StatusOr<Json> GetSession(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const Session* const session,
-                        front.FindSession(call, call.args[0]));
+                        front.sessions.FindOf(call.owner(), call.args[0]));
   Json reply = ShownBy(*session);
-  reply["training_run_ids"] = IdsOf(front.models, session->id);
-  reply["sampler_ids"] = IdsOf(front.samplers, session->id);
+  reply["training_run_ids"] = front.models.OfSession(session->id);
+  reply["sampler_ids"] = front.samplers.OfSession(session->id);
   return reply;
 }
 
@@ -250,7 +251,7 @@ void SweepSessions(Front& front, absl::Time now) {
   const auto is_over = [now](const Session& session) {
     return now - session.last_beat > kSessionTimeout;
   };
-  for (const std::string& id : IdsWhere(front.sessions, is_over)) {
+  for (const std::string& id : front.sessions.Where(is_over)) {
     EndSession(front, id);
   }
 }
@@ -268,7 +269,7 @@ void RestoreSessions(Front& front, absl::Time now) {
     // A session is kept even if its tenant is over its share by now.
     ReadShown(front, entry.fields.value("request", Json::object()), &session)
         .IgnoreError();
-    front.sessions.emplace(entry.id, std::move(session));
+    front.sessions.Add(entry.id, std::move(session));
   }
 }
 

@@ -14,6 +14,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/tinker/front.h"
@@ -55,8 +56,8 @@ inline constexpr int64_t kCreateSeq = 0;
 // Returns UNIMPLEMENTED if the server does not run `base_model`, or the error
 // of `base_model`. It must be one of Front::model_names, or end in "/" and such
 // a name. Upper and lower case are equal.
-[[nodiscard]] absl::Status CheckBaseModel(const Front& front,
-                                          const Front::Id& base_model);
+[[nodiscard]] absl::Status CheckBaseModel(
+    const Front& front, const absl::StatusOr<std::string>& base_model);
 // Writes the model to the ledger. `done` gets the outcome after the write.
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done);
@@ -75,9 +76,9 @@ using ModelStart = std::function<absl::Status(const Model& model,
                                      const ModelStart& start);
 // Forgets a model and the sampling sessions of its snapshots. Fails the futures
 // of the steps in Model::line. The caller of ForgetModel must delete the
-// adapter, or have it deleted by DeleteOrphan, which fails its other steps.
+// adapter, or have it deleted by Adapters::Delete, which fails its other steps.
 void ForgetModel(Front& front, const std::string& id);
-// Forgets a session's models, and has their adapters deleted by DeleteOrphan.
+// Forgets a session's models, and has their adapters deleted (Adapters::Delete).
 void UnloadModelsOf(Front& front, const std::string& session);
 
 // Reads the models from the ledger. Deletes models that have no session. Call
@@ -99,7 +100,7 @@ void CancelSamples(Front& front, const std::string& prefix);
 void SweepSamples(Front& front, absl::Time now);
 
 // Forgets the sampling sessions of a session. If a sampling session uses a
-// loaded adapter, calls LeaveAdapter for this adapter.
+// loaded adapter, calls Adapters::Leave for it.
 void DropSamplersOf(Front& front, const std::string& session);
 
 // Forgets the sampling sessions of a model's snapshots. The snapshots

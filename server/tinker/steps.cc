@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/http/replies.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
@@ -125,7 +126,7 @@ void Reopen(Front& front, const CallPtr& call, const std::string& id,
             const std::function<void()>& then) {
   const size_t colon = id.rfind(':');
   int64_t seq = 0;
-  const auto model = front.FindModel(*call, id.substr(0, colon));
+  const auto model = front.models.FindOf(call->owner(), id.substr(0, colon));
   if (front.futures.Has(id) || colon == std::string::npos || !model.ok() ||
       !absl::SimpleAtoi(id.substr(colon + 1), &seq) || seq < kCreateSeq) {
     return then();
@@ -202,7 +203,7 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
 
 // Gives the model's steps to the engine, the lowest first.
 void Advance(Front& front, const std::string& id) {
-  Model* const model = front.FindModel(id);
+  Model* const model = front.models.Find(id);
   if (model == nullptr || model->line.held || model->line.retries) return;
   StepLine& line = model->line;
   while (!line.waiting.empty()) {
@@ -218,7 +219,7 @@ void Advance(Front& front, const std::string& id) {
               ? absl::Milliseconds(RetryMillis(refused).value_or(0))
               : kRetryPause;
       return front.after(std::max(kRetryPause, pause), [&front, id] {
-        Model* const later = front.FindModel(id);
+        Model* const later = front.models.Find(id);
         if (later == nullptr) return;
         later->line.retries = false;
         Advance(front, id);
@@ -268,7 +269,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
 
 void EnterStep(Front& front, const std::string& model_id, int64_t seq,
                ArrivedStep step) {
-  Model* const model = front.FindModel(model_id);
+  Model* const model = front.models.Find(model_id);
   if (model == nullptr) {
     return EndStep(front, step.future,
                    absl::NotFoundError("the model is gone"));
@@ -278,7 +279,7 @@ void EnterStep(Front& front, const std::string& model_id, int64_t seq,
 }
 
 void OpenLine(Front& front, const std::string& id) {
-  Model* const model = front.FindModel(id);
+  Model* const model = front.models.Find(id);
   if (model == nullptr) return;
   model->line.held = false;
   Advance(front, id);
@@ -296,7 +297,7 @@ absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
                          StepTask task, const Respond& respond) {
   const auto& [model_id, seq] = place;
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
-                        front.FindModel(*call, model_id));
+                        front.models.FindOf(call->owner(), model_id));
   if (seq < 1) return BadField("seq_id", "must be at least 1");
   if (!front.ready && !call->kept) {
     return absl::UnavailableError("the server is starting");

@@ -7,7 +7,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/tinker/accounts.h"
 #include "server/tinker/errors.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
@@ -65,7 +64,7 @@ absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
                       SessionOf(ModelOfAdapter(request.adapter_id()))),
                   done](const StepReply<TrainResult>& reply) {
         if (!reply.replayed) {
-          CountUsage(front, owner, session, {.train_tokens = tokens});
+          front.accounts.Count(owner, session, {.train_tokens = tokens});
         }
         done(OutputOf("", reply.result));
       }));
@@ -96,7 +95,7 @@ absl::Status SetCustomLoss(Front& front, const Call& call,
                            const std::string& id,
                            v1::ForwardBackwardRequest* step) {
   WEFT_ASSIGN_OR_RETURN(const UploadedLoss* const uploaded,
-                        front.FindLoss(call, id));
+                        front.losses.FindOf(call.owner(), id));
   v1::CustomLoss* const loss = step->mutable_loss()->mutable_custom_loss();
   if (!loss->ParseFromString(uploaded->loss)) {
     return absl::DataLossError(absl::StrCat("custom loss ", id, " is damaged"));
@@ -149,7 +148,8 @@ absl::Status ReadTrain(const Front& front, Call* call) {
 absl::Status RunForwardBackward(Front& front, const CallPtr& call,
                                 const Respond& respond) {
   const std::shared_ptr<TrainBody> train = call->train;
-  WEFT_RETURN_IF_ERROR(front.FindModel(*call, train->model).status());
+  WEFT_RETURN_IF_ERROR(
+      front.models.FindOf(call->owner(), train->model).status());
   // PromiseStep charges for what the step keeps.
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> charge,
                         std::move(train->charge));
@@ -184,7 +184,7 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
                          const CallOrigin& origin,
                          const Callback<FutureResult>& done) {
     WEFT_RETURN_IF_ERROR(read);
-    if (const Model* const found = front.FindModel(model)) {
+    if (const Model* const found = front.models.Find(model)) {
       WEFT_RETURN_IF_ERROR(CheckOptimizerOf(*found, request));
     }
     return front.port.Call(
@@ -220,14 +220,14 @@ absl::StatusOr<std::string> ReadLoss(const Json& body) {
   }
   WEFT_ASSIGN_OR_RETURN(const Json* const graph, Object(body, "graph"));
   loss.graph = graph->dump();
-  const absl::Status read = ReadLossGraph(loss).status();
-  if (!read.ok()) return InClientsNames(read);
+  const FieldNameScope names(ClientsNames());
+  WEFT_RETURN_IF_ERROR(ReadLossGraph(loss).status());
   out.set_graph(std::move(loss.graph));
   return out.SerializeAsString();
 }
 
 absl::Status CheckRoom(const Front& front, const std::string& session) {
-  const size_t count = IdsOf(front.losses, session).size();
+  const size_t count = front.losses.OfSession(session).size();
   if (count < kMaxLosses) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the session has ", count,
@@ -243,9 +243,8 @@ absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
     done(FutureResult::Of({{"type", "create_custom_loss"}, {"loss_id", id}}));
   };
   const std::string write = absl::StrCat("loss ", id);
-  const auto found = front.losses.find(id);
-  if (found != front.losses.end()) {
-    if (found->second.loss != loss.loss) {
+  if (const UploadedLoss* const found = front.losses.Find(id)) {
+    if (found->loss != loss.loss) {
       return absl::AlreadyExistsError(
           absl::StrCat("custom_loss_seq_id of ", id, " has another loss"));
     }
@@ -254,14 +253,14 @@ absl::Status Keep(Front& front, const std::string& id, UploadedLoss loss,
   }
   WEFT_RETURN_IF_ERROR(CheckRoom(front, loss.session));
   WEFT_ASSIGN_OR_RETURN(loss.charge,
-                        front.ChargeEntry(loss.owner, loss.loss.size()));
+                        front.ledger.Charge(loss.owner, loss.loss.size()));
   const LedgerEntry entry = {
       .id = id, .fields = {{"session", loss.session}}, .bytes = loss.loss};
-  front.losses.emplace(id, std::move(loss));
+  front.losses.Add(id, std::move(loss));
   front.writes.Begin(write, end);
   front.ledger.Put(EntryKind::kLoss, entry,
                    [&front, id, write](const absl::Status& put) {
-                     if (!put.ok()) front.losses.erase(id);
+                     if (!put.ok()) front.losses.Take(id);
                      front.writes.End(write, put);
                    });
   return absl::OkStatus();
@@ -273,7 +272,7 @@ absl::Status CreateCustomLoss(Front& front, const CallPtr& call,
                               const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(
       const Session* const found,
-      front.FindSession(*call, Text(call->body, "session_id")));
+      front.sessions.FindOf(call->owner(), Text(call->body, "session_id")));
   const std::string session = found->id;
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "custom_loss_seq_id"));
@@ -293,9 +292,9 @@ absl::Status CreateCustomLoss(Front& front, const CallPtr& call,
 }
 
 void DropLossesOf(Front& front, const std::string& session) {
-  for (const std::string& id : IdsOf(front.losses, session)) {
+  for (const std::string& id : front.losses.OfSession(session)) {
     front.ledger.Erase(EntryKind::kLoss, id);
-    front.losses.erase(id);
+    front.losses.Take(id);
   }
 }
 
@@ -303,13 +302,13 @@ void RestoreLosses(Front& front) {
   for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kLoss)) {
     UploadedLoss loss{.session = entry.fields.value("session", ""),
                       .loss = std::move(entry.bytes)};
-    if (!front.sessions.contains(loss.session)) {
+    if (!front.sessions.Has(loss.session)) {
       front.ledger.Erase(EntryKind::kLoss, entry.id);
       continue;
     }
     loss.owner = OwnerKey(front.CallerOf(loss.session));
-    loss.charge = front.ChargeIfRoom(loss.owner, loss.loss.size());
-    front.losses.emplace(entry.id, std::move(loss));
+    loss.charge = front.ledger.ChargeIfRoom(loss.owner, loss.loss.size());
+    front.losses.Add(entry.id, std::move(loss));
   }
 }
 

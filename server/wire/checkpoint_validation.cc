@@ -103,6 +103,16 @@ absl::StatusOr<std::pair<std::string, std::string>> Validate(
   return std::make_pair(request.adapter_id(), request.name());
 }
 
+absl::StatusOr<SetCheckpointTtlRequest> Validate(
+    const v1::SetCheckpointTtlRequest& request, const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(CheckNames(request, limits));
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("ttl_seconds", request.ttl_seconds(), 0, kMaxTtlSeconds));
+  return SetCheckpointTtlRequest{.adapter_id = request.adapter_id(),
+                                 .name = request.name(),
+                                 .ttl_seconds = request.ttl_seconds()};
+}
+
 absl::StatusOr<UploadCheckpointRequest> ReadOptions(
     const v1::UploadOptions& options, bool engine_names) {
   UploadCheckpointRequest out{.adapter_id = options.adapter_id(),

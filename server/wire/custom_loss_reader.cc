@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
+#include "src/request/field_names.h"
 #include "src/request/loss_graph.h"
 
 namespace weft::server {
@@ -32,8 +33,8 @@ absl::StatusOr<CustomInput> ReadInput(const std::string& path,
                                       const v1::CustomInput& in, int rank) {
   if (in.shape_size() != rank) {
     return BadField(absl::StrCat(path, ".shape"), "has ", in.shape_size(),
-                    " dimensions, must have ", rank,
-                    " as in loss.custom_loss.inputs");
+                    " dimensions, must have ", rank, " as in ",
+                    NameOfField("loss.custom_loss.inputs"));
   }
   if (!in.floats_le().empty() && !in.ints_le().empty()) {
     return BadField(absl::StrCat(path, ".floats_le"),
@@ -63,7 +64,8 @@ absl::Status CheckTargets(const std::string& path, const CustomLoss& loss,
     return BadField(absl::StrCat(path, ".targets_per_token"), "is ",
                     datum.targets_per_token, ", must be ",
                     matrix ? "above 0" : "0", ", because logprobs has rank ",
-                    loss.inputs.front().rank, " in loss.custom_loss.inputs");
+                    loss.inputs.front().rank, " in ",
+                    NameOfField("loss.custom_loss.inputs"));
   }
   if (datum.weights.empty()) return absl::OkStatus();
   return BadField(absl::StrCat(path, ".weights"), "has ", datum.weights.size(),
@@ -97,8 +99,8 @@ absl::Status ReadCustomLoss(const v1::LossConfig& in, int num_data,
   if (work * num_data <= kMaxNodeRuns) return absl::OkStatus();
   return BadField("data", "has ", num_data, " sequences, must be at most ",
                   kMaxNodeRuns / work, " for the ", work,
-                  " nodes and items of lists of "
-                  "loss.custom_loss.graph: split it");
+                  " nodes and items of lists of ",
+                  NameOfField("loss.custom_loss.graph"), ": split it");
 }
 
 absl::Status ReadCustomInputs(const v1::Datum& in, int index,
@@ -116,7 +118,9 @@ absl::Status ReadCustomInputs(const v1::Datum& in, int index,
         absl::StrCat(path, ".custom_inputs[", inputs[i].name, "]");
     const auto found = in.custom_inputs().find(inputs[i].name);
     if (found == in.custom_inputs().end()) {
-      return BadField(at, "is required: loss.custom_loss.inputs names it");
+      return BadField(at,
+                      "is required: ", NameOfField("loss.custom_loss.inputs"),
+                      " names it");
     }
     WEFT_ASSIGN_OR_RETURN(out->custom_inputs[inputs[i].name],
                           ReadInput(at, found->second, inputs[i].rank));
@@ -126,10 +130,9 @@ absl::Status ReadCustomInputs(const v1::Datum& in, int index,
   }
   for (const auto& [name, value] : in.custom_inputs()) {
     if (out->custom_inputs.contains(name)) continue;
-    return BadField(
-        absl::StrCat(path, ".custom_inputs[", Quoted(name), "]"),
-        "is not an input of the loss: loss.custom_loss.inputs lists "
-        "those");
+    return BadField(absl::StrCat(path, ".custom_inputs[", Quoted(name), "]"),
+                    "is not an input of the loss: ",
+                    NameOfField("loss.custom_loss.inputs"), " lists those");
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/name.h"
 #include "src/base/tokens.h"
+#include "src/request/field_names.h"
 
 namespace weft::server {
 namespace {
@@ -28,7 +29,8 @@ std::string Quoted(absl::string_view text) {
 }
 
 absl::Status BadField(absl::string_view field, absl::string_view problem) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
+  return absl::InvalidArgumentError(
+      absl::StrCat(NameOfField(field), " ", problem));
 }
 
 absl::Status CheckName(absl::string_view field, absl::string_view name) {

@@ -118,6 +118,10 @@ RequestFields FieldsOf(UploadCheckpointRequest* request) {
   return {.adapter_id = &request->adapter_id, .tenant = &request->tenant};
 }
 
+RequestFields FieldsOf(SetCheckpointTtlRequest* request) {
+  return {.adapter_id = &request->adapter_id, .checkpoint = &request->name};
+}
+
 RequestFields FieldsOf(PublishSnapshotRequest* request) {
   return {.adapter_id = &request->adapter_id, .deadline = &request->deadline};
 }

@@ -60,6 +60,7 @@ struct RequestFields {
 [[nodiscard]] RequestFields FieldsOf(SaveCheckpointRequest* request);
 [[nodiscard]] RequestFields FieldsOf(LoadCheckpointRequest* request);
 [[nodiscard]] RequestFields FieldsOf(UploadCheckpointRequest* request);
+[[nodiscard]] RequestFields FieldsOf(SetCheckpointTtlRequest* request);
 [[nodiscard]] RequestFields FieldsOf(PublishSnapshotRequest* request);
 [[nodiscard]] RequestFields FieldsOf(RefusedStep* request);
 [[nodiscard]] RequestFields FieldsOf(ReleaseSnapshotRequest* request);

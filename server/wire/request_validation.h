@@ -108,6 +108,9 @@ struct RequestLimits {
 [[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DownloadCheckpointRequest& request, const RequestLimits& limits);
 
+[[nodiscard]] absl::StatusOr<SetCheckpointTtlRequest> Validate(
+    const v1::SetCheckpointTtlRequest& request, const RequestLimits& limits);
+
 [[nodiscard]] absl::StatusOr<PublishSnapshotRequest> Validate(
     const v1::PublishSnapshotRequest& request, const RequestLimits& limits);
 [[nodiscard]] absl::StatusOr<ReleaseSnapshotRequest> Validate(

@@ -13,6 +13,7 @@
 #include "server/wire/field_checks.h"
 #include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
+#include "src/request/field_names.h"
 
 namespace weft::server {
 namespace {
@@ -79,10 +80,10 @@ absl::StatusOr<StopRule> ReadStop(const v1::StopRule& in,
     out.byte_strings.push_back(bytes);
   }
   if (!out.byte_strings.empty() && !limits.has_byte_decoder) {
-    return absl::FailedPreconditionError(
-        "config.stop.byte_strings needs a tokenizer.json in the model folder "
-        "that is byte-level or has byte fallback; use token_ids or "
-        "token_sequences");
+    return absl::FailedPreconditionError(absl::StrCat(
+        NameOfField("config.stop.byte_strings"),
+        " needs a tokenizer.json in the model folder that is byte-level or has "
+        "byte fallback; use ids of tokens"));
   }
   return out;
 }

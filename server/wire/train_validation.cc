@@ -9,6 +9,7 @@
 #include "server/wire/replay_validation.h"
 #include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
+#include "src/request/field_names.h"
 
 namespace weft::server {
 namespace {
@@ -103,8 +104,8 @@ absl::StatusOr<LossConfig> ReadLoss(bool has_loss, const v1::LossConfig& in,
   if (out.clip_low > out.clip_high) {
     return BadField(
         "loss.clip_low",
-        absl::StrCat("is ", out.clip_low, ", must be at most loss.clip_high ",
-                     out.clip_high));
+        absl::StrCat("is ", out.clip_low, ", must be at most ",
+                     NameOfField("loss.clip_high"), " ", out.clip_high));
   }
   WEFT_RETURN_IF_ERROR(CheckReal("loss.beta", out.beta, {}));
   WEFT_RETURN_IF_ERROR(

@@ -122,6 +122,8 @@ class Engine {
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,
                                 Callback<bool> done) = 0;
+  virtual void SetCheckpointTtl(SetCheckpointTtlRequest request,
+                                Callback<CheckpointInfo> done) = 0;
   // `done` gets the checkpoint's files, which stay on disk.
   virtual void DownloadCheckpoint(std::string adapter_id, std::string name,
                                   Callback<std::vector<FileSource>> done) = 0;

@@ -276,6 +276,14 @@ void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
             });
 }
 
+void EngineImpl::SetCheckpointTtl(SetCheckpointTtlRequest request,
+                                  Callback<CheckpointInfo> done) {
+  if (!IsOpenFor(done)) return;
+  RunOnDisk(std::move(done), [this, request = std::move(request)] {
+    return adapter_io_.SetTtl(request);
+  });
+}
+
 void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
                                     Callback<std::vector<FileSource>> done) {
   RunOnDisk(std::move(done),

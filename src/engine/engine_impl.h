@@ -103,6 +103,8 @@ class EngineImpl final : public Engine {
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
+  void SetCheckpointTtl(SetCheckpointTtlRequest request,
+                        Callback<CheckpointInfo> done) override;
   void DownloadCheckpoint(std::string adapter_id, std::string name,
                           Callback<std::vector<FileSource>> done) override;
   void UploadCheckpoint(UploadCheckpointRequest request,

@@ -267,6 +267,7 @@ void Fields(const auto& f, Is<StoredAdapter> auto& adapter) {
   f("last_step", adapter.last_step);
   f("next_step", adapter.next_step);
   f("created_at_us", adapter.created_at);
+  f("optimizer", adapter.optimizer);
   f("image", adapter.image);
   f("replies", adapter.replies);
 }

@@ -52,6 +52,8 @@ struct StoredAdapter {
   uint64_t last_step = 0;  // The steps that the state has.
   uint64_t next_step = 1;  // The number of the next new step.
   absl::Time created_at;
+  // Without an image: the one for which the adapter was made.
+  Optimizer optimizer = Optimizer::kAdamW;
   std::optional<ImageRecord> image;            // None: the weights are initial.
   std::vector<dispatch::StoredReply> replies;  // Sorted by step.
 };

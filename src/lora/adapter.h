@@ -127,8 +127,11 @@ class Adapter {
   [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }
   // Returns the optimizer that made optim_steps(), and whose state the moments
   // are. Muon's momentum is moment1(), and moment2() is zero. While
-  // optim_steps() is 0, the next step may be of any optimizer.
+  // optim_steps() is 0, it is the one for which the adapter is made, and the
+  // next step may be of any optimizer.
   [[nodiscard]] Optimizer optimizer() const { return optimizer_; }
+  // REQUIRES: optim_steps() is 0.
+  void set_optimizer(Optimizer optimizer) { optimizer_ = optimizer; }
   // Returns the size of latest(), gradient(), scratch() and moments, in bytes.
   [[nodiscard]] uint64_t resident_bytes() const;
 

@@ -178,7 +178,7 @@ bool GetProperties(const json& fields, CheckpointInfo* info) {
                 &info->optimizer) ||
       !GetMetadata(fields, &info->metadata) ||
       !GetOptional(fields, "ttl_seconds", &ttl_seconds) ||
-      ttl_seconds > kMaxTtlSeconds ||
+      ttl_seconds > kMaxStoredTtlSeconds ||
       !GetOptional(fields, "tenant", &info->tenant) ||
       !GetOptional(fields, "base_model_name", &info->base_model) ||
       !GetOptional(fields, "base_fingerprint", &info->base_fingerprint)) {
@@ -221,11 +221,23 @@ json WriteCheckpointFields(const CheckpointInfo& info,
                  {"tenant", info.tenant},
                  {"base_model_name", info.base_model},
                  {"base_fingerprint", info.base_fingerprint}};
-  if (info.expires_at != absl::InfiniteFuture()) {
-    fields["ttl_seconds"] =
-        absl::ToInt64Seconds(info.expires_at - info.created_at);
-  }
+  CheckpointInfo expiring = info;
+  WriteExpiry(&expiring, &fields);
   return fields;
+}
+
+void WriteExpiry(CheckpointInfo* info, json* fields) {
+  if (info->expires_at == absl::InfiniteFuture()) {
+    fields->erase("ttl_seconds");
+    return;
+  }
+  // The creation may be in the future, after the clock was set back.
+  const int64_t seconds =
+      std::clamp(absl::ToInt64Seconds(absl::Ceil(
+                     info->expires_at - info->created_at, absl::Seconds(1))),
+                 int64_t{1}, static_cast<int64_t>(kMaxStoredTtlSeconds));
+  info->expires_at = info->created_at + absl::Seconds(seconds);
+  (*fields)["ttl_seconds"] = static_cast<uint64_t>(seconds);
 }
 
 absl::StatusOr<json> ParseCheckpointFields(absl::string_view text,

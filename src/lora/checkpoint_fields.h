@@ -15,6 +15,11 @@
 
 namespace weft::lora {
 
+// The most seconds from a checkpoint's creation to its expiry that a manifest
+// may have. A time to live that is set later counts from then, so it is more
+// than kMaxTtlSeconds.
+inline constexpr uint64_t kMaxStoredTtlSeconds = 100 * kMaxTtlSeconds;
+
 // The server's base model.
 struct BaseModel {
   std::string name;
@@ -27,6 +32,11 @@ struct BaseModel {
 
 [[nodiscard]] nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
                                                    const ModelShape& shape);
+
+// Writes when the checkpoint expires. Fields have this in whole seconds after
+// the creation, at least one and at most kMaxStoredTtlSeconds, to which
+// `info->expires_at` is changed.
+void WriteExpiry(CheckpointInfo* info, nlohmann::json* fields);
 
 // Parses the text of a client's file that has the manifest's fields. Errors:
 // INVALID_ARGUMENT, naming `file`, for text that is no JSON object or exceeds

@@ -97,7 +97,8 @@ struct LoraConfig {
 enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
-// The optimizer that made an adapter's steps. Logs store these numbers, and
+// The optimizer that made an adapter's steps, or, before the first one, for
+// which the adapter is made (CreateAdapterRequest). Logs store these numbers, and
 // checkpoints the names.
 enum class Optimizer : uint8_t { kAdamW, kMuon };
 inline constexpr int kNumOptimizers = 2;
@@ -152,6 +153,8 @@ struct CreateAdapterRequest {
   std::string tenant;
   LoraConfig config;
   Durability durability = Durability::kDefault;
+  // For which the adapter is made. Its first step may be of the other one.
+  Optimizer optimizer = Optimizer::kAdamW;
 };
 
 struct PublishSnapshotRequest {

@@ -71,7 +71,7 @@ struct SaveCheckpointRequest {
 
 // Asks to write the files of an earlier download as a checkpoint. With
 // `source_adapter_id` it asks for a copy of that adapter's checkpoint `name`
-// instead, and `files` is empty.
+// instead, which expires after `ttl_seconds` (0: never), and `files` is empty.
 struct UploadCheckpointRequest {
   std::string adapter_id;
   std::string name;
@@ -79,6 +79,14 @@ struct UploadCheckpointRequest {
   std::string tenant;
   PeftFiles files;
   std::string source_adapter_id = {};
+  uint64_t ttl_seconds = 0;
+};
+
+// Asks that the checkpoint expires `ttl_seconds` from now, or never if it is 0.
+struct SetCheckpointTtlRequest {
+  std::string adapter_id;
+  std::string name;
+  uint64_t ttl_seconds = 0;
 };
 
 struct LoadCheckpointRequest {
@@ -86,9 +94,11 @@ struct LoadCheckpointRequest {
   std::string source_adapter_id;
   std::string name;
   bool weights_only = false;
-  // `tenant` and `durability` are used only if the load creates the adapter.
+  // What follows is used only if the load creates the adapter. `optimizer` is
+  // that of CreateAdapterRequest, if weights_only.
   std::string tenant;
   Durability durability = Durability::kDefault;
+  Optimizer optimizer = Optimizer::kAdamW;
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();

@@ -11,13 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "src/base/status_macros.h"
+#include "src/request/field_names.h"
 
 namespace weft {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr char kPath[] = "loss.custom_loss";
 constexpr int kMaxDepth = 24;
 constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxInputNameBytes = 64;
@@ -26,6 +26,8 @@ constexpr absl::string_view kDtypes[] = {"float32", "float64", "int64", "int32",
                                          "bool"};
 constexpr absl::string_view kFormats[] = {"contiguous_format",
                                           "preserve_format"};
+
+std::string Path() { return NameOfField("loss.custom_loss"); }
 
 template <typename... Parts>
 absl::Status Bad(absl::string_view field, const Parts&... problem) {
@@ -48,7 +50,7 @@ bool IsName(absl::string_view name, size_t most, bool lower) {
 }
 
 absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
-  const std::string field = absl::StrCat(kPath, ".inputs");
+  const std::string field = absl::StrCat(Path(), ".inputs");
   if (inputs.empty() || inputs.size() > kMaxLossInputs) {
     return Bad(field, "has ", inputs.size(), " inputs, must be in [1, ",
                kMaxLossInputs, "], logprobs included");
@@ -81,7 +83,7 @@ absl::Status CheckInputs(const std::vector<CustomLossInput>& inputs) {
 // Parses the text. Returns an error instead of a value that is nested deeper
 // than kMaxDepth.
 absl::StatusOr<Json> ParseText(const std::string& text) {
-  const std::string field = absl::StrCat(kPath, ".graph");
+  const std::string field = absl::StrCat(Path(), ".graph");
   if (text.size() > kMaxGraphBytes) {
     return Bad(field, "has ", text.size(), " bytes, must have at most ",
                kMaxGraphBytes);
@@ -174,7 +176,7 @@ class GraphReader {
   absl::Status CheckPlaceholder(const std::string& target,
                                 const GraphNode& node) const {
     if (index_ >= loss_.inputs.size()) {
-      return BadNode("is placeholder ", index_ + 1, ", but ", kPath,
+      return BadNode("is placeholder ", index_ + 1, ", but ", Path(),
                      ".inputs has ", loss_.inputs.size());
     }
     if (!node.args.empty() || !node.kwargs.empty()) {
@@ -182,7 +184,7 @@ class GraphReader {
     }
     if (target == loss_.inputs[index_].name) return absl::OkStatus();
     return BadNode("has the target ", Shortened(target), ", must be ",
-                   loss_.inputs[index_].name, " as in ", kPath, ".inputs");
+                   loss_.inputs[index_].name, " as in ", Path(), ".inputs");
   }
 
   absl::Status ReadCall(const std::string& op, const std::string& target,
@@ -392,7 +394,7 @@ class GraphReader {
 }  // namespace
 
 std::string NodePath(size_t index, absl::string_view name) {
-  return absl::StrCat(kPath, ".graph.nodes[", index, "]",
+  return absl::StrCat(Path(), ".graph.nodes[", index, "]",
                       name.empty() ? "" : absl::StrCat(" (", name, ")"));
 }
 

@@ -80,7 +80,8 @@ struct LossGraph {
   std::vector<Metric> metrics;
 };
 
-// Returns "loss.custom_loss.graph.nodes[<index>] (<name>)".
+// Returns "loss.custom_loss.graph.nodes[<index>] (<name>)", or what the client
+// calls it (NameOfField).
 [[nodiscard]] std::string NodePath(size_t index, absl::string_view name);
 
 // Reads and checks a custom loss. Errors: INVALID_ARGUMENT, which names the

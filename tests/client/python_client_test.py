@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -452,9 +453,14 @@ def test_checkpoints_and_snapshots(client: weft.Client) -> None:
     assert adapter.info().snapshots == ["best"]
     adapter.sample([1], snapshot="best")
     adapter.release_snapshot("best")
+    brief = client.set_checkpoint_ttl("a", "one", 3600)
+    assert brief.expires_at is not None and brief.expires_at >= time.time() + 3500
+    assert client.set_checkpoint_ttl("a", "one", 0).expires_at is None
     client.delete_checkpoint("a", "one")
     with pytest.raises(weft.NotFound):
         client.delete_checkpoint("a", "one")
+    with pytest.raises(weft.NotFound):
+        client.set_checkpoint_ttl("a", "one", 60)
 
 
 def test_lost_reply_to_a_deletion_is_a_success(

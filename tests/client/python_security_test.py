@@ -264,6 +264,7 @@ def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
             ),
         ),
         (methods.DELETE_CHECKPOINT, adapters_pb2.DeleteCheckpointRequest(**named)),
+        (methods.SET_CHECKPOINT_TTL, adapters_pb2.SetCheckpointTtlRequest(**named)),
         (methods.DOWNLOAD_CHECKPOINT, adapters_pb2.DownloadCheckpointRequest(**named)),
         (methods.PUBLISH_SNAPSHOT, adapters_pb2.PublishSnapshotRequest(**named)),
         (methods.RELEASE_SNAPSHOT, adapters_pb2.ReleaseSnapshotRequest(**named)),
@@ -370,6 +371,7 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
             adapter = client.create_adapter("a", rank=2)
             adapter.forward_backward([weft.Datum.next_token([41, 42, 43, 44])])
             adapter.save("one")
+            client.set_checkpoint_ttl("a", "one", 60)
             client.delete_checkpoint("a", "one")
             with pytest.raises(weft.PermissionDenied):
                 client.drain()
@@ -389,6 +391,7 @@ def test_logs_hold_no_secret_no_path_and_no_text(tokens: Tokens) -> None:
     seen = {(x["method"].lstrip("/"), x["outcome"], x["token"]) for x in lines}
     service = "weft.v1.AdapterService"
     assert (f"{service}/DeleteCheckpoint", "OK", "owner") in seen
+    assert (f"{service}/SetCheckpointTtl", "OK", "owner") in seen
     assert (f"{service}/DeleteAdapter", "OK", "ops") in seen
     drain = ("weft.v1.ServerService/Drain", "PERMISSION_DENIED", "owner")
     assert drain in seen

@@ -292,6 +292,12 @@ TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("never"));
   EXPECT_THAT(out_.str(), HasSubstr("sampler"));
+  EXPECT_EQ(Run({"checkpoints", "expire", "a", "small", "-o", "json"}), 0);
+  EXPECT_FALSE(Json()["checkpoints"][0].contains("expires_at"));
+  EXPECT_EQ(Run({"checkpoints", "expire", "a", "small", "--ttl=3600"}), 0);
+  EXPECT_THAT(out_.str(), Not(HasSubstr("never")));
+  EXPECT_EQ(Run({"checkpoints", "expire", "a", "small", "--ttl=-1"}), 2);
+  EXPECT_EQ(Run({"checkpoints", "expire", "a", "none"}), 1);
   EXPECT_EQ(Run({"checkpoints", "delete", "a", "small"}), 0);
   for (const char* flag : {"--kind=other", "--metadata=k", "--ttl=-1",
                            "--keep-newest=-1", "--keep-newest=4294967296"}) {

@@ -100,6 +100,9 @@ def requests() -> dict[str, Message]:
         "DELETE_CHECKPOINT": adapters_pb2.DeleteCheckpointRequest(
             adapter_id="victim", name="no"
         ),
+        "SET_CHECKPOINT_TTL": adapters_pb2.SetCheckpointTtlRequest(
+            adapter_id="victim", name="no"
+        ),
         "PUBLISH_SNAPSHOT": adapters_pb2.PublishSnapshotRequest(
             adapter_id="victim", name="s"
         ),

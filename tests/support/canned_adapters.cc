@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "src/base/tokens.h"
 #include "tests/support/canned_results.h"
 
@@ -12,6 +13,11 @@ namespace {
 
 Durability Resolved(Durability durability) {
   return durability == Durability::kDefault ? Durability::kMemory : durability;
+}
+
+absl::Time ExpiryOf(absl::Time from, uint64_t ttl_seconds) {
+  if (ttl_seconds == 0) return absl::InfiniteFuture();
+  return from + absl::Seconds(static_cast<int64_t>(ttl_seconds));
 }
 
 }  // namespace
@@ -26,6 +32,7 @@ void CannedAdapters::Create(CreateAdapterRequest request,
   Post(reply, [this, request = std::move(request), reply] {
     MakeWhenRoom({.request = request,
                   .adapter = {.config = request.config,
+                              .optimizer = request.optimizer,
                               .durability = request.durability}},
                  reply);
   });
@@ -57,6 +64,7 @@ void CannedAdapters::LoadNew(LoadCheckpointRequest request,
                                 .config = info->config},
                     .adapter = {.config = info->config,
                                 .durability = Resolved(request.durability)}};
+    made.adapter.optimizer = request.optimizer;
     if (!request.weights_only) {
       made.adapter.optim_steps = info->optim_steps;
       made.adapter.optimizer = info->optimizer;
@@ -190,6 +198,19 @@ void CannedAdapters::DeleteCheckpoint(std::string adapter_id, std::string name,
   });
 }
 
+void CannedAdapters::SetCheckpointTtl(SetCheckpointTtlRequest request,
+                                      Callback<CheckpointInfo> done) {
+  PostIo([this, request = std::move(request), done = std::move(done)] {
+    absl::StatusOr<CheckpointInfo> info =
+        Read({.source_adapter_id = request.adapter_id, .name = request.name});
+    if (info.ok()) {
+      info->expires_at = ExpiryOf(absl::Now(), request.ttl_seconds);
+      checkpoints_[{request.adapter_id, request.name}] = *info;
+    }
+    Reply(done, std::move(info));
+  });
+}
+
 void CannedAdapters::Run(const dispatch::StepTask& step) {
   const StepRequest& request = *step.request;
   if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
@@ -236,10 +257,7 @@ void CannedAdapters::Save(const dispatch::StepTask& step,
       of.ok()) {
     info.tenant = of->tenant;
   }
-  if (request.ttl_seconds > 0) {
-    info.expires_at = info.created_at +
-                      absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
-  }
+  info.expires_at = ExpiryOf(info.created_at, request.ttl_seconds);
   PostIo([this, id = step.id, overwrite = request.overwrite,
           info = std::move(info)] {
     absl::StatusOr<StepResult> result = Write(info, overwrite);
@@ -297,19 +315,28 @@ void CannedAdapters::DownloadCheckpoint(
 void CannedAdapters::UploadCheckpoint(UploadCheckpointRequest request,
                                       Callback<CheckpointInfo> done) {
   PostIo([this, request = std::move(request), done = std::move(done)] {
-    const auto key = std::pair(request.adapter_id, request.name);
-    const std::string& source = request.source_adapter_id;
-    const bool repeats = !source.empty() && copied_from_[key] == source;
-    auto written = Write({.adapter_id = request.adapter_id,
-                          .name = request.name,
-                          .size_bytes = kCannedCheckpointBytes,
-                          .created_at = kCannedCreation,
-                          .tenant = request.tenant,
-                          .base_model = kCannedBaseModel,
-                          .base_fingerprint = kCannedFingerprint},
-                         request.overwrite || repeats);
-    if (written.ok()) copied_from_[key] = source;
-    Reply(done, std::move(written));
+    CheckpointInfo info{.size_bytes = kCannedCheckpointBytes,
+                        .created_at = kCannedCreation,
+                        .base_model = kCannedBaseModel,
+                        .base_fingerprint = kCannedFingerprint};
+    bool repeats = false;
+    if (const std::string& source = request.source_adapter_id;
+        !source.empty()) {
+      const auto found =
+          Read({.source_adapter_id = source, .name = request.name});
+      if (!found.ok()) {
+        Reply<CheckpointInfo>(done, found.status());
+        return;
+      }
+      info = *found;
+      std::string& from = copied_from_[{request.adapter_id, request.name}];
+      repeats = std::exchange(from, source) == source;
+    }
+    info.adapter_id = request.adapter_id;
+    info.name = request.name;
+    info.tenant = request.tenant;
+    info.expires_at = ExpiryOf(info.created_at, request.ttl_seconds);
+    Reply(done, Write(info, request.overwrite || repeats));
   });
 }
 

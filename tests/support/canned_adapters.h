@@ -37,6 +37,8 @@ class CannedAdapters {
                        Callback<std::vector<CheckpointInfo>> done);
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done);
+  void SetCheckpointTtl(SetCheckpointTtlRequest request,
+                        Callback<CheckpointInfo> done);
   // The files of a canned checkpoint hold no tensors.
   void DownloadCheckpoint(std::string adapter_id, std::string name,
                           Callback<std::vector<FileSource>> done);

@@ -114,6 +114,8 @@ class CannedEngine final : public engine::Engine {
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
                         Callback<bool> done) override;
+  void SetCheckpointTtl(SetCheckpointTtlRequest request,
+                        Callback<CheckpointInfo> done) override;
   void Retrieve(std::string adapter_id, uint64_t step,
                 Callback<StepResultPtr> done) override {
     dispatcher_.steps().Retrieve(adapter_id, step, std::move(done));

@@ -154,6 +154,12 @@ void CannedEngine::DeleteCheckpoint(std::string adapter_id, std::string name,
                              std::move(done));
 }
 
+void CannedEngine::SetCheckpointTtl(SetCheckpointTtlRequest request,
+                                    Callback<CheckpointInfo> done) {
+  if (!Admit("SetCheckpointTtl", 0, done) || !CheckOpen(done)) return;
+  adapters_.SetCheckpointTtl(std::move(request), std::move(done));
+}
+
 void CannedEngine::DownloadCheckpoint(std::string adapter_id, std::string name,
                                       Callback<std::vector<FileSource>> done) {
   if (!Admit("DownloadCheckpoint", 0, done)) return;

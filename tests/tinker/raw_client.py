@@ -24,7 +24,7 @@ class RawClient:
         host, port = self._server.url.removeprefix("http://").split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
         try:
-            text = json.dumps(body or {}) if method == "POST" else None
+            text = None if method == "GET" else json.dumps(body or {})
             connection.request(method, f"/api/v1/{path}", text, self._headers)
             reply = connection.getresponse()
             read = reply.read()

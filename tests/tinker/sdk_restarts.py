@@ -32,6 +32,7 @@ def dimuon(base: str) -> dict[str, Any]:
     params = types.DimuonParams(learning_rate=1e-2, beta1=0.8, grad_clip_norm=1.0)
     norms = [step(client, params), step(client, params)]
     path = client.save_state("two").result().path
+    untrained = new_client(base, optimizer=config)[1]
     print("kill", flush=True)
     norms.append(step(client, params))
     again = service.create_training_client_from_state_with_optimizer(path)
@@ -46,6 +47,8 @@ def dimuon(base: str) -> dict[str, Any]:
     rest = service.create_rest_client()
     infos = [client.get_info(), again.get_info(), plain.get_info(), fresh.get_info()]
     infos.append(rest.get_weights_info_by_tinker_path(path).result())
+    before = untrained.save_state("zero").result().path
+    infos.append(rest.get_weights_info_by_tinker_path(before).result())
     output = client.forward(data, "cross_entropy").result()
     return {
         "norms": norms,

@@ -109,7 +109,7 @@ def test_dimuon_is_the_grpc_clients_muon(server: TinkerDaemon) -> None:
     server.server.start()
     out = server.result()
     assert out["repeated"] == out["norms"][2]
-    assert out["types"] == ["dimuon", "dimuon", "adamw", "dimuon", "dimuon"]
+    assert out["types"] == ["dimuon", "dimuon", "adamw", *["dimuon"] * 3]
     for mixed in out["mixed"][:2]:
         assert "the model was made for the optimizer dimuon" in mixed
     assert "the model was made for the optimizer adamw" in out["mixed"][2]

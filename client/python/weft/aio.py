@@ -267,6 +267,19 @@ class AsyncClient(AsyncSampler):
         request = adapters_pb2.DeleteCheckpointRequest(adapter_id=adapter_id, name=name)
         await self._call(methods.DELETE_CHECKPOINT, request, gone_is_done=True)
 
+    async def set_checkpoint_ttl(
+        self, adapter_id: str, name: str, ttl_seconds: int
+    ) -> CheckpointInfo:
+        """Has the server delete a checkpoint ttl_seconds from now; 0: never.
+
+        Raises NotFound if there is no such checkpoint.
+        """
+        request = adapters_pb2.SetCheckpointTtlRequest(
+            adapter_id=adapter_id, name=name, ttl_seconds=ttl_seconds
+        )
+        reply = await self._call(methods.SET_CHECKPOINT_TTL, request)
+        return convert.to_checkpoint_info(reply.checkpoint)
+
     async def download_checkpoint(
         self, adapter_id: str, name: str, folder: StrPath
     ) -> None:

@@ -86,6 +86,9 @@ LIST_CHECKPOINTS = _method(
 DELETE_CHECKPOINT = _method(
     adapters.DeleteCheckpointRequest, adapters.DeleteCheckpointResponse
 )
+SET_CHECKPOINT_TTL = _method(
+    adapters.SetCheckpointTtlRequest, adapters.SetCheckpointTtlResponse
+)
 DOWNLOAD_CHECKPOINT = _method(
     adapters.DownloadCheckpointRequest, adapters.DownloadCheckpointResponse
 )

@@ -95,6 +95,19 @@ class Temporary {
   std::string name_;
 };
 
+std::string ManifestText(const nlohmann::json& fields,
+                         const nlohmann::json& files) {
+  const nlohmann::json manifest = {
+      {"format_version", kFormatVersion}, {"fields", fields}, {"files", files}};
+  return manifest.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// Returns a file's entry in the manifest.
+nlohmann::json FileEntry(const std::string& name, uint64_t size,
+                         const std::string& sha256) {
+  return {{"name", name}, {"size", size}, {"sha256", sha256}};
+}
+
 absl::Status WriteContents(int dir, const DurableFolder& folder) {
   nlohmann::json files = nlohmann::json::array();
   for (const auto& [name, contents] : folder.files) {
@@ -102,16 +115,10 @@ absl::Status WriteContents(int dir, const DurableFolder& folder) {
       return absl::InvalidArgumentError("MANIFEST.json is a reserved name");
     }
     WEFT_RETURN_IF_ERROR(WriteFileAt(dir, name, contents));
-    files.push_back({{"name", name},
-                     {"size", contents.size()},
-                     {"sha256", Sha256Hex(contents)}});
+    files.push_back(FileEntry(name, contents.size(), Sha256Hex(contents)));
   }
-  const nlohmann::json manifest = {{"format_version", kFormatVersion},
-                                   {"fields", folder.fields},
-                                   {"files", std::move(files)}};
-  const std::string text =
-      manifest.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-  WEFT_RETURN_IF_ERROR(WriteFileAt(dir, kManifest, text));
+  WEFT_RETURN_IF_ERROR(
+      WriteFileAt(dir, kManifest, ManifestText(folder.fields, files)));
   return SyncDirectory(dir, "the folder");
 }
 
@@ -304,6 +311,19 @@ absl::StatusOr<nlohmann::json> ReadDurableFields(const std::string& parent,
   WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
   WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
   return std::move(manifest.fields);
+}
+
+absl::Status ReplaceDurableFields(const std::string& parent,
+                                  const std::string& name,
+                                  const nlohmann::json& fields) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
+  WEFT_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(dir.get(), name));
+  nlohmann::json files = nlohmann::json::array();
+  for (const Manifest::File& file : manifest.files) {
+    files.push_back(FileEntry(file.name, file.size, file.sha256));
+  }
+  return PublishFileAt(dir.get(), kManifest, {ManifestText(fields, files)},
+                       /*replace=*/true);
 }
 
 absl::StatusOr<std::vector<std::string>> ListDurableFolders(

@@ -64,6 +64,12 @@ struct OpenedFolder {
 [[nodiscard]] absl::StatusOr<nlohmann::json> ReadDurableFields(
     const std::string& parent, const std::string& name);
 
+// Replaces DurableFolder::fields in the manifest, durably and completely or not
+// at all. Errors: NOT_FOUND, DATA_LOSS, and those of writing a file.
+[[nodiscard]] absl::Status ReplaceDurableFields(const std::string& parent,
+                                                const std::string& name,
+                                                const nlohmann::json& fields);
+
 // Returns the sorted names of the folders in `parent` that have a manifest,
 // without temporary folders and symbolic links. Returns no names if `parent`
 // does not exist.

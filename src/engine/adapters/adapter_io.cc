@@ -135,6 +135,15 @@ PeftFiles TensorFiles(const lora::AdapterState& state,
 // The pause after a failed deletion of an expired checkpoint.
 constexpr absl::Duration kExpiryRetry = absl::Minutes(1);
 
+absl::Status Expired(const std::string& name) {
+  return absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
+}
+
+absl::Time ExpiryOf(absl::Time from, uint64_t ttl_seconds) {
+  if (ttl_seconds == 0) return absl::InfiniteFuture();
+  return from + absl::Seconds(static_cast<int64_t>(ttl_seconds));
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointInfo> AdapterIo::Save(
@@ -151,10 +160,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
                       .tenant = adapter.tenant,
                       .base_model = base_.name,
                       .base_fingerprint = base_.fingerprint};
-  if (request.ttl_seconds > 0) {
-    info.expires_at = info.created_at +
-                      absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
-  }
+  info.expires_at = ExpiryOf(info.created_at, request.ttl_seconds);
   WEFT_RETURN_IF_ERROR(WriteOnce(adapter.state, request.overwrite, &info));
   if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
   return info;
@@ -199,7 +205,7 @@ absl::StatusOr<std::vector<FileSource>> AdapterIo::Download(
   absl::StatusOr<OpenedFolder> folder =
       OpenDurableFolder(AdapterDir(adapter_id), name);
   if (folder.ok() && IsExpired(adapter_id, name)) {
-    folder = absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
+    folder = Expired(name);
   }
   if (!folder.ok()) return NameOthers(folder.status(), adapter_id);
   std::erase_if(folder->files,
@@ -251,7 +257,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
   info.name = request.name;
   info.tenant = request.tenant;
   info.created_at = NextCreation(request.adapter_id);
-  info.expires_at = absl::InfiniteFuture();
+  info.expires_at = ExpiryOf(info.created_at, request.ttl_seconds);
   info.base_model = base_.name;
   info.base_fingerprint = base_.fingerprint;
   state.optim_steps = info.optim_steps;  // 0 if only weights were read.
@@ -304,9 +310,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Check(
   WEFT_ASSIGN_OR_RETURN(CheckpointInfo info,
                         lora::ReadCheckpointFields(fields));
   if (info.expires_at <= absl::Now()) {
-    return NameOthers(
-        absl::NotFoundError(absl::StrCat("\"", request.name, "\" has expired")),
-        request.source_adapter_id);
+    return NameOthers(Expired(request.name), request.source_adapter_id);
   }
   if (info.kind == CheckpointKind::kSampler && !request.weights_only) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -471,6 +475,25 @@ void AdapterIo::DeleteExpired() {
          {"name", info.name},
          {"reason", deleted.message()}});
   }
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
+    const SetCheckpointTtlRequest& request) {
+  const std::string dir = AdapterDir(request.adapter_id);
+  absl::StatusOr<json> fields = ReadDurableFields(dir, request.name);
+  if (fields.ok() && IsExpired(request.adapter_id, request.name)) {
+    fields = Expired(request.name);
+  }
+  if (!fields.ok()) return NameOthers(fields.status(), request.adapter_id);
+  WEFT_ASSIGN_OR_RETURN(CheckpointInfo info,
+                        lora::ReadCheckpointFields(*fields));
+  info.adapter_id = request.adapter_id;
+  info.name = request.name;
+  info.expires_at = ExpiryOf(absl::Now(), request.ttl_seconds);
+  lora::WriteExpiry(&info, &*fields);
+  WEFT_RETURN_IF_ERROR(ReplaceDurableFields(dir, request.name, *fields));
+  next_expiry_ = std::min(next_expiry_, info.expires_at);
+  return info;
 }
 
 absl::Status AdapterIo::Delete(const std::string& adapter_id,

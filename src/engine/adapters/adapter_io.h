@@ -4,7 +4,7 @@
 // A checkpoint is the folder <checkpoint dir>/<adapter id>/<name>/ with
 //   adapter_config.json, adapter_model.safetensors   what PEFT loads;
 //   optimizer.safetensors   gradient and moments, not in kind sampler;
-//   trainer_state.json      the manifest's fields, for people and for Upload;
+//   trainer_state.json      the manifest's fields as of the save, for people;
 //   MANIFEST.json           sizes and checksums (src/base/files/durable_folder.h),
 //                           and the fields of src/lora/checkpoint_fields.h.
 // Threads: one at a time. The functions use no tensor of the engine.
@@ -87,9 +87,8 @@ class AdapterIo {
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
       const UploadCheckpointRequest& request);
   // Writes a copy of the checkpoint of `request.source_adapter_id`, with its
-  // name, kind, metadata and state. The copy does not expire. If the write
-  // fails because an earlier call has made the same copy, returns that one.
-  // Errors: those of Load and Save.
+  // name, kind, metadata and state. If the write fails because an earlier call
+  // has made the same copy, returns that one. Errors: those of Load and Save.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Copy(
       const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
@@ -102,6 +101,10 @@ class AdapterIo {
   // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
   [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
                                         const std::string& adapter_id) const;
+  // Sets when the checkpoint expires, and returns it. Errors: NOT_FOUND (also
+  // if it has expired), DATA_LOSS, RESOURCE_EXHAUSTED (the disk is full).
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> SetTtl(
+      const SetCheckpointTtlRequest& request);
   [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
                                     const std::string& name);
   // Deletes the checkpoints that have expired. Reads the folders only if a

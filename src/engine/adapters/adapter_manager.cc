@@ -30,7 +30,8 @@ void AdapterManager::Create(CreateAdapterRequest request,
   const Callback<AdapterInfo> reply =
       context_.dispatcher.adapters().AnswerRepeats(request, std::move(done));
   Post(reply, [this, request = std::move(request), reply] {
-    MakeWhenRoom({.request = request}, reply);
+    MakeWhenRoom(
+        {.request = request, .state = {.optimizer = request.optimizer}}, reply);
   });
 }
 
@@ -131,6 +132,7 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
 absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
     const LoadCheckpointRequest& request) const {
   WEFT_ASSIGN_OR_RETURN(LoadedCheckpoint loaded, context_.files.Load(request));
+  if (request.weights_only) loaded.state.optimizer = request.optimizer;
   NewAdapter adapter{.request = {.adapter_id = request.adapter_id,
                                  .tenant = request.tenant,
                                  .config = std::move(loaded.info.config),
@@ -225,7 +227,8 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
 
 absl::Status AdapterManager::MakeAgain(const log::StoredAdapter& adapter) {
   const absl::Status status =
-      MakeTensors(adapter.key, adapter.config, {}, adapter.created_at);
+      MakeTensors(adapter.key, adapter.config, {.optimizer = adapter.optimizer},
+                  adapter.created_at);
   if (!status.ok()) {
     context_.dispatcher.adapters().ReturnSlot();
     return status;
@@ -244,7 +247,11 @@ absl::Status AdapterManager::MakeTensors(AdapterKey key,
                                          absl::Time created_at) {
   const absl::Status status = context_.guard.Guarded("CreateAdapter", [&] {
     lora::Adapter& made = context_.adapters.Create(key, config, created_at);
-    if (!state.weights.empty()) made.SetState(state);
+    if (state.weights.empty()) {
+      made.set_optimizer(state.optimizer);
+    } else {
+      made.SetState(state);
+    }
   });
   if (!status.ok()) context_.adapters.Erase(key);
   return status;
@@ -259,7 +266,8 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
                             .config = request.config,
                             .epoch = made.epoch,
                             .last_step = adapter.last_step,
-                            .created_at = made.created_at};
+                            .created_at = made.created_at,
+                            .optimizer = made.optimizer};
   if (!adapter.image.empty()) {
     record.image = log::ImageRecord{.file = adapter.image,
                                     .optim_steps = made.optim_steps,

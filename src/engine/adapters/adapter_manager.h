@@ -48,8 +48,8 @@ class AdapterManager {
   void Remove(AdapterKey key);
 
  private:
-  // The first state of a new adapter. If `state` is empty, the adapter gets
-  // initial weights.
+  // The first state of a new adapter. If `state` has no weights, the adapter
+  // gets initial ones.
   struct NewAdapter {
     CreateAdapterRequest request;
     lora::AdapterState state;

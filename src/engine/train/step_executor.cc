@@ -200,7 +200,7 @@ void StepExecutor::Load(const dispatch::StepTask& step,
           if (!open.ok()) return;  // The step has already ended.
           absl::Status status = image.status();
           if (status.ok()) {
-            status = Install(step, request, *loaded, *image);
+            status = Install(step, request, *std::move(loaded), *image);
             if (!status.ok()) DropState(context_, *image);
           }
           if (!status.ok()) Complete(step, status).IgnoreError();
@@ -210,13 +210,15 @@ void StepExecutor::Load(const dispatch::StepTask& step,
 
 absl::Status StepExecutor::Install(const dispatch::StepTask& step,
                                    const LoadCheckpointRequest& request,
-                                   const LoadedCheckpoint& loaded,
+                                   LoadedCheckpoint loaded,
                                    const std::string& image) {
   const lora::Adapter* adapter = context_.adapters.Find(step.adapter);
   if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
   if (!SameShape(loaded.info.config, adapter->config())) {
     return OtherShape(request, loaded.info.config, adapter->config());
   }
+  // Weights alone do not change for which optimizer the adapter is made.
+  if (request.weights_only) loaded.state.optimizer = adapter->optimizer();
   return SetState(step, loaded.state, loaded.info.last_step, image);
 }
 

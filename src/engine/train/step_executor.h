@@ -51,7 +51,7 @@ class StepExecutor {
   // than the adapter's.
   [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
                                      const LoadCheckpointRequest& request,
-                                     const LoadedCheckpoint& loaded,
+                                     LoadedCheckpoint loaded,
                                      const std::string& image);
   [[nodiscard]] absl::StatusOr<StepResult> Publish(
       const dispatch::StepTask& step, const PublishSnapshotRequest& request);

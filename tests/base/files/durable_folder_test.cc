@@ -143,6 +143,31 @@ TEST_F(DurableFolderTest, EveryKillLeavesTheOldFolderOrTheNewOne) {
   }
 }
 
+TEST_F(DurableFolderTest, FieldsAreReplacedWhereverItFailsCompletelyOrNot) {
+  const nlohmann::json other = {{"step", 8}};
+  int operations = 0;
+  for (bool failed = true; failed; ++operations) {
+    ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
+    SetFailpoints(absl::StrCat("files.*=err(EIO)#", operations + 1));
+    failed = !ReplaceDurableFields(parent_, "one", other).ok();
+    SetFailpoints("");
+    const auto read = ReadDurableFolder(parent_, "one");
+    ASSERT_THAT(read, IsOk());
+    EXPECT_EQ(read->files, folder_.files);
+    EXPECT_THAT(read->fields, testing::AnyOf(folder_.fields, other));
+    if (!failed) {
+      EXPECT_EQ(read->fields, other);
+    }
+    // The manifest and two files.
+    EXPECT_EQ(
+        std::distance(fs::directory_iterator(fs::path(parent_) / "one"), {}),
+        3);
+  }
+  EXPECT_GT(operations, 3);
+  EXPECT_THAT(ReplaceDurableFields(parent_, "two", other),
+              IsStatus(absl::StatusCode::kNotFound, "two"));
+}
+
 TEST_F(DurableFolderTest, EveryErrorOfARemovalLeavesAllOrNothing) {
   int operations = 0;
   for (bool failed = true; failed; ++operations) {

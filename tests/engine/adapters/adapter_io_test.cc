@@ -478,7 +478,7 @@ TEST_F(AdapterIoTest, RefusesDamagedProperties) {
       {"metadata", {{"k", long_text}}},
       {"metadata", many},
       {"ttl_seconds", -1},
-      {"ttl_seconds", kMaxTtlSeconds + 1},
+      {"ttl_seconds", lora::kMaxStoredTtlSeconds + 1},
       {"created_at", 1e300},
       {"created_at", -1},
       {"last_step", uint64_t{1} << 63},
@@ -532,6 +532,55 @@ TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
   absl::SleepFor(absl::Milliseconds(1100));
   io_.DeleteExpired();
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "soon"));
+}
+
+TEST_F(AdapterIoTest, ATimeToLiveIsSetAnew) {
+  Save(Uneven());
+  const absl::Time before = absl::Now();
+  const auto set = io_.SetTtl(
+      {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds});
+  ASSERT_THAT(set, IsOk());
+  EXPECT_EQ(set->name, "c");
+  const absl::Duration most =
+      absl::Seconds(static_cast<int64_t>(kMaxTtlSeconds));
+  EXPECT_GE(set->expires_at, before + most);
+  // The manifest has whole seconds, and doubles of the time have microseconds.
+  EXPECT_LE(set->expires_at, absl::Now() + most + absl::Seconds(1));
+  AdapterIo next(folder_, kBase);
+  EXPECT_LT(absl::AbsDuration(next.List("a")[0].expires_at - set->expires_at),
+            absl::Microseconds(1));
+  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}), IsOk());
+  const auto never = io_.SetTtl({.adapter_id = "a", .name = "c"});
+  ASSERT_THAT(never, IsOk());
+  EXPECT_EQ(never->expires_at, absl::InfiniteFuture());
+  EXPECT_EQ(next.List("a")[0].expires_at, absl::InfiniteFuture());
+  // The time counts from now, also on the longest-lived checkpoint. A server
+  // with another base model changes nothing else.
+  EditFields("c", kLongAgo);
+  const lora::BaseModel other = {
+      .name = "other", .fingerprint = "fe", .shape = {.num_layers = 9}};
+  const auto old =
+      AdapterIo(folder_, other)
+          .SetTtl(
+              {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds});
+  ASSERT_THAT(old, IsOk());
+  EXPECT_GE(old->expires_at, before + most);
+  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}), IsOk());
+}
+
+TEST_F(AdapterIoTest, ATimeToLiveThatWasSetEndsTheCheckpoint) {
+  ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c"}), IsOk());
+  io_.DeleteExpired();
+  const auto set =
+      io_.SetTtl({.adapter_id = "a", .name = "c", .ttl_seconds = 1});
+  ASSERT_THAT(set, IsOk());
+  absl::SleepFor(set->expires_at - absl::Now() + absl::Milliseconds(100));
+  EXPECT_THAT(io_.SetTtl({.adapter_id = "a", .name = "c"}),
+              IsStatus(absl::StatusCode::kNotFound, "\"c\" has expired"));
+  io_.DeleteExpired();
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "a"));
+  EXPECT_THAT(io_.SetTtl({.adapter_id = "a", .name = "c"}),
+              IsStatus(absl::StatusCode::kNotFound, "c"));
 }
 
 TEST_F(AdapterIoTest, ARepeatedSaveIsKnownByAllItsProperties) {

@@ -190,6 +190,18 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
   load.clear_source_adapter_id();
   EXPECT_EQ(Send(load, &loaded).error_code(), grpc::StatusCode::NOT_FOUND);
 
+  auto expire = Make<v1::SetCheckpointTtlRequest>(
+      "adapter_id = 'a'; name = 'epoch-1'; ttl_seconds = 600");
+  v1::SetCheckpointTtlResponse expiring;
+  const double now = absl::ToUnixSeconds(absl::Now());
+  ASSERT_TRUE(Send(expire, &expiring).ok());
+  EXPECT_GE(expiring.checkpoint().expires_at(), now + 600);
+  expire.clear_ttl_seconds();
+  ASSERT_TRUE(Send(expire, &expiring).ok());
+  EXPECT_EQ(expiring.checkpoint().expires_at(), 0);
+  expire.set_name("none");
+  EXPECT_EQ(Send(expire, &expiring).error_code(), grpc::StatusCode::NOT_FOUND);
+
   v1::ListCheckpointsResponse list;
   ASSERT_TRUE(Send(v1::ListCheckpointsRequest(), &list).ok());
   EXPECT_EQ(list.checkpoints_size(), 1);

@@ -1,6 +1,7 @@
 // Tests what the Tinker front says of a caller and its tenant: identity, usage,
 // events, storage, sessions; and the copies of checkpoints.
-#include <optional>
+#include <cstdint>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,9 @@
 #include "gtest/gtest.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/checkpoints.h"
+#include "server/tinker/credentials.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
+#include "tests/support/canned_results.h"
 
 namespace weft::server::tinker {
 namespace {
@@ -114,7 +117,7 @@ TEST_F(TinkerAccountsTest, UsageIsCountedByTheHourAndOutlivesTheFront) {
   (void)Drawn({{"base_model", "toy"}});
   for (const bool restarted : {false, true}) {
     if (restarted) {
-      OnFront([](Front& front) { SweepUsage(front, absl::Now()); });
+      OnFront([](Front& front) { front.accounts.Sweep(absl::Now()); });
       Restart();
     }
     const Json usage = Usage();
@@ -135,7 +138,7 @@ TEST_F(TinkerAccountsTest, UsageIsCountedByTheHourAndOutlivesTheFront) {
     EXPECT_TRUE(usage["sessions"].contains(session)) << usage;
   }
   OnFront([](Front& front) {
-    SweepUsage(front, absl::Now() + kUsageTime + absl::Hours(2));
+    front.accounts.Sweep(absl::Now() + kUsageTime + absl::Hours(2));
   });
   EXPECT_THAT(Usage()["data"], IsEmpty());
   const std::string path = "billing/usage/events?starting_on=";
@@ -153,16 +156,28 @@ TEST_F(TinkerAccountsTest, UsageIsCountedByTheHourAndOutlivesTheFront) {
 TEST_F(TinkerAccountsTest, OneOwnerHasOnlySoManyCounts) {
   Start();
   OnFront([](Front& front) {
+    FairBudget& memory = *front.port.core()->memory;
+    EXPECT_TRUE(memory.Reserve("", memory.most()).ok());
     for (int64_t i = 0; i < kMaxUsageRows + 10; ++i) {
-      CountUsage(front, "", absl::StrCat("s", i), {.train_tokens = 1});
+      front.accounts.Count("", absl::StrCat("s", i), {.train_tokens = 1});
     }
-    EXPECT_EQ(front.usage.size(), static_cast<size_t>(kMaxUsageRows) + 1);
-    for (const auto& [key, row] : front.usage) {
-      ASSERT_GT(row.charge.use_count(), 0);
-    }
-    CountUsage(front, "other", "s", {.train_tokens = 1});
+    int64_t rows = 0;
     int64_t sum = 0;
-    for (const auto& [key, row] : front.usage) sum += row.counts.train_tokens;
+    const auto add = [&](const UsageKey& /*key*/, const UsageCounts& counts) {
+      ++rows;
+      sum += counts.train_tokens;
+    };
+    const auto count = [&] {
+      rows = sum = 0;
+      front.accounts.ForEachCount(Caller(), 0, INT64_MAX, add);
+    };
+    count();
+    EXPECT_EQ(rows, kMaxUsageRows + 1);
+    EXPECT_EQ(sum, kMaxUsageRows + 10);
+    // The owner is charged for them.
+    EXPECT_FALSE(memory.Reserve("", memory.most()).ok());
+    front.accounts.Count("other", "s", {.train_tokens = 1});
+    count();
     EXPECT_EQ(sum, kMaxUsageRows + 11);
   });
 }
@@ -248,32 +263,23 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
   idempotency_key_ = "l";
   const std::string second = copy({{"ttl_seconds", 7200}});
   EXPECT_NE(second, first);
-  const auto expires = [&](Front& front) {
-    return FindExtras(front, Caller(), *ParseCheckpointPath(second)).expires_at;
+  const auto expires = [&] {
+    const Json found = Get(absl::StrCat(
+        "training_runs/", ParseCheckpointPath(second)->run, "/checkpoints"));
+    return found["checkpoints"][0].value("expires_at", "");
   };
   // A request that comes again leaves the copy its lifetime.
-  std::optional<absl::Time> once;
-  OnFront([&](Front& front) { once = expires(front); });
+  const std::string once = expires();
+  EXPECT_EQ(once, TimeText(kCannedCreation + absl::Seconds(7200)));
   EXPECT_EQ(copy({{"ttl_seconds", 9000}}), second);
-  OnFront([&](Front& front) { EXPECT_EQ(expires(front), once); });
-  // A crash between the copy and what the ledger keeps of it.
-  OnFront([&](Front& front) {
-    ASSERT_TRUE(expires(front).has_value());
-    KeepExtras(front, Caller(), *ParseCheckpointPath(second), {});
-  });
-  EXPECT_EQ(copy({{"ttl_seconds", 7200}}), second);
-  OnFront([&](Front& front) { EXPECT_TRUE(expires(front).has_value()); });
-  EXPECT_EQ(
-      copy({{"session_id", session}, {"model_seq_id", 5}}),
-      absl::StrCat("tinker://", session, ":train:5/sampler_weights/kept"));
-  // The same again, and a copy of the copy to its place.
+  EXPECT_EQ(expires(), once);
+  EXPECT_EQ(Calls("UploadCheckpoint"), 2);
   const Json place = {{"session_id", session}, {"model_seq_id", 5}};
-  const auto placed = ParseCheckpointPath(copy(place));
-  OnFront([&](Front& front) { KeepExtras(front, Caller(), *placed, {}); });
+  EXPECT_EQ(copy(place), absl::StrCat("tinker://", session,
+                                      ":train:5/sampler_weights/kept"));
+  // The same again, and a copy of the copy to its place.
   copy(place);
-  OnFront([&](Front& front) {
-    EXPECT_EQ(FindExtras(front, Caller(), *placed).copied_from, path);
-  });
+  EXPECT_EQ(Get("audit")["entries"].size(), 4u);  // A save and three copies.
   Json other = place;
   other["source_path"] = second;
   EXPECT_THAT(Refusal("POST", "copy_weights", other), HasSubstr("exists"));
@@ -295,15 +301,21 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
 TEST_F(TinkerAccountsTest, AnOwnerCopiesOneCheckpointAtATime) {
   Start();
   const Json body = {{"source_path", SaveSampler(NewSession())}};
-  OnFront([](Front& front) { front.copying.insert(OwnerKey(Caller())); });
-  const HttpReply refused = Ask("POST", "copy_weights", body);
+  // The front takes both requests before the engine has answered the first.
+  std::vector<std::future<HttpReply>> replies;
+  OnFront([&](Front&) {
+    for (int i = 0; i < 2; ++i) {
+      replies.push_back(AskLater("POST", "copy_weights", body));
+    }
+  });
+  EXPECT_EQ(replies[0].get().status, 200);
+  const HttpReply refused = replies[1].get();
   EXPECT_EQ(refused.status, 429);
   EXPECT_GT(refused.retry_after_seconds, 0);
-  OnFront([](Front& front) { front.copying.clear(); });
   for (int i = 0; i < 2; ++i) (void)Post("copy_weights", body);
   engine_->FailNext(absl::InternalError("no"), "UploadCheckpoint");
   EXPECT_EQ(Ask("POST", "copy_weights", body).status, 500);
-  OnFront([](Front& front) { EXPECT_THAT(front.copying, IsEmpty()); });
+  (void)Post("copy_weights", body);
 }
 
 TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
@@ -364,12 +376,11 @@ TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
   EXPECT_THAT(events, ElementsAre("checkpoint_create", "checkpoint_read"));
   EXPECT_EQ(engine_->NotesWith("tinker/orphan/").size(), 1u);
   OnFront([](Front& front) {
-    ASSERT_EQ(front.loaded.size(), 1u);
-    EXPECT_EQ(front.loaded.begin()->second.users, 2);
-    EXPECT_THAT(front.samplers, IsEmpty());
+    EXPECT_EQ(front.adapters.num_loaded(), 1u);
+    EXPECT_EQ(front.samplers.size(), 0u);
   });
   Restart();
-  OnFront([](Front& front) { EXPECT_THAT(front.loaded, IsEmpty()); });
+  OnFront([](Front& front) { EXPECT_EQ(front.adapters.num_loaded(), 0u); });
   AwaitDeletions();
   EXPECT_THAT(Drawn({{"model_path", path + "x"}}).value("error", ""),
               HasSubstr("no checkpoint"));

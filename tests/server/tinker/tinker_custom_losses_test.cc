@@ -151,7 +151,7 @@ TEST_F(TinkerCustomLossesTest, ARepeatedUploadHasTheOutcomeOfTheFirstWrite) {
     ASSERT_TRUE(CreateCustomLoss(front, call, respond).ok());
   });
   EXPECT_EQ(Result(promise).value("error", ""), "no disk");
-  OnFront([](Front& front) { EXPECT_TRUE(front.losses.empty()); });
+  OnFront([](Front& front) { EXPECT_EQ(front.losses.size(), 0u); });
 }
 
 TEST_F(TinkerCustomLossesTest, LossesStayUntilTheirSessionEnds) {
@@ -164,7 +164,7 @@ TEST_F(TinkerCustomLossesTest, LossesStayUntilTheirSessionEnds) {
   EXPECT_EQ(engine_->NotesWith("tinker/loss/").size(), 1u);
   Finish(session);
   EXPECT_TRUE(engine_->NotesWith("tinker/loss/").empty());
-  OnFront([](Front& front) { EXPECT_TRUE(front.losses.empty()); });
+  OnFront([](Front& front) { EXPECT_EQ(front.losses.size(), 0u); });
 }
 
 TEST_F(TinkerCustomLossesTest, ASessionHasAtMost64Losses) {

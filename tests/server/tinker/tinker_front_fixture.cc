@@ -83,7 +83,7 @@ void TinkerFrontTest::StartFront() {
   OnFront([](Front& front) {
     RestoreTables(front);
     RestoreSteps(front);
-    SweepOrphans(front);
+    front.adapters.SweepDeletions();
   });
   EXPECT_TRUE(EventuallyInFront([](Front& front) { return front.ready; }));
 }
@@ -276,8 +276,8 @@ bool TinkerFrontTest::EventuallyInFront(
 }
 
 void TinkerFrontTest::AwaitDeletions() {
-  EXPECT_TRUE(
-      EventuallyInFront([](Front& front) { return front.orphans.empty(); }));
+  EXPECT_TRUE(EventuallyInFront(
+      [](Front& front) { return front.adapters.num_deletions() == 0; }));
 }
 
 }  // namespace weft::server::tinker

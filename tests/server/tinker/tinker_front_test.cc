@@ -18,6 +18,7 @@
 #include "server/tinker/steps.h"
 #include "src/base/reason.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
+#include "tests/support/canned_results.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::server::tinker {
@@ -27,16 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr char kDelete[] = "DeleteAdapter";
-constexpr char kDeleteCheckpoint[] = "DeleteCheckpoint";
 constexpr char kLoad[] = "LoadCheckpoint";
-
-// Returns how many adapters wait to be deleted. Leaves out the adapters that
-// the engine is deleting.
-size_t NumOrphans(Front& front) {
-  size_t count = 0;
-  for (const auto& [key, orphan] : front.orphans) count += !orphan.running;
-  return count;
-}
 
 class TinkerEndsTest : public TinkerFrontTest {
  protected:
@@ -44,15 +36,15 @@ class TinkerEndsTest : public TinkerFrontTest {
   // the ones that were silent for longest.
   void FillSessions(const std::vector<std::string>& oldest) {
     OnFront([&oldest](Front& front) {
-      const Session some = front.sessions.at(oldest.front());
+      const Session some = *front.sessions.Find(oldest.front());
       for (size_t i = front.sessions.size(); i < kMaxSessions; ++i) {
         Session session = some;
         session.id = absl::StrCat("other", i);
         session.last_beat = absl::Now() - kSilence;
-        front.sessions.emplace(session.id, session);
+        front.sessions.Add(session.id, session);
       }
       for (size_t i = 0; i < oldest.size(); ++i) {
-        front.sessions.at(oldest[i]).last_beat =
+        front.sessions.Find(oldest[i])->last_beat =
             absl::Now() - 2 * kSilence + absl::Seconds(i);
       }
     });
@@ -125,7 +117,7 @@ TEST_F(TinkerFrontTest, ASessionThatEndsCancelsItsSamplesAndNoOthers) {
   EXPECT_TRUE(Result(cancelled).contains("error"));
   EXPECT_EQ(Result(other)["sequences"].size(), 1u);
   EXPECT_EQ(engine_->num_cancelled(), 1u);
-  OnFront([](Front& front) { EXPECT_TRUE(front.running.empty()); });
+  OnFront([](Front& front) { EXPECT_EQ(front.running.size(), 0u); });
 }
 
 TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
@@ -166,7 +158,7 @@ TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
   EXPECT_EQ(Ask("POST", "get_info", {{"model_id", model}}).status, 404);
   Finish(session);
   AwaitDeletions();
-  OnFront([](Front& front) { EXPECT_TRUE(front.models.empty()); });
+  OnFront([](Front& front) { EXPECT_EQ(front.models.size(), 0u); });
 }
 
 TEST_F(TinkerFrontTest, AnotherTenantsAdapterOfTheSameNameHasNoMetadata) {
@@ -202,29 +194,55 @@ TEST_F(TinkerFrontTest, ALoadNeedsNoDeletionOfAnEarlierOne) {
   EXPECT_EQ(SampleFrom(session, path).status, 200);
   EXPECT_EQ(Calls(kLoad), loads + 1);
   OnFront([](Front& front) {
-    EXPECT_EQ(NumOrphans(front), 1u);
-    SweepOrphans(front);
+    EXPECT_EQ(front.adapters.num_deletions(), 1u);
+    front.adapters.SweepDeletions();
   });
   AwaitDeletions();
   EXPECT_EQ(engine_->num_adapters(), 2u);
 }
 
-TEST_F(TinkerFrontTest, ACheckpointWhoseDeletionFailsStillExpires) {
-  Start();
-  const std::string path = SaveSampler(NewSession());
-  const std::string run = absl::StrReplaceAll(
-      path,
-      {{"tinker://", "training_runs/"}, {"/sampler", "/checkpoints/sampler"}});
-  const HttpReply set =
-      Ask("PUT", absl::StrCat(run, "/ttl"), {{"ttl_seconds", 3600}});
-  ASSERT_EQ(set.status, 200) << set.body;
-  engine_->FailNext(absl::InternalError("the disk failed"), kDeleteCheckpoint);
-  EXPECT_TRUE(EventuallyInFront([](Front& front) {
-    SweepCheckpoints(front, absl::Now() + absl::Hours(2));
-    return front.extras.empty();
-  }));
-  EXPECT_GE(Calls(kDeleteCheckpoint), 2);
-  EXPECT_EQ(Ask("DELETE", run).status, 404);
+TEST_F(TinkerFrontTest, WithoutAStateFolderACheckpointKeepsWhatItsClientSaid) {
+  keeps_ = false;
+  ServerOptions options;
+  options.model_aliases = {"alias"};
+  Start(std::move(options));
+  const std::string model =
+      Result(Post("create_model",
+                  {{"session_id", NewSession()},
+                   {"model_seq_id", 0},
+                   {"base_model", "hub/alias"},
+                   {"lora_config", {{"rank", 4}}},
+                   {"optimizer_config", {{"type", "dimuon"}}}}))["model_id"];
+  const std::string path =
+      Result(Post("save_weights", {{"model_id", model},
+                                   {"seq_id", 1},
+                                   {"path", "kept"},
+                                   {"ttl_seconds", 7200},
+                                   {"user_metadata", {{"k", "v"}}}}))["path"];
+  const std::string run = absl::StrCat("training_runs/", model, "/checkpoints");
+  const auto shown = [&] {
+    return Json::parse(Ask("GET", run).body)["checkpoints"][0];
+  };
+  const std::string expires = TimeText(kCannedCreation + absl::Hours(2));
+  Restart();
+  EXPECT_EQ(shown()["expires_at"], expires);
+  EXPECT_EQ(shown()["user_metadata"], (Json{{"k", "v"}}));
+  const Json info = Post("weights_info", {{"tinker_path", path}});
+  EXPECT_EQ(info["base_model"], "hub/alias");
+  EXPECT_EQ(info["optimizer_config"]["type"], "dimuon");
+  const std::string ttl = absl::StrCat(run, "/weights/kept/ttl");
+  EXPECT_EQ(Ask("PUT", ttl, {{"ttl_seconds", 3599}}).status, 400);
+  EXPECT_EQ(Ask("PUT", ttl, {{"ttl_seconds", 3600}}).status, 200);
+  Restart();
+  const std::string changed = shown()["expires_at"];
+  EXPECT_GE(changed, TimeText(absl::Now() + absl::Minutes(59)));
+  EXPECT_EQ(Ask("PUT", ttl, {{"ttl_seconds", nullptr}}).status, 200);
+  Restart();
+  EXPECT_FALSE(shown().contains("expires_at"));
+  EXPECT_EQ(Ask("PUT", absl::StrCat(run, "/weights/none/ttl"),
+                {{"ttl_seconds", 3600}})
+                .status,
+            404);
 }
 
 TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
@@ -234,8 +252,8 @@ TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
   OnFront([](Front& front) { front.port.core()->engine.SetDraining(true); });
   Finish(session);
   OnFront([](Front& front) {
-    SweepOrphans(front);
-    EXPECT_EQ(NumOrphans(front), 1u);
+    front.adapters.SweepDeletions();
+    EXPECT_EQ(front.adapters.num_deletions(), 1u);
   });
   EXPECT_EQ(engine_->num_adapters(), 1u);
   Restart();
@@ -290,7 +308,7 @@ TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
     const auto [first, second] = ask_twice();
     EXPECT_EQ(first.status, 429) << first.body;
     EXPECT_EQ(second.status, 429) << second.body;
-    OnFront([](Front& front) { EXPECT_TRUE(front.models.empty()); });
+    OnFront([](Front& front) { EXPECT_EQ(front.models.size(), 0u); });
   }
   EXPECT_EQ(Calls("CreateAdapter"), 0);
   const auto [first, second] = ask_twice();

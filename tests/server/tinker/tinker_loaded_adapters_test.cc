@@ -25,9 +25,11 @@ class TinkerLoadedAdaptersTest : public TinkerFrontTest {
     old_ = NewSession();
     ASSERT_EQ(SampleFrom(old_, path_).status, 200);
     std::string adapter;
-    OnFront([&adapter](Front& front) {
-      adapter = front.loaded.begin()->first.substr(1);
-    });
+    engine_->ListAdapters(
+        {.after = kSamplerAdapterPrefix, .prefix = kSamplerAdapterPrefix},
+        [&adapter](const absl::StatusOr<AdapterPage>& page) {
+          adapter = page->adapters.at(0).adapter_id;
+        });
     std::promise<absl::Status> deleted;
     engine_->DeleteAdapter(adapter, [&](const absl::StatusOr<bool>& done) {
       deleted.set_value(done.status());
@@ -57,13 +59,13 @@ TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
   auto waiting = SampleFromLater(NewSession(), path_);
   ASSERT_TRUE(Eventually([&] { return Calls(kLoadAdapter) > loads; }));
   // The next deletion will fail. If Finish wrongly tried a deletion now,
-  // SweepOrphans would retry the deletion after the load, and the last check
+  // SweepDeletions would retry the deletion after the load, and the last check
   // would fail.
   engine_->FailNext(absl::InternalError("no"), kDeleteAdapter);
   Finish(old_);
   engine_->Release();
   EXPECT_EQ(waiting.get().status, 200);
-  OnFront([](Front& front) { SweepOrphans(front); });
+  OnFront([](Front& front) { front.adapters.SweepDeletions(); });
   AwaitDeletions();
   EXPECT_EQ(engine_->num_adapters(), 2u);
 }
@@ -87,7 +89,7 @@ TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
   EXPECT_EQ(SampleFrom(NewSession(), path_).status, 500);
   Finish(old_);
   AwaitDeletions();
-  OnFront([](Front& front) { EXPECT_TRUE(front.loaded.empty()); });
+  OnFront([](Front& front) { EXPECT_EQ(front.adapters.num_loaded(), 0u); });
 }
 
 TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {

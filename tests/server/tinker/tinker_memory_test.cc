@@ -189,8 +189,8 @@ TEST_F(TinkerMemoryTest, WhatTheFrontKeepsIsChargedToItsOwner) {
     const auto memory = front.port.core()->memory;
     auto rest = memory->Reserve("", memory->most() / 2 - 2048);
     ASSERT_TRUE(rest.ok()) << rest.status();
-    EXPECT_FALSE(front.ChargeEntry("", 1024).ok());
-    EXPECT_TRUE(front.ChargeEntry("other", 1024).ok());
+    EXPECT_FALSE(front.ledger.Charge("", 1024).ok());
+    EXPECT_TRUE(front.ledger.Charge("other", 1024).ok());
   });
   EXPECT_EQ(Ask("POST", absl::StrCat("sessions/", session, "/finish")).status,
             200);

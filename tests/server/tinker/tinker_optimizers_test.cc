@@ -140,6 +140,21 @@ TEST_F(TinkerOptimizersTest, ACheckpointBeforeTheFirstStepHasIt) {
   EXPECT_EQ(TypeOfWeights(plain), "adamw");
   EXPECT_TRUE(Result(Load(other, 2, path, true)).contains("path"));
   ExpectFixed(other, 3);
+  // A save behind the load, while the model's optimizer is not known yet.
+  const std::string behind = Make("adamw");
+  engine_->Hold();
+  const Json load = Load(behind, 1, path, true);
+  const Json save = Step("save_weights", behind, 2, {{"path", "behind"}});
+  engine_->Release();
+  EXPECT_TRUE(Result(load).contains("path"));
+  EXPECT_EQ(TypeOfWeights(Result(save)["path"]), "dimuon");
+  // A new model from weights alone has the optimizer that the client names.
+  const Json made =
+      Post("load_weights", {{"session_id", session_},
+                            {"model_seq_id", next_++},
+                            {"path", plain},
+                            {"optimizer_config", {{"type", "dimuon"}}}});
+  EXPECT_EQ(TypeOfWeights(Save(Result(made)["model_id"], 1)), "dimuon");
   // A new model from a checkpoint of AdamW without a step refuses Dimuon.
   EXPECT_TRUE(Result(Dimuon(load_new(plain), 1)).contains("error"));
 }

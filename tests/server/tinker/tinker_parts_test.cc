@@ -2,21 +2,28 @@
 // server.
 #include <zstd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/http/url.h"
 #include "server/tinker/body.h"
 #include "server/tinker/checkpoints.h"
+#include "server/tinker/errors.h"
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/train_wire.h"
 #include "server/tinker/wire.pb.h"
 #include "tests/support/status_matchers.h"
+#include "weft/v1/adapters.pb.h"
+#include "weft/v1/sampling.pb.h"
+#include "weft/v1/training.pb.h"
 
 namespace weft::server::tinker {
 namespace {
@@ -54,6 +61,36 @@ TEST(TinkerUrlTest, RefusesEscapesThatHideASeparator) {
   EXPECT_THAT(ParseUrl("/api/v2/a", kRoot),
               IsStatus(absl::StatusCode::kNotFound, "no such path"));
   EXPECT_FALSE(ParseUrl("", kRoot).ok());
+}
+
+// Returns whether the message has a field at the path.
+bool HasField(const google::protobuf::Descriptor* message,
+              absl::string_view path) {
+  const google::protobuf::FieldDescriptor* field = nullptr;
+  for (const absl::string_view name : absl::StrSplit(path, '.')) {
+    if (message == nullptr) return false;
+    field = message->FindFieldByName(std::string(name));
+    if (field == nullptr) return false;
+    message = field->message_type();
+  }
+  return field != nullptr;
+}
+
+TEST(TinkerErrorsTest, EachNameIsThatOfAFieldOfWeft) {
+  const google::protobuf::Descriptor* const messages[] = {
+      v1::ForwardBackwardRequest::descriptor(),
+      v1::OptimStepRequest::descriptor(), v1::SampleRequest::descriptor(),
+      v1::CreateAdapterRequest::descriptor(),
+      v1::LoadCheckpointRequest::descriptor()};
+  ASSERT_FALSE(ClientsNames().empty());
+  for (const FieldName& row : ClientsNames()) {
+    EXPECT_TRUE(std::ranges::any_of(messages, [&](const auto* message) {
+      return HasField(message, row.path);
+    })) << row.path;
+    EXPECT_EQ(absl::StrContains(row.shown, "[]"),
+              absl::StartsWith(row.path, "data."))
+        << row.path;
+  }
 }
 
 TEST(TinkerBodyTest, InflatesZstdUpToTheLimit) {

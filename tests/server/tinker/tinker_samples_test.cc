@@ -32,8 +32,8 @@ class TinkerGoneTest : public TinkerFrontTest {
   // Does the work that was held, and waits until the samples have ended.
   void Release() {
     engine_->Release();
-    EXPECT_TRUE(
-        EventuallyInFront([](Front& front) { return front.running.empty(); }));
+    EXPECT_TRUE(EventuallyInFront(
+        [](Front& front) { return front.running.size() == 0; }));
   }
 };
 
@@ -73,7 +73,7 @@ TEST_F(TinkerGoneTest, ASampleRunsOnWhileItsClientWaitsOrItsSessionLives) {
   const Json of_session = OfSession(session), alone = Alone();
   std::future<HttpReply> waiting = AskFor(alone);
   OnFront([&session](Front& front) {
-    front.sessions.at(session).last_beat = SteadyNow() + absl::Minutes(9);
+    front.sessions.Find(session)->last_beat = SteadyNow() + absl::Minutes(9);
   });
   SweepAfter(absl::Minutes(10));
   Release();

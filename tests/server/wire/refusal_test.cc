@@ -214,8 +214,9 @@ void ExpectChecksOfBothNames() {
 TEST(RefusalTest, NamesOfEveryOtherMessage) {
   ExpectChecksOfBothNames<
       v1::SaveCheckpointRequest, v1::LoadCheckpointRequest,
-      v1::DeleteCheckpointRequest, v1::DownloadCheckpointRequest,
-      v1::PublishSnapshotRequest, v1::ReleaseSnapshotRequest>();
+      v1::DeleteCheckpointRequest, v1::SetCheckpointTtlRequest,
+      v1::DownloadCheckpointRequest, v1::PublishSnapshotRequest,
+      v1::ReleaseSnapshotRequest>();
   ExpectRefusals<v1::SaveCheckpointRequest>(
       Edited(v1::SaveCheckpointRequest(), "adapter_id = 'a'; name = 'n'"),
       {{"kind = 7", "kind is 7, must be a known CheckpointKind"},
@@ -234,6 +235,10 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
         "ttl_seconds is 315360001, must be in [0, 315360000]"},
        {"keep_newest = 1000001",
         "keep_newest is 1000001, must be in [0, 1000000]"}});
+  ExpectRefusals<v1::SetCheckpointTtlRequest>(
+      Edited(v1::SetCheckpointTtlRequest(), "adapter_id = 'a'; name = 'n'"),
+      {{"ttl_seconds = 315360001",
+        "ttl_seconds is 315360001, must be in [0, 315360000]"}});
   ExpectRefusals<v1::LoadCheckpointRequest>(
       Edited(v1::LoadCheckpointRequest(), "adapter_id = 'a'; name = 'n'"),
       {{"source_adapter_id = '../b'", "source_adapter_id is \"../b\""},

@@ -354,6 +354,7 @@ TEST_F(RequestFuzzTest, Adapters) {
   Fuzz(TwiceNamed<v1::SaveCheckpointRequest>());
   Fuzz(TwiceNamed<v1::LoadCheckpointRequest>());
   Fuzz(TwiceNamed<v1::DeleteCheckpointRequest>());
+  Fuzz(TwiceNamed<v1::SetCheckpointTtlRequest>());
   Fuzz(TwiceNamed<v1::DownloadCheckpointRequest>());
   Fuzz(TwiceNamed<v1::PublishSnapshotRequest>());
   Fuzz(TwiceNamed<v1::ReleaseSnapshotRequest>());

@@ -1,0 +1,253 @@
+#include "server/tinker/transfers.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/http/replies.h"
+#include "server/tinker/checkpoints.h"
+#include "server/tinker/credentials.h"
+#include "server/tinker/front.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/sessions.h"
+#include "server/wire/field_checks.h"
+#include "src/base/files/file_io.h"
+#include "src/base/reason.h"
+#include "src/base/sha256.h"
+#include "src/base/status_macros.h"
+#include "weft/v1/adapters.pb.h"
+
+namespace weft::server::tinker {
+namespace {
+
+// Returns the run that shall have the copy of a checkpoint: the one that the
+// body names, else a new one. A repeated request gets the same run. Like all
+// projects, `destination_project_id` is dropped; the SDK always sends one.
+absl::StatusOr<std::string> RunOfCopy(Front& front, const Call& call,
+                                      const CheckpointPath& from) {
+  if (Find(call.body, "session_id") == nullptr) {
+    const std::string& key = call.http.idempotency_key;
+    if (key.empty()) return NewId();
+    return absl::BytesToHexString(
+        Sha256(
+            absl::StrCat("copy ", call.owner(), " ", from.ToString(), " ", key))
+            .substr(0, 16));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      const Session* const session,
+      front.sessions.FindOf(call.owner(), Text(call.body, "session_id")));
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, Int(call.body, "model_seq_id"));
+  const std::string run = absl::StrCat(session->id, ":train:", number);
+  if (number >= 0 && !front.models.Has(run)) return run;
+  return BadField("model_seq_id",
+                  absl::StrCat("is ", number, ", must be that of no model"));
+}
+
+// Begins to copy a checkpoint to the run `to`. Gives `end` the outcome.
+void StartCopy(Front& front, const CallPtr& call, const CheckpointPath& from,
+               const std::string& to, uint64_t ttl_seconds,
+               const std::function<void(const absl::Status&)>& end) {
+  // This message has what a copy needs, and its validation.
+  v1::LoadCheckpointRequest request;
+  request.set_adapter_id(AdapterOfModel(to));
+  request.set_source_adapter_id(AdapterOfModel(from.run));
+  request.set_name(from.WeftName());
+  const absl::Status refused = front.port.CallWith<CheckpointInfo>(
+      call->origin(), Rpc::kUploadCheckpoint, request,
+      [ttl_seconds](engine::Engine& engine, LoadCheckpointRequest plain,
+                    auto then) {
+        engine.UploadCheckpoint(
+            {.adapter_id = std::move(plain.adapter_id),
+             .name = std::move(plain.name),
+             .tenant = std::move(plain.tenant),
+             .files = {},
+             .source_adapter_id = std::move(plain.source_adapter_id),
+             .ttl_seconds = ttl_seconds},
+            std::move(then));
+      },
+      [end](const absl::StatusOr<CheckpointInfo>& info) {
+        end(info.status());
+      });
+  if (!refused.ok()) end(refused);
+}
+
+}  // namespace
+
+absl::Status Transfers::Copy(
+    const CallPtr& call, const CheckpointPath& from, const CheckpointPath& to,
+    bool own_run, uint64_t ttl_seconds,
+    const std::function<void(const absl::Status&)>& end) {
+  if (!copying_.insert(call->owner()).second) {
+    return WithReason(
+        absl::ResourceExhaustedError("another copy has not ended yet"),
+        {.name = "CALLS_UNDER_WAY", .values = {{"limit", "1"}}});
+  }
+  const auto finish = [this, call, end](const absl::Status& copied) {
+    copying_.erase(call->owner());
+    end(copied);
+  };
+  const auto copy = [this, call, from, to, own_run, ttl_seconds,
+                     finish](const absl::StatusOr<CheckpointInfo>& there) {
+    // The source may be another by now, or the copy's lifetime.
+    if (there.ok() && own_run) return finish(absl::OkStatus());
+    if (!there.ok() && !absl::IsNotFound(there.status())) {
+      return finish(there.status());
+    }
+    StartCopy(front_, call, from, to.run, ttl_seconds,
+              [this, call, to, finish,
+               is_new = !there.ok()](const absl::Status& copied) {
+                if (copied.ok() && is_new) {
+                  front_.accounts.Note(call->caller, "copy", to);
+                }
+                finish(copied);
+              });
+  };
+  const absl::Status refused = FindCheckpoint(front_, call, to, copy);
+  if (!refused.ok()) copying_.erase(call->owner());
+  return refused;
+}
+
+absl::Status CopyWeights(Front& front, const CallPtr& call,
+                         const Respond& respond) {
+  WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath from,
+                        ParseCheckpointPath(Text(call->body, "source_path")));
+  CheckpointPath to = from;
+  WEFT_ASSIGN_OR_RETURN(to.run, RunOfCopy(front, *call, from));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t ttl, ReadTtl(call->body));
+  const bool own_run = Find(call->body, "session_id") == nullptr;
+  return front.transfers.Copy(
+      call, from, to, own_run, ttl, [to, respond](const absl::Status& copied) {
+        respond(copied.ok() ? JsonReply({{"tinker_path", to.ToString()}})
+                            : ErrorReply(copied));
+      });
+}
+
+namespace {
+
+constexpr absl::Duration kUrlLifetime = absl::Hours(1);
+constexpr const char* kFiles[] = {"adapter_config.json",
+                                  "adapter_model.safetensors"};
+
+constexpr uint64_t kArchivePieceBytes = 1 << 20;
+constexpr size_t kMaxOpening = 256;
+
+// Returns the scheme of the URLs that the client uses. It is "https" only if a
+// proxy ends TLS in front of this port and says so in X-Forwarded-Proto.
+const char* SchemeOf(const HttpRequest& request) {
+  return request.forwarded_proto == "https" ? "https" : "http";
+}
+
+// Returns the signed URLs of a checkpoint's files, and when they expire.
+absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
+  std::string adapter = AdapterOfModel(path.run);
+  WEFT_RETURN_IF_ERROR(call.caller.Qualify(FieldsOf(&adapter)));
+  const absl::Time expires = absl::Now() + kUrlLifetime;
+  Json urls = Json::object();
+  for (const char* const file : kFiles) {
+    const Ticket ticket{.expires = absl::ToUnixSeconds(expires),
+                        .adapter = adapter,
+                        .checkpoint = path.WeftName(),
+                        .file = file};
+    WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
+    urls[file] = absl::StrCat(SchemeOf(call.http), "://", call.http.host,
+                              "/api/v1/files/", ticket.Path(), "/", signature);
+  }
+  return Json{{"urls", urls},
+              {"expires", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires,
+                                           absl::UTCTimeZone())}};
+}
+
+absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
+                                         const Ticket& ticket) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
+                        OpenDirectory(checkpoint_dir, "the checkpoints"));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd adapter,
+                        OpenDirectoryAt(root.get(), ticket.adapter));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
+                        OpenDirectoryAt(adapter.get(), ticket.checkpoint));
+  WEFT_ASSIGN_OR_RETURN(FileSource file,
+                        FileSource::OpenAt(checkpoint.get(), ticket.file));
+  return std::make_shared<Download>(
+      Download{.owner = ticket.Owner(), .file = std::move(file)});
+}
+
+// Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece
+// if the read fails or the file has no more bytes.
+std::string ReadPiece(Download* download) {
+  auto piece = download->file.Read(download->sent, kArchivePieceBytes);
+  if (!piece.ok()) return "";
+  download->sent += piece->size();
+  return *std::move(piece);
+}
+
+}  // namespace
+
+void Transfers::NextPiece(const DownloadPtr& download,
+                          const std::function<void(std::string)>& then) {
+  // Moves `then`, so that the last copy ends on the front's thread. Captured
+  // without an initializer, it would be const, and be copied.
+  front_.files.Run(download->owner, [this, download, then = then]() mutable {
+    front_.port.Post([then = std::move(then),
+                      piece = ReadPiece(download.get())] { then(piece); });
+  });
+}
+
+HttpReply Transfers::FileReply(const DownloadPtr& download) {
+  HttpReply reply{.content_type = "application/octet-stream", .body = ""};
+  reply.stream = ReplyStream{
+      .size = download->file.size(),
+      .next = [this, download](const std::function<void(std::string)>& then) {
+        NextPiece(download, then);
+      }};
+  return reply;
+}
+
+absl::Status Transfers::Send(const Ticket& ticket, const Respond& respond) {
+  // The disk may be slow, and a URL is asked for without a key.
+  if (num_opening_ >= kMaxOpening) {
+    return absl::UnavailableError("too many files are opened: ask again later");
+  }
+  ++num_opening_;
+  front_.files.Run(ticket.Owner(), [this, ticket, respond = respond]() mutable {
+    const auto opened =
+        OpenDownload(front_.port.core()->options.checkpoint_dir, ticket);
+    front_.port.Post([this, opened, respond = std::move(respond)] {
+      --num_opening_;
+      respond(opened.ok() ? FileReply(*opened) : ErrorReply(opened.status()));
+    });
+  });
+  return absl::OkStatus();
+}
+
+absl::Status GetArchive(Front& front, const CallPtr& call,
+                        const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, PathOf(*call));
+  if (path.kind != CheckpointKind::kExternal) {
+    return absl::InvalidArgumentError(
+        "only checkpoints of save_weights_external can be downloaded");
+  }
+  const auto give = [&front, call, path](const CheckpointInfo& /*info*/) {
+    front.accounts.Note(call->caller, "read", path, "download");
+    return UrlsOf(*call, path);
+  };
+  return FindCheckpoint(front, call, path, ReplyWith(respond, give));
+}
+
+absl::Status DownloadFile(Front& front, const CallPtr& call,
+                          const Respond& respond) {
+  Ticket ticket{.adapter = call->args[1],
+                .checkpoint = call->args[2],
+                .file = call->args[3]};
+  const bool numbered = absl::SimpleAtoi(call->args[0], &ticket.expires);
+  WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
+  const bool genuine = numbered && IsSignature(call->args[4], signature);
+  if (!genuine || absl::FromUnixSeconds(ticket.expires) < absl::Now()) {
+    return absl::NotFoundError("the URL is not valid, or has expired");
+  }
+  return front.transfers.Send(ticket, respond);
+}
+
+}  // namespace weft::server::tinker

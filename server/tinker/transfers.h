@@ -1,0 +1,84 @@
+// Copies checkpoints, and sends their files to clients.
+// Threads: the front's.
+#ifndef WEFT_SERVER_TINKER_TRANSFERS_H_
+#define WEFT_SERVER_TINKER_TRANSFERS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/http/message.h"
+#include "server/tinker/checkpoint_path.h"
+#include "src/base/files/file_source.h"
+#include "src/base/tokens.h"
+
+namespace weft::server::tinker {
+
+struct Call;   // front.h
+struct Front;  // front.h
+
+// The file that a signed URL opens, and the time when the URL expires.
+struct Ticket {
+  int64_t expires = 0;  // Unix seconds.
+  std::string adapter;  // The adapter's name in the engine.
+  std::string checkpoint;
+  std::string file;
+
+  // Returns the tenant of the adapter, as the name tells it.
+  [[nodiscard]] std::string Owner() const {
+    return adapter.substr(0, adapter.find(kTenantSeparator));
+  }
+  // Returns the part of the URL that is signed. No field contains a slash, so
+  // no two tickets have the same part.
+  [[nodiscard]] std::string Path() const {
+    return absl::StrCat(expires, "/", adapter, "/", checkpoint, "/", file);
+  }
+};
+
+// A file that is being sent to a client.
+struct Download {
+  std::string owner;
+  FileSource file;
+  uint64_t sent = 0;
+};
+using DownloadPtr = std::shared_ptr<Download>;
+
+class Transfers {
+ public:
+  // `front` outlives this object and its calls.
+  explicit Transfers(Front* front) : front_(*front) {}
+
+  // Begins to copy the checkpoint `from` to `to`, which differ in their runs.
+  // `end` gets the outcome. With `own_run` the name of the run is made from the
+  // request, so that an earlier one like it has made a checkpoint that is
+  // there. Errors: RESOURCE_EXHAUSTED while the owner's last copy has not
+  // ended; those of FindCheckpoint. After an error, `end` does not run.
+  [[nodiscard]] absl::Status Copy(
+      const std::shared_ptr<const Call>& call, const CheckpointPath& from,
+      const CheckpointPath& to, bool own_run, uint64_t ttl_seconds,
+      const std::function<void(const absl::Status&)>& end);
+  // Opens the ticket's file and responds with it. Errors: UNAVAILABLE if too
+  // many files are being opened.
+  [[nodiscard]] absl::Status Send(const Ticket& ticket, const Respond& respond);
+
+ private:
+  // Passes the next piece of the file to `then`, which runs on the front's
+  // thread. The piece is empty if the file has no more bytes, or if the read
+  // fails.
+  void NextPiece(const DownloadPtr& download,
+                 const std::function<void(std::string)>& then);
+  [[nodiscard]] HttpReply FileReply(const DownloadPtr& download);
+
+  Front& front_;
+  std::set<std::string> copying_;  // The owners whose copy has not ended.
+  size_t num_opening_ = 0;         // Downloads whose files are opened.
+};
+
+}  // namespace weft::server::tinker
+
+#endif  // WEFT_SERVER_TINKER_TRANSFERS_H_
