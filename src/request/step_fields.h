@@ -1,5 +1,5 @@
-// Lists of the fields that decide what a step does. The log writes and reads the
-// fields of a list (src/log/field_codec.h), and a step's digest hashes them
+// Lists of the fields that decide what a step does. The log writes and reads
+// the fields of a list (src/log/field_codec.h), and a step's digest hashes them
 // (step.cc), so a field that is in a list is in both.
 //
 //   void Fields(const auto& f, Is<Teacher> auto& teacher) {
@@ -7,9 +7,9 @@
 //   }
 //
 // f(NAME, VALUE) is called for each field, with its name in log.proto. f.Raw is
-// called for numbers that the log stores as an array of bytes, and f.OneOf for a
-// variant. f.kReads says that f replaces the fields, in the order of the list,
-// so a list may depend on fields that it has named before.
+// called for numbers that the log stores as an array of bytes, and f.OneOf for
+// a variant. f.kReads says that f replaces the fields, in the order of the
+// list, so a list may depend on fields that it has named before.
 #ifndef WEFT_SRC_REQUEST_STEP_FIELDS_H_
 #define WEFT_SRC_REQUEST_STEP_FIELDS_H_
 
@@ -107,7 +107,8 @@ void Fields(const auto& f, Is<TrainRequest> auto& request) {
   f("backward", request.backward);
   Fields(f, request.loss);
   f("data", request.data);
-  // The digest is of what the client asked for, and the log has what came of it.
+  // The digest is of what the client asked for, and the log has what came of
+  // it.
   if constexpr (std::decay_t<decltype(f)>::kDigests) {
     f("replay", request.replay);
   } else if (f.kReads || request.replayed != Replayed()) {

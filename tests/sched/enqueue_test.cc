@@ -1,5 +1,5 @@
 // Tests the refusals of Enqueue: codes and messages. The scenarios in
-// scenarios/ test accepted requests.
+// tests/dispatch/scenarios test accepted requests.
 #include <algorithm>
 #include <cmath>
 
@@ -190,6 +190,13 @@ TEST_F(EnqueueTest, RefusesMalformedWork) {
   item.datum_tokens.clear();
   item.tokens = -1;
   refuses(item, "negative cost");
+  item = Train(1, 0);
+  item.unnumbered = true;
+  refuses(item, "unnumbered");
+  item = Train(1, 8);
+  item.unnumbered = true;
+  item.backward = false;
+  refuses(item, "unnumbered");
   EXPECT_TRUE(scheduler_.Idle());
   EXPECT_EQ(scheduler_.room().total().tokens, 0);
 }

@@ -51,10 +51,11 @@ CASE = '<testcase classname="Suite" name="One" status="run"></testcase>'
         (" ", 0, "p (its report has no tests)", 1),
         ("<testcase>", 0, "p (crashed or stopped: it has no report)", 1),
         (CASE, 1, "p (failed outside its tests)", 8),
+        (CASE.replace("><", "><failure/><"), 1, "p: Suite.One", 8),
     ],
-    ids=["crash", "early_exit", "no_tests", "cut_report", "outside"],
+    ids=["crash", "early_exit", "no_tests", "cut_report", "outside", "failed"],
 )
-def test_an_entry_without_results_is_a_failure(
+def test_an_entry_that_fails_or_has_no_results_is_a_failure(
     folder: Folder, cases: str, status: int, named: str, exit_status: int
 ) -> None:
     folder.program("p", cases, status)
