@@ -6,7 +6,7 @@
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 Row Heading() {
@@ -162,4 +162,4 @@ std::vector<Command> AdapterCommands() {
   };
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

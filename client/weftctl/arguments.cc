@@ -11,10 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "src/base/operator_file.h"
+#include "src/base/files/operator_file.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 constexpr char kUsagePayload[] = "weftctl/usage";
@@ -204,4 +204,4 @@ absl::StatusOr<client::Security> ReadSecurity(const Arguments& arguments) {
   return security;
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

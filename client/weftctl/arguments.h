@@ -14,7 +14,7 @@
 #include "absl/time/time.h"
 #include "client/channel.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 
 struct FlagSpec {
   std::string name;   // Without dashes.
@@ -71,6 +71,6 @@ class Arguments {
 [[nodiscard]] absl::StatusOr<client::Security> ReadSecurity(
     const Arguments& arguments);
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl
 
 #endif  // WEFT_CLIENT_WEFTCTL_ARGUMENTS_H_

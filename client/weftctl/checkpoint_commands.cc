@@ -11,7 +11,7 @@
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 const char* KindName(v1::CheckpointKind kind) {
@@ -210,4 +210,4 @@ std::vector<Command> CheckpointCommands() {
   };
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -12,7 +12,7 @@
 #include "client/weft_client.h"
 #include "client/weftctl/arguments.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 
 // The client, arguments and streams with which a command runs.
 struct Session {
@@ -66,6 +66,6 @@ struct Command {
 [[nodiscard]] std::vector<Command> WeightsCommands();
 [[nodiscard]] std::vector<Command> StateCommands();
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl
 
 #endif  // WEFT_CLIENT_WEFTCTL_COMMANDS_H_

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "client/weftctl/output.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 // Returns the growth of a total per second. Returns "-" if there is no earlier
@@ -114,4 +114,4 @@ std::string LoadTable(const std::optional<LoadSample>& before,
   return out.str();
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

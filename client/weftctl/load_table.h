@@ -8,7 +8,7 @@
 #include "weft/v1/adapters.pb.h"
 #include "weft/v1/server.pb.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 
 // Returns what the server does now, such as "restoring 3 of 5 adapters, about
 // 80 s left".
@@ -31,6 +31,6 @@ struct LoadSample {
 [[nodiscard]] std::string LoadTable(const std::optional<LoadSample>& before,
                                     const LoadSample& now, size_t max_adapters);
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl
 
 #endif  // WEFT_CLIENT_WEFTCTL_LOAD_TABLE_H_

@@ -6,5 +6,6 @@
 
 int main(int argc, char** argv) {
   const std::vector<std::string> given(argv + 1, argv + argc);
-  return weft::weftctl::RunWeftctl(given, {.out = std::cout, .err = std::cerr});
+  return weft::client::weftctl::RunWeftctl(
+      given, {.out = std::cout, .err = std::cerr});
 }

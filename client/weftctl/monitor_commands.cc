@@ -14,7 +14,7 @@
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 constexpr size_t kMaxAdapters = 30;
@@ -109,4 +109,4 @@ std::vector<Command> MonitorCommands() {
   };
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

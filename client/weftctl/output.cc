@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "google/protobuf/util/json_util.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 // Returns the length of the character at the start of `text`, and sets `code`.
@@ -110,4 +110,4 @@ std::string FormatTime(double unix_seconds) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S", time, absl::LocalTimeZone());
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "google/protobuf/message.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 
 using Row = std::vector<std::string>;
 
@@ -32,6 +32,6 @@ void PrintTable(std::vector<Row> rows, std::ostream& out);
 // Returns the local time to the second; "-" for 0.
 [[nodiscard]] std::string FormatTime(double unix_seconds);
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl
 
 #endif  // WEFT_CLIENT_WEFTCTL_OUTPUT_H_

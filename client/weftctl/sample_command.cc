@@ -10,7 +10,7 @@
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using Config = v1::SamplingConfig;
@@ -143,4 +143,4 @@ std::vector<Command> SampleCommands() {
            Sample}};
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

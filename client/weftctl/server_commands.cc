@@ -7,7 +7,7 @@
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 absl::Status Info(const Session& session) {
@@ -110,4 +110,4 @@ std::vector<Command> ServerCommands() {
   };
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -8,7 +8,7 @@
 #include "src/log/backup.h"
 #include "src/log/verify.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using nlohmann::json;
@@ -29,15 +29,14 @@ void Print(const Session& session, const json& fields) {
 
 absl::Status CopyState(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(
-      const journal::BackupReport report,
-      journal::BackUp(session.arguments.word(0), session.arguments.word(1)));
+      const log::BackupReport report,
+      log::BackUp(session.arguments.word(0), session.arguments.word(1)));
   Print(session, {{"files", report.files}, {"bytes", report.bytes}});
   return absl::OkStatus();
 }
 
 absl::StatusOr<json> ReadState(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const records::StateReport report,
-                        records::VerifyState(path));
+  WEFT_ASSIGN_OR_RETURN(const log::StateReport report, log::VerifyState(path));
   return json{{"adapters", report.adapters},
               {"records", report.records},
               {"images", report.images},
@@ -92,4 +91,4 @@ std::vector<Command> StateCommands() {
   };
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -9,12 +9,12 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"
+#include "src/base/files/operator_file.h"
+#include "src/base/files/token_file.h"
 #include "src/base/name.h"
-#include "src/base/operator_file.h"
 #include "src/base/status_macros.h"
-#include "src/base/token_file.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using nlohmann::json;
@@ -173,4 +173,4 @@ std::vector<Command> TokenCommands() {
   return commands;
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

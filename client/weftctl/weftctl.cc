@@ -14,7 +14,7 @@
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 constexpr int kDone = 0;
@@ -192,4 +192,4 @@ int RunWeftctl(const std::vector<std::string>& given, const Streams& streams) {
   return RunCommand(*command, rest, streams);
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

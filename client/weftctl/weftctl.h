@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 
 // `out` gets the results of a command, `err` its messages.
 struct Streams {
@@ -19,6 +19,6 @@ struct Streams {
 [[nodiscard]] int RunWeftctl(const std::vector<std::string>& given,
                              const Streams& streams);
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl
 
 #endif  // WEFT_CLIENT_WEFTCTL_WEFTCTL_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
-#include "src/base/progress.h"
+#include "src/base/observe/progress.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/checkpoint_report.h"
 #include "src/model_config/stored_weights.h"
@@ -16,10 +16,10 @@
 #include "src/weights/strict_json.h"
 #include "src/weights/tensor_copy.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
-using model::CheckpointReport;
+using model_config::CheckpointReport;
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
@@ -27,7 +27,7 @@ constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 Json ToJson(const CheckpointReport& report) {
   Json root;
   if (report.config.has_value()) {
-    const model::ModelConfig& config = *report.config;
+    const model_config::ModelConfig& config = *report.config;
     root["model_type"] = config.model_type;
     root["num_layers"] = config.num_layers;
     root["hidden_size"] = config.hidden;
@@ -42,7 +42,7 @@ Json ToJson(const CheckpointReport& report) {
   root["read_bytes"] = report.read_bytes;
   root["head_bytes"] = report.head_bytes;
   root["tensors"] = Json::array();
-  for (const model::TensorGroup& group : report.groups) {
+  for (const model_config::TensorGroup& group : report.groups) {
     root["tensors"].push_back({{"name", group.name},
                                {"dtype", weights::ScalarTypeName(group.dtype)},
                                {"shape", group.shape},
@@ -73,7 +73,7 @@ void PrintProblems(const CheckpointReport& report, std::ostream& out) {
 void PrintReport(const CheckpointReport& report, std::ostream& out) {
   std::vector<Row> summary;
   if (report.config.has_value()) {
-    const model::ModelConfig& config = *report.config;
+    const model_config::ModelConfig& config = *report.config;
     summary = {{"architecture", config.model_type},
                {"parameters", absl::StrCat(config.num_parameters())},
                {"layers", absl::StrCat(config.num_layers)},
@@ -90,7 +90,7 @@ void PrintReport(const CheckpointReport& report, std::ostream& out) {
   if (report.groups.empty()) return PrintProblems(report, out);
   std::vector<Row> rows = {
       {"TENSOR", "DTYPE", "SHAPE", "COUNT", "SIZE", "READ"}};
-  for (const model::TensorGroup& group : report.groups) {
+  for (const model_config::TensorGroup& group : report.groups) {
     rows.push_back({group.name, weights::ScalarTypeName(group.dtype),
                     weights::ShapeString(group.shape),
                     absl::StrCat(group.count), FormatBytes(group.size_bytes),
@@ -103,7 +103,7 @@ void PrintReport(const CheckpointReport& report, std::ostream& out) {
 
 absl::Status Inspect(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
-  const CheckpointReport report = model::InspectCheckpoint(model_dir);
+  const CheckpointReport report = model_config::InspectCheckpoint(model_dir);
   if (session.json) {
     // Replaces bytes that are not UTF-8, because paths may have any bytes.
     session.out << ToJson(report).dump(-1, ' ', /*ensure_ascii=*/false,
@@ -120,12 +120,14 @@ absl::Status Inspect(const Session& session) {
 // Returns the tensors that `weights head` copies, under their canonical names:
 // the embedding, and also the head if the head is not tied to the embedding.
 absl::StatusOr<std::vector<weights::CopiedTensor>> HeadTensors(
-    const weights::Checkpoint& checkpoint, const model::ModelConfig& config) {
+    const weights::Checkpoint& checkpoint,
+    const model_config::ModelConfig& config) {
   std::vector<weights::CopiedTensor> tensors;
-  for (const model::WeightEntry& entry : model::ListHeadWeights(config)) {
+  for (const model_config::WeightEntry& entry :
+       model_config::ListHeadWeights(config)) {
     WEFT_ASSIGN_OR_RETURN(const auto source, checkpoint.Find(entry.name));
     WEFT_RETURN_IF_ERROR(
-        model::CheckStored(entry.name, {.shape = entry.shape}, source));
+        model_config::CheckStored(entry.name, {.shape = entry.shape}, source));
     tensors.push_back({.name = entry.name, .source = source});
   }
   if (config.tied_embeddings) {
@@ -174,7 +176,8 @@ absl::Status CopyHead(const std::vector<weights::CopiedTensor>& tensors,
 absl::Status Head(const Session& session) {
   const std::string& model_dir = session.arguments.word(0);
   const std::string out_dir = session.arguments.GetString("output");
-  WEFT_ASSIGN_OR_RETURN(const auto config, model::ReadModelConfig(model_dir));
+  WEFT_ASSIGN_OR_RETURN(const auto config,
+                        model_config::ReadModelConfig(model_dir));
   WEFT_ASSIGN_OR_RETURN(const auto checkpoint,
                         weights::Checkpoint::Open(model_dir));
   WEFT_ASSIGN_OR_RETURN(const auto tensors, HeadTensors(*checkpoint, config));
@@ -213,4 +216,4 @@ std::vector<Command> WeightsCommands() {
   return commands;
 }
 
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -1,6 +1,6 @@
 #include "kernels/cuda/int8_few_rows.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/lora_few_rows.cuh"
+#include "kernels/cuda/lora/lora_few_rows.cuh"
 #include "kernels/cuda/mma.cuh"
 
 namespace weft::kernels::cuda {

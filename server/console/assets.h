@@ -6,7 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace weft::console {
+namespace weft::server::console {
 
 struct Asset {
   absl::string_view name;  // For example "console.css".
@@ -17,6 +17,6 @@ struct Asset {
 // Threads: any.
 [[nodiscard]] absl::Span<const Asset> Assets();
 
-}  // namespace weft::console
+}  // namespace weft::server::console
 
 #endif  // WEFT_SERVER_CONSOLE_ASSETS_H_

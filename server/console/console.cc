@@ -15,7 +15,7 @@
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft::console {
+namespace weft::server::console {
 namespace {
 
 using Json = nlohmann::json;
@@ -71,7 +71,7 @@ void WithCheckpoints(const EnginePort& port, const CallOrigin& origin,
   request.set_adapter_id(state["selected"].value("id", ""));
   const auto shared = std::make_shared<Json>(std::move(state));
   const absl::Status refused = port.Call(
-      origin, Rpc::kListCheckpoints, request, &Engine::ListCheckpoints,
+      origin, Rpc::kListCheckpoints, request, &engine::Engine::ListCheckpoints,
       [shared,
        respond](const absl::StatusOr<std::vector<CheckpointInfo>>& found) {
         if (found.ok()) {
@@ -143,4 +143,4 @@ absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(ServiceCore* core) {
   return server;
 }
 
-}  // namespace weft::console
+}  // namespace weft::server::console

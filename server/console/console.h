@@ -16,9 +16,9 @@
 #include <optional>
 #include <string>
 
-#include "server/engine_port.h"
+#include "server/call/engine_port.h"
 
-namespace weft::console {
+namespace weft::server::console {
 
 // Admits or refuses a request by its header, as the server on which
 // it listens does. Returns nullopt if the request is not for the console.
@@ -32,6 +32,6 @@ namespace weft::console {
 [[nodiscard]] absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(
     ServiceCore* core);
 
-}  // namespace weft::console
+}  // namespace weft::server::console
 
 #endif  // WEFT_SERVER_CONSOLE_CONSOLE_H_

@@ -1,7 +1,7 @@
 # Writes a C++ source with the console's files as raw strings:
 #   cmake -DOUTPUT=FILE -DFOLDER=DIR -DNAMES=a.html,b.js -P embed.cmake
 set(text "// Made by embed.cmake.\n#include \"server/console/assets.h\"\n\n")
-string(APPEND text "namespace weft::console {\nnamespace {\n\n")
+string(APPEND text "namespace weft::server::console {\nnamespace {\n\n")
 string(APPEND text "constexpr Asset kAssets[] = {\n")
 string(REPLACE "," ";" names "${NAMES}")
 foreach(name IN LISTS names)
@@ -14,5 +14,5 @@ foreach(name IN LISTS names)
 endforeach()
 string(APPEND text "};\n\n}  // namespace\n\n")
 string(APPEND text "absl::Span<const Asset> Assets() { return kAssets; }\n\n")
-string(APPEND text "}  // namespace weft::console\n")
+string(APPEND text "}  // namespace weft::server::console\n")
 file(WRITE ${OUTPUT} "${text}")

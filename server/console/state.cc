@@ -9,11 +9,11 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
-#include "server/metric_values.h"
-#include "server/version.h"
+#include "server/call/metric_values.h"
+#include "server/flags/version.h"
 #include "src/base/clock.h"
 
-namespace weft::console {
+namespace weft::server::console {
 namespace {
 
 using Json = nlohmann::json;
@@ -47,7 +47,7 @@ Json Rounded(float value) {
   return std::isfinite(scale) ? std::round(value * scale) / scale : 0;
 }
 
-std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
+std::vector<Entry> AllAdapters(engine::Engine& engine, const Caller& caller) {
   std::vector<Entry> entries;
   ActivityQuery query;
   bool more = true;
@@ -76,7 +76,7 @@ std::vector<Entry> AllAdapters(Engine& engine, const Caller& caller) {
   return entries;
 }
 
-Json ServerJson(const ServiceCore& core, const Engine* engine) {
+Json ServerJson(const ServiceCore& core, const engine::Engine* engine) {
   const char* const phase = core.engine.draining() ? "draining"
                             : engine == nullptr    ? "loading"
                                                    : "serving";
@@ -127,7 +127,8 @@ Json LoadJson(const LoadHistory& history, const MetricValues& values) {
 // Returns at most kMaxTenants tenants that have adapters, in the order of
 // names. Leaves out a tenant that has the name of its adapter: on a server
 // without tokens, an adapter may be its own tenant.
-Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
+Json TenantsJson(const engine::Engine& engine,
+                 const std::vector<Entry>& entries) {
   std::map<std::string, AdapterActivity> totals;
   for (const Entry& entry : entries) {
     if (entry.info.tenant == entry.info.adapter_id) continue;
@@ -155,7 +156,7 @@ Json TenantsJson(const Engine& engine, const std::vector<Entry>& entries) {
 
 // Sets "tokens" and "queued" to the numbers that the caller may see. For a
 // caller who sees all adapters, also sets "load" and "tenants".
-void FillTotals(const ServiceCore& core, const Engine& engine,
+void FillTotals(const ServiceCore& core, const engine::Engine& engine,
                 const Caller& caller, const std::vector<Entry>& entries,
                 Json* out) {
   if (caller.sees_all()) {
@@ -211,7 +212,7 @@ Json AdapterJson(const Entry& entry, const AdapterActivity& latest) {
           {"losses", std::move(losses)}};
 }
 
-Json SelectedJson(const Engine& engine, const Entry& entry) {
+Json SelectedJson(const engine::Engine& engine, const Entry& entry) {
   const Activity activity = engine.activity({.adapter_ids = {entry.engine_name},
                                              .tenants = {},
                                              .max_points = kSelectedPoints});
@@ -251,7 +252,8 @@ Json SelectedJson(const Engine& engine, const Entry& entry) {
 }
 
 // Returns the losses of the adapters that were used last.
-Json ComparedJson(const Engine& engine, std::vector<const Entry*> entries) {
+Json ComparedJson(const engine::Engine& engine,
+                  std::vector<const Entry*> entries) {
   const auto used = [](const Entry* entry) { return entry->info.last_used_at; };
   std::ranges::sort(entries, std::greater(), used);
   if (entries.size() > kMaxCompared) entries.resize(kMaxCompared);
@@ -299,8 +301,9 @@ std::vector<const Entry*> Listed(const std::vector<Entry>& entries,
   return found;
 }
 
-void FillAdapters(const Engine& engine, const std::vector<Entry>& entries,
-                  const StateQuery& query, Json* out) {
+void FillAdapters(const engine::Engine& engine,
+                  const std::vector<Entry>& entries, const StateQuery& query,
+                  Json* out) {
   size_t matching = 0;
   const std::vector<const Entry*> listed =
       Listed(entries, absl::AsciiStrToLower(query.search), &matching);
@@ -353,7 +356,7 @@ Json ErrorsJson(const ServiceCore& core, const Caller& caller) {
 
 Json MakeState(const ServiceCore& core, const Caller& caller,
                const StateQuery& query) {
-  Engine* const engine = core.engine.Peek();
+  engine::Engine* const engine = core.engine.Peek();
   Json out = {{"now", Seconds(absl::Now())},
               {"server", ServerJson(core, engine)},
               {"caller",
@@ -385,4 +388,4 @@ Json CheckpointsJson(std::vector<CheckpointInfo> checkpoints) {
   return out;
 }
 
-}  // namespace weft::console
+}  // namespace weft::server::console

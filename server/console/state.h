@@ -17,12 +17,12 @@
 #include <string>
 #include <vector>
 
-#include "server/caller.h"
-#include "server/service_core.h"
+#include "server/call/caller.h"
+#include "server/call/service_core.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 
-namespace weft::console {
+namespace weft::server::console {
 
 // The most entries of each list. If more than kMaxAdapters adapters match,
 // "adapters" has the most recently used ones.
@@ -57,6 +57,6 @@ struct StateQuery {
 [[nodiscard]] nlohmann::json CheckpointsJson(
     std::vector<CheckpointInfo> checkpoints);
 
-}  // namespace weft::console
+}  // namespace weft::server::console
 
 #endif  // WEFT_SERVER_CONSOLE_STATE_H_

@@ -19,12 +19,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "server/daemon/frontend.h"
-#include "server/grpc_log.h"
-#include "server/version.h"
+#include "server/flags/version.h"
+#include "server/grpc/grpc_log.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr int kExitFailed = 1;
@@ -129,7 +129,8 @@ class StageLog {
 
 // Drains the engine. Stops waiting if `timeout` passes, a second signal comes
 // or `health` returns an error. Returns whether all accepted work is done.
-bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
+bool Drain(engine::Engine* engine, const StopSignals& signals,
+           absl::Duration timeout,
            const std::function<absl::Status()>& health) {
   // Shared with the callback, which may run after this function has returned.
   const auto drained = std::make_shared<std::atomic<bool>>(false);
@@ -155,7 +156,7 @@ bool Drain(Engine* engine, const StopSignals& signals, absl::Duration timeout,
 
 // Says which adapters will end with the process, because they have steps that
 // are neither in --state-dir nor in a checkpoint.
-void LogLostSteps(Engine* engine) {
+void LogLostSteps(engine::Engine* engine) {
   constexpr size_t kMaxNamed = 20;
   std::vector<std::string> named;
   size_t count = 0;
@@ -202,12 +203,11 @@ void LogFailure(const char* what, const absl::Status& status) {
 // interrupted. If another rank ends, loading might wait for the ended rank
 // forever. So loading has kReasonGrace left to return an error, and then the
 // process ends. It also ends if loading succeeds although a rank has ended.
-absl::StatusOr<std::unique_ptr<Engine>> Load(const EngineOptions& options,
-                                             const EngineStarter& start_engine,
-                                             const StopSignals& signals,
-                                             prometheus::Registry* registry,
-                                             LocalRanks* others) {
-  absl::StatusOr<std::unique_ptr<Engine>> engine;
+absl::StatusOr<std::unique_ptr<engine::Engine>> Load(
+    const EngineOptions& options, const EngineStarter& start_engine,
+    const StopSignals& signals, prometheus::Registry* registry,
+    LocalRanks* others) {
+  absl::StatusOr<std::unique_ptr<engine::Engine>> engine;
   std::atomic<bool> done{false};
   std::thread loader([&] {
     engine = start_engine(options, registry);
@@ -244,7 +244,7 @@ void ExitLater(int status, absl::Duration grace) {
 
 // Returns UNAVAILABLE if the engine's last heartbeat is older than
 // kHeartbeatLimit + kHangGrace.
-absl::Status CheckHeartbeat(const Engine& engine) {
+absl::Status CheckHeartbeat(const engine::Engine& engine) {
   const absl::Duration age = SteadyNow() - engine.last_heartbeat();
   if (age <= kHeartbeatLimit + kHangGrace) return absl::OkStatus();
   return absl::UnavailableError(
@@ -266,7 +266,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
           prometheus::Registry* registry, LocalRanks* others) {
   StageLog stages;
   frontend->SetLoading();
-  absl::StatusOr<std::unique_ptr<Engine>> engine =
+  absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
       Load(settings.engine, start_engine, signals, registry, others);
   if (!engine.ok()) {
     LogFailure("the engine did not start", engine.status());
@@ -368,4 +368,4 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
                others);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -6,14 +6,15 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/flags.h"
-#include "server/local_ranks.h"
+#include "server/flags/flags.h"
+#include "server/flags/local_ranks.h"
 #include "src/engine/engine.h"
 
-namespace weft {
+namespace weft::server {
 
-using EngineStarter = std::function<absl::StatusOr<std::unique_ptr<Engine>>(
-    const EngineOptions&, prometheus::Registry*)>;
+using EngineStarter =
+    std::function<absl::StatusOr<std::unique_ptr<engine::Engine>>(
+        const EngineOptions&, prometheus::Registry*)>;
 
 // Runs the process of rank 0. Listens at once (readiness NOT_SERVING), starts
 // the engine, and serves until SIGTERM or SIGINT. Then drains until all
@@ -40,6 +41,6 @@ using RemoteWork = std::function<absl::Status(
 [[nodiscard]] int RunWorkerProcess(const Settings& settings,
                                    const RemoteWork& work);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_DAEMON_DAEMON_H_

@@ -10,14 +10,14 @@
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/resource_quota.h"
 #include "server/console/console.h"
-#include "server/services.h"
+#include "server/grpc/services.h"
 #include "src/base/address.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
-#include "src/base/metrics.h"
+#include "src/base/observe/log.h"
+#include "src/base/observe/metrics.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 constexpr char kReadinessService[] = "weft.v1.TrainingService";
@@ -251,7 +251,7 @@ bool Frontend::IsServing(const char* service) const {
 
 void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
 
-void Frontend::SetEngine(Engine* engine) {
+void Frontend::SetEngine(engine::Engine* engine) {
   core_.engine.Set(engine);
   const EngineInfo& info = engine->info();
   AddGauge(registry_.get(), "weft_model_info",
@@ -272,7 +272,7 @@ void Frontend::SetEngine(Engine* engine) {
 }
 
 void Frontend::UpdateLiveness(absl::Time now) {
-  const Engine* const engine = core_.engine.Peek();
+  const engine::Engine* const engine = core_.engine.Peek();
   if (engine == nullptr) return;
   const absl::Duration age = now - engine->last_heartbeat();
   const bool live = age <= kHeartbeatLimit;
@@ -294,7 +294,7 @@ void Frontend::StartDraining() {
 
 void Frontend::BeginDrain(Callback<bool> done) {
   const MutexLock lock(&drain_mu_);
-  Engine* const engine = core_.engine.Peek();
+  engine::Engine* const engine = core_.engine.Peek();
   if (engine == nullptr) {
     return done(absl::UnavailableError("the server is starting"));
   }
@@ -314,7 +314,7 @@ absl::Status Frontend::EndDrain() {
     return absl::FailedPreconditionError(
         "the process has been told to end and cannot take new work");
   }
-  Engine* const engine = core_.engine.Peek();
+  engine::Engine* const engine = core_.engine.Peek();
   if (engine == nullptr)
     return absl::UnavailableError("the server is starting");
   engine->Undrain();
@@ -344,4 +344,4 @@ void Frontend::Shutdown(absl::Duration grace) {
   metrics_.reset();
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -13,18 +13,18 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/impl/service_type.h"
 #include "prometheus/registry.h"
+#include "server/call/service_core.h"
 #include "server/console/console.h"
-#include "server/listener.h"
-#include "server/metrics_server.h"
-#include "server/service_core.h"
+#include "server/grpc/listener.h"
+#include "server/http/metrics_server.h"
 #include "server/tinker/tinker_front.h"
 #include "src/base/clock.h"
-#include "src/base/metrics.h"
-#include "src/base/mutex.h"
-#include "src/base/options.h"
-#include "src/base/process_collector.h"
+#include "src/base/observe/metrics.h"
+#include "src/base/observe/process_collector.h"
+#include "src/base/options/options.h"
+#include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // The engine counts as hung if its heartbeat is older than this. The engine's
 // thread renews the heartbeat while idle and after each piece of work. The
@@ -74,7 +74,7 @@ class Frontend {
 
   // Serves with `engine` from now on, unless draining. REQUIRES: `engine`
   // outlives Shutdown.
-  void SetEngine(Engine* engine);
+  void SetEngine(engine::Engine* engine);
 
   // Sets liveness by the age of the engine's heartbeat at `now`. Counts how
   // often liveness turns NOT_SERVING. Call it periodically.
@@ -136,6 +136,6 @@ class Frontend {
   std::string metrics_address_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_DAEMON_FRONTEND_H_

@@ -17,14 +17,14 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "server/config_file.h"
 #include "server/daemon/service.h"
-#include "server/flags.h"
-#include "server/local_ranks.h"
-#include "server/thread_room.h"
-#include "server/version.h"
+#include "server/flags/config_file.h"
+#include "server/flags/flags.h"
+#include "server/flags/local_ranks.h"
+#include "server/flags/thread_room.h"
+#include "server/flags/version.h"
 #include "src/base/huge_pages.h"
-#include "src/base/world.h"
+#include "src/base/options/world.h"
 
 namespace {
 
@@ -111,13 +111,13 @@ bool LoadTorch(const std::string& folder, int mode) {
 // Starts the other ranks, unless torchrun or another launcher started them. In
 // a process that it starts, it returns, too.
 absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
-                                      weft::LocalRanks* others) {
+                                      weft::server::LocalRanks* others) {
   const int size = options.tensor_parallel_size * options.data_parallel_size;
   // A server of one rank ignores variables such as RANK, because they may
   // belong to an outer job.
   if (size == 1) return weft::World();
   absl::StatusOr<std::optional<weft::World>> given =
-      weft::WorldFromEnvironment(weft::ProcessEnvironment());
+      weft::WorldFromEnvironment(weft::server::ProcessEnvironment());
   if (!given.ok()) return given.status();
   if (given->has_value()) {
     const absl::Status fits = weft::CheckWorldSize(
@@ -126,8 +126,8 @@ absl::StatusOr<weft::World> MakeWorld(const weft::EngineOptions& options,
     return **given;
   }
   weft::World world;
-  absl::StatusOr<weft::LocalRanks> spawned =
-      weft::LocalRanks::Spawn(size, &world);
+  absl::StatusOr<weft::server::LocalRanks> spawned =
+      weft::server::LocalRanks::Spawn(size, &world);
   if (!spawned.ok()) return spawned.status();
   *others = *std::move(spawned);
   return world;
@@ -150,7 +150,7 @@ void* FindInService(const weft::ServerOptions& options, const char* name,
   return function;
 }
 
-int CheckConfig(const weft::Settings& settings) {
+int CheckConfig(const weft::server::Settings& settings) {
   if (!settings.unknown_variables.empty()) {
     PrintLines(absl::InvalidArgumentError(
         absl::StrJoin(settings.unknown_variables, "\n")));
@@ -168,18 +168,18 @@ int CheckConfig(const weft::Settings& settings) {
 
 // Says what is wrong if this process may not have its threads.
 bool HasThreadRoom() {
-  const absl::Status room = weft::CheckThreads(kThreads);
+  const absl::Status room = weft::server::CheckThreads(kThreads);
   if (!room.ok()) PrintLines(room);
   return room.ok();
 }
 
-int Serve(const weft::Settings& settings) {
+int Serve(const weft::server::Settings& settings) {
   if (!HasThreadRoom()) return kExitCannotStart;
   SetLibraryDefaults();
   // Before the other ranks are started, so that LibTorch is loaded once.
   void* const serve = FindInService(settings.server, "WeftServe", kToServe);
   if (serve == nullptr) return kExitCannotStart;
-  weft::LocalRanks others;
+  weft::server::LocalRanks others;
   const absl::StatusOr<weft::World> world = MakeWorld(settings.engine, &others);
   if (!world.ok()) {
     PrintLines(world.status());
@@ -192,7 +192,7 @@ int Serve(const weft::Settings& settings) {
 }
 
 int PrintHelp(const std::string& word) {
-  const std::string text = weft::HelpText(word);
+  const std::string text = weft::server::HelpText(word);
   std::fputs(text.c_str(), stdout);
   if (!text.empty()) return 0;
   std::fprintf(stderr, "weftd: no flag is about '%s'; see --help\n",
@@ -203,26 +203,26 @@ int PrintHelp(const std::string& word) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  absl::StatusOr<weft::Settings> settings =
-      weft::ParseSettings(std::vector<std::string>(argv + 1, argv + argc),
-                          weft::ProcessEnvironment());
+  absl::StatusOr<weft::server::Settings> settings = weft::server::ParseSettings(
+      std::vector<std::string>(argv + 1, argv + argc),
+      weft::server::ProcessEnvironment());
   if (!settings.ok()) {
     PrintLines(settings.status());
     return kExitBadConfig;
   }
   if (settings->help) return PrintHelp(settings->help_word);
-  settings->unknown_variables = weft::UnknownVariables(environ);
+  settings->unknown_variables = weft::server::UnknownVariables(environ);
   if (settings->version) {
-    std::fputs(weft::VersionText().c_str(), stdout);
+    std::fputs(weft::server::VersionText().c_str(), stdout);
     return 0;
   }
-  const absl::Status valid = weft::ValidateSettings(*settings);
+  const absl::Status valid = weft::server::ValidateSettings(*settings);
   if (!valid.ok()) {
     PrintLines(valid);
     return kExitBadConfig;
   }
   if (settings->print_config) {
-    std::fputs(weft::ConfigText(*settings).c_str(), stdout);
+    std::fputs(weft::server::ConfigText(*settings).c_str(), stdout);
     return 0;
   }
   if (settings->check_config) return CheckConfig(*settings);

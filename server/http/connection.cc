@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "server/http/host.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 namespace beast = boost::beast;
@@ -402,4 +402,4 @@ void ServeConnection(Tcp::socket socket, std::shared_ptr<ConnectionPool> pool) {
   connection->Read();
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -11,7 +11,7 @@
 #include "server/http/fair_budget.h"
 #include "server/http/server.h"
 
-namespace weft {
+namespace weft::server {
 
 // What the connections of a server share. Threads: the server's.
 struct ConnectionPool {
@@ -34,6 +34,6 @@ struct ConnectionPool {
 void ServeConnection(boost::asio::ip::tcp::socket socket,
                      std::shared_ptr<ConnectionPool> pool);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_CONNECTION_H_

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 // A holder that has at most this part of a budget may take a large amount.
@@ -70,4 +70,4 @@ void FairBudget::Release(const std::string& holder, int64_t amount) {
   if (own->second == 0) holders_.erase(own);
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -11,9 +11,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 
-namespace weft {
+namespace weft::server {
 
 // A budget that holders share. A holder may take half of what the others leave,
 // so that there is room for one more in any case. A holder that has little may
@@ -57,6 +57,6 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   std::map<std::string, int64_t> holders_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_FAIR_BUDGET_H_

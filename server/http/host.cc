@@ -9,7 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 bool IsAddress(int family, absl::string_view text) {
@@ -59,4 +59,4 @@ std::string ClientAddress(const std::string& peer, bool peer_is_local,
   return peer_is_local && is_address ? forwarded : peer;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -7,7 +7,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace weft {
+namespace weft::server {
 
 // Returns whether a request with this Host header may be meant for this server.
 // That is so for IP addresses, localhost, and the names in `allowed`, with or
@@ -29,6 +29,6 @@ namespace weft {
                                         bool peer_is_local,
                                         const std::string& forwarded);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_HOST_H_

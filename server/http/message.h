@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft {
+namespace weft::server {
 
 inline constexpr char kJsonType[] = "application/json";
 inline constexpr char kProtobufType[] = "application/x-protobuf";
@@ -81,6 +81,6 @@ struct Admission {
 // Threads: the server's.
 using HttpHandler = std::function<Admission(const HttpRequest& header)>;
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_MESSAGE_H_

@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace weft {
+namespace weft::server {
 
 HttpReply JsonReply(const nlohmann::json& body, int status) {
   // The library would throw an exception for bytes that are not UTF-8.
@@ -50,4 +50,4 @@ HttpReply ErrorReply(const absl::Status& status) {
   return reply;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "server/http/message.h"
 
-namespace weft {
+namespace weft::server {
 
 [[nodiscard]] HttpReply JsonReply(const nlohmann::json& body, int status = 200);
 
@@ -20,6 +20,6 @@ namespace weft {
 // HttpStatusOf. The replies 429 and 503 also have the header Retry-After.
 [[nodiscard]] HttpReply ErrorReply(const absl::Status& status);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_REPLIES_H_

@@ -11,7 +11,7 @@
 #include "server/http/connection.h"
 #include "src/base/address.h"
 
-namespace weft {
+namespace weft::server {
 
 namespace asio = boost::asio;
 using Tcp = asio::ip::tcp;
@@ -125,4 +125,4 @@ void HttpServer::After(absl::Duration delay, std::function<void()> work) {
   core_->After(delay, std::move(work));
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "server/http/message.h"
 
-namespace weft {
+namespace weft::server {
 
 struct HttpOptions {
   uint32_t max_header_bytes = 32 << 10;
@@ -86,6 +86,6 @@ class HttpServer {
   const std::unique_ptr<Core> core_;
 };
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_SERVER_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/strip.h"
 #include "src/base/status_macros.h"
 
-namespace weft {
+namespace weft::server {
 namespace {
 
 absl::StatusOr<std::string> Unescape(absl::string_view text) {
@@ -55,4 +55,4 @@ absl::StatusOr<Url> ParseUrl(absl::string_view target, absl::string_view root) {
   return url;
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace weft {
+namespace weft::server {
 
 struct Url {
   std::vector<std::string> parts;  // The path after the root, split at '/'.
@@ -24,6 +24,6 @@ struct Url {
 [[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target,
                                            absl::string_view root);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_SERVER_HTTP_URL_H_

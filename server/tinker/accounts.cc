@@ -17,15 +17,15 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "server/field_checks.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
-#include "src/base/log.h"
+#include "server/wire/field_checks.h"
+#include "src/base/observe/log.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // Returns a number for a token's id. The SDK's type has numbers, and Weft's ids
@@ -441,4 +441,4 @@ absl::StatusOr<Json> GetAuditLog(Front& front, const Call& call) {
   return Json{{"entries", entries}};
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

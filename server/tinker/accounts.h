@@ -14,7 +14,7 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/front.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Returns 128 random bits in hex. Ids name adapters, folders and futures, so
 // none may repeat. Errors: INTERNAL if the system has no random bits.
@@ -77,6 +77,6 @@ void NoteEvent(Front& front, const Caller& caller, const char* action,
 // Reads the events from the ledger.
 void RestoreEvents(Front& front);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_ACCOUNTS_H_

@@ -17,7 +17,7 @@
 
 #include "server/tinker/front.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Asks the engine once to delete an adapter, and writes nothing to the ledger.
 // Errors: those of EnginePort::Call.
@@ -62,6 +62,6 @@ void LeaveAdapter(Front& front, const Caller& caller,
 // before the front's thread starts.
 void HaveAdapter(Front& front, const Caller& caller,
                  const std::string& adapter);
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_ADAPTERS_H_

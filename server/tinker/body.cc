@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 absl::Status TooLarge(size_t max_bytes) {
@@ -123,4 +123,4 @@ absl::StatusOr<nlohmann::json> ParseObject(absl::string_view text) {
   return parsed;
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

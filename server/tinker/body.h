@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // The largest JSON body after decompression. Parsed JSON takes many times the
 // memory of its text. Clients send larger data as protobuf.
@@ -38,6 +38,6 @@ inline constexpr int kMaxJsonDepth = 64;
 [[nodiscard]] absl::StatusOr<nlohmann::json> ParseObject(
     absl::string_view text);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_BODY_H_

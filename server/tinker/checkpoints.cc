@@ -12,18 +12,18 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/field_checks.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
-#include "src/base/log.h"
+#include "server/wire/field_checks.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 constexpr absl::string_view kScheme = "tinker://";
@@ -354,7 +354,7 @@ absl::Status ListAdapters(Front& front, const CallPtr& call,
     if (!refused.ok()) done(refused);
   };
   return front.port.Call(call->origin(), Rpc::kListAdapters, request,
-                         &Engine::ListAdapters, IfOk(done, add));
+                         &engine::Engine::ListAdapters, IfOk(done, add));
 }
 
 // Calls `make` with the caller's runs. Responds with the JSON or the error that
@@ -398,7 +398,7 @@ absl::Status ListCheckpoints(Front& front, const CallPtr& call,
   v1::ListCheckpointsRequest request;
   request.set_adapter_id(adapter);
   return front.port.Call(call->origin(), Rpc::kListCheckpoints, request,
-                         &Engine::ListCheckpoints, std::move(done));
+                         &engine::Engine::ListCheckpoints, std::move(done));
 }
 
 absl::Status FindCheckpoint(Front& front, const CallPtr& call,
@@ -423,7 +423,8 @@ absl::Status DeleteRunCheckpoint(Front& front, CallOrigin origin,
   request.set_name(path.WeftName());
   return front.port.CallWith<bool>(
       std::move(origin), Rpc::kDeleteCheckpoint, request,
-      [](Engine& engine, std::pair<std::string, std::string> names, auto then) {
+      [](engine::Engine& engine, std::pair<std::string, std::string> names,
+         auto then) {
         engine.DeleteCheckpoint(std::move(names.first), std::move(names.second),
                                 std::move(then));
       },
@@ -561,4 +562,4 @@ absl::StatusOr<Json> PageJson(const Call& call, const char* name,
                {{"offset", offset}, {"limit", limit}, {"total_count", total}}}};
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

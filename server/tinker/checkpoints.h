@@ -15,7 +15,7 @@
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 enum class CheckpointKind : uint8_t { kTraining, kSampler, kExternal };
 
@@ -135,6 +135,6 @@ struct Run {
 [[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
                                             const Json& all);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_CHECKPOINTS_H_

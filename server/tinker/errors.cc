@@ -7,7 +7,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // Field names of weft.v1 and of the Tinker API. StrReplaceAll takes the longest
@@ -85,4 +85,4 @@ Json FailureOf(const absl::Status& status) {
           {"category", CategoryOf(status.code())}};
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

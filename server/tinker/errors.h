@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "server/tinker/fields.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Returns the status with the Tinker API's names for the fields of weft.v1. Its
 // payloads are the same.
@@ -17,6 +17,6 @@ namespace weft::tinker {
 // "server".
 [[nodiscard]] Json FailureOf(const absl::Status& status);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_ERRORS_H_

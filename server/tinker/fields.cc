@@ -3,10 +3,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 absl::Status Missing(const char* name) { return BadField(name, "is required"); }
@@ -191,4 +191,4 @@ absl::Status RefuseFields(const Json& body) {
   return absl::OkStatus();
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 using Json = nlohmann::json;
 
@@ -95,6 +95,6 @@ inline constexpr char kStabilityInfo[] = "record_stability_info";
 // message says what the caller can do instead.
 [[nodiscard]] absl::Status RefuseFields(const Json& body);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_FIELDS_H_

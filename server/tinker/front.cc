@@ -8,9 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "server/field_checks.h"
+#include "server/grpc/listener.h"
 #include "server/http/replies.h"
-#include "server/listener.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -20,11 +19,12 @@
 #include "server/tinker/routes.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/tinker_front.h"
+#include "server/wire/field_checks.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // If all results together have more bytes than this, Futures forgets old ones.
@@ -203,4 +203,4 @@ void TinkerFront::EngineIsReady() {
   });
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/call.h"
-#include "server/engine_port.h"
+#include "server/call/call.h"
+#include "server/call/engine_port.h"
 #include "server/http/fair_budget.h"
 #include "server/http/message.h"
 #include "server/tinker/fields.h"
@@ -24,7 +24,7 @@
 #include "server/tinker/records.h"
 #include "server/tinker/turns.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 struct TrainBody;  // training.h
 
@@ -129,6 +129,6 @@ struct Front {
   TurnPool bodies{1};
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_FRONT_H_

@@ -7,7 +7,7 @@
 #include "server/http/replies.h"
 #include "src/base/clock.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // The memory of a future besides its result.
@@ -187,4 +187,4 @@ void Futures::GiveUp(const std::string& id, uint64_t waiter) {
       kTryAgain));
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

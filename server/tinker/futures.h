@@ -18,7 +18,7 @@
 #include "server/tinker/errors.h"
 #include "src/base/tokens.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // retrieve_future waits this long for a result before it responds 408.
 // The SDK gives up after 45 s.
@@ -134,6 +134,6 @@ class Futures {
   uint64_t next_waiter_ = 0;
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_FUTURES_H_

@@ -13,7 +13,7 @@
 #include "server/tinker/front.h"
 #include "src/request/reply.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Handles one request. Calls `Respond` once, now or later. If the handler
 // returns an error instead, its caller responds with the error.
@@ -190,6 +190,6 @@ Handler RetrieveFuture;
 Handler ListRuns, GetRun, ListRunCheckpoints, ListAllCheckpoints;
 Handler DeleteCheckpoint, SetCheckpointTtl, GetWeightsInfo;
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_HANDLERS_H_

@@ -9,7 +9,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -17,10 +16,11 @@
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/training.h"
+#include "server/wire/status_conversion.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 constexpr const char* kKindNames[] = {"session",    "model",  "sampler",
@@ -227,4 +227,4 @@ void RestoreSteps(Front& front) {
   RunSteps(front, front.ledger.StepIds(), 0);
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

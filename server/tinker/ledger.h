@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/caller.h"
-#include "server/engine_port.h"
+#include "server/call/caller.h"
+#include "server/call/engine_port.h"
 #include "server/tinker/fields.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 struct Front;
 
@@ -71,7 +71,9 @@ class Ledger {
   }
 
  private:
-  [[nodiscard]] Engine& engine() const { return *port_.core()->engine.Peek(); }
+  [[nodiscard]] engine::Engine& engine() const {
+    return *port_.core()->engine.Peek();
+  }
 
   const EnginePort& port_;
 };
@@ -119,6 +121,6 @@ void RestoreTables(Front& front);
 // Front::ready.
 void RestoreSteps(Front& front);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_LEDGER_H_

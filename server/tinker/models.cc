@@ -4,9 +4,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "server/field_checks.h"
-#include "server/response_conversion.h"
-#include "server/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -14,12 +11,15 @@
 #include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "server/wire/field_checks.h"
+#include "server/wire/response_conversion.h"
+#include "server/wire/status_conversion.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 std::string KeyOf(const Caller& caller, const std::string& adapter) {
@@ -62,7 +62,7 @@ absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
   v1::DeleteAdapterRequest request;
   request.set_adapter_id(adapter);
   return front.port.Call(std::move(origin), Rpc::kDeleteAdapter, request,
-                         &Engine::DeleteAdapter, std::move(done));
+                         &engine::Engine::DeleteAdapter, std::move(done));
 }
 
 absl::Status GetAdapterOf(Front& front, CallOrigin origin,
@@ -71,7 +71,7 @@ absl::Status GetAdapterOf(Front& front, CallOrigin origin,
   v1::GetAdapterRequest request;
   request.set_adapter_id(adapter);
   return front.port.Call(std::move(origin), Rpc::kGetAdapter, request,
-                         &Engine::GetAdapter, std::move(done));
+                         &engine::Engine::GetAdapter, std::move(done));
 }
 
 void DeleteOrphan(Front& front, const Caller& caller,
@@ -152,7 +152,7 @@ void StartLoad(Front& front, const CallOrigin& origin,
   request.set_name(info.name);
   request.set_weights_only(true);
   const absl::Status refused = front.port.Call(
-      origin, Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
+      origin, Rpc::kLoadCheckpoint, request, &engine::Engine::LoadCheckpoint,
       [&front, origin,
        adapter](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         EndLoad(front, origin, adapter, reply.status());
@@ -293,11 +293,13 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
   WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
   v1::CreateAdapterRequest request;
   request.set_adapter_id(model.adapter);
-  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
+                        front.port.engine());
   WEFT_RETURN_IF_ERROR(ReadLora(call->body, engine->info().projections,
                                 request.mutable_config()));
   return front.port.Call(
-      call->origin(), Rpc::kCreateAdapter, request, &Engine::CreateAdapter,
+      call->origin(), Rpc::kCreateAdapter, request,
+      &engine::Engine::CreateAdapter,
       [&front, id = model.id, caller = model.caller, adapter = model.adapter,
        done](const absl::StatusOr<AdapterInfo>& info) {
         // If the model is gone, DeleteOrphan may have run before the adapter
@@ -376,9 +378,9 @@ absl::Status StartModel(Front& front, const std::string& id,
   return refused;
 }
 
-Json InfoOf(const Front& front, const Engine& engine, const std::string& model,
-            const std::string& base, const std::string& optimizer,
-            const AdapterInfo& info) {
+Json InfoOf(const Front& front, const engine::Engine& engine,
+            const std::string& model, const std::string& base,
+            const std::string& optimizer, const AdapterInfo& info) {
   return {
       {"type", "get_info"},
       {"model_id", model},
@@ -457,7 +459,8 @@ absl::Status GetModelInfo(Front& front, const CallPtr& call,
                           const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.FindModel(*call, Text(call->body, "model_id")));
-  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
+                        front.port.engine());
   const std::string base =
       model->base_model.empty() ? front.model_name() : model->base_model;
   return GetAdapterOf(
@@ -536,4 +539,4 @@ void RestoreModels(Front& front) {
   }
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

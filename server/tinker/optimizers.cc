@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
 #include "server/tinker/fields.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // A field of the SDK's parameters and how it is set in a message of weft.v1.
@@ -133,4 +133,4 @@ absl::Status CheckOptimizerOf(const Model& model,
       "optimizer's state"));
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

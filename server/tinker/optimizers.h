@@ -8,7 +8,7 @@
 #include "server/tinker/front.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // The types of `optimizer_config`.
 inline constexpr char kAdamType[] = "adamw";
@@ -36,6 +36,6 @@ inline constexpr char kDimuonType[] = "dimuon";
 [[nodiscard]] absl::Status CheckOptimizerOf(const Model& model,
                                             const v1::OptimStepRequest& step);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_OPTIMIZERS_H_

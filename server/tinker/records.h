@@ -14,13 +14,13 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/call.h"
-#include "server/engine_port.h"
+#include "server/call/call.h"
+#include "server/call/engine_port.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "src/request/reply.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // A client's session. sessions.h says when a session ends.
 struct Session {
@@ -165,6 +165,6 @@ struct RunningSample {
   bool unwanted = false;  // SweepSamples has cancelled it.
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_RECORDS_H_

@@ -1,7 +1,7 @@
 #include "server/tinker/handlers.h"
 #include "server/tinker/routes.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 constexpr Rpc kRead = Rpc::kGetInfo;
@@ -80,4 +80,4 @@ constexpr Route kRoutes[] = {
 
 std::span<const Route> Routes() { return kRoutes; }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -11,16 +11,16 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "server/http/replies.h"
 #include "server/http/url.h"
-#include "server/parse_cost.h"
-#include "server/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/body.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/wire.pb.h"
+#include "server/wire/parse_cost.h"
+#include "server/wire/status_conversion.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // The largest body of a route that is not `large`. The limit is low, because
@@ -234,4 +234,4 @@ absl::Status ServeAgain(Front& front, const CallPtr& call) {
   return Act(front, *route, again, [](const HttpReply& /*reply*/) {});
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -5,11 +5,11 @@
 #include <span>
 #include <variant>
 
-#include "server/rpc_policy.h"
+#include "server/call/rpc_policy.h"
 #include "server/tinker/front.h"
 #include "server/tinker/handlers.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Every API key begins with this prefix; the rest is the token.
 inline constexpr char kKeyPrefix[] = "tml-";
@@ -51,6 +51,6 @@ struct Route {
 // Threads: any.
 [[nodiscard]] std::span<const Route> Routes();
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_ROUTES_H_

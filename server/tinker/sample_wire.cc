@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
 #include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"
 #include "server/tinker/wire.pb.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
@@ -334,4 +334,4 @@ std::string SampleOutputJson(const std::string& serialized) {
   return JsonReply(reply).body;
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

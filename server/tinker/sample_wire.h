@@ -15,7 +15,7 @@
 #include "src/request/sample.h"
 #include "weft/v1/sampling.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // The caller's choices for the prompt's log-probabilities.
 struct SampleFormat {
@@ -47,6 +47,6 @@ struct TranslatedSample {
 // SDK's types.
 [[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_SAMPLE_WIRE_H_

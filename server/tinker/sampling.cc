@@ -4,8 +4,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
-#include "server/status_conversion.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -14,11 +12,13 @@
 #include "server/tinker/sample_wire.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
+#include "server/wire/field_checks.h"
+#include "server/wire/status_conversion.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // The memory of a sample besides its request.
@@ -100,7 +100,8 @@ UsageCounts UsageOf(int64_t prompt, const SampleResult& result) {
 absl::Status StartSample(Front& front, const CallPtr& call,
                          const Sampler& sampler, const std::string& id,
                          const std::function<void()>& end) {
-  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
+                        front.port.engine());
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_ASSIGN_OR_RETURN(
       TranslatedSample sample,
@@ -121,8 +122,8 @@ absl::Status StartSample(Front& front, const CallPtr& call,
   }
   const absl::Status refused = front.port.CallWith<SampleResult>(
       call->origin(), Rpc::kSample, sample.request,
-      [&front, id, owner = call->owner()](Engine& port, SampleRequest plain,
-                                          auto then) {
+      [&front, id, owner = call->owner()](engine::Engine& port,
+                                          SampleRequest plain, auto then) {
         // RespondSamplePromise names the sequences by the future.
         if (!plain.record.empty()) plain.record = id;
         front.running[id] = {
@@ -285,8 +286,9 @@ void Release(Front& front, const CallOrigin& origin, const Sampler& sampler,
     const absl::Status& status = released.status();
     end(absl::IsNotFound(status) ? absl::OkStatus() : status);
   };
-  const absl::Status refused = front.port.Call(
-      origin, Rpc::kReleaseSnapshot, request, &Engine::ReleaseSnapshot, gone);
+  const absl::Status refused =
+      front.port.Call(origin, Rpc::kReleaseSnapshot, request,
+                      &engine::Engine::ReleaseSnapshot, gone);
   if (!refused.ok()) gone(refused);
 }
 
@@ -330,7 +332,7 @@ absl::Status StartPublish(Front& front, const CallOrigin& origin,
     Keep(front, sampler, IfOk(done, end));
   };
   return front.port.Call(origin, Rpc::kPublishSnapshot, request,
-                         &Engine::PublishSnapshot, IfOk(done, keep));
+                         &engine::Engine::PublishSnapshot, IfOk(done, keep));
 }
 
 absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
@@ -466,4 +468,4 @@ void RestoreSamplers(Front& front) {
   }
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -11,15 +11,15 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/field_checks.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/training.h"
+#include "server/wire/field_checks.h"
 #include "src/base/clock.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 void EndSession(Front& front, const std::string& id) {
@@ -159,7 +159,8 @@ absl::StatusOr<Json> GetDynamicConfig(Front& /*front*/, const Call& /*call*/) {
 }
 
 absl::StatusOr<Json> GetCapabilities(Front& front, const Call& /*call*/) {
-  WEFT_ASSIGN_OR_RETURN(const Engine* const engine, front.port.engine());
+  WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
+                        front.port.engine());
   Json models = Json::array();
   for (const std::string& name : front.model_names()) {
     models.push_back({{"model_name", name},
@@ -430,4 +431,4 @@ absl::Status SearchSessions(Front& front, const CallPtr& call,
       }));
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

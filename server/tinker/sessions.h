@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "server/tinker/front.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // A session ends if it has no heartbeat for this time.
 inline constexpr absl::Duration kSessionTimeout = absl::Hours(1);
@@ -110,6 +110,6 @@ void DropSnapshotsOf(Front& front, const Model& model);
 // session is gone. Call it after RestoreSessions.
 void RestoreSamplers(Front& front);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_SESSIONS_H_

@@ -7,17 +7,17 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "server/field_checks.h"
-#include "server/status_conversion.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/train_wire.h"
+#include "server/wire/field_checks.h"
+#include "server/wire/status_conversion.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // While the server starts, retrieve_future fails after this pause, so that
@@ -170,7 +170,7 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
     // The engine has not taken the step, or a drain took it back, because a
     // lower one is missing. It waits until the server takes it, or for the next
     // process. An engine that has failed takes no step again.
-    const Engine* const engine = front.port.core()->engine.Peek();
+    const engine::Engine* const engine = front.port.core()->engine.Peek();
     const bool takes_steps = engine == nullptr || engine->failure().ok();
     if (takes_steps && RetryMillis(status) &&
         !status.GetPayload(kStepDonePayload)) {
@@ -407,4 +407,4 @@ FutureResult OutputOf(absl::string_view model, const Caller& caller,
       result);
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -17,13 +17,13 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "server/caller.h"
+#include "server/call/caller.h"
 #include "server/tinker/front.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/sessions.h"
 #include "src/request/step.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // The id of a future: a model, and either a sequence number or a name.
 struct PromiseId {
@@ -112,6 +112,6 @@ void OpenLine(Front& front, const std::string& model);
                                     const Caller& caller,
                                     const StepResult& result);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_STEPS_H_

@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 template <typename T>
@@ -272,4 +272,4 @@ absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
   return out;
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

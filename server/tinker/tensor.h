@@ -18,7 +18,7 @@
 #include "server/tinker/wire.pb.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 static_assert(std::endian::native == std::endian::little,
               "raw values are copied, not swapped");
@@ -83,6 +83,6 @@ std::vector<T> FromRaw(const std::string& bytes) {
 [[nodiscard]] absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
                                                     const Json& json);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TENSOR_H_

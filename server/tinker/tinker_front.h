@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/engine_port.h"
+#include "server/call/engine_port.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 struct Front;
 
@@ -55,6 +55,6 @@ class TinkerFront {
   const std::unique_ptr<Front> front_;
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TINKER_FRONT_H_

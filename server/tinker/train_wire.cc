@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
 #include "server/http/replies.h"
 #include "server/tinker/fields.h"
 #include "server/tinker/tensor.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 constexpr char kCustom[] = "custom";
@@ -437,4 +437,4 @@ std::string TrainOutputJson(const std::string& serialized) {
       .body;
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -1,7 +1,7 @@
 // Converts requests and results of forward_backward between Tinker's messages
 // and Weft's.
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
-// does not offer. server/request_validation.h finds bad ids, lengths and values
+// does not offer. server/wire/request_validation.h finds bad ids, lengths and values
 // later.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_TRAIN_WIRE_H_
@@ -16,7 +16,7 @@
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Reads the JSON form of the request: {"forward_backward_input": {"data",
 // "loss_fn", "loss_fn_config"}, "model_id", "seq_id"}. If the body has
@@ -50,6 +50,6 @@ namespace weft::tinker {
 // Converts the result of TrainOutput to JSON text.
 [[nodiscard]] std::string TrainOutputJson(const std::string& serialized);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TRAIN_WIRE_H_

@@ -7,7 +7,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/field_checks.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/errors.h"
 #include "server/tinker/handlers.h"
@@ -15,11 +14,12 @@
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/train_wire.h"
+#include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
 #include "src/request/loss_graph.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 // Parses the body, which is JSON or protobuf.
@@ -48,7 +48,7 @@ absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
   const std::string owner = OwnerKey(*origin.caller);
   return front.port.CallWith<StepReply<TrainResult>>(
       origin, rpc, request,
-      [&front, owner](Engine& engine, TrainRequest plain, auto then) {
+      [&front, owner](engine::Engine& engine, TrainRequest plain, auto then) {
         // Without a record the client's own values serve.
         plain.replay.optional = true;
         const bool replays = !plain.replay.spans.empty();
@@ -76,7 +76,7 @@ absl::Status StartTrain(Front& front, const CallOrigin& origin,
   WEFT_RETURN_IF_ERROR(train->request.status());
   v1::ForwardBackwardRequest& request = *train->request;
   v1::LossConfig* const loss = request.mutable_loss();
-  const absl::StatusOr<Engine*> engine = front.port.engine();
+  const absl::StatusOr<engine::Engine*> engine = front.port.engine();
   loss->set_replay_routing(loss->replay_support() && engine.ok() &&
                            (*engine)->info().expert_layers > 0);
   if (!train->forward_only) {
@@ -186,7 +186,7 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
       WEFT_RETURN_IF_ERROR(CheckOptimizerOf(*found, request));
     }
     return front.port.Call(
-        origin, Rpc::kOptimStep, request, &Engine::OptimStep,
+        origin, Rpc::kOptimStep, request, &engine::Engine::OptimStep,
         IfOk(done, [done](const StepReply<OptimStepResult>& reply) {
           done(OutputOf("", reply.result));
         }));
@@ -311,4 +311,4 @@ void RestoreLosses(Front& front) {
   }
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

@@ -14,7 +14,7 @@
 #include "server/tinker/front.h"
 #include "weft/v1/training.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // The body of forward_backward or forward.
 struct TrainBody {
@@ -38,6 +38,6 @@ void DropLossesOf(Front& front, const std::string& session);
 // Reads the losses of the restored sessions from the ledger.
 void RestoreLosses(Front& front);
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TRAINING_H_

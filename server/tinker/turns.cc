@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 TurnPool::TurnPool(size_t num_threads) {
   for (size_t i = 0; i < num_threads; ++i) {
@@ -50,4 +50,4 @@ void TurnPool::Loop() {
   }
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

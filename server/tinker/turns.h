@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 
 // Runs work that takes long on threads of its own, so that the front's thread
 // goes on serving others meanwhile. Nobody waits for more than one piece of
-// work of each other owner. The class Worker (src/base/worker.h) has one thread
+// work of each other owner. The class Worker (src/base/threads/worker.h) has one thread
 // and one queue instead.
 // Threads: any.
 class TurnPool {
@@ -53,6 +53,6 @@ class TurnPool {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker
 
 #endif  // WEFT_SERVER_TINKER_TURNS_H_

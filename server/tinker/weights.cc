@@ -5,7 +5,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/field_checks.h"
+#include "server/http/replies.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
@@ -13,14 +13,15 @@
 #include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
-#include "src/base/file_source.h"
+#include "server/wire/field_checks.h"
+#include "src/base/files/file_source.h"
 #include "src/base/reason.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
 #include "weft/v1/adapters.pb.h"
 
-namespace weft::tinker {
+namespace weft::server::tinker {
 namespace {
 
 using Done = Callback<FutureResult>;
@@ -57,7 +58,8 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
   request.set_name(path.WeftName());
   request.set_overwrite(overwrite);
   return front.port.Call(
-      call->origin(), Rpc::kSaveCheckpoint, request, &Engine::SaveCheckpoint,
+      call->origin(), Rpc::kSaveCheckpoint, request,
+      &engine::Engine::SaveCheckpoint,
       IfOk(done, [&front, call, path, extras,
                   done](const StepReply<CheckpointInfo>& reply) {
         KeepExtras(front, call->caller, path,
@@ -142,7 +144,8 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
       });
   if (with_optimizer) ++model->loads;
   const absl::Status refused = front.port.Call(
-      call->origin(), Rpc::kLoadCheckpoint, request, &Engine::LoadCheckpoint,
+      call->origin(), Rpc::kLoadCheckpoint, request,
+      &engine::Engine::LoadCheckpoint,
       [&front, call, id = place.model, path, with_optimizer,
        end](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         if (with_optimizer) EndLoad(front, call->caller, id, path, reply);
@@ -249,7 +252,7 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
   }
   const absl::Status refused = front.port.CallWith<CheckpointInfo>(
       call->origin(), Rpc::kUploadCheckpoint, request,
-      [](Engine& engine, LoadCheckpointRequest plain, auto then) {
+      [](engine::Engine& engine, LoadCheckpointRequest plain, auto then) {
         engine.UploadCheckpoint(
             {.adapter_id = std::move(plain.adapter_id),
              .name = std::move(plain.name),
@@ -436,4 +439,4 @@ absl::Status DownloadFile(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
-}  // namespace weft::tinker
+}  // namespace weft::server::tinker

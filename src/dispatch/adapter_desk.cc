@@ -17,7 +17,7 @@ namespace {
 // Returns the error for clients whose work did not run because a move failed.
 // RESOURCE_EXHAUSTED and UNAVAILABLE keep their code, because clients may try
 // again. Any other error becomes INTERNAL.
-absl::Status MoveFailed(const sched::Move& move, const std::string& adapter_id,
+absl::Status MoveFailed(const Move& move, const std::string& adapter_id,
                         const absl::Status& status) {
   const std::string text =
       move.to == AdapterLocation::kDevice
@@ -262,7 +262,7 @@ void AdapterDesk::WhenOnDevice(AdapterKey key, EngineTask task) {
       s_.WantAdapter(key);
       return;
     }
-    s_.residency.Used(key, sched::kTask);
+    s_.residency.Used(key, kTask);
   }
   task(absl::OkStatus());
 }
@@ -306,12 +306,12 @@ void AdapterDesk::ReturnSlot() {
   s_.residency.ReturnSlot();
 }
 
-bool AdapterDesk::IsUnderway(const sched::Move& move) const {
+bool AdapterDesk::IsUnderway(const Move& move) const {
   MutexLock lock(&s_.mu);
   return s_.residency.IsUnderway(move);
 }
 
-void AdapterDesk::FinishMove(const sched::Move& move, uint64_t bytes,
+void AdapterDesk::FinishMove(const Move& move, uint64_t bytes,
                              const absl::Status& status) {
   std::vector<EngineTask> ready;
   std::vector<EngineTask> failed;
@@ -319,7 +319,7 @@ void AdapterDesk::FinishMove(const sched::Move& move, uint64_t bytes,
   {
     MutexLock lock(&s_.mu);
     s_.env.metrics->CountMove(move.from, move.to, status.ok(), bytes);
-    const std::optional<sched::SlotWaiter> unserved =
+    const std::optional<SlotWaiter> unserved =
         s_.residency.Finished(move, status.ok());
     AdapterRecord* record = s_.Find(move.adapter);
     if (unserved) {
@@ -341,7 +341,7 @@ void AdapterDesk::FinishMove(const sched::Move& move, uint64_t bytes,
   for (const EngineTask& task : ready) task(absl::OkStatus());
 }
 
-std::vector<EngineTask> AdapterDesk::DropWaiter(const sched::SlotWaiter& waiter,
+std::vector<EngineTask> AdapterDesk::DropWaiter(const SlotWaiter& waiter,
                                                 const absl::Status& status) {
   if (waiter.ticket > 0) {
     return {std::move(s_.slot_tasks.extract(waiter.ticket).mapped())};

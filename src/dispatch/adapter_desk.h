@@ -92,16 +92,15 @@ class AdapterDesk {
 
   // Returns whether this move of the adapter is still running and the adapter
   // exists.
-  [[nodiscard]] bool IsUnderway(const sched::Move& move) const;
+  [[nodiscard]] bool IsUnderway(const Move& move) const;
   // Ends a move of `bytes` bytes. If the adapter is now on the device, runs the
   // tasks that waited for it. If the move failed, fails the work and the tasks
   // that get no slot because of the failure.
-  void FinishMove(const sched::Move& move, uint64_t bytes,
-                  const absl::Status& status);
+  void FinishMove(const Move& move, uint64_t bytes, const absl::Status& status);
 
  private:
-  [[nodiscard]] std::vector<EngineTask> DropWaiter(
-      const sched::SlotWaiter& waiter, const absl::Status& status)
+  [[nodiscard]] std::vector<EngineTask> DropWaiter(const SlotWaiter& waiter,
+                                                   const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 
   State& s_;

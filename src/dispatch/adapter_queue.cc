@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 bool Expired(const AdapterQueue::Entry& entry, absl::Time now) {
@@ -319,4 +319,4 @@ void AdapterQueue::PutWaiting(const Place& place, Entry entry) {
   waiting_.emplace(place, std::move(entry));
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

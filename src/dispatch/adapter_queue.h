@@ -24,7 +24,7 @@
 #include "src/dispatch/queue_room.h"
 #include "src/dispatch/scheduled_work.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 class AdapterQueue {
  public:
@@ -169,6 +169,6 @@ class AdapterQueue {
   std::vector<Running> running_;
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_ADAPTER_QUEUE_H_

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 using Queues = std::vector<AdapterQueue*>;
@@ -198,4 +198,4 @@ void BatchWindow::Ran(absl::Duration elapsed) {
   running_tokens_ = 0;
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -17,7 +17,7 @@
 #include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter_key.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 // Returns the plan, starts its work in `queues` and charges it to `shares`.
 // REQUIRES: each of `queues` is active in `shares`, has an item that is ready
@@ -75,6 +75,6 @@ class BatchWindow {
   double seconds_per_token_ = 0;  // A moving average; 0: not known.
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_BATCH_PLANNER_H_

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 std::vector<DecodeOrder::Place> DecodeOrder::Places(
     const std::vector<Member>& members) {
@@ -43,4 +43,4 @@ std::vector<DecodeOrder::Place> DecodeOrder::Places(
   return places;
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

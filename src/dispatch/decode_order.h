@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 class DecodeOrder {
  public:
@@ -65,6 +65,6 @@ class DecodeOrder {
   uint64_t num_heads_ = 0;  // Counts all heads that there have been.
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_DECODE_ORDER_H_

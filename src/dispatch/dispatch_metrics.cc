@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/base/options.h"
+#include "src/base/options/options.h"
 
 namespace weft::dispatch {
 namespace {
 
-// The names of sched::WorkKind, in its order.
+// The names of WorkKind, in its order.
 const std::vector<std::string> kKinds = {"train", "optim", "io", "sample"};
 
 std::vector<std::string> TenantLabels(std::vector<std::string> tenants) {
@@ -94,10 +94,10 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
                                   "Replies no longer kept because all of them "
                                   "together reached their limit.")) {}
 
-void DispatchMetrics::SetQueues(const sched::Scheduler& scheduler) {
-  for (int kind = 0; kind < sched::kNumWorkKinds; ++kind) {
-    queue_depth_[kind].Set(static_cast<double>(
-        scheduler.QueueDepth(static_cast<sched::WorkKind>(kind))));
+void DispatchMetrics::SetQueues(const Scheduler& scheduler) {
+  for (int kind = 0; kind < kNumWorkKinds; ++kind) {
+    queue_depth_[kind].Set(
+        static_cast<double>(scheduler.QueueDepth(static_cast<WorkKind>(kind))));
   }
   int64_t others = scheduler.room().total().requests;
   for (size_t i = 0; i < tenants_.size(); ++i) {
@@ -163,7 +163,7 @@ void DispatchMetrics::ObserveSwapIn(absl::Duration waited) {
   swap_in_.Observe(absl::ToDoubleSeconds(waited));
 }
 
-void DispatchMetrics::ObserveWait(sched::WorkKind kind, absl::Duration waited) {
+void DispatchMetrics::ObserveWait(WorkKind kind, absl::Duration waited) {
   queue_wait_[static_cast<size_t>(kind)].Observe(absl::ToDoubleSeconds(waited));
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "src/base/metrics.h"
+#include "src/base/observe/metrics.h"
 #include "src/dispatch/scheduler.h"
 #include "src/request/adapter.h"
 
@@ -23,8 +23,8 @@ class DispatchMetrics {
   explicit DispatchMetrics(prometheus::Registry* registry,
                            std::vector<std::string> tenants = {});
 
-  void SetQueues(const sched::Scheduler& scheduler);
-  void ObserveWait(sched::WorkKind kind, absl::Duration waited);
+  void SetQueues(const Scheduler& scheduler);
+  void ObserveWait(WorkKind kind, absl::Duration waited);
   // CountTenantTrain counts the tokens of a slice that ran. CountTenantSample
   // counts the tokens of a finished sample request, prompt included.
   void CountTenantTrain(std::string_view tenant, int64_t num_tokens);

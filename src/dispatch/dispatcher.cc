@@ -159,18 +159,16 @@ std::optional<Work> Dispatcher::ChooseMove() {
         const AdapterRecord* record = state_.Find(adapter);
         const bool task = record != nullptr && !record->tasks.empty();
         const bool pinned = record != nullptr && record->pinned;
-        return sched::Demand{
+        return Demand{
             .busy = pinned || state_.scheduler.IsRunning(adapter),
-            .ready = static_cast<sched::WorkKinds>(
-                state_.scheduler.ReadyKinds(adapter) |
-                (task ? sched::kTask : 0))};
+            .ready = static_cast<WorkKinds>(
+                state_.scheduler.ReadyKinds(adapter) | (task ? kTask : 0))};
       };
   const auto bytes_of = [this](AdapterKey adapter)
                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
                               return state_.adapters.at(adapter).image_bytes;
                             };
-  const std::optional<sched::Move> move =
-      state_.residency.Next(demand_of, bytes_of);
+  const std::optional<Move> move = state_.residency.Next(demand_of, bytes_of);
   if (!move) return std::nullopt;
   if (move->ticket > 0) {
     RunTasks run;
@@ -188,31 +186,29 @@ std::optional<Work> Dispatcher::ChooseMove() {
 
 Work Dispatcher::ChoosePlan(int active_samples) {
   running_since_ = state_.env.clock->Now();
-  const sched::Plan plan =
-      state_.scheduler.Next(running_since_, active_samples);
+  const Plan plan = state_.scheduler.Next(running_since_, active_samples);
   running_ = plan.kind;
   switch (plan.kind) {
-    case sched::Plan::Kind::kNone:
+    case Plan::Kind::kNone:
       break;
-    case sched::Plan::Kind::kTrain: {
+    case Plan::Kind::kTrain: {
       RunTrain train{.backward = plan.backward, .slices = {}};
-      for (const sched::TrainSlice& slice : plan.slices) {
+      for (const TrainSlice& slice : plan.slices) {
         train.slices.push_back({slice, state_.StartStep(slice.work_id)});
       }
       return train;
     }
-    case sched::Plan::Kind::kExclusive:
+    case Plan::Kind::kExclusive:
       return RunStep{.step = state_.StartStep(plan.work_id)};
-    case sched::Plan::Kind::kDecode:
+    case Plan::Kind::kDecode:
       return RunDecode{};
   }
   return Idle{};
 }
 
 void Dispatcher::AccountDeviceTime() {
-  state_.scheduler.AccountDeviceTime(
-      std::exchange(running_, sched::Plan::Kind::kNone),
-      state_.env.clock->Now() - running_since_);
+  state_.scheduler.AccountDeviceTime(std::exchange(running_, Plan::Kind::kNone),
+                                     state_.env.clock->Now() - running_since_);
 }
 
 void Dispatcher::ExpireWork() {

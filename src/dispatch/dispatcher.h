@@ -108,8 +108,7 @@ class Dispatcher {
   AdapterDesk adapters_;
   RecoveryDesk recovery_;
   // The kind of the plan that runs on the device, and the plan's start.
-  sched::Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) =
-      sched::Plan::Kind::kNone;
+  Plan::Kind running_ ABSL_GUARDED_BY(state_.mu) = Plan::Kind::kNone;
   absl::Time running_since_ ABSL_GUARDED_BY(state_.mu);
   // True if the replay had the latest turn. The next turn then goes to other
   // work.

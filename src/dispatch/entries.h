@@ -31,7 +31,7 @@ struct StepWork {
   AdapterKey adapter = AdapterKey::kBaseModel;
   std::string digest;
   uint64_t step = 0;
-  sched::WorkKind kind = sched::WorkKind::kTrain;
+  WorkKind kind = WorkKind::kTrain;
   absl::Time accepted_at;
   TraceId trace = CurrentTrace();  // The first caller's trace id.
   bool started = false;

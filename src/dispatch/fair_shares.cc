@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 // The virtual time of one token at weight 1. With this value, the cost of one
@@ -127,4 +127,4 @@ void DeviceShare::Wake(Kind& kind, bool has_work) {
   kind.has_work = has_work;
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -19,7 +19,7 @@
 #include "absl/time/time.h"
 #include "src/request/adapter_key.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 class FairShares {
  public:
@@ -124,6 +124,6 @@ class DeviceShare {
   double turn_start_ = 0;  // The virtual time at which the latest turn started.
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_FAIR_SHARES_H_

@@ -1,6 +1,6 @@
 #include "src/dispatch/page_allocator.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 PageAllocator::PageAllocator(int32_t num_pages)
     : references_(num_pages, 0), kept_(num_pages, false) {
@@ -52,4 +52,4 @@ int32_t PageAllocator::num_references(PageId page) const {
   return page >= 0 && page < num_pages() ? references_[page] : 0;
 }
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 using PageId = int32_t;
 
@@ -70,6 +70,6 @@ class PageAllocator {
   int32_t num_idle_ = 0;
 };
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_PAGE_ALLOCATOR_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 PrefixCache::PrefixCache(PageAllocator* allocator, int32_t page_size,
                          PageAllocator* states)
@@ -191,4 +191,4 @@ void PrefixCache::DropVersion(uint64_t version) {
   versions_.erase(entries);
 }
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch

@@ -29,7 +29,7 @@
 #include "src/dispatch/sequence_pages.h"
 #include "src/dispatch/state_slot.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 class PrefixCache {
  public:
@@ -132,6 +132,6 @@ class PrefixCache {
   int64_t num_pages_ = 0;
 };
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_PREFIX_CACHE_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 using Load = QueueRoom::Load;
@@ -124,4 +124,4 @@ Load QueueRoom::LoadOf(const std::string& tenant) const {
   return it == tenants_.end() ? Load{} : it->second;
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 struct QueueLimits {
   int64_t max_requests = 0;  // >= 1
@@ -75,6 +75,6 @@ class QueueRoom {
   std::map<std::string, Load> tenants_;  // Tenants that have requests.
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_QUEUE_ROOM_H_

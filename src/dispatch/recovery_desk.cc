@@ -138,8 +138,7 @@ bool RecoveryDesk::FinishSlices(bool wanted) {
   MutexLock lock(&s_.mu);
   const bool between =
       wanted && std::ranges::any_of(s_.steps, [](const auto& entry) {
-        return entry.second->started &&
-               entry.second->kind == sched::WorkKind::kTrain;
+        return entry.second->started && entry.second->kind == WorkKind::kTrain;
       });
   s_.scheduler.SetUndividedOnly(between);
   return wanted && !between;

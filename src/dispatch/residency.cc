@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 void Residency::Add(AdapterKey adapter) {
   --granted_;
@@ -263,4 +263,4 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   return failed;
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

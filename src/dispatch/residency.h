@@ -34,7 +34,7 @@
 #include "src/request/adapter.h"
 #include "src/request/adapter_key.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 using Location = AdapterLocation;
 
@@ -172,6 +172,6 @@ class Residency {
   uint64_t moves_ = 0;
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_RESIDENCY_H_

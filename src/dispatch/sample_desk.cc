@@ -44,7 +44,7 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   const auto drawn =
       static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
   WEFT_RETURN_IF_ERROR(s_.Enqueue({.id = id,
-                                   .kind = sched::WorkKind::kSample,
+                                   .kind = WorkKind::kSample,
                                    .adapter = own,
                                    .promised = request.promised,
                                    .tokens = prompt + drawn,
@@ -98,9 +98,9 @@ void SampleDesk::PutBack(const SampleTask& sample) {
 
 void SampleDesk::Start(const SampleTask& sample) {
   MutexLock lock(&s_.mu);
-  s_.env.metrics->ObserveWait(sched::WorkKind::kSample,
+  s_.env.metrics->ObserveWait(WorkKind::kSample,
                               s_.env.clock->Now() - sample.accepted_at);
-  s_.residency.Used(sample.adapter, sched::kSampling);
+  s_.residency.Used(sample.adapter, kSampling);
 }
 
 void SampleDesk::Finish(uint64_t id, absl::StatusOr<SampleResult> result) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 void SampleQueue::AddAdapter(AdapterKey adapter, const std::string& tenant) {
   shares_.Add(adapter, tenant);
@@ -95,4 +95,4 @@ bool SampleQueue::HasWaiting(AdapterKey adapter) const {
   return lanes_.contains(adapter);  // Lanes are never empty.
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "src/dispatch/fair_shares.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 class SampleQueue {
  public:
@@ -70,6 +70,6 @@ class SampleQueue {
   FairShares shares_;
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_SAMPLE_QUEUE_H_

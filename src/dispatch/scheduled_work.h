@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "src/request/adapter_key.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 // kTrain (ForwardBackward, Forward) may share micro-batches with other kTrain.
 // kOptim and kAdapterOp are barriers: no other step of their adapter runs at
@@ -90,6 +90,6 @@ struct Plan {
   uint64_t work_id = 0;
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_SCHEDULED_WORK_H_

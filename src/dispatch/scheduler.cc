@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 namespace {
 
 absl::Status Invalid(const WorkItem& item, absl::string_view problem) {
@@ -387,4 +387,4 @@ bool Scheduler::WouldBeginSlices(const AdapterQueue::Entry& ready) const {
          ready.item.tokens > options_.max_batch_tokens;
 }
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch

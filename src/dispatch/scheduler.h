@@ -51,7 +51,7 @@
 #include "src/dispatch/sample_queue.h"
 #include "src/dispatch/scheduled_work.h"
 
-namespace weft::sched {
+namespace weft::dispatch {
 
 // The limits and weights of the scheduler.
 struct SchedulerOptions {
@@ -196,6 +196,6 @@ class Scheduler {
   uint64_t arrivals_ = 0;
 };
 
-}  // namespace weft::sched
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_SCHEDULER_H_

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 SequencePages::SequencePages(PageAllocator* allocator, int32_t page_size)
     : allocator_(allocator), page_size_(page_size) {}
@@ -80,4 +80,4 @@ void SequencePages::Release() {
   state_ = StateSlot();
 }
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch

@@ -17,7 +17,7 @@
 #include "src/dispatch/page_allocator.h"
 #include "src/dispatch/state_slot.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 // Tells the caller of ForkSequence to copy the first `num_rows` rows of a page
 // to another page, before it uses the new sequence.
@@ -90,6 +90,6 @@ struct SequencePages::Fork {
   std::optional<PageCopy> copy;
 };
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_SEQUENCE_PAGES_H_

@@ -83,7 +83,7 @@ AdapterInfo State::InfoOf(AdapterKey adapter) const {
   return info;
 }
 
-absl::StatusOr<uint64_t> State::Enqueue(sched::WorkItem item) {
+absl::StatusOr<uint64_t> State::Enqueue(WorkItem item) {
   std::vector<uint64_t> displaced;
   absl::StatusOr<uint64_t> step =
       scheduler.Enqueue(std::move(item), env.clock->Now(), &displaced);
@@ -139,7 +139,7 @@ bool State::Withdraw(uint64_t id, const absl::Status& status) {
                              .step = work.step,
                              .digest = work.digest,
                              .status = status};
-  work.kind = sched::WorkKind::kAdapterOp;
+  work.kind = WorkKind::kAdapterOp;
   return true;
 }
 

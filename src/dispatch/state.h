@@ -17,7 +17,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "src/base/clock.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 #include "src/dispatch/dispatch_metrics.h"
 #include "src/dispatch/entries.h"
 #include "src/dispatch/residency.h"
@@ -27,8 +27,8 @@
 namespace weft::dispatch {
 
 struct Options {
-  sched::SchedulerOptions scheduler;
-  sched::ResidencyOptions residency;
+  SchedulerOptions scheduler;
+  ResidencyOptions residency;
   int max_adapters = 0;
   int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
@@ -83,7 +83,7 @@ struct State {
   [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Does what Scheduler::Enqueue does, and ends the work that it displaced.
-  absl::StatusOr<uint64_t> Enqueue(sched::WorkItem item)
+  absl::StatusOr<uint64_t> Enqueue(WorkItem item)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Asks for a device slot if the adapter has none. Call it when the adapter
   // has work.
@@ -129,8 +129,8 @@ struct State {
 
   Mutex mu;
   CondVar changed;
-  sched::Scheduler scheduler ABSL_GUARDED_BY(mu);
-  sched::Residency residency ABSL_GUARDED_BY(mu);
+  Scheduler scheduler ABSL_GUARDED_BY(mu);
+  Residency residency ABSL_GUARDED_BY(mu);
   std::map<std::string, AdapterKey> keys ABSL_GUARDED_BY(mu);
   std::map<AdapterKey, AdapterRecord> adapters ABSL_GUARDED_BY(mu);
   // `tenants` is keyed by name. `resident_bytes` is the total over all

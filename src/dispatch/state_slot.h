@@ -11,7 +11,7 @@
 
 #include "src/dispatch/page_allocator.h"
 
-namespace weft::kv {
+namespace weft::dispatch {
 
 using StateId = PageId;
 
@@ -66,6 +66,6 @@ class StateSlot {
   std::optional<StateId> id_;
 };
 
-}  // namespace weft::kv
+}  // namespace weft::dispatch
 
 #endif  // WEFT_SRC_DISPATCH_STATE_SLOT_H_

@@ -52,7 +52,7 @@ absl::Status CheckHasValues(const StepRequest& request) {
 
 }  // namespace
 
-CancelHandle StepDesk::Submit(StepRequest request, sched::WorkItem item,
+CancelHandle StepDesk::Submit(StepRequest request, WorkItem item,
                               StepCallback done) {
   // The digest takes time linear in the request's bytes, so it is computed
   // without the lock.
@@ -119,8 +119,7 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
 }
 
 absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
-                                              sched::WorkItem item,
-                                              std::string digest,
+                                              WorkItem item, std::string digest,
                                               const StepCallback& done) {
   MutexLock lock(&s_.mu);
   const std::string& adapter_id = AdapterIdOf(request);
@@ -159,7 +158,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const auto* const train = std::get_if<TrainRequest>(&request);
   item.adapter =
       train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
-  const sched::WorkKind kind = item.kind;
+  const WorkKind kind = item.kind;
   const bool empty = item.empty;
   WEFT_ASSIGN_OR_RETURN(const uint64_t step, s_.Enqueue(std::move(item)));
   if (!empty) s_.WantAdapter(*key);
@@ -278,7 +277,7 @@ StepDesk::StepNode StepDesk::End(uint64_t id,
   if (node.empty()) return node;
   StepWork& work = *node.mapped();
   if (AdapterRecord* record = s_.Find(work.adapter)) {
-    s_.residency.Used(work.adapter, sched::kTraining);
+    s_.residency.Used(work.adapter, kTraining);
     if (result.ok()) {
       NoteResult(*record, work, **result);
       s_.StoreReply(*record, work.adapter, work.step, *result);

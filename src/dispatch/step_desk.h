@@ -28,8 +28,7 @@ class StepDesk {
   // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the
   // step), or UNAVAILABLE while draining, or if the request still has a
   // `replay` and the step that it repeats has ended without a result.
-  CancelHandle Submit(StepRequest request, sched::WorkItem item,
-                      StepCallback done);
+  CancelHandle Submit(StepRequest request, WorkItem item, StepCallback done);
 
   // Returns whether Submit would answer the call without running the request:
   // it repeats a step, or its number is wrong. `digest` is the request's.
@@ -60,7 +59,7 @@ class StepDesk {
   // Any thread may call the methods below.
 
   [[nodiscard]] absl::StatusOr<CancelHandle> Accept(StepRequest& request,
-                                                    sched::WorkItem item,
+                                                    WorkItem item,
                                                     std::string digest,
                                                     const StepCallback& done);
   // If the call repeats a completed step, posts the stored result to `done`. If

@@ -53,11 +53,11 @@ struct RunTasks {
 };
 // A move of an adapter's tensors. The move ends with AdapterDesk::FinishMove.
 struct RunMove {
-  sched::Move move;
+  Move move;
 };
 // A slice of a training request, with its step.
 struct StepSlice {
-  sched::TrainSlice slice;
+  TrainSlice slice;
   StepTask step;
 
   [[nodiscard]] const TrainRequest& request() const {

@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "src/base/file_source.h"
-#include "src/base/options.h"
-#include "src/base/world.h"
+#include "src/base/files/file_source.h"
+#include "src/base/options/options.h"
+#include "src/base/options/world.h"
 #include "src/request/activity.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
@@ -34,7 +34,7 @@ namespace prometheus {
 class Registry;
 }  // namespace prometheus
 
-namespace weft {
+namespace weft::engine {
 
 class Engine {
  public:
@@ -202,6 +202,6 @@ class Engine {
 [[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
     const EngineOptions& options, int64_t device_bytes);
 
-}  // namespace weft
+}  // namespace weft::engine
 
 #endif  // WEFT_SRC_ENGINE_ENGINE_H_

@@ -6,19 +6,20 @@
 #include <type_traits>
 #include <utility>
 
-#include "src/base/options.h"
-#include "src/base/worker.h"
+#include "src/base/options/options.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
-#include "src/engine/adapter_io.h"
-#include "src/engine/adapter_table.h"
-#include "src/engine/compute_device.h"
-#include "src/engine/compute_guard.h"
-#include "src/engine/engine_probe.h"
+#include "src/engine/device/compute_device.h"
+#include "src/engine/device/compute_guard.h"
+#include "src/engine/device/engine_probe.h"
 #include "src/log/recorder.h"
 #include "src/log/sample_records.h"
 #include "src/log/state_folder.h"
 
 namespace weft::engine {
+
+class AdapterIo;
+class AdapterTable;
 
 // Holds references to members of the engine. The engine's parts keep this
 // context, and the members outlive the parts.
@@ -30,9 +31,9 @@ struct EngineContext {
   AdapterTable& adapters;
   AdapterIo& files;  // Used by the I/O thread.
   EngineProbe& probe;
-  records::Recorder& recorder;
-  records::SampleRecords& sample_records;
-  const journal::StateFolder* state;  // Null without --state-dir.
+  log::Recorder& recorder;
+  log::SampleRecords& sample_records;
+  const log::StateFolder* state;  // Null without --state-dir.
   // Must be called before an adapter changes or is removed. If a running
   // snapshot still needs the adapter's old state, the call copies the old state
   // (snapshotter.h).
@@ -61,9 +62,7 @@ struct EngineContext {
     });
   }
   // Updates what clients see of the adapter. Threads: engine thread.
-  void Publish(AdapterKey adapter) const {
-    dispatcher.adapters().Publish(adapter, adapters.Facts(adapter));
-  }
+  void Publish(AdapterKey adapter) const;
 };
 
 }  // namespace weft::engine

@@ -5,8 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
-#include "src/engine/prefix_tree.h"
+#include "src/engine/train/prefix_tree.h"
 
 namespace weft::engine {
 namespace {
@@ -15,10 +16,10 @@ namespace {
 constexpr int64_t kTargetsOfOneRow = 64;
 
 // Returns the scheduler's work item for a training request.
-sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
-  sched::WorkItem item{.kind = sched::WorkKind::kTrain,
-                       .backward = request.backward,
-                       .unnumbered = request.unnumbered};
+dispatch::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
+  dispatch::WorkItem item{.kind = dispatch::WorkKind::kTrain,
+                          .backward = request.backward,
+                          .unnumbered = request.unnumbered};
   item.datum_tokens.reserve(request.data.size());
   item.datum_prefix.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {
@@ -36,14 +37,14 @@ sched::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
 }
 
 // Returns the scheduler's work item for a step.
-sched::WorkItem ItemOf(const StepRequest& request, bool share_prompts) {
+dispatch::WorkItem ItemOf(const StepRequest& request, bool share_prompts) {
   if (const auto* const train = std::get_if<TrainRequest>(&request)) {
     return TrainItem(*train, share_prompts);
   }
   if (std::holds_alternative<OptimStepRequest>(request)) {
-    return {.kind = sched::WorkKind::kOptim, .tokens = 1};
+    return {.kind = dispatch::WorkKind::kOptim, .tokens = 1};
   }
-  return {.kind = sched::WorkKind::kAdapterOp,
+  return {.kind = dispatch::WorkKind::kAdapterOp,
           .empty = std::holds_alternative<RefusedStep>(request),
           .numbered = std::holds_alternative<LoadCheckpointRequest>(request),
           .tokens = 1};
@@ -143,7 +144,7 @@ CancelHandle EngineImpl::Submit(StepRequest request, StepCallback done) {
                             .status = replayed};
     }
   }
-  sched::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
                                     std::move(done));
 }

@@ -16,29 +16,29 @@
 #include <vector>
 
 #include "src/base/clock.h"
-#include "src/base/disk_room.h"
-#include "src/base/options.h"
-#include "src/base/spill_folder.h"
-#include "src/base/worker.h"
+#include "src/base/files/disk_room.h"
+#include "src/base/files/spill_folder.h"
+#include "src/base/options/options.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
-#include "src/engine/adapter_io.h"
-#include "src/engine/adapter_manager.h"
-#include "src/engine/adapter_mover.h"
-#include "src/engine/adapter_table.h"
-#include "src/engine/batch_trainer.h"
-#include "src/engine/compute_device.h"
-#include "src/engine/compute_guard.h"
+#include "src/engine/adapters/adapter_io.h"
+#include "src/engine/adapters/adapter_manager.h"
+#include "src/engine/adapters/adapter_mover.h"
+#include "src/engine/adapters/adapter_table.h"
+#include "src/engine/decode/sample_loop.h"
+#include "src/engine/decode/sample_runner.h"
+#include "src/engine/device/compute_device.h"
+#include "src/engine/device/compute_guard.h"
+#include "src/engine/device/engine_probe.h"
+#include "src/engine/device/engine_profile.h"
 #include "src/engine/engine.h"
 #include "src/engine/engine_context.h"
-#include "src/engine/engine_probe.h"
-#include "src/engine/engine_profile.h"
-#include "src/engine/memory_metrics.h"
-#include "src/engine/memory_split.h"
-#include "src/engine/recovery.h"
-#include "src/engine/sample_loop.h"
-#include "src/engine/sample_runner.h"
-#include "src/engine/snapshotter.h"
-#include "src/engine/step_executor.h"
+#include "src/engine/recovery/recovery.h"
+#include "src/engine/recovery/snapshotter.h"
+#include "src/engine/start/memory_metrics.h"
+#include "src/engine/start/memory_split.h"
+#include "src/engine/train/batch_trainer.h"
+#include "src/engine/train/step_executor.h"
 #include "src/executor/executor.h"
 #include "src/log/log_writer.h"
 #include "src/log/recorder.h"
@@ -62,8 +62,8 @@ struct EngineParts {
   lora::BaseModel base;
   std::unique_ptr<DiskMetrics> disks;
   std::unique_ptr<SpillFolder> spill;
-  std::optional<MemorySplit> memory;            // Set on CUDA only.
-  std::unique_ptr<journal::StateFolder> state;  // Null without --state-dir.
+  std::optional<MemorySplit> memory;        // Set on CUDA only.
+  std::unique_ptr<log::StateFolder> state;  // Null without --state-dir.
 };
 
 class EngineImpl final : public Engine {
@@ -163,7 +163,7 @@ class EngineImpl final : public Engine {
   EngineProbe probe_;
   dispatch::DispatchMetrics dispatch_metrics_;
   const RealClock clock_;
-  records::SampleRecords sample_records_;
+  log::SampleRecords sample_records_;
   executor::Executor executor_;
   ComputeGuard guard_;
   AdapterTable adapters_;
@@ -178,11 +178,11 @@ class EngineImpl final : public Engine {
   AdapterManager manager_;
   Snapshotter snapshots_;
   Recovery recovery_;
-  std::optional<journal::LogMetrics> log_metrics_;
+  std::optional<log::LogMetrics> log_metrics_;
   EngineProfile profile_{&io_, &replies_};
   // Stop() ends what runs on these threads before any member is destroyed.
   Worker replies_;
-  records::Recorder recorder_;
+  log::Recorder recorder_;
   Worker io_;
   std::thread thread_;
 };

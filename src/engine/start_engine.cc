@@ -10,16 +10,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/clock.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
-#include "src/engine/compute_guard.h"
+#include "src/engine/adapters/model_fingerprint.h"
+#include "src/engine/decode/head_options.h"
+#include "src/engine/device/compute_guard.h"
 #include "src/engine/engine_impl.h"
-#include "src/engine/head_options.h"
-#include "src/engine/load_rank.h"
-#include "src/engine/model_fingerprint.h"
+#include "src/engine/start/load_rank.h"
 #include "src/executor/remote_worker.h"
 
-namespace weft {
+namespace weft::engine {
 namespace {
 
 std::string LastPathPart(const std::string& path) {
@@ -39,7 +39,7 @@ std::string DtypeOf(const EngineOptions& options,
 
 EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
                     bool has_byte_decoder) {
-  const model::ModelConfig& config = decoder.config();
+  const model_config::ModelConfig& config = decoder.config();
   const auto own = [](int64_t limit, int64_t of_all) {
     return limit == 0 ? of_all : limit;
   };
@@ -68,7 +68,7 @@ EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
           options.max_queue_requests_per_tenant, options.max_queue_requests),
       .max_queue_tokens_per_tenant =
           own(options.max_queue_tokens_per_tenant, options.max_queue_tokens),
-      .reorder_window = sched::SchedulerOptions().reorder_window,
+      .reorder_window = dispatch::SchedulerOptions().reorder_window,
       .replay_window = dispatch::kReplayWindow,
       .has_byte_decoder = has_byte_decoder,
       .keeps_sample_records = options.sample_record_bytes > 0};
@@ -105,13 +105,13 @@ absl::Status PrepareDirectory(const std::string& path) {
 }
 
 // Returns null without --state-dir.
-absl::StatusOr<std::unique_ptr<journal::StateFolder>> OpenState(
+absl::StatusOr<std::unique_ptr<log::StateFolder>> OpenState(
     const EngineOptions& options,
     const absl::StatusOr<std::string>& fingerprint) {
-  if (options.state_dir.empty()) return std::unique_ptr<journal::StateFolder>();
+  if (options.state_dir.empty()) return std::unique_ptr<log::StateFolder>();
   WEFT_RETURN_IF_ERROR(fingerprint.status());
-  return journal::StateFolder::Open(options.state_dir, *fingerprint,
-                                    options.accept_base_model_change);
+  return log::StateFolder::Open(options.state_dir, *fingerprint,
+                                options.accept_base_model_change);
 }
 
 lora::BaseModel BaseOf(const EngineOptions& options,
@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
   absl::StatusOr<std::string> fingerprint = engine::ModelFingerprint(chosen);
   // The state folder opens before the model loads, so that an unusable folder
   // fails at once.
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<journal::StateFolder> state,
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<log::StateFolder> state,
                         OpenState(chosen, fingerprint));
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
@@ -198,4 +198,4 @@ absl::Status RunRemoteWorker(const EngineOptions& options, const World& world,
   });
 }
 
-}  // namespace weft
+}  // namespace weft::engine

@@ -59,13 +59,13 @@ void Executor::AnnounceOne(const lora::AdapterVersionPtr& version) {
   const LoraConfig& config = version->layout->config();
   SentVersion sent{.whole = version};
   for (int r = 0; r < topology.tensor_size && topology.tensor_size > 1; ++r) {
-    const model::ModelConfig& model = runner_.decoder().config();
+    const model_config::ModelConfig& model = runner_.decoder().config();
     const parallel::Shard shard = topology.ShardOf(r);
-    const lora::AdapterLayout local(model::LocalConfig(model, shard).shape(),
-                                    config);
+    const lora::AdapterLayout local(
+        model_config::LocalConfig(model, shard).shape(), config);
     sent.parts.push_back(
         {.shard = lora::AdapterShard(*version->layout, local,
-                                     model::LocalRanges(model, shard)),
+                                     model_config::LocalRanges(model, shard)),
          .num_parameters = local.num_parameters()});
   }
   Broadcast(NewVersion{.id = version->id.value(), .config = config});
@@ -228,7 +228,7 @@ void Executor::UseDecodeGraphs(int64_t max_rows) {
       runner_.decoder(), runner_.head(), &cache_, max_rows, std::move(device));
 }
 
-void Executor::Copy(const kv::CacheCopy& copy) {
+void Executor::Copy(const dispatch::CacheCopy& copy) {
   BeginCall();
   Broadcast(copy);
   executor::Copy(copy, &cache_);

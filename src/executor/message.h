@@ -51,9 +51,9 @@ struct CacheCommand {
 };
 struct StopCommand {};
 
-using Message =
-    std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
-                 GradientsCommand, CacheCommand, kv::CacheCopy, StopCommand>;
+using Message = std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
+                             GradientsCommand, CacheCommand,
+                             dispatch::CacheCopy, StopCommand>;
 
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;

@@ -9,7 +9,7 @@
 
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
-#include "src/base/profile.h"
+#include "src/base/observe/profile.h"
 #include "src/loss/fused_head.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/host_copy.h"
@@ -80,7 +80,7 @@ at::ScalarType StateType(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-int64_t NumLinear(const model::ModelConfig& config) {
+int64_t NumLinear(const model_config::ModelConfig& config) {
   return std::ranges::count(config.delta.layers, true);
 }
 
@@ -114,7 +114,7 @@ std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   return order;
 }
 
-void CopyInto(const kv::PageCopy& copy, model::KvStore* store) {
+void CopyInto(const dispatch::PageCopy& copy, model::KvStore* store) {
   for (std::vector<at::Tensor>* pages :
        {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
     for (at::Tensor& layer : *pages) {
@@ -130,7 +130,7 @@ void CopyInto(const kv::PageCopy& copy, model::KvStore* store) {
       .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
 }
 
-void CopyInto(const kv::StateCopy& copy, model::KvStore* store) {
+void CopyInto(const dispatch::StateCopy& copy, model::KvStore* store) {
   for (std::vector<at::Tensor>* states :
        {&store->conv_NRW, &store->delta_NHKV}) {
     for (at::Tensor& layer : *states) {
@@ -303,7 +303,7 @@ at::Tensor ModelRunner::RunLayers(CachePlan& plan) const {
 
 model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
                              int64_t page_tokens, int64_t num_states) {
-  const model::ModelConfig& config = decoder.local_config();
+  const model_config::ModelConfig& config = decoder.local_config();
   const auto options =
       at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
   const auto allocate = [](at::IntArrayRef sizes,
@@ -356,8 +356,8 @@ at::Tensor ReadExperts(const model::KvStore& store,
   return experts_NE;
 }
 
-int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
-                  int64_t page_tokens) {
+int64_t PageBytes(const model_config::ModelConfig& largest,
+                  int64_t element_bytes, int64_t page_tokens) {
   const int64_t experts =
       largest.moe.shape.routing_width() * static_cast<int64_t>(sizeof(int16_t));
   return page_tokens *
@@ -366,7 +366,8 @@ int64_t PageBytes(const model::ModelConfig& largest, int64_t element_bytes,
           experts);
 }
 
-int64_t StateBytes(const model::ModelConfig& largest, int64_t element_bytes) {
+int64_t StateBytes(const model_config::ModelConfig& largest,
+                   int64_t element_bytes) {
   const lora::DeltaShape& delta = largest.delta;
   const int64_t conv = (delta.conv_kernel - 1) * delta.conv_width();
   const int64_t heads =
@@ -376,7 +377,7 @@ int64_t StateBytes(const model::ModelConfig& largest, int64_t element_bytes) {
           heads * std::max<int64_t>(element_bytes, sizeof(float)));
 }
 
-void Copy(const kv::CacheCopy& copy, model::KvStore* store) {
+void Copy(const dispatch::CacheCopy& copy, model::KvStore* store) {
   std::visit([store](const auto& kind) { CopyInto(kind, store); }, copy);
 }
 

@@ -83,12 +83,12 @@ class ModelRunner {
                                            int64_t page_tokens,
                                            int64_t num_states);
 // Returns the bytes of one page in all layers, on the rank with configuration
-// `largest` (from model::LargestConfig).
-[[nodiscard]] int64_t PageBytes(const model::ModelConfig& largest,
+// `largest` (from model_config::LargestConfig).
+[[nodiscard]] int64_t PageBytes(const model_config::ModelConfig& largest,
                                 int64_t element_bytes, int64_t page_tokens);
 // Does the same for the state of one sequence. Returns 0 if no layer has
 // states.
-[[nodiscard]] int64_t StateBytes(const model::ModelConfig& largest,
+[[nodiscard]] int64_t StateBytes(const model_config::ModelConfig& largest,
                                  int64_t element_bytes);
 
 // Returns the experts that computed the tokens in these N slots, as [N, L K],
@@ -99,7 +99,7 @@ class ModelRunner {
 
 // Copies the first rows of a page: the keys and values of every layer, and the
 // experts of the rows. Or replaces a state, in every layer that has states.
-void Copy(const kv::CacheCopy& copy, model::KvStore* store);
+void Copy(const dispatch::CacheCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor
 

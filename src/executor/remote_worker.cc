@@ -84,7 +84,7 @@ void RemoteWorker::Do(CacheCommand& message) {
   }
 }
 
-void RemoteWorker::Do(const kv::CacheCopy& copy) {
+void RemoteWorker::Do(const dispatch::CacheCopy& copy) {
   if (samples()) Copy(copy, &cache_);
 }
 

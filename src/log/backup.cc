@@ -12,11 +12,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
-#include "src/base/file_io.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 namespace fs = std::filesystem;
@@ -178,4 +178,4 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
       " tries to copy; raise --snapshot-log-bytes or copy when it does less"));
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 struct BackupReport {
   uint64_t files = 0;
@@ -28,6 +28,6 @@ struct BackupReport {
 [[nodiscard]] absl::StatusOr<BackupReport> BackUp(const std::string& from,
                                                   const std::string& to);
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_BACKUP_H_

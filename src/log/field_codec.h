@@ -1,6 +1,6 @@
 // Writes plain structs to messages of log.proto and reads them back. Both use
 // one list of the struct's fields (src/request/step_fields.h), which is in the
-// struct's namespace or in weft::records. Private to src/log.
+// struct's namespace or in weft::log. Private to src/log.
 #ifndef WEFT_SRC_LOG_FIELD_CODEC_H_
 #define WEFT_SRC_LOG_FIELD_CODEC_H_
 
@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "src/request/step_fields.h"
 
-namespace weft::records {
+namespace weft::log {
 
 // Returns the bytes of the values, and the values of such bytes.
 template <typename T>
@@ -256,6 +256,6 @@ class Reader {
   absl::Status& status_;
 };
 
-}  // namespace weft::records
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_FIELD_CODEC_H_

@@ -13,12 +13,12 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
-#include "src/base/file_io.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr std::string_view kImageMagic = "WEFTIMG1";
@@ -184,4 +184,4 @@ absl::Status RemoveImage(const StateFolder& folder, const std::string& name) {
   return RemoveFileAt(folder.images_directory(), name);
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

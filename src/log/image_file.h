@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "src/log/state_folder.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 // Writes an image, which is durable on success. After an error the file may
 // exist. Errors: ALREADY_EXISTS.
@@ -50,6 +50,6 @@ namespace weft::journal {
 [[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,
                                        const std::string& name);
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_IMAGE_FILE_H_

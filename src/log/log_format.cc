@@ -4,7 +4,7 @@
 
 #include "isa-l/crc.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr std::string_view kLogMagic = "WEFTLOG1";
@@ -80,4 +80,4 @@ std::optional<RecordHeader> DecodeRecordHeader(uint64_t salt,
                       .crc = NumberAt<uint32_t>(bytes, kBytesSum)};
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

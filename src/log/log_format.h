@@ -26,7 +26,7 @@
 #include <string_view>
 #include <type_traits>
 
-namespace weft::journal {
+namespace weft::log {
 
 // Write and read numbers in the bytes of a file. The numbers are little-endian,
 // as in the memory of every processor on which Weft runs.
@@ -80,6 +80,6 @@ void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
 [[nodiscard]] std::optional<RecordHeader> DecodeRecordHeader(
     uint64_t salt, std::string_view bytes);
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_LOG_FORMAT_H_

@@ -8,11 +8,11 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
+#include "src/base/files/failpoint.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr size_t kScanBytes = 1 << 20;
@@ -197,4 +197,4 @@ absl::Status LogReader::Repair() {
   return absl::OkStatus();
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

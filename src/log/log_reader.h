@@ -20,11 +20,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/file_io.h"
+#include "src/base/files/file_io.h"
 #include "src/log/log_format.h"
 #include "src/log/state_folder.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 class LogReader {
  public:
@@ -103,6 +103,6 @@ class LogReader {
   uint64_t read_bytes_ = 0;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_LOG_READER_H_

@@ -10,27 +10,27 @@
 #include "src/base/status_macros.h"
 #include "src/log/image_file.h"
 
-namespace weft::engine {
+namespace weft::log {
 namespace {
 
 class LogSurvey {
  public:
-  LogSurvey(const journal::StateFolder* folder, const LogReading* reading)
+  LogSurvey(const StateFolder* folder, const LogReading* reading)
       : folder_(*folder), reading_(*reading) {}
 
-  void Add(const records::Snapshot& snapshot) {
+  void Add(const Snapshot& snapshot) {
     first_sequence_ = snapshot.first_sequence;
     summary_.next_key = snapshot.next_key;
     summary_.last_epoch = snapshot.last_epoch;
     summary_.notes = snapshot.notes;
-    for (const records::StoredAdapter& adapter : snapshot.adapters) {
+    for (const StoredAdapter& adapter : snapshot.adapters) {
       Know(adapter);
     }
   }
 
   [[nodiscard]] absl::StatusOr<LogSummary> Run() {
-    WEFT_ASSIGN_OR_RETURN(journal::LogReader reader,
-                          journal::LogReader::Open(folder_, first_sequence_));
+    WEFT_ASSIGN_OR_RETURN(LogReader reader,
+                          LogReader::Open(folder_, first_sequence_));
     for (;;) {
       WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
       if (!record) break;
@@ -64,7 +64,7 @@ class LogSurvey {
     bool between_slices = false;
   };
 
-  void Know(const records::StoredAdapter& adapter) {
+  void Know(const StoredAdapter& adapter) {
     owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
   }
 
@@ -92,20 +92,19 @@ class LogSurvey {
 
   // Notes the key and the epoch of a new adapter. No later adapter may use
   // them, even if this adapter is skipped or removed.
-  void Reserve(const records::Record& record) {
-    const auto* adapter = std::get_if<records::StoredAdapter>(&record);
+  void Reserve(const Record& record) {
+    const auto* adapter = std::get_if<StoredAdapter>(&record);
     if (adapter == nullptr) return;
     const auto key = static_cast<uint64_t>(adapter->key);
     summary_.next_key = std::max(summary_.next_key, key + 1);
     summary_.last_epoch = std::max(summary_.last_epoch, adapter->epoch);
   }
 
-  [[nodiscard]] absl::Status Add(const journal::LogReader::Record& bytes) {
-    WEFT_ASSIGN_OR_RETURN(const records::Record record,
-                          records::DecodeRecord(bytes.bytes));
+  [[nodiscard]] absl::Status Add(const LogReader::Record& bytes) {
+    WEFT_ASSIGN_OR_RETURN(const Record record, DecodeRecord(bytes.bytes));
     ++summary_.num_records;
     Reserve(record);
-    const std::optional<AdapterKey> key = records::KeyOf(record);
+    const std::optional<AdapterKey> key = KeyOf(record);
     sequence_ = bytes.sequence;
     WEFT_RETURN_IF_ERROR(
         std::visit([this](const auto& kind) { return Apply(kind); }, record));
@@ -113,13 +112,13 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::StoredAdapter& adapter) {
+  [[nodiscard]] absl::Status Apply(const StoredAdapter& adapter) {
     Know(adapter);
     if (!adapter.image) return CheckSlots({adapter.key});
     return CheckImage(adapter.image->file, adapter.image->versions.size());
   }
 
-  [[nodiscard]] absl::Status Apply(const records::RemovedRecord& removed) {
+  [[nodiscard]] absl::Status Apply(const RemovedRecord& removed) {
     std::erase_if(begun_, [&](const auto& entry) {
       return entry.second.key == removed.key;
     });
@@ -128,7 +127,7 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::BeginRecord& begin) {
+  [[nodiscard]] absl::Status Apply(const BeginRecord& begin) {
     const auto* train = std::get_if<TrainRequest>(&begin.request);
     begun_[begin.work] = {
         .key = begin.key,
@@ -136,7 +135,7 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::GivenUpRecord& given_up) {
+  [[nodiscard]] absl::Status Apply(const GivenUpRecord& given_up) {
     const auto begun = begun_.find(given_up.work);
     if (begun == begun_.end()) return absl::OkStatus();
     Touch(begun->second.key, sequence_);
@@ -144,9 +143,9 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::BatchRecord& batch) {
+  [[nodiscard]] absl::Status Apply(const BatchRecord& batch) {
     std::set<AdapterKey> keys;
-    for (const sched::TrainSlice& slice : batch.slices) {
+    for (const dispatch::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
       if (begun == begun_.end()) {
         return absl::DataLossError(absl::StrCat(
@@ -156,7 +155,7 @@ class LogSurvey {
     }
     WEFT_RETURN_IF_ERROR(CheckSlots(keys));
     for (const AdapterKey key : keys) Touch(key, sequence_);
-    for (const sched::TrainSlice& slice : batch.slices) {
+    for (const dispatch::TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
       if (!begun->second.teacher.empty()) {
         TouchTeacher(begun->second.teacher, sequence_);
@@ -167,20 +166,20 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::DoneRecord& done) {
+  [[nodiscard]] absl::Status Apply(const DoneRecord& done) {
     return done.request ? CheckSlots({done.key}) : absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::LoadedRecord& loaded) {
+  [[nodiscard]] absl::Status Apply(const LoadedRecord& loaded) {
     WEFT_RETURN_IF_ERROR(CheckImage(loaded.file, /*num_versions=*/1));
     return CheckSlots({loaded.key});
   }
 
-  [[nodiscard]] absl::Status Apply(const records::ReleaseRecord& /*release*/) {
+  [[nodiscard]] absl::Status Apply(const ReleaseRecord& /*release*/) {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const records::NoteRecord& note) {
+  [[nodiscard]] absl::Status Apply(const NoteRecord& note) {
     if (note.value) {
       summary_.notes[note.name] =
           std::make_shared<const std::string>(*note.value);
@@ -190,17 +189,15 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(
-      const records::SettingsRecord& /*settings*/) {
+  [[nodiscard]] absl::Status Apply(const SettingsRecord& /*settings*/) {
     return absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status CheckImage(const std::string& file,
                                         size_t num_versions) const {
-    const size_t num_blocks = records::kStateBlocks + num_versions;
-    return reading_.check_image
-               ? reading_.check_image(file, num_blocks)
-               : journal::CheckImageTable(folder_, file, num_blocks);
+    const size_t num_blocks = kStateBlocks + num_versions;
+    return reading_.check_image ? reading_.check_image(file, num_blocks)
+                                : CheckImageTable(folder_, file, num_blocks);
   }
 
   // Checks that the device has room for the adapters in `together` and all
@@ -216,7 +213,7 @@ class LogSurvey {
         reading_.max_resident, " (--max-resident-adapters)"));
   }
 
-  const journal::StateFolder& folder_;
+  const StateFolder& folder_;
   const LogReading& reading_;
   uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
@@ -227,23 +224,21 @@ class LogSurvey {
 
 }  // namespace
 
-absl::StatusOr<records::Snapshot> ReadSnapshot(
-    const journal::StateFolder& folder) {
-  WEFT_ASSIGN_OR_RETURN(const std::optional<journal::SnapshotFile> file,
+absl::StatusOr<Snapshot> ReadSnapshot(const StateFolder& folder) {
+  WEFT_ASSIGN_OR_RETURN(const std::optional<SnapshotFile> file,
                         folder.ReadSnapshot());
-  if (!file) return records::Snapshot();
-  WEFT_ASSIGN_OR_RETURN(records::Snapshot snapshot,
-                        records::DecodeSnapshot(file->bytes));
+  if (!file) return Snapshot();
+  WEFT_ASSIGN_OR_RETURN(Snapshot snapshot, DecodeSnapshot(file->bytes));
   snapshot.first_sequence = file->next_sequence;
   return snapshot;
 }
 
-absl::StatusOr<LogSummary> ReadLog(const journal::StateFolder& folder,
-                                   const records::Snapshot& snapshot,
+absl::StatusOr<LogSummary> ReadLog(const StateFolder& folder,
+                                   const Snapshot& snapshot,
                                    const LogReading& reading) {
   LogSurvey survey(&folder, &reading);
   survey.Add(snapshot);
   return survey.Run();
 }
 
-}  // namespace weft::engine
+}  // namespace weft::log

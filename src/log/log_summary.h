@@ -19,7 +19,7 @@
 #include "src/log/state_folder.h"
 #include "src/request/adapter_key.h"
 
-namespace weft::engine {
+namespace weft::log {
 
 // What the log says about all adapters with one id. After an adapter is
 // removed, a new adapter may get its id.
@@ -49,7 +49,7 @@ struct LogSummary {
 struct LogReading {
   size_t max_resident = 1;  // Adapters that the device has room for.
   // Checks an image of so many blocks that the log names. Empty: checks only
-  // the image's table (journal::CheckImageTable).
+  // the image's table (CheckImageTable).
   std::function<absl::Status(const std::string& name, size_t num_blocks)>
       check_image = {};
   bool cuts = true;  // Cut off the log's torn tail (log_reader.h).
@@ -57,16 +57,15 @@ struct LogReading {
 
 // Returns the newest snapshot of the folder; an empty one if there is none.
 // Errors: DATA_LOSS, and those of StateFolder. Blocks on the disk.
-[[nodiscard]] absl::StatusOr<records::Snapshot> ReadSnapshot(
-    const journal::StateFolder& folder);
+[[nodiscard]] absl::StatusOr<Snapshot> ReadSnapshot(const StateFolder& folder);
 
 // Reads the log after the snapshot. Errors: DATA_LOSS (a damaged record or
 // image), FAILED_PRECONDITION (a record needs more adapters at once than the
 // device has room for), and those of LogReader. Blocks on the disk.
-[[nodiscard]] absl::StatusOr<LogSummary> ReadLog(
-    const journal::StateFolder& folder, const records::Snapshot& snapshot,
-    const LogReading& reading);
+[[nodiscard]] absl::StatusOr<LogSummary> ReadLog(const StateFolder& folder,
+                                                 const Snapshot& snapshot,
+                                                 const LogReading& reading);
 
-}  // namespace weft::engine
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_LOG_SUMMARY_H_

@@ -10,13 +10,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/failpoint.h"
-#include "src/base/log.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 #include "src/log/log_reader.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr const char* kThreadName = "weft-log";
@@ -407,4 +407,4 @@ void LogWriter::NoteResult(const absl::Status& status) {
   SetMetrics();
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

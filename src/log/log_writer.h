@@ -28,12 +28,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "src/base/file_io.h"
-#include "src/base/metrics.h"
-#include "src/base/mutex.h"
+#include "src/base/files/file_io.h"
+#include "src/base/observe/metrics.h"
+#include "src/base/threads/mutex.h"
 #include "src/log/state_folder.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 struct LogMetrics {
   explicit LogMetrics(prometheus::Registry* registry);
@@ -200,6 +200,6 @@ class LogWriter {
   std::thread thread_;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_LOG_WRITER_H_

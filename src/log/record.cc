@@ -12,7 +12,7 @@
 #include "src/log/log.pb.h"
 #include "src/request/step_fields.h"
 
-namespace weft::records {
+namespace weft::log {
 
 void Fields(const auto& f, Is<LoraOverride> auto& layer) {
   f("layer", layer.layer);
@@ -164,7 +164,7 @@ void Fields(const auto& f, Is<GivenUpRecord> auto& given_up) {
   f("given_up", given_up.work);
 }
 
-void Fields(const auto& f, Is<sched::TrainSlice> auto& slice) {
+void Fields(const auto& f, Is<dispatch::TrainSlice> auto& slice) {
   f("work", slice.work_id);
   f("first_datum", slice.first_datum);
   f("num_data", slice.num_data);
@@ -230,14 +230,14 @@ std::optional<AdapterKey> KeyOf(const Record& record) {
 }
 
 std::string Encode(const Record& record) {
-  log::Record out;
+  proto::Record out;
   Fields(Writer(&out), record);
   return out.SerializeAsString();
 }
 
 std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
                         const std::string& digest, const StepRequest& request) {
-  log::Record out;
+  proto::Record out;
   const Writer begin(out.mutable_begin());
   begin("work", work);
   StepFields(begin, key, step, digest, request);
@@ -245,21 +245,21 @@ std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
 }
 
 std::string EncodeNote(const std::string& name, const std::string* value) {
-  log::Record out;
+  proto::Record out;
   out.mutable_note()->set_name(name);
   if (value != nullptr) out.mutable_note()->set_value(*value);
   return out.SerializeAsString();
 }
 
 absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
-  log::Snapshot out;
+  proto::Snapshot out;
   out.set_next_key(snapshot.next_key);
   out.set_last_epoch(snapshot.last_epoch);
   for (const StoredAdapter& adapter : snapshot.adapters) {
     Fields(Writer(out.add_adapters()), adapter);
   }
   for (const auto& [name, value] : snapshot.notes) {
-    log::Note* const note = out.add_notes();
+    proto::Note* const note = out.add_notes();
     note->set_name(name);
     note->set_value(*value);
   }
@@ -274,7 +274,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
 }
 
 absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
-  log::Record in;
+  proto::Record in;
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("cannot decode a record");
   }
@@ -286,7 +286,7 @@ absl::StatusOr<Record> DecodeRecord(absl::string_view bytes) {
 }
 
 absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
-  log::Snapshot in;
+  proto::Snapshot in;
   if (!Parse(bytes, &in)) {
     return absl::DataLossError("cannot decode the snapshot");
   }
@@ -297,11 +297,11 @@ absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   absl::Status status;
   Reader(in, &status)("adapters", snapshot.adapters);
   if (!status.ok()) return status;
-  for (log::Note& note : *in.mutable_notes()) {
+  for (proto::Note& note : *in.mutable_notes()) {
     snapshot.notes[note.name()] =
         std::make_shared<const std::string>(std::move(*note.mutable_value()));
   }
   return snapshot;
 }
 
-}  // namespace weft::records
+}  // namespace weft::log

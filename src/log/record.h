@@ -26,7 +26,7 @@
 #include "src/request/note.h"
 #include "src/request/step.h"
 
-namespace weft::records {
+namespace weft::log {
 
 // An image: a file of the state folder with an adapter's gradient, first and
 // second moment, and then the weights of each version.
@@ -76,7 +76,7 @@ struct GivenUpRecord {
 
 // A micro-batch that computed gradients and succeeded.
 struct BatchRecord {
-  std::vector<sched::TrainSlice> slices;
+  std::vector<dispatch::TrainSlice> slices;
 };
 
 // A completed step, except loads that succeeded and training with gradients.
@@ -153,6 +153,6 @@ struct Snapshot {
 [[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
 [[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
 
-}  // namespace weft::records
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_RECORD_H_

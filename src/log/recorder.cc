@@ -7,11 +7,11 @@
 #include "absl/time/clock.h"
 #include "src/base/reason.h"
 
-namespace weft::records {
+namespace weft::log {
 
-void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
-                     const ReplayCost& cost, std::string settings,
-                     std::set<AdapterKey> adapters, Notes notes) {
+void Recorder::Start(std::unique_ptr<LogWriter> log, const ReplayCost& cost,
+                     std::string settings, std::set<AdapterKey> adapters,
+                     Notes notes) {
   owned_ = std::move(log);
   settings_ = std::move(settings);
   adapters_ = std::move(adapters);
@@ -23,7 +23,7 @@ void Recorder::Start(std::unique_ptr<journal::LogWriter> log,
 }
 
 void Recorder::Stop() {
-  std::unique_ptr<journal::LogWriter> log;
+  std::unique_ptr<LogWriter> log;
   MutexLock lock(&mu_);
   log_.store(nullptr);
   log = std::move(owned_);
@@ -172,7 +172,7 @@ std::string Recorder::NewImageName() {
 }
 
 void Recorder::WhenDurable(std::function<void()> task) {
-  if (journal::LogWriter* const log = log_.load()) {
+  if (LogWriter* const log = log_.load()) {
     log->WhenDurable(std::move(task));
   } else {
     task();
@@ -180,15 +180,15 @@ void Recorder::WhenDurable(std::function<void()> task) {
 }
 
 absl::Status Recorder::CheckRoom() const {
-  const journal::LogWriter* const log = log_.load();
+  const LogWriter* const log = log_.load();
   const absl::Status room = log == nullptr ? absl::OkStatus() : log->stalled();
   if (room.ok()) return room;
   return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
 }
 
 absl::Status Recorder::failure() const {
-  const journal::LogWriter* const log = log_.load();
+  const LogWriter* const log = log_.load();
   return log == nullptr ? absl::OkStatus() : log->failure();
 }
 
-}  // namespace weft::records
+}  // namespace weft::log

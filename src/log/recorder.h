@@ -24,12 +24,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 #include "src/dispatch/work.h"
 #include "src/log/log_writer.h"
 #include "src/log/record.h"
 
-namespace weft::records {
+namespace weft::log {
 
 // The cost of replaying the log: bytes to read, and time on the device.
 struct ReplayCost {
@@ -42,7 +42,7 @@ class Recorder {
   // Starts to record. `cost` is the cost of the existing log. Each
   // SettingsRecord gets `settings`. `adapters` and `notes` are those at the end
   // of the existing log.
-  void Start(std::unique_ptr<journal::LogWriter> log, const ReplayCost& cost,
+  void Start(std::unique_ptr<LogWriter> log, const ReplayCost& cost,
              std::string settings, std::set<AdapterKey> adapters, Notes notes);
   // Writes what is left to disk, runs the tasks of WhenDurable and ends the
   // log's thread. Later records are not written.
@@ -141,8 +141,8 @@ class Recorder {
   void AppendLocked(std::string bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
 
-  std::unique_ptr<journal::LogWriter> owned_;
-  std::atomic<journal::LogWriter*> log_{nullptr};
+  std::unique_ptr<LogWriter> owned_;
+  std::atomic<LogWriter*> log_{nullptr};
   std::string settings_;
   int replaying_ = 0;         // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
@@ -157,6 +157,6 @@ class Recorder {
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace weft::records
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_RECORDER_H_

@@ -5,12 +5,12 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/log/field_codec.h"
 #include "src/log/log.pb.h"
 
-namespace weft::records {
+namespace weft::log {
 namespace {
 
 constexpr absl::Duration kLifetime = absl::Hours(24);
@@ -84,7 +84,7 @@ int64_t BytesOf(const std::string& bytes, const std::string& id) {
 }  // namespace
 
 std::string EncodeSample(const SampleRecord& record) {
-  log::SampleRecord out;
+  proto::SampleRecord out;
   out.set_tenant(record.tenant);
   out.set_id(record.id);
   out.set_adapter(static_cast<uint64_t>(record.adapter));
@@ -96,7 +96,7 @@ std::string EncodeSample(const SampleRecord& record) {
   out.set_expert_bytes(static_cast<uint32_t>(expert_bytes));
   out.set_prompt_routing(RawExperts(record.prompt_routing, expert_bytes));
   for (const SequenceRecord& sequence : record.sequences) {
-    log::SequenceRecord* const to = out.add_sequences();
+    proto::SequenceRecord* const to = out.add_sequences();
     to->set_tokens(RawBytes(sequence.tokens));
     to->set_logprobs(RawBytes(sequence.logprobs));
     for (const VersionSpan& drawing : sequence.versions) {
@@ -111,7 +111,7 @@ std::string EncodeSample(const SampleRecord& record) {
 }
 
 absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
-  log::SampleRecord in;
+  proto::SampleRecord in;
   const bool read =
       bytes.size() <= std::numeric_limits<int>::max() &&
       in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
@@ -125,7 +125,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
       .prompt_digest = in.prompt_digest(),
       .prompt_routing = ExpertsFromRaw(in.prompt_routing(), in.expert_bytes()),
       .sequences = {}};
-  for (const log::SequenceRecord& sequence : in.sequences()) {
+  for (const proto::SequenceRecord& sequence : in.sequences()) {
     SequenceRecord& to = record.sequences.emplace_back();
     to.tokens = FromRawBytes<int32_t>(sequence.tokens());
     to.logprobs = FromRawBytes<float>(sequence.logprobs());
@@ -366,4 +366,4 @@ void SampleRecords::Show() {
   shown_records_.Set(static_cast<double>(num_records_));
 }
 
-}  // namespace weft::records
+}  // namespace weft::log

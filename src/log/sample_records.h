@@ -23,12 +23,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "src/base/clock.h"
-#include "src/base/metrics.h"
-#include "src/base/mutex.h"
+#include "src/base/observe/metrics.h"
+#include "src/base/threads/mutex.h"
 #include "src/log/recorder.h"
 #include "src/request/sample_record.h"
 
-namespace weft::records {
+namespace weft::log {
 
 // Threads: any.
 class SampleRecords {
@@ -126,6 +126,6 @@ class SampleRecords {
 [[nodiscard]] absl::StatusOr<SampleRecord> DecodeSample(
     absl::string_view bytes);
 
-}  // namespace weft::records
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_SAMPLE_RECORDS_H_

@@ -16,12 +16,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
-#include "src/base/durable_folder.h"
-#include "src/base/failpoint.h"
+#include "src/base/files/durable_folder.h"
+#include "src/base/files/failpoint.h"
 #include "src/base/fingerprint.h"
 #include "src/base/status_macros.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr char kLock[] = "LOCK";
@@ -208,4 +208,4 @@ absl::Status StateFolder::WriteFormat(const std::string& model) const {
   return PublishFileAt(root_.get(), kFormat, {written}, /*replace=*/true);
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

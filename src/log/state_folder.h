@@ -28,9 +28,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/file_io.h"
+#include "src/base/files/file_io.h"
 
-namespace weft::journal {
+namespace weft::log {
 
 struct SnapshotFile {
   // The sequence of the first record that the snapshot does not contain.
@@ -119,6 +119,6 @@ class StateFolder {
   UniqueFd images_;
 };
 
-}  // namespace weft::journal
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_STATE_FOLDER_H_

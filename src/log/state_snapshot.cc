@@ -10,12 +10,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "src/base/disk_room.h"
+#include "src/base/files/disk_room.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 #include "src/log/state_folder.h"
 
-namespace weft::journal {
+namespace weft::log {
 namespace {
 
 constexpr std::string_view kSnapshotMagic = "WEFTSNAP";
@@ -105,4 +105,4 @@ absl::Status StateFolder::CheckRoom(uint64_t reserve) const {
   return CheckDiskRoom(path_, "the state folder", 0, reserve);
 }
 
-}  // namespace weft::journal
+}  // namespace weft::log

@@ -9,32 +9,32 @@
 #include "src/log/record.h"
 #include "src/log/state_folder.h"
 
-namespace weft::records {
+namespace weft::log {
 
 absl::StatusOr<StateReport> VerifyState(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<journal::StateFolder> folder,
-                        journal::StateFolder::OpenExisting(path));
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<StateFolder> folder,
+                        StateFolder::OpenExisting(path));
   StateReport report;
   const auto check_image = [&](const std::string& name,
                                size_t num_blocks) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const uint64_t bytes,
-                          journal::CheckImage(*folder, name, num_blocks));
+                          CheckImage(*folder, name, num_blocks));
     ++report.images;
     report.bytes += bytes;
     return absl::OkStatus();
   };
-  WEFT_ASSIGN_OR_RETURN(const Snapshot snapshot, engine::ReadSnapshot(*folder));
+  WEFT_ASSIGN_OR_RETURN(const Snapshot snapshot, ReadSnapshot(*folder));
   for (const StoredAdapter& adapter : snapshot.adapters) {
     if (!adapter.image) continue;
     WEFT_RETURN_IF_ERROR(check_image(
         adapter.image->file, kStateBlocks + adapter.image->versions.size()));
   }
   WEFT_ASSIGN_OR_RETURN(
-      const engine::LogSummary log,
-      engine::ReadLog(*folder, snapshot,
-                      {.max_resident = std::numeric_limits<size_t>::max(),
-                       .check_image = check_image,
-                       .cuts = false}));
+      const LogSummary log,
+      ReadLog(*folder, snapshot,
+              {.max_resident = std::numeric_limits<size_t>::max(),
+               .check_image = check_image,
+               .cuts = false}));
   report.adapters = log.adapters.size();
   report.records = log.num_records;
   report.bytes += log.num_bytes;
@@ -42,4 +42,4 @@ absl::StatusOr<StateReport> VerifyState(const std::string& path) {
   return report;
 }
 
-}  // namespace weft::records
+}  // namespace weft::log

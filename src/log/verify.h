@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace weft::records {
+namespace weft::log {
 
 struct StateReport {
   uint64_t adapters = 0;    // Adapters at the end of the log.
@@ -26,6 +26,6 @@ struct StateReport {
 // DATA_LOSS names the first damaged place. Blocks on the disk. Threads: any.
 [[nodiscard]] absl::StatusOr<StateReport> VerifyState(const std::string& path);
 
-}  // namespace weft::records
+}  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_VERIFY_H_

@@ -7,8 +7,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/fingerprint.h"
-#include "src/base/log.h"
 #include "src/base/name.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/weights/strict_json.h"
 

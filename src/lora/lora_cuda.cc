@@ -8,10 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/lora_few_rows.h"
-#include "kernels/cuda/lora_gradient.h"
-#include "kernels/cuda/lora_product.h"
-#include "kernels/cuda/lora_table.h"
+#include "kernels/cuda/lora/lora_few_rows.h"
+#include "kernels/cuda/lora/lora_gradient.h"
+#include "kernels/cuda/lora/lora_product.h"
+#include "kernels/cuda/lora/lora_table.h"
 #include "src/lora/adapter_layout.h"
 #include "src/lora/lora_linear.h"
 #include "src/ops/cpu_dispatch.h"

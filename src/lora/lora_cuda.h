@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/lora_table_builder.h"
+#include "kernels/cuda/lora/lora_table_builder.h"
 #include "src/lora/lora_linear.h"
 
 struct CUstream_st;  // A CUDA stream.

@@ -13,7 +13,7 @@
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
-namespace weft::optim {
+namespace weft::loss {
 namespace {
 
 // The number of elements in a partial sum of a norm, and the grain size of
@@ -157,4 +157,4 @@ void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
       });
 }
 
-}  // namespace weft::optim
+}  // namespace weft::loss

@@ -9,7 +9,7 @@
 
 #include "src/request/train.h"
 
-namespace weft::optim {
+namespace weft::loss {
 
 // Returns the L2 norm of the gradient, accumulated in f64. It is not finite if
 // the gradient holds a NaN or an infinity.
@@ -42,6 +42,6 @@ void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
                at::Tensor& moment1_N, at::Tensor& moment2_N,
                at::Tensor& weights_out_N);
 
-}  // namespace weft::optim
+}  // namespace weft::loss
 
 #endif  // WEFT_SRC_LOSS_ADAMW_H_

@@ -11,7 +11,7 @@
 #include "src/loss/adamw.h"
 #include "src/ops/check_argument.h"
 
-namespace weft::optim {
+namespace weft::loss {
 namespace {
 
 // The coefficients of torch.optim.Muon, and its smallest norm.
@@ -137,4 +137,4 @@ void MuonStep(const MuonConfig& config, double grad_norm,
               1 - config.learning_rate * config.weight_decay);
 }
 
-}  // namespace weft::optim
+}  // namespace weft::loss

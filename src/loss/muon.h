@@ -8,7 +8,7 @@
 #include "src/lora/adapter_layout.h"
 #include "src/request/train.h"
 
-namespace weft::optim {
+namespace weft::loss {
 
 // Makes one Muon step, as torch.optim.Muon does with the adjustment
 // "match_rms_adamw". The step multiplies the gradient g that it reads by
@@ -47,6 +47,6 @@ void MuonStep(const MuonConfig& config, double grad_norm,
               const at::Tensor& gradient_N, at::Tensor& momentum_N,
               at::Tensor& update_N, at::Tensor& weights_out_N);
 
-}  // namespace weft::optim
+}  // namespace weft::loss
 
 #endif  // WEFT_SRC_LOSS_MUON_H_

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "src/base/profile.h"
+#include "src/base/observe/profile.h"
 #include "src/lora/lora_embedding.h"
 #include "src/lora/lora_linear.h"
 #include "src/model/delta_layer.h"
@@ -78,7 +78,7 @@ at::ScalarType StoredType(const DecoderWeights& weights) {
   return ops::IsInt8(embedding_VH) ? weights.dtype : embedding_VH.scalar_type();
 }
 
-double EmbeddingScale(const ModelConfig& config,
+double EmbeddingScale(const model_config::ModelConfig& config,
                       const DecoderWeights& weights) {
   if (!config.scaled_embeddings) return config.embedding_multiplier;
   return at::scalar_tensor(std::sqrt(static_cast<double>(config.hidden)),
@@ -142,11 +142,12 @@ parallel::Shard ShardOfGroup(const parallel::Communicator* group) {
 
 }  // namespace
 
-Decoder::Decoder(ModelConfig config, DecoderWeights weights,
+Decoder::Decoder(model_config::ModelConfig config, DecoderWeights weights,
                  int64_t num_positions, parallel::Communicator* tensor_group)
     : config_(std::move(config)),
       tensor_group_(tensor_group),
-      local_config_(LocalConfig(config_, ShardOfGroup(tensor_group))),
+      local_config_(
+          model_config::LocalConfig(config_, ShardOfGroup(tensor_group))),
       embedding_scale_(EmbeddingScale(config_, weights)),
       shape_(local_config_.shape()),
       dtype_(ActivationType(weights)),
@@ -156,7 +157,7 @@ Decoder::Decoder(ModelConfig config, DecoderWeights weights,
                                            weights_.embedding_VH.device(),
                                            config_.rope_magnitude));
   }
-  const QueryScale& scale = config_.query_scale;
+  const model_config::QueryScale& scale = config_.query_scale;
   if (scale.beta > 0) {
     const at::Tensor factors_P = at::arange(num_positions, at::kDouble)
                                      .div_(scale.period)
@@ -286,7 +287,8 @@ void Decoder::RecomputeLayer(int index, const Pass& pass,
 
 Decoder::TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
   if (tensor_group_ == nullptr) return {.rows_T = tokens_T};
-  const parallel::Range own = ShardOf(config_, tensor_group_->shard()).vocab;
+  const parallel::Range own =
+      model_config::ShardOf(config_, tensor_group_->shard()).vocab;
   const at::Tensor foreign_T =
       tokens_T.lt(own.begin).logical_or_(tokens_T.ge(own.end));
   return {.rows_T = (tokens_T - own.begin).masked_fill_(foreign_T, 0),

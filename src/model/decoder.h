@@ -33,13 +33,16 @@ class Decoder {
  public:
   // `config` describes the whole model, and `weights` are the rank's part.
   // `tensor_group` outlives the decoder; it is null if there is one rank.
-  Decoder(ModelConfig config, DecoderWeights weights, int64_t num_positions,
+  Decoder(model_config::ModelConfig config, DecoderWeights weights,
+          int64_t num_positions,
           parallel::Communicator* tensor_group = nullptr);
 
-  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] const model_config::ModelConfig& config() const {
+    return config_;
+  }
   // Returns the configuration of this rank's part of the model. Its shape()
   // describes the rank's adapters, and its num_kv_heads the rank's cache.
-  [[nodiscard]] const ModelConfig& local_config() const {
+  [[nodiscard]] const model_config::ModelConfig& local_config() const {
     return local_config_;
   }
   [[nodiscard]] parallel::Communicator* tensor_group() const {
@@ -84,7 +87,7 @@ class Decoder {
   [[nodiscard]] Layer LayerAt(int index) const;
   // stream.normed_TH is the input of this layer. Returns the stream after the
   // layer, where normed_TH is the input of the next layer, or undefined if this
-  // is the last layer. `experts_TK` is as for moe::ForwardExperts. If the layer
+  // is the last layer. `experts_TK` is as for ForwardExperts. If the layer
   // has experts and the cache keeps experts, writes `experts_TK` to the cache.
   Stream RunLayer(int index, Stream stream, const Pass& pass, LayerTape* tape,
                   at::Tensor& experts_TK, KvAccess* kv) const;
@@ -107,9 +110,9 @@ class Decoder {
   // Returns x_TH after the input norm of the layer at `index`.
   [[nodiscard]] at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;
 
-  ModelConfig config_;
+  model_config::ModelConfig config_;
   parallel::Communicator* tensor_group_;
-  ModelConfig local_config_;
+  model_config::ModelConfig local_config_;
   // The model multiplies embeddings by this factor. That of scaled_embeddings
   // is rounded to the model's dtype as in transformers.
   double embedding_scale_;

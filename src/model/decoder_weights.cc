@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "src/base/huge_pages.h"
-#include "src/base/progress.h"
+#include "src/base/observe/progress.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/stored_weights.h"
 #include "src/model_config/weight_list.h"
@@ -29,6 +29,15 @@
 #include "src/weights/tensor_types.h"
 
 namespace weft::model {
+
+using model_config::MatrixFormat;
+using model_config::ModelConfig;
+using model_config::StoredForm;
+using model_config::StoredPart;
+using model_config::StoredPlace;
+using model_config::WeightEntry;
+using model_config::WeightSlot;
+
 namespace {
 
 // Writes rows to `destination`, in the dtype of `destination` or quantised to 8
@@ -235,7 +244,7 @@ absl::Status ReadPacked(const Checkpoint& checkpoint,
 constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
 constexpr char kHeadName[] = "lm_head.weight";
 
-at::Tensor& FieldOf(moe::ExpertWeights& w, WeightSlot slot) {
+at::Tensor& FieldOf(ExpertWeights& w, WeightSlot slot) {
   switch (slot) {
     case WeightSlot::kRouter:
       return w.router_EH;

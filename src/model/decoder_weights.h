@@ -34,16 +34,16 @@ struct LayerWeights {
   // and gates head by head. In a layer with a gated delta rule, rows q | k | v
   // | z | b | a of all heads.
   lora::BaseLinear qkv;
-  at::Tensor q_norm_C;  // [C], or [Q C] with QkNorm::kWhole.
+  at::Tensor q_norm_C;  // [C], or [Q C] with model_config::QkNorm::kWhole.
   at::Tensor k_norm_C;
   at::Tensor sinks_H;  // [Q]; undefined without sinks.
   lora::BaseLinear o;  // [H, Q C]; [H, value width] with a gated delta rule.
   at::Tensor attention_out_norm_H;
-  at::Tensor mlp_norm_H;       // Before the MLP.
-  lora::BaseLinear gate_up;    // [2F, H], rows gate | up.
-  lora::BaseLinear down;       // [H, F].
-  moe::ExpertWeights experts;  // Replaces gate_up and down in a layer
-                               // of experts.
+  at::Tensor mlp_norm_H;     // Before the MLP.
+  lora::BaseLinear gate_up;  // [2F, H], rows gate | up.
+  lora::BaseLinear down;     // [H, F].
+  ExpertWeights experts;     // Replaces gate_up and down in a layer
+                             // of experts.
   at::Tensor mlp_out_norm_H;
   // The other parameters of a gated delta rule (ops::DeltaParameters), and the
   // norm of its output.
@@ -70,29 +70,31 @@ struct DecoderWeights {
 // weights. Errors: those of Checkpoint::Find, CheckStored and
 // CheckNoOtherTensors.
 [[nodiscard]] absl::Status CheckDecoderWeights(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config);
+    const weights::Checkpoint& checkpoint,
+    const model_config::ModelConfig& config);
 
 // Reads the rank's part of every tensor, on all compute threads. First calls
 // CheckDecoderWeights. Shows a progress bar. `shard` must pass
-// model::CheckTensorParallelSize; the default is the whole model. Matrices in 8
+// CheckTensorParallelSize; the default is the whole model. Matrices in 8
 // bits are quantised in small parts while they are read, so memory never holds
 // the whole model in another dtype.
 // Errors: those of CheckDecoderWeights, weights::ReadPlan and ReadPacked;
 // INVALID_ARGUMENT if the checkpoint has a tied head that differs from the
 // embedding, or if a number that is to be quantised is not finite.
 [[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config,
-    at::ScalarType dtype, at::Device device, const parallel::Shard& shard = {},
-    MatrixFormat format = MatrixFormat::kDtype);
+    const weights::Checkpoint& checkpoint,
+    const model_config::ModelConfig& config, at::ScalarType dtype,
+    at::Device device, const parallel::Shard& shard = {},
+    model_config::MatrixFormat format = model_config::MatrixFormat::kDtype);
 
 // Returns weights of the model's shape without a checkpoint: random matrices
 // that keep activations near one, norms of one, biases of zero. Equal seeds
 // give equal weights for any number of threads. Each rank gets its part of
 // these weights.
 [[nodiscard]] DecoderWeights MakeDummyWeights(
-    const ModelConfig& config, at::ScalarType dtype, at::Device device,
-    uint64_t seed, const parallel::Shard& shard = {},
-    MatrixFormat format = MatrixFormat::kDtype);
+    const model_config::ModelConfig& config, at::ScalarType dtype,
+    at::Device device, uint64_t seed, const parallel::Shard& shard = {},
+    model_config::MatrixFormat format = model_config::MatrixFormat::kDtype);
 
 }  // namespace weft::model
 

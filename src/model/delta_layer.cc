@@ -10,7 +10,7 @@
 
 namespace weft::model {
 
-static_assert(kMaxConvKernel == ops::kMaxDeltaTaps);
+static_assert(model_config::kMaxConvKernel == ops::kMaxDeltaTaps);
 
 namespace {
 

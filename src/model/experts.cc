@@ -18,7 +18,7 @@
 #include "src/ops/grouped_matmul.h"
 #include "src/ops/matmul.h"
 
-namespace weft::moe {
+namespace weft::model {
 namespace {
 
 using lora::LoraSite;
@@ -646,4 +646,4 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
   return dx_TH;
 }
 
-}  // namespace weft::moe
+}  // namespace weft::model

@@ -26,7 +26,7 @@
 #include "src/model/router.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::moe {
+namespace weft::model {
 
 // The frozen weights of one layer's experts. Every rank has the whole router
 // and shared gate, and its own features of its own experts.
@@ -50,7 +50,7 @@ struct ExpertWeights {
 struct ExpertLayer {
   int layer = 0;
   const ExpertWeights& weights;
-  const model::ModelConfig& config;
+  const model_config::ModelConfig& config;
   const lora::ModelShape& shape;
 };
 
@@ -97,6 +97,6 @@ void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                                          const lora::LoraGradients& gradients,
                                          ExpertTape& tape);
 
-}  // namespace weft::moe
+}  // namespace weft::model
 
 #endif  // WEFT_SRC_MODEL_EXPERTS_H_

@@ -74,14 +74,14 @@ Stream Attention::Forward(Stream stream, const Pass& pass, LayerTape* tape,
 }
 
 ops::HeadNorms Attention::HeadNorms() const {
-  if (layer_.config.qk_norm != QkNorm::kHead) return {};
+  if (layer_.config.qk_norm != model_config::QkNorm::kHead) return {};
   return {.q_C = layer_.weights.q_norm_C,
           .k_C = layer_.weights.k_norm_C,
           .eps = layer_.config.rms_norm_eps};
 }
 
 void Attention::NormWholeQk(at::Tensor& qkv_TW) const {
-  if (layer_.config.qk_norm != QkNorm::kWhole) return;
+  if (layer_.config.qk_norm != model_config::QkNorm::kWhole) return;
   const LayerWeights& w = layer_.weights;
   const double eps = layer_.config.rms_norm_eps;
   at::Tensor q_TW = qkv_TW.narrow(1, 0, layer_.shape.q_width);
@@ -93,7 +93,7 @@ void Attention::NormWholeQk(at::Tensor& qkv_TW) const {
 
 void Attention::NormWholeQkBackward(const at::Tensor& raw_TW,
                                     at::Tensor& dqkv_TW) const {
-  if (layer_.config.qk_norm != QkNorm::kWhole) return;
+  if (layer_.config.qk_norm != model_config::QkNorm::kWhole) return;
   const auto replace = [&](const at::Tensor& weight, int64_t column,
                            int64_t width) {
     at::Tensor d_TW = dqkv_TW.narrow(1, column, width);
@@ -171,7 +171,7 @@ ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
 at::Tensor Attention::Attend(at::Tensor& qkv_TW, const Pass& pass,
                              LayerTape* tape, KvAccess* kv) const {
   const lora::ModelShape& shape = layer_.shape;
-  if (layer_.config.qk_norm != QkNorm::kNone && tape != nullptr) {
+  if (layer_.config.qk_norm != model_config::QkNorm::kNone && tape != nullptr) {
     tape->qk_raw_TW =
         qkv_TW.narrow(1, 0, shape.q_width + shape.gate_width + shape.kv_width)
             .clone();
@@ -239,7 +239,8 @@ at::Tensor Attention::AttendBackward(const at::Tensor& d_gated_TW,
                              tape.attention, pass.batch.nodes, rule(),
                              d_heads.q_TQC, d_heads.k_TKC, d_heads.v_TKC);
   ScaleQueries(pass, d_heads.q_TQC);
-  const bool has_head_norms = layer_.config.qk_norm == QkNorm::kHead;
+  const bool has_head_norms =
+      layer_.config.qk_norm == model_config::QkNorm::kHead;
   ops::PrepareHeadsBackward(
       d_heads, pass.batch.positions_T, layer_.rotary, HeadNorms(),
       has_head_norms ? SplitHeads(tape.qk_raw_TW) : ops::Heads(), into);
@@ -247,7 +248,7 @@ at::Tensor Attention::AttendBackward(const at::Tensor& d_gated_TW,
   return dqkv_TW;
 }
 
-moe::ExpertLayer Mlp::experts() const {
+ExpertLayer Mlp::experts() const {
   return {.layer = layer_.index,
           .weights = layer_.weights.experts,
           .config = layer_.config,
@@ -268,8 +269,8 @@ at::Tensor Mlp::Output(at::Tensor normed_TH, const Pass& pass, LayerTape* tape,
                        at::Tensor& experts_TK) const {
   if (layer_.has_experts()) {
     at::Tensor y_TH =
-        moe::ForwardExperts(experts(), normed_TH, pass.lora.routing, experts_TK,
-                            tape != nullptr ? &tape->experts : nullptr);
+        ForwardExperts(experts(), normed_TH, pass.lora.routing, experts_TK,
+                       tape != nullptr ? &tape->experts : nullptr);
     SumOverRanks(layer_.tensor_group, y_TH);
     return y_TH;
   }
@@ -299,8 +300,8 @@ at::Tensor Mlp::Down(const at::Tensor& gate_up_T2F, const Pass& pass,
 void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
                     LayerTape& tape) const {
   if (layer_.has_experts()) {
-    moe::RecomputeExperts(experts(), normed_TH, pass.lora.routing,
-                          tape.experts_TK, tape.experts);
+    RecomputeExperts(experts(), normed_TH, pass.lora.routing, tape.experts_TK,
+                     tape.experts);
     return;
   }
   tape.gate_up_T2F = GateUp(std::move(normed_TH), pass, &tape);
@@ -321,9 +322,9 @@ void Mlp::Backward(const BackwardPass& pass, LayerTape& tape,
       AddOutputBackward(d_TH, w.mlp_out_norm_H, eps, tape.mlp_raw_TH);
   at::Tensor d_normed_TH =
       layer_.has_experts()
-          ? moe::BackwardExperts(
-                experts(), dy_TH, Norm(tape.x_mid_TH, w.mlp_norm_H, eps),
-                pass.lora.routing, pass.gradients, tape.experts)
+          ? BackwardExperts(experts(), dy_TH,
+                            Norm(tape.x_mid_TH, w.mlp_norm_H, eps),
+                            pass.lora.routing, pass.gradients, tape.experts)
           : DenseBackward(pass, tape, dy_TH);
   SumOverRanks(layer_.tensor_group, d_normed_TH);
   NormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H, eps, d_TH);

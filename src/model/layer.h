@@ -28,7 +28,7 @@ namespace weft::model {
 struct Layer {
   int index = 0;
   const LayerWeights& weights;
-  const ModelConfig& config;
+  const model_config::ModelConfig& config;
   const lora::ModelShape& shape;
   const ops::RotaryTable& rotary;
   const at::Tensor& query_scale_P;       // Undefined if queries are not scaled.
@@ -79,7 +79,7 @@ struct LayerTape {
   at::Tensor x_mid_TH;  // Residual stream after attention.
   at::Tensor gate_up_T2F;
   at::Tensor experts_TK;  // The experts of every token.
-  moe::ExpertTape experts;
+  ExpertTape experts;
   // The outputs of attention and MLP before their output norms, if the model
   // has output norms.
   at::Tensor attention_raw_TH, mlp_raw_TH;
@@ -201,7 +201,7 @@ class Mlp {
   // `mid` is the stream that Attention::Forward returns. Returns the stream
   // after the MLP, with the norm next_norm_H, or without a norm if next_norm_H
   // is undefined. `tape` may be null. `experts_TK` is as for
-  // moe::ForwardExperts.
+  // ForwardExperts.
   [[nodiscard]] Stream Forward(Stream mid, const at::Tensor& next_norm_H,
                                const Pass& pass, LayerTape* tape,
                                at::Tensor& experts_TK) const;
@@ -228,7 +228,7 @@ class Mlp {
   [[nodiscard]] at::Tensor DenseBackward(const BackwardPass& pass,
                                          LayerTape& tape,
                                          const at::Tensor& dy_TH) const;
-  [[nodiscard]] moe::ExpertLayer experts() const;
+  [[nodiscard]] ExpertLayer experts() const;
 
   const Layer layer_;
 };

@@ -14,7 +14,7 @@
 #include "src/ops/host_copy.h"
 #include "src/ops/matmul.h"
 
-namespace weft::moe {
+namespace weft::model {
 namespace {
 
 // The dtype of scores: f32, or f64 if the tensor is f64.
@@ -23,12 +23,13 @@ at::ScalarType WideType(const at::Tensor& tensor) {
 }
 
 // Returns x or the router in the dtype of the products with it.
-at::Tensor Operand(const at::Tensor& tensor, const model::MoeConfig& config) {
+at::Tensor Operand(const at::Tensor& tensor,
+                   const model_config::MoeConfig& config) {
   return config.wide_logits ? tensor.to(WideType(tensor)) : tensor;
 }
 
 at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights,
-                  const model::MoeConfig& config) {
+                  const model_config::MoeConfig& config) {
   at::Tensor logits_TE =
       ops::Linear(Operand(x_TH, config), Operand(weights.router_EH, config));
   if (weights.bias_E.defined()) logits_TE.add_(weights.bias_E);
@@ -44,7 +45,7 @@ at::Tensor Softmax(const at::Tensor& logits) {
 
 // Returns what the weights of a token's experts are divided by.
 at::Tensor Divisor(const at::Tensor& chosen_TK,
-                   const model::MoeConfig& config) {
+                   const model_config::MoeConfig& config) {
   at::Tensor sum_T1 = chosen_TK.sum(1, /*keepdim=*/true);
   return config.sum_epsilon > 0 ? sum_T1.add_(config.sum_epsilon) : sum_T1;
 }
@@ -53,7 +54,7 @@ at::Tensor Divisor(const at::Tensor& chosen_TK,
 // With softmax_of_chosen, `scores_TE` has logits, and the result is the logits
 // of `experts_TK`.
 at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
-                    const model::MoeConfig& config) {
+                    const model_config::MoeConfig& config) {
   at::Tensor chosen_TK = scores_TE.gather(1, experts_TK);
   if (config.softmax_of_chosen || !config.normalizes_weights) return chosen_TK;
   return chosen_TK / Divisor(chosen_TK, config);
@@ -63,7 +64,7 @@ at::Tensor ScoresOf(const at::Tensor& scores_TE, const at::Tensor& experts_TK,
 // groups of experts that a token may not use.
 at::Tensor CorrectedScores(const at::Tensor& scores_TE,
                            const at::Tensor& correction_E,
-                           const model::MoeConfig& config) {
+                           const model_config::MoeConfig& config) {
   const at::Tensor corrected_TE = scores_TE + correction_E;
   if (config.groups == 1) return corrected_TE;
   const at::Tensor by_group_TGE =
@@ -114,7 +115,7 @@ class RowChoice {
   // The tensors outlive the object. Run writes `experts_TK` and `chosen_TK`.
   RowChoice(const at::Tensor& scores_TE, const at::Tensor& given_TK,
             const at::Tensor& experts_TK, const at::Tensor& chosen_TK,
-            const model::MoeConfig& config)
+            const model_config::MoeConfig& config)
       : scores_(scores_TE.const_data_ptr<float>()),
         given_(given_TK.defined() ? given_TK.const_data_ptr<int64_t>()
                                   : nullptr),
@@ -178,7 +179,7 @@ class RowChoice {
 
 void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
                 const at::Tensor& experts_TK, const at::Tensor& chosen_TK,
-                const model::MoeConfig& config) {
+                const model_config::MoeConfig& config) {
   at::Tensor given = given_TK;
   if (given.defined()) {
     TORCH_CHECK(given.sizes() == experts_TK.sizes(), "given experts are ",
@@ -193,7 +194,7 @@ void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
 
 // Returns the scores by which the experts are chosen, before corrections.
 at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
-                  const model::MoeConfig& config) {
+                  const model_config::MoeConfig& config) {
   at::Tensor logits_TE = Logits(x_TH, weights, config);
   if (config.sigmoid) return logits_TE.to(WideType(logits_TE)).sigmoid_();
   return config.softmax_of_chosen ? logits_TE : Softmax(logits_TE);
@@ -202,7 +203,7 @@ at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
 // Returns dLoss/dlogits [T, E].
 at::Tensor LogitsGradient(const at::Tensor& d_weights_TK,
                           const Routing& routing, int64_t num_experts,
-                          const model::MoeConfig& config) {
+                          const model_config::MoeConfig& config) {
   const at::Tensor& probs = routing.probs;
   at::Tensor d_chosen_TK = d_weights_TK.to(probs.scalar_type());
   const auto scatter = [&](const at::Tensor& d_TK) {
@@ -247,7 +248,7 @@ lora::LoraRouting RoutingOf(const int64_t* begin, const int64_t* end,
 }  // namespace
 
 Routing Route(const at::Tensor& x_TH, const RouterWeights& weights,
-              const model::MoeConfig& config, const at::Tensor& given_TK,
+              const model_config::MoeConfig& config, const at::Tensor& given_TK,
               bool all_given) {
   const at::Tensor scores_TE = Scores(x_TH, weights, config);
   const int64_t per_token = config.shape.per_token;
@@ -279,7 +280,7 @@ Routing Route(const at::Tensor& x_TH, const RouterWeights& weights,
 
 at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
                          const at::Tensor& router_EH,
-                         const model::MoeConfig& config) {
+                         const model_config::MoeConfig& config) {
   const at::ScalarType dtype = routing.weights_TK.scalar_type();
   const at::Tensor router = Operand(router_EH, config);
   const at::Tensor d_logits_TE =
@@ -404,4 +405,4 @@ at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK) {
   return sum_TH;
 }
 
-}  // namespace weft::moe
+}  // namespace weft::model

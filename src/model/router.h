@@ -16,7 +16,7 @@
 #include "src/lora/lora_linear.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::moe {
+namespace weft::model {
 
 struct Routing {
   // i64. Each token's experts have descending probability, or corrected score,
@@ -32,8 +32,9 @@ struct Routing {
 // The frozen weights of a router.
 struct RouterWeights {
   const at::Tensor& router_EH;
-  const at::Tensor& bias_E;      // Undefined without bias.
-  at::Tensor correction_E = {};  // Read only with MoeConfig::sigmoid.
+  const at::Tensor& bias_E;  // Undefined without bias.
+  at::Tensor correction_E =
+      {};  // Read only with model_config::MoeConfig::sigmoid.
 };
 
 // Routes the tokens. Breaks ties as torch.topk does. If `given_TK` is defined,
@@ -46,14 +47,14 @@ struct RouterWeights {
 // Glm4MoeTopkRouter of transformers 5.17.
 [[nodiscard]] Routing Route(const at::Tensor& x_TH,
                             const RouterWeights& weights,
-                            const model::MoeConfig& config,
+                            const model_config::MoeConfig& config,
                             const at::Tensor& given_TK, bool all_given = false);
 
 // Returns the router's part of dLoss/dx [T, H], given dLoss/dweights [T, K].
 [[nodiscard]] at::Tensor RouteBackward(const at::Tensor& d_weights_TK,
                                        const Routing& routing,
                                        const at::Tensor& router_EH,
-                                       const model::MoeConfig& config);
+                                       const model_config::MoeConfig& config);
 
 // Returns the weight [T, 1] of the shared expert: the sigmoid of x g, where g
 // is gate_1H, or 1 if gate_1H is undefined.
@@ -117,6 +118,6 @@ struct ExpertRows {
 [[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
                                    const at::Tensor& places_TK);
 
-}  // namespace weft::moe
+}  // namespace weft::model
 
 #endif  // WEFT_SRC_MODEL_ROUTER_H_

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using Json = nlohmann::json;
@@ -163,4 +163,4 @@ absl::Status ReadAttention(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

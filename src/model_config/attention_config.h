@@ -10,7 +10,7 @@
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Limits above those of published models.
 inline constexpr int64_t kMaxLayers = 1024;
@@ -24,6 +24,6 @@ inline constexpr double kMaxSoftcap = 1e6;
                                          const Family& family,
                                          ModelConfig& config);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_ATTENTION_CONFIG_H_

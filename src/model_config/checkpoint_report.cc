@@ -15,7 +15,7 @@
 #include "src/model_config/weight_list.h"
 #include "src/weights/checkpoint.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using weights::Checkpoint;
@@ -139,4 +139,4 @@ CheckpointReport InspectCheckpoint(const std::string& model_dir) {
   return report;
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

@@ -12,7 +12,7 @@
 #include "src/model_config/model_config.h"
 #include "src/weights/tensor_types.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Tensors of one dtype and shape whose names differ only in the indices of
 // layers and experts.
@@ -53,6 +53,6 @@ struct CheckpointReport {
 // does not check whether a stored head equals the embedding.
 [[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_CHECKPOINT_REPORT_H_

@@ -17,7 +17,7 @@
 #include "src/model_config/model_config.h"
 #include "src/model_config/rope_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using Json = nlohmann::json;
@@ -490,4 +490,4 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   return config;
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

@@ -8,13 +8,13 @@
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Reads the fields that describe the decoder. The caller reads eos_token_id and
 // then calls fields.Finish. Errors: those of ParseModelConfig.
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
                                                       const Family& family);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_DECODER_CONFIG_H_

@@ -11,7 +11,7 @@
 #include "src/base/status_macros.h"
 #include "src/model_config/attention_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using Json = nlohmann::json;
@@ -102,4 +102,4 @@ absl::Status ReadDelta(JsonFields& fields, const Family& family,
   return fields.BoolOr("mtp_use_dedicated_embeddings", false).status();
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

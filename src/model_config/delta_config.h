@@ -7,7 +7,7 @@
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Sets config.delta and config.output_gate. Does nothing for a family without
 // DeltaFields. REQUIRES: the number of layers and the activation are read.
@@ -15,6 +15,6 @@ namespace weft::model {
 [[nodiscard]] absl::Status ReadDelta(JsonFields& fields, const Family& family,
                                      ModelConfig& config);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_DELTA_CONFIG_H_

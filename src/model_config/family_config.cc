@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 // Source: the configuration classes of transformers 4.57 and 5.17.
@@ -306,4 +306,4 @@ std::string KnownFamilies() {
   return absl::StrJoin(names, ", ");
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

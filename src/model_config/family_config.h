@@ -10,7 +10,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Which layers attend only to the last sliding_window tokens, if the file has
 // no layer_types.
@@ -197,6 +197,6 @@ struct Wrapper {
 // quoted and separated by commas.
 [[nodiscard]] std::string KnownFamilies();
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_FAMILY_CONFIG_H_

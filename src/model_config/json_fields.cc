@@ -6,7 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "src/weights/strict_json.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using Json = nlohmann::json;
@@ -150,4 +150,4 @@ absl::Status JsonFields::Finish(
   return absl::OkStatus();
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

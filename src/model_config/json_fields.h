@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Each read notes the field's name, and Finish refuses all fields that were not
 // read. A field that is null counts as absent. An absent required field, a
@@ -80,6 +80,6 @@ class JsonFields {
                                             const nlohmann::json& value,
                                             absl::string_view accepted);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_JSON_FIELDS_H_

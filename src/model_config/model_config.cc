@@ -16,7 +16,7 @@
 #include "src/weights/regular_file.h"
 #include "src/weights/strict_json.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using Json = nlohmann::json;
@@ -314,4 +314,4 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
   return config;
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

@@ -15,7 +15,7 @@
 #include "src/ops/activation.h"
 #include "src/ops/attention_rule.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // The attention settings that may differ between layers. They have no meaning
 // in the layers of ModelConfig::delta.
@@ -135,6 +135,6 @@ struct ModelConfig {
 [[nodiscard]] absl::StatusOr<ModelConfig> ReadModelConfig(
     const std::string& model_dir);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_MODEL_CONFIG_H_

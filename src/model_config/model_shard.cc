@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using parallel::Range;
@@ -241,4 +241,4 @@ lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
           .num_experts = config.moe.shape.count};
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

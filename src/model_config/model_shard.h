@@ -20,7 +20,7 @@
 #include "src/model_config/model_config.h"
 #include "src/parallel/shard.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // The parts of one rank. Together the ranks have all heads, all features and
 // the whole vocabulary. Each rank has the key/value heads that its query heads
@@ -77,6 +77,6 @@ struct ModelShard {
 [[nodiscard]] lora::ShapeRanges LocalRanges(const ModelConfig& config,
                                             const parallel::Shard& shard);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_

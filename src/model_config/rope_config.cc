@@ -11,7 +11,7 @@
 #include "src/base/status_macros.h"
 #include "src/model_config/attention_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using Json = nlohmann::json;
@@ -551,4 +551,4 @@ absl::Status ReadRope(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

@@ -9,7 +9,7 @@
 #include "src/model_config/json_fields.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 inline constexpr int64_t kMaxPositions = 1 << 28;
 
@@ -21,6 +21,6 @@ inline constexpr int64_t kMaxPositions = 1 << 28;
 [[nodiscard]] absl::Status ReadRope(JsonFields& fields, const Family& family,
                                     ModelConfig& config);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_ROPE_CONFIG_H_

@@ -13,7 +13,7 @@
 #include "src/weights/float_convert.h"
 #include "src/weights/tensor_types.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 // The suffixes of the names of the two tensors that store an MXFP4 matrix.
@@ -143,4 +143,4 @@ absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
   return absl::OkStatus();
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

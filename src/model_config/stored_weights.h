@@ -13,7 +13,7 @@
 #include "src/model_config/weight_list.h"
 #include "src/weights/checkpoint.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // Returns where the checkpoint stores the entry's matrix. Returns `entry.fused`
 // if it has a name, except if the checkpoint lacks the tensor and may have the
@@ -47,6 +47,6 @@ struct StoredPart {
 [[nodiscard]] absl::Status CheckNoOtherTensors(
     const weights::Checkpoint& checkpoint, const ModelConfig& config);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_STORED_WEIGHTS_H_

@@ -11,7 +11,7 @@
 #include "kernels/cpu/int8_rows.h"
 #include "src/model_config/model_shard.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using parallel::Range;
@@ -513,4 +513,4 @@ std::vector<WeightEntry> ListHeadWeights(const ModelConfig& config) {
   return entries;
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config

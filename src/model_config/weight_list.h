@@ -11,7 +11,7 @@
 #include "src/model_config/model_config.h"
 #include "src/parallel/shard.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 // A matrix or vector of Weft's decoder, which is a field of DecoderWeights or
 // LayerWeights. q, k and v share a slot, and gate and up share one. In a layer
@@ -146,6 +146,6 @@ struct WeightEntry {
                                   const parallel::Shard& shard = {},
                                   MatrixFormat format = MatrixFormat::kDtype);
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_SRC_MODEL_CONFIG_WEIGHT_LIST_H_

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/cuda/gated_delta.h"
+#include "kernels/cuda/delta/gated_delta.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::ops::cuda {

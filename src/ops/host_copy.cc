@@ -81,7 +81,7 @@ at::Tensor EmptyOnHost(const at::Tensor& like) {
   try {
     tensor = at::empty(like.sizes(), like.options().device(at::kCPU));
   } catch (const c10::Error&) {
-    // Without this conversion, RunGuarded (src/engine/compute_guard.h) would
+    // Without this conversion, RunGuarded (src/engine/device/compute_guard.h) would
     // take LibTorch's error for an internal error.
     throw std::bad_alloc();
   }

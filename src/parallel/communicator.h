@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "src/base/world.h"
+#include "src/base/options/world.h"
 #include "src/parallel/shard.h"
 
 namespace weft::parallel {

@@ -1,6 +1,6 @@
 // Checkpoints of adapters: what they hold, and the requests that save and load
 // them. The server validates a request before the engine gets it
-// (server/checkpoint_validation.cc).
+// (server/wire/checkpoint_validation.cc).
 #ifndef WEFT_SRC_REQUEST_CHECKPOINT_H_
 #define WEFT_SRC_REQUEST_CHECKPOINT_H_
 

@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "src/base/mutex.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/mutex.h"
 #include "src/weights/tensor_file.h"
 
 namespace weft::weights {

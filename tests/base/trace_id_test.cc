@@ -5,8 +5,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "src/base/log.h"
-#include "src/base/worker.h"
+#include "src/base/observe/log.h"
+#include "src/base/threads/worker.h"
 
 namespace weft {
 namespace {

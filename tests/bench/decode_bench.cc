@@ -29,8 +29,8 @@
 #include "absl/types/span.h"
 #include "prometheus/registry.h"
 #include "src/base/huge_pages.h"
-#include "src/engine/memory_plan.h"
-#include "src/engine/sample_loop.h"
+#include "src/engine/decode/sample_loop.h"
+#include "src/engine/start/memory_plan.h"
 #include "src/model/decoder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_config.h"
@@ -51,7 +51,7 @@ using weft::model::Decoder;
 struct Arguments {
   std::string model_dir;
   at::ScalarType dtype;
-  weft::model::MatrixFormat format;
+  weft::model_config::MatrixFormat format;
   int64_t batch, prompt, tokens;
   at::Device device;
 };
@@ -167,7 +167,7 @@ double ExpertsPerIteration(const weft::lora::ExpertShape& experts,
 }
 
 int64_t KvBytesPerToken(const Decoder& decoder) {
-  const weft::model::ModelConfig& config = decoder.config();
+  const weft::model_config::ModelConfig& config = decoder.config();
   const auto num_linear = std::ranges::count(config.delta.layers, true);
   return 2 * (config.num_layers - num_linear) * config.num_kv_heads *
          config.head_dim *
@@ -238,7 +238,7 @@ Decoded Decode(const Decoder& decoder, const Arguments& arguments) {
 }
 
 weft::model::DecoderWeights LoadWeights(
-    const Arguments& arguments, const weft::model::ModelConfig& config) {
+    const Arguments& arguments, const weft::model_config::ModelConfig& config) {
   constexpr uint64_t kSeed = 1;
   const auto checkpoint = weft::weights::Checkpoint::Open(arguments.model_dir);
   if (absl::IsNotFound(checkpoint.status())) {
@@ -254,8 +254,8 @@ weft::model::DecoderWeights LoadWeights(
 
 void Run(const Arguments& arguments) {
   const at::InferenceMode no_autograd;
-  weft::model::ModelConfig config =
-      ValueOf(weft::model::ReadModelConfig(arguments.model_dir));
+  weft::model_config::ModelConfig config =
+      ValueOf(weft::model_config::ReadModelConfig(arguments.model_dir));
   const Decoder decoder(config, LoadWeights(arguments, config),
                         arguments.prompt + arguments.tokens);
   const int64_t common_bytes = CommonWeightBytes(decoder);
@@ -312,8 +312,8 @@ bool Start(const std::vector<std::string>& words) {
   Run({.model_dir = words[0],
        .dtype = dtype == "bf16" || (is_int8 && device == "cuda") ? at::kBFloat16
                                                                  : at::kFloat,
-       .format = is_int8 ? weft::model::MatrixFormat::kInt8
-                         : weft::model::MatrixFormat::kDtype,
+       .format = is_int8 ? weft::model_config::MatrixFormat::kInt8
+                         : weft::model_config::MatrixFormat::kDtype,
        .batch = numbers[0],
        .prompt = numbers[1],
        .tokens = numbers[2],

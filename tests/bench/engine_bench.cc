@@ -40,14 +40,14 @@ std::vector<weft::Datum> ReadData(const std::string& path, int64_t sequences) {
   return data;
 }
 
-double Step(Engine& engine, const std::vector<weft::Datum>& data) {
+double Step(engine::Engine& engine, const std::vector<weft::Datum>& data) {
   std::promise<absl::StatusOr<weft::StepReply<weft::TrainResult>>> reply;
   engine.Train({.adapter_id = "bench", .data = data},
                [&](auto result) { reply.set_value(std::move(result)); });
   return ValueOf(reply.get_future().get()).result.metrics.at("loss:sum");
 }
 
-void CreateAdapter(Engine& engine, int rank) {
+void CreateAdapter(engine::Engine& engine, int rank) {
   std::promise<absl::StatusOr<weft::AdapterInfo>> reply;
   engine.CreateAdapter(
       {.adapter_id = "bench", .tenant = "bench", .config = {.rank = rank}},
@@ -60,7 +60,7 @@ bool Run(const std::vector<std::string>& words) {
   const std::vector<int64_t> numbers = weft::bench::Numbers(words, 2);
   const std::vector<weft::Datum> data = ReadData(words[1], numbers[0]);
   prometheus::Registry registry;
-  const auto engine = ValueOf(weft::StartEngine(
+  const auto engine = ValueOf(weft::engine::StartEngine(
       {.model_dir = words[0],
        .device = weft::Device::kCpu,
        .dtype = words[6] == "bf16" ? weft::Dtype::kBf16 : weft::Dtype::kF32,

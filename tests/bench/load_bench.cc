@@ -25,7 +25,7 @@ using weft::bench::ValueOf;
 constexpr int64_t kKilobyte = 1024;
 
 // Returns the bytes that the process holds after it has loaded `entries`.
-int64_t KeptBytes(const std::vector<weft::model::WeightEntry>& entries,
+int64_t KeptBytes(const std::vector<weft::model_config::WeightEntry>& entries,
                   at::ScalarType dtype) {
   int64_t elements = 0;
   for (const auto& entry : entries) elements += entry.num_elements();
@@ -35,16 +35,17 @@ int64_t KeptBytes(const std::vector<weft::model::WeightEntry>& entries,
 nlohmann::json Load(const std::string& folder, at::ScalarType dtype) {
   const int64_t read_before = ProcSelf("io", "rchar");
   const auto start = std::chrono::steady_clock::now();
-  const auto config = ValueOf(weft::model::ReadModelConfig(folder));
+  const auto config = ValueOf(weft::model_config::ReadModelConfig(folder));
   const auto checkpoint = ValueOf(weft::weights::Checkpoint::Open(folder));
   const auto weights = ValueOf(
       weft::model::LoadDecoderWeights(*checkpoint, config, dtype, at::kCPU));
-  return {{"seconds", SecondsSince(start)},
-          {"kept_bytes", KeptBytes(weft::model::ListWeights(config), dtype)},
-          {"files", checkpoint->files().size()},
-          {"bytes_read", checkpoint->bytes_read()},
-          {"rchar_bytes", ProcSelf("io", "rchar") - read_before},
-          {"peak_rss_bytes", ProcSelf("status", "VmHWM") * kKilobyte}};
+  return {
+      {"seconds", SecondsSince(start)},
+      {"kept_bytes", KeptBytes(weft::model_config::ListWeights(config), dtype)},
+      {"files", checkpoint->files().size()},
+      {"bytes_read", checkpoint->bytes_read()},
+      {"rchar_bytes", ProcSelf("io", "rchar") - read_before},
+      {"peak_rss_bytes", ProcSelf("status", "VmHWM") * kKilobyte}};
 }
 
 bool Run(const std::vector<std::string>& words) {

@@ -10,7 +10,7 @@
 #include "client/step_counter.h"
 #include "client/unary_call.h"
 #include "gtest/gtest.h"
-#include "src/base/worker.h"
+#include "src/base/threads/worker.h"
 #include "weft/v1/server.pb.h"
 
 namespace weft::client {

@@ -15,7 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "tests/support/canned_server.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using ::testing::AllOf;
@@ -358,4 +358,4 @@ TEST_F(WeftctlTest, HelpsPerCommand) {
 }
 
 }  // namespace
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

@@ -15,10 +15,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "src/base/token_file.h"
+#include "src/base/files/token_file.h"
 #include "tests/support/canned_server.h"
 
-namespace weft::weftctl {
+namespace weft::client::weftctl {
 namespace {
 
 using ::testing::AllOf;
@@ -165,4 +165,4 @@ TEST(ChannelTest, ACertificateNeedsItsKey) {
 }
 
 }  // namespace
-}  // namespace weft::weftctl
+}  // namespace weft::client::weftctl

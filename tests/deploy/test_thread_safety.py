@@ -23,11 +23,11 @@ from compile_flags import compile_flags
 
 FOLDERS = ("server", "client", "tests/support", "src/engine")
 # clang 14 cannot read std::views of GCC's library. These sources have no locks.
-UNREADABLE = ("src/engine/sample_sequences.cc",)
+UNREADABLE = ("src/engine/decode/sample_sequences.cc",)
 # If the first lock of any of these sources is removed, the analysis must fail.
 LOCKED = (
-    "src/engine/compute_guard.cc",
-    "server/sample_stream.cc",
+    "src/engine/device/compute_guard.cc",
+    "server/grpc/sample_stream.cc",
     "client/step_counter.cc",
     "tests/support/canned_engine.cc",
 )

@@ -40,15 +40,15 @@ if [[ -z "${output}" ]]; then
 fi
 
 build="${ROOT}/build/${preset}"
-programs=(ops/ops_test lora/lora_test head/head_test optim/optim_test
-  model/model_test executor/executor_test sampling/draw_rows_test runtime/runtime_test
+programs=(ops/ops_test lora/lora_test loss/head_test loss/optim_test
+  model/model_test executor/executor_test sampling/draw_rows_test engine/device_test
   bench/decode_bench bench/head_bench oracle/dump_weights)
 targets=()
 if [[ "${preset}" == cuda ]]; then
-  programs+=(kernels_cuda/kernels_cuda_test ../kernels/cuda/cuda_kernel_bench)
+  programs+=(kernels/cuda/kernels_cuda_test ../kernels/cuda/cuda_kernel_bench)
   targets+=(cuda_trace)
 else
-  programs+=(kernels_cuda/cuda_kernels_on_host_test)
+  programs+=(kernels/cuda/cuda_kernels_on_host_test)
 fi
 
 scratch="$(mktemp -d)"

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
-#include "src/base/metrics.h"
+#include "src/base/observe/metrics.h"
 #include "tests/dispatch/fake_engine_thread.h"
 
 namespace weft::dispatch {

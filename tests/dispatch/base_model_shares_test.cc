@@ -65,7 +65,7 @@ TEST_F(BaseModelSharesTest, EachTenantHasItsOwnLimits) {
     forward.tenant = tenant;
     absl::Status refused;
     (void)engine_.dispatcher().steps().Submit(
-        forward, {.kind = sched::WorkKind::kTrain, .datum_tokens = {10}},
+        forward, {.kind = WorkKind::kTrain, .datum_tokens = {10}},
         [&](const absl::StatusOr<StepResultPtr>& end, bool) {
           refused = end.status();
         });

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
-#include "src/base/worker.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
 #include "tests/dispatch/fake_engine_thread.h"
 
@@ -86,7 +86,7 @@ class DispatcherThreadsTest : public ::testing::Test {
     });
   }
 
-  void Finish(const sched::Move& move) {
+  void Finish(const Move& move) {
     AdapterDesk& desk = dispatcher_.adapters();
     if (desk.IsUnderway(move)) {
       ++moves_;
@@ -189,10 +189,10 @@ class DispatcherThreadsTest : public ::testing::Test {
   CancelHandle Send(const std::string& id, uint64_t step) {
     ++calls_;
     StepRequest request = OneDatum(id, step);
-    sched::WorkItem item = TrainItem();
+    WorkItem item = TrainItem();
     if (step % 5 == 0) {
       request = OptimStepRequest{.adapter_id = id, .step = step};
-      item = {.kind = sched::WorkKind::kOptim, .tokens = 1};
+      item = {.kind = WorkKind::kOptim, .tokens = 1};
     }
     return dispatcher_.steps().Submit(
         std::move(request), std::move(item),

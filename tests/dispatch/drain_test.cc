@@ -29,8 +29,7 @@ class DrainTest : public ::testing::Test {
   Dispatcher& dispatcher() { return engine_.dispatcher(); }
 
   // Returns the status of a step that ends at once; none if it was accepted.
-  std::optional<absl::StatusCode> Submit(StepRequest request,
-                                         sched::WorkItem item) {
+  std::optional<absl::StatusCode> Submit(StepRequest request, WorkItem item) {
     const auto code = std::make_shared<std::optional<absl::StatusCode>>();
     (void)dispatcher().steps().Submit(
         std::move(request), std::move(item),
@@ -48,7 +47,7 @@ class DrainTest : public ::testing::Test {
     request.adapter_id = "a";
     request.step = step;
     return Submit(std::move(request),
-                  {.kind = sched::WorkKind::kAdapterOp, .tokens = 1});
+                  {.kind = WorkKind::kAdapterOp, .tokens = 1});
   }
   // Runs a step, which must be there.
   void RunStep() {

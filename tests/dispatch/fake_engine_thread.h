@@ -27,9 +27,8 @@ inline TrainRequest OneDatum(const std::string& adapter, uint64_t step,
   return request;
 }
 
-inline sched::WorkItem TrainItem() {
-  return {
-      .kind = sched::WorkKind::kTrain, .backward = true, .datum_tokens = {10}};
+inline WorkItem TrainItem() {
+  return {.kind = WorkKind::kTrain, .backward = true, .datum_tokens = {10}};
 }
 
 class FakeEngineThread {
@@ -120,7 +119,7 @@ class FakeEngineThread {
   }
 
   // Ends a move at once, in place of the owner of the tensors.
-  void Finish(const sched::Move& move, const absl::Status& status) {
+  void Finish(const Move& move, const absl::Status& status) {
     AdapterDesk& desk = dispatcher_.adapters();
     if (desk.IsUnderway(move) && status.ok()) {
       desk.Publish(move.adapter,

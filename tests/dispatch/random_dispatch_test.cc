@@ -123,8 +123,7 @@ class TrainWorld {
         request);
     calls_[index].handle = engine_.dispatcher().steps().Submit(
         std::move(request),
-        train ? TrainItem()
-              : sched::WorkItem{.kind = sched::WorkKind::kOptim, .tokens = 1},
+        train ? TrainItem() : WorkItem{.kind = WorkKind::kOptim, .tokens = 1},
         [this, index](const absl::StatusOr<StepResultPtr>& result, bool) {
           Call& call = calls_[index];
           ++call.answers;
@@ -194,7 +193,7 @@ class TrainWorld {
     for (const AdapterInfo& info : all.adapters) {
       if (info.location == AdapterLocation::kDevice) ++used;
     }
-    for (const sched::Move& move : moves_) {
+    for (const Move& move : moves_) {
       if (move.to == AdapterLocation::kDevice &&
           engine_.dispatcher().adapters().IsUnderway(move)) {
         ++used;
@@ -212,7 +211,7 @@ class TrainWorld {
       Complete(step);
     }
     if (!moves_.empty() && (quiet_ || Uniform(0, 1) == 0)) {
-      const sched::Move move = moves_.front();
+      const Move move = moves_.front();
       moves_.erase(moves_.begin());
       engine_.Finish(move, quiet_ || Uniform(0, 5) > 0
                                ? absl::OkStatus()
@@ -264,7 +263,7 @@ class TrainWorld {
   uint64_t serial_ = 0;
   std::vector<StepTask> steps_;  // Steps that are running.
   std::set<uint64_t> samples_;   // Samples that are being decoded.
-  std::vector<sched::Move> moves_;
+  std::vector<Move> moves_;
 };
 
 TEST(RandomDispatchTest, EveryCallIsAnsweredOnceAndEveryStepRunsOnce) {

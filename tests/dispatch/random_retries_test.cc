@@ -139,12 +139,12 @@ class RetryWorld {
   void Send(size_t index) {
     Call& call = calls_[index];
     call.due.reset();
-    sched::WorkItem item = TrainItem();
+    WorkItem item = TrainItem();
     if (call.step == 0) {
       item.backward = false;
       item.unnumbered = true;
     } else if (call.step % 3 == 0) {
-      item = {.kind = sched::WorkKind::kOptim, .tokens = 10};
+      item = {.kind = WorkKind::kOptim, .tokens = 10};
     }
     StepRequest request =
         OneDatum(call.adapter, static_cast<uint64_t>(call.step));

@@ -31,7 +31,7 @@ class RecoveryDeskTest : public ::testing::Test {
   void Submit(const std::string& id, uint64_t step) {
     (void)dispatcher().steps().Submit(
         OptimStepRequest{.adapter_id = id, .step = step},
-        {.kind = sched::WorkKind::kOptim, .tokens = 1},
+        {.kind = WorkKind::kOptim, .tokens = 1},
         [](const absl::StatusOr<StepResultPtr>&, bool) {});
   }
 

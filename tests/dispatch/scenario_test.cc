@@ -71,7 +71,7 @@ Words Calls(const std::string& word) {
 }
 
 // A whole request has no text.
-std::string SliceText(const sched::TrainSlice& slice) {
+std::string SliceText(const TrainSlice& slice) {
   if (slice.first_datum == 0 && slice.last) return "";
   return absl::StrCat("[", slice.first_datum, ":",
                       slice.first_datum + slice.num_data,
@@ -186,7 +186,7 @@ class Interpreter {
         static_cast<int32_t>(Number(Option(words, "payload", "0")));
     train.unnumbered = words[0] == "score";
     train.backward = !train.unnumbered && !Has(words, "forward");
-    sched::WorkItem item = TrainItem();
+    WorkItem item = TrainItem();
     item.backward = train.backward;
     item.unnumbered = train.unnumbered;
     item.datum_tokens = DataTokens(Option(words, "data", "10"));
@@ -206,9 +206,9 @@ class Interpreter {
     const auto payload =
         static_cast<double>(Number(Option(words, "payload", "0")));
     StepRequest request;
-    sched::WorkItem item = {.kind = sched::WorkKind::kAdapterOp, .tokens = 1};
+    WorkItem item = {.kind = WorkKind::kAdapterOp, .tokens = 1};
     if (words[0] == "optim") {
-      item.kind = sched::WorkKind::kOptim;
+      item.kind = WorkKind::kOptim;
       auto optim = StepOf<OptimStepRequest>(words);
       optim.adamw.learning_rate = payload;
       request = std::move(optim);
@@ -349,7 +349,7 @@ class Interpreter {
   }
 
   std::string Moved(bool ok) {
-    const sched::Move move = moves_.front();
+    const Move move = moves_.front();
     moves_.erase(moves_.begin());
     engine_->Finish(move, ok ? absl::OkStatus()
                              : absl::ResourceExhaustedError("disk full"));
@@ -424,7 +424,7 @@ class Interpreter {
   std::map<std::string, StepTask> running_;
   std::vector<uint64_t> decoding_;
   std::optional<SampleTask> taken_;
-  std::vector<sched::Move> moves_;
+  std::vector<Move> moves_;
   std::shared_ptr<void> hold_;
   Words answers_;
   uint64_t runs_ = 0;

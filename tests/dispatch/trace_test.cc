@@ -54,7 +54,7 @@ TEST_F(DispatchTraceTest, AStepHasTheIdOfItsFirstCaller) {
   });
   (void)engine_.Next();
   const OptimStepRequest request{.adapter_id = "a", .step = 1};
-  const sched::WorkItem item{.kind = sched::WorkKind::kOptim, .tokens = 1};
+  const WorkItem item{.kind = WorkKind::kOptim, .tokens = 1};
   for (const char* id : {"first", "repeated"}) {
     const TraceScope scope(Id(id));
     (void)dispatcher().steps().Submit(

@@ -71,7 +71,7 @@ class WatchTest : public ::testing::Test {
   }
 
   void Submit(TrainRequest request) {
-    sched::WorkItem item = TrainItem();
+    WorkItem item = TrainItem();
     item.backward = request.backward;
     (void)engine_.dispatcher().steps().Submit(
         std::move(request), std::move(item),

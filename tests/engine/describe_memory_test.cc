@@ -10,8 +10,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "src/engine/adapters/model_fingerprint.h"
 #include "src/engine/engine.h"
-#include "src/engine/model_fingerprint.h"
 #include "src/log/state_folder.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"
@@ -67,13 +67,13 @@ class DescribeMemoryTest : public ::testing::Test {
 
   // Writes every tensor of kSmall except the first `missing` ones.
   void WriteWeights(size_t missing) {
-    std::vector<model::WeightEntry> entries =
-        model::ListWeights(*model::ParseModelConfig(kSmall));
+    std::vector<model_config::WeightEntry> entries =
+        model_config::ListWeights(*model_config::ParseModelConfig(kSmall));
     entries.erase(entries.begin(),
                   entries.begin() + static_cast<ptrdiff_t>(missing));
     std::vector<std::vector<std::byte>> data;
     std::vector<weights::NamedTensor> tensors;
-    for (const model::WeightEntry& entry : entries) {
+    for (const model_config::WeightEntry& entry : entries) {
       data.emplace_back(entry.num_elements() * 2);
       tensors.push_back(
           {entry.name, {weights::ScalarType::kF16, entry.shape, data.back()}});
@@ -144,8 +144,8 @@ TEST_F(DescribeMemoryTest, ACheckReadsAStateFolderThatIsInUse) {
   options_.load_format = LoadFormat::kDummy;
   options_.state_dir = folder_.path() + "/state";
   WriteConfig(kSmall);
-  const auto used = journal::StateFolder::Open(options_.state_dir,
-                                               *ModelFingerprint(options_));
+  const auto used =
+      log::StateFolder::Open(options_.state_dir, *ModelFingerprint(options_));
   ASSERT_THAT(used.status(), IsOk());
   EXPECT_THAT(CheckStart(options_), IsOk());
   (void)folder_.Write("state/FORMAT",

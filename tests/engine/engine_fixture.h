@@ -116,8 +116,8 @@ class EngineFixture : public ::testing::Test {
   void Start(const EngineOptions& options) {
     engine_.reset();
     registry_ = std::make_unique<prometheus::Registry>();
-    absl::StatusOr<std::unique_ptr<Engine>> engine =
-        StartEngine(options, World(), registry_.get());
+    absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
+        engine::StartEngine(options, World(), registry_.get());
     ASSERT_THAT(engine, IsOk());
     engine_ = *std::move(engine);
   }
@@ -183,7 +183,7 @@ class EngineFixture : public ::testing::Test {
 
   std::filesystem::path folder_;
   std::unique_ptr<prometheus::Registry> registry_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<engine::Engine> engine_;
 };
 
 }  // namespace weft::testing

@@ -19,7 +19,7 @@
 #include "tests/engine/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::engine {
 namespace {
 
 namespace fs = std::filesystem;
@@ -392,4 +392,4 @@ TEST_F(EngineResidencyTest, EveryCallIsAnsweredWhenTheEngineStops) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::engine

@@ -13,7 +13,7 @@
 #include "tests/engine/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::engine {
 namespace {
 
 using ::testing::SizeIs;
@@ -357,4 +357,4 @@ TEST_F(EngineTest, RefusesWorkOnceItDrains) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::engine

@@ -1,6 +1,6 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "src/engine/snapshotter.h"
+#include "src/engine/recovery/snapshotter.h"
 
 namespace weft::engine {
 namespace {

@@ -67,7 +67,7 @@ class ToldDevice final : public ComputeDevice {
 model::Decoder MakeDecoder(int num_layers) {
   at::set_num_threads(1);
   at::manual_seed(7);
-  const model::ModelConfig config = TinyConfig(num_layers);
+  const model_config::ModelConfig config = TinyConfig(num_layers);
   return {config, TinyWeights(config, at::kFloat), config.max_positions};
 }
 

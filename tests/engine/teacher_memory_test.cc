@@ -12,7 +12,7 @@
 #include "tests/engine/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::engine {
 namespace {
 
 using ::weft::testing::Wait;
@@ -169,4 +169,4 @@ TEST_F(TeacherMemoryTest, WaitersRunWhenTheHolderIsDeleted) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::engine

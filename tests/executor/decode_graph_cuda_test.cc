@@ -28,7 +28,7 @@ class DecodeGraphCudaTest : public ::testing::Test {
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
     at::manual_seed(5);
-    const model::ModelConfig config = TinyConfig();
+    const model_config::ModelConfig config = TinyConfig();
     decoder_ = std::make_unique<model::Decoder>(
         config,
         model::MakeDummyWeights(config, at::kBFloat16, at::Device(at::kCUDA, 0),

@@ -120,7 +120,7 @@ class DeviceWaitsTest : public ::testing::TestWithParam<bool> {
     return GetParam() ? at::arange(1, 1 + num_sequences) : at::Tensor();
   }
 
-  model::ModelConfig config_;
+  model_config::ModelConfig config_;
   std::unique_ptr<model::Decoder> decoder_;
   std::unique_ptr<ModelRunner> rank_;
   lora::AdapterVersionPtr version_;

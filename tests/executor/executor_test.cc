@@ -28,7 +28,7 @@ using ::weft::testing::Tolerance;
 
 constexpr uint64_t kSeed = 3;
 
-model::Decoder MakeDecoder(const model::ModelConfig& config,
+model::Decoder MakeDecoder(const model_config::ModelConfig& config,
                            const parallel::Links& links) {
   return {config,
           model::MakeDummyWeights(config, at::kFloat, at::kCPU, kSeed,
@@ -43,7 +43,7 @@ loss::HeadOptions HeadOf(const model::Decoder& decoder) {
 }
 
 // Runs `lead` with an executor of this topology. The other ranks follow it.
-void WithGroup(const model::ModelConfig& config,
+void WithGroup(const model_config::ModelConfig& config,
                const parallel::Topology& topology,
                const std::function<void(Executor&)>& lead) {
   const auto meeting = parallel::Rendezvous::InProcess();
@@ -148,7 +148,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
     return Train(executor, at_once, versions_);
   }
 
-  const model::ModelConfig config_;
+  const model_config::ModelConfig config_;
   std::vector<lora::AdapterVersionPtr> versions_;
 };
 
@@ -252,7 +252,7 @@ TEST_P(ExecutorTest, SamplesAsOneRankDoes) {
       outputs->push_back(LogprobsOf(first.drawn[0]));
       outputs->push_back(first.logprobs_E);
       // The second sequence begins like the first one.
-      executor.Copy(kv::PageCopy{.from = 1, .to = 2, .num_rows = 2});
+      executor.Copy(dispatch::PageCopy{.from = 1, .to = 2, .num_rows = 2});
       const CachePlan decode{
           .batch =
               {.tokens_T = at::tensor({30L, 31L}),

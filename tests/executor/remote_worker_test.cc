@@ -26,7 +26,7 @@ constexpr int64_t kTokens = 4;
 
 // Runs `lead` as rank 0 of two replicas. The other replica is a RemoteWorker.
 // Returns the error that ends the worker, or "".
-std::string ErrorOfWorker(const model::ModelConfig& config,
+std::string ErrorOfWorker(const model_config::ModelConfig& config,
                           const std::function<void(parallel::Links&)>& lead) {
   const auto meeting = parallel::Rendezvous::InProcess();
   const parallel::Topology topology = {.num_replicas = 2};
@@ -92,7 +92,7 @@ class RemoteWorkerTest : public ::testing::Test {
     }
   }
 
-  const model::ModelConfig config_;
+  const model_config::ModelConfig config_;
   lora::AdapterVersionPtr kept_, dropped_;
 };
 

@@ -13,7 +13,7 @@
 namespace weft::model {
 namespace {
 
-bool HasSizes(const ModelConfig& config) {
+bool HasSizes(const model_config::ModelConfig& config) {
   const lora::ModelShape shape = config.shape();
   return shape.num_layers > 0 && shape.hidden > 0 && shape.q_width > 0 &&
          shape.kv_width > 0 && shape.ffn > 0 && shape.vocab > 0 &&
@@ -21,7 +21,7 @@ bool HasSizes(const ModelConfig& config) {
          config.num_parameters() > 0;
 }
 
-bool HasFrequencies(const ModelConfig& config,
+bool HasFrequencies(const model_config::ModelConfig& config,
                     const std::vector<double>& table) {
   return table.size() == static_cast<size_t>(config.head_dim) / 2 &&
          std::ranges::all_of(
@@ -39,14 +39,15 @@ bool IsOrder(std::vector<int> order, int head_dim) {
   return order.empty() || order.size() == static_cast<size_t>(head_dim);
 }
 
-bool IsComputable(const ModelConfig& config, const LayerAttention& layer) {
+bool IsComputable(const model_config::ModelConfig& config,
+                  const model_config::LayerAttention& layer) {
   const auto table = static_cast<size_t>(layer.rope_table);
   return table < config.rope_tables.size() && layer.rule.window >= 0 &&
          std::isfinite(layer.rule.scale) && layer.rule.scale > 0 &&
          std::isfinite(layer.rule.softcap) && layer.rule.softcap >= 0;
 }
 
-bool IsComputable(const ModelConfig& config) {
+bool IsComputable(const model_config::ModelConfig& config) {
   return HasSizes(config) && config.rms_norm_eps > 0 &&
          std::isfinite(config.final_softcap) && config.final_softcap >= 0 &&
          IsFactor(config.embedding_multiplier) &&
@@ -55,7 +56,7 @@ bool IsComputable(const ModelConfig& config) {
          IsOrder(config.head_order, config.head_dim) &&
          config.attention.size() == static_cast<size_t>(config.num_layers) &&
          std::ranges::all_of(config.attention,
-                             [&](const LayerAttention& layer) {
+                             [&](const model_config::LayerAttention& layer) {
                                return IsComputable(config, layer);
                              }) &&
          std::ranges::all_of(config.rope_tables,
@@ -68,7 +69,7 @@ bool IsComputable(const ModelConfig& config) {
 }  // namespace weft::model
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto config = weft::model::ParseModelConfig(
+  const auto config = weft::model_config::ParseModelConfig(
       std::string_view(reinterpret_cast<const char*>(data), size));
   if (config.ok() && !weft::model::IsComputable(*config)) std::abort();
   return 0;

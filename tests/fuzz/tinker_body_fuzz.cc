@@ -13,9 +13,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr size_t kMaxBytes = size_t{1} << 20;
   std::string body(reinterpret_cast<const char*>(data) + 1, size - 1);
   const char* const encoding = data[0] == 'z' ? "zstd" : "";
-  if (!weft::tinker::Decode(encoding, kMaxBytes, &body).ok()) return 0;
+  if (!weft::server::tinker::Decode(encoding, kMaxBytes, &body).ok()) return 0;
   if (data[0] == 'z' && body.size() > kMaxBytes) std::abort();
-  const auto parsed = weft::tinker::ParseObject(body);
+  const auto parsed = weft::server::tinker::ParseObject(body);
   if (!parsed.ok()) return 0;
   if (!parsed->is_object()) std::abort();
   (void)parsed->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

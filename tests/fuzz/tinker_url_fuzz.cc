@@ -9,7 +9,7 @@
 #include "server/http/url.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto url = weft::ParseUrl(
+  const auto url = weft::server::ParseUrl(
       absl::string_view(reinterpret_cast<const char*>(data), size), "/api/v1/");
   if (!url.ok()) return 0;
   if (url->parts.empty()) std::abort();

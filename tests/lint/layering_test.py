@@ -1,12 +1,14 @@
-"""Tests that the modules form layers, and that the files in the tables of
-src/README.md exist."""
+"""Tests that the rooms form layers, that namespaces and the tests' folders have their
+names, and that the files in the tables of src/README.md exist."""
 
 from pathlib import Path
 
 import pytest
 from layering import (
+    folder_offences,
     layering_offences,
     missing_paths,
+    namespace_offences,
     read_layers,
     unused_permissions,
 )
@@ -14,13 +16,17 @@ from sources import ROOT
 
 LAYERS = """# comment
 base:
+base/files: base
 config:
 request:
 weights(torch=reader.*): config
 ops(torch): kernels config
-engine(torch): request ops config
+engine/engine.h: config
+engine/train(torch): request ops
+  config
+engine(torch): request ops config engine/engine.h engine/train
 server/http:
-server: config engine/engine.h proto
+server/wire: config engine/engine.h proto
 client: proto
 """
 
@@ -43,6 +49,16 @@ def test_no_module_may_include_what_it_does_not() -> None:
     assert not unused, "\n" + "\n".join(unused)
 
 
+def test_every_namespace_is_its_rooms() -> None:
+    offences = namespace_offences(ROOT)
+    assert not offences, "\n" + "\n".join(offences)
+
+
+def test_every_test_folder_mirrors_a_folder() -> None:
+    offences = folder_offences(ROOT)
+    assert not offences, "\n" + "\n".join(offences)
+
+
 def test_the_path_of_a_request_names_files_that_exist() -> None:
     missing = missing_paths(ROOT)
     assert not missing, "\n" + "\n".join(missing)
@@ -56,8 +72,12 @@ def test_the_path_of_a_request_names_files_that_exist() -> None:
         ("src/ops/a.h", "<ATen/ATen.h>"),
         ("src/weights/reader.cc", "<ATen/ATen.h>"),
         ("src/ops/a.cc", '"kernels/add.h"'),
-        ("server/a.cc", '"src/engine/engine.h"'),
-        ("server/a.cc", '"weft/v1/training.pb.h"'),
+        ("src/request/a.h", '"src/base/files/b.h"'),
+        ("src/base/files/a.h", '"src/base/b.h"'),
+        ("src/engine/a.cc", '"src/engine/train/b.h"'),
+        ("src/engine/train/a.cc", '"src/config/b.h"'),
+        ("server/wire/a.cc", '"src/engine/engine.h"'),
+        ("server/wire/a.cc", '"weft/v1/training.pb.h"'),
         ("server/http/a.cc", '"server/http/b.h"'),
         ("client/a.cc", '"client/b.h"'),
         ("kernels/a.cu", '"kernels/b.cuh"'),
@@ -76,10 +96,15 @@ def test_accepts_what_the_rows_allow(tmp_path: Path, name: str, include: str) ->
         ("src/weights/header.cc", "<ATen/ATen.h>"),
         ("src/ops/a_config.h", "<c10/util/Optional.h>"),
         ("src/engine/engine.h", "<torch/torch.h>"),
-        ("server/a.cc", '"src/train/batch_packer.h"'),
-        ("server/a.cc", '"src/ops/b.h"'),
-        ("server/a.cc", '"server/http/b.h"'),
-        ("server/http/a.cc", '"server/b.h"'),
+        ("src/base/a.h", '"src/base/files/b.h"'),
+        ("src/engine/train/a.cc", '"src/engine/a.h"'),
+        ("src/engine/train/a.cc", '"src/engine/engine.h"'),
+        ("src/engine/decode/a.cc", "<vector>"),
+        ("server/wire/a.cc", '"src/engine/train/batch_packer.h"'),
+        ("server/wire/a.cc", '"src/ops/b.h"'),
+        ("server/wire/a.cc", '"server/http/b.h"'),
+        ("server/http/a.cc", '"server/wire/b.h"'),
+        ("server/a.cc", "<vector>"),
         ("client/a.cc", '"src/request/b.h"'),
         ("kernels/a.cu", '"absl/types/span.h"'),
         ("kernels/a.cu", "<ATen/ATen.h>"),
@@ -96,14 +121,21 @@ def test_names_file_and_line_of_each_offence(
 
 
 USED = {
+    "src/base/files/a.cc": '#include "src/base/a.h"\n',
     "src/ops/a.cc": '#include "kernels/a.h"\n#include "src/config/a.h"\n',
     "src/ops/b.cc": "#include <ATen/ATen.h>\n",
     "src/weights/reader.cc": '#include <ATen/ATen.h>\n#include "src/config/a.h"\n',
-    "src/engine/a.cc": (
+    "src/engine/engine.h": '#include "src/config/a.h"\n',
+    "src/engine/train/a.cc": (
         '#include "src/ops/b.cc"\n#include "src/request/a.h"\n'
         '#include "src/config/a.h"\n'
     ),
-    "server/a.cc": (
+    "src/engine/a.cc": (
+        '#include "src/ops/b.cc"\n#include "src/request/a.h"\n'
+        '#include "src/config/a.h"\n#include "src/engine/engine.h"\n'
+        '#include "src/engine/train/a.h"\n'
+    ),
+    "server/wire/a.cc": (
         '#include "src/config/a.h"\n#include "src/engine/engine.h"\n'
         '#include "weft/v1/a.pb.h"\n'
     ),
@@ -118,15 +150,15 @@ def test_every_permission_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "unused"),
     [
-        ("src/ops/a.cc", '#include "kernels/a.h"\n', "6: ops does not need config"),
-        ("src/ops/a.cc", '#include "src/config/a.h"\n', "6: ops does not need kernels"),
-        ("src/ops/b.cc", "\n", "6: ops does not need torch"),
+        ("src/ops/a.cc", '#include "kernels/a.h"\n', "7: ops does not need config"),
+        ("src/ops/a.cc", '#include "src/config/a.h"\n', "7: ops does not need kernels"),
+        ("src/ops/b.cc", "\n", "7: ops does not need torch"),
         (
             "src/weights/reader.cc",
             "#include <ATen/a.h>\n",
-            "5: weights does not need config",
+            "6: weights does not need config",
         ),
-        ("client/a.cc", "\n", "10: client does not need proto"),
+        ("client/a.cc", "\n", "14: client does not need proto"),
     ],
 )
 def test_names_each_permission_that_is_not_used(
@@ -138,17 +170,18 @@ def test_names_each_permission_that_is_not_used(
 
 def test_a_header_of_the_engine_is_a_permission(tmp_path: Path) -> None:
     server = '#include "src/config/a.h"\n#include "weft/v1/a.pb.h"\n'
-    assert unused_permissions(_tree(tmp_path, {**USED, "server/a.cc": server})) == [
-        "src/layers.txt:9: server does not need engine/engine.h"
+    used = {**USED, "server/wire/a.cc": server}
+    assert unused_permissions(_tree(tmp_path, used)) == [
+        "src/layers.txt:13: server/wire does not need engine/engine.h"
     ]
 
 
 def test_torch_is_needed_where_another_header_brings_it(tmp_path: Path) -> None:
-    bare = {**USED, "src/engine/a.cc": '#include "src/request/a.h"\n'}
+    bare = {**USED, "src/engine/train/a.cc": '#include "src/request/a.h"\n'}
     assert unused_permissions(_tree(tmp_path, bare)) == [
-        "src/layers.txt:7: engine does not need config",
-        "src/layers.txt:7: engine does not need ops",
-        "src/layers.txt:7: engine does not need torch",
+        "src/layers.txt:9: engine/train does not need config",
+        "src/layers.txt:9: engine/train does not need ops",
+        "src/layers.txt:9: engine/train does not need torch",
     ]
 
 
@@ -167,9 +200,45 @@ def test_finds_torch_behind_another_header(tmp_path: Path) -> None:
 
 def test_rows_name_only_modules_above_them(tmp_path: Path) -> None:
     path = tmp_path / "layers.txt"
-    path.write_text("base:\nkv: sched\nsched:\n")
-    with pytest.raises(ValueError, match=r"layers\.txt:2: sched is not above"):
+    path.write_text("base:\nops: model\nmodel:\n")
+    with pytest.raises(ValueError, match=r"layers\.txt:2: model is not above"):
         read_layers(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "accepted"),
+    [
+        ("src/base/files/a.h", "weft", True),
+        ("src/base/files/a.h", "weft::a", True),
+        ("src/base/files/a.h", "weft::sched", False),
+        ("src/engine/train/a.h", "weft::engine", True),
+        ("src/engine/train/a.h", "weft::engine::train", True),
+        ("server/tinker/a.h", "weft::server::tinker", True),
+        ("server/tinker/a.h", "weft::server", True),
+        ("src/engine/a.h", "weft", False),
+        ("src/engine/train/a.h", "weft::train", False),
+        ("src/dispatch/a.h", "weft::sched", False),
+        ("server/tinker/a.h", "weft::tinker", False),
+    ],
+)
+def test_names_each_namespace_of_another_room(
+    tmp_path: Path, name: str, namespace: str, accepted: bool
+) -> None:
+    text = f"namespace {namespace} {{\nint F();\n}}  // namespace {namespace}\n"
+    offences = namespace_offences(_tree(tmp_path, {name: text}))
+    assert len(offences) == (0 if accepted else 1)
+
+
+def test_a_room_may_declare_what_another_defines(tmp_path: Path) -> None:
+    text = "namespace weft::ops {\nclass A;\n}  // namespace weft::ops\n"
+    assert namespace_offences(_tree(tmp_path, {"src/engine/a.h": text})) == []
+
+
+def test_names_each_test_folder_without_a_module(tmp_path: Path) -> None:
+    names = ("src/ops/a.h", "tests/ops/a_test.cc", "tests/sched/a_test.cc")
+    assert folder_offences(_tree(tmp_path, dict.fromkeys(names, ""))) == [
+        "tests/sched: neither src/sched nor sched exists"
+    ]
 
 
 def test_names_the_missing_file_of_the_path_table(tmp_path: Path) -> None:

@@ -14,7 +14,11 @@ _INCLUDE = re.compile(r'^#include (?:<(.+)>|"(.+)")$', re.MULTILINE)
 # <atomic> is not in the list, because an atomic starts no thread and takes no lock.
 THREADS = {"thread", "mutex", "future", "condition_variable", "pthread.h"}
 THREADS |= {"shared_mutex", "semaphore", "latch", "barrier", "omp.h"}
-THREADS |= {"src/base/mutex.h", "src/base/worker.h", "src/base/periodic_task.h"}
+THREADS |= {
+    "src/base/threads/mutex.h",
+    "src/base/threads/worker.h",
+    "src/base/threads/periodic_task.h",
+}
 THREADS |= {"ATen/Parallel.h", "absl/synchronization/mutex.h"}
 
 
@@ -47,7 +51,7 @@ def thread_headers(root: Path, sources: list[Path]) -> Iterator[str]:
 
 
 def test_programs_of_one_thread_use_none() -> None:
-    assert "sched_test" in programs()
+    assert "scheduler_test" in programs()
     problems = [
         p for sources in programs().values() for p in thread_headers(ROOT, sources)
     ]
@@ -57,6 +61,8 @@ def test_programs_of_one_thread_use_none() -> None:
 def test_finds_a_lock_behind_a_header(tmp_path: Path) -> None:
     (tmp_path / "a_test.cc").write_text('#include "a.h"\n')
     (tmp_path / "a.h").write_text("#include <vector>\n")
-    (tmp_path / "a.cc").write_text('#include "a.h"\n#include "src/base/mutex.h"\n')
+    (tmp_path / "a.cc").write_text(
+        '#include "a.h"\n#include "src/base/threads/mutex.h"\n'
+    )
     found = list(thread_headers(tmp_path, [tmp_path / "a_test.cc"]))
-    assert found == ["a.cc includes src/base/mutex.h"]
+    assert found == ["a.cc includes src/base/threads/mutex.h"]

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/lora_product.h"
+#include "kernels/cuda/lora/lora_product.h"
 #include "src/lora/lora_cuda.h"
 #include "src/ops/cuda_dispatch.h"
 #include "tests/lora/on_device.h"

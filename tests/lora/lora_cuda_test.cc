@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/lora_gradient.h"
+#include "kernels/cuda/lora/lora_gradient.h"
 #include "src/ops/cuda_dispatch.h"
 #include "tests/lora/mixed_routing.h"
 #include "tests/lora/on_device.h"

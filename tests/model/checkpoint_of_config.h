@@ -20,8 +20,9 @@ namespace weft::testing {
 class CheckpointOfConfig {
  public:
   // Draws from torch's global generator, so call at::manual_seed before.
-  explicit CheckpointOfConfig(const model::ModelConfig& config) {
-    for (const model::WeightEntry& entry : model::ListWeights(config)) {
+  explicit CheckpointOfConfig(const model_config::ModelConfig& config) {
+    for (const model_config::WeightEntry& entry :
+         model_config::ListWeights(config)) {
       const double scale =
           entry.shape.size() > 1
               ? 1 / std::sqrt(static_cast<double>(entry.shape[1]))

@@ -44,7 +44,7 @@ struct Story {
 // How the test's decoder differs from TinyConfig.
 struct Variant {
   const char* name;
-  model::QkNorm qk_norm = model::QkNorm::kNone;
+  model_config::QkNorm qk_norm = model_config::QkNorm::kNone;
   int64_t window = 0;  // The first layer's window. Some prompts are longer.
   double softcap = 0;
 };
@@ -61,10 +61,10 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
     // other.
     at::set_num_threads(1);
     at::manual_seed(29);
-    ModelConfig config = TinyConfig();
+    model_config::ModelConfig config = TinyConfig();
     config.qk_norm = variant.qk_norm;
     config.attention[0].rule.window = variant.window;
-    for (LayerAttention& layer : config.attention) {
+    for (model_config::LayerAttention& layer : config.attention) {
       layer.rule.softcap = variant.softcap;
     }
     DecoderWeights weights = TinyWeights(config, dtype);
@@ -90,7 +90,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
 
   // The store holds NaN, so that reading an unwritten slot shows in the result.
   static KvStore MakeStore(const Decoder& decoder) {
-    const ModelConfig& config = decoder.config();
+    const model_config::ModelConfig& config = decoder.config();
     KvStore store;
     for (int layer = 0; layer < config.num_layers; ++layer) {
       for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
@@ -324,11 +324,11 @@ TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
 INSTANTIATE_TEST_SUITE_P(
     EveryVariant, DecoderCacheTest,
     ::testing::Values(Variant{.name = "Plain"},
-                      Variant{.name = "QkNorm",
-                              .qk_norm = model::QkNorm::kHead},
+                      Variant{.name = "model_config::QkNorm",
+                              .qk_norm = model_config::QkNorm::kHead},
                       Variant{.name = "Window", .window = 5},
                       Variant{.name = "WindowAndSoftcap",
-                              .qk_norm = model::QkNorm::kHead,
+                              .qk_norm = model_config::QkNorm::kHead,
                               .window = 3,
                               .softcap = 1.5}),
     [](const auto& variant) { return std::string(variant.param.name); });

@@ -22,65 +22,67 @@ inline constexpr int64_t kRows = 26;
 
 struct Family {
   std::string name;
-  void (*change)(model::ModelConfig&);  // Turns TinyConfig into the family's
-                                        // config.
+  void (*change)(
+      model_config::ModelConfig&);  // Turns TinyConfig into the family's
+                                    // config.
 };
 
 // Gives every second layer a window. Some paths of the tiny batch are longer
 // than the windows, and a window ends inside the shared prompt.
-inline void SlideEvenLayers(model::ModelConfig& config, int64_t window) {
+inline void SlideEvenLayers(model_config::ModelConfig& config, int64_t window) {
   for (size_t i = 0; i < config.attention.size(); i += 2) {
     config.attention[i].rule.window = window;
   }
 }
 
-inline void MakeGemma(model::ModelConfig& config) {
-  config.norms = model::kGemmaNorms;
+inline void MakeGemma(model_config::ModelConfig& config) {
+  config.norms = model_config::kGemmaNorms;
   config.scaled_embeddings = true;
   config.activation = ops::Activation::kGeluTanh;
-  for (model::LayerAttention& layer : config.attention) layer.rule.scale = 0.25;
+  for (model_config::LayerAttention& layer : config.attention)
+    layer.rule.scale = 0.25;
 }
 
-inline void AddExperts(model::ModelConfig& config, lora::ExpertShape shape,
-                       int per_token) {
+inline void AddExperts(model_config::ModelConfig& config,
+                       lora::ExpertShape shape, int per_token) {
   shape.layers.assign(config.num_layers, true);
   shape.per_token = per_token;
   config.moe.shape = std::move(shape);
 }
 
 inline std::vector<Family> Families() {
-  return {{"llama", [](model::ModelConfig&) {}},
+  return {{"llama", [](model_config::ModelConfig&) {}},
           {"llama with biases",
-           [](model::ModelConfig& config) {
+           [](model_config::ModelConfig& config) {
              config.qkv_bias = config.o_bias = config.mlp_bias = true;
            }},
           {"qwen3",
-           [](model::ModelConfig& config) {
-             config.qk_norm = model::QkNorm::kHead;
+           [](model_config::ModelConfig& config) {
+             config.qk_norm = model_config::QkNorm::kHead;
            }},
           {"qwen2 with windows",
-           [](model::ModelConfig& config) {
+           [](model_config::ModelConfig& config) {
              config.qkv_bias = true;
              SlideEvenLayers(config, 4);
            }},
           {"gemma2",
-           [](model::ModelConfig& config) {
+           [](model_config::ModelConfig& config) {
              MakeGemma(config);
              SlideEvenLayers(config, 5);
-             for (model::LayerAttention& layer : config.attention) {
+             for (model_config::LayerAttention& layer : config.attention) {
                layer.rule.softcap = 2;
              }
            }},
           {"gemma3",
-           [](model::ModelConfig& config) {
+           [](model_config::ModelConfig& config) {
              MakeGemma(config);
-             config.qk_norm = model::QkNorm::kHead;
+             config.qk_norm = model_config::QkNorm::kHead;
              SlideEvenLayers(config, 3);
              config.attention.front().rope_table = 1;
            }},
           {"qwen3 with experts in every second layer",
-           [](model::ModelConfig& config) {
-             config.qk_norm = model::QkNorm::kHead;
+           [](model_config::ModelConfig& config) {
+             config.qk_norm = model_config::QkNorm::kHead;
              AddExperts(config, {.count = 5, .ffn = 12}, 2);
              config.moe.normalizes_weights = true;
              for (int i = 0; i < config.num_layers; i += 2) {
@@ -88,11 +90,11 @@ inline std::vector<Family> Families() {
              }
            }},
           {"qwen2 with a shared expert",
-           [](model::ModelConfig& config) {
+           [](model_config::ModelConfig& config) {
              config.qkv_bias = true;
              AddExperts(config, {.count = 7, .ffn = 9, .shared_ffn = 20}, 3);
            }},
-          {"one expert per token", [](model::ModelConfig& config) {
+          {"one expert per token", [](model_config::ModelConfig& config) {
              AddExperts(config, {.count = 30, .ffn = 12}, 1);
              // All layers have experts and no MLP, so ffn may be smaller than
              // the number of ranks.
@@ -105,14 +107,15 @@ inline model::Decoder MakeDecoder(const Family& family, at::ScalarType dtype,
   // With a model of this size, several threads would only wait for each other.
   at::set_num_threads(1);
   at::manual_seed(17);
-  model::ModelConfig config = TinyConfig(num_layers);
+  model_config::ModelConfig config = TinyConfig(num_layers);
   if (num_layers > 0) family.change(config);
   model::DecoderWeights weights = TinyWeights(config, dtype);
   return {config, std::move(weights), config.max_positions};
 }
 
 // Returns the configs of the adapters of the batch's two segments.
-inline std::vector<LoraConfig> BatchAdapters(const model::ModelConfig& config) {
+inline std::vector<LoraConfig> BatchAdapters(
+    const model_config::ModelConfig& config) {
   LoraConfig most = {.rank = 3,
                      .alpha = 6,
                      .overrides = {{1, TargetModule::kVProj, {2, 5}},
@@ -131,7 +134,7 @@ inline std::vector<LoraConfig> BatchAdapters(const model::ModelConfig& config) {
 // completions, then a sequence of one token.
 inline model::PackedBatch MakeBatch(const model::Decoder& decoder) {
   at::manual_seed(19);
-  const model::ModelConfig& config = decoder.config();
+  const model_config::ModelConfig& config = decoder.config();
   const std::vector<int32_t> positions = {0, 1, 2, 3, 4, 0, 1, 2, 3,
                                           0, 1, 2, 0, 1, 2, 3, 4, 5,
                                           6, 7, 8, 6, 7, 8, 9, 0};
@@ -193,7 +196,7 @@ inline TrainResult Train(const model::Decoder& decoder,
 
 // Returns the number of roundings along the longest path, which has every
 // reduction of every layer.
-inline int64_t PathLength(const model::ModelConfig& config) {
+inline int64_t PathLength(const model_config::ModelConfig& config) {
   const lora::ModelShape shape = config.shape();
   return config.num_layers * (4 * config.hidden + shape.q_width + shape.ffn +
                               2 * config.head_dim + kRows);

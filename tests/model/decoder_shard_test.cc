@@ -34,7 +34,7 @@ using ::weft::testing::UpstreamGradient;
 
 Decoder ShardDecoder(const Decoder& whole, parallel::Communicator& group,
                      int expert_groups) {
-  ModelConfig config = whole.config();
+  model_config::ModelConfig config = whole.config();
   config.moe.expert_groups = expert_groups;
   return {config, ShardWeights(whole.weights(), config, group.shard()),
           config.max_positions, &group};
@@ -44,7 +44,8 @@ lora::AdapterShard ShardAdapter(const Decoder& decoder,
                                 const lora::AdapterVersion& whole,
                                 const lora::AdapterLayout& local) {
   return {*whole.layout, local,
-          LocalRanges(decoder.config(), decoder.tensor_group()->shard())};
+          model_config::LocalRanges(decoder.config(),
+                                    decoder.tensor_group()->shard())};
 }
 
 // Returns the batch with the parts of its adapters that this rank holds.
@@ -95,7 +96,7 @@ TrainResult TrainOnRanks(const Decoder& whole, const PackedBatch& batch,
 }
 
 void ExpectSame(const TrainResult& actual, const TrainResult& expected,
-                const ModelConfig& config, double epsilon) {
+                const model_config::ModelConfig& config, double epsilon) {
   const int64_t path = PathLength(config);
   ExpectNear(actual.x_TH, expected.x_TH, epsilon, path, "x");
   ExpectNear(actual.y_TH, expected.y_TH, epsilon, path, "y");
@@ -166,7 +167,7 @@ TEST(DecoderShardTest, RecomputedLayersGiveTheSameBits) {
 at::Tensor PrefillAndDecode(const Decoder& decoder, const PackedBatch& batch,
                             int64_t prompt) {
   constexpr int64_t kSlots = 4;
-  const ModelConfig& local = decoder.local_config();
+  const model_config::ModelConfig& local = decoder.local_config();
   const int64_t length = batch.tokens_T.numel();
   const int64_t num_pages = (length + kSlots - 1) / kSlots;
   KvStore store;

@@ -28,8 +28,8 @@ namespace {
 class GemmaCheckpointTest : public ::testing::Test {
  protected:
   GemmaCheckpointTest() : config_(testing::TinyConfig(/*num_layers=*/1)) {
-    config_.qk_norm = QkNorm::kHead;
-    config_.norms = kGemmaNorms;
+    config_.qk_norm = model_config::QkNorm::kHead;
+    config_.norms = model_config::kGemmaNorms;
     config_.norms_from_one = true;
     config_.scaled_embeddings = true;
     at::manual_seed(31);
@@ -102,7 +102,7 @@ class GemmaCheckpointTest : public ::testing::Test {
     return *std::move(loaded);
   }
 
-  ModelConfig config_;
+  model_config::ModelConfig config_;
   const TempFolder folder_;
   std::map<std::string, at::Tensor> tensors_;
 };
@@ -292,9 +292,9 @@ TEST_F(GemmaCheckpointTest, RanksCompareTheirPartOfATiedHead) {
 }
 
 TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
-  ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
-  config.qk_norm = QkNorm::kHead;
-  config.norms = kGemmaNorms;
+  model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  config.qk_norm = model_config::QkNorm::kHead;
+  config.norms = model_config::kGemmaNorms;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
   config.moe.shape = {.count = 7,
                       .per_token = 2,
@@ -316,9 +316,9 @@ TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
 }
 
 TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
-  ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
-  config.qk_norm = QkNorm::kHead;
-  config.norms = kGemmaNorms;
+  model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  config.qk_norm = model_config::QkNorm::kHead;
+  config.norms = model_config::kGemmaNorms;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
   for (const bool wide_norms : {false, true}) {
     config.norms_from_one = wide_norms;
@@ -328,13 +328,14 @@ TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
       const DecoderWeights weights =
           MakeDummyWeights(config, at::kBFloat16, at::kCPU, /*seed=*/3, shard);
       EXPECT_EQ(static_cast<int64_t>(weights.embedding_VH.storage().nbytes()),
-                WeightBytes(config, /*element_bytes=*/2, shard));
+                model_config::WeightBytes(config, /*element_bytes=*/2, shard));
     }
   }
 }
 
 TEST(MakeDummyWeights, FollowTheSeedAlone) {
-  const ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  const model_config::ModelConfig config =
+      testing::TinyConfig(/*num_layers=*/2);
   const auto make = [&](uint64_t seed) {
     return MakeDummyWeights(config, at::kFloat, at::kCPU, seed);
   };

@@ -37,8 +37,8 @@ inline void ExpectNearInAll(const at::Tensor& actual,
 
 // Returns a small Llama whose widths are multiples of the vector and tile
 // sizes.
-inline model::ModelConfig WideConfig(int num_layers) {
-  model::ModelConfig config = TinyConfig(num_layers);
+inline model_config::ModelConfig WideConfig(int num_layers) {
+  model_config::ModelConfig config = TinyConfig(num_layers);
   config.hidden = 128;
   config.ffn = 256;
   config.head_dim = 32;
@@ -46,7 +46,7 @@ inline model::ModelConfig WideConfig(int num_layers) {
   for (int i = 0; i < config.head_dim / 2; ++i) {
     config.rope_tables[0].push_back(std::pow(1e4, -2.0 * i / config.head_dim));
   }
-  for (model::LayerAttention& layer : config.attention) {
+  for (model_config::LayerAttention& layer : config.attention) {
     layer.rule.scale = 1 / std::sqrt(config.head_dim);
   }
   return config;
@@ -120,7 +120,7 @@ inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
 }
 
 // Fills every slot with random numbers, so that tests can read unwritten pages.
-inline model::KvStore RandomStore(const model::ModelConfig& config,
+inline model::KvStore RandomStore(const model_config::ModelConfig& config,
                                   int64_t num_pages, int64_t page_tokens) {
   model::KvStore store;
   const auto pages = [&] {

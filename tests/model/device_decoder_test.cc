@@ -49,10 +49,12 @@ class DeviceDecoderTest : public ::testing::Test {
     Pair()
         : Pair(WideConfig(kLayers),
                TinyWeights(WideConfig(kLayers), at::kBFloat16)) {}
-    Pair(const model::ModelConfig& config, const model::DecoderWeights& weights)
+    Pair(const model_config::ModelConfig& config,
+         const model::DecoderWeights& weights)
         : Pair(config, weights, weights) {}
     // `stored` has the same numbers as `weights`, maybe in 8 bits.
-    Pair(const model::ModelConfig& config, const model::DecoderWeights& weights,
+    Pair(const model_config::ModelConfig& config,
+         const model::DecoderWeights& weights,
          const model::DecoderWeights& stored)
         : exact(config, WeightsTo(weights, kExact), config.max_positions),
           on_device(config, WeightsTo(stored, kBf16OnDevice),
@@ -63,7 +65,7 @@ class DeviceDecoderTest : public ::testing::Test {
 
   // Makes a pair whose decoder on the device has matrices in 8 bits.
   static Pair Int8Pair() {
-    const model::ModelConfig config = WideConfig(kLayers);
+    const model_config::ModelConfig config = WideConfig(kLayers);
     const model::DecoderWeights stored =
         Quantized(TinyWeights(config, at::kBFloat16));
     return {config, Widened(stored), stored};
@@ -73,7 +75,8 @@ class DeviceDecoderTest : public ::testing::Test {
   // the other does not. The second adapter leaves out projections and gives one
   // projection another rank.
   static lora::LoraRouting MakeRouting(
-      int64_t rows, const model::ModelConfig& config = WideConfig(kLayers)) {
+      int64_t rows,
+      const model_config::ModelConfig& config = WideConfig(kLayers)) {
     using enum TargetModule;
     const auto version = [&](const LoraConfig& lora) {
       return TinyVersion(config, lora, at::kBFloat16);

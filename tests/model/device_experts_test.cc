@@ -66,8 +66,8 @@ class DeviceExpertsTest : public ::testing::Test {
     cuda_on_host::compute_capability_major = major;
   }
 
-  static model::ModelConfig ConfigOf(const Variant& variant) {
-    model::ModelConfig config = TinyConfig(/*num_layers=*/2);
+  static model_config::ModelConfig ConfigOf(const Variant& variant) {
+    model_config::ModelConfig config = TinyConfig(/*num_layers=*/2);
     config.hidden = 32;
     config.moe.shape = {.count = kExperts,
                         .per_token = 2,
@@ -80,11 +80,11 @@ class DeviceExpertsTest : public ::testing::Test {
   }
 
   // Makes weights that are bf16 numbers.
-  static moe::ExpertWeights WeightsOf(const Variant& variant) {
-    model::ModelConfig config = ConfigOf(variant);
+  static model::ExpertWeights WeightsOf(const Variant& variant) {
+    model_config::ModelConfig config = ConfigOf(variant);
     const lora::ExpertShape& experts = config.moe.shape;
     const int64_t num_own = experts.num_own();
-    moe::ExpertWeights w = TinyExperts(config, at::kBFloat16);
+    model::ExpertWeights w = TinyExperts(config, at::kBFloat16);
     w.router_EH = w.router_EH / 4;
     w.gate_up_GH = w.gate_up_GH.narrow(0, 0, num_own * 2 * experts.ffn);
     w.down_DF = w.down_DF.narrow(0, 0, num_own * config.hidden);
@@ -109,8 +109,8 @@ class DeviceExpertsTest : public ::testing::Test {
     return stored;
   }
 
-  static moe::ExpertWeights MovedTo(moe::ExpertWeights w,
-                                    const at::TensorOptions& options) {
+  static model::ExpertWeights MovedTo(model::ExpertWeights w,
+                                      const at::TensorOptions& options) {
     for (at::Tensor* tensor :
          {&w.router_EH, &w.gate_up_GH, &w.gate_up_bias_G, &w.down_DF,
           &w.down_bias_D, &w.shared_gate_up_S2H, &w.shared_down_HS,
@@ -124,7 +124,8 @@ class DeviceExpertsTest : public ::testing::Test {
 
   // Makes two adapters of different ranks and modules, one that adapts no
   // expert, and rows without adapter.
-  static lora::LoraRouting MakeRouting(const model::ModelConfig& config) {
+  static lora::LoraRouting MakeRouting(
+      const model_config::ModelConfig& config) {
     using enum TargetModule;
     const auto version = [&](const LoraConfig& lora) {
       return TinyVersion(config, lora, at::kBFloat16);
@@ -161,8 +162,8 @@ class DeviceExpertsTest : public ::testing::Test {
   };
   // Runs a training step of layer 1. If `recomputes` is true, the backward pass
   // uses a recomputed tape.
-  static Results Train(const model::ModelConfig& config,
-                       const moe::ExpertWeights& weights,
+  static Results Train(const model_config::ModelConfig& config,
+                       const model::ExpertWeights& weights,
                        const at::TensorOptions& options, bool recomputes,
                        lora::LoraRouting routing) {
     at::manual_seed(43);
@@ -170,9 +171,9 @@ class DeviceExpertsTest : public ::testing::Test {
         RandomTensor({kTokens, config.hidden}, 1, at::kBFloat16).to(options);
     const at::Tensor dy_TH =
         RandomTensor({kTokens, config.hidden}, 1, at::kBFloat16).to(options);
-    const moe::ExpertWeights moved = MovedTo(weights, options);
+    const model::ExpertWeights moved = MovedTo(weights, options);
     const lora::ModelShape shape = config.shape();
-    const moe::ExpertLayer layer = {
+    const model::ExpertLayer layer = {
         .layer = 1, .weights = moved, .config = config, .shape = shape};
     routing = BatchTo({.tokens_T = x_TH,
                        .positions_T = x_TH,
@@ -181,15 +182,16 @@ class DeviceExpertsTest : public ::testing::Test {
                   .routing;
     const lora::LoraGradients gradients = TinyGradients(routing);
     at::Tensor experts_TK = GivenExperts().to(options.device());
-    moe::ExpertTape tape;
+    model::ExpertTape tape;
     Results results;
-    results.y_TH = moe::ForwardExperts(layer, x_TH, routing, experts_TK, &tape);
+    results.y_TH =
+        model::ForwardExperts(layer, x_TH, routing, experts_TK, &tape);
     if (recomputes) {
       tape = {};
-      moe::RecomputeExperts(layer, x_TH, routing, experts_TK, tape);
+      model::RecomputeExperts(layer, x_TH, routing, experts_TK, tape);
     }
     results.dx_TH =
-        moe::BackwardExperts(layer, dy_TH, x_TH, routing, gradients, tape);
+        model::BackwardExperts(layer, dy_TH, x_TH, routing, gradients, tape);
     for (const lora::LoraGradient& gradient : gradients) {
       results.gradients.push_back(gradient.gradient_N);
     }
@@ -212,8 +214,8 @@ TEST_F(DeviceExpertsTest, TrainsAsInF64) {
   for (const Variant& variant : Variants()) {
     SCOPED_TRACE(variant.name);
     SetComputeCapability(variant.compute_capability);
-    const model::ModelConfig config = ConfigOf(variant);
-    const moe::ExpertWeights weights = WeightsOf(variant);
+    const model_config::ModelConfig config = ConfigOf(variant);
+    const model::ExpertWeights weights = WeightsOf(variant);
     for (const bool has_adapters : {true, false}) {
       const lora::LoraRouting routing =
           has_adapters ? MakeRouting(config) : lora::LoraRouting{};
@@ -237,7 +239,7 @@ TEST_F(DeviceExpertsTest, TrainsAsInF64) {
 // A rank may have none of the experts that a batch's tokens chose.
 TEST_F(DeviceExpertsTest, ARankWithoutRowsAddsNothing) {
   const Variant variant = {.has_biases = true, .own = {3, 4}};
-  const model::ModelConfig config = ConfigOf(variant);
+  const model_config::ModelConfig config = ConfigOf(variant);
   const Results results = Train(config, WeightsOf(variant), kBf16OnDevice,
                                 false, MakeRouting(config));
   EXPECT_EQ(results.y_TH.abs().max().item<double>(), 0);

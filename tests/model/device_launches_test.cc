@@ -145,7 +145,7 @@ class DeviceLaunchesTest : public ::testing::Test {
 
   static Decoder MakeDecoder(int num_layers, bool is_int8 = false) {
     at::manual_seed(3);
-    const model::ModelConfig config = WideConfig(num_layers);
+    const model_config::ModelConfig config = WideConfig(num_layers);
     const model::DecoderWeights weights = TinyWeights(config, at::kBFloat16);
     return {config,
             WeightsTo(is_int8 ? Quantized(weights) : weights, kBf16OnDevice),
@@ -154,7 +154,7 @@ class DeviceLaunchesTest : public ::testing::Test {
 
   // Makes rows of two adapters with different ranks and, between them, rows
   // without adapter.
-  static lora::LoraRouting MakeRouting(const model::ModelConfig& config,
+  static lora::LoraRouting MakeRouting(const model_config::ModelConfig& config,
                                        int64_t rows) {
     const auto version = [&](int rank) {
       return TinyVersion(config, {.rank = rank, .alpha = 8}, at::kBFloat16);
@@ -165,7 +165,7 @@ class DeviceLaunchesTest : public ::testing::Test {
 
   static DeviceEvents Decode(int num_layers, bool with_adapters, bool is_int8) {
     const Decoder decoder = MakeDecoder(num_layers, is_int8);
-    const model::ModelConfig& config = decoder.config();
+    const model_config::ModelConfig& config = decoder.config();
     PackedBatch batch{.tokens_T = at::arange(kSequences) + 7,
                       .positions_T = at::arange(kSequences).to(at::kInt) + 3};
     if (with_adapters) batch.routing = MakeRouting(config, kSequences);
@@ -186,8 +186,9 @@ class DeviceLaunchesTest : public ::testing::Test {
 
   // Makes the values of a step over sequences of `length` or more tokens. With
   // `is_padded` the last row is padding.
-  static StepValues MakeValues(const model::ModelConfig& config, int64_t length,
-                               bool is_padded, lora::LoraRouting routing) {
+  static StepValues MakeValues(const model_config::ModelConfig& config,
+                               int64_t length, bool is_padded,
+                               lora::LoraRouting routing) {
     const at::Tensor positions_T = at::arange(kSequences) + length - 1;
     const at::Tensor pages_TL = (at::arange(2 * kSequences) * 3 + length)
                                     .remainder(2 * kSequences)
@@ -227,7 +228,7 @@ class DeviceLaunchesTest : public ::testing::Test {
   // token has expert 0 and one of the others. So expert 0 has long segments,
   // and the others have short ones.
   static Step TrainExperts(int num_layers, int num_experts) {
-    model::ModelConfig config = WideConfig(num_layers);
+    model_config::ModelConfig config = WideConfig(num_layers);
     config.moe.shape = {.count = num_experts,
                         .per_token = 2,
                         .ffn = 64,
@@ -294,7 +295,7 @@ TEST_F(DeviceLaunchesTest, DecodesALayerInFew) {
 TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
   const auto record = [](int num_layers) {
     const Decoder decoder = MakeDecoder(num_layers);
-    const model::ModelConfig& config = decoder.config();
+    const model_config::ModelConfig& config = decoder.config();
     const StepValues values =
         MakeValues(config, 3, true, MakeRouting(config, kSequences - 1));
     RecordedStep step(decoder, values);
@@ -317,7 +318,7 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
 // Earlier values of the step's inputs do not matter.
 TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
   const Decoder decoder = MakeDecoder(2);
-  const model::ModelConfig& config = decoder.config();
+  const model_config::ModelConfig& config = decoder.config();
   const auto version = [&](const LoraConfig& lora) {
     return TinyVersion(config, lora, at::kBFloat16);
   };

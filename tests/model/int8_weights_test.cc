@@ -48,7 +48,7 @@ TEST(Int8DecoderTest, HasTheBitsOfTheWidenedWeights) {
     SCOPED_TRACE(family.name);
     const Decoder plain = testing::MakeDecoder(family, at::kFloat);
     const DecoderWeights stored = Quantized(plain.weights());
-    const ModelConfig& config = plain.config();
+    const model_config::ModelConfig& config = plain.config();
     const Decoder narrow(config, stored, config.max_positions);
     const Decoder wide(config, Widened(stored), config.max_positions);
     EXPECT_EQ(narrow.dtype(), at::kFloat);
@@ -71,19 +71,19 @@ class Int8LoadTest : public ::testing::Test {
   Int8LoadTest() : config_(testing::TinyConfig(/*num_layers=*/2)) {
     at::manual_seed(37);
     config_.qkv_bias = config_.o_bias = true;
-    config_.qk_norm = QkNorm::kHead;
+    config_.qk_norm = model_config::QkNorm::kHead;
     config_.norms_from_one = true;
     config_.ffn = 136;  // Three groups, the last of which is short.
   }
 
   [[nodiscard]] absl::StatusOr<DecoderWeights> Load(
-      const weights::Checkpoint& checkpoint, MatrixFormat format,
+      const weights::Checkpoint& checkpoint, model_config::MatrixFormat format,
       const parallel::Shard& shard = {}) const {
     return LoadDecoderWeights(checkpoint, config_, at::kFloat, at::kCPU, shard,
                               format);
   }
 
-  ModelConfig config_;
+  model_config::ModelConfig config_;
 };
 
 TEST_F(Int8LoadTest, ARankQuantisesItsPartOfEveryMatrixAndReadsNoOtherByte) {
@@ -95,10 +95,12 @@ TEST_F(Int8LoadTest, ARankQuantisesItsPartOfEveryMatrixAndReadsNoOtherByte) {
         const parallel::Shard shard{.rank = rank, .size = size};
         const auto checkpoint = files.Open();
         const uint64_t before = checkpoint->bytes_read();
-        const auto plain = Load(*checkpoint, MatrixFormat::kDtype, shard);
+        const auto plain =
+            Load(*checkpoint, model_config::MatrixFormat::kDtype, shard);
         ASSERT_THAT(plain, IsOk());
         const uint64_t between = checkpoint->bytes_read();
-        const auto narrow = Load(*checkpoint, MatrixFormat::kInt8, shard);
+        const auto narrow =
+            Load(*checkpoint, model_config::MatrixFormat::kInt8, shard);
         ASSERT_THAT(narrow, IsOk());
         EXPECT_EQ(checkpoint->bytes_read() - between, between - before);
         ExpectSameMatrices(*narrow, Quantized(*plain));
@@ -106,8 +108,8 @@ TEST_F(Int8LoadTest, ARankQuantisesItsPartOfEveryMatrixAndReadsNoOtherByte) {
         ExpectSame(narrow->final_norm_H, plain->final_norm_H);
         ExpectSame(narrow->layers[1].qkv.bias_O, plain->layers[1].qkv.bias_O);
         EXPECT_EQ(static_cast<int64_t>(narrow->embedding_VH.storage().nbytes()),
-                  WeightBytes(config_, /*element_bytes=*/4, shard,
-                              MatrixFormat::kInt8));
+                  model_config::WeightBytes(config_, /*element_bytes=*/4, shard,
+                                            model_config::MatrixFormat::kInt8));
       }
     }
   }
@@ -119,8 +121,8 @@ TEST_F(Int8LoadTest, RefusesByNameWhatIsNotFinite) {
     const std::string name = "model.layers.1.mlp.down_proj.weight";
     files.tensors.at(name)[3][100] = bad;
     const auto checkpoint = files.Open();
-    EXPECT_THAT(Load(*checkpoint, MatrixFormat::kDtype), IsOk());
-    EXPECT_THAT(Load(*checkpoint, MatrixFormat::kInt8),
+    EXPECT_THAT(Load(*checkpoint, model_config::MatrixFormat::kDtype), IsOk());
+    EXPECT_THAT(Load(*checkpoint, model_config::MatrixFormat::kInt8),
                 IsStatus(absl::StatusCode::kInvalidArgument,
                          "'" + name + "' has a number that is not finite"));
   }
@@ -130,32 +132,34 @@ TEST_F(Int8LoadTest, ATiedHeadMayBeThereOnlyWithTheSameValues) {
   CheckpointOfConfig files(config_);
   at::Tensor head = files.tensors.at("model.embed_tokens.weight").clone();
   files.tensors["lm_head.weight"] = head;
-  EXPECT_THAT(Load(*files.Open(), MatrixFormat::kInt8), IsOk());
+  EXPECT_THAT(Load(*files.Open(), model_config::MatrixFormat::kInt8), IsOk());
   head[3][2] += 1;
-  EXPECT_THAT(Load(*files.Open(), MatrixFormat::kInt8),
+  EXPECT_THAT(Load(*files.Open(), model_config::MatrixFormat::kInt8),
               IsStatus(absl::StatusCode::kInvalidArgument,
                        "tensor 'lm_head.weight' differs"));
 }
 
 TEST(MakeDummyWeights, OfRanksAreTheirPartsInEightBits) {
-  ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
   config.tied_embeddings = false;
   config.moe.shape = {.count = 7,
                       .per_token = 2,
                       .ffn = 9,
                       .shared_ffn = 20,
                       .layers = {true, false}};
-  const auto make = [&](const parallel::Shard& shard, MatrixFormat format) {
+  const auto make = [&](const parallel::Shard& shard,
+                        model_config::MatrixFormat format) {
     return MakeDummyWeights(config, at::kFloat, at::kCPU, /*seed=*/3, shard,
                             format);
   };
-  const DecoderWeights whole = make({}, MatrixFormat::kDtype);
+  const DecoderWeights whole = make({}, model_config::MatrixFormat::kDtype);
   for (int rank = 0; rank < 3; ++rank) {
     const parallel::Shard shard{.rank = rank, .size = 3};
-    ExpectSameMatrices(make(shard, MatrixFormat::kInt8),
+    ExpectSameMatrices(make(shard, model_config::MatrixFormat::kInt8),
                        Quantized(testing::ShardWeights(whole, config, shard)));
   }
-  ExpectSameMatrices(make({}, MatrixFormat::kInt8), Quantized(whole));
+  ExpectSameMatrices(make({}, model_config::MatrixFormat::kInt8),
+                     Quantized(whole));
 }
 
 }  // namespace

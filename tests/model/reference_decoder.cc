@@ -15,7 +15,7 @@ at::Tensor F64(const at::Tensor& tensor) { return tensor.to(at::kDouble); }
 
 class Reference {
  public:
-  Reference(const model::ModelConfig& config,
+  Reference(const model_config::ModelConfig& config,
             const model::DecoderWeights& weights,
             const model::PackedBatch& batch)
       : config_(config), weights_(weights), batch_(batch) {
@@ -157,7 +157,7 @@ class Reference {
       return part.unflatten(1, {-1, config_.head_dim});
     };
     at::Tensor q = heads(qkv[0]), k = heads(qkv[1]), v = heads(qkv[2]);
-    if (config_.qk_norm == model::QkNorm::kHead) {
+    if (config_.qk_norm == model_config::QkNorm::kHead) {
       q = Norm(q, w.q_norm_C);
       k = Norm(k, w.k_norm_C);
     }
@@ -197,7 +197,7 @@ class Reference {
   // Runs every expert on every row; the experts that a row does not have get
   // weight 0.
   [[nodiscard]] at::Tensor Mixture(int layer, const at::Tensor& x) const {
-    const moe::ExpertWeights& w = weights_.layers[layer].experts;
+    const model::ExpertWeights& w = weights_.layers[layer].experts;
     const lora::ExpertShape& experts = config_.moe.shape;
     const at::Tensor probs = at::mm(x, F64(w.router_EH).t()).softmax(1);
     const at::Tensor chosen =
@@ -219,7 +219,7 @@ class Reference {
                             {w.shared_down_HS, {}}, layer, experts.count);
   }
 
-  const model::ModelConfig& config_;
+  const model_config::ModelConfig& config_;
   const model::DecoderWeights& weights_;
   const model::PackedBatch& batch_;
   std::vector<at::Tensor> flats_;  // The weights of each segment, as leaves.
@@ -227,7 +227,7 @@ class Reference {
 
 }  // namespace
 
-ReferenceResult RunReference(const model::ModelConfig& config,
+ReferenceResult RunReference(const model_config::ModelConfig& config,
                              const model::DecoderWeights& weights,
                              const model::PackedBatch& batch,
                              const at::Tensor& dy_TH) {

@@ -39,10 +39,10 @@ inline lora::BaseLinear ColumnsOf(const lora::BaseLinear& linear,
 }
 
 // Returns the rank's experts, each with only the rank's features.
-inline moe::ExpertWeights ExpertsOf(const moe::ExpertWeights& whole,
-                                    const lora::ExpertShape& shape,
-                                    const model::ModelShard& part) {
-  moe::ExpertWeights w = whole;
+inline model::ExpertWeights ExpertsOf(const model::ExpertWeights& whole,
+                                      const lora::ExpertShape& shape,
+                                      const model_config::ModelShard& part) {
+  model::ExpertWeights w = whole;
   std::vector<std::pair<int64_t, parallel::Range>> rows;
   for (int64_t i = 2 * part.experts.begin; i < 2 * part.experts.end; ++i) {
     rows.emplace_back(i * shape.ffn, part.expert_ffn);
@@ -65,11 +65,11 @@ inline moe::ExpertWeights ExpertsOf(const moe::ExpertWeights& whole,
   return w;
 }
 
-inline model::DecoderWeights ShardWeights(const model::DecoderWeights& whole,
-                                          const model::ModelConfig& config,
-                                          const parallel::Shard& shard) {
+inline model::DecoderWeights ShardWeights(
+    const model::DecoderWeights& whole, const model_config::ModelConfig& config,
+    const parallel::Shard& shard) {
   const lora::ModelShape shape = config.shape();
-  const lora::ShapeRanges part = model::LocalRanges(config, shard);
+  const lora::ShapeRanges part = model_config::LocalRanges(config, shard);
   model::DecoderWeights w = whole;
   w.embedding_VH = RowsOf(whole.embedding_VH, {{0, part.vocab}});
   w.head_VH = RowsOf(whole.head_VH, {{0, part.vocab}});
@@ -85,8 +85,8 @@ inline model::DecoderWeights ShardWeights(const model::DecoderWeights& whole,
     }
     layer.o = ColumnsOf(layer.o, part.q, shard.rank);
     layer.down = ColumnsOf(layer.down, part.ffn, shard.rank);
-    layer.experts =
-        ExpertsOf(layer.experts, shape.experts, model::ShardOf(config, shard));
+    layer.experts = ExpertsOf(layer.experts, shape.experts,
+                              model_config::ShardOf(config, shard));
   }
   return w;
 }

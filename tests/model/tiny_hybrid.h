@@ -16,8 +16,8 @@
 
 namespace weft::testing {
 
-inline model::ModelConfig HybridConfig() {
-  model::ModelConfig config = TinyConfig(/*num_layers=*/3);
+inline model_config::ModelConfig HybridConfig() {
+  model_config::ModelConfig config = TinyConfig(/*num_layers=*/3);
   config.delta = {.layers = {true, false, true},
                   .key_heads = 2,
                   .value_heads = 4,
@@ -27,8 +27,8 @@ inline model::ModelConfig HybridConfig() {
   return config;
 }
 
-inline model::DecoderWeights HybridWeights(const model::ModelConfig& config,
-                                           at::ScalarType dtype) {
+inline model::DecoderWeights HybridWeights(
+    const model_config::ModelConfig& config, at::ScalarType dtype) {
   const lora::DeltaShape& delta = config.delta;
   const at::ScalarType exact = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto matrix = [&](int64_t out, int64_t in) {
@@ -56,7 +56,7 @@ inline model::DecoderWeights HybridWeights(const model::ModelConfig& config,
 inline model::Decoder HybridDecoder(at::ScalarType dtype, uint64_t seed) {
   at::set_num_threads(1);
   at::manual_seed(seed);
-  const model::ModelConfig config = HybridConfig();
+  const model_config::ModelConfig config = HybridConfig();
   model::DecoderWeights weights = HybridWeights(config, dtype);
   return {config, std::move(weights), config.max_positions};
 }

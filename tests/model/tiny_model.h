@@ -19,17 +19,17 @@
 namespace weft::testing {
 
 // All widths differ, so that none can be mistaken for another.
-inline model::ModelConfig TinyConfig(int num_layers = 2) {
-  model::ModelConfig config = {.num_layers = num_layers,
-                               .hidden = 24,
-                               .ffn = 40,
-                               .vocab = 53,
-                               .num_heads = 4,
-                               .num_kv_heads = 2,
-                               .head_dim = 8,
-                               .max_positions = 128,
-                               .rms_norm_eps = 1e-5,
-                               .tied_embeddings = true};
+inline model_config::ModelConfig TinyConfig(int num_layers = 2) {
+  model_config::ModelConfig config = {.num_layers = num_layers,
+                                      .hidden = 24,
+                                      .ffn = 40,
+                                      .vocab = 53,
+                                      .num_heads = 4,
+                                      .num_kv_heads = 2,
+                                      .head_dim = 8,
+                                      .max_positions = 128,
+                                      .rms_norm_eps = 1e-5,
+                                      .tied_embeddings = true};
   // The second table is for tests in which some layers use another theta.
   for (const double theta : {10000.0, 50.0}) {
     std::vector<double>& table = config.rope_tables.emplace_back();
@@ -48,15 +48,15 @@ inline at::Tensor RandomTensor(const std::vector<int64_t>& sizes, double scale,
   return (at::randn(sizes, at::kDouble) * scale).to(dtype);
 }
 
-inline moe::ExpertWeights TinyExperts(const model::ModelConfig& config,
-                                      at::ScalarType dtype) {
+inline model::ExpertWeights TinyExperts(const model_config::ModelConfig& config,
+                                        at::ScalarType dtype) {
   const lora::ExpertShape& experts = config.moe.shape;
   const int64_t hidden = config.hidden;
   const auto matrix = [&](int64_t out, int64_t in) {
     return RandomTensor({out, in}, 1 / std::sqrt(static_cast<double>(in)),
                         dtype);
   };
-  moe::ExpertWeights w;
+  model::ExpertWeights w;
   // Spreads the logits, so that rounding does not change a token's experts.
   w.router_EH = matrix(experts.count, hidden) * 4;
   w.gate_up_GH = matrix(experts.count * 2 * experts.ffn, hidden);
@@ -69,8 +69,8 @@ inline moe::ExpertWeights TinyExperts(const model::ModelConfig& config,
   return w;
 }
 
-inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
-                                         at::ScalarType dtype) {
+inline model::DecoderWeights TinyWeights(
+    const model_config::ModelConfig& config, at::ScalarType dtype) {
   const lora::ModelShape shape = config.shape();
   const auto norm = [&](int64_t size) {
     return RandomTensor({size}, 0.2, dtype).add_(1);
@@ -88,7 +88,7 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
     l.input_norm_H = norm(config.hidden);
     l.qkv = linear(shape.q_width + 2 * shape.kv_width, config.hidden,
                    config.qkv_bias);
-    if (config.qk_norm == model::QkNorm::kHead) {
+    if (config.qk_norm == model_config::QkNorm::kHead) {
       l.q_norm_C = norm(config.head_dim);
       l.k_norm_C = norm(config.head_dim);
     }
@@ -116,17 +116,16 @@ inline model::DecoderWeights TinyWeights(const model::ModelConfig& config,
 inline model::Decoder TinyDecoder(at::ScalarType dtype, uint64_t seed) {
   at::set_num_threads(1);
   at::manual_seed(seed);
-  const model::ModelConfig config = TinyConfig();
+  const model_config::ModelConfig config = TinyConfig();
   model::DecoderWeights weights = TinyWeights(config, dtype);
   return {config, std::move(weights), config.max_positions};
 }
 
 // Makes a version with random weights. B is random too, because with the zero B
 // of a new adapter the adapter would change nothing.
-inline lora::AdapterVersionPtr TinyVersion(const model::ModelConfig& config,
-                                           const LoraConfig& lora_config,
-                                           at::ScalarType dtype,
-                                           uint64_t number = 1) {
+inline lora::AdapterVersionPtr TinyVersion(
+    const model_config::ModelConfig& config, const LoraConfig& lora_config,
+    at::ScalarType dtype, uint64_t number = 1) {
   auto version = std::make_shared<lora::AdapterVersion>();
   version->number = number;
   version->layout =

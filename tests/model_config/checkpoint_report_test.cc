@@ -11,7 +11,7 @@
 #include "tests/support/processor_time.h"
 #include "tests/weights/files.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 constexpr char kConfig[] =
@@ -126,4 +126,4 @@ TEST(InspectCheckpoint, SaysWhatIsMissingInAnEmptyFolder) {
 }
 
 }  // namespace
-}  // namespace weft::model
+}  // namespace weft::model_config

@@ -14,7 +14,7 @@
 #include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model::delta_config_test {
+namespace weft::model_config::delta_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -305,4 +305,4 @@ TEST(DeltaShardTest, RanksHaveValueHeadsOfTheirKeyHeads) {
 }
 
 }  // namespace
-}  // namespace weft::model::delta_config_test
+}  // namespace weft::model_config::delta_config_test

@@ -11,7 +11,7 @@
 #include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model::family_config_test {
+namespace weft::model_config::family_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -372,4 +372,4 @@ TEST(FamilyConfig, RefusesByName) {
 }
 
 }  // namespace
-}  // namespace weft::model::family_config_test
+}  // namespace weft::model_config::family_config_test

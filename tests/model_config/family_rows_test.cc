@@ -17,7 +17,7 @@
 #include "tests/model_config/parse_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model::family_rows_test {
+namespace weft::model_config::family_rows_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -504,4 +504,4 @@ TEST(FamilyRows, RefusesRoutersThatItDoesNotKnow) {
 }
 
 }  // namespace
-}  // namespace weft::model::family_rows_test
+}  // namespace weft::model_config::family_rows_test

@@ -13,7 +13,7 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
-namespace weft::model::model_config_test {
+namespace weft::model_config::model_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -394,4 +394,4 @@ TEST(ReadModelConfigTest, NamesTheFileItRefuses) {
 }
 
 }  // namespace
-}  // namespace weft::model::model_config_test
+}  // namespace weft::model_config::model_config_test

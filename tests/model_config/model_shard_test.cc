@@ -9,7 +9,7 @@
 #include "src/model_config/weight_list.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model {
+namespace weft::model_config {
 namespace {
 
 using parallel::Range;
@@ -191,4 +191,4 @@ TEST(ModelShardTest, BiasesOfSummedProductsAreOnOneRank) {
 }
 
 }  // namespace
-}  // namespace weft::model
+}  // namespace weft::model_config

@@ -11,7 +11,7 @@
 #include "src/model_config/weight_list.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model::moe_config_test {
+namespace weft::model_config::moe_config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -225,4 +225,4 @@ TEST(MoeConfig, RefusesByName) {
 }
 
 }  // namespace
-}  // namespace weft::model::moe_config_test
+}  // namespace weft::model_config::moe_config_test

@@ -10,7 +10,7 @@
 #include "src/model_config/model_config.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft::model {
+namespace weft::model_config {
 
 inline absl::StatusOr<ModelConfig> Parse(const nlohmann::json& config) {
   return ParseModelConfig(config.dump());
@@ -23,6 +23,6 @@ inline ModelConfig Parsed(const nlohmann::json& json) {
   return config.ok() ? *config : ModelConfig();
 }
 
-}  // namespace weft::model
+}  // namespace weft::model_config
 
 #endif  // WEFT_TESTS_MODEL_CONFIG_PARSE_CONFIG_H_

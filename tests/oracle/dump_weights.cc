@@ -75,7 +75,8 @@ void AddLayer(const std::string& prefix, const LayerWeights& layer,
 
 absl::Status WriteHeldWeights(const std::string& model_dir,
                               at::ScalarType dtype, const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(model_dir));
+  WEFT_ASSIGN_OR_RETURN(const model_config::ModelConfig config,
+                        model_config::ReadModelConfig(model_dir));
   WEFT_ASSIGN_OR_RETURN(const auto checkpoint,
                         weights::Checkpoint::Open(model_dir));
   WEFT_ASSIGN_OR_RETURN(

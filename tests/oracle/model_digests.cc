@@ -50,7 +50,8 @@ std::string_view BytesOf(const at::Tensor& tensor) {
 }
 
 absl::StatusOr<std::string> DigestOf(const std::string& model_dir) {
-  WEFT_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(model_dir));
+  WEFT_ASSIGN_OR_RETURN(const model_config::ModelConfig config,
+                        model_config::ReadModelConfig(model_dir));
   WEFT_ASSIGN_OR_RETURN(const auto checkpoint,
                         weights::Checkpoint::Open(model_dir));
   WEFT_ASSIGN_OR_RETURN(

@@ -19,9 +19,9 @@
 #include "grpcpp/impl/client_unary_call.h"
 #include "prometheus/text_serializer.h"
 #include "src/base/address.h"
-#include "src/base/options.h"
+#include "src/base/options/options.h"
 
-namespace weft {
+namespace weft::server {
 
 ServerTest::ServerTest() = default;
 ServerTest::~ServerTest() = default;
@@ -177,4 +177,4 @@ std::string Trailer(const grpc::ClientContext& context,
   return {found->second.data(), found->second.size()};
 }
 
-}  // namespace weft
+}  // namespace weft::server

@@ -10,14 +10,14 @@
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
 #include "server/daemon/frontend.h"
-#include "tests/server/message_edit.h"
+#include "tests/server/wire/message_edit.h"
 #include "tests/support/canned_engine.h"
 #include "weft/v1/adapters.grpc.pb.h"
 #include "weft/v1/sampling.grpc.pb.h"
 #include "weft/v1/server.grpc.pb.h"
 #include "weft/v1/training.grpc.pb.h"
 
-namespace weft {
+namespace weft::server {
 
 class ServerTest : public ::testing::Test {
  protected:
@@ -86,6 +86,6 @@ std::string Raw(const std::vector<T>& values) {
 // Returns the value of a trailer, or "".
 std::string Trailer(const grpc::ClientContext& context, const std::string& key);
 
-}  // namespace weft
+}  // namespace weft::server
 
 #endif  // WEFT_TESTS_SERVER_SERVER_FIXTURE_H_

@@ -313,7 +313,7 @@ void CannedAdapters::UploadCheckpoint(UploadCheckpointRequest request,
   });
 }
 
-void CannedAdapters::Run(const sched::Move& move) {
+void CannedAdapters::Run(const dispatch::Move& move) {
   adapters_.at(move.adapter).location = move.to;
   dispatcher_.adapters().Publish(move.adapter, Facts(move.adapter));
   dispatcher_.adapters().FinishMove(move, kCannedAdapterBytes,

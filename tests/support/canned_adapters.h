@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/base/file_source.h"
-#include "src/base/worker.h"
+#include "src/base/files/file_source.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
 
 namespace weft {
@@ -46,7 +46,7 @@ class CannedAdapters {
   // Runs a step other than training and completes it, at once or when its file
   // is done.
   void Run(const dispatch::StepTask& step);
-  void Run(const sched::Move& move);
+  void Run(const dispatch::Move& move);
   // Returns the version from which the request samples. Errors: NOT_FOUND (no
   // such snapshot).
   [[nodiscard]] absl::StatusOr<uint64_t> Version(

@@ -23,11 +23,11 @@
 #include "absl/time/time.h"
 #include "prometheus/registry.h"
 #include "src/base/clock.h"
-#include "src/base/mutex.h"
-#include "src/base/worker.h"
+#include "src/base/threads/mutex.h"
+#include "src/base/threads/worker.h"
 #include "src/dispatch/dispatcher.h"
+#include "src/engine/device/engine_profile.h"
 #include "src/engine/engine.h"
-#include "src/engine/engine_profile.h"
 #include "tests/support/canned_adapters.h"
 #include "tests/support/canned_results.h"
 
@@ -35,13 +35,13 @@ namespace weft {
 
 // Limits on the work that the engine accepts.
 struct CannedLimits {
-  sched::QueueLimits queue = {};
+  dispatch::QueueLimits queue = {};
   // The most samples that are drawn together. A request that is drawn alone may
   // have more. 0: any number.
   int max_decode_sequences = 0;
 };
 
-class CannedEngine final : public Engine {
+class CannedEngine final : public engine::Engine {
  public:
   // An RPC's name, and its step number or 0 if the RPC has no step number.
   using Call = std::pair<std::string, uint64_t>;

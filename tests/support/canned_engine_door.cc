@@ -5,17 +5,17 @@
 namespace weft {
 namespace {
 
-sched::WorkItem ItemOf(const StepRequest& request) {
-  sched::WorkItem item{.kind = sched::WorkKind::kAdapterOp, .tokens = 1};
+dispatch::WorkItem ItemOf(const StepRequest& request) {
+  dispatch::WorkItem item{.kind = dispatch::WorkKind::kAdapterOp, .tokens = 1};
   if (const auto* const train = std::get_if<TrainRequest>(&request)) {
-    item = {.kind = sched::WorkKind::kTrain,
+    item = {.kind = dispatch::WorkKind::kTrain,
             .backward = train->backward,
             .unnumbered = train->unnumbered};
     for (const Datum& datum : train->data) {
       item.datum_tokens.push_back(datum.num_tokens());
     }
   } else if (std::holds_alternative<OptimStepRequest>(request)) {
-    item.kind = sched::WorkKind::kOptim;
+    item.kind = dispatch::WorkKind::kOptim;
   }
   item.empty = std::holds_alternative<RefusedStep>(request);
   item.numbered = std::holds_alternative<LoadCheckpointRequest>(request);
@@ -76,7 +76,7 @@ CancelHandle CannedEngine::Submit(StepRequest request, StepCallback done) {
   Callback<StepResultPtr> end = [done](absl::StatusOr<StepResultPtr> result) {
     done(std::move(result), /*replayed=*/false);
   };
-  const sched::WorkItem item = ItemOf(request);
+  const dispatch::WorkItem item = ItemOf(request);
   const bool refused = std::holds_alternative<RefusedStep>(request);
   if (!refused && !Admit(RpcOf(request), StepOf(request), end)) return {};
   Keep(request);
@@ -93,7 +93,8 @@ CancelHandle CannedEngine::Submit(StepRequest request, StepCallback done) {
         });
     return {};
   }
-  if (item.kind != sched::WorkKind::kAdapterOp) done = Counted(std::move(done));
+  if (item.kind != dispatch::WorkKind::kAdapterOp)
+    done = Counted(std::move(done));
   return dispatcher_.steps().Submit(std::move(request), item, std::move(done));
 }
 

@@ -1,6 +1,6 @@
 #include "tests/support/canned_server.h"
 
-#include "src/base/log.h"
+#include "src/base/observe/log.h"
 
 namespace weft {
 
@@ -21,8 +21,9 @@ CannedServer::CannedServer(const CannedLimits& limits)
   options.metrics_listen = "";
   options.model_name = "toy";
   // If the server cannot listen, value() ends the test and reports why.
-  frontend_ = Frontend::Start(options, std::make_shared<prometheus::Registry>())
-                  .value();
+  frontend_ =
+      server::Frontend::Start(options, std::make_shared<prometheus::Registry>())
+          .value();
   frontend_->SetEngine(&engine_);
 }
 

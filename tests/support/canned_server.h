@@ -32,7 +32,7 @@ class CannedServer {
  private:
   WireFaults& wire_;
   CannedEngine engine_;
-  std::unique_ptr<Frontend> frontend_;
+  std::unique_ptr<server::Frontend> frontend_;
 };
 
 }  // namespace weft

@@ -16,8 +16,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "grpcpp/grpcpp.h"
-#include "src/base/mutex.h"
-#include "src/base/worker.h"
+#include "src/base/threads/mutex.h"
+#include "src/base/threads/worker.h"
 
 namespace weft {
 

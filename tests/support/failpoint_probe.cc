@@ -3,7 +3,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "src/base/failpoint.h"
+#include "src/base/files/failpoint.h"
 
 int main() {
   if (weft::Failpoint("probe")) {

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/base/failpoint.h"
+#include "src/base/files/failpoint.h"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-// Makes the failpoints of src/base/failpoint.h fail in a process with this
+// Makes the failpoints of src/base/files/failpoint.h fail in a process with this
 // library:
 //
 //   files.write=short#3;journal.sync=sleep(50)|err(EIO)@0.1;files.*=kill#17

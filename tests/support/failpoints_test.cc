@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "src/base/failpoint.h"
+#include "src/base/files/failpoint.h"
 
 namespace weft {
 namespace {

@@ -5,7 +5,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "src/base/clock.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 
 namespace weft {
 

@@ -107,18 +107,18 @@ int Serve(const std::vector<std::string>& arguments) {
   const auto no_environment = [](const std::string&) {
     return std::optional<std::string>();
   };
-  const absl::StatusOr<Settings> settings =
-      ParseSettings(arguments, no_environment);
+  const absl::StatusOr<server::Settings> settings =
+      server::ParseSettings(arguments, no_environment);
   if (!settings.ok()) {
     std::cerr << settings.status() << std::endl;
     return kExitBadConfig;
   }
   WireFaults::Install();
-  LocalRanks none;
-  return RunDaemon(
+  server::LocalRanks none;
+  return server::RunDaemon(
       *settings,
-      [](const EngineOptions& options,
-         prometheus::Registry*) -> absl::StatusOr<std::unique_ptr<Engine>> {
+      [](const EngineOptions& options, prometheus::Registry*)
+          -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
         auto engine =
             std::make_unique<CannedEngine>(RoomyInfo(), LimitsOf(options));
         std::thread([&engine = *engine] { ObeyLines(engine); }).detach();

@@ -12,7 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "grpcpp/grpcpp.h"
-#include "src/base/mutex.h"
+#include "src/base/threads/mutex.h"
 
 namespace weft {
 

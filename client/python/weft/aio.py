@@ -19,7 +19,7 @@ from weft.channel import Security
 from weft.data import ModelTokenizer, Record
 from weft.datum import Datum
 from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
-from weft.folders import FolderWriter, StrPath, import_requests, upload_requests
+from weft.folders import FolderWriter, import_requests, upload_requests
 from weft.operations import Caller
 from weft.options import takes
 from weft.retry import RetryPolicy
@@ -31,6 +31,7 @@ from weft.types import (
     CheckpointInfo,
     LossOptions,
     ServerInfo,
+    StrPath,
     TrainResult,
 )
 

@@ -14,7 +14,7 @@ from weft.core import StepCore
 from weft.data import ModelTokenizer
 from weft.datum import Datum
 from weft.errors import InvalidArgument
-from weft.folders import FolderWriter, StrPath
+from weft.folders import FolderWriter
 from weft.methods import Method, RequestT, ResponseT
 from weft.operations import Caller
 from weft.options import takes
@@ -35,6 +35,7 @@ from weft.types import (
     SampleOptions,
     SampleResult,
     SaveOptions,
+    StrPath,
     TrainResult,
 )
 

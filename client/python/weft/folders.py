@@ -15,12 +15,12 @@ from weft._proto import adapters_pb2
 from weft.convert import durability_name
 from weft.errors import DataLoss, InvalidArgument
 from weft.methods import RequestT
+from weft.types import StrPath
 
 CHUNK_BYTES = 1 << 20
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
-StrPath = str | os.PathLike[str]
 
 
 class FileRequests(Iterator[RequestT]):

@@ -19,9 +19,8 @@ from weft.data.sources import Record
 from weft.data.tokenizer import ModelTokenizer
 from weft.datum import Datum
 from weft.errors import DataLoss, InvalidArgument, NotFound, Unavailable
-from weft.folders import StrPath
 from weft.operations import Caller, Operation, Sleep
-from weft.types import ModelInfo, ServerInfo
+from weft.types import ModelInfo, ServerInfo, StrPath
 
 # The files of ServerService.GetTokenizer, in its order.
 _NAMES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
@@ -19,6 +20,7 @@ RoutingArray = npt.NDArray[np.uint16]
 ArrayLike = npt.ArrayLike
 # A text, or token ids [P].
 Prompt = str | ArrayLike
+StrPath = str | os.PathLike[str]
 FinishReason = Literal["stop", "length"]
 # Several stop entries, or one text or byte string.
 Stop = str | bytes | Sequence[int | Sequence[int] | str | bytes]

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/vocab_rows.h"
 #include "tests/bench/kernels_cuda/bench.h"
-#include "tests/kernels/reference.h"
+#include "tests/kernels/cpu/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/lora_few_rows.h"
-#include "kernels/cuda/lora_table_builder.h"
+#include "kernels/cuda/lora/lora_few_rows.h"
+#include "kernels/cuda/lora/lora_table_builder.h"
 #include "tests/bench/kernels_cuda/bench.h"
 #include "tests/support/tolerance.h"
 

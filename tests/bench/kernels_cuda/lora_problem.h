@@ -12,9 +12,9 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/lora_gradient.h"
-#include "kernels/cuda/lora_product.h"
-#include "kernels/cuda/lora_table_builder.h"
+#include "kernels/cuda/lora/lora_gradient.h"
+#include "kernels/cuda/lora/lora_product.h"
+#include "kernels/cuda/lora/lora_table_builder.h"
 #include "tests/bench/kernels_cuda/bench.h"
 
 namespace weft::kernels::cuda::bench {

@@ -10,7 +10,7 @@
 #include "kernels/cuda/rms_norm.h"
 #include "kernels/cuda/rotary.h"
 #include "tests/bench/kernels_cuda/bench.h"
-#include "tests/kernels/reference.h"
+#include "tests/kernels/cpu/reference.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::kernels::cuda::bench {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import InvalidArgument
-from weft.folders import StrPath
+from weft.types import StrPath
 
 Record = Mapping[str, object]
 # A path to a Parquet or JSONL file, "hf:NAME[:SPLIT]", or the records themselves.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from weft.data.chat import ChatTemplate, Message
 from weft.errors import InvalidArgument
-from weft.folders import StrPath
+from weft.types import StrPath
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

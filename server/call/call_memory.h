@@ -1,0 +1,21 @@
+// The memory that calls may take, and the bounds of a single request.
+#ifndef WEFT_SERVER_CALL_CALL_MEMORY_H_
+#define WEFT_SERVER_CALL_CALL_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "server/http/fair_budget.h"
+
+namespace weft::server {
+
+// Makes the account of the memory that all calls of gRPC and HTTP take: an
+// eighth of what the process may use when it starts (its control groups, else
+// the machine's memory), but at least room for two requests of the largest
+// size, so that two tenants can each have one.
+[[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
+    int64_t max_message_bytes);
+
+}  // namespace weft::server
+
+#endif  // WEFT_SERVER_CALL_CALL_MEMORY_H_

@@ -1,0 +1,365 @@
+#include "src/base/files/durable_folder.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <system_error>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/files/failpoint.h"
+#include "src/base/files/file_io.h"
+#include "src/base/sha256.h"
+#include "src/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+constexpr char kManifest[] = "MANIFEST.json";
+constexpr int kFormatVersion = 1;
+constexpr uint64_t kPieceBytes = 1 << 20;
+
+std::string Sha256Hex(const std::string& bytes) {
+  return absl::BytesToHexString(Sha256(bytes));
+}
+
+absl::Status Damaged(const std::string& folder, const std::string& file,
+                     const std::string& how) {
+  return absl::DataLossError(
+      absl::StrCat(file, " of folder \"", folder, "\" ", how));
+}
+
+// Returns a name that no other temporary folder of this process has. If an
+// earlier process has left a folder of this name, mkdir fails with EEXIST, and
+// Temporary::Create takes the next name.
+std::string TemporaryName() {
+  static std::atomic<uint64_t> counter{0};
+  return absl::StrCat(kTemporaryPrefix, ::getpid(), "-", counter.fetch_add(1));
+}
+
+absl::Status CheckName(const std::string& name) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  if (absl::StartsWith(name, kTemporaryPrefix)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("names with ", kTemporaryPrefix, " are reserved"));
+  }
+  return absl::OkStatus();
+}
+
+void RemoveTree(const std::string& parent, const std::string& name) {
+  // If the removal fails, RemoveStaleTemporaries tries again at the next start.
+  std::error_code ignored;
+  std::filesystem::remove_all(std::filesystem::path(parent) / name, ignored);
+}
+
+// Owns a folder with a temporary name. The destructor removes whatever folder
+// then has this name, unless Keep was called.
+class Temporary {
+ public:
+  static absl::StatusOr<Temporary> Create(const std::string& parent,
+                                          int parent_fd) {
+    for (;;) {
+      std::string name = TemporaryName();
+      if (!Failpoint("files.make_folder") &&
+          ::mkdirat(parent_fd, name.c_str(), 0700) == 0) {
+        return Temporary(parent, std::move(name));
+      }
+      if (errno != EEXIST) return ErrnoStatus(errno, "creating a folder");
+    }
+  }
+  Temporary(Temporary&& other) noexcept
+      : parent_(std::move(other.parent_)),
+        name_(std::exchange(other.name_, "")) {}
+  Temporary& operator=(Temporary&&) = delete;
+  ~Temporary() {
+    if (!name_.empty()) RemoveTree(parent_, name_);
+  }
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  void Keep() { name_.clear(); }
+
+ private:
+  Temporary(std::string parent, std::string name)
+      : parent_(std::move(parent)), name_(std::move(name)) {}
+
+  std::string parent_;
+  std::string name_;
+};
+
+absl::Status WriteContents(int dir, const DurableFolder& folder) {
+  nlohmann::json files = nlohmann::json::array();
+  for (const auto& [name, contents] : folder.files) {
+    if (name == kManifest) {
+      return absl::InvalidArgumentError("MANIFEST.json is a reserved name");
+    }
+    WEFT_RETURN_IF_ERROR(WriteFileAt(dir, name, contents));
+    files.push_back({{"name", name},
+                     {"size", contents.size()},
+                     {"sha256", Sha256Hex(contents)}});
+  }
+  const nlohmann::json manifest = {{"format_version", kFormatVersion},
+                                   {"fields", folder.fields},
+                                   {"files", std::move(files)}};
+  const std::string text =
+      manifest.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  WEFT_RETURN_IF_ERROR(WriteFileAt(dir, kManifest, text));
+  return SyncDirectory(dir, "the folder");
+}
+
+// Renames the temporary folder to `name`. With `overwrite`, an existing folder
+// `name` gets the temporary name in the same step. The destructor of
+// `temporary` then removes that old folder.
+absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
+                     Temporary& temporary) {
+  const char* from = temporary.name().c_str();
+  if (overwrite) {
+    if (!Failpoint("files.exchange") &&
+        ::renameat2(parent_fd, from, parent_fd, name.c_str(),
+                    RENAME_EXCHANGE) == 0) {
+      return absl::OkStatus();
+    }
+    if (errno != ENOENT) return ErrnoStatus(errno, "replacing " + name);
+  }
+  if (Failpoint("files.rename") ||
+      ::renameat2(parent_fd, from, parent_fd, name.c_str(), RENAME_NOREPLACE) !=
+          0) {
+    if (errno == EEXIST) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("\"", name, "\" exists already"));
+    }
+    return ErrnoStatus(errno, "publishing " + name);
+  }
+  temporary.Keep();
+  return absl::OkStatus();
+}
+
+struct Manifest {
+  struct File {
+    std::string name;
+    uint64_t size = 0;
+    std::string sha256;
+  };
+  nlohmann::json fields;
+  std::vector<File> files;
+};
+
+std::optional<Manifest::File> ParseFile(const nlohmann::json& json) {
+  if (!json.is_object()) return std::nullopt;
+  const auto name = json.find("name");
+  const auto size = json.find("size");
+  const auto sha256 = json.find("sha256");
+  if (name == json.end() || !name->is_string() || size == json.end() ||
+      !size->is_number_unsigned() || sha256 == json.end() ||
+      !sha256->is_string()) {
+    return std::nullopt;
+  }
+  return Manifest::File{.name = name->get<std::string>(),
+                        .size = size->get<uint64_t>(),
+                        .sha256 = sha256->get<std::string>()};
+}
+
+std::optional<Manifest> ParseManifest(const std::string& text) {
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("files") ||
+      !json["files"].is_array() || !json.contains("fields") ||
+      json.value("format_version", nlohmann::json()) != kFormatVersion) {
+    return std::nullopt;
+  }
+  Manifest manifest;
+  for (const nlohmann::json& entry : json["files"]) {
+    std::optional<Manifest::File> file = ParseFile(entry);
+    if (!file) return std::nullopt;
+    manifest.files.push_back(*std::move(file));
+  }
+  manifest.fields = std::move(json["fields"]);
+  return manifest;
+}
+
+// Opens the parent of a folder. It may not be a symbolic link itself: the link
+// could lead to another tenant's folders.
+absl::StatusOr<UniqueFd> OpenParent(const std::string& parent) {
+  const std::filesystem::path path(parent);
+  const std::string above = path.parent_path().string();
+  WEFT_ASSIGN_OR_RETURN(
+      const UniqueFd fd,
+      OpenDirectory(above.empty() ? "." : above, "the parent"));
+  return OpenDirectoryAt(fd.get(), path.filename().string());
+}
+
+absl::StatusOr<UniqueFd> OpenFolder(const std::string& parent,
+                                    const std::string& name) {
+  WEFT_RETURN_IF_ERROR(CheckName(name));
+  absl::StatusOr<UniqueFd> parent_fd = OpenParent(parent);
+  absl::StatusOr<UniqueFd> dir = parent_fd.ok()
+                                     ? OpenDirectoryAt(parent_fd->get(), name)
+                                     : parent_fd.status();
+  if (absl::IsNotFound(dir.status())) {
+    return absl::NotFoundError(absl::StrCat("\"", name, "\" does not exist"));
+  }
+  return dir;
+}
+
+absl::StatusOr<Manifest> ReadManifest(int dir, const std::string& folder) {
+  absl::StatusOr<std::string> text = ReadFileAt(dir, kManifest);
+  if (absl::IsNotFound(text.status())) {
+    return Damaged(folder, kManifest, "is missing");
+  }
+  if (!text.ok()) return text.status();
+  std::optional<Manifest> manifest = ParseManifest(*text);
+  if (!manifest) return Damaged(folder, kManifest, "is damaged");
+  return *std::move(manifest);
+}
+
+// Opens a file of the folder and checks its size and SHA-256. Passes what it
+// reads to `use`, at most `piece_bytes` at a time.
+absl::StatusOr<FileSource> OpenFile(
+    int dir, const std::string& folder, const Manifest::File& expected,
+    uint64_t piece_bytes, const std::function<void(std::string)>& use) {
+  const auto unreadable = [&](const absl::Status& status) {
+    return Damaged(folder, expected.name,
+                   absl::StrCat("cannot be read: ", status.message()));
+  };
+  absl::StatusOr<FileSource> file = FileSource::OpenAt(dir, expected.name);
+  if (!file.ok()) return unreadable(file.status());
+  if (file->size() != expected.size) {
+    return Damaged(
+        folder, expected.name,
+        absl::StrCat("has ", file->size(), " bytes, not ", expected.size));
+  }
+  Sha256Sum sum;
+  for (uint64_t offset = 0; offset < file->size(); offset += piece_bytes) {
+    absl::StatusOr<std::string> piece = file->Read(offset, piece_bytes);
+    if (!piece.ok()) return unreadable(piece.status());
+    sum.Add(*piece);
+    use(*std::move(piece));
+  }
+  if (absl::BytesToHexString(sum.Finish()) != expected.sha256) {
+    return Damaged(folder, expected.name, "has another SHA-256");
+  }
+  return file;
+}
+
+}  // namespace
+
+absl::Status WriteDurableFolder(const std::string& parent,
+                                const std::string& name,
+                                const DurableFolder& folder, bool overwrite) {
+  WEFT_RETURN_IF_ERROR(CheckName(name));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd, OpenParent(parent));
+  WEFT_ASSIGN_OR_RETURN(Temporary temporary,
+                        Temporary::Create(parent, parent_fd.get()));
+  {
+    WEFT_ASSIGN_OR_RETURN(const UniqueFd dir,
+                          OpenDirectoryAt(parent_fd.get(), temporary.name()));
+    WEFT_RETURN_IF_ERROR(WriteContents(dir.get(), folder));
+  }
+  WEFT_RETURN_IF_ERROR(Publish(parent_fd.get(), name, overwrite, temporary));
+  return SyncDirectory(parent_fd.get(), "the parent of " + name);
+}
+
+absl::StatusOr<DurableFolder> ReadDurableFolder(const std::string& parent,
+                                                const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
+  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  DurableFolder folder;
+  folder.fields = std::move(manifest.fields);
+  for (const Manifest::File& file : manifest.files) {
+    std::string contents;
+    const auto keep = [&contents](std::string all) {
+      contents = std::move(all);
+    };
+    WEFT_RETURN_IF_ERROR(
+        OpenFile(dir.get(), name, file, file.size, keep).status());
+    folder.files.emplace_back(file.name, std::move(contents));
+  }
+  return folder;
+}
+
+absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
+                                               const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
+  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  OpenedFolder folder;
+  folder.fields = std::move(manifest.fields);
+  for (const Manifest::File& file : manifest.files) {
+    WEFT_ASSIGN_OR_RETURN(
+        FileSource opened,
+        OpenFile(dir.get(), name, file, kPieceBytes, [](std::string) {}));
+    folder.files.push_back(std::move(opened));
+  }
+  return folder;
+}
+
+absl::StatusOr<nlohmann::json> ReadDurableFields(const std::string& parent,
+                                                 const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
+  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  return std::move(manifest.fields);
+}
+
+absl::StatusOr<std::vector<std::string>> ListDurableFolders(
+    const std::string& parent) {
+  std::vector<std::string> names;
+  std::error_code error;
+  if (std::filesystem::is_symlink(parent, error)) return names;
+  error.clear();
+  std::filesystem::directory_iterator it(parent, error);
+  for (; !error && it != std::filesystem::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    std::error_code ignored;
+    if (it->is_symlink(ignored) || !CheckName(name).ok()) continue;
+    if (std::filesystem::is_regular_file(it->path() / kManifest, ignored)) {
+      names.push_back(name);
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return ErrnoStatus(error.value(), "listing folders");
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::Status RemoveDurableFolder(const std::string& parent,
+                                 const std::string& name) {
+  WEFT_RETURN_IF_ERROR(OpenFolder(parent, name).status());
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd parent_fd, OpenParent(parent));
+  // Renames the folder to the temporary name, which removes the folder `name`
+  // in one step. Then the destructor of `temporary` deletes the files. A crash
+  // after the rename leaves only a temporary folder.
+  WEFT_ASSIGN_OR_RETURN(Temporary temporary,
+                        Temporary::Create(parent, parent_fd.get()));
+  if (Failpoint("files.rename") ||
+      ::renameat(parent_fd.get(), name.c_str(), parent_fd.get(),
+                 temporary.name().c_str()) != 0) {
+    return ErrnoStatus(errno, "removing " + name);
+  }
+  return SyncDirectory(parent_fd.get(), "the parent of " + name);
+}
+
+absl::Status RemoveStaleTemporaries(const std::string& parent) {
+  std::error_code error;
+  std::vector<std::string> stale;
+  std::filesystem::directory_iterator it(parent, error);
+  for (; !error && it != std::filesystem::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (absl::StartsWith(name, kTemporaryPrefix)) stale.push_back(name);
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    return ErrnoStatus(error.value(), "listing folders");
+  }
+  for (const std::string& name : stale) RemoveTree(parent, name);
+  return absl::OkStatus();
+}
+
+}  // namespace weft

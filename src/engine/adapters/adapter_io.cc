@@ -1,0 +1,532 @@
+#include "src/engine/adapters/adapter_io.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "src/base/files/disk_room.h"
+#include "src/base/files/durable_folder.h"
+#include "src/base/files/file_io.h"
+#include "src/base/observe/log.h"
+#include "src/base/reason.h"
+#include "src/base/status_macros.h"
+#include "src/base/tokens.h"
+#include "src/lora/peft_format.h"
+
+namespace weft::engine {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kStateFile = "trainer_state.json";
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() ||
+          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+bool SameState(const lora::AdapterState& a, const lora::AdapterState& b) {
+  return a.optim_steps == b.optim_steps && a.optimizer == b.optimizer &&
+         SameBits(a.weights, b.weights) && SameBits(a.gradient, b.gradient) &&
+         SameBits(a.moment1, b.moment1) && SameBits(a.moment2, b.moment2);
+}
+
+const std::string* FindFile(const DurableFolder& folder,
+                            std::string_view name) {
+  const auto it = std::ranges::find(
+      folder.files, name, &std::pair<std::string, std::string>::first);
+  return it == folder.files.end() ? nullptr : &it->second;
+}
+
+// Reads the description of the checkpoint `name` in the adapter's folder.
+absl::StatusOr<CheckpointInfo> ReadInfo(const std::string& adapter_dir,
+                                        const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const json fields,
+                        ReadDurableFields(adapter_dir, name));
+  return lora::ReadCheckpointFields(fields);
+}
+
+// Reads the tensors of a checkpoint. Reads only the weights if `weights_only`
+// is true or the checkpoint has kind sampler.
+absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
+                                             const CheckpointInfo& info,
+                                             const lora::BaseModel& base,
+                                             bool weights_only) {
+  const lora::ModelShape& shape = base.shape;
+  WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
+                        lora::ReadPeft(folder.files, shape, base.model_dir));
+  // Compares layouts, not configs, because different configs may describe the
+  // same matrices. For example, one config may give the experts' rank in
+  // `rank`, and the other may give it in `overrides`.
+  if (lora::AdapterLayout(shape, peft.config).factors() !=
+      lora::AdapterLayout(shape, info.config).factors()) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint '", info.name,
+                     "': adapter_config.json and manifest differ"));
+  }
+  lora::AdapterState state;
+  state.weights = std::move(peft.weights);
+  if (weights_only || info.kind == CheckpointKind::kSampler) return state;
+  const std::string* optimizer = FindFile(folder, kOptimizerFile);
+  if (optimizer == nullptr) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint '", info.name, "' has no ", kOptimizerFile));
+  }
+  const std::pair<const char*, std::vector<float>*> buffers[] = {
+      {"gradient", &state.gradient},
+      {"exp_avg", &state.moment1},
+      {"exp_avg_sq", &state.moment2}};
+  for (const auto& [buffer, values] : buffers) {
+    WEFT_ASSIGN_OR_RETURN(
+        *values, lora::ReadBuffer(*optimizer, buffer, info.config, shape));
+  }
+  state.optim_steps = info.optim_steps;
+  state.optimizer = info.optimizer;
+  return state;
+}
+
+// Turns DATA_LOSS into INVALID_ARGUMENT, because a client sent the damaged
+// files. Returns any other status as it is.
+absl::Status AsArgument(const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::InvalidArgumentError(absl::StrCat("chunk: ", status.message()));
+}
+
+// Refuses files that a checkpoint of this kind does not have.
+absl::Status CheckFileNames(const DurableFolder& folder, CheckpointKind kind) {
+  std::set<std::string> known = {"adapter_config.json",
+                                 "adapter_model.safetensors", kStateFile};
+  if (kind == CheckpointKind::kTrain) known.insert(kOptimizerFile);
+  for (const auto& [name, contents] : folder.files) {
+    if (known.contains(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk.name: a checkpoint of kind ",
+                     CheckpointKindName(kind), " has no file ", name));
+  }
+  return absl::OkStatus();
+}
+
+// Returns the files that PEFT loads and, for kind train, the optimizer's file.
+PeftFiles TensorFiles(const lora::AdapterState& state,
+                      const CheckpointInfo& info, const lora::BaseModel& base) {
+  PeftFiles files =
+      lora::WritePeft(info.config, base.shape, state.weights, base.name);
+  if (info.kind == CheckpointKind::kTrain) {
+    files.emplace_back(kOptimizerFile,
+                       lora::WriteBuffers(info.config, base.shape,
+                                          {{"gradient", state.gradient},
+                                           {"exp_avg", state.moment1},
+                                           {"exp_avg_sq", state.moment2}}));
+  }
+  return files;
+}
+
+// The pause after a failed deletion of an expired checkpoint.
+constexpr absl::Duration kExpiryRetry = absl::Minutes(1);
+
+}  // namespace
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Save(
+    const SaveCheckpointRequest& request, const AdapterCopy& adapter) {
+  CheckpointInfo info{.adapter_id = request.adapter_id,
+                      .name = request.name,
+                      .last_step = adapter.last_step,
+                      .optim_steps = adapter.state.optim_steps,
+                      .optimizer = adapter.state.optimizer,
+                      .created_at = NextCreation(request.adapter_id),
+                      .config = adapter.config,
+                      .kind = request.kind,
+                      .metadata = request.metadata,
+                      .tenant = adapter.tenant,
+                      .base_model = base_.name,
+                      .base_fingerprint = base_.fingerprint};
+  if (request.ttl_seconds > 0) {
+    info.expires_at = info.created_at +
+                      absl::Seconds(static_cast<int64_t>(request.ttl_seconds));
+  }
+  WEFT_RETURN_IF_ERROR(WriteOnce(adapter.state, request.overwrite, &info));
+  if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
+  return info;
+}
+
+absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
+                              CheckpointInfo* info) {
+  DurableFolder folder;
+  folder.files = TensorFiles(state, *info, base_);
+  info->size_bytes = 0;
+  for (const auto& [name, contents] : folder.files) {
+    info->size_bytes += contents.size();
+  }
+  folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
+  folder.files.emplace_back(kStateFile, folder.fields.dump(2));
+  const std::string parent = AdapterDir(info->adapter_id);
+  std::error_code ignored;  // Then the next call fails.
+  std::filesystem::create_directories(checkpoint_dir_, ignored);
+  if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "making the adapter's folder");
+  }
+  absl::Status written =
+      CheckDiskRoom(parent, "the checkpoints", info->size_bytes, disk_reserve_);
+  if (written.ok()) {
+    written = WriteDurableFolder(
+        parent, info->name, folder,
+        overwrite || IsExpired(info->adapter_id, info->name));
+  }
+  if (!written.ok()) RemoveIfEmpty(info->adapter_id);
+  if (absl::IsResourceExhausted(written)) {
+    return WithReason(written, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
+  }
+  WEFT_RETURN_IF_ERROR(written);
+  next_expiry_ = std::min(next_expiry_, info->expires_at);
+  stored_[{info->adapter_id, info->name}] = {.bytes = info->size_bytes,
+                                             .created_at = info->created_at};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<FileSource>> AdapterIo::Download(
+    const std::string& adapter_id, const std::string& name) const {
+  absl::StatusOr<OpenedFolder> folder =
+      OpenDurableFolder(AdapterDir(adapter_id), name);
+  if (folder.ok() && IsExpired(adapter_id, name)) {
+    folder = absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
+  }
+  if (!folder.ok()) return NameOthers(folder.status(), adapter_id);
+  std::erase_if(folder->files,
+                [](const auto& file) { return file.name() == kStateFile; });
+  folder->files.emplace_back(kStateFile, folder->fields.dump(2));
+  return std::move(folder->files);
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Upload(
+    const UploadCheckpointRequest& request) {
+  DurableFolder folder{.files = request.files};
+  const std::string* const text = FindFile(folder, kStateFile);
+  if (text == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk: no file is named ", kStateFile));
+  }
+  WEFT_ASSIGN_OR_RETURN(folder.fields,
+                        lora::ParseCheckpointFields(*text, kStateFile));
+  WEFT_RETURN_IF_ERROR(AsArgument(lora::CheckBaseModel(folder.fields, base_)));
+  absl::StatusOr<CheckpointInfo> info =
+      lora::ReadCheckpointFields(folder.fields);
+  if (!info.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk: ", kStateFile,
+                     " lacks a field of a checkpoint, or has a bad value"));
+  }
+  WEFT_RETURN_IF_ERROR(CheckFileNames(folder, info->kind));
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(folder, *info, base_, /*weights_only=*/false);
+  WEFT_RETURN_IF_ERROR(AsArgument(state.status()));
+  return WriteAs(request, *std::move(info), *std::move(state));
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Copy(
+    const UploadCheckpointRequest& request) {
+  LoadCheckpointRequest load{.source_adapter_id = request.source_adapter_id,
+                             .name = request.name,
+                             .weights_only = true};
+  WEFT_ASSIGN_OR_RETURN(CheckpointInfo info, Describe(load));
+  load.weights_only = info.kind == CheckpointKind::kSampler;
+  WEFT_ASSIGN_OR_RETURN(LoadedCheckpoint source, Load(load));
+  return WriteAs(request, std::move(info), std::move(source.state));
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
+    const UploadCheckpointRequest& request, CheckpointInfo info,
+    lora::AdapterState state) {
+  info.adapter_id = request.adapter_id;
+  info.name = request.name;
+  info.tenant = request.tenant;
+  info.created_at = NextCreation(request.adapter_id);
+  info.expires_at = absl::InfiniteFuture();
+  info.base_model = base_.name;
+  info.base_fingerprint = base_.fingerprint;
+  state.optim_steps = info.optim_steps;  // 0 if only weights were read.
+  WEFT_RETURN_IF_ERROR(request.source_adapter_id.empty()
+                           ? Write(state, request.overwrite, &info)
+                           : WriteOnce(state, request.overwrite, &info));
+  return info;
+}
+
+absl::Status AdapterIo::WriteOnce(const lora::AdapterState& state,
+                                  bool overwrite, CheckpointInfo* info) {
+  const absl::Status written = Write(state, overwrite, info);
+  if (!absl::IsAlreadyExists(written) && !absl::IsResourceExhausted(written)) {
+    return written;
+  }
+  std::optional<CheckpointInfo> saved = SavedBefore(state, *info);
+  if (!saved) return written;
+  *info = *std::move(saved);
+  return absl::OkStatus();
+}
+
+std::optional<CheckpointInfo> AdapterIo::SavedBefore(
+    const lora::AdapterState& state, const CheckpointInfo& info) const {
+  const absl::StatusOr<DurableFolder> folder =
+      ReadDurableFolder(AdapterDir(info.adapter_id), info.name);
+  if (!folder.ok()) return std::nullopt;
+  absl::StatusOr<CheckpointInfo> saved =
+      lora::ReadCheckpointFields(folder->fields);
+  if (!saved.ok() || saved->expires_at <= absl::Now() ||
+      !lora::CheckBaseModel(folder->fields, base_).ok() ||
+      saved->kind != info.kind || saved->metadata != info.metadata ||
+      saved->expires_at - saved->created_at !=
+          info.expires_at - info.created_at ||
+      saved->last_step != info.last_step ||
+      saved->optim_steps != info.optim_steps || saved->config != info.config) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<lora::AdapterState> there =
+      ReadState(*folder, *saved, base_, /*weights_only=*/false);
+  const bool same = there.ok() && (info.kind == CheckpointKind::kSampler
+                                       ? SameBits(there->weights, state.weights)
+                                       : SameState(*there, state));
+  if (!same) return std::nullopt;
+  return *std::move(saved);
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Check(
+    const LoadCheckpointRequest& request, const json& fields) const {
+  WEFT_RETURN_IF_ERROR(lora::CheckBaseModel(fields, base_));
+  WEFT_ASSIGN_OR_RETURN(CheckpointInfo info,
+                        lora::ReadCheckpointFields(fields));
+  if (info.expires_at <= absl::Now()) {
+    return NameOthers(
+        absl::NotFoundError(absl::StrCat("\"", request.name, "\" has expired")),
+        request.source_adapter_id);
+  }
+  if (info.kind == CheckpointKind::kSampler && !request.weights_only) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "name: checkpoint '", request.name,
+        "' has kind sampler, which has no optimizer state: load it with "
+        "weights_only"));
+  }
+  return info;
+}
+
+absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
+    const LoadCheckpointRequest& request) const {
+  const absl::StatusOr<DurableFolder> folder =
+      ReadDurableFolder(AdapterDir(request.source_adapter_id), request.name);
+  if (!folder.ok()) {
+    return NameOthers(folder.status(), request.source_adapter_id);
+  }
+  LoadedCheckpoint loaded;
+  WEFT_ASSIGN_OR_RETURN(loaded.info, Check(request, folder->fields));
+  absl::StatusOr<lora::AdapterState> state =
+      ReadState(*folder, loaded.info, base_, request.weights_only);
+  if (absl::IsInvalidArgument(state.status())) {
+    // The error is about the files that the server has stored, not about the
+    // request.
+    return absl::DataLossError(absl::StrCat("checkpoint '", request.name,
+                                            "': ", state.status().message()));
+  }
+  WEFT_RETURN_IF_ERROR(state.status());
+  loaded.state = *std::move(state);
+  if (request.weights_only) loaded.info.last_step = 0;
+  return loaded;
+}
+
+absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
+    const LoadCheckpointRequest& request) const {
+  const absl::StatusOr<json> fields =
+      ReadDurableFields(AdapterDir(request.source_adapter_id), request.name);
+  if (!fields.ok()) {
+    return NameOthers(fields.status(), request.source_adapter_id);
+  }
+  return Check(request, *fields);
+}
+
+absl::StatusOr<lora::PeftAdapter> AdapterIo::Import(
+    const PeftFiles& files) const {
+  return lora::ReadPeft(files, base_.shape, base_.model_dir);
+}
+
+PeftFiles AdapterIo::Export(const LoraConfig& config,
+                            const std::vector<float>& weights) const {
+  return lora::WritePeft(config, base_.shape, weights, base_.name);
+}
+
+std::string AdapterIo::AdapterDir(const std::string& adapter_id) const {
+  return absl::StrCat(checkpoint_dir_, "/", adapter_id);
+}
+
+std::vector<std::string> AdapterIo::AdapterNames(
+    const std::string& prefix) const {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
+       !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    std::string name = it->path().filename().string();
+    // Skips folders of the daemon's own files, whose names begin with a dot.
+    // Adapter ids do not begin with a dot.
+    if (name.front() != '.' && name.starts_with(prefix) &&
+        !it->is_symlink(ignored) && it->is_directory(ignored)) {
+      names.push_back(std::move(name));
+    }
+  }
+  return names;
+}
+
+void AdapterIo::RemoveStaleFiles() const {
+  for (const std::string& adapter : AdapterNames("")) {
+    if (const absl::Status status = RemoveStaleTemporaries(AdapterDir(adapter));
+        !status.ok()) {
+      Log(LogLevel::kWarning, "stale files stay",
+          {{"reason", status.message()}});
+    }
+  }
+}
+
+bool AdapterIo::IsExpired(const std::string& adapter_id,
+                          const std::string& name) const {
+  const absl::StatusOr<CheckpointInfo> info =
+      ReadInfo(AdapterDir(adapter_id), name);
+  return info.ok() && info->expires_at <= absl::Now();
+}
+
+std::vector<CheckpointInfo> AdapterIo::ListAll(
+    const std::string& adapter_id) const {
+  const std::vector<std::string> adapters =
+      NamesAll(adapter_id) ? AdapterNames(adapter_id) : std::vector{adapter_id};
+  std::vector<CheckpointInfo> infos;
+  for (const std::string& adapter : adapters) {
+    const absl::StatusOr<std::vector<std::string>> names =
+        ListDurableFolders(AdapterDir(adapter));
+    if (!names.ok()) {
+      Log(LogLevel::kWarning, "unreadable folder of checkpoints",
+          {{"adapter", adapter}, {"reason", names.status().message()}});
+      continue;
+    }
+    for (const std::string& name : *names) {
+      absl::StatusOr<CheckpointInfo> info = ReadInfo(AdapterDir(adapter), name);
+      if (info.ok()) {
+        // Takes adapter_id and name from the path, because somebody may have
+        // moved the folder.
+        info->adapter_id = adapter;
+        info->name = name;
+        infos.push_back(*std::move(info));
+      } else {
+        Log(LogLevel::kWarning, "damaged checkpoint",
+            {{"adapter", adapter}, {"name", name}});
+      }
+    }
+  }
+  std::ranges::sort(infos, std::greater<>(), &CheckpointInfo::created_at);
+  return infos;
+}
+
+std::vector<CheckpointInfo> AdapterIo::List(
+    const std::string& adapter_id) const {
+  std::vector<CheckpointInfo> infos = ListAll(adapter_id);
+  std::erase_if(infos, [now = absl::Now()](const CheckpointInfo& info) {
+    return info.expires_at <= now;
+  });
+  return infos;
+}
+
+absl::Time AdapterIo::NextCreation(const std::string& adapter_id) {
+  DeleteExpired();  // The first call reads the checkpoints that exist.
+  absl::Time next = absl::Now();
+  for (auto it = stored_.lower_bound({adapter_id, ""});
+       it != stored_.end() && it->first.first == adapter_id; ++it) {
+    next = std::max(next, it->second.created_at + absl::Microseconds(1));
+  }
+  return next;
+}
+
+void AdapterIo::DeleteExpired() {
+  const absl::Time now = absl::Now();
+  if (now < next_expiry_) return;
+  next_expiry_ = absl::InfiniteFuture();
+  stored_.clear();
+  for (const CheckpointInfo& info : ListAll("")) {
+    stored_[{info.adapter_id, info.name}] = {.bytes = info.size_bytes,
+                                             .created_at = info.created_at};
+    if (info.expires_at > now) {
+      next_expiry_ = std::min(next_expiry_, info.expires_at);
+      continue;
+    }
+    const absl::Status deleted = Delete(info.adapter_id, info.name);
+    if (!deleted.ok())
+      next_expiry_ = std::min(next_expiry_, now + kExpiryRetry);
+    Log(deleted.ok() ? LogLevel::kInfo : LogLevel::kWarning,
+        deleted.ok() ? "expired checkpoint deleted"
+                     : "an expired checkpoint stays",
+        {{"adapter", info.adapter_id},
+         {"name", info.name},
+         {"reason", deleted.message()}});
+  }
+}
+
+absl::Status AdapterIo::Delete(const std::string& adapter_id,
+                               const std::string& name) {
+  WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
+  stored_.erase({adapter_id, name});
+  RemoveIfEmpty(adapter_id);
+  return absl::OkStatus();
+}
+
+void AdapterIo::RemoveIfEmpty(const std::string& adapter_id) const {
+  // Fails, as it should, if the folder has checkpoints or is a link.
+  (void)::rmdir(AdapterDir(adapter_id).c_str());
+}
+
+uint64_t AdapterIo::stored_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [checkpoint, stored] : stored_) bytes += stored.bytes;
+  return bytes;
+}
+
+void AdapterIo::KeepNewest(const CheckpointInfo& saved, uint64_t count) {
+  uint64_t kept = 1;  // Counts `saved`.
+  for (const CheckpointInfo& other : ListAll(saved.adapter_id)) {
+    if (other.kind != saved.kind || other.name == saved.name) continue;
+    if (++kept <= count) continue;
+    if (const absl::Status deleted = Delete(saved.adapter_id, other.name);
+        !deleted.ok()) {
+      Log(LogLevel::kWarning, "an old checkpoint stays",
+          {{"adapter", saved.adapter_id},
+           {"name", other.name},
+           {"reason", deleted.message()}});
+    }
+  }
+}
+
+absl::Status AdapterIo::NameOthers(const absl::Status& status,
+                                   const std::string& adapter_id) const {
+  constexpr size_t kMaxNames = 5;
+  if (!absl::IsNotFound(status)) return status;
+  const std::vector<CheckpointInfo> others = List(adapter_id);
+  if (others.empty()) return status;
+  std::vector<std::string> names;
+  for (const CheckpointInfo& info : others) names.push_back(info.name);
+  std::ranges::sort(names);
+  const size_t more = names.size() - std::min(names.size(), kMaxNames);
+  names.resize(names.size() - more);
+  absl::Status named = absl::NotFoundError(
+      absl::StrCat(status.message(), "; there are checkpoints '",
+                   absl::StrJoin(names, "', '"), "'",
+                   more > 0 ? absl::StrCat(" and ", more, " more") : ""));
+  status.ForEachPayload(
+      [&named](absl::string_view url, const absl::Cord& data) {
+        named.SetPayload(url, data);
+      });
+  return named;
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,175 @@
+// Reads and writes adapters as files: checkpoints on the server's disk, and
+// PEFT folders for export.
+//
+// A checkpoint is the folder <checkpoint dir>/<adapter id>/<name>/ with
+//   adapter_config.json, adapter_model.safetensors   what PEFT loads;
+//   optimizer.safetensors   gradient and moments, not in kind sampler;
+//   trainer_state.json      the manifest's fields, for people and for Upload;
+//   MANIFEST.json           sizes and checksums (src/base/files/durable_folder.h),
+//                           and the fields of src/lora/checkpoint_fields.h.
+// Threads: one at a time. The functions use no tensor of the engine.
+#ifndef WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_
+#define WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "nlohmann/json.hpp"
+#include "src/base/files/file_source.h"
+#include "src/lora/adapter.h"
+#include "src/lora/checkpoint_fields.h"
+#include "src/lora/peft_format.h"
+#include "src/request/adapter.h"
+#include "src/request/checkpoint.h"
+
+namespace weft::engine {
+
+struct LoadedCheckpoint {
+  CheckpointInfo info;
+  lora::AdapterState state;
+};
+
+// An adapter at the time of a save.
+struct AdapterCopy {
+  std::string tenant;
+  LoraConfig config;
+  lora::AdapterState state;
+  uint64_t last_step = 0;
+};
+
+class AdapterIo {
+ public:
+  // `base` is the server's base model. Save and Upload fail if the checkpoint's
+  // tensors would leave fewer than `disk_reserve` bytes of the disk free.
+  AdapterIo(std::string checkpoint_dir, lora::BaseModel base,
+            uint64_t disk_reserve = 0)
+      : checkpoint_dir_(std::move(checkpoint_dir)),
+        base_(std::move(base)),
+        disk_reserve_(disk_reserve) {}
+
+  // Removes what interrupted writes have left. Call it before any write.
+  void RemoveStaleFiles() const;
+
+  // Writes the checkpoint, and then deletes older ones as request.keep_newest
+  // says. If the write fails because the checkpoint exists or the disk is full,
+  // reads the stored checkpoint of this name. If the stored checkpoint has the
+  // step, state and properties of this save, an earlier call wrote it, and Save
+  // returns it. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
+  // (the disk is full, or the reserve would be used), and others of file_io.h.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
+      const SaveCheckpointRequest& request, const AdapterCopy& adapter);
+  // Reads a checkpoint. With weights_only the result has only weights, and
+  // last_step is 0. Errors: NOT_FOUND (also if it has expired), DATA_LOSS
+  // (damaged files, or weights that are not finite), FAILED_PRECONDITION (the
+  // checkpoint belongs to another base model, or has only weights and the
+  // request needs the optimizer's state).
+  [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
+      const LoadCheckpointRequest& request) const;
+  // Describes the checkpoint that Load would read, without reading its tensors.
+  // Errors: as for Load.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
+      const LoadCheckpointRequest& request) const;
+  // Checks and opens the checkpoint's files except the manifest.
+  // trainer_state.json has the manifest's fields. Errors: NOT_FOUND (also if it
+  // has expired), DATA_LOSS.
+  [[nodiscard]] absl::StatusOr<std::vector<FileSource>> Download(
+      const std::string& adapter_id, const std::string& name) const;
+  // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
+  // (files that are no checkpoint), FAILED_PRECONDITION (another base model or
+  // format version), and those of Save.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
+      const UploadCheckpointRequest& request);
+  // Writes a copy of the checkpoint of `request.source_adapter_id`, with its
+  // name, kind, metadata and state. The copy does not expire. If the write
+  // fails because an earlier call has made the same copy, returns that one.
+  // Errors: those of Load and Save.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Copy(
+      const UploadCheckpointRequest& request);
+  // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
+  // returns those of all adapters whose names begin with it, and reads only
+  // their folders. Skips checkpoints that have expired.
+  // Skips a checkpoint with a damaged manifest and logs a warning.
+  [[nodiscard]] std::vector<CheckpointInfo> List(
+      const std::string& adapter_id) const;
+  // Adds the names of up to five of the adapter's checkpoints to the message of
+  // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
+  [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
+                                        const std::string& adapter_id) const;
+  [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
+                                    const std::string& name);
+  // Deletes the checkpoints that have expired. Reads the folders only if a
+  // checkpoint may have expired, so frequent calls are cheap.
+  void DeleteExpired();
+  // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
+  // earlier processes count after the first call of DeleteExpired.
+  [[nodiscard]] uint64_t stored_bytes() const;
+
+  // Reads a PEFT folder. Errors: those of ReadPeft.
+  [[nodiscard]] absl::StatusOr<lora::PeftAdapter> Import(
+      const PeftFiles& files) const;
+  [[nodiscard]] PeftFiles Export(const LoraConfig& config,
+                                 const std::vector<float>& weights) const;
+
+ private:
+  // Writes the checkpoint that `info` describes, with the tensors of `state`.
+  // Sets info->size_bytes. Errors: as for Save.
+  [[nodiscard]] absl::Status Write(const lora::AdapterState& state,
+                                   bool overwrite, CheckpointInfo* info);
+  // Does what Write does, or sets *info to a checkpoint that an earlier call
+  // has written, as Save says.
+  [[nodiscard]] absl::Status WriteOnce(const lora::AdapterState& state,
+                                       bool overwrite, CheckpointInfo* info);
+  // Writes `state` as the checkpoint of `request` that `info` describes.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> WriteAs(
+      const UploadCheckpointRequest& request, CheckpointInfo info,
+      lora::AdapterState state);
+  // Returns the stored checkpoint of this name if its step, state and
+  // properties are those of `state` and `info`. Otherwise returns none.
+  [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
+      const lora::AdapterState& state, const CheckpointInfo& info) const;
+  // Returns the time for a new checkpoint. It is later than those of the
+  // adapter's other checkpoints, even if the wall clock was set back, because
+  // the times are the order of checkpoints.
+  [[nodiscard]] absl::Time NextCreation(const std::string& adapter_id);
+  // Deletes the oldest checkpoints that have the adapter and the kind of
+  // `saved`, until at most `count` remain. Never deletes `saved`.
+  void KeepNewest(const CheckpointInfo& saved, uint64_t count);
+  // Returns what List returns, and also the checkpoints that have expired.
+  [[nodiscard]] std::vector<CheckpointInfo> ListAll(
+      const std::string& adapter_id) const;
+  // Reads the fields and checks that `request` may load the checkpoint.
+  [[nodiscard]] absl::StatusOr<CheckpointInfo> Check(
+      const LoadCheckpointRequest& request, const nlohmann::json& fields) const;
+  [[nodiscard]] bool IsExpired(const std::string& adapter_id,
+                               const std::string& name) const;
+  // Returns the names of all adapters that have a folder and begin with
+  // `prefix`. A link is no adapter's folder.
+  [[nodiscard]] std::vector<std::string> AdapterNames(
+      const std::string& prefix) const;
+  [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
+  // Removes the adapter's folder if it has no checkpoint. Save makes it again.
+  void RemoveIfEmpty(const std::string& adapter_id) const;
+
+  const std::string checkpoint_dir_;
+  const lora::BaseModel base_;
+  const uint64_t disk_reserve_;
+  // DeleteExpired does nothing before this time.
+  absl::Time next_expiry_ = absl::InfinitePast();
+  struct Stored {
+    uint64_t bytes = 0;
+    absl::Time created_at;
+  };
+  // The checkpoints by adapter and name.
+  std::map<std::pair<std::string, std::string>, Stored> stored_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_

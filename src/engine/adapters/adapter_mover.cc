@@ -1,0 +1,129 @@
+#include "src/engine/adapters/adapter_mover.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/observe/log.h"
+#include "src/engine/adapters/state_image.h"
+
+namespace weft::engine {
+
+void AdapterMover::Run(const dispatch::Move& move) {
+  using enum AdapterLocation;
+  if (move.to == kHost) {
+    ToHost(move);
+  } else if (move.to == kDisk) {
+    ToDisk(move);
+  } else if (move.from == kHost) {
+    FromHost(move);
+  } else {
+    FromDisk(move);
+  }
+}
+
+void AdapterMover::ToHost(const dispatch::Move& move) {
+  const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
+  const absl::Status status =
+      context_.guard.Guarded("moving an adapter out", [&] {
+        context_.adapters.MoveToHost(move.adapter,
+                                     context_.adapters.Image(move.adapter));
+      });
+  Finish(move, bytes, status);
+}
+
+void AdapterMover::ToDisk(const dispatch::Move& move) {
+  const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
+  lora::AdapterImage image;
+  const absl::Status copied = context_.guard.Guarded(
+      "moving an adapter out",
+      [&] { image = context_.adapters.Image(move.adapter); });
+  if (!copied.ok()) {
+    Finish(move, bytes, copied);
+    return;
+  }
+  // Until the file is written, the adapter keeps its tensors and nothing
+  // changes them.
+  context_.PostIo([this, move, bytes, image = std::move(image)]() mutable {
+    const std::string file = absl::StrCat(move.id);
+    const absl::Status status = spill_.Write(file, BlocksOf(image));
+    context_.dispatcher.Post(
+        [this, move, bytes, file, status,
+         image = std::move(image)](const absl::Status& open) mutable {
+          if (!open.ok()) return;
+          if (!context_.dispatcher.adapters().IsUnderway(move)) {
+            if (status.ok()) RemoveFile({.name = file});
+            return;
+          }
+          if (status.ok()) {
+            context_.adapters.MoveToDisk(move.adapter, std::move(image), file);
+          }
+          Finish(move, bytes, status);
+        });
+  });
+}
+
+void AdapterMover::FromHost(const dispatch::Move& move) {
+  const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
+  const absl::Status status =
+      context_.guard.Guarded("moving an adapter in", [&] {
+        context_.adapters.MoveToDevice(move.adapter,
+                                       context_.adapters.Image(move.adapter));
+      });
+  Finish(move, bytes, status);
+}
+
+void AdapterMover::FromDisk(const dispatch::Move& move) {
+  const auto size = static_cast<int64_t>(
+      context_.adapters.Facts(move.adapter).info.num_parameters);
+  context_.PostIo([this, move, size,
+                   bytes = context_.adapters.ImageBytes(move.adapter),
+                   file = context_.adapters.File(move.adapter),
+                   image = context_.adapters.Image(move.adapter)]() mutable {
+    absl::Status status = ReadTensors(context_, spill_, file, size, image);
+    context_.dispatcher.Post(
+        [this, move, bytes, file, status = std::move(status),
+         image = std::move(image)](const absl::Status& open) mutable {
+          if (!open.ok()) return;
+          if (!context_.dispatcher.adapters().IsUnderway(move)) return;
+          if (status.ok()) {
+            status = context_.guard.Guarded("moving an adapter in", [&] {
+              context_.adapters.MoveToDevice(move.adapter, image);
+            });
+          }
+          if (status.ok()) RemoveFile(file);
+          Finish(move, bytes, status);
+        });
+  });
+}
+
+absl::Status AdapterMover::Read(AdapterKey key,
+                                lora::AdapterImage& image) const {
+  const auto size =
+      static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
+  return ReadTensors(context_, spill_, context_.adapters.File(key), size,
+                     image);
+}
+
+void AdapterMover::Finish(const dispatch::Move& move, uint64_t bytes,
+                          const absl::Status& status) {
+  if (status.ok()) {
+    context_.Publish(move.adapter);
+  } else {
+    Log(LogLevel::kError, "an adapter could not be moved and stays",
+        {{"adapter", context_.dispatcher.adapters().NameOf(move.adapter)},
+         {"reason", status.message()}});
+  }
+  context_.dispatcher.adapters().FinishMove(move, bytes, status);
+}
+
+void AdapterMover::RemoveFile(ImageFile file) {
+  if (file.name.empty() || file.durable) return;
+  context_.PostIo([this, file = std::move(file)] {
+    if (const absl::Status status = spill_.Remove(file.name); !status.ok()) {
+      Log(LogLevel::kWarning, "a spill file stays",
+          {{"reason", status.message()}});
+    }
+  });
+}
+
+}  // namespace weft::engine

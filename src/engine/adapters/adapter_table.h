@@ -1,0 +1,148 @@
+// Keeps the tensors of all adapters.
+//
+// An adapter's tensors are on the device, in an image on the host
+// (lora::AdapterImage), or in a file that the table names.
+// src/dispatch/residency.h decides when an adapter moves.
+#ifndef WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_TABLE_H_
+#define WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_TABLE_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "src/dispatch/adapter_desk.h"
+#include "src/lora/adapter.h"
+#include "src/request/adapter.h"
+#include "src/request/adapter_key.h"
+
+namespace weft::engine {
+
+// Names the file that holds the tensors of an adapter on disk.
+struct ImageFile {
+  std::string name;      // Empty if the adapter is not on disk.
+  bool durable = false;  // The state folder owns the file, so a move never
+                         // removes it.
+};
+
+// The snapshots that an adapter may have.
+inline constexpr size_t kMaxSnapshots = 64;
+
+class AdapterTable {
+ public:
+  AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
+               at::Device device)
+      : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
+
+  // Creates an adapter on the device. If Create throws c10::Error, the adapter
+  // does not exist.
+  lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
+                        absl::Time created_at = absl::Now());
+  // Adds an adapter of an earlier process. `file`, in the state folder, has the
+  // tensors of `image`.
+  void AddOnDisk(AdapterKey key, const LoraConfig& config,
+                 lora::AdapterImage image,
+                 const std::map<std::string, uint64_t>& snapshots,
+                 const std::string& file, absl::Time created_at);
+  // Returns the adapter, or null if it does not exist or is not on the device.
+  [[nodiscard]] lora::Adapter* Find(AdapterKey key);
+  // Removes the adapter. Returns false if it does not exist. A version stays
+  // alive while an AdapterVersionPtr refers to it.
+  bool Erase(AdapterKey key);
+  // Returns the facts that the table knows of the adapter. REQUIRES: the
+  // adapter exists.
+  [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
+
+  // Keeps the latest version alive under the name `name`, and returns its
+  // number. REQUIRES: the adapter is on the device or does not exist. Errors:
+  // ALREADY_EXISTS (another version has the name), RESOURCE_EXHAUSTED (the
+  // adapter has kMaxSnapshots), NOT_FOUND.
+  [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
+      AdapterKey key, const std::string& name);
+  // Removes the snapshot `name`. Errors: NOT_FOUND.
+  [[nodiscard]] absl::Status ReleaseSnapshot(AdapterKey key,
+                                             const std::string& name);
+  // Returns the snapshot's version, or the latest one if `snapshot` is empty.
+  // REQUIRES: the adapter is on the device or does not exist. Errors:
+  // NOT_FOUND.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
+      AdapterKey key, const std::string& snapshot) const;
+
+  // Returns the bytes that CopyVersion would take on the device: 0 while an
+  // earlier copy lives. REQUIRES: as CopyVersion. Errors: NOT_FOUND.
+  [[nodiscard]] absl::StatusOr<int64_t> CopyBytes(
+      AdapterKey key, const std::string& snapshot) const;
+  // Puts what Version returns on the device, for an adapter that is not there
+  // and stays where it is. `image` is the adapter's, with its tensors. Errors:
+  // NOT_FOUND. May throw c10::Error.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> CopyVersion(
+      AdapterKey key, const std::string& snapshot,
+      const lora::AdapterImage& image);
+
+  // The methods below require that the adapter exists.
+
+  // Returns the bytes of the adapter's image.
+  [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
+  // Returns the adapter's image. If the adapter is on a GPU, copies the tensors
+  // and may throw c10::Error. If the adapter is on a CPU device or on the host,
+  // the image shares its tensors with the table. If the adapter is on disk, the
+  // image has no tensors.
+  [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
+  // Keeps `image` and frees the adapter's memory on the device.
+  void MoveToHost(AdapterKey key, lora::AdapterImage image);
+  // Keeps `image` without its tensors, which are in the spill file `file`.
+  // Frees the adapter's memory on the device.
+  void MoveToDisk(AdapterKey key, lora::AdapterImage image, std::string file);
+  // Copies the tensors of `image` to the device and drops the image in the
+  // table. If MoveToDevice throws c10::Error, nothing has changed.
+  void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
+  [[nodiscard]] ImageFile File(AdapterKey key) const;
+  // Returns the names of the adapter's snapshots and the numbers of their
+  // versions.
+  [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
+
+  // Threads: any.
+  [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
+
+ private:
+  struct Published {
+    uint64_t number = 0;
+    lora::AdapterVersionPtr version;  // Null unless the adapter is on the
+                                      // device.
+  };
+  struct Entry {
+    LoraConfig config;
+    std::shared_ptr<const lora::AdapterLayout> layout;
+    std::optional<lora::Adapter> adapter;  // Set while on the device.
+    lora::AdapterImage image;              // Set while not on the device.
+    ImageFile file;                        // Set while on disk.
+    std::map<std::string, Published> snapshots;
+    absl::Time created_at;
+
+    [[nodiscard]] AdapterLocation location() const;
+  };
+
+  // Returns the latest version and then the other versions that have a
+  // snapshot, each once.
+  [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
+      const Entry& entry);
+  [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);
+  // Returns the number of the version that Version returns, for an adapter that
+  // is not on the device. Errors: NOT_FOUND.
+  [[nodiscard]] static absl::StatusOr<uint64_t> NumberOf(
+      const Entry& entry, const std::string& snapshot);
+  void MoveAway(AdapterKey key, lora::AdapterImage image, ImageFile file);
+
+  const lora::ModelShape shape_;
+  const at::ScalarType compute_dtype_;
+  const at::Device device_;
+  std::map<AdapterKey, Entry> entries_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_TABLE_H_

@@ -1,0 +1,75 @@
+// Prefill: computes the keys and values of new prompts and of preempted
+// sequences. Each pass through the model computes pieces of one or more
+// sequences.
+#ifndef WEFT_SRC_ENGINE_DECODE_SAMPLE_PREFILL_H_
+#define WEFT_SRC_ENGINE_DECODE_SAMPLE_PREFILL_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/dispatch/fair_shares.h"
+#include "src/engine/decode/sample_sequences.h"
+#include "src/engine/decode/sample_state.h"
+#include "src/engine/device/engine_probe.h"
+#include "src/executor/executor.h"
+
+namespace weft::engine {
+
+// The tokens [begin, end) of a sequence, which one pass computes.
+struct SamplePiece {
+  SampleSequence* sequence = nullptr;
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  // Returns whether this piece draws the first tokens of the prompt's samples.
+  [[nodiscard]] bool ends_prompt() const;
+};
+
+// Threads: engine thread only.
+class SamplePrefill {
+ public:
+  // One pass computes at most `max_tokens` tokens, and 64 prompt_targets for
+  // each of these, unless its first token alone has more. It draws at most
+  // `max_draws` tokens, unless its first piece alone draws more. `executor`,
+  // `sequences` and `probe` outlive the object.
+  SamplePrefill(executor::Executor* executor, SampleSequences* sequences,
+                EngineProbe* probe, int64_t max_tokens, int64_t max_draws,
+                std::map<std::string, int64_t> weights)
+      : executor_(*executor),
+        sequences_(*sequences),
+        probe_(probe),
+        max_tokens_(max_tokens),
+        max_draws_(max_draws),
+        shares_(std::move(weights)) {}
+
+  // Gives pages to waiting sequences and runs one pass with the next pieces of
+  // sequences that have pages. Tenants share prefill by tokens, in proportion
+  // to their `weights`. Throws what Executor throws.
+  void Run();
+
+ private:
+  // Returns the sequences that wait for prefill, in the order of their tenants'
+  // turns. Those of one tenant are in order of age.
+  [[nodiscard]] std::vector<SampleSequence*> InTurn();
+  [[nodiscard]] std::vector<SamplePiece> Plan();
+  void RunPieces(const std::vector<SamplePiece>& pieces);
+  // Gives the output to the jobs.
+  void Store(const std::vector<SamplePiece>& pieces,
+             executor::CacheOutput output);
+
+  executor::Executor& executor_;
+  SampleSequences& sequences_;
+  EngineProbe* const probe_;
+  const int64_t max_tokens_;
+  const int64_t max_draws_;
+  dispatch::FairShares shares_;
+  std::set<AdapterKey> adapters_;  // Those that shares_ has.
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_DECODE_SAMPLE_PREFILL_H_

@@ -1,0 +1,114 @@
+#include "src/engine/recovery/recovery.h"
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
+#include "src/base/observe/log.h"
+#include "src/base/status_macros.h"
+#include "src/engine/recovery/restore_adapter.h"
+
+namespace weft::engine {
+namespace {
+
+// Says in the error of a damaged folder what the operator can do.
+absl::Status WayOut(const absl::Status& status) {
+  if (!absl::IsDataLoss(status)) return status;
+  return absl::DataLossError(absl::StrCat(
+      "the state folder is damaged: ", status.message(),
+      ". `weftctl state restore BACKUP DIR` makes a folder from a backup; then "
+      "start with --state-dir DIR"));
+}
+
+}  // namespace
+
+absl::Status Recovery::Start(log::LogMetrics* metrics) {
+  absl::Status status;
+  absl::Notification opened;
+  context_.dispatcher.Post([&, this](const absl::Status& open) {
+    began_at_ = SteadyNow();
+    absl::StatusOr<log::LogReader> reader =
+        open.ok() ? Read() : absl::StatusOr<log::LogReader>(open);
+    status = WayOut(reader.status());
+    if (status.ok()) status = StartRecording(metrics);
+    const absl::Status started = status;
+    opened.Notify();
+    // From here on `status` and `opened` may be gone.
+    if (!started.ok()) {
+      Finish(started);
+      return;
+    }
+    replay_.Start(*std::move(reader), [this](const absl::Status& replayed) {
+      Finish(WayOut(replayed));
+    });
+  });
+  opened.WaitForNotification();
+  return status;
+}
+
+absl::Status Recovery::failure() const {
+  return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
+}
+
+absl::StatusOr<log::LogReader> Recovery::Read() {
+  WEFT_ASSIGN_OR_RETURN(const log::Snapshot snapshot,
+                        ReadSnapshot(*context_.state));
+  for (const log::StoredAdapter& adapter : snapshot.adapters) {
+    WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
+    ++report_.adapters;
+  }
+  WEFT_ASSIGN_OR_RETURN(report_.log,
+                        ReadLog(*context_.state, snapshot,
+                                {.max_resident = static_cast<size_t>(
+                                     context_.options.max_resident_adapters)}));
+  WEFT_ASSIGN_OR_RETURN(
+      log::LogReader reader,
+      log::LogReader::Open(*context_.state, snapshot.first_sequence));
+  dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
+  desk.Reserve(report_.log.next_key, report_.log.last_epoch);
+  std::map<std::string, std::string> tenants;
+  for (const auto& [id, adapter] : report_.log.changed) {
+    tenants.emplace(id, adapter.tenant);
+  }
+  desk.SetRecovering(std::move(tenants));
+  return reader;
+}
+
+absl::Status Recovery::StartRecording(log::LogMetrics* metrics) {
+  log::LogSummary& log = report_.log;
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<log::LogWriter> writer,
+      log::LogWriter::Open(context_.state, log.next_sequence,
+                           {.disk_reserve_bytes = static_cast<uint64_t>(
+                                context_.options.disk_reserve_bytes)},
+                           metrics));
+  // Moves the notes, so that the report does not keep those that are erased
+  // later.
+  context_.recorder.Start(
+      std::move(writer), {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
+      settings_, log.adapters, std::move(log.notes));
+  context_.sample_records.Restore();
+  for (const uint64_t work : log.given_up) {
+    context_.recorder.Write(log::GivenUpRecord{.work = work});
+  }
+  return absl::OkStatus();
+}
+
+void Recovery::Finish(absl::Status status) {
+  if (status.ok()) {
+    context_.recorder.AddCost(report_.device_time);
+    Log(LogLevel::kInfo, "state recovered",
+        {{"adapters", report_.adapters},
+         {"records", report_.log.num_records},
+         {"mismatches", report_.mismatches},
+         {"torn_bytes", report_.log.torn_bytes},
+         {"seconds", absl::ToDoubleSeconds(SteadyNow() - began_at_)}});
+  }
+  status_ = std::move(status);
+  ended_.Notify();
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,404 @@
+#include "src/engine/train/batch_trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "src/base/clock.h"
+#include "src/base/observe/log.h"
+#include "src/base/observe/profile.h"
+#include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
+
+namespace weft::engine {
+namespace {
+
+// Divides a micro-batch of several slices. The second part has the slices of
+// the adapter with the largest slice, or, if there is no other adapter, the
+// last slice. So the steps of an adapter stay in order.
+std::pair<dispatch::RunTrain, dispatch::RunTrain> Divide(
+    const dispatch::RunTrain& train) {
+  const auto& slices = train.slices;
+  const auto largest =
+      std::ranges::max_element(slices, {}, &dispatch::StepSlice::num_tokens);
+  const auto adapter_of = [](const dispatch::StepSlice& slice) {
+    return slice.step.adapter;
+  };
+  const bool several = std::ranges::any_of(slices, [&](const auto& slice) {
+    return adapter_of(slice) != adapter_of(slices.front());
+  });
+  std::pair<dispatch::RunTrain, dispatch::RunTrain> parts;
+  parts.first.backward = parts.second.backward = train.backward;
+  for (const dispatch::StepSlice& slice : slices) {
+    const bool second = several ? adapter_of(slice) == adapter_of(*largest)
+                                : &slice == &slices.back();
+    (second ? parts.second : parts.first).slices.push_back(slice);
+  }
+  return parts;
+}
+
+// Adds the metrics of what a request took from records of samples. `version` is
+// that of the weights that ran the request.
+void AddReplayed(const Replayed& replayed, uint64_t version,
+                 std::map<std::string, double>* metrics) {
+  if (replayed == Replayed()) return;
+  (*metrics)["replayed_tokens:sum"] = static_cast<double>(replayed.tokens);
+  (*metrics)["records_missing:sum"] = static_cast<double>(replayed.missing);
+  if (replayed.own_tokens == 0) return;
+  (*metrics)["staleness:mean"] = static_cast<double>(version) -
+                                 static_cast<double>(replayed.versions) /
+                                     static_cast<double>(replayed.own_tokens);
+}
+
+}  // namespace
+
+BatchTrainer::BatchTrainer(const EngineContext* context,
+                           executor::Executor* executor,
+                           const AdapterMover* mover)
+    : context_(*context),
+      teachers_(context, mover),
+      runner_(executor,
+              {.share_prompts = context->options.share_prompts,
+               .checkpointing = context->options.gradient_checkpointing,
+               .memory_budget_bytes = context->options.memory_budget_bytes}) {}
+
+dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train,
+                                          dispatch::RunTrain& later) {
+  dispatch::RunTrain runnable{.backward = train.backward};
+  later.backward = train.backward;
+  for (const dispatch::StepSlice& slice : train.slices) {
+    if (FollowsWaiting(slice.step)) {
+      waiting_.push_back({train.backward, slice});
+      continue;
+    }
+    absl::Status found = VersionOf(slice.step).status();
+    // What comes after a slice that waits waits, too, so that the steps of an
+    // adapter stay in order.
+    if (later.slices.empty()) found.Update(FindTeacher(slice));
+    const bool exhausted = absl::IsResourceExhausted(found);
+    const bool waits =
+        !later.slices.empty() || (exhausted && !runnable.slices.empty());
+    if (found.ok() || waits) {
+      (waits ? later : runnable).slices.push_back(slice);
+    } else if (!exhausted || !LetWait(train.backward, slice)) {
+      Fail(slice.step, found);
+    }
+  }
+  return runnable;
+}
+
+bool BatchTrainer::FollowsWaiting(const dispatch::StepTask& step) const {
+  return step.adapter != AdapterKey::kBaseModel &&
+         std::ranges::any_of(waiting_, [&](const Waiting& waiting) {
+           return waiting.slice.step.adapter == step.adapter;
+         });
+}
+
+bool BatchTrainer::OthersKeepCopies(uint64_t step_id) const {
+  return !context_.recorder.replaying() &&
+         std::ranges::any_of(progress_, [&](const auto& entry) {
+           return entry.first != step_id &&
+                  teachers_.IsCopy(entry.second.teacher);
+         });
+}
+
+bool BatchTrainer::LetWait(bool backward, const dispatch::StepSlice& slice) {
+  const uint64_t id = slice.step.id;
+  const bool first = slice.slice.first_datum == 0;
+  const bool keeps = teachers_.IsCopy(progress_[id].teacher);
+  if ((keeps && !first) || !OthersKeepCopies(id)) return false;
+  if (first) progress_.erase(id);
+  waiting_.push_back({backward, slice});
+  return true;
+}
+
+void BatchTrainer::RunWaiting() {
+  // No step id is 0.
+  if (waiting_.empty() || OthersKeepCopies(0)) return;
+  // The server stops, and what the slices refer to may be gone.
+  if (!context_.guard.failure().ok()) return;
+  for (const Waiting& waiting : std::exchange(waiting_, {})) {
+    Run({.backward = waiting.backward, .slices = {waiting.slice}})
+        .IgnoreError();  // Run has reported the error.
+  }
+}
+
+void BatchTrainer::Forget(uint64_t step_id) {
+  progress_.erase(step_id);
+  std::erase_if(waiting_, [step_id](const Waiting& waiting) {
+    return waiting.slice.step.id == step_id;
+  });
+  context_.recorder.Forget(step_id);
+}
+
+absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
+    const dispatch::StepTask& step) const {
+  if (step.adapter == AdapterKey::kBaseModel) return nullptr;
+  return context_.adapters.Version(
+      step.adapter, std::get<TrainRequest>(*step.request).snapshot);
+}
+
+absl::Status BatchTrainer::FindTeacher(const dispatch::StepSlice& slice) {
+  const dispatch::StepTask& step = slice.step;
+  if (!HasTeacher(slice.request().loss.function)) return absl::OkStatus();
+  Progress& progress = progress_[step.id];
+  if (progress.found_teacher) return absl::OkStatus();
+  const bool shared_only = !slice.slice.last && OthersKeepCopies(step.id);
+  if (shared_only && !waiting_.empty()) {
+    return absl::ResourceExhaustedError("others wait for the copies already");
+  }
+  WEFT_ASSIGN_OR_RETURN(progress.teacher, teachers_.Find(step, shared_only));
+  progress.found_teacher = true;
+  return absl::OkStatus();
+}
+
+absl::Status BatchTrainer::RunInTurn(const dispatch::RunTrain& first,
+                                     const dispatch::RunTrain& second) {
+  absl::Status result = Run(first);
+  result.Update(Run(second));
+  return result;
+}
+
+absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
+  dispatch::StepDesk& desk = context_.dispatcher.steps();
+  dispatch::RunTrain later;
+  const dispatch::RunTrain train = Runnable(given, later);
+  if (train.slices.empty()) return absl::OkStatus();
+  if (!later.slices.empty()) return RunInTurn(train, later);
+  bool fits = true;
+  Failures failed;
+  const absl::Status status = RunSlices(train, &fits, &failed);
+  if (!failed.empty()) {
+    absl::Status result = failed.begin()->second;
+    result.Update(Run(Others(train, failed)));
+    return result;
+  }
+  if (!fits && train.slices.size() > 1) {
+    // Only a request for which there is no memory when it runs alone may fail.
+    const auto [first, second] = Divide(train);
+    // The copies of teachers that the second part needs can wait.
+    for (const auto& [slice, step] : second.slices) {
+      if (slice.first_datum == 0) progress_.erase(step.id);
+    }
+    return RunInTurn(first, second);
+  }
+  if (!fits && LetWait(train.backward, train.slices[0])) {
+    return absl::OkStatus();
+  }
+  if (status.ok()) {
+    desk.CountTokens(train);
+    const profile::Span span("record batch");
+    context_.recorder.Batch(train);
+  }
+  for (const auto& [slice, step] : train.slices) {
+    if (!status.ok()) {
+      Fail(step, status);
+    } else if (slice.last) {
+      FinishRequest(step);
+    } else if (!desk.FinishSlice(step.id)) {
+      Fail(step, absl::CancelledError("cancelled by the client"));
+    }
+  }
+  return status;
+}
+
+dispatch::RunTrain BatchTrainer::Others(const dispatch::RunTrain& train,
+                                        const Failures& failed) {
+  dispatch::RunTrain others{.backward = train.backward};
+  for (const dispatch::StepSlice& slice : train.slices) {
+    const auto found = failed.find(&slice.request());
+    if (found != failed.end()) {
+      Fail(slice.step, found->second);
+    } else {
+      others.slices.push_back(slice);
+    }
+  }
+  return others;
+}
+
+void BatchTrainer::Fail(const dispatch::StepTask& step,
+                        const absl::Status& status) {
+  Forget(step.id);
+  const absl::StatusOr<StepResult> stored = StoredResult(status);
+  if (step.step > 0 && stored.ok()) context_.recorder.Done(step, *stored);
+  context_.dispatcher.steps().Complete(step.id, status);
+}
+
+void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
+  auto node = progress_.extract(step.id);
+  Progress& progress = node.mapped();
+  progress.result.metrics = progress.metrics.Metrics();
+  progress.result.step = step.step;
+  const auto& request = std::get<TrainRequest>(*step.request);
+  const absl::StatusOr<lora::AdapterVersionPtr> version = VersionOf(step);
+  const bool has_version = version.ok() && *version != nullptr;
+  AddReplayed(request.replayed, has_version ? (*version)->number : 0,
+              &progress.result.metrics);
+  const bool backward = request.backward;
+  StepResult result = std::move(progress.result);
+  // Records the step only if it is a Forward with a step number. A step with
+  // gradients is already in the log, batch by batch. A Forward without a step
+  // number changes nothing that must be recorded.
+  if (!backward && step.step > 0) context_.recorder.Done(step, result);
+  context_.dispatcher.steps().Complete(step.id, std::move(result));
+}
+
+struct BatchTrainer::MicroBatch {
+  // An adapter with gradients from the batch. The adapter's scratch collects
+  // the gradients of a request until the request's last slice.
+  struct Touched {
+    lora::Adapter* adapter;
+    bool fresh;     // This is the request's first slice.
+    bool complete;  // This is the request's last slice.
+    // The scratch before this batch. Set if may_run_again and not `fresh`.
+    at::Tensor before_N;
+  };
+  bool backward = false;
+  // If memory runs out, the batch may run again with all layers recomputed, or
+  // in parts, or later (LetWait). These need copies of the scratch, which take
+  // memory, so otherwise a single slice on a CPU runs only once.
+  bool may_recompute = false;
+  bool may_run_again = false;
+  bool ran = false;   // The last attempt began to run the batch.
+  bool plans = true;  // The last attempt found a plan within the budget.
+  std::vector<TrainPiece> pieces;
+  std::vector<loss::MetricSums> metrics;  // Of earlier slices, by piece.
+  std::vector<Touched> touched;
+  lora::LoraGradients gradients;  // The scratch gradients of `touched`.
+  int64_t num_tokens = 0;
+};
+
+BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
+    const dispatch::RunTrain& train) {
+  MicroBatch batch{.backward = train.backward,
+                   .may_recompute = context_.device.Memory().total > 0 &&
+                                    context_.options.gradient_checkpointing ==
+                                        GradientCheckpointing::kAuto};
+  batch.may_run_again = batch.may_recompute || train.slices.size() > 1 ||
+                        OthersKeepCopies(train.slices[0].step.id);
+  for (const dispatch::StepSlice& part : train.slices) {
+    const auto& [slice, step] = part;
+    const Progress& progress = progress_[step.id];
+    TrainPiece piece{.request = &part.request(),
+                     .first_datum = slice.first_datum,
+                     .num_data = slice.num_data};
+    piece.version = *VersionOf(step);
+    piece.teacher = progress.teacher;
+    if (lora::Adapter* adapter = context_.adapters.Find(step.adapter)) {
+      if (train.backward &&
+          (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
+        // A request's first slice clears the scratch. A later slice adds to the
+        // gradients of the earlier ones.
+        batch.touched.push_back({.adapter = adapter,
+                                 .fresh = slice.first_datum == 0,
+                                 .complete = slice.last});
+        batch.gradients.push_back(
+            {.version = piece.version, .gradient_N = adapter->scratch()});
+      }
+    }
+    batch.num_tokens += part.num_tokens();
+    batch.pieces.push_back(std::move(piece));
+    batch.metrics.push_back(progress.metrics);
+  }
+  return batch;
+}
+
+absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
+                                                    Recompute recompute) {
+  absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
+  batch.ran = false;
+  WEFT_RETURN_IF_ERROR(context_.guard.Compute(
+      batch.backward ? "ForwardBackward" : "Forward", [&] {
+        for (MicroBatch::Touched& touched : batch.touched) {
+          if (touched.fresh) {
+            touched.adapter->ClearScratch();
+          } else if (touched.before_N.defined()) {
+            touched.adapter->scratch().copy_(touched.before_N);
+          } else if (batch.may_run_again) {
+            touched.before_N = touched.adapter->scratch().clone();
+          }
+        }
+        batch.ran = true;
+        outcome = runner_.Run(
+            batch.pieces, batch.backward ? &batch.gradients : nullptr,
+            batch.metrics, recompute, teachers_.CopiedBytes());
+        batch.plans = !absl::IsResourceExhausted(outcome.status());
+        const profile::Span span("wait for the device");
+        context_.device.Wait();
+      }));
+  return outcome;
+}
+
+absl::StatusOr<TrainOutcome> BatchTrainer::RunWithinMemory(MicroBatch& batch,
+                                                           bool* fits) {
+  absl::StatusOr<TrainOutcome> outcome = TryBatch(batch, Recompute::kByBudget);
+  *fits = !absl::IsResourceExhausted(outcome.status());
+  if (*fits || !batch.plans) return outcome;
+  context_.probe.CountOutOfMemory();
+  if (batch.may_recompute && context_.guard.failure().ok() && batch.ran &&
+      runner_.kept_layers()) {
+    Log(LogLevel::kWarning,
+        "a micro-batch runs once more, with all layers recomputed",
+        {{"tokens", batch.num_tokens}});
+    outcome = TryBatch(batch, Recompute::kAll);
+    *fits = !absl::IsResourceExhausted(outcome.status());
+    if (*fits) return outcome;
+  }
+  // Parts of the batch may run, and add to the scratch as it was.
+  for (const MicroBatch::Touched& touched : batch.touched) {
+    if (!touched.before_N.defined()) continue;
+    const absl::Status restored = context_.guard.Compute(
+        "restoring gradients",
+        [&] { touched.adapter->scratch().copy_(touched.before_N); });
+    if (!restored.ok()) {
+      *fits = true;  // Parts would add to a scratch that nobody knows.
+      return restored;
+    }
+  }
+  return outcome;
+}
+
+absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
+                                     bool* fits, Failures* failed) {
+  MicroBatch batch = MakeMicroBatch(train);
+  const absl::Time start = SteadyNow();
+  absl::StatusOr<TrainOutcome> outcome = RunWithinMemory(batch, fits);
+  if (!*fits) return outcome.status();
+  context_.probe.ObserveTrain(train.backward, batch.num_tokens,
+                              SteadyNow() - start);
+  WEFT_RETURN_IF_ERROR(outcome.status());
+  *failed = std::move(outcome->failed);
+  if (!failed->empty()) return absl::OkStatus();
+  if (const at::Tensor& rows_LE = outcome->expert_rows_LE; rows_LE.defined()) {
+    context_.probe.ObserveExperts({rows_LE.const_data_ptr<int64_t>(),
+                                   static_cast<size_t>(rows_LE.numel())},
+                                  static_cast<size_t>(rows_LE.size(1)));
+  }
+  if (train.backward) {
+    for (const auto& [slice, step] : train.slices) {
+      context_.before_change(step.adapter);
+    }
+  }
+  WEFT_RETURN_IF_ERROR(context_.guard.Compute("adding gradients", [&] {
+    const profile::Span span("add gradients");
+    for (const MicroBatch::Touched& touched : batch.touched) {
+      if (touched.complete) touched.adapter->CommitScratch();
+    }
+  }));
+
+  auto next = outcome->data.begin();
+  for (size_t i = 0; i < train.slices.size(); ++i) {
+    const auto& [slice, step] = train.slices[i];
+    Progress& progress = progress_[step.id];
+    progress.metrics = std::move(outcome->metrics[i]);
+    const auto end = next + slice.num_data;
+    std::move(next, end, std::back_inserter(progress.result.data));
+    next = end;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::engine

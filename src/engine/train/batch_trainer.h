@@ -1,0 +1,124 @@
+// Runs training micro-batches and gives the results to the requests. A
+// micro-batch consists of slices; each slice is consecutive data of a request.
+#ifndef WEFT_SRC_ENGINE_TRAIN_BATCH_TRAINER_H_
+#define WEFT_SRC_ENGINE_TRAIN_BATCH_TRAINER_H_
+
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/dispatch/work.h"
+#include "src/engine/adapters/adapter_mover.h"
+#include "src/engine/engine_context.h"
+#include "src/engine/train/teacher_finder.h"
+#include "src/engine/train/train_runner.h"
+#include "src/loss/token_losses.h"
+
+namespace weft::engine {
+
+// Threads: engine thread only.
+class BatchTrainer {
+ public:
+  // `context`, `executor` and `mover` outlive the trainer.
+  BatchTrainer(const EngineContext* context, executor::Executor* executor,
+               const AdapterMover* mover);
+
+  // Runs one micro-batch. Completes the requests that have their last slice in
+  // it. On a GPU with GradientCheckpointing::kAuto, a micro-batch that runs out
+  // of memory runs once more, with all layers recomputed. A micro-batch of
+  // several slices that still runs out, or does not fit the memory budget with
+  // the copies of its teachers, runs in parts. If a micro-batch or a part
+  // fails, returns the error: all its requests fail, and their adapters stay as
+  // they were. But if the custom loss of a request fails, only this request
+  // does, and the others run again. A slice waits, and RunWaiting runs it, if
+  // it does not fit beside the copies of teachers that other requests keep.
+  absl::Status Run(const dispatch::RunTrain& train);
+  // Runs the slices that wait, each by itself, unless a request still keeps a
+  // copy. Call it after any work that may have ended a request.
+  void RunWaiting();
+  // Drops the progress of a request that will not complete.
+  void Forget(uint64_t step_id);
+
+ private:
+  // The results that a request's finished slices have produced so far.
+  struct Progress {
+    TrainResult result;
+    loss::MetricSums metrics;
+    // The teacher, from the request's first slice on, so that all its data have
+    // the same one. Null: none, or the base model.
+    lora::AdapterVersionPtr teacher;
+    bool found_teacher = false;
+  };
+  // The slices of a micro-batch, ready to run.
+  struct MicroBatch;
+  // A slice that waits until no request keeps a copy of a teacher. For the
+  // scheduler it is on the device, so nothing of its adapter overtakes it. A
+  // request that has run some slices and keeps a copy never waits, so the
+  // requests that others wait for end.
+  struct Waiting {
+    bool backward = false;
+    dispatch::StepSlice slice;
+  };
+
+  // Fails the requests whose weights or teachers no longer exist. Returns the
+  // slices of the other requests. From the first one on that finds no room for
+  // a copy of its teacher beside those of the slices before it, puts them into
+  // `later`. Lets slices wait as Run says.
+  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train,
+                                            dispatch::RunTrain& later);
+  [[nodiscard]] absl::Status RunInTurn(const dispatch::RunTrain& first,
+                                       const dispatch::RunTrain& second);
+  // Returns the weights with which a request runs; null for the base model
+  // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
+  // lacks the snapshot that the request names.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
+      const dispatch::StepTask& step) const;
+  // Finds the request's teacher if its loss has one and this is its first
+  // slice. A request of several slices gets no copy of its own while another
+  // keeps one, so that its later slices need no more room than if it were
+  // alone. Errors: those of TeacherFinder::Find.
+  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepSlice& slice);
+  // Returns whether a request other than `step_id` keeps a copy of a teacher.
+  // A replay of the log counts none (TeacherFinder::CopiedBytes).
+  [[nodiscard]] bool OthersKeepCopies(uint64_t step_id) const;
+  // Returns whether an earlier slice of the step's adapter waits.
+  [[nodiscard]] bool FollowsWaiting(const dispatch::StepTask& step) const;
+  // Lets the slice wait if that helps. Returns whether it waits.
+  bool LetWait(bool backward, const dispatch::StepSlice& slice);
+  [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
+  // Why requests of a micro-batch failed by themselves.
+  using Failures = std::map<const TrainRequest*, absl::Status>;
+  // Sets *fits to whether there was memory for the slices together. If not, or
+  // if requests have failed by themselves, gradients are as they were.
+  [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train,
+                                       bool* fits, Failures* failed);
+  // Fails the requests that have failed by themselves. Returns the slices of
+  // the others.
+  [[nodiscard]] dispatch::RunTrain Others(const dispatch::RunTrain& train,
+                                          const Failures& failed);
+  // Runs the batch, and once more with all layers recomputed if that may help.
+  // If there is no memory for it, sets *fits to false and undoes what the
+  // attempts have left.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> RunWithinMemory(MicroBatch& batch,
+                                                             bool* fits);
+  // Runs the batch once. The backward pass adds gradients to each adapter's
+  // scratch, which holds the gradients of an unfinished request.
+  [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
+                                                      Recompute recompute);
+  void FinishRequest(const dispatch::StepTask& step);
+  // Ends a request that has failed, and records the failure as its result.
+  void Fail(const dispatch::StepTask& step, const absl::Status& status);
+
+  const EngineContext& context_;
+  TeacherFinder teachers_;
+  TrainRunner runner_;
+  std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
+  std::vector<Waiting> waiting_;                     // The oldest first.
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_TRAIN_BATCH_TRAINER_H_

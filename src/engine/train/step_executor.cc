@@ -1,0 +1,257 @@
+#include "src/engine/train/step_executor.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
+#include "src/base/observe/profile.h"
+#include "src/base/status_macros.h"
+#include "src/engine/adapters/adapter_table.h"
+#include "src/engine/adapters/state_image.h"
+#include "src/log/record.h"
+#include "src/loss/adamw.h"
+#include "src/loss/muon.h"
+
+namespace weft::engine {
+namespace {
+
+// Returns whether an adapter with config `a` can take the state of an adapter
+// with config `b`. Ignores the seed. Also ignores expert_rank: it is 0 in every
+// existing adapter, and `overrides` has the experts' ranks instead.
+bool SameShape(const LoraConfig& a, const LoraConfig& b) {
+  return a.rank == b.rank && a.alpha == b.alpha &&
+         a.target_modules == b.target_modules && a.overrides == b.overrides;
+}
+
+absl::Status NotFinite(double norm) {
+  if (!std::isfinite(norm)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the accumulated gradient is not finite (norm ", norm,
+                     "); it was cleared and the weights are unchanged"));
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the accumulated gradient is not finite when it is squared in f32 "
+      "(norm ",
+      norm,
+      " > 1.8e19); it was cleared and the weights are unchanged. Lower the "
+      "weights and advantages, or clip with max_grad_norm"));
+}
+
+// Refuses a step of another optimizer than the one whose state the adapter has.
+// Such a step would take one optimizer's moments for the other's.
+absl::Status CheckOptimizer(const lora::Adapter& adapter,
+                            const OptimStepRequest& request) {
+  const Optimizer before = adapter.optimizer();
+  if (adapter.optim_steps() == 0 || before == request.optimizer()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      OptimizerName(request.optimizer()), ": adapter '", request.adapter_id,
+      "' has the state of ", OptimizerName(before), " (optim_steps is ",
+      adapter.optim_steps(),
+      "), which no other optimizer can continue: go on with ",
+      OptimizerName(before),
+      ", or save the adapter and load the checkpoint with weights_only, which "
+      "drops this state"));
+}
+
+// Writes the weights after the step to `next`. `norm` is that of the gradient.
+void RunOptimizer(const OptimStepRequest& request, double norm,
+                  lora::Adapter& adapter, at::Tensor& next) {
+  const at::Tensor& weights_N = adapter.latest()->weights_N;
+  if (request.muon) {
+    // No request adds to the scratch now, and the next one clears it.
+    loss::MuonStep(*request.muon, norm, adapter.layout(), weights_N,
+                   adapter.gradient(), adapter.moment1(), adapter.scratch(),
+                   next);
+    return;
+  }
+  loss::AdamWStep(request.adamw,
+                  static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
+                  weights_N, adapter.gradient(), adapter.moment1(),
+                  adapter.moment2(), next);
+}
+
+absl::Status OtherShape(const LoadCheckpointRequest& request,
+                        const LoraConfig& loaded, const LoraConfig& config) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "name: checkpoint '", request.name, "' has rank ", loaded.rank,
+      ", alpha ", loaded.alpha, ", ", loaded.target_modules.size(),
+      " target modules and ", loaded.overrides.size(),
+      " layers of another shape; adapter '", request.adapter_id, "' has rank ",
+      config.rank, ", alpha ", config.alpha, ", ", config.target_modules.size(),
+      " and ", config.overrides.size()));
+}
+
+}  // namespace
+
+void StepExecutor::Run(const dispatch::StepTask& step) {
+  const StepRequest& request = *step.request;
+  if (const auto* refused = std::get_if<RefusedStep>(&request)) {
+    Complete(step, refused->status).IgnoreError();
+  } else if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
+    Save(step, *save);
+  } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
+    Load(step, *load);
+  } else {
+    RunNow(step).IgnoreError();  // The dispatcher already has the error.
+  }
+}
+
+absl::StatusOr<StepResult> StepExecutor::RunNow(
+    const dispatch::StepTask& step) {
+  context_.before_change(step.adapter);
+  const auto* optim = std::get_if<OptimStepRequest>(step.request);
+  absl::StatusOr<StepResult> result =
+      optim != nullptr
+          ? Optim(step, *optim)
+          : Publish(step, std::get<PublishSnapshotRequest>(*step.request));
+  std::optional<dispatch::AdapterFacts> facts;
+  if (result.ok()) facts = context_.adapters.Facts(step.adapter);
+  return Complete(step, std::move(result), facts);
+}
+
+absl::StatusOr<StepResult> StepExecutor::Complete(
+    const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+    const std::optional<dispatch::AdapterFacts>& facts) {
+  if (step.step > 0) result = StoredResult(std::move(result));
+  if (result.ok()) {
+    const profile::Span span("record step");
+    context_.recorder.Done(step, *result);
+  }
+  context_.dispatcher.steps().Complete(step.id, result, facts);
+  return result;
+}
+
+absl::StatusOr<StepResult> StepExecutor::Optim(
+    const dispatch::StepTask& step, const OptimStepRequest& request) {
+  lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  WEFT_RETURN_IF_ERROR(CheckOptimizer(adapter, request));
+  const absl::Time start = SteadyNow();
+  double norm = 0;
+  bool fits = true;
+  const profile::Span span("optimizer step");
+  const absl::Status status = context_.guard.Compute("OptimStep", [&] {
+    norm = loss::GradientNorm(adapter.gradient());
+    fits = loss::SquareFits(request.max_grad_norm(), norm);
+    if (!fits) {
+      adapter.gradient().zero_();
+      return;
+    }
+    at::Tensor next = adapter.NextWeights();
+    RunOptimizer(request, norm, adapter, next);
+    adapter.FinishStep(std::move(next), request.optimizer());
+  });
+  context_.probe.ObserveOptim(fits, norm, request.max_grad_norm(),
+                              SteadyNow() - start);
+  WEFT_RETURN_IF_ERROR(status);
+  if (!fits) return NotFinite(norm);
+  return OptimStepResult{.grad_norm = norm,
+                         .version = adapter.latest()->number,
+                         .step = step.step};
+}
+
+void StepExecutor::Save(const dispatch::StepTask& step,
+                        const SaveCheckpointRequest& request) {
+  const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
+  AdapterCopy copy{.config = adapter.config(),
+                   .last_step = step.last_step + (step.step > 0 ? 1 : 0)};
+  const absl::StatusOr<AdapterInfo> owner =
+      context_.dispatcher.adapters().Info(request.adapter_id);
+  if (owner.ok()) copy.tenant = owner->tenant;
+  const profile::Span span("copy state for a checkpoint");
+  const absl::Status status = context_.guard.Guarded(
+      "SaveCheckpoint", [&] { copy.state = adapter.GetState(); });
+  if (!status.ok()) {
+    Complete(step, status).IgnoreError();
+    return;
+  }
+  context_.PostIo([this, step, request, copy = std::move(copy)] {
+    const absl::Time start = SteadyNow();
+    absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, copy);
+    context_.probe.ObserveCheckpoint("save", info.ok(), SteadyNow() - start);
+    context_.dispatcher.Post(
+        [this, step, info = std::move(info)](const absl::Status& open) mutable {
+          if (!open.ok()) return;  // The step has already ended.
+          Complete(step, std::move(info)).IgnoreError();
+        });
+  });
+}
+
+void StepExecutor::Load(const dispatch::StepTask& step,
+                        const LoadCheckpointRequest& request) {
+  const absl::StatusOr<AdapterInfo> owner =
+      context_.dispatcher.adapters().Info(request.adapter_id);
+  const Durability durability =
+      owner.ok() ? owner->durability : Durability::kMemory;
+  context_.PostIo([this, step, request, durability] {
+    const absl::Time start = SteadyNow();
+    absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
+    context_.probe.ObserveCheckpoint("load", loaded.ok(), SteadyNow() - start);
+    absl::StatusOr<std::string> image =
+        loaded.ok() ? KeepState(context_, durability, loaded->state)
+                    : loaded.status();
+    context_.dispatcher.Post(
+        [this, step, request, image = std::move(image),
+         loaded = std::move(loaded)](const absl::Status& open) mutable {
+          if (!open.ok()) return;  // The step has already ended.
+          absl::Status status = image.status();
+          if (status.ok()) {
+            status = Install(step, request, *loaded, *image);
+            if (!status.ok()) DropState(context_, *image);
+          }
+          if (!status.ok()) Complete(step, status).IgnoreError();
+        });
+  });
+}
+
+absl::Status StepExecutor::Install(const dispatch::StepTask& step,
+                                   const LoadCheckpointRequest& request,
+                                   const LoadedCheckpoint& loaded,
+                                   const std::string& image) {
+  const lora::Adapter* adapter = context_.adapters.Find(step.adapter);
+  if (adapter == nullptr) return dispatch::NoSuchAdapter(request.adapter_id);
+  if (!SameShape(loaded.info.config, adapter->config())) {
+    return OtherShape(request, loaded.info.config, adapter->config());
+  }
+  return SetState(step, loaded.state, loaded.info.last_step, image);
+}
+
+absl::Status StepExecutor::SetState(const dispatch::StepTask& step,
+                                    const lora::AdapterState& state,
+                                    uint64_t last_step,
+                                    const std::string& image) {
+  context_.before_change(step.adapter);
+  WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
+    context_.adapters.Find(step.adapter)->SetState(state);
+  }));
+  context_.recorder.Write(log::LoadedRecord{.key = step.adapter,
+                                            .step = step.step,
+                                            .digest = *step.digest,
+                                            .request = *step.request,
+                                            .file = image,
+                                            .optim_steps = state.optim_steps,
+                                            .last_step = last_step,
+                                            .optimizer = state.optimizer});
+  context_.dispatcher.steps().Complete(step.id,
+                                       AdapterInfo{.last_step = last_step},
+                                       context_.adapters.Facts(step.adapter));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepResult> StepExecutor::Publish(
+    const dispatch::StepTask& step, const PublishSnapshotRequest& request) {
+  if (!context_.adapters.Version(step.adapter, request.name).ok()) {
+    WEFT_RETURN_IF_ERROR(
+        context_.dispatcher.adapters().CheckBytes(step.adapter));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      const uint64_t version,
+      context_.adapters.PublishSnapshot(step.adapter, request.name));
+  return PublishedSnapshot{.name = request.name, .version = version};
+}
+
+}  // namespace weft::engine

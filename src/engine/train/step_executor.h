@@ -1,0 +1,69 @@
+// Runs the steps that run alone on the device: optimizer steps, saving and
+// loading a checkpoint, publishing a snapshot.
+#ifndef WEFT_SRC_ENGINE_TRAIN_STEP_EXECUTOR_H_
+#define WEFT_SRC_ENGINE_TRAIN_STEP_EXECUTOR_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "src/dispatch/work.h"
+#include "src/engine/adapters/adapter_io.h"
+#include "src/engine/engine_context.h"
+#include "src/lora/adapter.h"
+
+namespace weft::engine {
+
+// Threads: engine thread. The I/O thread reads and writes the files.
+class StepExecutor {
+ public:
+  // `context` outlives the executor.
+  explicit StepExecutor(const EngineContext* context) : context_(*context) {}
+
+  // Runs the step. A load completes after its files are read, and a save after
+  // its files are written, or at once if the state cannot be copied. Any other
+  // step completes before this call returns. Until the step completes, no other
+  // step of the adapter runs, except a Forward without a step number.
+  void Run(const dispatch::StepTask& step);
+  // Runs and completes a step that is an OptimStep or a PublishSnapshot.
+  // Returns its result, which may be a StepFailure.
+  absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
+  // Gives the adapter of a LoadCheckpoint the state that a checkpoint had after
+  // step `last_step`, and completes the step unless this function returns an
+  // error. `image` is the file with the log's copy of the state; empty if there
+  // is none. Errors: those of ComputeGuard::Guarded.
+  [[nodiscard]] absl::Status SetState(const dispatch::StepTask& step,
+                                      const lora::AdapterState& state,
+                                      uint64_t last_step,
+                                      const std::string& image);
+
+ private:
+  [[nodiscard]] absl::StatusOr<StepResult> Optim(
+      const dispatch::StepTask& step, const OptimStepRequest& request);
+  void Save(const dispatch::StepTask& step,
+            const SaveCheckpointRequest& request);
+  void Load(const dispatch::StepTask& step,
+            const LoadCheckpointRequest& request);
+  // Does what SetState does. More errors: NOT_FOUND if the adapter no longer
+  // exists; FAILED_PRECONDITION if the checkpoint's config has another shape
+  // than the adapter's.
+  [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
+                                     const LoadCheckpointRequest& request,
+                                     const LoadedCheckpoint& loaded,
+                                     const std::string& image);
+  [[nodiscard]] absl::StatusOr<StepResult> Publish(
+      const dispatch::StepTask& step, const PublishSnapshotRequest& request);
+  // Records the result (StoredResult) and completes the step with it. Returns
+  // the result, or the error of a step that has none.
+  absl::StatusOr<StepResult> Complete(
+      const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+      const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);
+
+  const EngineContext& context_;
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_TRAIN_STEP_EXECUTOR_H_

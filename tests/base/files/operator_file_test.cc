@@ -1,0 +1,58 @@
+#include "src/base/files/operator_file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+class OperatorFileTest : public ::testing::Test {
+ protected:
+  OperatorFileTest() { fs::create_directory(folder_); }
+  ~OperatorFileTest() override { fs::remove_all(folder_); }
+
+  const std::string folder_ =
+      absl::StrCat(::testing::TempDir(), "/operator_file_", getpid());
+  const std::string path_ = folder_ + "/file";
+};
+
+TEST_F(OperatorFileTest, FollowsLinks) {
+  std::ofstream(folder_ + "/target") << "contents";
+  fs::create_symlink("target", path_);
+  EXPECT_EQ(ReadOperatorFile(path_).value(), "contents");
+}
+
+TEST_F(OperatorFileTest, ReadsAPipeToItsEnd) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  const std::string contents(100'000, 'x');
+  std::thread writer([&] { std::ofstream(path_) << contents; });
+  EXPECT_EQ(ReadOperatorFile(path_).value(), contents);
+  writer.join();
+}
+
+TEST_F(OperatorFileTest, RefusesWhatIsNoFileOrTooLarge) {
+  EXPECT_THAT(ReadOperatorFile(path_),
+              IsStatus(absl::StatusCode::kNotFound, "opening the file"));
+  EXPECT_THAT(ReadOperatorFile(folder_),
+              IsStatus(absl::StatusCode::kInternal, "Is a directory"));
+  std::ofstream(path_) << "x";
+  fs::resize_file(path_, 16 << 20);
+  EXPECT_EQ(ReadOperatorFile(path_)->size(), size_t{16} << 20);
+  fs::resize_file(path_, (16 << 20) + 1);
+  EXPECT_THAT(ReadOperatorFile(path_),
+              IsStatus(absl::StatusCode::kResourceExhausted, "16 MiB"));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,211 @@
+// Tests what is known about a log before it is replayed.
+#include "src/log/log_summary.h"
+
+#include <future>
+
+#include "src/log/recorder.h"
+#include "tests/log/journal_folder.h"
+
+namespace weft::log {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+constexpr AdapterKey kA{1}, kB{2}, kC{3};
+
+class LogSummaryTest : public testing::Test {
+ protected:
+  LogSummaryTest() {
+    absl::StatusOr<std::unique_ptr<LogWriter>> log =
+        LogWriter::Open(folder_.get(), 1, {}, &metrics_);
+    EXPECT_THAT(log, IsOk());
+    writer_ = *std::move(log);
+  }
+
+  // Returns the record's sequence.
+  uint64_t Write(const Record& record) {
+    return writer_->Append(Encode(record));
+  }
+  uint64_t Make(AdapterKey key, const std::string& id) {
+    return Write(StoredAdapter{
+        .key = key, .adapter_id = id, .tenant = "tenant of " + id});
+  }
+  uint64_t Begin(uint64_t work, AdapterKey key) {
+    return Write(BeginRecord{.work = work,
+                             .key = key,
+                             .step = 1,
+                             .digest = "d",
+                             .request = TrainRequest()});
+  }
+  uint64_t Batch(const std::vector<uint64_t>& works, bool last) {
+    BatchRecord batch;
+    for (const uint64_t work : works) {
+      batch.slices.push_back({.work_id = work, .num_data = 1, .last = last});
+    }
+    return Write(batch);
+  }
+
+  absl::StatusOr<LogSummary> Read(const LogReading& reading = {
+                                      .max_resident = 8}) {
+    std::promise<void> durable;
+    writer_->WhenDurable([&] { durable.set_value(); });
+    durable.get_future().wait();
+    return ReadLog(*folder_, {}, reading);
+  }
+
+  TestFolder files_;
+  std::unique_ptr<StateFolder> folder_ = files_.Open();
+  prometheus::Registry registry_;
+  LogMetrics metrics_{&registry_};
+  std::unique_ptr<LogWriter> writer_;
+};
+
+TEST_F(LogSummaryTest, AnIdIsNeededUpToTheLastRecordOfItsAdapters) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Begin(7, kA);
+  const uint64_t batch = Batch({7}, /*last=*/true);
+  const uint64_t removed = Write(RemovedRecord{.key = kB});
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  ASSERT_EQ(log->changed.size(), 2);
+  EXPECT_EQ(log->changed.at("a").last, batch);
+  EXPECT_EQ(log->changed.at("a").tenant, "tenant of a");
+  EXPECT_EQ(log->changed.at("b").last, removed);
+  EXPECT_EQ(log->next_sequence, removed + 1);
+  EXPECT_THAT(log->adapters, ElementsAre(kA));
+  EXPECT_THAT(log->given_up, IsEmpty());
+}
+
+// A client must not change the teacher before the replay has read it.
+TEST_F(LogSummaryTest, ATeacherIsNeededUpToTheLastBatchThatReadsIt) {
+  Make(kA, "a");
+  const uint64_t made = Make(kB, "b");
+  TrainRequest request;
+  request.loss.function = LossFunction::kForwardKl;
+  request.loss.teacher.adapter_id = "b";
+  Write(BeginRecord{
+      .work = 7, .key = kA, .step = 1, .digest = "d", .request = request});
+  const uint64_t first = Batch({7}, /*last=*/false);
+  const uint64_t second = Batch({7}, /*last=*/true);
+  Begin(8, kA);
+  const uint64_t third = Batch({8}, /*last=*/true);
+  EXPECT_LT(made, first);
+  // One adapter at a time is enough, because the teacher takes no room.
+  const absl::StatusOr<LogSummary> log = Read({.max_resident = 1});
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->changed.at("b").last, second);
+  EXPECT_EQ(log->changed.at("b").tenant, "tenant of b");
+  EXPECT_EQ(log->changed.at("a").last, third);
+}
+
+// The log may begin after the last change of the teacher.
+TEST_F(LogSummaryTest, ATeacherOfTheSnapshotIsNeededToo) {
+  TrainRequest request;
+  request.loss.function = LossFunction::kJs;
+  request.loss.teacher.adapter_id = "b";
+  Write(BeginRecord{
+      .work = 7, .key = kA, .step = 1, .digest = "d", .request = request});
+  const uint64_t batch = Batch({7}, /*last=*/true);
+  std::promise<void> durable;
+  writer_->WhenDurable([&] { durable.set_value(); });
+  durable.get_future().wait();
+  Snapshot snapshot;
+  snapshot.adapters = {
+      StoredAdapter{.key = kA, .adapter_id = "a", .tenant = "t"},
+      StoredAdapter{.key = kB, .adapter_id = "b", .tenant = "t"}};
+  const absl::StatusOr<LogSummary> log =
+      ReadLog(*folder_, snapshot, {.max_resident = 8});
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->changed.at("b").last, batch);
+}
+
+TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Begin(7, kA);
+  Begin(8, kB);
+  const uint64_t both = Batch({7, 8}, /*last=*/false);
+  const uint64_t given_up = Write(GivenUpRecord{.work = 8});
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  EXPECT_THAT(log->given_up, ElementsAre(7));
+  EXPECT_EQ(log->changed.at("a").last, both);
+  EXPECT_EQ(log->changed.at("b").last, given_up);
+}
+
+TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
+  Make(kA, "a");
+  Write(
+      StoredAdapter{.key = kC, .adapter_id = "c", .tenant = "t", .epoch = 50});
+  Write(RemovedRecord{.key = kC});
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->next_key, 4);
+  EXPECT_EQ(log->last_epoch, 50);
+  EXPECT_THAT(log->adapters, ElementsAre(kA));
+}
+
+TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
+  Recorder recorder;
+  recorder.PutNote("before the start", "x");
+  recorder.Start(std::move(writer_), {}, "", {}, {});
+  recorder.PutNote("a/1", "one");
+  recorder.PutNote("a/2", "two");
+  recorder.PutNote("b", "b");
+  recorder.EraseNote("a/1");
+  Snapshot snapshot;
+  recorder.BeginSnapshot(&snapshot);
+  recorder.PutNote("a/3", std::string("\0\xff", 2));
+  recorder.PutNote("a/2", "");
+  recorder.EraseNote("b");
+  EXPECT_EQ(recorder.NotesWith("a/").size(), 2);
+  recorder.Stop();
+  const auto bytes = Encode(snapshot);
+  ASSERT_THAT(bytes, IsOk());
+  auto decoded = DecodeSnapshot(*bytes);
+  ASSERT_THAT(decoded, IsOk());
+  EXPECT_EQ(*decoded->notes.at("a/2"), "two");
+  EXPECT_EQ(*decoded->notes.at("b"), "b");
+  decoded->first_sequence = snapshot.first_sequence;
+  const absl::StatusOr<LogSummary> log =
+      ReadLog(*folder_, *decoded, {.max_resident = 8});
+  ASSERT_THAT(log, IsOk());
+  ASSERT_EQ(log->notes.size(), 2);
+  EXPECT_EQ(*log->notes.at("a/2"), "");
+  EXPECT_EQ(*log->notes.at("a/3"), std::string("\0\xff", 2));
+}
+
+TEST_F(LogSummaryTest, ABatchMustFitTheDevice) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Begin(7, kA);
+  Batch({7}, /*last=*/false);
+  Begin(8, kB);
+  EXPECT_THAT(Read({.max_resident = 1}), IsOk());
+  Batch({8}, /*last=*/true);
+  EXPECT_THAT(Read({.max_resident = 2}), IsOk());
+  EXPECT_THAT(Read({.max_resident = 1}),
+              IsStatus(absl::StatusCode::kFailedPrecondition,
+                       "--max-resident-adapters"));
+}
+
+TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
+  Make(kA, "a");
+  Batch({7}, /*last=*/true);
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
+                               "request 7, which has not begun"));
+}
+
+TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {
+  Write(StoredAdapter{.key = kA,
+                      .adapter_id = "a",
+                      .tenant = "t",
+                      .image = ImageRecord{.file = "gone", .versions = {1}}});
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
+                               "image \"gone\" is missing"));
+}
+
+}  // namespace
+}  // namespace weft::log

@@ -1,0 +1,322 @@
+#include <chrono>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "src/base/reason.h"
+#include "tests/server/server_fixture.h"
+
+namespace weft::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class TrainingServiceTest : public ServerTest {
+ protected:
+  void SetUp() override { StartReadyServer(); }
+};
+
+TEST_F(TrainingServiceTest, ForwardBackwardReturnsLogprobsLossesAndMetrics) {
+  const v1::ForwardBackwardRequest request =
+      Edited(GoodStep(),
+             "data[0].weights += 1; data[0].weights += 0; "
+             "data[0].weights += -2; loss.return_entropy = true");
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Send(request, &response, &context);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.results_size(), 1);
+  EXPECT_THAT(Floats(response.results(0).logprobs_le()),
+              ElementsAre(-3.0 / 8, 0, -5.0 / 8));
+  EXPECT_THAT(Floats(response.results(0).losses_le()),
+              ElementsAre(3.0 / 8, 0, -10.0 / 8));
+  EXPECT_THAT(Floats(response.results(0).entropies_le()),
+              ElementsAre(0.5, 0.5, 0.5));
+  EXPECT_DOUBLE_EQ(response.metrics().at("loss:sum"), -7.0 / 8);
+  EXPECT_EQ(response.step(), 1u);
+  EXPECT_EQ(Trailer(context, "weft-replayed"), "");
+}
+
+TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
+  v1::ForwardBackwardRequest packed = Edited(
+      GoodStep(), "loss.function = LOSS_FUNCTION_PPO; loss.clip_low = 0.5");
+  v1::ForwardBackwardRequest raw = packed;
+  Edit(&packed,
+       "data[0].weights = [0.5, 0, 2]; data[0].advantages = [-0.5, -0, -2]; "
+       "data[0].logprobs = [-0.5, -0, -2]");
+  v1::Datum* const raw_datum = raw.mutable_data(0);
+  raw_datum->Clear();
+  raw_datum->set_tokens_le(Raw<uint32_t>({1, 2, 3}));
+  raw_datum->set_targets_le(Raw<uint32_t>({2, 3, 4}));
+  raw_datum->set_weights_le(Raw<float>({0.5, 0, 2}));
+  raw_datum->set_advantages_le(Raw<float>({-0.5, 0, -2}));
+  raw_datum->set_logprobs_le(Raw<float>({-0.5, 0, -2}));
+  v1::ForwardBackwardResponse response;
+  ASSERT_TRUE(Send(packed, &response).ok());
+  const TrainRequest seen = engine_.last_train();
+  ASSERT_TRUE(Send(raw, &response).ok());
+  EXPECT_EQ(engine_.last_train().data, seen.data);
+  EXPECT_EQ(engine_.last_train().loss, seen.loss);
+  EXPECT_TRUE(seen.backward);
+  EXPECT_EQ(seen.loss.clip_low, 0.5);
+  EXPECT_EQ(seen.loss.clip_high, 1.2);
+  EXPECT_EQ(seen.deadline, absl::InfiniteFuture());
+}
+
+TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
+  const v1::ForwardBackwardRequest request =
+      Edited(GoodStep(),
+             "loss.replay_support = true; data[0].sampled_spans = "
+             "{sequence_id: 'record:1' offset: 2 length: 3}");
+  v1::ForwardBackwardResponse response;
+  ASSERT_TRUE(Send(request, &response).ok());
+  const TrainRequest seen = engine_.last_train();
+  const SampledSpan expected{
+      .sequence_id = "record:1", .offset = 2, .length = 3};
+  ASSERT_EQ(seen.replay.spans.size(), 1);
+  EXPECT_THAT(seen.replay.spans[0], ElementsAre(expected));
+  EXPECT_TRUE(seen.replay.support && !seen.replay.logprobs);
+  engine_.SetReplayBytes(int64_t{1} << 50);
+  const grpc::Status refused = Send(request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("1125899906842624"));
+}
+
+TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
+  v1::ForwardRequest request;
+  *request.mutable_data() = GoodStep().data();
+  *request.mutable_loss() = GoodStep().loss();
+  v1::ForwardResponse response;
+  ASSERT_TRUE(Send(request, &response).ok());
+  EXPECT_EQ(response.step(), 0u);
+  EXPECT_EQ(response.results_size(), 1);
+  EXPECT_FALSE(engine_.last_train().backward);
+}
+
+TEST_F(TrainingServiceTest, CrossEntropyIgnoresPolicyInputs) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->add_advantages(1);
+  v1::ForwardBackwardResponse response;
+  EXPECT_TRUE(Send(request, &response).ok());
+  EXPECT_TRUE(engine_.last_train().data[0].advantages.empty());
+}
+
+TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
+  const v1::ForwardBackwardRequest request =
+      Edited(GoodStep(),
+             "data[0].targets_per_token = 2; data[0].targets += [7, 8, 9]");
+  v1::ForwardBackwardResponse response;
+  ASSERT_TRUE(Send(request, &response).ok());
+  EXPECT_EQ(engine_.last_train().data[0].targets_per_token, 2);
+  EXPECT_EQ(Floats(response.results(0).logprobs_le()).size(), 6u);
+}
+
+TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
+  v1::ForwardBackwardRequest raw = Edited(GoodStep(), "data[0].targets += 9");
+  const v1::ForwardBackwardRequest packed =
+      Edited(raw, "data[0].target_offsets = [0, 3, 3, 4]");
+  raw.mutable_data(0)->set_target_offsets_le(Raw<uint32_t>({0, 3, 3, 4}));
+  for (const v1::ForwardBackwardRequest& request : {packed, raw}) {
+    v1::ForwardBackwardResponse response;
+    const grpc::Status status = Send(request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_THAT(engine_.last_train().data[0].target_offsets,
+                ElementsAre(0, 3, 3, 4));
+    EXPECT_THAT(Floats(response.results(0).logprobs_le()),
+                ElementsAre(-3.0 / 8, -4.0 / 8, -5.0 / 8, -10.0 / 8));
+    EXPECT_EQ(Floats(response.results(0).losses_le()).size(), 4u);
+  }
+}
+
+// No token has a target, so the result has no log-probabilities.
+TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
+  const v1::ForwardBackwardRequest request = Edited(
+      GoodStep(), "clear data[0].targets; data[0].target_offsets = 0 * 4");
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Send(request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(response.results(0).logprobs_le().empty());
+}
+
+TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
+  auto request = Make<v1::OptimStepRequest>(
+      "adapter_id = 'a'; adamw.learning_rate = 0; adamw.max_grad_norm = 1");
+  v1::OptimStepResponse response;
+  ASSERT_TRUE(Send(request, &response).ok());
+  EXPECT_EQ(response.grad_norm(), 2.5);
+  EXPECT_EQ(response.version(), 2u);
+  EXPECT_EQ(response.step(), 1u);
+  EXPECT_EQ(engine_.last_optim().adamw,
+            (AdamWConfig{.learning_rate = 0, .max_grad_norm = 1}));
+  EXPECT_FALSE(engine_.last_optim().muon.has_value());
+  request.clear_adamw();
+  request.mutable_muon()->set_momentum(0.5);
+  request.mutable_muon()->set_nesterov(false);
+  ASSERT_TRUE(Send(request, &response).ok());
+  EXPECT_EQ(engine_.last_optim().muon,
+            (MuonConfig{.momentum = 0.5, .nesterov = false}));
+}
+
+TEST_F(TrainingServiceTest, RepeatedStepIsMarkedReplayed) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.set_step(1);
+  v1::ForwardBackwardResponse first;
+  v1::ForwardBackwardResponse again;
+  grpc::ClientContext first_context;
+  grpc::ClientContext again_context;
+  ASSERT_TRUE(Send(request, &first, &first_context).ok());
+  ASSERT_TRUE(Send(request, &again, &again_context).ok());
+  EXPECT_EQ(Trailer(first_context, "weft-replayed"), "");
+  EXPECT_EQ(Trailer(again_context, "weft-replayed"), "1");
+  EXPECT_EQ(first.results(0).losses_le(), again.results(0).losses_le());
+  EXPECT_EQ(
+      MetricValue("weft_replayed_requests_total{method=\"ForwardBackward\"}"),
+      1);
+}
+
+TEST_F(TrainingServiceTest, StepReusedWithOtherPayloadAlreadyExists) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.set_step(1);
+  v1::ForwardBackwardResponse response;
+  ASSERT_TRUE(Send(request, &response).ok());
+  request.mutable_data(0)->set_tokens(0, 9);
+  EXPECT_EQ(Send(request, &response).error_code(),
+            grpc::StatusCode::ALREADY_EXISTS);
+}
+
+TEST_F(TrainingServiceTest, GapWaitsForTheMissingStep) {
+  v1::ForwardBackwardRequest later = GoodStep();
+  later.set_step(2);
+  grpc::Status later_status;
+  v1::ForwardBackwardResponse later_response;
+  std::thread waiter([&] { later_status = Send(later, &later_response); });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  v1::ForwardBackwardRequest first = GoodStep();
+  first.set_step(1);
+  v1::ForwardBackwardResponse response;
+  EXPECT_TRUE(Send(first, &response).ok());
+  waiter.join();
+  EXPECT_TRUE(later_status.ok());
+  EXPECT_EQ(later_response.step(), 2u);
+}
+
+TEST_F(TrainingServiceTest, DeadlineReachesTheEngineAndFreesThePlace) {
+  engine_.Hold();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::milliseconds(200));
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Send(GoodStep(), &response, &context);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_LT(engine_.last_train().deadline, absl::Now() + absl::Seconds(1));
+  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_EQ(engine_.num_waiting(), 0u);
+}
+
+TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
+  engine_.Hold();
+  grpc::ClientContext context;
+  grpc::Status status;
+  std::thread caller([&] {
+    v1::ForwardBackwardResponse response;
+    status = Send(GoodStep(), &response, &context);
+  });
+  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  context.TryCancel();
+  caller.join();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_TRUE(
+      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
+}
+
+TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
+  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the queue is full"),
+                              {.name = "QUEUE_FULL", .values = {}}));
+  grpc::ClientContext context;
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Send(GoodStep(), &response, &context);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(), "the queue is full");
+  EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
+  EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"queue_full\"}"),
+            1);
+}
+
+TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
+  const std::map<std::string, std::string> counted = {
+      {"CALLS_UNDER_WAY", "quota"},
+      {"TOKEN_RATE", "quota"},
+      {"ALL_ADAPTER_SLOTS_IN_USE", "adapter_room"},
+      {"ADAPTER_BYTES", "adapter_room"},
+      {"STATE_DISK_FULL", "disk_full"},
+      {"CHECKPOINT_DISK_FULL", "disk_full"},
+      {"TOO_LARGE", "too_large"},
+      {"OUT_OF_MEMORY", "no_room"}};
+  for (const auto& [reason, label] : counted) {
+    const std::string series =
+        absl::StrCat("weft_requests_rejected_total{reason=\"", label, "\"}");
+    const double before = MetricValue(series);
+    engine_.FailNext(WithReason(absl::ResourceExhaustedError("why"),
+                                {.name = reason, .values = {}}));
+    v1::ForwardBackwardResponse response;
+    EXPECT_FALSE(Send(GoodStep(), &response).ok());
+    EXPECT_EQ(MetricValue(series), before + 1) << reason;
+  }
+}
+
+TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
+  for (int code = 1; code <= 16; ++code) {
+    engine_.FailNext(absl::Status(static_cast<absl::StatusCode>(code), "why"));
+    v1::ForwardBackwardResponse response;
+    const grpc::Status status = Send(GoodStep(), &response);
+    EXPECT_EQ(static_cast<int>(status.error_code()), code);
+    EXPECT_EQ(status.error_message(), "why");
+  }
+}
+
+TEST_F(TrainingServiceTest, UnknownAdapterIsNotFound) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.set_adapter_id("nobody");
+  v1::ForwardBackwardResponse response;
+  const grpc::Status status = Send(request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("nobody"));
+}
+
+TEST_F(TrainingServiceTest, MessageAboveTheLimitIsRefusedAndServerLives) {
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->set_tokens_le(std::string(5 << 20, 'x'));
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(Send(request, &response).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(Send(GoodStep(), &response).ok());
+}
+
+TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  v1::ForwardBackwardRequest request = GoodStep();
+  request.mutable_data(0)->set_weights_le(std::string(1 << 20, '\0'));
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(Send(request, &response, &context).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(TrainingServiceTest, ManyCallsAtOnceAreAllAnswered) {
+  std::vector<std::thread> callers;
+  std::atomic<int> answered{0};
+  for (int i = 0; i < 8; ++i) {
+    callers.emplace_back([&] {
+      for (int call = 0; call < 25; ++call) {
+        v1::ForwardBackwardResponse response;
+        if (Send(GoodStep(), &response).ok()) ++answered;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered, 200);
+}
+
+}  // namespace
+}  // namespace weft::server

@@ -1,0 +1,110 @@
+// Tests the adapters that the Tinker front loads for sampling sessions. Clients
+// delete these adapters over gRPC, and loads fail.
+#include <future>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "server/tinker/adapters.h"
+#include "tests/server/tinker/tinker_front_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::server::tinker {
+namespace {
+
+constexpr char kDeleteAdapter[] = "DeleteAdapter";
+constexpr char kLoadAdapter[] = "LoadCheckpoint";
+
+class TinkerLoadedAdaptersTest : public TinkerFrontTest {
+ protected:
+  // Makes a sampling session from a checkpoint. Then deletes the adapter that
+  // the front has loaded for it, as a client does over gRPC.
+  void SampleAndDelete() {
+    Start();
+    path_ = SaveSampler(NewSession());
+    old_ = NewSession();
+    ASSERT_EQ(SampleFrom(old_, path_).status, 200);
+    std::string adapter;
+    OnFront([&adapter](Front& front) {
+      adapter = front.loaded.begin()->first.substr(1);
+    });
+    std::promise<absl::Status> deleted;
+    engine_->DeleteAdapter(adapter, [&](const absl::StatusOr<bool>& done) {
+      deleted.set_value(done.status());
+    });
+    ASSERT_THAT(deleted.get_future().get(), IsOk());
+  }
+
+  std::string path_;
+  std::string old_;  // The session whose adapter is deleted.
+};
+
+TEST_F(TinkerLoadedAdaptersTest, AnAdapterThatAClientDeletesIsLoadedAgain) {
+  SampleAndDelete();
+  const int loads = Calls(kLoadAdapter);
+  EXPECT_EQ(SampleFrom(old_, path_, 1).status, 200);
+  EXPECT_EQ(SampleFrom(old_, path_, 2).status, 200);
+  EXPECT_EQ(Calls(kLoadAdapter), loads + 1);
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  Finish(old_);
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
+}
+
+TEST_F(TinkerLoadedAdaptersTest, ASessionThatEndsLeavesALoadToThoseWhoWait) {
+  SampleAndDelete();
+  const int loads = Calls(kLoadAdapter);
+  engine_->Hold();
+  auto waiting = SampleFromLater(NewSession(), path_);
+  ASSERT_TRUE(Eventually([&] { return Calls(kLoadAdapter) > loads; }));
+  // The next deletion will fail. If Finish wrongly tried a deletion now,
+  // SweepOrphans would retry the deletion after the load, and the last check
+  // would fail.
+  engine_->FailNext(absl::InternalError("no"), kDeleteAdapter);
+  Finish(old_);
+  engine_->Release();
+  EXPECT_EQ(waiting.get().status, 200);
+  OnFront([](Front& front) { SweepOrphans(front); });
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+}
+
+TEST_F(TinkerLoadedAdaptersTest, ASessionFromBeforeAFailedLoadEndsNoOther) {
+  SampleAndDelete();
+  const std::string session = NewSession();
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoadAdapter);
+  EXPECT_EQ(SampleFrom(session, path_).status, 500);
+  EXPECT_EQ(SampleFrom(session, path_).status, 200);
+  Finish(old_);
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  Finish(session);
+  EXPECT_TRUE(Eventually([this] { return engine_->num_adapters() == 1; }));
+}
+
+TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
+  SampleAndDelete();
+  engine_->FailNext(absl::InternalError("the disk failed"), kLoadAdapter);
+  EXPECT_EQ(SampleFrom(NewSession(), path_).status, 500);
+  Finish(old_);
+  AwaitDeletions();
+  OnFront([](Front& front) { EXPECT_TRUE(front.loaded.empty()); });
+}
+
+TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {
+  Start();
+  path_ = SaveSampler(NewSession());
+  const std::string session = NewSession();
+  ASSERT_EQ(SampleFrom(session, path_).status, 200);
+  Restart();
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 2u);
+  StopFront();
+  // A crash came between the load and the note of the sampling session.
+  engine_->EraseNote(absl::StrCat("tinker/sampler/", session, ":sample:0"));
+  StartFront();
+  AwaitDeletions();
+  EXPECT_EQ(engine_->num_adapters(), 1u);
+}
+
+}  // namespace
+}  // namespace weft::server::tinker
