@@ -24,7 +24,7 @@ NAMES = (
     *("int8_error", "load", "log_cost", "logprobs", "memory"),
     *("mixed_load", "moe", "multi_adapter", "op"),
     *("residency", "restart", "rpc_overhead", "sample"),
-    *("sample_many", "soak", "tinker_overhead", "train_step"),
+    *("soak", "tinker_overhead", "train_step"),
 )
 BENCHES = {name: importlib.import_module(name).main for name in NAMES}
 

@@ -112,13 +112,6 @@ def test_builds(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
     assert f"speed {other}/{daemon.BUILD_DIR}, train step" in ratios
 
 
-def test_sample_many(capsys: Any, tiny: tuple[str, str]) -> None:
-    size = ("--prompts", "6", "--samples", "2", "--max-tokens", "8", "--pieces", "2")
-    result = quick("sample_many", capsys, *tiny, *size)
-    assert result["ours"]["at once"]["drawn_tokens"] <= 6 * 2 * 8
-    assert all(entry["value"] > 0 for entry in result["ratio"].values())
-
-
 def test_residency(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--adapters", "5", "--slots", "2", "--length", "16", "--clients", "3")
     result = quick("residency", capsys, *tiny, *size)
