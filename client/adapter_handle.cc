@@ -48,9 +48,7 @@ Future<Reply<Response>> AdapterHandle::Submit(
     promise->set_value(std::move(reply));
   };
   const auto call = MakeCall(connection_, method, std::move(request), options_,
-                             std::move(finish),
-                             {.counter = counter_, .number = number->step});
-  counter_->SetWake(number->step, [call] { call->Wake(); });
+                             std::move(finish));
   counter_->SetCancel(number->step, [call] { call->Cancel(); });
   call->Start();
   return future;

@@ -11,8 +11,7 @@
 namespace weft::client {
 
 // How a failed call is repeated. If the server says when to retry (a hint), the
-// client repeats the call until the call's deadline. A step goes again sooner
-// if an earlier step of its adapter ends (step_counter.h). Otherwise the delay
+// client repeats the call until the call's deadline. Otherwise the delay
 // doubles with each attempt, up to max_delay, with jitter. The default delays
 // add up to about 16 seconds, which outlasts a short restart of the daemon.
 struct RetryPolicy {

@@ -1,11 +1,9 @@
 #include "client/step_counter.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/clock.h"
 
 namespace weft::client {
 
@@ -53,70 +51,6 @@ void StepCounter::SetCancel(uint64_t number, std::function<void()> cancel) {
   cancel();
 }
 
-void StepCounter::SetWake(uint64_t number, std::function<void()> wake) {
-  absl::MutexLock lock(&mu_);
-  const auto found = in_flight_.find(number);
-  if (found != in_flight_.end()) found->second.wake = std::move(wake);
-}
-
-absl::StatusOr<absl::Time> StepCounter::TurnOf(uint64_t number,
-                                               absl::Time deadline) {
-  absl::MutexLock lock(&mu_);
-  const auto found = in_flight_.find(number);
-  if (found == in_flight_.end()) return absl::InfinitePast();
-  if (!refusal_.ok()) {
-    absl::Time turn = retry_at_;
-    // Only the lowest step that is not sent may go.
-    int place = 0;
-    for (auto lower = in_flight_.begin(); lower != found; ++lower) {
-      if (++place >= limit_ || !lower->second.sent) {
-        turn = absl::InfiniteFuture();
-        break;
-      }
-    }
-    const absl::Time now = SteadyNow();
-    if (turn > now && deadline <= now) return refusal_;
-    if (turn > now) return std::min(turn, deadline);
-  }
-  found->second.sent = true;
-  found->second.answers = answers_;
-  return absl::InfinitePast();
-}
-
-void StepCounter::HoldBack(uint64_t number, const absl::Status& refusal,
-                           absl::Time retry_at) {
-  absl::MutexLock lock(&mu_);
-  const auto found = in_flight_.find(number);
-  if (found == in_flight_.end()) return;
-  found->second.sent = false;
-  const auto sent =
-      std::count_if(in_flight_.begin(), found,
-                    [](const auto& lower) { return lower.second.sent; });
-  refusal_ = refusal;
-  limit_ = std::min(limit_, std::max<double>(1, static_cast<double>(sent)));
-  if (found->second.answers == answers_) retry_at_ = retry_at;
-}
-
-std::vector<std::function<void()>> StepCounter::NextTurns(StepOutcome outcome) {
-  if (in_flight_.empty()) {
-    refusal_ = absl::OkStatus();
-    limit_ = kNoLimit;
-  }
-  if (outcome == StepOutcome::kDone) {
-    // The step's place at the server is free.
-    ++answers_;
-    limit_ += 1 / limit_;
-    retry_at_ = absl::InfinitePast();
-  }
-  std::vector<std::function<void()>> wakes;
-  int place = 0;
-  for (const auto& [number, step] : in_flight_) {
-    if (++place > limit_) break;
-    if (!step.sent && step.wake) wakes.push_back(step.wake);
-  }
-  return wakes;
-}
-
 absl::Status StepCounter::Finish(uint64_t number, StepOutcome outcome,
                                  const absl::Status& status) {
   std::vector<std::function<void()>> calls;
@@ -136,7 +70,6 @@ absl::Status StepCounter::End(uint64_t number, StepOutcome outcome,
     withdrawn = found->second.withdrawn;
     in_flight_.erase(found);
   }
-  *calls = NextTurns(outcome);
   if (withdrawn) return absl::FailedPreconditionError(problem_);
   if (outcome == StepOutcome::kDone) return status;
   if (outcome == StepOutcome::kRefused && number == next_ - 1) {

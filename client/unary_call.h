@@ -13,7 +13,6 @@
 #include "absl/time/time.h"
 #include "client/connection.h"
 #include "client/retry.h"
-#include "client/step_counter.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 #include "src/base/clock.h"
@@ -59,17 +58,14 @@ class UnaryCall final
                          std::function<void(grpc::Status)>)>;
   using Done = std::function<void(absl::StatusOr<Reply<Response>>)>;
 
-  UnaryCall(Method method, Request request, CallOptions options, Done done,
-            StepPlace place = {})
+  UnaryCall(Method method, Request request, CallOptions options, Done done)
       : method_(std::move(method)),
         request_(std::move(request)),
         options_(std::move(options)),
         deadline_(SteadyNow() + options_.timeout),
-        done_(std::move(done)),
-        place_(std::move(place)) {}
+        done_(std::move(done)) {}
 
   void Start() ABSL_LOCKS_EXCLUDED(mu_) {
-    if (WaitsForTurn()) return;
     grpc::ClientContext* context = nullptr;
     {
       absl::MutexLock lock(&mu_);
@@ -98,28 +94,7 @@ class UnaryCall final
     alarm_.Cancel();
   }
 
-  // Makes a step that waits for its turn look again.
-  void Wake() ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
-    alarm_.Cancel();
-  }
-
  private:
-  // Returns false if the call may be sent now. Otherwise the call is a step
-  // whose turn has not come. It starts again later, or ends at its deadline.
-  bool WaitsForTurn() ABSL_LOCKS_EXCLUDED(mu_) {
-    if (place_.counter == nullptr) return false;
-    // Wake waits for the lock, so it does not come before the alarm is set.
-    absl::ReleasableMutexLock lock(&mu_);
-    const auto turn = place_.counter->TurnOf(place_.number, deadline_);
-    if (cancelled_ || (turn.ok() && *turn == absl::InfinitePast()))
-      return false;
-    if (turn.ok()) StartLater(*turn);
-    lock.Release();
-    if (!turn.ok()) End(turn.status());
-    return true;
-  }
-
   void StartLater(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     // The alarm that runs this call cannot be set again.
     alarm_ = grpc::Alarm();
@@ -147,12 +122,7 @@ class UnaryCall final
       if (delay && !cancelled_) {
         // Clears parts of a reply that the failed attempt may have left.
         response_ = Response();
-        absl::Time again = SteadyNow() + *delay;
-        if (place_.counter && absl::IsResourceExhausted(failure.status)) {
-          place_.counter->HoldBack(place_.number, failure.status, again);
-          again = SteadyNow();
-        }
-        StartLater(again);
+        StartLater(SteadyNow() + *delay);
         return;
       }
     }
@@ -175,7 +145,6 @@ class UnaryCall final
   const CallOptions options_;
   const absl::Time deadline_;
   const Done done_;
-  const StepPlace place_;
   Response response_;   // Only one attempt at a time uses it.
   int unanswered_ = 0;  // Attempts in a row that failed without a hint.
 
@@ -197,8 +166,7 @@ template <typename Methods, typename Request, typename Response>
 std::shared_ptr<UnaryCall<Request, Response>> MakeCall(
     std::shared_ptr<Connection> connection,
     AsyncMethod<Methods, Request, Response> method, Request request,
-    CallOptions options, typename UnaryCall<Request, Response>::Done done,
-    StepPlace place = {}) {
+    CallOptions options, typename UnaryCall<Request, Response>::Done done) {
   auto start = [connection = std::move(connection), method](
                    grpc::ClientContext* context, const Request* sent,
                    Response* response, std::function<void(grpc::Status)> end) {
@@ -206,8 +174,8 @@ std::shared_ptr<UnaryCall<Request, Response>> MakeCall(
                                             std::move(end));
   };
   return std::make_shared<UnaryCall<Request, Response>>(
-      std::move(start), std::move(request), std::move(options), std::move(done),
-      std::move(place));
+      std::move(start), std::move(request), std::move(options),
+      std::move(done));
 }
 
 template <typename T>

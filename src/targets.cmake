@@ -302,12 +302,19 @@ function(weft_build_for_gates target)
   add_dependencies(gate_programs ${target})
 endfunction()
 
-# weft_cc_test(NAME name [TORCH] [ALONE] [ISOLATED] [ONE_THREAD] [SHARDS n]
+# What makes LibTorch, oneDNN, MKL and kernels/cpu compute as on a processor
+# without AVX512.
+set(WEFT_AVX2_ENVIRONMENT ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+    MKL_ENABLE_INSTRUCTIONS=AVX2 GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F)
+
+# weft_cc_test(NAME name [TORCH] [AVX2] [ALONE] [ISOLATED] [ONE_THREAD] [SHARDS n]
 #              [PCH owner] SRCS ... DEPS ... LABELS ...)
 # The program is one ctest entry, because a program that links LibTorch takes
 # longer to start than most tests take to run. The entry has LABELS for
 # `tests/run.sh LABEL`, and its report lists each TEST. `ctest -C single` also
 # has one entry for each TEST.
+# AVX2: results depend on the processor's instructions, so a gate runs the
+# program once more with WEFT_AVX2_ENVIRONMENT.
 # ALONE: the sources use the same names, so they cannot be one unit. A test whose
 # names clash can also have a namespace of its own, inside that of its module.
 # ISOLATED: each TEST is always an entry of its own, and so has its own process.
@@ -317,7 +324,7 @@ endfunction()
 # so the thread sanitizer's build leaves the program out.
 # tests/lint/one_thread_test.py checks this.
 function(weft_cc_test)
-  cmake_parse_arguments(A "ALONE;TORCH;ISOLATED;ONE_THREAD" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(A "ALONE;AVX2;TORCH;ISOLATED;ONE_THREAD" "NAME;PCH;SHARDS;TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT BUILD_TESTING OR (A_TORCH AND NOT WEFT_WITH_TORCH) OR
      (A_ONE_THREAD AND WEFT_SANITIZER STREQUAL "thread"))
     return()
@@ -383,6 +390,12 @@ function(weft_cc_test)
     set_tests_properties(${entry} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT} ENVIRONMENT
       "${environment};GTEST_TOTAL_SHARDS=${A_SHARDS};GTEST_SHARD_INDEX=${index}")
   endforeach()
+  if(A_AVX2 AND NOT WEFT_WITH_CUDA)
+    add_test(NAME ${A_NAME}.avx2
+      COMMAND ${A_NAME} --gtest_output=xml:${WEFT_TEST_REPORTS}/${A_NAME}.avx2.xml)
+    set_tests_properties(${A_NAME}.avx2 PROPERTIES LABELS "avx2;gate"
+      TIMEOUT ${A_TIMEOUT} ENVIRONMENT "${environment};${WEFT_AVX2_ENVIRONMENT}")
+  endif()
 endfunction()
 
 # gtest_discover_tests() has just written a file for ctest. Makes ctest read

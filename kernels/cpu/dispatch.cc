@@ -1,3 +1,9 @@
+#if defined(__x86_64__)
+#define _Bool bool  // The header is for C, and clang has this type only there.
+#include <sys/platform/x86.h>
+#undef _Bool
+#endif
+
 #include <initializer_list>
 
 #include "kernels/cpu/bf16_product.h"
@@ -6,21 +12,21 @@
 
 namespace weft::kernels::cpu {
 
+// Asks the C library for instructions, so that tests can hide some with
+// GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F, as on an older processor.
 const KernelTable* KernelsFor(Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
       return &BaselineTable();
 #if defined(__x86_64__)
     case Isa::kAvx2:
-      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      if (CPU_FEATURE_ACTIVE(AVX2) && CPU_FEATURE_ACTIVE(FMA)) {
         return &Avx2Table();
       }
       return nullptr;
     case Isa::kAvx512:
-      if (__builtin_cpu_supports("avx512f") &&
-          __builtin_cpu_supports("avx512bw") &&
-          __builtin_cpu_supports("avx512dq") &&
-          __builtin_cpu_supports("avx512vl")) {
+      if (CPU_FEATURE_ACTIVE(AVX512F) && CPU_FEATURE_ACTIVE(AVX512BW) &&
+          CPU_FEATURE_ACTIVE(AVX512DQ) && CPU_FEATURE_ACTIVE(AVX512VL)) {
         return &Avx512Table();
       }
       return nullptr;
@@ -43,7 +49,7 @@ const KernelTable& Kernels() {
 const Bf16KernelTable* Bf16Kernels() {
 #if defined(__x86_64__)
   static const bool has_instructions =
-      __builtin_cpu_supports("avx512bf16") && KernelsFor(Isa::kAvx512);
+      CPU_FEATURE_ACTIVE(AVX512_BF16) && KernelsFor(Isa::kAvx512);
   return has_instructions ? &Bf16Avx512Table() : nullptr;
 #else
   return nullptr;

@@ -94,7 +94,8 @@ Authenticator::Authenticator(std::string tokens_file,
                              prometheus::Registry* registry)
     : tokens_file_(std::move(tokens_file)),
       failures_(registry, "weft_auth_failures_total",
-                "Calls refused for their token.", "reason",
+                "Calls refused for their token; only with --auth-tokens-file.",
+                "reason",
                 {"no_token", "unknown_token", "expired", "scope", "method"}) {}
 
 absl::StatusOr<Authenticator::Records> Authenticator::Read() const {

@@ -47,7 +47,6 @@ std::string Header(const grpc::CallbackServerContext& context,
 // same call may succeed later.
 bool RanNothing(const absl::Status& status) {
   switch (ReasonOf(status)) {
-    case RejectReason::kQueueFull:
     case RejectReason::kOrder:
     case RejectReason::kDiskFull:
     case RejectReason::kStarting:
@@ -104,10 +103,11 @@ CallRecord::CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
   core_->open_calls.fetch_add(1);
   core_->metrics.Started(rpc);
   entered_ = caller().status();
-  if (origin_.promises) return;
+  if (origin_.counted) return;
   if (has_tenant()) entered_ = core_->quota.Enter(caller()->tenant());
   if (entered_.ok()) {
-    entered_ = Hold(kCallBytes + (context_ == nullptr ? 0 : kWindowBytes));
+    call_bytes_ = kCallBytes + (context_ == nullptr ? 0 : kWindowBytes);
+    entered_ = Hold(call_bytes_);
   }
 }
 
@@ -152,7 +152,13 @@ CancelHandle CallRecord::AcceptRefused(
     return {};
   }
   refused.deadline = deadline();
-  refused.promised = origin_.promises;
+  const absl::Status charged = Reserve(
+      origin_.charge == nullptr ? NumBytes(refused) : 0, /*beside=*/0,
+      (*engine)->Ahead(refused.adapter_id, refused.step), &refused.charge);
+  if (!charged.ok()) {
+    done(charged);
+    return {};
+  }
   // The step has no result but its failure, so any type of result does.
   const Callback<StepReply<AdapterInfo>> end =
       [status, done = std::move(done)](
@@ -224,9 +230,12 @@ absl::StatusOr<std::shared_ptr<void>> CallRecord::Parse(
         {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(most)}}});
   }
   grpc::ProtoBufferReader wire(bytes);
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> charge,
-                        ChargeMessage(core_->memory.get(), OwnerKey(*caller()),
-                                      *request->GetDescriptor(), &wire, size));
+  WEFT_ASSIGN_OR_RETURN(const int64_t parsed,
+                        ParsedBytes(*request->GetDescriptor(), &wire, size));
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<void> charge,
+      core_->memory->Reserve(OwnerKey(*caller()), size + parsed));
+  call_bytes_ += size + parsed;
   grpc::ProtoBufferReader again(bytes);
   if (request->ParseFromZeroCopyStream(&again)) return charge;
   return absl::InvalidArgumentError(
@@ -254,14 +263,47 @@ absl::Status CallRecord::Hold(int64_t bytes, FairBudget::Term term) {
   return absl::OkStatus();
 }
 
+absl::Status CallRecord::CheckLeavesCalls(uint64_t ahead) const {
+  // The front's calls do not wait for their steps.
+  if (ahead == 0 || origin_.counted) return absl::OkStatus();
+  constexpr uint64_t kMostAhead = kMaxCallsPerConnection / 2;
+  if (ahead >= kMostAhead) {
+    return WithReason(absl::ResourceExhaustedError(absl::StrCat(
+                          "the step is ", ahead,
+                          " steps ahead of the next one, must be less "
+                          "than ",
+                          kMostAhead, ": send the steps below it first")),
+                      {.name = "CALLS_UNDER_WAY",
+                       .values = {{"limit", absl::StrCat(kMostAhead)}}});
+  }
+  return has_tenant() ? core_->quota.CheckSpare(caller()->tenant())
+                      : absl::OkStatus();
+}
+
+absl::Status CallRecord::Reserve(int64_t bytes, int64_t beside, uint64_t ahead,
+                                 std::shared_ptr<void>* charge) const {
+  WEFT_RETURN_IF_ERROR(CheckLeavesCalls(ahead));
+  WEFT_ASSIGN_OR_RETURN(
+      *charge,
+      core_->memory->ReserveRequest(OwnerKey(*caller()), bytes, beside, ahead));
+  // A step of the front has its own charge, besides that for what it takes from
+  // records of samples.
+  if (origin_.charge != nullptr) {
+    *charge = std::make_shared<
+        std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(origin_.charge,
+                                                                 *charge);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CallRecord::HoldReply(int64_t bytes) {
   return Hold(std::max<int64_t>(bytes - result_bytes_, 0));
 }
 
 absl::Status CallRecord::HoldResult(const RequestFields& fields,
                                     const EngineInfo& info) {
-  // A front that promises results keeps only those that exist.
-  const int64_t tokens = origin_.promises ? 0 : fields.token_bytes;
+  // A front keeps only results that exist.
+  const int64_t tokens = origin_.counted ? 0 : fields.token_bytes;
   const int64_t bytes = tokens + fields.list_bytes + fields.edit_bytes +
                         fields.vocab_tables * info.vocab_size +
                         fields.routed_tokens * info.expert_layers *
@@ -329,7 +371,7 @@ absl::Status CallRecord::FinishCall(const absl::Status& status) {
   if (RanNothing(status)) Refund();
   // Leaves the quota before the reply is sent, because a client that has the
   // reply may begin its next call at once.
-  if (!origin_.promises && has_tenant()) {
+  if (!origin_.counted && has_tenant()) {
     core_->quota.Leave(caller()->tenant());
   }
   const absl::Duration elapsed = SteadyNow() - start_;

@@ -20,6 +20,7 @@
 #include "server/wire/status_conversion.h"
 #include "src/base/trace_id.h"
 #include "src/engine/engine.h"
+#include "src/request/request_bytes.h"
 
 namespace weft::server {
 
@@ -30,6 +31,9 @@ namespace weft::server {
 // Serializes a message for a CallReactor.
 [[nodiscard]] grpc::ByteBuffer ToBytes(
     const google::protobuf::Message& message);
+
+// The calls that a connection of gRPC may have under way.
+inline constexpr int kMaxCallsPerConnection = 1024;
 
 // A request with a place in its adapter's order of steps.
 template <typename Request>
@@ -46,10 +50,12 @@ struct CallOrigin {
   std::string peer;
   absl::Time deadline = absl::InfiniteFuture();
   TraceId trace = MakeTraceId("", "");
-  // The front that got the call limits the memory of its steps and samples, so
-  // they are promised (src/request/step.h), and the quota does not count the
-  // call.
-  bool promises = false;
+  // The front that got the call counts its requests and charges for their
+  // bytes, so the quota does not count the call.
+  bool counted = false;
+  // What the front has charged for the request of a step, as
+  // FairBudget::ReserveRequest. Null: Read charges.
+  std::shared_ptr<void> charge = nullptr;
 };
 
 // Follows one call from its arrival to its status. Updates the metrics and the
@@ -86,7 +92,7 @@ class CallRecord {
   // Parses a request, and frees its bytes. Returns the charge to the caller's
   // memory, which the caller of Parse holds as long as the message. Errors, all
   // before the memory is taken: RESOURCE_EXHAUSTED with reason TOO_LARGE above
-  // MostRequestBytes; those of ChargeMessage. REQUIRES: entered() is OK.
+  // MostRequestBytes; those of ParsedBytes and Hold. REQUIRES: entered() is OK.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
       grpc::ByteBuffer* bytes, google::protobuf::Message* request);
 
@@ -97,10 +103,11 @@ class CallRecord {
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
-  // deadline). Charges the caller for the result and for what the engine takes
-  // from records of samples. Counts the request's tokens against the tenant's
-  // rate, until the call ends without work for the engine. REQUIRES: caller()
-  // is OK. Errors: those of Validate, Qualify, Hold and Spend.
+  // deadline). Charges the caller for the result until the call ends, and for
+  // the request of a step or a sample as long as the request exists. Counts the
+  // request's tokens against the tenant's rate, until the call ends without
+  // work for the engine. REQUIRES: caller() is OK. Errors: those of Validate,
+  // Qualify, Hold, Charge and Spend.
   template <typename Request>
   [[nodiscard]] auto Read(const engine::Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
@@ -110,16 +117,12 @@ class CallRecord {
     const absl::Status taken = Take(fields);
     if (!taken.ok()) return taken;
     if (fields.deadline != nullptr) *fields.deadline = deadline();
-    if constexpr (requires { plain->promised; }) {
-      plain->promised = origin_.promises;
+    if constexpr (requires { plain->charge; }) {
+      const absl::Status charged = Charge(engine, &*plain);
+      if (!charged.ok()) return charged;
     }
     const absl::Status held = HoldResult(fields, engine.info());
     if (!held.ok()) return held;
-    if constexpr (requires { plain->replay; }) {
-      const absl::Status replayed =
-          Hold(engine.ReplayBytes(*plain), FairBudget::Term::kLong);
-      if (!replayed.ok()) return replayed;
-    }
     const absl::Status spent = Spend(fields.cost);
     if (!spent.ok()) return spent;
     return plain;
@@ -213,6 +216,31 @@ class CallRecord {
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
              CallOrigin origin, Rpc rpc);
+  // Sets the charge of a validated request of a step or a sample. Errors: those
+  // of Reserve.
+  template <typename Plain>
+  [[nodiscard]] absl::Status Charge(const engine::Engine& engine,
+                                    Plain* plain) const {
+    int64_t bytes = origin_.charge == nullptr ? NumBytes(*plain) : 0;
+    uint64_t ahead = 0;
+    if constexpr (requires { plain->step; }) {
+      ahead = engine.Ahead(plain->adapter_id, plain->step);
+    }
+    if constexpr (requires { plain->unnumbered; }) {
+      bytes += engine.ReplayBytes(*plain);
+      if (plain->unnumbered) ahead = 0;
+    }
+    return Reserve(bytes, call_bytes_, ahead, &plain->charge);
+  }
+  // Charges the caller for `bytes` of a request that waits for `ahead` others,
+  // besides what the front has charged, and sets `charge`. Errors: those of
+  // CheckLeavesCalls and FairBudget::ReserveRequest.
+  [[nodiscard]] absl::Status Reserve(int64_t bytes, int64_t beside,
+                                     uint64_t ahead,
+                                     std::shared_ptr<void>* charge) const;
+  // Returns RESOURCE_EXHAUSTED if calls that wait for a step that has not come
+  // would leave no call for it.
+  [[nodiscard]] absl::Status CheckLeavesCalls(uint64_t ahead) const;
   // Charges the caller for the result of a request.
   [[nodiscard]] absl::Status HoldResult(const RequestFields& fields,
                                         const EngineInfo& info);
@@ -240,6 +268,7 @@ class CallRecord {
   absl::Status entered_;
   std::vector<std::shared_ptr<void>> held_;  // What Hold has reserved.
   std::string object_;
+  int64_t call_bytes_ = 0;    // What the call and Parse have charged.
   int64_t result_bytes_ = 0;  // What Read has charged for the result.
   int64_t spent_ = 0;         // The tokens that this call was charged.
   bool arrived_ = false;      // Parse has had a message.

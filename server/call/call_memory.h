@@ -6,15 +6,17 @@
 #include <memory>
 
 #include "server/http/fair_budget.h"
+#include "src/base/options/options.h"
 
 namespace weft::server {
 
-// Makes the account of the memory that all calls of gRPC and HTTP take: an
-// eighth of what the process may use when it starts (its control groups, else
-// the machine's memory), but at least room for two requests of the largest
-// size, so that two tenants can each have one.
+// Makes the account of the memory that all calls of gRPC and HTTP take, and the
+// requests of steps and samples: --request-memory. If that is 0, an eighth of
+// what the process may use when it starts (its control groups, else the
+// machine's memory), but at least room for two requests of the largest size, so
+// that two tenants can each have one.
 [[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
-    int64_t max_message_bytes);
+    const ServerOptions& options);
 
 }  // namespace weft::server
 

@@ -51,7 +51,7 @@ class EnginePort {
   [[nodiscard]] absl::Status CallWith(CallOrigin origin, Rpc rpc,
                                       const Request& request, StartFn start,
                                       Callback<Result> done) const {
-    origin.promises = true;
+    origin.counted = true;
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
     const Callback<Result> deliver = Deliver<Result>(call, std::move(done));
@@ -86,7 +86,7 @@ class EnginePort {
   [[nodiscard]] absl::Status RefuseStep(CallOrigin origin, Rpc rpc,
                                         RefusedStep refused,
                                         Callback<bool> done) const {
-    origin.promises = true;
+    origin.counted = true;
     const auto call =
         std::make_shared<Pending<bool>>(core_, std::move(origin), rpc);
     call->record.AcceptRefused(

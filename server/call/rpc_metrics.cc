@@ -35,7 +35,6 @@ size_t Index(auto value) { return static_cast<size_t>(value); }
 
 RejectReason ReasonOfExhausted(const absl::Status& status) {
   static const auto& reasons = *new std::map<std::string, RejectReason>{
-      {"QUEUE_FULL", RejectReason::kQueueFull},
       {"STEP_OUT_OF_ORDER", RejectReason::kOrder},
       {"CALLS_UNDER_WAY", RejectReason::kQuota},
       {"TOKEN_RATE", RejectReason::kQuota},
@@ -79,8 +78,8 @@ RejectReason ReasonOf(const absl::Status& status) {
 RpcMetrics::RpcMetrics(prometheus::Registry* registry)
     : rejected_(registry, "weft_requests_rejected_total",
                 "Calls refused without running.", "reason",
-                {"invalid", "too_large", "queue_full", "quota", "adapter_room",
-                 "disk_full", "no_room", "starting", "draining", "order"}),
+                {"invalid", "too_large", "quota", "adapter_room", "disk_full",
+                 "no_room", "starting", "draining", "order"}),
       phase_(registry, "weft_startup_phase",
              "1 for the phase the server is in, 0 for the others.", "phase",
              {"listening", "loading", "serving", "draining"}),

@@ -71,11 +71,11 @@ struct ServiceCore {
         metrics(metric_registry),
         quota(options.max_calls_per_tenant,
               options.max_tokens_per_second_per_tenant),
-        memory(MakeCallMemory(options.max_message_bytes)),
-        imports(std::make_shared<FairBudget>(options.auth_tokens_file.empty()
-                                                 ? 2 * options.max_import_bytes
-                                                 : options.max_import_bytes,
-                                             "bytes of imports")) {}
+        memory(MakeCallMemory(options)),
+        imports(std::make_shared<FairBudget>(
+            options.auth_tokens_file.empty() ? 2 * options.max_import_bytes
+                                             : options.max_import_bytes,
+            "bytes of imports", "--max-import-bytes")) {}
 
   const ServerOptions options;
   prometheus::Registry* const registry;

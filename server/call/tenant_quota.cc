@@ -36,6 +36,18 @@ absl::Status TenantQuota::Enter(const std::string& tenant) {
   MutexLock lock(&mu_);
   const int calls = ++accounts_[tenant].calls;
   if (max_calls_ == 0 || calls <= max_calls_) return absl::OkStatus();
+  return TooManyCalls(tenant);
+}
+
+absl::Status TenantQuota::CheckSpare(const std::string& tenant) {
+  MutexLock lock(&mu_);
+  if (max_calls_ == 0 || accounts_[tenant].calls < max_calls_) {
+    return absl::OkStatus();
+  }
+  return TooManyCalls(tenant);
+}
+
+absl::Status TenantQuota::TooManyCalls(const std::string& tenant) const {
   return WithReason(
       absl::ResourceExhaustedError(
           absl::StrCat("tenant '", tenant, "' has ", max_calls_,

@@ -1,5 +1,5 @@
 // Limits each tenant's calls and tokens per second on a server with
-// --auth-tokens-file. The queue has limits of its own for waiting work.
+// --auth-tokens-file.
 #ifndef WEFT_SERVER_CALL_TENANT_QUOTA_H_
 #define WEFT_SERVER_CALL_TENANT_QUOTA_H_
 
@@ -36,6 +36,10 @@ class TenantQuota {
   [[nodiscard]] absl::Status Enter(const std::string& tenant)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Leave(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns RESOURCE_EXHAUSTED if the tenant may have no call besides those
+  // that it has. A call must not wait for another one then.
+  [[nodiscard]] absl::Status CheckSpare(const std::string& tenant)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Takes `tokens` from the tenant's credit. The credit grows with time, up to
   // kBurst times tokens_per_second. If the credit is not positive, returns
@@ -58,6 +62,8 @@ class TenantQuota {
     double credit = 0;
     absl::Time updated;
   };
+
+  [[nodiscard]] absl::Status TooManyCalls(const std::string& tenant) const;
 
   const int max_calls_;
   const int64_t tokens_per_second_;

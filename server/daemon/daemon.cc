@@ -349,9 +349,6 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   Settings own = settings;
   own.server.state_dir = settings.engine.state_dir;
   own.server.checkpoint_dir = settings.engine.checkpoint_dir;
-  if (!settings.server.auth_tokens_file.empty()) {
-    own.engine.max_calls_per_tenant = settings.server.max_calls_per_tenant;
-  }
   const auto frontend = Frontend::Start(
       own.server, registry, TokenizerFiles::Load(settings.engine.model_dir));
   if (!frontend.ok()) {

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/resource_quota.h"
+#include "server/call/call.h"
 #include "server/console/console.h"
 #include "server/grpc/services.h"
 #include "src/base/address.h"
@@ -56,7 +57,8 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   }
   // The limit is high, because steps that wait for a missing step hold streams.
   // If they held all streams, the missing step could never arrive.
-  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                              kMaxCallsPerConnection);
   // The window of a stream that is not read stays 64 KiB. Otherwise gRPC would
   // let a client that answers pings late send much more.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
@@ -255,7 +257,7 @@ void Frontend::SetEngine(engine::Engine* engine) {
   core_.engine.Set(engine);
   const EngineInfo& info = engine->info();
   AddGauge(registry_.get(), "weft_model_info",
-           "Always 1; labels name the base model.",
+           "Always 1, once the model is loaded; labels name the base model.",
            {{"model", core_.options.model_name},
             {"architecture", info.architecture},
             {"dtype", info.dtype},

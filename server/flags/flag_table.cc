@@ -140,6 +140,10 @@ const Flag* FindFlag(absl::string_view name) {
 }
 
 std::string NearFlag(absl::string_view name) {
+  if (absl::StartsWith(name, "max-queue-")) {
+    return "; it is gone: what waits is limited by its bytes, for all tenants "
+           "by --request-memory, and a tenant has half of what others leave";
+  }
   const Flag* best = nullptr;
   size_t best_distance = 1 + name.size() / 3;
   for (const Flag& flag : FlagTable()) {

@@ -175,8 +175,8 @@ Listener::Listener(size_t max_connections, prometheus::Registry* registry)
       connections_(AddGauge(registry, "weft_connections",
                             "Open connections of clients.")),
       refused_(registry, "weft_connections_refused_total",
-               "Connections turned away at once (limit), and times that no "
-               "descriptor was left for one (descriptors).",
+               "Connections refused at --max-connections (limit), and times "
+               "that no file descriptor was left for one (descriptors).",
                "reason", {"limit", "descriptors"}) {}
 
 Listener::~Listener() {

@@ -48,18 +48,11 @@ void FillLosses(v1::ServerInfo* out) {
 }
 
 void FillLimits(const EngineInfo& info, v1::ServerInfo* out) {
-  const auto queue = [](int64_t limit) { return static_cast<uint64_t>(limit); };
   out->set_max_adapters(static_cast<uint32_t>(info.max_adapters));
   out->set_max_adapters_per_tenant(
       static_cast<uint32_t>(info.max_adapters_per_tenant));
   out->set_max_adapter_bytes_per_tenant(info.max_adapter_bytes_per_tenant);
   out->set_max_rank(static_cast<uint32_t>(info.max_rank));
-  out->set_max_queue_requests(queue(info.max_queue_requests));
-  out->set_max_queue_tokens(queue(info.max_queue_tokens));
-  out->set_max_queue_requests_per_tenant(
-      queue(info.max_queue_requests_per_tenant));
-  out->set_max_queue_tokens_per_tenant(queue(info.max_queue_tokens_per_tenant));
-  out->set_reorder_window(static_cast<uint32_t>(info.reorder_window));
   out->set_replay_window(static_cast<uint32_t>(info.replay_window));
   out->set_string_stops(info.has_byte_decoder);
 }
@@ -76,6 +69,7 @@ void FillOptions(const ServiceCore& core, v1::ServerInfo* info) {
       static_cast<uint32_t>(options.max_tokens_per_request));
   info->set_max_samples(static_cast<uint32_t>(options.max_samples));
   info->set_max_message_bytes(static_cast<uint64_t>(options.max_message_bytes));
+  info->set_request_memory_bytes(static_cast<uint64_t>(core.memory->most()));
   info->set_max_targets_per_token(kMaxTargetsPerToken);
   info->set_max_stop_entries(static_cast<uint32_t>(kMaxStopEntries));
   info->set_max_top_logprobs(kMaxTopLogprobs);

@@ -18,8 +18,7 @@ absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
     const std::string& holder, int64_t amount, Term term) {
   if (amount == 0) return std::shared_ptr<void>();
   MutexLock lock(&mu_);
-  const auto entry = holders_.find(holder);
-  const int64_t own = entry == holders_.end() ? 0 : entry->second;
+  const int64_t own = HeldBy(holder);
   const int64_t others = taken_ - own;
   const int64_t limit = term == Term::kLong ? most_ / 2 : most_;
   if (amount > limit) return TooLarge(amount, limit);
@@ -33,6 +32,29 @@ absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
             "there is no room for the request now: send it again later"),
         {.name = "CALL_MEMORY_FULL", .values = {}});
   }
+  return InUse(own, amount);
+}
+
+absl::StatusOr<std::shared_ptr<void>> FairBudget::ReserveRequest(
+    const std::string& holder, int64_t amount, int64_t beside, uint64_t ahead) {
+  const int64_t quarter = most_ / 4;
+  if (amount + beside > quarter) return TooLarge(amount + beside, quarter);
+  if (ahead == 0 || amount == 0) return Reserve(holder, amount, Term::kLong);
+  MutexLock lock(&mu_);
+  const int64_t own = HeldBy(holder);
+  const int64_t room = (quarter - (taken_ - own)) / 2 - own - amount;
+  if (room >= 0 && ahead <= static_cast<uint64_t>(room / (amount + beside))) {
+    return Take(holder, amount);
+  }
+  return InUse(own, amount);
+}
+
+int64_t FairBudget::HeldBy(const std::string& holder) const {
+  const auto entry = holders_.find(holder);
+  return entry == holders_.end() ? 0 : entry->second;
+}
+
+absl::Status FairBudget::InUse(int64_t own, int64_t amount) const {
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
           "your requests under way hold ", own, " ", unit_, ", and ", amount,
@@ -48,7 +70,10 @@ absl::Status FairBudget::TooLarge(int64_t amount, int64_t limit) const {
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
           "the request takes ", amount, " ", unit_, ", more than the ", limit,
-          " that it may take on this server: send less at a time")),
+          " that it may take on this server",
+          flag_.empty() ? ""
+                        : absl::StrCat(", a part of its ", flag_, " ", most_),
+          ": send less at a time")),
       {.name = "TOO_LARGE", .values = {{"limit", absl::StrCat(limit)}}});
 }
 

@@ -21,9 +21,10 @@ namespace weft::server {
 // Threads: any.
 class FairBudget : public std::enable_shared_from_this<FairBudget> {
  public:
-  // `unit` names in errors what the budget counts, for example "connections".
-  FairBudget(int64_t most, std::string unit)
-      : most_(most), unit_(std::move(unit)) {}
+  // `unit` names in errors what the budget counts, for example "connections",
+  // and `flag` the flag that sets `most`, if there is one.
+  FairBudget(int64_t most, std::string unit, std::string flag = "")
+      : most_(most), unit_(std::move(unit)), flag_(std::move(flag)) {}
 
   [[nodiscard]] int64_t most() const { return most_; }
 
@@ -41,8 +42,21 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
       const std::string& holder, int64_t amount, Term term = Term::kShort)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Reserves `amount` for a request whose call holds `beside`, and which may
+  // wait for `ahead` others of its holder that may never come. It leaves room
+  // for as many of its size, and all that so wait hold at most a quarter of the
+  // budget. Then there is room for one that does not wait, of up to a quarter,
+  // once what ends by itself has ended. Errors: SHARE_IN_USE as for kLong;
+  // TOO_LARGE if `amount` and `beside` are more than a quarter.
+  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ReserveRequest(
+      const std::string& holder, int64_t amount, int64_t beside, uint64_t ahead)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
   [[nodiscard]] absl::Status TooLarge(int64_t amount, int64_t limit) const;
+  [[nodiscard]] absl::Status InUse(int64_t own, int64_t amount) const;
+  [[nodiscard]] int64_t HeldBy(const std::string& holder) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<void> Take(const std::string& holder, int64_t amount)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(const std::string& holder, int64_t amount)
@@ -50,6 +64,7 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
 
   const int64_t most_;
   const std::string unit_;
+  const std::string flag_;
   Mutex mu_;
   int64_t taken_ ABSL_GUARDED_BY(mu_) = 0;
   // What each holder has reserved. A holder that has reserved nothing has no

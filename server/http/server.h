@@ -3,6 +3,11 @@
 //
 // One thread serves all connections and runs all handlers, so their state needs
 // no lock. Other threads do the work that takes long.
+//
+// Boost.Beast reads and writes the bytes. Debian has it as headers, and it
+// offers every limit that a server needs against a hostile client (header and
+// body bytes, and time for each read and write) without a framework, a thread
+// pool or a JSON parser of its own.
 #ifndef WEFT_SERVER_HTTP_SERVER_H_
 #define WEFT_SERVER_HTTP_SERVER_H_
 

@@ -31,8 +31,6 @@ namespace {
 // Futures keeps results that a client has fetched, because the client may fetch
 // them again.
 constexpr int64_t kMaxResultBytes = int64_t{512} << 20;
-// The size of the budget Front::waiting.
-constexpr int64_t kMaxWaitingBytes = int64_t{512} << 20;
 
 // The memory of an entry of a table besides its text: the entry's fields, its
 // place in the table, and what the ledger remembers of it.
@@ -58,9 +56,7 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
     : port(core, server, InClientsNames),
       ledger(&port),
       futures(kMaxResultBytes, core->memory, later),
-      after(std::move(later)),
-      waiting(std::make_shared<FairBudget>(kMaxWaitingBytes,
-                                           "bytes of waiting requests")) {}
+      after(std::move(later)) {}
 
 std::vector<std::string> Front::model_names() const {
   std::vector<std::string> names = port.core()->options.model_aliases;

@@ -98,8 +98,6 @@ struct Front {
   const Ledger ledger;
   Futures futures;
   const Futures::After after;
-  // The memory budget of unfinished steps and samples.
-  const std::shared_ptr<FairBudget> waiting;
   // Those who wait until the request of a future is on disk, by its id; until a
   // session is, by owner and idempotency key (without a key, session id); until
   // a custom loss is, by its id.

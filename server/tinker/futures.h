@@ -1,4 +1,4 @@
-// Keeps futures: results that the front has promised to clients. Also keeps the
+// Keeps futures: results that the front owes to clients. Also keeps the
 // requests of clients that wait for a result.
 #ifndef WEFT_SERVER_TINKER_FUTURES_H_
 #define WEFT_SERVER_TINKER_FUTURES_H_

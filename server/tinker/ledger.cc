@@ -131,19 +131,16 @@ namespace {
 // restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets Model::made, and line.next to the number of the adapter's next step.
-// Returns false if the adapter is not restored yet.
+// Sets Model::made if there is an adapter. Returns false if the adapter is not
+// restored yet.
 bool PlaceLine(Front& front, Model& model) {
   const absl::Status asked = GetAdapterOf(
       front, {.caller = model.caller}, model.adapter,
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
         Model* const found = front.FindModel(id);
-        if (!info.ok() || found == nullptr) return;
-        found->made = true;
-        found->line.next = static_cast<int64_t>(info->next_step);
+        if (info.ok() && found != nullptr) found->made = true;
       });
-  // If the process ended before the adapter was made, there is no adapter, and
-  // line.next stays 1.
+  // If the process ended before the adapter was made, there is no adapter.
   if (asked.ok() || absl::IsNotFound(asked)) return true;
   if (absl::IsUnavailable(asked) || RetryMillis(asked)) return false;
   Log(LogLevel::kWarning, "a model's place is not known",
@@ -165,7 +162,7 @@ CallPtr CallOf(LedgerEntry entry) {
 // Has a step fail in its turn with `status`, so that the steps after it run.
 void FailInTurn(Front& front, const LedgerEntry& entry, const Call& call,
                 const absl::Status& status) {
-  Log(LogLevel::kWarning, "a promised step cannot run again",
+  Log(LogLevel::kWarning, "an accepted step cannot run again",
       {{"step", entry.id}, {"error", std::string(status.message())}});
   if (!front.futures.Open(entry.id, call.owner(), Scope::kTrain)) return;
   EnterStep(
@@ -174,7 +171,9 @@ void FailInTurn(Front& front, const LedgerEntry& entry, const Call& call,
       {.future = entry.id,
        .origin = call.origin(),
        .rpc = Rpc::kForwardBackward,
-       .task = [status](const Callback<FutureResult>&) { return status; }});
+       .task = [status](const CallOrigin&, const Callback<FutureResult>&) {
+         return status;
+       }});
 }
 
 // Runs the request of a step again. Returns an error only if the request may

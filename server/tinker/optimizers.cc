@@ -53,7 +53,7 @@ absl::Status ReadDimuon(const Json& params, v1::MuonConfig* out) {
     for (const auto& [field, set] : kDimuonFields) known |= name == field;
     if (known) continue;
     return BadField(absl::StrCat("optimizer_params.", name),
-                    "is no field of dimuon: leave it out");
+                    "is not a field of dimuon: leave it out");
   }
   out->set_momentum(0.9);  // The SDK's default.
   WEFT_RETURN_IF_ERROR(ReadParams<v1::MuonConfig>(params, kDimuonFields, out));

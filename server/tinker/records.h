@@ -39,19 +39,20 @@ struct Session {
 // error, nothing has begun and `done` does not run.
 using Task = std::function<absl::Status(Callback<FutureResult> done)>;
 
+// A Task that gives a step to the engine, as a call of `origin`.
+using StepTask = std::function<absl::Status(const CallOrigin& origin,
+                                            Callback<FutureResult> done)>;
+
 // A step whose request has arrived.
 struct ArrivedStep {
   std::string future;
-  CallOrigin origin;
-  Rpc rpc;  // The call as which a refusal counts.
-  Task task;
-  // The charge for the step's bytes, in Front::waiting or ServiceCore::memory.
-  std::shared_ptr<void> reserved;
+  CallOrigin origin;  // With the charge for the step's bytes.
+  Rpc rpc;            // The call as which a refusal counts.
+  StepTask task;
 };
 
 // The steps of one model that the engine does not have yet.
 struct StepLine {
-  int64_t next = 1;   // Above the numbers of all steps that the engine has.
   bool held = false;  // The model is being made, so no step may begin.
   std::map<int64_t, ArrivedStep> waiting;  // By sequence number.
   bool retries = false;                    // A timer will try them again.

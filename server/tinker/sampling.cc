@@ -111,17 +111,18 @@ absl::Status StartSample(Front& front, const CallPtr& call,
   if (!engine->info().keeps_sample_records) sample.request.clear_record();
   sample.request.set_in_flight(sampler.in_flight);
   if (!sampler.in_flight) sample.request.set_snapshot(sampler.snapshot);
+  // The message becomes a plain request, and `format` stays beside it.
   const auto bytes =
       static_cast<int64_t>(sample.request.SpaceUsedLong() +
                            sample.format.targets.SpaceUsedLong()) +
       kSampleBytes;
-  const auto reserved = front.waiting->Reserve(call->owner(), bytes);
-  if (!reserved.ok()) {
-    return WithReason(absl::ResourceExhaustedError("too many samples wait"),
-                      {.name = "QUEUE_FULL", .values = {}});
-  }
+  CallOrigin origin = call->origin();
+  WEFT_ASSIGN_OR_RETURN(
+      origin.charge,
+      front.port.core()->memory->ReserveRequest(call->owner(), bytes,
+                                                /*beside=*/0, /*ahead=*/0));
   const absl::Status refused = front.port.CallWith<SampleResult>(
-      call->origin(), Rpc::kSample, sample.request,
+      origin, Rpc::kSample, sample.request,
       [&front, id, owner = call->owner()](engine::Engine& port,
                                           SampleRequest plain, auto then) {
         // RespondSamplePromise names the sequences by the future.
@@ -132,8 +133,7 @@ absl::Status StartSample(Front& front, const CallPtr& call,
       },
       [&front, id, end, format = sample.format,
        prompt = sample.request.prompt_size(), owner = call->owner(),
-       session = sampler.session,
-       reserved](const absl::StatusOr<SampleResult>& result) {
+       session = sampler.session](const absl::StatusOr<SampleResult>& result) {
         end();
         const auto ended = front.running.extract(id);
         if (!result.ok() && !ended.empty() && ended.mapped().unwanted) {
@@ -363,15 +363,16 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
                   .snapshot = SnapshotName(number),
                   .in_flight = kind == "inflight"};
   WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ChargeEntry(sampler.owner, 0));
-  const auto start = [&front, origin = call->origin(), sampler, kind,
-                      place](const Callback<FutureResult>& done) {
+  const auto start = [&front, sampler, kind, place](
+                         const CallOrigin& origin,
+                         const Callback<FutureResult>& done) {
     if (kind == "snapshot" || sampler.in_flight) {
       return StartPublish(front, origin, sampler, place, done);
     }
     return absl::UnimplementedError(absl::StrCat(
         "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
   };
-  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, /*bytes=*/0,
+  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, /*cost=*/{},
                      start, respond);
 }
 

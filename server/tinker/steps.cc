@@ -23,10 +23,9 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// Bytes of memory that a step needs besides its request.
-constexpr int64_t kStepBytes = 1024;
-// A step's sequence number may be above StepLine::next by at most this much.
-constexpr int64_t kMaxAhead = 4096;
+// Bytes of memory that a step needs besides its request, in the front and in the
+// engine.
+constexpr int64_t kStepBytes = 8192;
 // The pause before a step that the engine has refused for now is tried again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
@@ -89,26 +88,33 @@ bool Open(Front& front, const CallPtr& call, const PromiseId& id,
   return false;
 }
 
-absl::Status TooMuchWaits() {
-  return WithReason(
-      absl::ResourceExhaustedError("too many requests wait: come again later"),
-      {.name = "QUEUE_FULL", .values = {}});
+// Returns for how many steps that have not come the step has to wait.
+uint64_t AheadOf(const Front& front, const Model& model, int64_t seq) {
+  const engine::Engine* const engine = front.port.core()->engine.Peek();
+  const auto number = static_cast<uint64_t>(seq);
+  const uint64_t ahead = model.made && engine != nullptr
+                             ? engine->Ahead(model.adapter, number)
+                             : number - 1;
+  // Those in the line have come.
+  const uint64_t here = model.line.waiting.size();
+  return ahead > here ? ahead - here : 0;
 }
 
-// Returns the errors of PromiseStep that depend on `seq`. While the server
-// starts, also refuses requests that do not come from the ledger.
-absl::Status CheckPlace(const Front& front, const Call& call,
-                        const Model& model, int64_t seq) {
-  if (seq < 1) return BadField("seq_id", "must be at least 1");
-  if (!front.ready && !call.kept) {
-    return absl::UnavailableError("the server is starting");
-  }
-  if (seq - model.line.next > kMaxAhead) {
-    return BadField("seq_id", absl::StrCat("is ", seq, ", must be at most ",
-                                           model.line.next + kMaxAhead,
-                                           " before the others come"));
-  }
-  return absl::OkStatus();
+// Charges for a step's request, its message and its plain form.
+absl::StatusOr<std::shared_ptr<void>> ChargeStep(const Front& front,
+                                                 const Call& call,
+                                                 const Model& model,
+                                                 int64_t seq,
+                                                 const StepCost& cost) {
+  int64_t bytes = kStepBytes + 2 * cost.bytes;
+  // The ledger keeps the body in memory, too.
+  if (front.ledger.keeps())
+    bytes += static_cast<int64_t>(call.http.body.size());
+  const uint64_t ahead = AheadOf(front, model, seq);
+  // A step that replays leaves room for what it takes as it begins.
+  return front.port.core()->memory->ReserveRequest(
+      call.owner(), bytes, /*beside=*/0,
+      cost.replays ? std::max<uint64_t>(ahead, 1) : ahead);
 }
 
 // If there is no such future, opens that of a step that ended before the server
@@ -180,7 +186,7 @@ absl::Status RunStep(Front& front, const Model& model, int64_t seq,
     }
     EndStep(front, step.future, std::move(result));
   };
-  const absl::Status refused = step.task(done);
+  const absl::Status refused = step.task(step.origin, done);
   if (refused.ok() || RetryMillis(refused)) return refused;
   const absl::Status entered = front.port.RefuseStep(
       step.origin, step.rpc,
@@ -218,7 +224,6 @@ void Advance(Front& front, const std::string& id) {
         Advance(front, id);
       });
     }
-    line.next = std::max(line.next, first.key() + 1);
   }
 }
 
@@ -287,37 +292,38 @@ absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
 }
 
 absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
-                         const StepPlace& place, int64_t bytes, Task task,
-                         const Respond& respond) {
+                         const StepPlace& place, const StepCost& cost,
+                         StepTask task, const Respond& respond) {
   const auto& [model_id, seq] = place;
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.FindModel(*call, model_id));
-  WEFT_RETURN_IF_ERROR(CheckPlace(front, *call, *model, seq));
+  if (seq < 1) return BadField("seq_id", "must be at least 1");
+  if (!front.ready && !call->kept) {
+    return absl::UnavailableError("the server is starting");
+  }
   const PromiseId id{.model = model_id, .seq = seq};
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  bytes += kStepBytes;
-  // The ledger keeps the body in memory, too.
-  if (front.ledger.keeps())
-    bytes += static_cast<int64_t>(call->http.body.size());
-  auto reserved = front.waiting->Reserve(call->owner(), bytes);
-  // If the budget is full, accepts only a step that later steps may wait for.
-  if (!reserved.ok() && seq <= model->line.next) {
-    reserved = front.port.core()->memory->Reserve(call->owner(), bytes);
+  auto charge = ChargeStep(front, *call, *model, seq, cost);
+  absl::Status fails = front.CheckOffered(call->body);
+  if (!charge.ok() && !RetryMillis(charge.status())) {
+    fails = charge.status();
+    charge = ChargeStep(front, *call, *model, seq, {});
   }
   // A step of the ledger had room before the restart.
-  if (!reserved.ok() && !call->kept) {
+  if (!charge.ok() && !call->kept) {
     front.futures.Drop(id.ToString());
-    return TooMuchWaits();
+    return charge.status();
   }
-  const absl::Status unoffered = front.CheckOffered(call->body);
-  if (!unoffered.ok()) {
-    task = [unoffered](const Callback<FutureResult>&) { return unoffered; };
+  if (!fails.ok()) {
+    task = [fails](const CallOrigin&, const Callback<FutureResult>&) {
+      return fails;
+    };
   }
   ArrivedStep step{.future = id.ToString(),
                    .origin = call->origin(),
                    .rpc = rpc,
-                   .task = std::move(task),
-                   .reserved = reserved.ok() ? *reserved : nullptr};
+                   .task = std::move(task)};
+  step.origin.charge = std::move(charge).value_or(nullptr);
   return Keep(
       front, call, id, respond,
       [&front, place, step = std::move(step)](const absl::Status& kept) {

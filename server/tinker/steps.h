@@ -5,7 +5,7 @@
 // order. The number of a step in the engine is its sequence number, and the
 // engine keeps the order.
 //
-// With --state-dir, a step's request is on disk before its future is promised.
+// With --state-dir, a step's request is on disk before its future is given.
 // After a restart the front runs the request again, unless the step had ended.
 // The result of such a step is in the engine (Engine::Retrieve).
 // Threads: the front's.
@@ -63,19 +63,24 @@ Request RequestOf(const StepPlace& place) {
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
 
-// Charges `bytes`, which `task` keeps until the step ends besides its Call.
-// Writes the request of a model's step to the ledger, and responds with the id
-// of a future, or with the error of the write. Then runs `task`, which gives
-// the step to the engine by a call of `rpc`, and runs it again after a
-// transient error (RetryMillis). If the future exists already, only responds
-// with its id.
-// Errors: INVALID_ARGUMENT if the number is below 1, or more than kMaxAhead
-// above StepLine::next; NOT_FOUND if there is no such model;
-// RESOURCE_EXHAUSTED if too many requests wait; UNAVAILABLE while the server
+// What the request of a step takes.
+struct StepCost {
+  int64_t bytes = 0;     // Of the message that `task` keeps.
+  bool replays = false;  // It takes more from records of samples as it begins.
+};
+
+// Charges for the request of a model's step until the step ends. Writes the
+// request to the ledger, and responds with the id of a future, or with the
+// error of the write. Then runs `task`, which gives the step to the engine by a
+// call of `rpc`, and runs it again after a transient error (RetryMillis). If
+// the future exists already, only responds with its id. A request that is too
+// large for the memory of the server is a step that fails.
+// Errors: INVALID_ARGUMENT if the number is below 1; NOT_FOUND if there is no
+// such model; those of FairBudget::ReserveRequest; UNAVAILABLE while the server
 // starts.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        Rpc rpc, const StepPlace& place,
-                                       int64_t bytes, Task task,
+                                       const StepCost& cost, StepTask task,
                                        const Respond& respond);
 
 // Gives the step to the engine. A step whose task fails is given to the engine,

@@ -1,4 +1,8 @@
-// Serves the Tinker API: takes HTTP requests and calls the engine (README.md).
+// Serves the Tinker API (README.md). One thread, the front's, parses a request,
+// translates it to a message of weft.v1 and gives it to the engine as a gRPC
+// call does (engine_port.h, call.h). Of the threads of turns.h two read
+// downloads, and one inflates and parses large bodies and all training data. In
+// both, tenants take turns. What must outlive the process is in the ledger.
 #ifndef WEFT_SERVER_TINKER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_TINKER_FRONT_H_
 

@@ -158,17 +158,18 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
         SetCustomLoss(front, *call, train->loss_id, &*train->request);
     if (!set.ok()) train->request = set;
   }
-  int64_t bytes = 0;
+  StepCost cost;
   if (train->request.ok()) {
     train->request->set_adapter_id(AdapterOfModel(train->model));
     train->request->set_step(static_cast<uint64_t>(train->seq));
-    bytes = static_cast<int64_t>(train->request->SpaceUsedLong());
+    cost = {.bytes = static_cast<int64_t>(train->request->SpaceUsedLong()),
+            .replays = train->request->loss().replay_support()};
   }
   return PromiseStep(
       front, call, train->forward_only ? Rpc::kForward : Rpc::kForwardBackward,
-      {.model = train->model, .seq = train->seq}, bytes,
-      [&front, origin = call->origin(),
-       train](const Callback<FutureResult>& done) {
+      {.model = train->model, .seq = train->seq}, cost,
+      [&front, train](const CallOrigin& origin,
+                      const Callback<FutureResult>& done) {
         return StartTrain(front, origin, train.get(), done);
       },
       respond);
@@ -179,8 +180,9 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   auto request = RequestOf<v1::OptimStepRequest>(place);
   const absl::Status read = ReadOptimizerParams(call->body, &request);
-  const auto start = [&front, origin = call->origin(), model = place.model,
-                      request, read](const Callback<FutureResult>& done) {
+  const auto start = [&front, model = place.model, request, read](
+                         const CallOrigin& origin,
+                         const Callback<FutureResult>& done) {
     WEFT_RETURN_IF_ERROR(read);
     if (const Model* const found = front.FindModel(model)) {
       WEFT_RETURN_IF_ERROR(CheckOptimizerOf(*found, request));
@@ -191,7 +193,7 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
           done(OutputOf("", reply.result));
         }));
   };
-  return PromiseStep(front, call, Rpc::kOptimStep, place, /*bytes=*/0, start,
+  return PromiseStep(front, call, Rpc::kOptimStep, place, /*cost=*/{}, start,
                      respond);
 }
 

@@ -39,7 +39,8 @@ CheckpointExtras WithOptimizer(const Front& front, const CheckpointPath& path,
 
 // Begins to save a checkpoint. When the save has succeeded, stores the
 // checkpoint's extras.
-absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
+absl::Status StartSave(Front& front, const CallPtr& call,
+                       const CallOrigin& origin, CheckpointKind kind,
                        const StepPlace& place, const Done& done) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string name,
@@ -58,8 +59,7 @@ absl::Status StartSave(Front& front, const CallPtr& call, CheckpointKind kind,
   request.set_name(path.WeftName());
   request.set_overwrite(overwrite);
   return front.port.Call(
-      call->origin(), Rpc::kSaveCheckpoint, request,
-      &engine::Engine::SaveCheckpoint,
+      origin, Rpc::kSaveCheckpoint, request, &engine::Engine::SaveCheckpoint,
       IfOk(done, [&front, call, path, extras,
                   done](const StepReply<CheckpointInfo>& reply) {
         KeepExtras(front, call->caller, path,
@@ -78,9 +78,9 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
                          const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kSaveCheckpoint, place, /*bytes=*/0,
-      [&front, call, kind, place](const Done& done) {
-        return StartSave(front, call, kind, place, done);
+      front, call, Rpc::kSaveCheckpoint, place, /*cost=*/{},
+      [&front, call, kind, place](const CallOrigin& origin, const Done& done) {
+        return StartSave(front, call, origin, kind, place, done);
       },
       respond);
 }
@@ -110,7 +110,8 @@ void EndLoad(Front& front, const Caller& caller, const std::string& id,
 // adapter if there is none. The number is kCreateSeq if the load makes the
 // model.
 absl::Status StartLoad(Front& front, const CallPtr& call,
-                       const StepPlace& place, const Done& done) {
+                       const CallOrigin& origin, const StepPlace& place,
+                       const Done& done) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
                         ParseCheckpointPath(Text(call->body, "path")));
   WEFT_ASSIGN_OR_RETURN(const bool with_optimizer,
@@ -144,8 +145,7 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
       });
   if (with_optimizer) ++model->loads;
   const absl::Status refused = front.port.Call(
-      call->origin(), Rpc::kLoadCheckpoint, request,
-      &engine::Engine::LoadCheckpoint,
+      origin, Rpc::kLoadCheckpoint, request, &engine::Engine::LoadCheckpoint,
       [&front, call, id = place.model, path, with_optimizer,
        end](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
         if (with_optimizer) EndLoad(front, call->caller, id, path, reply);
@@ -163,8 +163,8 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
         WEFT_RETURN_IF_ERROR(CheckBaseModel(
             front, Text(call->body, "base_model", front.model_name())));
         WEFT_RETURN_IF_ERROR(ReadOptimizer(call->body).status());
-        return StartLoad(front, call, {.model = model.id, .seq = kCreateSeq},
-                         done);
+        return StartLoad(front, call, call->origin(),
+                         {.model = model.id, .seq = kCreateSeq}, done);
       });
 }
 
@@ -248,7 +248,7 @@ absl::Status CopyWeights(Front& front, const CallPtr& call,
   if (!front.copying.insert(call->owner()).second) {
     return WithReason(
         absl::ResourceExhaustedError("another copy has not ended yet"),
-        {.name = "QUEUE_FULL", .values = {}});
+        {.name = "CALLS_UNDER_WAY", .values = {{"limit", "1"}}});
   }
   const absl::Status refused = front.port.CallWith<CheckpointInfo>(
       call->origin(), Rpc::kUploadCheckpoint, request,
@@ -280,9 +280,9 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
   }
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kLoadCheckpoint, place, /*bytes=*/0,
-      [&front, call, place](const Done& done) {
-        return StartLoad(front, call, place, done);
+      front, call, Rpc::kLoadCheckpoint, place, /*cost=*/{},
+      [&front, call, place](const CallOrigin& origin, const Done& done) {
+        return StartLoad(front, call, origin, place, done);
       },
       respond);
 }

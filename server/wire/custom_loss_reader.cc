@@ -126,9 +126,10 @@ absl::Status ReadCustomInputs(const v1::Datum& in, int index,
   }
   for (const auto& [name, value] : in.custom_inputs()) {
     if (out->custom_inputs.contains(name)) continue;
-    return BadField(absl::StrCat(path, ".custom_inputs[", Quoted(name), "]"),
-                    "is no input of the loss: loss.custom_loss.inputs lists "
-                    "those");
+    return BadField(
+        absl::StrCat(path, ".custom_inputs[", Quoted(name), "]"),
+        "is not an input of the loss: loss.custom_loss.inputs lists "
+        "those");
   }
   return absl::OkStatus();
 }

@@ -48,9 +48,9 @@ std::optional<int> RetryMillis(const absl::Status& status) {
   if (absl::IsUnavailable(status)) return kRetryPushbackMillis;
   const std::optional<Reason> reason = FindReason(status);
   if (!reason || !absl::IsResourceExhausted(status)) return std::nullopt;
-  constexpr const char* kPassing[] = {
-      "QUEUE_FULL",        "STEP_OUT_OF_ORDER", "CALLS_UNDER_WAY", "TOKEN_RATE",
-      "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",   "SHARE_IN_USE"};
+  constexpr const char* kPassing[] = {"CALLS_UNDER_WAY", "TOKEN_RATE",
+                                      "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
+                                      "SHARE_IN_USE"};
   if (std::ranges::find(kPassing, reason->name) == std::end(kPassing)) {
     return std::nullopt;
   }

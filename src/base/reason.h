@@ -13,7 +13,7 @@
 namespace weft {
 
 struct Reason {
-  std::string name;  // For example QUEUE_FULL. Has no line breaks.
+  std::string name;  // For example SHARE_IN_USE. Has no line breaks.
   // For example {"limit", "64"}. No key or value has a line break, and no key
   // has "=".
   std::map<std::string, std::string> values;

@@ -120,7 +120,7 @@ Activity AdapterDesk::Watch(const ActivityQuery& query) const {
     MutexLock lock(&s_.mu);
     const auto held = s_.tenants.find(tenant);
     TenantLoad& load = activity.tenants.emplace_back();
-    load.queued_requests = s_.scheduler.room().LoadOf(tenant).requests;
+    load.queued_requests = s_.scheduler.QueueDepthOf(tenant);
     if (held == s_.tenants.end()) continue;
     load.num_adapters = held->second.count;
     load.adapter_bytes = held->second.bytes;
@@ -131,6 +131,12 @@ Activity AdapterDesk::Watch(const ActivityQuery& query) const {
 std::optional<AdapterKey> AdapterDesk::KeyOf(const std::string& id) const {
   MutexLock lock(&s_.mu);
   return s_.KeyOf(id);
+}
+
+uint64_t AdapterDesk::Ahead(const std::string& id, uint64_t step) const {
+  MutexLock lock(&s_.mu);
+  const std::optional<AdapterKey> key = s_.KeyOf(id);
+  return key ? s_.scheduler.Ahead(*key, step) : 0;
 }
 
 std::string AdapterDesk::NameOf(AdapterKey key) const {

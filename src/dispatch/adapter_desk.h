@@ -35,6 +35,8 @@ class AdapterDesk {
   // tenants. Holds the lock for one adapter or tenant at a time.
   [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
   [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
+  // Does what Engine::Ahead does.
+  [[nodiscard]] uint64_t Ahead(const std::string& id, uint64_t step) const;
   // Returns the adapter's id, for messages; empty if there is no such adapter.
   [[nodiscard]] std::string NameOf(AdapterKey key) const;
   // Returns UNAVAILABLE, with the reason ADAPTER_RECOVERING, if the replay of

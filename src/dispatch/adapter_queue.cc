@@ -15,11 +15,9 @@ bool Expired(const AdapterQueue::Entry& entry, absl::Time now) {
 
 }  // namespace
 
-AdapterQueue::AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
-                           uint64_t reorder_window)
+AdapterQueue::AdapterQueue(AdapterKey key, std::string name, uint64_t last_step)
     : key_(key),
       name_(std::move(name)),
-      reorder_window_(reorder_window),
       last_step_(last_step),
       missing_(last_step + 1) {}
 
@@ -45,31 +43,13 @@ absl::StatusOr<uint64_t> AdapterQueue::NumberFor(const WorkItem& item) const {
   if (applied_ahead_.contains(step))
     return refused(kAlreadyExists, "was applied");
   if (Taken(step)) return refused(kAlreadyExists, "is waiting or running");
-  if (!item.promised && step - missing_ > reorder_window_) {
-    return refused(
-        kResourceExhausted,
-        absl::StrCat("is more than ", reorder_window_, " steps ahead"));
-  }
   return step;
 }
 
-uint64_t AdapterQueue::Ahead(const WorkItem& item, uint64_t number) const {
-  if (IsBaseModel(key_) || item.unnumbered) return 0;
-  const uint64_t place = number > 0 ? number : HighestTaken();
+uint64_t AdapterQueue::Ahead(uint64_t step) const {
+  if (IsBaseModel(key_)) return 0;
+  const uint64_t place = step > 0 ? step : HighestTaken();
   return place > missing_ ? place - missing_ : 0;
-}
-
-void AdapterQueue::FindStranded(uint64_t ahead,
-                                std::vector<StrandedWork>* found) const {
-  for (auto it = waiting_.lower_bound({.number = missing_ + ahead + 1});
-       it != waiting_.end(); ++it) {
-    const auto& [place, entry] = *it;
-    if (entry.item.promised) continue;
-    found->push_back({.ahead = place.number - missing_,
-                      .arrival = entry.arrival,
-                      .id = entry.item.id,
-                      .tokens = entry.item.tokens});
-  }
 }
 
 void AdapterQueue::Add(WorkItem item, uint64_t number, uint64_t arrival) {

@@ -21,7 +21,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "src/dispatch/queue_room.h"
 #include "src/dispatch/scheduled_work.h"
 
 namespace weft::dispatch {
@@ -52,22 +51,17 @@ class AdapterQueue {
   };
 
   // `name` is the adapter's name in error messages.
-  AdapterQueue(AdapterKey key, std::string name, uint64_t last_step,
-               uint64_t reorder_window);
+  AdapterQueue(AdapterKey key, std::string name, uint64_t last_step);
 
   // Returns the step number that `item` would get, or 0 if it gets none.
   // Errors: ALREADY_EXISTS (waiting or running work has the number, or the
   // number was applied before a lower number), FAILED_PRECONDITION (the number
-  // is in the past), RESOURCE_EXHAUSTED (the number is beyond the reorder
-  // window for now).
+  // is in the past).
   [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
-  // Returns how far work with this number (0: none) is ahead of the lowest
-  // missing number. 0: no missing number keeps the work from running.
-  [[nodiscard]] uint64_t Ahead(const WorkItem& item, uint64_t number) const;
-
-  // Adds to `found` the waiting work that is ahead by more than `ahead`.
-  void FindStranded(uint64_t ahead, std::vector<StrandedWork>* found) const;
+  // Returns how far work with this number (0: it comes last) is ahead of the
+  // lowest missing number. 0: no missing number keeps the work from running.
+  [[nodiscard]] uint64_t Ahead(uint64_t step) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
   // cost.
@@ -158,7 +152,6 @@ class AdapterQueue {
 
   const AdapterKey key_;
   const std::string name_;
-  const uint64_t reorder_window_;
   uint64_t last_step_;
   uint64_t missing_;  // The lowest number that is not taken.
   // Step numbers above a missing number that were applied or skipped.

@@ -51,29 +51,33 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
       queue_depth_(registry, "weft_queue_depth", "Requests that wait, by kind.",
                    "kind", kKinds),
       tenant_queue_depth_(registry, "weft_tenant_queue_depth",
-                          "Requests that wait, by tenant.", "tenant",
-                          TenantLabels(tenants_)),
+                          "Requests that wait, by tenant of --tenant-weights; "
+                          "other counts those of all other tenants.",
+                          "tenant", TenantLabels(tenants_)),
       tenant_train_tokens_(registry, "weft_tenant_train_tokens_total",
-                           "Tokens of ForwardBackward and Forward, by tenant.",
+                           "Tokens of ForwardBackward and Forward, by tenant "
+                           "of --tenant-weights.",
                            "tenant", TenantLabels(tenants_)),
       tenant_sample_tokens_(registry, "weft_tenant_sample_tokens_total",
                             "Tokens of finished samples and their prompts, by "
-                            "tenant.",
+                            "tenant of --tenant-weights.",
                             "tenant", TenantLabels(tenants_)),
       queue_wait_(registry, "weft_queue_wait_seconds",
-                  "Time from acceptance to start.", WaitBuckets(), "kind",
-                  kKinds),
-      adapters_(registry, "weft_adapters", "Adapters, by location.", "location",
+                  "Time from acceptance to start. A small batch of training "
+                  "waits up to 5 ms for adapters that train in step with it.",
+                  WaitBuckets(), "kind", kKinds),
+      adapters_(registry, "weft_adapters",
+                "Adapters, by the place of their tensors.", "location",
                 kLocations),
       durabilities_(registry, "weft_adapters_by_durability",
-                    "Adapters, by what of them survives the end of the server.",
+                    "Adapters, by what of them survives a restart.",
                     "durability", kDurabilities),
       recovering_(AddGauge(registry, "weft_adapters_recovering",
                            "Adapters that a start has not restored yet.")),
-      recovery_seconds_(
-          AddGauge(registry, "weft_recovery_seconds_left",
-                   "Estimated seconds until a start has restored all "
-                   "adapters; 0 when it has, or if unknown.")),
+      recovery_seconds_(AddGauge(registry, "weft_recovery_seconds_left",
+                                 "Estimated seconds until a start has "
+                                 "restored all adapters, from the part of the "
+                                 "log read so far; 0 if unknown.")),
       adapter_bytes_(AddGauge(registry, "weft_adapter_bytes",
                               "Bytes of all adapters on the device.")),
       moves_(registry, "weft_adapter_moves_total",
@@ -82,26 +86,29 @@ DispatchMetrics::DispatchMetrics(prometheus::Registry* registry,
                    "Bytes of adapters moved, by direction.", "direction",
                    kDirections),
       failed_moves_(registry, "weft_adapter_move_failures_total",
-                    "Adapters that could not be moved, by direction.",
+                    "Moves of adapters that failed; the adapter stays where "
+                    "it was.",
                     "direction", kDirections),
       swap_in_(AddHistogram(registry, "weft_adapter_swap_in_seconds",
                             "Time from the first work for an adapter that is "
                             "not on the device until it is there.",
                             WaitBuckets())),
       reply_bytes_(AddGauge(registry, "weft_stored_reply_bytes",
-                            "Bytes of replies kept for repeated calls.")),
+                            "Bytes of replies kept for repeated steps.")),
       dropped_replies_(AddCounter(registry, "weft_stored_replies_dropped_total",
-                                  "Replies no longer kept because all of them "
-                                  "together reached their limit.")) {}
+                                  "Replies dropped early, from the tenant "
+                                  "with the most bytes, because all together "
+                                  "reached --max-stored-reply-bytes.")) {}
 
 void DispatchMetrics::SetQueues(const Scheduler& scheduler) {
+  int64_t others = 0;
   for (int kind = 0; kind < kNumWorkKinds; ++kind) {
-    queue_depth_[kind].Set(
-        static_cast<double>(scheduler.QueueDepth(static_cast<WorkKind>(kind))));
+    const int64_t depth = scheduler.QueueDepth(static_cast<WorkKind>(kind));
+    queue_depth_[kind].Set(static_cast<double>(depth));
+    others += depth;
   }
-  int64_t others = scheduler.room().total().requests;
   for (size_t i = 0; i < tenants_.size(); ++i) {
-    const int64_t depth = scheduler.room().LoadOf(tenants_[i]).requests;
+    const int64_t depth = scheduler.QueueDepthOf(tenants_[i]);
     tenant_queue_depth_[i].Set(static_cast<double>(depth));
     others -= depth;
   }

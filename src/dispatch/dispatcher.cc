@@ -39,15 +39,17 @@ void Dispatcher::Drain(Callback<bool> done) {
     MutexLock lock(&state_.mu);
     state_.draining = true;
     state_.drain_waiters.push_back(std::move(done));
-    // A promised step that waits for a missing number cannot run any more. Its
-    // caller gives it to the next process.
-    std::vector<uint64_t> stranded;
+    // A step that waits for a missing number cannot run any more. Its caller
+    // gives it to the next process.
+    std::vector<uint64_t> behind_gaps;
     for (const auto& [id, work] : state_.steps) {
-      if (IsPromised(work->request) && state_.scheduler.Remove(id)) {
-        stranded.push_back(id);
+      if (work->step > 0 &&
+          state_.scheduler.Ahead(work->adapter, work->step) > 0 &&
+          state_.scheduler.Remove(id)) {
+        behind_gaps.push_back(id);
       }
     }
-    for (const uint64_t id : stranded) state_.Drop(id, state_.CheckOpen());
+    for (const uint64_t id : behind_gaps) state_.Drop(id, state_.CheckOpen());
   }
   state_.changed.NotifyAll();
 }

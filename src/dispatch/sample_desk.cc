@@ -43,13 +43,13 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   const auto prompt = static_cast<int64_t>(request.prompt.size());
   const auto drawn =
       static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
-  WEFT_RETURN_IF_ERROR(s_.Enqueue({.id = id,
-                                   .kind = WorkKind::kSample,
-                                   .adapter = own,
-                                   .promised = request.promised,
-                                   .tokens = prompt + drawn,
-                                   .held_tokens = prompt,
-                                   .deadline = request.deadline})
+  WEFT_RETURN_IF_ERROR(s_.scheduler
+                           .Enqueue({.id = id,
+                                     .kind = WorkKind::kSample,
+                                     .adapter = own,
+                                     .tokens = prompt + drawn,
+                                     .deadline = request.deadline},
+                                    s_.env.clock->Now())
                            .status());
   s_.WantAdapter(*key);
   auto work = std::make_unique<SampleWork>();

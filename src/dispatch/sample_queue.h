@@ -22,8 +22,7 @@ class SampleQueue {
   struct Entry {
     uint64_t id = 0;
     AdapterKey adapter = AdapterKey::kBaseModel;
-    int64_t tokens = 0;       // WorkItem::tokens, the cost.
-    int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
+    int64_t tokens = 0;  // WorkItem::tokens, the cost.
     absl::Time deadline;
     uint64_t arrival = 0;  // Unique; orders the adapter's requests.
   };

@@ -44,9 +44,6 @@ struct WorkItem {
   // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
   // the log can run the same micro-batch again.
   bool recorded = false;
-  // The work waits even if the queue is full, however far ahead its number is,
-  // and keeps its place.
-  bool promised = false;
   // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.
   std::vector<int64_t> datum_tokens;
   // kTrain: length of the prefix that each datum shares with the previous
@@ -57,9 +54,6 @@ struct WorkItem {
   // The cost that counts for fairness. kTrain: Enqueue sets it to the sum of
   // datum_tokens. kSample: prompt tokens plus tokens that may be drawn.
   int64_t tokens = 0;
-  // kSample: the prompt's tokens. They count against the queue's limit while
-  // the request waits. For other kinds `tokens` counts instead.
-  int64_t held_tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
 };
 

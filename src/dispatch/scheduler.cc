@@ -34,8 +34,7 @@ absl::Status CheckForm(const WorkItem& item) {
       item.datum_prefix.size() != item.datum_tokens.size()) {
     return invalid("has prefixes of another number of data");
   }
-  if (item.tokens < 0 || item.held_tokens < 0)
-    return invalid("has a negative cost");
+  if (item.tokens < 0) return invalid("has a negative cost");
   if (item.step != 0 && (sample || IsBaseModel(item.adapter))) {
     return invalid("has a step but no place in an order of steps");
   }
@@ -54,7 +53,6 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options),
       shares_(options.tenant_weights),
       samples_(options.tenant_weights),
-      room_(options.queue),
       share_(options.sampling_share),
       window_(options.max_batch_tokens) {
   AddAdapter(AdapterKey::kBaseModel, /*name=*/"", /*tenant=*/"",
@@ -63,11 +61,9 @@ Scheduler::Scheduler(const SchedulerOptions& options)
 
 bool Scheduler::AddAdapter(AdapterKey adapter, const std::string& name,
                            const std::string& tenant, uint64_t last_step) {
-  const bool added = adapters_
-                         .try_emplace(adapter, adapter, name, last_step,
-                                      options_.reorder_window)
-                         .second;
-  if (!added) return false;
+  if (!adapters_.try_emplace(adapter, adapter, name, last_step).second) {
+    return false;
+  }
   shares_.Add(adapter, tenant);
   samples_.AddAdapter(adapter, tenant);
   return true;
@@ -144,8 +140,12 @@ uint64_t Scheduler::NextStep(AdapterKey adapter) const {
   return it == adapters_.end() ? 0 : it->second.next_step();
 }
 
-absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
-                                            std::vector<uint64_t>* displaced) {
+uint64_t Scheduler::Ahead(AdapterKey adapter, uint64_t step) const {
+  const auto it = adapters_.find(adapter);
+  return it == adapters_.end() ? 0 : it->second.Ahead(step);
+}
+
+absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   if (work_.contains(item.id)) {
     return Invalid(item, "has the id of other work");
   }
@@ -167,31 +167,14 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now,
   if (!sample) {
     WEFT_ASSIGN_OR_RETURN(number, queue.NumberFor(item));
   }
-  const int64_t held = sample ? item.held_tokens : item.tokens;
-  const std::string& tenant = TenantOf(item.adapter);
-  const uint64_t ahead = sample ? 0 : queue.Ahead(item, number);
-  std::vector<uint64_t> leaving;
-  if (!item.promised && !room_.Check(tenant, held, /*leaving=*/{}).ok()) {
-    std::vector<StrandedWork> stranded;
-    for (const AdapterKey adapter : backlogged_) {
-      if (TenantOf(adapter) != tenant) continue;
-      adapters_.at(adapter).FindStranded(ahead, &stranded);
-    }
-    WEFT_ASSIGN_OR_RETURN(leaving,
-                          room_.MakeRoom(tenant, held, std::move(stranded)));
-  }
-  for (const uint64_t id : leaving) Remove(id);
-  if (displaced != nullptr) *displaced = std::move(leaving);
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
-                        .held_tokens = held,
                         .deadline = item.deadline,
                         .arrival = ++arrivals_});
   if (sample) {
     samples_.Add({.id = item.id,
                   .adapter = std::move(item.adapter),
                   .tokens = item.tokens,
-                  .held_tokens = held,
                   .deadline = item.deadline,
                   .arrival = arrivals_});
     return 0;
@@ -226,11 +209,6 @@ bool Scheduler::Empty(uint64_t id) {
   if (!queue.Empty(id)) return false;
   queued.emptied = true;
   deadlines_.erase({queued.deadline, id});
-  // The work waits on without its data. It still counts as a request: otherwise
-  // a client with short deadlines could queue without end.
-  room_.Remove(TenantOf(queued.adapter), queued.held_tokens);
-  queued.held_tokens = 0;
-  room_.Add(TenantOf(queued.adapter), 0);
   NoteBacklog(queue);
   return true;
 }
@@ -302,7 +280,6 @@ bool Scheduler::PutBack(uint64_t id) {
   if (it == taken_.end() || work_.contains(id)) return false;
   NoteWaiting(id, {.adapter = it->adapter,
                    .kind = WorkKind::kSample,
-                   .held_tokens = it->held_tokens,
                    .deadline = it->deadline,
                    .arrival = it->arrival});
   samples_.PutBack(*it);
@@ -336,13 +313,18 @@ int64_t Scheduler::QueueDepth(WorkKind kind) const {
   return depth_[static_cast<size_t>(kind)];
 }
 
+int64_t Scheduler::QueueDepthOf(const std::string& tenant) const {
+  const auto depth = depth_of_.find(tenant);
+  return depth == depth_of_.end() ? 0 : depth->second;
+}
+
 const std::string& Scheduler::TenantOf(AdapterKey adapter) const {
   return shares_.TenantOf(adapter);
 }
 
 void Scheduler::NoteWaiting(uint64_t id, Queued queued) {
   ++depth_[static_cast<size_t>(queued.kind)];
-  room_.Add(TenantOf(queued.adapter), queued.held_tokens);
+  ++depth_of_[TenantOf(queued.adapter)];
   if (queued.deadline != absl::InfiniteFuture()) {
     deadlines_.emplace(queued.deadline, id);
   }
@@ -355,7 +337,8 @@ void Scheduler::NoteLeft(uint64_t id) {
   Queued& queued = it->second;
   queued.waiting = false;
   --depth_[static_cast<size_t>(queued.kind)];
-  room_.Remove(TenantOf(queued.adapter), queued.held_tokens);
+  const auto depth = depth_of_.find(TenantOf(queued.adapter));
+  if (--depth->second == 0) depth_of_.erase(depth);
   deadlines_.erase({queued.deadline, id});
 }
 

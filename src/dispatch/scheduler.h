@@ -16,10 +16,6 @@
 // example because its deadline has passed, is emptied. Work behind a gap is not
 // accepted. If it is removed, its number is free again.
 //
-// Room. Work that finds no room (queue_room.h) displaces work of its tenant
-// that is farther ahead of a missing number. Promised work needs no room, and
-// is not displaced.
-//
 // Fairness. Tenants share training by tokens, in proportion to their weights. A
 // step that runs alone costs as many tokens as a micro-batch has in its time.
 // The adapters of one tenant share equally. The same holds for sampling
@@ -47,7 +43,6 @@
 #include "src/dispatch/adapter_queue.h"
 #include "src/dispatch/batch_planner.h"
 #include "src/dispatch/fair_shares.h"
-#include "src/dispatch/queue_room.h"
 #include "src/dispatch/sample_queue.h"
 #include "src/dispatch/scheduled_work.h"
 
@@ -55,10 +50,8 @@ namespace weft::dispatch {
 
 // The limits and weights of the scheduler.
 struct SchedulerOptions {
-  int64_t max_batch_tokens = 0;   // A larger single datum still runs.
-  QueueLimits queue;              // Limits of waiting work of all kinds.
-  double sampling_share = 0;      // In (0, 1).
-  uint64_t reorder_window = 256;  // How far ahead a step number may be; >= 1.
+  int64_t max_batch_tokens = 0;  // A larger single datum still runs.
+  double sampling_share = 0;     // In (0, 1).
   // Weights >= 1. A tenant that is not named has weight 1.
   std::map<std::string, int64_t> tenant_weights = {};
 };
@@ -87,6 +80,8 @@ class Scheduler {
   [[nodiscard]] uint64_t LastStep(AdapterKey adapter) const;
   // Returns the lowest number that no work has; 0 if there is no such adapter.
   [[nodiscard]] uint64_t NextStep(AdapterKey adapter) const;
+  // Returns AdapterQueue::Ahead; 0 if there is no such adapter.
+  [[nodiscard]] uint64_t Ahead(AdapterKey adapter, uint64_t step) const;
 
   // Sets whether the adapter is held. Of a held adapter only empty work starts.
   void SetHeld(AdapterKey adapter, bool held);
@@ -105,14 +100,11 @@ class Scheduler {
   // Returns all work of the adapter that has not started, the latest first.
   [[nodiscard]] std::vector<uint64_t> WaitingOf(AdapterKey adapter) const;
 
-  // Queues work. Returns its step number; 0 if it has none. Sets `displaced` to
-  // the ids of work that it removed to make room. An error changes nothing.
-  // Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or applied
-  // before a lower one), FAILED_PRECONDITION (number <= LastStep),
-  // RESOURCE_EXHAUSTED (no room, or beyond the reorder window),
+  // Queues work. Returns its step number; 0 if it has none. An error changes
+  // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or
+  // applied before a lower one), FAILED_PRECONDITION (number <= LastStep),
   // DEADLINE_EXCEEDED, INVALID_ARGUMENT (malformed item, id in use).
-  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now,
-                                   std::vector<uint64_t>* displaced = nullptr);
+  absl::StatusOr<uint64_t> Enqueue(WorkItem item, absl::Time now);
 
   // Removes waiting work that is not accepted. Returns false if there is none.
   bool Remove(uint64_t id);
@@ -153,7 +145,8 @@ class Scheduler {
   [[nodiscard]] bool Idle() const;
   // Returns the number of requests of this kind that have not started.
   [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
-  [[nodiscard]] const QueueRoom& room() const { return room_; }
+  // Returns the number of the tenant's requests that have not started.
+  [[nodiscard]] int64_t QueueDepthOf(const std::string& tenant) const;
   [[nodiscard]] const BatchWindow& batch_window() const { return window_; }
   [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
 
@@ -161,7 +154,6 @@ class Scheduler {
   struct Queued {
     AdapterKey adapter = AdapterKey::kBaseModel;
     WorkKind kind = WorkKind::kTrain;
-    int64_t held_tokens = 0;  // Tokens that count against the queue's limit.
     absl::Time deadline;
     uint64_t arrival = 0;
     bool waiting = true;   // True until the work starts.
@@ -185,7 +177,6 @@ class Scheduler {
   bool undivided_only_ = false;
   AdapterKey exclusive_ = AdapterKey::kBaseModel;  // Of the latest kExclusive.
   SampleQueue samples_;
-  QueueRoom room_;
   DeviceShare share_;
   BatchWindow window_;
   std::unordered_map<uint64_t, Queued> work_;  // Waiting or on the device.
@@ -193,6 +184,8 @@ class Scheduler {
   std::set<std::pair<absl::Time, uint64_t>> deadlines_;
   std::vector<SampleQueue::Entry> taken_;  // From the latest TakeSamples.
   std::array<int64_t, kNumWorkKinds> depth_{};
+  // The waiting requests of each tenant that has any.
+  std::map<std::string, int64_t> depth_of_;
   uint64_t arrivals_ = 0;
 };
 

@@ -17,15 +17,6 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
 
 namespace {
 
-// The status of a step that waited for an earlier step, until work that can run
-// sooner needed its place.
-absl::Status Displaced() {
-  return WithReason(
-      absl::ResourceExhaustedError("the queue is full: the step gave its place "
-                                   "to one that can run sooner; send it again"),
-      {.name = "QUEUE_FULL", .values = {}});
-}
-
 // If no steps are recorded, replies do not wait for the disk.
 Environment WithDurable(Environment environment) {
   if (!environment.post_durable) {
@@ -83,14 +74,6 @@ AdapterInfo State::InfoOf(AdapterKey adapter) const {
   return info;
 }
 
-absl::StatusOr<uint64_t> State::Enqueue(WorkItem item) {
-  std::vector<uint64_t> displaced;
-  absl::StatusOr<uint64_t> step =
-      scheduler.Enqueue(std::move(item), env.clock->Now(), &displaced);
-  for (const uint64_t id : displaced) Drop(id, Displaced());
-  return step;
-}
-
 void State::WantAdapter(AdapterKey adapter) {
   if (residency.Want(adapter)) {
     adapters.at(adapter).wanted_at = env.clock->Now();
@@ -137,6 +120,7 @@ bool State::Withdraw(uint64_t id, const absl::Status& status) {
   StepWork& work = *steps.at(id);
   work.request = RefusedStep{.adapter_id = AdapterIdOf(work.request),
                              .step = work.step,
+                             .charge = ChargeOf(work.request),
                              .digest = work.digest,
                              .status = status};
   work.kind = WorkKind::kAdapterOp;

@@ -82,9 +82,6 @@ struct State {
   // Returns what clients see of an adapter. REQUIRES: the adapter exists.
   [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Does what Scheduler::Enqueue does, and ends the work that it displaced.
-  absl::StatusOr<uint64_t> Enqueue(WorkItem item)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Asks for a device slot if the adapter has none. Call it when the adapter
   // has work.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

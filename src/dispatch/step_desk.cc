@@ -125,7 +125,6 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const std::string& adapter_id = AdapterIdOf(request);
   item.step = StepOf(request);
   item.deadline = DeadlineOf(request);
-  item.promised = IsPromised(request);
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   AdapterRecord* record = key ? s_.Find(*key) : nullptr;
   if (record != nullptr) {
@@ -152,6 +151,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   if (item.recorded && s_.env.check_room) {
     WEFT_RETURN_IF_ERROR(s_.env.check_room());
   }
+  const absl::Time now = s_.env.clock->Now();
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
   item.id = id;
@@ -160,9 +160,9 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
       train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
   const WorkKind kind = item.kind;
   const bool empty = item.empty;
-  WEFT_ASSIGN_OR_RETURN(const uint64_t step, s_.Enqueue(std::move(item)));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t step,
+                        s_.scheduler.Enqueue(std::move(item), now));
   if (!empty) s_.WantAdapter(*key);
-  const absl::Time now = s_.env.clock->Now();
   if (record != nullptr) {
     record->replays.Begin(step, digest, id);
     record->info.last_used_at = absl::Now();

@@ -21,8 +21,7 @@ class StepDesk {
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
-  // Submit sets id, adapter, step, deadline, `promised` and `recorded` of
-  // `item`. `done` runs on the reply thread, or before this method returns if
+  // Submit sets id, adapter, step, deadline and `recorded` of `item`. `done` runs on the reply thread, or before this method returns if
   // the step is refused. Errors of a refusal: those of ReplayTable::Lookup and
   // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (the epoch of an
   // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the

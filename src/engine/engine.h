@@ -80,6 +80,12 @@ class Engine {
   // Any thread may call it.
   [[nodiscard]] virtual int64_t ReplayBytes(
       const TrainRequest& request) const = 0;
+  // Returns how far the step is above the lowest number that no step of the
+  // adapter has: so many others may have to come before it can run. `step` 0
+  // stands for the number that the adapter would give. 0 if there is no such
+  // adapter. Any thread may call it.
+  [[nodiscard]] virtual uint64_t Ahead(const std::string& adapter_id,
+                                       uint64_t step) const = 0;
   // Gives `done` the stored result of an accepted step, when it is on disk.
   // Errors: NOT_FOUND (adapter), OUT_OF_RANGE (the step has no result yet, or
   // its result is no longer kept), UNAVAILABLE (the adapter is not restored

@@ -139,7 +139,7 @@ CancelHandle EngineImpl::Submit(StepRequest request, StepCallback done) {
                             .step = train->step,
                             .epoch = train->epoch,
                             .deadline = train->deadline,
-                            .promised = train->promised,
+                            .charge = train->charge,
                             .digest = train->digest,
                             .status = replayed};
     }

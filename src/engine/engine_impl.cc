@@ -54,14 +54,6 @@ uint64_t AdapterBytes(bool on_cpu) {
 
 dispatch::Options DispatchOptionsOf(const EngineOptions& options, bool on_cpu) {
   return {.scheduler = {.max_batch_tokens = options.max_batch_tokens,
-                        .queue = {.max_requests = options.max_queue_requests,
-                                  .max_tokens = options.max_queue_tokens,
-                                  .max_requests_per_tenant =
-                                      options.max_queue_requests_per_tenant,
-                                  .max_tokens_per_tenant =
-                                      options.max_queue_tokens_per_tenant,
-                                  .max_calls_per_tenant =
-                                      options.max_calls_per_tenant},
                         .sampling_share = options.sampling_share,
                         .tenant_weights =
                             *ParseTenantWeights(options.tenant_weights)},

@@ -84,6 +84,10 @@ class EngineImpl final : public Engine {
       const TrainRequest& request) const override {
     return sample_records_.ReplayBytes(request);
   }
+  [[nodiscard]] uint64_t Ahead(const std::string& adapter_id,
+                               uint64_t step) const override {
+    return dispatcher_.adapters().Ahead(adapter_id, step);
+  }
   CancelHandle Sample(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done) override;

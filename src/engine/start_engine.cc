@@ -40,38 +40,27 @@ std::string DtypeOf(const EngineOptions& options,
 EngineInfo MakeInfo(const EngineOptions& options, const model::Decoder& decoder,
                     bool has_byte_decoder) {
   const model_config::ModelConfig& config = decoder.config();
-  const auto own = [](int64_t limit, int64_t of_all) {
-    return limit == 0 ? of_all : limit;
-  };
-  return {
-      .device = decoder.device().is_cuda() ? "cuda" : "cpu",
-      .dtype = DtypeOf(options, decoder),
-      .architecture = config.model_type,
-      .num_layers = config.num_layers,
-      .hidden_size = static_cast<int>(config.hidden),
-      .vocab_size = static_cast<int>(config.vocab),
-      .context_length = options.max_context_tokens,
-      .eos_token_ids = config.eos_token_ids,
-      .num_parameters = config.num_parameters(),
-      .num_experts = config.moe.shape.count,
-      .experts_per_token = config.moe.shape.per_token,
-      .expert_layers = config.moe.shape.num_layers(),
-      .projections = lora::ProjectionsOf(config.shape()),
-      .max_adapters = options.max_adapters,
-      .max_adapters_per_tenant = options.max_adapters_per_tenant,
-      .max_adapter_bytes_per_tenant =
-          static_cast<uint64_t>(options.max_adapter_bytes_per_tenant),
-      .max_rank = options.max_rank,
-      .max_queue_requests = options.max_queue_requests,
-      .max_queue_tokens = options.max_queue_tokens,
-      .max_queue_requests_per_tenant = own(
-          options.max_queue_requests_per_tenant, options.max_queue_requests),
-      .max_queue_tokens_per_tenant =
-          own(options.max_queue_tokens_per_tenant, options.max_queue_tokens),
-      .reorder_window = dispatch::SchedulerOptions().reorder_window,
-      .replay_window = dispatch::kReplayWindow,
-      .has_byte_decoder = has_byte_decoder,
-      .keeps_sample_records = options.sample_record_bytes > 0};
+  return {.device = decoder.device().is_cuda() ? "cuda" : "cpu",
+          .dtype = DtypeOf(options, decoder),
+          .architecture = config.model_type,
+          .num_layers = config.num_layers,
+          .hidden_size = static_cast<int>(config.hidden),
+          .vocab_size = static_cast<int>(config.vocab),
+          .context_length = options.max_context_tokens,
+          .eos_token_ids = config.eos_token_ids,
+          .num_parameters = config.num_parameters(),
+          .num_experts = config.moe.shape.count,
+          .experts_per_token = config.moe.shape.per_token,
+          .expert_layers = config.moe.shape.num_layers(),
+          .projections = lora::ProjectionsOf(config.shape()),
+          .max_adapters = options.max_adapters,
+          .max_adapters_per_tenant = options.max_adapters_per_tenant,
+          .max_adapter_bytes_per_tenant =
+              static_cast<uint64_t>(options.max_adapter_bytes_per_tenant),
+          .max_rank = options.max_rank,
+          .replay_window = dispatch::kReplayWindow,
+          .has_byte_decoder = has_byte_decoder,
+          .keeps_sample_records = options.sample_record_bytes > 0};
 }
 
 // Returns the metrics of the disks on which the engine writes. They have values

@@ -268,7 +268,7 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
         "stored replies and notes make a snapshot of ", out.ByteSizeLong(),
         " bytes, the limit is ", kMaxMessageBytes,
         "; lower --max-stored-reply-bytes or --sample-record-bytes, or let "
-        "promised steps end"));
+        "accepted steps end"));
   }
   return out.SerializeAsString();
 }

@@ -151,12 +151,13 @@ SampleRecords::SampleRecords(int64_t max_bytes, const std::string& model,
       clock_(*clock),
       recorder_(*recorder),
       shown_bytes_(AddGauge(registry, "weft_sample_record_bytes",
-                            "Bytes of the records of samples.")),
-      shown_records_(
-          AddGauge(registry, "weft_sample_records", "Records of samples.")),
+                            "Bytes in memory of the records of samples.")),
+      shown_records_(AddGauge(registry, "weft_sample_records",
+                              "Records of samples, which training replays.")),
       dropped_(AddCounter(registry, "weft_sample_records_dropped_total",
-                          "Records of samples that gave way because all of "
-                          "them together reached their limit.")) {}
+                          "Records that gave way because all together reached "
+                          "--sample-record-bytes. If it grows, training finds "
+                          "no record of older samples.")) {}
 
 void SampleRecords::Restore() {
   for (const auto& [name, bytes] : recorder_.NotesWith(kNotePrefix)) {

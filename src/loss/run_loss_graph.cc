@@ -74,7 +74,7 @@ class GraphRun {
   [[nodiscard]] absl::StatusOr<at::Tensor> Scalar(size_t node,
                                                   int64_t max_dims) const {
     const IValue& value = values_[node];
-    if (!value.isTensor()) return BadNode(graph_, node, "is no tensor");
+    if (!value.isTensor()) return BadNode(graph_, node, "is not a tensor");
     const at::Tensor& tensor = value.toTensor();
     if (tensor.numel() == 1 && tensor.dim() <= max_dims) return tensor;
     return BadNode(graph_, node,
@@ -182,7 +182,7 @@ class GraphRun {
 
   static at::Tensor Self(const CallArguments& call) {
     TORCH_CHECK(!call.args.empty() && call.args[0].isTensor(),
-                "is called on what is no tensor");
+                "is called on what is not a tensor");
     return call.args[0].toTensor();
   }
 

@@ -151,6 +151,9 @@ class Product {
 // multiple of the columns of every kernel's panel.
 constexpr int64_t kSliceColumns = 96;
 
+// From this many rows on, copying the columns takes a small part of the time.
+constexpr int64_t kLeastBlockRows = 128;
+
 bool HasAdjacentElements(const at::Tensor& matrix) {
   return matrix.stride(0) == 1 || matrix.stride(1) == 1;
 }
@@ -178,18 +181,28 @@ at::Tensor PanelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   const at::Tensor b = HasAdjacentElements(b_KN) ? b_KN : b_KN.contiguous();
   at::Tensor y_MN = at::empty({rows, columns}, a_MK.options());
   if (bias_N.defined()) y_MN.copy_(bias_N.expand({rows, columns}));
-  const int64_t num_slices = (columns + kSliceColumns - 1) / kSliceColumns;
+  const int64_t num_slices = CeilDiv(columns, kSliceColumns);
+  // A weight of few columns, such as a router's, has fewer slices than there
+  // are threads. So each slice is multiplied with several blocks of rows.
+  const int64_t num_threads =
+      at::in_parallel_region() ? 1 : at::get_num_threads();
+  const int64_t block_rows = std::max(
+      kLeastBlockRows, CeilDiv(rows, CeilDiv(num_threads, num_slices)));
+  const int64_t num_blocks = CeilDiv(rows, block_rows);
   at::parallel_for(
-      0, num_slices, RowGrain(kSliceColumns * b_KN.size(0)),
+      0, num_slices * num_blocks, RowGrain(kSliceColumns * b_KN.size(0)),
       [&](int64_t begin, int64_t end) {
         const c10::InferenceMode no_autograd;
         PanelMultiplier multiplier;
-        for (int64_t slice = begin; slice < end; ++slice) {
-          const int64_t first = slice * kSliceColumns;
+        for (int64_t task = begin; task < end; ++task) {
+          const int64_t first = task / num_blocks * kSliceColumns;
           const int64_t count = std::min(kSliceColumns, columns - first);
-          multiplier.Multiply(y_MN.narrow(1, first, count), a_MK,
-                              b.narrow(1, first, count),
-                              /*adds=*/bias_N.defined(), /*alpha=*/1);
+          const int64_t row = task % num_blocks * block_rows;
+          const int64_t num_rows = std::min(block_rows, rows - row);
+          multiplier.Multiply(
+              y_MN.narrow(0, row, num_rows).narrow(1, first, count),
+              a_MK.narrow(0, row, num_rows), b.narrow(1, first, count),
+              /*adds=*/bias_N.defined(), /*alpha=*/1);
         }
       });
   return y_MN;

@@ -18,7 +18,8 @@ namespace weft::ops {
 // How the number of rows changes between products with the same weight.
 // kRecurs: the same numbers come again, such as the token counts of batches.
 // kVaries: most products have a new number, such as the token count of an
-// expert.
+// expert. A product whose rows must have the same bits in batches of any size
+// also says kVaries, such as a router's: its bits choose a token's experts.
 enum class RowCount { kRecurs, kVaries };
 
 // Returns a b. On a CPU, b may be bf16 while a is f32, so that weights may be
@@ -42,8 +43,15 @@ enum class RowCount { kRecurs, kVaries };
 // computes the product if LibTorch has it, because MKL, LibTorch's default,
 // takes an older code path on AMD. On Zen 4 with two cores and the sizes of
 // training, oneDNN reaches 220 GFLOP/s and MKL 190. oneDNN keeps compiled code
-// for each shape, and server/daemon/main.cc bounds the number of shapes. With kVaries,
-// PanelMatMul computes f32 products on any CPU instead.
+<<<<<<< HEAD
+// for each shape, and server/daemon/main.cc bounds the number of shapes. On
+// processors without AVX512, oneDNN's bits of a row depend on the number of
+// rows. With kVaries, PanelMatMul computes f32 products on any CPU instead, and
+// they do not.
+=======
+// for each shape, and server/daemon/main.cc bounds the number of shapes. With
+// kVaries, PanelMatMul computes f32 products on any CPU instead.
+>>>>>>> pa
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view; of the same dtype, except as above. Returns
 //          [M, N] in the dtype of a.

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -159,7 +160,7 @@ struct PublishSnapshotRequest {
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;  // See step.h.
+  std::shared_ptr<void> charge = nullptr;  // See step.h.
 };
 
 struct ReleaseSnapshotRequest {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "absl/time/time.h"
@@ -65,7 +66,7 @@ struct SaveCheckpointRequest {
   // deleted until this many remain. 0: none are deleted.
   uint64_t keep_newest = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;  // See step.h.
+  std::shared_ptr<void> charge = nullptr;  // See step.h.
 };
 
 // Asks to write the files of an earlier download as a checkpoint. With
@@ -91,7 +92,7 @@ struct LoadCheckpointRequest {
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;  // See step.h.
+  std::shared_ptr<void> charge = nullptr;  // See step.h.
 };
 
 }  // namespace weft

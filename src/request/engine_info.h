@@ -31,14 +31,6 @@ struct EngineInfo {
   int max_adapters_per_tenant = 0;
   uint64_t max_adapter_bytes_per_tenant = 0;  // 0: no limit.
   int max_rank = 0;
-  // Limits on waiting requests and tokens: two for all tenants together, then
-  // two for each tenant.
-  int64_t max_queue_requests = 0;
-  int64_t max_queue_tokens = 0;
-  int64_t max_queue_requests_per_tenant = 0;
-  int64_t max_queue_tokens_per_tenant = 0;
-  // How far a step number may be above the lowest free number.
-  uint64_t reorder_window = 0;
   uint64_t replay_window = 0;         // Latest steps whose replies are kept.
   bool has_byte_decoder = false;      // True if StopRule::byte_strings work.
   bool keeps_sample_records = false;  // True if SampleRequest::record works.

@@ -327,7 +327,7 @@ class GraphReader {
     const auto found = nodes_.find(name);
     if (found == nodes_.end()) {
       return BadNode("refers to ", Shortened(name),
-                     ", which is no earlier node");
+                     ", which is not an earlier node");
     }
     uses_logprobs_ |= depends_[found->second];
     return found->second;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -84,7 +85,7 @@ struct SampleRequest {
   bool in_flight = false;
   bool recompute_cache = false;
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;  // See step.h.
+  std::shared_ptr<void> charge = nullptr;  // See step.h.
 
   [[nodiscard]] bool has_support() const {
     return return_support && config.truncates();

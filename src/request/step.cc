@@ -147,8 +147,10 @@ absl::Time DeadlineOf(const StepRequest& request) {
   return std::visit([](const auto& r) { return r.deadline; }, request);
 }
 
-bool IsPromised(const StepRequest& request) {
-  return std::visit([](const auto& r) { return r.promised; }, request);
+const std::shared_ptr<void>& ChargeOf(const StepRequest& request) {
+  return std::visit(
+      [](const auto& r) -> const std::shared_ptr<void>& { return r.charge; },
+      request);
 }
 
 absl::StatusOr<StepResult> StoredResult(absl::StatusOr<StepResult> result) {

@@ -2,9 +2,9 @@
 // an adapter. The alternatives of StepRequest and of StepResult are in the same
 // order. The last of StepResult, StepFailure, may answer any request.
 //
-// A request is `promised` if its caller has been told that it will have a
-// result. So it waits even if the queue is full, and keeps its place there. Who
-// promises limits the memory of such requests.
+// `charge` holds the bytes of a request (request_bytes.h) in its caller's
+// account of memory, as long as the request exists. Once it is held, the step
+// is sure to have a result, whatever becomes of its caller's connection.
 #ifndef WEFT_SRC_REQUEST_STEP_H_
 #define WEFT_SRC_REQUEST_STEP_H_
 
@@ -44,7 +44,7 @@ struct RefusedStep {
   uint64_t step = 0;
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;
+  std::shared_ptr<void> charge = nullptr;
   std::string digest;  // Digest of the payload that was refused.
   absl::Status status;
 };
@@ -92,7 +92,7 @@ template <typename Result>
 // Returns the adapter epoch that the caller named. 0 means the present epoch.
 [[nodiscard]] uint64_t EpochOf(const StepRequest& request);
 [[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
-[[nodiscard]] bool IsPromised(const StepRequest& request);
+[[nodiscard]] const std::shared_ptr<void>& ChargeOf(const StepRequest& request);
 // Returns the result of an accepted step that ended with `result`: an error is
 // a StepFailure. But UNAVAILABLE, which says that the server stops, stays an
 // error: then the step has no result.

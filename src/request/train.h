@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -135,7 +136,7 @@ struct TrainRequest {
   // since.
   std::string digest;
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;  // See step.h.
+  std::shared_ptr<void> charge = nullptr;  // See step.h.
 
   // Returns the tokens of the datum that a teacher reads.
   [[nodiscard]] int64_t teacher_tokens_of(const Datum& datum) const {
@@ -198,7 +199,7 @@ struct OptimStepRequest {
   AdamWConfig adamw;               // Without a meaning beside `muon`.
   std::optional<MuonConfig> muon;  // Set: the step is one of Muon.
   absl::Time deadline = absl::InfiniteFuture();
-  bool promised = false;  // See step.h.
+  std::shared_ptr<void> charge = nullptr;  // See step.h.
 
   [[nodiscard]] Optimizer optimizer() const {
     return muon ? Optimizer::kMuon : Optimizer::kAdamW;

@@ -19,8 +19,8 @@
 
 namespace {
 
-using weft::Engine;
 using weft::bench::ValueOf;
+using weft::engine::Engine;
 
 std::vector<weft::Datum> ReadData(const std::string& path, int64_t sequences) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
@@ -40,14 +40,14 @@ std::vector<weft::Datum> ReadData(const std::string& path, int64_t sequences) {
   return data;
 }
 
-double Step(engine::Engine& engine, const std::vector<weft::Datum>& data) {
+double Step(Engine& engine, const std::vector<weft::Datum>& data) {
   std::promise<absl::StatusOr<weft::StepReply<weft::TrainResult>>> reply;
   engine.Train({.adapter_id = "bench", .data = data},
                [&](auto result) { reply.set_value(std::move(result)); });
   return ValueOf(reply.get_future().get()).result.metrics.at("loss:sum");
 }
 
-void CreateAdapter(engine::Engine& engine, int rank) {
+void CreateAdapter(Engine& engine, int rank) {
   std::promise<absl::StatusOr<weft::AdapterInfo>> reply;
   engine.CreateAdapter(
       {.adapter_id = "bench", .tenant = "bench", .config = {.rank = rank}},

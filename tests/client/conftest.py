@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,14 @@ REWARD = (
     "def reward(reply):\n    return float(len(reply.text) + reply.record['bonus'])\n"
 )
 FAST = weft.RetryPolicy(max_attempts=4, initial_delay=0.01, max_delay=0.05)
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Yields an address at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/canned_server.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::client {
 namespace {
@@ -20,14 +21,6 @@ using ::testing::Pair;
 
 class PeftFolderTest : public ::testing::Test {
  protected:
-  PeftFolderTest()
-      : root_(fs::path(::testing::TempDir()) /
-              ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  ~PeftFolderTest() override { fs::remove_all(root_); }
-
   static void Write(const fs::path& path, const std::string& data) {
     std::ofstream(path, std::ios::binary) << data;
   }
@@ -44,7 +37,8 @@ class PeftFolderTest : public ::testing::Test {
     return chunk;
   }
 
-  const fs::path root_;
+  const TempFolder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 TEST_F(PeftFolderTest, MovesAFolderThroughTheServer) {

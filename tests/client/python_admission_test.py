@@ -4,6 +4,7 @@ of 2,048 tokens each, on a server that decodes 64 sequences at a time."""
 from __future__ import annotations
 
 import time
+import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,9 +15,6 @@ import weft
 
 NUM_PROMPTS, NUM_SAMPLES, MAX_TOKENS = 128, 8, 2048
 PROMPT = np.arange(64)
-# The queue has room for the tokens of the prompts, but not for a hundredth of the
-# tokens that may be sampled.
-FLAGS = ("--max-queue-tokens", str(NUM_PROMPTS * PROMPT.size))
 
 
 def sample(client: weft.Client, max_tokens: int) -> weft.SampleResult:
@@ -51,7 +49,7 @@ def offer(server: FakeWeftd, client: weft.Client, threads: int) -> int:
 
 def test_a_whole_batch_at_once_is_as_fast_as_in_pieces() -> None:
     with (
-        FakeWeftd(*FLAGS) as server,
+        FakeWeftd() as server,
         weft.Client(server.target, retry=weft.NO_RETRY) as client,
     ):
         in_pieces, at_once = (offer(server, client, n) for n in (16, NUM_PROMPTS))
@@ -60,7 +58,7 @@ def test_a_whole_batch_at_once_is_as_fast_as_in_pieces() -> None:
 
 def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
     with (
-        FakeWeftd(*FLAGS) as server,
+        FakeWeftd() as server,
         weft.Client(server.target, retry=weft.NO_RETRY) as client,
         ThreadPoolExecutor(NUM_PROMPTS + 1) as pool,
     ):
@@ -87,20 +85,28 @@ def test_a_second_tenant_is_served_before_what_the_first_has_queued() -> None:
     assert served_before[0] <= NUM_PROMPTS // 4
 
 
+def refusals(server: FakeWeftd) -> int:
+    """Returns how many calls the server has refused for their tenant's share."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    series = 'weft_requests_rejected_total{reason="quota"} '
+    return sum(int(line.removeprefix(series)) for line in lines if series in line)
+
+
 def test_calls_are_repeated_while_the_server_says_so() -> None:
-    """Makes more calls than the queue has room for. Holds the server until there were
-    nine attempts per call on average. max_attempts is 2, but a refusal with a retry
-    hint does not count as an attempt."""
+    """Makes more calls than the server has memory for. Holds the server until there
+    were nine attempts per call on average. max_attempts is 2, but a refusal with a
+    retry hint does not count as an attempt."""
     policy = weft.RetryPolicy(max_attempts=2, initial_delay=0.01)
     with (
-        FakeWeftd("--max-queue-requests", "8") as server,
+        FakeWeftd("--request-memory", "2MiB") as server,
         weft.Client(server.target, retry=policy, timeout=60) as client,
         ThreadPoolExecutor(32) as pool,
     ):
         server.retry_hint(20)
         server.hold()
         calls = [pool.submit(sample, client, 4) for _ in range(32)]
-        while len(server.arrived()) < 9 * 32:
+        while refusals(server) < 8 * 32:
             time.sleep(0.05)
         server.release()
         for call in calls:

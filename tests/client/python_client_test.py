@@ -177,7 +177,7 @@ def test_gives_up_after_the_attempts_and_asks_for_the_number(
     assert adapter.optim_step().step == 2
 
 
-def test_queue_full_is_retried_only_with_a_hint(
+def test_a_full_share_is_retried_only_with_a_hint(
     server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")

@@ -10,14 +10,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 from certificates import make_authority, make_identity
-from conftest import CLIENT
+from conftest import CLIENT, closed_port
 from fake_weftd import FakeWeftd
 from small_server import SmallServer
 
@@ -26,14 +24,6 @@ from weft.contact import Contact
 
 Code = grpc.StatusCode
 SECONDS = 3.0  # Within which a client gives up.
-
-
-@contextmanager
-def closed_port() -> Iterator[str]:
-    """Yields an address at which nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def refusal(target: str, security: weft.Security | None = None) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import pytest
 
 import weft
-from weft._proto import adapters_pb2, sampling_pb2, training_pb2
+from weft._proto import adapters_pb2, sampling_pb2
 from weft.channel import Security, check_target
 from weft.errors import make_error, retry_hint
-from weft.methods import GET_ADAPTER, OPTIM_STEP
-from weft.operations import Call, Caller, Sleep
-from weft.retry import RetryPolicy, next_delay
+from weft.methods import GET_ADAPTER
+from weft.operations import Call, Sleep
+from weft.retry import next_delay
 from weft.routing import call_metadata
 from weft.steps import Outcome, StepCounter
 from weft.threads import ThreadDriver, _Run
@@ -97,82 +95,6 @@ def test_unknown_end_amid_others_wants_a_resync() -> None:
         counter.needs_refresh()
     with pytest.raises(weft.FailedPrecondition, match="in flight"):
         counter.require_idle("resync")
-
-
-FULL = make_error("RESOURCE_EXHAUSTED", "full", retry_after=1.0)
-
-
-def test_refused_steps_go_again_in_order() -> None:
-    counter = StepCounter("a", 1)
-    slots = [counter.take() for _ in range(5)]
-    woken: list[int] = []
-    for slot in slots:
-        slot.wake = partial(woken.append, slot.number)
-    assert [counter.turn_in(slot) for slot in slots] == [0.0] * 5
-    # The server had room for two steps, and then for the last.
-    counter.hold_back(slots[3], FULL, 3600)
-    counter.hold_back(slots[2], FULL, 3600)
-    assert counter.turn_in(slots[2]) == counter.turn_in(slots[3]) == math.inf
-    # An answer makes room for the next step before the hint has passed.
-    counter.finish(slots[0], Outcome.DONE)
-    assert woken == [3]
-    assert counter.turn_in(slots[3]) == math.inf
-    assert counter.turn_in(slots[2]) == 0.0
-    # An answer that came after the step was sent makes room as well.
-    counter.finish(slots[1], Outcome.DONE)
-    counter.hold_back(slots[2], FULL, 3600)
-    assert counter.turn_in(slots[2]) == 0.0
-    # No answer is to come, so the lowest step waits for the hint.
-    counter.hold_back(slots[2], FULL, 3600)
-    assert 0.0 < counter.turn_in(slots[2]) < math.inf
-    assert counter.turn_in(slots[3]) == math.inf
-    counter.hold_back(slots[2], FULL, -1)
-    assert counter.turn_in(slots[2]) == 0.0
-    # When nothing is in flight, the bound is gone.
-    for slot in slots[2:]:
-        counter.finish(slot, Outcome.DONE)
-    slots = [counter.take() for _ in range(3)]
-    assert [counter.turn_in(slot) for slot in slots] == [0.0] * 3
-
-
-def test_a_step_that_is_woken_before_its_pause_does_not_pause() -> None:
-    counter = StepCounter("a", 1)
-    first, later = counter.take(), counter.take()
-    turns: list[float] = []
-
-    def operation() -> Any:
-        turns.append(counter.turn_in(later))
-        counter.finish(first, Outcome.DONE)
-        yield Sleep(3600.0, later)
-        turns.append(counter.turn_in(later))
-
-    counter.turn_in(first)
-    counter.hold_back(later, FULL, 0.0)
-    driver = ThreadDriver("127.0.0.1:1", Security())
-    driver.submit(operation()).result(timeout=5)
-    assert turns == [math.inf, 0.0]
-    driver.close()
-
-
-def test_many_held_steps_end_when_the_client_closes() -> None:
-    """Each step that ends may wake the next one, which ends as well. So this would need
-    a deep stack if they did so inside each other."""
-    driver = ThreadDriver("127.0.0.1:1", Security())
-    caller = Caller("", 60.0, RetryPolicy())
-    counter = StepCounter("a", 1)
-    counter.hold_back(counter.take(), FULL, 3600)
-    request = training_pb2.OptimStepRequest()
-    futures = [
-        driver.submit(
-            caller.submit_step(counter, OPTIM_STEP, lambda _: request, lambda _: 0)
-        )
-        for _ in range(500)
-    ]
-    caller.close()
-    driver.close()
-    for future in futures:
-        with pytest.raises(weft.FailedPrecondition):
-            future.result(timeout=10)
 
 
 def test_a_step_withdrawn_while_its_call_starts_is_cancelled(

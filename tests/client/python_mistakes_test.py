@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TEMPLATE, WORDS, save_tokenizer
+from conftest import TEMPLATE, WORDS, closed_port, save_tokenizer
 from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models
 
@@ -38,12 +38,17 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     model = tmp_path_factory.mktemp("model")
     config = {"eos_token": "end", "chat_template": TEMPLATE}
     save_tokenizer(model, WORDS, "end", config)
-    with pytest.MonkeyPatch.context() as patch, FakeWeftd(f"--model={model}") as server:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        FakeWeftd(f"--model={model}") as server,
+        closed_port() as closed,
+    ):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         with weft.Client(server.target) as client:
             yield {
                 "weft": weft,
                 "target": server.target,
+                "closed": closed,
                 "client": client,
                 "adapter": client.create_adapter("mine", rank=4),
                 "DATUM": weft.Datum.next_token([1, 2, 3]),
@@ -83,7 +88,7 @@ def test_a_mistake_has_a_message(
         if "cannot be sent" in mistake["says"]:
             assert names["adapter"].next_step == number
     else:
-        words = shlex.split(mistake["run"].format(target=names["target"]))
+        words = shlex.split(mistake["run"].format_map(names))
         try:
             assert main(words) == 1
         except SystemExit as wrong_usage:

@@ -19,7 +19,7 @@ import h11
 import httpx
 import pytest
 import uvicorn
-from conftest import wait_until
+from conftest import closed_port, wait_until
 from fastapi.testclient import TestClient
 from fronts import Bytes, byte_level, front_of
 from small_server import SmallServer
@@ -376,7 +376,7 @@ def test_health_needs_no_key(tokenizer: ModelTokenizer) -> None:
     ):
         assert front.get("/health").status_code == 200
         assert front.get("/health", headers=GOOD).status_code == 200
-    with front_of("127.0.0.1:1", tokenizer) as front:
+    with closed_port() as closed, front_of(closed, tokenizer) as front:
         assert front.get("/health").status_code == 503
 
 
@@ -472,9 +472,12 @@ def test_the_end_of_the_front_ends_its_streams(tokenizer: ModelTokenizer) -> Non
 def test_a_server_that_is_gone_or_hangs_is_503_within_two_seconds(
     tokenizer: ModelTokenizer,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts nothing.
+    with (
+        closed_port() as closed,
+        socket.create_server(("127.0.0.1", 0)) as silent,  # It accepts nothing.
+    ):
         hangs = f"127.0.0.1:{silent.getsockname()[1]}"
-        for target in ("127.0.0.1:1", hangs):
+        for target in (closed, hangs):
             with front_of(target, tokenizer) as front:
                 start = time.monotonic()
                 refused = front.post("/v1/completions", json=BODY)

@@ -280,7 +280,7 @@ def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
     assert "loss" not in log(tmp_path)[0]
 
 
-def test_grpo_of_a_large_batch_meets_no_refusal_that_it_cannot_wait_out(
+def test_grpo_waits_out_every_refusal_of_a_large_batch(
     base: list[str], play: list[str], server: FakeWeftd, tmp_path: Path
 ) -> None:
     server.retry_hint(5)

@@ -1,9 +1,6 @@
 #include "client/step_counter.h"
 
-#include <vector>
-
 #include "gtest/gtest.h"
-#include "src/base/clock.h"
 
 namespace weft::client {
 namespace {
@@ -95,56 +92,6 @@ TEST(OutcomeOfStepTest, KnowsWhatFreesANumber) {
             StepOutcome::kUnknown);
   EXPECT_EQ(OutcomeOfStep(absl::DeadlineExceededError("")),
             StepOutcome::kUnknown);
-}
-
-const absl::Status kFull = absl::ResourceExhaustedError("full");
-const absl::Time kNever = absl::InfiniteFuture();
-const absl::Time kLater = SteadyNow() + absl::Hours(1);
-
-TEST(StepCounterTest, SendsRefusedStepsAgainInOrder) {
-  StepCounter counter(0);
-  std::vector<uint64_t> woken;
-  for (uint64_t step = 1; step <= 5; ++step) {
-    EXPECT_EQ(counter.Take()->step, step);
-    counter.SetWake(step, [&woken, step] { woken.push_back(step); });
-    EXPECT_EQ(*counter.TurnOf(step, kNever), absl::InfinitePast());
-  }
-  const auto waits = [&counter](uint64_t step) {
-    EXPECT_EQ(counter.TurnOf(step, absl::InfinitePast()).status(), kFull);
-    return *counter.TurnOf(step, kNever) == kNever;
-  };
-  // The server had room for two steps, and then for the last.
-  counter.HoldBack(4, kFull, kLater);
-  counter.HoldBack(3, kFull, kLater);
-  EXPECT_TRUE(waits(3) && waits(4));
-  // An answer makes room for the next step before the hint has passed.
-  EXPECT_TRUE(counter.Finish(1, StepOutcome::kDone, absl::OkStatus()).ok());
-  EXPECT_EQ(woken, std::vector<uint64_t>({3}));
-  EXPECT_TRUE(waits(4));
-  EXPECT_EQ(*counter.TurnOf(3, kNever), absl::InfinitePast());
-  // An answer that came after the step was sent makes room as well.
-  EXPECT_TRUE(counter.Finish(2, StepOutcome::kDone, absl::OkStatus()).ok());
-  counter.HoldBack(3, kFull, kLater);
-  EXPECT_EQ(*counter.TurnOf(3, kNever), absl::InfinitePast());
-  // No answer is to come, so the lowest step waits for the hint.
-  counter.HoldBack(3, kFull, kLater);
-  EXPECT_FALSE(waits(3));
-  EXPECT_TRUE(waits(4));
-  counter.HoldBack(3, kFull, absl::InfinitePast());
-  EXPECT_EQ(*counter.TurnOf(3, kNever), absl::InfinitePast());
-  EXPECT_TRUE(waits(4));
-}
-
-TEST(StepCounterTest, SendsFreelyAgainWhenNothingIsInFlight) {
-  StepCounter counter(0);
-  EXPECT_EQ(counter.Take()->step, 1);
-  counter.HoldBack(1, kFull, kLater);
-  EXPECT_GT(*counter.TurnOf(1, kNever), SteadyNow());
-  EXPECT_EQ(counter.Finish(1, StepOutcome::kRefused, kFull), kFull);
-  for (uint64_t step = 1; step <= 3; ++step) {
-    EXPECT_EQ(counter.Take()->step, step);
-    EXPECT_EQ(*counter.TurnOf(step, kNever), absl::InfinitePast());
-  }
 }
 
 }  // namespace

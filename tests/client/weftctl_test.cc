@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/canned_server.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::client::weftctl {
 namespace {
@@ -87,7 +88,7 @@ TEST_F(WeftctlTest, AViewOfAServerThatIsNotThereEndsAtOnce) {
   const absl::Time start = absl::Now();
   for (const char* view : {"info", "top", "adapters list"}) {
     std::vector<std::string> words = absl::StrSplit(view, ' ');
-    words.emplace_back("--server=127.0.0.1:1");
+    words.emplace_back("--server=unix:/no/such/socket");
     EXPECT_EQ(Run(words), 1) << view;
     EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
   }
@@ -104,7 +105,8 @@ TEST_F(WeftctlTest, HealthIsTheExitCode) {
   EXPECT_EQ(Run({"health", "-o", "json", "--timeout=20s"}), 1);
   EXPECT_EQ(Json()["status"], "NOT_SERVING");
   EXPECT_EQ(Run({"health", "--service", "liveness", "--timeout=20s"}), 0);
-  EXPECT_EQ(Run({"health", "--server", "127.0.0.1:1", "--timeout=2s"}), 1);
+  EXPECT_EQ(Run({"health", "--server=unix:/no/such/socket", "--timeout=2s"}),
+            1);
   EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
 }
 
@@ -132,7 +134,8 @@ TEST_F(WeftctlTest, TopWaitsForAServerThatIsAwayAndEndsWithOtherErrors) {
 }
 
 TEST_F(WeftctlTest, WritesAProfileOfTheEngine) {
-  const std::string path = ::testing::TempDir() + "/weftctl_profile.json";
+  const TempFolder folder;
+  const std::string path = folder.path() + "/profile.json";
   EXPECT_EQ(Run({"profile", "--time=50ms", "-o", path}), 0) << err_.str();
   EXPECT_THAT(out_.str(), HasSubstr("to " + path));
   std::ifstream file(path);
@@ -173,13 +176,11 @@ TEST_F(WeftctlTest, ManagesAdapters) {
 }
 
 TEST_F(WeftctlTest, GivesNewAdaptersTheirTenantAndDurability) {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) / "weftctl_tenant";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "adapter_config.json") << "{}";
-  std::ofstream(folder / "adapter_model.safetensors") << "weights";
+  const TempFolder folder;
+  folder.Write("adapter_config.json", "{}");
+  folder.Write("adapter_model.safetensors", "weights");
   const std::vector<std::vector<std::string>> lines = {
-      {"adapters", "create", "made"}, {"import", "imported", folder.string()}};
+      {"adapters", "create", "made"}, {"import", "imported", folder.path()}};
   for (std::vector<std::string> line : lines) {
     line.insert(line.end(), {"--tenant=alice", "--durability=step"});
     EXPECT_EQ(Run(line), 0) << err_.str();
@@ -299,7 +300,8 @@ TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
   EXPECT_EQ(Run({"checkpoints", "list", "a"}), 0);
   EXPECT_EQ(Run({"checkpoints", "load", "b", "one", "--source", "a"}), 0);
   EXPECT_EQ(out_.str(), "b is at step 2\n");
-  const std::string folder = ::testing::TempDir() + "/weftctl_checkpoint";
+  const TempFolder temporary;
+  const std::string folder = temporary.path() + "/checkpoint";
   EXPECT_EQ(Run({"checkpoints", "download", "a", "one", folder}), 0);
   EXPECT_EQ(Run({"checkpoints", "download", "a", "none", folder}), 1);
   EXPECT_EQ(Run({"checkpoints", "upload", "c", "two", folder}), 0);
@@ -315,9 +317,8 @@ TEST_F(WeftctlTest, ManagesCheckpointsAndSnapshots) {
 }
 
 TEST_F(WeftctlTest, MovesPeftFolders) {
-  const std::filesystem::path root =
-      std::filesystem::path(::testing::TempDir()) / "weftctl_peft";
-  std::filesystem::remove_all(root);
+  const TempFolder folder;
+  const std::filesystem::path root = folder.path();
   std::filesystem::create_directories(root / "in");
   std::ofstream(root / "in" / "adapter_config.json") << "{}";
   std::ofstream(root / "in" / "adapter_model.safetensors") << "weights";

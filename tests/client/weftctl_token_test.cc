@@ -1,6 +1,5 @@
 // Tests weftctl's tokens: the commands that edit weftd's token file, and the
 // flags that send a token.
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -17,6 +16,7 @@
 #include "nlohmann/json.hpp"
 #include "src/base/files/token_file.h"
 #include "tests/support/canned_server.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::client::weftctl {
 namespace {
@@ -28,11 +28,7 @@ using ::testing::StartsWith;
 
 class WeftctlTokenTest : public ::testing::Test {
  protected:
-  WeftctlTokenTest()
-      : file_(
-            absl::StrCat(::testing::TempDir(), "/weftctl_tokens_", getpid())) {}
   ~WeftctlTokenTest() override {
-    std::filesystem::remove(file_);
     for (const char* name : {"WEFT_TOKEN", "WEFT_TOKEN_FILE"}) unsetenv(name);
   }
 
@@ -52,7 +48,8 @@ class WeftctlTokenTest : public ::testing::Test {
         .value();
   }
 
-  const std::string file_;
+  const TempFolder folder_;
+  const std::string file_ = folder_.path() + "/tokens";
   std::ostringstream out_;
   std::ostringstream err_;
 };

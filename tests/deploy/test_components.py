@@ -186,8 +186,8 @@ def test_grafana_gets_every_dashboard() -> None:
     assert item["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_the_readme_says_which_overlay_and_which_component_to_choose() -> None:
-    text = (DEPLOY / "README.md").read_text()
+def test_the_page_says_which_overlay_and_which_component_to_choose() -> None:
+    text = (K8S / "README.md").read_text()
     for folder in ("overlays", "components"):
         for path in (K8S / folder).glob("*/kustomization.yaml"):
             name = path.parent.name

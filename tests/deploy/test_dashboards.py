@@ -50,8 +50,8 @@ def test_panel_ids_are_unique_and_the_datasource_is_a_variable(path: Path) -> No
 
 
 def documented() -> set[str]:
-    """Returns the metric names in deploy/README.md."""
-    text = (DEPLOY / "README.md").read_text()
+    """Returns the metric names in deploy/metrics.md."""
+    text = (DEPLOY / "metrics.md").read_text()
     return set(re.findall(r"`((?:weft|grpc|process)_\w+)", text))
 
 

@@ -162,8 +162,8 @@ def heartbeat_limit() -> int:
 
 def test_the_heartbeats_limit_is_the_documented_one() -> None:
     minutes = heartbeat_limit() // 60
-    readme = (DEPLOY / "README.md").read_text()
-    assert f"heartbeat is at most {minutes} minutes old" in readme
+    page = (DEPLOY / "operate.md").read_text()
+    assert f"heartbeat is at most {minutes} minutes old" in page
     runbook = (DEPLOY / "RUNBOOK.md").read_text()
     assert f"After {minutes} minutes\nthe liveness probe restarts" in runbook
     manifest = (DEPLOY / "k8s" / "base" / "statefulset.yaml").read_text()

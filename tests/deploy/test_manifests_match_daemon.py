@@ -54,16 +54,15 @@ def variables_of(component: str) -> set[str]:
 
 
 def named_variables() -> set[str]:
-    texts = [(DEPLOY / "Dockerfile").read_text(), *map(render, OVERLAYS)]
-    for path in (
+    files = [
+        "Dockerfile",
         "docker-compose.yml",
         "docker-compose.edge.yml",
-        "README.md",
-        "RUNBOOK.md",
         "systemd/weftd.env",
         "systemd/weftd.service",
-    ):
-        texts.append((DEPLOY / path).read_text())
+    ]
+    paths = [*(DEPLOY / name for name in files), *DEPLOY.rglob("*.md")]
+    texts = [*(path.read_text() for path in paths), *map(render, OVERLAYS)]
     names = set(re.findall(r"\bWEFT_[A-Z][A-Z_]*[A-Z]\b", "\n".join(texts)))
     cmake = re.findall(r"-D(WEFT_\w+)", "\n".join(texts))
     return names - NOT_THE_DAEMONS - set(cmake)
@@ -93,6 +92,27 @@ def test_every_flag_in_commands_exists(help_text: str) -> None:
     named = set(re.findall(r"--([a-z][a-z-]+)", " ".join(command) + start[1]))
     assert {"model", "checkpoint-dir", "port-file"} <= named
     assert named <= flags_of(help_text)
+
+
+def rows(page: str) -> str:
+    """Returns the tables of a page, whose flags are weftd's."""
+    lines = (DEPLOY / page).read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def test_every_flag_in_the_tables_of_limits_and_memory_exists(help_text: str) -> None:
+    for page in ("limits.md", "memory.md"):
+        named = flags_of(rows(page))
+        assert len(named) >= 10
+        assert named <= flags_of(help_text), named - flags_of(help_text)
+
+
+def test_every_reason_of_a_limit_is_one_that_the_server_gives() -> None:
+    named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", rows("limits.md")))
+    sources = [path for top in ("src", "server") for path in (ROOT / top).rglob("*.cc")]
+    given = "\n".join(path.read_text() for path in sources)
+    for reason in named - {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}:
+        assert f'"{reason}"' in given, reason
 
 
 def test_default_ports_are_those_of_the_manifests(help_text: str) -> None:

@@ -89,11 +89,3 @@ def test_every_metric_of_the_runbook_is_exported() -> None:
     named = set(METRIC.findall(RUNBOOK.read_text()))
     assert len(named) > 20
     assert named <= known, sorted(named - known)
-
-
-def test_the_readme_has_every_metric_and_no_other() -> None:
-    table = (DEPLOY / "README.md").read_text().split("## Metrics", 1)[1]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in METRIC.findall(row)}
-    assert len(named) > 40
-    assert named == {name for name in exported() if METRIC.fullmatch(name)}

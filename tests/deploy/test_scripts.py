@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import socket
 import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 from deploy_files import DEPLOY, ROOT, run, tool
 
 SCRIPTS = sorted(
@@ -20,6 +25,56 @@ SCRIPTS = sorted(
 def test_shellcheck_finds_nothing() -> None:
     assert len(SCRIPTS) >= 4
     run(tool("shellcheck"), *map(str, SCRIPTS))
+
+
+def run_ci(folder: Path, port: int, status: int = 0) -> tuple[int, str]:
+    """Runs .ci/run in a folder with two commands of this test: a quickstart that ends
+    with `status` and leaves a process as its server, and tests that fail. Returns the
+    exit status and the output."""
+    scripts = {
+        "deploy/start.sh": f"weftd --listen 127.0.0.1:{port} --state-dir x",
+        "deploy/quickstart.sh": f"""#!/bin/sh
+            mkdir -p run/quickstart
+            {sys.executable} -c 'import time; time.sleep(1000)' \
+              "$PWD/run/quickstart/state" >/dev/null 2>&1 &
+            echo $! >run/quickstart/pid
+            exit {status}
+            """,
+        "tests/run.sh": """#!/bin/sh
+            if [ -s run/quickstart/pid ]; then kill -0 "$(cat run/quickstart/pid)"; fi
+            echo "tests of $1"
+            exit 4
+            """,
+    }
+    for name, text in scripts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    done = subprocess.run([folder / ".ci/run"], capture_output=True, text=True)
+    assert not done.stderr
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(0, (4, "tests of all\n")), (3, (3, ""))]
+)
+def test_ci_runs_the_tests_beside_a_server_and_ends_it(
+    status: int, outcome: tuple[int, str], tmp_path: Path
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert run_ci(tmp_path, closed.getsockname()[1], status) == outcome
+    pid = (tmp_path / "run/quickstart/pid").read_text().strip()
+    line = Path("/proc", pid, "cmdline")
+    assert not line.exists() or not line.read_bytes()  # A zombie's is empty.
+
+
+def test_ci_runs_the_tests_beside_what_holds_the_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        status, printed = run_ci(tmp_path, other.getsockname()[1])
+    assert status == 4 and printed.endswith("listens there.\ntests of all\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_setup_refuses_unknown_options() -> None:

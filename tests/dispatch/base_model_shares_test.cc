@@ -36,8 +36,7 @@ class BaseModelSharesTest : public ::testing::Test {
     return tenants;
   }
 
-  FakeEngineThread engine_{
-      {.scheduler = {.queue = {.max_requests_per_tenant = 3}}}};
+  FakeEngineThread engine_{{}};
   SampleDesk& desk_ = engine_.dispatcher().samples();
 };
 
@@ -54,28 +53,24 @@ TEST_F(BaseModelSharesTest, ATenantWithoutRoomIsPassedOver) {
   EXPECT_THAT(TakeAll(), ElementsAre("alice"));
 }
 
-TEST_F(BaseModelSharesTest, EachTenantHasItsOwnLimits) {
-  for (int i = 0; i < 3; ++i) EXPECT_THAT(Sample("alice"), IsOk());
-  EXPECT_THAT(Sample("alice"), IsStatus(absl::StatusCode::kResourceExhausted,
-                                        "3 requests of tenant \"alice\" wait"));
-  EXPECT_THAT(Sample("bob"), IsOk());
+TEST_F(BaseModelSharesTest, TenantsShareABatchOfForwards) {
   TrainRequest forward = OneDatum("", 0);
   forward.backward = false;
   for (const char* tenant : {"alice", "bob"}) {
     forward.tenant = tenant;
-    absl::Status refused;
     (void)engine_.dispatcher().steps().Submit(
         forward, {.kind = WorkKind::kTrain, .datum_tokens = {10}},
-        [&](const absl::StatusOr<StepResultPtr>& end, bool) {
-          refused = end.status();
+        [](const absl::StatusOr<StepResultPtr>& end, bool) {
+          EXPECT_THAT(end, IsOk());
         });
-    EXPECT_EQ(refused.ok(), forward.tenant == "bob") << refused;
   }
   const std::optional<Work> work = engine_.Next();
   ASSERT_TRUE(work && std::holds_alternative<RunTrain>(*work));
   const RunTrain& train = std::get<RunTrain>(*work);
-  ASSERT_THAT(train.slices, SizeIs(1));
-  EXPECT_EQ(train.slices[0].step.adapter, AdapterKey::kBaseModel);
+  ASSERT_THAT(train.slices, SizeIs(2));
+  for (const StepSlice& slice : train.slices) {
+    EXPECT_EQ(slice.step.adapter, AdapterKey::kBaseModel);
+  }
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ TEST_F(DrainTest, ItDoesNotWaitForReadsThatCameLater) {
 
 TEST_F(DrainTest, ASaveBehindStepsThatWaitIsRefused) {
   dispatcher().Undrain();
-  EXPECT_EQ(Train(2), std::nullopt);  // Waits for step 1.
+  EXPECT_EQ(Train(1), std::nullopt);  // Waits for its turn.
   dispatcher().Drain([](const absl::StatusOr<bool>&) {});
   EXPECT_EQ(Save(0), kUnavailable);
 }

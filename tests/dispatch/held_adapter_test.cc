@@ -19,9 +19,7 @@ using ::testing::IsEmpty;
 class HeldAdapterTest : public ::testing::Test {
  protected:
   HeldAdapterTest()
-      : scheduler_({.max_batch_tokens = 1000,
-                    .queue = {.max_requests = 100, .max_tokens = 1000},
-                    .sampling_share = 0.5}) {
+      : scheduler_({.max_batch_tokens = 1000, .sampling_share = 0.5}) {
     scheduler_.AddAdapter(Key("held"), "held", "held", 0);
     scheduler_.AddAdapter(Key("free"), "free", "free", 0);
     scheduler_.SetHeld(Key("held"), true);

@@ -43,9 +43,7 @@ class ScheduleWorld {
   ScheduleWorld(uint64_t seed, int num_clients, int num_steps)
       : random_(seed),
         scheduler_({.max_batch_tokens = kBatchTokens,
-                    .queue = kLimits,
                     .sampling_share = 0.3,
-                    .reorder_window = 6,
                     .tenant_weights = {{"tenant0", 4}}}) {
     for (int c = 0; c < num_clients; ++c) {
       Client client;
@@ -71,26 +69,19 @@ class ScheduleWorld {
     }
     EXPECT_TRUE(Done()) << "work is stuck";
     EXPECT_TRUE(scheduler_.Idle());
-    EXPECT_EQ(scheduler_.room().total().requests, 0);
-    EXPECT_EQ(scheduler_.room().total().tokens, 0);
     for (const Client& client : clients_) {
+      EXPECT_EQ(scheduler_.QueueDepthOf(client.tenant), 0);
       EXPECT_EQ(scheduler_.LastStep(Key(client.name)), client.script.size());
     }
   }
 
  private:
   static constexpr int64_t kBatchTokens = 100;
-  static constexpr QueueLimits kLimits = {.max_requests = 9,
-                                          .max_tokens = 700,
-                                          .max_requests_per_tenant = 5,
-                                          .max_tokens_per_tenant = 400};
 
   // An accepted request that has not ended.
   struct Accepted {
     size_t client = 0;
     uint64_t step = 0;
-    int64_t tokens = 0;
-    bool started = false;
   };
 
   int64_t Uniform(int64_t low, int64_t high) {
@@ -133,90 +124,10 @@ class ScheduleWorld {
       if (Uniform(0, 3) == 0) {
         item.deadline = now_ + absl::Milliseconds(Uniform(1, 400));
       }
-      const int64_t tokens = std::accumulate(
-          item.datum_tokens.begin(), item.datum_tokens.end(), int64_t{0});
-      std::vector<uint64_t> displaced;
-      const absl::Status status =
-          scheduler_.Enqueue(item, now_, &displaced).status();
-      for (const uint64_t id : displaced) {
-        EXPECT_TRUE(status.ok());
-        CheckDisplaced(item, id);
-        Lose(id);
-      }
-      CheckRoom(client.tenant, tokens, status);
-      if (IsFull(status)) CheckSomethingIsNearer(client, item.step);
-      if (status.ok()) {
-        accepted_[item.id] = {.client = c, .step = *it, .tokens = tokens};
+      if (scheduler_.Enqueue(item, now_).ok()) {
+        accepted_[item.id] = {.client = c, .step = *it};
         client.missing.erase(it);
       }
-    }
-  }
-
-  // Returns how far a step is ahead of the lowest step that its client has not
-  // sent, or must send again.
-  static int64_t Ahead(const Client& client, uint64_t step) {
-    const uint64_t missing =
-        client.missing.empty() ? step : *client.missing.begin();
-    return std::max<int64_t>(0, static_cast<int64_t>(step - missing));
-  }
-
-  static bool IsFull(const absl::Status& status) {
-    return FindReason(status).value_or(Reason()).name == "QUEUE_FULL";
-  }
-
-  // Checks that the tenant of a refused step has other work in the queue, which
-  // is no farther ahead. So the next step of an adapter is refused only if the
-  // engine has work.
-  void CheckSomethingIsNearer(const Client& refused, uint64_t step) {
-    EXPECT_TRUE(std::ranges::any_of(
-        accepted_,
-        [&](const auto& entry) {
-          const Accepted& work = entry.second;
-          const Client& client = clients_[work.client];
-          return !work.started && client.tenant == refused.tenant &&
-                 Ahead(client, work.step) <= Ahead(refused, step);
-        }))
-        << refused.name << " step " << step;
-  }
-
-  // Checks that work `id` gave its place to a step of the same tenant that is
-  // less far ahead.
-  void CheckDisplaced(const WorkItem& item, uint64_t id) {
-    const Accepted& work = accepted_.at(id);
-    const Client& loser = clients_[work.client];
-    const auto winner = std::ranges::find_if(
-        clients_, [&](const Client& c) { return Key(c.name) == item.adapter; });
-    EXPECT_FALSE(work.started);
-    EXPECT_EQ(loser.tenant, winner->tenant);
-    EXPECT_GT(Ahead(loser, work.step), Ahead(*winner, item.step));
-  }
-
-  // Checks whether a request was rightly accepted or refused, given the
-  // requests that waited before it.
-  void CheckRoom(const std::string& tenant, int64_t tokens,
-                 const absl::Status& answer) {
-    std::set<std::string> tenants = {tenant};
-    int64_t own_requests = 0;
-    int64_t own_tokens = 0;
-    for (const auto& [id, work] : accepted_) {
-      if (work.started) continue;
-      tenants.insert(clients_[work.client].tenant);
-      if (clients_[work.client].tenant != tenant) continue;
-      ++own_requests;
-      own_tokens += work.tokens;
-    }
-    if (answer.ok()) {
-      EXPECT_LT(own_requests, kLimits.max_requests_per_tenant);
-      EXPECT_TRUE(own_tokens == 0 ||
-                  own_tokens + tokens <= kLimits.max_tokens_per_tenant);
-    } else if (IsFull(answer)) {
-      const auto n = static_cast<int64_t>(tenants.size());
-      EXPECT_TRUE(own_requests >= std::min(kLimits.max_requests_per_tenant,
-                                           kLimits.max_requests / n) ||
-                  own_tokens + tokens > std::min(kLimits.max_tokens_per_tenant,
-                                                 kLimits.max_tokens / n))
-          << answer;
-      EXPECT_GE(own_requests, 1) << answer;
     }
   }
 
@@ -229,14 +140,10 @@ class ScheduleWorld {
   }
 
   void Withdraw(uint64_t id) {
-    if (scheduler_.Remove(id)) {
-      Lose(id);
-    } else if (scheduler_.Empty(id)) {
-      accepted_.at(id).tokens = 0;  // It still counts as a request.
+    if (!scheduler_.Remove(id)) {
+      (void)scheduler_.Empty(id);  // It ends in its turn, if it is accepted.
+      return;
     }
-  }
-
-  void Lose(uint64_t id) {
     const Accepted& work = accepted_.at(id);
     clients_[work.client].missing.insert(work.step);
     clients_[work.client].data_done.erase(work.step);
@@ -270,8 +177,7 @@ class ScheduleWorld {
   // barrier, have been applied. If the step itself is a barrier, checks all
   // earlier steps.
   void CheckOrder(uint64_t id, bool barrier) {
-    Accepted& work = accepted_.at(id);
-    work.started = true;
+    const Accepted& work = accepted_.at(id);
     const uint64_t step = work.step;
     const Client& client = clients_[work.client];
     EXPECT_FALSE(client.applied.contains(step)) << "applied twice";

@@ -94,8 +94,6 @@ class Interpreter {
   std::string Start(const Words& words) {
     Options options;
     options.scheduler.max_batch_tokens = Number(Option(words, "batch", "8192"));
-    options.scheduler.queue.max_requests =
-        Number(Option(words, "requests", "1024"));
     options.scheduler.sampling_share =
         static_cast<double>(Number(Option(words, "percent", "50"))) / 100;
     const std::string weights = Option(words, "weights", "");

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from attacker import THREADS, Attacker, Target, kind  # First: it sets the path.
 from frames import DATA, END_HEADERS, HEADERS, PREFACE, RESET, SETTINGS, block, frame
+from payloads import PAYLOADS
 from raw import Raw, datum
 
 from weft import methods
@@ -102,6 +103,22 @@ def deletes_during_steps(a: Attacker) -> None:
     a.leave(methods.FORWARD_BACKWARD, step, timeout=10)
     request = adapters.DeleteAdapterRequest(adapter_id=name)
     a.check(a.raw.call(methods.DELETE_ADAPTER, request, timeout=5))
+
+
+@kind
+def payloads_that_wait(a: Attacker) -> None:
+    """Steps of few tokens and many bytes, some of which wait for one that never comes.
+    Their connections break, or they wait for long."""
+    name = f"{a.adapter}-waits"
+    delete = adapters.DeleteAdapterRequest(adapter_id=name)
+    a.check(a.raw.call(methods.DELETE_ADAPTER, delete, timeout=5))
+    a.check(a.raw.create(name, rank=1))
+    for step in a.rng.sample(range(1, 9), 6):
+        payload = a.rng.choice(PAYLOADS)(a.rng.choice((1, 4, 12)))
+        request = methods.FORWARD_BACKWARD.request_type(
+            adapter_id=name, step=step, **payload
+        )
+        a.leave(methods.FORWARD_BACKWARD, request, a.rng.choice((2, 20)))
 
 
 # Memory.

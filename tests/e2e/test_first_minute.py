@@ -31,7 +31,9 @@ PIP = re.compile(r"^pip install '\./client/python\[(\w+)\]'$", re.MULTILINE)
 
 
 def run_script(*words: object) -> subprocess.CompletedProcess[str]:
-    start = [str(ROOT / "deploy/start.sh"), *map(str, words)]
+    """Runs deploy/start.sh on free ports, because the machine may have a server."""
+    listen = ("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
+    start = [str(ROOT / "deploy/start.sh"), *map(str, words), *listen]
     command = ["env", "-u", "WEFT_THREADS", *start]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -46,8 +48,7 @@ class Started:
     def start(self) -> str:
         """Runs the script and returns what it prints."""
         model = fixtures.model_folder(SMOLLM2)
-        listen = ("--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0")
-        done = run_script("--folder", self.folder, "--model", model, *listen)
+        done = run_script("--folder", self.folder, "--model", model)
         assert done.returncode == 0, done.stderr
         found = re.search(r"^weftd serves on (\S+)\.", done.stdout, re.MULTILINE)
         assert found, done.stdout

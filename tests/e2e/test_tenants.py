@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import daemon as daemon_module
@@ -13,6 +15,7 @@ import pytest
 from models import tiny_model
 from raw import Raw, datum
 from texts import next_token, random_tokens
+from token_file import Tokens
 
 import weft
 
@@ -20,7 +23,6 @@ VOCAB = 320
 LONG = [datum(random_tokens(VOCAB, 500, seed)) for seed in range(16)]
 FLAGS = (
     *("--tenant-weights", "alice=4,bob=1"),
-    *("--max-queue-requests", "16"),
     *("--max-adapters-per-tenant", "2"),
 )
 
@@ -81,19 +83,31 @@ def test_served_tokens_are_counted_by_tenant(daemon: Any, unique: Any) -> None:
     }
 
 
-def test_a_flood_is_refused_and_nobody_else(daemon: Any, unique: Any) -> None:
-    """Five tenants fill every place of the queue, and a sixth sometimes sends a
+def test_a_flood_is_refused_and_nobody_else(tmp_path: Path) -> None:
+    """Three tenants send more than they may hold, and a fourth sometimes sends a
     request."""
-    flooders = [unique("flood") for _ in range(5)]
-    polite = unique("polite")
-    with Raw(daemon.address) as raw, ThreadPoolExecutor(48) as pool:
-        for name in (*flooders, polite):
-            assert raw.create(name, rank=4).code == "OK"
+    tokens = Tokens(tmp_path / "tokens")
+    flags = ("--request-memory", "8MiB", "--auth-tokens-file", str(tokens.path))
+    names = ("ann", "bert", "cleo", "polite")
+    access = {name: tokens.add(name, name, "train") for name in names}
+    with (
+        daemon_module.running(tiny_model("llama-tied"), tmp_path, *flags) as daemon,
+        ExitStack() as stack,
+        ThreadPoolExecutor(96) as pool,
+    ):
+        raws = {
+            name: stack.enter_context(Raw(daemon.address, token))
+            for name, token in access.items()
+        }
+        for raw in raws.values():
+            assert raw.create("a", rank=4).code == "OK"
         flood = [
-            pool.submit(raw.forward, name, LONG) for _ in range(8) for name in flooders
+            pool.submit(raws[name].forward, "a", LONG)
+            for _ in range(32)
+            for name in names[:3]
         ]
         for _ in range(6):
-            outcome = raw.forward(polite, LONG[:1])
+            outcome = raws["polite"].forward("a", LONG[:1])
             assert outcome.code == "OK", outcome
         assert not all(future.done() for future in flood), "LONG is too short"
         outcomes = [future.result(120) for future in flood]

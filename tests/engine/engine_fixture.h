@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <filesystem>
@@ -22,6 +21,7 @@
 #include "src/engine/engine.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::testing {
 
@@ -93,16 +93,11 @@ absl::StatusOr<T> Wait(const Start& start) {
 class EngineFixture : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              absl::StrCat("weft_engine_test_", getpid());
     WriteModel(folder_ / "model");
     Start(Options());
   }
 
-  void TearDown() override {
-    engine_.reset();
-    std::filesystem::remove_all(folder_);
-  }
+  void TearDown() override { engine_.reset(); }
 
   [[nodiscard]] EngineOptions Options() const {
     return {.model_dir = folder_ / "model",
@@ -181,7 +176,8 @@ class EngineFixture : public ::testing::Test {
     return files.ok() ? files->at(1).second : "";
   }
 
-  std::filesystem::path folder_;
+  const TempFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
   std::unique_ptr<prometheus::Registry> registry_;
   std::unique_ptr<engine::Engine> engine_;
 };

@@ -313,7 +313,7 @@ TEST_F(EngineResidencyTest, WhoCannotBeSpilledStaysAndOthersAreTold) {
   EXPECT_EQ(Exported("b"), expected);
 }
 
-TEST_F(EngineResidencyTest, WhoCannotBeReadBackStaysListedAndIsTriedAgain) {
+TEST_F(EngineResidencyTest, AnAdapterThatCannotBeReadBackIsTriedAgain) {
   Restart(/*slots=*/1, /*host_bytes=*/-1);
   ASSERT_THAT(Create("a"), IsOk());
   Learn("a", 1);

@@ -2,7 +2,6 @@
 // the host, with an allocator that fails.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "src/engine/engine_impl.h"
 #include "src/executor/remote_worker.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/limited_memory.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::engine {
 namespace {
@@ -73,16 +72,8 @@ model::Decoder MakeDecoder(int num_layers) {
 
 class OutOfMemoryTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              absl::StrCat("weft_out_of_memory_", getpid());
-    std::filesystem::create_directories(folder_);
-    Start(GradientCheckpointing::kAuto);
-  }
-  void TearDown() override {
-    engine_.reset();
-    std::filesystem::remove_all(folder_);
-  }
+  void SetUp() override { Start(GradientCheckpointing::kAuto); }
+  void TearDown() override { engine_.reset(); }
 
   // Starts a new engine with adapter "a", which has taken one step.
   void Start(GradientCheckpointing checkpointing) {
@@ -96,8 +87,6 @@ class OutOfMemoryTest : public ::testing::Test {
                     .max_resident_adapters = 4,
                     .max_batch_tokens = 2 * kDatumTokens,
                     .gradient_checkpointing = checkpointing,
-                    .max_queue_requests_per_tenant = 100,
-                    .max_queue_tokens_per_tenant = 100000,
                     .kv_cache_bytes = 1 << 16},
         .device = std::make_unique<ToldDevice>(&device_),
         .decoder = std::make_unique<model::Decoder>(MakeDecoder(kLayers)),
@@ -203,7 +192,8 @@ class OutOfMemoryTest : public ::testing::Test {
 
   LimitedMemory memory_;
   ToldDevice::State device_;
-  std::filesystem::path folder_;
+  const TempFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
   std::unique_ptr<prometheus::Registry> registry_;
   std::unique_ptr<EngineImpl> engine_;
 };

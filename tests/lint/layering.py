@@ -34,7 +34,8 @@ TORCH_FREE_FILES = (
 )
 _ROW = re.compile(r"^([\w/.]+)(\(torch(?:=(?P<files>\S+))?\))?:\s*(.*)$")
 _TORCH = re.compile(r"^(ATen|c10|torch)/")
-_NAMED_FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:h|cc|cu|cuh|txt|proto))`")
+# A file, or `file:function`.
+_NAMED_FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:h|cc|cu|cuh|txt|proto))(?::(\w+))?`")
 _OTHER_FOLDERS = ("server", "client")
 _ROOT_NAMESPACE = ("base", "request")
 _NAMESPACE = re.compile(r"^namespace (weft(?:::\w+)*) \{", re.M)
@@ -246,15 +247,17 @@ def folder_offences(root: Path) -> list[str]:
 
 
 def missing_paths(root: Path) -> list[str]:
-    """Returns files that the tables of src/README.md name and that do not exist."""
+    """Returns the files that src/README.md names and that do not exist, and the
+    functions that do not occur in their files."""
     readme = root / "src" / "README.md"
     if not readme.exists():
         return []
     found = []
     for number, line in enumerate(readme.read_text().splitlines(), start=1):
-        if not line.startswith("|"):
-            continue
-        for name in _NAMED_FILE.findall(line):
-            if not (root / name).exists() and not (root / "src" / name).exists():
+        for name, function in _NAMED_FILE.findall(line):
+            file = root / name
+            if not file.exists():
                 found.append(f"src/README.md:{number}: {name} does not exist")
+            elif function and not re.search(rf"\b{function}\b", file.read_text()):
+                found.append(f"src/README.md:{number}: {name} has no {function}")
     return found

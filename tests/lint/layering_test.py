@@ -1,5 +1,5 @@
 """Tests that the rooms form layers, that namespaces and the tests' folders have their
-names, and that the files in the tables of src/README.md exist."""
+names, and that the files and functions in the walks of src/README.md exist."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_every_test_folder_mirrors_a_folder() -> None:
     assert not offences, "\n" + "\n".join(offences)
 
 
-def test_the_path_of_a_request_names_files_that_exist() -> None:
+def test_the_walks_name_files_and_functions_that_exist() -> None:
     missing = missing_paths(ROOT)
     assert not missing, "\n" + "\n".join(missing)
 
@@ -241,10 +241,15 @@ def test_names_each_test_folder_without_a_module(tmp_path: Path) -> None:
     ]
 
 
-def test_names_the_missing_file_of_the_path_table(tmp_path: Path) -> None:
-    table = "| 1 | `server/a.cc` |\n| 2 | `sched/b.h`, `sched/gone.h` |\n"
+def test_names_the_missing_file_and_the_missing_function_of_a_walk(
+    tmp_path: Path,
+) -> None:
+    walk = "- `server/a.cc:Run` - runs\n- `src/b.h`, `src/gone.h:F`, `server/a.cc:Ru`\n"
     root = _tree(
         tmp_path,
-        {"src/README.md": table, "server/a.cc": "", "src/sched/b.h": ""},
+        {"src/README.md": walk, "server/a.cc": "void Run();", "src/b.h": ""},
     )
-    assert missing_paths(root) == ["src/README.md:2: sched/gone.h does not exist"]
+    assert missing_paths(root) == [
+        "src/README.md:2: src/gone.h does not exist",
+        "src/README.md:2: server/a.cc has no Ru",
+    ]

@@ -42,8 +42,9 @@ class TestFolder {
  public:
   TestFolder() {
     std::string path = std::filesystem::is_directory("/dev/shm")
-                           ? "/dev/shm/journal_XXXXXX"
-                           : testing::TempDir() + "/journal_XXXXXX";
+                           ? std::string("/dev/shm/journal_XXXXXX")
+                           : std::filesystem::temp_directory_path().string() +
+                                 "/journal_XXXXXX";
     path_ = ::mkdtemp(path.data());
   }
   ~TestFolder() { std::filesystem::remove_all(path_); }

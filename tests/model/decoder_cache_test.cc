@@ -324,7 +324,7 @@ TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
 INSTANTIATE_TEST_SUITE_P(
     EveryVariant, DecoderCacheTest,
     ::testing::Values(Variant{.name = "Plain"},
-                      Variant{.name = "model_config::QkNorm",
+                      Variant{.name = "QkNorm",
                               .qk_norm = model_config::QkNorm::kHead},
                       Variant{.name = "Window", .window = 5},
                       Variant{.name = "WindowAndSoftcap",

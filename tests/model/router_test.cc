@@ -66,6 +66,32 @@ TEST(RouteTest, GradientsAreThoseOfAutograd) {
 
 // gpt-oss adds a bias to the logits, chooses experts by these logits, and takes
 // the softmax of only the chosen logits.
+// Otherwise a token's experts would depend on the tokens of other tenants.
+TEST(RouteTest, AmongManyRowsATokenHasTheSameBitsInEveryBatch) {
+  at::manual_seed(4);
+  constexpr int64_t kRows = 300, kWidth = 200;
+  const at::Tensor router_EH = at::randn({kExperts, kWidth});
+  const at::Tensor gate_1H = at::randn({1, kWidth});
+  const at::Tensor x_TH = at::randn({kRows, kWidth});
+  const at::Tensor d_weights_TK = at::randn({kRows, kPerToken});
+  const model::MoeConfig config = Config(/*normalizes=*/true);
+  const auto results = [&](int64_t count) {
+    const at::Tensor rows = x_TH.narrow(0, 0, count).contiguous();
+    const Routing routing = Route(rows, {router_EH, none}, config, {});
+    return std::tuple(routing.weights_TK, SharedWeight(rows, gate_1H),
+                      RouteBackward(d_weights_TK.narrow(0, 0, count), routing,
+                                    router_EH, config));
+  };
+  const auto [weights_TK, shared_T1, dx_TH] = results(kRows);
+  for (const int64_t count : {33, 102, 150, 299}) {
+    SCOPED_TRACE(count);
+    const auto [weights, shared, dx] = results(count);
+    EXPECT_TRUE(at::equal(weights, weights_TK.narrow(0, 0, count)));
+    EXPECT_TRUE(at::equal(shared, shared_T1.narrow(0, 0, count)));
+    EXPECT_TRUE(at::equal(dx, dx_TH.narrow(0, 0, count)));
+  }
+}
+
 TEST(RouteTest, TheSoftmaxMayBeThatOfTheChosen) {
   at::manual_seed(4);
   model_config::MoeConfig config = Config(/*normalizes=*/false);

@@ -232,12 +232,16 @@ TEST(LinearTest, HasTheBitsOfTheProductWithTheTransposedWeight) {
 TEST(MatMulOfVaryingRowsTest,
      ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
   at::manual_seed(8);
-  const at::Tensor a = at::randn({200, 70}), bias = at::randn({245});
+  const at::Tensor a = at::randn({700, 70});
   const int num_threads = at::get_num_threads();
-  for (const at::Tensor& b : {at::randn({245, 70}).t(), at::randn({70, 245})}) {
+  // For few columns, threads divide the rows, too.
+  for (const at::Tensor& b :
+       {at::randn({245, 70}).t(), at::randn({70, 245}), at::randn({1, 70}).t(),
+        at::randn({60, 70}).t()}) {
+    const at::Tensor bias = at::randn({b.size(1)});
     const at::Tensor all = MatMul(a, b, bias, RowCount::kVaries);
-    for (const int64_t rows : {33, 64, 101, 199}) {
-      for (const int threads : {1, 3}) {
+    for (const int64_t rows : {33, 64, 101, 199, 513}) {
+      for (const int threads : {1, 3, 7}) {
         at::set_num_threads(threads);
         EXPECT_TRUE(
             at::equal(MatMul(a.narrow(0, 0, rows), b, bias, RowCount::kVaries),

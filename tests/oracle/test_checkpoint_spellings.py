@@ -202,6 +202,19 @@ def _short_blocks(tensors: dict[str, torch.Tensor]) -> str:
     return "expected [6, 192, 2, 16]"
 
 
+def _refusal(folder: Path) -> str:
+    """Returns what weftd says when it does not start with the model."""
+    listen = ("--listen", "127.0.0.1:0", "--metrics-listen=")
+    done = subprocess.run(
+        [WEFTD, "--model", folder, "--device", "cpu", *listen],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    return done.stderr
+
+
 @pytest.mark.parametrize("damage", (_bad_scale, _missing_scales, _short_blocks))
 def test_damaged_four_bit_experts_are_refused(damage: Any, tmp_path: Path) -> None:
     folder = _copy("gpt-oss", tmp_path / "model")
@@ -211,15 +224,7 @@ def test_damaged_four_bit_experts_are_refused(damage: Any, tmp_path: Path) -> No
     stored = forms.read(folder)
     message = damage(stored)
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    done = subprocess.run(
-        [WEFTD, "--model", folder, "--device", "cpu", "--listen", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert message in done.stderr
+    assert message in _refusal(folder)
 
 
 def test_experts_in_both_forms_are_refused(tmp_path: Path) -> None:
@@ -232,15 +237,8 @@ def test_experts_in_both_forms_are_refused(tmp_path: Path) -> None:
         )
     }
     save_file({**single, **fused}, folder / "model.safetensors")
-    done = subprocess.run(
-        [WEFTD, "--model", folder, "--listen", "127.0.0.1:0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "block_sparse_moe.experts" in done.stderr and "no place" in done.stderr
+    refusal = _refusal(folder)
+    assert "block_sparse_moe.experts" in refusal and "no place" in refusal
 
 
 def _as_transformers_4(config: dict[str, Any], kind_key: str) -> dict[str, Any]:

@@ -148,9 +148,9 @@ TEST(LossGraphTest, RefusesBadNodesByName) {
       {"a name twice", [](Json& n) { n[3]["name"] = "mul"; },
        "nodes[3] (mul) has the name of another node"},
       {"a later node", [](Json& n) { n[2]["args"][0] = Ref("neg"); },
-       "nodes[2] (mul) refers to neg, which is no earlier node"},
+       "nodes[2] (mul) refers to neg, which is not an earlier node"},
       {"itself", [](Json& n) { n[2]["args"][0] = Ref("mul"); },
-       "nodes[2] (mul) refers to mul, which is no earlier node"},
+       "nodes[2] (mul) refers to mul, which is not an earlier node"},
       {"a number as reference",
        [](Json& n) {
          n[2]["args"][0] = {{"ref", 0}};

@@ -20,8 +20,7 @@ CannedEngine::CannedEngine(EngineInfo info, CannedLimits limits)
       limits_(limits),
       metrics_(&registry_),
       dispatcher_(
-          dispatch::Filled({.scheduler = {.queue = limits.queue},
-                            .residency = {.max_resident = kPlacesOnDevice,
+          dispatch::Filled({.residency = {.max_resident = kPlacesOnDevice,
                                           .host_bytes = 1 << 20},
                             .max_adapters = info_.max_adapters,
                             .max_adapters_per_tenant = info_.max_adapters}),

@@ -35,10 +35,11 @@ namespace weft {
 
 // Limits on the work that the engine accepts.
 struct CannedLimits {
-  dispatch::QueueLimits queue = {};
   // The most samples that are drawn together. A request that is drawn alone may
   // have more. 0: any number.
   int max_decode_sequences = 0;
+  // Of a CannedServer, --request-memory.
+  int64_t request_memory_bytes = 0;
 };
 
 class CannedEngine final : public engine::Engine {
@@ -93,6 +94,10 @@ class CannedEngine final : public engine::Engine {
   [[nodiscard]] int64_t ReplayBytes(
       const TrainRequest& /*request*/) const override {
     return replay_bytes_;
+  }
+  [[nodiscard]] uint64_t Ahead(const std::string& adapter_id,
+                               uint64_t step) const override {
+    return dispatcher_.adapters().Ahead(adapter_id, step);
   }
   CancelHandle Sample(SampleRequest request,
                       std::function<void(SampleDelta)> on_delta,

@@ -65,10 +65,12 @@ void CannedEngine::Keep(const StepRequest& request) {
   MutexLock lock(&mu_);
   if (const auto* const train = std::get_if<TrainRequest>(&request)) {
     last_train_ = *train;
+    last_train_.charge = nullptr;
     train_thread_ = std::this_thread::get_id();
   } else if (const auto* const optim =
                  std::get_if<OptimStepRequest>(&request)) {
     last_optim_ = *optim;
+    last_optim_.charge = nullptr;
   }
 }
 
@@ -105,6 +107,7 @@ CancelHandle CannedEngine::Sample(SampleRequest request,
   {
     MutexLock lock(&mu_);
     last_sample_ = request;
+    last_sample_.charge = nullptr;
   }
   return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
                                       Counted(std::move(done)));

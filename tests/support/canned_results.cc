@@ -23,11 +23,6 @@ EngineInfo CannedInfo() {
           .max_adapters_per_tenant = 3,
           .max_adapter_bytes_per_tenant = 1 << 30,
           .max_rank = 64,
-          .max_queue_requests = 1024,
-          .max_queue_tokens = 4 << 20,
-          .max_queue_requests_per_tenant = 512,
-          .max_queue_tokens_per_tenant = 1 << 20,
-          .reorder_window = 256,
           .replay_window = 64,
           .has_byte_decoder = false,
           .keeps_sample_records = true};

@@ -20,6 +20,7 @@ CannedServer::CannedServer(const CannedLimits& limits)
   options.listen = "127.0.0.1:0";
   options.metrics_listen = "";
   options.model_name = "toy";
+  options.request_memory_bytes = limits.request_memory_bytes;
   // If the server cannot listen, value() ends the test and reports why.
   frontend_ =
       server::Frontend::Start(options, std::make_shared<prometheus::Registry>())

@@ -80,14 +80,7 @@ json Obey(const json& line, CannedEngine& engine) {
 }
 
 CannedLimits LimitsOf(const EngineOptions& options) {
-  return {
-      .queue = {.max_requests = options.max_queue_requests,
-                .max_tokens = options.max_queue_tokens,
-                .max_requests_per_tenant =
-                    options.max_queue_requests_per_tenant,
-                .max_tokens_per_tenant = options.max_queue_tokens_per_tenant,
-                .max_calls_per_tenant = options.max_calls_per_tenant},
-      .max_decode_sequences = options.max_decode_sequences};
+  return {.max_decode_sequences = options.max_decode_sequences};
 }
 
 void ObeyLines(CannedEngine& engine) {

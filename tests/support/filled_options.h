@@ -14,8 +14,6 @@ inline Options Filled(Options options) {
     if (value == 0) value = other;
   };
   fill(options.scheduler.max_batch_tokens, 8192);
-  fill(options.scheduler.queue.max_requests, 1024);
-  fill(options.scheduler.queue.max_tokens, 4 << 20);
   fill(options.scheduler.sampling_share, 0.5);
   fill(options.residency.max_resident, 64);
   fill(options.max_adapters, 1024);

@@ -65,12 +65,11 @@ def test_training_goes_on_after_the_server_is_killed(
     assert server.result() == calm
 
 
-def test_clients_and_samples_beyond_the_queue_wait(
+def test_clients_and_samples_of_a_crowd_wait(
     server: TinkerDaemon, tmp_path: Path
 ) -> None:
     small = TinkerDaemon(
         tmp_path,
-        *("--max-queue-requests", "16", "--max-queue-requests-per-tenant", "8"),
         # A sample at a time takes long enough that even a slow client fills the queue.
         *("--max-decode-sequences", "1", "--max-adapters", "40"),
         # The SDK polls for each sample on a connection of its own.
@@ -90,7 +89,7 @@ def test_clients_and_samples_beyond_the_queue_wait(
     finally:
         small.stop()
     assert max(depths) > 16
-    assert 'rejected_total{reason="queue_full"} 0' in page
+    assert 'rejected_total{reason="quota"} 0' in page
     assert len(health) > 10 and set(health) == {200}
     assert out["lengths"] == [16]
     assert len(out["norms"]) == 32

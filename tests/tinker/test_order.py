@@ -91,24 +91,33 @@ def test_two_loads_and_a_kill_run_nothing_twice(daemon: TinkerDaemon) -> None:
 def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> None:
     client = RawClient(daemon)
     model = client.model(client.session())
-    body = {"model_id": model, "seq_id": 5000, "adam_params": {}}
+    far = 1 << 40
+    body = {"model_id": model, "seq_id": far, "adam_params": {}}
     status, reply = client.ask("optim_step", body)
-    assert status == 400 and "seq_id" in reply["detail"]
-    assert not is_logged(daemon, f"step/{model}:5000")
+    assert status == 429 and "share" in reply["detail"], reply
+    assert not is_logged(daemon, f"step/{model}:{far}")
     # A step that is kept has such a note. This shows that the check above looks for
     # the right name.
     client.step(model, 500)
     assert is_logged(daemon, f"step/{model}:500")
 
 
-def test_a_refused_step_is_passed_though_the_queue_is_full(
+def test_a_refused_step_is_passed_though_the_share_is_in_use(
     tmp_path: Path,
 ) -> None:
-    small = TinkerDaemon(tmp_path, "--max-queue-requests-per-tenant", "2")
+    """Steps come until one is refused. Then the first fails, and all others run."""
+    small = TinkerDaemon(tmp_path, "--request-memory", "2MiB")
     try:
         client = RawClient(small)
         model = client.model(client.session())
-        others = [client.train(model, seq) for seq in range(2, 10)]
+        others = []
+        body = {"model_id": model, "adam_params": {"learning_rate": 1e-4}}
+        for seq in range(2, 1000):
+            status, reply = client.ask("optim_step", {**body, "seq_id": seq})
+            if status == 429:
+                break
+            others.append(reply)
+        assert 3 < len(others) < 900, reply
         refused = client.result(client.train(model, 1, loss="none"))
         assert refused["category"] == "user", refused
         for future in others:

@@ -100,7 +100,7 @@ def _sendable() -> Iterator[None]:
 
 
 def _check_rank(name: str, rank: object) -> None:
-    """Raises InvalidArgument for what is no rank. A request's 0 would be a default."""
+    """Raises InvalidArgument for what is not a rank. 0 in a request is a default."""
     if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)) or rank < 1:
         raise InvalidArgument(f"{name} is {rank!r}, must be a whole number, at least 1")
 
@@ -348,7 +348,7 @@ def optim_config(options: OptimOptions) -> dict[str, Any]:
     for name in settings:
         if name not in known:
             raise InvalidArgument(
-                f"{name} is no setting of {optimizer}: one of {', '.join(known)}"
+                f"{name} is not a setting of {optimizer}: one of {', '.join(known)}"
             )
     with _sendable():
         return {optimizer: config(**settings)}

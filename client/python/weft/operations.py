@@ -48,7 +48,6 @@ REFUSALS = frozenset(
 # A longer timeout is none. Far longer ones overflow the clocks of gRPC and of Python.
 MAX_SECONDS = 1e8
 
-_LONGEST_SLEEP = 60.0  # Seconds; a step that waits for its turn looks again then.
 # Error reasons (weft/v1/errors.proto) of a step whose adapter is another than this
 # client knows, or whose number another client has used.
 _CHANGED = frozenset({"STALE_EPOCH", "STEP_HAS_ANOTHER_PAYLOAD"})
@@ -69,10 +68,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Sleep:
-    """Asks the driver to wait, and to tell `slot` how to end the wait early."""
+    """Asks the driver to wait."""
 
     seconds: float
-    slot: StepSlot | None = None
 
 
 @dataclass(frozen=True)
@@ -150,13 +148,12 @@ class Caller:
         timeout: float | None = None,
         retry: bool = True,
         slot: StepSlot | None = None,
-        counter: StepCounter | None = None,
         gone_is_done: bool = False,
         on_refusal: Callable[[], None] | None = None,
     ) -> Operation[Reply[ResponseT]]:
         """Builds one RPC with its repetitions, all within one deadline.
 
-        slot, counter: those of a step. The counter says when to send the step.
+        slot: that of a step.
         gone_is_done: a repetition that gets NOT_FOUND counts as a success, because an
         earlier attempt did the work and its reply was lost. on_refusal is called
         before each repetition that follows RESOURCE_EXHAUSTED.
@@ -173,13 +170,6 @@ class Caller:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
                 self.require_open()
-                if slot is not None and counter is not None:
-                    pause = counter.turn_in(slot)
-                    if pause > 0 and remaining <= 0 and counter.refusal is not None:
-                        raise counter.refusal
-                    if pause > 0:
-                        yield Sleep(min(pause, remaining, _LONGEST_SLEEP), slot)
-                        continue
                 reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
                 self.contact.made()
                 return reply
@@ -197,9 +187,6 @@ class Caller:
                 self.contact.say(method.name, error, began, left)
                 if on_refusal is not None and error.code == "RESOURCE_EXHAUSTED":
                     on_refusal()
-                if slot and counter and error.code == "RESOURCE_EXHAUSTED":
-                    counter.hold_back(slot, error, delay)
-                    continue
             repeated = True
             yield Sleep(delay)
 
@@ -233,7 +220,7 @@ class Caller:
     ) -> Operation[T]:
         outcome, reason = Outcome.UNKNOWN, "interrupted"
         try:
-            reply = yield from self.call(method, request, slot=slot, counter=counter)
+            reply = yield from self.call(method, request, slot=slot)
             outcome = Outcome.DONE
             return convert(reply)
         except WeftError as error:

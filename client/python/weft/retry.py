@@ -15,9 +15,8 @@ class RetryPolicy:
 
     The default delays add up to about 16 seconds, which outlasts a short restart of
     the server. If the server says when to retry, retries continue until the call's
-    deadline. A step that the server had no room for goes again sooner if an earlier
-    step of its adapter ends. A client that never had an answer from the server gives
-    up within 3 seconds.
+    deadline. A client that never had an answer from the server gives up within 3
+    seconds.
     """
 
     max_attempts: int = 8  # Consecutive attempts without a server's hint; 1: no retry.

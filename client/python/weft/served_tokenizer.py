@@ -86,7 +86,9 @@ class ServedTokenizer:
             )
         # It becomes a part of a path.
         if not re.fullmatch("[0-9a-f]{64}", model.tokenizer_fingerprint):
-            raise DataLoss("the server sent a tokenizer_fingerprint that is no SHA-256")
+            raise DataLoss(
+                "the server sent a tokenizer_fingerprint that is not a SHA-256"
+            )
         self._model = model
         self._received: dict[str, bytes] = {}
         self._context = _cache()

@@ -8,12 +8,6 @@ counter withdraws them, and the user must call resync. If it is unknown whether 
 server has accepted the last step (a deadline, a lost connection), the client asks the
 server for the next number.
 
-If the server has no room for a step, the counter holds the adapter's steps back. They
-go out again in order, at most as many at a time as the server had room for. Each answer
-lets the next ones go, and the bound rises slowly. If there is no answer to wait for,
-the lowest step goes when the server's hint has passed. Without this order, later steps
-would take the room that the lowest one needs.
-
 Each step carries the epoch of its adapter, so that no step trains another adapter that
 was made later under the same name. And if another client has worked on the adapter,
 the next number is not the one that this client expects. Then the user must call resync,
@@ -23,13 +17,10 @@ because the adapter is no longer what this client has trained.
 from __future__ import annotations
 
 import enum
-import math
 import threading
-import time
 from collections.abc import Callable
-from itertools import islice
 
-from weft.errors import FailedPrecondition, WeftError
+from weft.errors import FailedPrecondition
 
 
 class Outcome(enum.Enum):
@@ -42,18 +33,13 @@ class Outcome(enum.Enum):
 
 
 class StepSlot:
-    """One number in flight, with its epoch. `cancel` ends the call that carries it, and
-    `wake` ends its wait for its turn."""
+    """One number in flight, with its epoch. `cancel` ends the call that carries it."""
 
     def __init__(self, number: int, epoch: int = 0) -> None:
         self.number = number
         self.epoch = epoch
         self.withdrawn_because: str | None = None
         self.cancel: Callable[[], object] | None = None
-        self.wake: Callable[[], object] | None = None
-        self.woken = False  # The counter has called `wake`, or would have.
-        self.sent = False  # Sent, and not refused for lack of room since.
-        self.answers = 0  # The counter's answers when the step was sent.
 
 
 class StepCounter:
@@ -65,14 +51,6 @@ class StepCounter:
         self._lock = threading.Lock()
         self._next = next_step
         self._in_flight: dict[int, StepSlot] = {}  # In the order of the numbers.
-        # While `refusal` is set, only the first `_limit` steps in flight may be at the
-        # server, and no step may be sent before `_retry_at`.
-        self.refusal: WeftError | None = None
-        self._limit = math.inf
-        self._retry_at = 0.0
-        self._answers = 0  # Number of steps that are done.
-        self._changed = False  # Steps may have to be woken.
-        self._waking = False  # A thread wakes steps.
         self._unsure: str | None = None
         self._broken: str | None = None
         self._forgotten = False  # This client does not know the next number.
@@ -148,80 +126,17 @@ class StepCounter:
                 raise FailedPrecondition(self._broken)
         self.reset(next_step, epoch)
 
-    def turn_in(self, slot: StepSlot) -> float:
-        """Returns the seconds until the step may be sent: infinity while it must wait
-        for other steps. After 0 it counts as sent."""
-        with self._lock:
-            slot.woken = False
-            if self.refusal is not None:
-                first = islice(self._in_flight.values(), int(self._limit))
-                if next((each for each in first if not each.sent), None) is not slot:
-                    return math.inf
-                pause = self._retry_at - time.monotonic()
-                if pause > 0:
-                    return pause
-            slot.sent = True
-            slot.answers = self._answers
-            return 0.0
-
-    def hold_back(self, slot: StepSlot, refusal: WeftError, delay: float) -> None:
-        """Records that the server has no room for a step. From now on steps wait for
-        their turn. delay: the seconds until a step may be sent, unless a step is done
-        before, or was done after the refused one was sent: then there may be room."""
-        with self._lock:
-            slot.sent = False
-            lower = sum(
-                each.sent and each.number < slot.number
-                for each in self._in_flight.values()
-            )
-            self.refusal = refusal
-            self._limit = min(self._limit, max(1, lower))
-            if slot.answers == self._answers:
-                self._retry_at = time.monotonic() + delay
-
     def finish(self, slot: StepSlot, outcome: Outcome, reason: str = "") -> None:
         """Records the end of a step. Withdraws later steps if this one was refused."""
         for later in self._end(slot, outcome, reason):
             if later.cancel is not None:
                 later.cancel()
-            if later.wake is not None:
-                later.wake()
-        self._wake_next()
-
-    def _wake_next(self) -> None:
-        """Wakes the steps whose turn it may be, in their order."""
-        with self._lock:
-            self._changed = True
-            if self._waking:
-                return  # A woken step has ended, or another thread wakes steps.
-            self._waking = True
-        while True:
-            with self._lock:
-                if not self._changed:
-                    self._waking = False
-                    return
-                self._changed = False
-                limit = None if self.refusal is None else int(self._limit)
-                first = islice(self._in_flight.values(), limit)
-                slots = [each for each in first if not each.sent]
-                for each in slots:
-                    each.woken = True
-            for each in slots:
-                if each.wake is not None:
-                    each.wake()
 
     def _end(self, slot: StepSlot, outcome: Outcome, reason: str) -> list[StepSlot]:
         """Records the end of a step. Returns the steps that this withdraws."""
         withdrawn: list[StepSlot] = []
         with self._lock:
             self._in_flight.pop(slot.number, None)
-            if not self._in_flight:
-                self.refusal, self._limit = None, math.inf
-            if outcome is Outcome.DONE:
-                # The step's place at the server is free.
-                self._answers += 1
-                self._limit += 1 / self._limit
-                self._retry_at = 0.0
             if slot.withdrawn_because is not None or outcome is Outcome.DONE:
                 return withdrawn
             is_last = slot.number == self._next - 1

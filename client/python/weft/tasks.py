@@ -163,11 +163,9 @@ class TaskDriver:
             raise
 
     async def _pause(self, effect: Sleep) -> None:
-        # The step's counter, or closing the client, ends the pause early.
+        # Closing the client ends the pause early.
         woken = asyncio.Event()
-        if effect.slot is not None:
-            effect.slot.wake = woken.set
-        if self._closed.is_set() or (effect.slot is not None and effect.slot.woken):
+        if self._closed.is_set():
             return
         self._pauses.add(woken)
         try:

@@ -107,13 +107,8 @@ class _Run(Generic[T]):
     def _start(self, effect: Call | Sleep) -> None:
         if isinstance(effect, Sleep):
             self._driver.pausing.add(self)
-            if effect.slot is None:
-                self._driver.keep_connecting()
+            self._driver.keep_connecting()
             seconds = 0 if self._driver.closed else effect.seconds
-            if effect.slot is not None:
-                effect.slot.wake = self.end_pause
-                # Another thread may have woken the step before `wake` was set.
-                seconds = 0 if effect.slot.woken else seconds
             self._pause = threading.Timer(seconds, self._wake)
             self._pause.daemon = True
             self._pause.start()

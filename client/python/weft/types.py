@@ -225,11 +225,7 @@ class ServerInfo:
     string_stops: bool  # Whether stop entries may be text or bytes.
     max_adapters_per_tenant: int
     max_adapter_bytes_per_tenant: int  # 0 = no limit.
-    max_queue_requests: int  # The most requests of all tenants that may wait.
-    max_queue_tokens: int
-    max_queue_requests_per_tenant: int
-    max_queue_tokens_per_tenant: int
-    reorder_window: int  # How far a step may be ahead of the lowest missing step.
+    request_memory_bytes: int  # For the requests of all tenants under way.
     replay_window: int  # How many of an adapter's latest replies the server keeps.
     max_targets_per_token: int
     max_stop_entries: int

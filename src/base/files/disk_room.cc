@@ -43,12 +43,13 @@ void DiskMetrics::Refresh() {
     if (!room.ok()) continue;
     const prometheus::Labels labels = {{"folder", folder.label}};
     AddGauge(&registry_, "weft_disk_free_bytes",
-             "Bytes that the server may still write to the folder's file "
-             "system.",
+             "Bytes that weftd may still write to the folder's file system, "
+             "read each second.",
              labels)
         .Set(static_cast<double>(room->free));
     AddGauge(&registry_, "weft_disk_size_bytes",
-             "Bytes of the folder's file system that are free or in use.",
+             "Bytes of the folder's file system that are free to weftd or in "
+             "use.",
              labels)
         .Set(static_cast<double>(room->size));
   }

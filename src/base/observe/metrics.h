@@ -5,7 +5,7 @@
 //   Counter& steps = AddCounter(registry, "weft_optim_steps_total", "...");
 //   steps.Increment();
 //   LabelledCounters rejected(registry, "weft_requests_rejected_total", "...",
-//                             "reason", {"invalid", "queue_full"});
+//                             "reason", {"invalid", "too_large"});
 //   rejected[1].Increment();
 //
 // Names use base units (_seconds, _bytes), and counters end in _total. Labels

@@ -118,7 +118,8 @@ std::vector<MetricFamily> ProcessCollector::Collect() const {
            static_cast<double>(limit.rlim_cur));
   }
   Append(&families, "weft_log_lines_dropped_total",
-         "Log lines that were dropped because nobody read the log.",
+         "Log lines dropped because nobody reads stderr and a mebibyte of "
+         "lines waits.",
          MetricType::Counter, static_cast<double>(NumDroppedLogLines()));
   return families;
 }

@@ -74,12 +74,6 @@ absl::Status EngineOptions::Validate() const {
   if (checkpoint_dir.empty()) complaints.Add("--checkpoint-dir is empty");
   complaints.NotAbove("max-adapters-per-tenant", max_adapters_per_tenant,
                       "max-adapters", max_adapters);
-  complaints.NotAbove("max-queue-requests-per-tenant",
-                      max_queue_requests_per_tenant, "max-queue-requests",
-                      max_queue_requests);
-  complaints.NotAbove("max-queue-tokens-per-tenant",
-                      max_queue_tokens_per_tenant, "max-queue-tokens",
-                      max_queue_tokens);
   CheckState(*this, &complaints);
   const auto weights = ParseTenantWeights(tenant_weights);
   if (!weights.ok()) complaints.Add(std::string(weights.status().message()));

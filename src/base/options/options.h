@@ -41,7 +41,6 @@ inline constexpr auto Between(auto least, auto greatest) {
 struct EngineOptions {
 #define WEFT_ENGINE_FLAG WEFT_MEMBER
 #include "src/base/options/flags.inc"
-  int max_calls_per_tenant = 0;  // A copy of the same field of ServerOptions.
 
   // Returns INVALID_ARGUMENT with one line for each value that does not go with
   // another. The line names the flag. ValidateSettings checks the ranges.

@@ -60,7 +60,7 @@ bool SampleSequences::HasRoom(const SampleRequest& request,
   const dispatch::DecodeOrder::Place next = NextPlace(tenant);
   // Counts the pages that this prompt and waiting sequences need, and one more
   // page for each sequence that has pages. Sequences behind yield theirs.
-  int64_t promised =
+  int64_t needed =
       KvPool::PagesFor(static_cast<int64_t>(request.prompt.size()));
   int64_t yielded = 0;
   int64_t num_states = 1;
@@ -72,13 +72,13 @@ bool SampleSequences::HasRoom(const SampleRequest& request,
         yielded += static_cast<int64_t>(sequence->pages->pages().size());
       continue;
     }
-    promised += has_pages ? 1 : KvPool::PagesFor(sequence->target());
+    needed += has_pages ? 1 : KvPool::PagesFor(sequence->target());
     ++num_states;
     if (sequence->sample_index != kPrompt || !sequence->ready())
       ++num_sequences;
   }
   return num_sequences < max_running_ &&
-         promised <= pool_.available_pages() + yielded &&
+         needed <= pool_.available_pages() + yielded &&
          (!pool_.has_states() || num_states <= pool_.num_states());
 }
 

@@ -69,14 +69,15 @@ class EngineProbe {
   std::atomic<int64_t> last_heartbeat_ns_{absl::ToUnixNanos(SteadyNow())};
   prometheus::Gauge& heartbeat_ =
       AddGauge(registry_, "weft_engine_heartbeat_timestamp_seconds",
-               "Unix time at which the engine thread last moved.");
+               "Unix time at which the engine thread last finished work or "
+               "found none.");
   prometheus::Counter& train_tokens_ =
       AddCounter(registry_, "weft_train_tokens_total",
                  "Tokens of ForwardBackward and Forward.");
   prometheus::Counter& prompt_tokens_ =
       AddCounter(registry_, "weft_prompt_tokens_total",
-                 "Tokens prefilled; what the prefix cache had is "
-                 "not counted, a preempted sequence is again.");
+                 "Tokens prefilled, without those that the prefix cache had; "
+                 "after a preemption they count again.");
   prometheus::Counter& sampled_tokens_ =
       AddCounter(registry_, "weft_sampled_tokens_total", "Tokens drawn.");
   prometheus::Counter& prefix_lookup_tokens_ = AddCounter(
@@ -84,10 +85,11 @@ class EngineProbe {
       "Tokens of prompts and of preempted sequences to be prefilled.");
   prometheus::Counter& prefix_hit_tokens_ =
       AddCounter(registry_, "weft_prefix_cache_hit_tokens_total",
-                 "Those of them that the prefix cache had.");
+                 "Tokens to be prefilled that the prefix cache had.");
   prometheus::Counter& preemptions_ =
       AddCounter(registry_, "weft_sample_preemptions_total",
-                 "Sequences that gave their key/value pages to older ones.");
+                 "Sequences that lost their key/value pages to older ones and "
+                 "are prefilled again.");
   LabelledHistograms batch_tokens_{registry_,
                                    "weft_batch_tokens",
                                    "Tokens of a device batch, by kind.",
@@ -103,14 +105,16 @@ class EngineProbe {
       {"train", "forward", "optim", "prefill", "decode"}};
   LabelledCounters decode_iterations_{registry_,
                                       "weft_decode_iterations_total",
-                                      "Decode iterations, by the way they ran.",
+                                      "Decode iterations, as one CUDA graph "
+                                      "or as separate launches.",
                                       "way",
                                       {"graph", "launches"}};
-  prometheus::Gauge& decode_graphs_ = AddGauge(
-      registry_, "weft_decode_graphs", "CUDA graphs of decode iterations.");
+  prometheus::Gauge& decode_graphs_ =
+      AddGauge(registry_, "weft_decode_graphs",
+               "Recorded CUDA graphs of decode iterations.");
   prometheus::Gauge& decode_graph_bytes_ =
       AddGauge(registry_, "weft_decode_graph_bytes",
-               "Device memory that recording them took.");
+               "Device memory that the recorded graphs take.");
   prometheus::Histogram& first_token_ =
       AddHistogram(registry_, "weft_time_to_first_token_seconds",
                    "Time from acceptance to the first token.", StepBuckets());
@@ -133,12 +137,13 @@ class EngineProbe {
                "Bytes of all recurrent states.");
   prometheus::Gauge& device_total_ =
       AddGauge(registry_, "weft_device_memory_bytes",
-               "Memory of the device; 0 on the CPU.");
+               "Memory of rank 0's CUDA device; 0 on the CPU.");
   prometheus::Gauge& device_reserved_ =
       AddGauge(registry_, "weft_device_reserved_bytes",
-               "What this process has taken of it.");
-  prometheus::Gauge& device_allocated_ = AddGauge(
-      registry_, "weft_device_allocated_bytes", "What is in use of that.");
+               "Memory of the device that weftd has taken; 0 on the CPU.");
+  prometheus::Gauge& device_allocated_ =
+      AddGauge(registry_, "weft_device_allocated_bytes",
+               "Memory of the device that tensors use; 0 on the CPU.");
   prometheus::Counter& optim_steps_ =
       AddCounter(registry_, "weft_optim_steps_total", "OptimSteps applied.");
   prometheus::Histogram& grad_norm_ = AddHistogram(
@@ -146,22 +151,25 @@ class EngineProbe {
       ExponentialBuckets(1e-4, 4, 16));
   prometheus::Counter& nonfinite_ =
       AddCounter(registry_, "weft_nonfinite_total",
-                 "OptimSteps refused for a non-finite gradient.");
+                 "OptimSteps refused because a gradient, or its square in "
+                 "f32, is not finite.");
   prometheus::Counter& clipped_ =
       AddCounter(registry_, "weft_grad_clipped_total",
                  "OptimSteps whose gradient was clipped.");
   prometheus::Counter& out_of_memory_ =
       AddCounter(registry_, "weft_out_of_memory_total",
-                 "Micro-batches for which there was no memory.");
+                 "Micro-batches that ran out of memory, whether or not they "
+                 "ran again.");
   // The first bucket counts experts without rows.
-  prometheus::Histogram& expert_load_ = AddHistogram(
-      registry_, "weft_expert_load_ratio",
-      "Rows of an expert in a micro-batch over the mean of its layer's "
-      "experts; one observation for each expert of each layer.",
-      {0, 0.25, 0.5, 1, 1.5, 2, 4, 8, 16});
+  prometheus::Histogram& expert_load_ =
+      AddHistogram(registry_, "weft_expert_load_ratio",
+                   "Rows of an expert in a training micro-batch over the mean "
+                   "of its layer; le=0 counts experts without rows.",
+                   {0, 0.25, 0.5, 1, 1.5, 2, 4, 8, 16});
   prometheus::Gauge& expert_imbalance_ =
       AddGauge(registry_, "weft_expert_imbalance",
-               "Largest such ratio in the last micro-batch; 1 is even.");
+               "Largest weft_expert_load_ratio in the last micro-batch; 1 "
+               "means that all experts have equally many rows.");
   LabelledCounters checkpoints_{
       registry_,
       "weft_checkpoints_total",
@@ -178,8 +186,10 @@ class EngineProbe {
   prometheus::Gauge& last_checkpoint_ =
       AddGauge(registry_, "weft_checkpoint_last_success_timestamp_seconds",
                "Unix time of the last checkpoint written; 0: none.");
-  prometheus::Gauge& stored_checkpoints_ = AddGauge(
-      registry_, "weft_checkpoint_store_bytes", "Bytes of all checkpoints.");
+  prometheus::Gauge& stored_checkpoints_ =
+      AddGauge(registry_, "weft_checkpoint_store_bytes",
+               "Bytes of all checkpoints that are listed, counted at the "
+               "start and with each save, upload and deletion.");
 };
 
 }  // namespace weft::engine

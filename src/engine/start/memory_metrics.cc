@@ -17,8 +17,7 @@ void ShowMemory(const MemorySplit& split, prometheus::Registry* registry) {
       {"reserve", split.reserve}};
   for (const auto& [part, bytes] : parts) {
     set(AddGauge(registry, "weft_memory_part_bytes",
-                 "What the device's memory was given to at the start; 0 on "
-                 "the CPU.",
+                 "Device memory given to each part at the start; 0 on the CPU.",
                  {{"part", part}}),
         bytes);
   }
@@ -29,17 +28,17 @@ void ShowMemory(const MemorySplit& split, prometheus::Registry* registry) {
       {"adapters", split.adapters_limit}};
   for (const auto& [part, limit] : limits) {
     set(AddGauge(registry, "weft_memory_part_short",
-                 "1 where the device's memory, and nothing else, keeps a "
-                 "part from being larger.",
+                 "1 where memory, not a flag, keeps the part from being "
+                 "larger.",
                  {{"part", part}}),
         limit == Limit::kMemory ? 1 : 0);
   }
   set(AddGauge(registry, "weft_max_batch_tokens",
-               "Tokens of the longest micro-batch that memory was given to; 0 "
-               "on the CPU."),
+               "Tokens of the longest micro-batch for which there is memory; "
+               "0 on the CPU."),
       split.batch_tokens);
   set(AddGauge(registry, "weft_recomputed_layers",
-               "Layers that such a one recomputes."),
+               "Layers that the longest micro-batch recomputes; 0 on the CPU."),
       split.recomputed_layers);
 }
 

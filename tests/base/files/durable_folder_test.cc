@@ -15,6 +15,7 @@
 #include "src/base/files/file_io.h"
 #include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -24,12 +25,6 @@ using testing::ElementsAre;
 
 class DurableFolderTest : public testing::Test {
  protected:
-  DurableFolderTest() {
-    std::string path = testing::TempDir() + "/durable_XXXXXX";
-    parent_ = ::mkdtemp(path.data());
-  }
-  ~DurableFolderTest() override { fs::remove_all(parent_); }
-
   fs::path File(const std::string& folder, const std::string& name) const {
     return fs::path(parent_) / folder / name;
   }
@@ -38,7 +33,8 @@ class DurableFolderTest : public testing::Test {
     std::ofstream(path, std::ios::binary) << text;
   }
 
-  std::string parent_;
+  const TempFolder temporary_;
+  const std::string& parent_ = temporary_.path();
   const DurableFolder folder_{
       .files = {{"weights.bin", std::string("a\0b", 3)}, {"empty", ""}},
       .fields = {{"step", 7}}};

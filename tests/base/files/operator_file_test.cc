@@ -1,16 +1,15 @@
 #include "src/base/files/operator_file.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -19,11 +18,8 @@ namespace fs = std::filesystem;
 
 class OperatorFileTest : public ::testing::Test {
  protected:
-  OperatorFileTest() { fs::create_directory(folder_); }
-  ~OperatorFileTest() override { fs::remove_all(folder_); }
-
-  const std::string folder_ =
-      absl::StrCat(::testing::TempDir(), "/operator_file_", getpid());
+  const TempFolder temporary_;
+  const std::string folder_ = temporary_.path();
   const std::string path_ = folder_ + "/file";
 };
 

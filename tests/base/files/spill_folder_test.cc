@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -22,20 +22,14 @@ namespace fs = std::filesystem;
 
 class SpillFolderTest : public ::testing::Test {
  protected:
-  SpillFolderTest()
-      : root_(fs::path(::testing::TempDir()) /
-              absl::StrCat("weft_spill_test_", getpid())) {
-    fs::remove_all(root_);
-  }
-  ~SpillFolderTest() override { fs::remove_all(root_); }
-
   SpillFolder Open() {
     absl::StatusOr<SpillFolder> folder = SpillFolder::Open(root_);
     EXPECT_THAT(folder, IsOk());
     return *std::move(folder);
   }
 
-  const fs::path root_;
+  const TempFolder folder_;
+  const fs::path root_ = fs::path(folder_.path()) / "spill";
   const std::vector<float> first_ = {1.5f, -2, 0};
   const std::vector<float> second_ = {7};
 };

@@ -1,7 +1,6 @@
 #include "src/base/files/token_file.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
@@ -96,9 +96,8 @@ TEST(TokenFileTest, BadLinesAreNamedAndNotShown) {
 }
 
 TEST(TokenFileTest, WritesForItsOwnerAloneAndKeepsModeAndLink) {
-  const std::string folder =
-      absl::StrCat(::testing::TempDir(), "/weft_token_file_", getpid());
-  std::filesystem::create_directories(folder);
+  const TempFolder temporary;
+  const std::string& folder = temporary.path();
   const std::string path = folder + "/tokens";
   const std::vector<TokenRecord> records = {{.id = "ci",
                                              .sha256 = Hash(),
@@ -119,7 +118,6 @@ TEST(TokenFileTest, WritesForItsOwnerAloneAndKeepsModeAndLink) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder),
                           std::filesystem::directory_iterator()),
             2);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

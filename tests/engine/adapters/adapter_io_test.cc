@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -22,6 +21,7 @@
 #include "src/base/reason.h"
 #include "src/lora/adapter_layout.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::engine::adapter_io_test {
 namespace {
@@ -67,12 +67,6 @@ lora::AdapterState StateOf(const LoraConfig& config) {
 
 class AdapterIoTest : public ::testing::Test {
  protected:
-  AdapterIoTest()
-      : folder_(std::filesystem::path(::testing::TempDir()) /
-                absl::StrCat("weft_adapter_io_test_", getpid())),
-        io_(folder_, kBase) {}
-  ~AdapterIoTest() override { std::filesystem::remove_all(folder_); }
-
   static AdapterCopy CopyOf(const LoraConfig& config) {
     return {.tenant = "t",
             .config = config,
@@ -121,8 +115,9 @@ class AdapterIoTest : public ::testing::Test {
     return names;
   }
 
-  const std::filesystem::path folder_;
-  AdapterIo io_;
+  const TempFolder temporary_;
+  const std::filesystem::path folder_ = temporary_.path();
+  AdapterIo io_{folder_, kBase};
 };
 
 TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {

@@ -1,15 +1,14 @@
 #include "src/engine/decode/decode_threads.h"
 
 #include <ATen/Parallel.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::engine {
 namespace {
@@ -18,14 +17,12 @@ namespace {
 // whatever this process does not use.
 class BusyMachine : public ::testing::Test {
  protected:
-  BusyMachine()
-      : root_(absl::StrCat(::testing::TempDir(), "/weft_busy_", getpid())) {
+  BusyMachine() {
     std::filesystem::create_directories(root_ + "/proc");
     std::ofstream file(root_ + "/proc/stat");
     for (int i = 0; i < 1024; ++i) file << "cpu" << i << " 1 1 1 1 1\n";
     at::set_num_threads(4);
   }
-  ~BusyMachine() override { std::filesystem::remove_all(root_); }
 
   static int ThreadsOf(DecodeThreads& threads) {
     int count = 0;
@@ -34,7 +31,8 @@ class BusyMachine : public ::testing::Test {
     return count;
   }
 
-  const std::string root_;
+  const TempFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 TEST_F(BusyMachine, LeavesOneThreadToDecoding) {

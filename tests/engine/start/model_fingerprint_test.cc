@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -16,6 +15,7 @@
 #include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::engine {
 namespace {
@@ -78,8 +78,8 @@ class ModelFingerprintTest : public ::testing::Test {
     return fingerprint.value_or("");
   }
 
-  const fs::path folder_ = fs::path(::testing::TempDir()) /
-                           absl::StrCat("model_fingerprint_test-", getpid());
+  const TempFolder temporary_;
+  const fs::path folder_ = temporary_.path();
   std::map<std::string, std::vector<int64_t>> shapes_;
   std::map<std::string, std::vector<float>> tensors_;
 };

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "kernels/cpu/bf16_product.h"
 #include "kernels/cpu/kernels.h"
 #include "tests/kernels/cpu/kernel_test.h"
 #include "tests/kernels/cpu/reference.h"
@@ -419,6 +422,22 @@ INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, CpuKernelsTest, kEveryIsa,
 TEST(KernelDispatchTest, PicksATableThisProcessorRuns) {
   EXPECT_EQ(&Kernels(), KernelsFor(Kernels().isa));
 }
+
+#if defined(__x86_64__)
+// Entry kernels_test.hidden runs this test, too, with hidden instructions.
+TEST(KernelDispatchTest, TakesWhatTheProcessorHasAndTheCLibraryDoesNotHide) {
+  const char* const tunables = std::getenv("GLIBC_TUNABLES");
+  const std::string hidden = tunables == nullptr ? "" : tunables;
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") &&
+                          hidden.find("-AVX512F") == std::string::npos;
+  EXPECT_EQ(KernelsFor(Isa::kAvx512) != nullptr, has_avx512);
+  EXPECT_EQ(Bf16Kernels() != nullptr,
+            has_avx512 && __builtin_cpu_supports("avx512bf16"));
+  EXPECT_EQ(KernelsFor(Isa::kAvx2) != nullptr,
+            __builtin_cpu_supports("avx2") &&
+                hidden.find("-AVX2") == std::string::npos);
+}
+#endif
 
 }  // namespace
 }  // namespace weft::kernels::cpu::cpu_kernels_test

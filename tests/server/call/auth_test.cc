@@ -1,6 +1,5 @@
 // Tests tokens over a connection: which calls are permitted, and which names
 // callers see.
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -19,6 +18,7 @@
 #include "src/base/reason.h"
 #include "tests/server/server_fixture.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server {
 namespace {
@@ -28,10 +28,6 @@ using ::testing::Not;
 
 class AuthTest : public ServerTest {
  protected:
-  AuthTest()
-      : file_(absl::StrCat(::testing::TempDir(), "/weft_tokens_", getpid())) {}
-  ~AuthTest() override { std::filesystem::remove(file_); }
-
   // Adds a token with these scopes to the file and returns it.
   std::string AddToken(const std::string& id, const std::string& tenant,
                        std::set<Scope> scopes,
@@ -116,7 +112,8 @@ class AuthTest : public ServerTest {
     return ids;
   }
 
-  const std::string file_;
+  const TempFolder folder_;
+  const std::string file_ = folder_.path() + "/tokens";
   std::vector<TokenRecord> records_;
 };
 
@@ -470,11 +467,11 @@ TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
   // A datum costs three tokens. The engine has no room for the first calls,
   // and answers the later ones from the stored reply.
   const absl::Status full =
-      WithReason(absl::ResourceExhaustedError("the queue is full"),
-                 {.name = "QUEUE_FULL", .values = {}});
+      WithReason(absl::ResourceExhaustedError("the share is used"),
+                 {.name = "SHARE_IN_USE", .values = {}});
   for (int i = 0; i < 6; ++i) {
     engine_.FailNext(full);
-    EXPECT_EQ(train(1).error_message(), "the queue is full");
+    EXPECT_EQ(train(1).error_message(), "the share is used");
   }
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(train(1).ok());
   EXPECT_TRUE(train(2).ok());

@@ -27,6 +27,17 @@ TEST(TenantQuotaTest, CountsCallsOfEachTenant) {
   EXPECT_THAT(quota.Enter("a"), IsOk());
 }
 
+TEST(TenantQuotaTest, TellsTheLastCall) {
+  TenantQuota quota(/*max_calls=*/2, /*tokens_per_second=*/0);
+  EXPECT_THAT(quota.Enter("a"), IsOk());
+  EXPECT_THAT(quota.CheckSpare("a"), IsOk());
+  EXPECT_THAT(quota.Enter("a"), IsOk());
+  EXPECT_THAT(quota.CheckSpare("a"),
+              IsStatus(kExhausted, "tenant 'a' has 2 calls"));
+  quota.Leave("a");
+  EXPECT_THAT(quota.CheckSpare("a"), IsOk());
+}
+
 TEST(TenantQuotaTest, CallsThatNeverArriveCountForAWhile) {
   TenantQuota quota(/*max_calls=*/0, /*tokens_per_second=*/0);
   absl::Time now = absl::FromUnixSeconds(1000);

@@ -16,12 +16,12 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/server_fixture.h"
 #include "tests/support/canned_engine.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server {
 namespace {
@@ -62,9 +62,7 @@ class DaemonProcess {
  public:
   explicit DaemonProcess(EngineStarter starter, int drain_timeout_seconds = 5,
                          const std::string& log = "/dev/null")
-      : port_file_(
-            absl::StrCat(::testing::TempDir(), "/weft_daemon_", getpid())) {
-    std::filesystem::remove(port_file_);
+      : port_file_(folder_.path() + "/ports") {
     Settings settings;
     settings.server.listen = "127.0.0.1:0";
     settings.server.metrics_listen = "127.0.0.1:0";
@@ -82,7 +80,6 @@ class DaemonProcess {
       kill(pid_, SIGKILL);
       waitpid(pid_, nullptr, 0);
     }
-    std::filesystem::remove(port_file_);
   }
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
@@ -113,6 +110,7 @@ class DaemonProcess {
   int WaitForExit() { return ExitOf(std::exchange(pid_, -1)); }
 
  private:
+  const TempFolder folder_;
   const std::string port_file_;
   pid_t pid_ = -1;
 };
@@ -168,7 +166,8 @@ void Train(CannedEngine& engine) {
 }
 
 TEST(DaemonTest, WithoutAStateFolderItSaysWhatEndsWithIt) {
-  const std::string log = absl::StrCat(::testing::TempDir(), "/lost_steps.log");
+  const TempFolder folder;
+  const std::string log = folder.path() + "/log";
   DaemonProcess daemon(Canned(Train), /*drain_timeout_seconds=*/5, log);
   ASSERT_TRUE(daemon.WaitUntilListening());
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -316,8 +315,8 @@ TEST(DaemonTest, RanksAreNotForkedBesideAnotherThread) {
 // Runs a daemon whose other rank ends at once. Meanwhile `start` loads the
 // engine. Checks the exit status and returns the log.
 std::string LogOfAStartWithoutARank(const EngineStarter& start) {
-  const std::string log =
-      absl::StrCat(::testing::TempDir(), "/weft_daemon_log_", getpid());
+  const TempFolder folder;
+  const std::string log = folder.path() + "/log";
   const pid_t pid = Fork(
       [&] {
         World world;

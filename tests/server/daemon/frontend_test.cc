@@ -1,6 +1,5 @@
 #include "server/daemon/frontend.h"
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +16,7 @@
 #include "src/base/sha256.h"
 #include "tests/sampling/tokenizer_folder.h"
 #include "tests/server/server_fixture.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server {
 namespace {
@@ -221,11 +221,7 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   EXPECT_FALSE(info.string_stops());
   EXPECT_EQ(info.max_adapters_per_tenant(), 3u);
   EXPECT_EQ(info.max_adapter_bytes_per_tenant(), 1u << 30);
-  EXPECT_EQ(info.max_queue_requests(), 1024u);
-  EXPECT_EQ(info.max_queue_tokens(), 4u << 20);
-  EXPECT_EQ(info.max_queue_requests_per_tenant(), 512u);
-  EXPECT_EQ(info.max_queue_tokens_per_tenant(), 1u << 20);
-  EXPECT_EQ(info.reorder_window(), 256u);
+  EXPECT_GE(info.request_memory_bytes(), 26 * info.max_message_bytes());
   EXPECT_EQ(info.replay_window(), 64u);
   EXPECT_EQ(info.max_targets_per_token(), 1024u);
   EXPECT_EQ(info.max_stop_entries(), 64u);
@@ -333,14 +329,13 @@ TEST_F(FrontendTest, MetricsPagePassesPromtool) {
     GTEST_SKIP() << "promtool is not installed (Debian package prometheus)";
   }
   StartReadyServer(MetricsOptions());
-  const std::string path = ::testing::TempDir() + "/weft_metrics_page.txt";
   const std::string page = Scrape();
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
   EXPECT_THAT(page, HasSubstr("weft_build_info"));
-  std::ofstream(path) << page;
-  const std::string command = "promtool check metrics < " + path;
+  const TempFolder folder;
+  const std::string command =
+      "promtool check metrics < " + folder.Write("page.txt", page);
   EXPECT_EQ(std::system(command.c_str()), 0);
-  std::filesystem::remove(path);
 }
 
 TEST_F(FrontendTest, SecondServerOnThePortIsRefused) {
@@ -365,8 +360,9 @@ TEST_F(FrontendTest, TakenMetricsPortIsRefused) {
 }
 
 TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
+  const TempFolder folder;
   ServerOptions options = MetricsOptions();
-  options.port_file = ::testing::TempDir() + "/weft_port_file_test";
+  options.port_file = folder.path() + "/ports";
   StartServer(options);
   std::ifstream file(options.port_file);
   std::string grpc_address;
@@ -376,7 +372,6 @@ TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
   EXPECT_EQ(grpc_address, frontend_->address());
   EXPECT_EQ(metrics_address, frontend_->metrics_address());
   EXPECT_THAT(grpc_address, Not(HasSubstr(":0")));
-  std::filesystem::remove(options.port_file);
 }
 
 TEST_F(FrontendTest, UnwritablePortFileIsRefused) {
@@ -456,7 +451,8 @@ TEST_F(FrontendTest, NestedMessagesAreRefused) {
 }
 
 TEST_F(FrontendTest, ListensOnAUnixSocketAndLeavesNoFile) {
-  const std::string path = ::testing::TempDir() + "/weft_frontend_test.sock";
+  const TempFolder folder;
+  const std::string path = folder.path() + "/socket";
   ServerOptions options = TestOptions();
   options.listen = "unix:" + path;
   StartServer(options);

@@ -1,7 +1,5 @@
 #include "server/flags/flags.h"
 
-#include <cstdio>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/flags/config_file.h"
 #include "server/flags/flag_table.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server {
 namespace {
@@ -106,14 +105,10 @@ TEST(FlagsTest, AListGrowsWithinItsSource) {
 class ConfigFileTest : public ::testing::Test {
  protected:
   std::string Write(const std::string& text) {
-    std::ofstream(path_) << text;
-    return "--config=" + path_;
+    return "--config=" + folder_.Write("config.json", text);
   }
-  ~ConfigFileTest() override { std::remove(path_.c_str()); }
 
-  const std::string path_ =
-      ::testing::TempDir() +
-      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const TempFolder folder_;
 };
 
 TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
@@ -134,7 +129,9 @@ TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
   EXPECT_EQ(Parse({config, "--max-rank=4"}, {{"WEFT_MAX_RANK", "8"}})
                 ->engine.max_rank,
             4);
-  EXPECT_EQ(Parse({}, {{"WEFT_CONFIG", path_}})->engine.max_rank, 16);
+  EXPECT_EQ(Parse({}, {{"WEFT_CONFIG", folder_.path() + "/config.json"}})
+                ->engine.max_rank,
+            16);
 }
 
 TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
@@ -178,6 +175,15 @@ TEST_F(ConfigFileTest, WhatIsPrintedReadsBackAsTheSameSettings) {
   for (const Flag& flag : FlagTable()) {
     if (flag.is_action || flag.name == "config") continue;
     EXPECT_EQ(flag.show(*again), flag.show(*settings)) << flag.name;
+  }
+}
+
+TEST(FlagsTest, AFlagThatIsGoneSaysWhatReplacedIt) {
+  for (const char* name :
+       {"requests", "tokens", "requests-per-tenant", "tokens-per-tenant"}) {
+    EXPECT_THAT(Error({absl::StrCat("--max-queue-", name, "=4")}),
+                HasSubstr("it is gone: what waits is limited by its bytes, for "
+                          "all tenants by --request-memory"));
   }
 }
 

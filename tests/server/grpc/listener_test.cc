@@ -8,12 +8,12 @@
 #include <sys/un.h>
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 
 // Replaces the C library's function in this program. "nowhere.test" has no
 // address. "two.test" has two: 192.0.2.1, which this machine does not have, and
@@ -55,9 +55,8 @@ TEST(ListenerTest, AHostWithoutAnAddressIsRefused) {
 }
 
 TEST(ListenerTest, TakesThePlaceOfASocketThatAnEndedServerLeft) {
-  const std::string path = ::testing::TempDir() + "/weft_listener_test";
-  std::filesystem::remove(path);
-  std::ofstream(path) << "a file of the operator";
+  const TempFolder folder;
+  const std::string path = folder.Write("socket", "a file of the operator");
   EXPECT_FALSE(Bind("unix:" + path).ok());
   EXPECT_TRUE(std::filesystem::remove(path));
   sockaddr_un place = {.sun_family = AF_UNIX, .sun_path = {}};

@@ -290,8 +290,8 @@ TEST_F(SamplingServiceTest, StreamRefusesLikeSample) {
 }
 
 TEST_F(SamplingServiceTest, StreamPassesTheEnginesError) {
-  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the queue is full"),
-                              {.name = "QUEUE_FULL", .values = {}}));
+  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the share is used"),
+                              {.name = "SHARE_IN_USE", .values = {}}));
   const v1::SampleStreamRequest request = GoodStream();
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);

@@ -280,17 +280,27 @@ TEST_F(ServerCallsTest, AllCallsOfAllThreadsAreAnswered) {
 TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   Create("a");
   engine_->Hold();
-  DirectCall call(&wire_, {ToBytes(Step("a", 1))});
+  // The reply has more bytes than the request, which ends before.
+  v1::ForwardBackwardRequest step = Step("a", 1);
+  v1::Datum& datum = *step.mutable_data(0);
+  datum.set_targets_per_token(2);
+  for (int i = 1; i < 4000; ++i) datum.add_tokens(1);
+  while (datum.targets_size() < 8000) datum.add_targets(2);
+  DirectCall call(&wire_, {ToBytes(step)});
   call.Start(training().Start(Rpc::kForwardBackward, call.context()));
   WaitForWire();
-  // The call has room, and its reply has none.
-  auto unread =
-      core_.memory->Reserve("", core_.memory->most() / 2 - (96 << 10));
-  ASSERT_TRUE(unread.ok());
+  // The call and its request have room, and the reply has none.
+  int64_t room = core_.memory->most() / 2 - (96 << 10);
+  auto unread = core_.memory->Reserve("", room);
+  while (!unread.ok()) unread = core_.memory->Reserve("", room -= 64);
   engine_->Release();
   EXPECT_EQ(call.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(call.received().empty());
-  // An export is refused before the engine makes it.
+  // An export is refused before the engine makes it: there is room for a call
+  // alone.
+  auto rest =
+      core_.memory->Reserve("", core_.memory->most() / 2 - room - (96 << 10));
+  ASSERT_TRUE(rest.ok()) << rest.status();
   v1::ExportAdapterRequest wish;
   wish.set_adapter_id("a");
   DirectCall sent(&wire_, {ToBytes(wish)});
@@ -301,8 +311,7 @@ TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
             0);
   *unread = nullptr;
   v1::ForwardBackwardResponse response;
-  EXPECT_EQ(Call(training(), Rpc::kForwardBackward, Step("a", 1), &response),
-            grpc::OK);
+  EXPECT_EQ(Call(training(), Rpc::kForwardBackward, step, &response), grpc::OK);
   EXPECT_EQ(response.step(), 1);
   EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
@@ -430,6 +439,54 @@ TEST_F(ServerCallsTest, ASampleIsChargedForItsResultBeforeItRuns) {
   large.set_num_samples(256);
   large.mutable_config()->set_max_tokens(60000);
   EXPECT_EQ(run(Rpc::kSample, large), grpc::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(ServerCallsTest, AStepIsChargedUntilItEnds) {
+  Create("a");
+  engine_->Hold();
+  const auto is_held = [this](int64_t bytes) {
+    return !core_.memory->Reserve("", core_.memory->most() / 2 - bytes + 1)
+                .ok();
+  };
+  v1::ForwardBackwardRequest step = Step("a", 1);
+  v1::Datum& datum = *step.mutable_data(0);
+  for (int i = 1; i < 60000; ++i) {
+    datum.add_tokens(1);
+    datum.add_targets(2);
+  }
+  constexpr int64_t kStepBytes = 60000 * 8;
+  const auto leave = [&](uint64_t number) {
+    step.set_step(number);
+    DirectCall call(&wire_, {ToBytes(step)});
+    call.Start(training().Start(Rpc::kForwardBackward, call.context()));
+    WaitForWire();
+    EXPECT_TRUE(is_held(kStepBytes));
+    call.Cancel();
+    EXPECT_EQ(call.Wait().error_code(), grpc::CANCELLED);
+  };
+  leave(2);
+  EXPECT_FALSE(is_held(1)) << "a step that is not accepted ends with its call";
+  leave(1);
+  EXPECT_TRUE(is_held(kStepBytes)) << "an accepted step runs without its call";
+  engine_->Release();
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(Call(training(), Rpc::kForwardBackward, Step("a", 2), &response),
+            grpc::OK);
+  EXPECT_FALSE(is_held(1));
+}
+
+TEST_F(ServerCallsTest, CallsThatWaitLeaveCallsForWhatTheyWaitFor) {
+  Create("a");
+  v1::ForwardBackwardResponse response;
+  EXPECT_EQ(Call(training(), Rpc::kForwardBackward,
+                 Step("a", 1 + kMaxCallsPerConnection / 2), &response),
+            grpc::RESOURCE_EXHAUSTED);
+  DirectCall waits(&wire_, {ToBytes(Step("a", kMaxCallsPerConnection / 2))});
+  waits.Start(training().Start(Rpc::kForwardBackward, waits.context()));
+  WaitForWire();
+  EXPECT_EQ(engine_->num_waiting(), 1);
+  waits.Cancel();
+  EXPECT_EQ(waits.Wait().error_code(), grpc::CANCELLED);
 }
 
 TEST_F(ServerCallsTest, ACallWithoutItsRequestIsChargedAndEnds) {

@@ -79,7 +79,7 @@ TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
   engine_.SetReplayBytes(int64_t{1} << 50);
   const grpc::Status refused = Send(request, &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(refused.error_message(), HasSubstr("1125899906842624"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("takes 11258999"));
 }
 
 TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
@@ -230,17 +230,16 @@ TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
 }
 
-TEST_F(TrainingServiceTest, FullQueueCarriesARetryHint) {
-  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the queue is full"),
-                              {.name = "QUEUE_FULL", .values = {}}));
+TEST_F(TrainingServiceTest, AFullShareCarriesARetryHint) {
+  engine_.FailNext(WithReason(absl::ResourceExhaustedError("the share is used"),
+                              {.name = "SHARE_IN_USE", .values = {}}));
   grpc::ClientContext context;
   v1::ForwardBackwardResponse response;
   const grpc::Status status = Send(GoodStep(), &response, &context);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(status.error_message(), "the queue is full");
+  EXPECT_EQ(status.error_message(), "the share is used");
   EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
-  EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"queue_full\"}"),
-            1);
+  EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"quota\"}"), 1);
 }
 
 TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {

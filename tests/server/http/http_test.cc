@@ -68,6 +68,43 @@ TEST(FairBudgetTest, WhatIsHeldForLongLeavesOthersTheirHalf) {
   EXPECT_TRUE(budget->Reserve("b", 430).ok()) << "a request may be large";
 }
 
+TEST(FairBudgetTest, WhatWaitsForOthersLeavesThemRoom) {
+  const auto budget = std::make_shared<FairBudget>(1600, "bytes", "--memory");
+  const auto reserve = [&budget](const char* holder, int64_t amount,
+                                 uint64_t ahead) {
+    return budget->ReserveRequest(holder, amount, /*beside=*/0, ahead);
+  };
+  EXPECT_THAT(reserve("a", 401, 1),
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "takes 401 bytes, more than the 400 that it may take on "
+                       "this server, a part of its --memory 1600"));
+  EXPECT_THAT(budget->ReserveRequest("a", 300, /*beside=*/101, 0),
+              IsStatus(absl::StatusCode::kResourceExhausted, "takes 401"));
+  // Half of a quarter is for what waits: here for it and one of its size.
+  EXPECT_THAT(reserve("a", 101, 1),
+              IsStatus(absl::StatusCode::kResourceExhausted, "your share"));
+  EXPECT_THAT(reserve("a", 20, UINT64_MAX),
+              IsStatus(absl::StatusCode::kResourceExhausted, "your share"));
+  const auto far = reserve("a", 20, 9);
+  EXPECT_THAT(far, IsOk());
+  const auto near = reserve("a", 90, 1);
+  EXPECT_THAT(near, IsOk());
+  EXPECT_THAT(reserve("a", 90, 1),
+              IsStatus(absl::StatusCode::kResourceExhausted, "hold 110 bytes"));
+  // However much waits, there is room for the largest request that they wait
+  // for, and for those of others.
+  std::vector<std::shared_ptr<void>> waiting;
+  for (int i = 0; i < 50; ++i) {
+    const std::string holder(1, static_cast<char>('b' + i));
+    for (int64_t bytes = 100; bytes > 0;) {
+      auto more = reserve(holder.c_str(), bytes, 1);
+      more.ok() ? waiting.push_back(*more) : void(bytes /= 2);
+    }
+  }
+  EXPECT_THAT(reserve("a", 400, 0), IsOk());
+  EXPECT_THAT(reserve("z", 400, 0), IsOk());
+}
+
 // A client that sends exactly the text that the test gives it.
 class Client {
  public:

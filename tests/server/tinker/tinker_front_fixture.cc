@@ -1,9 +1,6 @@
 #include "tests/server/tinker/tinker_front_fixture.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
 #include <latch>
 #include <utility>
 
@@ -18,17 +15,11 @@
 
 namespace weft::server::tinker {
 
-TinkerFrontTest::TinkerFrontTest()
-    : folder_(absl::StrCat(::testing::TempDir(), "tinker_front_", ::getpid())) {
-  SetLogLevel(LogLevel::kError);
-  std::filesystem::remove_all(folder_);
-  std::filesystem::create_directory(folder_);
-}
+TinkerFrontTest::TinkerFrontTest() { SetLogLevel(LogLevel::kError); }
 
 TinkerFrontTest::~TinkerFrontTest() {
   StopFront();
   engine_.reset();
-  std::filesystem::remove_all(folder_);
 }
 
 std::string TinkerFrontTest::AddKey(const std::string& id,
@@ -45,9 +36,9 @@ std::string TinkerFrontTest::AddKey(const std::string& id,
 void TinkerFrontTest::Start(ServerOptions options) {
   options_ = std::move(options);
   options_.model_name = "toy";
-  if (keeps_) options_.state_dir = folder_;
+  if (keeps_) options_.state_dir = folder_.path();
   if (!records_.empty()) {
-    options_.auth_tokens_file = absl::StrCat(folder_, "/tokens");
+    options_.auth_tokens_file = folder_.path() + "/tokens";
     ASSERT_THAT(WriteTokenFile(options_.auth_tokens_file, records_), IsOk());
   }
   StartFront();

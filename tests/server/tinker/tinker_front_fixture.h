@@ -15,6 +15,7 @@
 #include "server/tinker/front.h"
 #include "src/base/tokens.h"
 #include "tests/support/canned_engine.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft::server::tinker {
 
@@ -95,7 +96,7 @@ class TinkerFrontTest : public ::testing::Test {
   std::unique_ptr<prometheus::Registry> registry_;
 
  private:
-  const std::string folder_;
+  const TempFolder folder_;
   std::vector<TokenRecord> records_;
   ServerOptions options_;
   std::unique_ptr<ServiceCore> core_;

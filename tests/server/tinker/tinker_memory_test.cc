@@ -105,15 +105,14 @@ TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
   EXPECT_EQ(SendTrain(request).status, 200);
   OnFront([](Front& front) {
     // Another owner may have seven eighths of what is left.
-    const auto is_left = [](FairBudget& budget, int64_t left) {
-      return budget.Reserve("other", left - left / 8).ok();
-    };
-    FairBudget& waiting = *front.waiting;
-    EXPECT_FALSE(is_left(waiting, waiting.most() - (4 << 20)));
-    EXPECT_TRUE(is_left(waiting, waiting.most() - (5 << 20)));
-    // What was charged for reading the request is free again.
     FairBudget& memory = *front.port.core()->memory;
-    EXPECT_TRUE(is_left(memory, memory.most() - (1 << 20)));
+    const auto is_left = [&memory](int64_t left) {
+      return memory.Reserve("other", left - left / 8).ok();
+    };
+    // The message and its plain form are charged. What was charged for reading
+    // the request is free again.
+    EXPECT_FALSE(is_left(memory.most() - (8 << 20)));
+    EXPECT_TRUE(is_left(memory.most() - (9 << 20)));
   });
   request.set_seq_id(1);
   EXPECT_EQ(SendTrain(request).status, 200);  // Both steps can end now.

@@ -137,7 +137,7 @@ TEST(TinkerTensorTest, RefusesShapesThatAFewBytesClaim) {
   EXPECT_THAT(ReadFloats("t", *tensor), IsStatus(kInvalid, "values"));
 }
 
-TEST(TinkerTensorTest, AnIdThatIsNoneBecomesOneThatNoVocabularyHas) {
+TEST(TinkerTensorTest, AnIdThatIsNotAUint32BecomesOneBeyondEveryVocabulary) {
   const auto tensor = TensorFromJson(
       "t", Json::parse(R"({"data": [5, -1, 4294967296], "dtype": "int64"})"));
   ASSERT_TRUE(tensor.ok()) << tensor.status();

@@ -134,7 +134,7 @@ TEST_F(TinkerRequestsTest, DimuonIsMuonWithItsOwnFields) {
   EXPECT_THAT(refusal("learning_rate", nullptr),
               StartsWith("optimizer_params.learning_rate is required"));
   EXPECT_THAT(refusal("nesterov", true),
-              StartsWith("optimizer_params.nesterov is no field of dimuon"));
+              StartsWith("optimizer_params.nesterov is not a field of dimuon"));
 }
 
 TEST_F(TinkerRequestsTest, OptimizersThatAreNotOfferedAreRefused) {

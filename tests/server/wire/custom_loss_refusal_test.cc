@@ -40,7 +40,7 @@ TEST(RefusalTest, CustomLosses) {
         },
         "data[0].custom_inputs[a] is required"},
        {"data[0].custom_inputs += {key: 'c'}",
-        "data[0].custom_inputs[\"c\"] is no input of the loss"},
+        "data[0].custom_inputs[\"c\"] is not an input of the loss"},
        {"data[0].custom_inputs += {key: 'a' value {shape: [3, 1]}}",
         "data[0].custom_inputs[a].shape has 2 dimensions, must have 1"},
        {"data[0].custom_inputs += {key: 'a' "

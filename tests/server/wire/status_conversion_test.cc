@@ -24,7 +24,7 @@ TEST(StatusConversionTest, LongMessagesAreCutAtACharacter) {
 TEST(StatusConversionTest, AReasonIsInTheDetails) {
   const grpc::Status status = ToGrpcStatus(WithReason(
       absl::ResourceExhaustedError("full"),
-      {.name = "QUEUE_FULL", .values = {{"limit", "3"}, {"flag", "a=b"}}}));
+      {.name = "SHARE_IN_USE", .values = {{"limit", "3"}, {"flag", "a=b"}}}));
   v1::StatusDetails details;
   ASSERT_TRUE(details.ParseFromString(status.error_details()));
   EXPECT_EQ(details.code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -34,7 +34,7 @@ TEST(StatusConversionTest, AReasonIsInTheDetails) {
             "type.googleapis.com/google.rpc.ErrorInfo");
   v1::ErrorInfo info;
   ASSERT_TRUE(info.ParseFromString(details.details(0).value()));
-  EXPECT_EQ(info.reason(), "QUEUE_FULL");
+  EXPECT_EQ(info.reason(), "SHARE_IN_USE");
   EXPECT_EQ(info.domain(), "weft");
   EXPECT_EQ(info.metadata().at("limit"), "3");
   EXPECT_EQ(info.metadata().at("flag"), "a=b");
@@ -48,8 +48,8 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
   };
   EXPECT_EQ(RetryMillis(absl::UnavailableError("")), kRetryPushbackMillis);
   for (const char* reason :
-       {"QUEUE_FULL", "STEP_OUT_OF_ORDER", "CALLS_UNDER_WAY", "TOKEN_RATE",
-        "IMPORTS_UNDER_WAY", "STATE_DISK_FULL", "SHARE_IN_USE"}) {
+       {"CALLS_UNDER_WAY", "TOKEN_RATE", "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
+        "SHARE_IN_USE"}) {
     EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
   }
   for (const char* reason : {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE",

@@ -1,10 +1,12 @@
-// Clients with all their steps under way use a dispatcher whose queue is too
-// small for them. They retry as errors.proto says: a refused call goes again
-// when its hint has passed, in no special order. Connections break, and replies
-// get lost. In all cases every step is done, only once, and no step that could
-// run next is refused while the engine has no work.
+// Clients with all their steps under way use a server whose memory is too small
+// for them. They retry as errors.proto says: a refused call goes again when its
+// hint has passed, in no special order. Connections break, and replies get
+// lost. In all cases every step is done, only once, and no step that could run
+// next is refused while the engine has no work: steps that wait for others
+// never hold the memory that those need.
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <random>
 #include <set>
@@ -13,36 +15,54 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/http/fair_budget.h"
 #include "src/base/reason.h"
 #include "tests/dispatch/fake_engine_thread.h"
 #include "tests/support/sanitizer_slowdown.h"
 
-namespace weft::dispatch {
+namespace weft::server {
 namespace {
+
+using dispatch::FakeEngineThread;
+using dispatch::Idle;
+using dispatch::OneDatum;
+using dispatch::RunMove;
+using dispatch::RunStep;
+using dispatch::RunTrain;
+using dispatch::StepTask;
+using dispatch::TrainItem;
 
 constexpr absl::Duration kHint = absl::Seconds(1);
 constexpr double kJitter = 0.2;
 constexpr absl::Duration kReconnect = absl::Milliseconds(200);
 
-class RetryWorld {
+class AdmissionWorld {
  public:
-  RetryWorld(uint64_t seed, int limit)
-      : random_(seed), engine_(RandomOptions(limit)) {
+  // There is memory for `limit` of the largest requests.
+  AdmissionWorld(uint64_t seed, int limit)
+      : random_(seed),
+        engine_({.scheduler = {.max_batch_tokens = 25},
+                 .residency = {.max_resident = Uniform(1, 5)}}),
+        memory_(std::make_shared<FairBudget>(limit * kMostBytes, "bytes")) {
     const int num_adapters = Uniform(1, 5);
     const int num_tenants = Uniform(1, num_adapters);
     for (int a = 0; a < num_adapters; ++a) {
       const std::string name = "a" + std::to_string(a);
-      engine_.Create(name, "t" + std::to_string(a % num_tenants),
-                     [](const absl::StatusOr<AdapterKey>& key) {
-                       ASSERT_TRUE(key.ok()) << key.status();
-                     });
+      const std::string tenant = "t" + std::to_string(a % num_tenants);
+      engine_.Create(name, tenant, [](const absl::StatusOr<AdapterKey>& key) {
+        ASSERT_TRUE(key.ok()) << key.status();
+      });
       const int num_steps = Uniform(1, 50);
       for (int step = 1; step <= num_steps; ++step) {
-        calls_.push_back({.adapter = name, .step = step});
+        calls_.push_back({.tenant = tenant,
+                          .adapter = name,
+                          .step = step,
+                          .bytes = Uniform(1, kMostBytes)});
       }
       // Forwards without a number, which wait for no step.
       for (int i = Uniform(0, 3); i > 0; --i) {
-        calls_.push_back({.adapter = name, .step = 0});
+        calls_.push_back(
+            {.tenant = tenant, .adapter = name, .step = 0, .bytes = 1});
       }
     }
     for (Call& call : calls_) call.due = engine_.clock().Now();
@@ -71,9 +91,13 @@ class RetryWorld {
   }
 
  private:
+  static constexpr int kMostBytes = 100;
+
   struct Call {
+    std::string tenant;
     std::string adapter;
     int step = 0;
+    int bytes = 0;
     bool done = false;
     bool lost = false;              // The next reply gets lost.
     std::optional<absl::Time> due;  // When to send; none while under way.
@@ -82,19 +106,6 @@ class RetryWorld {
 
   int Uniform(int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random_);
-  }
-
-  Options RandomOptions(int limit) {
-    const bool by_tokens = Uniform(0, 2) == 0;
-    const bool by_tenant = Uniform(0, 1) == 0;
-    return {
-        .scheduler = {.max_batch_tokens = 25,
-                      .queue = {.max_requests = by_tokens ? 100 : limit,
-                                .max_tokens = by_tokens ? limit * 10 : 1000,
-                                .max_requests_per_tenant =
-                                    by_tenant ? Uniform(1, limit) : 0},
-                      .reorder_window = static_cast<uint64_t>(Uniform(1, 20))},
-        .residency = {.max_resident = Uniform(1, 5)}};
   }
 
   bool Done() const {
@@ -146,19 +157,26 @@ class RetryWorld {
     } else if (call.step % 3 == 0) {
       item = {.kind = WorkKind::kOptim, .tokens = 10};
     }
-    StepRequest request =
+    TrainRequest request =
         OneDatum(call.adapter, static_cast<uint64_t>(call.step));
-    if (call.step == 0) std::get<TrainRequest>(request).unnumbered = true;
+    request.unnumbered = call.step == 0;
+    const absl::Status charged = Charge(call, &request);
+    if (!charged.ok()) return Answer(call, charged);
     call.handle = engine_.dispatcher().steps().Submit(
         std::move(request), std::move(item),
         [this, index](const absl::StatusOr<StepResultPtr>& result, bool) {
           Answer(calls_[index], result.status());
         });
-    // The call was refused. If nothing else keeps its step from running, the
-    // engine must be busy.
-    if (call.due && IsNext(call)) {
-      EXPECT_TRUE(Work()) << call.adapter << " step " << call.step;
-    }
+  }
+
+  // Does what the server does before it submits a step (server/call.h).
+  absl::Status Charge(const Call& call, TrainRequest* request) {
+    const uint64_t ahead = engine_.dispatcher().adapters().Ahead(
+        call.adapter, static_cast<uint64_t>(call.step));
+    auto charge = memory_->ReserveRequest(call.tenant, call.bytes, /*beside=*/0,
+                                          call.step == 0 ? 0 : ahead);
+    if (charge.ok()) request->charge = *std::move(charge);
+    return charge.status();
   }
 
   void Answer(Call& call, const absl::Status& status) {
@@ -169,10 +187,11 @@ class RetryWorld {
       return;
     }
     if (absl::IsResourceExhausted(status)) {
-      const std::string reason = FindReason(status).value_or(Reason()).name;
-      EXPECT_TRUE(reason == "QUEUE_FULL" ||
-                  (reason == "STEP_OUT_OF_ORDER" && !IsNext(call)))
-          << status;
+      EXPECT_EQ(FindReason(status).value_or(Reason()).name, "SHARE_IN_USE");
+      // If nothing else keeps the step from running, the engine is busy.
+      if (IsNext(call)) {
+        EXPECT_TRUE(Work()) << call.adapter << " step " << call.step;
+      }
       call.due = now + kHint * std::uniform_real_distribution<double>(
                                    1, 1 + kJitter)(random_);
       return;
@@ -197,7 +216,7 @@ class RetryWorld {
 
   // Does what the engine does next, to its end. Returns false if it is idle.
   bool Work() {
-    const std::optional<weft::dispatch::Work> work = engine_.Next();
+    const std::optional<dispatch::Work> work = engine_.Next();
     EXPECT_TRUE(work.has_value());
     if (const auto* move = std::get_if<RunMove>(&*work)) {
       engine_.Finish(move->move, absl::OkStatus());
@@ -222,21 +241,22 @@ class RetryWorld {
 
   std::mt19937_64 random_;
   FakeEngineThread engine_;
+  const std::shared_ptr<FairBudget> memory_;
   std::vector<Call> calls_;
   std::set<std::pair<std::string, int>> applied_;  // Steps that have run.
   int broken_ = 0;
 };
 
-TEST(RandomRetriesTest, NoStepIsLostOrWaitsWhileTheEngineIsIdle) {
+TEST(AdmissionTest, NoStepIsLostOrWaitsWhileTheEngineIsIdle) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
-    for (int limit = 1; limit <= 16; limit += kSanitizerSlowdown) {
+    for (int limit = 4; limit <= 20; limit += kSanitizerSlowdown) {
       SCOPED_TRACE(testing::Message()
                    << "seed " << seed << ", limit " << limit);
-      RetryWorld(seed, limit).Run();
+      AdmissionWorld(seed, limit).Run();
       if (HasFailure()) return;
     }
   }
 }
 
 }  // namespace
-}  // namespace weft::dispatch
+}  // namespace weft::server
