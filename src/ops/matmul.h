@@ -43,15 +43,10 @@ enum class RowCount { kRecurs, kVaries };
 // computes the product if LibTorch has it, because MKL, LibTorch's default,
 // takes an older code path on AMD. On Zen 4 with two cores and the sizes of
 // training, oneDNN reaches 220 GFLOP/s and MKL 190. oneDNN keeps compiled code
-<<<<<<< HEAD
 // for each shape, and server/daemon/main.cc bounds the number of shapes. On
 // processors without AVX512, oneDNN's bits of a row depend on the number of
 // rows. With kVaries, PanelMatMul computes f32 products on any CPU instead, and
 // they do not.
-=======
-// for each shape, and server/daemon/main.cc bounds the number of shapes. With
-// kVaries, PanelMatMul computes f32 products on any CPU instead.
->>>>>>> pa
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view; of the same dtype, except as above. Returns
 //          [M, N] in the dtype of a.
