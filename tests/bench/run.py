@@ -22,7 +22,7 @@ sys.path[:0] = [
 NAMES = (
     *("builds", "busy", "custom_loss", "durability", "edge", "group_prompt"),
     *("int8_error", "load", "log_cost", "logprobs", "memory"),
-    *("mixed_load", "moe", "multi_adapter", "op"),
+    *("mixed_load", "moe", "multi_adapter"),
     *("residency", "restart", "rpc_overhead", "sample"),
     *("soak", "tinker_overhead", "train_step"),
 )

@@ -24,22 +24,6 @@ import shapes
 import tinker_sdk
 
 
-@pytest.mark.parametrize(
-    ("op", "sizes", "peers"),
-    [
-        ("attention", "2 40 9 3 16", {"LibTorch"}),
-        ("grouped", "90 48 20 7", {"grouped_mm", "loop"}),
-    ],
-)
-def test_op(op: str, sizes: str, peers: set[str], capsys: Any) -> None:
-    options = (op, "--sizes", *sizes.split(), "--reps", "1", "--threads", "1")
-    result = reported("op", capsys, *options)
-    assert result["peer"].keys() == peers
-    assert all(ratio["value"] > 0 for ratio in result["ratio"].values())
-    for side in (result["ours"] | result["peer"]).values():
-        assert ("gflops" in side) == (op == "grouped")
-
-
 def test_a_bench_that_moves_adapters_fails() -> None:
     name = "weft_adapter_moves_total"
     page = f'# TYPE {name} counter\n{name}{{direction="host_to_device"}} '
