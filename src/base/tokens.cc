@@ -55,11 +55,6 @@ std::string HashToken(absl::string_view token) {
   return absl::BytesToHexString(Sha256({token.data(), token.size()}));
 }
 
-const TokenRecord* FindToken(const std::vector<TokenRecord>& records,
-                             absl::string_view token) {
-  return FindTokenOfHash(records, HashToken(token));
-}
-
 const TokenRecord* FindTokenOfHash(const std::vector<TokenRecord>& records,
                                    absl::string_view hash) {
   const TokenRecord* found = nullptr;

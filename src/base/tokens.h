@@ -55,12 +55,9 @@ inline constexpr size_t kMaxTenantLength = 64;
 // Returns the token's TokenRecord::sha256.
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
-// Returns the record of `token`, even if it has expired, or null if there is
-// none. The search time does not reveal how similar `token` is to a known
-// token.
-[[nodiscard]] const TokenRecord* FindToken(
-    const std::vector<TokenRecord>& records, absl::string_view token);
-// Does what FindToken does, for the token with this HashToken.
+// Returns the record of the token with this HashToken, even if it has expired,
+// or null if there is none. The search time does not reveal how similar the
+// hash is to a known one.
 [[nodiscard]] const TokenRecord* FindTokenOfHash(
     const std::vector<TokenRecord>& records, absl::string_view hash);
 

@@ -1,14 +1,6 @@
 // Writes plain structs to messages of log.proto and reads them back. Both use
-// one list of the struct's fields, by their names in log.proto:
-//
-//   void Fields(const auto& f, Is<ImageRecord> auto& image) {
-//     f("file", image.file);
-//     f("versions", image.versions);
-//   }
-//
-// Such a list is in namespace weft::log. Reader takes the fields in the
-// order of the list, so a list may depend on fields that it has named before.
-// Private to src/log.
+// one list of the struct's fields (src/request/step_fields.h), which is in the
+// struct's namespace or in weft::log. Private to src/log.
 #ifndef WEFT_SRC_LOG_FIELD_CODEC_H_
 #define WEFT_SRC_LOG_FIELD_CODEC_H_
 
@@ -29,12 +21,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "src/request/step_fields.h"
 
 namespace weft::log {
-
-// T is Plain or const Plain, so that one list serves for both directions.
-template <typename T, typename Plain>
-concept Is = std::is_same_v<std::remove_const_t<T>, Plain>;
 
 // Returns the bytes of the values, and the values of such bytes.
 template <typename T>
@@ -64,10 +53,6 @@ auto WireValue() {
 template <typename T>
 using Wire = decltype(WireValue<T>());
 
-template <typename T>
-concept Scalar = std::is_arithmetic_v<T> || std::is_enum_v<T> ||
-    std::is_same_v<T, std::string>;
-
 // The entries of a map that is a map in log.proto, too.
 void Fields(const auto& f, auto& key, auto& value) {
   f("key", key);
@@ -77,6 +62,7 @@ void Fields(const auto& f, auto& key, auto& value) {
 class Writer {
  public:
   static constexpr bool kReads = false;
+  static constexpr bool kDigests = false;
 
   explicit Writer(google::protobuf::Message* out)
       : out_(*out), reflection_(*out->GetReflection()) {}
@@ -162,6 +148,7 @@ class Writer {
 class Reader {
  public:
   static constexpr bool kReads = true;
+  static constexpr bool kDigests = false;
 
   // Sets `*status` to DATA_LOSS if a oneof is not set.
   Reader(const google::protobuf::Message& in, absl::Status* status)

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/log/field_codec.h"
 #include "src/log/log.pb.h"
+#include "src/request/step_fields.h"
 
 namespace weft::log {
 
@@ -26,136 +27,6 @@ void Fields(const auto& f, Is<LoraConfig> auto& config) {
   f("target_modules", config.target_modules);
   f("seed", config.seed);
   f("overrides", config.overrides);
-}
-
-void Fields(const auto& f, auto& name, Is<CustomInput> auto& input) {
-  f("name", name);
-  f("shape", input.shape);
-  f("is_int", input.is_int);
-  input.is_int ? f.Raw("values", input.ints) : f.Raw("values", input.floats);
-}
-
-void Fields(const auto& f, Is<Datum> auto& datum) {
-  f.Raw("tokens", datum.tokens);
-  f.Raw("targets", datum.targets);
-  f.Raw("weights", datum.weights);
-  f.Raw("logprobs", datum.logprobs);
-  f.Raw("advantages", datum.advantages);
-  f.Raw("target_offsets", datum.target_offsets);
-  f("targets_per_token", datum.targets_per_token);
-  f.Raw("routing", datum.routing);
-  f.Raw("support_offsets", datum.support.offsets);
-  f.Raw("support_tokens", datum.support.tokens);
-  f("custom_inputs", datum.custom_inputs);
-  f.Raw("teacher_tokens", datum.teacher_tokens);
-  f("teacher_offset", datum.teacher_offset);
-}
-
-void Fields(const auto& f, Is<CustomLossInput> auto& input) {
-  f("name", input.name);
-  f("rank", input.rank);
-}
-
-void Fields(const auto& f, Is<Teacher> auto& teacher) {
-  f("base_model", teacher.base_model);
-  f("adapter_id", teacher.adapter_id);
-  f("snapshot", teacher.snapshot);
-}
-
-void Fields(const auto& f, Is<LossConfig> auto& loss) {
-  f("function", loss.function);
-  f("clip_low", loss.clip_low);
-  f("clip_high", loss.clip_high);
-  f("beta", loss.beta);
-  f("temperature", loss.temperature);
-  f("return_entropy", loss.return_entropy);
-  f("gradient_filter", loss.gradient_filter);
-  f("score_all", loss.score_all);
-  f("return_routing", loss.return_routing);
-  f("custom_graph", loss.custom.graph);
-  f("custom_inputs", loss.custom.inputs);
-  if (HasTeacher(loss.function)) f("teacher", loss.teacher);
-}
-
-void Fields(const auto& f, Is<Replayed> auto& replayed) {
-  f("tokens", replayed.tokens);
-  f("missing", replayed.missing);
-  f("own_tokens", replayed.own_tokens);
-  f("versions", replayed.versions);
-}
-
-// The lists of requests are without adapter_id and step. proto::Request has these
-// two for every kind of request.
-
-void Fields(const auto& f, Is<TrainRequest> auto& request) {
-  f("backward", request.backward);
-  Fields(f, request.loss);
-  f("data", request.data);
-  if (f.kReads || request.replayed != Replayed()) {
-    f("replayed", request.replayed);
-  }
-}
-
-void Fields(const auto& f, Is<OptimStepRequest> auto& request) {
-  auto& adamw = request.adamw;
-  f("learning_rate", adamw.learning_rate);
-  f("beta1", adamw.beta1);
-  f("beta2", adamw.beta2);
-  f("eps", adamw.eps);
-  f("weight_decay", adamw.weight_decay);
-  f("max_grad_norm", adamw.max_grad_norm);
-}
-
-void Fields(const auto& f, Is<MuonConfig> auto& muon) {
-  f("learning_rate", muon.learning_rate);
-  f("momentum", muon.momentum);
-  f("nesterov", muon.nesterov);
-  f("weight_decay", muon.weight_decay);
-  f("ns_steps", muon.ns_steps);
-  f("max_grad_norm", muon.max_grad_norm);
-}
-
-void Fields(const auto& f, Is<SaveCheckpointRequest> auto& request) {
-  f("name", request.name);
-  f("overwrite", request.overwrite);
-  f("kind", request.kind);
-  f("metadata", request.metadata);
-  f("ttl_seconds", request.ttl_seconds);
-  f("keep_newest", request.keep_newest);
-}
-
-void Fields(const auto& f, Is<LoadCheckpointRequest> auto& request) {
-  f("source_adapter_id", request.source_adapter_id);
-  f("name", request.name);
-  f("weights_only", request.weights_only);
-  f("tenant", request.tenant);
-}
-
-void Fields(const auto& f, Is<PublishSnapshotRequest> auto& request) {
-  f("name", request.name);
-}
-
-// The log has only the results of such steps.
-void Fields(const auto& /*f*/, Is<RefusedStep> auto& /*request*/) {}
-
-void Fields(const auto& f, Is<StepRequest> auto& request) {
-  // An OptimStep with Muon is a kind of its own in the log.
-  std::optional<MuonConfig> muon;
-  if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
-    muon = optim->muon;
-  }
-  f("muon", muon);
-  if (!muon) {
-    f.OneOf({"train", "optim", "save", "load", "publish", nullptr}, request);
-  } else if constexpr (std::decay_t<decltype(f)>::kReads) {
-    request = OptimStepRequest{.muon = muon};
-  }
-  std::visit(
-      [&f](auto& kind) {
-        f("adapter_id", kind.adapter_id);
-        f("step", kind.step);
-      },
-      request);
 }
 
 void Fields(const auto& f, Is<DatumResult> auto& datum) {

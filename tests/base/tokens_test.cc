@@ -30,12 +30,16 @@ TEST(TokensTest, FindsARecordByItsTokenAlone) {
   const std::vector<TokenRecord> records = {
       {.id = "one", .sha256 = HashToken("first")},
       {.id = "two", .sha256 = HashToken("second")}};
-  ASSERT_NE(FindToken(records, "second"), nullptr);
-  EXPECT_EQ(FindToken(records, "second")->id, "two");
-  EXPECT_EQ(FindToken(records, "secon"), nullptr);
-  EXPECT_EQ(FindToken(records, ""), nullptr);
-  EXPECT_EQ(FindToken(records, records[0].sha256), nullptr);
-  EXPECT_EQ(FindToken({}, "first"), nullptr);
+  const auto find = [&records](const std::string& token) {
+    return FindTokenOfHash(records, HashToken(token));
+  };
+  ASSERT_NE(find("second"), nullptr);
+  EXPECT_EQ(find("second")->id, "two");
+  EXPECT_EQ(find("secon"), nullptr);
+  EXPECT_EQ(find(""), nullptr);
+  EXPECT_EQ(find(records[0].sha256), nullptr);
+  EXPECT_EQ(FindTokenOfHash(records, ""), nullptr);
+  EXPECT_EQ(FindTokenOfHash({}, HashToken("first")), nullptr);
 }
 
 TEST(TokensTest, EveryScopeIncludesReadAndAdminIncludesAll) {

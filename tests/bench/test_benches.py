@@ -24,22 +24,6 @@ import shapes
 import tinker_sdk
 
 
-@pytest.mark.parametrize(
-    ("op", "sizes", "peers"),
-    [
-        ("attention", "2 40 9 3 16", {"LibTorch"}),
-        ("grouped", "90 48 20 7", {"grouped_mm", "loop"}),
-    ],
-)
-def test_op(op: str, sizes: str, peers: set[str], capsys: Any) -> None:
-    options = (op, "--sizes", *sizes.split(), "--reps", "1", "--threads", "1")
-    result = reported("op", capsys, *options)
-    assert result["peer"].keys() == peers
-    assert all(ratio["value"] > 0 for ratio in result["ratio"].values())
-    for side in (result["ours"] | result["peer"]).values():
-        assert ("gflops" in side) == (op == "grouped")
-
-
 def test_a_bench_that_moves_adapters_fails() -> None:
     name = "weft_adapter_moves_total"
     page = f'# TYPE {name} counter\n{name}{{direction="host_to_device"}} '
@@ -110,13 +94,6 @@ def test_builds(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
     size = ("--batch", "2", "--length", "16", "--adapters", "2", "--tokens", "4")
     ratios = quick("builds", capsys, *both, *size)["ratio"]
     assert f"speed {other}/{daemon.BUILD_DIR}, train step" in ratios
-
-
-def test_sample_many(capsys: Any, tiny: tuple[str, str]) -> None:
-    size = ("--prompts", "6", "--samples", "2", "--max-tokens", "8", "--pieces", "2")
-    result = quick("sample_many", capsys, *tiny, *size)
-    assert result["ours"]["at once"]["drawn_tokens"] <= 6 * 2 * 8
-    assert all(entry["value"] > 0 for entry in result["ratio"].values())
 
 
 def test_residency(capsys: Any, tiny: tuple[str, str]) -> None:

@@ -58,16 +58,15 @@ def test_scores_beside_the_steps(sent: list[Any], client: weft.Client) -> None:
     assert adapter.info().last_step == 2
 
 
-def test_a_score_does_not_wait_for_a_missing_step(client: weft.Client) -> None:
-    client.create_adapter("a")
-    trainer, evaluator = client.adapter("a"), client.adapter("a")
-    missing = trainer._counter.take()
-    ahead = trainer.submit.forward(DATA)
-    assert evaluator.score(DATA).step == 0
-    assert not ahead.done()
-    trainer._counter.finish(missing, weft.steps.Outcome.DONE)
-    assert evaluator.forward_backward(DATA).step == 1
-    assert ahead.result().step == 2
+def test_a_score_does_not_wait_for_a_missing_step(
+    server: FakeWeftd, client: weft.Client
+) -> None:
+    adapter = client.create_adapter("a")
+    server.retry_hint(20_000)
+    server.refuse("Forward", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    missing, ahead = adapter.submit.forward(DATA), adapter.submit.forward(DATA)
+    assert adapter.score(DATA).step == 0
+    assert not missing.done() and not ahead.done()
 
 
 def test_sends_raw_arrays_and_only_what_was_given(

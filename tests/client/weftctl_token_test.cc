@@ -66,8 +66,8 @@ TEST_F(WeftctlTokenTest, CreatesListsAndRevokes) {
   EXPECT_THAT(nlohmann::json::parse(out_.str())["token"], StartsWith("weft_"));
   const std::vector<TokenRecord> records = Records();
   ASSERT_EQ(records.size(), 2u);
-  ASSERT_NE(FindToken(records, token), nullptr);
-  EXPECT_EQ(FindToken(records, token)->id, "ci");
+  ASSERT_NE(FindTokenOfHash(records, HashToken(token)), nullptr);
+  EXPECT_EQ(FindTokenOfHash(records, HashToken(token))->id, "ci");
   EXPECT_EQ(records[0].tenant, "acme");
   EXPECT_TRUE(records[0].Allows(Scope::kSample));
   EXPECT_FALSE(records[0].Allows(Scope::kAdmin));
@@ -77,7 +77,7 @@ TEST_F(WeftctlTokenTest, CreatesListsAndRevokes) {
               AllOf(HasSubstr("ci"), HasSubstr("sample,train"),
                     HasSubstr("never"), Not(HasSubstr(records[0].sha256))));
   EXPECT_EQ(RunOnFile({"token", "revoke", "ci"}), 0);
-  EXPECT_EQ(FindToken(Records(), token), nullptr);
+  EXPECT_EQ(FindTokenOfHash(Records(), HashToken(token)), nullptr);
   EXPECT_EQ(Records().size(), 1u);
   EXPECT_EQ(RunOnFile({"token", "revoke", "ci"}), 1);
 }

@@ -72,6 +72,13 @@ TEST_F(EnqueueTest, RefusesMalformedWork) {
   item.datum_tokens.clear();
   item.tokens = -1;
   refuses(item, "negative cost");
+  item = Train(1, 0);
+  item.unnumbered = true;
+  refuses(item, "unnumbered");
+  item = Train(1, 8);
+  item.unnumbered = true;
+  item.backward = false;
+  refuses(item, "unnumbered");
   EXPECT_TRUE(scheduler_.Idle());
   EXPECT_EQ(scheduler_.QueueDepthOf("a"), 0);
 }

@@ -70,15 +70,17 @@ class FakeEngineThread {
   // Creates an adapter of ten bytes, as RPC CreateAdapter would. `done` runs
   // when there is a slot, or with an error.
   void Create(const std::string& id, const std::string& tenant,
-              Callback<AdapterKey> done, uint64_t last_step = 0) {
-    dispatcher_.Post([this, id, tenant, done,
-                      last_step](const absl::Status& open) {
+              Callback<AdapterKey> done, uint64_t last_step = 0,
+              Durability durability = Durability::kStep) {
+    dispatcher_.Post([this, id, tenant, done, last_step,
+                      durability](const absl::Status& open) {
       if (!open.ok()) {
         done(open);
         return;
       }
       dispatcher_.adapters().WhenSlotFor(
-          id, tenant, [this, id, tenant, done, last_step](absl::Status room) {
+          id, tenant,
+          [this, id, tenant, done, last_step, durability](absl::Status room) {
             AdapterDesk& desk = dispatcher_.adapters();
             if (!room.ok()) {
               done(room);
@@ -92,7 +94,8 @@ class FakeEngineThread {
             }
             const AdapterKey key = desk.NewKey();
             desk.Add(key, id, tenant, last_step,
-                     {.info = {.resident_bytes = 10}, .image_bytes = 10});
+                     {.info = {.durability = durability, .resident_bytes = 10},
+                      .image_bytes = 10});
             done(key);
           });
     });

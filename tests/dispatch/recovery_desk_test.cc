@@ -3,6 +3,7 @@
 #include "src/dispatch/recovery_desk.h"
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -90,6 +91,17 @@ TEST_F(RecoveryDeskTest, ABatchThatWaitsBrieflyKeepsItsTurn) {
   dispatcher().steps().Complete(id, TrainResult());
   EXPECT_EQ(Run(), "");
   EXPECT_EQ(replayed_, 5);
+}
+
+TEST_F(RecoveryDeskTest, StepsGoOnAfterTheRestoredOnes) {
+  Create("a");
+  desk().AddReply(*adapters().KeyOf("a"),
+                  {.step = 40,
+                   .digest = "d",
+                   .result = std::make_shared<StepResult>(OptimStepResult())});
+  EXPECT_EQ(adapters().Info("a")->next_step, 41);
+  Submit("a", 41);
+  EXPECT_EQ(Run(), "a");
 }
 
 TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {

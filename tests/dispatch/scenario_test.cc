@@ -1,4 +1,5 @@
 // Runs the scenarios in scenarios/, whose README.md describes their language.
+#include <algorithm>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -37,6 +38,46 @@ std::string Option(const Words& words, const std::string& key,
   return otherwise;
 }
 
+bool Has(const Words& words, const std::string& word) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+absl::Duration Seconds(const std::string& word) {
+  double seconds = 0;
+  EXPECT_TRUE(absl::SimpleAtod(word, &seconds)) << word;
+  return absl::Seconds(seconds);
+}
+
+// "10x3,7" means data of 10, 10, 10 and 7 tokens.
+std::vector<int64_t> DataTokens(const std::string& text) {
+  std::vector<int64_t> tokens;
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::vector<std::string> pair = absl::StrSplit(part, 'x');
+    const int64_t count = pair.size() == 2 ? Number(pair[1]) : 1;
+    tokens.insert(tokens.end(), count, Number(pair[0]));
+  }
+  return tokens;
+}
+
+// "1-3" means the calls 1, 2 and 3.
+Words Calls(const std::string& word) {
+  const std::vector<std::string> ends = absl::StrSplit(word, '-');
+  if (ends.size() < 2) return {word};
+  Words calls;
+  for (int64_t call = Number(ends[0]); call <= Number(ends[1]); ++call) {
+    calls.push_back(absl::StrCat(call));
+  }
+  return calls;
+}
+
+// A whole request has no text.
+std::string SliceText(const TrainSlice& slice) {
+  if (slice.first_datum == 0 && slice.last) return "";
+  return absl::StrCat("[", slice.first_datum, ":",
+                      slice.first_datum + slice.num_data,
+                      slice.last ? "]" : "+]");
+}
+
 class Interpreter {
  public:
   std::string Run(const Words& words) {
@@ -53,6 +94,14 @@ class Interpreter {
   std::string Start(const Words& words) {
     Options options;
     options.scheduler.max_batch_tokens = Number(Option(words, "batch", "8192"));
+    options.scheduler.sampling_share =
+        static_cast<double>(Number(Option(words, "percent", "50"))) / 100;
+    const std::string weights = Option(words, "weights", "");
+    for (const auto entry : absl::StrSplit(weights, ',', absl::SkipEmpty())) {
+      const std::vector<std::string> pair = absl::StrSplit(entry, ':');
+      options.scheduler.tenant_weights[pair.at(0)] = Number(pair.at(1));
+    }
+    options.records_steps = Has(words, "recorded");
     options.residency.max_resident =
         static_cast<int>(Number(Option(words, "slots", "8")));
     options.max_adapters =
@@ -92,81 +141,121 @@ class Interpreter {
     };
   }
 
-  std::string Submit(const Words& words) {
-    const std::string& call = words.at(1);
-    const std::string adapter = words.at(2) == "base" ? "" : words.at(2);
-    const auto step = static_cast<uint64_t>(Number(Option(words, "step", "0")));
-    const int64_t payload = Number(Option(words, "payload", "0"));
-    const std::string late = Option(words, "deadline", "");
-    uint64_t epoch = 0;
-    if (const std::string life = Option(words, "epoch", ""); !life.empty()) {
-      epoch = dispatcher().adapters().Info(adapter)->epoch;
-      if (life == "past") --epoch;
+  // Sends the calls. Returns the code of the last one if it is refused at once.
+  std::string Send(const Words& words,
+                   CancelHandle (Interpreter::*send)(const std::string& call,
+                                                     const Words& words)) {
+    std::string refusal;
+    for (const std::string& call : Calls(words.at(1))) {
+      const size_t before = answers_.size();
+      handles_[call] = (this->*send)(call, words);
+      refusal.clear();
+      if (answers_.size() > before) {
+        refusal = answers_.back().substr(call.size() + 1);
+        answers_.pop_back();
+      }
     }
-    const absl::Time deadline =
-        late.empty() ? absl::InfiniteFuture()
-                     : engine_->clock().Now() + absl::Seconds(Number(late));
-    StepRequest request;
-    WorkItem item = {.kind = WorkKind::kAdapterOp, .tokens = 1};
-    if (words[0] == "train" || words[0] == "score") {
-      TrainRequest train =
-          OneDatum(adapter, step, static_cast<int32_t>(payload));
-      train.deadline = deadline;
-      item = TrainItem();
-      train.unnumbered = item.unnumbered = words[0] == "score";
-      if (train.unnumbered) item.backward = false;
-      train.data.resize(static_cast<size_t>(Number(Option(words, "data", "1"))),
-                        train.data.front());
-      item.datum_tokens.resize(train.data.size(), 10);
-      request = train;
-    } else if (words[0] == "optim") {
-      item.kind = WorkKind::kOptim;
-      request = OptimStepRequest{
-          .adapter_id = adapter,
-          .step = step,
-          .epoch = epoch,
-          .adamw = {.learning_rate = static_cast<double>(payload)},
-          .deadline = deadline};
-    } else if (words[0] == "invalid") {
-      item.empty = true;
-      request = RefusedStep{.adapter_id = adapter,
-                            .step = step,
-                            .deadline = deadline,
-                            .digest = absl::StrCat("invalid ", payload),
-                            .status = absl::InvalidArgumentError("")};
-    } else {
-      item.numbered = true;
-      request = LoadCheckpointRequest{
-          .adapter_id = adapter, .name = "n", .step = step, .epoch = epoch};
-    }
-    handles_[call] = dispatcher().steps().Submit(
-        std::move(request), std::move(item), StepAnswer(call));
-    return "";
+    return refusal;
   }
 
-  std::string Sample(const Words& words) {
+  absl::Time Deadline(const Words& words) {
+    const std::string late = Option(words, "deadline", "");
+    return late.empty() ? absl::InfiniteFuture()
+                        : engine_->clock().Now() + Seconds(late);
+  }
+
+  // Returns the request that has what all kinds of steps have.
+  template <typename Request>
+  Request StepOf(const Words& words) {
+    Request request;
+    request.adapter_id = words.at(2) == "base" ? "" : words.at(2);
+    request.step = static_cast<uint64_t>(Number(Option(words, "step", "0")));
+    request.deadline = Deadline(words);
+    if (const std::string life = Option(words, "epoch", ""); !life.empty()) {
+      request.epoch = dispatcher().adapters().Info(request.adapter_id)->epoch;
+      if (life == "past") --request.epoch;
+    }
+    return request;
+  }
+
+  CancelHandle SendTrain(const std::string& call, const Words& words) {
+    auto train = StepOf<TrainRequest>(words);
+    const auto payload =
+        static_cast<int32_t>(Number(Option(words, "payload", "0")));
+    train.unnumbered = words[0] == "score";
+    train.backward = !train.unnumbered && !Has(words, "forward");
+    WorkItem item = TrainItem();
+    item.backward = train.backward;
+    item.unnumbered = train.unnumbered;
+    item.datum_tokens = DataTokens(Option(words, "data", "10"));
+    if (const std::string prefix = Option(words, "prefix", "");
+        !prefix.empty()) {
+      item.datum_prefix = DataTokens(prefix);
+    }
+    for (const int64_t tokens : item.datum_tokens) {
+      const std::vector<int32_t> ids(tokens, payload);
+      train.data.push_back({.tokens = ids, .targets = ids});
+    }
+    return dispatcher().steps().Submit(std::move(train), std::move(item),
+                                       StepAnswer(call));
+  }
+
+  CancelHandle SendStep(const std::string& call, const Words& words) {
+    const auto payload =
+        static_cast<double>(Number(Option(words, "payload", "0")));
+    StepRequest request;
+    WorkItem item = {.kind = WorkKind::kAdapterOp, .tokens = 1};
+    if (words[0] == "optim") {
+      item.kind = WorkKind::kOptim;
+      auto optim = StepOf<OptimStepRequest>(words);
+      optim.adamw.learning_rate = payload;
+      request = std::move(optim);
+    } else if (words[0] == "invalid") {
+      item.empty = true;
+      auto refused = StepOf<RefusedStep>(words);
+      refused.digest = absl::StrCat("invalid ", payload);
+      refused.status = absl::InvalidArgumentError("");
+      request = std::move(refused);
+    } else if (words[0] == "save") {
+      request = StepOf<SaveCheckpointRequest>(words);
+    } else {
+      item.numbered = true;
+      request = StepOf<LoadCheckpointRequest>(words);
+    }
+    return dispatcher().steps().Submit(std::move(request), std::move(item),
+                                       StepAnswer(call));
+  }
+
+  CancelHandle SendSample(const std::string& call, const Words& words) {
     SampleRequest request;
     request.adapter_id = words.at(2) == "base" ? "" : words.at(2);
     request.prompt = {1, 2};
-    const std::string& call = words.at(1);
-    handles_[call] = dispatcher().samples().Submit(
+    request.deadline = Deadline(words);
+    request.config.max_tokens =
+        static_cast<int>(Number(Option(words, "tokens", "10"))) - 2;
+    return dispatcher().samples().Submit(
         std::move(request), nullptr,
         [this, call](const absl::StatusOr<SampleResult>& result) {
           Answer(call, absl::StatusCodeToString(result.status().code()));
         });
-    return "";
+  }
+
+  static std::string NameOf(const std::string& adapter) {
+    return adapter.empty() ? "base" : adapter;
   }
 
   std::string NameStep(const StepTask& step) {
     const std::string name =
-        absl::StrCat(AdapterIdOf(*step.request), "/", step.step);
+        absl::StrCat(NameOf(AdapterIdOf(*step.request)), "/", step.step);
     running_[name] = step;
     return name;
   }
 
-  std::string Next() {
+  std::string Next(const Words& words) {
+    const std::string decodes =
+        Option(words, "decodes", absl::StrCat(decoding_.size()));
     const std::optional<Work> work =
-        engine_->Next(static_cast<int>(decoding_.size()));
+        engine_->Next(static_cast<int>(Number(decodes)));
     if (!work) return "stopped";
     if (std::holds_alternative<Idle>(*work)) return "idle";
     if (std::holds_alternative<RunDecode>(*work)) return "decode";
@@ -195,11 +284,43 @@ class Interpreter {
       }
       return "cancel";
     }
-    Words names;
-    for (const auto& [slice, step] : std::get<RunTrain>(*work).slices) {
-      names.push_back(NameStep(step));
+    const auto& train = std::get<RunTrain>(*work);
+    std::string text = train.backward ? "train" : "forward";
+    for (const auto& [slice, step] : train.slices) {
+      absl::StrAppend(&text, " ", NameStep(step), SliceText(slice));
     }
-    return "train " + absl::StrJoin(names, " ");
+    return text;
+  }
+
+  using Shares = std::map<std::string, int64_t>;
+
+  static std::string SharesText(const Shares& shares) {
+    return absl::StrJoin(shares, " ", absl::PairFormatter(" "));
+  }
+
+  // Runs batches to their ends. REQUIRES: no batch divides a request.
+  std::string RunBatches(const Words& words) {
+    Shares shares;
+    for (int64_t i = 0; i < Number(words.at(1)); ++i) {
+      const std::optional<Work> work = engine_->Next();
+      for (const auto& [slice, step] : std::get<RunTrain>(*work).slices) {
+        const std::string& adapter = AdapterIdOf(*step.request);
+        shares[adapter] += std::get<TrainRequest>(*step.request).num_tokens();
+        dispatcher().steps().Complete(step.id, TrainResult());
+      }
+    }
+    return SharesText(shares);
+  }
+
+  std::string Draw(const Words& words) {
+    Shares shares;
+    for (int64_t i = 0; i < Number(words.at(1)); ++i) {
+      const std::optional<SampleTask> sample = dispatcher().samples().Take();
+      shares[sample->request->adapter_id] +=
+          2 + sample->request->config.max_tokens;
+      dispatcher().samples().Finish(sample->id, SampleResult());
+    }
+    return SharesText(shares);
   }
 
   std::string Complete(const Words& words, const absl::Status& status) {
@@ -237,8 +358,7 @@ class Interpreter {
     const std::optional<SampleTask> sample = dispatcher().samples().Take();
     if (!sample) return "none";
     taken_ = *sample;
-    return sample->request->adapter_id.empty() ? "base"
-                                               : sample->request->adapter_id;
+    return NameOf(sample->request->adapter_id);
   }
 
   std::string FinishSlice(const Words& words) {
@@ -270,7 +390,8 @@ class Interpreter {
                            ? "created"
                            : absl::StatusCodeToString(key.status().code()));
         },
-        static_cast<uint64_t>(Number(Option(words, "last", "0"))));
+        static_cast<uint64_t>(Number(Option(words, "last", "0"))),
+        Has(words, "forgotten") ? Durability::kMemory : Durability::kStep);
     return "";
   }
 
@@ -305,21 +426,36 @@ class Interpreter {
   std::shared_ptr<void> hold_;
   Words answers_;
   uint64_t runs_ = 0;
-  const Handler submit_ = [this](const Words& w) { return Submit(w); };
+  const Handler train_ = [this](const Words& w) {
+    return Send(w, &Interpreter::SendTrain);
+  };
+  const Handler step_ = [this](const Words& w) {
+    return Send(w, &Interpreter::SendStep);
+  };
   const std::map<std::string, Handler> handlers_ = {
       {"create", [this](const Words& w) { return Create(w); }},
       {"remove", [this](const Words& w) { return Remove(w); }},
-      {"train", submit_},
-      {"optim", submit_},
-      {"load", submit_},
-      {"score", submit_},
-      {"invalid", submit_},
-      {"sample", [this](const Words& w) { return Sample(w); }},
+      {"train", train_},
+      {"score", train_},
+      {"optim", step_},
+      {"load", step_},
+      {"save", step_},
+      {"invalid", step_},
+      {"sample",
+       [this](const Words& w) { return Send(w, &Interpreter::SendSample); }},
       {"cancel",
        [this](const Words& w) {
          return Nothing([&] { handles_.at(w.at(1)).Cancel(); });
        }},
-      {"next", [this](const Words&) { return Next(); }},
+      {"next", [this](const Words& w) { return Next(w); }},
+      {"run", [this](const Words& w) { return RunBatches(w); }},
+      {"draw", [this](const Words& w) { return Draw(w); }},
+      {"undivided",
+       [this](const Words& w) {
+         return std::string(
+             dispatcher().recovery().FinishSlices(w.at(1) == "yes") ? "yes"
+                                                                    : "no");
+       }},
       {"done",
        [this](const Words& w) { return Complete(w, absl::OkStatus()); }},
       {"fail",
@@ -362,8 +498,7 @@ class Interpreter {
       {"last", [this](const Words& w) { return Last(w); }},
       {"wait",
        [this](const Words& w) {
-         return Nothing(
-             [&] { engine_->clock().Advance(absl::Seconds(Number(w.at(1)))); });
+         return Nothing([&] { engine_->clock().Advance(Seconds(w.at(1))); });
        }},
       {"hold",
        [this](const Words&) {
@@ -392,7 +527,7 @@ class Interpreter {
 class DispatchScenarioTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DispatchScenarioTest, AnswersAsWritten) {
-  std::ifstream file(testing::ScenarioPath("dispatch", GetParam()));
+  std::ifstream file(testing::ScenarioPath(GetParam()));
   ASSERT_TRUE(file.good());
   Interpreter interpreter;
   std::string line;
@@ -408,10 +543,9 @@ TEST_P(DispatchScenarioTest, AnswersAsWritten) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Stories, DispatchScenarioTest,
-    ::testing::ValuesIn(testing::ScenarioNames("dispatch")),
-    [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Stories, DispatchScenarioTest,
+                         ::testing::ValuesIn(testing::ScenarioNames()),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace weft::dispatch

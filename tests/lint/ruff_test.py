@@ -22,23 +22,15 @@ def test_nothing_is_found() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_finds_what_is_not_formatted() -> None:
-    done = _ruff("format", "--diff", "-", text="x = 'a'\n")
-    assert done.returncode == 1 and '+x = "a"' in done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("path", "text", "code"),
     [
         ("client/python/weft/a.py", "import os\n", "F401"),
-        ("client/python/weft/a.py", "import weft\nimport os\n\nweft, os\n", "I001"),
-        ("deploy/a.py", "from typing import Any\n\nx = lambda: Any\n", "E731"),
         (
             "client/python/weft/a.py",
             "from typing import Any\n\n\ndef f(x: Any) -> None: ...\n",
             "ANN401",
         ),
-        ("tests/lint/a.py", "[x for x in zip([1], [2])]\n", "B905"),
     ],
 )
 def test_finds_each_offence(path: str, text: str, code: str) -> None:
@@ -46,9 +38,3 @@ def test_finds_each_offence(path: str, text: str, code: str) -> None:
         "check", "--output-format", "concise", "--stdin-filename", path, text=text
     )
     assert done.returncode == 1 and code in done.stdout, done.stdout + done.stderr
-
-
-def test_tests_may_leave_a_type_open() -> None:
-    text = "from typing import Any\n\n\ndef f(x: Any) -> None: ...\n"
-    done = _ruff("check", "--stdin-filename", "tests/lint/a.py", text=text)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,8 +1,6 @@
 """Tests that modules in a step's path wait for the device only where this is
 allowed."""
 
-from pathlib import Path
-
 import pytest
 from sources import ROOT
 from waits import ALLOWED, FOLDERS, wait_offences, waits
@@ -38,37 +36,3 @@ def test_what_is_named_exists() -> None:
 def test_finds_each_kind(code: str, kind: str) -> None:
     assert [w.kind for w in waits("\n" + code)] == [kind]
     assert next(iter(waits("\n" + code))).line == 2
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "x.to(at::kFloat);",
-        "x.to(dtype);",
-        "at::tensor(values, at::kLong);",
-        "at::repeat_interleave(counts, size);",
-        "// x.item<int>() waits.",
-        "ops::ToDevice(values, device);",
-        "items.items();",
-    ],
-)
-def test_leaves_the_rest_alone(code: str) -> None:
-    assert not list(waits(code))
-
-
-def test_names_the_file_and_skips_what_is_outside_of_the_path(tmp_path: Path) -> None:
-    for name in ("src/loss/a.cc", "src/engine/decode/sample_loop.cc", "src/log/a.cc"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\nx.cpu();\n")
-    assert [o.split(": ")[0] for o in wait_offences(tmp_path)] == [
-        "src/loss/a.cc:2",
-        "src/engine/decode/sample_loop.cc:2",
-    ]
-
-
-def test_an_allowance_without_a_wait_is_an_offence(tmp_path: Path) -> None:
-    path = tmp_path / "src" / "ops" / "rotary.cc"
-    path.parent.mkdir(parents=True)
-    path.write_text("\n")
-    assert wait_offences(tmp_path) == ["src/ops/rotary.cc:1: has no to any more"]

@@ -6,20 +6,19 @@
 namespace weft::testing {
 namespace {
 
-std::filesystem::path Folder(const std::string& module) {
-  return std::filesystem::path(WEFT_TESTS_DIR) / module / "scenarios";
+std::filesystem::path Folder() {
+  return std::filesystem::path(WEFT_TESTS_DIR) / "dispatch" / "scenarios";
 }
 
 }  // namespace
 
-std::string ScenarioPath(const std::string& module, const std::string& name) {
-  return Folder(module) / (name + ".txt");
+std::string ScenarioPath(const std::string& name) {
+  return Folder() / (name + ".txt");
 }
 
-std::vector<std::string> ScenarioNames(const std::string& module) {
+std::vector<std::string> ScenarioNames() {
   std::vector<std::string> names;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(Folder(module))) {
+  for (const auto& entry : std::filesystem::directory_iterator(Folder())) {
     if (entry.path().extension() == ".txt") {
       names.push_back(entry.path().stem().string());
     }

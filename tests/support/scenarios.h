@@ -1,4 +1,4 @@
-// Scenarios: text files that a module's tests interpret.
+// Scenarios: text files that tests/dispatch/scenario_test.cc interprets.
 #ifndef WEFT_TESTS_SUPPORT_SCENARIOS_H_
 #define WEFT_TESTS_SUPPORT_SCENARIOS_H_
 
@@ -7,12 +7,11 @@
 
 namespace weft::testing {
 
-// Returns the path of tests/MODULE/scenarios/NAME.txt.
-[[nodiscard]] std::string ScenarioPath(const std::string& module,
-                                       const std::string& name);
+// Returns the path of tests/dispatch/scenarios/NAME.txt.
+[[nodiscard]] std::string ScenarioPath(const std::string& name);
 
-// Returns the names of the module's scenarios, sorted.
-[[nodiscard]] std::vector<std::string> ScenarioNames(const std::string& module);
+// Returns the names of the scenarios, sorted.
+[[nodiscard]] std::vector<std::string> ScenarioNames();
 
 }  // namespace weft::testing
 

@@ -45,12 +45,3 @@ def test_each_test_is_in_one_part_beside_those_of_its_model(tmp_path: Path) -> N
     assert len(names) == len(set(names)) == 3 + 6 + 2 + 1
     models = [{n[-2] for n in part if n.endswith("]")} for part in parts]
     assert sum(map(len, models)) == 4 and set().union(*models) == set("abcd")
-
-
-def test_a_part_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "test_parts.py"
-    file.write_text(TESTS)
-    for shard in ("0/3", "4/3"):
-        done = collected(file, shard)
-        assert done.returncode == 4
-        assert f"--shard={shard} names no part" in done.stderr
