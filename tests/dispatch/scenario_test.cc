@@ -120,6 +120,13 @@ class Interpreter {
       train.data.resize(static_cast<size_t>(Number(Option(words, "data", "1"))),
                         train.data.front());
       item.datum_tokens.resize(train.data.size(), 10);
+      if (const std::string teacher = Option(words, "teacher", "");
+          !teacher.empty()) {
+        const Words name = absl::StrSplit(teacher, ':');
+        train.loss.function = LossFunction::kForwardKl;
+        train.loss.teacher = {.adapter_id = name[0],
+                              .snapshot = name.size() > 1 ? name[1] : ""};
+      }
       request = train;
     } else if (words[0] == "optim") {
       item.kind = WorkKind::kOptim;
