@@ -275,20 +275,20 @@ class RestartTest : public SampleRecordsTest {
   // Starts a new process, which has the notes of those before.
   void Start(int64_t max_bytes, const std::string& model = "m") {
     recorder_.Stop();
-    const absl::StatusOr<LogSummary> log =
-        ReadLog(*folder_, {}, {.max_resident = 8});
+    const absl::StatusOr<log::LogSummary> log =
+        log::ReadLog(*folder_, {}, {.max_resident = 8});
     ASSERT_THAT(log, IsOk());
     auto writer =
-        LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);
+        log::LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);
     ASSERT_THAT(writer, IsOk());
     recorder_.Start(*std::move(writer), {}, "", {}, log->notes);
     Make(max_bytes, model).Restore();
   }
 
-  TestFolder files_;
-  std::unique_ptr<StateFolder> folder_ = files_.Open();
+  log::TestFolder files_;
+  std::unique_ptr<log::StateFolder> folder_ = files_.Open();
   prometheus::Registry log_registry_;
-  LogMetrics metrics_{&log_registry_};
+  log::LogMetrics metrics_{&log_registry_};
 };
 
 TEST_F(RestartTest, ARestartKeepsRecordsAndForgetsThoseThatWent) {
