@@ -1,6 +1,5 @@
 #include "server/tinker/futures.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -78,38 +77,15 @@ void Futures::Finish(const std::string& id, FutureResult result) {
   Future& future = found->second;
   future.result = std::make_shared<const std::string>(std::move(result.body));
   future.to_json = result.to_json;
-  Charge(future, id);
+  finished_.Add(future.owner, id, BytesOf(*future.result));
   for (const auto& [number, waiter] : std::exchange(future.waiters, {})) {
     Answer(future, waiter);
   }
-  while (bytes_ > max_bytes_ && ForgetOne(id)) {
+  while (finished_.bytes() > max_bytes_) {
+    const auto oldest = finished_.Victim();
+    if (oldest.value() == id) break;
+    futures_.erase(finished_.Remove(oldest));
   }
-}
-
-void Futures::Charge(const Future& future, const std::string& id) {
-  const int64_t bytes = BytesOf(*future.result);
-  Account& account = accounts_[future.owner];
-  account.finished.push_back(id);
-  account.bytes += bytes;
-  bytes_ += bytes;
-}
-
-bool Futures::ForgetOne(const std::string& newest) {
-  const auto most = std::ranges::max_element(
-      accounts_, {}, [](const auto& entry) { return entry.second.bytes; });
-  if (most == accounts_.end()) return false;
-  Account& account = most->second;
-  if (account.finished.front() == newest) return false;
-  const auto oldest = futures_.find(account.finished.front());
-  account.finished.pop_front();
-  if (oldest != futures_.end() && oldest->second.result != nullptr) {
-    const int64_t bytes = BytesOf(*oldest->second.result);
-    account.bytes -= bytes;
-    bytes_ -= bytes;
-    futures_.erase(oldest);
-  }
-  if (account.finished.empty()) accounts_.erase(most);
-  return true;
 }
 
 void Futures::Answer(Future& future, const Waiter& waiter) {

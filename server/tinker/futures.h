@@ -5,9 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -16,6 +14,7 @@
 #include "server/http/fair_budget.h"
 #include "server/http/message.h"
 #include "server/tinker/errors.h"
+#include "src/base/fair_eviction.h"
 #include "src/base/tokens.h"
 
 namespace weft::server::tinker {
@@ -47,8 +46,8 @@ class Futures {
   using After = std::function<void(absl::Duration, std::function<void()>)>;
 
   // Charges `memory` for results that clients fetch. While all results together
-  // have more than `max_bytes`, the oldest result of the owner with the most
-  // bytes is forgotten. The newest result of all owners is never forgotten.
+  // have more than `max_bytes`, one is forgotten (FairEviction). The newest
+  // result of all owners is never forgotten.
   // `after` runs a function after a delay.
   Futures(int64_t max_bytes, std::shared_ptr<FairBudget> memory, After after)
       : max_bytes_(max_bytes),
@@ -108,29 +107,17 @@ class Futures {
     absl::Time asked;  // Without the clients that wait.
   };
 
-  // The results of one owner.
-  struct Account {
-    std::deque<std::string> finished;  // Oldest first.
-    int64_t bytes = 0;
-  };
-
   void Answer(Future& future, const Waiter& waiter);
   // Returns the reply with a result of the future in the form `bytes`.
   HttpReply Send(const Future& future, const Bytes& bytes,
                  std::weak_ptr<const Sending>* last);
   void GiveUp(const std::string& id, uint64_t waiter);
-  void Charge(const Future& future, const std::string& id);
-  // Forgets the oldest result of the owner with the most bytes. Returns false
-  // and forgets nothing if this result is `newest`, or if there are no results.
-  bool ForgetOne(const std::string& newest);
 
   const int64_t max_bytes_;
   const std::shared_ptr<FairBudget> memory_;
   const After after_;
   std::unordered_map<std::string, Future> futures_;
-  // The accounts by owner. An owner without results has no account.
-  std::map<std::string, Account> accounts_;
-  int64_t bytes_ = 0;
+  FairEviction<std::string> finished_;  // The ids of futures with a result.
   uint64_t next_waiter_ = 0;
 };
 

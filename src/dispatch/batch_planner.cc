@@ -69,12 +69,13 @@ constexpr double kLatest = 0.25;
 
 }  // namespace
 
-Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
-               FairShares& shares) {
+Plan PlanBatch(const Queues& queues, const std::set<AdapterKey>& held,
+               absl::Time now, int64_t max_batch_tokens, FairShares& shares) {
   Plan plan;
   Line line(queues, shares);
   int64_t room = max_batch_tokens;
   bool recorded = false;  // The log records the plan's work.
+  std::optional<TeacherName> held_teacher;
   std::vector<std::vector<TrainSlice>> slices(queues.size());
   std::vector<size_t> order;  // Indices of `queues`, in the order of the plan.
   while (!line.empty() && room > 0) {
@@ -93,7 +94,10 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
       plan.backward = head.item.backward;
       recorded = head.item.recorded;
     }
-    if (plan.backward && head.item.recorded != recorded) {
+    const TeacherName teacher = head.item.teacher;
+    const bool is_held = held.contains(teacher.adapter);
+    if ((plan.backward && head.item.recorded != recorded) ||
+        (is_held && held_teacher && *held_teacher != teacher)) {
       line.MoveTenant();
       continue;
     }
@@ -101,6 +105,7 @@ Plan PlanBatch(const Queues& queues, absl::Time now, int64_t max_batch_tokens,
         now, plan.backward, room, max_batch_tokens, /*take_any=*/empty);
     if (started) {
       plan.kind = Plan::Kind::kTrain;
+      if (is_held) held_teacher = teacher;
       shares.Charge(queue.key(), started->tokens);
       room -= started->tokens;
       plan.tokens += started->tokens;

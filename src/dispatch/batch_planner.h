@@ -1,7 +1,8 @@
 // Chooses the next plan from the adapters that have training work ready: one
 // micro-batch, or one barrier (a step that runs alone). The adapter whose turn
 // it is goes first and decides the kind of plan. Then adapters fill the rest of
-// a micro-batch in turn, if their next work is of the same kind and fits.
+// a micro-batch in turn, if their next work is of the same kind and fits. Held
+// teachers (scheduler.h) of a micro-batch are the same.
 #ifndef WEFT_SRC_DISPATCH_BATCH_PLANNER_H_
 #define WEFT_SRC_DISPATCH_BATCH_PLANNER_H_
 
@@ -22,7 +23,8 @@ namespace weft::dispatch {
 // Returns the plan, starts its work in `queues` and charges it to `shares`.
 // REQUIRES: each of `queues` is active in `shares`, has an item that is ready
 // at `now`, and has no item on the device.
-Plan PlanBatch(const std::vector<AdapterQueue*>& queues, absl::Time now,
+Plan PlanBatch(const std::vector<AdapterQueue*>& queues,
+               const std::set<AdapterKey>& held, absl::Time now,
                int64_t max_batch_tokens, FairShares& shares);
 
 // Decides how long a training batch waits for other adapters.

@@ -79,43 +79,30 @@ void ReplayTable::DropResult(uint64_t step) {
 
 void StoredReplies::Add(const Reply& reply) {
   Remove(reply.adapter, reply.step);
-  Account& account = accounts_[reply.tenant];
-  account.by_age.emplace(++num_added_, reply);
-  account.bytes += reply.bytes;
-  bytes_ += reply.bytes;
-  places_[{reply.adapter, reply.step}] = {reply.tenant, num_added_};
+  latest_ = {reply.adapter, reply.step};
+  places_[latest_] = replies_.Add(reply.tenant, reply, reply.bytes);
 }
 
 void StoredReplies::Remove(AdapterKey adapter, uint64_t step) {
-  const auto place = places_.find({adapter, step});
-  if (place != places_.end()) Take(place->second);
+  const auto place = places_.extract({adapter, step});
+  if (!place.empty()) replies_.Remove(place.mapped());
 }
 
 void StoredReplies::RemoveAll(AdapterKey adapter) {
   for (auto place = places_.lower_bound({adapter, 0});
        place != places_.end() && place->first.first == adapter;
-       place = places_.lower_bound({adapter, 0})) {
-    Take(place->second);
+       place = places_.erase(place)) {
+    replies_.Remove(place->second);
   }
 }
 
 std::optional<StoredReplies::Reply> StoredReplies::TakeExcess() {
-  if (bytes_ <= max_bytes_) return std::nullopt;
-  const auto most = std::ranges::max_element(
-      accounts_, {}, [](const auto& entry) { return entry.second.bytes; });
-  const uint64_t oldest = most->second.by_age.begin()->first;
-  if (oldest == num_added_) return std::nullopt;
-  return Take({most->first, oldest});
-}
-
-StoredReplies::Reply StoredReplies::Take(const Place& place) {
-  const auto account = accounts_.find(place.first);
-  Reply reply = account->second.by_age.extract(place.second).mapped();
-  account->second.bytes -= reply.bytes;
-  bytes_ -= reply.bytes;
-  if (account->second.by_age.empty()) accounts_.erase(account);
-  places_.erase({reply.adapter, reply.step});
-  return reply;
+  if (bytes() <= max_bytes_) return std::nullopt;
+  const auto oldest = replies_.Victim();
+  const Key key = {oldest.value().adapter, oldest.value().step};
+  if (key == latest_) return std::nullopt;
+  places_.erase(key);
+  return replies_.Remove(oldest);
 }
 
 }  // namespace weft::dispatch

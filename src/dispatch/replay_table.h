@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "src/base/fair_eviction.h"
 #include "src/request/adapter_key.h"
 #include "src/request/step.h"
 
@@ -91,9 +92,8 @@ class ReplayTable {
 };
 
 // Counts the bytes of the stored replies of all adapters and finds the reply to
-// drop: the oldest one of the tenant with the most bytes. So no tenant below
-// its share loses a reply. The adapters' replay tables hold the replies
-// themselves. Threads: not thread-safe.
+// drop (FairEviction). The adapters' replay tables hold the replies themselves.
+// Threads: not thread-safe.
 class StoredReplies {
  public:
   struct Reply {
@@ -117,25 +117,15 @@ class StoredReplies {
   // yet.
   std::optional<Reply> TakeExcess();
 
-  [[nodiscard]] int64_t bytes() const { return bytes_; }
+  [[nodiscard]] int64_t bytes() const { return replies_.bytes(); }
 
  private:
-  struct Account {
-    std::map<uint64_t, Reply> by_age;  // Later replies have higher numbers.
-    int64_t bytes = 0;
-  };
-  using Accounts = std::map<std::string, Account>;
-
-  // A reply's place: its tenant and its age.
-  using Place = std::pair<std::string, uint64_t>;
-
-  Reply Take(const Place& place);
+  using Key = std::pair<AdapterKey, uint64_t>;  // An adapter and a step.
 
   const int64_t max_bytes_;
-  Accounts accounts_;  // Tenants that have replies.
-  std::map<std::pair<AdapterKey, uint64_t>, Place> places_;  // By step.
-  uint64_t num_added_ = 0;
-  int64_t bytes_ = 0;
+  FairEviction<Reply> replies_;
+  std::map<Key, FairEviction<Reply>::Place> places_;
+  Key latest_ = {};  // The reply that was added last.
 };
 
 }  // namespace weft::dispatch

@@ -24,6 +24,14 @@ inline constexpr WorkKinds kTraining = 1;
 inline constexpr WorkKinds kSampling = 2;
 inline constexpr WorkKinds kTask = 4;  // A task on an adapter's tensors.
 
+// The adapter that teaches a kTrain, and its snapshot; empty: its latest weights.
+struct TeacherName {
+  AdapterKey adapter = AdapterKey::kBaseModel;
+  std::string snapshot;
+
+  friend bool operator==(const TeacherName&, const TeacherName&) = default;
+};
+
 struct WorkItem {
   uint64_t id = 0;  // Unique among the work that the scheduler holds.
   WorkKind kind = WorkKind::kTrain;
@@ -44,6 +52,8 @@ struct WorkItem {
   // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
   // the log can run the same micro-batch again.
   bool recorded = false;
+  // kTrain: the base model if the work has no teacher.
+  TeacherName teacher;
   // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.
   std::vector<int64_t> datum_tokens;
   // kTrain: length of the prefix that each datum shares with the previous

@@ -170,6 +170,7 @@ absl::StatusOr<uint64_t> Scheduler::Enqueue(WorkItem item, absl::Time now) {
   NoteWaiting(item.id, {.adapter = item.adapter,
                         .kind = item.kind,
                         .deadline = item.deadline,
+                        .teacher = item.teacher.adapter,
                         .arrival = ++arrivals_});
   if (sample) {
     samples_.Add({.id = item.id,
@@ -228,11 +229,13 @@ absl::Time Scheduler::NextDeadline() const {
 }
 
 Plan Scheduler::Next(absl::Time now, int active_decodes) {
+  std::erase_if(taught_by_held_,
+                [&](uint64_t id) { return !work_.contains(id); });
   std::vector<AdapterQueue*> ready;
   for (AdapterKey adapter : backlogged_) {
     AdapterQueue& queue = adapters_.find(adapter)->second;
     if (!queue.on_device() && CanStart(queue, now) &&
-        !(undivided_only_ && WouldBeginSlices(*queue.Ready(now)))) {
+        !MayNotDivide(*queue.Ready(now))) {
       ready.push_back(&queue);
     }
   }
@@ -248,13 +251,19 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
     plan.kind = Plan::Kind::kDecode;
     return plan;
   }
-  Plan plan = PlanBatch(ready, now, options_.max_batch_tokens, shares_);
+  Plan plan = PlanBatch(ready, held_, now, options_.max_batch_tokens, shares_);
   if (plan.kind == Plan::Kind::kExclusive) {
     exclusive_ = work_.at(plan.work_id).adapter;
     NoteLeft(plan.work_id);
   }
   if (plan.kind == Plan::Kind::kTrain) window_.Start(plan, ready, now);
-  for (const TrainSlice& slice : plan.slices) NoteLeft(slice.work_id);
+  for (const TrainSlice& slice : plan.slices) {
+    NoteLeft(slice.work_id);
+    if (slice.first_datum == 0 && !slice.last &&
+        held_.contains(work_.at(slice.work_id).teacher)) {
+      taught_by_held_.insert(slice.work_id);
+    }
+  }
   for (const AdapterQueue* queue : ready) NoteBacklog(*queue);
   return plan;
 }
@@ -365,9 +374,14 @@ bool Scheduler::CanStart(const AdapterQueue& queue, absl::Time now) const {
          (ready->item.empty || !held_.contains(queue.key()));
 }
 
-bool Scheduler::WouldBeginSlices(const AdapterQueue::Entry& ready) const {
-  return ready.next_datum == 0 && ready.item.datum_tokens.size() > 1 &&
-         ready.item.tokens > options_.max_batch_tokens;
+bool Scheduler::MayNotDivide(const AdapterQueue::Entry& ready) const {
+  const WorkItem& item = ready.item;
+  const bool begins_slices = ready.next_datum == 0 &&
+                             item.datum_tokens.size() > 1 &&
+                             item.tokens > options_.max_batch_tokens;
+  const bool waits_for_teacher =
+      !taught_by_held_.empty() && held_.contains(item.teacher.adapter);
+  return begins_slices && (undivided_only_ || waits_for_teacher);
 }
 
 }  // namespace weft::dispatch

@@ -16,6 +16,11 @@
 // example because its deadline has passed, is emptied. Work behind a gap is not
 // accepted. If it is removed, its number is free again.
 //
+// Teachers. The weights of a held teacher take memory for the micro-batch, and
+// until the end of a request of several slices. So a micro-batch has at most one
+// held teacher, and while such a request is between two slices, no other one
+// that has a held teacher starts.
+//
 // Fairness. Tenants share training by tokens, in proportion to their weights. A
 // step that runs alone costs as many tokens as a micro-batch has in its time.
 // The adapters of one tenant share equally. The same holds for sampling
@@ -155,6 +160,7 @@ class Scheduler {
     AdapterKey adapter = AdapterKey::kBaseModel;
     WorkKind kind = WorkKind::kTrain;
     absl::Time deadline;
+    AdapterKey teacher = AdapterKey::kBaseModel;
     uint64_t arrival = 0;
     bool waiting = true;   // True until the work starts.
     bool emptied = false;  // Waits only for the end of its number.
@@ -167,7 +173,8 @@ class Scheduler {
   // Updates backlogged_ and shares_ after a change of the queue or of held_.
   void NoteBacklog(const AdapterQueue& queue);
   [[nodiscard]] bool CanStart(const AdapterQueue& queue, absl::Time now) const;
-  [[nodiscard]] bool WouldBeginSlices(const AdapterQueue::Entry& ready) const;
+  // Returns whether the next work may not start because it has several slices.
+  [[nodiscard]] bool MayNotDivide(const AdapterQueue::Entry& ready) const;
 
   const SchedulerOptions options_;
   std::map<AdapterKey, AdapterQueue> adapters_;
@@ -175,6 +182,8 @@ class Scheduler {
   FairShares shares_;                // Shares of training.
   std::set<AdapterKey> held_;
   bool undivided_only_ = false;
+  // Requests of several slices that began when their teachers were held.
+  std::set<uint64_t> taught_by_held_;
   AdapterKey exclusive_ = AdapterKey::kBaseModel;  // Of the latest kExclusive.
   SampleQueue samples_;
   DeviceShare share_;

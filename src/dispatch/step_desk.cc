@@ -158,6 +158,12 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const auto* const train = std::get_if<TrainRequest>(&request);
   item.adapter =
       train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
+  if (train != nullptr && HasTeacher(train->loss.function)) {
+    const Teacher& teacher = train->loss.teacher;
+    item.teacher = {
+        .adapter = s_.KeyOf(teacher.adapter_id).value_or(AdapterKey{}),
+        .snapshot = teacher.snapshot};
+  }
   const WorkKind kind = item.kind;
   const bool empty = item.empty;
   WEFT_ASSIGN_OR_RETURN(const uint64_t step,

@@ -12,8 +12,8 @@
 #include "src/engine/device/compute_device.h"
 #include "src/engine/device/compute_guard.h"
 #include "src/engine/device/engine_probe.h"
+#include "src/engine/records/sample_records.h"
 #include "src/log/recorder.h"
-#include "src/log/sample_records.h"
 #include "src/log/state_folder.h"
 
 namespace weft::engine {
@@ -32,7 +32,7 @@ struct EngineContext {
   AdapterIo& files;  // Used by the I/O thread.
   EngineProbe& probe;
   log::Recorder& recorder;
-  log::SampleRecords& sample_records;
+  SampleRecords& sample_records;
   const log::StateFolder* state;  // Null without --state-dir.
   // Must be called before an adapter changes or is removed. If a running
   // snapshot still needs the adapter's old state, the call copies the old state

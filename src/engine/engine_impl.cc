@@ -233,7 +233,6 @@ void EngineImpl::Loop() {
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = SteadyNow();
     Run(*work);
-    trainer_.RunWaiting();
     if (!std::holds_alternative<dispatch::Idle>(*work)) {
       idle_since = SteadyNow();
     } else if (start - idle_since > kIdleRelease) {

@@ -169,7 +169,7 @@ class EngineImpl final : public Engine {
   EngineProbe probe_;
   dispatch::DispatchMetrics dispatch_metrics_;
   const RealClock clock_;
-  log::SampleRecords sample_records_;
+  SampleRecords sample_records_;
   executor::Executor executor_;
   ComputeGuard guard_;
   AdapterTable adapters_;

@@ -124,7 +124,10 @@ AdapterVersionPtr RestoreVersion(
     const VersionImage& image,
     const std::shared_ptr<const AdapterLayout>& layout,
     at::ScalarType compute_dtype, at::Device device) {
-  if (AdapterVersionPtr alive = image.alive.lock()) return alive;
+  if (AdapterVersionPtr alive = image.alive.lock();
+      alive != nullptr && alive->weights_N.device().type() == device.type()) {
+    return alive;
+  }
   auto version = std::make_shared<AdapterVersion>();
   version->number = image.number;
   version->layout = layout;

@@ -78,9 +78,9 @@ struct VersionImage {
 };
 
 [[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
-// Restores the version. If image.alive has not expired, returns the version to
-// which it points. Otherwise returns a new version with the image's weights and
-// number.
+// Restores the version. If the version to which image.alive points exists and is
+// on `device`, returns it. Otherwise returns a new version with the image's
+// weights and number.
 [[nodiscard]] AdapterVersionPtr RestoreVersion(
     const VersionImage& image,
     const std::shared_ptr<const AdapterLayout>& layout,

@@ -192,6 +192,13 @@ class Interpreter {
         !prefix.empty()) {
       item.datum_prefix = DataTokens(prefix);
     }
+    if (const std::string teacher = Option(words, "teacher", "");
+        !teacher.empty()) {
+      const Words name = absl::StrSplit(teacher, ':');
+      train.loss.function = LossFunction::kForwardKl;
+      train.loss.teacher = {.adapter_id = name[0],
+                            .snapshot = name.size() > 1 ? name[1] : ""};
+    }
     for (const int64_t tokens : item.datum_tokens) {
       const std::vector<int32_t> ids(tokens, payload);
       train.data.push_back({.tokens = ids, .targets = ids});

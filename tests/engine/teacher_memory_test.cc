@@ -113,7 +113,7 @@ TEST_F(TeacherMemoryTest, ACopyThatDoesNotFitIsRefusedByName) {
   EXPECT_THAT(Distil("a", {.base_model = true}).get(), IsOk());
 }
 
-TEST_F(TeacherMemoryTest, ABatchWithTwoCopiesRunsInParts) {
+TEST_F(TeacherMemoryTest, ABatchHasRoomForItsCopy) {
   batch_tokens_ = 2 * kNumTokens;
   StartWithRoomForOne();
   EXPECT_GT(alone_, copy_);
@@ -126,7 +126,7 @@ TEST_F(TeacherMemoryTest, ABatchWithTwoCopiesRunsInParts) {
   for (auto& end : ends) EXPECT_THAT(end.get(), IsOk());
 }
 
-TEST_F(TeacherMemoryTest, ACopyWaitsForThoseOfOtherRequests) {
+TEST_F(TeacherMemoryTest, RequestsWithCopiesRunOneAfterAnother) {
   StartWithRoomForOne();
   std::vector<std::future<absl::Status>> ends;
   for (int i = 0; i < 3; ++i) {
@@ -137,7 +137,7 @@ TEST_F(TeacherMemoryTest, ACopyWaitsForThoseOfOtherRequests) {
   for (auto& end : ends) EXPECT_THAT(end.get(), IsOk());
 }
 
-TEST_F(TeacherMemoryTest, ASliceWithoutATeacherWaitsForCopies) {
+TEST_F(TeacherMemoryTest, ASliceWithoutATeacherHasTheWholeBudget) {
   StartWithRoomForOne();
   // So many tokens that a slice has no room beside the copy.
   int num_tokens = kNumTokens;
@@ -158,7 +158,7 @@ TEST_F(TeacherMemoryTest, ASliceWithoutATeacherWaitsForCopies) {
   }
 }
 
-TEST_F(TeacherMemoryTest, WaitersRunWhenTheHolderIsDeleted) {
+TEST_F(TeacherMemoryTest, TheNextOneRunsWhenTheHolderIsDeleted) {
   StartWithRoomForOne();
   auto holder = Distil("a", {.adapter_id = "s"}, 50 * kMany);
   auto waiter = Distil("b", {.adapter_id = "t"}, kMany);

@@ -150,17 +150,14 @@ absl::StatusOr<int64_t> AdapterTable::CopyBytes(
   const auto it = entries_.find(key);
   if (it == entries_.end()) return NoAdapter();
   const Entry& entry = it->second;
-  WEFT_ASSIGN_OR_RETURN(const uint64_t number, NumberOf(entry, snapshot));
-  const auto image = std::ranges::find(entry.image.versions, number,
-                                       &lora::VersionImage::number);
-  if (!image->alive.expired()) return 0;
+  WEFT_RETURN_IF_ERROR(NumberOf(entry, snapshot).status());
   const size_t in_compute =
       compute_dtype_ == at::kFloat ? 0 : at::elementSize(compute_dtype_);
   return entry.layout->num_parameters() *
          static_cast<int64_t>(sizeof(float) + in_compute);
 }
 
-absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::CopyVersion(
+absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Borrow(
     AdapterKey key, const std::string& snapshot,
     const lora::AdapterImage& image) {
   const auto it = entries_.find(key);
@@ -170,12 +167,24 @@ absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::CopyVersion(
   const auto of_number = [number](auto& versions) {
     return std::ranges::find(versions, number, &lora::VersionImage::number);
   };
+  std::weak_ptr<const lora::AdapterVersion>& alive =
+      of_number(entry.image.versions)->alive;
+  if (lora::AdapterVersionPtr version = alive.lock()) return version;
   lora::AdapterVersionPtr version = lora::RestoreVersion(
-      *of_number(image.versions), entry.layout, compute_dtype_, device_);
-  // The copy may share its memory with the image. If the adapter comes back
-  // while the copy lives, it must know that someone uses this version.
-  of_number(entry.image.versions)->alive = version;
+      *of_number(image.versions), entry.layout,
+      device_.is_cpu() ? compute_dtype_ : at::kFloat, at::kCPU);
+  // The version may share its memory with the image. If the adapter comes back
+  // meanwhile, it must know that someone uses this version.
+  alive = version;
   return version;
+}
+
+lora::AdapterVersionPtr AdapterTable::OnDevice(
+    const lora::AdapterVersionPtr& version) const {
+  if (version->weights_N.device().type() == device_.type()) return version;
+  return lora::RestoreVersion(
+      {.number = version->number, .weights_N = version->weights_N},
+      version->layout, compute_dtype_, device_);
 }
 
 AdapterLocation AdapterTable::Entry::location() const {

@@ -72,16 +72,21 @@ class AdapterTable {
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
-  // Returns the bytes that CopyVersion would take on the device: 0 while an
-  // earlier copy lives. REQUIRES: as CopyVersion. Errors: NOT_FOUND.
+  // Returns the bytes that OnDevice takes for the version that Borrow returns.
+  // REQUIRES: as Borrow. Errors: NOT_FOUND.
   [[nodiscard]] absl::StatusOr<int64_t> CopyBytes(
       AdapterKey key, const std::string& snapshot) const;
-  // Puts what Version returns on the device, for an adapter that is not there
-  // and stays where it is. `image` is the adapter's, with its tensors. Errors:
-  // NOT_FOUND. May throw c10::Error.
-  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> CopyVersion(
+  // Returns what Version returns, but on the host, for an adapter that is not
+  // on the device and stays where it is. `image` is the adapter's, with its
+  // tensors. If the version is alive already, returns it. Errors: NOT_FOUND.
+  // May throw c10::Error.
+  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Borrow(
       AdapterKey key, const std::string& snapshot,
       const lora::AdapterImage& image);
+  // Returns a copy of the version on the device, or the version itself if it is
+  // there. May throw c10::Error.
+  [[nodiscard]] lora::AdapterVersionPtr OnDevice(
+      const lora::AdapterVersionPtr& version) const;
 
   // The methods below require that the adapter exists.
 

@@ -65,72 +65,22 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
                .checkpointing = context->options.gradient_checkpointing,
                .memory_budget_bytes = context->options.memory_budget_bytes}) {}
 
-dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train,
-                                          dispatch::RunTrain& later) {
+dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
   dispatch::RunTrain runnable{.backward = train.backward};
-  later.backward = train.backward;
   for (const dispatch::StepSlice& slice : train.slices) {
-    if (FollowsWaiting(slice.step)) {
-      waiting_.push_back({train.backward, slice});
-      continue;
-    }
     absl::Status found = VersionOf(slice.step).status();
-    // What comes after a slice that waits waits, too, so that the steps of an
-    // adapter stay in order.
-    if (later.slices.empty()) found.Update(FindTeacher(slice));
-    const bool exhausted = absl::IsResourceExhausted(found);
-    const bool waits =
-        !later.slices.empty() || (exhausted && !runnable.slices.empty());
-    if (found.ok() || waits) {
-      (waits ? later : runnable).slices.push_back(slice);
-    } else if (!exhausted || !LetWait(train.backward, slice)) {
+    found.Update(FindTeacher(slice));
+    if (found.ok()) {
+      runnable.slices.push_back(slice);
+    } else {
       Fail(slice.step, found);
     }
   }
   return runnable;
 }
 
-bool BatchTrainer::FollowsWaiting(const dispatch::StepTask& step) const {
-  return step.adapter != AdapterKey::kBaseModel &&
-         std::ranges::any_of(waiting_, [&](const Waiting& waiting) {
-           return waiting.slice.step.adapter == step.adapter;
-         });
-}
-
-bool BatchTrainer::OthersKeepCopies(uint64_t step_id) const {
-  return !context_.recorder.replaying() &&
-         std::ranges::any_of(progress_, [&](const auto& entry) {
-           return entry.first != step_id &&
-                  teachers_.IsCopy(entry.second.teacher);
-         });
-}
-
-bool BatchTrainer::LetWait(bool backward, const dispatch::StepSlice& slice) {
-  const uint64_t id = slice.step.id;
-  const bool first = slice.slice.first_datum == 0;
-  const bool keeps = teachers_.IsCopy(progress_[id].teacher);
-  if ((keeps && !first) || !OthersKeepCopies(id)) return false;
-  if (first) progress_.erase(id);
-  waiting_.push_back({backward, slice});
-  return true;
-}
-
-void BatchTrainer::RunWaiting() {
-  // No step id is 0.
-  if (waiting_.empty() || OthersKeepCopies(0)) return;
-  // The server stops, and what the slices refer to may be gone.
-  if (!context_.guard.failure().ok()) return;
-  for (const Waiting& waiting : std::exchange(waiting_, {})) {
-    Run({.backward = waiting.backward, .slices = {waiting.slice}})
-        .IgnoreError();  // Run has reported the error.
-  }
-}
-
 void BatchTrainer::Forget(uint64_t step_id) {
   progress_.erase(step_id);
-  std::erase_if(waiting_, [step_id](const Waiting& waiting) {
-    return waiting.slice.step.id == step_id;
-  });
   context_.recorder.Forget(step_id);
 }
 
@@ -144,30 +94,17 @@ absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
 absl::Status BatchTrainer::FindTeacher(const dispatch::StepSlice& slice) {
   const dispatch::StepTask& step = slice.step;
   if (!HasTeacher(slice.request().loss.function)) return absl::OkStatus();
-  Progress& progress = progress_[step.id];
-  if (progress.found_teacher) return absl::OkStatus();
-  const bool shared_only = !slice.slice.last && OthersKeepCopies(step.id);
-  if (shared_only && !waiting_.empty()) {
-    return absl::ResourceExhaustedError("others wait for the copies already");
+  std::optional<FoundTeacher>& teacher = progress_[step.id].teacher;
+  if (!teacher) {
+    WEFT_ASSIGN_OR_RETURN(teacher, teachers_.Find(step));
   }
-  WEFT_ASSIGN_OR_RETURN(progress.teacher, teachers_.Find(step, shared_only));
-  progress.found_teacher = true;
   return absl::OkStatus();
-}
-
-absl::Status BatchTrainer::RunInTurn(const dispatch::RunTrain& first,
-                                     const dispatch::RunTrain& second) {
-  absl::Status result = Run(first);
-  result.Update(Run(second));
-  return result;
 }
 
 absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   dispatch::StepDesk& desk = context_.dispatcher.steps();
-  dispatch::RunTrain later;
-  const dispatch::RunTrain train = Runnable(given, later);
+  const dispatch::RunTrain train = Runnable(given);
   if (train.slices.empty()) return absl::OkStatus();
-  if (!later.slices.empty()) return RunInTurn(train, later);
   bool fits = true;
   Failures failed;
   const absl::Status status = RunSlices(train, &fits, &failed);
@@ -179,14 +116,9 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   if (!fits && train.slices.size() > 1) {
     // Only a request for which there is no memory when it runs alone may fail.
     const auto [first, second] = Divide(train);
-    // The copies of teachers that the second part needs can wait.
-    for (const auto& [slice, step] : second.slices) {
-      if (slice.first_datum == 0) progress_.erase(step.id);
-    }
-    return RunInTurn(first, second);
-  }
-  if (!fits && LetWait(train.backward, train.slices[0])) {
-    return absl::OkStatus();
+    absl::Status result = Run(first);
+    result.Update(Run(second));
+    return result;
   }
   if (status.ok()) {
     desk.CountTokens(train);
@@ -258,13 +190,14 @@ struct BatchTrainer::MicroBatch {
   };
   bool backward = false;
   // If memory runs out, the batch may run again with all layers recomputed, or
-  // in parts, or later (LetWait). These need copies of the scratch, which take
-  // memory, so otherwise a single slice on a CPU runs only once.
+  // in parts. These need copies of the scratch, which take memory, so otherwise
+  // a single slice on a CPU runs only once.
   bool may_recompute = false;
   bool may_run_again = false;
   bool ran = false;   // The last attempt began to run the batch.
   bool plans = true;  // The last attempt found a plan within the budget.
   std::vector<TrainPiece> pieces;
+  std::map<lora::AdapterVersionPtr, int64_t> copy_bytes;  // By teacher.
   std::vector<loss::MetricSums> metrics;  // Of earlier slices, by piece.
   std::vector<Touched> touched;
   lora::LoraGradients gradients;  // The scratch gradients of `touched`.
@@ -277,8 +210,7 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
                    .may_recompute = context_.device.Memory().total > 0 &&
                                     context_.options.gradient_checkpointing ==
                                         GradientCheckpointing::kAuto};
-  batch.may_run_again = batch.may_recompute || train.slices.size() > 1 ||
-                        OthersKeepCopies(train.slices[0].step.id);
+  batch.may_run_again = batch.may_recompute || train.slices.size() > 1;
   for (const dispatch::StepSlice& part : train.slices) {
     const auto& [slice, step] = part;
     const Progress& progress = progress_[step.id];
@@ -286,7 +218,10 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
                      .first_datum = slice.first_datum,
                      .num_data = slice.num_data};
     piece.version = *VersionOf(step);
-    piece.teacher = progress.teacher;
+    if (progress.teacher) {
+      piece.teacher = progress.teacher->version;
+      batch.copy_bytes[piece.teacher] = progress.teacher->copy_bytes;
+    }
     if (lora::Adapter* adapter = context_.adapters.Find(step.adapter)) {
       if (train.backward &&
           (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
@@ -306,9 +241,21 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
   return batch;
 }
 
+void BatchTrainer::CopyTeachers(MicroBatch& batch) const {
+  std::map<lora::AdapterVersionPtr, lora::AdapterVersionPtr> copies;
+  for (TrainPiece& piece : batch.pieces) {
+    if (piece.teacher == nullptr) continue;
+    lora::AdapterVersionPtr& copy = copies[piece.teacher];
+    if (copy == nullptr) copy = context_.adapters.OnDevice(piece.teacher);
+    piece.teacher = copy;
+  }
+}
+
 absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
                                                     Recompute recompute) {
   absl::StatusOr<TrainOutcome> outcome = absl::InternalError("not run");
+  int64_t copy_bytes = 0;
+  for (const auto& [teacher, bytes] : batch.copy_bytes) copy_bytes += bytes;
   batch.ran = false;
   WEFT_RETURN_IF_ERROR(context_.guard.Compute(
       batch.backward ? "ForwardBackward" : "Forward", [&] {
@@ -321,10 +268,11 @@ absl::StatusOr<TrainOutcome> BatchTrainer::TryBatch(MicroBatch& batch,
             touched.before_N = touched.adapter->scratch().clone();
           }
         }
+        CopyTeachers(batch);
         batch.ran = true;
-        outcome = runner_.Run(
-            batch.pieces, batch.backward ? &batch.gradients : nullptr,
-            batch.metrics, recompute, teachers_.CopiedBytes());
+        outcome = runner_.Run(batch.pieces,
+                              batch.backward ? &batch.gradients : nullptr,
+                              batch.metrics, recompute, copy_bytes);
         batch.plans = !absl::IsResourceExhausted(outcome.status());
         const profile::Span span("wait for the device");
         context_.device.Wait();

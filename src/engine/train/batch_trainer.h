@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <unordered_map>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,12 +33,8 @@ class BatchTrainer {
   // the copies of its teachers, runs in parts. If a micro-batch or a part
   // fails, returns the error: all its requests fail, and their adapters stay as
   // they were. But if the custom loss of a request fails, only this request
-  // does, and the others run again. A slice waits, and RunWaiting runs it, if
-  // it does not fit beside the copies of teachers that other requests keep.
+  // does, and the others run again.
   absl::Status Run(const dispatch::RunTrain& train);
-  // Runs the slices that wait, each by itself, unless a request still keeps a
-  // copy. Call it after any work that may have ended a request.
-  void RunWaiting();
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id);
 
@@ -48,46 +44,23 @@ class BatchTrainer {
     TrainResult result;
     loss::MetricSums metrics;
     // The teacher, from the request's first slice on, so that all its data have
-    // the same one. Null: none, or the base model.
-    lora::AdapterVersionPtr teacher;
-    bool found_teacher = false;
+    // the same one. None if the loss has none.
+    std::optional<FoundTeacher> teacher;
   };
   // The slices of a micro-batch, ready to run.
   struct MicroBatch;
-  // A slice that waits until no request keeps a copy of a teacher. For the
-  // scheduler it is on the device, so nothing of its adapter overtakes it. A
-  // request that has run some slices and keeps a copy never waits, so the
-  // requests that others wait for end.
-  struct Waiting {
-    bool backward = false;
-    dispatch::StepSlice slice;
-  };
 
   // Fails the requests whose weights or teachers no longer exist. Returns the
-  // slices of the other requests. From the first one on that finds no room for
-  // a copy of its teacher beside those of the slices before it, puts them into
-  // `later`. Lets slices wait as Run says.
-  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train,
-                                            dispatch::RunTrain& later);
-  [[nodiscard]] absl::Status RunInTurn(const dispatch::RunTrain& first,
-                                       const dispatch::RunTrain& second);
+  // slices of the other requests.
+  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
   // Returns the weights with which a request runs; null for the base model
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
       const dispatch::StepTask& step) const;
   // Finds the request's teacher if its loss has one and this is its first
-  // slice. A request of several slices gets no copy of its own while another
-  // keeps one, so that its later slices need no more room than if it were
-  // alone. Errors: those of TeacherFinder::Find.
+  // slice. Errors: those of TeacherFinder::Find.
   [[nodiscard]] absl::Status FindTeacher(const dispatch::StepSlice& slice);
-  // Returns whether a request other than `step_id` keeps a copy of a teacher.
-  // A replay of the log counts none (TeacherFinder::CopiedBytes).
-  [[nodiscard]] bool OthersKeepCopies(uint64_t step_id) const;
-  // Returns whether an earlier slice of the step's adapter waits.
-  [[nodiscard]] bool FollowsWaiting(const dispatch::StepTask& step) const;
-  // Lets the slice wait if that helps. Returns whether it waits.
-  bool LetWait(bool backward, const dispatch::StepSlice& slice);
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
@@ -108,6 +81,8 @@ class BatchTrainer {
   // scratch, which holds the gradients of an unfinished request.
   [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
                                                       Recompute recompute);
+  // Puts the weights of the batch's teachers on the device, for this batch.
+  void CopyTeachers(MicroBatch& batch) const;
   void FinishRequest(const dispatch::StepTask& step);
   // Ends a request that has failed, and records the failure as its result.
   void Fail(const dispatch::StepTask& step, const absl::Status& status);
@@ -116,7 +91,6 @@ class BatchTrainer {
   TeacherFinder teachers_;
   TrainRunner runner_;
   std::unordered_map<uint64_t, Progress> progress_;  // Keys: step id.
-  std::vector<Waiting> waiting_;                     // The oldest first.
 };
 
 }  // namespace weft::engine

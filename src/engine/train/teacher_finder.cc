@@ -1,10 +1,7 @@
 #include "src/engine/train/teacher_finder.h"
 
-#include <ATen/ATen.h>
-
-#include <algorithm>
 #include <optional>
-#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
@@ -21,71 +18,39 @@ absl::Status OfTeacher(const absl::Status& status) {
 
 }  // namespace
 
-int64_t TeacherFinder::CopiedBytes() const {
-  int64_t bytes = 0;
-  if (context_.recorder.replaying()) return bytes;
-  for (const auto& copy : copies_) {
-    const lora::AdapterVersionPtr version = copy.lock();
-    if (version == nullptr) continue;
-    bytes += static_cast<int64_t>(version->weights_N.nbytes());
-    if (version->compute_N.scalar_type() != at::kFloat) {
-      bytes += static_cast<int64_t>(version->compute_N.nbytes());
-    }
-  }
-  return bytes;
-}
-
-bool TeacherFinder::IsCopy(const lora::AdapterVersionPtr& version) const {
-  return version != nullptr &&
-         std::ranges::any_of(
-             copies_, [&](const auto& copy) { return copy.lock() == version; });
-}
-
-absl::Status TeacherFinder::CheckRoom(AdapterKey key, const Teacher& teacher,
-                                      bool shared_only) const {
-  WEFT_ASSIGN_OR_RETURN(const int64_t bytes,
-                        context_.adapters.CopyBytes(key, teacher.snapshot));
-  const int64_t budget = context_.options.memory_budget_bytes;
-  const int64_t held = CopiedBytes();
-  const bool fits = held + bytes <= budget && (bytes == 0 || !shared_only);
-  if (budget == 0 || fits || context_.recorder.replaying()) {
-    return absl::OkStatus();
-  }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "adapter_id: adapter '", teacher.adapter_id,
-      "' is not on the device, and a copy of its weights takes ", bytes,
-      " bytes. Copies for steps under way take ", held,
-      " bytes already, and --memory-budget has ", budget,
-      ": raise it or --max-resident-adapters, or use fewer teachers at a "
-      "time"));
-}
-
-absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Copy(
-    AdapterKey key, const Teacher& teacher, bool shared_only) {
-  const absl::Status room = CheckRoom(key, teacher, shared_only);
-  if (!room.ok()) return OfTeacher(room);
+absl::StatusOr<FoundTeacher> TeacherFinder::Borrow(
+    AdapterKey key, const Teacher& teacher) const {
   AdapterTable& adapters = context_.adapters;
+  const absl::StatusOr<int64_t> bytes =
+      adapters.CopyBytes(key, teacher.snapshot);
+  if (!bytes.ok()) return OfTeacher(bytes.status());
+  const bool replaying = context_.recorder.replaying();
+  const int64_t budget = context_.options.memory_budget_bytes;
+  if (budget > 0 && *bytes > budget && !replaying) {
+    return OfTeacher(absl::ResourceExhaustedError(
+        absl::StrCat("adapter_id: adapter '", teacher.adapter_id,
+                     "' is not on the device, and a copy of its weights takes ",
+                     *bytes, " bytes. --memory-budget has ", budget,
+                     ": raise it or --max-resident-adapters")));
+  }
   lora::AdapterImage image = adapters.Image(key);
   if (!adapters.File(key).name.empty()) {
     WEFT_RETURN_IF_ERROR(mover_.Read(key, image));
   }
-  absl::StatusOr<lora::AdapterVersionPtr> copy;
-  WEFT_RETURN_IF_ERROR(context_.guard.Guarded("copying a teacher", [&] {
-    copy = adapters.CopyVersion(key, teacher.snapshot, image);
+  absl::StatusOr<lora::AdapterVersionPtr> version;
+  WEFT_RETURN_IF_ERROR(context_.guard.Guarded("reading a teacher", [&] {
+    version = adapters.Borrow(key, teacher.snapshot, image);
   }));
-  if (!copy.ok()) return OfTeacher(copy.status());
-  std::erase_if(copies_, [&](const auto& other) {
-    return other.expired() || other.lock() == *copy;
-  });
-  copies_.push_back(*copy);
-  return copy;
+  if (!version.ok()) return OfTeacher(version.status());
+  return FoundTeacher{.version = *std::move(version),
+                      .copy_bytes = replaying ? 0 : *bytes};
 }
 
-absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Find(
-    const dispatch::StepTask& step, bool shared_only) {
+absl::StatusOr<FoundTeacher> TeacherFinder::Find(
+    const dispatch::StepTask& step) const {
   const auto& request = std::get<TrainRequest>(*step.request);
   const Teacher& teacher = request.loss.teacher;
-  if (teacher.base_model) return nullptr;
+  if (teacher.base_model) return FoundTeacher();
   const std::optional<AdapterKey> key =
       context_.dispatcher.adapters().KeyOf(teacher.adapter_id);
   if (!key) return OfTeacher(dispatch::NoSuchAdapter(teacher.adapter_id));
@@ -97,11 +62,11 @@ absl::StatusOr<lora::AdapterVersionPtr> TeacherFinder::Find(
         "with durability step"));
   }
   if (context_.adapters.Find(*key) == nullptr) {
-    return Copy(*key, teacher, shared_only);
+    return Borrow(*key, teacher);
   }
-  const auto version = context_.adapters.Version(*key, teacher.snapshot);
+  auto version = context_.adapters.Version(*key, teacher.snapshot);
   if (!version.ok()) return OfTeacher(version.status());
-  return version;
+  return FoundTeacher{.version = *std::move(version)};
 }
 
 }  // namespace weft::engine

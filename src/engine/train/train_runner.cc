@@ -163,7 +163,7 @@ bool Wants(const std::vector<TrainPiece>& pieces, bool LossConfig::*field) {
 }  // namespace
 
 absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part, bool backward,
-                                               int64_t held_bytes) const {
+                                               int64_t copy_bytes) const {
   const model_config::ModelConfig config = model_config::LargestConfig(
       executor_.decoder().config(), executor_.decoder().tensor_size());
   int max_rank = 0;
@@ -211,8 +211,8 @@ absl::StatusOr<int> TrainRunner::NumRecomputed(const Part& part, bool backward,
     bytes.working = std::max(bytes.working, teachers);
     bytes.forward = std::max(bytes.forward, teachers);
   }
-  bytes.working += held_bytes;
-  bytes.forward += held_bytes;
+  bytes.working += copy_bytes;
+  bytes.forward += copy_bytes;
   if (!backward) {
     return ChooseRecomputed(GradientCheckpointing::kAll,
                             {.working = bytes.forward}, /*num_layers=*/0,
@@ -275,7 +275,7 @@ TrainOutcome TrainRunner::Scatter(
 absl::StatusOr<TrainOutcome> TrainRunner::Run(
     const std::vector<TrainPiece>& pieces, const lora::LoraGradients* gradients,
     std::vector<loss::MetricSums> metrics, Recompute recompute,
-    int64_t held_bytes) {
+    int64_t copy_bytes) {
   const at::InferenceMode no_autograd;
   const bool backward = gradients != nullptr;
   const int num_layers = executor_.decoder().config().num_layers;
@@ -295,7 +295,7 @@ absl::StatusOr<TrainOutcome> TrainRunner::Run(
       num_recomputed = num_layers;
     } else {
       WEFT_ASSIGN_OR_RETURN(num_recomputed,
-                            NumRecomputed(part, backward, held_bytes));
+                            NumRecomputed(part, backward, copy_bytes));
     }
     kept_layers |= options_.checkpointing == GradientCheckpointing::kAuto &&
                    backward && num_recomputed < num_layers;

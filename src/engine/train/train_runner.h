@@ -49,7 +49,7 @@ class TrainRunner {
   // gradient [N parameters] for each adapter version, and the backward pass
   // adds to it. If `gradients` is null, there is no backward pass. metrics[p]
   // has the metrics of earlier data of piece p's request, to which those of the
-  // outcome add. What outlives the batch takes `held_bytes` of the memory
+  // outcome add. Copies of teachers take `copy_bytes` of the memory
   // budget. Errors: RESOURCE_EXHAUSTED if the batch cannot fit; nothing has run
   // then. Throws what Executor throws; gradients may then hold a part of the
   // batch.
@@ -57,7 +57,7 @@ class TrainRunner {
       const std::vector<TrainPiece>& pieces,
       const lora::LoraGradients* gradients,
       std::vector<loss::MetricSums> metrics,
-      Recompute recompute = Recompute::kByBudget, int64_t held_bytes = 0);
+      Recompute recompute = Recompute::kByBudget, int64_t copy_bytes = 0);
   // Returns whether the last Run kept the activations of layers that another
   // Run could recompute. False unless the policy is
   // GradientCheckpointing::kAuto.
@@ -81,7 +81,7 @@ class TrainRunner {
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
   [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part,
                                                   bool backward,
-                                                  int64_t held_bytes) const;
+                                                  int64_t copy_bytes) const;
   // Returns one list for each part. The list has the gradients of the adapter
   // versions that the part uses.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(

@@ -153,6 +153,48 @@ TEST_F(AdapterTableTest, AnAdapterIsOnTheDeviceOnTheHostOrOnDisk) {
   EXPECT_EQ(*table_.Version(kA, "old"), *table_.Version(kA, "same"));
 }
 
+// Without memory, but a device that is not the host.
+TEST(AdapterTableOffHostTest, ABorrowedVersionIsOnTheHost) {
+  const at::InferenceMode no_autograd;
+  AdapterTable host(kShape, at::kFloat, at::kCPU);
+  host.Create(kA, {.rank = 2, .seed = 3});
+  lora::AdapterImage image = host.Image(kA);
+  AdapterTable table(kShape, at::kBFloat16, at::kMeta);
+  table.AddOnDisk(kA, {.rank = 2, .seed = 3}, image, {}, "file",
+                  absl::UnixEpoch());
+  EXPECT_THAT(table.CopyBytes(kA, "none"), IsStatus(kNotFound, "'none'"));
+  const int64_t n = image.versions[0].weights_N.numel();
+  EXPECT_THAT(table.CopyBytes(kA, ""), IsOkAndHolds(6 * n));
+  const auto borrowed = table.Borrow(kA, "", image);
+  ASSERT_THAT(borrowed, IsOk());
+  EXPECT_EQ((*borrowed)->HostWeights(), host.Find(kA)->latest()->HostWeights());
+  EXPECT_EQ(*table.Borrow(kA, "", image), *borrowed);
+  const lora::AdapterVersionPtr copy = table.OnDevice(*borrowed);
+  EXPECT_EQ(copy->number, (*borrowed)->number);
+  EXPECT_TRUE(copy->weights_N.is_meta());
+  EXPECT_EQ(copy->compute_N.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(table.OnDevice(copy), copy);
+  // The adapter's own weights come to the device, too.
+  lora::AdapterImage read = table.Image(kA);
+  for (size_t i = 0; i < image.Tensors().size(); ++i) {
+    *read.Tensors()[i] = *image.Tensors()[i];
+  }
+  table.MoveToDevice(kA, read);
+  EXPECT_TRUE(table.Find(kA)->latest()->weights_N.is_meta());
+}
+
+TEST_F(AdapterTableTest, AnAdapterLeavesABorrowedVersionAsItIs) {
+  table_.Create(kA, {.rank = 2, .seed = 3});
+  table_.MoveToHost(kA, table_.Image(kA));
+  const auto borrowed = table_.Borrow(kA, "", table_.Image(kA));
+  ASSERT_THAT(borrowed, IsOk());
+  const std::vector<float> weights = (*borrowed)->HostWeights();
+  EXPECT_EQ(table_.OnDevice(*borrowed), *borrowed);
+  table_.MoveToDevice(kA, table_.Image(kA));
+  Step(kA);
+  EXPECT_EQ((*borrowed)->HostWeights(), weights);
+}
+
 TEST_F(AdapterTableTest, AReleasedSnapshotFreesItsHostMemory) {
   table_.Create(kA, {.rank = 2});
   ASSERT_THAT(table_.PublishSnapshot(kA, "s"), IsOk());

@@ -1,5 +1,5 @@
 // Tests which records of samples are kept, for whom and for how long.
-#include "src/log/sample_records.h"
+#include "src/engine/records/sample_records.h"
 
 #include <future>
 #include <numeric>
@@ -11,7 +11,7 @@
 #include "tests/log/journal_folder.h"
 #include "tests/support/fake_clock.h"
 
-namespace weft::log {
+namespace weft::engine {
 namespace {
 
 using testing::IsNull;
@@ -69,7 +69,7 @@ class SampleRecordsTest : public testing::Test {
   }
 
   FakeClock clock_;
-  Recorder recorder_;
+  log::Recorder recorder_;
   std::unique_ptr<prometheus::Registry> registry_;
   std::unique_ptr<SampleRecords> records_;
 };
@@ -275,20 +275,20 @@ class RestartTest : public SampleRecordsTest {
   // Starts a new process, which has the notes of those before.
   void Start(int64_t max_bytes, const std::string& model = "m") {
     recorder_.Stop();
-    const absl::StatusOr<LogSummary> log =
-        ReadLog(*folder_, {}, {.max_resident = 8});
+    const absl::StatusOr<log::LogSummary> log =
+        log::ReadLog(*folder_, {}, {.max_resident = 8});
     ASSERT_THAT(log, IsOk());
     auto writer =
-        LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);
+        log::LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);
     ASSERT_THAT(writer, IsOk());
     recorder_.Start(*std::move(writer), {}, "", {}, log->notes);
     Make(max_bytes, model).Restore();
   }
 
-  TestFolder files_;
-  std::unique_ptr<StateFolder> folder_ = files_.Open();
+  log::TestFolder files_;
+  std::unique_ptr<log::StateFolder> folder_ = files_.Open();
   prometheus::Registry log_registry_;
-  LogMetrics metrics_{&log_registry_};
+  log::LogMetrics metrics_{&log_registry_};
 };
 
 TEST_F(RestartTest, ARestartKeepsRecordsAndForgetsThoseThatWent) {
@@ -325,7 +325,7 @@ TEST_F(RestartTest, AnotherBaseModelHasNoneOfTheRecords) {
 TEST_F(RestartTest, TheLogTakesLittleMoreThanTheValues) {
   Start(int64_t{1} << 30);
   const size_t tokens = 1000, width = 2;
-  const ReplayCost before = recorder_.cost();
+  const log::ReplayCost before = recorder_.cost();
   records_->Put(RecordWith("t", "id", tokens));
   // The prompt of RecordWith has an expert that needs two bytes.
   const size_t values = 2 * tokens *
@@ -335,4 +335,4 @@ TEST_F(RestartTest, TheLogTakesLittleMoreThanTheValues) {
 }
 
 }  // namespace
-}  // namespace weft::log
+}  // namespace weft::engine

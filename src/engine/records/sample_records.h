@@ -3,15 +3,14 @@
 // keeps it.
 //
 // A record goes when it was not used for a day. A restart counts as a use. If
-// all records exceed --sample-record-bytes, the tenant with the most bytes
-// loses the record that was not used for the longest time. So no tenant below
-// its share loses one. A record with more bytes than all may have is not kept.
-#ifndef WEFT_SRC_LOG_SAMPLE_RECORDS_H_
-#define WEFT_SRC_LOG_SAMPLE_RECORDS_H_
+// all records exceed --sample-record-bytes, some go, as FairEviction says: the
+// longest unused of the tenant with the most bytes. A record with more bytes
+// than all may have is not kept.
+#ifndef WEFT_SRC_ENGINE_RECORDS_SAMPLE_RECORDS_H_
+#define WEFT_SRC_ENGINE_RECORDS_SAMPLE_RECORDS_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,12 +22,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "src/base/clock.h"
+#include "src/base/fair_eviction.h"
 #include "src/base/observe/metrics.h"
 #include "src/base/threads/mutex.h"
 #include "src/log/recorder.h"
 #include "src/request/sample_record.h"
 
-namespace weft::log {
+namespace weft::engine {
 
 // Threads: any.
 class SampleRecords {
@@ -36,7 +36,7 @@ class SampleRecords {
   // With `max_bytes` 0 no record is kept. `model` is the base model's
   // fingerprint. The pointers outlive the object.
   SampleRecords(int64_t max_bytes, const std::string& model, const Clock* clock,
-                Recorder* recorder, prometheus::Registry* registry);
+                log::Recorder* recorder, prometheus::Registry* registry);
 
   // Takes the records of an earlier process from its notes. Call it before the
   // methods below, when `recorder` has started. Erases the notes of another
@@ -67,24 +67,21 @@ class SampleRecords {
     int64_t all = 0;
     int64_t largest = 0;
   };
+  using Key = std::pair<std::string, std::string>;  // A tenant and an id.
+  using Order = FairEviction<const Key*>;
   struct Entry {
-    std::string id;
     std::shared_ptr<const std::string> bytes;  // The log has the same string.
     absl::Time used;
     size_t routing_width = 0;            // Experts of a token, over all layers.
     std::vector<SupportSizes> supports;  // By sequence.
+    Order::Place place;
   };
+  using Entries = std::map<Key, Entry>;
   // Bytes of memory for the replay of a request.
   struct ReplaySize {
     int64_t added = 0;    // At most what the data have more after it.
     int64_t spare = 0;    // At most what they need besides during it.
     int64_t largest = 0;  // The largest of the records.
-  };
-  // The records of a tenant, the longest unused first.
-  struct Account {
-    std::list<Entry> entries;
-    std::map<std::string, std::list<Entry>::iterator> by_id;
-    int64_t bytes = 0;
   };
 
   [[nodiscard]] static SupportSizes SizesOf(const TokenSupport& support);
@@ -95,29 +92,23 @@ class SampleRecords {
                           const std::string& bytes) const;
   void Add(const SampleRecord& record, std::shared_ptr<const std::string> bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Removes a record, also from the log.
-  void Erase(const std::string& tenant, std::list<Entry>::iterator entry)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Removes a record, also from the log. Does nothing if there is none.
+  void Erase(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  [[nodiscard]] const Entry* Peek(const std::string& tenant,
-                                  const std::string& id) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the name of a record's note.
-  [[nodiscard]] std::string NoteOf(const std::string& tenant,
-                                   const std::string& id) const;
+  [[nodiscard]] std::string NoteOf(const Key& key) const;
 
   const int64_t max_bytes_;
   const std::string prefix_;  // The names of notes begin with it.
   const Clock& clock_;
-  Recorder& recorder_;
+  log::Recorder& recorder_;
   prometheus::Gauge& shown_bytes_;
   prometheus::Gauge& shown_records_;
   prometheus::Counter& dropped_;
   mutable Mutex mu_;
-  std::map<std::string, Account> accounts_ ABSL_GUARDED_BY(mu_);
-  int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t num_records_ ABSL_GUARDED_BY(mu_) = 0;
+  Entries entries_ ABSL_GUARDED_BY(mu_);
+  Order order_ ABSL_GUARDED_BY(mu_);  // The longest unused first.
 };
 
 // Convert a record to and from the value of its note. Error: DATA_LOSS if the
@@ -126,6 +117,6 @@ class SampleRecords {
 [[nodiscard]] absl::StatusOr<SampleRecord> DecodeSample(
     absl::string_view bytes);
 
-}  // namespace weft::log
+}  // namespace weft::engine
 
-#endif  // WEFT_SRC_LOG_SAMPLE_RECORDS_H_
+#endif  // WEFT_SRC_ENGINE_RECORDS_SAMPLE_RECORDS_H_

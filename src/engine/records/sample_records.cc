@@ -1,4 +1,4 @@
-#include "src/log/sample_records.h"
+#include "src/engine/records/sample_records.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,8 +10,11 @@
 #include "src/log/field_codec.h"
 #include "src/log/log.pb.h"
 
-namespace weft::log {
+namespace weft::engine {
 namespace {
+
+using log::FromRawBytes;
+using log::RawBytes;
 
 constexpr absl::Duration kLifetime = absl::Hours(24);
 constexpr char kNotePrefix[] = "sample/";
@@ -84,7 +87,7 @@ int64_t BytesOf(const std::string& bytes, const std::string& id) {
 }  // namespace
 
 std::string EncodeSample(const SampleRecord& record) {
-  proto::SampleRecord out;
+  log::proto::SampleRecord out;
   out.set_tenant(record.tenant);
   out.set_id(record.id);
   out.set_adapter(static_cast<uint64_t>(record.adapter));
@@ -96,7 +99,7 @@ std::string EncodeSample(const SampleRecord& record) {
   out.set_expert_bytes(static_cast<uint32_t>(expert_bytes));
   out.set_prompt_routing(RawExperts(record.prompt_routing, expert_bytes));
   for (const SequenceRecord& sequence : record.sequences) {
-    proto::SequenceRecord* const to = out.add_sequences();
+    log::proto::SequenceRecord* const to = out.add_sequences();
     to->set_tokens(RawBytes(sequence.tokens));
     to->set_logprobs(RawBytes(sequence.logprobs));
     for (const VersionSpan& drawing : sequence.versions) {
@@ -111,7 +114,7 @@ std::string EncodeSample(const SampleRecord& record) {
 }
 
 absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
-  proto::SampleRecord in;
+  log::proto::SampleRecord in;
   const bool read =
       bytes.size() <= std::numeric_limits<int>::max() &&
       in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
@@ -125,7 +128,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
       .prompt_digest = in.prompt_digest(),
       .prompt_routing = ExpertsFromRaw(in.prompt_routing(), in.expert_bytes()),
       .sequences = {}};
-  for (const proto::SequenceRecord& sequence : in.sequences()) {
+  for (const log::proto::SequenceRecord& sequence : in.sequences()) {
     SequenceRecord& to = record.sequences.emplace_back();
     to.tokens = FromRawBytes<int32_t>(sequence.tokens());
     to.logprobs = FromRawBytes<float>(sequence.logprobs());
@@ -144,7 +147,7 @@ absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes) {
 }
 
 SampleRecords::SampleRecords(int64_t max_bytes, const std::string& model,
-                             const Clock* clock, Recorder* recorder,
+                             const Clock* clock, log::Recorder* recorder,
                              prometheus::Registry* registry)
     : max_bytes_(max_bytes),
       prefix_(absl::StrCat(kNotePrefix, model, "/")),
@@ -191,15 +194,13 @@ void SampleRecords::Put(const SampleRecord& record) {
   const auto bytes = std::make_shared<const std::string>(EncodeSample(record));
   MutexLock lock(&mu_);
   if (!Fits(record, *bytes)) {
-    if (Peek(record.tenant, record.id) != nullptr) {
-      Erase(record.tenant, accounts_.at(record.tenant).by_id.at(record.id));
-    }
+    Erase({record.tenant, record.id});
     dropped_.Increment();
     return;
   }
   Add(record, bytes);
   if (recorder_.CheckRoom().ok()) {
-    recorder_.PutNote(NoteOf(record.tenant, record.id), bytes);
+    recorder_.PutNote(NoteOf({record.tenant, record.id}), bytes);
   }
   MakeRoom();
 }
@@ -216,50 +217,33 @@ SampleRecords::SupportSizes SampleRecords::SizesOf(
 
 void SampleRecords::Add(const SampleRecord& record,
                         std::shared_ptr<const std::string> bytes) {
-  if (Peek(record.tenant, record.id) != nullptr) {
-    Erase(record.tenant, accounts_.at(record.tenant).by_id.at(record.id));
-  }
-  Entry entry{.id = record.id,
-              .bytes = std::move(bytes),
-              .used = clock_.Now(),
-              .routing_width = record.prompt_routing.size() / record.num_prompt,
-              .supports = {}};
+  Erase({record.tenant, record.id});
+  const int64_t size = BytesOf(*bytes, record.id);
+  const auto entry = entries_.try_emplace({record.tenant, record.id}).first;
+  entry->second = {
+      .bytes = std::move(bytes),
+      .used = clock_.Now(),
+      .routing_width = record.prompt_routing.size() / record.num_prompt,
+      .supports = {},
+      .place = order_.Add(record.tenant, &entry->first, size)};
   for (const SequenceRecord& sequence : record.sequences) {
-    entry.supports.push_back(SizesOf(sequence.support));
+    entry->second.supports.push_back(SizesOf(sequence.support));
   }
-  const int64_t size = BytesOf(*entry.bytes, entry.id);
-  Account& own = accounts_[record.tenant];
-  own.by_id[record.id] =
-      own.entries.insert(own.entries.end(), std::move(entry));
-  own.bytes += size;
-  bytes_ += size;
-  ++num_records_;
   Show();
 }
 
-void SampleRecords::Erase(const std::string& tenant,
-                          std::list<Entry>::iterator entry) {
-  const auto found = accounts_.find(tenant);
-  Account& account = found->second;
-  const int64_t size = BytesOf(*entry->bytes, entry->id);
-  recorder_.EraseNote(NoteOf(tenant, entry->id));
-  account.by_id.erase(entry->id);
-  account.entries.erase(entry);
-  account.bytes -= size;
-  bytes_ -= size;
-  --num_records_;
-  if (account.entries.empty()) accounts_.erase(found);
+void SampleRecords::Erase(const Key& key) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) return;
+  recorder_.EraseNote(NoteOf(key));
+  order_.Remove(entry->second.place);
+  entries_.erase(entry);
   Show();
 }
 
 void SampleRecords::MakeRoom() {
-  while (bytes_ > max_bytes_) {
-    const auto most = std::ranges::max_element(
-        accounts_, {},
-        [](const auto& account) { return account.second.bytes; });
-    // A copy, because the account may go with its last record.
-    const std::string tenant = most->first;
-    Erase(tenant, most->second.entries.begin());
+  while (order_.bytes() > max_bytes_) {
+    Erase(*order_.Victim().value());
     dropped_.Increment();
   }
 }
@@ -267,24 +251,14 @@ void SampleRecords::MakeRoom() {
 void SampleRecords::DropExpired() {
   MutexLock lock(&mu_);
   const absl::Time oldest = clock_.Now() - kLifetime;
-  for (auto next = accounts_.begin(); next != accounts_.end();) {
-    const auto account = next++;
-    const std::string tenant = account->first;
-    std::list<Entry>& entries = account->second.entries;
-    // The account goes with its last record.
-    for (size_t left = entries.size();
-         left > 0 && entries.front().used < oldest; --left) {
-      Erase(tenant, entries.begin());
+  std::vector<Key> expired;
+  for (const auto& [tenant, account] : order_.accounts()) {
+    for (const Order::Entry& entry : account.entries) {
+      if (entries_.at(*entry.value).used >= oldest) break;
+      expired.push_back(*entry.value);
     }
   }
-}
-
-const SampleRecords::Entry* SampleRecords::Peek(const std::string& tenant,
-                                                const std::string& id) const {
-  const auto account = accounts_.find(tenant);
-  if (account == accounts_.end()) return nullptr;
-  const auto entry = account->second.by_id.find(id);
-  return entry == account->second.by_id.end() ? nullptr : &*entry->second;
+  for (const Key& key : expired) Erase(key);
 }
 
 std::shared_ptr<const SampleRecord> SampleRecords::Find(
@@ -292,12 +266,11 @@ std::shared_ptr<const SampleRecord> SampleRecords::Find(
   std::shared_ptr<const std::string> bytes;
   {
     MutexLock lock(&mu_);
-    if (Peek(tenant, id) == nullptr) return nullptr;
-    Account& account = accounts_.at(tenant);
-    const auto entry = account.by_id.at(id);
-    entry->used = clock_.Now();
-    account.entries.splice(account.entries.end(), account.entries, entry);
-    bytes = entry->bytes;
+    const auto entry = entries_.find({tenant, id});
+    if (entry == entries_.end()) return nullptr;
+    entry->second.used = clock_.Now();
+    order_.Renew(entry->second.place);
+    bytes = entry->second.bytes;
   }
   absl::StatusOr<SampleRecord> record = DecodeSample(*bytes);
   if (!record.ok()) return nullptr;  // Put and Restore keep only whole ones.
@@ -329,14 +302,16 @@ SampleRecords::ReplaySize SampleRecords::Measure(
     int64_t ids = 0;
     for (const SampledSpan& span : replay.spans[d]) {
       const auto named = ParseSequenceId(span.sequence_id);
-      const Entry* const entry =
-          named ? Peek(request.tenant, named->first) : nullptr;
-      if (entry == nullptr || named->second >= entry->supports.size()) continue;
+      const auto found = named ? entries_.find({request.tenant, named->first})
+                               : entries_.end();
+      if (found == entries_.end()) continue;
+      const Entry& entry = found->second;
+      if (named->second >= entry.supports.size()) continue;
       size.largest =
-          std::max(size.largest, static_cast<int64_t>(entry->bytes->size()));
-      if (replay.routing) width = std::max(width, entry->routing_width);
+          std::max(size.largest, static_cast<int64_t>(entry.bytes->size()));
+      if (replay.routing) width = std::max(width, entry.routing_width);
       if (replay.support) {
-        const SupportSizes& support = entry->supports[named->second];
+        const SupportSizes& support = entry.supports[named->second];
         ids += std::min(support.all, support.largest * span.length);
       }
     }
@@ -357,14 +332,13 @@ int64_t SampleRecords::ReplayBytes(const TrainRequest& request) const {
   return size.added + size.spare + 3 * size.largest;
 }
 
-std::string SampleRecords::NoteOf(const std::string& tenant,
-                                  const std::string& id) const {
-  return absl::StrCat(prefix_, tenant, "/", id);
+std::string SampleRecords::NoteOf(const Key& key) const {
+  return absl::StrCat(prefix_, key.first, "/", key.second);
 }
 
 void SampleRecords::Show() {
-  shown_bytes_.Set(static_cast<double>(bytes_));
-  shown_records_.Set(static_cast<double>(num_records_));
+  shown_bytes_.Set(static_cast<double>(order_.bytes()));
+  shown_records_.Set(static_cast<double>(entries_.size()));
 }
 
-}  // namespace weft::log
+}  // namespace weft::engine
