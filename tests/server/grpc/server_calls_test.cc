@@ -445,7 +445,10 @@ TEST_F(ServerCallsTest, AStepIsChargedUntilItEnds) {
   Create("a");
   engine_->Hold();
   const auto is_held = [this](int64_t bytes) {
-    return !core_.memory->Reserve("", core_.memory->most() / 2 - bytes + 1)
+    // Who holds little may take a large amount, but not for long.
+    return !core_.memory
+                ->Reserve("", core_.memory->most() / 2 - bytes + 1,
+                          FairBudget::Term::kLong)
                 .ok();
   };
   v1::ForwardBackwardRequest step = Step("a", 1);
