@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "server/call/caller.h"
 #include "server/call/engine_port.h"
-#include "server/tinker/fields.h"
+#include "server/tinker/wire/fields.h"
 
 namespace weft::server::tinker {
 
