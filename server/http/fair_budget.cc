@@ -9,6 +9,11 @@ namespace {
 // A holder that has at most this part of a budget may take a large amount.
 constexpr int64_t kSmallPart = 64;
 
+// A holder that has its share may come again after this time, and later with
+// much, because it costs more to send again.
+constexpr int64_t kRetryMillis = 200;
+constexpr int64_t kBytesPerMilli = 64 << 10;
+
 // Returns how much of `left` may be taken at once.
 int64_t Large(int64_t left) { return left - left / 8; }
 
@@ -63,7 +68,9 @@ absl::Status FairBudget::InUse(int64_t own, int64_t amount) const {
       {.name = "SHARE_IN_USE",
        .values = {{"limit", absl::StrCat(most_ / 2)},
                   {"held", absl::StrCat(own)},
-                  {"asked", absl::StrCat(amount)}}});
+                  {"asked", absl::StrCat(amount)},
+                  {"retry_ms",
+                   absl::StrCat(kRetryMillis + amount / kBytesPerMilli)}}});
 }
 
 absl::Status FairBudget::TooLarge(int64_t amount, int64_t limit) const {

@@ -108,6 +108,8 @@ def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
             for step in range(2, 22):
                 request.step = step
                 calls.append(call.future(request, timeout=TIMEOUT))
+                if step == 2:  # Alone, it finds room.
+                    daemon.wait_for_metric("weft_queue_depth", 'kind="train"', 1)
             while not calls[-1].done():
                 time.sleep(0.05)
             assert 0 < len(outcomes(calls)) < len(calls)
@@ -131,10 +133,13 @@ def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
     ):
         assert raw.create("a", rank=1).code == "OK"
         call: Any = methods.FORWARD_BACKWARD.bind(channel)
-        running = call.future(request_type(adapter_id="a", step=1, **tokens(4)))
+        long = request_type(adapter_id="a", **tokens(4))
+        for step in (1, 2, 3):
+            long.step = step
+            running = call.future(long)
         daemon.wait_for_metric("weft_tenant_train_tokens_total", "", 4096)
         get = methods.GET_ADAPTER.request_type(adapter_id="a")
-        for _ in range(3):
+        for _ in range(2):
             first = raw.call(methods.GET_ADAPTER, get).reply.adapter.next_step
             calls = []
             for step in range(first, first + 30):
