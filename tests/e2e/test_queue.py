@@ -117,6 +117,8 @@ def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
                 future.cancel()
             # What waited is gone, and the step that it waited for is admitted.
             assert raw.optim_step(name, step=1).code == "OK"
+            while daemon.metric("weft_queue_depth", 'kind="train"') > 0:
+                time.sleep(0.05)
 
 
 def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
