@@ -24,8 +24,8 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// Bytes of memory that a step needs besides its request, in the front and in the
-// engine.
+// Bytes of memory that a step needs besides its request, in the front and in
+// the engine.
 constexpr int64_t kStepBytes = 8192;
 // The pause before a step that the engine has refused for now is tried again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);

@@ -17,9 +17,9 @@
 // accepted. If it is removed, its number is free again.
 //
 // Teachers. The weights of a held teacher take memory for the micro-batch, and
-// until the end of a request of several slices. So a micro-batch has at most one
-// held teacher, and while such a request is between two slices, no other one
-// that has a held teacher starts.
+// until the end of a request of several slices. So a micro-batch has at most
+// one held teacher, and while such a request is between two slices, no other
+// one that has a held teacher starts.
 //
 // Fairness. Tenants share training by tokens, in proportion to their weights. A
 // step that runs alone costs as many tokens as a micro-batch has in its time.

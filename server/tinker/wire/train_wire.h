@@ -1,8 +1,8 @@
 // Converts requests and results of forward_backward between Tinker's messages
 // and Weft's.
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
-// does not offer. server/wire/request_validation.h finds bad ids, lengths and values
-// later.
+// does not offer. server/wire/request_validation.h finds bad ids, lengths and
+// values later.
 // Threads: any.
 #ifndef WEFT_SERVER_TINKER_WIRE_TRAIN_WIRE_H_
 #define WEFT_SERVER_TINKER_WIRE_TRAIN_WIRE_H_
