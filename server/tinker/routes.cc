@@ -14,7 +14,7 @@
 #include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/wire/body.h"
-#include "server/tinker/wire/wire.pb.h"
+#include "server/tinker/wire.pb.h"
 #include "server/wire/parse_cost.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/status_macros.h"

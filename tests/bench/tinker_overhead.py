@@ -150,7 +150,7 @@ def _raw(values: np.ndarray, dtype: Any) -> bytes:
 
 def _wire(work: Path) -> Any:
     """Returns the Python module that protoc generates from wire.proto."""
-    source = daemon.REPOSITORY / "server" / "tinker" / "wire"
+    source = daemon.REPOSITORY / "server" / "tinker"
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc"]
         + ["-I", str(source), f"--python_out={work}", "wire.proto"],

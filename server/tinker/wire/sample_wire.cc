@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/replies.h"
+#include "server/tinker/wire.pb.h"
 #include "server/tinker/wire/fields.h"
 #include "server/tinker/wire/tensor.h"
-#include "server/tinker/wire/wire.pb.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/tinker/wire.pb.h"
 #include "server/tinker/wire/fields.h"
-#include "server/tinker/wire/wire.pb.h"
 #include "src/request/sample.h"
 #include "weft/v1/sampling.pb.h"
 

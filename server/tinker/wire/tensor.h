@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/tinker/wire.pb.h"
 #include "server/tinker/wire/fields.h"
-#include "server/tinker/wire/wire.pb.h"
 #include "weft/v1/training.pb.h"
 
 namespace weft::server::tinker {

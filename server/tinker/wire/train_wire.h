@@ -11,8 +11,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/tinker/wire.pb.h"
 #include "server/tinker/wire/fields.h"
-#include "server/tinker/wire/wire.pb.h"
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 

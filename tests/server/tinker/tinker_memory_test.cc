@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/turns.h"
-#include "server/tinker/wire/wire.pb.h"
+#include "server/tinker/wire.pb.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
 namespace weft::server::tinker {

@@ -19,7 +19,7 @@
 #include "server/tinker/wire/sample_wire.h"
 #include "server/tinker/wire/tensor.h"
 #include "server/tinker/wire/train_wire.h"
-#include "server/tinker/wire/wire.pb.h"
+#include "server/tinker/wire.pb.h"
 #include "tests/support/status_matchers.h"
 #include "weft/v1/adapters.pb.h"
 #include "weft/v1/sampling.pb.h"

@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/routes.h"
-#include "server/tinker/wire/wire.pb.h"
+#include "server/tinker/wire.pb.h"
 #include "src/base/reason.h"
 #include "src/base/threads/mutex.h"
 #include "tests/server/tinker/tinker_front_fixture.h"

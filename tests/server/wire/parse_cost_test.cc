@@ -8,7 +8,7 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
-#include "server/tinker/wire/wire.pb.h"
+#include "server/tinker/wire.pb.h"
 #include "tests/server/wire/message_mutator.h"
 #include "tests/support/status_matchers.h"
 #include "weft/v1/adapters.pb.h"
