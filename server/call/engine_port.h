@@ -1,6 +1,7 @@
 // Calls the engine for the handlers of an HTTP server, with the metrics and log
-// lines of a gRPC call (server/call/call.h). Results come back on the HTTP server's
-// thread. These calls do not check scopes, because the handlers' routes do.
+// lines of a gRPC call (server/call/call.h). Results come back on the HTTP
+// server's thread. These calls do not check scopes, because the handlers'
+// routes do.
 #ifndef WEFT_SERVER_CALL_ENGINE_PORT_H_
 #define WEFT_SERVER_CALL_ENGINE_PORT_H_
 

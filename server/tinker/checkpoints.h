@@ -1,6 +1,6 @@
-// Checkpoints, and the training runs that made them. A run is an adapter with its
-// checkpoints. After the adapter is deleted, the checkpoints alone are the run.
-// Threads: the front's for what takes a Front, else any.
+// Checkpoints, and the training runs that made them. A run is an adapter with
+// its checkpoints. After the adapter is deleted, the checkpoints alone are the
+// run. Threads: the front's for what takes a Front, else any.
 #ifndef WEFT_SERVER_TINKER_CHECKPOINTS_H_
 #define WEFT_SERVER_TINKER_CHECKPOINTS_H_
 

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
+#include "server/tinker/wire/fields.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "server/tinker/fields.h"
+#include "server/tinker/wire/fields.h"
 #include "src/request/field_names.h"
 
 namespace weft::server::tinker {

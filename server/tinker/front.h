@@ -17,13 +17,13 @@
 #include "server/http/message.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
 #include "server/tinker/ledger.h"
 #include "server/tinker/records.h"
 #include "server/tinker/table.h"
 #include "server/tinker/transfers.h"
 #include "server/tinker/turns.h"
+#include "server/tinker/wire/fields.h"
 
 namespace weft::server::tinker {
 

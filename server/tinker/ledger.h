@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "server/call/caller.h"
 #include "server/call/engine_port.h"
-#include "server/tinker/fields.h"
+#include "server/tinker/wire/fields.h"
 
 namespace weft::server::tinker {
 
@@ -126,7 +126,8 @@ class Writes {
 [[nodiscard]] Caller CallerFromJson(const Json& json);
 
 // Restores sessions, models, sampling sessions, custom losses, adapters to
-// delete and accounts. Then sets Front::restored. REQUIRES: the engine is ready.
+// delete and accounts. Then sets Front::restored. REQUIRES: the engine is
+// ready.
 void RestoreTables(Front& front);
 
 // Waits until the adapters of all models are restored. Then runs the ledger's

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/tinker/fields.h"
+#include "server/tinker/wire/fields.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 

@@ -15,8 +15,8 @@
 #include "absl/time/time.h"
 #include "server/call/call.h"
 #include "server/call/engine_port.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/futures.h"
+#include "server/tinker/wire/fields.h"
 #include "src/request/reply.h"
 
 namespace weft::server::tinker {

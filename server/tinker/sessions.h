@@ -78,7 +78,8 @@ using ModelStart = std::function<absl::Status(const Model& model,
 // of the steps in Model::line. The caller of ForgetModel must delete the
 // adapter, or have it deleted by Adapters::Delete, which fails its other steps.
 void ForgetModel(Front& front, const std::string& id);
-// Forgets a session's models, and has their adapters deleted (Adapters::Delete).
+// Forgets a session's models, and has their adapters deleted
+// (Adapters::Delete).
 void UnloadModelsOf(Front& front, const std::string& session);
 
 // Reads the models from the ledger. Deletes models that have no session. Call

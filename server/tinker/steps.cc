@@ -9,10 +9,10 @@
 #include "absl/strings/strip.h"
 #include "server/http/replies.h"
 #include "server/tinker/checkpoints.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/sessions.h"
-#include "server/tinker/train_wire.h"
+#include "server/tinker/wire/fields.h"
+#include "server/tinker/wire/train_wire.h"
 #include "server/wire/field_checks.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/reason.h"
@@ -24,8 +24,8 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// Bytes of memory that a step needs besides its request, in the front and in the
-// engine.
+// Bytes of memory that a step needs besides its request, in the front and in
+// the engine.
 constexpr int64_t kStepBytes = 8192;
 // The pause before a step that the engine has refused for now is tried again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);

@@ -12,7 +12,7 @@
 #include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
-#include "server/tinker/train_wire.h"
+#include "server/tinker/wire/train_wire.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 #include "src/base/trace_id.h"

@@ -17,8 +17,8 @@ namespace weft::server::tinker {
 
 // Runs work that takes long on threads of its own, so that the front's thread
 // goes on serving others meanwhile. Nobody waits for more than one piece of
-// work of each other owner. The class Worker (src/base/threads/worker.h) has one thread
-// and one queue instead.
+// work of each other owner. The class Worker (src/base/threads/worker.h) has
+// one thread and one queue instead.
 // Threads: any.
 class TurnPool {
  public:

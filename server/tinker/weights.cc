@@ -132,8 +132,8 @@ absl::Status StartLoad(Front& front, const CallPtr& call,
   return refused;
 }
 
-// Gives the model that was loaded from a checkpoint the name that the checkpoint
-// has for the base model, unless the client has named it.
+// Gives the model that was loaded from a checkpoint the name that the
+// checkpoint has for the base model, unless the client has named it.
 void NameBase(Front& front, const CallPtr& call, const std::string& id,
               const std::function<void()>& end) {
   if (AsksFor(call->body, "base_model")) return end();

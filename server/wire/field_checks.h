@@ -36,9 +36,9 @@ struct Interval {
 // Returns the first 48 bytes of a client's string, escaped and in quotes.
 [[nodiscard]] std::string Quoted(absl::string_view text);
 
-// Returns INVALID_ARGUMENT with the message "<field> <problem>", where the field
-// has the client's name for it (NameOfField). The parts of the problem are those
-// of absl::StrCat.
+// Returns INVALID_ARGUMENT with the message "<field> <problem>", where the
+// field has the client's name for it (NameOfField). The parts of the problem
+// are those of absl::StrCat.
 [[nodiscard]] absl::Status BadField(absl::string_view field,
                                     absl::string_view problem);
 template <typename... Parts>

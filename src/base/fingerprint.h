@@ -1,4 +1,5 @@
-// Fingerprints of base models (src/engine/adapters/model_fingerprint.h) that differ.
+// Fingerprints of base models (src/engine/adapters/model_fingerprint.h) that
+// differ.
 #ifndef WEFT_SRC_BASE_FINGERPRINT_H_
 #define WEFT_SRC_BASE_FINGERPRINT_H_
 

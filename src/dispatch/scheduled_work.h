@@ -24,7 +24,8 @@ inline constexpr WorkKinds kTraining = 1;
 inline constexpr WorkKinds kSampling = 2;
 inline constexpr WorkKinds kTask = 4;  // A task on an adapter's tensors.
 
-// The adapter that teaches a kTrain, and its snapshot; empty: its latest weights.
+// The adapter that teaches a kTrain, and its snapshot; empty: its latest
+// weights.
 struct TeacherName {
   AdapterKey adapter = AdapterKey::kBaseModel;
   std::string snapshot;

@@ -16,10 +16,10 @@
 // example because its deadline has passed, is emptied. Work behind a gap is not
 // accepted. If it is removed, its number is free again.
 //
-// Teachers. The weights of a held teacher take memory for the micro-batch, and
-// until the end of a request of several slices. So a micro-batch has at most one
-// held teacher, and while such a request is between two slices, no other one
-// that has a held teacher starts.
+// Teachers. The weights of a held teacher take memory for a micro-batch, and on
+// the host until a request of several slices ends. So a micro-batch has at most
+// one held teacher, and while a request that began with one is between two
+// slices, no other such request begins.
 //
 // Fairness. Tenants share training by tokens, in proportion to their weights. A
 // step that runs alone costs as many tokens as a micro-batch has in its time.

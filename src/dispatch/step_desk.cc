@@ -118,6 +118,23 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
       [this, id = answer.work_id, waiter_id] { Cancel(id, waiter_id); });
 }
 
+bool StepDesk::IsTakenByDrain(const StepRequest& request,
+                              std::optional<AdapterKey> key) const {
+  if (!key || !std::holds_alternative<SaveCheckpointRequest>(request)) {
+    return false;
+  }
+  const uint64_t step = StepOf(request);
+  return step == 0 ? s_.scheduler.WaitingOf(*key).empty()
+                   : step == s_.scheduler.NextStep(*key);
+}
+
+TeacherName StepDesk::TeacherOf(const TrainRequest& request) const {
+  if (!HasTeacher(request.loss.function)) return {};
+  const Teacher& teacher = request.loss.teacher;
+  return {.adapter = s_.KeyOf(teacher.adapter_id).value_or(AdapterKey{}),
+          .snapshot = teacher.snapshot};
+}
+
 absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                                               WorkItem item, std::string digest,
                                               const StepCallback& done) {
@@ -133,13 +150,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
     if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(CheckHasValues(request));
-  // A drain takes saves that can run, because operators save before they stop.
-  // A save without a number comes behind steps that wait.
-  const bool saves =
-      std::holds_alternative<SaveCheckpointRequest>(request) && key &&
-      (item.step == 0 ? s_.scheduler.WaitingOf(*key).empty()
-                      : item.step == s_.scheduler.NextStep(*key));
-  if (!saves || s_.finishing || s_.stopping) {
+  if (s_.finishing || s_.stopping || !IsTakenByDrain(request, key)) {
     WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   }
   if (!key) return NoSuchAdapter(adapter_id);
@@ -158,12 +169,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const auto* const train = std::get_if<TrainRequest>(&request);
   item.adapter =
       train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
-  if (train != nullptr && HasTeacher(train->loss.function)) {
-    const Teacher& teacher = train->loss.teacher;
-    item.teacher = {
-        .adapter = s_.KeyOf(teacher.adapter_id).value_or(AdapterKey{}),
-        .snapshot = teacher.snapshot};
-  }
+  if (train != nullptr) item.teacher = TeacherOf(*train);
   const WorkKind kind = item.kind;
   const bool empty = item.empty;
   WEFT_ASSIGN_OR_RETURN(const uint64_t step,

@@ -21,12 +21,13 @@ class StepDesk {
 
   // Queues a new step. A repeated call of a step in flight waits for that
   // step's result. A repeated call of a completed step gets the stored result.
-  // Submit sets id, adapter, step, deadline and `recorded` of `item`. `done` runs on the reply thread, or before this method returns if
-  // the step is refused. Errors of a refusal: those of ReplayTable::Lookup and
-  // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (the epoch of an
-  // earlier adapter of this name), RESOURCE_EXHAUSTED (no room to record the
-  // step), or UNAVAILABLE while draining, or if the request still has a
-  // `replay` and the step that it repeats has ended without a result.
+  // Submit sets id, adapter, step, deadline and `recorded` of `item`. `done`
+  // runs on the reply thread, or before this method returns if the step is
+  // refused. Errors of a refusal: those of ReplayTable::Lookup and
+  // Scheduler::Enqueue, NOT_FOUND, FAILED_PRECONDITION (the epoch of an earlier
+  // adapter of this name), RESOURCE_EXHAUSTED (no room to record the step), or
+  // UNAVAILABLE while draining, or if the request still has a `replay` and the
+  // step that it repeats has ended without a result.
   CancelHandle Submit(StepRequest request, WorkItem item, StepCallback done);
 
   // Returns whether Submit would answer the call without running the request:
@@ -67,6 +68,14 @@ class StepDesk {
   [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
       const std::string& digest, const StepCallback& done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+  // Returns whether a drain takes the step: a save that can run, because
+  // operators save before they stop. A save without a number comes behind steps
+  // that wait.
+  [[nodiscard]] bool IsTakenByDrain(const StepRequest& request,
+                                    std::optional<AdapterKey> key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+  [[nodiscard]] TeacherName TeacherOf(const TrainRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;

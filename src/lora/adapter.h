@@ -78,8 +78,8 @@ struct VersionImage {
 };
 
 [[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
-// Restores the version. If the version to which image.alive points exists and is
-// on `device`, returns it. Otherwise returns a new version with the image's
+// Restores the version. If the version to which image.alive points exists and
+// is on `device`, returns it. Otherwise returns a new version with the image's
 // weights and number.
 [[nodiscard]] AdapterVersionPtr RestoreVersion(
     const VersionImage& image,

@@ -1,5 +1,5 @@
-// Calls the kernels of kernels/cuda/delta/gated_delta.h; see cuda_dispatch.h. Private
-// to src/ops. Legend: that of gated_delta.h.
+// Calls the kernels of kernels/cuda/delta/gated_delta.h; see cuda_dispatch.h.
+// Private to src/ops. Legend: that of gated_delta.h.
 #ifndef WEFT_SRC_OPS_CUDA_DELTA_H_
 #define WEFT_SRC_OPS_CUDA_DELTA_H_
 

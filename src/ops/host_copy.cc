@@ -81,8 +81,8 @@ at::Tensor EmptyOnHost(const at::Tensor& like) {
   try {
     tensor = at::empty(like.sizes(), like.options().device(at::kCPU));
   } catch (const c10::Error&) {
-    // Without this conversion, RunGuarded (src/engine/device/compute_guard.h) would
-    // take LibTorch's error for an internal error.
+    // Without this conversion, RunGuarded (src/engine/device/compute_guard.h)
+    // would take LibTorch's error for an internal error.
     throw std::bad_alloc();
   }
   PreferHugePages(absl::MakeSpan(

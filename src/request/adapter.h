@@ -98,8 +98,8 @@ enum class AdapterLocation : uint8_t { kDevice, kHost, kDisk };
 inline constexpr int kNumAdapterLocations = 3;
 
 // The optimizer that made an adapter's steps, or, before the first one, for
-// which the adapter is made (CreateAdapterRequest). Logs store these numbers, and
-// checkpoints the names.
+// which the adapter is made (CreateAdapterRequest). Logs store these numbers,
+// and checkpoints the names.
 enum class Optimizer : uint8_t { kAdamW, kMuon };
 inline constexpr int kNumOptimizers = 2;
 

@@ -62,7 +62,7 @@ def test_a_score_does_not_wait_for_a_missing_step(
     server: FakeWeftd, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
-    server.retry_hint(20_000)
+    server.retry_hint(2_000)
     server.refuse("Forward", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     missing, ahead = adapter.submit.forward(DATA), adapter.submit.forward(DATA)
     assert adapter.score(DATA).step == 0

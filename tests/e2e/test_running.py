@@ -108,7 +108,7 @@ def test_full_slots_are_told_with_a_code(tmp_path: Path) -> None:
 
 
 def test_a_share_in_use_is_told_with_a_code(tmp_path: Path) -> None:
-    flags = ("--request-memory", "2MiB")
+    flags = ("--request-memory", "4MiB")
     folder = tmp_path / "weftd"
     with (
         daemon_module.running(tiny_model("llama-tied"), folder, *flags) as daemon,

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "server/tinker/body.h"
+#include "server/tinker/wire/body.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;

@@ -27,11 +27,11 @@ WALL = {
     "server/call/load_history.cc": "the console's time",
     "server/call/metric_values.cc": "the age of the process, by the time of its start",
     "server/tinker/accounts.cc": "when something was used or done",
-    "server/tinker/checkpoints.cc": "expiry of checkpoints",
+    "server/tinker/credentials.cc": "expiry of JWTs",
     "server/tinker/routes.cc": "expiry of JWTs",
     "server/tinker/sessions.cc": "when a session was made",
-    "server/tinker/front.cc": "expiry of checkpoints",
-    "server/tinker/weights.cc": "expiry of URLs",
+    "server/tinker/front.cc": "what was used or done long ago",
+    "server/tinker/transfers.cc": "expiry of URLs",
 }
 _WALL_CLOCK = re.compile(
     r"absl::Now\(\)|GetCurrentTimeNanos|CLOCK_REALTIME|system_clock::now"

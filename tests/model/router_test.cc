@@ -74,7 +74,7 @@ TEST(RouteTest, AmongManyRowsATokenHasTheSameBitsInEveryBatch) {
   const at::Tensor gate_1H = at::randn({1, kWidth});
   const at::Tensor x_TH = at::randn({kRows, kWidth});
   const at::Tensor d_weights_TK = at::randn({kRows, kPerToken});
-  const model::MoeConfig config = Config(/*normalizes=*/true);
+  const model_config::MoeConfig config = Config(/*normalizes=*/true);
   const auto results = [&](int64_t count) {
     const at::Tensor rows = x_TH.narrow(0, 0, count).contiguous();
     const Routing routing = Route(rows, {router_EH, none}, config, {});

@@ -1,5 +1,5 @@
-// Makes the failpoints of src/base/files/failpoint.h fail in a process with this
-// library:
+// Makes the failpoints of src/base/files/failpoint.h fail in a process with
+// this library:
 //
 //   files.write=short#3;journal.sync=sleep(50)|err(EIO)@0.1;files.*=kill#17
 //

@@ -1,6 +1,6 @@
-// The values that an operator can set. Their rows are in src/base/options/flags.inc.
-// server/flags/flags.cc fills these structs from the flags, their environment
-// variables and the file of --config.
+// The values that an operator can set. Their rows are in
+// src/base/options/flags.inc. server/flags/flags.cc fills these structs from
+// the flags, their environment variables and the file of --config.
 #ifndef WEFT_SRC_BASE_OPTIONS_OPTIONS_H_
 #define WEFT_SRC_BASE_OPTIONS_OPTIONS_H_
 

@@ -5,7 +5,7 @@
 //   adapter_config.json, adapter_model.safetensors   what PEFT loads;
 //   optimizer.safetensors   gradient and moments, not in kind sampler;
 //   trainer_state.json      the manifest's fields as of the save, for people;
-//   MANIFEST.json           sizes and checksums (src/base/files/durable_folder.h),
+//   MANIFEST.json           sizes and checksums (durable_folder.h),
 //                           and the fields of src/lora/checkpoint_fields.h.
 // Threads: one at a time. The functions use no tensor of the engine.
 #ifndef WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_

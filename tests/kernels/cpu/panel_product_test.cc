@@ -1,5 +1,6 @@
 // Compares the products by panels with the plain f64 loop of
-// tests/kernels/cpu/reference.h, for every instruction set that this processor has.
+// tests/kernels/cpu/reference.h, for every instruction set that this processor
+// has.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
 // Compares Rotary and RotaryBackward with the f64 loops of
-// tests/kernels/cpu/reference.h: with and without norms and pages, on heads that
-// are slices of a projection.
+// tests/kernels/cpu/reference.h: with and without norms and pages, on heads
+// that are slices of a projection.
 #include "kernels/cuda/rotary.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Compares the row kernels of kernels/cuda with the f64 loops of
-// tests/kernels/cpu/reference.h, on ragged sizes and row strides, and on sizes that
-// are read 16 bytes at a time.
+// tests/kernels/cpu/reference.h, on ragged sizes and row strides, and on sizes
+// that are read 16 bytes at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -150,12 +150,12 @@ class AdmissionWorld {
   void Send(size_t index) {
     Call& call = calls_[index];
     call.due.reset();
-    WorkItem item = TrainItem();
+    dispatch::WorkItem item = TrainItem();
     if (call.step == 0) {
       item.backward = false;
       item.unnumbered = true;
     } else if (call.step % 3 == 0) {
-      item = {.kind = WorkKind::kOptim, .tokens = 10};
+      item = {.kind = dispatch::WorkKind::kOptim, .tokens = 10};
     }
     TrainRequest request =
         OneDatum(call.adapter, static_cast<uint64_t>(call.step));

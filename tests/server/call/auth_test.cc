@@ -147,7 +147,7 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
   }
   EXPECT_EQ(services, 4);
   const std::vector<std::string> paths = AllMethods();
-  EXPECT_EQ(paths.size(), 28u);
+  EXPECT_EQ(paths.size(), 29u);
   for (const std::string& path : paths) {
     EXPECT_NE(FindPolicy(path), nullptr) << path;
   }
@@ -464,14 +464,14 @@ TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
     v1::ForwardBackwardResponse response;
     return training_->ForwardBackward(&context, request, &response);
   };
-  // A datum costs three tokens. The engine has no room for the first calls,
-  // and answers the later ones from the stored reply.
+  // A datum costs three tokens. There is no room on the disk for the first
+  // calls, and the engine answers the later ones from the stored reply.
   const absl::Status full =
-      WithReason(absl::ResourceExhaustedError("the share is used"),
-                 {.name = "SHARE_IN_USE", .values = {}});
+      WithReason(absl::ResourceExhaustedError("the disk is full"),
+                 {.name = "STATE_DISK_FULL", .values = {}});
   for (int i = 0; i < 6; ++i) {
     engine_.FailNext(full);
-    EXPECT_EQ(train(1).error_message(), "the share is used");
+    EXPECT_EQ(train(1).error_message(), "the disk is full");
   }
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(train(1).ok());
   EXPECT_TRUE(train(2).ok());

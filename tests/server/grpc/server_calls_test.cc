@@ -316,7 +316,7 @@ TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
 }
 
-TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
+TEST_F(ServerCallsTest, ADrainEndsCallsThatWaitForMissingSteps) {
   DirectCall drain(&wire_, {ToBytes(v1::DrainRequest())});
   std::atomic<int> sampled = 0;
   RunClients([&](int c) {
@@ -331,8 +331,7 @@ TEST_F(ServerCallsTest, ADrainIsAnsweredWhenOpenCallsAreCancelled) {
     grpc::StatusCode code = grpc::OK;
     while (code == grpc::OK) code = Sample(id, /*cancel=*/false);
     EXPECT_EQ(code, grpc::UNAVAILABLE);
-    stuck->Cancel();
-    EXPECT_EQ(stuck->Wait().error_code(), grpc::CANCELLED);
+    EXPECT_EQ(stuck->Wait().error_code(), grpc::UNAVAILABLE);
   });
   EXPECT_EQ(drain.Wait().error_code(), grpc::OK);
 }
@@ -445,19 +444,16 @@ TEST_F(ServerCallsTest, AStepIsChargedUntilItEnds) {
   Create("a");
   engine_->Hold();
   const auto is_held = [this](int64_t bytes) {
-    // Who holds little may take a large amount, but not for long.
-    return !core_.memory
-                ->Reserve("", core_.memory->most() / 2 - bytes + 1,
-                          FairBudget::Term::kLong)
-                .ok();
+    const int64_t rest = core_.memory->most() / 2 - bytes + 1;
+    return !core_.memory->Reserve("", rest, FairBudget::Term::kLong).ok();
   };
   v1::ForwardBackwardRequest step = Step("a", 1);
   v1::Datum& datum = *step.mutable_data(0);
-  for (int i = 1; i < 60000; ++i) {
+  for (int i = 1; i < 30000; ++i) {
     datum.add_tokens(1);
     datum.add_targets(2);
   }
-  constexpr int64_t kStepBytes = 60000 * 8;
+  constexpr int64_t kStepBytes = 30000 * 8;
   const auto leave = [&](uint64_t number) {
     step.set_step(number);
     DirectCall call(&wire_, {ToBytes(step)});

@@ -140,6 +140,14 @@ TEST_F(TinkerOptimizersTest, ACheckpointBeforeTheFirstStepHasIt) {
   EXPECT_EQ(TypeOfWeights(plain), "adamw");
   EXPECT_TRUE(Result(Load(other, 2, path, true)).contains("path"));
   ExpectFixed(other, 3);
+  // A new model from a checkpoint of AdamW without a step refuses Dimuon.
+  EXPECT_TRUE(Result(Dimuon(load_new(plain), 1)).contains("error"));
+}
+
+TEST_F(TinkerOptimizersTest, AModelHasThatOfTheLoadBeforeIt) {
+  Start();
+  const std::string path = Save(Make("dimuon"), 1);
+  const std::string plain = Save(Make("adamw"), 1);
   // A save behind the load, while the model's optimizer is not known yet.
   const std::string behind = Make("adamw");
   engine_->Hold();
@@ -155,8 +163,6 @@ TEST_F(TinkerOptimizersTest, ACheckpointBeforeTheFirstStepHasIt) {
                             {"path", plain},
                             {"optimizer_config", {{"type", "dimuon"}}}});
   EXPECT_EQ(TypeOfWeights(Save(Result(made)["model_id"], 1)), "dimuon");
-  // A new model from a checkpoint of AdamW without a step refuses Dimuon.
-  EXPECT_TRUE(Result(Dimuon(load_new(plain), 1)).contains("error"));
 }
 
 }  // namespace

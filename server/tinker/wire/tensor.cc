@@ -1,4 +1,4 @@
-#include "server/tinker/tensor.h"
+#include "server/tinker/wire/tensor.h"
 
 #include <algorithm>
 #include <limits>

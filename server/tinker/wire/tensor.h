@@ -3,8 +3,8 @@
 // bytes may claim a huge shape.
 // Errors: INVALID_ARGUMENT, which names the tensor.
 // Threads: any.
-#ifndef WEFT_SERVER_TINKER_TENSOR_H_
-#define WEFT_SERVER_TINKER_TENSOR_H_
+#ifndef WEFT_SERVER_TINKER_WIRE_TENSOR_H_
+#define WEFT_SERVER_TINKER_WIRE_TENSOR_H_
 
 #include <bit>
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/wire.pb.h"
+#include "server/tinker/wire/fields.h"
 #include "weft/v1/training.pb.h"
 
 namespace weft::server::tinker {
@@ -85,4 +85,4 @@ std::vector<T> FromRaw(const std::string& bytes) {
 
 }  // namespace weft::server::tinker
 
-#endif  // WEFT_SERVER_TINKER_TENSOR_H_
+#endif  // WEFT_SERVER_TINKER_WIRE_TENSOR_H_

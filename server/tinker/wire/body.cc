@@ -1,4 +1,4 @@
-#include "server/tinker/body.h"
+#include "server/tinker/wire/body.h"
 
 #include <zstd.h>
 

@@ -2,8 +2,8 @@
 // Errors: INVALID_ARGUMENT for a bad body; RESOURCE_EXHAUSTED for a body that
 // is too large.
 // Threads: any.
-#ifndef WEFT_SERVER_TINKER_BODY_H_
-#define WEFT_SERVER_TINKER_BODY_H_
+#ifndef WEFT_SERVER_TINKER_WIRE_BODY_H_
+#define WEFT_SERVER_TINKER_WIRE_BODY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -40,4 +40,4 @@ inline constexpr int kMaxJsonDepth = 64;
 
 }  // namespace weft::server::tinker
 
-#endif  // WEFT_SERVER_TINKER_BODY_H_
+#endif  // WEFT_SERVER_TINKER_WIRE_BODY_H_

@@ -1,4 +1,4 @@
-#include "server/tinker/fields.h"
+#include "server/tinker/wire/fields.h"
 
 #include <limits>
 

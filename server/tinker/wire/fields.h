@@ -4,8 +4,8 @@
 // relies on them.
 // Errors: INVALID_ARGUMENT with a message that names the field.
 // Threads: any.
-#ifndef WEFT_SERVER_TINKER_FIELDS_H_
-#define WEFT_SERVER_TINKER_FIELDS_H_
+#ifndef WEFT_SERVER_TINKER_WIRE_FIELDS_H_
+#define WEFT_SERVER_TINKER_WIRE_FIELDS_H_
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -97,4 +97,4 @@ inline constexpr char kStabilityInfo[] = "record_stability_info";
 
 }  // namespace weft::server::tinker
 
-#endif  // WEFT_SERVER_TINKER_FIELDS_H_
+#endif  // WEFT_SERVER_TINKER_WIRE_FIELDS_H_

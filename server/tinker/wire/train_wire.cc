@@ -1,4 +1,4 @@
-#include "server/tinker/train_wire.h"
+#include "server/tinker/wire/train_wire.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/replies.h"
-#include "server/tinker/fields.h"
-#include "server/tinker/tensor.h"
+#include "server/tinker/wire/fields.h"
+#include "server/tinker/wire/tensor.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 

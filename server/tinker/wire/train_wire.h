@@ -1,18 +1,18 @@
 // Converts requests and results of forward_backward between Tinker's messages
 // and Weft's.
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
-// does not offer. server/wire/request_validation.h finds bad ids, lengths and values
-// later.
+// does not offer. server/wire/request_validation.h finds bad ids, lengths and
+// values later.
 // Threads: any.
-#ifndef WEFT_SERVER_TINKER_TRAIN_WIRE_H_
-#define WEFT_SERVER_TINKER_TRAIN_WIRE_H_
+#ifndef WEFT_SERVER_TINKER_WIRE_TRAIN_WIRE_H_
+#define WEFT_SERVER_TINKER_WIRE_TRAIN_WIRE_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/wire.pb.h"
+#include "server/tinker/wire/fields.h"
 #include "src/request/train.h"
 #include "weft/v1/training.pb.h"
 
@@ -52,4 +52,4 @@ namespace weft::server::tinker {
 
 }  // namespace weft::server::tinker
 
-#endif  // WEFT_SERVER_TINKER_TRAIN_WIRE_H_
+#endif  // WEFT_SERVER_TINKER_WIRE_TRAIN_WIRE_H_

@@ -3,15 +3,15 @@
 // Errors: INVALID_ARGUMENT, which names the field; UNIMPLEMENTED for what Weft
 // does not offer.
 // Threads: any.
-#ifndef WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
-#define WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
+#ifndef WEFT_SERVER_TINKER_WIRE_SAMPLE_WIRE_H_
+#define WEFT_SERVER_TINKER_WIRE_SAMPLE_WIRE_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/tinker/fields.h"
 #include "server/tinker/wire.pb.h"
+#include "server/tinker/wire/fields.h"
 #include "src/request/sample.h"
 #include "weft/v1/sampling.pb.h"
 
@@ -49,4 +49,4 @@ struct TranslatedSample {
 
 }  // namespace weft::server::tinker
 
-#endif  // WEFT_SERVER_TINKER_SAMPLE_WIRE_H_
+#endif  // WEFT_SERVER_TINKER_WIRE_SAMPLE_WIRE_H_

@@ -1,4 +1,4 @@
-#include "server/tinker/sample_wire.h"
+#include "server/tinker/wire/sample_wire.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/http/replies.h"
-#include "server/tinker/fields.h"
-#include "server/tinker/tensor.h"
 #include "server/tinker/wire.pb.h"
+#include "server/tinker/wire/fields.h"
+#include "server/tinker/wire/tensor.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 
