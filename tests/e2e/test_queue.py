@@ -140,7 +140,7 @@ def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
         running = call.future(long)
         daemon.wait_for_metric("weft_tenant_train_tokens_total", "", 4096)
         # One after another, until the share is in use.
-        calls = []
+        calls: list[Any] = []
         for request in itertools.chain([long] * 2, itertools.cycle(requests)):
             depth = daemon.metric("weft_queue_depth", "kind")
             request.step = 2 + len(calls)
