@@ -71,7 +71,7 @@ EXPERTS = tiny_model("qwen3-moe")  # Takes each kind of payload.
 ACCOUNT = 256 * MIB
 BOUNDED = (
     *("--request-memory", str(ACCOUNT), "--threads", "1"),
-    *("--max-batch-tokens", "256", "--drain-timeout-seconds", "1"),
+    *("--max-batch-tokens", "256", "--no-share-prompts"),
 )
 
 
@@ -95,7 +95,7 @@ def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
 ) -> None:
     request_type = methods.FORWARD_BACKWARD.request_type
     with (
-        daemon_module.running(EXPERTS, tmp_path, *BOUNDED) as daemon,
+        daemon_module.brief(EXPERTS, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
         growth(daemon),
@@ -129,24 +129,21 @@ def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
     request_type = methods.FORWARD_BACKWARD.request_type
     requests = [request_type(adapter_id="a", **make(4)) for make in PAYLOADS]
     with (
-        daemon_module.running(EXPERTS, tmp_path, *BOUNDED) as daemon,
+        daemon_module.brief(EXPERTS, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
         growth(daemon),
     ):
         assert raw.create("a", rank=1).code == "OK"
         call: Any = methods.FORWARD_BACKWARD.bind(channel)
-        long = request_type(adapter_id="a", **tokens(4))
-        for step in (1, 2, 3):
-            long.step = step
-            running = call.future(long)
+        long = request_type(adapter_id="a", step=1, **tokens(4))
+        running = call.future(long)
         daemon.wait_for_metric("weft_tenant_train_tokens_total", "", 4096)
-        daemon.wait_for_metric("weft_queue_depth", "kind", 2)
         # One after another, until the share is in use.
-        calls = []
-        for request in itertools.cycle(requests):
+        calls: list[Any] = []
+        for request in itertools.chain([long] * 2, itertools.cycle(requests)):
             depth = daemon.metric("weft_queue_depth", "kind")
-            request.step = 4 + len(calls)
+            request.step = 2 + len(calls)
             calls.append(call.future(request, timeout=TIMEOUT))
             while not calls[-1].done():
                 if daemon.metric("weft_queue_depth", "kind") > depth:
@@ -157,7 +154,7 @@ def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
         for future in calls:
             future.cancel()
         get = methods.GET_ADAPTER.request_type(adapter_id="a")
-        accepted = raw.call(methods.GET_ADAPTER, get).reply.adapter.next_step - 4
+        accepted = raw.call(methods.GET_ADAPTER, get).reply.adapter.next_step - 2
         assert accepted == len(calls) - 1
         assert not running.done()
 

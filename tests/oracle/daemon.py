@@ -268,10 +268,10 @@ def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
 
 
 @contextmanager
-def brief(model: Path, folder: Path) -> Iterator[Daemon]:
+def brief(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
     """A serving daemon that is killed afterwards, because that is faster. It is for
     tests of what a daemon computes."""
-    daemon = Daemon(model, folder)
+    daemon = Daemon(model, folder, *flags)
     daemon.start()
     try:
         yield daemon
