@@ -37,6 +37,7 @@ def run_ci(folder: Path, port: int, status: int = 0) -> tuple[int, str]:
             mkdir -p run/quickstart
             {sys.executable} -c 'import time; time.sleep(1000)' \
               "$PWD/run/quickstart/state" >/dev/null 2>&1 &
+            until grep -qz quickstart/state "/proc/$!/cmdline"; do sleep 0.01; done
             echo $! >run/quickstart/pid
             exit {status}
             """,
