@@ -7,14 +7,14 @@
 // parameter [E, out, in] of all E experts, with LoRA rank R:
 //   A [E R, in]   expert by expert
 //   B [out, R E]  with the experts innermost
-// Gate and up are one parameter, so they share A. With ExpertNames::kFused,
+// Gate and up are one parameter, so they share A. With model_config::ExpertNames::kFused,
 // rows of gate and up alternate in B. Otherwise gate has the first half of B's
 // rows and up the second half.
 //
 // Some models have q, k and v in one module, or gate and up (NumFused). Then
 // their A is one, too, and B has rows of q, then of k, then of v.
 //
-// Such modules, and gate and up if ExpertShape::is_fused, may still have an A
+// Such modules, and gate and up if model_config::ExpertShape::is_fused, may still have an A
 // and a B of their own, each with a half or a third of R (FusedForm::kParts).
 // Gate then uses the first half of R: B's other columns are zero in rows of
 // gate. Up uses the second half in the same way. Weft writes this form for
@@ -73,7 +73,7 @@ enum class FusedForm : uint8_t {
 // Returns A and B of each factor of the layout, in order, with their places in
 // a file of the form `form`. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
-    const AdapterLayout& layout, const ModelShape& shape,
+    const AdapterLayout& layout, const model_config::ModelShape& shape,
     absl::string_view prefix, FusedForm form = FusedForm::kSingle);
 
 // Returns the form of a file whose ranks are those of `layout`. `fused` has the
@@ -81,7 +81,8 @@ enum class FusedForm : uint8_t {
 // model's modules cannot be alone. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<FusedForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ModelShape& shape, const std::vector<PeftMatrix>& fused);
+    const model_config::ModelShape& shape,
+    const std::vector<PeftMatrix>& fused);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so
