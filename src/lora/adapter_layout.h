@@ -58,7 +58,7 @@ enum class ProjectionGroup : uint8_t {
   kEmbedTokens,
   // In place of kQkv and kO in a layer with a gated delta rule.
   kDeltaIn,
-  kDeltaFusedIn,  // As kDeltaIn, with model_config::DeltaShape::is_fused.
+  kDeltaFusedIn,  // As kDeltaIn, with DeltaShape::is_fused.
   kDeltaOut
 };
 inline constexpr int kGroupsPerLayer = 4;

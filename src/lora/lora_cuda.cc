@@ -27,7 +27,7 @@ namespace k = kernels::cuda;
 constexpr int64_t kSlotsPerSite = 1 + k::kMaxLoraProjections;
 
 // Numbers the distinct layouts of a routing. All layouts are for the same
-// model_config::ModelShape and outlive the list.
+// ModelShape and outlive the list.
 class LayoutList {
  public:
   // Returns the layout's number. The first layout has number 0, and each new
@@ -41,7 +41,7 @@ class LayoutList {
   std::vector<const AdapterLayout*> layouts_;
 };
 
-// Returns whether two layouts for the same model_config::ModelShape are equal.
+// Returns whether two layouts for the same ModelShape are equal.
 bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
   if (&a == &b) return true;
   const LoraConfig& x = a.config();

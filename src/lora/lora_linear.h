@@ -62,7 +62,7 @@ struct LoraSite {
   ProjectionGroup group = ProjectionGroup::kQkv;
   int expert = kNoExpert;
   // Returns the column of y where the output of `module` starts. For an expert,
-  // `shape` is the result of model_config::ModelShape::OfExpert.
+  // `shape` is the result of ModelShape::OfExpert.
   [[nodiscard]] static int64_t ColumnOf(TargetModule module,
                                         const model_config::ModelShape& shape);
 };

@@ -29,7 +29,7 @@ struct PeftAdapter {
 // targeted layer in the right shape. The file of tensors may also have copies
 // of the base model's weights, but no other tensor. The copies
 // must equal the tensors of `model_dir`; if it is empty, only their shapes are
-// checked. Accepts every spelling of model_config::DecoderNames. Errors:
+// checked. Accepts every spelling of DecoderNames. Errors:
 // INVALID_ARGUMENT, which names the violated rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(
     const PeftFiles& files, const model_config::ModelShape& model,

@@ -39,7 +39,7 @@ std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
 
 // Returns, for each row of the module's B, the row in a file. Returns an empty
 // list if they are the same. Files have the features of q's and k's heads in
-// the order model_config::ModelShape::head_order, and the rows of fused inputs of a gated
+// the order ModelShape::head_order, and the rows of fused inputs of a gated
 // delta rule key head by key head: its q, k, v and z, or its b and a.
 std::vector<int> FileRows(TargetModule module,
                           const model_config::ModelShape& shape) {

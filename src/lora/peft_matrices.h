@@ -7,14 +7,14 @@
 // parameter [E, out, in] of all E experts, with LoRA rank R:
 //   A [E R, in]   expert by expert
 //   B [out, R E]  with the experts innermost
-// Gate and up are one parameter, so they share A. With model_config::ExpertNames::kFused,
+// Gate and up are one parameter, so they share A. With ExpertNames::kFused,
 // rows of gate and up alternate in B. Otherwise gate has the first half of B's
 // rows and up the second half.
 //
 // Some models have q, k and v in one module, or gate and up (NumFused). Then
 // their A is one, too, and B has rows of q, then of k, then of v.
 //
-// Such modules, and gate and up if model_config::ExpertShape::is_fused, may still have an A
+// Such modules, and gate and up if ExpertShape::is_fused, may still have an A
 // and a B of their own, each with a half or a third of R (FusedForm::kParts).
 // Gate then uses the first half of R: B's other columns are zero in rows of
 // gate. Up uses the second half in the same way. Weft writes this form for

@@ -1,4 +1,4 @@
-// The widths of a base model's linear layers, and of the parts that one rank has.
+// The widths of a base model's linear layers, and of one rank's parts.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_SHAPE_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_SHAPE_H_
 
