@@ -1,6 +1,5 @@
 // Commands on weftd's --state-dir. All but one read or copy the folder, and run
 // on the machine that has it.
-#include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"

@@ -1,6 +1,5 @@
 // Commands that read model folders. They need no server, GPU or Torch.
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
 

@@ -2,7 +2,6 @@
 #ifndef WEFT_SERVER_CALL_CALL_MEMORY_H_
 #define WEFT_SERVER_CALL_CALL_MEMORY_H_
 
-#include <cstdint>
 #include <memory>
 
 #include "server/http/fair_budget.h"
@@ -13,7 +12,7 @@ namespace weft::server {
 // Makes the account of the memory that all calls of gRPC and HTTP take, and the
 // requests of steps and samples: --request-memory. If that is 0, an eighth of
 // what the process may use when it starts (its control groups, else the
-// machine's memory), but at least room for two requests of the largest size, so
+// machine's memory), but at least room for two messages of the largest size, so
 // that two tenants can each have one.
 [[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
     const ServerOptions& options);

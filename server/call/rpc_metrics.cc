@@ -2,7 +2,6 @@
 
 #include <map>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_split.h"
 #include "server/flags/version.h"

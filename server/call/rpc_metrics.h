@@ -5,7 +5,6 @@
 #define WEFT_SERVER_CALL_RPC_METRICS_H_
 
 #include <array>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"

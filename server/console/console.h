@@ -14,7 +14,6 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "server/call/engine_port.h"
 

@@ -9,7 +9,6 @@
 #ifndef WEFT_SERVER_FLAGS_FLAGS_H_
 #define WEFT_SERVER_FLAGS_FLAGS_H_
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>

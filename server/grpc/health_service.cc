@@ -2,7 +2,6 @@
 // size without charging anybody.
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "google/protobuf/wrappers.pb.h"

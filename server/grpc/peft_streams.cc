@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "server/grpc/send_call.h"
 #include "server/wire/file_assembler.h"
-#include "server/wire/request_validation.h"
 #include "server/wire/response_conversion.h"
 #include "src/base/files/file_source.h"
 #include "src/base/reason.h"

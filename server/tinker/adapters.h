@@ -14,7 +14,6 @@
 #define WEFT_SERVER_TINKER_ADAPTERS_H_
 
 #include <cstddef>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>

@@ -11,7 +11,6 @@
 #include "server/grpc/listener.h"
 #include "server/http/replies.h"
 #include "server/tinker/adapters.h"
-#include "server/tinker/checkpoints.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/ledger.h"
 #include "server/tinker/routes.h"

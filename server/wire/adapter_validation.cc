@@ -1,6 +1,5 @@
 // Validation of AdapterService's requests; see request_validation.h.
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"

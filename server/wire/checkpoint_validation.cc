@@ -2,7 +2,6 @@
 // request_validation.h.
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/wire/adapter_fields.h"
 #include "server/wire/field_checks.h"
 #include "server/wire/file_assembler.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
 

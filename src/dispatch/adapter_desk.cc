@@ -1,6 +1,5 @@
 #include "src/dispatch/adapter_desk.h"
 
-#include <algorithm>
 #include <map>
 #include <utility>
 

@@ -1,7 +1,6 @@
 #include "src/dispatch/prefix_cache.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace weft::dispatch {
 

@@ -28,7 +28,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <string>
 
 #include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter.h"

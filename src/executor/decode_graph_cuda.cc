@@ -8,8 +8,6 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <utility>
-
 #include "src/executor/decode_graph.h"
 #include "src/ops/cuda_dispatch.h"
 

@@ -11,7 +11,6 @@
 #include "src/base/huge_pages.h"
 #include "src/base/observe/profile.h"
 #include "src/loss/fused_head.h"
-#include "src/model_config/model_shard.h"
 #include "src/ops/host_copy.h"
 
 namespace weft::executor {

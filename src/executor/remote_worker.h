@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <system_error>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/files/disk_room.h"
 #include "src/base/status_macros.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <utility>
 #include <vector>
 
 #include "src/lora/lora_cpu.h"

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "src/lora/lora_linear.h"
 

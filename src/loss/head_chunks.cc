@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <optional>
-#include <utility>
 
 #include "src/loss/head_products.h"
 #include "src/ops/cuda_dispatch.h"

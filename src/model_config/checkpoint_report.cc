@@ -1,6 +1,5 @@
 #include "src/model_config/checkpoint_report.h"
 
-#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "src/base/status_macros.h"
 #include "src/model_config/attention_config.h"
 #include "src/model_config/delta_config.h"

@@ -8,7 +8,6 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>

@@ -3,7 +3,6 @@
 #define WEFT_SRC_SAMPLING_STOP_MATCHER_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -14,7 +14,6 @@
 #ifndef WEFT_SRC_BASE_FILES_DURABLE_FOLDER_H_
 #define WEFT_SRC_BASE_FILES_DURABLE_FOLDER_H_
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>

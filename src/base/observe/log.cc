@@ -9,7 +9,6 @@
 #include <chrono>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"

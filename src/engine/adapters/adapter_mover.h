@@ -4,7 +4,6 @@
 #define WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_MOVER_H_
 
 #include <cstdint>
-#include <string>
 
 #include "absl/status/status.h"
 #include "src/base/files/spill_folder.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"

@@ -1,7 +1,5 @@
 #include "src/engine/recovery/restore_adapter.h"
 
-#include <utility>
-
 #include "src/base/status_macros.h"
 #include "src/engine/adapters/adapter_table.h"
 #include "src/log/image_file.h"

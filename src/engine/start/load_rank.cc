@@ -6,7 +6,6 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/executor/model_runner.h"
 #include "src/lora/adapter_layout.h"
 #include "src/lora/expert_rank.h"
 #include "src/loss/fused_head.h"
