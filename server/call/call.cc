@@ -172,7 +172,7 @@ CancelHandle CallRecord::AcceptRefused(
                                 absl::IsDeadlineExceeded(result);
         done(tells_less && !keeps ? status : result);
       };
-  return (*engine)->Submit(std::move(refused), TypedReply(end));
+  return (*engine)->Submit(std::move(refused), origin_.keep, TypedReply(end));
 }
 
 absl::Status CallRecord::Take(const RequestFields& fields) {

@@ -56,6 +56,7 @@ struct CallOrigin {
   // What the front has charged for the request of a step, as
   // FairBudget::ReserveRequest. Null: Read charges.
   std::shared_ptr<void> charge = nullptr;
+  KeepStep keep = {};  // How the engine keeps the step of the call.
 };
 
 // Follows one call from its arrival to its status. Updates the metrics and the

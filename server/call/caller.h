@@ -58,6 +58,8 @@ class Caller {
   void Reveal(OptimStepResult* /*result*/) const {}
   void Reveal(SampleResult* /*result*/) const {}
   void Reveal(PublishedSnapshot* /*result*/) const {}
+  // Who shows this shared result reveals what it shows of it.
+  void Reveal(StepResultPtr* /*result*/) const {}
   void Reveal(bool* /*result*/) const {}
 
   // Returns whether the adapter belongs to the caller's tenant; always true if

@@ -278,12 +278,13 @@ void ForgetModel(Front& front, const std::string& id) {
   const std::optional<Model> model = front.models.Take(id);
   if (!model) return;
   DropSnapshotsOf(front, *model);
-  front.ledger.EraseSteps(id);
+  front.ledger.Erase(EntryKind::kMaking, id);
   front.ledger.Erase(EntryKind::kModel, id);
   const FutureResult gone =
       FutureResult::Failed(absl::NotFoundError("the model is gone"));
   for (const auto& [seq, step] : model->line.waiting) {
     front.futures.Finish(step.future, gone);
+    front.writes.End(step.future, absl::OkStatus());
   }
 }
 

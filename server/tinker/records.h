@@ -38,9 +38,11 @@ struct Session {
 // error, nothing has begun and `done` does not run.
 using Task = std::function<absl::Status(Callback<FutureResult> done)>;
 
-// A Task that gives a step to the engine, as a call of `origin`.
-using StepTask = std::function<absl::Status(const CallOrigin& origin,
-                                            Callback<FutureResult> done)>;
+// Gives a step to the engine, as a call of `origin`. If it returns an error,
+// the engine has not taken the step and `done` does not run.
+using StepDone = Callback<StepReply<StepResultPtr>>;
+using StepTask =
+    std::function<absl::Status(const CallOrigin& origin, const StepDone& done)>;
 
 // A step whose request has arrived.
 struct ArrivedStep {
@@ -48,6 +50,7 @@ struct ArrivedStep {
   CallOrigin origin;  // With the charge for the step's bytes.
   Rpc rpc;            // The call as which a refusal counts.
   StepTask task;
+  Json note;  // StepNote's fields (steps.h).
 };
 
 // The steps of one model that the engine does not have yet.

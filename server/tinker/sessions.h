@@ -90,6 +90,18 @@ inline constexpr size_t kMaxSnapshots = 32;
 // One session may have at most this many sampling sessions without a snapshot.
 inline constexpr size_t kMaxSamplers = 1024;
 
+// Returns the id of the sampling session for a snapshot of the model.
+[[nodiscard]] std::string SamplerOf(absl::string_view model,
+                                    absl::string_view snapshot);
+// Writes the sampling session of a snapshot that was published to the ledger,
+// and adds it to front.samplers, unless it is there. Then releases the snapshot
+// that was used least recently, if the adapter has too many, and the snapshot
+// of a session in flight, which only marked the step's place. Then runs `done`.
+// Ignores snapshots that no sampling session has made.
+void KeepPublished(Front& front, const Model& model,
+                   const std::string& snapshot,
+                   const std::function<void(const absl::Status&)>& done);
+
 // Cancels all samples whose future's id begins with `prefix`. Their futures
 // fail, if the cancellation comes in time.
 void CancelSamples(Front& front, const std::string& prefix);

@@ -29,6 +29,18 @@ struct StoredReply {
   StepResultPtr result;
 };
 
+// A step that is kept (KeepStep) and has not ended, as the log has it.
+struct AcceptedStep {
+  uint64_t work = 0;  // The step's id in later records.
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;
+  std::string digest;
+  // One of these two: what the step does, or why it fails in its turn.
+  std::optional<StepRequest> request;
+  std::optional<StepFailure> refused;
+  std::string note;  // KeepStep::note.
+};
+
 // The number of latest steps whose results an adapter keeps.
 inline constexpr size_t kReplayWindow = 64;
 
@@ -72,6 +84,8 @@ class ReplayTable {
   // Marks all steps up to this one as completed without a kept result.
   void Forget(uint64_t step) { forgotten_ = std::max(forgotten_, step); }
 
+  // Returns the id of a step in flight; none if it is not.
+  [[nodiscard]] std::optional<uint64_t> WorkOf(uint64_t step) const;
   // Returns null if the step is not completed or its result is no longer kept.
   [[nodiscard]] StepResultPtr ResultOf(uint64_t step) const;
   [[nodiscard]] const std::map<uint64_t, Done>& done() const { return done_; }

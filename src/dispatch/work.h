@@ -31,6 +31,7 @@ struct StepTask {
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
   TraceId trace;                        // The first caller's trace id.
+  bool kept = false;                    // StepWork::note is set.
 };
 
 // A sample that has left the queue.

@@ -104,6 +104,28 @@ TEST_F(RecoveryDeskTest, StepsGoOnAfterTheRestoredOnes) {
   EXPECT_EQ(Run(), "a");
 }
 
+TEST_F(RecoveryDeskTest, AKeptStepOfAnEarlierProcessRunsOnce) {
+  Create("a");
+  desk().Reserve(1, 0, /*next_work=*/8);
+  const OptimStepRequest request{.adapter_id = "a", .step = 1};
+  desk().Resume(*adapters().KeyOf("a"), /*id=*/7, PayloadDigest(request),
+                request, "note", {.kind = WorkKind::kOptim, .tokens = 1});
+  ASSERT_EQ(desk().Kept().size(), 1);
+  EXPECT_EQ(desk().Kept()[0].work, 7);
+  int results = 0;
+  // Its caller asks for the result, or sends it again.
+  dispatcher().steps().Retrieve(
+      "a", 1, [&results](const absl::StatusOr<StepResultPtr>& result) {
+        results += result.ok() ? 1 : 0;
+      });
+  Submit("a", 1);
+  EXPECT_EQ(Run(), "a");
+  engine_.RunReplies();
+  EXPECT_EQ(results, 1);
+  EXPECT_EQ(Run(), "");
+  EXPECT_TRUE(desk().Kept().empty());
+}
+
 TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
   desk().SetRecovering({{"a", "tenant"}, {"b", "tenant"}});
   const absl::Status refused = adapters().CheckReady("a");
