@@ -18,28 +18,9 @@
 #include "absl/status/statusor.h"
 #include "src/base/fair_eviction.h"
 #include "src/request/adapter_key.h"
-#include "src/request/step.h"
+#include "src/request/step_task.h"
 
 namespace weft::dispatch {
-
-// A completed step and its result, as snapshots of the state have them.
-struct StoredReply {
-  uint64_t step = 0;
-  std::string digest;  // PayloadDigest of the request.
-  StepResultPtr result;
-};
-
-// A step that is kept (KeepStep) and has not ended, as the log has it.
-struct AcceptedStep {
-  uint64_t work = 0;  // The step's id in later records.
-  AdapterKey key = AdapterKey::kBaseModel;
-  uint64_t step = 0;
-  std::string digest;
-  // One of these two: what the step does, or why it fails in its turn.
-  std::optional<StepRequest> request;
-  std::optional<StepFailure> refused;
-  std::string note;  // KeepStep::note.
-};
 
 // The number of latest steps whose results an adapter keeps.
 inline constexpr size_t kReplayWindow = 64;

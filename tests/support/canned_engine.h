@@ -184,7 +184,7 @@ class CannedEngine final : public engine::Engine {
   [[nodiscard]] bool HasPlace(const SampleRequest& request) const;
   void Draw(Running& running);
   // Records the step. If it must fail, ends it and returns false.
-  [[nodiscard]] bool Start(const dispatch::StepTask& step);
+  [[nodiscard]] bool Start(const StepTask& step);
 
   EngineInfo info_;
   std::atomic<int64_t> replay_bytes_{0};
