@@ -96,9 +96,12 @@ class Writes {
   }
   // Adds `done` if a write of this key has begun. Otherwise returns false.
   [[nodiscard]] bool Join(const std::string& key, Done done) {
-    if (!waiting_.contains(key)) return false;
+    if (!Has(key)) return false;
     Begin(key, std::move(done));
     return true;
+  }
+  [[nodiscard]] bool Has(const std::string& key) const {
+    return waiting_.contains(key);
   }
   // Ends the write, and passes its outcome to all who wait, if any.
   void End(const std::string& key, const absl::Status& outcome) {

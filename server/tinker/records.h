@@ -44,22 +44,6 @@ using StepDone = Callback<StepReply<StepResultPtr>>;
 using StepTask =
     std::function<absl::Status(const CallOrigin& origin, const StepDone& done)>;
 
-// A step whose request has arrived.
-struct ArrivedStep {
-  std::string future;
-  CallOrigin origin;  // With the charge for the step's bytes.
-  Rpc rpc;            // The call as which a refusal counts.
-  StepTask task;
-  Json note;  // StepNote's fields (steps.h).
-};
-
-// The steps of one model that the engine does not have yet.
-struct StepLine {
-  bool held = false;  // The model is being made, so no step may begin.
-  std::map<int64_t, ArrivedStep> waiting;  // By sequence number.
-  bool retries = false;                    // A timer will try them again.
-};
-
 // A model in training: an adapter, whose steps have the client's sequence
 // numbers.
 struct Model {
@@ -78,7 +62,7 @@ struct Model {
   std::string user_metadata;     // ShownField.
   std::shared_ptr<void> charge;  // Ledger::Charge.
   bool made = false;             // The adapter exists.
-  StepLine line;
+  bool making = false;           // The request that makes it has not ended.
 };
 
 // A sampling session: the weights that a sampling client samples from.

@@ -345,8 +345,8 @@ absl::Status PublishSampler(Front& front, const CallPtr& call,
     return front.port.Submit(
         origin, Rpc::kPublishSnapshot, request, [](auto* /*plain*/) {}, done);
   };
-  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, /*cost=*/{},
-                     Json::object(), start, respond);
+  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, Json::object(),
+                     start, respond);
 }
 
 std::string SamplerOf(absl::string_view model, absl::string_view snapshot) {

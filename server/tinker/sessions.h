@@ -68,15 +68,14 @@ using ModelStart = std::function<absl::Status(const Model& model,
                                               Callback<FutureResult> done)>;
 // Makes the model that `session_id` and `model_seq_id` of the body name. Writes
 // the model to the ledger, runs `start`, and promises a future for its result.
-// The model's steps wait until the work of `start` has ended, also after a
-// restart. Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
+// The model takes steps when the work of `start` has ended. Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
 // FAILED_PRECONDITION if the owner has too many models; those of Promise.
 [[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
                                      const Respond& respond,
                                      const ModelStart& start);
-// Forgets a model and the sampling sessions of its snapshots. Fails the futures
-// of the steps in Model::line. The caller of ForgetModel must delete the
-// adapter, or have it deleted by Adapters::Delete, which fails its other steps.
+// Forgets a model and the sampling sessions of its snapshots. The caller of
+// ForgetModel must delete the adapter, or have it deleted by Adapters::Delete,
+// which fails its steps.
 void ForgetModel(Front& front, const std::string& id);
 // Forgets a session's models, and has their adapters deleted
 // (Adapters::Delete).

@@ -28,10 +28,8 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// Bytes of memory that a step needs besides its request, in the front and in
-// the engine.
-constexpr int64_t kStepBytes = 8192;
-// The pause before a step that the engine has refused for now is tried again.
+// The least pause before a step beyond its tenant's tokens per second is tried
+// again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
 // Returns a callback that responds with the future's id, or with an error.
@@ -89,32 +87,6 @@ bool Open(Front& front, const CallPtr& call, const PromiseId& id,
   const Writes::Done responds = Responds(id, respond);
   if (!front.writes.Join(future, responds)) responds(absl::OkStatus());
   return false;
-}
-
-// Returns for how many steps that have not come the step has to wait.
-uint64_t AheadOf(const Front& front, const Model& model, int64_t seq) {
-  const engine::Engine* const engine = front.port.core()->engine.Peek();
-  const auto number = static_cast<uint64_t>(seq);
-  const uint64_t ahead = model.made && engine != nullptr
-                             ? engine->Ahead(model.adapter, number)
-                             : number - 1;
-  // Those in the line have come.
-  const uint64_t here = model.line.waiting.size();
-  return ahead > here ? ahead - here : 0;
-}
-
-// Charges for a step's request, its message and its plain form.
-absl::StatusOr<std::shared_ptr<void>> ChargeStep(const Front& front,
-                                                 const Call& call,
-                                                 const Model& model,
-                                                 int64_t seq,
-                                                 const StepCost& cost) {
-  const int64_t bytes = kStepBytes + 2 * cost.bytes;
-  const uint64_t ahead = AheadOf(front, model, seq);
-  // A step that replays leaves room for what it takes as it begins.
-  return front.port.core()->memory->ReserveRequest(
-      call.owner(), bytes, /*beside=*/0,
-      cost.replays ? std::max<uint64_t>(ahead, 1) : ahead);
 }
 
 using Result = absl::StatusOr<FutureResult>;
@@ -293,87 +265,64 @@ void Reopen(Front& front, const Call& call, const std::string& id) {
   }
 }
 
-// Answers the request of a step that the disk has no room for, unless the step
-// was promised. Returns false for another error.
-bool RefuseForRoom(Front& front, const ArrivedStep& step,
-                   const absl::Status& status) {
-  const std::optional<Reason> reason = FindReason(status);
-  if (!reason || reason->name != "STATE_DISK_FULL") return false;
-  front.futures.Drop(step.future);
-  front.writes.End(step.future, status);
-  return true;
+// A step that the engine does not have yet.
+struct NewStep {
+  StepEnd end;
+  CallOrigin origin;
+  Rpc rpc;
+  uint64_t seq;
+  StepTask task;
+};
+
+// Answers a request that the engine has not accepted as a step.
+void Refuse(Front& front, const std::string& future,
+            const absl::Status& status) {
+  front.futures.Drop(future);
+  front.writes.End(future, status);
 }
 
-// Gives a step to the engine. Returns an error only if the step may succeed
-// later; any other error ends the step.
-absl::Status RunStep(Front& front, Model& model, int64_t seq,
-                     const ArrivedStep& step) {
-  const auto end = [&front, id = model.id, seq, step](
-                       const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
-    const absl::Status& status = reply.status();
-    // The engine has not taken the step, or a drain took it back, because a
-    // lower one is missing. It waits until the server takes it, or for the next
-    // process. An engine that has failed takes no step again.
-    const engine::Engine* const engine = front.port.core()->engine.Peek();
-    const bool takes_steps = engine == nullptr || engine->failure().ok();
-    if (takes_steps && RetryMillis(status) &&
-        !status.GetPayload(kStepDonePayload)) {
-      if (RefuseForRoom(front, step, status)) return;
-      return front.after(kRetryPause, [&front, id, seq, step] {
-        EnterStep(front, id, seq, step);
-      });
-    }
-    EndStep(front,
-            {.future = step.future,
-             .model = id,
-             .caller = *step.origin.caller,
-             .note = step.note},
-            reply);
-  };
-  const absl::Status refused =
-      step.task(step.origin, CountLoad(front, model, step.note, end));
-  if (refused.ok()) return refused;
-  if (Loads(step.note)) --model.loads;
-  if (RetryMillis(refused)) {
-    return RefuseForRoom(front, step, refused) ? absl::OkStatus() : refused;
+// Gives a step to the engine. A step whose task fails is given to the engine,
+// too, to fail in its turn, so that the steps after it can run. A step beyond
+// its tenant's tokens per second waits. Any other error that is transient
+// (RetryMillis) refuses the request.
+void RunStep(Front& front, const std::shared_ptr<const NewStep>& step) {
+  const std::string& future = step->end.future;
+  Model* const model = front.models.Find(step->end.model);
+  if (model == nullptr) {
+    return Finish(front, future, absl::NotFoundError("the model is gone"));
   }
+  const StepDone end =
+      [&front, info = step->end](
+          const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
+        const absl::Status& status = reply.status();
+        const bool is_new = front.writes.Has(info.future);
+        if (is_new && RetryMillis(status) &&
+            !status.GetPayload(kStepDonePayload)) {
+          return Refuse(front, info.future, status);
+        }
+        EndStep(front, info, reply);
+      };
+  const absl::Status refused =
+      step->task(step->origin, CountLoad(front, *model, step->end.note, end));
+  if (refused.ok()) return;
+  if (Loads(step->end.note)) --model->loads;
+  const std::optional<Reason> reason = FindReason(refused);
+  if (reason && reason->name == "TOKEN_RATE") {
+    const auto pause = absl::Milliseconds(RetryMillis(refused).value_or(0));
+    return front.after(std::max(kRetryPause, pause),
+                       [&front, step] { RunStep(front, step); });
+  }
+  if (RetryMillis(refused)) return Refuse(front, future, refused);
   const absl::Status entered = front.port.RefuseStep(
-      step.origin, step.rpc,
-      {.adapter_id = model.adapter,
-       .step = static_cast<uint64_t>(seq),
+      step->origin, step->rpc,
+      {.adapter_id = model->adapter,
+       .step = step->seq,
        .digest = absl::StrCat("refused: ", refused.ToString()),
        .status = refused},
       [end](const absl::StatusOr<bool>& failed) { end(failed.status()); });
-  if (entered.ok() || RetryMillis(entered)) return entered;
-  end(refused);  // The engine has no such adapter, or has the number already.
-  return absl::OkStatus();
-}
-
-// Gives the model's steps to the engine, the lowest first.
-void Advance(Front& front, const std::string& id) {
-  Model* const model = front.models.Find(id);
-  if (model == nullptr || model->line.held || model->line.retries) return;
-  StepLine& line = model->line;
-  while (!line.waiting.empty()) {
-    auto first = line.waiting.extract(line.waiting.begin());
-    const absl::Status refused =
-        RunStep(front, *model, first.key(), first.mapped());
-    if (!refused.ok()) {
-      line.waiting.insert(std::move(first));
-      line.retries = true;
-      // The engine says when a tenant may use more tokens.
-      const absl::Duration pause =
-          absl::IsResourceExhausted(refused)
-              ? absl::Milliseconds(RetryMillis(refused).value_or(0))
-              : kRetryPause;
-      return front.after(std::max(kRetryPause, pause), [&front, id] {
-        Model* const later = front.models.Find(id);
-        if (later == nullptr) return;
-        later->line.retries = false;
-        Advance(front, id);
-      });
-    }
-  }
+  if (entered.ok()) return;
+  // Otherwise the engine has no such adapter, or has the number already.
+  RetryMillis(entered) ? Refuse(front, future, entered) : end(refused);
 }
 
 // Returns PERMISSION_DENIED unless the caller's token could have made the
@@ -415,23 +364,6 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   return Keep(front, call, id, respond, begin);
 }
 
-void EnterStep(Front& front, const std::string& model_id, int64_t seq,
-               ArrivedStep step) {
-  Model* const model = front.models.Find(model_id);
-  if (model == nullptr) {
-    return Finish(front, step.future, absl::NotFoundError("the model is gone"));
-  }
-  model->line.waiting.emplace(seq, std::move(step));
-  Advance(front, model_id);
-}
-
-void OpenLine(Front& front, const std::string& id) {
-  Model* const model = front.models.Find(id);
-  if (model == nullptr) return;
-  model->line.held = false;
-  Advance(front, id);
-}
-
 absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
   StepPlace place;
   WEFT_ASSIGN_OR_RETURN(place.model, Text(body, "model_id"));
@@ -440,46 +372,40 @@ absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
 }
 
 absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
-                         const StepPlace& place, const StepCost& cost,
-                         Json note, StepTask task, const Respond& respond) {
-  const auto& [model_id, seq] = place;
+                         const StepPlace& place, Json note, StepTask task,
+                         const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
-                        front.models.FindOf(call->owner(), model_id));
-  if (seq < 1) return BadField("seq_id", "must be at least 1");
-  if (!front.ready) {
-    return absl::UnavailableError("the server is starting");
+                        front.models.FindOf(call->owner(), place.model));
+  if (place.seq < 1) return BadField("seq_id", "must be at least 1");
+  if (!front.ready || model->making) {
+    return absl::UnavailableError(front.ready ? "the model is being made"
+                                              : "the server is starting");
   }
-  const PromiseId id{.model = model_id, .seq = seq};
+  const PromiseId id{.model = place.model, .seq = place.seq};
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  auto charge = ChargeStep(front, *call, *model, seq, cost);
-  absl::Status fails = front.CheckOffered(call->body);
-  if (!charge.ok() && !RetryMillis(charge.status())) {
-    fails = charge.status();
-    charge = ChargeStep(front, *call, *model, seq, {});
-  }
-  if (!charge.ok()) {
-    front.futures.Drop(id.ToString());
-    return charge.status();
-  }
-  if (!fails.ok()) {
-    task = [fails](const CallOrigin&, const StepDone&) { return fails; };
+  const absl::Status offered = front.CheckOffered(call->body);
+  if (!offered.ok()) {
+    task = [offered](const CallOrigin&, const StepDone&) { return offered; };
     note = Json::object();
   }
-  ArrivedStep step{.future = id.ToString(),
-                   .origin = call->origin(),
-                   .rpc = rpc,
-                   .task = std::move(task),
-                   .note = std::move(note)};
-  step.origin.charge = *std::move(charge);
-  front.writes.Begin(step.future, Responds(id, respond));
-  step.origin.keep = {
-      .note = step.note.empty() ? "" : step.note.dump(),
-      // The front may be gone when the step is on disk.
-      .kept = [&front, port = front.port, future = step.future] {
-        port.Post(
-            [&front, future] { front.writes.End(future, absl::OkStatus()); });
-      }};
-  EnterStep(front, model_id, seq, std::move(step));
+  CallOrigin origin = call->origin();
+  origin.keep = {.note = note.empty() ? "" : note.dump(),
+                 // The front may be gone when the step is on disk.
+                 .kept = [&front, port = front.port, future = id.ToString()] {
+                   port.Post([&front, future] {
+                     front.writes.End(future, absl::OkStatus());
+                   });
+                 }};
+  front.writes.Begin(id.ToString(), Responds(id, respond));
+  RunStep(front, std::make_shared<const NewStep>(
+                     NewStep{.end = {.future = id.ToString(),
+                                     .model = place.model,
+                                     .caller = call->caller,
+                                     .note = std::move(note)},
+                             .origin = std::move(origin),
+                             .rpc = rpc,
+                             .seq = static_cast<uint64_t>(place.seq),
+                             .task = std::move(task)}));
   return absl::OkStatus();
 }
 
@@ -494,8 +420,7 @@ void AttachSteps(Front& front) {
     if (model == models.end()) continue;
     // The step had room before the restart.
     auto charge = front.port.core()->memory->ReserveRequest(
-        model->second->owner, kStepBytes + step.bytes, /*beside=*/0,
-        /*ahead=*/0);
+        model->second->owner, step.bytes, /*beside=*/0, /*ahead=*/0);
     Attach(front, *model->second, step.step, step.note,
            std::move(charge).value_or(nullptr));
   }

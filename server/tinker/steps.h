@@ -62,43 +62,26 @@ Request RequestOf(const StepPlace& place) {
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
 
-// What the request of a step takes.
-struct StepCost {
-  int64_t bytes = 0;     // Of the message that `task` keeps.
-  bool replays = false;  // It takes more from records of samples as it begins.
-};
-
 // The fields of the note that the engine keeps with a step.
 inline constexpr char kTokens[] = "tokens";        // That a step trains.
 inline constexpr char kPath[] = "path";            // That a step loads.
 inline constexpr char kOptimizer[] = "optimizer";  // It loads the optimizer.
 inline constexpr char kCaller[] = "caller";        // Absent: the model's.
 
-// Charges for the request of a model's step until the step ends. Then runs
-// `task`, which gives the step to the engine by a call of `rpc`, and runs it
-// again after a transient error (RetryMillis). Responds with the id of a future
-// when the engine keeps the step, or with the error if the log has no room. If
-// the future exists already, only responds with its id. A request that is too
-// large for the memory of the server is a step that fails.
+// Runs `task`, which gives a step to the engine by a call of `rpc`. Responds
+// with the id of a future when the engine keeps the step, or with the error if
+// the engine cannot take the step now. If the future exists already, only
+// responds with its id. A step whose task fails for good is kept, too, and
+// fails in its turn.
 // Errors: INVALID_ARGUMENT if the number is below 1; NOT_FOUND if there is no
-// such model; those of FairBudget::ReserveRequest; UNAVAILABLE while the server
-// starts.
+// such model; UNAVAILABLE while the server starts or the model is being made.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        Rpc rpc, const StepPlace& place,
-                                       const StepCost& cost, Json note,
-                                       StepTask task, const Respond& respond);
+                                       Json note, StepTask task,
+                                       const Respond& respond);
 
 // Has futures wait for the steps that the engine resumed after a restart.
 void AttachSteps(Front& front);
-
-// Gives the step to the engine. A step whose task fails is given to the engine,
-// too, to fail in its turn, so that the steps after it can run. Fails the
-// step's future if the model is gone.
-void EnterStep(Front& front, const std::string& model, int64_t seq,
-               ArrivedStep step);
-// Lets the model's steps begin. Call it when the request that makes the model
-// has ended.
-void OpenLine(Front& front, const std::string& model);
 
 }  // namespace weft::server::tinker
 

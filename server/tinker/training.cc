@@ -146,26 +146,21 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   const std::shared_ptr<TrainBody> train = call->train;
   WEFT_RETURN_IF_ERROR(
       front.models.FindOf(call->owner(), train->model).status());
-  // PromiseStep charges for what the step keeps.
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> charge,
-                        std::move(train->charge));
+  WEFT_RETURN_IF_ERROR(train->charge.status());
   if (train->request.ok() && !train->loss_id.empty()) {
     const absl::Status set =
         SetCustomLoss(front, *call, train->loss_id, &*train->request);
     if (!set.ok()) train->request = set;
   }
-  StepCost cost;
   Json note = Json::object();
   if (train->request.ok()) {
     note[kTokens] = TokensOf(*train->request);
     train->request->set_adapter_id(AdapterOfModel(train->model));
     train->request->set_step(static_cast<uint64_t>(train->seq));
-    cost = {.bytes = static_cast<int64_t>(train->request->SpaceUsedLong()),
-            .replays = train->request->loss().replay_support()};
   }
   return PromiseStep(
       front, call, train->forward_only ? Rpc::kForward : Rpc::kForwardBackward,
-      {.model = train->model, .seq = train->seq}, cost, std::move(note),
+      {.model = train->model, .seq = train->seq}, std::move(note),
       [&front, train](const CallOrigin& origin, const StepDone& done) {
         return StartTrain(front, origin, train.get(), done);
       },
@@ -186,8 +181,8 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
     return front.port.Submit(
         origin, Rpc::kOptimStep, request, [](auto* /*plain*/) {}, done);
   };
-  return PromiseStep(front, call, Rpc::kOptimStep, place, /*cost=*/{},
-                     Json::object(), start, respond);
+  return PromiseStep(front, call, Rpc::kOptimStep, place, Json::object(), start,
+                     respond);
 }
 
 namespace {

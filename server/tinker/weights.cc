@@ -49,7 +49,7 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
                          const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kSaveCheckpoint, place, /*cost=*/{},
+      front, call, Rpc::kSaveCheckpoint, place,
       {{kCaller, CallerToJson(call->caller)}},
       [&front, call, kind, place](const CallOrigin& origin,
                                   const StepDone& done) {
@@ -190,7 +190,7 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
   }
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kLoadCheckpoint, place, /*cost=*/{},
+      front, call, Rpc::kLoadCheckpoint, place,
       {{kPath, Text(call->body, "path").value_or("")},
        {kOptimizer, Bool(call->body, "optimizer", false).value_or(false)},
        {kCaller, CallerToJson(call->caller)}},

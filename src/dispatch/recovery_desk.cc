@@ -139,7 +139,7 @@ std::vector<AcceptedStep> RecoveryDesk::Kept() const {
   MutexLock lock(&s_.mu);
   std::vector<AcceptedStep> kept;
   for (const auto& [id, work] : s_.steps) {
-    if (!work->note) continue;
+    if (!work->note || !s_.IsRecorded(s_.Find(work->adapter))) continue;
     AcceptedStep& step = kept.emplace_back(AcceptedStep{.work = id,
                                                         .key = work->adapter,
                                                         .step = work->step,

@@ -62,7 +62,7 @@ class RecoveryDesk {
   void Resume(AdapterKey key, uint64_t id, std::string digest,
               StepRequest request, std::string note, WorkItem item);
 
-  // Returns the kept steps that have not ended.
+  // Returns the kept steps that the log has and that have not ended.
   [[nodiscard]] std::vector<AcceptedStep> Kept() const;
   // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;

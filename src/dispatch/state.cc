@@ -124,7 +124,7 @@ StepTask State::StartStep(uint64_t id) {
           .request = &work.request,
           .digest = &work.digest,
           .trace = work.trace,
-          .kept = work.note.has_value()};
+          .kept = work.note.has_value() && IsRecorded(record)};
 }
 
 uint64_t State::NewEpoch() {

@@ -177,7 +177,7 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   work->digest = std::move(digest);
   work->late = s_.draining;
   work->waiters.push_back({.id = waiter_id, .done = done});
-  if (keep.step.kept && recorded) work->note = keep.step.note;
+  if (keep.step.kept) work->note = keep.step.note;
   WEFT_RETURN_IF_ERROR(s_.Queue(std::move(work), std::move(item)));
   // The engine thread cannot begin the step before the lock is released, so the
   // log has the request before it has what becomes of it.
