@@ -124,13 +124,17 @@ TEST(KeptStepTest, BehindAGapItOutlivesADrainWhichDoesNotWaitForIt) {
   EXPECT_EQ(kept[0].note, "n");
 
   dispatcher.Undrain();
-  engine.TrainTogether({"a"});
+  engine.Train("a", 1);
   const std::optional<Work> work = engine.Next();
   ASSERT_TRUE(work && std::holds_alternative<RunTrain>(*work));
-  const StepTask& step = std::get<RunTrain>(*work).slices.front().step;
-  EXPECT_TRUE(step.kept);
-  EXPECT_EQ(step.id, kept[0].work);
-  dispatcher.steps().Complete(step.id, TrainResult());
+  const auto& slices = std::get<RunTrain>(*work).slices;
+  ASSERT_EQ(slices.size(), 2);
+  EXPECT_FALSE(slices[0].step.kept);
+  EXPECT_TRUE(slices[1].step.kept);
+  EXPECT_EQ(slices[1].step.id, kept[0].work);
+  for (const auto& [slice, step] : slices) {
+    dispatcher.steps().Complete(step.id, TrainResult());
+  }
   engine.RunReplies();
   EXPECT_EQ(ends.back(), "kept done");
   EXPECT_THAT(dispatcher.recovery().Kept(), IsEmpty());

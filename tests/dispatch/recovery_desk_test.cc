@@ -57,7 +57,8 @@ class RecoveryDeskTest : public ::testing::Test {
 
   FakeEngineThread engine_{{.residency = {.max_resident = 4},
                             .max_adapters = 3,
-                            .max_adapters_per_tenant = 2}};
+                            .max_adapters_per_tenant = 2,
+                            .records_steps = true}};
   int replayed_ = 0;
   absl::Status end_of_replay_;
 };

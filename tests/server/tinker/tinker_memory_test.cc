@@ -99,23 +99,37 @@ TEST_F(TinkerMemoryTest, TheFrontServesOthersWhileARequestIsTranslated) {
 TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
   Start();
   const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  // A body of 12 kB becomes 4 MiB of targets. Step 2 waits for step 1.
-  ForwardBackwardRequest request = Sparse(model, 1, 1024, 1024, 1024);
+  // 512 Ki tokens and as many targets, which are 4 MiB as the engine has them.
+  // Step 2 waits for step 1.
+  ForwardBackwardRequest request;
+  request.set_model_id(model);
+  request.set_loss_fn("cross_entropy");
+  for (int i = 0; i < 512; ++i) {
+    Datum* const datum = request.add_data();
+    datum->add_model_input()->mutable_encoded_text()->set_tokens(
+        std::string(1024 * 4, '\0'));
+    Tensor& targets = (*datum->mutable_loss_fn_inputs())["target_tokens"];
+    targets.set_dtype(DTYPE_INT64);
+    targets.add_shape(1024);
+    targets.set_dense(std::string(1024 * 8, '\0'));
+  }
   request.set_seq_id(2);
-  EXPECT_EQ(SendTrain(request).status, 200);
+  const HttpReply waits = SendTrain(request);
+  EXPECT_EQ(waits.status, 200) << waits.body;
   OnFront([](Front& front) {
     // Another owner may have seven eighths of what is left.
     FairBudget& memory = *front.port.core()->memory;
     const auto is_left = [&memory](int64_t left) {
       return memory.Reserve("other", left - left / 8).ok();
     };
-    // The message and its plain form are charged. What was charged for reading
+    // Its plain form is charged. What was charged for reading and translating
     // the request is free again.
-    EXPECT_FALSE(is_left(memory.most() - (8 << 20)));
-    EXPECT_TRUE(is_left(memory.most() - (9 << 20)));
+    EXPECT_FALSE(is_left(memory.most() - (4 << 20)));
+    EXPECT_TRUE(is_left(memory.most() - (5 << 20)));
   });
   request.set_seq_id(1);
-  EXPECT_EQ(SendTrain(request).status, 200);  // Both steps can end now.
+  EXPECT_EQ(StepError(request), "");  // Both steps can end now.
+  EXPECT_TRUE(Result(Json::parse(waits.body)).contains("metrics"));
 }
 
 TEST_F(TinkerMemoryTest, ABodyOfEmptyMessagesIsRefusedUnparsed) {
