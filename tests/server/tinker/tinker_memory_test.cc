@@ -99,20 +99,8 @@ TEST_F(TinkerMemoryTest, TheFrontServesOthersWhileARequestIsTranslated) {
 TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
   Start();
   const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  // 512 Ki tokens and as many targets, which are 4 MiB as the engine has them.
-  // Step 2 waits for step 1.
-  ForwardBackwardRequest request;
-  request.set_model_id(model);
-  request.set_loss_fn("cross_entropy");
-  for (int i = 0; i < 512; ++i) {
-    Datum* const datum = request.add_data();
-    datum->add_model_input()->mutable_encoded_text()->set_tokens(
-        std::string(1024 * 4, '\0'));
-    Tensor& targets = (*datum->mutable_loss_fn_inputs())["target_tokens"];
-    targets.set_dtype(DTYPE_INT64);
-    targets.add_shape(1024);
-    targets.set_dense(std::string(1024 * 8, '\0'));
-  }
+  // A body of 200 kB becomes 4 MiB of targets. Step 2 waits for step 1.
+  ForwardBackwardRequest request = Sparse(model, 512, 32, 32, 64);
   request.set_seq_id(2);
   const HttpReply waits = SendTrain(request);
   EXPECT_EQ(waits.status, 200) << waits.body;
@@ -122,10 +110,10 @@ TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
     const auto is_left = [&memory](int64_t left) {
       return memory.Reserve("other", left - left / 8).ok();
     };
-    // Its plain form is charged. What was charged for reading and translating
-    // the request is free again.
+    // Its plain form is charged. What was charged for reading the request and
+    // for the message, which has the targets, too, is free again.
     EXPECT_FALSE(is_left(memory.most() - (4 << 20)));
-    EXPECT_TRUE(is_left(memory.most() - (5 << 20)));
+    EXPECT_TRUE(is_left(memory.most() - (8 << 20)));
   });
   request.set_seq_id(1);
   EXPECT_EQ(StepError(request), "");  // Both steps can end now.
