@@ -58,7 +58,7 @@ class Caller {
   void Reveal(OptimStepResult* /*result*/) const {}
   void Reveal(SampleResult* /*result*/) const {}
   void Reveal(PublishedSnapshot* /*result*/) const {}
-  // Who shows this shared result reveals what it shows of it.
+  // The Tinker front shows no names of a shared result.
   void Reveal(StepResultPtr* /*result*/) const {}
   void Reveal(bool* /*result*/) const {}
 

@@ -83,9 +83,8 @@ class EnginePort {
         std::move(done));
   }
 
-  // Like CallWith, for a step, which the engine keeps as origin.keep says. Gives
-  // `done` the result as Retrieve does, or the error. `adjust` may change the
-  // validated request.
+  // Like CallWith, for a step, which the engine keeps as origin.keep says.
+  // `adjust` may change the validated request.
   template <typename Request, typename AdjustFn>
   [[nodiscard]] absl::Status Submit(
       const CallOrigin& origin, Rpc rpc, const Request& request,

@@ -306,7 +306,8 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
           });
 }
 
-// The names of the snapshots of sampling sessions: one of these, and the number.
+// The snapshot of a sampling session has one of these and the session's number
+// as its name.
 constexpr char kSnapshotPrefix[] = "sample-";
 constexpr char kInFlightPrefix[] = "inflight-";
 

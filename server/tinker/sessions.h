@@ -68,8 +68,9 @@ using ModelStart = std::function<absl::Status(const Model& model,
                                               Callback<FutureResult> done)>;
 // Makes the model that `session_id` and `model_seq_id` of the body name. Writes
 // the model to the ledger, runs `start`, and promises a future for its result.
-// The model takes steps when the work of `start` has ended. Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
-// FAILED_PRECONDITION if the owner has too many models; those of Promise.
+// The model takes steps when the work of `start` has ended. Errors:
+// INVALID_ARGUMENT; NOT_FOUND if there is no such session; FAILED_PRECONDITION
+// if the owner has too many models; those of Promise.
 [[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
                                      const Respond& respond,
                                      const ModelStart& start);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 

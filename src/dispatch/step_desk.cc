@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 

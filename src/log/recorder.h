@@ -100,7 +100,8 @@ class Recorder {
   // Any thread may call the methods below.
 
   // Records that a step is accepted, before it can begin. `bytes` are its
-  // AcceptedRecord without `work` and `key`. Does nothing before Start and after Stop.
+  // AcceptedRecord without `work` and `key`. Does nothing before Start and
+  // after Stop.
   void Accept(uint64_t work, AdapterKey key, std::string bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Records a note (NoteRecord). Does nothing before Start and after Stop.

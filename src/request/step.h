@@ -85,7 +85,8 @@ struct KeptStep {
 };
 
 // Adapts `done`, which gets the alternative of StepResult that it expects, or
-// the whole result if it expects a StepResultPtr, the status of a StepFailure, or the error.
+// the whole result if it expects a StepResultPtr. If the step failed, it gets
+// the status of the StepFailure; if there is no result, the error.
 template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
