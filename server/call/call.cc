@@ -153,7 +153,7 @@ CancelHandle CallRecord::AcceptRefused(
   }
   refused.deadline = deadline();
   const absl::Status charged = Reserve(
-      origin_.charge == nullptr ? NumBytes(refused) : 0, /*beside=*/0,
+      NumBytes(refused), /*beside=*/0,
       (*engine)->Ahead(refused.adapter_id, refused.step), &refused.charge);
   if (!charged.ok()) {
     done(charged);
@@ -172,7 +172,7 @@ CancelHandle CallRecord::AcceptRefused(
                                 absl::IsDeadlineExceeded(result);
         done(tells_less && !keeps ? status : result);
       };
-  return (*engine)->Submit(std::move(refused), TypedReply(end));
+  return (*engine)->Submit(std::move(refused), origin_.keep, TypedReply(end));
 }
 
 absl::Status CallRecord::Take(const RequestFields& fields) {
@@ -286,8 +286,7 @@ absl::Status CallRecord::Reserve(int64_t bytes, int64_t beside, uint64_t ahead,
   WEFT_ASSIGN_OR_RETURN(
       *charge,
       core_->memory->ReserveRequest(OwnerKey(*caller()), bytes, beside, ahead));
-  // A step of the front has its own charge, besides that for what it takes from
-  // records of samples.
+  // A sample of the front has its own charge.
   if (origin_.charge != nullptr) {
     *charge = std::make_shared<
         std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(origin_.charge,

@@ -53,9 +53,9 @@ struct CallOrigin {
   // The front that got the call counts its requests and charges for their
   // bytes, so the quota does not count the call.
   bool counted = false;
-  // What the front has charged for the request of a step, as
-  // FairBudget::ReserveRequest. Null: Read charges.
+  // What the front has charged for a sample's request. Null: Read charges.
   std::shared_ptr<void> charge = nullptr;
+  KeepStep keep = {};  // How the engine keeps the step of the call.
 };
 
 // Follows one call from its arrival to its status. Updates the metrics and the

@@ -58,6 +58,8 @@ class Caller {
   void Reveal(OptimStepResult* /*result*/) const {}
   void Reveal(SampleResult* /*result*/) const {}
   void Reveal(PublishedSnapshot* /*result*/) const {}
+  // The Tinker front shows no names of a shared result.
+  void Reveal(StepResultPtr* /*result*/) const {}
   void Reveal(bool* /*result*/) const {}
 
   // Returns whether the adapter belongs to the caller's tenant; always true if

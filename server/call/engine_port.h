@@ -83,6 +83,22 @@ class EnginePort {
         std::move(done));
   }
 
+  // Like CallWith, for a step, which the engine keeps as origin.keep says.
+  // `adjust` may change the validated request.
+  template <typename Request, typename AdjustFn>
+  [[nodiscard]] absl::Status Submit(
+      const CallOrigin& origin, Rpc rpc, const Request& request,
+      AdjustFn adjust, Callback<StepReply<StepResultPtr>> done) const {
+    return CallWith<StepReply<StepResultPtr>>(
+        origin, rpc, request,
+        [keep = origin.keep, adjust](engine::Engine& engine, auto plain,
+                                     auto then) {
+          adjust(&plain);
+          engine.Submit(std::move(plain), keep, TypedReply(std::move(then)));
+        },
+        std::move(done));
+  }
+
   // Does what CallRecord::AcceptRefused does. Returns an error if the engine
   // does not accept the step; then `done` does not run.
   [[nodiscard]] absl::Status RefuseStep(CallOrigin origin, Rpc rpc,
@@ -98,17 +114,17 @@ class EnginePort {
     return Return(call.get());
   }
 
-  // Gives `done` the stored result of a step, on the front's thread, perhaps
-  // before this method returns. Errors: those of Engine::Retrieve. REQUIRES:
-  // origin.caller is OK; the engine is ready.
+  // Gives `done` the result of a step when the step has ended, on the front's
+  // thread, perhaps before this method returns. Errors: those of
+  // Engine::Retrieve. REQUIRES: origin.caller is OK; the engine is ready.
   void Retrieve(const CallOrigin& origin, std::string adapter_id, uint64_t step,
-                Callback<std::shared_ptr<const StepResult>> done) const {
+                Callback<StepResultPtr> done) const {
     const absl::Status own = origin.caller->Qualify(FieldsOf(&adapter_id));
     if (!own.ok()) return done(own);
     core_->engine.Peek()->Retrieve(
         std::move(adapter_id), step,
-        [port = *this, done = std::move(done)](
-            const absl::StatusOr<std::shared_ptr<const StepResult>>& result) {
+        [port = *this,
+         done = std::move(done)](const absl::StatusOr<StepResultPtr>& result) {
           port.Post([done, result] { done(result); });
         });
   }

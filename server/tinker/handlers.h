@@ -155,9 +155,8 @@ Handler DownloadFile;
 // sampling.cc
 
 // Handles save_weights_for_sampler with a `sampling_session_seq_id`. As a step
-// of the model, publishes a snapshot and makes a sampling session for it. For a
-// session in flight the snapshot only marks the step's place among the model's
-// steps, and is released at once.
+// of the model, publishes a snapshot and makes a sampling session for it
+// (KeepPublished).
 Handler PublishSampler;
 // Makes a sampling session from a checkpoint, or for the base model.
 Handler CreateSampler;

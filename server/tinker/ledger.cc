@@ -7,14 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
-#include "server/tinker/routes.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/training.h"
+#include "server/tinker/wire/body.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
@@ -23,7 +24,7 @@ namespace weft::server::tinker {
 namespace {
 
 constexpr const char* kKindNames[] = {"session", "model", "sampler", "orphan",
-                                      "step",    "loss",  "usage",   "event"};
+                                      "making",  "loss",  "usage",   "event"};
 
 // The memory of an entry of a table besides its text: the entry's fields, its
 // place in the table, and what the ledger remembers of it.
@@ -74,14 +75,6 @@ void Ledger::Erase(EntryKind kind, const std::string& id) const {
   if (keeps()) engine().EraseNote(NameOf(kind, id));
 }
 
-void Ledger::EraseSteps(const std::string& model) const {
-  if (!keeps()) return;
-  const std::string prefix = NameOf(EntryKind::kStep, absl::StrCat(model, ":"));
-  for (const auto& [name, value] : engine().NotesWith(prefix)) {
-    engine().EraseNote(name);
-  }
-}
-
 absl::StatusOr<std::shared_ptr<void>> Ledger::Charge(const std::string& owner,
                                                      size_t text_bytes) const {
   return port_.core()->memory->Reserve(
@@ -95,27 +88,6 @@ std::vector<LedgerEntry> Ledger::ReadAll(EntryKind kind) const {
     if (entry) entries.push_back(*std::move(entry));
   }
   return entries;
-}
-
-std::vector<std::string> Ledger::StepIds() const {
-  std::multimap<int64_t, std::string> ids;
-  const std::string prefix = NameOf(EntryKind::kStep, "");
-  for (const auto& [name, value] : engine().NotesWith(prefix)) {
-    int64_t seq = 0;
-    if (absl::SimpleAtoi(name.substr(name.rfind(':') + 1), &seq)) {
-      ids.emplace(seq, name.substr(prefix.size()));
-    }
-  }
-  std::vector<std::string> sorted;
-  for (auto& [seq, id] : ids) sorted.push_back(std::move(id));
-  return sorted;
-}
-
-std::optional<LedgerEntry> Ledger::ReadStep(const std::string& id) const {
-  const std::string name = NameOf(EntryKind::kStep, id);
-  const Notes notes = engine().NotesWith(name);
-  const auto note = notes.find(name);
-  return note == notes.end() ? std::nullopt : Parse(name, *note->second);
 }
 
 Json CallerToJson(const Caller& caller) {
@@ -135,18 +107,23 @@ Caller CallerFromJson(const Json& json) {
 
 namespace {
 
-// The pause before the next try if a step is refused, or if an adapter is not
-// restored yet.
+// The pause before the next try if a model cannot be made yet, or if an adapter
+// is not restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets Model::made if there is an adapter. Returns false if the adapter is not
-// restored yet.
+// Sets what the model's adapter says of it, if there is one. Returns false if
+// the adapter is not restored yet.
 bool PlaceLine(Front& front, Model& model) {
   const absl::Status asked = GetAdapterOf(
       front, {.caller = model.caller}, model.adapter,
       [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
         Model* const found = front.models.Find(id);
-        if (info.ok() && found != nullptr) found->made = true;
+        if (!info.ok() || found == nullptr) return;
+        found->made = true;
+        found->optimizer = TypeOf(info->optimizer);
+        for (const std::string& name : info->snapshots) {
+          KeepPublished(front, *found, name, [](const absl::Status&) {});
+        }
       });
   // If the process ended before the adapter was made, there is no adapter.
   if (asked.ok() || absl::IsNotFound(asked)) return true;
@@ -156,59 +133,33 @@ bool PlaceLine(Front& front, Model& model) {
   return true;
 }
 
-CallPtr CallOf(LedgerEntry entry) {
-  auto call = std::make_shared<Call>();
-  call->http.method = "POST";
-  call->http.target = entry.fields.value("target", "");
-  call->http.content_type = entry.fields.value("content_type", "");
-  call->http.body = std::move(entry.bytes);
-  call->caller = CallerFromJson(entry.fields["caller"]);
-  call->kept = true;
-  return call;
-}
-
-// Has a step fail in its turn with `status`, so that the steps after it run.
-void FailInTurn(Front& front, const LedgerEntry& entry, const Call& call,
-                const absl::Status& status) {
-  Log(LogLevel::kWarning, "an accepted step cannot run again",
-      {{"step", entry.id}, {"error", std::string(status.message())}});
-  if (!front.futures.Open(entry.id, call.owner(), Scope::kTrain)) return;
-  EnterStep(
-      front, entry.fields.value("model", ""),
-      entry.fields.value("seq", int64_t{0}),
-      {.future = entry.id,
-       .origin = call.origin(),
-       .rpc = Rpc::kForwardBackward,
-       .task = [status](const CallOrigin&, const Callback<FutureResult>&) {
-         return status;
-       }});
-}
-
-// Runs the request of a step again. Returns an error only if the request may
-// succeed later. Erases a request whose model is gone.
-absl::Status RunStep(Front& front, const std::string& id) {
-  std::optional<LedgerEntry> entry = front.ledger.ReadStep(id);
-  if (!entry) return absl::OkStatus();
-  if (!front.models.Has(entry->fields.value("model", ""))) {
-    front.ledger.Erase(EntryKind::kStep, id);
+// Makes a model, as the request of the entry asks. Returns an error only if the
+// request may succeed later. Erases a request whose model is gone.
+absl::Status MakeAgain(Front& front, const LedgerEntry& entry) {
+  if (!front.models.Has(entry.id)) {
+    front.ledger.Erase(EntryKind::kMaking, entry.id);
     return absl::OkStatus();
   }
-  const CallPtr call = CallOf(*entry);
-  const absl::Status run = ServeAgain(front, call);
-  if (run.ok() || RetryMillis(run).has_value()) return run;
-  FailInTurn(front, *entry, *call, run);
-  return absl::OkStatus();
+  const auto call = std::make_shared<Call>();
+  call->caller = CallerFromJson(entry.fields.value("caller", Json()));
+  call->body = ParseObject(entry.bytes).value_or(Json::object());
+  call->kept = true;
+  const auto make =
+      entry.fields.value("loads", false) ? LoadWeights : CreateModel;
+  const absl::Status made =
+      make(front, call, [](const HttpReply& /*reply*/) {});
+  return RetryMillis(made) ? made : absl::OkStatus();
 }
 
-// Runs the requests of steps in order, one at a time, so that few are in memory
-// twice. After an error, goes on later.
-void RunSteps(Front& front, std::vector<std::string> ids, size_t next) {
-  for (; next < ids.size(); ++next) {
-    if (RunStep(front, ids[next]).ok()) continue;
-    return front.after(kPause, [&front, ids = std::move(ids), next] {
-      RunSteps(front, ids, next);
+// Makes models one after the other. After an error, goes on later.
+void MakeModels(Front& front, std::vector<LedgerEntry> entries, size_t next) {
+  for (; next < entries.size(); ++next) {
+    if (MakeAgain(front, entries[next]).ok()) continue;
+    return front.after(kPause, [&front, entries = std::move(entries), next] {
+      MakeModels(front, entries, next);
     });
   }
+  AttachSteps(front);
   front.ready = true;
 }
 
@@ -229,7 +180,7 @@ void RestoreSteps(Front& front) {
     if (PlaceLine(front, model)) continue;
     return front.after(kPause, [&front] { RestoreSteps(front); });
   }
-  RunSteps(front, front.ledger.StepIds(), 0);
+  MakeModels(front, front.ledger.ReadAll(EntryKind::kMaking), 0);
 }
 
 }  // namespace weft::server::tinker

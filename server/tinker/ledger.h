@@ -1,8 +1,8 @@
-// Keeps what the front needs again after a restart: sessions, models, samplers,
-// custom losses, adapters to delete, what tenants have used and done, and the
-// requests of steps that have not ended. Each entry is a note of the engine's
-// log (src/request/note.h). Without --state-dir nothing is kept. Restores the
-// front from it after a restart.
+// Keeps what the front needs again after a restart: sessions, models and the
+// requests that make them, samplers, custom losses, adapters to delete, and
+// what tenants have used and done. Each entry is a note of the engine's log
+// (src/request/note.h). Without --state-dir nothing is kept. Restores the front
+// from it after a restart. The engine itself keeps the steps (KeepStep).
 // Threads: the front's. REQUIRES: the engine is ready.
 #ifndef WEFT_SERVER_TINKER_LEDGER_H_
 #define WEFT_SERVER_TINKER_LEDGER_H_
@@ -33,8 +33,9 @@ enum class EntryKind : uint8_t {
   kSampler,
   // An adapter that is to be deleted (adapters.h).
   kOrphan,
-  // The request of a step. The entry's id is MODEL:SEQ.
-  kStep,
+  // The request that makes a model, until its end. The id is the model's, and
+  // the bytes are the body.
+  kMaking,
   // A custom loss; its bytes are UploadedLoss::loss.
   kLoss,
   // What a tenant has used and done (accounts.h).
@@ -45,7 +46,7 @@ enum class EntryKind : uint8_t {
 struct LedgerEntry {
   std::string id;
   Json fields;
-  std::string bytes = {};  // Of a step's request or a custom loss; else empty.
+  std::string bytes = {};
 };
 
 class Ledger {
@@ -59,15 +60,8 @@ class Ledger {
            std::function<void(absl::Status)> done) const;
   // Erases an entry. If the process crashes within seconds, the entry may stay.
   void Erase(EntryKind kind, const std::string& id) const;
-  // Erases the requests of all steps of a model.
-  void EraseSteps(const std::string& model) const;
   // Returns the entries of a kind, in any order.
   [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
-  // Returns the ids of all steps, in the order of their sequence numbers.
-  [[nodiscard]] std::vector<std::string> StepIds() const;
-  // Returns a step's entry; none if there is none or it cannot be read.
-  [[nodiscard]] std::optional<LedgerEntry> ReadStep(
-      const std::string& id) const;
   // Charges the owner's memory for an entry of a table that has this text. The
   // entry holds the charge. Errors: those of FairBudget::Reserve.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Charge(
@@ -102,9 +96,12 @@ class Writes {
   }
   // Adds `done` if a write of this key has begun. Otherwise returns false.
   [[nodiscard]] bool Join(const std::string& key, Done done) {
-    if (!waiting_.contains(key)) return false;
+    if (!Has(key)) return false;
     Begin(key, std::move(done));
     return true;
+  }
+  [[nodiscard]] bool Has(const std::string& key) const {
+    return waiting_.contains(key);
   }
   // Ends the write, and passes its outcome to all who wait, if any.
   void End(const std::string& key, const absl::Status& outcome) {
@@ -130,9 +127,9 @@ class Writes {
 // ready.
 void RestoreTables(Front& front);
 
-// Waits until the adapters of all models are restored. Then runs the ledger's
-// requests of steps again, in the order of their sequence numbers. Then sets
-// Front::ready.
+// Waits until the adapters of all models are restored. Then makes the models
+// that are not made, and has futures wait for the steps that the engine runs
+// again. Then sets Front::ready.
 void RestoreSteps(Front& front);
 
 }  // namespace weft::server::tinker

@@ -133,7 +133,7 @@ absl::StatusOr<std::string> OpenModel(Front& front, const Call& call) {
               .optimizer = ReadOptimizer(call.body).value_or(""),
               .user_metadata = std::move(metadata),
               .charge = std::move(charge)};
-  model.line.held = true;
+  model.making = true;
   KeepModel(front, *front.models.Add(id, std::move(model)).first,
             [&front, id](const absl::Status& kept) {
               if (!kept.ok()) ForgetModel(front, id);
@@ -148,15 +148,17 @@ absl::Status StartModel(Front& front, const std::string& id,
                         const Callback<FutureResult>& done) {
   Model* const model = front.models.Find(id);
   if (model == nullptr) return absl::NotFoundError("the model is gone");
-  model->line.held = true;
+  model->making = true;
   absl::Status refused = start(
       *model, [&front, id, done](const absl::StatusOr<FutureResult>& result) {
         Model* const made = front.models.Find(id);
-        if (result.ok() && made != nullptr) made->made = true;
-        OpenLine(front, id);
+        if (made != nullptr) {
+          made->made |= result.ok();
+          made->making = false;
+        }
         done(result);
       });
-  if (!refused.ok() && !RetryMillis(refused)) OpenLine(front, id);
+  if (!refused.ok() && !RetryMillis(refused)) model->making = false;
   return refused;
 }
 
@@ -278,13 +280,8 @@ void ForgetModel(Front& front, const std::string& id) {
   const std::optional<Model> model = front.models.Take(id);
   if (!model) return;
   DropSnapshotsOf(front, *model);
-  front.ledger.EraseSteps(id);
+  front.ledger.Erase(EntryKind::kMaking, id);
   front.ledger.Erase(EntryKind::kModel, id);
-  const FutureResult gone =
-      FutureResult::Failed(absl::NotFoundError("the model is gone"));
-  for (const auto& [seq, step] : model->line.waiting) {
-    front.futures.Finish(step.future, gone);
-  }
 }
 
 void UnloadModelsOf(Front& front, const std::string& session) {

@@ -38,24 +38,11 @@ struct Session {
 // error, nothing has begun and `done` does not run.
 using Task = std::function<absl::Status(Callback<FutureResult> done)>;
 
-// A Task that gives a step to the engine, as a call of `origin`.
-using StepTask = std::function<absl::Status(const CallOrigin& origin,
-                                            Callback<FutureResult> done)>;
-
-// A step whose request has arrived.
-struct ArrivedStep {
-  std::string future;
-  CallOrigin origin;  // With the charge for the step's bytes.
-  Rpc rpc;            // The call as which a refusal counts.
-  StepTask task;
-};
-
-// The steps of one model that the engine does not have yet.
-struct StepLine {
-  bool held = false;  // The model is being made, so no step may begin.
-  std::map<int64_t, ArrivedStep> waiting;  // By sequence number.
-  bool retries = false;                    // A timer will try them again.
-};
+// Gives a step to the engine, as a call of `origin`. If it returns an error,
+// the engine has not taken the step and `done` does not run.
+using StepDone = Callback<StepReply<StepResultPtr>>;
+using StepTask =
+    std::function<absl::Status(const CallOrigin& origin, const StepDone& done)>;
 
 // A model in training: an adapter, whose steps have the client's sequence
 // numbers.
@@ -75,7 +62,7 @@ struct Model {
   std::string user_metadata;     // ShownField.
   std::shared_ptr<void> charge;  // Ledger::Charge.
   bool made = false;             // The adapter exists.
-  StepLine line;
+  bool making = false;           // The request that makes it has not ended.
 };
 
 // A sampling session: the weights that a sampling client samples from.

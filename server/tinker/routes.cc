@@ -227,11 +227,4 @@ Admission Admit(Front& front, const HttpRequest& header) {
           }};
 }
 
-absl::Status ServeAgain(Front& front, const CallPtr& call) {
-  const auto again = std::make_shared<Call>(*call);
-  WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(again.get()));
-  WEFT_RETURN_IF_ERROR(ReadBody(front, *route, again.get()));
-  return Act(front, *route, again, [](const HttpReply& /*reply*/) {});
-}
-
 }  // namespace weft::server::tinker

@@ -22,13 +22,6 @@ inline constexpr char kKeyPrefix[] = "tml-";
 // Threads: the front's.
 [[nodiscard]] Admission Admit(Front& front, const HttpRequest& header);
 
-// Runs a request from the ledger. Checks no token, because Admit did so when
-// the request first came. Returns the error of the parser or the handler. If
-// RetryMillis gives a time for this error, the caller should run the request
-// again later.
-// Threads: the front's.
-[[nodiscard]] absl::Status ServeAgain(Front& front, const CallPtr& call);
-
 // What serves a route: a handler, or the text with which the route is refused,
 // because Weft does not offer it.
 using Action = std::variant<Handler*, Answer*, const char*>;

@@ -306,28 +306,13 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
           });
 }
 
-// Begins to publish the snapshot. When the engine has published it, writes the
-// sampler to the ledger, and then gives `done` the result.
-absl::Status StartPublish(Front& front, const CallOrigin& origin,
-                          const Sampler& sampler, const StepPlace& place,
-                          const Callback<FutureResult>& done) {
-  auto request = RequestOf<v1::PublishSnapshotRequest>(place);
-  request.set_name(sampler.snapshot);
-  const auto keep = [&front, origin, sampler, done, model = place.model](
-                        const StepReply<PublishedSnapshot>& reply) {
-    const auto end = [&front, origin, sampler, done,
-                      output = OutputOf(model, reply.result)](bool /*added*/) {
-      ReleaseOldest(front, origin, sampler);
-      // If the release fails, ReleaseOldest tries again.
-      if (sampler.in_flight) {
-        Release(front, origin, sampler, [](const absl::Status&) {});
-      }
-      done(output);
-    };
-    Keep(front, sampler, IfOk(done, end));
-  };
-  return front.port.Call(origin, Rpc::kPublishSnapshot, request,
-                         &engine::Engine::PublishSnapshot, IfOk(done, keep));
+// The snapshot of a sampling session has one of these and the session's number
+// as its name.
+constexpr char kSnapshotPrefix[] = "sample-";
+constexpr char kInFlightPrefix[] = "inflight-";
+
+std::string SamplerId(absl::string_view session, absl::string_view number) {
+  return absl::StrCat(session, ":sample:", number);
 }
 
 absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
@@ -345,30 +330,54 @@ absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
 absl::Status PublishSampler(Front& front, const CallPtr& call,
                             const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
-  WEFT_ASSIGN_OR_RETURN(const Model* const model,
-                        front.models.FindOf(call->owner(), place.model));
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "sampling_session_seq_id"));
   WEFT_ASSIGN_OR_RETURN(const std::string kind,
                         Text(call->body, "kind", "snapshot"));
-  Sampler sampler{.id = SamplerId(model->session, number),
-                  .owner = model->owner,
-                  .session = model->session,
-                  .adapter = model->adapter,
-                  .snapshot = SnapshotName(number),
-                  .in_flight = kind == "inflight"};
-  WEFT_ASSIGN_OR_RETURN(sampler.charge, front.ledger.Charge(sampler.owner, 0));
-  const auto start = [&front, sampler, kind, place](
-                         const CallOrigin& origin,
-                         const Callback<FutureResult>& done) {
-    if (kind == "snapshot" || sampler.in_flight) {
-      return StartPublish(front, origin, sampler, place, done);
+  const auto start = [&front, kind, number, place](const CallOrigin& origin,
+                                                   const StepDone& done) {
+    if (kind != "snapshot" && kind != "inflight") {
+      return absl::UnimplementedError(absl::StrCat(
+          "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
     }
-    return absl::UnimplementedError(absl::StrCat(
-        "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
+    auto request = RequestOf<v1::PublishSnapshotRequest>(place);
+    request.set_name(absl::StrCat(
+        kind == "inflight" ? kInFlightPrefix : kSnapshotPrefix, number));
+    return front.port.Submit(
+        origin, Rpc::kPublishSnapshot, request, [](auto* /*plain*/) {}, done);
   };
-  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, /*cost=*/{},
+  return PromiseStep(front, call, Rpc::kPublishSnapshot, place, Json::object(),
                      start, respond);
+}
+
+std::string SamplerOf(absl::string_view model, absl::string_view snapshot) {
+  return SamplerId(SessionOf(model), snapshot.substr(snapshot.find('-') + 1));
+}
+
+void KeepPublished(Front& front, const Model& model,
+                   const std::string& snapshot,
+                   const std::function<void(const absl::Status&)>& done) {
+  const bool in_flight = snapshot.starts_with(kInFlightPrefix);
+  const bool ours = in_flight || snapshot.starts_with(kSnapshotPrefix);
+  Sampler sampler{.id = SamplerOf(model.id, snapshot),
+                  .owner = model.owner,
+                  .session = model.session,
+                  .adapter = model.adapter,
+                  .snapshot = snapshot,
+                  .in_flight = in_flight,
+                  .charge = front.ledger.ChargeIfRoom(model.owner, 0)};
+  if (!ours || front.samplers.Has(sampler.id)) return done(absl::OkStatus());
+  const CallOrigin origin{.caller = model.caller};
+  Keep(front, sampler,
+       [&front, origin, sampler, done](const absl::StatusOr<bool>& added) {
+         if (!added.ok()) return done(added.status());
+         ReleaseOldest(front, origin, sampler);
+         // If the release fails, ReleaseOldest tries again.
+         if (sampler.in_flight) {
+           Release(front, origin, sampler, [](const absl::Status&) {});
+         }
+         done(absl::OkStatus());
+       });
 }
 
 absl::Status CreateSampler(Front& front, const CallPtr& call,
@@ -378,7 +387,7 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
       front.sessions.FindOf(call->owner(), Text(call->body, "session_id")));
   WEFT_ASSIGN_OR_RETURN(const int64_t number,
                         Int(call->body, "sampling_session_seq_id"));
-  Sampler sampler{.id = SamplerId(session->id, number),
+  Sampler sampler{.id = SamplerId(session->id, absl::StrCat(number)),
                   .owner = call->owner(),
                   .session = session->id};
   if (front.samplers.Has(sampler.id)) {

@@ -68,15 +68,15 @@ using ModelStart = std::function<absl::Status(const Model& model,
                                               Callback<FutureResult> done)>;
 // Makes the model that `session_id` and `model_seq_id` of the body name. Writes
 // the model to the ledger, runs `start`, and promises a future for its result.
-// The model's steps wait until the work of `start` has ended, also after a
-// restart. Errors: INVALID_ARGUMENT; NOT_FOUND if there is no such session;
-// FAILED_PRECONDITION if the owner has too many models; those of Promise.
+// The model takes steps when the work of `start` has ended. Errors:
+// INVALID_ARGUMENT; NOT_FOUND if there is no such session; FAILED_PRECONDITION
+// if the owner has too many models; those of Promise.
 [[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
                                      const Respond& respond,
                                      const ModelStart& start);
-// Forgets a model and the sampling sessions of its snapshots. Fails the futures
-// of the steps in Model::line. The caller of ForgetModel must delete the
-// adapter, or have it deleted by Adapters::Delete, which fails its other steps.
+// Forgets a model and the sampling sessions of its snapshots. The caller of
+// ForgetModel must delete the adapter, or have it deleted by Adapters::Delete,
+// which fails its steps.
 void ForgetModel(Front& front, const std::string& id);
 // Forgets a session's models, and has their adapters deleted
 // (Adapters::Delete).
@@ -89,6 +89,18 @@ void RestoreModels(Front& front);
 inline constexpr size_t kMaxSnapshots = 32;
 // One session may have at most this many sampling sessions without a snapshot.
 inline constexpr size_t kMaxSamplers = 1024;
+
+// Returns the id of the sampling session for a snapshot of the model.
+[[nodiscard]] std::string SamplerOf(absl::string_view model,
+                                    absl::string_view snapshot);
+// Writes the sampling session of a snapshot that was published to the ledger,
+// and adds it to front.samplers, unless it is there. Then releases the snapshot
+// that was used least recently, if the adapter has too many, and the snapshot
+// of a session in flight, which only marked the step's place. Then runs `done`.
+// Ignores snapshots that no sampling session has made.
+void KeepPublished(Front& front, const Model& model,
+                   const std::string& snapshot,
+                   const std::function<void(const absl::Status&)>& done);
 
 // Cancels all samples whose future's id begins with `prefix`. Their futures
 // fail, if the cancellation comes in time.

@@ -1,19 +1,23 @@
 #include "server/tinker/steps.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <variant>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "server/http/replies.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/handlers.h"
+#include "server/tinker/ledger.h"
+#include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/wire/fields.h"
 #include "server/tinker/wire/train_wire.h"
 #include "server/wire/field_checks.h"
+#include "server/wire/request_fields.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
@@ -24,10 +28,8 @@ namespace {
 // While the server starts, retrieve_future fails after this pause, so that
 // clients do not ask again at once.
 constexpr absl::Duration kStartPause = absl::Seconds(1);
-// Bytes of memory that a step needs besides its request, in the front and in
-// the engine.
-constexpr int64_t kStepBytes = 8192;
-// The pause before a step that the engine has refused for now is tried again.
+// The least pause before a step beyond its tenant's tokens per second is tried
+// again.
 constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 
 // Returns a callback that responds with the future's id, or with an error.
@@ -40,11 +42,11 @@ Writes::Done Responds(const PromiseId& id, const Respond& respond) {
   };
 }
 
-// Writes the request to the ledger, if `id` has a sequence number. Then runs
-// `done` with the status of the write. If `done` returns an error, drops the
-// future and erases the request. Then answers all clients that wait for the
-// promise, with the future's id or the error. A request from the ledger stays
-// there, and gets the error of `done` from Keep.
+// Writes the request to the ledger, if it makes a model. Then runs `done` with
+// the status of the write. If `done` returns an error, drops the future and
+// erases the request. Then answers all clients that wait for the promise, with
+// the future's id or the error. A request from the ledger stays there, and gets
+// the error of `done` from Keep.
 absl::Status Keep(Front& front, const CallPtr& call, const PromiseId& id,
                   const Respond& respond,
                   std::function<absl::Status(const absl::Status&)> done) {
@@ -54,7 +56,7 @@ absl::Status Keep(Front& front, const CallPtr& call, const PromiseId& id,
     absl::Status began = done(put);
     if (!began.ok()) {
       front.futures.Drop(future);
-      if (id.seq && !kept) front.ledger.Erase(EntryKind::kStep, future);
+      if (id.seq && !kept) front.ledger.Erase(EntryKind::kMaking, id.model);
     }
     front.writes.End(future, began);
     return began;
@@ -65,21 +67,19 @@ absl::Status Keep(Front& front, const CallPtr& call, const PromiseId& id,
     end(absl::OkStatus()).IgnoreError();
     return absl::OkStatus();
   }
-  front.ledger.Put(EntryKind::kStep,
-                   {.id = future,
-                    .fields = {{"model", id.model},
-                               {"seq", *id.seq},
-                               {"target", call->http.target},
-                               {"content_type", call->http.content_type},
-                               {"caller", CallerToJson(call->caller)}},
-                    .bytes = call->http.body},
-                   end);
+  front.ledger.Put(
+      EntryKind::kMaking,
+      {.id = id.model,
+       .fields = {{"loads", absl::StrContains(call->http.target, "load_")},
+                  {"caller", CallerToJson(call->caller)}},
+       .bytes = call->http.body},
+      end);
   return absl::OkStatus();
 }
 
 // Opens the future and returns true. If the future exists already, returns
-// false and responds with the future's id. But while Keep still writes the
-// request, leaves the response to Keep.
+// false and responds with the future's id. But while the request is not kept
+// yet, leaves the response to the end of that.
 bool Open(Front& front, const CallPtr& call, const PromiseId& id,
           const Respond& respond) {
   const std::string future = id.ToString();
@@ -89,143 +89,240 @@ bool Open(Front& front, const CallPtr& call, const PromiseId& id,
   return false;
 }
 
-// Returns for how many steps that have not come the step has to wait.
-uint64_t AheadOf(const Front& front, const Model& model, int64_t seq) {
-  const engine::Engine* const engine = front.port.core()->engine.Peek();
-  const auto number = static_cast<uint64_t>(seq);
-  const uint64_t ahead = model.made && engine != nullptr
-                             ? engine->Ahead(model.adapter, number)
-                             : number - 1;
-  // Those in the line have come.
-  const uint64_t here = model.line.waiting.size();
-  return ahead > here ? ahead - here : 0;
-}
-
-// Charges for a step's request, its message and its plain form.
-absl::StatusOr<std::shared_ptr<void>> ChargeStep(const Front& front,
-                                                 const Call& call,
-                                                 const Model& model,
-                                                 int64_t seq,
-                                                 const StepCost& cost) {
-  int64_t bytes = kStepBytes + 2 * cost.bytes;
-  // The ledger keeps the body in memory, too.
-  if (front.ledger.keeps())
-    bytes += static_cast<int64_t>(call.http.body.size());
-  const uint64_t ahead = AheadOf(front, model, seq);
-  // A step that replays leaves room for what it takes as it begins.
-  return front.port.core()->memory->ReserveRequest(
-      call.owner(), bytes, /*beside=*/0,
-      cost.replays ? std::max<uint64_t>(ahead, 1) : ahead);
-}
-
-// If there is no such future, opens that of a step that ended before the server
-// started, or whose result the front has forgotten, and gives it the engine's
-// result; likewise the future of a model that was made. Then calls `then`.
-// Opens nothing if the engine has no such result.
-void Reopen(Front& front, const CallPtr& call, const std::string& id,
-            const std::function<void()>& then) {
-  const size_t colon = id.rfind(':');
-  int64_t seq = 0;
-  const auto model = front.models.FindOf(call->owner(), id.substr(0, colon));
-  if (front.futures.Has(id) || colon == std::string::npos || !model.ok() ||
-      !absl::SimpleAtoi(id.substr(colon + 1), &seq) || seq < kCreateSeq) {
-    return then();
-  }
-  if (seq == kCreateSeq) {
-    if ((*model)->made &&
-        front.futures.Open(id, call->owner(), Scope::kTrain)) {
-      front.futures.Finish(id, FutureResult::Of({{"model_id", (*model)->id}}));
-    }
-    return then();
-  }
-  front.port.Retrieve(
-      call->origin(), (*model)->adapter, static_cast<uint64_t>(seq),
-      [&front, call, id, model_id = (*model)->id,
-       then](const absl::StatusOr<std::shared_ptr<const StepResult>>& result) {
-        if (result.ok() &&
-            front.futures.Open(id, call->owner(), Scope::kTrain)) {
-          front.futures.Finish(id, OutputOf(model_id, call->caller, **result));
-        }
-        then();
-      });
-}
-
 using Result = absl::StatusOr<FutureResult>;
 
-// Ends the future of a step, or of a request that makes or unloads a model. The
-// ledger forgets the request, because the engine has stored the result
-// (Retrieve), or has the model. UNAVAILABLE means that the server stops, unless
-// the adapter is being restored. The future then gets no result, because the
-// restarted server runs the request again.
-void EndStep(Front& front, const std::string& future, Result result) {
-  const std::optional<Reason> reason = FindReason(result.status());
-  const bool stops = absl::IsUnavailable(result.status()) &&
-                     !(reason && reason->name == "ADAPTER_RECOVERING");
-  if (stops && front.ledger.keeps()) return;
-  front.ledger.Erase(EntryKind::kStep, future);
+// What the end of a step needs besides its result.
+struct StepEnd {
+  std::string future;
+  std::string model;
+  Caller caller;
+  Json note;
+};
+
+// Return the result of a future: AdapterInfo is the result of a load, and
+// PublishedSnapshot that of a save for a sampling session.
+FutureResult OutputOf(const StepEnd& /*end*/, const TrainResult& result) {
+  return {.body = TrainOutput(result), .to_json = TrainOutputJson};
+}
+
+FutureResult OutputOf(const StepEnd& /*end*/, const OptimStepResult& result) {
+  return FutureResult::Of({{"metrics", {{"grad_norm", result.grad_norm}}}});
+}
+
+FutureResult OutputOf(const StepEnd& end, const CheckpointInfo& result) {
+  const CheckpointPath path = PathOfWeft(end.model, result.name);
+  return FutureResult::Of(
+      {{"path", path.ToString()}, {"type", path.SavedBy()}});
+}
+
+FutureResult OutputOf(const StepEnd& end, const AdapterInfo& /*result*/) {
+  Json loaded = {{"model_id", end.model}, {"type", "load_weights"}};
+  if (end.note.contains(kPath)) loaded["path"] = end.note[kPath];
+  return FutureResult::Of(loaded);
+}
+
+FutureResult OutputOf(const StepEnd& end, const PublishedSnapshot& result) {
+  return FutureResult::Of(
+      {{"type", "save_weights_for_sampler"},
+       {"path", nullptr},
+       {"sampling_session_id", SamplerOf(end.model, result.name)}});
+}
+
+FutureResult OutputOf(const StepEnd& end, const StepFailure& result) {
+  return FutureResult::Failed(end.caller.RevealError(result.status));
+}
+
+void Finish(Front& front, const std::string& future, Result result) {
   front.futures.Finish(future, result.ok()
                                    ? *std::move(result)
                                    : FutureResult::Failed(result.status()));
+  front.writes.End(future, absl::OkStatus());
 }
 
-// Gives a step to the engine. Returns an error only if the step may succeed
-// later; any other error ends the step.
-absl::Status RunStep(Front& front, const Model& model, int64_t seq,
-                     const ArrivedStep& step) {
-  const auto done = [&front, id = model.id, seq, step](Result result) {
-    const absl::Status& status = result.status();
-    // The engine has not taken the step, or a drain took it back, because a
-    // lower one is missing. It waits until the server takes it, or for the next
-    // process. An engine that has failed takes no step again.
-    const engine::Engine* const engine = front.port.core()->engine.Peek();
-    const bool takes_steps = engine == nullptr || engine->failure().ok();
-    if (takes_steps && RetryMillis(status) &&
-        !status.GetPayload(kStepDonePayload)) {
-      return front.after(kRetryPause, [&front, id, seq, step] {
-        EnterStep(front, id, seq, step);
-      });
-    }
-    EndStep(front, step.future, std::move(result));
+// Returns whether a step or a model ended without a result because the server
+// stops, and the restarted server runs it again. UNAVAILABLE says so, unless
+// the adapter is being restored.
+bool GoesOn(const Front& front, const absl::Status& status) {
+  const std::optional<Reason> reason = FindReason(status);
+  return absl::IsUnavailable(status) && front.ledger.keeps() &&
+         !(reason && reason->name == "ADAPTER_RECOVERING");
+}
+
+// Ends the future of a request that makes or unloads a model. The ledger
+// forgets the request, because the engine has the model.
+void EndRequest(Front& front, const PromiseId& id, Result result) {
+  if (GoesOn(front, result.status())) return;
+  if (id.seq) front.ledger.Erase(EntryKind::kMaking, id.model);
+  Finish(front, id.ToString(), std::move(result));
+}
+
+// Counts and notes what a step did, unless an equal one did it.
+void Account(Front& front, const StepEnd& end, const StepResult& result) {
+  const std::string session(SessionOf(end.model));
+  if (std::holds_alternative<TrainResult>(result)) {
+    front.accounts.Count(OwnerKey(end.caller), session,
+                         {.train_tokens = end.note.value(kTokens, int64_t{0})});
+  } else if (const auto* saved = std::get_if<CheckpointInfo>(&result)) {
+    front.accounts.Note(end.caller, "create",
+                        PathOfWeft(end.model, saved->name));
+    front.accounts.Count(OwnerKey(end.caller), session, {.checkpoints = 1});
+  } else if (std::holds_alternative<AdapterInfo>(result)) {
+    const auto path = ParseCheckpointPath(end.note.value(kPath, ""));
+    if (path.ok()) front.accounts.Note(end.caller, "read", *path, "load");
+  }
+}
+
+// Ends the future of a step. The engine keeps the result (Retrieve), too.
+void EndStep(Front& front, const StepEnd& end,
+             const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
+  if (GoesOn(front, reply.status())) return;
+  if (!reply.ok()) {
+    return Finish(front, end.future, end.caller.RevealError(reply.status()));
+  }
+  const StepResult& result = *reply->result;
+  if (!reply->replayed) Account(front, end, result);
+  Result output = std::visit(
+      [&end](const auto& kind) { return OutputOf(end, kind); }, result);
+  Model* const model = front.models.Find(end.model);
+  const auto* const loaded = std::get_if<AdapterInfo>(&result);
+  if (loaded != nullptr && model != nullptr) {
+    model->optimizer = TypeOf(loaded->optimizer);
+  }
+  const auto* const published = std::get_if<PublishedSnapshot>(&result);
+  if (published == nullptr || model == nullptr) {
+    return Finish(front, end.future, std::move(output));
+  }
+  KeepPublished(front, *model, published->name,
+                [&front, future = end.future,
+                 output = std::move(output)](const absl::Status& kept) {
+                  Finish(front, future, kept.ok() ? output : Result(kept));
+                });
+}
+
+bool Loads(const Json& note) { return note.value(kOptimizer, false); }
+
+// Counts a load of a checkpoint with its optimizer until `done` runs
+// (Model::loads). For another step, returns `done`.
+StepDone CountLoad(Front& front, Model& model, const Json& note,
+                   StepDone done) {
+  if (!Loads(note)) return done;
+  ++model.loads;
+  return [&front, id = model.id, done = std::move(done)](
+             const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
+    if (Model* const found = front.models.Find(id)) --found->loads;
+    done(reply);
   };
-  const absl::Status refused = step.task(step.origin, done);
-  if (refused.ok() || RetryMillis(refused)) return refused;
+}
+
+// Has a future wait for a step that the engine has. Drops it if there is no
+// such step, or its result is no longer kept. `note` is that of a resumed step,
+// or empty.
+void Attach(Front& front, Model& model, uint64_t seq, const std::string& note,
+            std::shared_ptr<void> charge) {
+  const Json fields = Json::parse(note, nullptr, /*allow_exceptions=*/false);
+  StepEnd end{.future = absl::StrCat(model.id, ":", seq),
+              .model = model.id,
+              .caller = model.caller,
+              .note = fields.is_object() ? fields : Json::object()};
+  if (!front.futures.Open(end.future, model.owner, Scope::kTrain)) return;
+  if (end.note.contains(kCaller)) {
+    end.caller = CallerFromJson(end.note[kCaller]);
+  }
+  const StepDone done =
+      CountLoad(front, model, end.note,
+                [&front, end, charge = std::move(charge)](
+                    const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
+                  if (reply.ok() || GoesOn(front, reply.status()) ||
+                      reply.status().GetPayload(kStepDonePayload)) {
+                    return EndStep(front, end, reply);
+                  }
+                  front.futures.Drop(end.future);
+                });
+  const StepCallback typed = TypedReply(done);
+  front.port.Retrieve(
+      {.caller = model.caller}, model.adapter, seq,
+      [typed, replayed = note.empty()](absl::StatusOr<StepResultPtr> result) {
+        typed(std::move(result), replayed);
+      });
+}
+
+// If there is no such future, opens that of a step that ended before the server
+// started, or whose result the front has forgotten; likewise the future of a
+// model that was made.
+void Reopen(Front& front, const Call& call, const std::string& id) {
+  const size_t colon = id.rfind(':');
+  int64_t seq = 0;
+  const auto model = front.models.FindOf(call.owner(), id.substr(0, colon));
+  if (front.futures.Has(id) || colon == std::string::npos || !model.ok() ||
+      !absl::SimpleAtoi(id.substr(colon + 1), &seq) || seq < kCreateSeq) {
+    return;
+  }
+  if (seq > kCreateSeq) {
+    return Attach(front, **model, static_cast<uint64_t>(seq), "", nullptr);
+  }
+  if ((*model)->made && front.futures.Open(id, call.owner(), Scope::kTrain)) {
+    front.futures.Finish(id, FutureResult::Of({{"model_id", (*model)->id}}));
+  }
+}
+
+// A step that the engine does not have yet.
+struct NewStep {
+  StepEnd end;
+  CallOrigin origin;
+  Rpc rpc;
+  uint64_t seq;
+  StepTask task;
+};
+
+// Answers a request that the engine has not accepted as a step.
+void Refuse(Front& front, const std::string& future,
+            const absl::Status& status) {
+  front.futures.Drop(future);
+  front.writes.End(future, status);
+}
+
+// Gives a step to the engine. A step whose task fails is given to the engine,
+// too, to fail in its turn, so that the steps after it can run. A step beyond
+// its tenant's tokens per second waits. Any other error that is transient
+// (RetryMillis) refuses the request.
+void RunStep(Front& front, const std::shared_ptr<const NewStep>& step) {
+  const std::string& future = step->end.future;
+  Model* const model = front.models.Find(step->end.model);
+  if (model == nullptr) {
+    return Finish(front, future, absl::NotFoundError("the model is gone"));
+  }
+  const StepDone end =
+      [&front, info = step->end](
+          const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
+        const absl::Status& status = reply.status();
+        const bool is_new = front.writes.Has(info.future);
+        if (is_new && RetryMillis(status) &&
+            !status.GetPayload(kStepDonePayload)) {
+          return Refuse(front, info.future, status);
+        }
+        EndStep(front, info, reply);
+      };
+  const absl::Status refused =
+      step->task(step->origin, CountLoad(front, *model, step->end.note, end));
+  if (refused.ok()) return;
+  if (Loads(step->end.note)) --model->loads;
+  const std::optional<Reason> reason = FindReason(refused);
+  if (reason && reason->name == "TOKEN_RATE") {
+    const auto pause = absl::Milliseconds(RetryMillis(refused).value_or(0));
+    return front.after(std::max(kRetryPause, pause),
+                       [&front, step] { RunStep(front, step); });
+  }
+  if (RetryMillis(refused)) return Refuse(front, future, refused);
   const absl::Status entered = front.port.RefuseStep(
-      step.origin, step.rpc,
-      {.adapter_id = model.adapter,
-       .step = static_cast<uint64_t>(seq),
+      step->origin, step->rpc,
+      {.adapter_id = model->adapter,
+       .step = step->seq,
        .digest = absl::StrCat("refused: ", refused.ToString()),
        .status = refused},
-      [done](const absl::StatusOr<bool>& failed) { done(failed.status()); });
-  if (entered.ok() || RetryMillis(entered)) return entered;
-  done(refused);  // The engine has no such adapter, or has the number already.
-  return absl::OkStatus();
-}
-
-// Gives the model's steps to the engine, the lowest first.
-void Advance(Front& front, const std::string& id) {
-  Model* const model = front.models.Find(id);
-  if (model == nullptr || model->line.held || model->line.retries) return;
-  StepLine& line = model->line;
-  while (!line.waiting.empty()) {
-    auto first = line.waiting.extract(line.waiting.begin());
-    const absl::Status refused =
-        RunStep(front, *model, first.key(), first.mapped());
-    if (!refused.ok()) {
-      line.waiting.insert(std::move(first));
-      line.retries = true;
-      // The engine says when a tenant may use more tokens.
-      const absl::Duration pause =
-          absl::IsResourceExhausted(refused)
-              ? absl::Milliseconds(RetryMillis(refused).value_or(0))
-              : kRetryPause;
-      return front.after(std::max(kRetryPause, pause), [&front, id] {
-        Model* const later = front.models.Find(id);
-        if (later == nullptr) return;
-        later->line.retries = false;
-        Advance(front, id);
-      });
-    }
-  }
+      [end](const absl::StatusOr<bool>& failed) { end(failed.status()); });
+  if (entered.ok()) return;
+  // Otherwise the engine has no such adapter, or has the number already.
+  RetryMillis(entered) ? Refuse(front, future, entered) : end(refused);
 }
 
 // Returns PERMISSION_DENIED unless the caller's token could have made the
@@ -256,7 +353,7 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
       [&front, id, task, charge = call->charge,
        unoffered = front.CheckOffered(call->body)](const absl::Status& kept) {
         const auto finish = [&front, id, charge](Result result) {
-          EndStep(front, id.ToString(), std::move(result));
+          EndRequest(front, id, std::move(result));
         };
         absl::Status refused = kept.ok() ? unoffered : kept;
         if (refused.ok()) refused = task(finish);
@@ -267,24 +364,6 @@ absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
   return Keep(front, call, id, respond, begin);
 }
 
-void EnterStep(Front& front, const std::string& model_id, int64_t seq,
-               ArrivedStep step) {
-  Model* const model = front.models.Find(model_id);
-  if (model == nullptr) {
-    return EndStep(front, step.future,
-                   absl::NotFoundError("the model is gone"));
-  }
-  model->line.waiting.emplace(seq, std::move(step));
-  Advance(front, model_id);
-}
-
-void OpenLine(Front& front, const std::string& id) {
-  Model* const model = front.models.Find(id);
-  if (model == nullptr) return;
-  model->line.held = false;
-  Advance(front, id);
-}
-
 absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
   StepPlace place;
   WEFT_ASSIGN_OR_RETURN(place.model, Text(body, "model_id"));
@@ -293,44 +372,58 @@ absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
 }
 
 absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
-                         const StepPlace& place, const StepCost& cost,
-                         StepTask task, const Respond& respond) {
-  const auto& [model_id, seq] = place;
+                         const StepPlace& place, Json note, StepTask task,
+                         const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
-                        front.models.FindOf(call->owner(), model_id));
-  if (seq < 1) return BadField("seq_id", "must be at least 1");
-  if (!front.ready && !call->kept) {
-    return absl::UnavailableError("the server is starting");
+                        front.models.FindOf(call->owner(), place.model));
+  if (place.seq < 1) return BadField("seq_id", "must be at least 1");
+  if (!front.ready || model->making) {
+    return absl::UnavailableError(front.ready ? "the model is being made"
+                                              : "the server is starting");
   }
-  const PromiseId id{.model = model_id, .seq = seq};
+  const PromiseId id{.model = place.model, .seq = place.seq};
   if (!Open(front, call, id, respond)) return absl::OkStatus();
-  auto charge = ChargeStep(front, *call, *model, seq, cost);
-  absl::Status fails = front.CheckOffered(call->body);
-  if (!charge.ok() && !RetryMillis(charge.status())) {
-    fails = charge.status();
-    charge = ChargeStep(front, *call, *model, seq, {});
+  const absl::Status offered = front.CheckOffered(call->body);
+  if (!offered.ok()) {
+    task = [offered](const CallOrigin&, const StepDone&) { return offered; };
+    note = Json::object();
   }
-  // A step of the ledger had room before the restart.
-  if (!charge.ok() && !call->kept) {
-    front.futures.Drop(id.ToString());
-    return charge.status();
+  CallOrigin origin = call->origin();
+  origin.keep = {.note = note.empty() ? "" : note.dump(),
+                 // The front may be gone when the step is on disk.
+                 .kept = [&front, port = front.port, future = id.ToString()] {
+                   port.Post([&front, future] {
+                     front.writes.End(future, absl::OkStatus());
+                   });
+                 }};
+  front.writes.Begin(id.ToString(), Responds(id, respond));
+  RunStep(front, std::make_shared<const NewStep>(
+                     NewStep{.end = {.future = id.ToString(),
+                                     .model = place.model,
+                                     .caller = call->caller,
+                                     .note = std::move(note)},
+                             .origin = std::move(origin),
+                             .rpc = rpc,
+                             .seq = static_cast<uint64_t>(place.seq),
+                             .task = std::move(task)}));
+  return absl::OkStatus();
+}
+
+void AttachSteps(Front& front) {
+  std::map<std::string, Model*> models;
+  for (auto& [id, model] : front.models) {
+    std::string adapter = model.adapter;
+    if (model.caller.Qualify(FieldsOf(&adapter)).ok()) models[adapter] = &model;
   }
-  if (!fails.ok()) {
-    task = [fails](const CallOrigin&, const Callback<FutureResult>&) {
-      return fails;
-    };
+  for (const KeptStep& step : front.port.core()->engine.Peek()->TakeResumed()) {
+    const auto model = models.find(step.adapter_id);
+    if (model == models.end()) continue;
+    // The step had room before the restart.
+    auto charge = front.port.core()->memory->ReserveRequest(
+        model->second->owner, step.bytes, /*beside=*/0, /*ahead=*/0);
+    Attach(front, *model->second, step.step, step.note,
+           std::move(charge).value_or(nullptr));
   }
-  ArrivedStep step{.future = id.ToString(),
-                   .origin = call->origin(),
-                   .rpc = rpc,
-                   .task = std::move(task)};
-  step.origin.charge = std::move(charge).value_or(nullptr);
-  return Keep(
-      front, call, id, respond,
-      [&front, place, step = std::move(step)](const absl::Status& kept) {
-        if (kept.ok()) EnterStep(front, place.model, place.seq, step);
-        return kept;
-      });
 }
 
 absl::Status RetrieveFuture(Front& front, const CallPtr& call,
@@ -346,72 +439,10 @@ absl::Status RetrieveFuture(Front& front, const CallPtr& call,
   }
   const bool protobuf =
       call->http.accept.find(kProtobufType) != std::string::npos;
-  const auto retrieve = [&front, call, id, allow_metadata, protobuf, respond] {
-    const absl::Status may = CheckScope(front, *call, id);
-    if (!may.ok()) return Fail(respond, may);
-    front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf,
-                           respond);
-  };
-  Reopen(front, call, id, retrieve);
+  Reopen(front, *call, id);
+  WEFT_RETURN_IF_ERROR(CheckScope(front, *call, id));
+  front.futures.Retrieve(id, call->owner(), allow_metadata, protobuf, respond);
   return absl::OkStatus();
-}
-
-namespace {
-
-constexpr char kSnapshotPrefix[] = "sample-";
-
-}  // namespace
-
-std::string SamplerId(absl::string_view session, int64_t number) {
-  return absl::StrCat(session, ":sample:", number);
-}
-
-std::string SnapshotName(int64_t number) {
-  return absl::StrCat(kSnapshotPrefix, number);
-}
-
-FutureResult OutputOf(absl::string_view /*model*/, const TrainResult& result) {
-  return {.body = TrainOutput(result), .to_json = TrainOutputJson};
-}
-
-FutureResult OutputOf(absl::string_view /*model*/,
-                      const OptimStepResult& result) {
-  return FutureResult::Of({{"metrics", {{"grad_norm", result.grad_norm}}}});
-}
-
-FutureResult OutputOf(absl::string_view model, const CheckpointInfo& result) {
-  const CheckpointPath path = PathOfWeft(model, result.name);
-  return FutureResult::Of(
-      {{"path", path.ToString()}, {"type", path.SavedBy()}});
-}
-
-FutureResult OutputOf(absl::string_view model, const AdapterInfo& /*result*/) {
-  return FutureResult::Of({{"model_id", model}, {"type", "load_weights"}});
-}
-
-FutureResult OutputOf(absl::string_view model,
-                      const PublishedSnapshot& result) {
-  int64_t number = 0;  // PublishSampler has named the snapshot (SnapshotName).
-  (void)absl::SimpleAtoi(absl::StripPrefix(result.name, kSnapshotPrefix),
-                         &number);
-  return FutureResult::Of(
-      {{"type", "save_weights_for_sampler"},
-       {"path", nullptr},
-       {"sampling_session_id", SamplerId(SessionOf(model), number)}});
-}
-
-FutureResult OutputOf(absl::string_view model, const Caller& caller,
-                      const StepResult& result) {
-  return std::visit(
-      [&](const auto& kind) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(kind)>,
-                                     StepFailure>) {
-          return FutureResult::Failed(caller.RevealError(kind.status));
-        } else {
-          return OutputOf(model, kind);
-        }
-      },
-      result);
 }
 
 }  // namespace weft::server::tinker

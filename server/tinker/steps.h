@@ -5,9 +5,8 @@
 // order. The number of a step in the engine is its sequence number, and the
 // engine keeps the order.
 //
-// With --state-dir, a step's request is on disk before its future is given.
-// After a restart the front runs the request again, unless the step had ended.
-// The result of such a step is in the engine (Engine::Retrieve).
+// A future of a step is promised when the engine keeps the step (KeepStep). The
+// engine has the result, too (Engine::Retrieve), also after a restart.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEPS_H_
 #define WEFT_SERVER_TINKER_STEPS_H_
@@ -63,59 +62,26 @@ Request RequestOf(const StepPlace& place) {
                                    const PromiseId& id, const Task& task,
                                    const Respond& respond);
 
-// What the request of a step takes.
-struct StepCost {
-  int64_t bytes = 0;     // Of the message that `task` keeps.
-  bool replays = false;  // It takes more from records of samples as it begins.
-};
+// The fields of the note that the engine keeps with a step.
+inline constexpr char kTokens[] = "tokens";        // That a step trains.
+inline constexpr char kPath[] = "path";            // That a step loads.
+inline constexpr char kOptimizer[] = "optimizer";  // It loads the optimizer.
+inline constexpr char kCaller[] = "caller";        // Absent: the model's.
 
-// Charges for the request of a model's step until the step ends. Writes the
-// request to the ledger, and responds with the id of a future, or with the
-// error of the write. Then runs `task`, which gives the step to the engine by a
-// call of `rpc`, and runs it again after a transient error (RetryMillis). If
-// the future exists already, only responds with its id. A request that is too
-// large for the memory of the server is a step that fails.
+// Runs `task`, which gives a step to the engine by a call of `rpc`. Responds
+// with the id of a future when the engine keeps the step, or with the error if
+// the engine cannot take the step now. If the future exists already, only
+// responds with its id. A step whose task fails for good is kept, too, and
+// fails in its turn.
 // Errors: INVALID_ARGUMENT if the number is below 1; NOT_FOUND if there is no
-// such model; those of FairBudget::ReserveRequest; UNAVAILABLE while the server
-// starts.
+// such model; UNAVAILABLE while the server starts or the model is being made.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        Rpc rpc, const StepPlace& place,
-                                       const StepCost& cost, StepTask task,
+                                       Json note, StepTask task,
                                        const Respond& respond);
 
-// Gives the step to the engine. A step whose task fails is given to the engine,
-// too, to fail in its turn, so that the steps after it can run. Fails the
-// step's future if the model is gone.
-void EnterStep(Front& front, const std::string& model, int64_t seq,
-               ArrivedStep step);
-// Lets the model's steps begin. Call it when the request that makes the model
-// has ended.
-void OpenLine(Front& front, const std::string& model);
-
-// What follows converts the results of a model's steps to the results of their
-// futures. Any thread may call it.
-
-// Return the id of a session's sampling session with this number, and the name
-// of the snapshot that it samples from.
-[[nodiscard]] std::string SamplerId(absl::string_view session, int64_t number);
-[[nodiscard]] std::string SnapshotName(int64_t number);
-
-// Return the result of a future: AdapterInfo is the result of a load, and
-// PublishedSnapshot that of a save for a sampling session.
-[[nodiscard]] FutureResult OutputOf(absl::string_view model,
-                                    const TrainResult& result);
-[[nodiscard]] FutureResult OutputOf(absl::string_view model,
-                                    const OptimStepResult& result);
-[[nodiscard]] FutureResult OutputOf(absl::string_view model,
-                                    const CheckpointInfo& result);
-[[nodiscard]] FutureResult OutputOf(absl::string_view model,
-                                    const AdapterInfo& result);
-[[nodiscard]] FutureResult OutputOf(absl::string_view model,
-                                    const PublishedSnapshot& result);
-// `caller` made the model. An error names the caller's adapters.
-[[nodiscard]] FutureResult OutputOf(absl::string_view model,
-                                    const Caller& caller,
-                                    const StepResult& result);
+// Has futures wait for the steps that the engine resumed after a restart.
+void AttachSteps(Front& front);
 
 }  // namespace weft::server::tinker
 

@@ -38,40 +38,36 @@ absl::StatusOr<ForwardBackwardRequest> ParseTrain(const Call& call) {
 // ForwardRequest, which have the same fields.
 template <typename Message>
 absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
-                       const Message& request,
-                       const Callback<FutureResult>& done) {
-  int64_t tokens = 0;
-  for (const v1::Datum& datum : request.data()) {
-    tokens += static_cast<int64_t>(datum.tokens_le().size() / sizeof(int32_t));
-  }
+                       const Message& request, const StepDone& done) {
   const std::string owner = OwnerKey(*origin.caller);
-  return front.port.CallWith<StepReply<TrainResult>>(
+  return front.port.CallWith<StepReply<StepResultPtr>>(
       origin, rpc, request,
-      [&front, owner](engine::Engine& engine, TrainRequest plain, auto then) {
+      [&front, owner, keep = origin.keep](engine::Engine& engine,
+                                          TrainRequest plain, auto then) {
         // Without a record the client's own values serve.
         plain.replay.optional = true;
         const bool replays = !plain.replay.spans.empty();
-        TurnPool::Work train = [&engine, plain = std::move(plain),
+        TurnPool::Work train = [&engine, plain = std::move(plain), keep,
                                 then = std::move(then)]() mutable {
-          engine.Train(std::move(plain), std::move(then));
+          engine.Submit(std::move(plain), keep, TypedReply(std::move(then)));
         };
         if (!replays) return train();
         // The engine reads the records, which may take long.
         front.bodies.Run(owner, KeepTrace(std::move(train)));
       },
-      IfOk(done, [&front, owner, tokens,
-                  session = std::string(
-                      SessionOf(ModelOfAdapter(request.adapter_id()))),
-                  done](const StepReply<TrainResult>& reply) {
-        if (!reply.replayed) {
-          front.accounts.Count(owner, session, {.train_tokens = tokens});
-        }
-        done(OutputOf("", reply.result));
-      }));
+      done);
+}
+
+int64_t TokensOf(const v1::ForwardBackwardRequest& request) {
+  int64_t tokens = 0;
+  for (const v1::Datum& datum : request.data()) {
+    tokens += static_cast<int64_t>(datum.tokens_le().size() / sizeof(int32_t));
+  }
+  return tokens;
 }
 
 absl::Status StartTrain(Front& front, const CallOrigin& origin,
-                        TrainBody* train, const Callback<FutureResult>& done) {
+                        TrainBody* train, const StepDone& done) {
   WEFT_RETURN_IF_ERROR(train->request.status());
   v1::ForwardBackwardRequest& request = *train->request;
   v1::LossConfig* const loss = request.mutable_loss();
@@ -150,26 +146,22 @@ absl::Status RunForwardBackward(Front& front, const CallPtr& call,
   const std::shared_ptr<TrainBody> train = call->train;
   WEFT_RETURN_IF_ERROR(
       front.models.FindOf(call->owner(), train->model).status());
-  // PromiseStep charges for what the step keeps.
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<void> charge,
-                        std::move(train->charge));
+  WEFT_RETURN_IF_ERROR(train->charge.status());
   if (train->request.ok() && !train->loss_id.empty()) {
     const absl::Status set =
         SetCustomLoss(front, *call, train->loss_id, &*train->request);
     if (!set.ok()) train->request = set;
   }
-  StepCost cost;
+  Json note = Json::object();
   if (train->request.ok()) {
+    note[kTokens] = TokensOf(*train->request);
     train->request->set_adapter_id(AdapterOfModel(train->model));
     train->request->set_step(static_cast<uint64_t>(train->seq));
-    cost = {.bytes = static_cast<int64_t>(train->request->SpaceUsedLong()),
-            .replays = train->request->loss().replay_support()};
   }
   return PromiseStep(
       front, call, train->forward_only ? Rpc::kForward : Rpc::kForwardBackward,
-      {.model = train->model, .seq = train->seq}, cost,
-      [&front, train](const CallOrigin& origin,
-                      const Callback<FutureResult>& done) {
+      {.model = train->model, .seq = train->seq}, std::move(note),
+      [&front, train](const CallOrigin& origin, const StepDone& done) {
         return StartTrain(front, origin, train.get(), done);
       },
       respond);
@@ -181,19 +173,15 @@ absl::Status RunOptimStep(Front& front, const CallPtr& call,
   auto request = RequestOf<v1::OptimStepRequest>(place);
   const absl::Status read = ReadOptimizerParams(call->body, &request);
   const auto start = [&front, model = place.model, request, read](
-                         const CallOrigin& origin,
-                         const Callback<FutureResult>& done) {
+                         const CallOrigin& origin, const StepDone& done) {
     WEFT_RETURN_IF_ERROR(read);
     if (const Model* const found = front.models.Find(model)) {
       WEFT_RETURN_IF_ERROR(CheckOptimizerOf(*found, request));
     }
-    return front.port.Call(
-        origin, Rpc::kOptimStep, request, &engine::Engine::OptimStep,
-        IfOk(done, [done](const StepReply<OptimStepResult>& reply) {
-          done(OutputOf("", reply.result));
-        }));
+    return front.port.Submit(
+        origin, Rpc::kOptimStep, request, [](auto* /*plain*/) {}, done);
   };
-  return PromiseStep(front, call, Rpc::kOptimStep, place, /*cost=*/{}, start,
+  return PromiseStep(front, call, Rpc::kOptimStep, place, Json::object(), start,
                      respond);
 }
 

@@ -19,7 +19,7 @@ using Done = Callback<FutureResult>;
 // Begins to save a checkpoint.
 absl::Status StartSave(Front& front, const CallPtr& call,
                        const CallOrigin& origin, CheckpointKind kind,
-                       const StepPlace& place, const Done& done) {
+                       const StepPlace& place, const StepDone& done) {
   WEFT_ASSIGN_OR_RETURN(
       const std::string name,
       Text(call->body, "path", absl::StrCat("step-", place.seq)));
@@ -40,17 +40,8 @@ absl::Status StartSave(Front& front, const CallPtr& call,
   if (model != nullptr && !model->base_model.empty()) {
     metadata[kBaseModel] = model->base_model;
   }
-  return front.port.Call(
-      origin, Rpc::kSaveCheckpoint, request, &engine::Engine::SaveCheckpoint,
-      IfOk(done, [&front, call, path,
-                  done](const StepReply<CheckpointInfo>& reply) {
-        if (!reply.replayed) {
-          front.accounts.Note(call->caller, "create", path);
-          front.accounts.Count(call->owner(), std::string(SessionOf(path.run)),
-                               {.checkpoints = 1});
-        }
-        done(OutputOf(path.run, reply.result));
-      }));
+  return front.port.Submit(
+      origin, Rpc::kSaveCheckpoint, request, [](auto* /*plain*/) {}, done);
 }
 
 // Promises a step that saves a checkpoint.
@@ -58,78 +49,82 @@ absl::Status PromiseSave(Front& front, const CallPtr& call, CheckpointKind kind,
                          const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kSaveCheckpoint, place, /*cost=*/{},
-      [&front, call, kind, place](const CallOrigin& origin, const Done& done) {
+      front, call, Rpc::kSaveCheckpoint, place,
+      {{kCaller, CallerToJson(call->caller)}},
+      [&front, call, kind, place](const CallOrigin& origin,
+                                  const StepDone& done) {
         return StartSave(front, call, origin, kind, place, done);
       },
       respond);
 }
 
-// Ends a load of a checkpoint with its optimizer, which becomes the model's.
-void EndLoad(Front& front, const std::string& id,
-             const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-  Model* const model = front.models.Find(id);
-  if (model == nullptr) return;
-  --model->loads;
-  if (!reply.ok()) return;
-  std::string type = TypeOf(reply->result.optimizer);
-  if (type == model->optimizer) return;
-  model->optimizer = std::move(type);
-  KeepModel(front, *model, [](const absl::Status& /*kept*/) {});
-}
-
-// Begins to load the checkpoint into the model's adapter, or to make the
-// adapter if there is none. The number is kCreateSeq if the load makes the
-// model.
-absl::Status StartLoad(Front& front, const CallPtr& call,
-                       const CallOrigin& origin, const StepPlace& place,
-                       const Done& done) {
+// Reads the request of a load into the model's adapter.
+absl::StatusOr<v1::LoadCheckpointRequest> ReadLoad(const Call& call,
+                                                   const StepPlace& place) {
   WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
-                        ParseCheckpointPath(Text(call->body, "path")));
+                        ParseCheckpointPath(Text(call.body, "path")));
   WEFT_ASSIGN_OR_RETURN(const bool with_optimizer,
-                        Bool(call->body, "optimizer", false));
-  Model* const model = front.models.Find(place.model);
-  if (model == nullptr) return absl::NotFoundError("no such model");
-  const FutureResult loaded = FutureResult::Of({{"path", path.ToString()},
-                                                {"model_id", place.model},
-                                                {"type", "load_weights"}});
-  if (place.seq == kCreateSeq && model->made) {
-    done(loaded);
-    return absl::OkStatus();
-  }
-  if (place.seq != kCreateSeq && AsksFor(call->body, "optimizer_config")) {
-    return BadField("optimizer_config",
-                    "is set, but the model has an optimizer: leave it out");
-  }
+                        Bool(call.body, "optimizer", false));
   auto request = RequestOf<v1::LoadCheckpointRequest>(place);
   request.set_source_adapter_id(AdapterOfModel(path.run));
   request.set_name(path.WeftName());
   request.set_weights_only(!with_optimizer);
-  const Callback<StepReply<AdapterInfo>> end =
-      IfOk(done, [&front, call, id = place.model, loaded, path,
-                  done](const StepReply<AdapterInfo>& /*reply*/) {
-        front.accounts.Note(call->caller, "read", path, "load");
-        if (front.models.Has(id)) return done(loaded);
-        // The model is gone. An earlier deletion may have run before the
-        // load made the adapter, so this one deletes the adapter.
-        front.adapters.Delete(call->caller, AdapterOfModel(id));
-        done(absl::NotFoundError("the session has ended"));
-      });
-  if (with_optimizer) ++model->loads;
-  const absl::Status refused = front.port.CallWith<StepReply<AdapterInfo>>(
+  return request;
+}
+
+// Begins to load the checkpoint into the model's adapter.
+absl::Status StartLoad(Front& front, const Call& call, const CallOrigin& origin,
+                       const StepPlace& place, const StepDone& done) {
+  WEFT_ASSIGN_OR_RETURN(const v1::LoadCheckpointRequest request,
+                        ReadLoad(call, place));
+  if (AsksFor(call.body, "optimizer_config")) {
+    return BadField("optimizer_config",
+                    "is set, but the model has an optimizer: leave it out");
+  }
+  const Model* const model = front.models.Find(place.model);
+  if (model == nullptr) return absl::NotFoundError("no such model");
+  return front.port.Submit(
       origin, Rpc::kLoadCheckpoint, request,
-      [optimizer = OptimizerOf(model->optimizer)](
+      [optimizer = OptimizerOf(model->optimizer)](auto* plain) {
+        plain->optimizer = optimizer;
+      },
+      done);
+}
+
+// Begins to make the adapter of a model from the checkpoint, unless it is made.
+absl::Status StartModelLoad(Front& front, const CallPtr& call,
+                            const Model& model, const Done& done) {
+  WEFT_ASSIGN_OR_RETURN(
+      const v1::LoadCheckpointRequest request,
+      ReadLoad(*call, {.model = model.id, .seq = kCreateSeq}));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(Text(call->body, "path")));
+  const FutureResult loaded = FutureResult::Of({{"path", path.ToString()},
+                                                {"model_id", model.id},
+                                                {"type", "load_weights"}});
+  if (model.made) {
+    done(loaded);
+    return absl::OkStatus();
+  }
+  return front.port.CallWith<StepReply<AdapterInfo>>(
+      call->origin(), Rpc::kLoadCheckpoint, request,
+      [optimizer = OptimizerOf(model.optimizer)](
           engine::Engine& engine, LoadCheckpointRequest plain, auto then) {
         plain.optimizer = optimizer;
         engine.LoadCheckpoint(std::move(plain), std::move(then));
       },
-      [&front, id = place.model, with_optimizer,
-       end](const absl::StatusOr<StepReply<AdapterInfo>>& reply) {
-        if (with_optimizer) EndLoad(front, id, reply);
-        end(reply);
-      });
-  if (with_optimizer && !refused.ok()) --model->loads;
-  return refused;
+      IfOk(done, [&front, call, id = model.id, loaded, path,
+                  done](const StepReply<AdapterInfo>& reply) {
+        front.accounts.Note(call->caller, "read", path, "load");
+        if (Model* const made = front.models.Find(id)) {
+          made->optimizer = TypeOf(reply.result.optimizer);
+          return done(loaded);
+        }
+        // The model is gone. An earlier deletion may have run before the
+        // load made the adapter, so this one deletes the adapter.
+        front.adapters.Delete(call->caller, AdapterOfModel(id));
+        done(absl::NotFoundError("the session has ended"));
+      }));
 }
 
 // Gives the model that was loaded from a checkpoint the name that the
@@ -164,9 +159,7 @@ absl::Status LoadNewModel(Front& front, const CallPtr& call,
                           done](const FutureResult& loaded) {
           NameBase(front, call, id, [done, loaded] { done(loaded); });
         };
-        return StartLoad(front, call, call->origin(),
-                         {.model = model.id, .seq = kCreateSeq},
-                         IfOk(done, end));
+        return StartModelLoad(front, call, model, IfOk(done, end));
       });
 }
 
@@ -197,9 +190,12 @@ absl::Status LoadWeights(Front& front, const CallPtr& call,
   }
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
   return PromiseStep(
-      front, call, Rpc::kLoadCheckpoint, place, /*cost=*/{},
-      [&front, call, place](const CallOrigin& origin, const Done& done) {
-        return StartLoad(front, call, origin, place, done);
+      front, call, Rpc::kLoadCheckpoint, place,
+      {{kPath, Text(call->body, "path").value_or("")},
+       {kOptimizer, Bool(call->body, "optimizer", false).value_or(false)},
+       {kCaller, CallerToJson(call->caller)}},
+      [&front, call, place](const CallOrigin& origin, const StepDone& done) {
+        return StartLoad(front, *call, origin, place, done);
       },
       respond);
 }

@@ -39,11 +39,11 @@ void Dispatcher::Drain(Callback<bool> done) {
     MutexLock lock(&state_.mu);
     state_.draining = true;
     state_.drain_waiters.push_back(std::move(done));
-    // A step that waits for a missing number cannot run any more. Its caller
-    // gives it to the next process.
+    // A step that waits for a missing number cannot run any more. A kept one
+    // stays, also for the next process; another one's caller gives it to that.
     std::vector<uint64_t> behind_gaps;
     for (const auto& [id, work] : state_.steps) {
-      if (work->step > 0 &&
+      if (work->step > 0 && !work->note &&
           state_.scheduler.Ahead(work->adapter, work->step) > 0 &&
           state_.scheduler.Remove(id)) {
         behind_gaps.push_back(id);
@@ -246,9 +246,14 @@ bool Dispatcher::Drained() const {
   return state_.draining && state_.samples.empty() &&
          !state_.residency.has_waiters() &&
          state_.holds == (all ? 0 : state_.late_holds) &&
-         std::ranges::all_of(state_.steps, [all](const auto& entry) {
-           return entry.second->again || (entry.second->late && !all);
-         });
+         std::ranges::all_of(
+             state_.steps,
+             [&](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
+               const StepWork& work = *entry.second;
+               return work.again || (work.late && !all) ||
+                      (work.note &&
+                       state_.scheduler.Ahead(work.adapter, work.step) > 0);
+             });
 }
 
 void Dispatcher::AnswerDrainWhenIdle() {

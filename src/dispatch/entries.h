@@ -37,6 +37,9 @@ struct StepWork {
   bool started = false;
   bool again = false;  // A replay from the log; unknown to the scheduler.
   bool late = false;   // A save that came in a drain.
+  // KeepStep::note of a kept step, which is never dropped because its number is
+  // behind a gap. If the adapter is in the log, so is the step.
+  std::optional<std::string> note;
   std::vector<Waiter> waiters;
 };
 

@@ -4,10 +4,14 @@
 #include <memory>
 #include <utility>
 
+#include "src/base/observe/log.h"
+
 namespace weft::dispatch {
 
-void RecoveryDesk::Reserve(uint64_t next_key, uint64_t last_epoch) {
+void RecoveryDesk::Reserve(uint64_t next_key, uint64_t last_epoch,
+                           uint64_t next_work) {
   MutexLock lock(&s_.mu);
+  s_.next_id = std::max(s_.next_id, next_work);
   s_.next_key = std::max(s_.next_key, next_key);
   s_.last_epoch = std::max(s_.last_epoch, last_epoch);
 }
@@ -112,6 +116,42 @@ void RecoveryDesk::AddReply(AdapterKey key, const StoredReply& reply) {
   Store(*record, key, reply);
   ++record->info.last_step;
   s_.scheduler.SkipTo(key, reply.step);
+}
+
+void RecoveryDesk::Resume(AdapterKey key, uint64_t id, std::string digest,
+                          StepRequest request, std::string note,
+                          WorkItem item) {
+  item.id = id;
+  item.step = StepOf(request);
+  auto work = std::make_unique<StepWork>();
+  work->request = std::move(request);
+  work->adapter = key;
+  work->digest = std::move(digest);
+  work->note = std::move(note);
+  MutexLock lock(&s_.mu);
+  const absl::Status queued = s_.Queue(std::move(work), std::move(item));
+  if (queued.ok()) return;
+  Log(LogLevel::kError, "an accepted step cannot run again",
+      {{"error", std::string(queued.message())}});
+}
+
+std::vector<AcceptedStep> RecoveryDesk::Kept() const {
+  MutexLock lock(&s_.mu);
+  std::vector<AcceptedStep> kept;
+  for (const auto& [id, work] : s_.steps) {
+    if (!work->note || !s_.IsRecorded(s_.Find(work->adapter))) continue;
+    AcceptedStep& step = kept.emplace_back(AcceptedStep{.work = id,
+                                                        .key = work->adapter,
+                                                        .step = work->step,
+                                                        .digest = work->digest,
+                                                        .note = *work->note});
+    if (const auto* refused = std::get_if<RefusedStep>(&work->request)) {
+      step.refused = StepFailure{.status = refused->status};
+    } else {
+      step.request = work->request;
+    }
+  }
+  return kept;
 }
 
 std::vector<AdapterKey> RecoveryDesk::Keys() const {

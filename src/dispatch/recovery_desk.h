@@ -24,9 +24,9 @@ class RecoveryDesk {
  public:
   explicit RecoveryDesk(State* state) : s_(*state) {}
 
-  // Ensures that later keys are at least `next_key` and later epochs exceed
-  // `last_epoch`.
-  void Reserve(uint64_t next_key, uint64_t last_epoch);
+  // Ensures that later keys are at least `next_key`, later epochs exceed
+  // `last_epoch`, and the ids of later steps are at least `next_work`.
+  void Reserve(uint64_t next_key, uint64_t last_epoch, uint64_t next_work);
   [[nodiscard]] uint64_t next_key() const;
   [[nodiscard]] uint64_t last_epoch() const;
 
@@ -57,6 +57,13 @@ class RecoveryDesk {
   // Does nothing for step 0 or if there is no such adapter.
   void AddReply(AdapterKey key, const StoredReply& reply);
 
+  // Queues a kept step of an earlier process, under the id that it had.
+  // `item` is that of StepDesk::Submit.
+  void Resume(AdapterKey key, uint64_t id, std::string digest,
+              StepRequest request, std::string note, WorkItem item);
+
+  // Returns the kept steps that the log has and that have not ended.
+  [[nodiscard]] std::vector<AcceptedStep> Kept() const;
   // Returns the keys of all adapters, ascending.
   [[nodiscard]] std::vector<AdapterKey> Keys() const;
   [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;

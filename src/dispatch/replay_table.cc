@@ -77,6 +77,12 @@ std::vector<uint64_t> ReplayTable::Complete(uint64_t step,
 
 void ReplayTable::Fail(uint64_t step) { in_flight_.erase(step); }
 
+std::optional<uint64_t> ReplayTable::WorkOf(uint64_t step) const {
+  const auto it = in_flight_.find(step);
+  if (it == in_flight_.end()) return std::nullopt;
+  return it->second.work_id;
+}
+
 StepResultPtr ReplayTable::ResultOf(uint64_t step) const {
   const auto it = done_.find(step);
   return it == done_.end() ? nullptr : it->second.result;

@@ -65,6 +65,8 @@ class ReplayTable {
   // Marks all steps up to this one as completed without a kept result.
   void Forget(uint64_t step) { forgotten_ = std::max(forgotten_, step); }
 
+  // Returns the id of a step in flight; none if it is not.
+  [[nodiscard]] std::optional<uint64_t> WorkOf(uint64_t step) const;
   // Returns null if the step is not completed or its result is no longer kept.
   [[nodiscard]] StepResultPtr ResultOf(uint64_t step) const;
   [[nodiscard]] const std::map<uint64_t, Done>& done() const { return done_; }

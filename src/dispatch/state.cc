@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "src/base/reason.h"
+#include "src/base/status_macros.h"
 
 namespace weft::dispatch {
 
@@ -80,6 +82,35 @@ void State::WantAdapter(AdapterKey adapter) {
   }
 }
 
+TeacherName State::TeacherOf(const TrainRequest& request) const {
+  if (!HasTeacher(request.loss.function)) return {};
+  const Teacher& teacher = request.loss.teacher;
+  return {.adapter = KeyOf(teacher.adapter_id).value_or(AdapterKey{}),
+          .snapshot = teacher.snapshot};
+}
+
+absl::Status State::Queue(std::unique_ptr<StepWork> work, WorkItem item) {
+  AdapterRecord* const record = Find(work->adapter);
+  item.recorded = IsRecorded(record);
+  const auto* const train = std::get_if<TrainRequest>(&work->request);
+  item.adapter = train == nullptr ? work->adapter
+                                  : SchedulersKey(work->adapter, train->tenant);
+  if (train != nullptr) item.teacher = TeacherOf(*train);
+  work->kind = item.kind;
+  work->accepted_at = env.clock->Now();
+  const uint64_t id = item.id;
+  const bool empty = item.empty;
+  WEFT_ASSIGN_OR_RETURN(work->step,
+                        scheduler.Enqueue(std::move(item), work->accepted_at));
+  if (!empty) WantAdapter(work->adapter);
+  if (record != nullptr) {
+    record->replays.Begin(work->step, work->digest, id);
+    record->info.last_used_at = absl::Now();
+  }
+  steps.emplace(id, std::move(work));
+  return absl::OkStatus();
+}
+
 StepTask State::StartStep(uint64_t id) {
   StepWork& work = *steps.at(id);
   if (!work.started) {
@@ -93,7 +124,8 @@ StepTask State::StartStep(uint64_t id) {
           .last_step = record == nullptr ? 0 : record->info.last_step,
           .request = &work.request,
           .digest = &work.digest,
-          .trace = work.trace};
+          .trace = work.trace,
+          .kept = work.note.has_value() && IsRecorded(record)};
 }
 
 uint64_t State::NewEpoch() {

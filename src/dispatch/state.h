@@ -85,6 +85,12 @@ struct State {
   // Asks for a device slot if the adapter has none. Call it when the adapter
   // has work.
   void WantAdapter(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Queues a step under item.id, with the fields of `item` that follow from it:
+  // adapter, teacher and `recorded`. Sets the step's number. Errors: those of
+  // Scheduler::Enqueue.
+  [[nodiscard]] absl::Status Queue(std::unique_ptr<StepWork> work,
+                                   WorkItem item)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   [[nodiscard]] StepTask StartStep(uint64_t id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns a new epoch: the time in microseconds, or last_epoch + 1 if that is
@@ -101,6 +107,11 @@ struct State {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Returns whether the log has the adapter's steps. False for null.
+  [[nodiscard]] bool IsRecorded(const AdapterRecord* record) const {
+    return options.records_steps && record != nullptr &&
+           record->info.durability == Durability::kStep;
+  }
   // AddRecord adds a new adapter. RemoveRecord removes one that exists.
   AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -163,6 +174,8 @@ struct State {
   absl::Status closed ABSL_GUARDED_BY(mu);
 
  private:
+  [[nodiscard]] TeacherName TeacherOf(const TrainRequest& request) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void DropStep(std::unique_ptr<StepWork> work, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 };

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 
@@ -53,12 +52,12 @@ absl::Status CheckHasValues(const StepRequest& request) {
 }  // namespace
 
 CancelHandle StepDesk::Submit(StepRequest request, WorkItem item,
-                              StepCallback done) {
+                              StepCallback done, Keeping keep) {
   // The digest takes time linear in the request's bytes, so it is computed
   // without the lock.
   std::string digest = PayloadDigest(request);
   absl::StatusOr<CancelHandle> handle =
-      Accept(request, std::move(item), std::move(digest), done);
+      Accept(request, std::move(item), std::move(digest), done, keep);
   if (!handle.ok()) {
     done(handle.status(), false);
     return {};
@@ -83,7 +82,17 @@ void StepDesk::Retrieve(const std::string& adapter_id, uint64_t step,
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   const AdapterRecord* const record = key ? s_.Find(*key) : nullptr;
   absl::StatusOr<StepResultPtr> result = NoSuchAdapter(adapter_id);
-  if (record != nullptr) result = record->replays.ResultOf(step);
+  if (record != nullptr) {
+    if (const auto id = record->replays.WorkOf(step)) {
+      s_.steps.at(*id)->waiters.push_back(
+          {.id = s_.next_id++,
+           .done = [done = std::move(done)](absl::StatusOr<StepResultPtr> ended,
+                                            bool) { done(std::move(ended)); },
+           .repeated = true});
+      return;
+    }
+    result = record->replays.ResultOf(step);
+  }
   if (result.ok() && *result == nullptr) {
     result = absl::OutOfRangeError(
         absl::StrCat("step ", step, " has no result, or it is no longer kept"));
@@ -94,7 +103,8 @@ void StepDesk::Retrieve(const std::string& adapter_id, uint64_t step,
 
 absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
     AdapterRecord& record, const StepRequest& request,
-    const std::string& digest, const StepCallback& done) {
+    const std::string& digest, const StepCallback& done,
+    const std::function<void()>& kept) {
   const uint64_t step = StepOf(request);
   const auto replay = [&](StepResultPtr result) {
     s_.env.post_durable([done, result = std::move(result)] {
@@ -114,6 +124,7 @@ absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
   StepWork& work = *s_.steps.at(answer.work_id);
   const uint64_t waiter_id = s_.next_id++;
   work.waiters.push_back({.id = waiter_id, .done = done, .repeated = true});
+  if (kept && work.note) s_.env.post_durable(kept);
   return CancelHandle(
       [this, id = answer.work_id, waiter_id] { Cancel(id, waiter_id); });
 }
@@ -128,16 +139,10 @@ bool StepDesk::IsTakenByDrain(const StepRequest& request,
                    : step == s_.scheduler.NextStep(*key);
 }
 
-TeacherName StepDesk::TeacherOf(const TrainRequest& request) const {
-  if (!HasTeacher(request.loss.function)) return {};
-  const Teacher& teacher = request.loss.teacher;
-  return {.adapter = s_.KeyOf(teacher.adapter_id).value_or(AdapterKey{}),
-          .snapshot = teacher.snapshot};
-}
-
 absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                                               WorkItem item, std::string digest,
-                                              const StepCallback& done) {
+                                              const StepCallback& done,
+                                              const Keeping& keep) {
   MutexLock lock(&s_.mu);
   const std::string& adapter_id = AdapterIdOf(request);
   item.step = StepOf(request);
@@ -145,8 +150,9 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   AdapterRecord* record = key ? s_.Find(*key) : nullptr;
   if (record != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(std::optional<CancelHandle> repeated,
-                          Repeated(*record, request, digest, done));
+    WEFT_ASSIGN_OR_RETURN(
+        std::optional<CancelHandle> repeated,
+        Repeated(*record, request, digest, done, keep.step.kept));
     if (repeated) return *std::move(repeated);
   }
   WEFT_RETURN_IF_ERROR(CheckHasValues(request));
@@ -155,40 +161,27 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
   }
   if (!key) return NoSuchAdapter(adapter_id);
   if (record != nullptr) WEFT_RETURN_IF_ERROR(record->stopped);
-  item.recorded = s_.options.records_steps && record != nullptr &&
-                  record->info.durability == Durability::kStep;
+  const bool recorded = s_.IsRecorded(record);
   // A repeated call needs no room in the log, so Repeated comes before this
   // check.
-  if (item.recorded && s_.env.check_room) {
+  if (recorded && s_.env.check_room) {
     WEFT_RETURN_IF_ERROR(s_.env.check_room());
   }
-  const absl::Time now = s_.env.clock->Now();
   const uint64_t id = s_.next_id++;
   const uint64_t waiter_id = s_.next_id++;
   item.id = id;
-  const auto* const train = std::get_if<TrainRequest>(&request);
-  item.adapter =
-      train == nullptr ? *key : s_.SchedulersKey(*key, train->tenant);
-  if (train != nullptr) item.teacher = TeacherOf(*train);
-  const WorkKind kind = item.kind;
-  const bool empty = item.empty;
-  WEFT_ASSIGN_OR_RETURN(const uint64_t step,
-                        s_.scheduler.Enqueue(std::move(item), now));
-  if (!empty) s_.WantAdapter(*key);
-  if (record != nullptr) {
-    record->replays.Begin(step, digest, id);
-    record->info.last_used_at = absl::Now();
-  }
   auto work = std::make_unique<StepWork>();
   work->request = std::move(request);
   work->adapter = *key;
   work->digest = std::move(digest);
-  work->step = step;
-  work->kind = kind;
-  work->accepted_at = now;
   work->late = s_.draining;
   work->waiters.push_back({.id = waiter_id, .done = done});
-  s_.steps.emplace(id, std::move(work));
+  if (keep.step.kept) work->note = keep.step.note;
+  WEFT_RETURN_IF_ERROR(s_.Queue(std::move(work), std::move(item)));
+  // The engine thread cannot begin the step before the lock is released, so the
+  // log has the request before it has what becomes of it.
+  if (keep.step.kept && recorded) keep.record(id, *key);
+  if (keep.step.kept) s_.env.post_durable(keep.step.kept);
   return CancelHandle([this, id, waiter_id] { Cancel(id, waiter_id); });
 }
 
@@ -202,7 +195,7 @@ void StepDesk::Cancel(uint64_t id, uint64_t waiter_id) {
   if (waiter == work.waiters.end()) return;
   // An accepted step runs without its callers, because a broken connection
   // looks like a cancellation, and then the call is repeated.
-  if (work.waiters.size() == 1 && s_.scheduler.Remove(id)) {
+  if (work.waiters.size() == 1 && !work.note && s_.scheduler.Remove(id)) {
     s_.Drop(id, Cancelled());
     // Work that waited for this step may now run, and a drain may end.
     s_.changed.NotifyAll();
@@ -311,10 +304,7 @@ void StepDesk::NoteDurable(AdapterKey adapter, uint64_t step) {
 }
 
 void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
-  const AdapterRecord* record = s_.Find(work.adapter);
-  const bool recorded = s_.options.records_steps && record != nullptr &&
-                        record->info.durability == Durability::kStep &&
-                        result.ok();
+  const bool recorded = s_.IsRecorded(s_.Find(work.adapter)) && result.ok();
   s_.env.post_durable([this, recorded, adapter = work.adapter, step = work.step,
                        waiters = std::move(work.waiters),
                        result = std::move(result)] {

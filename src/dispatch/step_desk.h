@@ -13,6 +13,13 @@
 
 namespace weft::dispatch {
 
+// How to keep a step. `record` records it under its id and the key of its
+// adapter, unless the log does not have this adapter.
+struct Keeping {
+  KeepStep step;
+  std::function<void(uint64_t work, AdapterKey key)> record = nullptr;
+};
+
 class StepDesk {
  public:
   explicit StepDesk(State* state) : s_(*state) {}
@@ -28,7 +35,8 @@ class StepDesk {
   // adapter of this name), RESOURCE_EXHAUSTED (no room to record the step), or
   // UNAVAILABLE while draining, or if the request still has a `replay` and the
   // step that it repeats has ended without a result.
-  CancelHandle Submit(StepRequest request, WorkItem item, StepCallback done);
+  CancelHandle Submit(StepRequest request, WorkItem item, StepCallback done,
+                      Keeping keep = {});
 
   // Returns whether Submit would answer the call without running the request:
   // it repeats a step, or its number is wrong. `digest` is the request's.
@@ -36,8 +44,8 @@ class StepDesk {
                            const std::string& digest)
       ABSL_LOCKS_EXCLUDED(s_.mu);
 
-  // Gives `done` the stored result of a step. Errors: those of
-  // Engine::Retrieve.
+  // Gives `done` the result of a step, for which it waits if the step is in
+  // flight. Errors: those of Engine::Retrieve.
   void Retrieve(const std::string& adapter_id, uint64_t step,
                 Callback<StepResultPtr> done);
 
@@ -61,21 +69,20 @@ class StepDesk {
   [[nodiscard]] absl::StatusOr<CancelHandle> Accept(StepRequest& request,
                                                     WorkItem item,
                                                     std::string digest,
-                                                    const StepCallback& done);
+                                                    const StepCallback& done,
+                                                    const Keeping& keep);
   // If the call repeats a completed step, posts the stored result to `done`. If
-  // the call repeats a step in flight, `done` waits for that step. Returns none
-  // if the call is new.
+  // the call repeats a step in flight, `done` waits for that step, and `kept`
+  // is posted if it is kept. Returns none if the call is new.
   [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
-      const std::string& digest, const StepCallback& done)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+      const std::string& digest, const StepCallback& done,
+      const std::function<void()>& kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   // Returns whether a drain takes the step: a save that can run, because
   // operators save before they stop. A save without a number comes behind steps
   // that wait.
   [[nodiscard]] bool IsTakenByDrain(const StepRequest& request,
                                     std::optional<AdapterKey> key) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
-  [[nodiscard]] TeacherName TeacherOf(const TrainRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;

@@ -54,7 +54,15 @@ class Engine {
   // sample is gone that the request names, and with INVALID_ARGUMENT if the
   // sample drew other tokens (ReplaySamples). A load without a step number
   // creates the adapter if there is none.
-  virtual CancelHandle Submit(StepRequest request, StepCallback done) = 0;
+  // A step is kept as `keep` says, unless it repeats another.
+  virtual CancelHandle Submit(StepRequest request, KeepStep keep,
+                              StepCallback done) = 0;
+  CancelHandle Submit(StepRequest request, StepCallback done) {
+    return Submit(std::move(request), KeepStep(), std::move(done));
+  }
+  // Returns and forgets the kept steps of an earlier process that this one
+  // runs. Call it when their adapters are restored. Any thread may call it.
+  [[nodiscard]] virtual std::vector<KeptStep> TakeResumed() = 0;
   // Submit the steps whose kinds they name.
   CancelHandle Train(TrainRequest request,
                      Callback<StepReply<TrainResult>> done) {
@@ -86,10 +94,10 @@ class Engine {
   // adapter. Any thread may call it.
   [[nodiscard]] virtual uint64_t Ahead(const std::string& adapter_id,
                                        uint64_t step) const = 0;
-  // Gives `done` the stored result of an accepted step, when it is on disk.
-  // Errors: NOT_FOUND (adapter), OUT_OF_RANGE (the step has no result yet, or
-  // its result is no longer kept), UNAVAILABLE (the adapter is not restored
-  // yet).
+  // Gives `done` the result of a step, when the step has ended and the result
+  // is on disk. Errors: NOT_FOUND (adapter), OUT_OF_RANGE (there is no such
+  // step, or its result is no longer kept), UNAVAILABLE (the adapter is not
+  // restored yet), and those with which a step ends without a result.
   virtual void Retrieve(std::string adapter_id, uint64_t step,
                         Callback<StepResultPtr> done) = 0;
 

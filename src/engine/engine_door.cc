@@ -8,6 +8,7 @@
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/train/prefix_tree.h"
+#include "src/request/request_bytes.h"
 
 namespace weft::engine {
 namespace {
@@ -48,6 +49,27 @@ dispatch::WorkItem ItemOf(const StepRequest& request, bool share_prompts) {
           .empty = std::holds_alternative<RefusedStep>(request),
           .numbered = std::holds_alternative<LoadCheckpointRequest>(request),
           .tokens = 1};
+}
+
+// Returns the bytes of a step's AcceptedRecord without `work` and `key`. Leaves
+// the request as it was, which may be large.
+std::string AcceptedBytes(StepRequest* request, const std::string& note) {
+  log::AcceptedRecord accepted{.step = StepOf(*request),
+                               .digest = PayloadDigest(*request),
+                               .note = note};
+  if (const auto* refused = std::get_if<RefusedStep>(request)) {
+    accepted.refused = StepFailure{.status = refused->status};
+    return Encode(log::Record(std::move(accepted)));
+  }
+  accepted.request = std::move(*request);
+  log::Record record(std::move(accepted));
+  std::string bytes = Encode(record);
+  auto& kept = std::get<log::AcceptedRecord>(record);
+  *request = *std::move(kept.request);
+  if (auto* const train = std::get_if<TrainRequest>(request)) {
+    train->digest = std::move(kept.digest);  // Takes long for large data.
+  }
+  return bytes;
 }
 
 // Returns true if clients may use the adapter. If the replay of the log has not
@@ -106,7 +128,8 @@ absl::Status EngineImpl::Replay(TrainRequest* request) {
   return sample_records_.Replay(*key, request);
 }
 
-CancelHandle EngineImpl::Submit(StepRequest request, StepCallback done) {
+CancelHandle EngineImpl::Submit(StepRequest request, KeepStep keep,
+                                StepCallback done) {
   const Callback<StepResultPtr> end =
       [done](absl::StatusOr<StepResultPtr> result) {
         done(std::move(result), /*replayed=*/false);
@@ -145,8 +168,38 @@ CancelHandle EngineImpl::Submit(StepRequest request, StepCallback done) {
     }
   }
   dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  dispatch::Keeping keeping{.step = std::move(keep)};
+  if (keeping.step.kept) {
+    keeping.record = [this, bytes = AcceptedBytes(&request, keeping.step.note)](
+                         uint64_t work, AdapterKey key) {
+      recorder_.Accept(work, key, bytes);
+    };
+  }
   return dispatcher_.steps().Submit(std::move(request), std::move(item),
-                                    std::move(done));
+                                    std::move(done), std::move(keeping));
+}
+
+void EngineImpl::Resume(log::AcceptedRecord& step) {
+  const std::string id = dispatcher_.adapters().NameOf(step.key);
+  StepRequest request =
+      step.refused ? StepRequest(RefusedStep{.adapter_id = id,
+                                             .step = step.step,
+                                             .digest = step.digest,
+                                             .status = step.refused->status})
+                   : *std::move(step.request);
+  {
+    MutexLock lock(&resumed_mu_);
+    resumed_.push_back(
+        {.adapter_id = id,
+         .step = step.step,
+         .note = step.note,
+         .bytes = std::visit([](const auto& kind) { return NumBytes(kind); },
+                             request)});
+  }
+  dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  dispatcher_.recovery().Resume(step.key, step.work, std::move(step.digest),
+                                std::move(request), std::move(step.note),
+                                std::move(item));
 }
 
 void EngineImpl::Retrieve(std::string adapter_id, uint64_t step,

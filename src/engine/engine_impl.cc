@@ -175,7 +175,8 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                [this](uint64_t step_id) { trainer_.Forget(step_id); }),
       snapshots_(&context_, parts_.state.get(), parts_.spill.get()),
       recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
-                SettingsOf(parts_.options, *parts_.decoder)) {
+                SettingsOf(parts_.options, *parts_.decoder),
+                [this](log::AcceptedRecord& step) { Resume(step); }) {
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
   ShowMemory(parts_.memory.value_or(MemorySplit()), registry);
   adapter_io_.RemoveStaleFiles();

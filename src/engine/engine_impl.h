@@ -79,7 +79,12 @@ class EngineImpl final : public Engine {
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
 
-  CancelHandle Submit(StepRequest request, StepCallback done) override;
+  CancelHandle Submit(StepRequest request, KeepStep keep,
+                      StepCallback done) override;
+  [[nodiscard]] std::vector<KeptStep> TakeResumed() override {
+    MutexLock lock(&resumed_mu_);
+    return std::exchange(resumed_, {});
+  }
   [[nodiscard]] int64_t ReplayBytes(
       const TrainRequest& request) const override {
     return sample_records_.ReplayBytes(request);
@@ -162,6 +167,8 @@ class EngineImpl final : public Engine {
   // The engine thread calls the methods below.
 
   void Loop();
+  // Runs a kept step of an earlier process.
+  void Resume(log::AcceptedRecord& step);
   void Run(dispatch::Work& work);
   void MeterDeviceMemory();
 
@@ -186,6 +193,8 @@ class EngineImpl final : public Engine {
   Recovery recovery_;
   std::optional<log::LogMetrics> log_metrics_;
   EngineProfile profile_{&io_, &replies_};
+  Mutex resumed_mu_;
+  std::vector<KeptStep> resumed_ ABSL_GUARDED_BY(resumed_mu_);
   // Stop() ends what runs on these threads before any member is destroyed.
   Worker replies_;
   log::Recorder recorder_;

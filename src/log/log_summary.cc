@@ -26,6 +26,10 @@ class LogSurvey {
     for (const StoredAdapter& adapter : snapshot.adapters) {
       Know(adapter);
     }
+    for (const AcceptedRecord& accepted : snapshot.accepted) {
+      Accept(accepted);
+      Touch(accepted.key, /*sequence=*/0);
+    }
   }
 
   [[nodiscard]] absl::StatusOr<LogSummary> Run() {
@@ -46,7 +50,10 @@ class LogSurvey {
     if (reading_.cuts) WEFT_RETURN_IF_ERROR(reader.Repair());
     summary_.next_sequence = reader.next_sequence();
     for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
-    for (const auto& [work, begun] : begun_) summary_.given_up.push_back(work);
+    for (const auto& [work, begun] : begun_) {
+      if (begun.accepted && !begun.between_slices) continue;
+      summary_.given_up.push_back(work);
+    }
     return std::move(summary_);
   }
 
@@ -55,17 +62,32 @@ class LogSurvey {
     std::string id;
     std::string tenant;
   };
-  // A request that has begun and not ended.
+  // A request that has begun or was accepted, and has not ended.
   struct Begun {
     AdapterKey key = AdapterKey::kBaseModel;
     std::string teacher;  // The id of the adapter that is the teacher.
     // At this point of the log, a replay has the request's gradients on the
     // device.
     bool between_slices = false;
+    bool accepted = false;
   };
 
   void Know(const StoredAdapter& adapter) {
     owners_[adapter.key] = {.id = adapter.adapter_id, .tenant = adapter.tenant};
+  }
+
+  // Returns the id of the adapter that teaches a request, or "".
+  [[nodiscard]] static std::string TeacherOf(const StepRequest& request) {
+    const auto* train = std::get_if<TrainRequest>(&request);
+    return train == nullptr ? "" : train->loss.teacher.adapter_id;
+  }
+
+  void Accept(const AcceptedRecord& accepted) {
+    summary_.next_work = std::max(summary_.next_work, accepted.work + 1);
+    begun_[accepted.work] = {
+        .key = accepted.key,
+        .teacher = accepted.request ? TeacherOf(*accepted.request) : "",
+        .accepted = true};
   }
 
   // Notes that the replay of the record `sequence` changes the adapter. Does
@@ -128,18 +150,23 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const BeginRecord& begin) {
-    const auto* train = std::get_if<TrainRequest>(&begin.request);
-    begun_[begin.work] = {
-        .key = begin.key,
-        .teacher = train == nullptr ? "" : train->loss.teacher.adapter_id};
+    begun_[begin.work] = {.key = begin.key,
+                          .teacher = TeacherOf(begin.request)};
     return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::Status Apply(const AcceptedRecord& accepted) {
+    Accept(accepted);
+    if (accepted.request || accepted.refused) return absl::OkStatus();
+    return absl::DataLossError("an accepted step has no request");
   }
 
   [[nodiscard]] absl::Status Apply(const GivenUpRecord& given_up) {
     const auto begun = begun_.find(given_up.work);
     if (begun == begun_.end()) return absl::OkStatus();
     Touch(begun->second.key, sequence_);
-    begun_.erase(begun);
+    begun->second.between_slices = false;
+    if (!begun->second.accepted) begun_.erase(begun);
     return absl::OkStatus();
   }
 
@@ -167,10 +194,13 @@ class LogSurvey {
   }
 
   [[nodiscard]] absl::Status Apply(const DoneRecord& done) {
-    return done.request ? CheckSlots({done.key}) : absl::OkStatus();
+    begun_.erase(done.accepted);
+    return done.request || done.again ? CheckSlots({done.key})
+                                      : absl::OkStatus();
   }
 
   [[nodiscard]] absl::Status Apply(const LoadedRecord& loaded) {
+    begun_.erase(loaded.accepted);
     WEFT_RETURN_IF_ERROR(CheckImage(loaded.file, /*num_versions=*/1));
     return CheckSlots({loaded.key});
   }
@@ -218,7 +248,7 @@ class LogSurvey {
   uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
-  std::map<uint64_t, Begun> begun_;     // By BeginRecord::work.
+  std::map<uint64_t, Begun> begun_;     // By `work`.
   LogSummary summary_;
 };
 

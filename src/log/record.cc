@@ -147,7 +147,7 @@ void Fields(const auto& f, Is<RemovedRecord> auto& removed) {
   f("removed", removed.key);
 }
 
-// What BeginRecord, DoneRecord and LoadedRecord share.
+// What the records of steps share.
 void StepFields(const auto& f, auto& key, auto& step, auto& digest,
                 auto& request) {
   f("adapter", key);
@@ -159,6 +159,13 @@ void StepFields(const auto& f, auto& key, auto& step, auto& digest,
 void Fields(const auto& f, Is<BeginRecord> auto& begin) {
   f("work", begin.work);
   StepFields(f, begin.key, begin.step, begin.digest, begin.request);
+}
+
+void Fields(const auto& f, Is<AcceptedRecord> auto& accepted) {
+  f("work", accepted.work);
+  StepFields(f, accepted.key, accepted.step, accepted.digest, accepted.request);
+  f("refused", accepted.refused);
+  f("note", accepted.note);
 }
 
 void Fields(const auto& f, Is<GivenUpRecord> auto& given_up) {
@@ -179,6 +186,8 @@ void Fields(const auto& f, Is<BatchRecord> auto& batch) {
 void Fields(const auto& f, Is<DoneRecord> auto& done) {
   StepFields(f, done.key, done.step, done.digest, done.request);
   f("result", done.result);
+  f("accepted", done.accepted);
+  f("again", done.again);
 }
 
 void Fields(const auto& f, Is<LoadedRecord> auto& loaded) {
@@ -186,6 +195,7 @@ void Fields(const auto& f, Is<LoadedRecord> auto& loaded) {
   f("file", loaded.file);
   f("optim_steps", loaded.optim_steps);
   f("last_step", loaded.last_step);
+  f("accepted", loaded.accepted);
   f("optimizer", loaded.optimizer);
 }
 
@@ -205,7 +215,7 @@ void Fields(const auto& f, Is<SettingsRecord> auto& settings) {
 
 void Fields(const auto& f, Is<Record> auto& record) {
   f.OneOf({"adapter", "removed", "begin", "given_up", "batch", "done", "loaded",
-           "release", "settings", "note"},
+           "release", "settings", "note", "accepted"},
           record);
 }
 
@@ -245,6 +255,13 @@ std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
   return out.SerializeAsString();
 }
 
+std::string EncodePlace(uint64_t work, AdapterKey key) {
+  proto::Record out;
+  out.mutable_accepted()->set_work(work);
+  out.mutable_accepted()->set_adapter(static_cast<uint64_t>(key));
+  return out.SerializeAsString();
+}
+
 std::string EncodeNote(const std::string& name, const std::string* value) {
   proto::Record out;
   out.mutable_note()->set_name(name);
@@ -258,6 +275,9 @@ absl::StatusOr<std::string> Encode(const Snapshot& snapshot) {
   out.set_last_epoch(snapshot.last_epoch);
   for (const StoredAdapter& adapter : snapshot.adapters) {
     Fields(Writer(out.add_adapters()), adapter);
+  }
+  for (const AcceptedRecord& accepted : snapshot.accepted) {
+    Fields(Writer(out.add_accepted()), accepted);
   }
   for (const auto& [name, value] : snapshot.notes) {
     proto::Note* const note = out.add_notes();
@@ -294,9 +314,12 @@ absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes) {
   Snapshot snapshot{.next_key = in.next_key(),
                     .last_epoch = in.last_epoch(),
                     .adapters = {},
-                    .notes = {}};
+                    .notes = {},
+                    .accepted = {}};
   absl::Status status;
-  Reader(in, &status)("adapters", snapshot.adapters);
+  const Reader reader(in, &status);
+  reader("adapters", snapshot.adapters);
+  reader("accepted", snapshot.accepted);
   if (!status.ok()) return status;
   for (proto::Note& note : *in.mutable_notes()) {
     snapshot.notes[note.name()] =

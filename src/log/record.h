@@ -7,6 +7,10 @@
 // replay still computes its batches, so that the batches' other requests get
 // the same numbers. A completed step of another kind has a DoneRecord, or a
 // LoadedRecord if it loads state into an existing adapter.
+//
+// A step that its caller was promised has an AcceptedRecord, which is in the
+// place of the request in all later records of the step. If it has not ended at
+// the end of the log, the next process runs it.
 #ifndef WEFT_SRC_LOG_RECORD_H_
 #define WEFT_SRC_LOG_RECORD_H_
 
@@ -70,7 +74,11 @@ struct BeginRecord {
   StepRequest request;
 };
 
-// A request that has a BeginRecord and will not complete.
+// A numbered step that runs even if this process ends before (KeepStep).
+using AcceptedRecord = AcceptedStep;
+
+// A request that has begun and will not complete. An accepted step may begin
+// again.
 struct GivenUpRecord {
   uint64_t work = 0;
 };
@@ -87,6 +95,10 @@ struct DoneRecord {
   std::string digest;
   std::optional<StepRequest> request;  // None: a replay does not run the step.
   StepResult result;
+  // AcceptedRecord::work, or 0. An accepted step has no digest and no request
+  // here, but `again` if a replay runs it.
+  uint64_t accepted = 0;
+  bool again = false;
 };
 
 // A load that replaced the state of an existing adapter. The image `file` has
@@ -95,10 +107,11 @@ struct LoadedRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   uint64_t step = 0;
   std::string digest;
-  StepRequest request;
+  std::optional<StepRequest> request;  // Set unless `accepted` is.
   std::string file;
   uint64_t optim_steps = 0;
   uint64_t last_step = 0;  // The steps that the state has.
+  uint64_t accepted = 0;   // As in DoneRecord.
   Optimizer optimizer = Optimizer::kAdamW;
 };
 
@@ -123,9 +136,9 @@ struct SettingsRecord {
 using Record =
     std::variant<StoredAdapter, RemovedRecord, BeginRecord, GivenUpRecord,
                  BatchRecord, DoneRecord, LoadedRecord, ReleaseRecord,
-                 SettingsRecord, NoteRecord>;
+                 SettingsRecord, NoteRecord, AcceptedRecord>;
 
-// All adapters and notes at one point of the log.
+// All adapters, notes and accepted steps at one point of the log.
 struct Snapshot {
   // The sequence of the first record that the snapshot does not contain. The
   // name of the file has it.
@@ -134,6 +147,7 @@ struct Snapshot {
   uint64_t last_epoch = 0;
   std::vector<StoredAdapter> adapters;
   Notes notes;
+  std::vector<AcceptedRecord> accepted;
 };
 
 // Returns the record's field `key`, or none if records of its kind do not have
@@ -147,6 +161,10 @@ struct Snapshot {
 [[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
                                       uint64_t step, const std::string& digest,
                                       const StepRequest& request);
+// Encodes `work` and `key` of an AcceptedRecord. These bytes behind those of a
+// record that has neither make the whole record, because Protobuf merges
+// messages that follow each other.
+[[nodiscard]] std::string EncodePlace(uint64_t work, AdapterKey key);
 // Encodes a NoteRecord without copying the value first. Null erases the note.
 [[nodiscard]] std::string EncodeNote(const std::string& name,
                                      const std::string* value);

@@ -49,6 +49,12 @@ ReplayCost Recorder::cost() const {
   return cost_;
 }
 
+void Recorder::Accept(uint64_t work, AdapterKey key, std::string bytes) {
+  bytes += EncodePlace(work, key);
+  MutexLock lock(&mu_);
+  if (recording()) AppendLocked(std::move(bytes));
+}
+
 void Recorder::PutNote(const std::string& name,
                        std::shared_ptr<const std::string> value) {
   if (!recording()) return;
@@ -130,7 +136,7 @@ void Recorder::Batch(const std::vector<StepSlice>& slices) {
   for (const auto& [slice, step] : slices) {
     if (!Has(step.adapter)) continue;
     batch.slices.push_back(slice);
-    if (begun_.insert(step.id).second) {
+    if (begun_.insert(step.id).second && !step.kept) {
       Append(EncodeBegin(step.id, step.adapter, step.step, *step.digest,
                          *step.request));
     }
@@ -145,11 +151,7 @@ void Recorder::Forget(uint64_t work) {
 
 void Recorder::Done(const StepTask& step, const StepResult& result) {
   if (!records() || !Has(step.adapter)) return;
-  DoneRecord done{.key = step.adapter,
-                  .step = step.step,
-                  .digest = *step.digest,
-                  .request = {},
-                  .result = result};
+  DoneRecord done{.key = step.adapter, .step = step.step, .result = result};
   // Stores the request only if a replay must run the step again. A replay does
   // not repeat a save, whose checkpoint is on disk, or a scoring, whose scores
   // are in the result, or a failed step. But it repeats an OptimStep that
@@ -157,11 +159,17 @@ void Recorder::Done(const StepTask& step, const StepResult& result) {
   // gradient.
   const auto* failure = std::get_if<StepFailure>(&result);
   const bool optim = std::holds_alternative<OptimStepRequest>(*step.request);
-  if (failure != nullptr
+  const bool again =
+      failure != nullptr
           ? optim && absl::IsFailedPrecondition(failure->status)
           : optim ||
-                std::holds_alternative<PublishSnapshotRequest>(*step.request)) {
-    done.request = *step.request;
+                std::holds_alternative<PublishSnapshotRequest>(*step.request);
+  if (step.kept) {
+    done.accepted = step.id;
+    done.again = again;
+  } else {
+    done.digest = *step.digest;
+    if (again) done.request = *step.request;
   }
   Append(Encode(done));
 }

@@ -74,8 +74,8 @@ class Recorder {
   // Records a step that ended with a result or with a StepFailure. Does nothing
   // if the step's adapter was removed.
   void Done(const StepTask& step, const StepResult& result);
-  // Records that the request `work` will not complete. Does nothing if the
-  // request has no BeginRecord or is complete.
+  // Records that the request `work` will not complete as it has begun. Does
+  // nothing if it has not begun or is complete.
   void Forget(uint64_t work);
   void AddCost(absl::Duration device_time) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the cost of the records since the newest snapshot on disk.
@@ -90,7 +90,8 @@ class Recorder {
   [[nodiscard]] bool CanReplay(AdapterKey adapter, AdapterKey other) const {
     return !records() || !Has(adapter) || Has(other);
   }
-  // Begins a snapshot: sets its notes and its first_sequence.
+  // Begins a snapshot: sets its notes and its first_sequence. Steps that are
+  // accepted meanwhile may be in the snapshot and in the log after it.
   void BeginSnapshot(Snapshot* snapshot) ABSL_LOCKS_EXCLUDED(mu_);
   // Call it when the snapshot is on disk. Subtracts the cost of all records
   // before the snapshot from cost().
@@ -98,6 +99,11 @@ class Recorder {
 
   // Any thread may call the methods below.
 
+  // Records that a step is accepted, before it can begin. `bytes` are its
+  // AcceptedRecord without `work` and `key`. Does nothing before Start and
+  // after Stop.
+  void Accept(uint64_t work, AdapterKey key, std::string bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Records a note (NoteRecord). Does nothing before Start and after Stop.
   void PutNote(const std::string& name,
                std::shared_ptr<const std::string> value)

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -64,8 +65,28 @@ using StepResultPtr = std::shared_ptr<const StepResult>;
 using StepCallback =
     std::function<void(absl::StatusOr<StepResultPtr>, bool replayed)>;
 
-// Adapts `done`, which gets the alternative of StepResult that it expects, the
-// status of a StepFailure, or the error.
+// Has a step kept: its request is on disk before it runs, and if this process
+// ends before the step, the next one runs it.
+struct KeepStep {
+  // What the caller keeps with the step until its end.
+  std::string note;
+  // Runs once when the step is on disk, before its StepCallback, or when it is
+  // accepted if its adapter is not on disk. Does not run if the step is not
+  // accepted. Empty: the step is not kept.
+  std::function<void()> kept = nullptr;
+};
+
+// A kept step of an earlier process.
+struct KeptStep {
+  std::string adapter_id;
+  uint64_t step = 0;
+  std::string note;
+  int64_t bytes = 0;  // Of the request (request_bytes.h).
+};
+
+// Adapts `done`, which gets the alternative of StepResult that it expects, or
+// the whole result if it expects a StepResultPtr. If the step failed, it gets
+// the status of the StepFailure; if there is no result, the error.
 template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
@@ -81,8 +102,12 @@ template <typename Result>
       done(status);
       return;
     }
-    done(StepReply<Result>{.result = std::get<Result>(**result),
-                           .replayed = replayed});
+    if constexpr (std::is_same_v<Result, StepResultPtr>) {
+      done(StepReply<Result>{.result = *result, .replayed = replayed});
+    } else {
+      done(StepReply<Result>{.result = std::get<Result>(**result),
+                             .replayed = replayed});
+    }
   };
 }
 

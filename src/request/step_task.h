@@ -4,6 +4,7 @@
 #define WEFT_SRC_REQUEST_STEP_TASK_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -23,6 +24,7 @@ struct StepTask {
   const StepRequest* request = nullptr;
   const std::string* digest = nullptr;  // PayloadDigest of the request.
   TraceId trace;                        // The first caller's trace id.
+  bool kept = false;                    // The log has an AcceptedStep of it.
 };
 
 // Data [first_datum, first_datum + num_data) of one kTrain request.
@@ -58,6 +60,18 @@ struct StoredReply {
   uint64_t step = 0;
   std::string digest;  // PayloadDigest of the request.
   StepResultPtr result;
+};
+
+// A kept step (KeepStep) that has not ended, as the log has it.
+struct AcceptedStep {
+  uint64_t work = 0;  // The step's id in later records.
+  AdapterKey key = AdapterKey::kBaseModel;
+  uint64_t step = 0;
+  std::string digest;  // PayloadDigest of the request.
+  // One of these two: what the step does, or why it fails in its turn.
+  std::optional<StepRequest> request;
+  std::optional<StepFailure> refused;
+  std::string note;  // KeepStep::note.
 };
 
 }  // namespace weft

@@ -2,9 +2,10 @@
 time of the engine's thread, and time of a sync. Also measures what a snapshot of the
 adapter costs.
 
-For comparison, a second adapter whose durability is `memory` takes the same steps. The
-two adapters take turns. Their losses must be equal, and the second adapter must add
-nothing to the log.
+For comparison, a second adapter whose durability is `memory` takes the same steps, and
+so does a model of the Tinker API. They take turns. Their losses must be equal, and the
+second adapter must add nothing to the log. Over Tinker a step adds its promise to the
+log, and needs a sync for it, too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from typing import Any
 import daemon
 import grpc
 import inputs
+import numpy as np
 import report
 import shapes
 import timing
+import tinker_model
 from processes import RANK, metric, running, scratch
 
 import weft
@@ -35,6 +38,8 @@ from weft._proto import server_pb2
 
 # The profile spans in which the engine's thread makes records for the log.
 SPANS = {"forward_backward": "record batch", "optim_step": "record step"}
+# The bytes of a forward_backward and an optim_step over Tinker, relative to gRPC.
+MOST_BYTES = 1.15
 PROFILE_SECONDS = 300
 # Drawing the weights of an 8B shape takes about two minutes.
 START_SECONDS = 600.0
@@ -64,6 +69,11 @@ def main(arguments: list[str]) -> int:
             "engine's seconds of recording/of a step": report.ratio(
                 recording / unlogged
             ),
+            "bytes of a step Tinker/gRPC": report.ratio(
+                sum(ours["tinker"][kind]["log_bytes"] for kind in SPANS)
+                / sum(ours[kind]["log_bytes"] for kind in SPANS),
+                at_most=MOST_BYTES,
+            ),
         },
         config={
             "model": options.shape or options.model.name,
@@ -81,27 +91,67 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     state = work / "state"
     # Prevents snapshots while the daemon runs. The daemon writes one when it stops.
     flags = ["--state-dir", str(state), "--snapshot-replay-seconds", "86400"]
-    flags += ["--log-format", "json"]
+    address = f"127.0.0.1:{daemon.free_port()}"
+    flags += ["--log-format", "json", "--tinker-listen", address]
+    flags += ["--model-name", tinker_model.NAME]
     if options.shape:
         daemon.START_SECONDS = START_SECONDS
         options.model = shapes.config_folder(options.shape, work)
         flags += ["--load-format", "dummy", "--weights", "int8"]
     with running(options, work, *flags) as (process, client):
-        pair = {
-            name: Steps(options, process, client, name, durability)
+        rows = inputs.rows(options.model, 1, options.length + 1)
+        ways = {
+            name: over_grpc(client, rows, name, durability)
             for name, durability in (("unlogged", "memory"), ("logged", "step"))
         }
-        _take_turns(pair, 1)  # Warms up.
-        for steps in pair.values():
+        ways["tinker"] = over_tinker(address, work, rows)
+        sides = {name: Steps(process, *way) for name, way in ways.items()}
+        _take_turns(sides, 1)  # Warms up.
+        for steps in sides.values():
             steps.runs.clear()
-        # In each turn, both adapters take a forward_backward and an optim_step.
-        with profiled(process, 4 * options.reps) as profile:
-            _take_turns(pair, options.reps)
+        # In each turn, all take a forward_backward and an optim_step.
+        with profiled(process, 2 * len(sides) * options.reps) as profile:
+            _take_turns(sides, options.reps)
         spans = profile.result()
+        # The log has the name of each adapter that it has steps of.
+        log = b"".join(file.read_bytes() for file in (state / "log").iterdir())
+        if b"unlogged" in log or b"logged" not in log:
+            raise SystemExit("a step of durability memory added to the log")
     result = {
-        kind: _kind(kind, pair["logged"], pair["unlogged"], spans) for kind in SPANS
+        kind: _kind(kind, sides["logged"], sides["unlogged"], spans) for kind in SPANS
     }
-    return {**result, "snapshot": _snapshot(process, state)}
+    tinker = {
+        kind: {
+            figure: statistics.mean(sides["tinker"].of(kind, figure))
+            for figure in ("log_bytes", "records", "syncs", "seconds")
+        }
+        for kind in SPANS
+    }
+    return {**result, "tinker": tinker, "snapshot": _snapshot(process, state)}
+
+
+# The forward_backward, which returns the loss, and the optim_step of one adapter.
+Way = tuple[Callable[[], float], Callable[[], object]]
+
+
+def over_grpc(client: Any, rows: np.ndarray, name: str, durability: str) -> Way:
+    # A record has the adapter's name, so the name is as long as that of a model.
+    adapter = client.create_adapter(
+        name.ljust(len(f"{0:032}.train.0"), "-"),
+        rank=RANK,
+        seed=0,
+        durability=durability,
+    )
+    data = [weft.Datum.next_token(rows[0])]
+    return (
+        lambda: float(adapter.forward_backward(data).metrics["loss:sum"]),
+        lambda: adapter.optim_step(learning_rate=1e-4),
+    )
+
+
+def over_tinker(address: str, work: Path, rows: np.ndarray) -> Way:
+    model = tinker_model.TinkerModel(address, work, rows)
+    return model.forward_backward, model.optim_step
 
 
 class Steps:
@@ -109,30 +159,22 @@ class Steps:
 
     def __init__(
         self,
-        options: argparse.Namespace,
         process: daemon.Daemon,
-        client: Any,
-        name: str,
-        durability: str,
+        gradient: Callable[[], float],
+        update: Callable[[], object],
     ):
         self._process = process
-        self._adapter = client.create_adapter(
-            name, rank=RANK, seed=1, durability=durability
-        )
-        rows = inputs.rows(options.model, 1, options.length + 1)
-        self._data = [weft.Datum.next_token(rows[0])]
+        self._gradient = gradient
+        self._update = update
         self.runs: list[dict[str, Any]] = []
 
     def take(self) -> None:
         def gradient() -> None:
-            metrics = self._adapter.forward_backward(self._data).metrics
-            run["loss"] = float(metrics["loss:sum"])
+            run["loss"] = self._gradient()
 
         run: dict[str, Any] = {}
         run["forward_backward"] = self._counted(gradient)
-        run["optim_step"] = self._counted(
-            lambda: self._adapter.optim_step(learning_rate=1e-4)
-        )
+        run["optim_step"] = self._counted(self._update)
         self.runs.append(run)
 
     def of(self, kind: str, figure: str) -> list[float]:
@@ -170,16 +212,15 @@ def profiled(process: daemon.Daemon, pieces: int) -> Iterator[Future[Any]]:
         yield future
 
 
-def _take_turns(pair: dict[str, Steps], reps: int) -> None:
+def _take_turns(sides: dict[str, Steps], reps: int) -> None:
     for number in range(reps):
-        for steps in pair.values():
+        for steps in sides.values():
             steps.take()
-        unlogged, logged = (steps.runs[-1] for steps in pair.values())
-        report.expect_close(
-            "loss", logged["loss"], unlogged["loss"], report.LOSS_TOLERANCE
-        )
-        if any(unlogged[kind]["log_bytes"] > 0 for kind in SPANS):
-            raise SystemExit("a step of durability memory added to the log")
+        unlogged, logged, tinker = (steps.runs[-1] for steps in sides.values())
+        for run in (logged, tinker):
+            report.expect_close(
+                "loss", run["loss"], unlogged["loss"], report.LOSS_TOLERANCE
+            )
         seconds = ", ".join(f"{kind} {logged[kind]['seconds']:.3f} s" for kind in SPANS)
         print(f"log_cost: step {number + 1} of {reps}: {seconds}", file=sys.stderr)
 
@@ -190,17 +231,18 @@ def _kind(
     """Returns what a step of this kind costs: medians for the times of the engine and
     of the step, and means for the rest."""
     recorded = [span["dur"] for span in spans if span["name"] == SPANS[kind]]
-    if len(recorded) != 2 * len(logged.runs):
+    if len(recorded) != 3 * len(logged.runs):
         raise SystemExit(
             f"a profile of {PROFILE_SECONDS} s has {len(recorded)} of"
-            f" {2 * len(logged.runs)} spans; take fewer --reps"
+            f" {3 * len(logged.runs)} spans; take fewer --reps"
         )
     syncs = sum(logged.of(kind, "syncs"))
     return {
         "log_bytes": statistics.mean(logged.of(kind, "log_bytes")),
         "records": statistics.mean(logged.of(kind, "records")),
-        # The adapters take turns, and the logged one comes second.
-        "engine_microseconds": statistics.median(recorded[1::2]),
+        "syncs": syncs / len(logged.runs),
+        # They take turns, and the logged adapter comes second.
+        "engine_microseconds": statistics.median(recorded[1::3]),
         "sync_seconds": sum(logged.of(kind, "sync_seconds")) / syncs,
         "seconds": statistics.median(logged.of(kind, "seconds")),
         "unlogged_seconds": statistics.median(unlogged.of(kind, "seconds")),
@@ -215,7 +257,7 @@ def _snapshot(process: daemon.Daemon, state: Path) -> dict[str, float]:
     begin = stamps.get("writing a last snapshot")
     if begin is None:
         raise SystemExit("the stop wrote no snapshot; take more --reps")
-    (image,) = (state / "images").iterdir()
+    image = next((state / "images").iterdir())
     end = stamps["snapshot written, log cut"]
     return {
         "image_bytes": image.stat().st_size,

@@ -89,6 +89,57 @@ TEST_F(DrainTest, ASaveBehindStepsThatWaitIsRefused) {
   EXPECT_EQ(Save(0), kUnavailable);
 }
 
+// Another step behind a gap ends, because its caller sends it again.
+TEST(KeptStepTest, BehindAGapItOutlivesADrainWhichDoesNotWaitForIt) {
+  FakeEngineThread engine({.records_steps = true});
+  Dispatcher& dispatcher = engine.dispatcher();
+  engine.Create("a", "tenant", [](const absl::StatusOr<AdapterKey>&) {});
+  (void)engine.Next();
+  std::vector<std::string> ends;
+  const auto submit = [&](uint64_t step, const std::string& name) {
+    const auto say = [&ends, name](const char* what) {
+      ends.push_back(name + what);
+    };
+    const KeepStep keep{.note = "n", .kept = [say] { say(" kept"); }};
+    (void)dispatcher.steps().Submit(
+        OneDatum("a", step), TrainItem(),
+        [say](const absl::StatusOr<StepResultPtr>& result, bool) {
+          say(result.ok() ? " done" : " lost");
+        },
+        {.step = name == "kept" ? keep : KeepStep(),
+         .record = [say](uint64_t, AdapterKey) { say(" recorded"); }});
+  };
+  submit(2, "kept");
+  submit(3, "other");
+  bool drained = false;
+  dispatcher.Drain(
+      [&](const absl::StatusOr<bool>& done) { drained = done.ok(); });
+  (void)engine.Next();
+  engine.RunReplies();
+  EXPECT_TRUE(drained);
+  EXPECT_THAT(ends, ElementsAre("kept recorded", "kept kept", "other lost"));
+  const std::vector<AcceptedStep> kept = dispatcher.recovery().Kept();
+  ASSERT_EQ(kept.size(), 1);
+  EXPECT_EQ(kept[0].step, 2);
+  EXPECT_EQ(kept[0].note, "n");
+
+  dispatcher.Undrain();
+  engine.Train("a", 1);
+  const std::optional<Work> work = engine.Next();
+  ASSERT_TRUE(work && std::holds_alternative<RunTrain>(*work));
+  const auto& slices = std::get<RunTrain>(*work).slices;
+  ASSERT_EQ(slices.size(), 2);
+  EXPECT_FALSE(slices[0].step.kept);
+  EXPECT_TRUE(slices[1].step.kept);
+  EXPECT_EQ(slices[1].step.id, kept[0].work);
+  for (const auto& [slice, step] : slices) {
+    dispatcher.steps().Complete(step.id, TrainResult());
+  }
+  engine.RunReplies();
+  EXPECT_EQ(ends.back(), "kept done");
+  EXPECT_THAT(dispatcher.recovery().Kept(), IsEmpty());
+}
+
 TEST_F(DrainTest, TheLastOneTakesNoSaveAndWaitsForAll) {
   std::shared_ptr<void> read = dispatcher().Hold();
   dispatcher().Finish([this](const absl::StatusOr<bool>& drained) {

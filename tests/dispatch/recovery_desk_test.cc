@@ -57,7 +57,8 @@ class RecoveryDeskTest : public ::testing::Test {
 
   FakeEngineThread engine_{{.residency = {.max_resident = 4},
                             .max_adapters = 3,
-                            .max_adapters_per_tenant = 2}};
+                            .max_adapters_per_tenant = 2,
+                            .records_steps = true}};
   int replayed_ = 0;
   absl::Status end_of_replay_;
 };
@@ -102,6 +103,28 @@ TEST_F(RecoveryDeskTest, StepsGoOnAfterTheRestoredOnes) {
   EXPECT_EQ(adapters().Info("a")->next_step, 41);
   Submit("a", 41);
   EXPECT_EQ(Run(), "a");
+}
+
+TEST_F(RecoveryDeskTest, AKeptStepOfAnEarlierProcessRunsOnce) {
+  Create("a");
+  desk().Reserve(1, 0, /*next_work=*/8);
+  const OptimStepRequest request{.adapter_id = "a", .step = 1};
+  desk().Resume(*adapters().KeyOf("a"), /*id=*/7, PayloadDigest(request),
+                request, "note", {.kind = WorkKind::kOptim, .tokens = 1});
+  ASSERT_EQ(desk().Kept().size(), 1);
+  EXPECT_EQ(desk().Kept()[0].work, 7);
+  int results = 0;
+  // Its caller asks for the result, or sends it again.
+  dispatcher().steps().Retrieve(
+      "a", 1, [&results](const absl::StatusOr<StepResultPtr>& result) {
+        results += result.ok() ? 1 : 0;
+      });
+  Submit("a", 1);
+  EXPECT_EQ(Run(), "a");
+  engine_.RunReplies();
+  EXPECT_EQ(results, 1);
+  EXPECT_EQ(Run(), "");
+  EXPECT_TRUE(desk().Kept().empty());
 }
 
 TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {

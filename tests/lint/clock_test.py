@@ -17,7 +17,7 @@ WALL = {
     "src/base/clock.h": "the start of SteadyNow",
     "src/base/observe/log.cc": "the time of a log line",
     "src/dispatch/adapter_desk.cc": "when an adapter was used",
-    "src/dispatch/step_desk.cc": "when an adapter was used",
+    "src/dispatch/state.cc": "when an adapter was used",
     "src/log/recorder.cc": "the id of a run in the log",
     "src/engine/device/engine_probe.cc": "a metric that alerts compare with the time",
     "server/call/authenticator.cc": "expiry of tokens",

@@ -135,6 +135,51 @@ TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
   EXPECT_EQ(log->changed.at("b").last, given_up);
 }
 
+// An accepted step runs in the next process, so it is only given up as far as
+// it has begun.
+TEST_F(LogSummaryTest, AnAcceptedStepGoesOnUntilItsEnd) {
+  Make(kA, "a");
+  const auto accept = [this](uint64_t work) {
+    return Write(AcceptedRecord{.work = work,
+                                .key = kA,
+                                .step = work,
+                                .digest = "d",
+                                .request = TrainRequest()});
+  };
+  for (const uint64_t work : {7, 8, 9}) accept(work);
+  Batch({7}, /*last=*/true);
+  Batch({8}, /*last=*/false);
+  Write(DoneRecord{.key = kA, .step = 9, .result = {}, .accepted = 9});
+  const uint64_t last = accept(12);
+  const absl::StatusOr<LogSummary> log = Read();
+  ASSERT_THAT(log, IsOk());
+  EXPECT_THAT(log->given_up, ElementsAre(8));
+  EXPECT_EQ(log->changed.at("a").last, last);
+  EXPECT_EQ(log->next_work, 13);
+}
+
+TEST_F(LogSummaryTest, ABatchFindsTheAcceptedStepsOfTheSnapshot) {
+  Snapshot snapshot;
+  snapshot.adapters = {
+      StoredAdapter{.key = kA, .adapter_id = "a", .tenant = "t"},
+      StoredAdapter{.key = kB, .adapter_id = "b", .tenant = "t"}};
+  snapshot.accepted = {
+      {.work = 7, .key = kA, .step = 1, .request = TrainRequest()},
+      {.work = 8, .key = kB, .step = 1, .request = TrainRequest()}};
+  const uint64_t batch = Batch({7}, /*last=*/true);
+  std::promise<void> durable;
+  writer_->WhenDurable([&] { durable.set_value(); });
+  durable.get_future().wait();
+  const absl::StatusOr<LogSummary> log =
+      ReadLog(*folder_, snapshot, {.max_resident = 8});
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ(log->changed.at("a").last, batch);
+  // Its step runs when the log is at its end, and until then nobody changes it.
+  EXPECT_EQ(log->changed.at("b").last, 0);
+  EXPECT_THAT(log->given_up, IsEmpty());
+  EXPECT_EQ(log->next_work, 9);
+}
+
 TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   Make(kA, "a");
   Write(
@@ -196,6 +241,17 @@ TEST_F(LogSummaryTest, WhatNoStartCanReplayIsFoundBeforeItServes) {
   Batch({7}, /*last=*/true);
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
                                "request 7, which has not begun"));
+}
+
+TEST_F(LogSummaryTest, AnAcceptedStepHasARequestOrTheErrorWithWhichItFails) {
+  Make(kA, "a");
+  Write(AcceptedRecord{.work = 6,
+                       .key = kA,
+                       .step = 1,
+                       .refused = StepFailure{absl::InternalError("no")}});
+  EXPECT_THAT(Read(), IsOk());
+  Write(AcceptedRecord{.work = 7, .key = kA, .step = 2});
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss, "has no request"));
 }
 
 TEST_F(LogSummaryTest, AnImageThatTheLogNamesMustBeThere) {

@@ -220,6 +220,21 @@ TEST(RecordTest, ATrainingRequestKeepsItsDigest) {
   EXPECT_EQ(Encode(Record(begin)), bytes);
 }
 
+// The log gets an accepted step in two parts, because its place is known last.
+TEST(RecordTest, AnAcceptedStepAndItsPlaceAreOneRecord) {
+  AcceptedRecord accepted{
+      .step = 7, .digest = "digest", .request = Train(), .note = "note"};
+  const std::string bytes =
+      Encode(Record(accepted)) + EncodePlace(5, AdapterKey{2});
+  const absl::StatusOr<Record> read = DecodeRecord(bytes);
+  ASSERT_TRUE(read.ok()) << read.status();
+  accepted.work = 5;
+  accepted.key = AdapterKey{2};
+  EXPECT_EQ(Encode(*read), Encode(Record(accepted)));
+  const auto& request = *std::get<AcceptedRecord>(*read).request;
+  EXPECT_EQ(PayloadDigest(request), PayloadDigest(*accepted.request));
+}
+
 TEST(RecordTest, ATrainingRequestKeepsWhatItTookFromRecords) {
   TrainRequest request = Train();
   request.replayed = {
@@ -351,28 +366,33 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   const Snapshot snapshot{
       .next_key = 12,
       .last_epoch = 34,
-      .adapters = {
-          {.key = AdapterKey{4},
-           .adapter_id = "a",
-           .tenant = "t",
-           .config = Config(),
-           .epoch = 33,
-           .last_step = 21,
-           .next_step = 23,
-           .created_at = absl::FromUnixMicros(1234567),
-           .image = ImageRecord{.file = "f",
-                                .optim_steps = 6,
-                                .optimizer = Optimizer::kMuon,
-                                .versions = {7, 3},
-                                .snapshots = {{"s", 3}}},
-           .replies = {{.step = 20,
-                        .digest = "d",
-                        .result = Shared(PublishedSnapshot{.version = 3})},
-                       {.step = 22,
-                        .digest = "l",
-                        .result = Shared(AdapterInfo{.adapter_id = "a",
-                                                     .config = Config(),
-                                                     .snapshots = {"s"}})}}}}};
+      .adapters =
+          {{.key = AdapterKey{4},
+            .adapter_id = "a",
+            .tenant = "t",
+            .config = Config(),
+            .epoch = 33,
+            .last_step = 21,
+            .next_step = 23,
+            .created_at = absl::FromUnixMicros(1234567),
+            .image = ImageRecord{.file = "f",
+                                 .optim_steps = 6,
+                                 .optimizer = Optimizer::kMuon,
+                                 .versions = {7, 3},
+                                 .snapshots = {{"s", 3}}},
+            .replies = {{.step = 20,
+                         .digest = "d",
+                         .result = Shared(PublishedSnapshot{.version = 3})},
+                        {.step = 22,
+                         .digest = "l",
+                         .result = Shared(AdapterInfo{.adapter_id = "a",
+                                                      .config = Config(),
+                                                      .snapshots = {"s"}})}}}},
+      .accepted = {{.work = 9,
+                    .key = AdapterKey{4},
+                    .step = 23,
+                    .digest = "d",
+                    .request = Train()}}};
   const absl::StatusOr<Snapshot> read = DecodeSnapshot(*Encode(snapshot));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->next_key, 12);
@@ -391,6 +411,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
             3);
   EXPECT_EQ(std::get<AdapterInfo>(*adapter.replies.at(1).result).config,
             Config());
+  EXPECT_EQ(read->accepted.at(0).work, 9);
   EXPECT_EQ(*Encode(*read), *Encode(snapshot));
 }
 
@@ -414,7 +435,7 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
                          .optimizer = Optimizer::kMuon});
   EXPECT_EQ(loaded.file, "f");
   EXPECT_EQ(loaded.optimizer, Optimizer::kMuon);
-  EXPECT_EQ(PayloadDigest(loaded.request), PayloadDigest(request));
+  EXPECT_EQ(PayloadDigest(*loaded.request), PayloadDigest(request));
   EXPECT_EQ(Again(SettingsRecord{.settings = "threads=2"}).settings,
             "threads=2");
   EXPECT_EQ(Again(RemovedRecord{.key = AdapterKey{9}}).key, AdapterKey{9});

@@ -90,7 +90,10 @@ class CannedEngine final : public engine::Engine {
   [[nodiscard]] SampleRequest last_sample() const;
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
-  CancelHandle Submit(StepRequest request, StepCallback done) override;
+  CancelHandle Submit(StepRequest request, KeepStep keep,
+                      StepCallback done) override;
+  // No step is on disk.
+  [[nodiscard]] std::vector<KeptStep> TakeResumed() override { return {}; }
   [[nodiscard]] int64_t ReplayBytes(
       const TrainRequest& /*request*/) const override {
     return replay_bytes_;

@@ -74,7 +74,8 @@ void CannedEngine::Keep(const StepRequest& request) {
   }
 }
 
-CancelHandle CannedEngine::Submit(StepRequest request, StepCallback done) {
+CancelHandle CannedEngine::Submit(StepRequest request, KeepStep keep,
+                                  StepCallback done) {
   Callback<StepResultPtr> end = [done](absl::StatusOr<StepResultPtr> result) {
     done(std::move(result), /*replayed=*/false);
   };
@@ -97,7 +98,8 @@ CancelHandle CannedEngine::Submit(StepRequest request, StepCallback done) {
   }
   if (item.kind != dispatch::WorkKind::kAdapterOp)
     done = Counted(std::move(done));
-  return dispatcher_.steps().Submit(std::move(request), item, std::move(done));
+  return dispatcher_.steps().Submit(std::move(request), item, std::move(done),
+                                    {.step = std::move(keep)});
 }
 
 CancelHandle CannedEngine::Sample(SampleRequest request,

@@ -4,6 +4,7 @@ a step and its result, and what a step costs the disk."""
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from raw_client import RawClient
-from tinker_daemon import BUILD_DIR, TinkerDaemon
+from tinker_daemon import BUILD_DIR, WEFTCTL, TinkerDaemon
 
 FAILPOINTS = BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
 # The groups of records that a run of `Rounds` writes, and some more.
@@ -82,6 +83,31 @@ def test_each_step_has_one_result_wherever_the_server_dies(mortal: Mortal) -> No
         mortal.restart(f"{point}=kill#{write}")
         assert norms_of(mortal, struck, seq) == expected
     assert mortal.deaths >= MOST_WRITES // 2
+
+
+@pytest.mark.parametrize("end", ["kill", "snapshot", "stop"])
+def test_a_step_behind_a_gap_waits_in_the_next_process(
+    mortal: Mortal, end: str
+) -> None:
+    """The steps that come before it come to the next process. What fails comes back,
+    too."""
+    client, server = mortal.client, mortal.tinker.server
+    calm, struck = (client.model(client.session()) for _ in range(2))
+    expected = norms_of(mortal, calm, 1)
+    fails = client.train(struck, 3, loss="none")
+    behind = [client.train(struck, 5), client.step(struck, 6)]
+    if end == "snapshot":
+        command = [str(WEFTCTL), "state", "snapshot", "--server", server.address]
+        subprocess.run(command, check=True)
+    (server.stop if end == "stop" else server.kill)()
+    server.start()
+    first = [client.train(struck, 1), client.step(struck, 2)]
+    assert client.norm(first[1]) == expected[0]
+    assert client.result(fails)["category"] == "user"
+    client.save(struck, 4, "between")
+    assert client.norm(behind[1]) == expected[1]
+    # The result stays, and a repeated request gets it.
+    assert client.norm(client.step(struck, 6)) == expected[1]
 
 
 def syncs(server: TinkerDaemon) -> int:

@@ -1,5 +1,6 @@
 #include "src/engine/recovery/log_replay.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 #include <variant>
@@ -13,12 +14,17 @@
 namespace weft::engine {
 
 void LogReplay::Start(log::LogReader reader,
+                      std::vector<log::AcceptedRecord> accepted,
                       std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);
   reader_ = std::move(reader);
+  for (log::AcceptedRecord& step : accepted) {
+    accepted_.emplace(step.work, std::move(step));
+  }
   for (const auto& [id, adapter] : report_.log.changed) {
     last_records_.emplace(adapter.last, id);
   }
+  EndRecord(0);  // The log has no record of these adapters, only the snapshot.
   progress_ = std::make_unique<Progress>(
       "running the log again", static_cast<int64_t>(reader_->total_bytes()),
       "B");
@@ -103,9 +109,27 @@ void LogReplay::EndRecord(uint64_t sequence) {
     const std::string& name = it->second;
     // The adapter has no later record, so its open requests did not complete.
     GiveUpIf([&](AdapterKey key) { return NameOf(key) == name; });
-    context_.dispatcher.recovery().SetReady(name);
+    if (HasAccepted(name)) {
+      late_.push_back(name);
+    } else {
+      context_.dispatcher.recovery().SetReady(name);
+    }
   }
   last_records_.erase(ended.first, ended.second);
+}
+
+bool LogReplay::HasAccepted(const std::string& adapter_id) const {
+  return std::ranges::any_of(accepted_, [&](const auto& entry) {
+    return NameOf(entry.second.key) == adapter_id;
+  });
+}
+
+void LogReplay::ResumeSteps() {
+  for (auto& [work, step] : accepted_) resume_(step);
+  accepted_.clear();
+  for (const std::string& name : std::exchange(late_, {})) {
+    context_.dispatcher.recovery().SetReady(name);
+  }
 }
 
 void LogReplay::Finish(const absl::Status& status) {
@@ -113,6 +137,7 @@ void LogReplay::Finish(const absl::Status& status) {
   context_.dispatcher.recovery().SetTimeLeft(absl::ZeroDuration());
   reader_.reset();
   while (!begun_.empty()) GiveUp(begun_.begin());
+  if (status.ok()) ResumeSteps();
   done_(status);
 }
 

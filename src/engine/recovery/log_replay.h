@@ -40,22 +40,28 @@ struct RecoveryReport {
 
 class LogReplay {
  public:
+  using Resume = std::function<void(log::AcceptedRecord&)>;
+
   // The objects behind the pointers outlive this object. `settings` are the
-  // settings of this process, in the form of a SettingsRecord.
+  // settings of this process, in the form of a SettingsRecord. `resume` runs a
+  // step that was accepted and has not ended.
   LogReplay(const EngineContext* context, AdapterManager* manager,
             BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
-            std::string settings, RecoveryReport* report)
+            std::string settings, Resume resume, RecoveryReport* report)
       : context_(*context),
         manager_(*manager),
         trainer_(*trainer),
         steps_(*steps),
         snapshots_(*snapshots),
         settings_(std::move(settings)),
+        resume_(std::move(resume)),
         report_(*report) {}
 
-  // Replays the reader's records before report->log.next_sequence. Then, or
-  // after the first error, runs `done` with the status.
-  void Start(log::LogReader reader,
+  // Replays the reader's records before report->log.next_sequence. `accepted`
+  // are those of the snapshot. When the log is at its end, resumes all steps
+  // that were accepted and have not ended. Then, or after the first error, runs
+  // `done` with the status.
+  void Start(log::LogReader reader, std::vector<log::AcceptedRecord> accepted,
              std::function<void(const absl::Status&)> done);
 
  private:
@@ -67,12 +73,19 @@ class LogReplay {
   void ReadRecord();
   void ApplyRecord(const log::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence number.
+  // But an adapter that has accepted steps waits for the end of the replay:
+  // their teachers may be other adapters.
   void EndRecord(uint64_t sequence);
+  [[nodiscard]] bool HasAccepted(const std::string& adapter_id) const;
+  // Begins the request of a batch, if it was accepted and has not begun.
+  void BeginAccepted(uint64_t work);
+  void ResumeSteps();
   void Finish(const absl::Status& status);
 
   void Apply(log::StoredAdapter& adapter, const Next& next);
   void Apply(log::RemovedRecord& removed, const Next& next);
   void Apply(log::BeginRecord& begin, const Next& next);
+  void Apply(log::AcceptedRecord& accepted, const Next& next);
   void Apply(log::GivenUpRecord& given_up, const Next& next);
   void Apply(log::BatchRecord& batch, const Next& next);
   void Apply(log::DoneRecord& done, const Next& next);
@@ -99,6 +112,7 @@ class LogReplay {
   StepExecutor& steps_;
   Snapshotter& snapshots_;
   const std::string settings_;
+  const Resume resume_;
   std::string other_settings_;  // The log's settings in the last warning.
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
@@ -122,6 +136,10 @@ class LogReplay {
 
   // Requests that have begun and not ended, by BeginRecord::work.
   BegunRequests begun_;
+  // Accepted steps that have not ended, by AcceptedRecord::work. Those that
+  // have begun are in begun_, too.
+  std::map<uint64_t, log::AcceptedRecord> accepted_;
+  std::vector<std::string> late_;  // Adapters that wait for the end.
   std::unique_ptr<Progress> progress_;
 };
 

@@ -30,8 +30,9 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
   absl::Notification opened;
   context_.dispatcher.Post([&, this](const absl::Status& open) {
     began_at_ = SteadyNow();
+    std::vector<log::AcceptedRecord> accepted;
     absl::StatusOr<log::LogReader> reader =
-        open.ok() ? Read() : absl::StatusOr<log::LogReader>(open);
+        open.ok() ? Read(&accepted) : absl::StatusOr<log::LogReader>(open);
     status = WayOut(reader.status());
     if (status.ok()) status = StartRecording(metrics);
     const absl::Status started = status;
@@ -41,9 +42,9 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
       Finish(started);
       return;
     }
-    replay_.Start(*std::move(reader), [this](const absl::Status& replayed) {
-      Finish(WayOut(replayed));
-    });
+    replay_.Start(
+        *std::move(reader), std::move(accepted),
+        [this](const absl::Status& replayed) { Finish(WayOut(replayed)); });
   });
   opened.WaitForNotification();
   return status;
@@ -53,9 +54,9 @@ absl::Status Recovery::failure() const {
   return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
 }
 
-absl::StatusOr<log::LogReader> Recovery::Read() {
-  WEFT_ASSIGN_OR_RETURN(const log::Snapshot snapshot,
-                        ReadSnapshot(*context_.state));
+absl::StatusOr<log::LogReader> Recovery::Read(
+    std::vector<log::AcceptedRecord>* accepted) {
+  WEFT_ASSIGN_OR_RETURN(log::Snapshot snapshot, ReadSnapshot(*context_.state));
   for (const log::StoredAdapter& adapter : snapshot.adapters) {
     WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
     ++report_.adapters;
@@ -68,12 +69,14 @@ absl::StatusOr<log::LogReader> Recovery::Read() {
       log::LogReader reader,
       log::LogReader::Open(*context_.state, snapshot.first_sequence));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
-  desk.Reserve(report_.log.next_key, report_.log.last_epoch);
+  desk.Reserve(report_.log.next_key, report_.log.last_epoch,
+               report_.log.next_work);
   std::map<std::string, std::string> tenants;
   for (const auto& [id, adapter] : report_.log.changed) {
     tenants.emplace(id, adapter.tenant);
   }
   desk.SetRecovering(std::move(tenants));
+  *accepted = std::move(snapshot.accepted);
   return reader;
 }
 

@@ -20,6 +20,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,20 +34,22 @@
 #include "src/engine/train/step_executor.h"
 #include "src/log/log_reader.h"
 #include "src/log/log_writer.h"
+#include "src/log/record.h"
 
 namespace weft::engine {
 
 class Recovery {
  public:
   // The pointers outlive the object. `settings` are those of a SettingsRecord.
+  // `resume` runs a step that was accepted and has not ended.
   Recovery(const EngineContext* context, AdapterManager* manager,
            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
-           std::string settings)
+           std::string settings, LogReplay::Resume resume)
       : context_(*context),
         snapshots_(*snapshots),
         settings_(std::move(settings)),
         replay_(context, manager, trainer, steps, snapshots, settings_,
-                &report_) {}
+                std::move(resume), &report_) {}
 
   // Reads the log to its end, starts to record, and begins the replay, which
   // goes on after Start has returned. After an error nothing is replayed.
@@ -63,8 +66,9 @@ class Recovery {
 
  private:
   // Restores adapters from the snapshot, and reads the log. Returns a reader of
-  // the log from the snapshot on.
-  [[nodiscard]] absl::StatusOr<log::LogReader> Read();
+  // the log from the snapshot on, and sets `*accepted` to the snapshot's steps.
+  [[nodiscard]] absl::StatusOr<log::LogReader> Read(
+      std::vector<log::AcceptedRecord>* accepted);
   [[nodiscard]] absl::Status StartRecording(log::LogMetrics* metrics);
   void Finish(absl::Status status);
 

@@ -59,6 +59,9 @@ void LogReplay::Apply(log::StoredAdapter& adapter, const Next& next) {
 
 void LogReplay::Apply(log::RemovedRecord& removed, const Next& next) {
   GiveUpIf([&](AdapterKey key) { return key == removed.key; });
+  std::erase_if(accepted_, [&](const auto& entry) {
+    return entry.second.key == removed.key;
+  });
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
   }
@@ -69,6 +72,23 @@ void LogReplay::Apply(log::BeginRecord& begin, const Next& next) {
   begun_[begin.work].step = context_.dispatcher.recovery().BeginStep(
       begin.key, begin.step, std::move(begin.digest), std::move(begin.request));
   next(absl::OkStatus());
+}
+
+void LogReplay::Apply(log::AcceptedRecord& accepted, const Next& next) {
+  accepted_.emplace(accepted.work, std::move(accepted));
+  next(absl::OkStatus());
+}
+
+void LogReplay::BeginAccepted(uint64_t work) {
+  const auto step = accepted_.find(work);
+  if (step == accepted_.end() || begun_.contains(work) ||
+      !step->second.request) {
+    return;
+  }
+  // A copy, because the step may begin again.
+  const log::AcceptedRecord& accepted = step->second;
+  begun_[work].step = context_.dispatcher.recovery().BeginStep(
+      accepted.key, accepted.step, accepted.digest, *accepted.request);
 }
 
 void LogReplay::Apply(log::GivenUpRecord& given_up, const Next& next) {
@@ -102,6 +122,7 @@ void LogReplay::Unpin(AdapterKey key) {
 void LogReplay::Apply(log::BatchRecord& batch, const Next& next) {
   std::vector<AdapterKey> keys;
   for (const TrainSlice& slice : batch.slices) {
+    BeginAccepted(slice.work_id);
     const auto step = begun_.find(slice.work_id);
     if (step == begun_.end()) {
       next(absl::DataLossError(absl::StrCat(
@@ -120,7 +141,10 @@ absl::Status LogReplay::RunBatch(const log::BatchRecord& batch) {
     const auto begun = begun_.find(slice.work_id);
     const StepTask step = begun->second.step;
     begun->second.between_slices = true;
-    if (slice.last) begun_.erase(begun);
+    if (slice.last) {
+      begun_.erase(begun);
+      accepted_.erase(slice.work_id);
+    }
     slice.work_id = step.id;
     train.slices.push_back({slice, step});
   }
@@ -133,6 +157,10 @@ absl::Status LogReplay::RunBatch(const log::BatchRecord& batch) {
 }
 
 void LogReplay::Apply(log::DoneRecord& done, const Next& next) {
+  if (auto accepted = accepted_.extract(done.accepted)) {
+    done.digest = std::move(accepted.mapped().digest);
+    if (done.again) done.request = std::move(accepted.mapped().request);
+  }
   if (!done.request) {
     context_.dispatcher.recovery().AddReply(
         done.key,
@@ -168,6 +196,10 @@ absl::Status LogReplay::RunAgain(const log::DoneRecord& done) {
 
 void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
   const AdapterKey key = loaded.key;
+  if (auto accepted = accepted_.extract(loaded.accepted)) {
+    loaded.digest = std::move(accepted.mapped().digest);
+    loaded.request = std::move(accepted.mapped().request);
+  }
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
   WithAdapters(
       {key},
@@ -181,7 +213,7 @@ void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
         state.optimizer = loaded.optimizer;
         return steps_.SetState(
             context_.dispatcher.recovery().BeginStep(
-                loaded.key, loaded.step, loaded.digest, loaded.request),
+                loaded.key, loaded.step, loaded.digest, *loaded.request),
             state, loaded.last_step, loaded.file);
       },
       next);

@@ -50,7 +50,11 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
 bool Snapshotter::IsDue() const {
   const EngineOptions& options = context_.options;
   const log::ReplayCost cost = context_.recorder.cost();
-  if (!context_.recorder.recording()) return false;
+  // After a failure the dispatcher drops kept steps, which a snapshot would
+  // lack then.
+  if (!context_.recorder.recording() || !context_.guard.failure().ok()) {
+    return false;
+  }
   if (!requests_.empty()) return true;
   if (SteadyNow() < not_before_) return false;
   if (cost.bytes > static_cast<uint64_t>(options.snapshot_log_bytes) ||
@@ -146,6 +150,7 @@ void Snapshotter::Begin() {
   PlanNextForRoom();
   snapshot_ = {.next_key = desk.next_key(), .last_epoch = desk.last_epoch()};
   context_.recorder.BeginSnapshot(&snapshot_);
+  snapshot_.accepted = desk.Kept();
   adapters_.clear();
   new_images_.clear();
   {

@@ -229,14 +229,19 @@ absl::Status StepExecutor::SetState(const StepTask& step,
   WEFT_RETURN_IF_ERROR(context_.guard.Guarded("LoadCheckpoint", [&] {
     context_.adapters.Find(step.adapter)->SetState(state);
   }));
-  context_.recorder.Write(log::LoadedRecord{.key = step.adapter,
-                                            .step = step.step,
-                                            .digest = *step.digest,
-                                            .request = *step.request,
-                                            .file = image,
-                                            .optim_steps = state.optim_steps,
-                                            .last_step = last_step,
-                                            .optimizer = state.optimizer});
+  log::LoadedRecord loaded{.key = step.adapter,
+                           .step = step.step,
+                           .file = image,
+                           .optim_steps = state.optim_steps,
+                           .last_step = last_step,
+                           .optimizer = state.optimizer};
+  if (step.kept) {
+    loaded.accepted = step.id;
+  } else {
+    loaded.digest = *step.digest;
+    loaded.request = *step.request;
+  }
+  context_.recorder.Write(loaded);
   context_.dispatcher.steps().Complete(step.id,
                                        AdapterInfo{.last_step = last_step},
                                        context_.adapters.Facts(step.adapter));

@@ -186,17 +186,24 @@ Json TinkerFrontTest::CreateModel(const std::string& session, int number) {
   return Json::parse(reply.body);
 }
 
-Json TinkerFrontTest::Train(const std::string& model, int seq) {
+std::future<HttpReply> TinkerFrontTest::TrainLater(const std::string& model,
+                                                   int seq) {
   const Json targets = {
       {"data", {4, 5}}, {"dtype", "int64"}, {"shape", Json::array({2})}};
   const Json datum = {{"model_input", Prompt({3, 4})},
                       {"loss_fn_inputs", {{"target_tokens", targets}}}};
-  return Post(
-      "forward_backward",
+  return AskLater(
+      "POST", "forward_backward",
       {{"model_id", model},
        {"seq_id", seq},
        {"forward_backward_input",
         {{"data", Json::array({datum})}, {"loss_fn", "cross_entropy"}}}});
+}
+
+Json TinkerFrontTest::Train(const std::string& model, int seq) {
+  const HttpReply reply = TrainLater(model, seq).get();
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  return Json::parse(reply.body);
 }
 
 std::string TinkerFrontTest::SaveSampler(const std::string& session) {

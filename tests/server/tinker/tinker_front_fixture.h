@@ -58,6 +58,7 @@ class TinkerFrontTest : public ::testing::Test {
                                           int number = 0);
   Json CreateModel(const std::string& session, int number = 0);
   Json Train(const std::string& model, int seq);
+  std::future<HttpReply> TrainLater(const std::string& model, int seq);
   // Makes a model and saves its weights for sampling; returns the path.
   std::string SaveSampler(const std::string& session);
   // Makes a model and saves its external weights; returns the path of the

@@ -280,10 +280,9 @@ TEST_F(TinkerFrontTest, AModelThatWasBeingMadeIsMadeAfterTheRestart) {
   engine_->Hold();
   const Json making = CreateModel(session);
   const std::string model = making["model_id"];
-  const Json step = Train(model, 1);
   RestartAll();
   EXPECT_EQ(Result(making)["model_id"], model);
-  EXPECT_TRUE(Result(step).contains("metrics"));
+  EXPECT_TRUE(Result(Train(model, 1)).contains("metrics"));
   EXPECT_TRUE(Result(Train(model, 2)).contains("metrics"));
 }
 
@@ -340,7 +339,7 @@ TEST_F(TinkerFrontTest, AResultFromBeforeTheRestartIsTheEngines) {
   std::vector<Json> before;
   for (const Json& step : steps) before.push_back(Result(step));
   EXPECT_EQ(before.back()["category"], "user") << before.back();
-  EXPECT_TRUE(engine_->NotesWith("tinker/step/").empty());
+  EXPECT_TRUE(engine_->NotesWith("tinker/making/").empty());
   Restart();
   for (size_t i = 0; i < steps.size(); ++i) {
     EXPECT_EQ(Result(steps[i]), before[i]) << i;
@@ -357,10 +356,10 @@ TEST_F(TinkerFrontTest, EntriesOfTheLedgerComeBackUntilTheyAreErased) {
   std::promise<void> kept;
   OnFront([&](Front& front) {
     const auto none = [](const absl::Status&) {};
-    front.ledger.Put(EntryKind::kStep, {"a:12", {{"n", 2}}, ""}, none);
-    front.ledger.Put(EntryKind::kStep, {"a:12", {{"n", 3}}, bytes}, none);
+    front.ledger.Put(EntryKind::kMaking, {"a:12", {{"n", 2}}, ""}, none);
+    front.ledger.Put(EntryKind::kMaking, {"a:12", {{"n", 3}}, bytes}, none);
     front.ledger.Put(EntryKind::kOrphan, {"../a", {}, ""}, none);
-    front.ledger.Put(EntryKind::kStep, {"b:1", {}, ""},
+    front.ledger.Put(EntryKind::kMaking, {"b:1", {}, ""},
                      [&kept](const absl::Status& put) {
                        EXPECT_THAT(put, IsOk());
                        kept.set_value();
@@ -368,9 +367,9 @@ TEST_F(TinkerFrontTest, EntriesOfTheLedgerComeBackUntilTheyAreErased) {
   });
   kept.get_future().wait();
   OnFront([&](Front& front) {
-    front.ledger.EraseSteps("b");
+    front.ledger.Erase(EntryKind::kMaking, "b:1");
     front.ledger.Erase(EntryKind::kOrphan, "../a");
-    const auto steps = front.ledger.ReadAll(EntryKind::kStep);
+    const auto steps = front.ledger.ReadAll(EntryKind::kMaking);
     ASSERT_EQ(steps.size(), 1u);
     EXPECT_EQ(steps[0].id, "a:12");
     EXPECT_EQ(steps[0].fields["n"], 3);
@@ -402,7 +401,7 @@ TEST_F(TinkerFrontTest, AServerThatStopsLeavesAModelToTheNextProcess) {
 
 class TinkerLoadTest : public TinkerFrontTest {
  protected:
-  // Asks to load a model and to train it. Both wait, as the engine is held.
+  // Asks to load a model, which waits, as the engine is held.
   void LoadHeld() {
     Start();
     const std::string session = NewSession();
@@ -413,13 +412,19 @@ class TinkerLoadTest : public TinkerFrontTest {
                                     {"model_seq_id", 1},
                                     {"path", path},
                                     {"optimizer", true}});
-    step_ = Train(model_, 1);
   }
 
   std::string model_;
   Json making_;
-  Json step_;
 };
+
+TEST_F(TinkerLoadTest, AStepIsTakenWhenItsModelIsMade) {
+  LoadHeld();
+  EXPECT_EQ(TrainLater(model_, 1).get().status, 503);
+  engine_->Release();
+  EXPECT_EQ(Result(making_)["model_id"], model_);
+  EXPECT_TRUE(Result(Train(model_, 1)).contains("metrics"));
+}
 
 TEST_F(TinkerLoadTest, AModelThatWasLoadedBeforeTheRestartIsNotLoadedAgain) {
   LoadHeld();
@@ -429,14 +434,14 @@ TEST_F(TinkerLoadTest, AModelThatWasLoadedBeforeTheRestartIsNotLoadedAgain) {
   ASSERT_TRUE(Eventually([&] { return engine_->num_adapters() > adapters; }));
   StartFront();
   EXPECT_EQ(Result(making_)["model_id"], model_);
-  EXPECT_TRUE(Result(step_).contains("metrics"));
+  EXPECT_TRUE(Result(Train(model_, 1)).contains("metrics"));
 }
 
 TEST_F(TinkerLoadTest, StepsFailIfTheRestartHasLostTheCheckpoint) {
   LoadHeld();
   RestartAll();
   EXPECT_EQ(Result(making_)["category"], "user");
-  EXPECT_EQ(Result(step_)["category"], "user");
+  EXPECT_EQ(Result(Train(model_, 1))["category"], "user");
 }
 
 TEST_F(TinkerFrontTest, StepsOfAModelThatCannotBeMadeFail) {
@@ -446,16 +451,6 @@ TEST_F(TinkerFrontTest, StepsOfAModelThatCannotBeMadeFail) {
   EXPECT_EQ(Result(CreateModel(session))["category"], "user");
   const Json result = Result(Train(absl::StrCat(session, ":train:0"), 1));
   EXPECT_EQ(result["category"], "user") << result;
-}
-
-TEST_F(TinkerFrontTest, ADrainLeavesAStepBehindAGapToTheNextProcess) {
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  const Json step = Train(model, 2);
-  std::promise<bool> drained;
-  engine_->Drain([&](const auto& done) { drained.set_value(done.ok()); });
-  EXPECT_TRUE(drained.get_future().get());
-  EXPECT_EQ(engine_->NotesWith("tinker/step/").size(), 1u);
 }
 
 TEST_F(TinkerFrontTest, AStepThatADrainTookBackRunsWhenWorkIsTakenAgain) {

@@ -99,23 +99,28 @@ TEST_F(TinkerMemoryTest, TheFrontServesOthersWhileARequestIsTranslated) {
 TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
   Start();
   const std::string model = Result(CreateModel(NewSession()))["model_id"];
-  // A body of 12 kB becomes 4 MiB of targets. Step 2 waits for step 1.
-  ForwardBackwardRequest request = Sparse(model, 1, 1024, 1024, 1024);
+  // A body of 200 kB becomes 4 MiB of targets. Step 2 waits for step 1.
+  ForwardBackwardRequest request = Sparse(model, 512, 32, 32, 64);
   request.set_seq_id(2);
-  EXPECT_EQ(SendTrain(request).status, 200);
+  const HttpReply waits = SendTrain(request);
+  EXPECT_EQ(waits.status, 200) << waits.body;
   OnFront([](Front& front) {
     // Another owner may have seven eighths of what is left.
     FairBudget& memory = *front.port.core()->memory;
     const auto is_left = [&memory](int64_t left) {
       return memory.Reserve("other", left - left / 8).ok();
     };
-    // The message and its plain form are charged. What was charged for reading
-    // the request is free again.
-    EXPECT_FALSE(is_left(memory.most() - (8 << 20)));
-    EXPECT_TRUE(is_left(memory.most() - (9 << 20)));
+    // Its plain form is charged. What was charged for reading the request and
+    // for the message, which has the targets, too, is free again.
+    EXPECT_FALSE(is_left(memory.most() - (4 << 20)));
+    EXPECT_TRUE(is_left(memory.most() - (8 << 20)));
   });
   request.set_seq_id(1);
   EXPECT_EQ(SendTrain(request).status, 200);  // Both steps can end now.
+  const HttpReply result =
+      Ask("POST", "retrieve_future",
+          {{"request_id", Json::parse(waits.body)["request_id"]}});
+  EXPECT_THAT(result.body, HasSubstr("too many for JSON"));
 }
 
 TEST_F(TinkerMemoryTest, ABodyOfEmptyMessagesIsRefusedUnparsed) {

@@ -85,8 +85,14 @@ TEST_F(TinkerOptimizersTest, ALoadThatFailsKeepsItAlsoAfterARefusal) {
   const std::string none = absl::StrCat("tinker://", model, "/weights/none");
   EXPECT_TRUE(Result(Load(model, 1, none, true)).contains("error"));
   ExpectFixed(model, 2);
-  // The front asks the engine again, which then finds no checkpoint.
+  // The client asks again, and then there is no checkpoint.
   engine_->FailNext(absl::UnavailableError("later"), "LoadCheckpoint");
+  const HttpReply later = Ask("POST", "load_weights",
+                              {{"model_id", model},
+                               {"seq_id", 3},
+                               {"path", none},
+                               {"optimizer", true}});
+  EXPECT_EQ(later.status, 503) << later.body;
   EXPECT_TRUE(Result(Load(model, 3, none, true)).contains("error"));
   ExpectFixed(model, 4);
   // A refusal for good.

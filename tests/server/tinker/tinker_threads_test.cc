@@ -124,14 +124,18 @@ TEST_F(TinkerThreadsTest, RecordsOfSamplesAreReadOnAnotherThread) {
       span->set_sequence_id("s:0");
       span->set_length(2);
     }
-    // The step that the engine does not take now is given to it again.
+    // The client sends the step again that the engine does not take now.
     engine_->FailNext(
         WithReason(absl::ResourceExhaustedError("the disk is full"),
                    {.name = "STATE_DISK_FULL", .values = {}}),
         "ForwardBackward");
     request.set_seq_id(request.seq_id() + 1);
-    const HttpReply reply = Send("forward_backward", kProtobufType, "",
-                                 request.SerializeAsString());
+    const auto send = [&] {
+      return Send("forward_backward", kProtobufType, "",
+                  request.SerializeAsString());
+    };
+    EXPECT_EQ(send().status, 429);
+    const HttpReply reply = send();
     const Json result = Result(Json::parse(reply.body));
     EXPECT_TRUE(result.contains("metrics")) << result;
     EXPECT_EQ(engine_->last_train().replay.spans.empty(), !recorded);
