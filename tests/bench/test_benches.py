@@ -72,13 +72,6 @@ def test_builds(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
     assert f"speed {other}/{daemon.BUILD_DIR}, train step" in ratios
 
 
-def test_durability(capsys: Any, tiny: tuple[str, str]) -> None:
-    result = quick("durability", capsys, *tiny, "--adapters", "3", "--length", "16")
-    assert all(entry["value"] > 0 for entry in result["ratio"].values())
-    logged = {side for side, of in result["ours"].items() if of["log_bytes_per_step"]}
-    assert logged == {"step", "half"}
-
-
 @pytest.mark.parametrize("shape", [(), ("--shape", "tiny")])
 def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) -> None:
     result = quick("log_cost", capsys, *tiny, *shape, "--length", "16", "--reps", "3")
@@ -90,13 +83,6 @@ def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) ->
     assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
     assert ours["snapshot"]["seconds"] > 0
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
-
-
-def test_restart(capsys: Any, tiny: tuple[str, str]) -> None:
-    size = ("--adapters", "3", "--unsaved", "2")
-    result = reported("restart", capsys, *tiny, *size)
-    assert result["ratio"]["seconds of a start after a stop"]["met"]
-    assert result["ratio"]["seconds of a start after a kill"]["value"] > 0
 
 
 def test_soak_counts_every_step_once(capsys: Any) -> None:
