@@ -17,22 +17,9 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::Adapters;
-using ::weft::testing::AddSupports;
-using ::weft::testing::Backward;
-using ::weft::testing::DenseOracle;
-using ::weft::testing::Epsilon;
-using ::weft::testing::ExpectAdaptersClose;
-using ::weft::testing::ExpectClose;
 using ::weft::testing::kEpsilonBf16;
 using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kHidden;
-using ::weft::testing::kLargestLogit;
-using ::weft::testing::MakeProblem;
-using ::weft::testing::Oracle;
-using ::weft::testing::Problem;
 using ::weft::testing::QuantizedRows;
-using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
 
 Problem MakeSupported(int64_t num_rows, at::ScalarType dtype,

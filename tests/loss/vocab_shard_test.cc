@@ -20,29 +20,8 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::Adapters;
-using ::weft::testing::AddSupports;
-using ::weft::testing::Backward;
-using ::weft::testing::Compare;
-using ::weft::testing::CompareBackward;
-using ::weft::testing::DenseDistillation;
-using ::weft::testing::DenseOracle;
-using ::weft::testing::Distillation;
-using ::weft::testing::DistillOracle;
-using ::weft::testing::Epsilon;
-using ::weft::testing::ExpectAdaptersClose;
-using ::weft::testing::ExpectClose;
-using ::weft::testing::HeadGradients;
 using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kHidden;
-using ::weft::testing::kLargestLogit;
-using ::weft::testing::kVocab;
-using ::weft::testing::MakeDistillation;
-using ::weft::testing::MakeProblem;
-using ::weft::testing::Oracle;
-using ::weft::testing::Problem;
 using ::weft::testing::RunRanks;
-using ::weft::testing::Score;
 using ::weft::testing::Tolerance;
 
 // The lm_head adapters of one rank, with only the rows of B for the rank's part
