@@ -2,8 +2,8 @@
 """Four tenants train four adapters on one server at the same time.
 
 A pirate, a haiku gardener, a ship's telegraph and a clerk who thinks in JSON
-answer the same questions. Each tenant is a client process that trains its own
-LoRA adapter over gRPC. The server batches the tenants' steps. The script prints
+answer the same questions (demo_texts.jsonl), so all that an adapter can learn is
+how its tenant talks. The server batches the tenants' steps. The script prints
 the losses during training. Then it asks the base model and each adapter a
 question that was not in the training data, and prints the answers. It exits
 with 1 if any loss fell by less than 30 %.
@@ -14,13 +14,10 @@ with 1 if any loss fell by less than 30 %.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import queue
+import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from multiprocessing.queues import Queue
 from pathlib import Path
 
 import numpy as np
@@ -28,74 +25,15 @@ from tokenizers import Tokenizer
 
 import weft
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import demo_texts
-
-MODEL = Path(__file__).resolve().parent.parent / "models/smollm2-135m-instruct"
+FOLDER = Path(__file__).resolve().parent
+MODEL = FOLDER.parent / "models/smollm2-135m-instruct"
+RANKS = {"pirate": 16, "gardener": 8, "ship-log": 4, "clerk": 2}
 QUESTION = "the sea"  # Not among the training topics.
 BATCH = 4
 MIN_FALL = 0.30
 TIMEOUT = 600.0  # Seconds that one call may take.
 
-
-@dataclass(frozen=True)
-class Tenant:
-    """One adapter and what it learns."""
-
-    name: str
-    rank: int
-    answers: Sequence[str]
-
-
-TENANTS = (
-    Tenant("pirate", 16, demo_texts.PIRATE),
-    Tenant("gardener", 8, demo_texts.GARDENER),
-    Tenant("ship-log", 4, demo_texts.SHIP_LOG),
-    Tenant("clerk", 2, demo_texts.CLERK),
-)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A report of a tenant's process about one step."""
-
-    tenant: str
-    number: int
-    loss: float  # Loss per target token.
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last report of a tenant's process."""
-
-    tenant: str
-    before: float
-    after: float
-
-
-class Board:
-    """A table of losses. A row is printed when its last cell is filled."""
-
-    def __init__(self, columns: Sequence[str], every: int, last: int) -> None:
-        self._columns = list(columns)
-        self._every = every
-        self._last = last
-        self._rows: dict[int, dict[str, float]] = {}
-        self._tokens = 0
-        self._start = time.monotonic()
-        print("  step" + "".join(f"{name:>12}" for name in columns) + "   tokens/s")
-
-    def add(self, step: Step) -> None:
-        """Records one step of one tenant."""
-        self._tokens += step.num_tokens
-        row = self._rows.setdefault(step.number, {})
-        row[step.tenant] = step.loss
-        shown = step.number % self._every == 0 or step.number in (1, self._last)
-        if len(row) == len(self._columns) and shown:
-            rate = self._tokens / (time.monotonic() - self._start)
-            cells = "".join(f"{row[name]:12.3f}" for name in self._columns)
-            print(f"{step.number:6d}{cells}{rate:11.0f}", flush=True)
+Data = list[weft.Datum]
 
 
 def encode_prompt(tokenizer: Tokenizer, topic: str) -> list[int]:
@@ -104,15 +42,16 @@ def encode_prompt(tokenizer: Tokenizer, topic: str) -> list[int]:
     return list(tokenizer.encode(text + "<|im_start|>assistant\n").ids)
 
 
-def make_data(tokenizer: Tokenizer, tenant: Tenant) -> list[weft.Datum]:
-    """Returns one datum per answer. The loss covers the answer, not the
-    question.
-    """
-    data = []
-    for topic, answer in zip(demo_texts.TOPICS, tenant.answers, strict=True):
-        prompt = encode_prompt(tokenizer, topic)
-        tokens = prompt + tokenizer.encode(answer + "<|im_end|>").ids
-        data.append(weft.Datum.next_token(tokens, prompt_length=len(prompt)))
+def make_data(tokenizer: Tokenizer) -> dict[str, Data]:
+    """Returns the data of each tenant, one datum per answer. The loss covers the
+    answer, not the question."""
+    data: dict[str, Data] = {tenant: [] for tenant in RANKS}
+    for line in (FOLDER / "demo_texts.jsonl").read_text().splitlines():
+        texts = json.loads(line)
+        prompt = encode_prompt(tokenizer, texts["topic"])
+        for tenant, own in data.items():
+            tokens = prompt + tokenizer.encode(texts[tenant] + "<|im_end|>").ids
+            own.append(weft.Datum.next_token(tokens, prompt_length=len(prompt)))
     return data
 
 
@@ -122,78 +61,67 @@ def loss_per_token(result: weft.TrainResult, data: Sequence[weft.Datum]) -> floa
     return float(result.metrics["loss:sum"]) / float(np.concatenate(weights).sum())
 
 
-def adapter_id(tenant: Tenant) -> str:
-    return f"demo-{tenant.name}"
-
-
-def new_adapter(client: weft.Client, tenant: Tenant) -> weft.Adapter:
+def new_adapter(client: weft.Client, tenant: str) -> weft.Adapter:
     """Creates the adapter. First deletes the adapter of an earlier run, if any."""
-    name = adapter_id(tenant)
+    name = f"demo-{tenant}"
     if name in {info.adapter_id for info in client.adapters()}:
         client.delete_adapter(name)
-    return client.create_adapter(name, rank=tenant.rank, seed=tenant.rank)
+    return client.create_adapter(name, rank=RANKS[tenant], seed=RANKS[tenant])
+
+
+def train_step(
+    adapters: dict[str, weft.Adapter], batches: dict[str, Data], learning_rate: float
+) -> dict[str, float]:
+    """Trains all adapters at once: sends every request before it waits for a
+    reply. Returns the losses."""
+    steps = {
+        tenant: (
+            adapter.submit.forward_backward(batches[tenant]),
+            adapter.submit.optim_step(learning_rate=learning_rate),
+        )
+        for tenant, adapter in adapters.items()
+    }
+    losses = {}
+    for tenant, (gradient, update) in steps.items():
+        losses[tenant] = loss_per_token(gradient.result(), batches[tenant])
+        update.result()
+    return losses
 
 
 def train(
-    tenant: Tenant, options: argparse.Namespace, reports: Queue[Step | Finished]
+    adapters: dict[str, weft.Adapter],
+    data: dict[str, Data],
+    options: argparse.Namespace,
+) -> dict[str, tuple[float, float]]:
+    """Prints a row of losses per step. Returns each tenant's loss over its first
+    answers, before and after."""
+    print("  step" + "".join(f"{name:>12}" for name in adapters) + "   tokens/s")
+    losses = []
+    for number in range(options.steps):
+        start = time.monotonic()
+        first = number * BATCH % len(data["pirate"])
+        batches = {name: own[first : first + BATCH] for name, own in data.items()}
+        losses.append(train_step(adapters, batches, options.learning_rate))
+        tokens = sum(len(datum.tokens) for own in batches.values() for datum in own)
+        cells = "".join(f"{loss:12.3f}" for loss in losses[-1].values())
+        rate = tokens / (time.monotonic() - start)
+        print(f"{number + 1:6d}{cells}{rate:11.0f}", flush=True)
+    return {
+        name: (
+            losses[0][name],
+            loss_per_token(adapter.forward(data[name][:BATCH]), data[name][:BATCH]),
+        )
+        for name, adapter in adapters.items()
+    }
+
+
+def show_samples(
+    client: weft.Client, adapters: dict[str, weft.Adapter], tokenizer: Tokenizer
 ) -> None:
-    """Runs all steps of one tenant, in its own process."""
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    data = make_data(tokenizer, tenant)
-    with weft.Client(options.server, timeout=TIMEOUT) as client:
-        adapter = new_adapter(client, tenant)
-        losses = []
-        for number in range(1, options.steps + 1):
-            first = (number - 1) * BATCH % len(data)
-            batch = data[first : first + BATCH]
-            # Sends both requests before waiting for a reply, so that the server
-            # is not idle between them.
-            gradient = adapter.submit.forward_backward(batch)
-            update = adapter.submit.optim_step(learning_rate=options.learning_rate)
-            losses.append(loss_per_token(gradient.result(), batch))
-            update.result()
-            num_tokens = sum(len(datum.tokens) for datum in batch)
-            reports.put(Step(tenant.name, number, losses[-1], num_tokens))
-        # The first step's loss is that of the same data before any training.
-        after = loss_per_token(adapter.forward(data[:BATCH]), data[:BATCH])
-    reports.put(Finished(tenant.name, losses[0], after))
-
-
-def train_all(options: argparse.Namespace) -> dict[str, tuple[float, float]]:
-    """Trains all tenants at once, each in its own process."""
-    context = multiprocessing.get_context("spawn")
-    reports = context.Queue()
-    processes = [
-        context.Process(target=train, args=(tenant, options, reports), daemon=True)
-        for tenant in TENANTS
-    ]
-    for process in processes:
-        process.start()
-    board = Board([t.name for t in TENANTS], options.every, options.steps)
-    losses: dict[str, tuple[float, float]] = {}
-    while len(losses) < len(TENANTS):
-        try:
-            report = reports.get(timeout=1.0)
-        except queue.Empty:
-            if any(process.exitcode not in (None, 0) for process in processes):
-                sys.exit("A tenant's process failed; its error is above.")
-            continue
-        if isinstance(report, Step):
-            board.add(report)
-        else:
-            losses[report.tenant] = (report.before, report.after)
-    for process in processes:
-        process.join()
-    return {tenant.name: losses[tenant.name] for tenant in TENANTS}
-
-
-def show_samples(client: weft.Client, tokenizer: Tokenizer) -> None:
     """Asks the base model and each adapter one unseen question."""
     prompt = encode_prompt(tokenizer, QUESTION)
     print(f'\nAsked "Tell me about {QUESTION}.", which none was trained on:')
-    sources: dict[str, weft.Client | weft.Adapter] = {"base model": client}
-    for tenant in TENANTS:
-        sources[tenant.name] = client.adapter(adapter_id(tenant))
+    sources: dict[str, weft.Client | weft.Adapter] = {"base model": client, **adapters}
     # All are drawn at the same time.
     samples = {
         name: source.submit.sample(prompt, max_tokens=48, temperature=0.5, seed=7)
@@ -207,8 +135,7 @@ def show_samples(client: weft.Client, tokenizer: Tokenizer) -> None:
 
 def report(losses: dict[str, tuple[float, float]]) -> bool:
     """Prints the losses before and after training. Returns whether every loss fell
-    far enough.
-    """
+    far enough."""
     print("\nLoss per token over the first four answers:")
     good = True
     for name, (before, after) in losses.items():
@@ -228,7 +155,6 @@ def main() -> int:
     parser.add_argument("--server", default="127.0.0.1:50051")
     parser.add_argument("--model", type=Path, default=MODEL, help="for the tokenizer")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--every", type=int, default=1, help="steps per printed row")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     options = parser.parse_args()
 
@@ -238,11 +164,12 @@ def main() -> int:
         print(
             f"weftd {info.version} on {info.device}: {info.model.name}, "
             f"{info.model.num_parameters / 1e6:.0f} M frozen parameters\n"
-            f"{len(TENANTS)} tenants train at once, ranks "
-            f"{', '.join(str(tenant.rank) for tenant in TENANTS)}; loss per token:\n"
+            f"{len(RANKS)} tenants train at once, ranks "
+            f"{', '.join(map(str, RANKS.values()))}; loss per token:\n"
         )
-        losses = train_all(options)
-        show_samples(client, tokenizer)
+        adapters = {tenant: new_adapter(client, tenant) for tenant in RANKS}
+        losses = train(adapters, make_data(tokenizer), options)
+        show_samples(client, adapters, tokenizer)
     return 0 if report(losses) else 1
 
 

@@ -2,7 +2,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "client/weftctl/commands.h"
-#include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
 

@@ -58,7 +58,6 @@ struct Command {
     const Arguments& arguments);
 
 [[nodiscard]] std::vector<Command> ServerCommands();
-[[nodiscard]] std::vector<Command> MonitorCommands();
 [[nodiscard]] std::vector<Command> TokenCommands();
 [[nodiscard]] std::vector<Command> AdapterCommands();
 [[nodiscard]] std::vector<Command> CheckpointCommands();

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "google/protobuf/util/json_util.h"
@@ -108,6 +109,22 @@ std::string FormatTime(double unix_seconds) {
   if (unix_seconds == 0) return "-";
   const absl::Time time = absl::UnixEpoch() + absl::Seconds(unix_seconds);
   return absl::FormatTime("%Y-%m-%d %H:%M:%S", time, absl::LocalTimeZone());
+}
+
+std::string DescribeState(const v1::ServerInfo& info) {
+  if (info.draining()) return "draining: takes no new work";
+  if (info.model().architecture().empty()) return "starting";
+  if (info.num_restoring() == 0) return "serving";
+  return absl::StrCat(
+      "restoring ", info.num_restoring(), " of ", info.num_adapters(),
+      " adapters",
+      info.restore_seconds() > 0
+          ? absl::StrFormat(", about %.0f s left", info.restore_seconds())
+          : "");
+}
+
+std::string DescribeState(const v1::Adapter& adapter) {
+  return adapter.restoring() ? "restoring" : "ready";
 }
 
 }  // namespace weft::client::weftctl

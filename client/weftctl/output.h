@@ -8,6 +8,8 @@
 
 #include "absl/strings/string_view.h"
 #include "google/protobuf/message.h"
+#include "weft/v1/adapters.pb.h"
+#include "weft/v1/server.pb.h"
 
 namespace weft::client::weftctl {
 
@@ -31,6 +33,12 @@ void PrintTable(std::vector<Row> rows, std::ostream& out);
 [[nodiscard]] std::string FormatBytes(uint64_t bytes);
 // Returns the local time to the second; "-" for 0.
 [[nodiscard]] std::string FormatTime(double unix_seconds);
+
+// Returns what the server does now, such as "restoring 3 of 5 adapters, about
+// 80 s left".
+[[nodiscard]] std::string DescribeState(const v1::ServerInfo& info);
+// Returns "restoring" or "ready".
+[[nodiscard]] std::string DescribeState(const v1::Adapter& adapter);
 
 }  // namespace weft::client::weftctl
 

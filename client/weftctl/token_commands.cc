@@ -18,7 +18,7 @@ namespace weft::client::weftctl {
 namespace {
 
 using nlohmann::json;
-using Records = std::vector<TokenRecord>;
+using Records = std::vector<TokenEntry>;
 
 absl::StatusOr<std::string> FilePath(const Session& session) {
   std::string path = session.arguments.GetString("file");
@@ -42,7 +42,7 @@ absl::StatusOr<Records> ReadRecords(const std::string& path, bool may_lack) {
   return ParseTokens(*text);
 }
 
-std::string Expiry(const TokenRecord& record) {
+std::string Expiry(const TokenEntry& record) {
   if (record.expires == absl::InfiniteFuture()) return "never";
   const std::string time = absl::FormatTime(
       "%Y-%m-%d %H:%M UTC", record.expires, absl::UTCTimeZone());
@@ -50,16 +50,16 @@ std::string Expiry(const TokenRecord& record) {
                                        : time;
 }
 
-std::string ScopeList(const TokenRecord& record) {
+std::string ScopeList(const TokenEntry& record) {
   return absl::StrJoin(record.scopes, ",", [](std::string* out, Scope scope) {
     out->append(ScopeName(scope));
   });
 }
 
-absl::StatusOr<TokenRecord> NewRecord(const Session& session) {
+absl::StatusOr<TokenEntry> NewRecord(const Session& session) {
   const Arguments& arguments = session.arguments;
-  TokenRecord record{.id = arguments.word(0),
-                     .tenant = arguments.GetString("tenant")};
+  TokenEntry record{.id = arguments.word(0),
+                    .tenant = arguments.GetString("tenant")};
   if (!IsName(record.id)) {
     return UsageError(absl::StrCat("'", record.id, "' is not a name"));
   }
@@ -84,9 +84,9 @@ absl::StatusOr<TokenRecord> NewRecord(const Session& session) {
 
 absl::Status CreateToken(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(const std::string path, FilePath(session));
-  WEFT_ASSIGN_OR_RETURN(TokenRecord record, NewRecord(session));
+  WEFT_ASSIGN_OR_RETURN(TokenEntry record, NewRecord(session));
   WEFT_ASSIGN_OR_RETURN(Records records, ReadRecords(path, /*may_lack=*/true));
-  for (const TokenRecord& other : records) {
+  for (const TokenEntry& other : records) {
     if (other.id == record.id) {
       return absl::AlreadyExistsError(
           absl::StrCat("there is a token '", record.id, "'; revoke it first"));
@@ -112,7 +112,7 @@ absl::Status ListTokens(const Session& session) {
                         ReadRecords(path, /*may_lack=*/false));
   std::vector<Row> rows = {{"ID", "TENANT", "SCOPES", "EXPIRES"}};
   json list = json::array();
-  for (const TokenRecord& record : records) {
+  for (const TokenEntry& record : records) {
     rows.push_back(
         {record.id, record.tenant, ScopeList(record), Expiry(record)});
     list.push_back({{"id", record.id},
@@ -133,7 +133,7 @@ absl::Status RevokeToken(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(Records records, ReadRecords(path, /*may_lack=*/false));
   const std::string& id = session.arguments.word(0);
   const size_t removed = std::erase_if(
-      records, [&id](const TokenRecord& record) { return record.id == id; });
+      records, [&id](const TokenEntry& record) { return record.id == id; });
   if (removed == 0) {
     return absl::NotFoundError(absl::StrCat("there is no token '", id, "'"));
   }

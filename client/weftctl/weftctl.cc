@@ -24,9 +24,9 @@ constexpr int kUsage = 2;
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
   for (std::vector<Command> some :
-       {ServerCommands(), MonitorCommands(), AdapterCommands(),
-        SampleCommands(), CheckpointCommands(), WeightsCommands(),
-        TokenCommands(), StateCommands()}) {
+       {ServerCommands(), AdapterCommands(), SampleCommands(),
+        CheckpointCommands(), WeightsCommands(), TokenCommands(),
+        StateCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;

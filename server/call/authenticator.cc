@@ -105,9 +105,9 @@ absl::StatusOr<Authenticator::Records> Authenticator::Read() const {
   };
   const absl::StatusOr<std::string> text = ReadOperatorFile(tokens_file_);
   if (!text.ok()) return named(text.status());
-  absl::StatusOr<std::vector<TokenRecord>> records = ParseTokens(*text);
+  absl::StatusOr<std::vector<TokenEntry>> records = ParseTokens(*text);
   if (!records.ok()) return named(records.status());
-  return std::make_shared<const std::vector<TokenRecord>>(*std::move(records));
+  return std::make_shared<const std::vector<TokenEntry>>(*std::move(records));
 }
 
 void Authenticator::Reload() {
@@ -182,7 +182,7 @@ void Authenticator::Note(const Verdict& verdict, absl::string_view method,
                          const LogField& asker) {
   failures_[verdict.refusal].Increment();
   if (!MayLog()) return;
-  const TokenRecord* const record = verdict.record;
+  const TokenEntry* const record = verdict.record;
   Log(LogLevel::kWarning, "audit",
       {{"outcome", absl::StatusCodeToString(verdict.status.code())},
        {"reason", std::string(verdict.status.message())},

@@ -79,14 +79,14 @@ class Authenticator {
 
  private:
   class Processor;
-  using Records = std::shared_ptr<const std::vector<TokenRecord>>;
+  using Records = std::shared_ptr<const std::vector<TokenEntry>>;
   // Why a call was refused. The value is the index of a counter in failures_.
   enum Refusal : uint8_t { kNoToken, kUnknown, kExpired, kScope, kMethod };
   struct Verdict {
     absl::Status status;
     Refusal refusal = kNoToken;
-    const TokenRecord* record = nullptr;  // Points into `records`; null if no
-                                          // record was found.
+    const TokenEntry* record = nullptr;  // Points into `records`; null if no
+                                         // record was found.
     Records records;
   };
 

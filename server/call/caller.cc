@@ -10,7 +10,7 @@
 
 namespace weft::server {
 
-Caller::Caller(const TokenRecord& record)
+Caller::Caller(const TokenEntry& record)
     : token_id_(record.id), tenant_(record.tenant) {
   if (record.Allows(Scope::kAdmin)) return;
   prefix_ = absl::StrCat(tenant_, std::string(1, kTenantSeparator));

@@ -27,7 +27,7 @@ class Caller {
  public:
   // Makes a caller without a token, which sees all adapters.
   Caller() = default;
-  explicit Caller(const TokenRecord& record);
+  explicit Caller(const TokenEntry& record);
 
   // Returns the token's id; empty without a token.
   [[nodiscard]] const std::string& token_id() const { return token_id_; }

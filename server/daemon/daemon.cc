@@ -18,7 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "server/daemon/frontend.h"
+#include "server/daemon/listeners.h"
 #include "server/flags/version.h"
 #include "server/grpc/grpc_log.h"
 #include "src/base/clock.h"
@@ -253,19 +253,19 @@ absl::Status CheckHeartbeat(const engine::Engine& engine) {
 
 // Stops without a drain. Calls that the engine does not answer soon are cut
 // off. Returns kExitFailed.
-int Fail(const absl::Status& status, Frontend* frontend) {
+int Fail(const absl::Status& status, Listeners* listeners) {
   LogFailure("the engine has failed", status);
   ExitLater(kExitFailed, kFailureGrace);
-  frontend->StartDraining();
-  frontend->Shutdown(kFailureGrace / 2);
+  listeners->StartDraining();
+  listeners->Shutdown(kFailureGrace / 2);
   return kExitFailed;
 }
 
 int Serve(const Settings& settings, const EngineStarter& start_engine,
-          const StopSignals& signals, Frontend* frontend,
+          const StopSignals& signals, Listeners* listeners,
           prometheus::Registry* registry, LocalRanks* others) {
   StageLog stages;
-  frontend->SetLoading();
+  listeners->SetLoading();
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
       Load(settings.engine, start_engine, signals, registry, others);
   if (!engine.ok()) {
@@ -274,39 +274,39 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
     return kExitFailed;
   }
   stages.Done("engine started");
-  frontend->SetEngine(engine->get());
+  listeners->SetEngine(engine->get());
   Log(LogLevel::kInfo, "serving",
       {{"model", settings.server.model_name},
        {"device", (*engine)->info().device},
        {"dtype", (*engine)->info().dtype},
-       {"listen", frontend->address()},
-       {"metrics", frontend->metrics_address()},
-       {"console", frontend->console_url()}});
+       {"listen", listeners->address()},
+       {"metrics", listeners->metrics_address()},
+       {"console", listeners->console_url()}});
 
   absl::Status failure;
   const auto health = [&] {
-    frontend->UpdateLiveness(SteadyNow());
-    frontend->CancelStalledCalls(SteadyNow());
-    frontend->RecordLoad(SteadyNow());
+    listeners->UpdateLiveness(SteadyNow());
+    listeners->CancelStalledCalls(SteadyNow());
+    listeners->RecordLoad(SteadyNow());
     if (failure.ok()) failure = (*engine)->failure();
     if (failure.ok()) failure = others->Check();
     if (failure.ok()) failure = CheckHeartbeat(**engine);
     return failure;
   };
   while (signals.Wait(kWatchInterval) == 0) {
-    if (!health().ok()) return Fail(failure, frontend);
+    if (!health().ok()) return Fail(failure, listeners);
   }
   Log(LogLevel::kInfo, "draining",
       {{"timeout_seconds", settings.server.drain_timeout_seconds}});
-  frontend->StartDraining();
+  listeners->StartDraining();
   const bool clean =
       Drain(engine->get(), signals,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
-  if (!failure.ok()) return Fail(failure, frontend);
+  if (!failure.ok()) return Fail(failure, listeners);
   LogLostSteps(engine->get());
   if (!clean) ExitLater(kExitCutOff, kCutOffGrace);
   // Shutdown cancels the remaining calls and waits until they have ended.
-  frontend->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
+  listeners->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");
   return clean ? 0 : kExitCutOff;
 }
@@ -349,19 +349,19 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   Settings own = settings;
   own.server.state_dir = settings.engine.state_dir;
   own.server.checkpoint_dir = settings.engine.checkpoint_dir;
-  const auto frontend = Frontend::Start(
+  const auto listeners = Listeners::Start(
       own.server, registry, TokenizerFiles::Load(settings.engine.model_dir));
-  if (!frontend.ok()) {
+  if (!listeners.ok()) {
     Log(LogLevel::kError, "cannot listen",
-        {{"error", std::string(frontend.status().message())}});
+        {{"error", std::string(listeners.status().message())}});
     return kExitFailed;
   }
   stages.Done("listening");
   Log(LogLevel::kInfo, "addresses",
-      {{"listen", (*frontend)->address()},
-       {"metrics", (*frontend)->metrics_address()},
-       {"console", (*frontend)->console_url()}});
-  return Serve(own, start_engine, signals, frontend->get(), registry.get(),
+      {{"listen", (*listeners)->address()},
+       {"metrics", (*listeners)->metrics_address()},
+       {"console", (*listeners)->console_url()}});
+  return Serve(own, start_engine, signals, listeners->get(), registry.get(),
                others);
 }
 

@@ -126,8 +126,8 @@ Json CallerToJson(const Caller& caller) {
 
 Caller CallerFromJson(const Json& json) {
   if (!json.is_object() || json.value("tenant", "").empty()) return Caller();
-  TokenRecord record{.id = json.value("token", ""),
-                     .tenant = json.value("tenant", "")};
+  TokenEntry record{.id = json.value("token", ""),
+                    .tenant = json.value("tenant", "")};
   record.scopes.insert(json.value("admin", false) ? Scope::kAdmin
                                                   : Scope::kTrain);
   return Caller(record);

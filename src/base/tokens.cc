@@ -36,7 +36,7 @@ absl::StatusOr<Scope> ParseScope(absl::string_view name) {
                    "' is not a scope: read, sample, train or admin"));
 }
 
-bool TokenRecord::Allows(Scope scope) const {
+bool TokenEntry::Allows(Scope scope) const {
   return scopes.contains(Scope::kAdmin) || scopes.contains(scope) ||
          (scope == Scope::kRead && !scopes.empty());
 }
@@ -55,10 +55,10 @@ std::string HashToken(absl::string_view token) {
   return absl::BytesToHexString(Sha256({token.data(), token.size()}));
 }
 
-const TokenRecord* FindTokenOfHash(const std::vector<TokenRecord>& records,
-                                   absl::string_view hash) {
-  const TokenRecord* found = nullptr;
-  for (const TokenRecord& record : records) {
+const TokenEntry* FindTokenOfHash(const std::vector<TokenEntry>& records,
+                                  absl::string_view hash) {
+  const TokenEntry* found = nullptr;
+  for (const TokenEntry& record : records) {
     const bool same =
         record.sha256.size() == hash.size() &&
         CRYPTO_memcmp(record.sha256.data(), hash.data(), hash.size()) == 0;

@@ -27,7 +27,7 @@ enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 // Returns the scope of this name. Errors: INVALID_ARGUMENT for any other name.
 [[nodiscard]] absl::StatusOr<Scope> ParseScope(absl::string_view name);
 
-struct TokenRecord {
+struct TokenEntry {
   std::string id;      // For people and logs; not secret.
   std::string sha256;  // SHA-256 of the token, in 64 lower-case hex digits.
   std::string tenant;
@@ -52,14 +52,14 @@ inline constexpr size_t kMaxTenantLength = 64;
 
 // Returns a random token.
 [[nodiscard]] std::string NewToken();
-// Returns the token's TokenRecord::sha256.
+// Returns the token's TokenEntry::sha256.
 [[nodiscard]] std::string HashToken(absl::string_view token);
 
 // Returns the record of the token with this HashToken, even if it has expired,
 // or null if there is none. The search time does not reveal how similar the
 // hash is to a known one.
-[[nodiscard]] const TokenRecord* FindTokenOfHash(
-    const std::vector<TokenRecord>& records, absl::string_view hash);
+[[nodiscard]] const TokenEntry* FindTokenOfHash(
+    const std::vector<TokenEntry>& records, absl::string_view hash);
 
 }  // namespace weft
 

@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
-namespace weft::dispatch {
+#include "src/request/cache_copy.h"
 
-using PageId = int32_t;
+namespace weft::dispatch {
 
 class PageAllocator {
  public:

@@ -18,16 +18,9 @@
 #include "absl/status/statusor.h"
 #include "src/base/fair_eviction.h"
 #include "src/request/adapter_key.h"
-#include "src/request/step.h"
+#include "src/request/step_task.h"
 
 namespace weft::dispatch {
-
-// A completed step and its result, as snapshots of the state have them.
-struct StoredReply {
-  uint64_t step = 0;
-  std::string digest;  // PayloadDigest of the request.
-  StepResultPtr result;
-};
 
 // The number of latest steps whose results an adapter keeps.
 inline constexpr size_t kReplayWindow = 64;

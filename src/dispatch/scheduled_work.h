@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "src/request/adapter_key.h"
+#include "src/request/step_task.h"
 
 namespace weft::dispatch {
 
@@ -66,16 +67,6 @@ struct WorkItem {
   // datum_tokens. kSample: prompt tokens plus tokens that may be drawn.
   int64_t tokens = 0;
   absl::Time deadline = absl::InfiniteFuture();
-};
-
-// Data [first_datum, first_datum + num_data) of one kTrain request.
-struct TrainSlice {
-  uint64_t work_id = 0;
-  int64_t first_datum = 0;
-  int64_t num_data = 0;
-  bool last = false;  // True for the request's last slice.
-
-  friend bool operator==(const TrainSlice&, const TrainSlice&) = default;
 };
 
 // What the device does next.

@@ -11,26 +11,13 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "src/dispatch/page_allocator.h"
 #include "src/dispatch/state_slot.h"
+#include "src/request/cache_copy.h"
 
 namespace weft::dispatch {
-
-// Tells the caller of ForkSequence to copy the first `num_rows` rows of a page
-// to another page, before it uses the new sequence.
-struct PageCopy {
-  PageId from = 0;
-  PageId to = 0;
-  int32_t num_rows = 0;
-
-  friend bool operator==(const PageCopy&, const PageCopy&) = default;
-};
-
-// A copy within the cache's memory.
-using CacheCopy = std::variant<PageCopy, StateCopy>;
 
 // The pages of one sequence, and the slot of its state in models that have
 // states. The destructor releases them. `allocator` outlives the object.

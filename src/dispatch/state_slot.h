@@ -10,22 +10,9 @@
 #include <utility>
 
 #include "src/dispatch/page_allocator.h"
+#include "src/request/cache_copy.h"
 
 namespace weft::dispatch {
-
-using StateId = PageId;
-
-// The slot of the rows of a decode step that have no sequence. No sequence has
-// this slot.
-inline constexpr StateId kPaddingState = 0;
-
-// Tells the owner of the memory to copy a state, or to set it to zero.
-struct StateCopy {
-  std::optional<StateId> from;  // None: zero.
-  StateId to = 0;
-
-  friend bool operator==(const StateCopy&, const StateCopy&) = default;
-};
 
 // A user of a slot, or none. The destructor releases the slot. `allocator`
 // outlives the object.

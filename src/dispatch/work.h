@@ -13,25 +13,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "src/base/trace_id.h"
 #include "src/dispatch/residency.h"
 #include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter_key.h"
 #include "src/request/sample.h"
-#include "src/request/step.h"
+#include "src/request/step_task.h"
 
 namespace weft::dispatch {
-
-// A step that has started.
-struct StepTask {
-  uint64_t id = 0;  // The step's id in StepDesk.
-  AdapterKey adapter = AdapterKey::kBaseModel;
-  uint64_t step = 0;       // The step's number; 0 if it has none.
-  uint64_t last_step = 0;  // The steps that the adapter's state has.
-  const StepRequest* request = nullptr;
-  const std::string* digest = nullptr;  // PayloadDigest of the request.
-  TraceId trace;                        // The first caller's trace id.
-};
 
 // A sample that has left the queue.
 struct SampleTask {
@@ -55,24 +43,6 @@ struct RunTasks {
 struct RunMove {
   Move move;
 };
-// A slice of a training request, with its step.
-struct StepSlice {
-  TrainSlice slice;
-  StepTask step;
-
-  [[nodiscard]] const TrainRequest& request() const {
-    return std::get<TrainRequest>(*step.request);
-  }
-  // Returns the tokens of the slice's data, without those of a teacher.
-  [[nodiscard]] int64_t num_tokens() const {
-    int64_t tokens = 0;
-    for (int64_t d = 0; d < slice.num_data; ++d) {
-      tokens += request().data[slice.first_datum + d].num_tokens();
-    }
-    return tokens;
-  }
-};
-
 // One micro-batch. A slice ends with StepDesk::FinishSlice. If the slice is the
 // request's last or fails, it ends with StepDesk::Complete instead.
 struct RunTrain {

@@ -10,9 +10,9 @@
 
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
-#include "src/dispatch/state_slot.h"
 #include "src/loss/fused_head.h"
 #include "src/ops/cuda_dispatch.h"
+#include "src/request/cache_copy.h"
 #include "src/sampling/draw_rows_cuda.h"
 
 namespace weft::executor {
@@ -202,7 +202,7 @@ int64_t DecodeInputs::Write(const CachePlan& plan,
   Put<int32_t>(plan.batch.positions_T, 0, shape_.rows, to.data() + positions_);
   Put<int32_t>(plan.kv.lengths_T, 0, shape_.rows, to.data() + lengths_);
   if (states_ > 0) {
-    Put<int64_t>(plan.kv.state_slots_Q, dispatch::kPaddingState, shape_.rows,
+    Put<int64_t>(plan.kv.state_slots_Q, kPaddingState, shape_.rows,
                  to.data() + states_);
   }
   if constexpr (ops::kHasCudaKernels) {

@@ -88,7 +88,7 @@ class DecodeInputs {
   // bytes() bytes and is aligned to 16. Returns how many bytes, from the start
   // of `to`, must be uploaded. Rows beyond the plan's are padding: they write
   // to no slot of keys, see no token, and have the state of
-  // dispatch::kPaddingState. REQUIRES: the plan has this shape.
+  // kPaddingState. REQUIRES: the plan has this shape.
   [[nodiscard]] int64_t Write(const CachePlan& plan,
                               std::span<std::byte> to) const;
   // Returns the part of `to` that holds the rules, one for each row.

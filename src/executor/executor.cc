@@ -133,7 +133,8 @@ TrainScores Executor::ReceiveScores(const TrainPlan& plan, int from) {
     scores.entropies_R = receive(plan.rows.temperatures.size() + distilled);
   }
   if (distilled > 0) scores.divergences_D = receive(distilled);
-  const lora::ExpertShape& experts = runner_.decoder().config().moe.shape;
+  const model_config::ExpertShape& experts =
+      runner_.decoder().config().moe.shape;
   if (experts.num_layers() == 0) return scores;
   if (plan.wants_routing) {
     scores.experts_TE = at::empty(
@@ -228,7 +229,7 @@ void Executor::UseDecodeGraphs(int64_t max_rows) {
       runner_.decoder(), runner_.head(), &cache_, max_rows, std::move(device));
 }
 
-void Executor::Copy(const dispatch::CacheCopy& copy) {
+void Executor::Copy(const CacheCopy& copy) {
   BeginCall();
   Broadcast(copy);
   executor::Copy(copy, &cache_);

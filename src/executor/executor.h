@@ -81,7 +81,7 @@ class Executor {
   [[nodiscard]] DecodeGraphStats decode_graphs() const {
     return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
   }
-  void Copy(const dispatch::CacheCopy& copy);
+  void Copy(const CacheCopy& copy);
   [[nodiscard]] CacheOutput Run(CachePlan plan);
   // Returns the experts of the tokens in these slots of the cache
   // (model_runner.h).

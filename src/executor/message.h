@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "src/dispatch/sequence_pages.h"
-#include "src/dispatch/state_slot.h"
 #include "src/executor/plan.h"
 #include "src/model/decoder.h"
 #include "src/parallel/communicator.h"
 #include "src/request/adapter.h"
+#include "src/request/cache_copy.h"
 
 namespace weft::executor {
 
@@ -51,9 +50,9 @@ struct CacheCommand {
 };
 struct StopCommand {};
 
-using Message = std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
-                             GradientsCommand, CacheCommand,
-                             dispatch::CacheCopy, StopCommand>;
+using Message =
+    std::variant<CacheSize, NewVersion, DropVersions, TrainCommand,
+                 GradientsCommand, CacheCommand, CacheCopy, StopCommand>;
 
 // Returns the weights with this id. Throws c10::Error if there are none.
 using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;

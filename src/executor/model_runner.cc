@@ -114,7 +114,7 @@ std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
   return order;
 }
 
-void CopyInto(const dispatch::PageCopy& copy, model::KvStore* store) {
+void CopyInto(const PageCopy& copy, model::KvStore* store) {
   for (std::vector<at::Tensor>* pages :
        {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
     for (at::Tensor& layer : *pages) {
@@ -130,7 +130,7 @@ void CopyInto(const dispatch::PageCopy& copy, model::KvStore* store) {
       .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
 }
 
-void CopyInto(const dispatch::StateCopy& copy, model::KvStore* store) {
+void CopyInto(const StateCopy& copy, model::KvStore* store) {
   for (std::vector<at::Tensor>* states :
        {&store->conv_NRW, &store->delta_NHKV}) {
     for (at::Tensor& layer : *states) {
@@ -321,7 +321,7 @@ model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
                        .conv_NRW = std::vector<at::Tensor>(layers),
                        .delta_NHKV = std::vector<at::Tensor>(layers),
                        .page_tokens = page_tokens};
-  const lora::DeltaShape& delta = config.delta;
+  const model_config::DeltaShape& delta = config.delta;
   for (size_t layer = 0; layer < layers; ++layer) {
     if (delta.InLayer(static_cast<int>(layer))) {
       store.conv_NRW[layer] = allocate(
@@ -368,7 +368,7 @@ int64_t PageBytes(const model_config::ModelConfig& largest,
 
 int64_t StateBytes(const model_config::ModelConfig& largest,
                    int64_t element_bytes) {
-  const lora::DeltaShape& delta = largest.delta;
+  const model_config::DeltaShape& delta = largest.delta;
   const int64_t conv = (delta.conv_kernel - 1) * delta.conv_width();
   const int64_t heads =
       int64_t{delta.value_heads} * delta.key_features * delta.value_features;
@@ -377,7 +377,7 @@ int64_t StateBytes(const model_config::ModelConfig& largest,
           heads * std::max<int64_t>(element_bytes, sizeof(float)));
 }
 
-void Copy(const dispatch::CacheCopy& copy, model::KvStore* store) {
+void Copy(const CacheCopy& copy, model::KvStore* store) {
   std::visit([store](const auto& kind) { CopyInto(kind, store); }, copy);
 }
 

@@ -7,14 +7,13 @@
 #include <optional>
 #include <vector>
 
-#include "src/dispatch/sequence_pages.h"
-#include "src/dispatch/state_slot.h"
 #include "src/executor/decode_graph.h"
 #include "src/executor/plan.h"
 #include "src/lora/adapter.h"
 #include "src/loss/fused_head.h"
 #include "src/model/decoder.h"
 #include "src/ops/thread_team.h"
+#include "src/request/cache_copy.h"
 
 namespace weft::executor {
 
@@ -99,7 +98,7 @@ class ModelRunner {
 
 // Copies the first rows of a page: the keys and values of every layer, and the
 // experts of the rows. Or replaces a state, in every layer that has states.
-void Copy(const dispatch::CacheCopy& copy, model::KvStore* store);
+void Copy(const CacheCopy& copy, model::KvStore* store);
 
 }  // namespace weft::executor
 

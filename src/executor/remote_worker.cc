@@ -84,7 +84,7 @@ void RemoteWorker::Do(CacheCommand& message) {
   }
 }
 
-void RemoteWorker::Do(const dispatch::CacheCopy& copy) {
+void RemoteWorker::Do(const CacheCopy& copy) {
   if (samples()) Copy(copy, &cache_);
 }
 

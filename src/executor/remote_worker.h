@@ -31,7 +31,7 @@ class RemoteWorker {
   void Do(TrainCommand& message);
   void Do(const GradientsCommand& message);
   void Do(CacheCommand& message);
-  void Do(const dispatch::CacheCopy& copy);
+  void Do(const CacheCopy& copy);
   void Do(const StopCommand& message);
 
   // Returns the weights that rank 0 has sent with this id. Throws c10::Error if

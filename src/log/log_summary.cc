@@ -145,7 +145,7 @@ class LogSurvey {
 
   [[nodiscard]] absl::Status Apply(const BatchRecord& batch) {
     std::set<AdapterKey> keys;
-    for (const dispatch::TrainSlice& slice : batch.slices) {
+    for (const TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
       if (begun == begun_.end()) {
         return absl::DataLossError(absl::StrCat(
@@ -155,7 +155,7 @@ class LogSurvey {
     }
     WEFT_RETURN_IF_ERROR(CheckSlots(keys));
     for (const AdapterKey key : keys) Touch(key, sequence_);
-    for (const dispatch::TrainSlice& slice : batch.slices) {
+    for (const TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
       if (!begun->second.teacher.empty()) {
         TouchTeacher(begun->second.teacher, sequence_);

@@ -115,7 +115,7 @@ void Fields(const auto& f, Is<StepResultPtr> auto& result) {
   }
 }
 
-void Fields(const auto& f, Is<dispatch::StoredReply> auto& reply) {
+void Fields(const auto& f, Is<StoredReply> auto& reply) {
   f("step", reply.step);
   f("digest", reply.digest);
   f("result", reply.result);
@@ -165,7 +165,7 @@ void Fields(const auto& f, Is<GivenUpRecord> auto& given_up) {
   f("given_up", given_up.work);
 }
 
-void Fields(const auto& f, Is<dispatch::TrainSlice> auto& slice) {
+void Fields(const auto& f, Is<TrainSlice> auto& slice) {
   f("work", slice.work_id);
   f("first_datum", slice.first_datum);
   f("num_data", slice.num_data);

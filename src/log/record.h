@@ -20,11 +20,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "src/dispatch/replay_table.h"
-#include "src/dispatch/scheduled_work.h"
 #include "src/request/adapter_key.h"
 #include "src/request/note.h"
 #include "src/request/step.h"
+#include "src/request/step_task.h"
 
 namespace weft::log {
 
@@ -54,8 +53,8 @@ struct StoredAdapter {
   absl::Time created_at;
   // Without an image: the one for which the adapter was made.
   Optimizer optimizer = Optimizer::kAdamW;
-  std::optional<ImageRecord> image;            // None: the weights are initial.
-  std::vector<dispatch::StoredReply> replies;  // Sorted by step.
+  std::optional<ImageRecord> image;  // None: the weights are initial.
+  std::vector<StoredReply> replies;  // Sorted by step.
 };
 
 struct RemovedRecord {
@@ -78,7 +77,7 @@ struct GivenUpRecord {
 
 // A micro-batch that computed gradients and succeeded.
 struct BatchRecord {
-  std::vector<dispatch::TrainSlice> slices;
+  std::vector<TrainSlice> slices;
 };
 
 // A completed step, except loads that succeeded and training with gradients.

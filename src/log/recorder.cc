@@ -124,10 +124,10 @@ std::set<std::string> Recorder::Images() const {
   return names;
 }
 
-void Recorder::Batch(const dispatch::RunTrain& train) {
-  if (!records() || !train.backward) return;
+void Recorder::Batch(const std::vector<StepSlice>& slices) {
+  if (!records()) return;
   BatchRecord batch;
-  for (const auto& [slice, step] : train.slices) {
+  for (const auto& [slice, step] : slices) {
     if (!Has(step.adapter)) continue;
     batch.slices.push_back(slice);
     if (begun_.insert(step.id).second) {
@@ -143,7 +143,7 @@ void Recorder::Forget(uint64_t work) {
   if (begun_.erase(work) > 0) Append(Encode(GivenUpRecord{.work = work}));
 }
 
-void Recorder::Done(const dispatch::StepTask& step, const StepResult& result) {
+void Recorder::Done(const StepTask& step, const StepResult& result) {
   if (!records() || !Has(step.adapter)) return;
   DoneRecord done{.key = step.adapter,
                   .step = step.step,

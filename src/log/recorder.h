@@ -25,9 +25,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/base/threads/mutex.h"
-#include "src/dispatch/work.h"
 #include "src/log/log_writer.h"
 #include "src/log/record.h"
+#include "src/request/step_task.h"
 
 namespace weft::log {
 
@@ -69,11 +69,11 @@ class Recorder {
   [[nodiscard]] bool replaying() const { return replaying_ > 0; }
 
   void Write(const Record& record);
-  // Records a micro-batch that succeeded. Ignores a batch without gradients.
-  void Batch(const dispatch::RunTrain& train);
+  // Records a micro-batch with gradients that succeeded.
+  void Batch(const std::vector<StepSlice>& slices);
   // Records a step that ended with a result or with a StepFailure. Does nothing
   // if the step's adapter was removed.
-  void Done(const dispatch::StepTask& step, const StepResult& result);
+  void Done(const StepTask& step, const StepResult& result);
   // Records that the request `work` will not complete. Does nothing if the
   // request has no BeginRecord or is complete.
   void Forget(uint64_t work);

@@ -146,7 +146,8 @@ uint64_t AdapterImage::NumBytes(int64_t num_parameters, size_t num_versions) {
   return (3 + num_versions) * num_parameters * sizeof(float);
 }
 
-Adapter::Adapter(const LoraConfig& config, const ModelShape& shape,
+Adapter::Adapter(const LoraConfig& config,
+                 const model_config::ModelShape& shape,
                  at::ScalarType compute_dtype, at::Device device)
     : config_(config),
       layout_(std::make_shared<AdapterLayout>(shape, config)),

@@ -108,7 +108,7 @@ struct AdapterImage {
 class Adapter {
  public:
   // Creates an adapter with PEFT's initial weights (InitialWeights).
-  Adapter(const LoraConfig& config, const ModelShape& shape,
+  Adapter(const LoraConfig& config, const model_config::ModelShape& shape,
           at::ScalarType compute_dtype, at::Device device);
   // Restores an adapter from its image.
   Adapter(const LoraConfig& config, std::shared_ptr<const AdapterLayout> layout,

@@ -46,7 +46,7 @@ std::span<const TargetModule> ModulesOf(ProjectionGroup group) {
   return {};
 }
 
-LayerGroups GroupsOf(const ModelShape& shape, int layer) {
+LayerGroups GroupsOf(const model_config::ModelShape& shape, int layer) {
   using enum ProjectionGroup;
   if (!shape.delta.InLayer(layer)) return {kQkv, kO, kGateUp, kDown};
   return {shape.delta.is_fused ? kDeltaFusedIn : kDeltaIn, kDeltaOut, kGateUp,
@@ -67,7 +67,7 @@ int IndexInLayer(ProjectionGroup group) {
   }
 }
 
-std::vector<TargetModule> ProjectionsOf(const ModelShape& shape) {
+std::vector<TargetModule> ProjectionsOf(const model_config::ModelShape& shape) {
   std::vector<TargetModule> modules;
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group : GroupsOf(shape, layer)) {
@@ -90,7 +90,7 @@ ProjectionGroup GroupOf(TargetModule module) {
   return kEmbedTokens;
 }
 
-int64_t InWidth(const ModelShape& shape, TargetModule module) {
+int64_t InWidth(const model_config::ModelShape& shape, TargetModule module) {
   if (module == TargetModule::kOProj) return shape.q_width;
   if (module == TargetModule::kDownProj) return shape.ffn;
   if (module == TargetModule::kEmbedTokens) return shape.vocab;
@@ -98,7 +98,7 @@ int64_t InWidth(const ModelShape& shape, TargetModule module) {
   return shape.hidden;
 }
 
-int64_t OutWidth(const ModelShape& shape, TargetModule module) {
+int64_t OutWidth(const model_config::ModelShape& shape, TargetModule module) {
   switch (module) {
     case TargetModule::kQProj:
       return shape.q_width + shape.gate_width;
@@ -130,13 +130,8 @@ int64_t OutWidth(const ModelShape& shape, TargetModule module) {
   return 0;
 }
 
-ModelShape ModelShape::OfExpert(int expert) const {
-  ModelShape shape = *this;
-  shape.ffn = experts.FfnOf(expert);
-  return shape;
-}
-
-AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
+AdapterLayout::AdapterLayout(const model_config::ModelShape& shape,
+                             const LoraConfig& config)
     : config_(config) {
   groups_.reserve(shape.num_layers * kGroupsPerLayer + 2);
   for (int layer = 0; layer < shape.num_layers; ++layer) {
@@ -147,7 +142,8 @@ AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
     const bool dense = !shape.experts.InLayer(layer);
     const int last = dense ? kNoExpert : shape.experts.total() - 1;
     for (int expert = dense ? kNoExpert : 0; expert <= last; ++expert) {
-      const ModelShape of = dense ? shape : shape.OfExpert(expert);
+      const model_config::ModelShape of =
+          dense ? shape : shape.OfExpert(expert);
       AddGroup(of, config, layer, ProjectionGroup::kGateUp, expert);
       AddGroup(of, config, layer, ProjectionGroup::kDown, expert);
     }
@@ -157,8 +153,9 @@ AdapterLayout::AdapterLayout(const ModelShape& shape, const LoraConfig& config)
   AddGroup(shape, config, shape.num_layers, ProjectionGroup::kEmbedTokens);
 }
 
-void AdapterLayout::AddGroup(const ModelShape& shape, const LoraConfig& config,
-                             int layer, ProjectionGroup group, int expert) {
+void AdapterLayout::AddGroup(const model_config::ModelShape& shape,
+                             const LoraConfig& config, int layer,
+                             ProjectionGroup group, int expert) {
   GroupLayout layout{.expert = expert};
   const bool is_own = expert == kNoExpert || shape.experts.Has(expert);
   for (const TargetModule module : ModulesOf(group)) {
@@ -203,8 +200,10 @@ const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
   return is_mlp && !is_dense ? kEmpty : groups_[index];
 }
 
-const char* ExpertModuleName(TargetModule module, ExpertNames names) {
-  if (names != ExpertNames::kMixtral) return TargetModuleName(module);
+const char* ExpertModuleName(TargetModule module,
+                             model_config::ExpertNames names) {
+  if (names != model_config::ExpertNames::kMixtral)
+    return TargetModuleName(module);
   switch (module) {
     case TargetModule::kGateProj:
       return "w1";
@@ -215,31 +214,34 @@ const char* ExpertModuleName(TargetModule module, ExpertNames names) {
   }
 }
 
-std::string ExpertPath(int layer, int expert, const ExpertShape& experts) {
+std::string ExpertPath(int layer, int expert,
+                       const model_config::ExpertShape& experts) {
   const std::string mlp = absl::StrCat(
       "model.layers.", layer,
-      experts.names == ExpertNames::kMixtral ? ".block_sparse_moe" : ".mlp");
+      experts.names == model_config::ExpertNames::kMixtral ? ".block_sparse_moe"
+                                                           : ".mlp");
   if (expert == experts.count) {
-    return absl::StrCat(mlp, experts.names == ExpertNames::kGlm
+    return absl::StrCat(mlp, experts.names == model_config::ExpertNames::kGlm
                                  ? ".shared_experts"
                                  : ".shared_expert");
   }
   return absl::StrCat(mlp, ".experts.", expert);
 }
 
-std::string PathInFile(const std::string& path, DecoderNames names) {
+std::string PathInFile(const std::string& path,
+                       model_config::DecoderNames names) {
   constexpr absl::string_view kModel = "model.";
   const bool in_model = absl::StartsWith(path, kModel);
-  if (names == DecoderNames::kWrapped && in_model) {
+  if (names == model_config::DecoderNames::kWrapped && in_model) {
     return absl::StrCat("model.language_model.", path.substr(kModel.size()));
   }
-  if (names == DecoderNames::kOldWrapped) {
+  if (names == model_config::DecoderNames::kOldWrapped) {
     return absl::StrCat("language_model.", path);
   }
   return path;
 }
 
-int NumFused(TargetModule module, const ModelShape& shape) {
+int NumFused(TargetModule module, const model_config::ModelShape& shape) {
   const ProjectionGroup group = GroupOf(module);
   const bool is_fused =
       (group == ProjectionGroup::kQkv && shape.fused_qkv) ||
@@ -247,12 +249,14 @@ int NumFused(TargetModule module, const ModelShape& shape) {
   return is_fused ? static_cast<int>(ModulesOf(group).size()) : 1;
 }
 
-const char* FileModuleName(TargetModule module, const ModelShape& shape) {
+const char* FileModuleName(TargetModule module,
+                           const model_config::ModelShape& shape) {
   if (NumFused(module, shape) == 1) return TargetModuleName(module);
   return GroupOf(module) == ProjectionGroup::kQkv ? "qkv_proj" : "gate_up_proj";
 }
 
-std::string FilePath(const LoraFactor& factor, const ModelShape& shape) {
+std::string FilePath(const LoraFactor& factor,
+                     const model_config::ModelShape& shape) {
   std::string path = ModulePath(factor, shape.experts);
   if (factor.expert == kNoExpert) {
     path.replace(path.rfind('.') + 1, std::string::npos,
@@ -261,7 +265,8 @@ std::string FilePath(const LoraFactor& factor, const ModelShape& shape) {
   return PathInFile(path, shape.names);
 }
 
-std::string ModulePath(const LoraFactor& factor, const ExpertShape& experts) {
+std::string ModulePath(const LoraFactor& factor,
+                       const model_config::ExpertShape& experts) {
   if (factor.expert != kNoExpert) {
     return absl::StrCat(ExpertPath(factor.layer, factor.expert, experts), ".",
                         ExpertModuleName(factor.module, experts.names));

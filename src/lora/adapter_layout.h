@@ -23,91 +23,11 @@
 #include <string>
 #include <vector>
 
-#include "src/lora/expert_shape.h"
+#include "src/model_config/model_shape.h"
 #include "src/parallel/shard.h"
 #include "src/request/adapter.h"
 
 namespace weft::lora {
-
-// How PEFT's files spell the paths of the decoder's modules. A wrapped model
-// has other parts, such as one for images. Old releases use kOldWrapped.
-enum class DecoderNames : uint8_t {
-  kPlain,       // model.layers, lm_head
-  kWrapped,     // model.language_model.layers, lm_head
-  kOldWrapped,  // language_model.model.layers, language_model.lm_head
-};
-
-// The layers that compute a gated delta rule in place of attention. Their input
-// projections are stacked, with rows of q | k | v | z | b | a. Value head h
-// reads key head h / (value_heads / key_heads).
-struct DeltaShape {
-  std::vector<bool> layers;  // One per layer; empty if there are none.
-  int key_heads = 0;
-  int value_heads = 0;   // A multiple of key_heads: rows of b, and of a.
-  int key_features = 0;  // Of one head.
-  int value_features = 0;
-  int conv_kernel = 0;  // The rows that an output of the convolution reads.
-  // If true, checkpoints and PEFT have q, k, v and z as one module, and b and a
-  // as another, each with its rows grouped by key head.
-  bool is_fused = false;
-
-  [[nodiscard]] bool InLayer(int layer) const {
-    return !layers.empty() && layers[layer];
-  }
-  [[nodiscard]] int64_t key_width() const {
-    return int64_t{key_heads} * key_features;
-  }
-  [[nodiscard]] int64_t value_width() const {
-    return int64_t{value_heads} * value_features;
-  }
-  // Returns the features of the convolution: the rows of q, k and v.
-  [[nodiscard]] int64_t conv_width() const {
-    return 2 * key_width() + value_width();
-  }
-};
-
-// The widths of the base model's linear layers.
-struct ModelShape {
-  int num_layers = 0;
-  int64_t hidden = 0;
-  int64_t q_width = 0;     // query heads * head features
-  int64_t gate_width = 0;  // The rows of q_proj that gate attention's output
-                           // (ModelConfig::output_gate).
-  int64_t kv_width = 0;    // key/value heads * head features
-  int64_t ffn = 0;
-  int64_t vocab = 0;
-  ExpertShape experts;
-  DeltaShape delta;
-  DecoderNames names = DecoderNames::kPlain;
-  // The order in files of the features of a head of q or k
-  // (ModelConfig::head_order).
-  std::vector<int> head_order;
-  // PEFT's files have q, k and v as one module, qkv_proj, or gate and up as
-  // one, gate_up_proj (ModelConfig::fused_qkv).
-  bool fused_qkv = false;
-  bool fused_gate_up = false;
-
-  // Returns this shape with `ffn` set to the width of the expert.
-  [[nodiscard]] ModelShape OfExpert(int expert) const;
-};
-
-// The parts of ModelShape's widths that one rank of tensor parallelism has.
-// Every rank has the whole `hidden`.
-struct ShapeRanges {
-  parallel::Range q;
-  parallel::Range kv;
-  parallel::Range ffn;
-  parallel::Range vocab;
-  parallel::Range expert_ffn;
-  parallel::Range shared_ffn;
-  parallel::Range delta_key;    // Of DeltaShape::key_width.
-  parallel::Range delta_value;  // Of DeltaShape::value_width.
-  parallel::Range delta_heads;  // Of DeltaShape::value_heads.
-  // Of the whole model:
-  DeltaShape delta;
-  int q_rows = 1;       // Rows of q_proj for each feature: 2 with output gates.
-  int num_experts = 0;  // ExpertShape::count.
-};
 
 // The value of LoraFactor::expert for a linear layer outside the experts.
 inline constexpr int kNoExpert = -1;
@@ -144,7 +64,8 @@ enum class ProjectionGroup : uint8_t {
 inline constexpr int kGroupsPerLayer = 4;
 using LayerGroups = std::array<ProjectionGroup, kGroupsPerLayer>;
 // Returns the groups of a layer, in the order of the buffer.
-[[nodiscard]] LayerGroups GroupsOf(const ModelShape& shape, int layer);
+[[nodiscard]] LayerGroups GroupsOf(const model_config::ModelShape& shape,
+                                   int layer);
 // Returns the index of a group in GroupsOf.
 [[nodiscard]] int IndexInLayer(ProjectionGroup group);
 
@@ -154,11 +75,14 @@ using LayerGroups = std::array<ProjectionGroup, kGroupsPerLayer>;
 // Returns the group of a module.
 [[nodiscard]] ProjectionGroup GroupOf(TargetModule module);
 // Returns all modules of the layers that may have LoRA.
-[[nodiscard]] std::vector<TargetModule> ProjectionsOf(const ModelShape& shape);
+[[nodiscard]] std::vector<TargetModule> ProjectionsOf(
+    const model_config::ModelShape& shape);
 // Returns the number of inputs or of outputs of a module. The embedding's
 // inputs are the tokens of the vocabulary.
-[[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
-[[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
+[[nodiscard]] int64_t InWidth(const model_config::ModelShape& shape,
+                              TargetModule module);
+[[nodiscard]] int64_t OutWidth(const model_config::ModelShape& shape,
+                               TargetModule module);
 
 // The projections of one group that have LoRA. Their A matrices are adjacent in
 // the buffer, in the order of `factors`.
@@ -170,7 +94,8 @@ struct GroupLayout {
 
 class AdapterLayout {
  public:
-  AdapterLayout(const ModelShape& shape, const LoraConfig& config);
+  AdapterLayout(const model_config::ModelShape& shape,
+                const LoraConfig& config);
 
   // Returns the config from which the layout was made.
   [[nodiscard]] const LoraConfig& config() const { return config_; }
@@ -191,8 +116,8 @@ class AdapterLayout {
                                          int expert = kNoExpert) const;
 
  private:
-  void AddGroup(const ModelShape& shape, const LoraConfig& config, int layer,
-                ProjectionGroup group, int expert = kNoExpert);
+  void AddGroup(const model_config::ModelShape& shape, const LoraConfig& config,
+                int layer, ProjectionGroup group, int expert = kNoExpert);
 
   LoraConfig config_;
   int max_rank_ = 0;
@@ -210,29 +135,30 @@ class AdapterLayout {
 // adds the prefix "base_model.model." and the suffix ".lora_A.weight" or
 // ".lora_B.weight". For the embedding the suffix is ".lora_embedding_A" or
 // ".lora_embedding_B".
-[[nodiscard]] std::string ModulePath(const LoraFactor& factor,
-                                     const ExpertShape& experts = {});
+[[nodiscard]] std::string ModulePath(
+    const LoraFactor& factor, const model_config::ExpertShape& experts = {});
 // Returns how many modules PEFT's files have as one with `module`, itself
 // included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its
 // own. Experts are not among them.
-[[nodiscard]] int NumFused(TargetModule module, const ModelShape& shape);
+[[nodiscard]] int NumFused(TargetModule module,
+                           const model_config::ModelShape& shape);
 // Returns the last part of the path, in PEFT's files, of a module outside the
 // experts, such as "q_proj" or "qkv_proj".
 [[nodiscard]] const char* FileModuleName(TargetModule module,
-                                         const ModelShape& shape);
+                                         const model_config::ModelShape& shape);
 // Returns the path of the module in PEFT's files.
 [[nodiscard]] std::string FilePath(const LoraFactor& factor,
-                                   const ModelShape& shape);
+                                   const model_config::ModelShape& shape);
 // Returns a path of ModulePath, or one that begins with it, in the spelling
 // `names`.
 [[nodiscard]] std::string PathInFile(const std::string& path,
-                                     DecoderNames names);
+                                     model_config::DecoderNames names);
 // Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
 [[nodiscard]] std::string ExpertPath(int layer, int expert,
-                                     const ExpertShape& experts);
+                                     const model_config::ExpertShape& experts);
 // Returns the last part of the path of an expert's module, such as "w1".
 [[nodiscard]] const char* ExpertModuleName(TargetModule module,
-                                           ExpertNames names);
+                                           model_config::ExpertNames names);
 
 }  // namespace weft::lora
 

@@ -15,7 +15,8 @@ Range Scaled(const Range& range, int64_t by) {
   return {.begin = range.begin * by, .end = range.end * by};
 }
 
-const Range& FfnOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+const Range& FfnOf(const LoraFactor& factor,
+                   const model_config::ShapeRanges& ranges) {
   if (factor.expert == kNoExpert) return ranges.ffn;
   return factor.expert < ranges.num_experts ? ranges.expert_ffn
                                             : ranges.shared_ffn;
@@ -23,7 +24,8 @@ const Range& FfnOf(const LoraFactor& factor, const ShapeRanges& ranges) {
 
 // Returns the rank's input features. Returns all of them if the ranks do not
 // split the inputs.
-Range InputsOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+Range InputsOf(const LoraFactor& factor,
+               const model_config::ShapeRanges& ranges) {
   switch (factor.module) {
     case TargetModule::kOProj:
       return ranges.q;
@@ -40,8 +42,8 @@ Range InputsOf(const LoraFactor& factor, const ShapeRanges& ranges) {
 
 // Returns the rank's output features, in one range for each kind of feature.
 std::vector<Range> OutputsOf(const LoraFactor& factor,
-                             const ShapeRanges& ranges) {
-  const DeltaShape& whole = ranges.delta;
+                             const model_config::ShapeRanges& ranges) {
+  const model_config::DeltaShape& whole = ranges.delta;
   const Range& heads = ranges.delta_heads;
   switch (factor.module) {
     case TargetModule::kQProj:
@@ -89,7 +91,7 @@ bool AreOfOneLinear(const LoraFactor& a, const LoraFactor& b) {
 
 AdapterShard::AdapterShard(const AdapterLayout& whole,
                            const AdapterLayout& local,
-                           const ShapeRanges& ranges)
+                           const model_config::ShapeRanges& ranges)
     : num_whole_(whole.num_parameters()), num_local_(local.num_parameters()) {
   // `whole` and `local` list their factors in the same order. `local` may lack
   // factors of experts, but no other factors.

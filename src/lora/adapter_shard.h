@@ -28,7 +28,7 @@ class AdapterShard {
   // `local` has the rank's shape, whose widths are the sizes of `ranges`.
   // Throws c10::Error if the two layouts list different layers.
   AdapterShard(const AdapterLayout& whole, const AdapterLayout& local,
-               const ShapeRanges& ranges);
+               const model_config::ShapeRanges& ranges);
 
   // Returns a copy of the rank's part [M] of a flat buffer [N]. Slice and AddTo
   // throw c10::Error if a buffer has a wrong size. Threads: any.

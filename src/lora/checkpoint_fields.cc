@@ -31,7 +31,7 @@ constexpr size_t kShownName = 64;
 
 // Describes the base model's shape. A checkpoint loads only into a model with
 // an equal description.
-json ShapeToJson(const ModelShape& shape) {
+json ShapeToJson(const model_config::ModelShape& shape) {
   json fields = {{"num_layers", shape.num_layers},
                  {"hidden", shape.hidden},
                  {"q_width", shape.q_width},
@@ -39,12 +39,12 @@ json ShapeToJson(const ModelShape& shape) {
                  {"ffn", shape.ffn},
                  {"vocab", shape.vocab}};
   if (shape.gate_width > 0) fields["gate_width"] = shape.gate_width;
-  const DeltaShape& d = shape.delta;
+  const model_config::DeltaShape& d = shape.delta;
   if (!d.layers.empty()) {
     fields["delta"] = {d.key_width(), d.value_width(), d.key_heads,
                        d.value_heads, d.layers};
   }
-  const ExpertShape& e = shape.experts;
+  const model_config::ExpertShape& e = shape.experts;
   if (e.count > 0) fields["experts"] = {e.count, e.ffn, e.shared_ffn};
   return fields;
 }
@@ -204,7 +204,7 @@ std::string Describe(const std::string& name, const std::string& fingerprint) {
 }  // namespace
 
 json WriteCheckpointFields(const CheckpointInfo& info,
-                           const ModelShape& shape) {
+                           const model_config::ModelShape& shape) {
   json fields = {{"format_version", kFormatVersion},
                  {"adapter_id", info.adapter_id},
                  {"name", info.name},

@@ -24,14 +24,14 @@ inline constexpr uint64_t kMaxStoredTtlSeconds = 100 * kMaxTtlSeconds;
 struct BaseModel {
   std::string name;
   std::string fingerprint;  // ModelFingerprint (src/engine) makes it.
-  ModelShape shape;
+  model_config::ModelShape shape;
   std::string model_dir;  // Empty: its weights are random.
   // Whether the server takes checkpoints of another fingerprint.
   bool accepts_change = false;
 };
 
-[[nodiscard]] nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
-                                                   const ModelShape& shape);
+[[nodiscard]] nlohmann::json WriteCheckpointFields(
+    const CheckpointInfo& info, const model_config::ModelShape& shape);
 
 // Writes when the checkpoint expires. Fields have this in whole seconds after
 // the creation, at least one and at most kMaxStoredTtlSeconds, to which

@@ -9,7 +9,7 @@
 
 namespace weft::lora {
 
-int SharedRank(int rank, const ExpertShape& experts) {
+int SharedRank(int rank, const model_config::ExpertShape& experts) {
   return std::max(1, rank / std::max(1, experts.per_token));
 }
 
@@ -18,7 +18,7 @@ namespace {
 // Returns an error if the config targets only some of the modules that the
 // model has as one: q, k and v, or gate and up.
 absl::Status CheckFusedTargets(const LoraConfig& config,
-                               const ModelShape& shape) {
+                               const model_config::ModelShape& shape) {
   const auto has = [&](TargetModule module) {
     return std::ranges::find(config.target_modules, module) !=
            config.target_modules.end();
@@ -42,9 +42,9 @@ absl::Status CheckFusedTargets(const LoraConfig& config,
 
 }  // namespace
 
-absl::StatusOr<LoraConfig> WithExpertRank(LoraConfig config,
-                                          const ModelShape& shape) {
-  const ExpertShape& experts = shape.experts;
+absl::StatusOr<LoraConfig> WithExpertRank(
+    LoraConfig config, const model_config::ModelShape& shape) {
+  const model_config::ExpertShape& experts = shape.experts;
   WEFT_RETURN_IF_ERROR(CheckFusedTargets(config, shape));
   if (experts.count == 0) {
     if (config.expert_rank == 0) return config;
@@ -71,7 +71,8 @@ absl::StatusOr<LoraConfig> WithExpertRank(LoraConfig config,
   return config;
 }
 
-absl::Status CheckRanks(const AdapterLayout& layout, const ExpertShape& experts,
+absl::Status CheckRanks(const AdapterLayout& layout,
+                        const model_config::ExpertShape& experts,
                         int max_rank) {
   for (const LoraFactor& factor : layout.factors()) {
     const bool is_expert = factor.expert != kNoExpert;

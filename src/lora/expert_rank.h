@@ -11,7 +11,8 @@
 namespace weft::lora {
 
 // Returns `rank` / experts per token, rounded down, but at least 1.
-[[nodiscard]] int SharedRank(int rank, const ExpertShape& experts);
+[[nodiscard]] int SharedRank(int rank,
+                             const model_config::ExpertShape& experts);
 
 // Replaces config.expert_rank with overrides for the targeted modules (gate,
 // up, down) of layers with experts. The overrides have the same scale (alpha /
@@ -20,12 +21,13 @@ namespace weft::lora {
 // expert_rank in a model without experts, or if the config targets only some of
 // the modules that the model has as one.
 [[nodiscard]] absl::StatusOr<LoraConfig> WithExpertRank(
-    LoraConfig config, const ModelShape& shape);
+    LoraConfig config, const model_config::ModelShape& shape);
 
 // Returns INVALID_ARGUMENT if a rank of the layout is above `max_rank`, or if
 // the rank of an expert is above SharedRank(max_rank).
 [[nodiscard]] absl::Status CheckRanks(const AdapterLayout& layout,
-                                      const ExpertShape& experts, int max_rank);
+                                      const model_config::ExpertShape& experts,
+                                      int max_rank);
 
 }  // namespace weft::lora
 

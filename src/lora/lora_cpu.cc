@@ -129,9 +129,9 @@ void CopyForwardPanels(const LoraSegment& segment, const GroupLayout& group,
 
 // Writes x A^T of some rows to `shrunk`. If y is not null, also adds the
 // products of x A^T and B to y.
-void RunRows(const Rows& x, const GroupLayout& group, const ModelShape& shape,
-             const float* panels, int64_t num_rows, const Rows& shrunk,
-             const Rows& y) {
+void RunRows(const Rows& x, const GroupLayout& group,
+             const model_config::ModelShape& shape, const float* panels,
+             int64_t num_rows, const Rows& shrunk, const Rows& y) {
   const int64_t in = group.factors.front().in;
   Kernels().panel_product({.left_MK = x.data,
                            .m_stride = x.stride,
@@ -228,7 +228,7 @@ void ShrinkFewRows(const float* x_TI, const LoraRouting& routing,
 
 // Computes y += scale_a (x A_a^T) B_a^T.
 void ExpandFewRows(const float* shrunk_S, const LoraRouting& routing,
-                   const LoraSite& site, const ModelShape& shape,
+                   const LoraSite& site, const model_config::ModelShape& shape,
                    const Rows& y_TO) {
   TaskList tasks;
   for (const LoraSegment& segment : routing) {
@@ -317,7 +317,7 @@ bool HasFewRows(const LoraSegment& segment) {
 }
 
 void AddFewRows(const float* x_TI, const LoraRouting& routing,
-                const LoraSite& site, const ModelShape& shape,
+                const LoraSite& site, const model_config::ModelShape& shape,
                 const Rows& y_TO) {
   const int64_t size = NumShrunk(routing, site);
   if (size == 0) return;

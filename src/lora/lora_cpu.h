@@ -135,7 +135,7 @@ void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
 // is true, on raw pointers, because a tensor operation for every adapter and
 // projection would cost more than the products. Shapes: x_TI [T, I] contiguous.
 void AddFewRows(const float* x_TI, const LoraRouting& routing,
-                const LoraSite& site, const ModelShape& shape,
+                const LoraSite& site, const model_config::ModelShape& shape,
                 const Rows& y_TO);
 
 }  // namespace weft::lora::cpu

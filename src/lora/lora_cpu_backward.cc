@@ -80,7 +80,8 @@ struct Block {
 // product by the stacked A serves all factors. Returns the address of A's
 // panels, which follow B's.
 const float* MultiplyByB(const Block& block, const GroupLayout& group,
-                         const ModelShape& shape, const float* panels) {
+                         const model_config::ModelShape& shape,
+                         const float* panels) {
   float* sums = block.sums;
   if (sums != nullptr) sums += group.total_rank * group.factors.front().in;
   int64_t rank_column = 0;
@@ -124,7 +125,7 @@ const float* MultiplyByB(const Block& block, const GroupLayout& group,
 }
 
 void RunBlock(const Block& block, const GroupLayout& group,
-              const ModelShape& shape, const float* panels) {
+              const model_config::ModelShape& shape, const float* panels) {
   const float* panels_of_a = MultiplyByB(block, group, shape, panels);
   const int64_t in = group.factors.front().in;
   if (block.sums != nullptr) {

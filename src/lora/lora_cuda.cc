@@ -51,12 +51,12 @@ bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
 }
 
 // Returns the number of slots for all linear layers of a model and its head.
-int64_t NumSlots(const ModelShape& shape) {
+int64_t NumSlots(const model_config::ModelShape& shape) {
   return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
 }
 
 // Returns the first slot of a site.
-int64_t FirstSlot(const ModelShape& shape, const LoraSite& site) {
+int64_t FirstSlot(const model_config::ModelShape& shape, const LoraSite& site) {
   const int64_t index =
       site.group == ProjectionGroup::kLmHead
           ? shape.num_layers * kGroupsPerLayer
@@ -99,7 +99,7 @@ int LayoutList::NumberOf(const AdapterLayout& layout) {
 
 // Calls visit(site) for every site that has slots.
 template <typename Visit>
-void ForSites(const ModelShape& shape, Visit visit) {
+void ForSites(const model_config::ModelShape& shape, Visit visit) {
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group : GroupsOf(shape, layer)) {
       visit(LoraSite{layer, group});
@@ -110,7 +110,7 @@ void ForSites(const ModelShape& shape, Visit visit) {
 
 // Returns the contents of all slots for an adapter's layout.
 std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
-                                   const ModelShape& shape) {
+                                   const model_config::ModelShape& shape) {
   std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {
     SetSlots(layout.group(site.layer, site.group), site.group,
@@ -142,7 +142,8 @@ void AddDecodeRows(const LoraRouting& routing, LayoutList* layouts,
 // Returns the largest rank of every slot if each factor has the rank `rank`.
 // The head's slots get rank 0, because a DecodeTable leaves out LoRA of the
 // head.
-std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
+std::vector<int32_t> LargestRanks(const model_config::ModelShape& shape,
+                                  int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {
     if (site.group == ProjectionGroup::kLmHead) return;
@@ -156,8 +157,8 @@ std::vector<int32_t> LargestRanks(const ModelShape& shape, int64_t rank) {
   return ranks;
 }
 
-ModelShape OneExpertLayer(const ModelShape& shape) {
-  ModelShape one = shape.OfExpert(/*expert=*/0);
+model_config::ModelShape OneExpertLayer(const model_config::ModelShape& shape) {
+  model_config::ModelShape one = shape.OfExpert(/*expert=*/0);
   one.num_layers = 1;
   return one;
 }
@@ -182,7 +183,7 @@ class ExpertPlaces {
   // Returns the contents of all slots, with offsets relative to start().
   // `shape` is the result of OneExpertLayer.
   [[nodiscard]] std::vector<k::LoraMatrix> Slots(
-      const ModelShape& shape) const {
+      const model_config::ModelShape& shape) const {
     std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
     const auto set = [&](const GroupLayout& layout, ProjectionGroup group) {
       SetSlots(layout, group, FirstSlot(shape, {.group = group}), start(),
@@ -300,8 +301,8 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
 
 RoutingTable::RoutingTable(const LoraRouting& routing,
                            const LoraGradients& gradients,
-                           const ModelShape& shape, at::Device device,
-                           bool decode)
+                           const model_config::ModelShape& shape,
+                           at::Device device, bool decode)
     : RoutingTable(shape, routing.empty() ? 0 : routing.back().end) {
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
@@ -321,7 +322,8 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
   Upload(builder, device);
 }
 
-RoutingTable::RoutingTable(const ModelShape& shape, int64_t end_row)
+RoutingTable::RoutingTable(const model_config::ModelShape& shape,
+                           int64_t end_row)
     : shape_(shape),
       max_ranks_(static_cast<size_t>(NumSlots(shape))),
       end_row_(end_row) {}
@@ -377,7 +379,7 @@ unsigned* RoutingTable::Counters() const {
 }
 
 DecodeTable::DecodeTable(const DecodeCapacity& capacity,
-                         const ModelShape& shape)
+                         const model_config::ModelShape& shape)
     : RoutingTable(shape, capacity.rows),
       capacity_(capacity),
       layout_({.num_slots = NumSlots(shape),
@@ -421,7 +423,8 @@ bool FitsExpertTable(const ExpertRouting& routing) {
 
 ExpertTable::ExpertTable(const ExpertRouting& routing, int layer,
                          const LoraGradients& gradients,
-                         const ModelShape& shape, at::Device device)
+                         const model_config::ModelShape& shape,
+                         at::Device device)
     : RoutingTable(OneExpertLayer(shape), routing.segments.back().end) {
   k::LoraTableBuilder builder(NumSlots(shape_), /*max_parts=*/1);
   LayoutList layouts;

@@ -44,13 +44,14 @@ class RoutingTable {
   // `decode` are as for MakeRoutingTable. Throws c10::Error on a CUDA
   // error, or if a gradient is not f32.
   RoutingTable(const LoraRouting& routing, const LoraGradients& gradients,
-               const ModelShape& shape, at::Device device, bool decode = false);
+               const model_config::ModelShape& shape, at::Device device,
+               bool decode = false);
   RoutingTable(const RoutingTable&) = delete;
   RoutingTable& operator=(const RoutingTable&) = delete;
   ~RoutingTable() = default;
 
   [[nodiscard]] const kernels::cuda::LoraTable& table() const { return table_; }
-  [[nodiscard]] const ModelShape& shape() const { return shape_; }
+  [[nodiscard]] const model_config::ModelShape& shape() const { return shape_; }
   // Returns the smallest number of rows that x and y may have.
   [[nodiscard]] int64_t end_row() const { return end_row_; }
   // Return the arguments of the products by a site's stacked A, or by the B of
@@ -63,7 +64,7 @@ class RoutingTable {
  protected:
   // Makes a table without layouts and segments. Leaves `bytes_`, `counters_`
   // and `table_` empty.
-  RoutingTable(const ModelShape& shape, int64_t end_row);
+  RoutingTable(const model_config::ModelShape& shape, int64_t end_row);
 
   // Adds a layout to the builder. Updates max_ranks_ with the layout's ranks.
   void AddLayout(const std::vector<kernels::cuda::LoraMatrix>& slots,
@@ -73,7 +74,7 @@ class RoutingTable {
   // Returns the address of `counters_`, or null if there are none.
   [[nodiscard]] unsigned* Counters() const;
 
-  ModelShape shape_;
+  model_config::ModelShape shape_;
   std::vector<int32_t> max_ranks_;  // The largest rank of each slot.
   int64_t end_row_;
   at::Tensor bytes_;
@@ -110,8 +111,8 @@ class ExpertTable : public RoutingTable {
   // CUDA error, or if weights are not bf16 or a gradient is not f32.
   // REQUIRES: the routing has segments, and FitsExpertTable(routing).
   ExpertTable(const ExpertRouting& routing, int layer,
-              const LoraGradients& gradients, const ModelShape& shape,
-              at::Device device);
+              const LoraGradients& gradients,
+              const model_config::ModelShape& shape, at::Device device);
 };
 
 // The capacity of a DecodeTable.
@@ -137,7 +138,8 @@ struct DecodeCapacity {
 // Threads: engine thread only.
 class DecodeTable : public RoutingTable {
  public:
-  DecodeTable(const DecodeCapacity& capacity, const ModelShape& shape);
+  DecodeTable(const DecodeCapacity& capacity,
+              const model_config::ModelShape& shape);
 
   [[nodiscard]] const DecodeCapacity& capacity() const { return capacity_; }
   [[nodiscard]] size_t num_bytes() const { return layout_.num_bytes(); }

@@ -29,7 +29,7 @@ at::Tensor Shrink(const at::Tensor& x_TI, const LoraSegment& segment,
 
 // Adds scale (x A^T) B^T to the segment's rows of y. `input_nR` is x A^T.
 void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
-            const LoraSite& site, const ModelShape& shape,
+            const LoraSite& site, const model_config::ModelShape& shape,
             const at::Tensor& y_TO) {
   const AdapterVersion& version = *segment.version;
   int64_t column = 0;
@@ -49,8 +49,9 @@ void Expand(const at::Tensor& input_nR, const LoraSegment& segment,
 // `gradient_N` or `dx_TI` if it is undefined.
 void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                      const LoraSegment& segment, const LoraSite& site,
-                     const ModelShape& shape, const at::Tensor& input_nR,
-                     const at::Tensor& gradient_N, const at::Tensor& dx_TI) {
+                     const model_config::ModelShape& shape,
+                     const at::Tensor& input_nR, const at::Tensor& gradient_N,
+                     const at::Tensor& dx_TI) {
   const GroupLayout& group = GroupOf(segment, site);
   const AdapterVersion& version = *segment.version;
   const at::Tensor ds_nR = at::empty_like(input_nR);
@@ -127,7 +128,8 @@ void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
   }
 }
 
-int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
+int64_t LoraSite::ColumnOf(TargetModule module,
+                           const model_config::ModelShape& shape) {
   switch (module) {
     case TargetModule::kKProj:
       return OutWidth(shape, TargetModule::kQProj);
@@ -150,8 +152,9 @@ int64_t LoraSite::ColumnOf(TargetModule module, const ModelShape& shape) {
 
 RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
                                  const LoraGradients& gradients,
-                                 const ModelShape& shape, at::ScalarType dtype,
-                                 at::Device device, bool decode) {
+                                 const model_config::ModelShape& shape,
+                                 at::ScalarType dtype, at::Device device,
+                                 bool decode) {
   if constexpr (ops::kHasCudaKernels) {
     if (cuda::TakesSegments(routing, dtype, device)) {
       return std::make_shared<cuda::RoutingTable>(routing, gradients, shape,
@@ -163,8 +166,8 @@ RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
 
 RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
                                 const LoraGradients& gradients,
-                                const ModelShape& shape, at::ScalarType dtype,
-                                at::Device device) {
+                                const model_config::ModelShape& shape,
+                                at::ScalarType dtype, at::Device device) {
   if constexpr (ops::kHasCudaKernels) {
     if (cuda::TakesSegments(routing.segments, dtype, device) &&
         cuda::FitsExpertTable(routing)) {
@@ -175,7 +178,8 @@ RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
   return nullptr;
 }
 
-int64_t GradientWorkspaceBytes(int64_t num_rows, const ModelShape& shape,
+int64_t GradientWorkspaceBytes(int64_t num_rows,
+                               const model_config::ModelShape& shape,
                                int64_t rank) {
   namespace k = kernels::cuda;
   const auto padded = [](int64_t x) {

@@ -64,7 +64,7 @@ struct LoraSite {
   // Returns the column of y where the output of `module` starts. For an expert,
   // `shape` is the result of ModelShape::OfExpert.
   [[nodiscard]] static int64_t ColumnOf(TargetModule module,
-                                        const ModelShape& shape);
+                                        const model_config::ModelShape& shape);
 };
 
 [[nodiscard]] inline const GroupLayout& GroupOf(const LoraSegment& segment,
@@ -84,19 +84,18 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
 // those of the layers' input rows. In a decode pass (`decode`) the few-rows
 // kernels compute all rows.
-[[nodiscard]] RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
-                                               const LoraGradients& gradients,
-                                               const ModelShape& shape,
-                                               at::ScalarType dtype,
-                                               at::Device device,
-                                               bool decode = false);
+[[nodiscard]] RoutingTablePtr MakeRoutingTable(
+    const LoraRouting& routing, const LoraGradients& gradients,
+    const model_config::ModelShape& shape, at::ScalarType dtype,
+    at::Device device, bool decode = false);
 
 // Like MakeRoutingTable, but makes an ExpertTable (lora_cuda.h) for the
 // experts of one layer in one pass. Also returns null if the table has no room
 // for the segments. `shape` is the model's.
 [[nodiscard]] RoutingTablePtr MakeExpertTable(
     const ExpertRouting& routing, int layer, const LoraGradients& gradients,
-    const ModelShape& shape, at::ScalarType dtype, at::Device device);
+    const model_config::ModelShape& shape, at::ScalarType dtype,
+    at::Device device);
 
 // Returns an upper bound, in bytes, of the workspace that the gradient of any A
 // or B of a layer needs if the pass has a table. The workspace holds partial
@@ -105,14 +104,13 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // For a table of experts, it holds if `num_rows` is the number of rows of all
 // experts, `shape` is the result of OfExpert, and the rows of each adapter and
 // expert are one segment.
-[[nodiscard]] int64_t GradientWorkspaceBytes(int64_t num_rows,
-                                             const ModelShape& shape,
-                                             int64_t rank);
+[[nodiscard]] int64_t GradientWorkspaceBytes(
+    int64_t num_rows, const model_config::ModelShape& shape, int64_t rank);
 
 // The arguments that are the same for all linear layers of a pass.
 struct LoraPass {
   const LoraRouting& routing;
-  const ModelShape& shape;
+  const model_config::ModelShape& shape;
   // Null on a CPU. If the table is null on CUDA, at::mm computes one segment
   // after another.
   const cuda::RoutingTable* table = nullptr;

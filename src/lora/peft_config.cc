@@ -125,8 +125,8 @@ absl::StatusOr<double> ReadAlpha(absl::string_view field,
   return value.get<double>();
 }
 
-absl::StatusOr<LoraConfig> ParsePeftConfig(absl::string_view json,
-                                           const ModelShape& shape) {
+absl::StatusOr<LoraConfig> ParsePeftConfig(
+    absl::string_view json, const model_config::ModelShape& shape) {
   WEFT_ASSIGN_OR_RETURN(
       const PeftJson root,
       weights::ParseStrictJson<PeftJson>(json, kPeftConfigFile, kConfigLimits));
@@ -142,7 +142,8 @@ absl::StatusOr<LoraConfig> ParsePeftConfig(absl::string_view json,
   return config;
 }
 
-std::string WritePeftConfig(const LoraConfig& config, const ModelShape& shape,
+std::string WritePeftConfig(const LoraConfig& config,
+                            const model_config::ModelShape& shape,
                             const std::string& base_model_name) {
   const LoraShape lora = FileShape(config, shape);
   nlohmann::json root = {

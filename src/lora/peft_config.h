@@ -22,11 +22,11 @@ inline constexpr int kMaxFileRank = 4096;
 // does not apply it. Errors: INVALID_ARGUMENT, which names the field, its value
 // and what is accepted.
 [[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
-    absl::string_view json, const ModelShape& shape);
+    absl::string_view json, const model_config::ModelShape& shape);
 
 // Returns the file for an adapter. Equal inputs give equal bytes.
 [[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
-                                          const ModelShape& shape,
+                                          const model_config::ModelShape& shape,
                                           const std::string& base_model_name);
 
 // The functions below read fields of adapter_config.json, and make the errors

@@ -38,10 +38,12 @@ constexpr absl::string_view kPeftPrefix = "base_model.model";
 
 // Returns how the file spells the paths of the decoder's modules. Returns
 // `usual` for a file without a tensor of the decoder.
-DecoderNames NamesIn(const TensorMap& tensors, DecoderNames usual) {
-  for (const DecoderNames names :
-       {DecoderNames::kWrapped, DecoderNames::kOldWrapped,
-        DecoderNames::kPlain}) {
+model_config::DecoderNames NamesIn(const TensorMap& tensors,
+                                   model_config::DecoderNames usual) {
+  for (const model_config::DecoderNames names :
+       {model_config::DecoderNames::kWrapped,
+        model_config::DecoderNames::kOldWrapped,
+        model_config::DecoderNames::kPlain}) {
     for (const char* stem : {"model.layers.", "model.embed_tokens."}) {
       const std::string prefix =
           absl::StrCat(kPeftPrefix, ".", PathInFile(stem, names));
@@ -220,7 +222,7 @@ struct Copied {
 // copy into it: those of the head and the embedding, and the base_layer of
 // every linear layer with LoRA that is a module of its own.
 absl::flat_hash_map<std::string, Copied> PossibleCopies(
-    const AdapterLayout& layout, const ModelShape& shape) {
+    const AdapterLayout& layout, const model_config::ModelShape& shape) {
   absl::flat_hash_map<std::string, Copied> copies;
   const auto add = [&](const LoraFactor& factor, absl::string_view suffix,
                        std::vector<int64_t> widths) {
@@ -247,7 +249,8 @@ absl::flat_hash_map<std::string, Copied> PossibleCopies(
 // belongs to another model.
 absl::StatusOr<std::vector<BaseCopy>> FindCopies(
     const TensorMap& tensors, const AdapterLayout& layout,
-    const ModelShape& shape, const std::vector<PeftMatrix>& matrices) {
+    const model_config::ModelShape& shape,
+    const std::vector<PeftMatrix>& matrices) {
   absl::flat_hash_set<absl::string_view> known;
   for (const PeftMatrix& matrix : matrices) known.insert(matrix.name);
   const auto possible = PossibleCopies(layout, shape);
@@ -274,7 +277,8 @@ absl::StatusOr<std::vector<BaseCopy>> FindCopies(
 
 // Returns A and B of each factor, with their names in the file.
 std::vector<PeftMatrix> FileMatrices(const AdapterLayout& layout,
-                                     const ModelShape& shape, FusedForm form) {
+                                     const model_config::ModelShape& shape,
+                                     FusedForm form) {
   std::vector<PeftMatrix> matrices =
       MatricesOf(layout, shape, kPeftPrefix, form);
   for (PeftMatrix& matrix : matrices) {
@@ -306,7 +310,8 @@ absl::StatusOr<const std::string*> FindFile(const PeftFiles& files,
 // Returns the layout's config, but with a part of the rank and of the alpha for
 // modules that a file with FusedForm::kParts has as one. So their scale stays
 // the same.
-LoraConfig WithParts(const AdapterLayout& layout, const ModelShape& shape) {
+LoraConfig WithParts(const AdapterLayout& layout,
+                     const model_config::ModelShape& shape) {
   LoraConfig config = layout.config();
   for (const LoraFactor& factor : layout.factors()) {
     const bool is_expert = factor.expert != kNoExpert;
@@ -332,10 +337,9 @@ LoraConfig WithParts(const AdapterLayout& layout, const ModelShape& shape) {
 
 // Returns the weights of a file, in the layout of `config`. If the file has
 // FusedForm::kParts, first divides the ranks of its parts in `config`.
-absl::StatusOr<std::vector<float>> ReadPeftTensors(const TensorMap& tensors,
-                                                   const ModelShape& shape,
-                                                   const std::string& model_dir,
-                                                   LoraConfig& config) {
+absl::StatusOr<std::vector<float>> ReadPeftTensors(
+    const TensorMap& tensors, const model_config::ModelShape& shape,
+    const std::string& model_dir, LoraConfig& config) {
   const AdapterLayout in_file(shape, config);
   WEFT_ASSIGN_OR_RETURN(
       const FusedForm form,
@@ -402,7 +406,7 @@ class FileTensors {
 }  // namespace
 
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
-                                     const ModelShape& model,
+                                     const model_config::ModelShape& model,
                                      const std::string& model_dir) {
   WEFT_ASSIGN_OR_RETURN(const std::string* config_text,
                         FindFile(files, kPeftConfigFile));
@@ -410,7 +414,7 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                         FindFile(files, kTensorFile));
   PeftAdapter adapter;
   absl::StatusOr<TensorMap> tensors = weights::ParseSafetensors(*tensor_bytes);
-  ModelShape shape = model;
+  model_config::ModelShape shape = model;
   if (tensors.ok()) {
     shape.names = NamesIn(*tensors, model.names);
     if (absl::Status images = DropImageParts(*tensors); !images.ok()) {
@@ -431,7 +435,8 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
   return adapter;
 }
 
-PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
+PeftFiles WritePeft(const LoraConfig& config,
+                    const model_config::ModelShape& shape,
                     absl::Span<const float> weights,
                     const std::string& base_model_name) {
   const AdapterLayout layout(shape, config);
@@ -446,7 +451,8 @@ PeftFiles WritePeft(const LoraConfig& config, const ModelShape& shape,
           {std::string(kTensorFile), tensors.Write()}};
 }
 
-std::string WriteBuffers(const LoraConfig& config, const ModelShape& shape,
+std::string WriteBuffers(const LoraConfig& config,
+                         const model_config::ModelShape& shape,
                          absl::Span<const NamedBuffer> buffers) {
   const AdapterLayout layout(shape, config);
   FileTensors tensors;
@@ -456,10 +462,9 @@ std::string WriteBuffers(const LoraConfig& config, const ModelShape& shape,
   return tensors.Write();
 }
 
-absl::StatusOr<std::vector<float>> ReadBuffer(const std::string& safetensors,
-                                              const std::string& buffer_name,
-                                              const LoraConfig& config,
-                                              const ModelShape& shape) {
+absl::StatusOr<std::vector<float>> ReadBuffer(
+    const std::string& safetensors, const std::string& buffer_name,
+    const LoraConfig& config, const model_config::ModelShape& shape) {
   WEFT_ASSIGN_OR_RETURN(const TensorMap tensors,
                         weights::ParseSafetensors(safetensors));
   const AdapterLayout layout(shape, config);

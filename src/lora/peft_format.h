@@ -32,14 +32,14 @@ struct PeftAdapter {
 // checked. Accepts every spelling of DecoderNames. Errors:
 // INVALID_ARGUMENT, which names the violated rule.
 [[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(
-    const PeftFiles& files, const ModelShape& model,
+    const PeftFiles& files, const model_config::ModelShape& model,
     const std::string& model_dir = "");
 
 // Returns the files of a PEFT folder for an adapter with these weights, which
 // have the layout AdapterLayout(shape, config). Tensors are F32. Equal inputs
 // give equal bytes.
 [[nodiscard]] PeftFiles WritePeft(const LoraConfig& config,
-                                  const ModelShape& shape,
+                                  const model_config::ModelShape& shape,
                                   absl::Span<const float> weights,
                                   const std::string& base_model_name);
 
@@ -51,7 +51,7 @@ struct NamedBuffer {
 // Returns a safetensors file of the buffers. A tensor's name is `<buffer
 // name>.<module path>` with PEFT's suffix, such as ".lora_A.weight".
 [[nodiscard]] std::string WriteBuffers(const LoraConfig& config,
-                                       const ModelShape& shape,
+                                       const model_config::ModelShape& shape,
                                        absl::Span<const NamedBuffer> buffers);
 
 // Reads one buffer from a file of WriteBuffers. Errors: those of
@@ -59,7 +59,7 @@ struct NamedBuffer {
 // missing or has another shape or dtype.
 [[nodiscard]] absl::StatusOr<std::vector<float>> ReadBuffer(
     const std::string& safetensors, const std::string& buffer_name,
-    const LoraConfig& config, const ModelShape& shape);
+    const LoraConfig& config, const model_config::ModelShape& shape);
 
 }  // namespace weft::lora
 

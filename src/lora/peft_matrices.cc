@@ -41,9 +41,10 @@ std::pair<PeftMatrix, PeftMatrix> ModuleMatrices(const LoraFactor& factor,
 // list if they are the same. Files have the features of q's and k's heads in
 // the order ModelShape::head_order, and the rows of fused inputs of a gated
 // delta rule key head by key head: its q, k, v and z, or its b and a.
-std::vector<int> FileRows(TargetModule module, const ModelShape& shape) {
+std::vector<int> FileRows(TargetModule module,
+                          const model_config::ModelShape& shape) {
   std::vector<int> rows;
-  const DeltaShape& delta = shape.delta;
+  const model_config::DeltaShape& delta = shape.delta;
   const auto group = [&](const std::vector<int64_t>& sizes) {
     const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     int64_t first = 0;
@@ -100,8 +101,9 @@ bool HasFactors(const AdapterLayout& layout, const LoraFactor& factor,
 // wraps its wrapper for gate_up_proj. So the path of gate_up_proj contains
 // base_layer, PEFT's name for the wrapped part.
 void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
-                  const ExpertShape& experts, absl::string_view prefix,
-                  FusedForm form, PeftMatrix& a, PeftMatrix& b) {
+                  const model_config::ExpertShape& experts,
+                  absl::string_view prefix, FusedForm form, PeftMatrix& a,
+                  PeftMatrix& b) {
   const bool is_down = factor.module == TargetModule::kDownProj;
   const bool is_up = factor.module == TargetModule::kUpProj;
   const bool is_inner =
@@ -112,7 +114,8 @@ void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
   const bool has_halves = form == FusedForm::kParts && !is_down;
   const int64_t rank = has_halves ? 2 * factor.rank : factor.rank;
   const int64_t first_rank = has_halves && is_up ? factor.rank : 0;
-  const bool in_turns = experts.names == ExpertNames::kFused && !is_down;
+  const bool in_turns =
+      experts.names == model_config::ExpertNames::kFused && !is_down;
   a.name = absl::StrCat(path, ".lora_A.weight");
   a.tensor_rows = experts.count * rank;
   a.first_row = factor.expert * rank + first_rank;
@@ -128,8 +131,9 @@ void PointToFused(const LoraFactor& factor, const AdapterLayout& layout,
 // Makes the A and B of a module refer to parts of those of the module that
 // contains it (NumFused).
 void PointToWhole(const LoraFactor& factor, const AdapterLayout& layout,
-                  const ModelShape& shape, absl::string_view prefix,
-                  FusedForm form, PeftMatrix& a, PeftMatrix& b) {
+                  const model_config::ModelShape& shape,
+                  absl::string_view prefix, FusedForm form, PeftMatrix& a,
+                  PeftMatrix& b) {
   const ProjectionGroup group = GroupOf(factor.module);
   int64_t first_rank = 0, total_rank = factor.rank;
   if (form == FusedForm::kParts) {
@@ -218,7 +222,8 @@ class FusedTensors {
   absl::flat_hash_map<std::string, std::vector<float>> converted_;
 };
 
-bool IsExpert(const LoraFactor& factor, const ExpertShape& experts) {
+bool IsExpert(const LoraFactor& factor,
+              const model_config::ExpertShape& experts) {
   return factor.expert != kNoExpert && factor.expert < experts.count;
 }
 
@@ -246,9 +251,9 @@ bool HasPart(const LoraFactor& factor, int parts, const PeftMatrix& b,
 }  // namespace
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
-                                   const ModelShape& shape,
+                                   const model_config::ModelShape& shape,
                                    absl::string_view prefix, FusedForm form) {
-  const ExpertShape& experts = shape.experts;
+  const model_config::ExpertShape& experts = shape.experts;
   std::vector<PeftMatrix> matrices;
   matrices.reserve(layout.factors().size() * 2);
   for (const LoraFactor& factor : layout.factors()) {
@@ -269,9 +274,9 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
 
 absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
                                  const AdapterLayout& layout,
-                                 const ModelShape& shape,
+                                 const model_config::ModelShape& shape,
                                  const std::vector<PeftMatrix>& fused) {
-  const ExpertShape& experts = shape.experts;
+  const model_config::ExpertShape& experts = shape.experts;
   bool is_fused = false;
   bool has_parts = experts.count == 0 || experts.is_fused();
   FusedTensors values(tensors);

@@ -73,7 +73,7 @@ enum class FusedForm : uint8_t {
 // Returns A and B of each factor of the layout, in order, with their places in
 // a file of the form `form`. Names begin with `prefix`.
 [[nodiscard]] std::vector<PeftMatrix> MatricesOf(
-    const AdapterLayout& layout, const ModelShape& shape,
+    const AdapterLayout& layout, const model_config::ModelShape& shape,
     absl::string_view prefix, FusedForm form = FusedForm::kSingle);
 
 // Returns the form of a file whose ranks are those of `layout`. `fused` has the
@@ -81,7 +81,8 @@ enum class FusedForm : uint8_t {
 // model's modules cannot be alone. Errors: those of Gather.
 [[nodiscard]] absl::StatusOr<FusedForm> FormOf(
     const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const ModelShape& shape, const std::vector<PeftMatrix>& fused);
+    const model_config::ModelShape& shape,
+    const std::vector<PeftMatrix>& fused);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so

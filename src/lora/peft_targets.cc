@@ -40,14 +40,14 @@ bool IsOfMlp(TargetModule module) {
 }
 
 // Returns the maximum number of entries in a list or pattern of a file.
-size_t MaxEntries(const ModelShape& shape) {
+size_t MaxEntries(const model_config::ModelShape& shape) {
   // The head and the embedding may have LoRA, too.
   return (ProjectionsOf(shape).size() + 2) * (shape.num_layers + 1);
 }
 
 // Returns the entry of target_modules that selects this module in every layer.
-const char* NameOf(TargetModule module, const ModelShape& shape) {
-  const ExpertShape& experts = shape.experts;
+const char* NameOf(TargetModule module, const model_config::ModelShape& shape) {
+  const model_config::ExpertShape& experts = shape.experts;
   return experts.count > 0 && IsOfMlp(module)
              ? ExpertModuleName(module, experts.names)
              : FileModuleName(module, shape);
@@ -69,7 +69,7 @@ struct ModuleNames {
 };
 
 absl::StatusOr<ModuleNames> ReadNames(const char* field, const PeftJson& value,
-                                      const ModelShape& shape,
+                                      const model_config::ModelShape& shape,
                                       int& instructions_left) {
   ModuleNames result;
   if (const auto* text = value.get_ptr<const std::string*>()) {
@@ -105,7 +105,7 @@ absl::Status AddLayer(const PeftJson& index, std::vector<bool>& layers) {
 }
 
 absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
-                                  const ModelShape& shape) {
+                                  const model_config::ModelShape& shape) {
   const PeftJson& pattern = FieldOf(root, "layers_pattern");
   const PeftJson& value = FieldOf(root, "layers_to_transform");
   const bool used = !value.is_null() && !(value.is_array() && value.empty());
@@ -136,7 +136,7 @@ absl::StatusOr<Layers> ReadLayers(const PeftJson& root,
 // on the length of the list.
 absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
                             const std::string& path, const ModuleNames& names,
-                            const ModelShape& shape) {
+                            const model_config::ModelShape& shape) {
   if (!layers.has_value()) return true;
   const bool is_whole =
       std::ranges::find(names.names, path) != names.names.end();
@@ -154,7 +154,7 @@ absl::StatusOr<bool> IsKept(const Layers& layers, const LoraFactor& site,
 absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
                                      const ModuleNames& excluded,
                                      const PeftJson& field,
-                                     const ModelShape& shape) {
+                                     const model_config::ModelShape& shape) {
   if (!targets.expression.has_value()) return absl::OkStatus();
   std::vector<std::string> others = {"model", "model.layers", "model.norm",
                                      "model.rotary_emb"};
@@ -187,9 +187,9 @@ absl::Status CheckMatchesLayersAlone(const ModuleNames& targets,
   return absl::OkStatus();
 }
 
-absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
-                                            const ModelShape& shape,
-                                            int& instructions_left) {
+absl::StatusOr<ModuleNames> ReadTargetNames(
+    const PeftJson& root, const model_config::ModelShape& shape,
+    int& instructions_left) {
   const PeftJson& value = FieldOf(root, "target_modules");
   const auto* text = value.get_ptr<const std::string*>();
   if (text == nullptr || absl::AsciiStrToLower(*text) != "all-linear") {
@@ -206,7 +206,7 @@ absl::StatusOr<ModuleNames> ReadTargetNames(const PeftJson& root,
 }
 
 // Returns every site of the model, in the order of AdapterLayout.
-std::vector<LoraFactor> EverySite(const ModelShape& shape) {
+std::vector<LoraFactor> EverySite(const model_config::ModelShape& shape) {
   return AdapterLayout(shape, {.rank = 1,
                                .target_modules = {kAllTargetModules.begin(),
                                                   kAllTargetModules.end()}})
@@ -215,7 +215,8 @@ std::vector<LoraFactor> EverySite(const ModelShape& shape) {
 
 // Returns the path of the fused parameter that contains the site, such as
 // "model.layers.0.mlp.experts.gate_up_proj".
-std::string FusedPath(const LoraFactor& site, const ModelShape& shape) {
+std::string FusedPath(const LoraFactor& site,
+                      const model_config::ModelShape& shape) {
   return PathInFile(
       absl::StrCat("model.layers.", site.layer, ".mlp.experts.",
                    site.module == TargetModule::kDownProj ? "down_proj"
@@ -228,7 +229,7 @@ std::string FusedPath(const LoraFactor& site, const ModelShape& shape) {
 // fused parameter holds weights of all experts of a layer, except the shared
 // expert. Errors: those of SelectSites.
 absl::StatusOr<std::vector<bool>> SelectFused(
-    const PeftJson& root, const ModelShape& shape,
+    const PeftJson& root, const model_config::ModelShape& shape,
     const std::vector<LoraFactor>& sites) {
   std::vector<bool> selected(sites.size());
   const PeftJson& value = FieldOf(root, "target_parameters");
@@ -261,7 +262,7 @@ absl::StatusOr<std::vector<bool>> SelectFused(
 // Errors: INVALID_ARGUMENT, which names the field, its value and what is
 // accepted.
 absl::StatusOr<std::vector<bool>> SelectSites(
-    const PeftJson& root, const ModelShape& shape,
+    const PeftJson& root, const model_config::ModelShape& shape,
     const std::vector<LoraFactor>& sites, bool may_be_none,
     int& instructions_left) {
   const PeftJson& field = FieldOf(root, "target_modules");
@@ -354,7 +355,8 @@ bool Contains(const std::vector<TargetModule>& modules, TargetModule module) {
 // Returns the LoRA shape of every site, with rank 0 where there is no LoRA.
 absl::StatusOr<std::vector<LoraShape>> ShapesOf(
     const std::vector<LoraFactor>& sites, const PeftJson& root,
-    const ModelShape& shape, bool rank_stabilised, const LoraConfig& config) {
+    const model_config::ModelShape& shape, bool rank_stabilised,
+    const LoraConfig& config) {
   int instructions_left = kMaxInstructions;
   WEFT_ASSIGN_OR_RETURN(const std::vector<bool> fused,
                         SelectFused(root, shape, sites));
@@ -384,7 +386,7 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
 // for a module. LoraConfig has only one LoraShape for each module of a layer.
 absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
                                const std::vector<LoraShape>& loras,
-                               const ModelShape& shape) {
+                               const model_config::ModelShape& shape) {
   size_t first_expert = 0;
   for (size_t i = 0; i < sites.size(); ++i) {
     if (sites[i].expert <= 0) {
@@ -405,7 +407,8 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
 
 // Writes target_parameters and the patterns for them. gate_up_proj gets the
 // rank of gate plus that of up, which are equal (FusedForm::kParts).
-void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
+void WriteFusedTargets(const LoraConfig& config,
+                       const model_config::ModelShape& shape,
                        nlohmann::json& root) {
   nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();
   const LoraShape usual = FileShape(config, shape);
@@ -427,7 +430,8 @@ void WriteFusedTargets(const LoraConfig& config, const ModelShape& shape,
 
 }  // namespace
 
-LoraShape FileShape(const LoraConfig& config, const ModelShape& shape) {
+LoraShape FileShape(const LoraConfig& config,
+                    const model_config::ModelShape& shape) {
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     if (!shape.experts.InLayer(layer)) continue;
     for (const TargetModule module :
@@ -440,7 +444,8 @@ LoraShape FileShape(const LoraConfig& config, const ModelShape& shape) {
   return {.rank = config.rank, .alpha = config.alpha};
 }
 
-absl::Status ReadTargets(const PeftJson& root, const ModelShape& shape,
+absl::Status ReadTargets(const PeftJson& root,
+                         const model_config::ModelShape& shape,
                          bool rank_stabilised, LoraConfig& config) {
   const std::vector<LoraFactor> sites = EverySite(shape);
   WEFT_ASSIGN_OR_RETURN(const std::vector<LoraShape> loras,
@@ -477,10 +482,10 @@ nlohmann::json AlphaToJson(double alpha) {
   return alpha;
 }
 
-void WriteTargets(const LoraConfig& config, const ModelShape& shape,
-                  nlohmann::json& root) {
+void WriteTargets(const LoraConfig& config,
+                  const model_config::ModelShape& shape, nlohmann::json& root) {
   nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
-  if (shape.names == DecoderNames::kWrapped) {
+  if (shape.names == model_config::DecoderNames::kWrapped) {
     // The image parts have modules of the same names.
     root["exclude_modules"] =
         ".*\\b(vision_tower|multi_modal_projector|visual)\\b.*";

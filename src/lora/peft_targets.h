@@ -22,7 +22,7 @@ namespace weft::lora {
 // including config.alpha, by the square root of its rank. Errors:
 // INVALID_ARGUMENT, which names the field, its value and what is accepted.
 [[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
-                                       const ModelShape& shape,
+                                       const model_config::ModelShape& shape,
                                        bool rank_stabilised,
                                        LoraConfig& config);
 
@@ -32,13 +32,13 @@ namespace weft::lora {
 // PEFT's patterns cannot name fused experts. Otherwise returns the values of
 // `config`.
 [[nodiscard]] LoraShape FileShape(const LoraConfig& config,
-                                  const ModelShape& shape);
+                                  const model_config::ModelShape& shape);
 
 // Writes target_modules, target_parameters, rank_pattern and alpha_pattern.
 // If `root` has the r and lora_alpha of FileShape, ReadPeft of the written
 // files returns a config with the same layout.
-void WriteTargets(const LoraConfig& config, const ModelShape& shape,
-                  nlohmann::json& root);
+void WriteTargets(const LoraConfig& config,
+                  const model_config::ModelShape& shape, nlohmann::json& root);
 
 // Returns a JSON integer if `alpha` is a whole number, otherwise a fraction.
 // PEFT declares lora_alpha as an integer, but also reads fractions.

@@ -21,7 +21,7 @@ namespace weft::model {
 namespace {
 
 // Returns the first column of a layer in experts_TE and experts_PSE.
-int64_t ColumnOf(int layer, const lora::ExpertShape& experts) {
+int64_t ColumnOf(int layer, const model_config::ExpertShape& experts) {
   return experts.LayersBefore(layer) * int64_t{experts.per_token};
 }
 
@@ -49,7 +49,7 @@ void KeepRowsCpu(const at::Tensor& experts_TK, const at::Tensor& slots_T,
 // undefined tensor if it gives none. At an entry of -1, the batch gives no
 // expert.
 at::Tensor GivenExperts(const PackedBatch& batch, int layer,
-                        const lora::ExpertShape& experts) {
+                        const model_config::ExpertShape& experts) {
   if (!batch.experts_TE.defined() || !experts.InLayer(layer)) return {};
   return batch.experts_TE
       .narrow(-1, ColumnOf(layer, experts), experts.per_token)
@@ -59,7 +59,7 @@ at::Tensor GivenExperts(const PackedBatch& batch, int layer,
 // Writes a layer's experts [T, K] i64 to the tokens' slots in the cache.
 // Errors:  throws c10::Error.
 void KeepExperts(const at::Tensor& experts_TK, int layer,
-                 const lora::ExpertShape& experts, const KvAccess& kv) {
+                 const model_config::ExpertShape& experts, const KvAccess& kv) {
   const at::Tensor& experts_PSE = kv.store->experts_PSE;
   const int64_t column = ColumnOf(layer, experts);
   if (experts_PSE.is_cpu() && experts_TK.is_contiguous() &&

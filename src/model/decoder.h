@@ -116,7 +116,7 @@ class Decoder {
   // The model multiplies embeddings by this factor. That of scaled_embeddings
   // is rounded to the model's dtype as in transformers.
   double embedding_scale_;
-  lora::ModelShape shape_;  // Shape of this rank's part.
+  model_config::ModelShape shape_;  // Shape of this rank's part.
   at::ScalarType dtype_;
   DecoderWeights weights_;
   std::vector<ops::RotaryTable> rotary_;

@@ -31,7 +31,7 @@ std::vector<ops::AttentionNode> SequencesOf(const KvAccess& kv,
 
 ops::DeltaParameters DeltaAttention::Parameters() const {
   const LayerWeights& w = layer_.weights;
-  const lora::DeltaShape& delta = layer_.shape.delta;
+  const model_config::DeltaShape& delta = layer_.shape.delta;
   return {.conv_WR1 = w.conv_WR1,
           .a_log_H = w.a_log_H,
           .dt_bias_H = w.dt_bias_H,
@@ -42,7 +42,7 @@ ops::DeltaParameters DeltaAttention::Parameters() const {
 }
 
 ops::DeltaInputs DeltaAttention::RuleInputs(const at::Tensor& inputs_TW) const {
-  const lora::DeltaShape& delta = layer_.shape.delta;
+  const model_config::DeltaShape& delta = layer_.shape.delta;
   const int64_t gates = delta.conv_width() + delta.value_width();
   return {.qkv_TW = inputs_TW.narrow(1, 0, delta.conv_width()),
           .beta_TH = inputs_TW.narrow(1, gates, delta.value_heads),
@@ -51,7 +51,7 @@ ops::DeltaInputs DeltaAttention::RuleInputs(const at::Tensor& inputs_TW) const {
 }
 
 at::Tensor DeltaAttention::OutputGates(const at::Tensor& inputs_TW) const {
-  const lora::DeltaShape& delta = layer_.shape.delta;
+  const model_config::DeltaShape& delta = layer_.shape.delta;
   return inputs_TW.narrow(1, delta.conv_width(), delta.value_width())
       .unflatten(1, {delta.value_heads, -1});
 }

@@ -53,7 +53,7 @@ class FewRowExperts {
   void Down(const ExpertPart& part, const float* activated_nF) const;
 
   const ExpertLayer& layer_;
-  const lora::ModelShape shape_;  // The shape of one expert.
+  const model_config::ModelShape shape_;  // The shape of one expert.
   const ops::GatedRow gated_row_;
   // For each part: gate_up_n2F, then activated_nF.
   const at::Tensor scratch_N3F_;
@@ -219,7 +219,7 @@ class ExpertMlp {
 
   const ExpertLayer& layer_;
   const int expert_;  // kNoExpert for all experts.
-  const lora::ModelShape shape_;
+  const model_config::ModelShape shape_;
   const lora::LoraPass pass_;
   lora::BaseLinear gate_up_;
   lora::BaseLinear down_;
@@ -246,7 +246,7 @@ lora::ExpertRouting RoutingOf(const ExpertRows& rows) {
 
 // Returns where the rows of each of the rank's experts end.
 std::vector<int64_t> EndsOf(const ExpertRows& rows,
-                            const lora::ExpertShape& experts) {
+                            const model_config::ExpertShape& experts) {
   std::vector<int64_t> ends(experts.num_own());
   for (const ExpertPart& part : rows.parts) {
     ends[part.expert - experts.own.begin] = part.end;

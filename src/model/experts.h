@@ -51,7 +51,7 @@ struct ExpertLayer {
   int layer = 0;
   const ExpertWeights& weights;
   const model_config::ModelConfig& config;
-  const lora::ModelShape& shape;
+  const model_config::ModelShape& shape;
 };
 
 // The tensors that the forward pass of one expert, or of all experts at once,

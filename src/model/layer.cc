@@ -102,7 +102,7 @@ void Attention::NormWholeQkBackward(const at::Tensor& raw_TW,
     ops::RmsNormBackward(dy_TW, raw_TW.narrow(1, column, width), weight,
                          layer_.config.rms_norm_eps, d_TW);
   };
-  const lora::ModelShape& shape = layer_.shape;
+  const model_config::ModelShape& shape = layer_.shape;
   replace(layer_.weights.q_norm_C, 0, shape.q_width);
   replace(layer_.weights.k_norm_C, shape.q_width, shape.kv_width);
 }
@@ -121,7 +121,7 @@ ops::Heads Attention::SplitHeads(const at::Tensor& qkv_TW) const {
                              qkv_TW.storage_offset() + column);
   };
   const int num_kv_heads = layer_.config.num_kv_heads;
-  const lora::ModelShape& shape = layer_.shape;
+  const model_config::ModelShape& shape = layer_.shape;
   const int64_t k_column = shape.q_width + shape.gate_width;
   const int64_t v_column = k_column + shape.kv_width;
   return {.q_TQC = heads(0, layer_.config.num_heads,
@@ -170,7 +170,7 @@ ops::KvSlots Attention::SlotsOf(const KvAccess& kv) const {
 
 at::Tensor Attention::Attend(at::Tensor& qkv_TW, const Pass& pass,
                              LayerTape* tape, KvAccess* kv) const {
-  const lora::ModelShape& shape = layer_.shape;
+  const model_config::ModelShape& shape = layer_.shape;
   if (layer_.config.qk_norm != model_config::QkNorm::kNone && tape != nullptr) {
     tape->qk_raw_TW =
         qkv_TW.narrow(1, 0, shape.q_width + shape.gate_width + shape.kv_width)

@@ -29,7 +29,7 @@ struct Layer {
   int index = 0;
   const LayerWeights& weights;
   const model_config::ModelConfig& config;
-  const lora::ModelShape& shape;
+  const model_config::ModelShape& shape;
   const ops::RotaryTable& rotary;
   const at::Tensor& query_scale_P;       // Undefined if queries are not scaled.
   parallel::Communicator* tensor_group;  // Null if there is one rank.

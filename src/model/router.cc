@@ -308,7 +308,7 @@ void SharedWeightBackward(const at::Tensor& d_weight_T,
 }
 
 ExpertRows SortByExpert(const at::Tensor& experts_TK,
-                        const lora::ExpertShape& experts,
+                        const model_config::ExpertShape& experts,
                         const lora::LoraRouting& routing) {
   at::Tensor on_host = experts_TK;
   ops::ToHost({&on_host});

@@ -102,7 +102,7 @@ struct ExpertRows {
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 [[nodiscard]] ExpertRows SortByExpert(const at::Tensor& experts_TK,
-                                      const lora::ExpertShape& experts,
+                                      const model_config::ExpertShape& experts,
                                       const lora::LoraRouting& routing);
 
 // Returns the rows [N, H] of x_TH that `tokens_N` names.

@@ -116,8 +116,8 @@ absl::Status ReadQwen(JsonFields& fields, const Family& family,
 // a layer's MLP in another way than fused experts.
 absl::Status ReadQwenVl(JsonFields& fields, const Family& family,
                         ModelConfig& config) {
-  lora::ExpertShape& experts = config.moe.shape;
-  experts.names = lora::ExpertNames::kFusedHalves;
+  ExpertShape& experts = config.moe.shape;
+  experts.names = ExpertNames::kFusedHalves;
   WEFT_RETURN_IF_ERROR(ReadQwen(fields, family, config));
   if (std::ranges::find(experts.layers, false) == experts.layers.end()) {
     return absl::OkStatus();
@@ -131,8 +131,8 @@ absl::Status ReadQwenVl(JsonFields& fields, const Family& family,
 }
 
 // Gives every layer experts with intermediate_size features.
-void PutInEveryLayer(lora::ExpertNames names, ModelConfig& config) {
-  lora::ExpertShape& experts = config.moe.shape;
+void PutInEveryLayer(ExpertNames names, ModelConfig& config) {
+  ExpertShape& experts = config.moe.shape;
   experts.ffn = config.ffn;
   experts.names = names;
   experts.layers.assign(config.num_layers, true);
@@ -140,14 +140,14 @@ void PutInEveryLayer(lora::ExpertNames names, ModelConfig& config) {
 
 absl::Status ReadMixtral(JsonFields& fields, ModelConfig& config) {
   MoeConfig& moe = config.moe;
-  PutInEveryLayer(lora::ExpertNames::kMixtral, config);
+  PutInEveryLayer(ExpertNames::kMixtral, config);
   moe.normalizes_weights = true;
   return fields.Only("router_jitter_noise", 0.0);
 }
 
 absl::Status ReadGptOss(JsonFields& fields, ModelConfig& config) {
   MoeConfig& moe = config.moe;
-  PutInEveryLayer(lora::ExpertNames::kFused, config);
+  PutInEveryLayer(ExpertNames::kFused, config);
   moe.softmax_of_chosen = true;
   // config.json says silu, but the model computes a clamped silu.
   if (config.activation != ops::Activation::kSilu) {
@@ -209,7 +209,7 @@ absl::Status ReadGroups(JsonFields& fields, MoeConfig& moe) {
 absl::Status ReadGlm(JsonFields& fields, const Family& family,
                      ModelConfig& config) {
   MoeConfig& moe = config.moe;
-  moe.shape.names = lora::ExpertNames::kGlm;
+  moe.shape.names = ExpertNames::kGlm;
   moe.wide_logits = true;
   moe.sum_epsilon = 1e-20;
   WEFT_RETURN_IF_ERROR(ReadSigmoidRouter(fields, moe));

@@ -51,7 +51,7 @@ absl::StatusOr<std::vector<bool>> ReadLinearLayers(JsonFields& fields,
   return linear;
 }
 
-absl::Status ReadDeltaSizes(JsonFields& fields, lora::DeltaShape& delta) {
+absl::Status ReadDeltaSizes(JsonFields& fields, DeltaShape& delta) {
   const auto read = [&fields](const char* name, int64_t min, int64_t max,
                               int64_t fallback, int& size) {
     const auto value = fields.IntOr(name, min, max, fallback);

@@ -185,7 +185,7 @@ struct Wrapper {
   // them beside it. Embeddings are tied if either place says so.
   bool may_be_flat = false;
   // AutoModelForCausalLM loads the text model alone, so PEFT's files have its
-  // plain names (lora::DecoderNames).
+  // plain names (DecoderNames).
   bool loads_text = false;
 };
 

@@ -249,7 +249,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
 
 }  // namespace
 
-lora::ModelShape ModelConfig::shape() const {
+ModelShape ModelConfig::shape() const {
   return {.num_layers = num_layers,
           .hidden = hidden,
           .q_width = int64_t{num_heads} * head_dim,
@@ -259,8 +259,7 @@ lora::ModelShape ModelConfig::shape() const {
           .vocab = vocab,
           .experts = moe.shape,
           .delta = delta,
-          .names = is_wrapped ? lora::DecoderNames::kWrapped
-                              : lora::DecoderNames::kPlain,
+          .names = is_wrapped ? DecoderNames::kWrapped : DecoderNames::kPlain,
           .head_order = head_order,
           .fused_qkv = fused_qkv,
           .fused_gate_up = fused_gate_up};

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "src/lora/adapter_layout.h"
 #include "src/model_config/family_config.h"
+#include "src/model_config/model_shape.h"
 #include "src/ops/activation.h"
 #include "src/ops/attention_rule.h"
 
@@ -29,7 +29,7 @@ inline constexpr int kMaxConvKernel = 8;
 
 // The mixtures of experts that layers have in place of an MLP.
 struct MoeConfig {
-  lora::ExpertShape shape;
+  ExpertShape shape;
   // If true, a token's router weights are scaled so that they sum to one.
   bool normalizes_weights = false;
   // If true, a token's router weights are the softmax over the logits of only
@@ -96,7 +96,7 @@ struct ModelConfig {
   double logits_divisor = 1;              // Of the logits before the cap.
   double final_softcap = 0;               // Caps the logits; 0: no cap.
   std::vector<LayerAttention> attention;  // One per layer.
-  lora::DeltaShape delta;                 // Zeros without linear layers.
+  DeltaShape delta;                       // Zeros without linear layers.
   MoeConfig moe;
   // Rotary frequencies [head_dim / 2] of each table, with all scaling applied.
   // A pair of features that does not rotate has 0.
@@ -116,7 +116,7 @@ struct ModelConfig {
   }
   // Returns whether the model has linear layers.
   [[nodiscard]] bool has_delta() const { return delta.value_heads > 0; }
-  [[nodiscard]] lora::ModelShape shape() const;
+  [[nodiscard]] ModelShape shape() const;
   // Returns the number of parameters of the base model. Tied embeddings count
   // once.
   [[nodiscard]] uint64_t num_parameters() const;

@@ -78,7 +78,7 @@ class HeadParts {
 // feature of each MLP, of its experts and of the shared expert. If every layer
 // has experts, there is no MLP, and config.ffn does not count.
 int64_t MostRanksWithFeatures(const ModelConfig& config) {
-  const lora::ExpertShape& experts = config.moe.shape;
+  const ExpertShape& experts = config.moe.shape;
   int64_t least = experts.num_layers() < config.num_layers
                       ? config.ffn
                       : std::numeric_limits<int64_t>::max();
@@ -150,7 +150,7 @@ absl::Status SetExpertParallelSize(int size, int tensor_parallel_size,
 }
 
 ModelShard ShardOf(const ModelConfig& config, const Shard& shard) {
-  const lora::ExpertShape& experts = config.moe.shape;
+  const ExpertShape& experts = config.moe.shape;
   // A single rank has the whole model, even if expert_groups is more than 1.
   const int num_groups = std::min(config.moe.expert_groups, shard.size);
   const int group_size = shard.size / num_groups;
@@ -205,12 +205,12 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
     const ModelConfig local = LocalConfig(config, {.rank = rank, .size = size});
     largest.num_heads = std::max(largest.num_heads, local.num_heads);
     largest.num_kv_heads = std::max(largest.num_kv_heads, local.num_kv_heads);
-    lora::DeltaShape& delta = largest.delta;
+    DeltaShape& delta = largest.delta;
     delta.key_heads = std::max(delta.key_heads, local.delta.key_heads);
     delta.value_heads = std::max(delta.value_heads, local.delta.value_heads);
     largest.ffn = std::max(largest.ffn, local.ffn);
     largest.vocab = std::max(largest.vocab, local.vocab);
-    lora::ExpertShape& experts = largest.moe.shape;
+    ExpertShape& experts = largest.moe.shape;
     if (local.moe.shape.num_own() > experts.num_own()) {
       experts.own = local.moe.shape.own;
     }
@@ -221,12 +221,12 @@ ModelConfig LargestConfig(const ModelConfig& config, int size) {
   return largest;
 }
 
-lora::ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
+ShapeRanges LocalRanges(const ModelConfig& config, const Shard& shard) {
   const ModelShard part = ShardOf(config, shard);
   const auto features = [](const Range& heads, int64_t size) {
     return Range{.begin = heads.begin * size, .end = heads.end * size};
   };
-  const lora::DeltaShape& delta = config.delta;
+  const DeltaShape& delta = config.delta;
   return {.q = features(part.heads, config.head_dim),
           .kv = features(part.kv_heads, config.head_dim),
           .ffn = part.ffn,

@@ -16,8 +16,8 @@
 #define WEFT_SRC_MODEL_CONFIG_MODEL_SHARD_H_
 
 #include "absl/status/status.h"
-#include "src/lora/adapter_layout.h"
 #include "src/model_config/model_config.h"
+#include "src/model_config/model_shape.h"
 #include "src/parallel/shard.h"
 
 namespace weft::model_config {
@@ -74,8 +74,8 @@ struct ModelShard {
 [[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
 
 // Returns the rank's parts as ranges of features and of vocabulary entries.
-[[nodiscard]] lora::ShapeRanges LocalRanges(const ModelConfig& config,
-                                            const parallel::Shard& shard);
+[[nodiscard]] ShapeRanges LocalRanges(const ModelConfig& config,
+                                      const parallel::Shard& shard);
 
 }  // namespace weft::model_config
 

@@ -69,7 +69,7 @@ class LayerList {
         entries_(entries) {}
 
   void AddAttention() {
-    const lora::ModelShape shape = config_.shape();
+    const ModelShape shape = config_.shape();
     AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
     std::vector<Projection> qkv = {
         {"self_attn.q_proj",
@@ -96,7 +96,7 @@ class LayerList {
   }
 
   void AddDelta() {
-    const lora::DeltaShape& delta = config_.delta;
+    const DeltaShape& delta = config_.delta;
     AddNorm(config_.norms.attention_in, WeightSlot::kInputNorm);
     AddStack(delta.is_fused ? FusedDeltaInputs() : DeltaInputs(),
              WeightSlot::kQkv, Hidden());
@@ -148,7 +148,7 @@ class LayerList {
   }
 
   [[nodiscard]] std::vector<Projection> DeltaInputs() const {
-    const lora::DeltaShape& delta = config_.delta;
+    const DeltaShape& delta = config_.delta;
     std::vector<Projection> inputs = ConvFeatures(
         "linear_attn.in_proj_qkv", {delta.conv_width(), config_.hidden});
     inputs.push_back(
@@ -163,7 +163,7 @@ class LayerList {
   // Returns the parts of tensors whose rows are grouped by key head: those of a
   // head's q, k, v and z in one tensor, and of its b and a in the other.
   [[nodiscard]] std::vector<Projection> FusedDeltaInputs() const {
-    const lora::DeltaShape& delta = config_.delta;
+    const DeltaShape& delta = config_.delta;
     std::vector<Projection> inputs;
     const int64_t heads = delta.value_heads / delta.key_heads;
     const int64_t values = heads * delta.value_features;
@@ -203,12 +203,12 @@ class LayerList {
   }
 
   void AddExperts() {
-    const lora::ExpertShape& experts = config_.moe.shape;
-    if (experts.names == lora::ExpertNames::kFused) {
+    const ExpertShape& experts = config_.moe.shape;
+    if (experts.names == ExpertNames::kFused) {
       AddFusedExperts();
       return;
     }
-    const bool is_mixtral = experts.names == lora::ExpertNames::kMixtral;
+    const bool is_mixtral = experts.names == ExpertNames::kMixtral;
     const std::string block = is_mixtral ? "block_sparse_moe." : "mlp.";
     AddStack({{block + "gate",
                experts.count,
@@ -239,7 +239,7 @@ class LayerList {
   // Adds experts with ExpertNames::kFused: each tensor has all experts of a
   // layer. Matrices are transposed, and rows of gate and up alternate.
   void AddFusedExperts() {
-    const lora::ExpertShape& experts = config_.moe.shape;
+    const ExpertShape& experts = config_.moe.shape;
     const std::vector<Projection> router = {
         {"mlp.router", experts.count, Whole(experts.count)}};
     AddStack(router, WeightSlot::kRouter, Hidden());
@@ -308,7 +308,7 @@ class LayerList {
   // Returns the place of an expert's matrix inside the tensor of all experts.
   // Returns no place for the shared expert, which is not in that tensor.
   [[nodiscard]] StoredPlace Fused(TargetModule module, int expert) const {
-    const lora::ExpertShape& experts = config_.moe.shape;
+    const ExpertShape& experts = config_.moe.shape;
     if (expert == experts.count) return {};
     const std::string block = prefix_ + "mlp.experts.";
     const bool is_only = experts.is_fused();
@@ -397,7 +397,7 @@ class LayerList {
   }
 
   const ModelConfig& config_;
-  const lora::ShapeRanges ranges_;
+  const ShapeRanges ranges_;
   const ModelShard part_;
   const bool is_first_rank_;
   const int layer_;

@@ -54,17 +54,26 @@ int64_t HeldBytes(const SampledSpan& span) {
   return HeldBytes(span.sequence_id);
 }
 
+int64_t HeldBytes(const CustomInput& input) {
+  return HeldBytes(input.shape) + HeldBytes(input.floats) +
+         HeldBytes(input.ints);
+}
+
+// Returns what an entry of a map takes, its own size and its node included.
+template <typename Value>
+int64_t EntryBytes(const std::pair<const std::string, Value>& entry) {
+  constexpr int64_t kOwnBytes = sizeof(std::pair<const std::string, Value>);
+  return kNodeBytes + kOwnBytes + HeldBytes(entry.first) +
+         HeldBytes(entry.second);
+}
+
 int64_t HeldBytes(const Datum& datum) {
   int64_t bytes = kScheduledBytes + HeldBytes(datum.tokens) +
                   HeldBytes(datum.targets) + HeldBytes(datum.weights) +
                   HeldBytes(datum.logprobs) + HeldBytes(datum.advantages) +
                   HeldBytes(datum.target_offsets) + HeldBytes(datum.routing) +
                   HeldBytes(datum.support) + HeldBytes(datum.teacher_tokens);
-  for (const auto& [name, input] : datum.custom_inputs) {
-    bytes += kNodeBytes + static_cast<int64_t>(sizeof(name) + sizeof(input)) +
-             HeldBytes(name) + HeldBytes(input.shape) +
-             HeldBytes(input.floats) + HeldBytes(input.ints);
-  }
+  for (const auto& entry : datum.custom_inputs) bytes += EntryBytes(entry);
   return bytes;
 }
 
@@ -89,10 +98,7 @@ int64_t NumBytes(const OptimStepRequest& request) {
 
 int64_t NumBytes(const SaveCheckpointRequest& request) {
   int64_t bytes = RequestWith(request.adapter_id, request.name);
-  for (const auto& [key, value] : request.metadata) {
-    bytes += kNodeBytes + static_cast<int64_t>(sizeof(key) + sizeof(value)) +
-             HeldBytes(key) + HeldBytes(value);
-  }
+  for (const auto& entry : request.metadata) bytes += EntryBytes(entry);
   return bytes;
 }
 

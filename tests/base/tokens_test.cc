@@ -27,7 +27,7 @@ TEST(TokensTest, HashIsSha256) {
 }
 
 TEST(TokensTest, FindsARecordByItsTokenAlone) {
-  const std::vector<TokenRecord> records = {
+  const std::vector<TokenEntry> records = {
       {.id = "one", .sha256 = HashToken("first")},
       {.id = "two", .sha256 = HashToken("second")}};
   const auto find = [&records](const std::string& token) {
@@ -43,9 +43,9 @@ TEST(TokensTest, FindsARecordByItsTokenAlone) {
 }
 
 TEST(TokensTest, EveryScopeIncludesReadAndAdminIncludesAll) {
-  const TokenRecord reader{.scopes = {Scope::kRead}};
-  const TokenRecord trainer{.scopes = {Scope::kTrain}};
-  const TokenRecord admin{.scopes = {Scope::kAdmin}};
+  const TokenEntry reader{.scopes = {Scope::kRead}};
+  const TokenEntry trainer{.scopes = {Scope::kTrain}};
+  const TokenEntry admin{.scopes = {Scope::kAdmin}};
   EXPECT_TRUE(reader.Allows(Scope::kRead));
   EXPECT_FALSE(reader.Allows(Scope::kSample));
   EXPECT_TRUE(trainer.Allows(Scope::kRead));
@@ -55,7 +55,7 @@ TEST(TokensTest, EveryScopeIncludesReadAndAdminIncludesAll) {
   for (const Scope scope :
        {Scope::kRead, Scope::kSample, Scope::kTrain, Scope::kAdmin}) {
     EXPECT_TRUE(admin.Allows(scope)) << ScopeName(scope);
-    EXPECT_FALSE(TokenRecord().Allows(scope)) << ScopeName(scope);
+    EXPECT_FALSE(TokenEntry().Allows(scope)) << ScopeName(scope);
     EXPECT_THAT(ParseScope(ScopeName(scope)), IsOkAndHolds(scope));
   }
   EXPECT_THAT(ParseScope("root"),

@@ -134,7 +134,7 @@ int64_t CommonWeightBytes(const Decoder& decoder) {
 
 // Returns the bytes of one expert of one layer; 0 without experts.
 int64_t ExpertBytes(const Decoder& decoder) {
-  const weft::lora::ExpertShape& experts = decoder.config().moe.shape;
+  const weft::model_config::ExpertShape& experts = decoder.config().moe.shape;
   for (const weft::model::LayerWeights& layer : decoder.weights().layers) {
     if (!layer.experts.gate_up_GH.defined()) continue;
     return static_cast<int64_t>(layer.experts.gate_up_GH.nbytes() +
@@ -147,7 +147,7 @@ int64_t ExpertBytes(const Decoder& decoder) {
 // Returns how many experts an average iteration reads, summed over the layers.
 // An iteration computes one token of every sequence. `routings` has the
 // Sample::routing of each sequence.
-double ExpertsPerIteration(const weft::lora::ExpertShape& experts,
+double ExpertsPerIteration(const weft::model_config::ExpertShape& experts,
                            const std::vector<std::vector<uint16_t>>& routings,
                            int64_t prompt) {
   const int64_t width = experts.routing_width();
@@ -260,7 +260,7 @@ void Run(const Arguments& arguments) {
                         arguments.prompt + arguments.tokens);
   const int64_t common_bytes = CommonWeightBytes(decoder);
   const int64_t expert_bytes = ExpertBytes(decoder);
-  const weft::lora::ExpertShape& experts = config.moe.shape;
+  const weft::model_config::ExpertShape& experts = config.moe.shape;
   const int64_t all_bytes =
       common_bytes + expert_bytes * experts.count * experts.num_layers();
   at::Tensor memory =

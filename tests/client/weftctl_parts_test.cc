@@ -2,7 +2,6 @@
 #include <sstream>
 
 #include "client/weftctl/arguments.h"
-#include "client/weftctl/load_table.h"
 #include "client/weftctl/output.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -111,58 +110,16 @@ TEST(FormatBytesTest, ChoosesTheUnit) {
 
 TEST(FormatTimeTest, ShowsADashForNoTime) { EXPECT_EQ(FormatTime(0), "-"); }
 
-v1::Adapter Used(const std::string& id, uint64_t step, double used_at) {
-  v1::Adapter adapter;
-  adapter.set_adapter_id(id);
-  adapter.set_tenant("t");
-  adapter.set_last_step(step);
-  adapter.set_last_used_at(used_at);
-  return adapter;
-}
-
-TEST(LoadTableTest, RatesCompareWithTheSampleBefore) {
-  LoadSample before{.seconds = 10};
-  before.info.mutable_load()->set_train_tokens(1000);
-  before.info.mutable_load()->set_sampled_tokens(50);
-  *before.adapters.add_adapters() = Used("a", 4, 1);
-  LoadSample now{.seconds = 12};
-  now.info.mutable_load()->set_train_tokens(1500);
-  now.info.mutable_load()->set_sampled_tokens(7);  // The server restarted.
-  *now.adapters.add_adapters() = Used("a", 9, 2);
-  *now.adapters.add_adapters() = Used("b", 3, 3);
-  now.adapters.mutable_adapters(1)->set_restoring(true);
-  const std::string table = LoadTable(before, now, /*max_adapters=*/5);
-  EXPECT_THAT(table, HasSubstr("trained tokens/s   250.0\n"));
-  EXPECT_THAT(table, HasSubstr("sampled tokens/s   -\n"));
-  EXPECT_THAT(table, HasSubstr("a        t       ready      9     2.5"));
-  EXPECT_THAT(table, HasSubstr("b        t       restoring  3     -"));
-  // The adapter that was used last comes first.
-  EXPECT_LT(table.find("\nb "), table.find("\na "));
-}
-
-TEST(LoadTableTest, SaysWhatARestartHasNotRestored) {
-  LoadSample now;
-  v1::ServerInfo& info = now.info;
+TEST(DescribeStateTest, SaysWhatARestartHasNotRestored) {
+  v1::ServerInfo info;
+  EXPECT_EQ(DescribeState(info), "starting");
   info.mutable_model()->set_architecture("llama");
   EXPECT_EQ(DescribeState(info), "serving");
   info.set_num_adapters(5);
   info.set_num_restoring(3);
   EXPECT_EQ(DescribeState(info), "restoring 3 of 5 adapters");
   info.set_restore_seconds(79.6);
-  EXPECT_THAT(
-      LoadTable(std::nullopt, now, 1),
-      testing::StartsWith("state  restoring 3 of 5 adapters, about 80 s "
-                          "left\n"));
-}
-
-TEST(LoadTableTest, LeavesOutWhatTheServerDoesNotTellAndManyAdapters) {
-  LoadSample now;
-  for (const char* id : {"a", "b", "c"}) {
-    *now.adapters.add_adapters() = Used(id, 1, 1);
-  }
-  const std::string table = LoadTable(std::nullopt, now, /*max_adapters=*/2);
-  EXPECT_THAT(table, testing::StartsWith("state  starting\n\nADAPTER"));
-  EXPECT_THAT(table, testing::EndsWith("and 1 more\n"));
+  EXPECT_EQ(DescribeState(info), "restoring 3 of 5 adapters, about 80 s left");
 }
 
 }  // namespace

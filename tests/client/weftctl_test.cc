@@ -63,9 +63,11 @@ TEST_F(WeftctlTest, ShowsTheServerAsJsonAndTable) {
   EXPECT_EQ(Run({"info", "-o", "json"}), 0);
   EXPECT_EQ(Json()["model"]["name"], "toy");
   EXPECT_EQ(Json()["draining"], false);
+  EXPECT_GT(Json()["load"]["uptime_seconds"], 0);
   EXPECT_EQ(Run({"info"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("model            toy\n"));
   EXPECT_THAT(out_.str(), HasSubstr("state            serving\n"));
+  EXPECT_THAT(out_.str(), HasSubstr("trained tokens   0\n"));
 }
 
 TEST_F(WeftctlTest, DrainsSavesAllAndTakesWorkAgain) {
@@ -86,7 +88,7 @@ TEST_F(WeftctlTest, DrainsSavesAllAndTakesWorkAgain) {
 
 TEST_F(WeftctlTest, AViewOfAServerThatIsNotThereEndsAtOnce) {
   const absl::Time start = absl::Now();
-  for (const char* view : {"info", "top", "adapters list"}) {
+  for (const char* view : {"info", "adapters list"}) {
     std::vector<std::string> words = absl::StrSplit(view, ' ');
     words.emplace_back("--server=unix:/no/such/socket");
     EXPECT_EQ(Run(words), 1) << view;
@@ -108,29 +110,6 @@ TEST_F(WeftctlTest, HealthIsTheExitCode) {
   EXPECT_EQ(Run({"health", "--server=unix:/no/such/socket", "--timeout=2s"}),
             1);
   EXPECT_THAT(err_.str(), HasSubstr("UNAVAILABLE"));
-}
-
-TEST_F(WeftctlTest, TopShowsTheServerAndItsAdapters) {
-  EXPECT_EQ(Run({"adapters", "create", "a"}), 0);
-  EXPECT_EQ(Run({"top", "--count=2", "--interval=10ms"}), 0) << err_.str();
-  EXPECT_THAT(out_.str(), HasSubstr("trained tokens/s   -\n"));
-  EXPECT_THAT(out_.str(), HasSubstr("trained tokens/s   0.0\n"));
-  EXPECT_THAT(out_.str(), HasSubstr("ADAPTER  TENANT  STATE  STEP  STEPS/S"));
-  EXPECT_EQ(Run({"top", "--count=1", "-o", "json"}), 0);
-  EXPECT_GT(Json()["load"]["uptime_seconds"], 0);
-  EXPECT_EQ(Run({"top", "--interval=0s"}), 2);
-}
-
-TEST_F(WeftctlTest, TopWaitsForAServerThatIsAwayAndEndsWithOtherErrors) {
-  std::thread faults([this] {
-    absl::SleepFor(absl::Seconds(1));
-    server_.wire().LoseReply("GetInfo", {grpc::UNAVAILABLE, "away"});
-    server_.wire().LoseReply("GetInfo", {grpc::UNAUTHENTICATED, "expired"});
-  });
-  EXPECT_EQ(Run({"top", "--count=1000", "--interval=10ms"}), 1);
-  faults.join();
-  EXPECT_THAT(err_.str(), AllOf(HasSubstr("no answer for 0 s: away"),
-                                HasSubstr("UNAUTHENTICATED: expired")));
 }
 
 TEST_F(WeftctlTest, WritesAProfileOfTheEngine) {

@@ -42,7 +42,7 @@ class WeftctlTokenTest : public ::testing::Test {
     return Run(std::move(given));
   }
 
-  std::vector<TokenRecord> Records() {
+  std::vector<TokenEntry> Records() {
     std::ifstream file(file_);
     return ParseTokens(std::string(std::istreambuf_iterator<char>(file), {}))
         .value();
@@ -64,7 +64,7 @@ TEST_F(WeftctlTokenTest, CreatesListsAndRevokes) {
                        "--scopes=admin", "-o", "json"}),
             0);
   EXPECT_THAT(nlohmann::json::parse(out_.str())["token"], StartsWith("weft_"));
-  const std::vector<TokenRecord> records = Records();
+  const std::vector<TokenEntry> records = Records();
   ASSERT_EQ(records.size(), 2u);
   ASSERT_NE(FindTokenOfHash(records, HashToken(token)), nullptr);
   EXPECT_EQ(FindTokenOfHash(records, HashToken(token))->id, "ci");

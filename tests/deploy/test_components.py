@@ -40,7 +40,7 @@ def containers(name: str) -> list[dict[str, Any]]:
 
 
 def test_ranks_get_the_environment_that_weftd_reads() -> None:
-    source = (ROOT / "src" / "base" / "world.cc").read_text()
+    source = (ROOT / "src" / "base" / "options" / "world.cc").read_text()
     read = set(re.findall(r'read(?:, |\()"([A-Z_]+)"', source))
     torchruns = {name for name in read if name.startswith("TORCHELASTIC_")}
     for container in containers("multi-gpu"):

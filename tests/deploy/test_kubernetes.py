@@ -154,7 +154,7 @@ def test_probes_need_no_token(name: str) -> None:
 
 def heartbeat_limit() -> int:
     """Returns the age of the heartbeat, in seconds, from which weftd is not alive."""
-    header = (ROOT / "server" / "daemon" / "frontend.h").read_text()
+    header = (ROOT / "server" / "daemon" / "listeners.h").read_text()
     minutes = re.search(r"kHeartbeatLimit = absl::Minutes\((\d+)\)", header)
     assert minutes
     return 60 * int(minutes[1])

@@ -330,12 +330,12 @@ TEST_F(EngineTest, AnExportComesBackAsAnImport) {
 TEST_F(EngineTest, RefusesToImportALargeRankOfOneLayer) {
   LoraConfig config{.rank = 2, .alpha = 4};
   config.overrides = {{1, TargetModule::kVProj, {.rank = 129, .alpha = 4}}};
-  const lora::ModelShape shape = {.num_layers = 2,
-                                  .hidden = 16,
-                                  .q_width = 16,
-                                  .kv_width = 8,
-                                  .ffn = 24,
-                                  .vocab = 40};
+  const model_config::ModelShape shape = {.num_layers = 2,
+                                          .hidden = 16,
+                                          .q_width = 16,
+                                          .kv_width = 8,
+                                          .ffn = 24,
+                                          .vocab = 40};
   const std::vector<float> weights(
       lora::AdapterLayout(shape, config).num_parameters());
   EXPECT_THAT(Wait<AdapterInfo>([&](auto done) {

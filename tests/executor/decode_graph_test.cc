@@ -174,7 +174,7 @@ class DecodeGraphTest : public ::testing::Test {
     }
     for (const auto part :
          {&model::KvStore::conv_NRW, &model::KvStore::delta_NHKV}) {
-      ExpectSameLayers(part, /*first=*/dispatch::kPaddingState + 1);
+      ExpectSameLayers(part, /*first=*/kPaddingState + 1);
     }
   }
   // Compares a part of both caches from page or slot `first` on.

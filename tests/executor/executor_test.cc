@@ -252,7 +252,7 @@ TEST_P(ExecutorTest, SamplesAsOneRankDoes) {
       outputs->push_back(LogprobsOf(first.drawn[0]));
       outputs->push_back(first.logprobs_E);
       // The second sequence begins like the first one.
-      executor.Copy(dispatch::PageCopy{.from = 1, .to = 2, .num_rows = 2});
+      executor.Copy(PageCopy{.from = 1, .to = 2, .num_rows = 2});
       const CachePlan decode{
           .batch =
               {.tokens_T = at::tensor({30L, 31L}),

@@ -160,11 +160,10 @@ TEST_F(MessageTest, TheOthersArriveToo) {
   EXPECT_EQ(size.num_pages, 8);
   EXPECT_EQ(size.page_tokens, 16);
   EXPECT_EQ(size.num_states, 5);
-  for (const dispatch::CacheCopy& copy :
-       {dispatch::CacheCopy(
-            dispatch::PageCopy{.from = 1, .to = 2, .num_rows = 3}),
-        dispatch::CacheCopy(dispatch::StateCopy{.from = 1, .to = 2}),
-        dispatch::CacheCopy(dispatch::StateCopy{.to = 3})}) {
+  for (const CacheCopy& copy :
+       {CacheCopy(PageCopy{.from = 1, .to = 2, .num_rows = 3}),
+        CacheCopy(StateCopy{.from = 1, .to = 2}),
+        CacheCopy(StateCopy{.to = 3})}) {
     EXPECT_EQ(Send(copy), copy);
   }
   const GradientsCommand gradients =

@@ -9,12 +9,12 @@
 #include "src/lora/peft_config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  constexpr weft::lora::ModelShape kShape = {.num_layers = 2,
-                                             .hidden = 4,
-                                             .q_width = 6,
-                                             .kv_width = 2,
-                                             .ffn = 8,
-                                             .vocab = 10};
+  constexpr weft::model_config::ModelShape kShape = {.num_layers = 2,
+                                                     .hidden = 4,
+                                                     .q_width = 6,
+                                                     .kv_width = 2,
+                                                     .ffn = 8,
+                                                     .vocab = 10};
   const auto config = weft::lora::ParsePeftConfig(
       absl::string_view(reinterpret_cast<const char*>(data), size), kShape);
   if (!config.ok()) return 0;

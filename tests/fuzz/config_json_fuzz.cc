@@ -14,7 +14,7 @@ namespace weft::model {
 namespace {
 
 bool HasSizes(const model_config::ModelConfig& config) {
-  const lora::ModelShape shape = config.shape();
+  const model_config::ModelShape shape = config.shape();
   return shape.num_layers > 0 && shape.hidden > 0 && shape.q_width > 0 &&
          shape.kv_width > 0 && shape.ffn > 0 && shape.vocab > 0 &&
          config.num_heads % config.num_kv_heads == 0 &&

@@ -399,7 +399,7 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
       .slices = {{.work_id = 5, .first_datum = 2, .num_data = 3, .last = true},
                  {.work_id = 6, .first_datum = 0, .num_data = 1}}});
   EXPECT_EQ(batch.slices.at(0),
-            (dispatch::TrainSlice{
+            (TrainSlice{
                 .work_id = 5, .first_datum = 2, .num_data = 3, .last = true}));
   EXPECT_FALSE(batch.slices.at(1).last);
   const LoadCheckpointRequest request{.adapter_id = "a", .name = "n"};

@@ -16,12 +16,12 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // All widths differ, so that none can be mistaken for another.
-constexpr ModelShape kShape = {.num_layers = 2,
-                               .hidden = 5,
-                               .q_width = 7,
-                               .kv_width = 3,
-                               .ffn = 11,
-                               .vocab = 13};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 5,
+                                             .q_width = 7,
+                                             .kv_width = 3,
+                                             .ffn = 11,
+                                             .vocab = 13};
 constexpr int kRank = 2;
 
 LoraConfig Targets(std::vector<TargetModule> modules) {
@@ -130,8 +130,8 @@ TEST(AdapterLayoutTest, GroupsTheProjectionsThatShareAnInput) {
 }
 
 // Layer 1 has a gated delta rule.
-ModelShape WithDelta(bool is_fused) {
-  ModelShape shape = kShape;
+model_config::ModelShape WithDelta(bool is_fused) {
+  model_config::ModelShape shape = kShape;
   shape.delta = {.layers = {false, true},
                  .key_heads = 1,
                  .value_heads = 2,
@@ -144,7 +144,7 @@ ModelShape WithDelta(bool is_fused) {
 TEST(AdapterLayoutTest, ALayerWithADeltaRuleHasItsOwnProjections) {
   using enum TargetModule;
   for (const bool is_fused : {false, true}) {
-    const ModelShape shape = WithDelta(is_fused);
+    const model_config::ModelShape shape = WithDelta(is_fused);
     const AdapterLayout layout(
         shape, Targets({kAllTargetModules.begin(), kAllTargetModules.end()}));
     const LayerGroups groups = GroupsOf(shape, 1);
@@ -163,7 +163,7 @@ TEST(AdapterLayoutTest, ALayerWithADeltaRuleHasItsOwnProjections) {
     EXPECT_EQ(ProjectionsOf(shape).size(), is_fused ? 10u : 12u);
   }
   EXPECT_EQ(ProjectionsOf(kShape), DefaultTargetModules());
-  const ModelShape shape = WithDelta(false);
+  const model_config::ModelShape shape = WithDelta(false);
   EXPECT_EQ(OutWidth(shape, kInProjQkv), 14);
   EXPECT_EQ(InWidth(shape, kOutProj), 6);
   EXPECT_EQ(ModulePath({.layer = 1, .module = kInProjB}),
@@ -171,7 +171,7 @@ TEST(AdapterLayoutTest, ALayerWithADeltaRuleHasItsOwnProjections) {
 }
 
 TEST(AdapterLayoutTest, OutputGatesWidenTheQueries) {
-  ModelShape shape = kShape;
+  model_config::ModelShape shape = kShape;
   shape.gate_width = 7;
   EXPECT_EQ(OutWidth(shape, TargetModule::kQProj), 14);
   EXPECT_EQ(InWidth(shape, TargetModule::kOProj), 7);
@@ -245,7 +245,7 @@ TEST(AdapterLayoutTest, DoesNotDependOnTheOrderOfTheTargets) {
 }
 
 TEST(AdapterLayoutTest, AModelWithoutLayersHasHeadAndEmbedding) {
-  ModelShape shape = kShape;
+  model_config::ModelShape shape = kShape;
   shape.num_layers = 0;
   const AdapterLayout layout(shape, AllTargets());
   ASSERT_EQ(layout.factors().size(), 2u);

@@ -13,21 +13,21 @@ namespace {
 
 using parallel::Range;
 
-constexpr ModelShape kShape = {.num_layers = 2,
-                               .hidden = 6,
-                               .q_width = 12,
-                               .kv_width = 4,
-                               .ffn = 9,
-                               .vocab = 11};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 6,
+                                             .q_width = 12,
+                                             .kv_width = 4,
+                                             .ffn = 9,
+                                             .vocab = 11};
 
 // The ranges of two ranks. Both ranks have the second half of the key/value
 // features.
-const ShapeRanges kRanges[] = {
+const model_config::ShapeRanges kRanges[] = {
     {.q = {0, 4}, .kv = {0, 4}, .ffn = {0, 5}, .vocab = {0, 6}},
     {.q = {4, 12}, .kv = {2, 4}, .ffn = {5, 9}, .vocab = {6, 11}}};
 
-ModelShape LocalShape(const ShapeRanges& ranges) {
-  ModelShape shape = kShape;
+model_config::ModelShape LocalShape(const model_config::ShapeRanges& ranges) {
+  model_config::ModelShape shape = kShape;
   shape.q_width = ranges.q.size();
   shape.kv_width = ranges.kv.size();
   shape.ffn = ranges.ffn.size();
@@ -53,7 +53,7 @@ struct Part {
   Range rows_of_B;
 };
 
-Part PartOf(const LoraFactor& factor, const ShapeRanges& ranges) {
+Part PartOf(const LoraFactor& factor, const model_config::ShapeRanges& ranges) {
   Part part{{0, factor.in}, {0, factor.out}};
   switch (factor.module) {
     case TargetModule::kQProj:
@@ -88,7 +88,7 @@ Part PartOf(const LoraFactor& factor, const ShapeRanges& ranges) {
 class AdapterShardTest : public ::testing::Test {
  protected:
   AdapterShardTest() {
-    for (const ShapeRanges& ranges : kRanges) {
+    for (const model_config::ShapeRanges& ranges : kRanges) {
       locals_.emplace_back(LocalShape(ranges), EveryModule());
       shards_.emplace_back(whole_, locals_.back(), ranges);
     }
@@ -140,7 +140,7 @@ TEST_F(AdapterShardTest, GradientsOfAllRanksAddUp) {
   for (const LoraFactor& factor : whole_.factors()) {
     at::Tensor a = at::ones({factor.rank, factor.in});
     at::Tensor b = at::ones({factor.out, factor.rank});
-    for (const ShapeRanges& ranges : kRanges) {
+    for (const model_config::ShapeRanges& ranges : kRanges) {
       const Part part = PartOf(factor, ranges);
       a.slice(1, part.columns_of_A.begin, part.columns_of_A.end).add_(1);
       b.slice(0, part.rows_of_B.begin, part.rows_of_B.end).add_(1);
@@ -162,7 +162,7 @@ TEST_F(AdapterShardTest, BuffersOfOtherAdaptersThrow) {
 
 // One layer with a gated delta rule: two key heads of 2 features, each with two
 // value heads of 3.
-ModelShape DeltaShapeOf(int key_heads, bool is_fused) {
+model_config::ModelShape DeltaShapeOf(int key_heads, bool is_fused) {
   return {.num_layers = 1,
           .hidden = 5,
           .ffn = 4,
@@ -181,14 +181,14 @@ TEST(DeltaShardTest, ARankHasABlockOfEachKindOfFeature) {
         .target_modules = {TargetModule::kInProjQkv, TargetModule::kInProjZ,
                            TargetModule::kInProjB, TargetModule::kOutProj,
                            TargetModule::kInProjQkvz, TargetModule::kInProjBa}};
-    const ModelShape shape = DeltaShapeOf(2, is_fused);
+    const model_config::ModelShape shape = DeltaShapeOf(2, is_fused);
     const AdapterLayout whole(shape, config);
     const AdapterLayout local(DeltaShapeOf(1, is_fused), config);
-    const ShapeRanges second = {.ffn = {0, 4},
-                                .delta_key = {2, 4},
-                                .delta_value = {6, 12},
-                                .delta_heads = {2, 4},
-                                .delta = shape.delta};
+    const model_config::ShapeRanges second = {.ffn = {0, 4},
+                                              .delta_key = {2, 4},
+                                              .delta_value = {6, 12},
+                                              .delta_heads = {2, 4},
+                                              .delta = shape.delta};
     const AdapterShard shard(whole, local, second);
     const at::Tensor flat = at::arange(whole.num_parameters(), at::kLong);
     const at::Tensor part = shard.Slice(flat);
@@ -216,7 +216,7 @@ TEST(DeltaShardTest, ARankHasABlockOfEachKindOfFeature) {
 }
 
 TEST(DeltaShardTest, AGateIsWithItsQuery) {
-  ModelShape whole = kShape, local = kShape;
+  model_config::ModelShape whole = kShape, local = kShape;
   whole.gate_width = whole.q_width;
   local.q_width = local.gate_width = 4;
   const LoraConfig config = {.rank = 1,

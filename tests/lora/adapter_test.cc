@@ -14,12 +14,12 @@ namespace {
 
 using ::testing::Each;
 
-constexpr ModelShape kShape = {.num_layers = 2,
-                               .hidden = 6,
-                               .q_width = 8,
-                               .kv_width = 4,
-                               .ffn = 10,
-                               .vocab = 12};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 6,
+                                             .q_width = 8,
+                                             .kv_width = 4,
+                                             .ffn = 10,
+                                             .vocab = 12};
 
 LoraConfig Config() { return {.rank = 2, .alpha = 6, .seed = 5}; }
 

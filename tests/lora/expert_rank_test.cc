@@ -19,18 +19,21 @@ using Json = nlohmann::json;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 // The second of three layers is dense.
-ModelShape Shape(ExpertNames names = ExpertNames::kMlp) {
-  return {.num_layers = 3,
-          .hidden = 8,
-          .q_width = 6,
-          .kv_width = 4,
-          .ffn = 12,
-          .vocab = 10,
-          .experts = {.count = 5,
-                      .per_token = 4,
-                      .ffn = 7,
-                      .names = names,
-                      .layers = {true, names == ExpertNames::kMixtral, true}}};
+model_config::ModelShape Shape(
+    model_config::ExpertNames names = model_config::ExpertNames::kMlp) {
+  return {
+      .num_layers = 3,
+      .hidden = 8,
+      .q_width = 6,
+      .kv_width = 4,
+      .ffn = 12,
+      .vocab = 10,
+      .experts = {.count = 5,
+                  .per_token = 4,
+                  .ffn = 7,
+                  .names = names,
+                  .layers = {true, names == model_config::ExpertNames::kMixtral,
+                             true}}};
 }
 
 std::set<int> RanksOf(const LoraConfig& config, bool of_experts) {
@@ -60,7 +63,7 @@ TEST(WithExpertRankTest, TheRankIsAtLeastOneAndMayBeTheWholeRank) {
 }
 
 TEST(WithExpertRankTest, ADenseModelHasNoExpertRank) {
-  ModelShape dense = Shape();
+  model_config::ModelShape dense = Shape();
   dense.experts = {};
   const LoraConfig config = {.rank = 16};
   EXPECT_EQ(*WithExpertRank(config, dense), config);
@@ -69,7 +72,8 @@ TEST(WithExpertRankTest, ADenseModelHasNoExpertRank) {
 }
 
 TEST(WithExpertRankTest, FusedGateAndUpComeTogether) {
-  const ModelShape shape = Shape(ExpertNames::kFused);
+  const model_config::ModelShape shape =
+      Shape(model_config::ExpertNames::kFused);
   EXPECT_THAT(WithExpertRank({.target_modules = {TargetModule::kQProj,
                                                  TargetModule::kUpProj}},
                              shape),
@@ -90,8 +94,9 @@ TEST(CheckRanksTest, ExpertsHaveTheirShareOfTheLimit) {
 
 // In the file, r is the experts' rank, so rank_pattern has no key for experts.
 TEST(PeftExpertsTest, AConfigReturnsFromItsFileWithTheSameLayout) {
-  for (const ExpertNames names : {ExpertNames::kMlp, ExpertNames::kMixtral}) {
-    const ModelShape shape = Shape(names);
+  for (const model_config::ExpertNames names :
+       {model_config::ExpertNames::kMlp, model_config::ExpertNames::kMixtral}) {
+    const model_config::ModelShape shape = Shape(names);
     const auto config = WithExpertRank({.rank = 16, .alpha = 8}, shape);
     const std::string file = WritePeftConfig(*config, shape, "base");
     const Json json = Json::parse(file);
@@ -112,7 +117,8 @@ TEST(PeftExpertsTest, AConfigReturnsFromItsFileWithTheSameLayout) {
 }
 
 TEST(PeftExpertsTest, SpellsMixtralsModules) {
-  const ModelShape shape = Shape(ExpertNames::kMixtral);
+  const model_config::ModelShape shape =
+      Shape(model_config::ExpertNames::kMixtral);
   const AdapterLayout layout(shape,
                              {.target_modules = {TargetModule::kUpProj}});
   EXPECT_EQ(ModulePath(layout.factors()[1], shape.experts),

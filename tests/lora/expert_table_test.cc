@@ -21,7 +21,7 @@ constexpr int kLayer = 1;
 constexpr int64_t kRows = 110;
 
 // Layer 1 has experts, layer 0 an MLP of other widths.
-ModelShape TheShape() {
+model_config::ModelShape TheShape() {
   return {.num_layers = 2,
           .hidden = 40,
           .q_width = 16,
@@ -102,7 +102,7 @@ std::shared_ptr<const cuda::ExpertTable> TableOf(const Batch& batch) {
 // The rows of one site. A pass adds to y and dx.
 struct Passage {
   explicit Passage(ProjectionGroup of) : group(of) {
-    const ModelShape shape = TheShape().OfExpert(0);
+    const model_config::ModelShape shape = TheShape().OfExpert(0);
     const bool is_down = group == ProjectionGroup::kDown;
     const int64_t inputs = is_down ? shape.ffn : shape.hidden;
     const int64_t outputs = is_down ? shape.hidden : 2 * shape.ffn;
@@ -125,7 +125,7 @@ struct Passage {
     for (size_t i = 0; i < batch.routing.segments.size(); ++i) {
       const int expert = batch.routing.experts[i];
       const LoraRouting routing = {batch.routing.segments[i]};
-      const ModelShape shape = TheShape().OfExpert(expert);
+      const model_config::ModelShape shape = TheShape().OfExpert(expert);
       // A base of zeros leaves only the adapters' part.
       const BaseLinear zeros = {
           .weight_OI = at::zeros({dy.size(1), x.size(1)}, at::kDouble)};

@@ -114,7 +114,7 @@ TEST_F(LoraCudaTest, GivesAnAdapterTheSameBitsWithoutItsNeighbours) {
 
 // Returns the largest workspace of a gradient in layer 0, in bytes. Each entry
 // of `rows` is the number of rows of an adapter of rank 33.
-int64_t LargestWorkspace(const ModelShape& shape,
+int64_t LargestWorkspace(const model_config::ModelShape& shape,
                          const std::vector<int64_t>& rows) {
   auto layout = std::make_shared<const AdapterLayout>(
       shape, LoraConfig{.rank = 33, .target_modules = DefaultTargetModules()});
@@ -150,9 +150,9 @@ TEST_F(LoraCudaTest, BoundsTheWorkspaceOfAGradientForAnySplitOfTheRows) {
   constexpr int64_t kPart = kernels::cuda::kLoraPartRows;
   // In the first shape, B has the largest gradient. In the second, the stacked
   // A of q, k and v has the largest one.
-  ModelShape narrow = kMixedShape;
+  model_config::ModelShape narrow = kMixedShape;
   narrow.hidden = 1000;
-  for (const ModelShape& shape : {kMixedShape, narrow}) {
+  for (const model_config::ModelShape& shape : {kMixedShape, narrow}) {
     const auto bound = [&](int64_t rows) {
       return GradientWorkspaceBytes(rows, shape, /*rank=*/33);
     };

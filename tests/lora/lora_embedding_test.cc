@@ -19,12 +19,12 @@ namespace {
 using ::weft::testing::EpsilonOf;
 using ::weft::testing::ExpectNear;
 
-constexpr ModelShape kShape = {.num_layers = 1,
-                               .hidden = 24,
-                               .q_width = 32,
-                               .kv_width = 16,
-                               .ffn = 40,
-                               .vocab = 9};
+constexpr model_config::ModelShape kShape = {.num_layers = 1,
+                                             .hidden = 24,
+                                             .q_width = 32,
+                                             .kv_width = 16,
+                                             .ffn = 40,
+                                             .vocab = 9};
 constexpr int64_t kRows = 23;
 constexpr double kScale = 4.875;  // Exact in every dtype.
 

@@ -11,7 +11,7 @@ namespace {
 AdapterVersionPtr MakeVersion(int rank) {
   auto version = std::make_shared<AdapterVersion>();
   version->layout = std::make_shared<AdapterLayout>(
-      ModelShape{.num_layers = 1, .hidden = 4, .q_width = 6},
+      model_config::ModelShape{.num_layers = 1, .hidden = 4, .q_width = 6},
       LoraConfig{.rank = rank, .target_modules = {TargetModule::kQProj}});
   return version;
 }

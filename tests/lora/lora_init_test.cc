@@ -11,12 +11,12 @@
 namespace weft::lora::lora_init_test {
 namespace {
 
-constexpr ModelShape kShape = {.num_layers = 3,
-                               .hidden = 64,
-                               .q_width = 48,
-                               .kv_width = 16,
-                               .ffn = 96,
-                               .vocab = 80};
+constexpr model_config::ModelShape kShape = {.num_layers = 3,
+                                             .hidden = 64,
+                                             .q_width = 48,
+                                             .kv_width = 16,
+                                             .ffn = 96,
+                                             .vocab = 80};
 
 LoraConfig Config(std::vector<TargetModule> modules = DefaultTargetModules()) {
   return {.rank = 16, .target_modules = std::move(modules)};
@@ -120,7 +120,7 @@ TEST(InitialWeightsTest, DoNotRepeatInsideAMatrix) {
 
 TEST(InitialWeightsTest, OfAnAdapterWithFewerTargetsOrLayersAreTheSame) {
   const AdapterLayout full(kShape, Config());
-  ModelShape shallow = kShape;
+  model_config::ModelShape shallow = kShape;
   shallow.num_layers = 1;
   const AdapterLayout few(
       shallow, Config({TargetModule::kVProj, TargetModule::kUpProj}));
@@ -140,7 +140,7 @@ TEST(InitialWeightsTest, OfAnAdapterWithFewerTargetsOrLayersAreTheSame) {
 }
 
 TEST(InitialWeightsTest, OfAnEmptyLayoutAreEmpty) {
-  ModelShape shape = kShape;
+  model_config::ModelShape shape = kShape;
   shape.num_layers = 0;
   const AdapterLayout layout(shape, Config());
   EXPECT_TRUE(InitialWeights(layout, 1).empty());

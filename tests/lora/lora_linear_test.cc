@@ -22,12 +22,12 @@ using ::weft::testing::ExpectNear;
 using ::weft::testing::kEpsilonF64;
 using ::weft::testing::MaxAbs;
 
-constexpr ModelShape kShape = {.num_layers = 2,
-                               .hidden = 24,
-                               .q_width = 32,
-                               .kv_width = 16,
-                               .ffn = 40,
-                               .vocab = 56};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 24,
+                                             .q_width = 32,
+                                             .kv_width = 16,
+                                             .ffn = 40,
+                                             .vocab = 56};
 constexpr int64_t kRows = 23;
 
 std::vector<TargetModule> EveryModule() {

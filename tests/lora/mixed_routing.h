@@ -14,12 +14,12 @@
 
 namespace weft::lora {
 
-constexpr ModelShape kMixedShape = {.num_layers = 2,
-                                    .hidden = 96,
-                                    .q_width = 80,
-                                    .kv_width = 24,
-                                    .ffn = 100,
-                                    .vocab = 56};
+constexpr model_config::ModelShape kMixedShape = {.num_layers = 2,
+                                                  .hidden = 96,
+                                                  .q_width = 80,
+                                                  .kv_width = 24,
+                                                  .ffn = 100,
+                                                  .vocab = 56};
 constexpr int64_t kMixedRows = 400;
 // Sites of both layers, because a routing table must not mix up the layers.
 constexpr LoraSite kMixedSites[] = {

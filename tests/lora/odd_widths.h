@@ -12,12 +12,12 @@
 
 namespace weft::lora {
 
-inline constexpr ModelShape kShape = {.num_layers = 1,
-                                      .hidden = 37,
-                                      .q_width = 210,
-                                      .kv_width = 16,
-                                      .ffn = 201,
-                                      .vocab = 8};
+inline constexpr model_config::ModelShape kShape = {.num_layers = 1,
+                                                    .hidden = 37,
+                                                    .q_width = 210,
+                                                    .kv_width = 16,
+                                                    .ffn = 201,
+                                                    .vocab = 8};
 inline constexpr LoraSite kQkv = {0, ProjectionGroup::kQkv};
 inline constexpr LoraSite kDown = {0, ProjectionGroup::kDown};
 

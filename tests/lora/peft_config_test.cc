@@ -18,12 +18,12 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr ModelShape kShape = {.num_layers = 2,
-                               .hidden = 4,
-                               .q_width = 6,
-                               .kv_width = 2,
-                               .ffn = 8,
-                               .vocab = 10};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 4,
+                                             .q_width = 6,
+                                             .kv_width = 2,
+                                             .ffn = 8,
+                                             .vocab = 10};
 
 // Returns a file with every field that PEFT 0.21 writes.
 Json Written() {

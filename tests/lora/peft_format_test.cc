@@ -28,12 +28,12 @@ using weights::ScalarType;
 using weights::TensorView;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr ModelShape kShape = {.num_layers = 2,
-                               .hidden = 4,
-                               .q_width = 6,
-                               .kv_width = 2,
-                               .ffn = 8,
-                               .vocab = 10};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 4,
+                                             .q_width = 6,
+                                             .kv_width = 2,
+                                             .ffn = 8,
+                                             .vocab = 10};
 
 LoraConfig HeadAndDown() {
   return {.rank = 2,
@@ -101,8 +101,8 @@ TEST(PeftFormat, NamesAndShapesAreThoseOfPeft) {
 // A model with output gates, heads that rotate by halves, and a gated delta
 // rule whose inputs are fused: 2 key heads of one feature, each with 2 value
 // heads.
-ModelShape Hybrid() {
-  ModelShape shape = kShape;
+model_config::ModelShape Hybrid() {
+  model_config::ModelShape shape = kShape;
   shape.q_width = shape.gate_width = 8;
   shape.kv_width = 4;
   shape.head_order = {0, 2, 1, 3};
@@ -117,7 +117,7 @@ ModelShape Hybrid() {
 
 TEST(PeftFormat, RowsOfHeadsAndOfFusedInputsHaveTheOrderOfFiles) {
   using enum TargetModule;
-  const ModelShape shape = Hybrid();
+  const model_config::ModelShape shape = Hybrid();
   const LoraConfig config = {
       .rank = 1,
       .alpha = 1,
@@ -329,9 +329,9 @@ TEST_F(BaseCopiesTest, AreRefusedIfTheFolderLacksTheirBase) {
       IsStatus(kInvalid, "so it cannot be compared; remove it"));
 }
 
-ModelShape Wrapped() {
-  ModelShape shape = kShape;
-  shape.names = DecoderNames::kWrapped;
+model_config::ModelShape Wrapped() {
+  model_config::ModelShape shape = kShape;
+  shape.names = model_config::DecoderNames::kWrapped;
   return shape;
 }
 
@@ -390,7 +390,7 @@ TEST(WrappedModel, EverySpellingIsReadForEveryModel) {
         "layers[.][01][.]mlp[.]down_proj|(language_model[.])?lm_head\"");
     for (const std::string& targets :
          {std::string(R"(["down_proj", "lm_head"])"), expression}) {
-      for (const ModelShape& shape : {Wrapped(), kShape}) {
+      for (const model_config::ModelShape& shape : {Wrapped(), kShape}) {
         const auto adapter = ReadPeft(Spelled(prefix, targets), shape);
         ASSERT_THAT(adapter, IsOk());
         EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
@@ -457,12 +457,12 @@ TEST(PeftFormat, RefusesATruncatedFileAsABadArgument) {
 }
 
 TEST(PeftFormat, RefusesALargeRankBeforeItTakesMemory) {
-  const ModelShape large = {.num_layers = 1000,
-                            .hidden = 1 << 17,
-                            .q_width = 1 << 17,
-                            .kv_width = 1 << 17,
-                            .ffn = 1 << 20,
-                            .vocab = 1 << 20};
+  const model_config::ModelShape large = {.num_layers = 1000,
+                                          .hidden = 1 << 17,
+                                          .q_width = 1 << 17,
+                                          .kv_width = 1 << 17,
+                                          .ffn = 1 << 20,
+                                          .vocab = 1 << 20};
   PeftFiles files = Written();
   files[0].second = WritePeft({.rank = kMaxFileRank,
                                .target_modules = {TargetModule::kQProj}},

@@ -24,7 +24,7 @@ using weights::NamedTensor;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kQkv[] = "base_model.model.model.layers.0.self_attn.qkv_proj.";
 
-ModelShape Fused() {
+model_config::ModelShape Fused() {
   return {.num_layers = 1,
           .hidden = 3,
           .q_width = 4,
@@ -42,7 +42,8 @@ LoraConfig Qkv(int rank, double alpha) {
                              TargetModule::kVProj}};
 }
 
-std::vector<float> Counting(const ModelShape& shape, const LoraConfig& config) {
+std::vector<float> Counting(const model_config::ModelShape& shape,
+                            const LoraConfig& config) {
   std::vector<float> values(AdapterLayout(shape, config).num_parameters());
   std::iota(values.begin(), values.end(), 1.0F);
   return values;
@@ -158,7 +159,7 @@ TEST(FusedModules, PartsAreTargetedTogether) {
 TEST(HeadOrder, RowsOfBFollowTheOrderInFiles) {
   // Not its own inverse.
   const std::vector<int> order = {0, 2, 4, 1, 3, 5};
-  ModelShape shape = Fused();
+  model_config::ModelShape shape = Fused();
   shape.fused_qkv = false;
   shape.q_width = shape.kv_width = 6;
   shape.head_order = order;

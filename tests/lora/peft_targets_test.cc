@@ -19,12 +19,12 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAreArray;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr ModelShape kShape = {.num_layers = 12,
-                               .hidden = 4,
-                               .q_width = 6,
-                               .kv_width = 2,
-                               .ffn = 8,
-                               .vocab = 10};
+constexpr model_config::ModelShape kShape = {.num_layers = 12,
+                                             .hidden = 4,
+                                             .q_width = 6,
+                                             .kv_width = 2,
+                                             .ffn = 8,
+                                             .vocab = 10};
 
 absl::StatusOr<LoraConfig> Parse(const PeftJson& changes) {
   PeftJson json = {{"peft_type", "LORA"},

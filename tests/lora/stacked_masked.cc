@@ -50,8 +50,8 @@ std::vector<Stacked> AdaptersWith(TargetModule module,
 void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
                          const LoraRouting& routing,
                          const LoraGradients& gradients, const LoraSite& site,
-                         const ModelShape& shape, at::Tensor& y_TO,
-                         at::Tensor& dx_TI) {
+                         const model_config::ModelShape& shape,
+                         at::Tensor& y_TO, at::Tensor& dx_TI) {
   int64_t column = 0;
   for (const TargetModule module : ModulesOf(site.group)) {
     const int64_t out = OutWidth(shape, module);

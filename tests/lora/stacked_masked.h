@@ -19,8 +19,8 @@ namespace weft::lora {
 void AddStackedAndMasked(const at::Tensor& x_TI, const at::Tensor& dy_TO,
                          const LoraRouting& routing,
                          const LoraGradients& gradients, const LoraSite& site,
-                         const ModelShape& shape, at::Tensor& y_TO,
-                         at::Tensor& dx_TI);
+                         const model_config::ModelShape& shape,
+                         at::Tensor& y_TO, at::Tensor& dx_TI);
 
 }  // namespace weft::lora
 

@@ -41,7 +41,7 @@ inline ScoreRows MakeRows(int64_t num_rows) {
 inline lora::AdapterVersionPtr HeadVersion(int rank, at::ScalarType dtype) {
   auto version = std::make_shared<lora::AdapterVersion>();
   version->layout = std::make_shared<lora::AdapterLayout>(
-      lora::ModelShape{.hidden = kHidden, .vocab = kVocab},
+      model_config::ModelShape{.hidden = kHidden, .vocab = kVocab},
       LoraConfig{
           .rank = rank, .alpha = 6, .target_modules = {TargetModule::kLmHead}});
   version->compute_N =
@@ -75,7 +75,8 @@ inline lora::LoraRouting MakeRouting(Adapters adapters, int64_t num_rows,
     if (num_rows >= 8) {
       auto version = std::make_shared<lora::AdapterVersion>();
       version->layout = std::make_shared<lora::AdapterLayout>(
-          lora::ModelShape{.hidden = kHidden, .vocab = kVocab}, LoraConfig());
+          model_config::ModelShape{.hidden = kHidden, .vocab = kVocab},
+          LoraConfig());
       const int64_t begin = num_rows - num_rows / 4;
       routing.push_back({.begin = begin, .end = begin + 1, .version = version});
     }

@@ -83,12 +83,12 @@ class MuonTest : public ::testing::TestWithParam<MuonCase> {};
 
 TEST_P(MuonTest, FollowsTheLiteralFormulaOverTenSteps) {
   const auto& [name, config, dtype, rank] = GetParam();
-  const lora::ModelShape shape = {.num_layers = 2,
-                                  .hidden = 24,
-                                  .q_width = 24,
-                                  .kv_width = 16,
-                                  .ffn = 40,
-                                  .vocab = 50};
+  const model_config::ModelShape shape = {.num_layers = 2,
+                                          .hidden = 24,
+                                          .q_width = 24,
+                                          .kv_width = 16,
+                                          .ffn = 40,
+                                          .vocab = 50};
   const lora::AdapterLayout layout(shape, {.rank = rank});
   at::manual_seed(7);
   at::Tensor weights = at::randn({layout.num_parameters()}, dtype);

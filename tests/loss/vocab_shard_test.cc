@@ -36,7 +36,7 @@ class SegmentParts {
       const auto rank = static_cast<int>(version.layout->factors()[0].rank);
       auto local = std::make_shared<lora::AdapterVersion>();
       local->layout = std::make_shared<lora::AdapterLayout>(
-          lora::ModelShape{.hidden = kHidden, .vocab = vocab.size()},
+          model_config::ModelShape{.hidden = kHidden, .vocab = vocab.size()},
           LoraConfig{.rank = rank,
                      .alpha = 6,
                      .target_modules = {TargetModule::kLmHead}});

@@ -224,7 +224,7 @@ class DecoderCacheTest : public ::testing::TestWithParam<Variant> {
             .to(at::kDouble);
     const double magnitude = std::max(1.0, full.abs().max().item<double>());
     // The errors of all layers' reductions add up.
-    const lora::ModelShape shape = decoder.config().shape();
+    const model_config::ModelShape shape = decoder.config().shape();
     const int64_t terms = shape.num_layers * (4 * shape.hidden + shape.q_width +
                                               shape.ffn + total);
     const double tolerance = Tolerance(epsilon, terms, magnitude);
@@ -311,7 +311,7 @@ TEST_P(DecoderCacheTest, PrefillInPiecesIsTheFullForward) {
     const at::Tensor rest =
         PrefillFrom({past, 0}, {lengths[0] - past, lengths[1]}, &store);
     const at::Tensor pieces = at::cat({first, rest});
-    const lora::ModelShape shape = decoder_.config().shape();
+    const model_config::ModelShape shape = decoder_.config().shape();
     const int64_t terms = shape.num_layers * (4 * shape.hidden + shape.q_width +
                                               shape.ffn + full.size(0));
     EXPECT_LE((pieces - full).abs().max().item<double>(),

@@ -44,7 +44,7 @@ inline void MakeGemma(model_config::ModelConfig& config) {
 }
 
 inline void AddExperts(model_config::ModelConfig& config,
-                       lora::ExpertShape shape, int per_token) {
+                       model_config::ExpertShape shape, int per_token) {
   shape.layers.assign(config.num_layers, true);
   shape.per_token = per_token;
   config.moe.shape = std::move(shape);
@@ -197,7 +197,7 @@ inline TrainResult Train(const model::Decoder& decoder,
 // Returns the number of roundings along the longest path, which has every
 // reduction of every layer.
 inline int64_t PathLength(const model_config::ModelConfig& config) {
-  const lora::ModelShape shape = config.shape();
+  const model_config::ModelShape shape = config.shape();
   return config.num_layers * (4 * config.hidden + shape.q_width + shape.ffn +
                               2 * config.head_dim + kRows);
 }

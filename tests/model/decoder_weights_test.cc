@@ -33,7 +33,7 @@ class GemmaCheckpointTest : public ::testing::Test {
     config_.norms_from_one = true;
     config_.scaled_embeddings = true;
     at::manual_seed(31);
-    const lora::ModelShape shape = config_.shape();
+    const model_config::ModelShape shape = config_.shape();
     Add("embed_tokens", {shape.vocab, shape.hidden});
     Add("norm", {shape.hidden});
     for (const char* name :
@@ -63,7 +63,7 @@ class GemmaCheckpointTest : public ::testing::Test {
   // Adds a bias to each projection.
   void AddBiases() {
     config_.qkv_bias = config_.o_bias = config_.mlp_bias = true;
-    const lora::ModelShape shape = config_.shape();
+    const model_config::ModelShape shape = config_.shape();
     Add(Layer("self_attn.q_proj.bias"), {shape.q_width});
     Add(Layer("self_attn.k_proj.bias"), {shape.kv_width});
     Add(Layer("self_attn.v_proj.bias"), {shape.kv_width});

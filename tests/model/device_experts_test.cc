@@ -82,7 +82,7 @@ class DeviceExpertsTest : public ::testing::Test {
   // Makes weights that are bf16 numbers.
   static model::ExpertWeights WeightsOf(const Variant& variant) {
     model_config::ModelConfig config = ConfigOf(variant);
-    const lora::ExpertShape& experts = config.moe.shape;
+    const model_config::ExpertShape& experts = config.moe.shape;
     const int64_t num_own = experts.num_own();
     model::ExpertWeights w = TinyExperts(config, at::kBFloat16);
     w.router_EH = w.router_EH / 4;
@@ -172,7 +172,7 @@ class DeviceExpertsTest : public ::testing::Test {
     const at::Tensor dy_TH =
         RandomTensor({kTokens, config.hidden}, 1, at::kBFloat16).to(options);
     const model::ExpertWeights moved = MovedTo(weights, options);
-    const lora::ModelShape shape = config.shape();
+    const model_config::ModelShape shape = config.shape();
     const model::ExpertLayer layer = {
         .layer = 1, .weights = moved, .config = config, .shape = shape};
     routing = BatchTo({.tokens_T = x_TH,

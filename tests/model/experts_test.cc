@@ -58,7 +58,7 @@ class ExpertsTest : public ::testing::Test {
   // Returns the output of one expert for all rows.
   [[nodiscard]] at::Tensor One(const at::Tensor& x_TH, int expert) const {
     const lora::LoraRouting routing = {{0, x_TH.size(0), version_}};
-    const lora::ModelShape shape = shape_.OfExpert(expert);
+    const model_config::ModelShape shape = shape_.OfExpert(expert);
     const at::Tensor gate_up = lora::LoraLinear(
         x_TH, {weights_.gate_up_GH.narrow(0, expert * 2 * kFfn, 2 * kFfn), {}},
         {routing, shape}, {0, lora::ProjectionGroup::kGateUp, expert}, nullptr);
@@ -69,7 +69,7 @@ class ExpertsTest : public ::testing::Test {
   }
 
   model_config::ModelConfig config_;
-  lora::ModelShape shape_;
+  model_config::ModelShape shape_;
   ExpertWeights weights_;
   std::shared_ptr<lora::AdapterVersion> version_;
 };

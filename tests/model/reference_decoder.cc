@@ -76,7 +76,7 @@ class Reference {
   }
 
   static int64_t ColumnOf(const lora::LoraFactor& factor,
-                          const lora::ModelShape& shape) {
+                          const model_config::ModelShape& shape) {
     if (factor.module == TargetModule::kKProj) return shape.q_width;
     if (factor.module == TargetModule::kVProj) {
       return shape.q_width + shape.kv_width;
@@ -148,7 +148,7 @@ class Reference {
 
   [[nodiscard]] at::Tensor Attention(int layer, const at::Tensor& x) const {
     const model::LayerWeights& w = weights_.layers[layer];
-    const lora::ModelShape shape = config_.shape();
+    const model_config::ModelShape shape = config_.shape();
     const std::vector<at::Tensor> qkv =
         Linear(x, w.qkv, layer, ProjectionGroup::kQkv)
             .split_with_sizes({shape.q_width, shape.kv_width, shape.kv_width},
@@ -198,7 +198,7 @@ class Reference {
   // weight 0.
   [[nodiscard]] at::Tensor Mixture(int layer, const at::Tensor& x) const {
     const model::ExpertWeights& w = weights_.layers[layer].experts;
-    const lora::ExpertShape& experts = config_.moe.shape;
+    const model_config::ExpertShape& experts = config_.moe.shape;
     const at::Tensor probs = at::mm(x, F64(w.router_EH).t()).softmax(1);
     const at::Tensor chosen =
         std::get<1>(probs.topk(config_.moe.shape.per_token, 1));

@@ -40,7 +40,7 @@ inline lora::BaseLinear ColumnsOf(const lora::BaseLinear& linear,
 
 // Returns the rank's experts, each with only the rank's features.
 inline model::ExpertWeights ExpertsOf(const model::ExpertWeights& whole,
-                                      const lora::ExpertShape& shape,
+                                      const model_config::ExpertShape& shape,
                                       const model_config::ModelShard& part) {
   model::ExpertWeights w = whole;
   std::vector<std::pair<int64_t, parallel::Range>> rows;
@@ -68,8 +68,9 @@ inline model::ExpertWeights ExpertsOf(const model::ExpertWeights& whole,
 inline model::DecoderWeights ShardWeights(
     const model::DecoderWeights& whole, const model_config::ModelConfig& config,
     const parallel::Shard& shard) {
-  const lora::ModelShape shape = config.shape();
-  const lora::ShapeRanges part = model_config::LocalRanges(config, shard);
+  const model_config::ModelShape shape = config.shape();
+  const model_config::ShapeRanges part =
+      model_config::LocalRanges(config, shard);
   model::DecoderWeights w = whole;
   w.embedding_VH = RowsOf(whole.embedding_VH, {{0, part.vocab}});
   w.head_VH = RowsOf(whole.head_VH, {{0, part.vocab}});

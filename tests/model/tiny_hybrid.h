@@ -29,7 +29,7 @@ inline model_config::ModelConfig HybridConfig() {
 
 inline model::DecoderWeights HybridWeights(
     const model_config::ModelConfig& config, at::ScalarType dtype) {
-  const lora::DeltaShape& delta = config.delta;
+  const model_config::DeltaShape& delta = config.delta;
   const at::ScalarType exact = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const auto matrix = [&](int64_t out, int64_t in) {
     return RandomTensor({out, in}, 1 / std::sqrt(static_cast<double>(in)),

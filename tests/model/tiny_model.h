@@ -50,7 +50,7 @@ inline at::Tensor RandomTensor(const std::vector<int64_t>& sizes, double scale,
 
 inline model::ExpertWeights TinyExperts(const model_config::ModelConfig& config,
                                         at::ScalarType dtype) {
-  const lora::ExpertShape& experts = config.moe.shape;
+  const model_config::ExpertShape& experts = config.moe.shape;
   const int64_t hidden = config.hidden;
   const auto matrix = [&](int64_t out, int64_t in) {
     return RandomTensor({out, in}, 1 / std::sqrt(static_cast<double>(in)),
@@ -71,7 +71,7 @@ inline model::ExpertWeights TinyExperts(const model_config::ModelConfig& config,
 
 inline model::DecoderWeights TinyWeights(
     const model_config::ModelConfig& config, at::ScalarType dtype) {
-  const lora::ModelShape shape = config.shape();
+  const model_config::ModelShape shape = config.shape();
   const auto norm = [&](int64_t size) {
     return RandomTensor({size}, 0.2, dtype).add_(1);
   };

@@ -105,7 +105,7 @@ TEST(DeltaConfigTest, ReadsAPublishedModel) {
     EXPECT_EQ(config.delta.InLayer(layer), layer % 4 != 3) << layer;
   }
   // transformers loads the text model alone for text, with plain names.
-  EXPECT_EQ(config.shape().names, lora::DecoderNames::kPlain);
+  EXPECT_EQ(config.shape().names, DecoderNames::kPlain);
   EXPECT_EQ(config.shape().gate_width, 2048);
   EXPECT_EQ(config.head_order.size(), 256u);
 }
@@ -298,7 +298,7 @@ TEST(DeltaShardTest, RanksHaveValueHeadsOfTheirKeyHeads) {
   const ModelConfig local = LocalConfig(config, shard);
   EXPECT_EQ(local.delta.key_heads, 1);
   EXPECT_EQ(local.delta.value_heads, 3);
-  const lora::ShapeRanges ranges = LocalRanges(config, shard);
+  const ShapeRanges ranges = LocalRanges(config, shard);
   EXPECT_EQ(ranges.delta_value, (parallel::Range{15, 30}));
   EXPECT_EQ(local.shape().delta.conv_width(), 8 + 8 + 15);
   EXPECT_EQ(local.shape().gate_width, 32);

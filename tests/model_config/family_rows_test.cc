@@ -277,7 +277,7 @@ TEST(FamilyRows, WrappersTakeTheirTextModels) {
   const ModelConfig config = Parsed(wrapper);
   EXPECT_EQ(config.model_type, "mistral3");
   EXPECT_TRUE(config.is_wrapped && config.tied_embeddings);
-  EXPECT_EQ(config.shape().names, lora::DecoderNames::kWrapped);
+  EXPECT_EQ(config.shape().names, DecoderNames::kWrapped);
   Json other = wrapper;
   other["text_config"] = Small("llama");
   EXPECT_THAT(Parse(other),

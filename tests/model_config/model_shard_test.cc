@@ -160,8 +160,8 @@ TEST(ModelShardTest, FeaturesOfAnMlpCountOnlyIfALayerHasOne) {
 TEST(ModelShardTest, LocalWidthsAreThoseOfTheParts) {
   const ModelConfig config = Heads(9, 3);
   const Shard shard{.rank = 1, .size = 4};
-  const lora::ModelShape shape = LocalConfig(config, shard).shape();
-  const lora::ShapeRanges ranges = LocalRanges(config, shard);
+  const ModelShape shape = LocalConfig(config, shard).shape();
+  const ShapeRanges ranges = LocalRanges(config, shard);
   EXPECT_EQ(shape.q_width, ranges.q.size());
   EXPECT_EQ(shape.kv_width, ranges.kv.size());
   EXPECT_EQ(shape.ffn, ranges.ffn.size());

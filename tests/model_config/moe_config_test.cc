@@ -89,7 +89,7 @@ absl::StatusOr<ModelConfig> With(Json json, const Json& changes) {
 TEST(MoeConfig, ReadsQwen3Moe) {
   const auto config = With(Qwen3Moe(), Json::object());
   ASSERT_THAT(config, IsOk());
-  const lora::ExpertShape& experts = config->moe.shape;
+  const ExpertShape& experts = config->moe.shape;
   EXPECT_EQ(experts.count, 128);
   EXPECT_EQ(experts.per_token, 8);
   EXPECT_EQ(experts.ffn, 768);
@@ -103,7 +103,7 @@ TEST(MoeConfig, ReadsQwen3Moe) {
 TEST(MoeConfig, ReadsMixtral) {
   const auto config = With(Mixtral(), Json::object());
   ASSERT_THAT(config, IsOk());
-  const lora::ExpertShape& experts = config->moe.shape;
+  const ExpertShape& experts = config->moe.shape;
   EXPECT_EQ(experts.count, 8);
   EXPECT_EQ(experts.per_token, 2);
   EXPECT_EQ(experts.ffn, 14336);

@@ -32,12 +32,13 @@ nlohmann::json Describe(const std::string& line, const ModelShape& shape) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-  const weft::lora::ModelShape shape = {.num_layers = std::atoi(argv[1]),
-                                        .hidden = 8,
-                                        .q_width = 8,
-                                        .kv_width = 8,
-                                        .ffn = 8,
-                                        .vocab = 8};
+  const weft::model_config::ModelShape shape = {
+      .num_layers = std::atoi(argv[1]),
+      .hidden = 8,
+      .q_width = 8,
+      .kv_width = 8,
+      .ffn = 8,
+      .vocab = 8};
   for (std::string line; std::getline(std::cin, line);) {
     std::cout << weft::lora::Describe(line, shape) << '\n';
   }

@@ -48,10 +48,10 @@ ServerOptions ServerTest::MetricsOptions() {
 void ServerTest::StartServer(const ServerOptions& options,
                              TokenizerFiles tokenizer) {
   registry_ = std::make_shared<prometheus::Registry>();
-  auto frontend = Frontend::Start(options, registry_, std::move(tokenizer));
-  ASSERT_TRUE(frontend.ok()) << frontend.status();
-  frontend_ = *std::move(frontend);
-  channel_ = grpc::CreateChannel(frontend_->address(),
+  auto listeners = Listeners::Start(options, registry_, std::move(tokenizer));
+  ASSERT_TRUE(listeners.ok()) << listeners.status();
+  listeners_ = *std::move(listeners);
+  channel_ = grpc::CreateChannel(listeners_->address(),
                                  grpc::InsecureChannelCredentials());
   training_ = v1::TrainingService::NewStub(channel_);
   sampling_ = v1::SamplingService::NewStub(channel_);
@@ -102,7 +102,7 @@ bool ServerTest::Eventually(const std::function<bool()>& condition) {
 std::string ServerTest::Fetch(const std::string& path,
                               const std::string& authorization) const {
   const auto address =
-      ParseHostPort("metrics-listen", frontend_->metrics_address());
+      ParseHostPort("metrics-listen", listeners_->metrics_address());
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in peer = {};
   peer.sin_family = AF_INET;

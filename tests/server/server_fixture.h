@@ -9,7 +9,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "prometheus/registry.h"
-#include "server/daemon/frontend.h"
+#include "server/daemon/listeners.h"
 #include "tests/server/wire/message_edit.h"
 #include "tests/support/canned_engine.h"
 #include "weft/v1/adapters.grpc.pb.h"
@@ -31,7 +31,7 @@ class ServerTest : public ::testing::Test {
 
   void StartServer(const ServerOptions& options = TestOptions(),
                    TokenizerFiles tokenizer = {});
-  void AttachEngine() { frontend_->SetEngine(&engine_); }
+  void AttachEngine() { listeners_->SetEngine(&engine_); }
   // Starts the server, attaches the engine and creates an adapter "a".
   void StartReadyServer(const ServerOptions& options = TestOptions());
 
@@ -60,7 +60,7 @@ class ServerTest : public ::testing::Test {
   // engine that it calls.
   CannedEngine engine_;
   std::shared_ptr<prometheus::Registry> registry_;
-  std::unique_ptr<Frontend> frontend_;
+  std::unique_ptr<Listeners> listeners_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::TrainingService::Stub> training_;
   std::unique_ptr<v1::SamplingService::Stub> sampling_;

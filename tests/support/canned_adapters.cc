@@ -211,7 +211,7 @@ void CannedAdapters::SetCheckpointTtl(SetCheckpointTtlRequest request,
   });
 }
 
-void CannedAdapters::Run(const dispatch::StepTask& step) {
+void CannedAdapters::Run(const StepTask& step) {
   const StepRequest& request = *step.request;
   if (const auto* save = std::get_if<SaveCheckpointRequest>(&request)) {
     Save(step, *save);
@@ -238,7 +238,7 @@ void CannedAdapters::Run(const dispatch::StepTask& step) {
   dispatcher_.steps().Complete(step.id, std::move(result), Facts(step.adapter));
 }
 
-void CannedAdapters::Save(const dispatch::StepTask& step,
+void CannedAdapters::Save(const StepTask& step,
                           const SaveCheckpointRequest& request) {
   const Adapter& adapter = adapters_.at(step.adapter);
   CheckpointInfo info{.adapter_id = request.adapter_id,
@@ -268,7 +268,7 @@ void CannedAdapters::Save(const dispatch::StepTask& step,
   });
 }
 
-void CannedAdapters::Load(const dispatch::StepTask& step,
+void CannedAdapters::Load(const StepTask& step,
                           const LoadCheckpointRequest& request) {
   PostIo([this, step, request] {
     dispatcher_.Post([this, step, request,

@@ -47,7 +47,7 @@ class CannedAdapters {
 
   // Runs a step other than training and completes it, at once or when its file
   // is done.
-  void Run(const dispatch::StepTask& step);
+  void Run(const StepTask& step);
   void Run(const dispatch::Move& move);
   // Returns the version from which the request samples. Errors: NOT_FOUND (no
   // such snapshot).
@@ -98,10 +98,8 @@ class CannedAdapters {
   void MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done);
   [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& made);
   [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
-  void Save(const dispatch::StepTask& step,
-            const SaveCheckpointRequest& request);
-  void Load(const dispatch::StepTask& step,
-            const LoadCheckpointRequest& request);
+  void Save(const StepTask& step, const SaveCheckpointRequest& request);
+  void Load(const StepTask& step, const LoadCheckpointRequest& request);
 
   // Runs on the I/O thread.
   [[nodiscard]] absl::StatusOr<CheckpointInfo> Write(CheckpointInfo info,

@@ -202,7 +202,7 @@ void CannedEngine::Run(dispatch::Work& work) {
     RunBatch(*train);
   } else if (const auto* step = std::get_if<dispatch::RunStep>(&work)) {
     const profile::Span span("step alone");
-    const dispatch::StepTask& task = step->step;
+    const StepTask& task = step->step;
     if (const auto* refused = std::get_if<RefusedStep>(task.request)) {
       dispatcher_.steps().Complete(task.id, refused->status);
     } else if (Start(task)) {
@@ -246,7 +246,7 @@ const char* CannedEngine::RpcOf(const StepRequest& request) {
   return kNames[request.index()];
 }
 
-bool CannedEngine::Start(const dispatch::StepTask& step) {
+bool CannedEngine::Start(const StepTask& step) {
   const std::string rpc = RpcOf(*step.request);
   absl::Status failure;
   {

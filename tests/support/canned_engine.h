@@ -168,7 +168,7 @@ class CannedEngine final : public engine::Engine {
   void Decode();
   void Draw(Running& running);
   // Records the step. If it must fail, ends it and returns false.
-  [[nodiscard]] bool Start(const dispatch::StepTask& step);
+  [[nodiscard]] bool Start(const StepTask& step);
 
   EngineInfo info_;
   std::atomic<int64_t> replay_bytes_{0};

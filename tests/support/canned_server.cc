@@ -22,16 +22,16 @@ CannedServer::CannedServer(int64_t request_memory_bytes)
   options.model_name = "toy";
   options.request_memory_bytes = request_memory_bytes;
   // If the server cannot listen, value() ends the test and reports why.
-  frontend_ =
-      server::Frontend::Start(options, std::make_shared<prometheus::Registry>())
-          .value();
-  frontend_->SetEngine(&engine_);
+  listeners_ = server::Listeners::Start(
+                   options, std::make_shared<prometheus::Registry>())
+                   .value();
+  listeners_->SetEngine(&engine_);
 }
 
 CannedServer::~CannedServer() {
   // The shutdown waits for held work, so this releases the work first.
   engine_.Release();
-  frontend_->Shutdown(absl::ZeroDuration());
+  listeners_->Shutdown(absl::ZeroDuration());
 }
 
 }  // namespace weft

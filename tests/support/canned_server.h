@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "server/daemon/frontend.h"
+#include "server/daemon/listeners.h"
 #include "tests/support/canned_engine.h"
 #include "tests/support/wire_faults.h"
 
@@ -23,17 +23,17 @@ class CannedServer {
   explicit CannedServer(int64_t request_memory_bytes = 0);
   ~CannedServer();
   [[nodiscard]] const std::string& target() const {
-    return frontend_->address();
+    return listeners_->address();
   }
   [[nodiscard]] CannedEngine& engine() { return engine_; }
   [[nodiscard]] WireFaults& wire() { return wire_; }
   // Turns health NOT_SERVING.
-  void StartDraining() { frontend_->StartDraining(); }
+  void StartDraining() { listeners_->StartDraining(); }
 
  private:
   WireFaults& wire_;
   CannedEngine engine_;
-  std::unique_ptr<server::Frontend> frontend_;
+  std::unique_ptr<server::Listeners> listeners_;
 };
 
 }  // namespace weft

@@ -71,7 +71,7 @@ absl::Status ReadExpiry(const json& object, absl::Time* out) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<TokenRecord> ParseLine(absl::string_view line) {
+absl::StatusOr<TokenEntry> ParseLine(absl::string_view line) {
   const json object = json::parse(line.begin(), line.end(), nullptr,
                                   /*allow_exceptions=*/false);
   if (!object.is_object()) {
@@ -86,9 +86,9 @@ absl::StatusOr<TokenRecord> ParseLine(absl::string_view line) {
           "has a field other than id, sha256, tenant, scopes, expires");
     }
   }
-  TokenRecord record{.id = Text(object, "id"),
-                     .sha256 = Text(object, "sha256"),
-                     .tenant = Text(object, "tenant")};
+  TokenEntry record{.id = Text(object, "id"),
+                    .sha256 = Text(object, "sha256"),
+                    .tenant = Text(object, "tenant")};
   if (!IsName(record.id)) return BadField("id", "must be a name");
   if (!IsName(record.tenant) || record.tenant.size() > kMaxTenantLength) {
     return BadField("tenant", "must be a name of at most 64 characters");
@@ -103,15 +103,15 @@ absl::StatusOr<TokenRecord> ParseLine(absl::string_view line) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<TokenRecord>> ParseTokens(absl::string_view text) {
-  std::vector<TokenRecord> records;
+absl::StatusOr<std::vector<TokenEntry>> ParseTokens(absl::string_view text) {
+  std::vector<TokenEntry> records;
   std::set<std::string> ids;
   int number = 0;
   for (const absl::string_view raw : absl::StrSplit(text, '\n')) {
     ++number;
     const absl::string_view line = absl::StripAsciiWhitespace(raw);
     if (line.empty()) continue;
-    absl::StatusOr<TokenRecord> record = ParseLine(line);
+    absl::StatusOr<TokenEntry> record = ParseLine(line);
     if (!record.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("line ", number, ": ", record.status().message()));
@@ -125,9 +125,9 @@ absl::StatusOr<std::vector<TokenRecord>> ParseTokens(absl::string_view text) {
   return records;
 }
 
-std::string FormatTokens(const std::vector<TokenRecord>& records) {
+std::string FormatTokens(const std::vector<TokenEntry>& records) {
   std::string text;
-  for (const TokenRecord& record : records) {
+  for (const TokenEntry& record : records) {
     nlohmann::ordered_json scopes = nlohmann::ordered_json::array();
     for (const Scope scope : record.scopes) scopes.push_back(ScopeName(scope));
     nlohmann::ordered_json object = {{"id", record.id},
@@ -144,7 +144,7 @@ std::string FormatTokens(const std::vector<TokenRecord>& records) {
 }
 
 absl::Status WriteTokenFile(const std::string& path,
-                            const std::vector<TokenRecord>& records) {
+                            const std::vector<TokenEntry>& records) {
   // If the path is a symbolic link, its target is replaced, because other
   // programs may read the target directly.
   std::error_code ignored;

@@ -14,7 +14,7 @@ int64_t Recording::Now() const {
   return absl::ToUnixNanos(SteadyNow()) - start_ns_;
 }
 
-void Recording::Add(const SpanRecord& span) {
+void Recording::Add(const SpanTimes& span) {
   if (spans_.size() < max_spans_) {
     spans_.push_back(span);
   } else {
@@ -42,7 +42,7 @@ std::string ToChromeTrace(const Recording& recording,
       R"("traceEvents":[{"ph":"M","pid":1,"tid":1,"name":"thread_name",)"
       R"("args":{"name":"%s"}})",
       recording.num_dropped(), std::string(thread_name));
-  for (const SpanRecord& span : recording.spans()) {
+  for (const SpanTimes& span : recording.spans()) {
     absl::StrAppendFormat(
         &json, R"(,%s{"ph":"X","pid":1,"tid":1,"name":"%s","ts":%.3f,)", "\n",
         span.name, static_cast<double>(span.begin_ns) / kNanosPerMicro);

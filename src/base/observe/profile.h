@@ -22,7 +22,7 @@
 
 namespace weft::profile {
 
-struct SpanRecord {
+struct SpanTimes {
   // `name` and `value_name` point to string literals.
   const char* name = "";
   const char* value_name = nullptr;  // Null: the span has no value.
@@ -38,18 +38,18 @@ class Recording {
   explicit Recording(size_t max_spans);
 
   // Returns the spans in the order in which they ended.
-  [[nodiscard]] const std::vector<SpanRecord>& spans() const { return spans_; }
+  [[nodiscard]] const std::vector<SpanTimes>& spans() const { return spans_; }
   // Returns how many spans were dropped because max_spans were stored already.
   [[nodiscard]] size_t num_dropped() const { return num_dropped_; }
 
  private:
   friend class Span;
   [[nodiscard]] int64_t Now() const;
-  void Add(const SpanRecord& span);
+  void Add(const SpanTimes& span);
 
   const size_t max_spans_;
   const int64_t start_ns_;
-  std::vector<SpanRecord> spans_;
+  std::vector<SpanTimes> spans_;
   size_t num_dropped_ = 0;
 };
 
@@ -87,7 +87,7 @@ class Span {
   void End();
 
   Recording* const recording_;
-  SpanRecord record_;
+  SpanTimes record_;
 };
 
 // Returns the recording as JSON for chrome://tracing and Perfetto.

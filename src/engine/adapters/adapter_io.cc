@@ -63,7 +63,7 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              const CheckpointInfo& info,
                                              const lora::BaseModel& base,
                                              bool weights_only) {
-  const lora::ModelShape& shape = base.shape;
+  const model_config::ModelShape& shape = base.shape;
   WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
                         lora::ReadPeft(folder.files, shape, base.model_dir));
   // Compares layouts, not configs, because different configs may describe the

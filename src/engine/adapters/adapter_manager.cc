@@ -17,7 +17,7 @@ using dispatch::NoSuchAdapter;
 
 void AdapterManager::Create(CreateAdapterRequest request,
                             Callback<AdapterInfo> done) {
-  const lora::ModelShape& shape = context_.adapters.shape();
+  const model_config::ModelShape& shape = context_.adapters.shape();
   absl::StatusOr<LoraConfig> config =
       lora::WithExpertRank(request.config, shape);
   absl::Status status = config.ok() ? CheckRanks(*config) : config.status();
@@ -76,7 +76,7 @@ absl::Status AdapterManager::Resolve(Durability* durability) const {
 }
 
 absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
-  const lora::ModelShape& shape = context_.adapters.shape();
+  const model_config::ModelShape& shape = context_.adapters.shape();
   return lora::CheckRanks(lora::AdapterLayout(shape, config), shape.experts,
                           context_.options.max_rank);
 }

@@ -34,8 +34,8 @@ inline constexpr size_t kMaxSnapshots = 64;
 
 class AdapterTable {
  public:
-  AdapterTable(const lora::ModelShape& shape, at::ScalarType compute_dtype,
-               at::Device device)
+  AdapterTable(const model_config::ModelShape& shape,
+               at::ScalarType compute_dtype, at::Device device)
       : shape_(shape), compute_dtype_(compute_dtype), device_(device) {}
 
   // Creates an adapter on the device. If Create throws c10::Error, the adapter
@@ -111,7 +111,7 @@ class AdapterTable {
   [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
 
   // Threads: any.
-  [[nodiscard]] const lora::ModelShape& shape() const { return shape_; }
+  [[nodiscard]] const model_config::ModelShape& shape() const { return shape_; }
 
  private:
   struct Published {
@@ -142,7 +142,7 @@ class AdapterTable {
       const Entry& entry, const std::string& snapshot);
   void MoveAway(AdapterKey key, lora::AdapterImage image, ImageFile file);
 
-  const lora::ModelShape shape_;
+  const model_config::ModelShape shape_;
   const at::ScalarType compute_dtype_;
   const at::Device device_;
   std::map<AdapterKey, Entry> entries_;

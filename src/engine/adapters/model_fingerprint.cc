@@ -66,7 +66,7 @@ std::string RopeDigest(const model_config::ModelConfig& config) {
 }
 
 void AddDelta(const model_config::ModelConfig& config, Parts& parts) {
-  const lora::DeltaShape& delta = config.delta;
+  const model_config::DeltaShape& delta = config.delta;
   if (!config.has_delta()) return;
   std::string layers;
   for (const bool is_linear : delta.layers) layers += is_linear ? "1" : "0";

@@ -52,13 +52,13 @@ int64_t BytesFor(const CacheUnits& units, int64_t num_pages,
 }
 
 KvPool::KvPool(const CacheUnits& units, const CacheCounts& counts,
-               std::function<void(const dispatch::CacheCopy&)> copy)
+               std::function<void(const CacheCopy&)> copy)
     : units_(units),
       allocator_(static_cast<int32_t>(counts.pages)),
       states_(static_cast<int32_t>(counts.states)),
       prefixes_(&allocator_, kPageTokens, has_states() ? &states_ : nullptr),
       copy_(std::move(copy)) {
-  // The first slot is dispatch::kPaddingState, which stays in use.
+  // The first slot is kPaddingState, which stays in use.
   if (has_states()) (void)states_.Allocate();
 }
 
@@ -77,13 +77,13 @@ dispatch::SequencePages KvPool::Begin(uint64_t version,
 bool KvPool::HasRoomForState(const dispatch::SequencePages& from) const {
   if (!has_states() || available_states() > 0) return true;
   // A cached state with one user has two references.
-  const std::optional<dispatch::StateId> shared = from.state().id();
+  const std::optional<StateId> shared = from.state().id();
   return shared.has_value() && states_.num_references(*shared) == 2;
 }
 
 bool KvPool::TakeState(dispatch::SequencePages& sequence) {
   if (!has_states()) return true;
-  const std::optional<dispatch::StateId> shared = sequence.state().id();
+  const std::optional<StateId> shared = sequence.state().id();
   dispatch::StateSlot own = NewState(shared);
   if (!own.id().has_value()) {
     return shared.has_value() && prefixes_.GiveState(*shared);
@@ -92,10 +92,10 @@ bool KvPool::TakeState(dispatch::SequencePages& sequence) {
   return true;
 }
 
-dispatch::StateSlot KvPool::NewState(std::optional<dispatch::StateId> from) {
+dispatch::StateSlot KvPool::NewState(std::optional<StateId> from) {
   if (states_.num_free() == 0) prefixes_.EvictState();
   dispatch::StateSlot slot = dispatch::StateSlot::Allocate(&states_);
-  if (slot.id()) copy_(dispatch::StateCopy{.from = from, .to = *slot.id()});
+  if (slot.id()) copy_(StateCopy{.from = from, .to = *slot.id()});
   return slot;
 }
 
@@ -124,7 +124,7 @@ void KvPool::CachePrefix(uint64_t version, absl::Span<const int32_t> tokens,
 void KvPool::CacheState(uint64_t version, absl::Span<const int32_t> tokens,
                         const dispatch::SequencePages& sequence, bool ends) {
   if (!has_states() || !prefixes_.LacksState(version, tokens)) return;
-  const std::optional<dispatch::StateId> own = sequence.state().id();
+  const std::optional<StateId> own = sequence.state().id();
   if (ends) {
     prefixes_.InsertState(version, tokens, *own);
     return;

@@ -42,7 +42,7 @@ struct CacheUnits {
 
 struct CacheCounts {
   int64_t pages = 0;
-  int64_t states = 0;  // With the slot of padding (dispatch::kPaddingState).
+  int64_t states = 0;  // With the slot of padding (kPaddingState).
 };
 // Returns how many pages and states the bytes hold, for up to `max_sequences`
 // samples that decode. States get at most half of the bytes, and no more than
@@ -58,7 +58,7 @@ struct CacheCounts {
 class KvPool {
  public:
   KvPool(const CacheUnits& units, const CacheCounts& counts,
-         std::function<void(const dispatch::CacheCopy&)> copy);
+         std::function<void(const CacheCopy&)> copy);
 
   [[nodiscard]] static int64_t PagesFor(int64_t num_tokens) {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
@@ -126,14 +126,13 @@ class KvPool {
   void MakeFree(int64_t count);
   // Returns a slot, with a copy of `from` or zeros. If need be, evicts a cached
   // state. Returns an empty one if no slot is free.
-  [[nodiscard]] dispatch::StateSlot NewState(
-      std::optional<dispatch::StateId> from);
+  [[nodiscard]] dispatch::StateSlot NewState(std::optional<StateId> from);
 
   const CacheUnits units_;
   dispatch::PageAllocator allocator_;
   dispatch::PageAllocator states_;
   dispatch::PrefixCache prefixes_;
-  const std::function<void(const dispatch::CacheCopy&)> copy_;
+  const std::function<void(const CacheCopy&)> copy_;
 };
 
 }  // namespace weft::engine

@@ -28,9 +28,7 @@ SampleSequences::SampleSequences(executor::Executor* executor,
       pool_(CacheUnitsOf(SizesOf(executor->decoder())),
             CountsIn(CacheUnitsOf(SizesOf(executor->decoder())), kv_cache_bytes,
                      max_running),
-            [executor](const dispatch::CacheCopy& copy) {
-              executor->Copy(copy);
-            }),
+            [executor](const CacheCopy& copy) { executor->Copy(copy); }),
       order_(max_running, pool_.num_pages(), std::move(weights)),
       latest_(std::move(latest)) {
   executor->MakeCache(pool_.num_pages(), kPageTokens, pool_.num_slots());

@@ -109,7 +109,7 @@ class LogReplay {
   bool advances_ = false;     // The turn's latest record is done.
   bool used_device_ = false;  // A record of this turn used the device.
   struct Begun {
-    dispatch::StepTask step;
+    StepTask step;
     bool between_slices = false;  // The request's gradients are on the device.
   };
   using BegunRequests = std::map<uint64_t, Begun>;

@@ -78,7 +78,7 @@ void LogReplay::Apply(log::GivenUpRecord& given_up, const Next& next) {
 }
 
 void LogReplay::GiveUp(BegunRequests::iterator begun) {
-  const dispatch::StepTask step = begun->second.step;
+  const StepTask step = begun->second.step;
   begun_.erase(begun);
   trainer_.Forget(step.id);
   context_.dispatcher.recovery().AbandonStep(step.id);
@@ -101,7 +101,7 @@ void LogReplay::Unpin(AdapterKey key) {
 
 void LogReplay::Apply(log::BatchRecord& batch, const Next& next) {
   std::vector<AdapterKey> keys;
-  for (const dispatch::TrainSlice& slice : batch.slices) {
+  for (const TrainSlice& slice : batch.slices) {
     const auto step = begun_.find(slice.work_id);
     if (step == begun_.end()) {
       next(absl::DataLossError(absl::StrCat(
@@ -116,9 +116,9 @@ void LogReplay::Apply(log::BatchRecord& batch, const Next& next) {
 
 absl::Status LogReplay::RunBatch(const log::BatchRecord& batch) {
   dispatch::RunTrain train{.backward = true, .slices = {}};
-  for (dispatch::TrainSlice slice : batch.slices) {
+  for (TrainSlice slice : batch.slices) {
     const auto begun = begun_.find(slice.work_id);
-    const dispatch::StepTask step = begun->second.step;
+    const StepTask step = begun->second.step;
     begun->second.between_slices = true;
     if (slice.last) begun_.erase(begun);
     slice.work_id = step.id;

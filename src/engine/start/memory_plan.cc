@@ -77,7 +77,7 @@ void SetBatches(const ModelSizes& sizes, const EngineOptions& options,
 // convolution and the gates yield. Returns 0 if there is no such layer.
 int64_t DeltaStepBytes(const ModelSizes& sizes) {
   if (!sizes.config.has_delta()) return 0;
-  const lora::DeltaShape& delta = sizes.config.delta;
+  const model_config::DeltaShape& delta = sizes.config.delta;
   const int64_t gates = 2 * int64_t{delta.value_heads};
   const int64_t history = (delta.conv_kernel - 1) * delta.conv_width();
   return sizes.element_bytes * (delta.conv_width() + gates +
@@ -134,7 +134,7 @@ int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank) {
   LoraConfig config{.rank = max_rank};
   config.target_modules.assign(kAllTargetModules.begin(),
                                kAllTargetModules.end());
-  const lora::ModelShape shape = sizes.config.shape();
+  const model_config::ModelShape shape = sizes.config.shape();
   const auto shared = lora::WithExpertRank(config, shape);
   const lora::AdapterLayout layout(shape, shared.ok() ? *shared : config);
   int64_t bytes = kMasterCopies * kFloatBytes;
@@ -170,7 +170,7 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
   // The number of an expert's rows depends on the tokens, so a graph cannot
   // hold the experts.
   if (sizes.config.moe.shape.count > 0) return 0;
-  const lora::ModelShape shape = sizes.config.shape();
+  const model_config::ModelShape shape = sizes.config.shape();
   // The logits, and a copy of them for the sampler.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
   // The residual stream, norms and products of one layer. Layers of both kinds

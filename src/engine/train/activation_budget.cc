@@ -58,7 +58,7 @@ struct FirstPart {
 int64_t AttentionBackwardBytes(const model_config::ModelConfig& config,
                                int64_t element_bytes, bool is_cpu,
                                const BatchRows& batch) {
-  const lora::ModelShape shape = config.shape();
+  const model_config::ModelShape shape = config.shape();
   // A gate has a gradient, and the output before and after it has one.
   const int64_t gated = 3 * batch.rows * element_bytes * shape.gate_width;
   if (element_bytes >= kFloatBytes) {
@@ -93,7 +93,7 @@ int64_t ScoreBytes(const model_config::ModelConfig& config,
 FirstPart AttentionPart(const model_config::ModelConfig& config,
                         int64_t element_bytes, bool is_cpu, int max_rank,
                         const BatchRows& batch) {
-  const lora::ModelShape shape = config.shape();
+  const model_config::ModelShape shape = config.shape();
   int64_t kept = 2 * shape.q_width + shape.gate_width + 2 * shape.kv_width +
                  kAttentionProjections * max_rank;
   if (config.qk_norm != model_config::QkNorm::kNone) {
@@ -108,7 +108,8 @@ FirstPart AttentionPart(const model_config::ModelConfig& config,
 // Returns the bytes that the kernels for CUDA take in the backward pass of a
 // gated delta rule: the gradients of q, k, beta and g as parts of each value
 // head and each 64 value features, that of v, and a sum of the parts of q or k.
-int64_t DeltaPartialBytes(const lora::DeltaShape& delta, int64_t num_rows) {
+int64_t DeltaPartialBytes(const model_config::DeltaShape& delta,
+                          int64_t num_rows) {
   const int64_t slices = delta.value_features / 64;
   const int64_t parts =
       slices * delta.value_heads * (2 * delta.key_features + 2);
@@ -124,7 +125,7 @@ FirstPart DeltaPart(const model_config::ModelConfig& config,
                     int64_t element_bytes, int max_rank,
                     const BatchRows& batch) {
   if (!config.has_delta()) return {};
-  const lora::DeltaShape& delta = config.delta;
+  const model_config::DeltaShape& delta = config.delta;
   const int64_t gates = 2 * delta.value_heads;
   const int64_t inputs = delta.conv_width() + delta.value_width() + gates;
   const int64_t kept =
@@ -155,8 +156,8 @@ struct MlpWidths {
 // Returns the widths for this rank. Assumes that as many of a token's experts
 // as possible are on this rank. Each such expert has a row with a copy of the
 // token's input and output.
-MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
-  const lora::ExpertShape& experts = shape.experts;
+MlpWidths WidthsOfMlp(const model_config::ModelShape& shape, int max_rank) {
+  const model_config::ExpertShape& experts = shape.experts;
   if (experts.count == 0) {
     return {.kept = 2 * shape.ffn + kMlpProjections * max_rank,
             .passing = 3 * shape.ffn};
@@ -174,10 +175,10 @@ MlpWidths WidthsOfMlp(const lora::ModelShape& shape, int max_rank) {
 // Returns the largest number of bytes that the bf16 kernels on CUDA need for
 // the partial sums of a LoRA gradient. The kernels compute all experts at once,
 // with a row for each expert of each token.
-int64_t PartialSumBytes(const lora::ModelShape& shape, int max_rank,
+int64_t PartialSumBytes(const model_config::ModelShape& shape, int max_rank,
                         int64_t num_rows) {
   const int64_t bytes = lora::GradientWorkspaceBytes(num_rows, shape, max_rank);
-  const lora::ExpertShape& experts = shape.experts;
+  const model_config::ExpertShape& experts = shape.experts;
   if (experts.count == 0) return bytes;
   const int64_t chosen = std::min(experts.per_token, experts.num_own());
   return std::max(
@@ -203,7 +204,7 @@ int64_t DistillBytes(const model_config::ModelConfig& config,
 ActivationBytes ActivationsOf(const model_config::ModelConfig& config,
                               int64_t element_bytes, bool is_cpu, int max_rank,
                               const BatchRows& batch) {
-  const lora::ModelShape shape = config.shape();
+  const model_config::ModelShape shape = config.shape();
   const MlpWidths mlp = WidthsOfMlp(shape, max_rank);
   const FirstPart attention =
       AttentionPart(config, element_bytes, is_cpu, max_rank, batch);

@@ -23,8 +23,8 @@ std::pair<dispatch::RunTrain, dispatch::RunTrain> Divide(
     const dispatch::RunTrain& train) {
   const auto& slices = train.slices;
   const auto largest =
-      std::ranges::max_element(slices, {}, &dispatch::StepSlice::num_tokens);
-  const auto adapter_of = [](const dispatch::StepSlice& slice) {
+      std::ranges::max_element(slices, {}, &StepSlice::num_tokens);
+  const auto adapter_of = [](const StepSlice& slice) {
     return slice.step.adapter;
   };
   const bool several = std::ranges::any_of(slices, [&](const auto& slice) {
@@ -32,7 +32,7 @@ std::pair<dispatch::RunTrain, dispatch::RunTrain> Divide(
   });
   std::pair<dispatch::RunTrain, dispatch::RunTrain> parts;
   parts.first.backward = parts.second.backward = train.backward;
-  for (const dispatch::StepSlice& slice : slices) {
+  for (const StepSlice& slice : slices) {
     const bool second = several ? adapter_of(slice) == adapter_of(*largest)
                                 : &slice == &slices.back();
     (second ? parts.second : parts.first).slices.push_back(slice);
@@ -67,7 +67,7 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
 
 dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
   dispatch::RunTrain runnable{.backward = train.backward};
-  for (const dispatch::StepSlice& slice : train.slices) {
+  for (const StepSlice& slice : train.slices) {
     absl::Status found = VersionOf(slice.step).status();
     found.Update(FindTeacher(slice));
     if (found.ok()) {
@@ -85,14 +85,14 @@ void BatchTrainer::Forget(uint64_t step_id) {
 }
 
 absl::StatusOr<lora::AdapterVersionPtr> BatchTrainer::VersionOf(
-    const dispatch::StepTask& step) const {
+    const StepTask& step) const {
   if (step.adapter == AdapterKey::kBaseModel) return nullptr;
   return context_.adapters.Version(
       step.adapter, std::get<TrainRequest>(*step.request).snapshot);
 }
 
-absl::Status BatchTrainer::FindTeacher(const dispatch::StepSlice& slice) {
-  const dispatch::StepTask& step = slice.step;
+absl::Status BatchTrainer::FindTeacher(const StepSlice& slice) {
+  const StepTask& step = slice.step;
   if (!HasTeacher(slice.request().loss.function)) return absl::OkStatus();
   std::optional<FoundTeacher>& teacher = progress_[step.id].teacher;
   if (!teacher) {
@@ -123,7 +123,7 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
   if (status.ok()) {
     desk.CountTokens(train);
     const profile::Span span("record batch");
-    context_.recorder.Batch(train);
+    if (train.backward) context_.recorder.Batch(train.slices);
   }
   for (const auto& [slice, step] : train.slices) {
     if (!status.ok()) {
@@ -140,7 +140,7 @@ absl::Status BatchTrainer::Run(const dispatch::RunTrain& given) {
 dispatch::RunTrain BatchTrainer::Others(const dispatch::RunTrain& train,
                                         const Failures& failed) {
   dispatch::RunTrain others{.backward = train.backward};
-  for (const dispatch::StepSlice& slice : train.slices) {
+  for (const StepSlice& slice : train.slices) {
     const auto found = failed.find(&slice.request());
     if (found != failed.end()) {
       Fail(slice.step, found->second);
@@ -151,15 +151,14 @@ dispatch::RunTrain BatchTrainer::Others(const dispatch::RunTrain& train,
   return others;
 }
 
-void BatchTrainer::Fail(const dispatch::StepTask& step,
-                        const absl::Status& status) {
+void BatchTrainer::Fail(const StepTask& step, const absl::Status& status) {
   Forget(step.id);
   const absl::StatusOr<StepResult> stored = StoredResult(status);
   if (step.step > 0 && stored.ok()) context_.recorder.Done(step, *stored);
   context_.dispatcher.steps().Complete(step.id, status);
 }
 
-void BatchTrainer::FinishRequest(const dispatch::StepTask& step) {
+void BatchTrainer::FinishRequest(const StepTask& step) {
   auto node = progress_.extract(step.id);
   Progress& progress = node.mapped();
   progress.result.metrics = progress.metrics.Metrics();
@@ -211,7 +210,7 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
                                     context_.options.gradient_checkpointing ==
                                         GradientCheckpointing::kAuto};
   batch.may_run_again = batch.may_recompute || train.slices.size() > 1;
-  for (const dispatch::StepSlice& part : train.slices) {
+  for (const StepSlice& part : train.slices) {
     const auto& [slice, step] = part;
     const Progress& progress = progress_[step.id];
     TrainPiece piece{.request = &part.request(),

@@ -57,10 +57,10 @@ class BatchTrainer {
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.
   [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
-      const dispatch::StepTask& step) const;
+      const StepTask& step) const;
   // Finds the request's teacher if its loss has one and this is its first
   // slice. Errors: those of TeacherFinder::Find.
-  [[nodiscard]] absl::Status FindTeacher(const dispatch::StepSlice& slice);
+  [[nodiscard]] absl::Status FindTeacher(const StepSlice& slice);
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
@@ -83,9 +83,9 @@ class BatchTrainer {
                                                       Recompute recompute);
   // Puts the weights of the batch's teachers on the device, for this batch.
   void CopyTeachers(MicroBatch& batch) const;
-  void FinishRequest(const dispatch::StepTask& step);
+  void FinishRequest(const StepTask& step);
   // Ends a request that has failed, and records the failure as its result.
-  void Fail(const dispatch::StepTask& step, const absl::Status& status);
+  void Fail(const StepTask& step, const absl::Status& status);
 
   const EngineContext& context_;
   TeacherFinder teachers_;

@@ -88,7 +88,7 @@ absl::Status OtherShape(const LoadCheckpointRequest& request,
 
 }  // namespace
 
-void StepExecutor::Run(const dispatch::StepTask& step) {
+void StepExecutor::Run(const StepTask& step) {
   const StepRequest& request = *step.request;
   if (const auto* refused = std::get_if<RefusedStep>(&request)) {
     Complete(step, refused->status).IgnoreError();
@@ -101,8 +101,7 @@ void StepExecutor::Run(const dispatch::StepTask& step) {
   }
 }
 
-absl::StatusOr<StepResult> StepExecutor::RunNow(
-    const dispatch::StepTask& step) {
+absl::StatusOr<StepResult> StepExecutor::RunNow(const StepTask& step) {
   context_.before_change(step.adapter);
   const auto* optim = std::get_if<OptimStepRequest>(step.request);
   absl::StatusOr<StepResult> result =
@@ -115,7 +114,7 @@ absl::StatusOr<StepResult> StepExecutor::RunNow(
 }
 
 absl::StatusOr<StepResult> StepExecutor::Complete(
-    const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+    const StepTask& step, absl::StatusOr<StepResult> result,
     const std::optional<dispatch::AdapterFacts>& facts) {
   if (step.step > 0) result = StoredResult(std::move(result));
   if (result.ok()) {
@@ -127,7 +126,7 @@ absl::StatusOr<StepResult> StepExecutor::Complete(
 }
 
 absl::StatusOr<StepResult> StepExecutor::Optim(
-    const dispatch::StepTask& step, const OptimStepRequest& request) {
+    const StepTask& step, const OptimStepRequest& request) {
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   WEFT_RETURN_IF_ERROR(CheckOptimizer(adapter, request));
   const absl::Time start = SteadyNow();
@@ -154,7 +153,7 @@ absl::StatusOr<StepResult> StepExecutor::Optim(
                          .step = step.step};
 }
 
-void StepExecutor::Save(const dispatch::StepTask& step,
+void StepExecutor::Save(const StepTask& step,
                         const SaveCheckpointRequest& request) {
   const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   AdapterCopy copy{.config = adapter.config(),
@@ -181,7 +180,7 @@ void StepExecutor::Save(const dispatch::StepTask& step,
   });
 }
 
-void StepExecutor::Load(const dispatch::StepTask& step,
+void StepExecutor::Load(const StepTask& step,
                         const LoadCheckpointRequest& request) {
   const absl::StatusOr<AdapterInfo> owner =
       context_.dispatcher.adapters().Info(request.adapter_id);
@@ -208,7 +207,7 @@ void StepExecutor::Load(const dispatch::StepTask& step,
   });
 }
 
-absl::Status StepExecutor::Install(const dispatch::StepTask& step,
+absl::Status StepExecutor::Install(const StepTask& step,
                                    const LoadCheckpointRequest& request,
                                    LoadedCheckpoint loaded,
                                    const std::string& image) {
@@ -222,7 +221,7 @@ absl::Status StepExecutor::Install(const dispatch::StepTask& step,
   return SetState(step, loaded.state, loaded.info.last_step, image);
 }
 
-absl::Status StepExecutor::SetState(const dispatch::StepTask& step,
+absl::Status StepExecutor::SetState(const StepTask& step,
                                     const lora::AdapterState& state,
                                     uint64_t last_step,
                                     const std::string& image) {
@@ -245,7 +244,7 @@ absl::Status StepExecutor::SetState(const dispatch::StepTask& step,
 }
 
 absl::StatusOr<StepResult> StepExecutor::Publish(
-    const dispatch::StepTask& step, const PublishSnapshotRequest& request) {
+    const StepTask& step, const PublishSnapshotRequest& request) {
   if (!context_.adapters.Version(step.adapter, request.name).ok()) {
     WEFT_RETURN_IF_ERROR(
         context_.dispatcher.adapters().CheckBytes(step.adapter));

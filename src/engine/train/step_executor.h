@@ -26,39 +26,37 @@ class StepExecutor {
   // its files are written, or at once if the state cannot be copied. Any other
   // step completes before this call returns. Until the step completes, no other
   // step of the adapter runs, except a Forward without a step number.
-  void Run(const dispatch::StepTask& step);
+  void Run(const StepTask& step);
   // Runs and completes a step that is an OptimStep or a PublishSnapshot.
   // Returns its result, which may be a StepFailure.
-  absl::StatusOr<StepResult> RunNow(const dispatch::StepTask& step);
+  absl::StatusOr<StepResult> RunNow(const StepTask& step);
   // Gives the adapter of a LoadCheckpoint the state that a checkpoint had after
   // step `last_step`, and completes the step unless this function returns an
   // error. `image` is the file with the log's copy of the state; empty if there
   // is none. Errors: those of ComputeGuard::Guarded.
-  [[nodiscard]] absl::Status SetState(const dispatch::StepTask& step,
+  [[nodiscard]] absl::Status SetState(const StepTask& step,
                                       const lora::AdapterState& state,
                                       uint64_t last_step,
                                       const std::string& image);
 
  private:
   [[nodiscard]] absl::StatusOr<StepResult> Optim(
-      const dispatch::StepTask& step, const OptimStepRequest& request);
-  void Save(const dispatch::StepTask& step,
-            const SaveCheckpointRequest& request);
-  void Load(const dispatch::StepTask& step,
-            const LoadCheckpointRequest& request);
+      const StepTask& step, const OptimStepRequest& request);
+  void Save(const StepTask& step, const SaveCheckpointRequest& request);
+  void Load(const StepTask& step, const LoadCheckpointRequest& request);
   // Does what SetState does. More errors: NOT_FOUND if the adapter no longer
   // exists; FAILED_PRECONDITION if the checkpoint's config has another shape
   // than the adapter's.
-  [[nodiscard]] absl::Status Install(const dispatch::StepTask& step,
+  [[nodiscard]] absl::Status Install(const StepTask& step,
                                      const LoadCheckpointRequest& request,
                                      LoadedCheckpoint loaded,
                                      const std::string& image);
   [[nodiscard]] absl::StatusOr<StepResult> Publish(
-      const dispatch::StepTask& step, const PublishSnapshotRequest& request);
+      const StepTask& step, const PublishSnapshotRequest& request);
   // Records the result (StoredResult) and completes the step with it. Returns
   // the result, or the error of a step that has none.
   absl::StatusOr<StepResult> Complete(
-      const dispatch::StepTask& step, absl::StatusOr<StepResult> result,
+      const StepTask& step, absl::StatusOr<StepResult> result,
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);
 
   const EngineContext& context_;

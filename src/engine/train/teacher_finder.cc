@@ -46,8 +46,7 @@ absl::StatusOr<FoundTeacher> TeacherFinder::Borrow(
                       .copy_bytes = replaying ? 0 : *bytes};
 }
 
-absl::StatusOr<FoundTeacher> TeacherFinder::Find(
-    const dispatch::StepTask& step) const {
+absl::StatusOr<FoundTeacher> TeacherFinder::Find(const StepTask& step) const {
   const auto& request = std::get<TrainRequest>(*step.request);
   const Teacher& teacher = request.loss.teacher;
   if (teacher.base_model) return FoundTeacher();

@@ -37,8 +37,7 @@ class TeacherFinder {
   // FAILED_PRECONDITION (a replay of the log could not run the step again),
   // RESOURCE_EXHAUSTED (a copy takes more than the memory budget), and those of
   // the read.
-  [[nodiscard]] absl::StatusOr<FoundTeacher> Find(
-      const dispatch::StepTask& step) const;
+  [[nodiscard]] absl::StatusOr<FoundTeacher> Find(const StepTask& step) const;
 
  private:
   // Finds the weights of an adapter that is not on the device.

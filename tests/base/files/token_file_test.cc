@@ -34,7 +34,7 @@ std::string Line(const std::string& rest) {
 }
 
 TEST(TokenFileTest, WhatIsFormattedIsParsedAgain) {
-  const std::vector<TokenRecord> records = {
+  const std::vector<TokenEntry> records = {
       {.id = "ci",
        .sha256 = Hash(),
        .tenant = "acme",
@@ -99,10 +99,10 @@ TEST(TokenFileTest, WritesForItsOwnerAloneAndKeepsModeAndLink) {
   const TempFolder temporary;
   const std::string& folder = temporary.path();
   const std::string path = folder + "/tokens";
-  const std::vector<TokenRecord> records = {{.id = "ci",
-                                             .sha256 = Hash(),
-                                             .tenant = "acme",
-                                             .scopes = {Scope::kRead}}};
+  const std::vector<TokenEntry> records = {{.id = "ci",
+                                            .sha256 = Hash(),
+                                            .tenant = "acme",
+                                            .scopes = {Scope::kRead}}};
   ASSERT_THAT(WriteTokenFile(path, records), IsOk());
   struct stat found = {};
   ASSERT_EQ(stat(path.c_str(), &found), 0);

@@ -17,8 +17,8 @@ TEST(ProfileTest, SpansNestAndEndInOrder) {
     { const Span inner("inner", "layer", 3); }
   }
   ASSERT_EQ(recording.spans().size(), 2u);
-  const SpanRecord& inner = recording.spans()[0];
-  const SpanRecord& outer = recording.spans()[1];
+  const SpanTimes& inner = recording.spans()[0];
+  const SpanTimes& outer = recording.spans()[1];
   EXPECT_STREQ(inner.name, "inner");
   EXPECT_STREQ(outer.name, "outer");
   EXPECT_LE(outer.begin_ns, inner.begin_ns);

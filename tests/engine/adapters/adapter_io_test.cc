@@ -29,12 +29,12 @@ namespace {
 using nlohmann::json;
 
 constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
-constexpr lora::ModelShape kShape = {.num_layers = 2,
-                                     .hidden = 4,
-                                     .q_width = 6,
-                                     .kv_width = 2,
-                                     .ffn = 8,
-                                     .vocab = 10};
+constexpr model_config::ModelShape kShape = {.num_layers = 2,
+                                             .hidden = 4,
+                                             .q_width = 6,
+                                             .kv_width = 2,
+                                             .ffn = 8,
+                                             .vocab = 10};
 
 const lora::BaseModel kBase = {
     .name = "base", .fingerprint = "0123456789abcdef", .shape = kShape};

@@ -16,12 +16,12 @@ namespace {
 using ::testing::ElementsAre;
 using enum absl::StatusCode;
 
-constexpr lora::ModelShape kShape = {.num_layers = 1,
-                                     .hidden = 6,
-                                     .q_width = 8,
-                                     .kv_width = 4,
-                                     .ffn = 10,
-                                     .vocab = 12};
+constexpr model_config::ModelShape kShape = {.num_layers = 1,
+                                             .hidden = 6,
+                                             .q_width = 8,
+                                             .kv_width = 4,
+                                             .ffn = 10,
+                                             .vocab = 12};
 constexpr auto kA = static_cast<AdapterKey>(1);
 constexpr auto kB = static_cast<AdapterKey>(2);
 

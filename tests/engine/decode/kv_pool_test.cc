@@ -14,14 +14,12 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int kMaxSequences = 4;
 
 // Makes a pool. `copies` collects the copies of pages.
-KvPool MakePool(int64_t pages,
-                std::vector<dispatch::PageCopy>* copies = nullptr) {
-  return {{.page = kPageBytes},
-          {.pages = pages},
-          [copies](const dispatch::CacheCopy& copy) {
-            if (copies == nullptr) return;
-            copies->push_back(std::get<dispatch::PageCopy>(copy));
-          }};
+KvPool MakePool(int64_t pages, std::vector<PageCopy>* copies = nullptr) {
+  return {
+      {.page = kPageBytes}, {.pages = pages}, [copies](const CacheCopy& copy) {
+        if (copies == nullptr) return;
+        copies->push_back(std::get<PageCopy>(copy));
+      }};
 }
 
 TEST(KvPoolTest, HasAsManyPagesAsFit) {
@@ -78,7 +76,7 @@ TEST(KvPoolTest, GivesAllTokensOrNone) {
 }
 
 TEST(KvPoolTest, AForkSharesFullPagesAndCopiesTheLast) {
-  std::vector<dispatch::PageCopy> copies;
+  std::vector<PageCopy> copies;
   KvPool pool = MakePool(6, &copies);
   const dispatch::SequencePages source = Sequence(pool, 20);
   const std::optional<dispatch::SequencePages> fork = pool.Fork(source);
@@ -87,9 +85,9 @@ TEST(KvPoolTest, AForkSharesFullPagesAndCopiesTheLast) {
   EXPECT_EQ(fork->pages()[0], source.pages()[0]);
   EXPECT_NE(fork->pages()[1], source.pages()[1]);
   EXPECT_EQ(pool.available_pages(), 3);
-  EXPECT_EQ(copies, std::vector<dispatch::PageCopy>({{.from = source.pages()[1],
-                                                      .to = fork->pages()[1],
-                                                      .num_rows = 4}}));
+  EXPECT_EQ(copies, std::vector<PageCopy>({{.from = source.pages()[1],
+                                            .to = fork->pages()[1],
+                                            .num_rows = 4}}));
 }
 
 TEST(KvPoolTest, AForkThatHasNoRoomTakesNothing) {
@@ -139,11 +137,11 @@ TEST(KvPoolTest, AForkEvictsForItsCopy) {
 // A pool of `pages` pages and `states` states beside the padding's. `copies`
 // collects the copies of states.
 KvPool MakeStatePool(int64_t pages, int64_t states,
-                     std::vector<dispatch::StateCopy>* copies) {
+                     std::vector<StateCopy>* copies) {
   return {{.page = kPageBytes, .state = kPageBytes},
           {.pages = pages, .states = states + 1},
-          [copies](const dispatch::CacheCopy& copy) {
-            const auto* const state = std::get_if<dispatch::StateCopy>(&copy);
+          [copies](const CacheCopy& copy) {
+            const auto* const state = std::get_if<StateCopy>(&copy);
             if (state != nullptr) copies->push_back(*state);
           }};
 }
@@ -167,25 +165,24 @@ void RememberWithState(KvPool& pool, const std::vector<int32_t>& tokens) {
 }
 
 TEST(KvStateTest, ANewSequenceBeginsWithZeros) {
-  std::vector<dispatch::StateCopy> copies;
+  std::vector<StateCopy> copies;
   KvPool pool = MakeStatePool(4, 2, &copies);
   EXPECT_EQ(pool.num_states(), 2);
   const dispatch::SequencePages sequence = WithState(pool, {1, 2, 3});
-  EXPECT_NE(*sequence.state().id(), dispatch::kPaddingState);
-  EXPECT_EQ(copies,
-            std::vector<dispatch::StateCopy>({{.to = *sequence.state().id()}}));
+  EXPECT_NE(*sequence.state().id(), kPaddingState);
+  EXPECT_EQ(copies, std::vector<StateCopy>({{.to = *sequence.state().id()}}));
   EXPECT_EQ(pool.available_states(), 1);
 }
 
 TEST(KvStateTest, AForkCopiesTheState) {
-  std::vector<dispatch::StateCopy> copies;
+  std::vector<StateCopy> copies;
   KvPool pool = MakeStatePool(4, 2, &copies);
   const dispatch::SequencePages source = WithState(pool, {1, 2, 3});
   {
     const std::optional<dispatch::SequencePages> fork = pool.Fork(source);
     ASSERT_TRUE(fork.has_value());
-    EXPECT_EQ(copies.back(), (dispatch::StateCopy{.from = *source.state().id(),
-                                                  .to = *fork->state().id()}));
+    EXPECT_EQ(copies.back(), (StateCopy{.from = *source.state().id(),
+                                        .to = *fork->state().id()}));
     EXPECT_FALSE(pool.HasRoomForState(source));
     EXPECT_FALSE(pool.Fork(source).has_value());
     EXPECT_EQ(pool.available_pages(), 2);
@@ -194,11 +191,11 @@ TEST(KvStateTest, AForkCopiesTheState) {
 }
 
 TEST(KvStateTest, APrefixIsFoundWithACopyOfItsState) {
-  std::vector<dispatch::StateCopy> copies;
+  std::vector<StateCopy> copies;
   KvPool pool = MakeStatePool(6, 3, &copies);
   const std::vector<int32_t> tokens(40, 7);
   const std::vector<int32_t> cached(32, 7);
-  dispatch::StateId kept = 0;
+  StateId kept = 0;
   {
     dispatch::SequencePages first = WithState(pool, tokens);
     pool.CachePrefix(kBase, cached, first);
@@ -214,11 +211,11 @@ TEST(KvStateTest, APrefixIsFoundWithACopyOfItsState) {
   EXPECT_EQ(again.num_tokens(), 32);
   EXPECT_TRUE(pool.TakeState(again));
   EXPECT_EQ(copies.back(),
-            (dispatch::StateCopy{.from = kept, .to = *again.state().id()}));
+            (StateCopy{.from = kept, .to = *again.state().id()}));
 }
 
 TEST(KvStateTest, ASequenceThatEndsGivesItsState) {
-  std::vector<dispatch::StateCopy> copies;
+  std::vector<StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
   RememberWithState(pool, tokens);
@@ -231,7 +228,7 @@ TEST(KvStateTest, ASequenceThatEndsGivesItsState) {
 }
 
 TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
-  std::vector<dispatch::StateCopy> copies;
+  std::vector<StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
   RememberWithState(pool, tokens);
@@ -248,7 +245,7 @@ TEST(KvStateTest, CachedStatesGiveWayButNotThoseThatASequenceBeginsWith) {
 
 // With no slot for a copy, a sequence takes the state of its prefix.
 TEST(KvStateTest, TheOnlyUserOfACachedStateMayTakeIt) {
-  std::vector<dispatch::StateCopy> copies;
+  std::vector<StateCopy> copies;
   KvPool pool = MakeStatePool(6, 2, &copies);
   const std::vector<int32_t> tokens(16, 7);
   RememberWithState(pool, tokens);

@@ -23,13 +23,13 @@
 namespace weft::server {
 namespace {
 
+using StepTask;
 using dispatch::FakeEngineThread;
 using dispatch::Idle;
 using dispatch::OneDatum;
 using dispatch::RunMove;
 using dispatch::RunStep;
 using dispatch::RunTrain;
-using dispatch::StepTask;
 using dispatch::TrainItem;
 
 constexpr absl::Duration kHint = absl::Seconds(1);

@@ -114,7 +114,7 @@ class AuthTest : public ServerTest {
 
   const TempFolder folder_;
   const std::string file_ = folder_.path() + "/tokens";
-  std::vector<TokenRecord> records_;
+  std::vector<TokenEntry> records_;
 };
 
 // Returns every method of every service on the server. The descriptor of the
@@ -228,11 +228,11 @@ TEST_F(AuthTest, EachScopeOpensItsOwnMethods) {
       EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << path;
     }
   }
-  EXPECT_FALSE(frontend_->draining());
+  EXPECT_FALSE(listeners_->draining());
   const std::string admin = AddToken("ops", "ops", {Scope::kAdmin});
   EXPECT_TRUE(Eventually(
       [&] { return Call("/weft.v1.ServerService/Drain", admin).ok(); }));
-  EXPECT_TRUE(frontend_->draining());
+  EXPECT_TRUE(listeners_->draining());
 }
 
 TEST_F(AuthTest, TheEdgeLearnsWhetherATokenIsGood) {
@@ -280,10 +280,10 @@ TEST_F(AuthTest, AServerWithoutItsTokensDoesNotStart) {
   ServerOptions options = TestOptions();
   options.auth_tokens_file = file_;
   std::ofstream(file_) << "no json\n";
-  const auto frontend =
-      Frontend::Start(options, std::make_shared<prometheus::Registry>());
-  EXPECT_THAT(frontend, IsStatus(absl::StatusCode::kInvalidArgument,
-                                 "--auth-tokens-file: line 1"));
+  const auto listeners =
+      Listeners::Start(options, std::make_shared<prometheus::Registry>());
+  EXPECT_THAT(listeners, IsStatus(absl::StatusCode::kInvalidArgument,
+                                  "--auth-tokens-file: line 1"));
 }
 
 TEST_F(AuthTest, ATokenBelongsToItsCallNotToTheConnection) {

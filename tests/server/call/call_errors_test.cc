@@ -16,7 +16,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 Caller CallerOf(const std::string& tenant, Scope scope) {
-  return Caller(TokenRecord{.id = "t", .tenant = tenant, .scopes = {scope}});
+  return Caller(TokenEntry{.id = "t", .tenant = tenant, .scopes = {scope}});
 }
 
 CallError Error(const std::string& adapter, int second) {

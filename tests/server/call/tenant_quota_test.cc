@@ -64,7 +64,7 @@ TEST(TenantQuotaTest, ACallCountsUntilItsAnswerAndNoLonger) {
   options.max_calls_per_tenant = 1;
   ServiceCore core(options, &registry);
   const auto begin = [&core] {
-    const TokenRecord token{
+    const TokenEntry token{
         .id = "1", .sha256 = "", .tenant = "a", .scopes = {}};
     return std::make_unique<CallRecord>(
         &core, CallOrigin{.caller = Caller(token)}, Rpc::kGetAdapter);
@@ -87,7 +87,7 @@ TEST(TenantQuotaTest, RepliesCountUntilTheyAreSent) {
   prometheus::Registry registry;
   ServiceCore core(ServerOptions(), &registry);
   const auto begin = [&core] {
-    const TokenRecord token{
+    const TokenEntry token{
         .id = "1", .sha256 = "", .tenant = "a", .scopes = {}};
     return std::make_unique<CallRecord>(
         &core, CallOrigin{.caller = Caller(token)}, Rpc::kGetAdapter);

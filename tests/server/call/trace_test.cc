@@ -40,7 +40,7 @@ class TraceTest : public ServerTest {
 
   // Ends the server, then returns the lines that it logged about calls.
   std::vector<std::string> CallLines() {
-    frontend_.reset();
+    listeners_.reset();
     std::vector<std::string> lines;
     const std::string log = testing::internal::GetCapturedStderr();
     for (const absl::string_view line : absl::StrSplit(log, '\n')) {

@@ -332,10 +332,10 @@ TEST_F(AdapterServiceTest, AClientThatDoesNotReadOrSendIsCutOff) {
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 2; }));
   const absl::Time now = SteadyNow();
-  frontend_->CancelStalledCalls(now + StalledCalls::kPatience / 2);
+  listeners_->CancelStalledCalls(now + StalledCalls::kPatience / 2);
   EXPECT_EQ(MetricValue("weft_requests_inflight"), 2);
   EXPECT_TRUE(Eventually([&] {
-    frontend_->CancelStalledCalls(now + 3 * StalledCalls::kPatience);
+    listeners_->CancelStalledCalls(now + 3 * StalledCalls::kPatience);
     return MetricValue("weft_requests_inflight") == 0;
   }));
   EXPECT_EQ(half->Finish().error_code(), grpc::StatusCode::CANCELLED);

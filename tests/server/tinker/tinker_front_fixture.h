@@ -97,7 +97,7 @@ class TinkerFrontTest : public ::testing::Test {
 
  private:
   const TempFolder folder_;
-  std::vector<TokenRecord> records_;
+  std::vector<TokenEntry> records_;
   ServerOptions options_;
   std::unique_ptr<ServiceCore> core_;
   std::shared_ptr<HttpServer> server_;

@@ -118,7 +118,7 @@ int NameAdapters(google::protobuf::Message* message) {
 template <typename Plain>
 void ExpectQualified(absl::StatusOr<Plain> plain, int named) {
   ASSERT_TRUE(plain.ok()) << plain.status();
-  const TokenRecord token{
+  const TokenEntry token{
       .id = "1", .sha256 = "", .tenant = "acme", .scopes = {}};
   const RequestFields fields = FieldsOf(&*plain);
   EXPECT_TRUE(Caller(token).Qualify(fields).ok());

@@ -1,4 +1,4 @@
-#include "server/daemon/frontend.h"
+#include "server/daemon/listeners.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class FrontendTest : public ServerTest {
+class ListenersTest : public ServerTest {
  protected:
   int Health(const std::string& service) { return HealthOf(channel_, service); }
 
@@ -88,7 +88,7 @@ class FrontendTest : public ServerTest {
 
 // Abseil would end the process, in case another thread takes the locks in the
 // other order some day.
-TEST_F(FrontendTest, NoOrderOfALibrarysLocksEndsTheProcess) {
+TEST_F(ListenersTest, NoOrderOfALibrarysLocksEndsTheProcess) {
   StartServer();
   absl::Mutex a;
   absl::Mutex b;
@@ -100,7 +100,7 @@ TEST_F(FrontendTest, NoOrderOfALibrarysLocksEndsTheProcess) {
   const absl::MutexLock second(&a);
 }
 
-TEST_F(FrontendTest, HealthFollowsTheEngine) {
+TEST_F(ListenersTest, HealthFollowsTheEngine) {
   StartServer();
   EXPECT_EQ(Health(""), kNotServing);
   EXPECT_EQ(Health("weft.v1.TrainingService"), kNotServing);
@@ -108,40 +108,40 @@ TEST_F(FrontendTest, HealthFollowsTheEngine) {
   AttachEngine();
   EXPECT_EQ(Health(""), kServing);
   EXPECT_EQ(Health("weft.v1.TrainingService"), kServing);
-  frontend_->StartDraining();
+  listeners_->StartDraining();
   EXPECT_EQ(Health(""), kNotServing);
   EXPECT_EQ(Health("weft.v1.TrainingService"), kNotServing);
   EXPECT_EQ(Health("liveness"), kServing);
   EXPECT_EQ(Health("unknown"), -static_cast<int>(grpc::StatusCode::NOT_FOUND));
 }
 
-TEST_F(FrontendTest, LivenessFollowsTheHeartbeat) {
+TEST_F(ListenersTest, LivenessFollowsTheHeartbeat) {
   StartServer();
   const absl::Time now = absl::Now();
   // Loading does not count as a hang, however long it takes.
-  frontend_->UpdateLiveness(now + absl::Hours(24));
+  listeners_->UpdateLiveness(now + absl::Hours(24));
   EXPECT_EQ(Health("liveness"), kServing);
   AttachEngine();
   engine_.HangSince(now);
-  frontend_->UpdateLiveness(now + kHeartbeatLimit);
+  listeners_->UpdateLiveness(now + kHeartbeatLimit);
   EXPECT_EQ(Health("liveness"), kServing);
   EXPECT_EQ(MetricValue("weft_watchdog_trips_total"), 0);
-  frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(1));
+  listeners_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(1));
   EXPECT_EQ(Health("liveness"), kNotServing);
   EXPECT_EQ(Health("weft.v1.TrainingService"), kServing);
-  frontend_->StartDraining();
-  frontend_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(2));
+  listeners_->StartDraining();
+  listeners_->UpdateLiveness(now + kHeartbeatLimit + absl::Seconds(2));
   EXPECT_EQ(Health("liveness"), kNotServing);
   // One hang counts once.
   EXPECT_EQ(MetricValue("weft_watchdog_trips_total"), 1);
   // The engine continues, because it only ran a long step.
   engine_.HangSince(std::nullopt);
-  frontend_->UpdateLiveness(absl::Now());
+  listeners_->UpdateLiveness(absl::Now());
   EXPECT_EQ(Health("liveness"), kServing);
   EXPECT_EQ(MetricValue("weft_watchdog_trips_total"), 1);
 }
 
-TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
+TEST_F(ListenersTest, WhileStartingOnlyGetInfoAnswers) {
   StartServer();
   grpc::ClientContext context;
   const grpc::Status status = Get(&context);
@@ -159,7 +159,7 @@ TEST_F(FrontendTest, WhileStartingOnlyGetInfoAnswers) {
             2);
 }
 
-TEST_F(FrontendTest, SendsTheTokenizerWhileItStarts) {
+TEST_F(ListenersTest, SendsTheTokenizerWhileItStarts) {
   const sampling::TokenizerFolder folder;
   const std::string large((1 << 20) + 7, 'x');
   folder.Write(large);
@@ -181,7 +181,7 @@ TEST_F(FrontendTest, SendsTheTokenizerWhileItStarts) {
             absl::BytesToHexString(Sha256(bytes)));
 }
 
-TEST_F(FrontendTest, AFolderWithoutATokenizerSendsNone) {
+TEST_F(ListenersTest, AFolderWithoutATokenizerSendsNone) {
   const sampling::TokenizerFolder folder;
   for (const bool is_folder : {false, true}) {
     if (is_folder) {
@@ -198,7 +198,7 @@ TEST_F(FrontendTest, AFolderWithoutATokenizerSendsNone) {
   }
 }
 
-TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
+TEST_F(ListenersTest, GetInfoTellsModelAndLimits) {
   StartReadyServer();
   const v1::ServerInfo info = Info();
   EXPECT_EQ(info.version(), "0.1.0");
@@ -229,7 +229,7 @@ TEST_F(FrontendTest, GetInfoTellsModelAndLimits) {
   EXPECT_FALSE(info.draining());
 }
 
-TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
+TEST_F(ListenersTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   StartReadyServer();
   engine_.Hold();
   grpc::Status accepted;
@@ -243,7 +243,7 @@ TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
     v1::DrainResponse response;
     drained = Send(v1::DrainRequest(), &response);
   });
-  EXPECT_TRUE(Eventually([&] { return frontend_->draining(); }));
+  EXPECT_TRUE(Eventually([&] { return listeners_->draining(); }));
   v1::ForwardBackwardResponse response;
   const grpc::Status refused = Send(GoodStep(), &response);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
@@ -260,7 +260,7 @@ TEST_F(FrontendTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"draining\"}"), 1);
 }
 
-TEST_F(FrontendTest, ADrainedServerSavesAndCanTakeWorkAgain) {
+TEST_F(ListenersTest, ADrainedServerSavesAndCanTakeWorkAgain) {
   StartReadyServer();
   const auto call = [this](auto method, const auto& request, auto response) {
     grpc::ClientContext context;
@@ -290,12 +290,12 @@ TEST_F(FrontendTest, ADrainedServerSavesAndCanTakeWorkAgain) {
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
 
   // A process that has been told to end takes no work again.
-  frontend_->StartDraining();
+  listeners_->StartDraining();
   EXPECT_EQ(undrain(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_EQ(Health(""), kNotServing);
 }
 
-TEST_F(FrontendTest, ReflectionListsTheFourServices) {
+TEST_F(ListenersTest, ReflectionListsTheFourServices) {
   StartServer();
   EXPECT_THAT(ListServices(), AllOf(HasSubstr("weft.v1.TrainingService"),
                                     HasSubstr("weft.v1.SamplingService"),
@@ -303,7 +303,7 @@ TEST_F(FrontendTest, ReflectionListsTheFourServices) {
                                     HasSubstr("weft.v1.ServerService")));
 }
 
-TEST_F(FrontendTest, CountsCallsByMethodAndCode) {
+TEST_F(ListenersTest, CountsCallsByMethodAndCode) {
   StartReadyServer();
   grpc::ClientContext good;
   EXPECT_TRUE(Get(&good).ok());
@@ -324,7 +324,7 @@ TEST_F(FrontendTest, CountsCallsByMethodAndCode) {
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
 }
 
-TEST_F(FrontendTest, MetricsPagePassesPromtool) {
+TEST_F(ListenersTest, MetricsPagePassesPromtool) {
   if (std::system("command -v promtool >/dev/null 2>&1") != 0) {
     GTEST_SKIP() << "promtool is not installed (Debian package prometheus)";
   }
@@ -338,28 +338,28 @@ TEST_F(FrontendTest, MetricsPagePassesPromtool) {
   EXPECT_EQ(std::system(command.c_str()), 0);
 }
 
-TEST_F(FrontendTest, SecondServerOnThePortIsRefused) {
+TEST_F(ListenersTest, SecondServerOnThePortIsRefused) {
   StartServer();
   ServerOptions options = TestOptions();
-  options.listen = frontend_->address();
+  options.listen = listeners_->address();
   const auto second =
-      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+      Listeners::Start(options, std::make_shared<prometheus::Registry>());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("--listen="));
 }
 
-TEST_F(FrontendTest, TakenMetricsPortIsRefused) {
+TEST_F(ListenersTest, TakenMetricsPortIsRefused) {
   StartServer(MetricsOptions());
   ServerOptions options = TestOptions();
-  options.metrics_listen = frontend_->metrics_address();
+  options.metrics_listen = listeners_->metrics_address();
   const auto second =
-      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+      Listeners::Start(options, std::make_shared<prometheus::Registry>());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()),
               HasSubstr("--metrics-listen="));
 }
 
-TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
+TEST_F(ListenersTest, PortFileHoldsBothAddresses) {
   const TempFolder folder;
   ServerOptions options = MetricsOptions();
   options.port_file = folder.path() + "/ports";
@@ -369,39 +369,39 @@ TEST_F(FrontendTest, PortFileHoldsBothAddresses) {
   std::string metrics_address;
   std::getline(file, grpc_address);
   std::getline(file, metrics_address);
-  EXPECT_EQ(grpc_address, frontend_->address());
-  EXPECT_EQ(metrics_address, frontend_->metrics_address());
+  EXPECT_EQ(grpc_address, listeners_->address());
+  EXPECT_EQ(metrics_address, listeners_->metrics_address());
   EXPECT_THAT(grpc_address, Not(HasSubstr(":0")));
 }
 
-TEST_F(FrontendTest, UnwritablePortFileIsRefused) {
+TEST_F(ListenersTest, UnwritablePortFileIsRefused) {
   ServerOptions options = TestOptions();
   options.port_file = "/no/such/folder/ports";
   const auto server =
-      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+      Listeners::Start(options, std::make_shared<prometheus::Registry>());
   EXPECT_THAT(std::string(server.status().message()),
               HasSubstr("--port-file=/no/such/folder/ports"));
 }
 
-TEST_F(FrontendTest, StopsWithoutWaitingForTheMetricsPage) {
+TEST_F(ListenersTest, StopsWithoutWaitingForTheMetricsPage) {
   for (const char* listen : {"127.0.0.1:0", "0.0.0.0:0"}) {
     ServerOptions options = TestOptions();
     options.metrics_listen = listen;
     StartServer(options);
     const absl::Time start = absl::Now();
-    frontend_->Shutdown(absl::ZeroDuration());
+    listeners_->Shutdown(absl::ZeroDuration());
     EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << listen;
   }
 }
 
-TEST_F(FrontendTest, StopsWithoutWaitingForIdleClients) {
+TEST_F(ListenersTest, StopsWithoutWaitingForIdleClients) {
   StartReadyServer();  // channel_ stays connected.
   const absl::Time start = absl::Now();
-  frontend_->Shutdown(absl::Seconds(5));
+  listeners_->Shutdown(absl::Seconds(5));
   EXPECT_LT(absl::Now() - start, absl::Seconds(1));
 }
 
-TEST_F(FrontendTest, OpenCallsHaveTheGraceToEnd) {
+TEST_F(ListenersTest, OpenCallsHaveTheGraceToEnd) {
   StartReadyServer();
   engine_.Hold();
   grpc::Status accepted;
@@ -410,7 +410,7 @@ TEST_F(FrontendTest, OpenCallsHaveTheGraceToEnd) {
     accepted = Send(GoodStep(), &response);
   });
   EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
-  std::thread stopper([&] { frontend_->Shutdown(absl::Seconds(5)); });
+  std::thread stopper([&] { listeners_->Shutdown(absl::Seconds(5)); });
   absl::SleepFor(absl::Milliseconds(300));
   engine_.Release();
   worker.join();
@@ -418,7 +418,7 @@ TEST_F(FrontendTest, OpenCallsHaveTheGraceToEnd) {
   EXPECT_TRUE(accepted.ok()) << accepted.error_message();
 }
 
-TEST_F(FrontendTest, ProbesAndTheEdgeAskTheMetricsPort) {
+TEST_F(ListenersTest, ProbesAndTheEdgeAskTheMetricsPort) {
   StartServer(MetricsOptions());
   EXPECT_EQ(Fetch("/livez"), "200 SERVING\n");
   EXPECT_EQ(Fetch("/readyz"), "503 NOT_SERVING\n");
@@ -426,15 +426,15 @@ TEST_F(FrontendTest, ProbesAndTheEdgeAskTheMetricsPort) {
   EXPECT_EQ(Fetch("/readyz?verbose"), "200 SERVING\n");
   EXPECT_EQ(Fetch("/authorize"), "204 ") << "this server has no tokens";
   engine_.HangSince(absl::Now() - kHeartbeatLimit - absl::Seconds(1));
-  frontend_->UpdateLiveness(absl::Now());
+  listeners_->UpdateLiveness(absl::Now());
   EXPECT_EQ(Fetch("/livez"), "503 NOT_SERVING\n");
-  frontend_->StartDraining();
+  listeners_->StartDraining();
   EXPECT_EQ(Fetch("/readyz"), "503 NOT_SERVING\n");
   EXPECT_THAT(Fetch("/"), ::testing::StartsWith("404 "));
 }
 
 // A parser that follows every level would use up its stack.
-TEST_F(FrontendTest, NestedMessagesAreRefused) {
+TEST_F(ListenersTest, NestedMessagesAreRefused) {
   StartServer();
   grpc::GenericStub stub(channel_);
   const std::string groups(1 << 20, '\x0b');  // Each begins a group of field 1.
@@ -450,28 +450,28 @@ TEST_F(FrontendTest, NestedMessagesAreRefused) {
   EXPECT_EQ(Info().model().name(), "toy");
 }
 
-TEST_F(FrontendTest, ListensOnAUnixSocketAndLeavesNoFile) {
+TEST_F(ListenersTest, ListensOnAUnixSocketAndLeavesNoFile) {
   const TempFolder folder;
   const std::string path = folder.path() + "/socket";
   ServerOptions options = TestOptions();
   options.listen = "unix:" + path;
   StartServer(options);
-  EXPECT_EQ(frontend_->address(), options.listen);
+  EXPECT_EQ(listeners_->address(), options.listen);
   EXPECT_EQ(Health("liveness"), kServing);
   const auto second =
-      Frontend::Start(options, std::make_shared<prometheus::Registry>());
+      Listeners::Start(options, std::make_shared<prometheus::Registry>());
   EXPECT_THAT(std::string(second.status().message()),
               HasSubstr("another server listens there"));
   EXPECT_EQ(Health("liveness"), kServing);
-  frontend_.reset();
+  listeners_.reset();
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST_F(FrontendTest, EmptyMetricsAddressMeansNoEndpoint) {
+TEST_F(ListenersTest, EmptyMetricsAddressMeansNoEndpoint) {
   ServerOptions options = TestOptions();
   options.metrics_listen = "";
   StartServer(options);
-  EXPECT_EQ(frontend_->metrics_address(), "");
+  EXPECT_EQ(listeners_->metrics_address(), "");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "server/daemon/frontend.h"
+#include "server/daemon/listeners.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -76,8 +76,8 @@ constexpr absl::Duration kConnectionGrace = absl::Milliseconds(100);
 
 }  // namespace
 
-Frontend::Frontend(const ServerOptions& options,
-                   std::shared_ptr<prometheus::Registry> registry)
+Listeners::Listeners(const ServerOptions& options,
+                     std::shared_ptr<prometheus::Registry> registry)
     : core_(options, registry.get()),
       registry_(std::move(registry)),
       watchdog_trips_(
@@ -91,24 +91,24 @@ Frontend::Frontend(const ServerOptions& options,
   core_.end_drain = [this] { return EndDrain(); };
 }
 
-Frontend::~Frontend() { Shutdown(absl::ZeroDuration()); }
+Listeners::~Listeners() { Shutdown(absl::ZeroDuration()); }
 
-absl::StatusOr<std::unique_ptr<Frontend>> Frontend::Start(
+absl::StatusOr<std::unique_ptr<Listeners>> Listeners::Start(
     const ServerOptions& options,
     std::shared_ptr<prometheus::Registry> registry, TokenizerFiles tokenizer) {
-  std::unique_ptr<Frontend> frontend(
-      new Frontend(options, std::move(registry)));
-  frontend->core_.tokenizer = std::move(tokenizer);
-  WEFT_RETURN_IF_ERROR(frontend->StartGrpc());
-  WEFT_RETURN_IF_ERROR(frontend->StartMetrics());
-  WEFT_RETURN_IF_ERROR(frontend->StartTinker());
-  WEFT_RETURN_IF_ERROR(frontend->StartConsole());
-  WEFT_RETURN_IF_ERROR(frontend->WritePortFile());
-  return frontend;
+  std::unique_ptr<Listeners> listeners(
+      new Listeners(options, std::move(registry)));
+  listeners->core_.tokenizer = std::move(tokenizer);
+  WEFT_RETURN_IF_ERROR(listeners->StartGrpc());
+  WEFT_RETURN_IF_ERROR(listeners->StartMetrics());
+  WEFT_RETURN_IF_ERROR(listeners->StartTinker());
+  WEFT_RETURN_IF_ERROR(listeners->StartConsole());
+  WEFT_RETURN_IF_ERROR(listeners->WritePortFile());
+  return listeners;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
-Frontend::MakeCredentials() {
+Listeners::MakeCredentials() {
   const ServerOptions& options = core_.options;
   if (options.auth_tokens_file.empty()) {
     return grpc::InsecureServerCredentials();
@@ -126,7 +126,7 @@ Frontend::MakeCredentials() {
   return credentials;
 }
 
-absl::Status Frontend::StartGrpc() {
+absl::Status Listeners::StartGrpc() {
   // Debian's Abseil watches the order in which gRPC takes its locks, and would
   // end the process at an order that might block, though it never has. To watch
   // also costs time at each lock.
@@ -160,7 +160,7 @@ absl::Status Frontend::StartGrpc() {
   return absl::OkStatus();
 }
 
-absl::Status Frontend::StartMetrics() {
+absl::Status Listeners::StartMetrics() {
   const std::string& listen = core_.options.metrics_listen;
   if (listen.empty()) return absl::OkStatus();
   // The edge asks for each call that begins, so there are as many connections
@@ -182,7 +182,7 @@ absl::Status Frontend::StartMetrics() {
   return absl::OkStatus();
 }
 
-absl::Status Frontend::Authorize(const HttpRequest& request) {
+absl::Status Listeners::Authorize(const HttpRequest& request) {
   if (core_.authenticator == nullptr) return absl::OkStatus();
   // A token of any scope may make this call, so its token alone is judged.
   return core_.authenticator
@@ -191,26 +191,26 @@ absl::Status Frontend::Authorize(const HttpRequest& request) {
       .status();
 }
 
-absl::Status Frontend::StartTinker() {
+absl::Status Listeners::StartTinker() {
   if (core_.options.tinker_listen.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(tinker_,
                         tinker::TinkerFront::Start(&core_, console::Admit));
   return absl::OkStatus();
 }
 
-absl::Status Frontend::StartConsole() {
+absl::Status Listeners::StartConsole() {
   if (core_.options.console_listen.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(console_, console::StartConsole(&core_));
   return absl::OkStatus();
 }
 
-std::string Frontend::console_url() const {
+std::string Listeners::console_url() const {
   if (console_ != nullptr) return absl::StrCat("http://", console_->address());
   if (tinker_ != nullptr) return absl::StrCat("http://", tinker_->address());
   return "";
 }
 
-absl::Status Frontend::WritePortFile() const {
+absl::Status Listeners::WritePortFile() const {
   const std::string& path = core_.options.port_file;
   if (path.empty()) return absl::OkStatus();
   // Renames a finished file into place, so that a reader never sees a part of
@@ -236,24 +236,24 @@ absl::Status Frontend::WritePortFile() const {
       absl::StrCat("cannot write --port-file=", path));
 }
 
-void Frontend::SetReady(bool ready) {
+void Listeners::SetReady(bool ready) {
   const Health health = ready ? Health::kServing : Health::kNotServing;
   core_.health.Set("", health);
   core_.health.Set(kReadinessService, health);
 }
 
-void Frontend::SetLive(bool live) {
+void Listeners::SetLive(bool live) {
   core_.health.Set(kLivenessService,
                    live ? Health::kServing : Health::kNotServing);
 }
 
-bool Frontend::IsServing(const char* service) const {
+bool Listeners::IsServing(const char* service) const {
   return core_.health.Of(service) == Health::kServing;
 }
 
-void Frontend::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
+void Listeners::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
 
-void Frontend::SetEngine(engine::Engine* engine) {
+void Listeners::SetEngine(engine::Engine* engine) {
   core_.engine.Set(engine);
   const EngineInfo& info = engine->info();
   AddGauge(registry_.get(), "weft_model_info",
@@ -273,7 +273,7 @@ void Frontend::SetEngine(engine::Engine* engine) {
   SetReady(true);
 }
 
-void Frontend::UpdateLiveness(absl::Time now) {
+void Listeners::UpdateLiveness(absl::Time now) {
   const engine::Engine* const engine = core_.engine.Peek();
   if (engine == nullptr) return;
   const absl::Duration age = now - engine->last_heartbeat();
@@ -286,15 +286,17 @@ void Frontend::UpdateLiveness(absl::Time now) {
   SetLive(live);
 }
 
-void Frontend::CancelStalledCalls(absl::Time now) { core_.stalled.Cancel(now); }
+void Listeners::CancelStalledCalls(absl::Time now) {
+  core_.stalled.Cancel(now);
+}
 
-void Frontend::StartDraining() {
+void Listeners::StartDraining() {
   const MutexLock lock(&drain_mu_);
   core_.engine.SetFinishing();
   RefuseWork();
 }
 
-void Frontend::BeginDrain(Callback<bool> done) {
+void Listeners::BeginDrain(Callback<bool> done) {
   const MutexLock lock(&drain_mu_);
   engine::Engine* const engine = core_.engine.Peek();
   if (engine == nullptr) {
@@ -304,13 +306,13 @@ void Frontend::BeginDrain(Callback<bool> done) {
   engine->Drain(std::move(done));
 }
 
-void Frontend::RefuseWork() {
+void Listeners::RefuseWork() {
   core_.engine.SetDraining(true);
   SetReady(false);
   core_.metrics.SetPhase(StartupPhase::kDraining);
 }
 
-absl::Status Frontend::EndDrain() {
+absl::Status Listeners::EndDrain() {
   const MutexLock lock(&drain_mu_);
   if (core_.engine.finishing()) {
     return absl::FailedPreconditionError(
@@ -326,7 +328,7 @@ absl::Status Frontend::EndDrain() {
   return absl::OkStatus();
 }
 
-void Frontend::Shutdown(absl::Duration grace) {
+void Listeners::Shutdown(absl::Duration grace) {
   if (server_ == nullptr) return;
   const absl::Time limit = SteadyNow() + grace;
   core_.health.End();

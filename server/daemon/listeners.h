@@ -1,7 +1,7 @@
 // All listeners: the gRPC server with its services, health and reflection, the
 // metrics port, the Tinker API and the console.
-#ifndef WEFT_SERVER_DAEMON_FRONTEND_H_
-#define WEFT_SERVER_DAEMON_FRONTEND_H_
+#ifndef WEFT_SERVER_DAEMON_LISTENERS_H_
+#define WEFT_SERVER_DAEMON_LISTENERS_H_
 
 #include <memory>
 #include <string>
@@ -43,21 +43,21 @@ inline constexpr absl::Duration kHangGrace = absl::Minutes(5);
 // engine's heartbeat is younger than kHeartbeatLimit.
 //
 // Threads: one; but any thread may call StartDraining() and draining().
-class Frontend {
+class Listeners {
  public:
   // Listens at once and writes options.port_file. Until SetEngine, every RPC of
   // weft.v1 except GetInfo and GetTokenizer answers UNAVAILABLE. Errors:
   // UNAVAILABLE if an address cannot be bound or port_file cannot be written;
   // INTERNAL if gRPC cannot start its server; those of Listener::Bind,
   // StartMetricsServer, Authenticator::Start and TinkerFront::Start.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Frontend>> Start(
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listeners>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry,
       TokenizerFiles tokenizer = {});
 
-  ~Frontend();
-  Frontend(const Frontend&) = delete;
-  Frontend& operator=(const Frontend&) = delete;
+  ~Listeners();
+  Listeners(const Listeners&) = delete;
+  Listeners& operator=(const Listeners&) = delete;
 
   // Return HOST:PORT with the port that was chosen. metrics_address() is empty
   // if there is no metrics endpoint.
@@ -98,8 +98,8 @@ class Frontend {
   void Shutdown(absl::Duration grace);
 
  private:
-  Frontend(const ServerOptions& options,
-           std::shared_ptr<prometheus::Registry> registry);
+  Listeners(const ServerOptions& options,
+            std::shared_ptr<prometheus::Registry> registry);
 
   [[nodiscard]] absl::Status StartGrpc();
   [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
@@ -138,4 +138,4 @@ class Frontend {
 
 }  // namespace weft::server
 
-#endif  // WEFT_SERVER_DAEMON_FRONTEND_H_
+#endif  // WEFT_SERVER_DAEMON_LISTENERS_H_
