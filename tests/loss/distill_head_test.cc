@@ -21,13 +21,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::MaxAbs;
-using ::weft::testing::QuantizedRows;
-using ::weft::testing::StoredTolerance;
-using ::weft::testing::Tolerance;
-
 // Compares the gradients of lm_head's adapters.
 void ExpectAdapters(const Distillation& made, const DistillOracle& oracle,
                     double epsilon) {

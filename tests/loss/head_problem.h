@@ -217,11 +217,11 @@ inline Oracle DenseOracle(const Problem& problem, double softcap) {
 inline void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,
                         double tolerance) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
-  EXPECT_LE(testing::MaxDifference(actual, expected), tolerance);
+  EXPECT_LE(MaxDifference(actual, expected), tolerance);
 }
 
 inline double Epsilon(at::ScalarType dtype) {
-  return dtype == at::kDouble ? testing::kEpsilonF64 : testing::kEpsilonF32;
+  return dtype == at::kDouble ? kEpsilonF64 : kEpsilonF32;
 }
 
 // An adapter's gradient is a sum over its rows, and every probability in it has
@@ -231,12 +231,11 @@ inline void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
   for (size_t s = 0; s < problem.rows.routing.size(); ++s) {
     const lora::LoraSegment& segment = problem.rows.routing[s];
     if (!oracle.dadapters[s].defined()) continue;
-    const double size = testing::MaxAbs(oracle.dadapters[s]);
+    const double size = MaxAbs(oracle.dadapters[s]);
     EXPECT_GT(size, 0);
-    ExpectClose(
-        problem.Gradient(s), oracle.dadapters[s],
-        testing::Tolerance(epsilon, kHidden + segment.end - segment.begin,
-                           std::max(size, kLargestLogit)));
+    ExpectClose(problem.Gradient(s), oracle.dadapters[s],
+                Tolerance(epsilon, kHidden + segment.end - segment.begin,
+                          std::max(size, kLargestLogit)));
   }
 }
 

@@ -17,11 +17,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::QuantizedRows;
-using ::weft::testing::Tolerance;
-
 Problem MakeSupported(int64_t num_rows, at::ScalarType dtype,
                       Adapters adapters = Adapters::kNone) {
   Problem problem = MakeProblem(num_rows, dtype, adapters);
@@ -95,7 +90,7 @@ TEST(HeadSupportCudaTest, MatchesDenseAutograd) {
     ExpectClose(result.logprobs_E.cpu(), oracle.logprobs, tolerance);
     ExpectClose(result.entropies_R.cpu(), oracle.entropies, tolerance);
     ExpectClose(Backward(result, problem, options).cpu(), oracle.dhidden,
-                Tolerance(kEpsilonBf16, 1, testing::MaxAbs(oracle.dhidden)));
+                Tolerance(kEpsilonBf16, 1, MaxAbs(oracle.dhidden)));
   }
 }
 

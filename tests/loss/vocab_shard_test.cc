@@ -20,10 +20,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::RunRanks;
-using ::weft::testing::Tolerance;
-
 // The lm_head adapters of one rank, with only the rows of B for the rank's part
 // of the vocabulary.
 class SegmentParts {
@@ -209,11 +205,10 @@ TEST_P(VocabShardTest, DistillationMatchesDenseAutograd) {
       for (size_t s = 0; s < made.rows.scores.routing.size(); ++s) {
         const at::Tensor& expected = oracle.scores.dadapters[s];
         if (!expected.defined()) continue;
-        ExpectClose(
-            made.student.Gradient(s), expected,
-            Tolerance(Epsilon(dtype), kHidden + 14,
-                      oracle.spread *
-                          std::max(testing::MaxAbs(expected), kLargestLogit)));
+        ExpectClose(made.student.Gradient(s), expected,
+                    Tolerance(Epsilon(dtype), kHidden + 14,
+                              oracle.spread *
+                                  std::max(MaxAbs(expected), kLargestLogit)));
       }
     }
   }
@@ -279,8 +274,8 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   for (int64_t r = 0; r < 8; ++r) {
     // The tolerance is relative to this row's own tiny gradient, plus one
     // rounding of p.
-    const double size = testing::MaxAbs(oracle.dhidden[r]);
-    const double weight = testing::MaxAbs(problem.weight[r * 25]);
+    const double size = MaxAbs(oracle.dhidden[r]);
+    const double weight = MaxAbs(problem.weight[r * 25]);
     ExpectClose(
         outcome.dhidden_RH[r], oracle.dhidden[r],
         Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);

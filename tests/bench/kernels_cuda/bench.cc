@@ -40,8 +40,8 @@ void Check(cudaError_t status) {
 
 void CheckNear(double actual, double expected, double stored_epsilon,
                int64_t terms, double magnitude, const std::string& what) {
-  const double tolerance = weft::testing::StoredTolerance(
-      stored_epsilon, terms, std::max(1.0, magnitude), expected);
+  const double tolerance = StoredTolerance(stored_epsilon, terms,
+                                           std::max(1.0, magnitude), expected);
   Check(std::abs(actual - expected) <= tolerance,
         what + " is " + std::to_string(actual) + ", not " +
             std::to_string(expected));

@@ -10,9 +10,6 @@
 namespace weft::kernels::cuda::bench {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-
 constexpr int64_t N = kLoraRows;
 constexpr int64_t K = kLoraWidth;
 
