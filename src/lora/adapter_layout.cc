@@ -90,46 +90,6 @@ ProjectionGroup GroupOf(TargetModule module) {
   return kEmbedTokens;
 }
 
-int64_t InWidth(const model_config::ModelShape& shape, TargetModule module) {
-  if (module == TargetModule::kOProj) return shape.q_width;
-  if (module == TargetModule::kDownProj) return shape.ffn;
-  if (module == TargetModule::kEmbedTokens) return shape.vocab;
-  if (module == TargetModule::kOutProj) return shape.delta.value_width();
-  return shape.hidden;
-}
-
-int64_t OutWidth(const model_config::ModelShape& shape, TargetModule module) {
-  switch (module) {
-    case TargetModule::kQProj:
-      return shape.q_width + shape.gate_width;
-    case TargetModule::kKProj:
-    case TargetModule::kVProj:
-      return shape.kv_width;
-    case TargetModule::kGateProj:
-    case TargetModule::kUpProj:
-      return shape.ffn;
-    case TargetModule::kLmHead:
-      return shape.vocab;
-    case TargetModule::kInProjQkv:
-      return shape.delta.conv_width();
-    case TargetModule::kInProjZ:
-      return shape.delta.value_width();
-    case TargetModule::kInProjB:
-    case TargetModule::kInProjA:
-      return shape.delta.value_heads;
-    case TargetModule::kInProjQkvz:
-      return shape.delta.conv_width() + shape.delta.value_width();
-    case TargetModule::kInProjBa:
-      return int64_t{2} * shape.delta.value_heads;
-    case TargetModule::kOProj:
-    case TargetModule::kDownProj:
-    case TargetModule::kEmbedTokens:
-    case TargetModule::kOutProj:
-      return shape.hidden;
-  }
-  return 0;
-}
-
 AdapterLayout::AdapterLayout(const model_config::ModelShape& shape,
                              const LoraConfig& config)
     : config_(config) {
@@ -198,34 +158,6 @@ const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
   static const GroupLayout kEmpty;
   const bool is_dense = groups_[first + 2].expert == kNoExpert;
   return is_mlp && !is_dense ? kEmpty : groups_[index];
-}
-
-const char* ExpertModuleName(TargetModule module,
-                             model_config::ExpertNames names) {
-  if (names != model_config::ExpertNames::kMixtral)
-    return TargetModuleName(module);
-  switch (module) {
-    case TargetModule::kGateProj:
-      return "w1";
-    case TargetModule::kUpProj:
-      return "w3";
-    default:
-      return "w2";
-  }
-}
-
-std::string ExpertPath(int layer, int expert,
-                       const model_config::ExpertShape& experts) {
-  const std::string mlp = absl::StrCat(
-      "model.layers.", layer,
-      experts.names == model_config::ExpertNames::kMixtral ? ".block_sparse_moe"
-                                                           : ".mlp");
-  if (expert == experts.count) {
-    return absl::StrCat(mlp, experts.names == model_config::ExpertNames::kGlm
-                                 ? ".shared_experts"
-                                 : ".shared_expert");
-  }
-  return absl::StrCat(mlp, ".experts.", expert);
 }
 
 std::string PathInFile(const std::string& path,

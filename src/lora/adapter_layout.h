@@ -77,13 +77,6 @@ using LayerGroups = std::array<ProjectionGroup, kGroupsPerLayer>;
 // Returns all modules of the layers that may have LoRA.
 [[nodiscard]] std::vector<TargetModule> ProjectionsOf(
     const model_config::ModelShape& shape);
-// Returns the number of inputs or of outputs of a module. The embedding's
-// inputs are the tokens of the vocabulary.
-[[nodiscard]] int64_t InWidth(const model_config::ModelShape& shape,
-                              TargetModule module);
-[[nodiscard]] int64_t OutWidth(const model_config::ModelShape& shape,
-                               TargetModule module);
-
 // The projections of one group that have LoRA. Their A matrices are adjacent in
 // the buffer, in the order of `factors`.
 struct GroupLayout {
@@ -153,13 +146,6 @@ class AdapterLayout {
 // `names`.
 [[nodiscard]] std::string PathInFile(const std::string& path,
                                      model_config::DecoderNames names);
-// Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
-[[nodiscard]] std::string ExpertPath(int layer, int expert,
-                                     const model_config::ExpertShape& experts);
-// Returns the last part of the path of an expert's module, such as "w1".
-[[nodiscard]] const char* ExpertModuleName(TargetModule module,
-                                           model_config::ExpertNames names);
-
 }  // namespace weft::lora
 
 #endif  // WEFT_SRC_LORA_ADAPTER_LAYOUT_H_

@@ -1,13 +1,16 @@
-// The widths of a base model's linear layers, and of one rank's parts.
+// The widths of a base model's linear layers and of one rank's parts, and how
+// checkpoints spell the paths of experts.
 #ifndef WEFT_SRC_MODEL_CONFIG_MODEL_SHAPE_H_
 #define WEFT_SRC_MODEL_CONFIG_MODEL_SHAPE_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "src/parallel/shard.h"
+#include "src/request/adapter.h"
 
 namespace weft::model_config {
 
@@ -157,6 +160,18 @@ struct ShapeRanges {
   int q_rows = 1;       // Rows of q_proj for each feature: 2 with output gates.
   int num_experts = 0;  // ExpertShape::count.
 };
+
+// Returns the number of inputs or of outputs of a module. The embedding's
+// inputs are the tokens of the vocabulary.
+[[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
+[[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
+
+// Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
+[[nodiscard]] std::string ExpertPath(int layer, int expert,
+                                     const ExpertShape& experts);
+// Returns the last part of the path of an expert's module, such as "w1".
+[[nodiscard]] const char* ExpertModuleName(TargetModule module,
+                                           ExpertNames names);
 
 }  // namespace weft::model_config
 

@@ -23,7 +23,6 @@
 namespace weft::server {
 namespace {
 
-using StepTask;
 using dispatch::FakeEngineThread;
 using dispatch::Idle;
 using dispatch::OneDatum;
