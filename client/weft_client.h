@@ -2,6 +2,12 @@
 //
 //   auto client = weft::Client::Connect({.target = "127.0.0.1:50051"});
 //   auto adapter = (*client)->CreateAdapter("mine");
+//   // Both steps are sent before the first result is awaited.
+//   auto gradient = (*adapter)->ForwardBackward({*NextTokenDatum(ids)}, loss);
+//   auto step = (*adapter)->OptimStep(adamw);
+//   if (gradient.get().ok() && step.get().ok()) {
+//     (*client)->Sample(request);
+//   }
 //
 // The client takes and returns the messages of the .proto files. Every call has
 // a deadline. If the server is unavailable, or is full and says when to retry,

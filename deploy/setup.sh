@@ -136,7 +136,7 @@ as_root() {
 
 install_packages() {
   as_root apt-get update &&
-    as_root env DEBIAN_LISTENERS=noninteractive apt-get install -y \
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y \
       --no-install-recommends -o Dpkg::Use-Pty=0 "$@"
 }
 

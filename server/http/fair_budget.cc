@@ -25,9 +25,13 @@ absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
   MutexLock lock(&mu_);
   const int64_t own = HeldBy(holder);
   const int64_t others = taken_ - own;
-  const int64_t limit = term == Term::kLong ? most_ / 2 : most_;
+  const bool is_long = term == Term::kLong;
+  const int64_t limit = is_long ? Large(most_ / 2) : most_;
   if (amount > limit) return TooLarge(amount, limit);
-  if (own + amount <= (most_ - others) / 2) return Take(holder, amount);
+  const int64_t share = (most_ - others) / 2;
+  if (own + amount <= (is_long ? Large(share) : share)) {
+    return Take(holder, amount);
+  }
   if (term == Term::kShort && own <= most_ / kSmallPart) {
     // Whoever takes much leaves a part of the rest, so that nobody is shut out.
     const int64_t left = taken_ == 0 ? most_ : Large(most_ - taken_);
@@ -37,7 +41,7 @@ absl::StatusOr<std::shared_ptr<void>> FairBudget::Reserve(
             "there is no room for the request now: send it again later"),
         {.name = "CALL_MEMORY_FULL", .values = {}});
   }
-  return InUse(own, amount);
+  return InUse(own, amount, /*ahead=*/0);
 }
 
 absl::StatusOr<std::shared_ptr<void>> FairBudget::ReserveRequest(
@@ -51,7 +55,7 @@ absl::StatusOr<std::shared_ptr<void>> FairBudget::ReserveRequest(
   if (room >= 0 && ahead <= static_cast<uint64_t>(room / (amount + beside))) {
     return Take(holder, amount);
   }
-  return InUse(own, amount);
+  return InUse(own, amount, ahead);
 }
 
 int64_t FairBudget::HeldBy(const std::string& holder) const {
@@ -59,12 +63,17 @@ int64_t FairBudget::HeldBy(const std::string& holder) const {
   return entry == holders_.end() ? 0 : entry->second;
 }
 
-absl::Status FairBudget::InUse(int64_t own, int64_t amount) const {
+absl::Status FairBudget::InUse(int64_t own, int64_t amount,
+                               uint64_t ahead) const {
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
           "your requests under way hold ", own, " ", unit_, ", and ", amount,
           " more would exceed your share of the ", most_,
-          " that this server has for all: wait until some end")),
+          " that this server has for all: ",
+          ahead > 0
+              ? absl::StrCat("send the ", ahead, " steps below this one first")
+          : own > 0 ? "wait until some end"
+                    : "send it again when others have ended")),
       {.name = "SHARE_IN_USE",
        .values = {{"limit", absl::StrCat(most_ / 2)},
                   {"held", absl::StrCat(own)},

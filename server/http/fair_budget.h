@@ -36,8 +36,9 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   // UNAVAILABLE with reason CALL_MEMORY_FULL if it has little, and the others
   // leave too little; RESOURCE_EXHAUSTED with reason TOO_LARGE if there is
   // never room for `amount`. They tell what the holder itself has, never what
-  // others have. What is held kLong takes no large amount: never more than half
-  // of what the others leave, and never CALL_MEMORY_FULL.
+  // others have. What is held kLong takes no large amount: never more than seven
+  // eighths of half of what the others leave, so that the holder's other calls
+  // have room, and never CALL_MEMORY_FULL.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t amount, Term term = Term::kShort)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -54,7 +55,8 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
 
  private:
   [[nodiscard]] absl::Status TooLarge(int64_t amount, int64_t limit) const;
-  [[nodiscard]] absl::Status InUse(int64_t own, int64_t amount) const;
+  [[nodiscard]] absl::Status InUse(int64_t own, int64_t amount,
+                                   uint64_t ahead) const;
   [[nodiscard]] int64_t HeldBy(const std::string& holder) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<void> Take(const std::string& holder, int64_t amount)

@@ -18,6 +18,16 @@ absl::Status OtherPayload(uint64_t step) {
        .values = {{"step", absl::StrCat(step)}}});
 }
 
+// Returns whether `digest` may be that of the step's payload. The digest of a
+// step of version 0.1 (PayloadDigest) tells nothing of it. Then the result must
+// be that of such a request, whose type is the digest's first byte.
+bool MayBeOf(const ReplayTable::Done& done, const std::string& digest) {
+  if (done.digest.size() == digest.size()) return done.digest == digest;
+  return done.result == nullptr ||
+         std::holds_alternative<StepFailure>(*done.result) ||
+         done.result->index() == static_cast<size_t>(digest.front());
+}
+
 }  // namespace
 
 absl::StatusOr<ReplayTable::Answer> ReplayTable::Lookup(
@@ -28,7 +38,7 @@ absl::StatusOr<ReplayTable::Answer> ReplayTable::Lookup(
     return Answer{.verdict = Verdict::kInFlight, .work_id = it->second.work_id};
   }
   if (const auto it = done_.find(step); it != done_.end()) {
-    if (it->second.digest != digest) return OtherPayload(step);
+    if (!MayBeOf(it->second, digest)) return OtherPayload(step);
     if (it->second.result == nullptr) {
       return absl::OutOfRangeError(
           absl::StrCat("step ", step,

@@ -1,9 +1,6 @@
 #include "src/request/step.h"
 
-#include <openssl/evp.h>
-
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "src/base/sha256.h"
 #include "src/request/step_fields.h"
 
 namespace weft {
@@ -45,11 +43,6 @@ class Hasher {
  public:
   static constexpr bool kReads = false;
   static constexpr bool kDigests = true;
-
-  Hasher() : context_(EVP_MD_CTX_new()) {
-    Require(context_ != nullptr &&
-            EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-  }
 
   template <Scalar T>
   void operator()(const char* name, const T& value) const {
@@ -101,30 +94,14 @@ class Hasher {
     std::visit([this](const auto& fields) { Fields(*this, fields); }, value);
   }
 
-  [[nodiscard]] std::string Finish() const {
-    std::string digest(32, '\0');
-    Require(EVP_DigestFinal_ex(context_.get(),
-                               reinterpret_cast<unsigned char*>(digest.data()),
-                               nullptr) == 1);
-    return digest;
-  }
+  [[nodiscard]] std::string Finish() const { return sum_.Finish(); }
 
  private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-
-  // Ends the process if OpenSSL fails, because a wrong digest could make a step
-  // run twice.
-  static void Require(bool ok) {
-    if (!ok) std::abort();
-  }
-
   void Bytes(const void* data, size_t size) const {
-    Require(EVP_DigestUpdate(context_.get(), data, size) == 1);
+    sum_.Add({static_cast<const char*>(data), size});
   }
 
-  std::unique_ptr<EVP_MD_CTX, Free> context_;
+  mutable Sha256Sum sum_;  // A list takes a const Hasher.
 };
 
 }  // namespace
@@ -168,7 +145,7 @@ std::string PayloadDigest(const StepRequest& request) {
   }
   const Hasher hasher;
   Fields(hasher, request);
-  return hasher.Finish();
+  return static_cast<char>(request.index()) + hasher.Finish();
 }
 
 int64_t NumBytes(const StepResult& result) {

@@ -98,9 +98,10 @@ template <typename Result>
 // error: then the step has no result.
 [[nodiscard]] absl::StatusOr<StepResult> StoredResult(
     absl::StatusOr<StepResult> result);
-// Returns the SHA-256 (32 bytes) of the request's type and of the fields that
-// decide what a numbered step does. It tells a repeated call from another call
-// with the same number. Step, epoch and deadline are not among the fields.
+// Returns the index of the request's type (one byte) and the SHA-256 (32 bytes)
+// of the fields that decide what a numbered step does. It tells a repeated call
+// from another call with the same number. Version 0.1 stored a SHA-256 alone,
+// of other bytes. Step, epoch and deadline are not among the fields.
 // Floats are hashed by their bits. Takes time linear in the bytes.
 [[nodiscard]] std::string PayloadDigest(const StepRequest& request);
 

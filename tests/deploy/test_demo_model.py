@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +12,6 @@ from types import ModuleType
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -107,24 +105,6 @@ def test_config_says_what_transformers_reads_from_the_gguf(
     assert ours.config.rms_norm_eps == pytest.approx(1e-5)
 
 
-def test_shards_and_index_hold_the_same_tensors(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "sharded"
-    assert SCRIPT.prepare(out, GGUF, num_shards=3)
-    index = json.loads((out / "model.safetensors.index.json").read_text())
-    files = sorted(set(index["weight_map"].values()))
-    assert files == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    single = load_file(folder / "model.safetensors")
-    seen = set()
-    for name in files:
-        for key, tensor in load_file(out / name).items():
-            assert index["weight_map"][key] == name
-            assert torch.equal(tensor, single[key])
-            seen.add(key)
-    assert seen == single.keys()
-    total = sum(t.numel() * t.element_size() for t in single.values())
-    assert index["metadata"]["total_size"] == total
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -171,12 +151,3 @@ def test_never_replaces_a_folder_it_did_not_make(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="was not made by this script"):
         SCRIPT.prepare(tmp_path, GGUF)
     assert (tmp_path / "mine.txt").read_text() == "keep me"
-
-
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
-def test_split_keeps_order_and_leaves_no_shard_empty(num_shards: int) -> None:
-    entries = [SCRIPT.Entry(str(i), (n,), None) for i, n in enumerate([9, 1, 1, 1, 5])]
-    shards = SCRIPT.split_evenly(entries, num_shards)
-    assert len(shards) == num_shards
-    assert all(shards)
-    assert [entry for shard in shards for entry in shard] == entries

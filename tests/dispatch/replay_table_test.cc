@@ -41,6 +41,17 @@ TEST(ReplayTableTest, RefusesAnotherPayloadInFlightAndDone) {
               IsStatus(absl::StatusCode::kAlreadyExists, "step 3"));
 }
 
+TEST(ReplayTableTest, AStepOfVersion01IsRepeatedWithARequestOfItsType) {
+  StepRequest publish = PublishSnapshotRequest{.name = "x"};
+  StepRequest optim = OptimStepRequest{};
+  ReplayTable table;
+  table.Begin(1, std::string(32, 'a'), /*work_id=*/7);
+  table.Complete(1, Value(42));
+  EXPECT_EQ(table.Lookup(1, PayloadDigest(publish))->verdict, Verdict::kReplay);
+  EXPECT_THAT(table.Lookup(1, PayloadDigest(optim)),
+              IsStatus(absl::StatusCode::kAlreadyExists, "step 1"));
+}
+
 TEST(ReplayTableTest, ForgetsFailedSteps) {
   ReplayTable table;
   table.Begin(1, "a", /*work_id=*/7);

@@ -41,7 +41,7 @@ def test_an_example_runs(
     monkeypatch.setattr(sys, "argv", [name, *options])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     found = losses(capsys.readouterr().out)
-    assert len(found) == (3 if name == "adapters" else steps)
+    assert len(found) == (4 if name == "adapters" else steps)
     if name == "dpo":
         assert found[0] == pytest.approx(0.693, abs=2e-3)
     elif name == "sft":

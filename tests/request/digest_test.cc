@@ -39,7 +39,7 @@ TEST(DigestTest, IgnoresStepAndDeadlineAlone) {
   other.step = 9;
   other.deadline = absl::UnixEpoch();
   EXPECT_EQ(PayloadDigest(request), PayloadDigest(other));
-  EXPECT_EQ(PayloadDigest(request).size(), 32u);
+  EXPECT_EQ(PayloadDigest(request).size(), 33u);
 }
 
 // records_test has a test that each field of the log counts.
@@ -141,6 +141,7 @@ TEST(DigestTest, ASaveKeepsItsDigest) {
   // adapter. Each number has 8 bytes, and before each text comes its length.
   EXPECT_EQ(absl::BytesToHexString(PayloadDigest(
                 SaveCheckpointRequest{.adapter_id = "a", .name = "n"})),
+            "02"  // The index of SaveCheckpointRequest.
             "26d4dff0096d48f9d5660a0cee8930de282b53b45ae7bc7772c99fb5de9a64a1");
 }
 

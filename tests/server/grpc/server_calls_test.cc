@@ -444,7 +444,8 @@ TEST_F(ServerCallsTest, AStepIsChargedUntilItEnds) {
   Create("a");
   engine_->Hold();
   const auto is_held = [this](int64_t bytes) {
-    const int64_t rest = core_.memory->most() / 2 - bytes + 1;
+    const int64_t share = core_.memory->most() / 2;
+    const int64_t rest = share - share / 8 - bytes + 1;
     return !core_.memory->Reserve("", rest, FairBudget::Term::kLong).ok();
   };
   v1::ForwardBackwardRequest step = Step("a", 1);

@@ -59,12 +59,15 @@ TEST(FairBudgetTest, AHolderHasHalfOfWhatTheOthersLeave) {
 
 TEST(FairBudgetTest, WhatIsHeldForLongLeavesOthersTheirHalf) {
   const auto budget = std::make_shared<FairBudget>(1000, "bytes");
-  EXPECT_THAT(budget->Reserve("a", 501, FairBudget::Term::kLong),
-              IsStatus(absl::StatusCode::kResourceExhausted, "than the 500"));
-  const auto first = budget->Reserve("a", 500, FairBudget::Term::kLong);
+  EXPECT_THAT(budget->Reserve("a", 439, FairBudget::Term::kLong),
+              IsStatus(absl::StatusCode::kResourceExhausted, "than the 438"));
+  const auto first = budget->Reserve("a", 438, FairBudget::Term::kLong);
   EXPECT_TRUE(first.ok());
+  EXPECT_THAT(budget->Reserve("a", 1, FairBudget::Term::kLong),
+              IsStatus(absl::StatusCode::kResourceExhausted, "until some end"));
+  EXPECT_TRUE(budget->Reserve("a", 60).ok()) << "its calls have room";
   EXPECT_THAT(budget->Reserve("b", 251, FairBudget::Term::kLong),
-              IsStatus(absl::StatusCode::kResourceExhausted, "your share"));
+              IsStatus(absl::StatusCode::kResourceExhausted, "send it again when others have ended"));
   EXPECT_TRUE(budget->Reserve("b", 430).ok()) << "a request may be large";
 }
 
