@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import daemon
-import inputs
 import machine
 import numpy as np
 import timing
 from peer_options import DTYPES
-from report import LOSS_TOLERANCE, Run, expect_close
 from report import RANK as RANK  # The LoRA rank in all benches.
+from report import Run
 
 import weft
 
@@ -70,38 +69,14 @@ def running(
 ) -> Iterator[tuple[daemon.Daemon, Any]]:
     """Starts a fresh weftd of `model`, by default `options.model`, and a client of
     it. weftd's files are in a new folder below `work`."""
-    arguments = _arguments(options, work, flags, model)
-    with (
-        daemon.running(*arguments) as process,
-        process.client(timeout=3600.0) as client,
-    ):
-        yield process, client
-
-
-@contextmanager
-def running_until_killed(
-    options: argparse.Namespace, work: Path, *flags: str
-) -> Iterator[tuple[daemon.Daemon, Any]]:
-    """Like `running`, but ends weftd with SIGKILL, so that it cannot tidy up."""
-    process = daemon.Daemon(*_arguments(options, work, flags))
-    process.start()
-    try:
-        with process.client(timeout=3600.0) as client:
-            yield process, client
-    finally:
-        process.kill()
-
-
-def _arguments(
-    options: argparse.Namespace,
-    work: Path,
-    flags: Sequence[str],
-    model: Path | None = None,
-) -> tuple[Any, ...]:
     folder = Path(tempfile.mkdtemp(prefix="weftd-", dir=work))
     own = ["--threads", str(options.threads), "--device", options.device]
     own += ["--dtype", DTYPES[options.device]]
-    return (model or options.model, folder, *own, *flags)
+    with (
+        daemon.running(model or options.model, folder, *own, *flags) as process,
+        process.client(timeout=3600.0) as client,
+    ):
+        yield process, client
 
 
 def metric(page: str, name: str) -> float:
@@ -132,56 +107,6 @@ def expect_resident(page: str) -> None:
     moves = adapter_moves(page)
     if moves > 0:
         raise SystemExit(f"adapters were moved {moves} times; times mean nothing")
-
-
-class Trainee:
-    """An adapter that learns one sequence. `losses` are those of its steps so far."""
-
-    def __init__(
-        self,
-        client: Any,
-        name: str,
-        row: np.ndarray,
-        seed: int,
-        durability: str | None = None,
-    ) -> None:
-        self._adapter = client.create_adapter(
-            name, rank=RANK, seed=seed, durability=durability
-        )
-        self._data = [weft.Datum.next_token(row)]
-        self.losses: list[float] = []
-
-    @classmethod
-    def several(
-        cls,
-        options: argparse.Namespace,
-        client: Any,
-        count: int,
-        durability: str | None = None,
-    ) -> list[Trainee]:
-        """Makes `count` adapters. Each learns `options.length` tokens of its own."""
-        rows = inputs.rows(options.model, count, options.length + 1)
-        return [
-            cls(client, f"{durability or 'a'}{i}", row, i, durability)
-            for i, row in enumerate(rows)
-        ]
-
-    def reopen(self, client: Any) -> None:
-        """Goes on over another connection."""
-        self._adapter = client.adapter(self._adapter.id)
-
-    def step(self) -> None:
-        """Takes a forward_backward and an optim_step."""
-        loss = self._adapter.forward_backward(self._data).metrics["loss:sum"]
-        self._adapter.optim_step(learning_rate=1e-4)
-        self.losses.append(float(loss))
-
-
-def expect_same_losses(ours: Sequence[Trainee], expected: Sequence[Trainee]) -> None:
-    """Compares the steps that adapters of both sides have taken."""
-    for one, other in zip(ours, expected, strict=True):
-        for pair in zip(one.losses, other.losses, strict=False):
-            expect_close("loss", *pair, LOSS_TOLERANCE)
 
 
 class StepBench:

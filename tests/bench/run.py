@@ -20,11 +20,10 @@ sys.path[:0] = [
 ]
 
 NAMES = (
-    *("builds", "busy", "custom_loss", "durability", "edge", "group_prompt"),
+    *("builds", "busy", "edge", "group_prompt"),
     *("int8_error", "load", "log_cost", "logprobs", "memory"),
     *("mixed_load", "moe", "multi_adapter"),
-    *("residency", "restart", "rpc_overhead", "sample"),
-    *("soak", "tinker_overhead", "train_step"),
+    *("rpc_overhead", "sample", "soak", "train_step"),
 )
 BENCHES = {name: importlib.import_module(name).main for name in NAMES}
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from quick import quick, reported
 
@@ -17,19 +16,8 @@ from quick import quick, reported
 import daemon
 import flops
 import inputs
-import int8_error
-import models
 import processes
 import shapes
-import tinker_sdk
-
-
-def test_a_bench_that_moves_adapters_fails() -> None:
-    name = "weft_adapter_moves_total"
-    page = f'# TYPE {name} counter\n{name}{{direction="host_to_device"}} '
-    processes.expect_resident(f"{page}0\n")
-    with pytest.raises(SystemExit, match="adapters were moved 2 times"):
-        processes.expect_resident(f"{page}2\n")
 
 
 def test_rpc_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
@@ -55,18 +43,6 @@ def test_edge(capsys: Any) -> None:
     result = quick("edge", capsys, *size)
     assert all(entry["value"] is not None for entry in result["ratio"].values())
     assert result["ours"].keys() == result["peer"]["direct"].keys()
-
-
-def test_tinker_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
-    result = quick("tinker_overhead", capsys, *tiny, "--data", "16", "--length", "8")
-    assert result["ratio"]["seconds tinker/grpc"]["value"] > 0
-
-
-@pytest.mark.skipif(not tinker_sdk.SDK.exists(), reason="no Tinker SDK")
-def test_custom_loss(capsys: Any, tiny: tuple[str, str]) -> None:
-    result = quick("custom_loss", capsys, *tiny, "--data", "2", "--length", "8")
-    assert set(result["ours"]) == {"dpo", "gspo", "entropy_bonus", "kl", "sixteen"}
-    assert all(ratio["value"] > 0 for ratio in result["ratio"].values())
 
 
 def test_mixed_load(capsys: Any, tiny: tuple[str, str]) -> None:
@@ -96,19 +72,6 @@ def test_builds(capsys: Any, tiny: tuple[str, str], tmp_path: Path) -> None:
     assert f"speed {other}/{daemon.BUILD_DIR}, train step" in ratios
 
 
-def test_residency(capsys: Any, tiny: tuple[str, str]) -> None:
-    size = ("--adapters", "5", "--slots", "2", "--length", "16", "--clients", "3")
-    result = quick("residency", capsys, *tiny, *size)
-    assert result["ratio"]["speed paged/resident, 5 adapters"]["value"] > 0
-
-
-def test_durability(capsys: Any, tiny: tuple[str, str]) -> None:
-    result = quick("durability", capsys, *tiny, "--adapters", "3", "--length", "16")
-    assert all(entry["value"] > 0 for entry in result["ratio"].values())
-    logged = {side for side, of in result["ours"].items() if of["log_bytes_per_step"]}
-    assert logged == {"step", "half"}
-
-
 @pytest.mark.parametrize("shape", [(), ("--shape", "tiny")])
 def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) -> None:
     result = quick("log_cost", capsys, *tiny, *shape, "--length", "16", "--reps", "3")
@@ -120,13 +83,6 @@ def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) ->
     assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
     assert ours["snapshot"]["seconds"] > 0
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
-
-
-def test_restart(capsys: Any, tiny: tuple[str, str]) -> None:
-    size = ("--adapters", "3", "--unsaved", "2")
-    result = reported("restart", capsys, *tiny, *size)
-    assert result["ratio"]["seconds of a start after a stop"]["met"]
-    assert result["ratio"]["seconds of a start after a kill"]["value"] > 0
 
 
 def test_soak_counts_every_step_once(capsys: Any) -> None:
@@ -143,21 +99,6 @@ def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:
     assert ours["tokens"] == 2 * 23
     assert 0 < ours["mean_difference"] < ours["largest_difference"]
     assert 0 < ours["same_likeliest_token"] <= 1
-
-
-def test_the_error_of_8_bits_is_that_of_all_tokens() -> None:
-    exact = int8_error.Scores(
-        np.array([-1.0, -2.0, -3.0, -4.0]), np.array([5, 6, 7, 8])
-    )
-    other = int8_error.Scores(
-        np.array([-1.0, -1.5, -3.0, -5.0]), np.array([5, 9, 7, 9])
-    )
-    assert int8_error.compare(exact, other) == {
-        "tokens": 4,
-        "mean_difference": 0.375,
-        "largest_difference": 1.0,
-        "same_likeliest_token": 0.5,
-    }
 
 
 @pytest.mark.parametrize("name", ["peer_options", "timing"])
@@ -267,18 +208,3 @@ def test_flops_of_one_layer_counted_by_hand() -> None:
     # A weight has 2 bytes, and a number in the cache has 4. The cache has 2 x 3 tokens,
     # each with 2 numbers in its key and 2 in its value.
     assert flops.decode_bytes(config, 2, 3, 2, 4) == 2 * (base + 40) + 4 * 6 * 2 * 2
-
-
-def test_a_group_has_one_prompt_and_many_completions(tiny: tuple[str, str]) -> None:
-    tokens = inputs.group(Path(tiny[1]), 5, 20, 10)
-    assert tokens.shape == (5, 30)
-    assert (tokens[:, :20] == tokens[0, :20]).all()
-    assert len({row.tobytes() for row in tokens[:, 20:]}) == 5
-    with pytest.raises(SystemExit, match="tokens >"):
-        inputs.rows(models.demo_model(), 1 << 12, 1 << 12)
-
-
-def test_text_is_read_with_the_models_tokenizer() -> None:
-    tokens = inputs.rows(models.demo_model(), 8, 513)
-    assert tokens.shape == (8, 513)
-    assert (tokens == inputs.rows(models.demo_model(), 8, 513)).all()

@@ -188,7 +188,7 @@ constexpr int64_t kStepBytes = (96 << 10) + (5 << 10);
 // of it. The others come again as the hint says.
 TEST(FullMemoryTest, StepsOfAllAdaptersAreDone) {
   constexpr int kSteps = 60;
-  CannedServer server({.request_memory_bytes = 2 * 20 * kStepBytes});
+  CannedServer server(/*request_memory_bytes=*/2 * 20 * kStepBytes);
   server.wire().SetRetryHint(100);
   const auto client = Client::Connect({.target = server.target()}).value();
   std::vector<std::unique_ptr<AdapterHandle>> adapters;
@@ -210,7 +210,7 @@ TEST(FullMemoryTest, StepsOfAllAdaptersAreDone) {
 }
 
 TEST_F(ClientTest, EndsARefusedStepAtItsDeadline) {
-  CannedServer server({.request_memory_bytes = 2 * 2 * kStepBytes});
+  CannedServer server(/*request_memory_bytes=*/2 * 2 * kStepBytes);
   server.wire().SetRetryHint(100);
   ClientOptions options = FastOptions();
   options.target = server.target();

@@ -155,8 +155,3 @@ class FakeWeftd:
     def applied(self) -> list[tuple[str, int]]:
         """Returns RPCs and numbers of the steps, in the order in which they ran."""
         return [(rpc, step) for rpc, step in self._say(do="calls")["applied"]]
-
-    def iterations(self) -> int:
-        """Returns the number of decode iterations so far, which serves as a clock
-        of sampling."""
-        return int(self._say(do="calls")["iterations"])

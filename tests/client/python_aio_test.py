@@ -64,37 +64,6 @@ def test_retries_and_sees_replays(server: FakeWeftd) -> None:
     assert len(server.applied()) == 1
 
 
-def test_submits_are_numbered_at_the_call(server: FakeWeftd) -> None:
-    async def body(client: weft.AsyncClient) -> None:
-        adapter = await client.create_adapter("a")
-        tasks = [adapter.submit.forward_backward(DATA) for _ in range(5)]
-        tasks_optim = adapter.submit.optim_step()
-        assert adapter.next_step == 7
-        results = await asyncio.gather(*tasks)
-        assert [result.step for result in results] == [1, 2, 3, 4, 5]
-        assert (await tasks_optim).step == 6
-
-    run(server, body)
-
-
-def test_refusal_withdraws_later_steps(server: FakeWeftd) -> None:
-    async def body(client: weft.AsyncClient) -> None:
-        adapter = await client.create_adapter("a")
-        server.refuse("ForwardBackward", grpc.StatusCode.INVALID_ARGUMENT, "bad")
-        bad = adapter.submit.forward_backward(DATA)
-        later = adapter.submit.optim_step()
-        with pytest.raises(weft.InvalidArgument):
-            await bad
-        with pytest.raises(weft.FailedPrecondition, match="withdrawn"):
-            await later
-        with pytest.raises(weft.FailedPrecondition, match="resync"):
-            await adapter.optim_step()
-        assert await adapter.resync() == 1
-        assert (await adapter.optim_step()).step == 1
-
-    run(server, body)
-
-
 def test_cancelled_task_asks_for_the_number(server: FakeWeftd) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import signal
 import time
-from concurrent.futures import Future
+import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -212,6 +213,34 @@ def test_hint_longer_than_the_deadline_is_reported(server: FakeWeftd) -> None:
         with pytest.raises(weft.ResourceExhausted) as caught:
             client.create_adapter("a")
         assert caught.value.retry_after == 60.0
+
+
+def refusals(server: FakeWeftd) -> int:
+    """Returns how many calls the server has refused for their tenant's share."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    series = 'weft_requests_rejected_total{reason="quota"} '
+    return sum(int(line.removeprefix(series)) for line in lines if series in line)
+
+
+def test_calls_are_repeated_while_the_server_says_so() -> None:
+    """Makes more calls than the server has memory for. Holds the server until there
+    were nine attempts per call on average. max_attempts is 2, but a refusal with a
+    retry hint does not count as an attempt."""
+    policy = weft.RetryPolicy(max_attempts=2, initial_delay=0.01)
+    with (
+        FakeWeftd("--request-memory", "2MiB") as server,
+        weft.Client(server.target, retry=policy, timeout=60) as client,
+        ThreadPoolExecutor(32) as pool,
+    ):
+        server.retry_hint(20)
+        server.hold()
+        calls = [pool.submit(client.sample, [1], max_tokens=4) for _ in range(32)]
+        while refusals(server) < 8 * 32:
+            time.sleep(0.05)
+        server.release()
+        for call in calls:
+            call.result(60)
 
 
 def test_an_invalid_step_uses_its_number(client: weft.Client) -> None:

@@ -279,13 +279,3 @@ def test_yamllint_finds_nothing() -> None:
         " braces: {max-spaces-inside: 1}, line-length: {max: 130}}}"
     )
     run(tool("yamllint"), "--strict", "-d", rules, str(DEPLOY))
-
-
-def test_a_misspelt_field_or_kind_is_found() -> None:
-    (policy,) = rendered_objects("dev-cpu")["NetworkPolicy"]
-    wrong = {"spec": {**policy["spec"], "ingres": []}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="ingres"):
-        kubernetes_validate.validate(policy | wrong, "1.30.0", strict=True)
-    unknown = {"kind": "NetworkPolice"}
-    with pytest.raises(kubernetes_validate.SchemaNotFoundError):
-        kubernetes_validate.validate(policy | unknown, "1.30.0", strict=True)

@@ -437,19 +437,6 @@ def test_fields_that_are_null_are_as_absent(client: openai.OpenAI, base: str) ->
     assert texts[0] == texts[1]
 
 
-def test_contents_in_parts_are_joined(client: openai.OpenAI, base: str) -> None:
-    def chat(content: Any) -> Any:
-        messages: Any = [{"role": "user", "content": content}]
-        return client.chat.completions.create(
-            model=base, messages=messages, **GREEDY
-        ).choices[0]
-
-    parts = [{"type": "text", "text": text} for text in ("Name", "a colour.")]
-    assert chat(parts).message == chat("Name\na colour.").message
-    with pytest.raises(openai.BadRequestError, match="content is not a text"):
-        chat([{"type": "image_url", "image_url": {"url": "data:,"}}])
-
-
 def test_keys_of_others_end_no_call(front: Front, base: str) -> None:
     fields = {"model": base, "prompt": "a", "max_tokens": 100, "temperature": 1.0}
     # Four answers take longer than all the calls below.

@@ -28,8 +28,6 @@ namespace {
 
 using ::testing::Each;
 using ::weft::testing::LimitedMemory;
-using ::weft::testing::TinyConfig;
-using ::weft::testing::TinyWeights;
 using ::weft::testing::Wait;
 
 constexpr int kLayers = 8;
@@ -416,8 +414,8 @@ TEST(TrainRunnerOutOfMemoryTest, KeepsNothingWhereverItEnds) {
   TrainRunner runner(&executor, TrainRunnerOptions());
   const TrainRequest request{
       .data = {{.tokens = {1, 2, 3}, .targets = {2, 3, 4}}}};
-  const lora::AdapterVersionPtr version = weft::testing::TinyVersion(
-      decoder.config(), {.rank = 2, .alpha = 2}, at::kFloat);
+  const lora::AdapterVersionPtr version =
+      TinyVersion(decoder.config(), {.rank = 2, .alpha = 2}, at::kFloat);
   const TrainPiece piece{
       .request = &request, .num_data = 1, .version = version};
   const lora::LoraGradients gradients =

@@ -18,9 +18,6 @@
 namespace weft::executor {
 namespace {
 
-using ::weft::testing::RandomTensor;
-using ::weft::testing::TinyConfig;
-
 constexpr int64_t kMaxRows = 8;
 
 class DecodeGraphCudaTest : public ::testing::Test {

@@ -27,7 +27,6 @@ namespace weft::executor {
 namespace {
 
 using ::weft::testing::OpObserver;
-using ::weft::testing::TinyDecoder;
 
 constexpr int64_t kMaxRows = 12;
 
@@ -271,8 +270,8 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
     plan.batch.routing = {
         {.begin = 1,
          .end = 3,
-         .version = testing::TinyVersion(decoder_.config(), {.rank = 20},
-                                         at::kBFloat16)}};
+         .version =
+             TinyVersion(decoder_.config(), {.rank = 20}, at::kBFloat16)}};
     const DecodeInputs inputs({.rows = 4, .table_entries = 32, .max_rank = 32},
                               decoder_);
     ASSERT_TRUE(inputs.Fits(plan));
@@ -304,10 +303,10 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
   plans[3].logit_rows = {1, 0};
   plans[4].kv.decode = false;
   // A graph takes adapters only in bf16 on CUDA. This adapter is f32 on a CPU.
-  plans[5].batch.routing = {{.begin = 0,
-                             .end = 1,
-                             .version = testing::TinyVersion(
-                                 decoder_.config(), {.rank = 3}, at::kFloat)}};
+  plans[5].batch.routing = {
+      {.begin = 0,
+       .end = 1,
+       .version = TinyVersion(decoder_.config(), {.rank = 3}, at::kFloat)}};
   plans[6].edits = {{.row = 1, .edits = {{.token = 3, .bias = 1}}}};
   for (const CachePlan& plan : plans) {
     EXPECT_EQ(graphs_.Run(plan), std::nullopt) << &plan - plans.data();

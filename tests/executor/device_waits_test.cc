@@ -18,8 +18,6 @@ namespace weft::executor {
 namespace {
 
 using ::weft::testing::HybridConfig;
-using ::weft::testing::RandomTensor;
-using ::weft::testing::TinyConfig;
 
 // While this object exists, every wait through LibTorch throws. Intended waits
 // call CUDA directly and do not throw.

@@ -21,11 +21,6 @@
 namespace weft::executor {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::TinyConfig;
-using ::weft::testing::TinyVersion;
-using ::weft::testing::Tolerance;
-
 constexpr uint64_t kSeed = 3;
 
 model::Decoder MakeDecoder(const model_config::ModelConfig& config,

@@ -12,9 +12,6 @@
 namespace weft::executor {
 namespace {
 
-using ::weft::testing::TinyConfig;
-using ::weft::testing::TinyVersion;
-
 class MessageTest : public ::testing::Test {
  protected:
   MessageTest()

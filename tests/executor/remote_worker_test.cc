@@ -19,8 +19,6 @@ namespace weft::executor {
 namespace {
 
 using ::testing::HasSubstr;
-using ::weft::testing::TinyConfig;
-using ::weft::testing::TinyVersion;
 
 constexpr int64_t kTokens = 4;
 

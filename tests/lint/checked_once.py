@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sources import ROOT
@@ -64,8 +64,6 @@ class CheckedOnce:
     not_compiled: re.Pattern[str]
     salt: bytes
     cache: Path
-    root: Path = ROOT
-    runs: list[list[str]] = field(default_factory=list)  # The sources of each run.
 
     def __post_init__(self) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -79,7 +77,7 @@ class CheckedOnce:
             unit = Path(folder) / "together.cc"
             unit.write_text("".join(f'#include "{name}"\n' for name in sources))
             key, digests = self._key(unit, flags)
-            found = "" if key.exists() else self._run(unit, sources, flags)
+            found = "" if key.exists() else self._run(unit, flags)
         failed = set(self.not_compiled.findall(found))
         clashing = [name for name in sources if name in failed]
         apart = [name for name in sources if name not in clashing]
@@ -104,7 +102,7 @@ class CheckedOnce:
 
     def _digest(self, name: str) -> str:
         """Returns the hash of a file, or nothing if there is no such file."""
-        path = self.root / name
+        path = ROOT / name
         if not path.is_file():
             return ""
         stat = path.stat()
@@ -124,23 +122,22 @@ class CheckedOnce:
         # The text includes comments, because they may silence a check.
         depfile = unit.with_suffix(".d")
         command = ["clang++", *flags, "-E", "-C", "-MD", "-MF", str(depfile), str(unit)]
-        text = subprocess.run(command, cwd=self.root, capture_output=True).stdout
+        text = subprocess.run(command, cwd=ROOT, capture_output=True).stdout
         text = text.replace(str(unit).encode(), b"")
         key = self.cache / self._hash(repr(flags).encode() + text)
         # A source that cannot be preprocessed has no list of files.
         read = depfile.read_text() if depfile.exists() else ""
         names = set(read.replace("\\\n", " ").split()[2:])
         digests = {name: self._digest(name) for name in sorted(names)}
-        paths = [self.root / name for name in names]
+        paths = [ROOT / name for name in names]
         if not all(digests.values()) or any(
             path.stat().st_mtime_ns >= began for path in paths
         ):
             return key, {}
         return key, digests
 
-    def _run(self, unit: Path, sources: list[str], flags: list[str]) -> str:
-        self.runs.append(sources)
+    def _run(self, unit: Path, flags: list[str]) -> str:
         done = subprocess.run(
-            self.command(unit, flags), cwd=self.root, capture_output=True, text=True
+            self.command(unit, flags), cwd=ROOT, capture_output=True, text=True
         )
         return done.stdout + done.stderr if done.returncode != 0 else ""

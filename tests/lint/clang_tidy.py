@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from functools import partial
 from pathlib import Path
 
 from checked_once import CheckedOnce, Part, parts
-from compile_flags import DATABASE, compile_flags, includes_torch
+from compile_flags import compile_flags, includes_torch
 from sources import ROOT
 
 FOLDERS = ("src", "server", "client", "kernels/cpu")
@@ -24,13 +23,13 @@ _NOT_COMPILED = re.compile(
 )
 
 
-def tidy_parts(database: Path = DATABASE, root: Path = ROOT) -> list[Part]:
+def tidy_parts() -> list[Part]:
     """Returns the sources that clang-tidy reads together, with their flags."""
     folders = tuple(f"{folder}/" for folder in FOLDERS)
     return parts(
         {
             name: flags
-            for name, flags in compile_flags(database, root).items()
+            for name, flags in compile_flags().items()
             if name.startswith(folders)
             and name.endswith(".cc")
             and not includes_torch(flags)
@@ -38,18 +37,17 @@ def tidy_parts(database: Path = DATABASE, root: Path = ROOT) -> list[Part]:
     )
 
 
-def _command(config: Path, unit: Path, flags: list[str]) -> list[str]:
-    options = ["--quiet", f"--config-file={config}"]
+def _command(unit: Path, flags: list[str]) -> list[str]:
+    options = ["--quiet", f"--config-file={CONFIG}"]
     return ["clang-tidy", *options, str(unit), "--", *flags]
 
 
-def clang_tidy(cache: Path, root: Path = ROOT, config: Path = CONFIG) -> CheckedOnce:
+def clang_tidy(cache: Path) -> CheckedOnce:
     """Returns clang-tidy with a cache."""
     version = subprocess.check_output(["clang-tidy", "--version"])
     return CheckedOnce(
-        command=partial(_command, config),
+        command=_command,
         not_compiled=_NOT_COMPILED,
-        salt=version + config.read_bytes(),
+        salt=version + CONFIG.read_bytes(),
         cache=cache,
-        root=root,
     )

@@ -26,24 +26,22 @@ def _kept(command: str) -> Iterator[str]:
             yield word
 
 
-def compile_flags(
-    database: Path = DATABASE, root: Path = ROOT, built: Path = BUILD
-) -> dict[str, list[str]]:
-    """Maps each source of a compile_commands.json to the flags that determine how it is
-    read. Flags for warnings and precompiled headers are left out. Generated headers are
-    those of the folder `built`, in which all targets are built.
+def compile_flags() -> dict[str, list[str]]:
+    """Maps each source of DATABASE to the flags that determine how it is read. Flags
+    for warnings and precompiled headers are left out. Generated headers are those of
+    the folder BUILD, in which all targets are built.
 
     Names of sources and folders in flags are relative to the root, so a tool must run
     in the root. Generated sources are left out.
     """
     found = {}
-    for entry in json.loads(database.read_text()):
+    for entry in json.loads(DATABASE.read_text()):
         path = Path(entry["file"])
-        if path.is_relative_to(root) and not path.is_relative_to(root / "build"):
-            command = entry["command"].replace(str(database.parent), str(built))
-            command = command.replace(f"{root}/", "")
-            command = command.replace(f"-I{root} ", "-I. ")
-            found[str(path.relative_to(root))] = [*_kept(command)]
+        if path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "build"):
+            command = entry["command"].replace(str(DATABASE.parent), str(BUILD))
+            command = command.replace(f"{ROOT}/", "")
+            command = command.replace(f"-I{ROOT} ", "-I. ")
+            found[str(path.relative_to(ROOT))] = [*_kept(command)]
     return found
 
 

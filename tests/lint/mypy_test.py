@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,15 +70,3 @@ def test_finds_each_offence(tmp_path: Path, text: str, code: str) -> None:
     path.write_text(text)
     output, status = _mypy(path)
     assert status == 1 and f"[{code}]" in output, output
-
-
-def test_the_file_of_another_clone_is_read(tmp_path: Path) -> None:
-    """The file with an error has the name, size and time of the correct file."""
-    outcomes = []
-    for clone, value in (("one", "10"), ("other", "''")):
-        path = tmp_path / clone / "a.py"
-        path.parent.mkdir()
-        path.write_text(f"x: int = {value}\n")
-        os.utime(path, (1e9, 1e9))
-        outcomes.append(_mypy(path)[1])
-    assert outcomes == [0, 1]

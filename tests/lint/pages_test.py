@@ -102,10 +102,3 @@ def test_names_file_and_line_of_each_offence(
     (tmp_path / "page.md").write_text(f"# The title\n\n{line}\n")
     found = [*page_offences(tmp_path, tmp_path / "page.md")]
     assert found == ([offence] if offence else [])
-
-
-def test_long_pages_are_found(tmp_path: Path) -> None:
-    (tmp_path / "SECURITY.md").write_text("word " * 1201)
-    assert [*page_offences(tmp_path, tmp_path / "SECURITY.md")] == [
-        "SECURITY.md:1: 1201 words, more than 1200"
-    ]

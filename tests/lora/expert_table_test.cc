@@ -165,12 +165,12 @@ TEST_F(ExpertTableTest, ComputesWhatOneExpertAfterAnotherDoes) {
     Passage expected = p;
     expected.RunOneByOne(exact);
     p.RunOnDevice(*table);
-    ExpectNear(p.y, expected.y, "y");
-    ExpectNear(p.dx, expected.dx, "dx");
+    ExpectNearInBf16(p.y, expected.y, "y");
+    ExpectNearInBf16(p.dx, expected.dx, "dx");
   }
   for (size_t i = 0; i < exact.gradients.size(); ++i) {
-    ExpectNear(batch.gradients[i].gradient_N, exact.gradients[i].gradient_N,
-               "gradient");
+    ExpectNearInBf16(batch.gradients[i].gradient_N,
+                     exact.gradients[i].gradient_N, "gradient");
   }
 }
 

@@ -21,9 +21,6 @@
 namespace weft::lora::lora_bf16_test {
 namespace {
 
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonF32;
-
 // Returns numbers from -2 to 2, most of them 0, so that sums stay small.
 at::Tensor SmallNumbers(at::IntArrayRef sizes) {
   const at::Tensor is_kept = at::rand(sizes).lt(0.2);

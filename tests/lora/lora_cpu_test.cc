@@ -19,9 +19,6 @@
 namespace weft::lora::lora_cpu_test {
 namespace {
 
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonF32;
-
 AdapterVersionPtr MakeVersion(int rank) {
   auto version = std::make_shared<AdapterVersion>();
   version->layout = std::make_shared<AdapterLayout>(

@@ -83,8 +83,8 @@ TEST_F(LoraCudaTest, IsTheStackedFormAtEverySite) {
     AddStackedAndMasked(p.x_TI, p.dy_TO, stacked.routing, stacked.gradients,
                         site, kMixedShape, stacked_y, stacked_dx);
     Run(table, site, &p);
-    ExpectNear(p.y_TO, stacked_y, "y");
-    ExpectNear(p.dx_TI, stacked_dx, "dx");
+    ExpectNearInBf16(p.y_TO, stacked_y, "y");
+    ExpectNearInBf16(p.dx_TI, stacked_dx, "dx");
     // Rows outside all segments keep every bit.
     EXPECT_TRUE(at::equal(p.y_TO.slice(0, 204, 210),
                           OnDevice(before.y_TO.slice(0, 204, 210))));
@@ -92,7 +92,7 @@ TEST_F(LoraCudaTest, IsTheStackedFormAtEverySite) {
         at::equal(p.dx_TI.slice(0, 395), OnDevice(before.dx_TI.slice(0, 395))));
   }
   for (size_t i = 0; i < batch.routing.size(); ++i) {
-    ExpectNear(batch.Gradient(i), stacked.Gradient(i), "gradient");
+    ExpectNearInBf16(batch.Gradient(i), stacked.Gradient(i), "gradient");
   }
 }
 
@@ -273,7 +273,7 @@ TEST_F(LoraCudaTest, DecodesOneRoutingAfterTheOtherWithOneTable) {
       EXPECT_FALSE(cuda::Forward(OnDevice(p.x_TI), table, site,
                                  /*keeps_shrunk=*/false, y, Stream())
                        .defined());
-      ExpectNear(y, expected, "y");
+      ExpectNearInBf16(y, expected, "y");
     }
   }
 }

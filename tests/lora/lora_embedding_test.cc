@@ -16,9 +16,6 @@
 namespace weft::lora::lora_embedding_test {
 namespace {
 
-using ::weft::testing::EpsilonOf;
-using ::weft::testing::ExpectNear;
-
 constexpr model_config::ModelShape kShape = {.num_layers = 1,
                                              .hidden = 24,
                                              .q_width = 32,

@@ -17,11 +17,6 @@
 namespace weft::lora::lora_linear_test {
 namespace {
 
-using ::weft::testing::EpsilonOf;
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonF64;
-using ::weft::testing::MaxAbs;
-
 constexpr model_config::ModelShape kShape = {.num_layers = 2,
                                              .hidden = 24,
                                              .q_width = 32,

@@ -25,11 +25,11 @@ inline at::Tensor OnDevice(const at::Tensor& x) {
 
 // Compares `actual` with `expected`, which is f64 on the host. `actual` is
 // bf16, or it is f32 and holds sums of bf16 numbers.
-inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                       const char* what) {
+inline void ExpectNearInBf16(const at::Tensor& actual,
+                             const at::Tensor& expected, const char* what) {
   // Sums are f32. Values are rounded when they are stored.
-  testing::ExpectNear(actual, expected, testing::kEpsilonBf16, 1, what,
-                      /*least=*/0);
+  ExpectNear(actual, expected, kEpsilonBf16, 1, what,
+             /*least=*/0);
 }
 
 }  // namespace weft::lora

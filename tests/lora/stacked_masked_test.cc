@@ -12,11 +12,9 @@
 namespace weft::lora::stacked_masked_test {
 namespace {
 
-using ::weft::testing::kEpsilonF64;
-
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                 const char* what) {
-  testing::ExpectNear(actual, expected, kEpsilonF64, kMixedRows, what);
+  weft::ExpectNear(actual, expected, kEpsilonF64, kMixedRows, what);
 }
 
 TEST(StackedMaskedTest, IsTheSegmentsWayInF64) {

@@ -14,10 +14,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
-
 constexpr int kSteps = 10;
 
 std::vector<double> Doubles(const at::Tensor& tensor) {

@@ -21,25 +21,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::Adapters;
-using ::weft::testing::Compare;
-using ::weft::testing::CompareBackward;
-using ::weft::testing::DenseDistillation;
-using ::weft::testing::Distillation;
-using ::weft::testing::DistillOracle;
-using ::weft::testing::Epsilon;
-using ::weft::testing::ExpectClose;
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kHidden;
-using ::weft::testing::kLargestLogit;
-using ::weft::testing::kVocab;
-using ::weft::testing::MakeDistillation;
-using ::weft::testing::MaxAbs;
-using ::weft::testing::QuantizedRows;
-using ::weft::testing::StoredTolerance;
-using ::weft::testing::Tolerance;
-
 // Compares the gradients of lm_head's adapters.
 void ExpectAdapters(const Distillation& made, const DistillOracle& oracle,
                     double epsilon) {
@@ -114,7 +95,7 @@ TEST(DistillHeadEvalTest, WithoutGradientGivesTheSameDivergences) {
 TEST(DistillHeadEvalTest, ARowDoesNotDependOnOtherRowsDivergences) {
   Distillation made = MakeDistillation(12, at::kFloat);
   const DistillResult mixed = Compare(made, {.chunk_rows = 12});
-  for (const Divergence& divergence : testing::AllDivergences()) {
+  for (const Divergence& divergence : AllDivergences()) {
     const std::vector<Divergence> before = made.rows.divergences;
     std::ranges::fill(made.rows.divergences, divergence);
     const DistillResult alone = Compare(made, {.chunk_rows = 12});
@@ -226,8 +207,7 @@ TEST(DistillHeadMemoryTest, TakesOneBufferMoreThanTheFusedHead) {
     rows.scores.row_offsets.push_back(r + 1);
     rows.scores.targets.push_back(r);
     rows.scores.temperatures.push_back(1);
-    rows.divergences.push_back(
-        testing::AllDivergences()[r % testing::AllDivergences().size()]);
+    rows.divergences.push_back(AllDivergences()[r % AllDivergences().size()]);
   }
   const int64_t buffer = kRows * kLarge * static_cast<int64_t>(sizeof(float));
   const int64_t fused = PeakBytes(

@@ -11,11 +11,11 @@
 #include "src/loss/distill_head.h"
 #include "tests/loss/head_problem.h"
 
-namespace weft::testing {
+namespace weft::loss {
 
 // The divergences that the rows have in turn.
-inline const std::vector<loss::Divergence>& AllDivergences() {
-  static const auto* const kAll = new std::vector<loss::Divergence>{
+inline const std::vector<Divergence>& AllDivergences() {
+  static const auto* const kAll = new std::vector<Divergence>{
       {.function = LossFunction::kForwardKl},
       {.function = LossFunction::kReverseKl},
       {.function = LossFunction::kJs, .beta = 0.5},
@@ -27,7 +27,7 @@ inline const std::vector<loss::Divergence>& AllDivergences() {
 struct Distillation {
   Problem student;  // `rows` are those of `rows.scores`.
   Problem teacher;  // Of `rows`, only the routing counts.
-  loss::DistillRows rows;
+  DistillRows rows;
 };
 
 // Makes rows in runs of one divergence.
@@ -39,7 +39,7 @@ inline Distillation MakeDistillation(int64_t num_rows, at::ScalarType dtype,
   made.teacher = MakeProblem(num_rows, dtype, teacher);
   made.student = MakeProblem(num_rows, dtype, student);
   made.student.hidden = at::randn({num_rows, kHidden}, at::kDouble).to(dtype);
-  loss::ScoreRows& scores = made.student.rows;
+  ScoreRows& scores = made.student.rows;
   scores.row_offsets = {0};
   scores.targets.clear();
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -76,7 +76,7 @@ inline at::Tensor DenseLogProbs(const Problem& problem,
 }
 
 // Returns the definition of a row's divergence, [V] to a number.
-inline at::Tensor DenseDivergence(const loss::Divergence& divergence,
+inline at::Tensor DenseDivergence(const Divergence& divergence,
                                   const at::Tensor& lp, const at::Tensor& lq) {
   const at::Tensor p = lp.exp();
   const at::Tensor q = lq.exp();
@@ -138,23 +138,22 @@ inline DistillOracle DenseDistillation(const Distillation& made,
   return oracle;
 }
 
-inline loss::DistillResult Compare(const Distillation& made,
-                                   const loss::HeadOptions& options,
-                                   bool want_gradient = true) {
-  return loss::ScoreDistillation(made.student.hidden, made.teacher.hidden,
-                                 made.student.weight, made.rows, options,
-                                 want_gradient, /*want_entropy=*/true);
+inline DistillResult Compare(const Distillation& made,
+                             const HeadOptions& options,
+                             bool want_gradient = true) {
+  return ScoreDistillation(made.student.hidden, made.teacher.hidden,
+                           made.student.weight, made.rows, options,
+                           want_gradient, /*want_entropy=*/true);
 }
 
 inline at::Tensor CompareBackward(const Distillation& made,
-                                  loss::DistillResult result,
-                                  const loss::HeadOptions& options) {
-  return loss::DistillBackward(std::move(result), made.student.hidden,
-                               made.teacher.hidden, made.student.weight,
-                               made.rows, options, made.student.g,
-                               made.student.gradients);
+                                  DistillResult result,
+                                  const HeadOptions& options) {
+  return DistillBackward(std::move(result), made.student.hidden,
+                         made.teacher.hidden, made.student.weight, made.rows,
+                         options, made.student.g, made.student.gradients);
 }
 
-}  // namespace weft::testing
+}  // namespace weft::loss
 
 #endif  // WEFT_TESTS_LOSS_DISTILL_PROBLEM_H_

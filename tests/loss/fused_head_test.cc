@@ -19,23 +19,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::Adapters;
-using ::weft::testing::Backward;
-using ::weft::testing::DenseOracle;
-using ::weft::testing::Epsilon;
-using ::weft::testing::ExpectAdaptersClose;
-using ::weft::testing::ExpectClose;
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kHidden;
-using ::weft::testing::kLargestLogit;
-using ::weft::testing::MakeProblem;
-using ::weft::testing::Oracle;
-using ::weft::testing::Problem;
-using ::weft::testing::QuantizedRows;
-using ::weft::testing::Score;
-using ::weft::testing::Tolerance;
-
 using Grid = std::tuple<std::pair<int64_t, int64_t>, at::ScalarType, double>;
 class FusedHeadTest : public ::testing::TestWithParam<Grid> {};
 
@@ -140,7 +123,7 @@ TEST(FusedHeadCudaTest, MatchesDenseAutograd) {
     ExpectClose(result.logprobs_E.cpu(), oracle.logprobs,
                 Tolerance(kEpsilonF32, kHidden, kLargestLogit));
     ExpectClose(Backward(result, problem, options).cpu(), oracle.dhidden,
-                Tolerance(kEpsilonBf16, 1, testing::MaxAbs(oracle.dhidden)));
+                Tolerance(kEpsilonBf16, 1, MaxAbs(oracle.dhidden)));
   }
 }
 
@@ -158,7 +141,7 @@ TEST(FusedHeadCudaTest, LogitsOf8BitsAreThoseOfTheNumbers) {
         at::mm(hidden.to(at::kDouble), numbers.to(at::kDouble).t());
     ExpectClose(
         HeadLogits(hidden.to(at::kCUDA), stored.to(at::kCUDA), {}, 0, {}).cpu(),
-        expected, Tolerance(kEpsilonF32, 192, testing::MaxAbs(expected)));
+        expected, Tolerance(kEpsilonF32, 192, MaxAbs(expected)));
   }
 }
 
@@ -183,8 +166,8 @@ TEST(FusedHeadAccuracyTest, SurePredictionsKeepTheirDigits) {
   for (int64_t r = 0; r < 8; ++r) {
     // The tolerance is relative to this row's own tiny gradient, plus one
     // rounding of p.
-    const double size = testing::MaxAbs(oracle.dhidden[r]);
-    const double weight = testing::MaxAbs(problem.weight[r]);
+    const double size = MaxAbs(oracle.dhidden[r]);
+    const double weight = MaxAbs(problem.weight[r]);
     ExpectClose(
         dhidden[r], oracle.dhidden[r],
         Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);
@@ -211,7 +194,7 @@ TEST(FusedHeadAccuracyTest, RepeatedTargetsKeepTheirDigits) {
   for (const auto& [actual, expected] :
        {std::pair(dhidden, oracle.dhidden),
         std::pair(dadapter, oracle.dadapters[0])}) {
-    const double size = testing::MaxAbs(expected);
+    const double size = MaxAbs(expected);
     EXPECT_GT(size, 0);
     ExpectClose(actual, expected, tolerance * size);
   }

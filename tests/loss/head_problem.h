@@ -15,7 +15,7 @@
 #include "tests/loss/head_supports.h"
 #include "tests/support/tensors_near.h"
 
-namespace weft::testing {
+namespace weft::loss {
 
 // Says which adapters train lm_head, and on which rows.
 enum class Adapters { kNone, kOne, kDistinct, kSkewed };
@@ -24,8 +24,8 @@ inline constexpr int64_t kHidden = 24;
 inline constexpr double kLargestLogit = 40;
 
 // Makes rows. Row r has r % 3 + 1 targets and its own temperature.
-inline loss::ScoreRows MakeRows(int64_t num_rows) {
-  loss::ScoreRows rows;
+inline ScoreRows MakeRows(int64_t num_rows) {
+  ScoreRows rows;
   rows.row_offsets = {0};
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t i = 0; i <= r % 3; ++i) {
@@ -103,7 +103,7 @@ inline lora::LoraGradients HeadGradients(const lora::LoraRouting& routing) {
 struct Problem {
   at::Tensor hidden;
   at::Tensor weight;
-  loss::ScoreRows rows;
+  ScoreRows rows;
   at::Tensor g;
   lora::LoraGradients gradients;  // The backward pass adds to these gradients.
 
@@ -113,16 +113,14 @@ struct Problem {
   }
 };
 
-inline loss::HeadResult Score(const Problem& problem,
-                              const loss::HeadOptions& options = {},
-                              bool want_gradient = true,
-                              bool want_entropy = false) {
-  return loss::ScoreHead(problem.hidden, problem.weight, problem.rows, options,
-                         want_gradient, want_entropy);
+inline HeadResult Score(const Problem& problem, const HeadOptions& options = {},
+                        bool want_gradient = true, bool want_entropy = false) {
+  return ScoreHead(problem.hidden, problem.weight, problem.rows, options,
+                   want_gradient, want_entropy);
 }
 
 // Returns a copy, because the backward pass consumes its argument.
-inline loss::HeadResult Copy(loss::HeadResult result) {
+inline HeadResult Copy(HeadResult result) {
   if (result.projection_RH.defined()) {
     result.projection_RH = result.projection_RH.clone();
   }
@@ -132,12 +130,10 @@ inline loss::HeadResult Copy(loss::HeadResult result) {
   return result;
 }
 
-inline at::Tensor Backward(const loss::HeadResult& result,
-                           const Problem& problem,
-                           const loss::HeadOptions& options = {}) {
-  return loss::HeadBackward(Copy(result), problem.hidden, problem.weight,
-                            problem.rows, options, problem.g,
-                            problem.gradients);
+inline at::Tensor Backward(const HeadResult& result, const Problem& problem,
+                           const HeadOptions& options = {}) {
+  return HeadBackward(Copy(result), problem.hidden, problem.weight,
+                      problem.rows, options, problem.g, problem.gradients);
 }
 
 // Makes a problem whose upstream gradient is signed and sums to zero.
@@ -195,7 +191,7 @@ inline std::vector<at::Tensor> AddDenseLora(const Problem& problem,
 
 // Computes dense logits and log_softmax under f64 autograd.
 inline Oracle DenseOracle(const Problem& problem, double softcap) {
-  const loss::ScoreRows& rows = problem.rows;
+  const ScoreRows& rows = problem.rows;
   at::Tensor hidden =
       problem.hidden.to(at::kDouble).detach().clone().requires_grad_(true);
   at::Tensor z = hidden.matmul(problem.weight.to(at::kDouble).t());
@@ -243,6 +239,6 @@ inline void ExpectAdaptersClose(const Problem& problem, const Oracle& oracle,
   }
 }
 
-}  // namespace weft::testing
+}  // namespace weft::loss
 
 #endif  // WEFT_TESTS_LOSS_HEAD_PROBLEM_H_

@@ -17,24 +17,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::Adapters;
-using ::weft::testing::AddSupports;
-using ::weft::testing::Backward;
-using ::weft::testing::DenseOracle;
-using ::weft::testing::Epsilon;
-using ::weft::testing::ExpectAdaptersClose;
-using ::weft::testing::ExpectClose;
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kHidden;
-using ::weft::testing::kLargestLogit;
-using ::weft::testing::MakeProblem;
-using ::weft::testing::Oracle;
-using ::weft::testing::Problem;
-using ::weft::testing::QuantizedRows;
-using ::weft::testing::Score;
-using ::weft::testing::Tolerance;
-
 Problem MakeSupported(int64_t num_rows, at::ScalarType dtype,
                       Adapters adapters = Adapters::kNone) {
   Problem problem = MakeProblem(num_rows, dtype, adapters);
@@ -108,7 +90,7 @@ TEST(HeadSupportCudaTest, MatchesDenseAutograd) {
     ExpectClose(result.logprobs_E.cpu(), oracle.logprobs, tolerance);
     ExpectClose(result.entropies_R.cpu(), oracle.entropies, tolerance);
     ExpectClose(Backward(result, problem, options).cpu(), oracle.dhidden,
-                Tolerance(kEpsilonBf16, 1, testing::MaxAbs(oracle.dhidden)));
+                Tolerance(kEpsilonBf16, 1, MaxAbs(oracle.dhidden)));
   }
 }
 

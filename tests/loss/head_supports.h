@@ -10,15 +10,15 @@
 
 #include "src/loss/fused_head.h"
 
-namespace weft::testing {
+namespace weft::loss {
 
 inline constexpr int64_t kVocab = 211;
 
 // Gives supports to all rows but every fourth one: the row's targets, and 1 to
 // 45 other tokens. The fewer they are, the closer they are together, so that
 // they may all be on one rank.
-inline void AddSupports(loss::ScoreRows& rows) {
-  loss::RowSupports& supports = rows.supports;
+inline void AddSupports(ScoreRows& rows) {
+  RowSupports& supports = rows.supports;
   supports.offsets = {0};
   for (int64_t r = 0; r + 1 < static_cast<int64_t>(rows.row_offsets.size());
        ++r) {
@@ -36,9 +36,9 @@ inline void AddSupports(loss::ScoreRows& rows) {
 }
 
 // Returns z [R, V] with -inf at the tokens that supports leave out.
-inline at::Tensor MaskLogits(const at::Tensor& z, const loss::ScoreRows& rows) {
+inline at::Tensor MaskLogits(const at::Tensor& z, const ScoreRows& rows) {
   const at::Tensor kept = at::ones(z.sizes(), at::kBool);
-  const loss::RowSupports& supports = rows.supports;
+  const RowSupports& supports = rows.supports;
   for (size_t m = 0; m < supports.rows.size(); ++m) {
     at::Tensor row = kept[supports.rows[m]].zero_();
     for (int64_t i = supports.offsets[m]; i < supports.offsets[m + 1]; ++i) {
@@ -49,6 +49,6 @@ inline at::Tensor MaskLogits(const at::Tensor& z, const loss::ScoreRows& rows) {
                        -std::numeric_limits<double>::infinity());
 }
 
-}  // namespace weft::testing
+}  // namespace weft::loss
 
 #endif  // WEFT_TESTS_LOSS_HEAD_SUPPORTS_H_

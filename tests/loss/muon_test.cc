@@ -16,9 +16,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-
 constexpr int kMuonSteps = 10;
 
 // A matrix of the layout.

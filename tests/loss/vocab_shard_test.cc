@@ -20,31 +20,6 @@
 namespace weft::loss {
 namespace {
 
-using ::weft::testing::Adapters;
-using ::weft::testing::AddSupports;
-using ::weft::testing::Backward;
-using ::weft::testing::Compare;
-using ::weft::testing::CompareBackward;
-using ::weft::testing::DenseDistillation;
-using ::weft::testing::DenseOracle;
-using ::weft::testing::Distillation;
-using ::weft::testing::DistillOracle;
-using ::weft::testing::Epsilon;
-using ::weft::testing::ExpectAdaptersClose;
-using ::weft::testing::ExpectClose;
-using ::weft::testing::HeadGradients;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kHidden;
-using ::weft::testing::kLargestLogit;
-using ::weft::testing::kVocab;
-using ::weft::testing::MakeDistillation;
-using ::weft::testing::MakeProblem;
-using ::weft::testing::Oracle;
-using ::weft::testing::Problem;
-using ::weft::testing::RunRanks;
-using ::weft::testing::Score;
-using ::weft::testing::Tolerance;
-
 // The lm_head adapters of one rank, with only the rows of B for the rank's part
 // of the vocabulary.
 class SegmentParts {
@@ -230,11 +205,10 @@ TEST_P(VocabShardTest, DistillationMatchesDenseAutograd) {
       for (size_t s = 0; s < made.rows.scores.routing.size(); ++s) {
         const at::Tensor& expected = oracle.scores.dadapters[s];
         if (!expected.defined()) continue;
-        ExpectClose(
-            made.student.Gradient(s), expected,
-            Tolerance(Epsilon(dtype), kHidden + 14,
-                      oracle.spread *
-                          std::max(testing::MaxAbs(expected), kLargestLogit)));
+        ExpectClose(made.student.Gradient(s), expected,
+                    Tolerance(Epsilon(dtype), kHidden + 14,
+                              oracle.spread *
+                                  std::max(MaxAbs(expected), kLargestLogit)));
       }
     }
   }
@@ -300,8 +274,8 @@ TEST(VocabShardAccuracyTest, SurePredictionsKeepTheirDigits) {
   for (int64_t r = 0; r < 8; ++r) {
     // The tolerance is relative to this row's own tiny gradient, plus one
     // rounding of p.
-    const double size = testing::MaxAbs(oracle.dhidden[r]);
-    const double weight = testing::MaxAbs(problem.weight[r * 25]);
+    const double size = MaxAbs(oracle.dhidden[r]);
+    const double weight = MaxAbs(problem.weight[r * 25]);
     ExpectClose(
         outcome.dhidden_RH[r], oracle.dhidden[r],
         Tolerance(kEpsilonF32, kHidden, 12) * size + kEpsilonF32 * weight);

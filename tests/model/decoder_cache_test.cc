@@ -17,13 +17,6 @@
 namespace weft::model {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::TinyConfig;
-using ::weft::testing::TinyVersion;
-using ::weft::testing::TinyWeights;
-using ::weft::testing::Tolerance;
-
 constexpr int64_t kPageTokens = 4;
 constexpr int64_t kPages = 12;
 

@@ -18,15 +18,11 @@
 namespace weft::model {
 namespace {
 
-using ::weft::testing::ExpectNear;
 using ::weft::testing::Families;
 using ::weft::testing::Family;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
 using ::weft::testing::MakeBatch;
 using ::weft::testing::MakeDecoder;
 using ::weft::testing::PathLength;
-using ::weft::testing::RunRanks;
 using ::weft::testing::ShardWeights;
 using ::weft::testing::Train;
 using ::weft::testing::TrainResult;

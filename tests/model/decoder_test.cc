@@ -14,15 +14,11 @@
 namespace weft::model {
 namespace {
 
-using ::weft::testing::ExpectNear;
 using ::weft::testing::Families;
 using ::weft::testing::Family;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
 using ::weft::testing::kRows;
 using ::weft::testing::MakeBatch;
 using ::weft::testing::MakeDecoder;
-using ::weft::testing::MaxAbs;
 using ::weft::testing::PathLength;
 using ::weft::testing::ReferenceResult;
 using ::weft::testing::RunReference;

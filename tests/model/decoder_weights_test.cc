@@ -27,7 +27,7 @@ namespace {
 // not use.
 class GemmaCheckpointTest : public ::testing::Test {
  protected:
-  GemmaCheckpointTest() : config_(testing::TinyConfig(/*num_layers=*/1)) {
+  GemmaCheckpointTest() : config_(TinyConfig(/*num_layers=*/1)) {
     config_.qk_norm = model_config::QkNorm::kHead;
     config_.norms = model_config::kGemmaNorms;
     config_.norms_from_one = true;
@@ -292,7 +292,7 @@ TEST_F(GemmaCheckpointTest, RanksCompareTheirPartOfATiedHead) {
 }
 
 TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
-  model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  model_config::ModelConfig config = TinyConfig(/*num_layers=*/2);
   config.qk_norm = model_config::QkNorm::kHead;
   config.norms = model_config::kGemmaNorms;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
@@ -316,7 +316,7 @@ TEST(MakeDummyWeights, OfRanksArePartsOfTheWhole) {
 }
 
 TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
-  model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  model_config::ModelConfig config = TinyConfig(/*num_layers=*/2);
   config.qk_norm = model_config::QkNorm::kHead;
   config.norms = model_config::kGemmaNorms;
   config.qkv_bias = config.o_bias = config.mlp_bias = true;
@@ -334,8 +334,7 @@ TEST(WeightBytes, AreThoseOfTheBufferThatHoldsARanksPart) {
 }
 
 TEST(MakeDummyWeights, FollowTheSeedAlone) {
-  const model_config::ModelConfig config =
-      testing::TinyConfig(/*num_layers=*/2);
+  const model_config::ModelConfig config = TinyConfig(/*num_layers=*/2);
   const auto make = [&](uint64_t seed) {
     return MakeDummyWeights(config, at::kFloat, at::kCPU, seed);
   };

@@ -84,8 +84,8 @@ TEST_F(ExpertsTest, AllTokensMayGoToTheSameExperts) {
   const at::Tensor expected =
       One(x_TH, 4) * routing.weights_TK.narrow(1, 0, 1) +
       One(x_TH, 1) * routing.weights_TK.narrow(1, 1, 1);
-  const double bound = testing::Tolerance(testing::kEpsilonF32, kHidden + kFfn,
-                                          expected.abs().max().item<double>());
+  const double bound = Tolerance(kEpsilonF32, kHidden + kFfn,
+                                 expected.abs().max().item<double>());
   EXPECT_LE((Forward(x_TH, experts_TK) - expected).abs().max().item<double>(),
             bound);
 }
@@ -95,8 +95,8 @@ TEST_F(ExpertsTest, AllTokensMayGoToTheSameExperts) {
 TEST_F(ExpertsTest, ATokenDoesNotDependOnTheOthersBeyondRounding) {
   const at::Tensor x_TH = at::randn({300, kHidden});
   const at::Tensor all_TH = Forward(x_TH);
-  const double bound = testing::Tolerance(testing::kEpsilonF32, kHidden + kFfn,
-                                          all_TH.abs().max().item<double>());
+  const double bound =
+      Tolerance(kEpsilonF32, kHidden + kFfn, all_TH.abs().max().item<double>());
   for (const int64_t begin : {0, 17, 120}) {
     const at::Tensor few_TH = x_TH.narrow(0, begin, 9).contiguous();
     EXPECT_LE((Forward(few_TH) - all_TH.narrow(0, begin, 9))
@@ -146,8 +146,8 @@ TEST_F(ExpertsTest, FewRowsHaveTheSameBitsWithATape) {
             ForwardExperts(layer, x_TH, routing, experts_TK, nullptr);
         // LibTorch may fuse the addition of the bias, which changes rounding.
         const double bound =
-            has_bias ? testing::Tolerance(testing::kEpsilonF32, 4,
-                                          with_tape.abs().max().item<double>())
+            has_bias ? Tolerance(kEpsilonF32, 4,
+                                 with_tape.abs().max().item<double>())
                      : 0;
         EXPECT_LE((without - with_tape).abs().max().item<double>(), bound)
             << stored << ", bias " << has_bias << ", " << tokens << " tokens";

@@ -68,7 +68,7 @@ TEST(Int8DecoderTest, HasTheBitsOfTheWidenedWeights) {
 
 class Int8LoadTest : public ::testing::Test {
  protected:
-  Int8LoadTest() : config_(testing::TinyConfig(/*num_layers=*/2)) {
+  Int8LoadTest() : config_(TinyConfig(/*num_layers=*/2)) {
     at::manual_seed(37);
     config_.qkv_bias = config_.o_bias = true;
     config_.qk_norm = model_config::QkNorm::kHead;
@@ -140,7 +140,7 @@ TEST_F(Int8LoadTest, ATiedHeadMayBeThereOnlyWithTheSameValues) {
 }
 
 TEST(MakeDummyWeights, OfRanksAreTheirPartsInEightBits) {
-  model_config::ModelConfig config = testing::TinyConfig(/*num_layers=*/2);
+  model_config::ModelConfig config = TinyConfig(/*num_layers=*/2);
   config.tied_embeddings = false;
   config.moe.shape = {.count = 7,
                       .per_token = 2,

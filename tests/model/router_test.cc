@@ -12,8 +12,6 @@
 namespace weft::model::router_test {
 namespace {
 
-using ::weft::testing::MaxAbs;
-
 constexpr int kTokens = 11;
 constexpr int kHidden = 16;
 constexpr int kExperts = 9;
@@ -35,8 +33,7 @@ at::Tensor Random(int64_t rows, int64_t columns) {
 
 // The bound of the rounding errors of values up to `magnitude` in f64.
 double Bound(double magnitude) {
-  return testing::Tolerance(testing::kEpsilonF64, kHidden + 2 * kExperts,
-                            magnitude);
+  return Tolerance(kEpsilonF64, kHidden + 2 * kExperts, magnitude);
 }
 
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
@@ -167,9 +164,8 @@ TEST(RouteTest, LogitsOfAModelInBf16MayBeWide) {
 
   config.wide_logits = true;
   const Routing routing = Route(x_TH, weights, config, {});
-  const double bound =
-      testing::Tolerance(testing::kEpsilonF32, kHidden,
-                         logits_TE.detach().abs().max().item<double>());
+  const double bound = Tolerance(kEpsilonF32, kHidden,
+                                 logits_TE.detach().abs().max().item<double>());
   EXPECT_LE((routing.probs - scores_TE.detach()).abs().max().item<double>(),
             bound);
   EXPECT_EQ(routing.weights_TK.scalar_type(), at::kBFloat16);
@@ -183,8 +179,7 @@ TEST(RouteTest, LogitsOfAModelInBf16MayBeWide) {
   // Only the result is rounded to bf16.
   const double largest = expected.abs().max().item<double>();
   EXPECT_LE((actual - expected).abs().max().item<double>(),
-            testing::StoredTolerance(testing::kEpsilonBf16, kHidden,
-                                     largest * kHidden, largest));
+            StoredTolerance(kEpsilonBf16, kHidden, largest * kHidden, largest));
 }
 
 // GLM-4.5 divides by the sum of the sigmoids plus 1e-20.
@@ -308,7 +303,7 @@ TEST(RouteTest, BreaksTiesAsTopKDoes) {
                         .abs()
                         .max()
                         .item<double>(),
-                    per_token * testing::kEpsilonF32);
+                    per_token * kEpsilonF32);
         } else {
           EXPECT_TRUE(at::equal(actual.weights_TK, expected.weights_TK));
         }

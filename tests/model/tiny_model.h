@@ -16,7 +16,7 @@
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_config.h"
 
-namespace weft::testing {
+namespace weft {
 
 // All widths differ, so that none can be mistaken for another.
 inline model_config::ModelConfig TinyConfig(int num_layers = 2) {
@@ -151,6 +151,6 @@ inline lora::LoraGradients TinyGradients(const lora::LoraRouting& routing) {
   return gradients;
 }
 
-}  // namespace weft::testing
+}  // namespace weft
 
 #endif  // WEFT_TESTS_MODEL_TINY_MODEL_H_

@@ -11,11 +11,6 @@
 namespace weft::ops {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::MaxAbs;
-using ::weft::testing::MaxDifference;
-using ::weft::testing::Tolerance;
-
 at::Tensor Rounded(const at::Tensor& x) {
   return x.to(at::kBFloat16).to(at::kDouble);
 }

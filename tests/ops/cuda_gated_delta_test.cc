@@ -14,9 +14,6 @@
 namespace weft::ops::cuda_gated_delta_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-
 // A prompt with two completions, of which one has two of its own, and a
 // sequence by itself.
 const std::vector<AttentionNode> kNodes = {{0, 66, -1, 77}, {66, 70, 0, 74},

@@ -13,12 +13,6 @@
 namespace weft::ops::cuda_int8_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::MaxAbs;
-using ::weft::testing::MaxDifference;
-using ::weft::testing::QuantizedRows;
-using ::weft::testing::StoredTolerance;
-
 // The most rows that Int8FewRows takes.
 constexpr int64_t kMostRows = 64;
 

@@ -19,11 +19,6 @@
 namespace weft::ops {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::StoredTolerance;
-using ::weft::testing::Tolerance;
-
 class CudaOpsTest : public ::testing::TestWithParam<at::ScalarType> {
  protected:
   void SetUp() override {

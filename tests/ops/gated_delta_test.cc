@@ -15,9 +15,6 @@
 namespace weft::ops::gated_delta_test {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-using weft::testing::kEpsilonF64;
 using weft::testing::Pack;
 using weft::testing::Tree;
 

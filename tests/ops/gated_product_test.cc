@@ -12,9 +12,6 @@
 namespace weft::ops::gated_product_test {
 namespace {
 
-using ::weft::testing::EpsilonOf;
-using ::weft::testing::Tolerance;
-
 at::Tensor Expected(Activation activation, const at::Tensor& gate,
                     const at::Tensor& up) {
   if (activation == Activation::kSilu) return at::silu(gate) * up;

@@ -13,8 +13,6 @@
 namespace weft::ops {
 namespace {
 
-using ::weft::testing::EpsilonOf;
-
 struct Widths {
   int64_t inputs;
   int64_t outputs;
@@ -24,11 +22,11 @@ struct Widths {
 const std::vector<int64_t> kEnds = {0, 3, 3, 4, 144, 144};
 
 // Sums of `terms` products are f32, and bf16 rounds them when they are stored.
-void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
-                int64_t terms) {
+void ExpectSumsNear(const at::Tensor& actual, const at::Tensor& expected,
+                    int64_t terms) {
   const bool is_f32 = actual.scalar_type() == at::kFloat;
-  testing::ExpectNear(actual, expected, EpsilonOf(actual.scalar_type()),
-                      is_f32 ? terms : 1, "", /*least=*/0);
+  ExpectNear(actual, expected, EpsilonOf(actual.scalar_type()),
+             is_f32 ? terms : 1, "", /*least=*/0);
 }
 
 // Compares GroupedLinear and GroupedMatMul in the dtype of `options` with
@@ -52,15 +50,15 @@ void ExpectProducts(const Widths& widths, const at::TensorOptions& options,
           .index_select(0, group_N);
   const at::Tensor expected_NO = at::einsum("ni,noi->no", {x_NI, weights_NOI});
   const at::Tensor x = x_NI.to(options), weights = weights_GI.to(options);
-  ExpectNear(GroupedLinear(x, weights, /*bias_G=*/{}, groups), expected_NO,
-             widths.inputs);
-  ExpectNear(
+  ExpectSumsNear(GroupedLinear(x, weights, /*bias_G=*/{}, groups), expected_NO,
+                 widths.inputs);
+  ExpectSumsNear(
       GroupedLinear(x, weights, bias_G.to(options), groups),
       expected_NO +
           bias_G.view({num_groups, widths.outputs}).index_select(0, group_N),
       widths.inputs + 1);
-  ExpectNear(GroupedMatMul(y_NO.to(options), weights, groups),
-             at::einsum("no,noi->ni", {y_NO, weights_NOI}), widths.outputs);
+  ExpectSumsNear(GroupedMatMul(y_NO.to(options), weights, groups),
+                 at::einsum("no,noi->ni", {y_NO, weights_NOI}), widths.outputs);
 }
 
 TEST(GroupedMatMulTest, MultipliesEachGroupByItsWeight) {

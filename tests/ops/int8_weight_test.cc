@@ -16,10 +16,6 @@
 namespace weft::ops {
 namespace {
 
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::QuantizedRows;
-
 void ExpectProduct(const at::Tensor& actual, const at::Tensor& a,
                    const at::Tensor& b, const at::Tensor& bias) {
   at::Tensor expected = at::mm(a.to(at::kDouble), b);

@@ -16,10 +16,6 @@
 namespace weft::ops::matmul_test {
 namespace {
 
-using ::weft::testing::EpsilonOf;
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonF32;
-
 using Shape = std::tuple<int64_t, int64_t, int64_t>;
 class MatMulTest
     : public ::testing::TestWithParam<std::tuple<Shape, at::ScalarType>> {

@@ -14,12 +14,6 @@
 namespace weft::ops {
 namespace {
 
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
-
 struct Shape {
   int64_t query_heads;
   int64_t kv_heads;

@@ -9,10 +9,6 @@
 namespace weft::ops::panel_multiplier_test {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::MaxDifference;
-using ::weft::testing::Tolerance;
-
 // Sizes near the edges of the kernels' blocks: tiles of 4 or 8 rows, parts of
 // 256 terms, panels of 3 vectors of 4, 8 or 16 columns.
 constexpr int64_t kRows[] = {1, 4, 5, 8, 9};

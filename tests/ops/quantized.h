@@ -6,7 +6,7 @@
 
 #include "src/ops/int8_weight.h"
 
-namespace weft::testing {
+namespace weft {
 
 // Returns rows [O, I] on the CPU in 8 bits.
 inline at::Tensor QuantizedRows(const at::Tensor& rows_OI) {
@@ -16,6 +16,6 @@ inline at::Tensor QuantizedRows(const at::Tensor& rows_OI) {
   return stored;
 }
 
-}  // namespace weft::testing
+}  // namespace weft
 
 #endif  // WEFT_TESTS_OPS_QUANTIZED_H_

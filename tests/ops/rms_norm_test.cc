@@ -9,10 +9,6 @@
 namespace weft::ops::rms_norm_test {
 namespace {
 
-using ::weft::testing::EpsilonOf;
-using ::weft::testing::MaxDifference;
-using ::weft::testing::Tolerance;
-
 constexpr double kEps = 1e-5;
 
 struct Oracle {

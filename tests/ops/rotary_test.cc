@@ -12,10 +12,6 @@
 namespace weft::ops::rotary_test {
 namespace {
 
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 RotaryTable MakeTable(int64_t features, int64_t positions) {
   std::vector<double> frequencies(features / 2);
   for (size_t c = 0; c < frequencies.size(); ++c) {

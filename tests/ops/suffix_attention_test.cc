@@ -11,11 +11,6 @@
 namespace weft::ops::suffix_attention_test {
 namespace {
 
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-
 constexpr int64_t kHeads = 6, kKvHeads = 2, kFeatures = 8;
 
 // The numbers of cached tokens and of new tokens.

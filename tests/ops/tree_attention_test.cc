@@ -19,10 +19,6 @@
 namespace weft::ops::tree_attention_test {
 namespace {
 
-using ::weft::testing::ExpectNear;
-using ::weft::testing::kEpsilonBf16;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
 using ::weft::testing::Pack;
 using ::weft::testing::Tree;
 

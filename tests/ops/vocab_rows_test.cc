@@ -13,10 +13,6 @@
 namespace weft::ops::vocab_rows_test {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kEpsilonF64;
-using ::weft::testing::Tolerance;
-
 struct Result {
   at::Tensor logprobs;
   at::Tensor entropy;

@@ -10,8 +10,6 @@
 namespace weft::parallel {
 namespace {
 
-using ::weft::testing::RunRanks;
-
 TEST(AgreementTest, AllIsWellWhenItIsForEveryRank) {
   RunRanks(3, [](Communicator& group) {
     EXPECT_THAT(Agree(group, absl::OkStatus()), IsOk());

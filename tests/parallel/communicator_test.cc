@@ -16,8 +16,6 @@
 namespace weft::parallel {
 namespace {
 
-using ::weft::testing::RunRanks;
-
 at::Tensor Noise(int rank, int64_t size) {
   return at::arange(size, at::kFloat).add_(rank).sin_();
 }

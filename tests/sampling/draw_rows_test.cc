@@ -17,9 +17,6 @@
 namespace weft::sampling {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 constexpr int64_t kVocab = 700;
 
 // Returns rules of every kind: greedy, plain, filtered, and with the top

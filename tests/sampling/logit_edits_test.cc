@@ -16,8 +16,6 @@ namespace {
 
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
 
 constexpr int64_t kEditVocab = 300;
 

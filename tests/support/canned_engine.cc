@@ -15,9 +15,8 @@ constexpr int kPlacesOnDevice = 2;
 
 }  // namespace
 
-CannedEngine::CannedEngine(EngineInfo info, CannedLimits limits)
+CannedEngine::CannedEngine(EngineInfo info)
     : info_(std::move(info)),
-      limits_(limits),
       metrics_(&registry_),
       dispatcher_(
           dispatch::Filled({.residency = {.max_resident = kPlacesOnDevice,
@@ -133,11 +132,6 @@ std::vector<CannedEngine::Call> CannedEngine::arrived() const {
 std::vector<CannedEngine::Call> CannedEngine::applied() const {
   MutexLock lock(&mu_);
   return applied_;
-}
-
-int64_t CannedEngine::num_iterations() const {
-  MutexLock lock(&mu_);
-  return num_iterations_;
 }
 
 TrainRequest CannedEngine::last_train() const {
@@ -267,10 +261,6 @@ bool CannedEngine::Start(const StepTask& step) {
 void CannedEngine::Decode() {
   dispatch::SampleDesk& desk = dispatcher_.samples();
   while (const std::optional<dispatch::SampleTask> task = desk.Take()) {
-    if (!HasPlace(*task->request)) {
-      desk.PutBack(*task);
-      break;
-    }
     const absl::StatusOr<uint64_t> version =
         adapters_.Version(task->adapter, *task->request);
     if (!version.ok()) {
@@ -286,10 +276,6 @@ void CannedEngine::Decode() {
     running.result.version = *version;
     desk.Start(*task);
   }
-  if (!running_.empty()) {
-    MutexLock lock(&mu_);
-    ++num_iterations_;
-  }
   for (Running& running : running_) Draw(running);
   std::erase_if(running_, [&desk](Running& running) {
     if (running.position < running.task.request->config.max_tokens)
@@ -297,15 +283,6 @@ void CannedEngine::Decode() {
     desk.Finish(running.task.id, std::move(running.result));
     return true;
   });
-}
-
-bool CannedEngine::HasPlace(const SampleRequest& request) const {
-  if (limits_.max_decode_sequences == 0 || running_.empty()) return true;
-  int sequences = request.num_samples;
-  for (const Running& running : running_) {
-    sequences += running.task.request->num_samples;
-  }
-  return sequences <= limits_.max_decode_sequences;
 }
 
 void CannedEngine::Draw(Running& running) {

@@ -33,22 +33,12 @@
 
 namespace weft {
 
-// Limits on the work that the engine accepts.
-struct CannedLimits {
-  // The most samples that are drawn together. A request that is drawn alone may
-  // have more. 0: any number.
-  int max_decode_sequences = 0;
-  // Of a CannedServer, --request-memory.
-  int64_t request_memory_bytes = 0;
-};
-
 class CannedEngine final : public engine::Engine {
  public:
   // An RPC's name, and its step number or 0 if the RPC has no step number.
   using Call = std::pair<std::string, uint64_t>;
 
-  explicit CannedEngine(EngineInfo info = CannedInfo(),
-                        CannedLimits limits = {});
+  explicit CannedEngine(EngineInfo info = CannedInfo());
   ~CannedEngine() override;
 
   // Change the info only before the first call.
@@ -80,8 +70,6 @@ class CannedEngine final : public engine::Engine {
   // steps in the order in which they ran.
   [[nodiscard]] std::vector<Call> arrived() const;
   [[nodiscard]] std::vector<Call> applied() const;
-  // Returns the number of decode iterations that drew tokens.
-  [[nodiscard]] int64_t num_iterations() const;
   // Return the request of the last call of each kind.
   [[nodiscard]] TrainRequest last_train() const;
   // Returns the thread of the last call of Train.
@@ -181,14 +169,12 @@ class CannedEngine final : public engine::Engine {
   void Run(dispatch::Work& work);
   void RunBatch(const dispatch::RunTrain& train);
   void Decode();
-  [[nodiscard]] bool HasPlace(const SampleRequest& request) const;
   void Draw(Running& running);
   // Records the step. If it must fail, ends it and returns false.
   [[nodiscard]] bool Start(const StepTask& step);
 
   EngineInfo info_;
   std::atomic<int64_t> replay_bytes_{0};
-  const CannedLimits limits_;
   prometheus::Registry registry_;
   dispatch::DispatchMetrics metrics_;
   const RealClock clock_;
@@ -203,7 +189,6 @@ class CannedEngine final : public engine::Engine {
   Refusals run_failures_ ABSL_GUARDED_BY(mu_);
   std::optional<PeftFiles> next_export_ ABSL_GUARDED_BY(mu_);
   bool held_ ABSL_GUARDED_BY(mu_) = false;
-  int64_t num_iterations_ ABSL_GUARDED_BY(mu_) = 0;
   bool parked_ ABSL_GUARDED_BY(mu_) = false;  // Hold has stopped the engine
                                               // thread.
   size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;

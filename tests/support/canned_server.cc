@@ -12,15 +12,15 @@ EngineInfo RoomyInfo() {
   return info;
 }
 
-CannedServer::CannedServer(const CannedLimits& limits)
-    : wire_(WireFaults::Install()), engine_(RoomyInfo(), limits) {
+CannedServer::CannedServer(int64_t request_memory_bytes)
+    : wire_(WireFaults::Install()), engine_(RoomyInfo()) {
   SetLogLevel(LogLevel::kError);
   wire_.Reset();
   ServerOptions options;
   options.listen = "127.0.0.1:0";
   options.metrics_listen = "";
   options.model_name = "toy";
-  options.request_memory_bytes = limits.request_memory_bytes;
+  options.request_memory_bytes = request_memory_bytes;
   // If the server cannot listen, value() ends the test and reports why.
   listeners_ = server::Listeners::Start(
                    options, std::make_shared<prometheus::Registry>())

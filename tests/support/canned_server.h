@@ -19,7 +19,8 @@ namespace weft {
 // Listens on a free port of the loopback interface until destruction.
 class CannedServer {
  public:
-  explicit CannedServer(const CannedLimits& limits = {});
+  // `request_memory_bytes` is --request-memory.
+  explicit CannedServer(int64_t request_memory_bytes = 0);
   ~CannedServer();
   [[nodiscard]] const std::string& target() const {
     return listeners_->address();

@@ -11,7 +11,7 @@
 //   {"do": "hold"}, {"do": "release"}
 //   {"do": "export", "files": {"name": "text"}} the files of the next export
 //   {"do": "calls"}           the answer: {"arrived": [["OptimStep", 1]],
-//                             "applied": [], "iterations": 0}
+//                             "applied": []}
 //
 // The end of stdin ends fake_weftd, too, so that it does not outlive its test.
 #include <signal.h>
@@ -40,9 +40,7 @@ using nlohmann::json;
 constexpr int kExitBadConfig = 2;
 
 json Calls(const CannedEngine& engine) {
-  return {{"arrived", engine.arrived()},
-          {"applied", engine.applied()},
-          {"iterations", engine.num_iterations()}};
+  return {{"arrived", engine.arrived()}, {"applied", engine.applied()}};
 }
 
 // Executes a line. Throws nlohmann::json's exceptions.
@@ -79,10 +77,6 @@ json Obey(const json& line, CannedEngine& engine) {
   return {{"ok", true}};
 }
 
-CannedLimits LimitsOf(const EngineOptions& options) {
-  return {.max_decode_sequences = options.max_decode_sequences};
-}
-
 void ObeyLines(CannedEngine& engine) {
   for (std::string line; std::getline(std::cin, line);) {
     json answer;
@@ -110,10 +104,9 @@ int Serve(const std::vector<std::string>& arguments) {
   server::LocalRanks none;
   return server::RunDaemon(
       *settings,
-      [](const EngineOptions& options, prometheus::Registry*)
+      [](const EngineOptions&, prometheus::Registry*)
           -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
-        auto engine =
-            std::make_unique<CannedEngine>(RoomyInfo(), LimitsOf(options));
+        auto engine = std::make_unique<CannedEngine>(RoomyInfo());
         std::thread([&engine = *engine] { ObeyLines(engine); }).detach();
         return engine;
       },

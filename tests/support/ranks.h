@@ -14,7 +14,7 @@
 
 #include "src/parallel/communicator.h"
 
-namespace weft::testing {
+namespace weft {
 
 // Runs `body` on `size` threads that form a group. Each rank computes with one
 // thread. An exception fails the test.
@@ -50,6 +50,6 @@ inline void RunRanks(int size,
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace weft::testing
+}  // namespace weft
 
 #endif  // WEFT_TESTS_SUPPORT_RANKS_H_

@@ -11,7 +11,7 @@
 
 #include "tests/support/tolerance.h"
 
-namespace weft::testing {
+namespace weft {
 
 inline double EpsilonOf(at::ScalarType dtype) {
   if (dtype == at::kDouble) return kEpsilonF64;
@@ -39,6 +39,6 @@ inline void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
       << what;
 }
 
-}  // namespace weft::testing
+}  // namespace weft
 
 #endif  // WEFT_TESTS_SUPPORT_TENSORS_NEAR_H_

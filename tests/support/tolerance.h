@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace weft::testing {
+namespace weft {
 
 // Each epsilon is the distance from 1 to the next number.
 inline constexpr double kEpsilonF64 = 0x1p-52;
@@ -37,6 +37,6 @@ inline constexpr double kEpsilonBf16 = 0x1p-7;
          stored_epsilon * std::abs(value);
 }
 
-}  // namespace weft::testing
+}  // namespace weft
 
 #endif  // WEFT_TESTS_SUPPORT_TOLERANCE_H_

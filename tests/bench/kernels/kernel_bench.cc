@@ -103,16 +103,6 @@ void VocabRowAten(benchmark::State& state) {
 }
 BENCHMARK(VocabRowAten);
 
-void LogSoftmaxAten(benchmark::State& state) {
-  const at::Tensor logits = at::randn({kVocabRows, kVocab});
-  for (auto _ : state) {
-    const at::Tensor log_p = logits.log_softmax(1);
-    benchmark::DoNotOptimize(log_p.const_data_ptr());
-  }
-  CountBytes(state, kVocabRows * kVocab);
-}
-BENCHMARK(LogSoftmaxAten);
-
 void AdamWKernel(benchmark::State& state) {
   at::Tensor w = at::randn(kParameters), m = at::zeros(kParameters),
              v = at::zeros(kParameters);
@@ -195,22 +185,6 @@ void FewRowsAten(benchmark::State& state) {
   CountBytes(state, kVocab * kFeatures);
 }
 BENCHMARK(FewRowsAten)->Arg(1)->Arg(8)->Arg(32);
-
-// Times the two large products of the language-model head: hidden W^T and
-// logits W, where W is [49152, 576]. The argument is the number of rows.
-void HeadGemm(benchmark::State& state) {
-  const int64_t rows = state.range(0);
-  const at::Tensor hidden = at::randn({rows, kFeatures});
-  const at::Tensor weight = at::randn({kVocab, kFeatures});
-  at::Tensor logits = at::empty({rows, kVocab});
-  at::Tensor projection = at::empty({rows, kFeatures});
-  for (auto _ : state) {
-    at::mm_out(logits, hidden, weight.t());
-    at::mm_out(projection, logits, weight);
-  }
-  state.SetItemsProcessed(state.iterations() * 4 * rows * kFeatures * kVocab);
-}
-BENCHMARK(HeadGemm)->Arg(64)->Arg(128)->Arg(256)->Arg(512)->Arg(1024);
 
 }  // namespace
 }  // namespace weft::kernels::cpu

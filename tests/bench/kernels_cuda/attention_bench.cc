@@ -104,7 +104,7 @@ void CheckLastHead(const Heads& heads, const Bf16Buffer& out,
   const std::vector<float> actual = out.Floats(
       (batch * heads.num_heads - 1) * heads.features, heads.features);
   for (size_t c = 0; c < expected.size(); ++c) {
-    CheckNear(actual[c], expected[c], weft::testing::kEpsilonBf16, tokens, 1,
+    CheckNear(actual[c], expected[c], kEpsilonBf16, tokens, 1,
               "PagedAttention");
   }
 }

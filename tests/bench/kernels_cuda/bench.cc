@@ -40,8 +40,8 @@ void Check(cudaError_t status) {
 
 void CheckNear(double actual, double expected, double stored_epsilon,
                int64_t terms, double magnitude, const std::string& what) {
-  const double tolerance = weft::testing::StoredTolerance(
-      stored_epsilon, terms, std::max(1.0, magnitude), expected);
+  const double tolerance = StoredTolerance(stored_epsilon, terms,
+                                           std::max(1.0, magnitude), expected);
   Check(std::abs(actual - expected) <= tolerance,
         what + " is " + std::to_string(actual) + ", not " +
             std::to_string(expected));
@@ -146,13 +146,14 @@ void RunGemm(const Device& device, const Gemm& gemm) {
   const auto op = [](const Operand& operand) {
     return operand.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   };
+  constexpr float kOne = 1, kZero = 0;
   // cuBLAS is column-major, so this computes c^T [n, m] = b^T [n, k] a^T [k,
   // m].
   CheckCublas(cublasGemmEx(
       device.cublas(), op(gemm.b), op(gemm.a), static_cast<int>(gemm.n),
-      static_cast<int>(gemm.m), static_cast<int>(gemm.k), &gemm.alpha,
-      gemm.b.data, CUDA_R_16BF, static_cast<int>(gemm.b.stride), gemm.a.data,
-      CUDA_R_16BF, static_cast<int>(gemm.a.stride), &gemm.beta, gemm.c,
+      static_cast<int>(gemm.m), static_cast<int>(gemm.k), &kOne, gemm.b.data,
+      CUDA_R_16BF, static_cast<int>(gemm.b.stride), gemm.a.data, CUDA_R_16BF,
+      static_cast<int>(gemm.a.stride), &kZero, gemm.c,
       gemm.c_is_f32 ? CUDA_R_32F : CUDA_R_16BF, static_cast<int>(gemm.c_stride),
       CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }

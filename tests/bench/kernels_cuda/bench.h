@@ -61,12 +61,10 @@ struct Operand {
   int64_t stride = 0;
   bool transposed = false;
 };
-// Computes c [m, n] = alpha a [m, k] b [k, n] + beta c, on tensor cores with
-// f32 sums.
+// Computes c [m, n] = a [m, k] b [k, n], on tensor cores with f32 sums.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   Operand a, b;
-  float alpha = 1, beta = 0;
   void* c = nullptr;
   int64_t c_stride = 0;
   bool c_is_f32 = false;  // Otherwise bf16.

@@ -13,9 +13,6 @@
 namespace weft::kernels::cuda::bench {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-
 constexpr int64_t kRows = 4096;
 // Numbers of rows in a chunk of logits.
 constexpr int64_t kChunks[] = {1024, 2048, 4096};

@@ -17,7 +17,6 @@ namespace {
 
 using cpu::Int8RowBytes;
 using cpu::kInt8Group;
-using weft::testing::kEpsilonBf16;
 
 // The matrices of a layer of Llama-3.1-8B.
 struct Matrix {

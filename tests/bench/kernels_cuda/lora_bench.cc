@@ -1,5 +1,5 @@
 // Times the adapters' products. Compares them with a copy of the bytes that
-// they must move, with cuBLAS, and with the products of the base model.
+// they must move, and with the products of the base model.
 #include <cstdint>
 #include <vector>
 
@@ -14,7 +14,7 @@ void BenchProblem(const Device& device, int64_t num_adapters,
   // Each problem has new activations, because runs add to Y and dX. Otherwise Y
   // and dX would grow from problem to problem and widen the tolerance.
   const LoraActivations activations;
-  const LoraProblem problem(device, activations, num_adapters, ranks);
+  const LoraProblem problem(activations, num_adapters, ranks);
   problem.CheckResults();
   for (const LoraStep step : kLoraSteps) {
     Line line("lora");
@@ -24,13 +24,8 @@ void BenchProblem(const Device& device, int64_t num_adapters,
     } else {
       line.Add("rank", "mixed");
     }
-    line.AddBytes(device, problem.NumBytes(step), [&] { problem.Run(step); });
-    if (problem.HasPeer()) {
-      line.AddTime("stacked_time",
-                   device.Seconds([&] { problem.RunPeer(step); }))
-          .AddRatio("stacked_flops_over_ours", problem.PeerFlopsRatio());
-    }
-    line.Print();
+    line.AddBytes(device, problem.NumBytes(step), [&] { problem.Run(step); })
+        .Print();
   }
 }
 
@@ -68,7 +63,7 @@ void BenchLoraAddOn(const Device& device) {
   constexpr int64_t kRank = 16;
   const LoraActivations activations;
   const Bf16Buffer weight(kLoraWidth * kLoraWidth);
-  const LoraProblem problem(device, activations, kAdapters, {kRank});
+  const LoraProblem problem(activations, kAdapters, {kRank});
   problem.CheckResults();
   const double base =
       device.Seconds([&] { RunBase(device, weight, activations); });

@@ -196,8 +196,8 @@ void FewProblem::CheckRow(int64_t row,
     const double expected =
         dot(x, weights_.Floats(adapter + r * group_.inputs, group_.inputs),
             &largest);
-    CheckNear(s[static_cast<size_t>(r)], expected, weft::testing::kEpsilonBf16,
-              group_.inputs, largest, "S of few rows");
+    CheckNear(s[static_cast<size_t>(r)], expected, kEpsilonBf16, group_.inputs,
+              largest, "S of few rows");
   }
   const auto y = y_.Floats(row * outputs_, outputs_);
   for (size_t p = 0; p < group_.features.size(); ++p) {
@@ -209,8 +209,8 @@ void FewProblem::CheckRow(int64_t row,
       const double sum = dot(
           own, weights_.Floats(adapter + OffsetOfB(0, p) + f * rank_, rank_),
           &largest);
-      CheckNear(y[column], y_before[column] + kScale * sum,
-                weft::testing::kEpsilonBf16, rank_, largest, "y of few rows");
+      CheckNear(y[column], y_before[column] + kScale * sum, kEpsilonBf16, rank_,
+                largest, "y of few rows");
     }
   }
 }

@@ -37,16 +37,14 @@ const char* NameOf(LoraStep step) {
   return "";
 }
 
-LoraProblem::LoraProblem(const Device& device,
-                         const LoraActivations& activations,
+LoraProblem::LoraProblem(const LoraActivations& activations,
                          int64_t num_adapters,
                          const std::vector<int64_t>& ranks)
-    : device_(device), activations_(activations), rows_each_(N / num_adapters) {
+    : activations_(activations), rows_each_(N / num_adapters) {
   int64_t num_parameters = 0;
   for (int64_t i = 0; i < num_adapters; ++i) {
     const int64_t rank = ranks[static_cast<size_t>(i) % ranks.size()];
-    adapters_.push_back(
-        {.rank = rank, .offset = num_parameters, .column = total_rank_});
+    adapters_.push_back({.rank = rank, .offset = num_parameters});
     num_parameters += 2 * rank * K;
     total_rank_ += rank;
     max_rank_ = std::max(max_rank_, rank);
@@ -56,7 +54,6 @@ LoraProblem::LoraProblem(const Device& device,
   s_ = std::make_unique<Bf16Buffer>(N * max_rank_);
   ds_ = std::make_unique<Bf16Buffer>(N * max_rank_);
   MakeTable(ranks);
-  if (total_rank_ <= kMaxStackedRank) MakePeer();
 }
 
 void LoraProblem::MakeTable(const std::vector<int64_t>& ranks) {
@@ -86,31 +83,6 @@ void LoraProblem::MakeTable(const std::vector<int64_t>& ranks) {
   workspace_ = std::make_unique<FloatBuffer>(num_floats);
   counters_ = std::make_unique<Buffer<unsigned>>(
       std::vector<unsigned>(static_cast<size_t>(num_counters)));
-}
-
-void LoraProblem::MakePeer() {
-  std::vector<uint16_t> a(static_cast<size_t>(total_rank_ * K)), b(a.size());
-  std::vector<int32_t> adapter_of_column;
-  for (size_t i = 0; i < adapters_.size(); ++i) {
-    const auto& [rank, offset, column] = adapters_[i];
-    const std::vector<uint16_t> own = weights_->Read(offset, 2 * rank * K);
-    std::copy_n(own.begin(), rank * K, a.begin() + column * K);
-    for (int64_t m = 0; m < K; ++m) {
-      std::copy_n(own.begin() + (K + m) * rank, rank,
-                  b.begin() + m * total_rank_ + column);
-    }
-    adapter_of_column.insert(adapter_of_column.end(), rank,
-                             static_cast<int32_t>(i));
-  }
-  peer_.reset(new Peer{.a = Bf16Buffer(a),
-                       .b = Bf16Buffer(b),
-                       .s = Bf16Buffer(N * total_rank_),
-                       .ds = Bf16Buffer(N * total_rank_),
-                       .da = FloatBuffer(total_rank_ * K),
-                       .db = FloatBuffer(total_rank_ * K),
-                       .adapter_R = Buffer<int32_t>(adapter_of_column),
-                       .scale_R = FloatBuffer(std::vector<float>(
-                           adapter_of_column.size(), kLoraScale))});
 }
 
 LoraProduct LoraProblem::Product(LoraStep step) const {
@@ -156,10 +128,6 @@ void LoraProblem::Run(LoraStep step) const {
 double LoraProblem::NumShrunk() const {
   // Every adapter has the same number of rows.
   return static_cast<double>(total_rank_ * rows_each_);
-}
-
-double LoraProblem::PeerFlopsRatio() const {
-  return static_cast<double>(total_rank_ * N) / NumShrunk();
 }
 
 double LoraProblem::NumBytes(LoraStep step) const {

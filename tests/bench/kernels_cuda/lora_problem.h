@@ -1,9 +1,7 @@
 // A problem of the lora bench: one linear layer whose rows belong to many
-// adapters. Weft's kernels compute its products. cuBLAS computes the same
-// results from stacked matrices and a mask.
+// adapters.
 //
-// Legend: N rows, K inputs, M outputs, r the rank of an adapter, R the sum of
-// the ranks of all adapters.
+// Legend: N rows, K inputs, M outputs, r the rank of an adapter.
 #ifndef WEFT_TESTS_BENCH_KERNELS_CUDA_LORA_PROBLEM_H_
 #define WEFT_TESTS_BENCH_KERNELS_CUDA_LORA_PROBLEM_H_
 
@@ -22,8 +20,6 @@ namespace weft::kernels::cuda::bench {
 inline constexpr int64_t kLoraRows = 8192;   // N.
 inline constexpr int64_t kLoraWidth = 4096;  // K and M.
 inline constexpr float kLoraScale = 2;
-// cuBLAS is compared only up to this R, because its work grows with R.
-inline constexpr int64_t kMaxStackedRank = 1024;
 
 enum class LoraStep {
   kShrink,          // S = X A^T.
@@ -47,22 +43,14 @@ struct LoraActivations {
 class LoraProblem {
  public:
   // Every adapter has the same number of rows. Adapter i has the rank ranks[i %
-  // ranks.size()]. `device` and `activations` outlive the problem.
-  LoraProblem(const Device& device, const LoraActivations& activations,
-              int64_t num_adapters, const std::vector<int64_t>& ranks);
+  // ranks.size()]. `activations` outlives the problem.
+  LoraProblem(const LoraActivations& activations, int64_t num_adapters,
+              const std::vector<int64_t>& ranks);
 
   void Run(LoraStep step) const;
-  // Runs the step with cuBLAS, on stacked matrices and with a mask.
-  // REQUIRES: HasPeer.
-  void RunPeer(LoraStep step) const;
-  [[nodiscard]] bool HasPeer() const { return peer_ != nullptr; }
-  // Returns the peer's floating-point operations divided by those of Run. With
-  // several adapters, the peer needs more, because it multiplies each row by
-  // the matrices of every adapter.
-  [[nodiscard]] double PeerFlopsRatio() const;
-  // Runs all steps. Compares some elements of the results with loops in f64:
-  // Weft's results and, if HasPeer, also the peer's. Call it only once: steps
-  // add to old values, and larger values would widen the tolerance.
+  // Runs all steps. Compares some elements of the results with loops in f64.
+  // Call it only once: steps add to old values, and larger values would widen
+  // the tolerance.
   void CheckResults() const;
   // Returns the number of bytes that the step has to read and write.
   [[nodiscard]] double NumBytes(LoraStep step) const;
@@ -71,33 +59,19 @@ class LoraProblem {
   struct Adapter {
     int64_t rank = 0;
     int64_t offset = 0;  // Offset of A [r, K]. B [M, r] follows A.
-    int64_t column = 0;  // The adapter's first column in the stacked S.
   };
-  // The matrices A [R, K], B [M, R], S and dS [N, R] of all adapters side by
-  // side, and the gradients dA and dB in the same order.
-  struct Peer {
-    Bf16Buffer a, b, s, ds;
-    FloatBuffer da, db;
-    Buffer<int32_t> adapter_R;
-    FloatBuffer scale_R;
-  };
-  struct Matrices;
-  [[nodiscard]] Matrices MatricesOf(int64_t adapter, bool of_peer) const;
   // One element of a step's result, and the terms of its sum.
   struct Element;
-  [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter, int64_t place,
-                                  bool of_peer) const;
+  [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter,
+                                  int64_t place) const;
 
   // Returns the number of elements of S. The number of elements in a row of S
   // is the rank of the row's adapter.
   [[nodiscard]] double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
-  void MakePeer();
   [[nodiscard]] LoraProduct Product(LoraStep step) const;
-  void RunPeerShrink(LoraStep step) const;
-  void CheckStep(LoraStep step, bool of_peer) const;
+  void CheckStep(LoraStep step) const;
 
-  const Device& device_;
   const LoraActivations& activations_;
   int64_t rows_each_;
   int64_t max_rank_ = 0;
@@ -108,7 +82,6 @@ class LoraProblem {
   std::unique_ptr<Buffer<std::byte>> table_bytes_;
   std::unique_ptr<Buffer<unsigned>> counters_;
   LoraTable table_;
-  std::unique_ptr<Peer> peer_;
 };
 
 }  // namespace weft::kernels::cuda::bench

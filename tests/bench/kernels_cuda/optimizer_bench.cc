@@ -10,8 +10,6 @@
 namespace weft::kernels::cuda::bench {
 namespace {
 
-using weft::testing::kEpsilonF32;
-
 constexpr int64_t kParameters = int64_t{1} << 26;
 constexpr int64_t kChecked = 1000;
 

@@ -17,7 +17,6 @@ namespace weft::kernels::cuda::bench {
 namespace {
 
 namespace reference = cpu::reference;
-using weft::testing::kEpsilonBf16;
 
 constexpr int64_t kRows = 8192;
 constexpr int64_t kHidden = 4096;

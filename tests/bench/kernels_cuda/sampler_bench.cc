@@ -12,8 +12,6 @@
 namespace weft::kernels::cuda::bench {
 namespace {
 
-using weft::testing::kEpsilonF32;
-
 constexpr int64_t kVocab = 131072;
 constexpr int64_t kMaxRows = 256;
 

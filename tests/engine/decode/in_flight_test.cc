@@ -48,8 +48,8 @@ class InFlightTest : public SampleLoopTest,
 
   // Makes a version with other weights the latest one.
   void Publish() {
-    latest_ = testing::TinyVersion(decoder_.config(), {.rank = 3, .alpha = 6},
-                                   at::kFloat, ++number_);
+    latest_ = TinyVersion(decoder_.config(), {.rank = 3, .alpha = 6},
+                          at::kFloat, ++number_);
     versions_[number_] = latest_;
   }
 

@@ -23,8 +23,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
 
 class SampleLifecycleTest : public SampleLoopTest {
  protected:

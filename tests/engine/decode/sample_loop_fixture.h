@@ -32,8 +32,8 @@ inline model::Decoder MakeDecoder() {
   // With a model of this size, several threads would only wait for each other.
   at::set_num_threads(1);
   at::manual_seed(31);
-  const model_config::ModelConfig config = testing::TinyConfig();
-  model::DecoderWeights weights = testing::TinyWeights(config, at::kFloat);
+  const model_config::ModelConfig config = TinyConfig();
+  model::DecoderWeights weights = TinyWeights(config, at::kFloat);
   return {config, std::move(weights), config.max_positions};
 }
 
@@ -58,7 +58,7 @@ inline SampleRequest Request(int32_t first, int length, int max_tokens,
 inline void ExpectSameScores(const std::vector<float>& actual,
                              const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
-  const double tolerance = testing::Tolerance(testing::kEpsilonF32, 1000, 10);
+  const double tolerance = Tolerance(kEpsilonF32, 1000, 10);
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_NEAR(actual[i], expected[i], tolerance) << i;
   }
@@ -80,9 +80,9 @@ class SampleLoopTest : public ::testing::Test {
   explicit SampleLoopTest(model::Decoder decoder = MakeDecoder())
       : decoder_(std::move(decoder)),
         executor_(decoder_, {}, {}),
-        adapter_(testing::TinyVersion(decoder_.config(),
-                                      {.rank = 3, .alpha = 6}, at::kFloat,
-                                      /*number=*/5)),
+        adapter_(TinyVersion(decoder_.config(), {.rank = 3, .alpha = 6},
+                             at::kFloat,
+                             /*number=*/5)),
         probe_(&registry_) {
     Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages)});
   }

@@ -15,8 +15,6 @@ namespace weft::engine {
 namespace {
 
 using ::testing::SizeIs;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
 
 TEST_F(SampleLoopTest, DrawsGreedilyWhatTheModelPrefers) {
   for (const lora::AdapterVersionPtr& version :

@@ -20,8 +20,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::SizeIs;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
 
 constexpr int64_t kVocab = 53;
 

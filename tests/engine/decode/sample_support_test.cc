@@ -17,9 +17,6 @@
 namespace weft::engine {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 constexpr int32_t kVocabulary = 53;
 
 // Returns the probabilities that the filters leave in the distribution from

@@ -21,7 +21,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::weft::testing::TinyDecoder;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 

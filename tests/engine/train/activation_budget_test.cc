@@ -58,7 +58,7 @@ TEST(ChooseRecomputedTest, AModelWithoutLayersFits) {
 }
 
 TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
-  const model_config::ModelConfig config = weft::testing::TinyConfig();
+  const model_config::ModelConfig config = TinyConfig();
   const auto bytes = [&](int64_t rows, int64_t scored, int64_t chunk) {
     return ActivationsOf(config, 4, /*is_cpu=*/true, 8,
                          {.rows = rows, .scored = scored, .chunk = chunk});
@@ -70,7 +70,7 @@ TEST(ActivationsOfTest, GrowsWithRowsAndCountsTheHeadByItsChunk) {
 }
 
 TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
-  const model_config::ModelConfig config = weft::testing::TinyConfig();
+  const model_config::ModelConfig config = TinyConfig();
   const auto working = [&](int64_t element_bytes, const BatchRows& batch) {
     return ActivationsOf(config, element_bytes, /*is_cpu=*/false,
                          /*max_rank=*/8, batch)
@@ -102,7 +102,7 @@ TEST(ActivationsOfTest, CountsTheSoftmaxAndThePartialSumsOfBf16) {
 
 TEST(ActivationsOfTest, CountsTheIdsOfSupports) {
   const auto working = [](int64_t support_ids) {
-    return ActivationsOf(weft::testing::TinyConfig(), 4, /*is_cpu=*/true, 8,
+    return ActivationsOf(TinyConfig(), 4, /*is_cpu=*/true, 8,
                          {.rows = 1,
                           .scored = 4096,
                           .chunk = 4096,
@@ -113,7 +113,7 @@ TEST(ActivationsOfTest, CountsTheIdsOfSupports) {
 }
 
 TEST(ActivationsOfTest, RowsWithATeacherTakeASecondBufferOfLogits) {
-  const model_config::ModelConfig config = weft::testing::TinyConfig();
+  const model_config::ModelConfig config = TinyConfig();
   const auto head = [&](int64_t compared, int64_t chunk) {
     return ActivationsOf(config, 4, /*is_cpu=*/true, /*max_rank=*/8,
                          {.rows = 1,
@@ -130,7 +130,7 @@ TEST(ActivationsOfTest, RowsWithATeacherTakeASecondBufferOfLogits) {
 // A token has one row for each of its experts. So the experts' gradients need a
 // second partial sum at fewer tokens than other gradients do.
 TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
-  model_config::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = TinyConfig();
   config.moe.shape = {
       .count = 4, .per_token = 2, .ffn = 1000, .layers = {true, true}};
   const auto bytes = [&](int64_t rows) {
@@ -180,7 +180,7 @@ TEST(ActivationsOfTest, IsWhatADeviceWasSeenToTake) {
 }
 
 TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
-  model_config::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = TinyConfig();
   config.delta = {.layers = {false, true},
                   .key_heads = 2,
                   .value_heads = 4,
@@ -207,7 +207,7 @@ TEST(ActivationsOfTest, CountsTheStatesOfADeltaRule) {
 TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
   // J key heads, H value heads, K key features, V value features.
   constexpr int64_t kJ = 2, kH = 8, kK = 128, kV = 256, kRows = 1000;
-  model_config::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = TinyConfig();
   config.delta = {.layers = {false, true},
                   .key_heads = kJ,
                   .value_heads = kH,
@@ -245,7 +245,7 @@ TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
 }
 
 TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
-  model_config::ModelConfig config = weft::testing::TinyConfig();
+  model_config::ModelConfig config = TinyConfig();
   const auto bytes = [&](int64_t rows) {
     return ActivationsOf(config, 2, /*is_cpu=*/false, 8, {.rows = rows});
   };
@@ -269,7 +269,7 @@ TEST(ActivationsOfTest, CountsOutputNormsAndTheScoresOfMaskedAttention) {
 }
 
 TEST(ActivationsOfTest, CountsAllScoresWhereNoFlashKernelRuns) {
-  model_config::ModelConfig plain = weft::testing::TinyConfig();
+  model_config::ModelConfig plain = TinyConfig();
   model_config::ModelConfig capped = plain;
   capped.attention[0].rule.softcap = 50;
   const auto bytes = [](const model_config::ModelConfig& config,

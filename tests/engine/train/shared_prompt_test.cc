@@ -26,8 +26,6 @@ using ::weft::testing::Group;
 using ::weft::testing::Join;
 using ::weft::testing::MakeDatum;
 using ::weft::testing::PiecesOf;
-using ::weft::testing::TinyDecoder;
-using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
 
 // Steps with shared and with repeated prompts differ by at most this relative

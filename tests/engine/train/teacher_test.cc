@@ -17,7 +17,7 @@
 #include "tests/engine/train/group_data.h"
 #include "tests/model/reference_decoder.h"
 #include "tests/model/tiny_model.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::engine::teacher_test {
 namespace {
@@ -28,13 +28,8 @@ using ::testing::FloatNear;
 using ::testing::IsEmpty;
 using ::testing::Pointwise;
 using ::weft::testing::Join;
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::kTinyVocab;
 using ::weft::testing::RunReference;
-using ::weft::testing::TinyDecoder;
-using ::weft::testing::TinyVersion;
 using ::weft::testing::Tokens;
-using ::weft::testing::Tolerance;
 
 // The number of roundings along the path through both layers and the head.
 constexpr int64_t kPath = 1000;
@@ -161,8 +156,6 @@ at::Tensor DivergenceOf(const LossConfig& loss, const at::Tensor& lp,
   return loss.beta * (q * (lq - lm)).sum() +
          (1 - loss.beta) * (p * (lp - lm)).sum();
 }
-
-double MaxAbs(const at::Tensor& x) { return x.abs().max().item<double>(); }
 
 TEST_F(TeacherTest, MatchesAutogradOfTheWholeStep) {
   Datum told = ReplyDatum(Tokens(5, 3), Tokens(9, 6));

@@ -17,19 +17,15 @@
 #include "src/engine/train/prefix_tree.h"
 #include "tests/model/reference_decoder.h"
 #include "tests/model/tiny_model.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/tensors_near.h"
 
 namespace weft::engine::train_runner_test {
 namespace {
 
 using ::testing::Each;
 using ::testing::IsEmpty;
-using ::weft::testing::kEpsilonF32;
 using ::weft::testing::ReferenceResult;
 using ::weft::testing::RunReference;
-using ::weft::testing::TinyDecoder;
-using ::weft::testing::TinyVersion;
-using ::weft::testing::Tolerance;
 
 // The number of roundings along the path through both layers and the head.
 constexpr int64_t kPath = 1000;
@@ -112,8 +108,6 @@ class TrainRunnerTest : public ::testing::Test {
   TrainRunner runner_;
   const lora::AdapterVersionPtr a_, b_;
 };
-
-double MaxAbs(const at::Tensor& x) { return x.abs().max().item<double>(); }
 
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                 double scale) {

@@ -21,9 +21,6 @@
 namespace weft::kernels::cpu::bf16_product_test {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 constexpr int64_t kGap = 6;  // Elements between the rows of every matrix.
 constexpr float kUntouched = -77;
 constexpr uint16_t kUntouchedBits = 0x4321;

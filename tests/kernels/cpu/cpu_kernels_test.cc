@@ -20,9 +20,6 @@
 namespace weft::kernels::cpu::cpu_kernels_test {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -346,7 +343,7 @@ TEST_P(CpuKernelsTest, SumOfSquaresIsExactToF64) {
     double expected = 0;
     for (double v : x) expected += v * v;
     EXPECT_NEAR(table_->sum_of_squares(x.data(), static_cast<int64_t>(n)),
-                expected, Tolerance(weft::testing::kEpsilonF64, 577, 600));
+                expected, Tolerance(kEpsilonF64, 577, 600));
   }
 }
 

@@ -18,7 +18,6 @@ namespace {
 
 using reference::DeltaHead;
 using reference::DeltaOutput;
-using ::weft::testing::kEpsilonF32;
 
 using Floats = std::vector<float>;
 
@@ -55,8 +54,7 @@ void ExpectNear(const std::vector<double>& actual,
     norm += expected[i] * expected[i];
     error += (actual[i] - expected[i]) * (actual[i] - expected[i]);
   }
-  EXPECT_LE(std::sqrt(error),
-            weft::testing::Tolerance(kEpsilonF32, terms, std::sqrt(norm)))
+  EXPECT_LE(std::sqrt(error), Tolerance(kEpsilonF32, terms, std::sqrt(norm)))
       << name;
 }
 

@@ -19,9 +19,6 @@
 namespace weft::kernels::cpu::skinny_product_test {
 namespace {
 
-using ::weft::testing::kEpsilonF32;
-using ::weft::testing::Tolerance;
-
 // The gap between the rows of every matrix reveals a wrong stride.
 constexpr int64_t kGap = 5;
 constexpr float kUntouched = -77;

@@ -13,9 +13,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonF32;
-using weft::testing::kEpsilonF64;
-using weft::testing::Tolerance;
 namespace reference = weft::kernels::cpu::reference;
 
 constexpr cpu::AdamWScalars kScalars = {.gradient_scale = 0.5F,

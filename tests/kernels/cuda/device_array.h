@@ -127,8 +127,7 @@ class DeviceArray {
 };
 
 inline double EpsilonOf(DType dtype) {
-  return dtype == DType::kF32 ? weft::testing::kEpsilonF32
-                              : weft::testing::kEpsilonBf16;
+  return dtype == DType::kF32 ? kEpsilonF32 : kEpsilonBf16;
 }
 
 inline std::vector<float> RandomFloats(int64_t count, uint32_t seed,

@@ -14,8 +14,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
 namespace reference = weft::kernels::cpu::reference;
 using reference::DeltaHead;
 using reference::DeltaOutput;

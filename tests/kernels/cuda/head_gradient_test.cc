@@ -11,8 +11,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::StoredTolerance;
-
 class CudaHeadGradientTest : public CudaDtypeTest {};
 
 // The four rows have one, no, three and two entries. The hidden sizes make the

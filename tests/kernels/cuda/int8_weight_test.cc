@@ -18,7 +18,6 @@ namespace {
 
 using cpu::Int8RowBytes;
 using cpu::kInt8Group;
-using weft::testing::StoredTolerance;
 
 // A weight of random integers and scales. Rows begin `shift` bytes after a
 // multiple of 16 bytes and have `padding` bytes behind them.

@@ -15,8 +15,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-
 constexpr int kMostProjections = kMaxLoraProjections;
 
 // The ranks and scales of an adapter's projections. Rank 0 means that the
@@ -253,8 +251,7 @@ struct OnDevice {
     for (const double x : expected) largest = std::max(largest, std::abs(x));
     for (size_t i = 0; i < actual.size(); ++i) {
       ASSERT_NEAR(actual[i], expected[i],
-                  weft::testing::StoredTolerance(kEpsilonBf16, terms, largest,
-                                                 expected[i]))
+                  StoredTolerance(kEpsilonBf16, terms, largest, expected[i]))
           << what << ", row " << i / stride << " column " << i % stride;
     }
   }

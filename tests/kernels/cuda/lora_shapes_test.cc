@@ -17,10 +17,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-using weft::testing::Tolerance;
-
 constexpr float kScale = 0.5F;
 
 struct Shape {

@@ -16,10 +16,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonBf16;
-using weft::testing::kEpsilonF32;
-using weft::testing::Tolerance;
-
 constexpr int64_t kRows = 300;
 // This stride is not a multiple of any vector load's width.
 constexpr int64_t kStride = 541;

@@ -16,8 +16,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::StoredTolerance;
-
 struct AttentionCase {
   int64_t heads;
   int64_t kv_heads;

@@ -16,7 +16,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::StoredTolerance;
 namespace reference = weft::kernels::cpu::reference;
 
 constexpr float kEps = 1e-5F;

@@ -17,9 +17,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonF32;
-using weft::testing::StoredTolerance;
-using weft::testing::Tolerance;
 namespace reference = weft::kernels::cpu::reference;
 
 constexpr float kGap = 77;  // The value between the rows, where no kernel may

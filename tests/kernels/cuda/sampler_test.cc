@@ -17,9 +17,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonF32;
-using weft::testing::Tolerance;
-
 struct Drawn {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;

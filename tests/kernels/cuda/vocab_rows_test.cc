@@ -14,9 +14,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using weft::testing::kEpsilonF32;
-using weft::testing::StoredTolerance;
-using weft::testing::Tolerance;
 namespace reference = weft::kernels::cpu::reference;
 
 struct Scores {
@@ -116,7 +113,7 @@ class CudaVocabRowsTest : public CudaKernelTest {
         softmax[targets[e]] = 0;
       }
       const double stored = options.softmax == VocabSoftmax::kWeights
-                                ? weft::testing::kEpsilonBf16
+                                ? kEpsilonBf16
                                 : kEpsilonF32;
       // An absolute error of the exponent is a relative error of the softmax.
       for (int64_t v = 0; v < vocab; ++v) {
@@ -165,8 +162,7 @@ TEST_F(CudaVocabRowsTest, WeightsAreFiniteWhereverTheLargestLogitLies) {
         ScoreOnDevice(logits, {0, 0, 0, 0, 0, 0}, {1, 1, 1, 1},
                       {.softmax = VocabSoftmax::kWeights});
     for (int64_t r = 0; r < kRows; ++r) {
-      EXPECT_NEAR(scores.softmax[r * 8000 + 7999], 1,
-                  weft::testing::kEpsilonBf16);
+      EXPECT_NEAR(scores.softmax[r * 8000 + 7999], 1, kEpsilonBf16);
       EXPECT_NEAR(scores.softmax[r * 8000], 0, 1e-12);
     }
   }

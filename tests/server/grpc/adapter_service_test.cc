@@ -119,18 +119,6 @@ TEST_F(AdapterServiceTest, TargetModulesComeInTheOrderOfTheForwardPass) {
                           v1::TARGET_MODULE_EMBED_TOKENS));
 }
 
-TEST_F(AdapterServiceTest, EverySlotTakenIsResourceExhausted) {
-  v1::CreateAdapterRequest request;
-  v1::Adapter adapter;
-  for (const char* id : {"b", "c", "d"}) {
-    request.set_adapter_id(id);
-    ASSERT_TRUE(Create(request, &adapter).ok());
-  }
-  request.set_adapter_id("e");
-  EXPECT_EQ(Create(request, &adapter).error_code(),
-            grpc::StatusCode::RESOURCE_EXHAUSTED);
-}
-
 TEST_F(AdapterServiceTest, GetAndDelete) {
   const auto get = Make<v1::GetAdapterRequest>("adapter_id = 'a'");
   v1::GetAdapterResponse got;
@@ -304,15 +292,6 @@ TEST_F(AdapterServiceTest, DurabilityIsKeptAndChecked) {
   const grpc::Status bad = Send(request, &response);
   EXPECT_EQ(bad.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(bad.error_message(), "durability is 2, must be a known Durability");
-}
-
-TEST_F(AdapterServiceTest, ExportOfUnknownAdapterIsNotFound) {
-  const auto request = Make<v1::ExportAdapterRequest>("adapter_id = 'nobody'");
-  grpc::ClientContext context;
-  const auto stream = adapters_->ExportAdapter(&context, request);
-  v1::ExportAdapterResponse message;
-  EXPECT_FALSE(stream->Read(&message));
-  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, ExportSurvivesAClientThatLeaves) {

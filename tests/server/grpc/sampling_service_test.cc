@@ -324,24 +324,6 @@ TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
   EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
 }
 
-// The client never reads. The server merges its waiting tokens into one message
-// instead of keeping a message per token. The server still ends the call when
-// the client leaves.
-TEST_F(SamplingServiceTest, UnreadStreamIsHeldAndLetGo) {
-  engine_.mutable_info()->context_length = 200000;
-  const v1::SampleStreamRequest request =
-      GoodStream("config.max_tokens = 100000");
-  {
-    grpc::ClientContext context;
-    const auto stream = sampling_->SampleStream(&context, request);
-    stream->WaitForInitialMetadata();
-    context.TryCancel();
-    stream->Finish();
-  }
-  EXPECT_TRUE(
-      Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
-}
-
 TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
   engine_.mutable_info()->context_length = 10000000;
   const v1::SampleStreamRequest request =

@@ -174,32 +174,6 @@ TEST_F(TrainingServiceTest, RepeatedStepIsMarkedReplayed) {
       1);
 }
 
-TEST_F(TrainingServiceTest, StepReusedWithOtherPayloadAlreadyExists) {
-  v1::ForwardBackwardRequest request = GoodStep();
-  request.set_step(1);
-  v1::ForwardBackwardResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  request.mutable_data(0)->set_tokens(0, 9);
-  EXPECT_EQ(Send(request, &response).error_code(),
-            grpc::StatusCode::ALREADY_EXISTS);
-}
-
-TEST_F(TrainingServiceTest, GapWaitsForTheMissingStep) {
-  v1::ForwardBackwardRequest later = GoodStep();
-  later.set_step(2);
-  grpc::Status later_status;
-  v1::ForwardBackwardResponse later_response;
-  std::thread waiter([&] { later_status = Send(later, &later_response); });
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
-  v1::ForwardBackwardRequest first = GoodStep();
-  first.set_step(1);
-  v1::ForwardBackwardResponse response;
-  EXPECT_TRUE(Send(first, &response).ok());
-  waiter.join();
-  EXPECT_TRUE(later_status.ok());
-  EXPECT_EQ(later_response.step(), 2u);
-}
-
 TEST_F(TrainingServiceTest, DeadlineReachesTheEngineAndFreesThePlace) {
   engine_.Hold();
   grpc::ClientContext context;
@@ -274,15 +248,6 @@ TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
   }
 }
 
-TEST_F(TrainingServiceTest, UnknownAdapterIsNotFound) {
-  v1::ForwardBackwardRequest request = GoodStep();
-  request.set_adapter_id("nobody");
-  v1::ForwardBackwardResponse response;
-  const grpc::Status status = Send(request, &response);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_THAT(status.error_message(), HasSubstr("nobody"));
-}
-
 TEST_F(TrainingServiceTest, MessageAboveTheLimitIsRefusedAndServerLives) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->set_tokens_le(std::string(5 << 20, 'x'));
@@ -300,21 +265,6 @@ TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
   v1::ForwardBackwardResponse response;
   EXPECT_EQ(Send(request, &response, &context).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
-}
-
-TEST_F(TrainingServiceTest, ManyCallsAtOnceAreAllAnswered) {
-  std::vector<std::thread> callers;
-  std::atomic<int> answered{0};
-  for (int i = 0; i < 8; ++i) {
-    callers.emplace_back([&] {
-      for (int call = 0; call < 25; ++call) {
-        v1::ForwardBackwardResponse response;
-        if (Send(GoodStep(), &response).ok()) ++answered;
-      }
-    });
-  }
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(answered, 200);
 }
 
 }  // namespace

@@ -50,15 +50,11 @@ TEST(RefusalTest, SupportsOfADatum) {
        {"no offsets", SetOffsets({}),
         "data[0].support_offsets_le has 0 values, must have 4 (3 tokens, and "
         "the end)"},
-       {"no end", SetOffsets({0, 2, 2}),
-        "data[0].support_offsets_le has 3 values, must have 4"},
        {"late start", SetOffsets({1, 2, 2, 5}),
         "data[0].support_offsets_le[0] is 1, must be 0"},
        {"falling", SetOffsets({0, 2, 1, 5}),
         "data[0].support_offsets_le[2] is 1, must be in [2, 1026] (a token has "
         "0 to 1024 ids)"},
-       {"4 billion", SetOffsets({0, 2, 2, UINT32_MAX}),
-        "data[0].support_offsets_le[3] is 4294967295, must be in [2, 1026]"},
        {"data[0].support_offsets_le = 'abcde'",
         "data[0].support_offsets_le has 5 bytes, must be a multiple of 4"},
        {"few ids", SetIds({1, 7, 0, 3}),
@@ -68,8 +64,6 @@ TEST(RefusalTest, SupportsOfADatum) {
         "data[0].support_tokens_le has 6 values, must have 5"},
        {"id = vocabulary", SetIds({1, 7, 0, 3, 100}),
         "data[0].support_tokens_le[4] is 100, must be in [0, 100)"},
-       {"id -1", SetIds({1, 7, 0, 3, UINT32_MAX}),
-        "data[0].support_tokens_le[4] is 4294967295"},
        {"falling ids", SetIds({1, 7, 3, 0, 99}),
         "data[0].support_tokens_le[3] is 0 after 3, the ids of a token must "
         "increase"},
