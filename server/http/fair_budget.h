@@ -36,9 +36,9 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   // UNAVAILABLE with reason CALL_MEMORY_FULL if it has little, and the others
   // leave too little; RESOURCE_EXHAUSTED with reason TOO_LARGE if there is
   // never room for `amount`. They tell what the holder itself has, never what
-  // others have. What is held kLong takes no large amount: never more than seven
-  // eighths of half of what the others leave, so that the holder's other calls
-  // have room, and never CALL_MEMORY_FULL.
+  // others have. What is held kLong takes no large amount: never more than
+  // seven eighths of half of what the others leave, so that the holder's other
+  // calls have room, and never CALL_MEMORY_FULL.
   [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
       const std::string& holder, int64_t amount, Term term = Term::kShort)
       ABSL_LOCKS_EXCLUDED(mu_);

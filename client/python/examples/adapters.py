@@ -73,9 +73,8 @@ async def main() -> None:
         )
         question = QUESTION.format(topic="the sea")
         prompt = tokenizer.encode(question)
-        answers = await asyncio.gather(
-            *(answer(source, prompt) for source in (client, *adapters))
-        )
+        sources: list[weft.AsyncClient | weft.AsyncAdapter] = [client, *adapters]
+        answers = await asyncio.gather(*(answer(s, prompt) for s in sources))
     print(f"\n{question}")
     for name, text in zip(("base model", *RANKS), answers, strict=True):
         print(f"[{name}]\n{text}\n")
