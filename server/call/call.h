@@ -151,12 +151,13 @@ class CallRecord {
                       std::function<void(const absl::Status&)> done) {
     if constexpr (NumberedRequest<Request>) {
       if (request.step() > 0 && KeepsNumber(status)) {
-        return AcceptRefused({.adapter_id = request.adapter_id(),
-                              .step = request.step(),
-                              .epoch = request.epoch(),
-                              .digest = DigestOf(request),
-                              .status = status},
-                             std::move(done));
+        return AcceptRefused(
+            {.adapter_id = request.adapter_id(),
+             .step = request.step(),
+             .epoch = request.epoch(),
+             .digest = absl::StrCat("refused ", DigestOf(request)),
+             .status = status},
+            std::move(done));
       }
     }
     done(status);

@@ -19,10 +19,13 @@ absl::Status OtherPayload(uint64_t step) {
 }
 
 // Returns whether `digest` may be that of the step's payload. The digest of a
-// step of version 0.1 (PayloadDigest) tells nothing of it. Then the result must
+// step of version 0.1 tells nothing of it (PayloadDigest). Then the result must
 // be that of such a request, whose type is the digest's first byte.
 bool MayBeOf(const ReplayTable::Done& done, const std::string& digest) {
-  if (done.digest.size() == digest.size()) return done.digest == digest;
+  constexpr size_t kEarlierBytes = 32;
+  if (done.digest.size() != kEarlierBytes || digest.size() <= kEarlierBytes) {
+    return done.digest == digest;
+  }
   return done.result == nullptr ||
          std::holds_alternative<StepFailure>(*done.result) ||
          done.result->index() == static_cast<size_t>(digest.front());

@@ -46,7 +46,8 @@ struct RefusedStep {
   uint64_t epoch = 0;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<void> charge = nullptr;
-  std::string digest;  // Digest of the payload that was refused.
+  // PayloadDigest of the payload that was refused, or a text of its own.
+  std::string digest;
   absl::Status status;
 };
 
