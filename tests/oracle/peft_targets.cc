@@ -15,7 +15,8 @@
 namespace weft::lora {
 namespace {
 
-nlohmann::json Describe(const std::string& line, const ModelShape& shape) {
+nlohmann::json Describe(const std::string& line,
+                        const model_config::ModelShape& shape) {
   const auto config = ParsePeftConfig(line, shape);
   if (!config.ok()) return {{"error", std::string(config.status().message())}};
   nlohmann::json result = nlohmann::json::object();
