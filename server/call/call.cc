@@ -139,7 +139,7 @@ std::string DigestOf(const google::protobuf::MessageLite& message) {
     out.SetSerializationDeterministic(true);  // Maps have no order otherwise.
     message.SerializeToCodedStream(&out);
   }
-  return Sha256(bytes);
+  return absl::StrCat("refused ", Sha256(bytes));
 }
 
 CancelHandle CallRecord::AcceptRefused(

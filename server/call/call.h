@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "google/protobuf/message.h"
 #include "grpcpp/grpcpp.h"
@@ -25,7 +24,7 @@
 
 namespace weft::server {
 
-// Returns the SHA-256 of the message. Equal messages have equal digests.
+// Returns the digest of a refused message: equal ones have equal digests.
 [[nodiscard]] std::string DigestOf(
     const google::protobuf::MessageLite& message);
 
@@ -152,13 +151,12 @@ class CallRecord {
                       std::function<void(const absl::Status&)> done) {
     if constexpr (NumberedRequest<Request>) {
       if (request.step() > 0 && KeepsNumber(status)) {
-        return AcceptRefused(
-            {.adapter_id = request.adapter_id(),
-             .step = request.step(),
-             .epoch = request.epoch(),
-             .digest = absl::StrCat("refused ", DigestOf(request)),
-             .status = status},
-            std::move(done));
+        return AcceptRefused({.adapter_id = request.adapter_id(),
+                              .step = request.step(),
+                              .epoch = request.epoch(),
+                              .digest = DigestOf(request),
+                              .status = status},
+                             std::move(done));
       }
     }
     done(status);

@@ -41,7 +41,7 @@ using Task = std::function<absl::Status(Callback<FutureResult> done)>;
 // Gives a step to the engine, as a call of `origin`. If it returns an error,
 // the engine has not taken the step and `done` does not run.
 using StepDone = Callback<StepReply<StepResultPtr>>;
-using StepTask =
+using StepStart =
     std::function<absl::Status(const CallOrigin& origin, const StepDone& done)>;
 
 // A model in training: an adapter, whose steps have the client's sequence

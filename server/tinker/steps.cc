@@ -271,7 +271,7 @@ struct NewStep {
   CallOrigin origin;
   Rpc rpc;
   uint64_t seq;
-  StepTask task;
+  StepStart task;
 };
 
 // Answers a request that the engine has not accepted as a step.
@@ -372,7 +372,7 @@ absl::StatusOr<StepPlace> ReadPlace(const Json& body) {
 }
 
 absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
-                         const StepPlace& place, Json note, StepTask task,
+                         const StepPlace& place, Json note, StepStart task,
                          const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const Model* const model,
                         front.models.FindOf(call->owner(), place.model));

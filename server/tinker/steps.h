@@ -77,7 +77,7 @@ inline constexpr char kCaller[] = "caller";        // Absent: the model's.
 // such model; UNAVAILABLE while the server starts or the model is being made.
 [[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
                                        Rpc rpc, const StepPlace& place,
-                                       Json note, StepTask task,
+                                       Json note, StepStart task,
                                        const Respond& respond);
 
 // Has futures wait for the steps that the engine resumed after a restart.

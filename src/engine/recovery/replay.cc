@@ -200,6 +200,9 @@ void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
     loaded.digest = std::move(accepted.mapped().digest);
     loaded.request = std::move(accepted.mapped().request);
   }
+  if (!loaded.request) {
+    return next(absl::DataLossError("a load in the log has no request"));
+  }
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
   WithAdapters(
       {key},

@@ -67,7 +67,8 @@ TEST(FairBudgetTest, WhatIsHeldForLongLeavesOthersTheirHalf) {
               IsStatus(absl::StatusCode::kResourceExhausted, "until some end"));
   EXPECT_TRUE(budget->Reserve("a", 60).ok()) << "its calls have room";
   EXPECT_THAT(budget->Reserve("b", 251, FairBudget::Term::kLong),
-              IsStatus(absl::StatusCode::kResourceExhausted, "send it again when others have ended"));
+              IsStatus(absl::StatusCode::kResourceExhausted,
+                       "send it again when others have ended"));
   EXPECT_TRUE(budget->Reserve("b", 430).ok()) << "a request may be large";
 }
 
