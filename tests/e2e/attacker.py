@@ -57,6 +57,7 @@ class Attacker:
         self.counts: Counter[str] = Counter()
         self.defects: list[str] = []
         self._held: deque[Callable[[], Any]] = deque()
+        self._most_held = HELD
         self.metadata = [("authorization", f"Bearer {target.token}")]
         self._channel = grpc.insecure_channel(target.grpc)
 
@@ -96,8 +97,19 @@ class Attacker:
 
     def hold(self, close: Callable[[], Any]) -> None:
         self._held.append(close)
-        if len(self._held) > HELD:
-            self._held.popleft()()
+        self._close_all_but(self._most_held)
+
+    def release(self) -> None:
+        """Holds nothing from now on. A tenant's requests wait for those that it has
+        sent in part, so what one thread holds would slow the last kinds of another.
+        Threads: any."""
+        self._most_held = 0
+        self._close_all_but(0)
+
+    def _close_all_but(self, number: int) -> None:
+        while len(self._held) > number:
+            with contextlib.suppress(IndexError):  # Another thread closed the last.
+                self._held.popleft()()
 
     def tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(3, VOCAB) for _ in range(count)]

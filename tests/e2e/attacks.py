@@ -525,7 +525,11 @@ def main() -> None:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         time.sleep(0.1)
-        if stop.is_set() and all(a.has_done_its_part for a in attackers):
+        if not stop.is_set():
+            continue
+        for attacker in attackers:
+            attacker.release()
+        if all(attacker.has_done_its_part for attacker in attackers):
             break  # A thread may be inside a call that does not end.
     counts = sum((attacker.counts for attacker in attackers), Counter())
     defects = [text for attacker in attackers for text in attacker.defects]

@@ -248,14 +248,13 @@ class Memory:
 
 
 class Watch:
-    """Reads the resident memory of weftd, until it is stopped."""
+    """Reads the resident memory of weftd while it is entered."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
         self._stop = threading.Event()
         self._rows: list[tuple[float, int, int]] = []
         self._thread = threading.Thread(target=self._run)
-        self._thread.start()
 
     def _run(self) -> None:
         told, held, most_pages = 0.0, 0, 0
@@ -280,9 +279,15 @@ class Watch:
             int(sum(map(float, re.findall(one, page, re.MULTILINE)))) for one in series
         ]
 
-    def stop(self) -> Memory:
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+
+    def memory(self) -> Memory:
         times, sizes, rest = np.array(self._rows, dtype=float).T
         early = times <= (times[0] + times[-1]) / 2
         peaks = (sizes, rest[early], rest[~early])
@@ -337,7 +342,7 @@ def attackers(targets: list[Target]) -> Iterator[list[dict[str, Any]]]:
         for process in processes:
             process.terminate()
         reports += [
-            json.loads(process.communicate(timeout=60)[0]) for process in processes
+            json.loads(process.communicate(timeout=300)[0]) for process in processes
         ]
     finally:
         for process in processes:
@@ -369,11 +374,10 @@ def test_attackers_end_nothing_and_take_no_more_than_their_share(
         dave = Dave(server, own)
         alone = dave.run(max(ALONE_SECONDS, seconds / 20))
         expected = [max(worker.lives, key=len) for worker in dave.workers]
-        watch = Watch(server)
         targets = [Target(*ports, key, seed) for seed, key in enumerate(keys)]
-        with attackers(targets) as reports:
+        with Watch(server) as watch, attackers(targets) as reports:
             beside = dave.run(seconds)
-        memory = watch.stop()
+        memory = watch.memory()
         last = max(dave.workers, key=lambda worker: worker.slowest)
         print(f"\nlimit held {how}; {memory}; {last.name} waited {last.slowest:.1f} s")
         print(f"dave {beside}, alone {alone}")
