@@ -2,7 +2,6 @@
 #include <string>
 #include <utility>
 
-#include "server/grpc/peft_streams.h"
 #include "server/grpc/services.h"
 #include "server/grpc/unary_call.h"
 #include "weft/v1/adapters.pb.h"

@@ -1,4 +1,4 @@
-#include "server/grpc/sample_stream.h"
+#include "server/grpc/services.h"
 
 #include <algorithm>
 #include <deque>
@@ -12,6 +12,10 @@
 
 namespace weft::server {
 namespace {
+
+// The most tokens and top-logprob entries that may wait for a slow client,
+// about 8 bytes each.
+constexpr size_t kMaxWaitingValues = 1 << 20;
 
 size_t NumValues(const v1::SampleStreamResponse& message) {
   auto values = static_cast<size_t>(message.tokens_size());

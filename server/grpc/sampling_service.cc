@@ -1,5 +1,4 @@
 // weft.v1.SamplingService: Sample, SampleStream.
-#include "server/grpc/sample_stream.h"
 #include "server/grpc/services.h"
 #include "server/grpc/unary_call.h"
 #include "weft/v1/sampling.pb.h"

@@ -17,6 +17,21 @@ namespace weft::server {
 [[nodiscard]] std::unique_ptr<RawService> MakeServerService(ServiceCore* core);
 [[nodiscard]] std::unique_ptr<RawService> MakeHealthService(ServiceCore* core);
 
+// Adds SamplingService.SampleStream. If tokens come faster than the client
+// reads, they are merged into one waiting message per sample, and if too many
+// wait, the call is cancelled.
+void AddSampleStream(RawService* service);
+// Adds AdapterService's calls that transfer files.
+//
+// ExportAdapter and DownloadCheckpoint send the files in pieces of up to 1 MiB,
+// which they read from disk when the client has read the piece before. An
+// export has no file on disk, so its bytes count in ServiceCore::memory.
+//
+// ImportAdapter and UploadCheckpoint receive files until the client
+// half-closes. They fail with RESOURCE_EXHAUSTED if their bytes find no room in
+// ServiceCore::imports.
+void AddFileStreams(RawService* service);
+
 }  // namespace weft::server
 
 #endif  // WEFT_SERVER_GRPC_SERVICES_H_

@@ -1,4 +1,4 @@
-#include "server/grpc/peft_streams.h"
+#include "server/grpc/services.h"
 
 #include <cstdint>
 #include <memory>
