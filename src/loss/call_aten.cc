@@ -226,33 +226,29 @@ std::vector<at::Tensor> TensorsOf(const Stack& stack) {
   return tensors;
 }
 
-// Returns the product of sizes, or a huge number if it would overflow.
-int64_t ProductOf(at::IntArrayRef sizes) {
-  constexpr double kMany = 1e18;
-  double product = 1;
-  for (const int64_t size : sizes) product *= static_cast<double>(size);
-  return static_cast<int64_t>(std::clamp(product, 0.0, kMany));
-}
+constexpr double kMany = 1e18;
 
 int64_t BroadcastValues(const std::vector<at::Tensor>& tensors) {
   at::DimVector shape;
   for (const at::Tensor& tensor : tensors) {
     shape = at::infer_size_dimvector(shape, tensor.sizes());
   }
-  return ProductOf(shape);
+  return CostOf(shape);
 }
 
 int64_t RangeLength(const c10::FunctionSchema& schema, const Stack& stack) {
-  constexpr double kMany = 1e18;
   const auto argument = [&](const char* name, double otherwise) {
     const std::optional<int> index = schema.argumentIndexWithName(name);
     return index ? stack[static_cast<size_t>(*index)].toScalar().toDouble()
                  : otherwise;
   };
-  const double length = std::ceil((argument("end", 0) - argument("start", 0)) /
-                                  argument("step", 1));
-  TORCH_CHECK(!std::isnan(length), "has no length");
-  return static_cast<int64_t>(std::clamp(length, 0.0, kMany));
+  const double span = argument("end", 0) - argument("start", 0);
+  const double step = argument("step", 1);
+  TORCH_CHECK(!std::isnan(span / step), "has no length");
+  // With a dtype of integers, ATen drops the fractions of all three.
+  const double whole = std::abs(step) > 1 ? std::trunc(step) : step;
+  const double most = std::max(span / step, span / whole) + 2;
+  return static_cast<int64_t>(std::clamp(most, 0.0, kMany));
 }
 
 int64_t ResultValues(const LossOperation& operation,
@@ -261,8 +257,8 @@ int64_t ResultValues(const LossOperation& operation,
   int64_t sum = 0;
   int64_t largest = 0;
   for (const at::Tensor& tensor : tensors) {
-    sum += tensor.numel();
-    largest = std::max(largest, tensor.numel());
+    sum += CostOf(tensor.sizes());
+    largest = std::max(largest, CostOf(tensor.sizes()));
   }
   switch (operation.size) {
     case ResultSize::kBroadcast:
@@ -275,7 +271,7 @@ int64_t ResultValues(const LossOperation& operation,
     case ResultSize::kSum:
       return sum;
     case ResultSize::kGiven:
-      return ProductOf(stack.front().toIntVector());
+      return CostOf(stack.front().toIntVector());
     case ResultSize::kRange:
       return RangeLength(schema, stack);
   }
@@ -331,6 +327,14 @@ std::string NameOfDtype(at::ScalarType dtype) {
 
 bool IsNumber(const IValue& value) {
   return value.isInt() || value.isDouble() || value.isBool();
+}
+
+int64_t CostOf(at::IntArrayRef sizes) {
+  double cost = 1;
+  for (const int64_t size : sizes) {
+    cost *= static_cast<double>(std::max<int64_t>(size, 1));
+  }
+  return static_cast<int64_t>(std::min(cost, kMany));
 }
 
 IValue CallAten(const LossOperation& operation, CallArguments arguments,

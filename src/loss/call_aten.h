@@ -41,6 +41,11 @@ struct CallArguments {
 // True for an integer, a real and a bool.
 [[nodiscard]] bool IsNumber(const c10::IValue& value);
 
+// Returns how many values a tensor of this shape costs: an empty dimension
+// counts as one entry, because an operation may reduce it and make values of
+// all the others. A huge number if the product would overflow.
+[[nodiscard]] int64_t CostOf(at::IntArrayRef sizes);
+
 }  // namespace weft::loss
 
 #endif  // WEFT_SRC_LOSS_CALL_ATEN_H_

@@ -163,7 +163,7 @@ class GraphRun {
         return Aten(operation, std::move(call));
       case OperationKind::kCast: {
         const at::Tensor self = Self(call);
-        Charge(self.numel());
+        Charge(CostOf(self.sizes()));
         return self.to(DtypeOf(std::string(operation.overloads)));
       }
       default:
@@ -175,7 +175,7 @@ class GraphRun {
     IValue result = CallAten(operation, std::move(call),
                              [this](int64_t values) { Charge(values); });
     if (operation.size == ResultSize::kView && result.isTensor()) {
-      Charge(result.toTensor().numel());
+      Charge(CostOf(result.toTensor().sizes()));
     }
     return result;
   }
@@ -291,12 +291,17 @@ class GraphRun {
   // choose, with the dimensions that no tensor indexes.
   void ChargeIndex(const at::Tensor& tensor,
                    const std::vector<at::indexing::TensorIndex>& indices) {
-    Charge(tensor.numel());
+    // Each None adds a dimension, and a node of autograd that keeps its shape.
+    TORCH_CHECK(
+        static_cast<int64_t>(indices.size()) <= tensor.dim() + kMaxGraphDims,
+        "has ", indices.size(), " indices for ", tensor.dim(),
+        " dimensions, must have at most ", kMaxGraphDims, " more");
+    Charge(CostOf(tensor.sizes()));
     at::DimVector chosen;
     int64_t num_tensors = 0;
     bool has_mask = false;
     int64_t dim = 0;
-    double rest = static_cast<double>(std::max<int64_t>(tensor.numel(), 1));
+    auto rest = static_cast<double>(CostOf(tensor.sizes()));
     for (const at::indexing::TensorIndex& index : indices) {
       if (index.is_ellipsis()) dim += tensor.dim() - NumIndexed(indices);
       const int64_t end = dim + NumIndexed({index});
@@ -317,7 +322,7 @@ class GraphRun {
     if (num_tensors == 0) return;
     TORCH_CHECK(!has_mask || num_tensors == 1,
                 "is indexed by a mask and other tensors: use one of them");
-    for (const int64_t size : chosen) rest *= static_cast<double>(size);
+    rest *= static_cast<double>(CostOf(chosen));
     Charge(static_cast<int64_t>(std::min(rest, 1e18)));
   }
 
@@ -349,7 +354,8 @@ class GraphRun {
     }
     const IValue value = Resolve(arg);
     if (value.isNone()) return at::indexing::None;
-    if (value.isBool()) return value.toBool();
+    TORCH_CHECK(!value.isBool(),
+                "has a bool as an index: index by None or by a tensor");
     if (value.isInt()) return value.toInt();
     if (value.isTensor()) return value.toTensor();
     TORCH_CHECK(value.isTuple(), "has an index of another type");
@@ -431,12 +437,13 @@ absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
 
 absl::Status RunAndDifferentiate(const LossGraph& graph,
                                  const CustomLoss& custom, const Datum& datum,
+                                 size_t num_data,
                                  absl::Span<const float> logprobs,
                                  bool backward, absl::Span<float> losses,
                                  absl::Span<float> gradients,
                                  MetricSums* metrics) {
   const auto size = static_cast<int64_t>(logprobs.size());
-  GraphRun run(graph, MaxGraphValues(size));
+  GraphRun run(graph, MaxGraphValues(size, num_data));
   std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
   inputs.front().set_requires_grad(backward);
   WEFT_RETURN_IF_ERROR(run.Run(inputs));
@@ -468,17 +475,18 @@ absl::Status RunAndDifferentiate(const LossGraph& graph,
 
 }  // namespace
 
-int64_t MaxGraphValues(int64_t num_targets) {
-  constexpr int64_t kFixed = int64_t{64} << 10;
+int64_t MaxGraphValues(int64_t num_targets, size_t num_data) {
+  const int64_t fixed = (int64_t{64} << 10) / static_cast<int64_t>(num_data);
   constexpr int64_t kPerTarget = 4096;
   constexpr int64_t kMost = int64_t{8} << 20;
-  return std::min(kFixed + kPerTarget * num_targets, kMost);
+  return std::min(fixed + kPerTarget * num_targets, kMost);
 }
 
 absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
-                          const Datum& datum, absl::Span<const float> logprobs,
-                          bool backward, absl::Span<float> losses,
-                          absl::Span<float> gradients, MetricSums* metrics) {
+                          const Datum& datum, size_t num_data,
+                          absl::Span<const float> logprobs, bool backward,
+                          absl::Span<float> losses, absl::Span<float> gradients,
+                          MetricSums* metrics) {
   // Some backward passes add up with atomics, in any order, if they have more
   // threads. OpenMP's number is this thread's; at::set_num_threads would change
   // the loops of other threads, too.
@@ -490,8 +498,8 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
   const c10::AutoGradMode differentiate(backward);
   // Whatever autograd throws is this request's failure, not the batch's.
   try {
-    return RunAndDifferentiate(graph, custom, datum, logprobs, backward, losses,
-                               gradients, metrics);
+    return RunAndDifferentiate(graph, custom, datum, num_data, logprobs,
+                               backward, losses, gradients, metrics);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {

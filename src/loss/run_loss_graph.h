@@ -2,6 +2,7 @@
 #ifndef WEFT_SRC_LOSS_RUN_LOSS_GRAPH_H_
 #define WEFT_SRC_LOSS_RUN_LOSS_GRAPH_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -13,14 +14,17 @@
 namespace weft::loss {
 
 // Returns how many values the operations of a graph may compute together for a
-// datum with this many targets. A target's values take a small part of the time
-// that its row takes in the model. The values of the largest datum take 64 MiB,
-// and as much again in the backward pass.
-[[nodiscard]] int64_t MaxGraphValues(int64_t num_targets);
+// datum with this many targets, of a request with `num_data` data. A target's
+// values take a small part of the time that its row takes in the model; what a
+// graph may compute besides is for the whole request, because it may have
+// thousands of data with one token. The values of the largest datum take 64
+// MiB, and as much again in the backward pass.
+[[nodiscard]] int64_t MaxGraphValues(int64_t num_targets, size_t num_data);
 
-// Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the
-// datum's part of the metrics: loss:sum, tokens:sum and the graph's own. The
-// whole loss stands in losses[0], so that the sum is the datum's loss. ATen's
+// Computes the loss of a datum of a request with `num_data` data,
+// dLoss/dlogprob if `backward`, and adds the datum's part of the metrics:
+// loss:sum, tokens:sum and the graph's own. The whole loss stands in losses[0],
+// so that the sum is the datum's loss. ATen's
 // functions and autograd compute in the dtypes that PyTorch has: f32 unless the
 // graph converts. They run on this thread alone, so that sums have an order.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets;
@@ -34,8 +38,8 @@ namespace weft::loss {
 // inputs of the loss.
 [[nodiscard]] absl::Status RunLossGraph(
     const LossGraph& graph, const CustomLoss& custom, const Datum& datum,
-    absl::Span<const float> logprobs, bool backward, absl::Span<float> losses,
-    absl::Span<float> gradients, MetricSums* metrics);
+    size_t num_data, absl::Span<const float> logprobs, bool backward,
+    absl::Span<float> losses, absl::Span<float> gradients, MetricSums* metrics);
 
 }  // namespace weft::loss
 

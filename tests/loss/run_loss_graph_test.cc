@@ -58,7 +58,7 @@ class RunLossGraphTest : public ::testing::Test {
     std::vector<float> gradients(kTargets);
     MetricSums metrics;
     const absl::Status run = RunLossGraph(
-        *graph, loss_, datum_, logprobs, /*backward=*/true,
+        *graph, loss_, datum_, /*num_data=*/1, logprobs, /*backward=*/true,
         absl::MakeSpan(losses), absl::MakeSpan(gradients), &metrics);
     EXPECT_TRUE(run.ok()) << run;
     gradients.push_back(losses[0]);

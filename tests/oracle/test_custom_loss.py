@@ -330,6 +330,29 @@ FAILURES: dict[str, tuple[Callable[[T, T, T], Any], str, str]] = {
         "(arange)",
         "makes the graph compute more than",
     ),
+    "a sum over an empty dimension": (
+        lambda x, y, i: torch.zeros([2**28, 0], device=x.device).sum(1),
+        "(zeros)",
+        "makes the graph compute more than",
+    ),
+    "a sum over the empty dimension of a view": (
+        lambda x, y, i: x[:0].reshape(0, 2**40).logsumexp(0),
+        "(logsumexp)",
+        "makes the graph compute more than",
+    ),
+    "a range of integers with a real step": (
+        lambda x, y, i: torch.arange(
+            0, 150_000, 1.99, dtype=torch.int64, device=x.device
+        ),
+        "(arange)",
+        "makes the graph compute more than",
+    ),
+    "an index of many new dimensions": (
+        lambda x, y, i: x[(None,) * 6],
+        "(getitem)",
+        "has 6 indices for 1 dimensions, must have at most 4 more",
+    ),
+    "an index of a bool": (lambda x, y, i: x[True], "(getitem)", "has a bool as an"),
     "a huge view": (lambda x, y, i: x[:, None].expand(6, 10**12), "(expand)", "than"),
     "a huge broadcast": (
         lambda x, y, i: x.expand(100, 6).reshape(-1, 1) * x.expand(100, 6).reshape(-1),

@@ -52,8 +52,8 @@ class BatchLosses {
       request_ = packed.request;
     }
     const absl::Status run = loss::RunLossGraph(
-        graph_, config.custom, *packed.datum, result->logprobs, backward_,
-        losses, gradients, metrics);
+        graph_, config.custom, *packed.datum, packed.request->data.size(),
+        result->logprobs, backward_, losses, gradients, metrics);
     if (run.ok()) return run;
     return absl::Status(
         run.code(),
