@@ -46,6 +46,7 @@ struct StepWork {
 struct SampleWork {
   SampleRequest request;  // Never changes.
   AdapterKey adapter = AdapterKey::kBaseModel;
+  AdapterKey flow = AdapterKey::kBaseModel;  // As in SampleTask.
   std::string tenant;
   absl::Time accepted_at;
   std::function<void(SampleDelta)> on_delta;  // Empty if no caller streams.

@@ -55,6 +55,7 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   auto work = std::make_unique<SampleWork>();
   work->request = std::move(request);
   work->adapter = *key;
+  work->flow = own;
   work->tenant = s_.scheduler.TenantOf(own);
   work->accepted_at = s_.env.clock->Now();
   work->on_delta = std::move(on_delta);
@@ -85,6 +86,7 @@ std::optional<SampleTask> SampleDesk::Take(
   const SampleWork& work = *s_.samples.at(taken.front());
   return SampleTask{.id = taken.front(),
                     .adapter = work.adapter,
+                    .flow = work.flow,
                     .tenant = work.tenant,
                     .request = &work.request,
                     .accepted_at = work.accepted_at,

@@ -25,6 +25,9 @@ namespace weft::dispatch {
 struct SampleTask {
   uint64_t id = 0;  // The sample's id in SampleDesk.
   AdapterKey adapter = AdapterKey::kBaseModel;
+  // The scheduler's key of the adapter: tenants that sample the base model have
+  // different ones (AdapterKey).
+  AdapterKey flow = AdapterKey::kBaseModel;
   std::string tenant;
   const SampleRequest* request = nullptr;
   absl::Time accepted_at;

@@ -11,8 +11,8 @@ namespace weft {
 // for work of the new one.
 enum class AdapterKey : uint64_t {
   kBaseModel = 0,
-  // The scheduler knows the base model also by a key for each tenant that uses
-  // it, from here on. Nothing else does.
+  // Whatever gives tenants their turns knows the base model also by a key for
+  // each tenant that uses it, from here on. Nothing else does.
   kFirstTenantsBaseModel = uint64_t{1} << 63,
 };
 

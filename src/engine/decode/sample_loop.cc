@@ -110,6 +110,7 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
   SampleJob& job = jobs_.emplace_back();
   job.work_id = task.id;
   job.adapter = task.adapter;
+  job.flow = task.flow;
   job.tenant = task.tenant;
   job.order = next_order_++;
   job.request = request;

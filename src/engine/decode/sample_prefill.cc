@@ -155,7 +155,12 @@ Positions UnscoredPrompt(const SamplePiece& piece) {
 // So many prompt_targets take as long as a token of a prompt.
 constexpr int64_t kTargetsPerToken = 64;
 
-// Returns how many tokens without prompt_targets take as long as the piece.
+// So many draws take as long as a token of a prompt: a draw only reads the
+// logits of a row a few times.
+constexpr int64_t kDrawsPerToken = 16;
+
+// Returns how many tokens without prompt_targets take as long as the piece
+// without its draws.
 int64_t CostOf(const SamplePiece& piece) {
   const int64_t tokens = piece.end - piece.begin;
   const std::vector<int64_t>& offsets =
@@ -291,18 +296,18 @@ std::vector<SampleSequence*> SamplePrefill::InTurn() {
   std::erase_if(waiting, [](const SampleSequence* s) {
     return s->ready() || (s->sample_index != kPrompt && !s->has_slot);
   });
-  std::set<AdapterKey> adapters;
+  std::set<AdapterKey> flows;
   for (const SampleSequence* sequence : waiting) {
-    adapters.insert(sequence->job->adapter);
-    shares_.Add(sequence->job->adapter, sequence->job->tenant);
-    shares_.SetActive(sequence->job->adapter, true);
+    flows.insert(sequence->job->flow);
+    shares_.Add(sequence->job->flow, sequence->job->tenant);
+    shares_.SetActive(sequence->job->flow, true);
   }
-  for (const AdapterKey adapter : adapters_) {
-    if (!adapters.contains(adapter)) shares_.Remove(adapter);
+  for (const AdapterKey flow : flows_) {
+    if (!flows.contains(flow)) shares_.Remove(flow);
   }
-  adapters_ = std::move(adapters);
+  flows_ = std::move(flows);
   std::ranges::sort(waiting, {}, [this](const SampleSequence* s) {
-    return std::pair(shares_.TurnOf(s->job->adapter).tenant, s->age());
+    return std::pair(shares_.TurnOf(s->job->flow), s->age());
   });
   return waiting;
 }
@@ -330,6 +335,7 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
         continue;
       }
     }
+    int64_t num_draws = 0;
     int64_t size = SizeWithin(budget, sequence);
     if (size == 0) continue;  // All tokens are cached.
     size = sequences_.EndOfPiece(sequence, sequence.length + size) -
@@ -343,20 +349,24 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
       const int64_t listed =
           draw_budget <= 0 ? 0 : std::max<int64_t>(1, draw_budget / draws);
       size = std::min(size, free + listed);
-      if (size == 0) break;
-      draw_budget -= (size - free) * draws;
+      if (size == 0) continue;
+      num_draws = (size - free) * draws;
     }
-    key_budget -= sequence.length + size;
-    if (key_budget < 0 && !pieces.empty()) break;
-    const SamplePiece piece = {.sequence = &sequence,
-                               .begin = sequence.length,
-                               .end = sequence.length + size};
-    if (CostOf(piece) > budget && !pieces.empty()) break;
+    SamplePiece piece = {.sequence = &sequence,
+                         .begin = sequence.length,
+                         .end = sequence.length + size,
+                         .num_draws = num_draws};
     if (piece.ends_prompt()) {
-      draw_budget -= sequence.job->request->num_samples;
-      if (draw_budget < 0 && !pieces.empty()) break;
+      piece.num_draws += sequence.job->request->num_samples;
     }
+    // A piece that is too large does not stop smaller ones of others.
+    const bool fits =
+        piece.end <= key_budget && CostOf(piece) <= budget &&
+        (piece.num_draws == num_draws || piece.num_draws <= draw_budget);
+    if (!fits && !pieces.empty()) continue;
     pieces.push_back(piece);
+    key_budget -= piece.end;
+    draw_budget -= piece.num_draws;
     budget -= CostOf(piece);
   }
   // A sequence that took pages may have preempted another one.
@@ -364,7 +374,8 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     return !piece.sequence->pages.has_value();
   });
   for (const SamplePiece& piece : pieces) {
-    shares_.Charge(piece.sequence->job->adapter, CostOf(piece));
+    shares_.Charge(piece.sequence->job->flow,
+                   std::max(CostOf(piece), piece.num_draws / kDrawsPerToken));
   }
   return pieces;
 }

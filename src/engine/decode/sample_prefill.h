@@ -24,6 +24,7 @@ struct SamplePiece {
   SampleSequence* sequence = nullptr;
   int64_t begin = 0;
   int64_t end = 0;
+  int64_t num_draws = 0;
 
   // Returns whether this piece draws the first tokens of the prompt's samples.
   [[nodiscard]] bool ends_prompt() const;
@@ -47,13 +48,14 @@ class SamplePrefill {
         shares_(std::move(weights)) {}
 
   // Gives pages to waiting sequences and runs one pass with the next pieces of
-  // sequences that have pages. Tenants share prefill by tokens, in proportion
-  // to their `weights`. Throws what Executor throws.
+  // sequences that have pages. Tenants share prefill in proportion to their
+  // `weights`, by tokens and draws. Throws what Executor throws.
   void Run();
 
  private:
-  // Returns the sequences that wait for prefill, in the order of their tenants'
-  // turns. Those of one tenant are in order of age.
+  // Returns the sequences that wait for prefill, in the order in which tenants,
+  // and the adapters of a tenant, have their turns. Those of one adapter are in
+  // order of age.
   [[nodiscard]] std::vector<SampleSequence*> InTurn();
   [[nodiscard]] std::vector<SamplePiece> Plan();
   void RunPieces(const std::vector<SamplePiece>& pieces);
@@ -67,7 +69,7 @@ class SamplePrefill {
   const int64_t max_tokens_;
   const int64_t max_draws_;
   dispatch::FairShares shares_;
-  std::set<AdapterKey> adapters_;  // Those that shares_ has.
+  std::set<AdapterKey> flows_;  // Those that shares_ has.
 };
 
 }  // namespace weft::engine

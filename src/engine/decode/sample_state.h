@@ -33,6 +33,7 @@ using LatestVersion = std::function<lora::AdapterVersionPtr(AdapterKey)>;
 struct SampleJob {
   uint64_t work_id = 0;
   AdapterKey adapter = AdapterKey::kBaseModel;
+  AdapterKey flow = AdapterKey::kBaseModel;  // As in dispatch::SampleTask.
   std::string tenant;
   uint64_t order = 0;  // The request's number in the order of admission.
   const SampleRequest* request = nullptr;

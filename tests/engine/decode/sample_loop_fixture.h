@@ -117,7 +117,7 @@ class SampleLoopTest : public ::testing::Test {
   void AdmitFor(const std::string& tenant, uint64_t id,
                 const SampleRequest& request) {
     loop_->Admit({.id = id,
-                  .adapter = Key(tenant),
+                  .flow = Key(tenant),
                   .tenant = tenant,
                   .request = &request,
                   .accepted_at = absl::Now()},

@@ -61,7 +61,7 @@ TEST_F(TenantSharesTest, RunningSamplesAreCappedAtTheShareOfTheirTenant) {
            .max_decode_sequences = 8,
            .tenant_weights = {{"alice", 3}}});
   loop_->Admit({.id = 1,
-                .adapter = Key("alice"),
+                .flow = Key("alice"),
                 .tenant = "alice",
                 .request = &group,
                 .streams = true},
@@ -108,6 +108,34 @@ TEST_F(TenantSharesTest, LongPromptsDoNotDelayAShortOne) {
   (void)loop_->Step();
   AdmitFor("bob", 3, one);
   EXPECT_LE(StepsUntilEnd(3), 2);
+}
+
+TEST_F(TenantSharesTest, DrawsAtEachPositionOfAPromptDoNotDelayAShortOne) {
+  SampleRequest listed = Request(1, 60, 1, 7);
+  listed.prompt_alternatives = 8;
+  SampleRequest top = Request(2, 60, 1, 7);
+  top.prompt_top_logprobs = 3;
+  const SampleRequest one = Request(9, 5, 1, 8);
+  Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
+           .max_decode_sequences = 4});
+  AdmitFor("alice", 1, listed);
+  AdmitFor("alice", 2, top);
+  (void)loop_->Step();
+  AdmitFor("bob", 3, one);
+  EXPECT_LE(StepsUntilEnd(3), 2);
+}
+
+TEST_F(TenantSharesTest, DrawsCountAsWork) {
+  SampleRequest listed = Request(1, 60, 1, 7);
+  listed.prompt_alternatives = 64;
+  const SampleRequest plain = Request(2, 60, 1, 7);
+  Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
+           .max_decode_sequences = 64,
+           .max_prefill_tokens = 1});
+  AdmitFor("alice", 1, listed);
+  AdmitFor("bob", 2, plain);
+  // The draws at one position of alice's take as long as four tokens of bob's.
+  EXPECT_LE(StepsUntilEnd(2), 60 + 60 / 4 + 1);
 }
 
 TEST_F(TenantSharesTest, TwoTenantsPrefillInTurns) {
