@@ -40,6 +40,8 @@ T = TypeVar("T")
 CallFuture = Any
 
 
+_SIGNAL_SECONDS = 0.5  # An interrupt is never noticed later than that.
+
 # `_delivering.driver` is the driver whose reply the current thread is delivering. The
 # thread must not wait for another call of this driver, because gRPC may need the thread
 # to deliver that call's reply.
@@ -69,9 +71,23 @@ class _Run(Generic[T]):
                 effect = self._operation.throw(error)
             self._perform(effect)
         except StopIteration as stop:
-            self.future.set_result(stop.value)
+            if not self.future.done():
+                self.future.set_result(stop.value)
         except BaseException as failure:  # The future's waiter gets every error.
-            self.future.set_exception(without_frames(failure))
+            # It has one already if an interrupt came while this thread performed an
+            # effect, and the operation then ends because it is cancelled.
+            if not self.future.done():
+                self.future.set_exception(without_frames(failure))
+
+    def wait(self) -> T:
+        """Waits for the end and returns the result. Looks up now and then, because
+        Python learns of a signal that comes as a wait begins only when it ends."""
+        while True:
+            try:
+                return self.future.result(_SIGNAL_SECONDS)
+            except TimeoutError:
+                if self.future.done():
+                    return self.future.result()
 
     def cancel(self) -> None:
         """Ends the call in flight or the pause. Raises Cancelled in the operation."""
@@ -217,7 +233,7 @@ class ThreadDriver:
         run = _Run(self, operation)
         run.resume()
         try:
-            return run.future.result()
+            return run.wait()
         except BaseException as error:
             run.cancel()
             raise without_frames(error) from error.__cause__
