@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 from attacker import THREADS, Attacker, Target, kind  # First: it sets the path.
 from frames import DATA, END_HEADERS, HEADERS, PREFACE, RESET, SETTINGS, block, frame
-from payloads import PAYLOADS
+from payloads import OF_MUCH, PAYLOADS, custom_loss
 from raw import Raw, datum
 
 from weft import methods
@@ -68,10 +68,13 @@ def scores_of_long_prompts(a: Attacker) -> None:
         methods.SAMPLE_STREAM,
         methods.SAMPLE_STREAM.request_type(
             request={
-                "adapter_id": a.adapter,
+                # On the base model, where all tenants have the same adapter, too.
+                "adapter_id": a.rng.choice((a.adapter, "")),
                 "prompt": prompt,
                 "prompt_logprobs": True,
-                "prompt_top_logprobs": 20,
+                **a.rng.choice(
+                    ({"prompt_top_logprobs": 20}, {"prompt_alternatives": 64})
+                ),
                 "config": config,
             }
         ),
@@ -121,6 +124,20 @@ def payloads_that_wait(a: Attacker) -> None:
 
 
 # Memory.
+
+
+@kind
+def losses_that_make_much(a: Attacker) -> None:
+    """Small graphs of custom losses whose results or whose autograd would be huge."""
+    for expression in OF_MUCH:
+        request = methods.FORWARD_BACKWARD.request_type(
+            adapter_id=a.adapter, **custom_loss(*expression)
+        )
+        outcome = a.raw.call(methods.FORWARD_BACKWARD, request, timeout=5)
+        a.check(outcome)
+        refuses_node = "loss.custom_loss.graph.nodes[" in outcome.message
+        if outcome.code in ("OK", "INVALID_ARGUMENT") and not refuses_node:
+            a.defects.append(f"a loss that makes much: {outcome.message}")
 
 
 @kind

@@ -8,28 +8,61 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def custom_inputs(mib: int) -> dict[str, Any]:
-    """An input of a custom loss, which costs no token."""
+def _node(op: str, name: str, target: str, *args: Any) -> dict[str, Any]:
+    return {"op": op, "name": name, "target": target, "args": args, "kwargs": {}}
 
-    def node(op: str, name: str, target: str, *args: Any) -> dict[str, Any]:
-        return {"op": op, "name": name, "target": target, "args": args, "kwargs": {}}
 
-    nodes = [
-        node("placeholder", "logprobs", "logprobs"),
-        node("placeholder", "big", "big"),
-        node("call_method", "total", "sum", {"ref": "logprobs"}),
-        node("output", "output", "output", {"tuple": [{"ref": "total"}, {"dict": {}}]}),
+def custom_loss(*nodes: dict[str, Any], big: dict[str, Any] | None = None) -> Any:
+    """A loss that computes `nodes` besides the sum of the log-probabilities. Its input
+    `big`, if there is one, costs no token."""
+    names = ["logprobs"] if big is None else ["logprobs", "big"]
+    every = [
+        *(_node("placeholder", name, name) for name in names),
+        *nodes,
+        _node("call_method", "total", "sum", {"ref": "logprobs"}),
+        _node(
+            "output", "output", "output", {"tuple": [{"ref": "total"}, {"dict": {}}]}
+        ),
     ]
-    inputs = [{"name": "logprobs", "rank": 1}, {"name": "big", "rank": 1}]
-    graph = json.dumps({"format": 1, "nodes": nodes})
-    value = {"shape": [mib << 18], "floats_le": bytes(mib << 20)}
+    graph = json.dumps({"format": 1, "nodes": every})
+    inputs = [{"name": name, "rank": 1} for name in names]
+    datum = {"tokens": [3], "targets": [4]}
     return {
         "loss": {
             "function": "LOSS_FUNCTION_CUSTOM",
             "custom_loss": {"graph": graph, "inputs": inputs},
         },
-        "data": [{"tokens": [3], "targets": [4], "custom_inputs": {"big": value}}],
+        "data": [datum if big is None else {**datum, "custom_inputs": {"big": big}}],
     }
+
+
+# Operations that make much of little.
+OF_MUCH: list[list[dict[str, Any]]] = [
+    [
+        _node("call_function", "empty", "torch.zeros", [1 << 28, 0]),
+        _node("call_function", "full", "torch.sum", {"ref": "empty"}, 1),
+    ],
+    [
+        _node("call_function", "none", "torch.zeros", [0]),
+        _node("call_method", "empty", "reshape", {"ref": "none"}, 1 << 28, 0),
+        _node("call_function", "full", "torch.logsumexp", {"ref": "empty"}, 1),
+    ],
+    [
+        _node(
+            "call_function",
+            "many",
+            "operator.getitem",
+            {"ref": "logprobs"},
+            {"tuple": [None] * 20_000},
+        )
+    ],
+]
+
+
+def custom_inputs(mib: int) -> dict[str, Any]:
+    value = {"shape": [mib << 18], "floats_le": bytes(mib << 20)}
+    request: dict[str, Any] = custom_loss(big=value)
+    return request
 
 
 def _words(values: Iterable[int]) -> bytes:
