@@ -259,6 +259,10 @@ TrainOutcome TrainRunner::Scatter(
     for (const PackedDatum& packed : parts[i].packed.data) {
       while (left == 0) left = pieces[++piece].num_data;
       --left;
+      if (outcome.failed.contains(packed.request)) {
+        outcome.data.emplace_back();
+        continue;
+      }
       absl::StatusOr<DatumResult> result =
           ScatterDatum(packed, scores[i], &losses,
                        gradients_E->back().mutable_data_ptr<float>(),
