@@ -304,15 +304,21 @@ void Scheduler::Finished(uint64_t work_id, bool ok) {
   NoteBacklog(queue);
 }
 
+void Scheduler::ChargeTime(AdapterKey adapter, absl::Duration elapsed) {
+  charged_time_ += elapsed;
+  if (adapters_.contains(adapter)) {
+    shares_.Charge(adapter, window_.TokensOf(elapsed));
+  }
+}
+
 void Scheduler::AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed) {
   if (kind == Plan::Kind::kDecode) {
     share_.AddDecoding(elapsed);
   } else if (kind != Plan::Kind::kNone) {
     share_.AddTraining(elapsed);
-    if (kind == Plan::Kind::kTrain) window_.Ran(elapsed);
-    if (kind == Plan::Kind::kExclusive && adapters_.contains(exclusive_)) {
-      shares_.Charge(exclusive_, window_.TokensOf(elapsed));
-    }
+    if (kind == Plan::Kind::kTrain) window_.Ran(elapsed - charged_time_);
+    if (kind == Plan::Kind::kExclusive) ChargeTime(exclusive_, elapsed);
+    charged_time_ = absl::ZeroDuration();
   }
 }
 

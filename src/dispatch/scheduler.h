@@ -140,6 +140,9 @@ class Scheduler {
   // request has failed and its remaining slices are dropped.
   void Finished(uint64_t work_id, bool ok);
 
+  // Counts time of the running micro-batch that one adapter's work takes
+  // besides its tokens, as the tokens that a micro-batch computes in this time.
+  void ChargeTime(AdapterKey adapter, absl::Duration elapsed);
   // Charges the device time of the latest plan to decoding or to training, as
   // `kind` says. The time of a kExclusive plan also counts for its tenant, as
   // the tokens that a micro-batch computes in this time.
@@ -184,6 +187,7 @@ class Scheduler {
   // Requests of several slices that began when their teachers were held.
   std::set<uint64_t> taught_by_held_;
   AdapterKey exclusive_ = AdapterKey::kBaseModel;  // Of the latest kExclusive.
+  absl::Duration charged_time_;  // Of the running micro-batch.
   SampleQueue samples_;
   DeviceShare share_;
   BatchWindow window_;

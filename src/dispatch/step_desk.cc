@@ -323,6 +323,13 @@ bool StepDesk::FinishSlice(uint64_t id) {
   return true;
 }
 
+void StepDesk::ChargeTime(const StepTask& step, absl::Duration elapsed) {
+  MutexLock lock(&s_.mu);
+  const auto& request = std::get<TrainRequest>(*step.request);
+  s_.scheduler.ChargeTime(s_.SchedulersKey(step.adapter, request.tenant),
+                          elapsed);
+}
+
 void StepDesk::CountTokens(const RunTrain& train) {
   MutexLock lock(&s_.mu);
   for (const StepSlice& slice : train.slices) {

@@ -60,6 +60,9 @@ class StepDesk {
   // Call it after a slice that is not the request's last. Returns false if no
   // caller waits for a request without a number, which then ends with Complete.
   [[nodiscard]] bool FinishSlice(uint64_t id);
+  // Charges the tenant of a TrainRequest for time of the running micro-batch
+  // that the step takes besides its tokens.
+  void ChargeTime(const StepTask& step, absl::Duration elapsed);
   // Counts the micro-batch's tokens for each tenant and adapter.
   void CountTokens(const RunTrain& train);
 

@@ -479,6 +479,13 @@ class Interpreter {
        }},
       {"loaded", [this](const Words& w) { return Loaded(w); }},
       {"slice", [this](const Words& w) { return FinishSlice(w); }},
+      {"loss",
+       [this](const Words& w) {
+         return Nothing([&] {
+           dispatcher().steps().ChargeTime(running_.at(w.at(1)),
+                                           Seconds(w.at(2)));
+         });
+       }},
       {"ondevice", [this](const Words& w) { return OnDevice(w); }},
       {"moved", [this](const Words&) { return Moved(true); }},
       {"unmoved", [this](const Words&) { return Moved(false); }},

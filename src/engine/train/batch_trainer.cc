@@ -317,6 +317,11 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
   context_.probe.ObserveTrain(train.backward, batch.num_tokens,
                               SteadyNow() - start);
   WEFT_RETURN_IF_ERROR(outcome.status());
+  for (const StepSlice& slice : train.slices) {
+    const auto time = outcome->loss_time.find(&slice.request());
+    if (time == outcome->loss_time.end()) continue;
+    context_.dispatcher.steps().ChargeTime(slice.step, time->second);
+  }
   *failed = std::move(outcome->failed);
   if (!failed->empty()) return absl::OkStatus();
   if (const at::Tensor& rows_LE = outcome->expert_rows_LE; rows_LE.defined()) {

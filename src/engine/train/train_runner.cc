@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
 #include "src/base/observe/profile.h"
 #include "src/base/status_macros.h"
 #include "src/engine/train/activation_budget.h"
@@ -36,6 +38,11 @@ class BatchLosses {
  public:
   explicit BatchLosses(bool backward) : backward_(backward) {}
 
+  // How long the custom losses of each request took.
+  [[nodiscard]] std::map<const TrainRequest*, absl::Duration> TakeTime() {
+    return std::move(time_);
+  }
+
   // Computes the losses of a datum from result->logprobs, and dLoss/dlogprob.
   // Errors: those of RunLossGraph, which name the datum.
   absl::Status Compute(const PackedDatum& packed, DatumResult* result,
@@ -51,9 +58,11 @@ class BatchLosses {
       WEFT_ASSIGN_OR_RETURN(graph_, ReadLossGraph(config.custom));
       request_ = packed.request;
     }
+    const absl::Time start = SteadyNow();
     const absl::Status run = loss::RunLossGraph(
         graph_, config.custom, *packed.datum, packed.request->data.size(),
         result->logprobs, backward_, losses, gradients, metrics);
+    time_[request_] += SteadyNow() - start;
     if (run.ok()) return run;
     return absl::Status(
         run.code(),
@@ -65,6 +74,7 @@ class BatchLosses {
   const bool backward_;
   const TrainRequest* request_ = nullptr;  // Whose graph graph_ is.
   LossGraph graph_;
+  std::map<const TrainRequest*, absl::Duration> time_;
 };
 
 // Returns the result of one datum. `scores` has the scores of all data of the
@@ -273,6 +283,7 @@ TrainOutcome TrainRunner::Scatter(
       outcome.data.push_back(std::move(result).value_or(DatumResult()));
     }
   }
+  outcome.loss_time = losses.TakeTime();
   return outcome;
 }
 

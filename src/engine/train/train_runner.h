@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "src/base/options/options.h"
 #include "src/engine/train/batch_packer.h"
 #include "src/executor/executor.h"
@@ -26,6 +27,8 @@ struct TrainOutcome {
   // Why a request's custom loss failed. If there is any, there was no backward
   // pass, and `data` has no use: the others must run without these requests.
   std::map<const TrainRequest*, absl::Status> failed;
+  // How long the custom losses of each request took, also of those that failed.
+  std::map<const TrainRequest*, absl::Duration> loss_time;
 };
 
 // Selects the layers that a micro-batch recomputes: as few as policy and budget
