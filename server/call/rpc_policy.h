@@ -50,6 +50,7 @@ inline constexpr int64_t kMaxPromptRequestBytes = int64_t{4} << 20;
 // The only limit of a request that carries data is --max-message-bytes.
 inline constexpr int64_t kNoOwnLimit = INT64_MAX;
 
+inline constexpr unsigned kNoTraits = 0;
 // The requests of the method have a step number. The engine may answer a repeat
 // of such a request with the stored reply, so its replays are counted.
 inline constexpr unsigned kHasStep = 1;
@@ -63,8 +64,8 @@ struct RpcPolicy {
   const char* path;  // "/package.Service/Method".
   const char* type;  // As go-grpc-prometheus names it.
   Scope scope;
+  unsigned traits = kNoTraits;
   int64_t max_request_bytes = kMaxSmallRequestBytes;
-  unsigned traits = 0;
 
   // Returns whether the method needs the scope train or admin.
   [[nodiscard]] bool changes_state() const {
