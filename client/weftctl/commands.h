@@ -26,9 +26,9 @@ struct Session {
 struct Command {
   std::string name;  // One or two words, such as "adapters create".
   std::string help;
+  std::function<absl::Status(const Session&)> run;
   std::vector<std::string> words;
   std::vector<FlagSpec> flags;
-  std::function<absl::Status(const Session&)> run;
   bool last_word_optional = false;
   bool offline = false;  // The command uses files and no server.
   // The command shows what the server does, or that it does not answer. So its

@@ -122,6 +122,7 @@ absl::Status Sample(const Session& session) {
 std::vector<Command> SampleCommands() {
   return {{"sample",
            "Draw token ids from the base model or an adapter.",
+           Sample,
            {},
            {{"prompt-tokens", "IDS", "the prompt: 1,2,3", ""},
             {"adapter", "ADAPTER", "adapter; absent: the base model", ""},
@@ -139,8 +140,7 @@ std::vector<Command> SampleCommands() {
             {"allowed-tokens", "IDS", "draw only these: 1,2,3", ""},
             {"min-tokens", "N", "least tokens before a stop", "0"},
             {"seed", "N", "absent: drawn by the server", ""},
-            {"stream", "", "print tokens as they come", ""}},
-           Sample}};
+            {"stream", "", "print tokens as they come", ""}}}};
 }
 
 }  // namespace weft::client::weftctl

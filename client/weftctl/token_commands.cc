@@ -151,22 +151,22 @@ std::vector<Command> TokenCommands() {
   std::vector<Command> commands = {
       {"token create",
        "Add a token to weftd's file and print it, this once.",
+       CreateToken,
        {"ID"},
        {FileFlag(),
         {"tenant", "NAME", "whose adapters it may use", ""},
         {"scopes", "LIST", "of read, sample, train, admin", "train,sample"},
-        {"valid-for", "DURATION", "such as 720h; without: until revoked", ""}},
-       CreateToken},
+        {"valid-for", "DURATION", "such as 720h; without: until revoked", ""}}},
       {"token list",
        "The tokens of weftd's file.",
+       ListTokens,
        {},
-       {FileFlag()},
-       ListTokens},
+       {FileFlag()}},
       {"token revoke",
        "Remove a token; weftd refuses it within a second.",
+       RevokeToken,
        {"ID"},
-       {FileFlag()},
-       RevokeToken},
+       {FileFlag()}},
   };
   for (Command& command : commands) command.offline = true;
   return commands;

@@ -202,14 +202,13 @@ std::vector<Command> WeightsCommands() {
   std::vector<Command> commands = {
       {"weights inspect",
        "What a model folder holds, what is read of it, what is unsupported.",
-       {"MODEL_DIR"},
-       {},
-       Inspect},
+       Inspect,
+       {"MODEL_DIR"}},
       {"weights head",
        "Copy embedding and head of a model, reading nothing else.",
+       Head,
        {"MODEL_DIR"},
-       {{"output", "DIR", "also -o; created when missing", ""}},
-       Head},
+       {{"output", "DIR", "also -o; created when missing", ""}}},
   };
   for (Command& command : commands) command.offline = true;
   return commands;
