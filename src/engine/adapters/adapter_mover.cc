@@ -10,23 +10,24 @@ namespace weft::engine {
 
 void AdapterMover::Run(const dispatch::Move& move) {
   using enum AdapterLocation;
-  if (move.to == kHost) {
-    ToHost(move);
-  } else if (move.to == kDisk) {
+  if (move.to == kDisk) {
     ToDisk(move);
-  } else if (move.from == kHost) {
-    FromHost(move);
+  } else if (move.to == kHost || move.from == kHost) {
+    InMemory(move);
   } else {
     FromDisk(move);
   }
 }
 
-void AdapterMover::ToHost(const dispatch::Move& move) {
-  const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
-  const absl::Status status =
-      context_.guard.Guarded("moving an adapter out", [&] {
-        context_.adapters.MoveToHost(move.adapter,
-                                     context_.adapters.Image(move.adapter));
+void AdapterMover::InMemory(const dispatch::Move& move) {
+  const bool out = move.to == AdapterLocation::kHost;
+  AdapterTable& adapters = context_.adapters;
+  const uint64_t bytes = adapters.ImageBytes(move.adapter);
+  const absl::Status status = context_.guard.Guarded(
+      out ? "moving an adapter out" : "moving an adapter in", [&] {
+        lora::AdapterImage image = adapters.Image(move.adapter);
+        out ? adapters.MoveToHost(move.adapter, std::move(image))
+            : adapters.MoveToDevice(move.adapter, image);
       });
   Finish(move, bytes, status);
 }
@@ -60,16 +61,6 @@ void AdapterMover::ToDisk(const dispatch::Move& move) {
           Finish(move, bytes, status);
         });
   });
-}
-
-void AdapterMover::FromHost(const dispatch::Move& move) {
-  const uint64_t bytes = context_.adapters.ImageBytes(move.adapter);
-  const absl::Status status =
-      context_.guard.Guarded("moving an adapter in", [&] {
-        context_.adapters.MoveToDevice(move.adapter,
-                                       context_.adapters.Image(move.adapter));
-      });
-  Finish(move, bytes, status);
 }
 
 void AdapterMover::FromDisk(const dispatch::Move& move) {

@@ -32,9 +32,9 @@ class AdapterMover {
   void RemoveFile(ImageFile file);
 
  private:
-  void ToHost(const dispatch::Move& move);
+  // Moves an adapter from the device to the host or back.
+  void InMemory(const dispatch::Move& move);
   void ToDisk(const dispatch::Move& move);
-  void FromHost(const dispatch::Move& move);
   void FromDisk(const dispatch::Move& move);
   void Finish(const dispatch::Move& move, uint64_t bytes,
               const absl::Status& status);
