@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -108,22 +107,19 @@ int64_t NumFloats(const GroupLayout& group) {
 void CopyForwardPanels(const LoraSegment& segment, const GroupLayout& group,
                        float* panels) {
   const auto* weights = segment.version->compute_N.const_data_ptr<float>();
-  const LoraFactor& first = group.factors.front();
-  Kernels().copy_panels({.from_KN = weights + first.a_offset,
-                         .k_stride = 1,
-                         .n_stride = first.in,
-                         .num_terms = first.in,
-                         .num_columns = group.total_rank,
-                         .panels = panels});
-  panels += PanelFloats(first.in, group.total_rank);
-  for (const LoraFactor& factor : group.factors) {
-    Kernels().copy_panels({.from_KN = weights + factor.b_offset,
+  const auto add = [&](int64_t offset, int64_t terms, int64_t columns) {
+    Kernels().copy_panels({.from_KN = weights + offset,
                            .k_stride = 1,
-                           .n_stride = factor.rank,
-                           .num_terms = factor.rank,
-                           .num_columns = factor.out,
+                           .n_stride = terms,
+                           .num_terms = terms,
+                           .num_columns = columns,
                            .panels = panels});
-    panels += PanelFloats(factor.rank, factor.out);
+    panels += PanelFloats(terms, columns);
+  };
+  const LoraFactor& first = group.factors.front();
+  add(first.a_offset, first.in, group.total_rank);
+  for (const LoraFactor& factor : group.factors) {
+    add(factor.b_offset, factor.rank, factor.out);
   }
 }
 
