@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"

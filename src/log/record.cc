@@ -1,6 +1,5 @@
 #include "src/log/record.h"
 
-#include <array>
 #include <limits>
 #include <memory>
 #include <string>

@@ -1,7 +1,6 @@
 #include "src/engine/device/engine_probe.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "absl/time/clock.h"
