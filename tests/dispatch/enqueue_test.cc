@@ -1,5 +1,6 @@
-// Tests the refusals of Enqueue: codes and messages. The scenarios in
-// scenarios/ test accepted requests.
+// Tests the refusals of Enqueue, their codes and messages, and what the
+// scheduler tells of its queue. The scenarios in scenarios/ test accepted
+// requests.
 #include "gtest/gtest.h"
 #include "src/dispatch/scheduler.h"
 #include "tests/support/adapter_keys.h"
@@ -92,6 +93,34 @@ TEST_F(EnqueueTest, TellsTheNextDeadline) {
   EXPECT_EQ(scheduler_.NextDeadline(), kNow + absl::Seconds(3));
   ASSERT_EQ(scheduler_.Next(kNow, 0).slices.size(), 2u);
   EXPECT_EQ(scheduler_.NextDeadline(), absl::InfiniteFuture());
+}
+
+TEST_F(EnqueueTest, ARequestThatHasBegunIsFinishedAfterItsDeadline) {
+  WorkItem item = Train(1, 8);
+  item.datum_tokens = {60, 50};
+  item.deadline = kNow + absl::Seconds(1);
+  ASSERT_THAT(scheduler_.Enqueue(item, kNow), IsOk());
+  ASSERT_THAT(scheduler_.Enqueue(Train(2, 9), kNow), IsOk());
+  EXPECT_FALSE(scheduler_.Next(kNow, 0).slices.at(0).last);
+  scheduler_.Finished(1, /*ok=*/true);
+  const Plan rest = scheduler_.Next(item.deadline, 0);
+  EXPECT_TRUE(rest.slices.at(0).last);
+  EXPECT_EQ(rest.tokens, 50);
+  // Its second slice does not leave the queue again.
+  EXPECT_EQ(scheduler_.QueueDepth(WorkKind::kTrain), 1);
+  EXPECT_EQ(scheduler_.QueueDepthOf("a"), 1);
+}
+
+TEST_F(EnqueueTest, TheLastStepHasNoneOpenBelowIt) {
+  for (const uint64_t id : {1, 2, 3}) {
+    ASSERT_THAT(scheduler_.Enqueue(Train(id, 7 + id), kNow), IsOk());
+  }
+  ASSERT_EQ(scheduler_.Next(kNow, 0).slices.size(), 3u);
+  scheduler_.Finished(3, /*ok=*/true);
+  scheduler_.Finished(2, /*ok=*/true);
+  EXPECT_EQ(scheduler_.LastStep(Key("a")), 7u);
+  scheduler_.Finished(1, /*ok=*/true);
+  EXPECT_EQ(scheduler_.LastStep(Key("a")), 10u);
 }
 
 }  // namespace

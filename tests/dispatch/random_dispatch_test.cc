@@ -1,8 +1,9 @@
-// Random clients use the dispatcher: repeated, lost and cancelled calls,
-// deletions and new adapters under old names, failing work and moves, one or
-// two slots on the device. In all cases every call is answered once, every step
-// has one effect, and the effect belongs to the adapter to which the step was
-// sent.
+// Random clients use the dispatcher: repeated, lost, late and cancelled calls,
+// steps out of order and in slices, deletions and new adapters under old names,
+// failing work and moves, one or two slots on the device. In all cases every
+// call is answered once, every step ends once and not across a barrier, and its
+// effect belongs to the adapter to which the step was sent.
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -46,6 +47,9 @@ class TrainWorld {
       ASSERT_EQ(call.answers, 1) << call.adapter << " step " << call.step;
     }
     EXPECT_TRUE(steps_.empty() && samples_.empty() && moves_.empty());
+    const Activity activity =
+        engine_.dispatcher().adapters().Watch({.tenants = {"tenant"}});
+    EXPECT_EQ(activity.tenants[0].queued_requests, 0);
   }
 
  private:
@@ -84,12 +88,10 @@ class TrainWorld {
   }
 
   void Create(const std::string& name) {
-    engine_.Create(
-        name, "tenant", [this, name](absl::StatusOr<AdapterKey> key) {
-          if (!key.ok()) return;
-          EXPECT_TRUE(keys_.insert(*key).second) << "a key was given out twice";
-          next_step_[name] = 1;
-        });
+    engine_.Create(name, "tenant", [this](absl::StatusOr<AdapterKey> key) {
+      if (!key.ok()) return;
+      EXPECT_TRUE(keys_.insert(*key).second) << "a key was given out twice";
+    });
   }
 
   void Remove(AdapterKey key) {
@@ -99,15 +101,17 @@ class TrainWorld {
     }
   }
 
-  // Sends the next step, or repeats one of the last two steps.
+  static bool IsBarrier(uint64_t step) { return step % 3 == 0; }
+
+  // Sends the next step, repeats one of the last, or leaves a gap.
   void Send(const std::string& name) {
-    uint64_t& next = next_step_[name];
-    if (next == 0) next = 1;
-    const uint64_t back = static_cast<uint64_t>(Uniform(0, 2));
-    const uint64_t step = back >= next ? next : next - back;
-    if (step == next) ++next;
+    const auto key = engine_.dispatcher().adapters().KeyOf(name);
+    const int next = key ? static_cast<int>(ended_[*key].size()) + 1 : 1;
+    const auto step = static_cast<uint64_t>(std::max(1, next + Uniform(-2, 4)));
     const size_t index = NewCall(name, step);
-    const bool train = step % 3 != 0;
+    const bool train = !IsBarrier(step);
+    WorkItem item = TrainItem();
+    item.datum_tokens.resize(static_cast<size_t>(Uniform(1, 4)), 10);
     StepRequest request = OneDatum(name, step);
     if (!train) {
       request = OptimStepRequest{.adapter_id = name, .step = step};
@@ -123,7 +127,7 @@ class TrainWorld {
         request);
     calls_[index].handle = engine_.dispatcher().steps().Submit(
         std::move(request),
-        train ? TrainItem() : WorkItem{.kind = WorkKind::kOptim, .tokens = 1},
+        train ? item : WorkItem{.kind = WorkKind::kOptim, .tokens = 1},
         [this, index](const absl::StatusOr<StepResultPtr>& result, bool) {
           Call& call = calls_[index];
           ++call.answers;
@@ -165,14 +169,15 @@ class TrainWorld {
     if (const auto* move = std::get_if<RunMove>(&*work)) {
       moves_.push_back(move->move);
     } else if (const auto* step = std::get_if<RunStep>(&*work)) {
+      ExpectInOrder(step->step);
       const StepRequest& request = *step->step.request;
       if (const auto* refused = std::get_if<RefusedStep>(&request)) {
-        engine_.dispatcher().steps().Complete(step->step.id, refused->status);
+        End(step->step, refused->status);
       } else {
         steps_.push_back(step->step);
       }
     } else if (const auto* train = std::get_if<RunTrain>(&*work)) {
-      for (const auto& [slice, task] : train->slices) Complete(task);
+      RunSlices(*train);
     } else if (const auto* cancel = std::get_if<CancelSamples>(&*work)) {
       for (const uint64_t id : cancel->ids) {
         if (samples_.erase(id) > 0) {
@@ -181,6 +186,35 @@ class TrainWorld {
       }
     } else if (std::holds_alternative<RunDecode>(*work)) {
       Decode();
+    }
+  }
+
+  void RunSlices(const RunTrain& train) {
+    for (const auto& [slice, task] : train.slices) ExpectInOrder(task);
+    std::vector<StepSlice> slices = train.slices;
+    std::ranges::shuffle(slices, random_);
+    for (const auto& [slice, task] : slices) {
+      int64_t& done = data_done_[task.id];
+      EXPECT_EQ(done, slice.first_datum) << "data lost or repeated";
+      done += slice.num_data;
+      if (slice.last) {
+        Complete(task);
+      } else if (Uniform(0, 6) == 0) {
+        End(task, absl::InternalError("failed"));
+      } else {
+        EXPECT_TRUE(engine_.dispatcher().steps().FinishSlice(task.id));
+      }
+    }
+  }
+
+  // Expects that all steps below the latest barrier have ended, with it; below
+  // a barrier, all earlier steps.
+  void ExpectInOrder(const StepTask& task) {
+    bool behind_barrier = IsBarrier(task.step);
+    for (uint64_t step = task.step - 1; step > 0; --step) {
+      behind_barrier |= IsBarrier(step);
+      EXPECT_TRUE(!behind_barrier || ended_[task.adapter].contains(step))
+          << "step " << task.step << " before " << step;
     }
   }
 
@@ -221,17 +255,18 @@ class TrainWorld {
 
   void Complete(const StepTask& step) {
     if (Uniform(0, 6) == 0) {
-      engine_.dispatcher().steps().Complete(step.id,
-                                            absl::InternalError("failed"));
+      End(step, absl::InternalError("failed"));
       return;
     }
-    const Effect effect = {step.adapter, step.step};
-    EXPECT_TRUE(applied_.insert(effect).second)
-        << AdapterIdOf(*step.request) << " step " << step.step << " ran twice";
     names_[step.adapter] = AdapterIdOf(*step.request);
-    effects_[++serial_] = effect;
-    engine_.dispatcher().steps().Complete(step.id,
-                                          OptimStepResult{.version = serial_});
+    effects_[++serial_] = {step.adapter, step.step};
+    End(step, OptimStepResult{.version = serial_});
+  }
+
+  void End(const StepTask& step, absl::StatusOr<StepResult> result) {
+    EXPECT_TRUE(ended_[step.adapter].insert(step.step).second)
+        << AdapterIdOf(*step.request) << " step " << step.step << " ran twice";
+    engine_.dispatcher().steps().Complete(step.id, std::move(result));
   }
 
   void Decode() {
@@ -256,10 +291,10 @@ class TrainWorld {
   bool quiet_ = false;
   std::vector<Call> calls_;
   std::set<AdapterKey> keys_;
-  std::map<std::string, uint64_t> next_step_;
   std::map<AdapterKey, std::string> names_;
-  std::set<Effect> applied_;
-  std::map<uint64_t, Effect> effects_;  // Keys: serial numbers.
+  std::map<AdapterKey, std::set<uint64_t>> ended_;
+  std::map<uint64_t, int64_t> data_done_;  // By the id of the step.
+  std::map<uint64_t, Effect> effects_;     // Keys: serial numbers.
   uint64_t serial_ = 0;
   std::vector<StepTask> steps_;  // Steps that are running.
   std::set<uint64_t> samples_;   // Samples that are being decoded.
