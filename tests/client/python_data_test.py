@@ -51,9 +51,13 @@ def folder_with(tmp_path: Path, template: str | None) -> Path:
     return tmp_path
 
 
+def tokenizer_with(tmp_path: Path, template: str | None) -> data.ModelTokenizer:
+    return data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+
+
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> data.ModelTokenizer:
-    return data.ModelTokenizer.from_folder(folder_with(tmp_path, TEMPLATE))
+    return tokenizer_with(tmp_path, TEMPLATE)
 
 
 def ids(text: str) -> list[int]:
@@ -65,6 +69,15 @@ def learnt(example: data.Example | data.Pair) -> str:
     assert isinstance(example, data.Example)
     pairs = zip(example.tokens, example.learnt, strict=True)
     return " ".join(WORDS[t].upper() if one else WORDS[t] for t, one in pairs)
+
+
+SHARE_GPT = [
+    {"from": "system", "value": "seven"},
+    {"from": "human", "value": "one two"},
+    {"from": "gpt", "value": "three"},
+]
+# Content in parts, as the OpenAI front takes it.
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +96,36 @@ def learnt(example: data.Example | data.Pair) -> str:
         ),
         ({"messages": [USER, ANSWER, USER]}, "user one two assistant THREE END"),
         ({"tokens": ids("one two three"), "prompt_length": 1}, "one TWO THREE"),
+        (
+            {"messages": [{"role": "user", "content": PARTS}, ANSWER]},
+            "user one two assistant THREE END",
+        ),
+        ({"conversations": SHARE_GPT}, "end seven user one two assistant THREE END"),
+        (
+            {"conversations": SHARE_GPT[1:], "system": "six"},
+            "end six user one two assistant THREE END",
+        ),
+        ({"conversations": [USER, ANSWER]}, "user one two assistant THREE END"),
+        (
+            {
+                "conversations": [SHARE_GPT[1], {**SHARE_GPT[2], "weight": 0}] * 2
+                + [SHARE_GPT[1], SHARE_GPT[2]]
+            },
+            "user one two assistant three end " * 2
+            + "user one two assistant THREE END",
+        ),
+        (
+            {"instruction": "one", "input": "", "output": "three"},
+            "user one assistant THREE END",
+        ),
+        (
+            {"instruction": "one", "input": "two", "output": "three", "history": []},
+            "user one two assistant THREE END",
+        ),
+        (
+            {"system": "six", "instruction": "one", "output": "three"},
+            "end six user one assistant THREE END",
+        ),
     ],
 )
 def test_formats_learn_what_they_should_and_end(
@@ -102,28 +145,18 @@ def test_a_message_of_weight_0_is_not_learnt(tmp_path: Path) -> None:
         "{% else %}{{ m.content }}{% endif %}",
     )
     for template in (TEMPLATE, marked):
-        tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+        tokenizer = tokenizer_with(tmp_path, template)
         encode = data.Encoder(tokenizer)
         assert learnt(encode({"messages": [USER, off, USER, on]})) == (
             "user one two assistant three end user one two assistant FOUR FIVE END"
         )
-        first = {
-            "messages": [USER, {**ANSWER, "weight": 1}, USER, {**OTHER, "weight": 0}]
-        }
-        assert learnt(encode(first)) == "user one two assistant THREE END"
+        first = [USER, {**ANSWER, "weight": 1}, USER, {**OTHER, "weight": 0}]
+        assert learnt(encode({"messages": first})) == "user one two assistant THREE END"
         with pytest.raises(weft.InvalidArgument, match="nothing to learn"):
             encode({"messages": [USER, off]})
         last = data.Encoder(tokenizer, loss_on="last")
         with pytest.raises(weft.InvalidArgument, match="nothing to learn"):
             last({"messages": [USER, ANSWER, USER, off]})
-
-
-def test_content_in_parts_is_joined_as_the_openai_front_joins_it(
-    tokenizer: data.ModelTokenizer,
-) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    record = {"messages": [{"role": "user", "content": parts}, ANSWER]}
-    assert learnt(data.Encoder(tokenizer)(record)) == "user one two assistant THREE END"
 
 
 def test_a_prompt_holds_no_answer(tokenizer: data.ModelTokenizer) -> None:
@@ -211,9 +244,8 @@ def test_a_turn_that_lacks_the_end_of_its_prompt_is_learnt_behind_what_both_have
     """Templates such as R1's open the model's thoughts in the prompt, and leave them
     out of a turn that ended."""
     thinking = TEMPLATE.replace("assistant {% endif %}", "assistant seven {% endif %}")
-    folder = folder_with(tmp_path, thinking)
+    tokenizer = tokenizer_with(tmp_path, thinking)
     record = {"messages": [USER, ANSWER, USER, OTHER]}
-    tokenizer = data.ModelTokenizer.from_folder(folder)
     text = "user one two assistant {} user one two assistant FOUR FIVE END"
     assert learnt(data.Encoder(tokenizer)(record)) == text.format("THREE END")
     last = data.Encoder(tokenizer, loss_on="last")
@@ -252,56 +284,6 @@ def test_what_is_no_switch_of_a_template_is_refused(tmp_path: Path) -> None:
     folder_with(tmp_path, None)
     with pytest.raises(weft.InvalidArgument, match="no chat template that reads"):
         read(thinking=False)
-
-
-SHARE_GPT = [
-    {"from": "system", "value": "seven"},
-    {"from": "human", "value": "one two"},
-    {"from": "gpt", "value": "three"},
-]
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        (
-            {"conversations": SHARE_GPT},
-            "end seven user one two assistant THREE END",
-        ),
-        (
-            {"conversations": SHARE_GPT[1:], "system": "six"},
-            "end six user one two assistant THREE END",
-        ),
-        (
-            {"conversations": [USER, ANSWER]},
-            "user one two assistant THREE END",
-        ),
-        (
-            {
-                "conversations": [SHARE_GPT[1], {**SHARE_GPT[2], "weight": 0}] * 2
-                + [SHARE_GPT[1], SHARE_GPT[2]]
-            },
-            "user one two assistant three end " * 2
-            + "user one two assistant THREE END",
-        ),
-        (
-            {"instruction": "one", "input": "", "output": "three"},
-            "user one assistant THREE END",
-        ),
-        (
-            {"instruction": "one", "input": "two", "output": "three", "history": []},
-            "user one two assistant THREE END",
-        ),
-        (
-            {"system": "six", "instruction": "one", "output": "three"},
-            "end six user one assistant THREE END",
-        ),
-    ],
-)
-def test_records_of_other_programs_are_messages(
-    tokenizer: data.ModelTokenizer, record: dict[str, Any], expected: str
-) -> None:
-    assert learnt(data.Encoder(tokenizer)(record)) == expected
 
 
 def test_prompts_of_other_programs_hold_no_answer(
@@ -414,7 +396,7 @@ def test_what_a_template_or_no_model_takes_is_refused(
 
 
 def test_a_template_that_changes_turns_teaches_the_last_alone(tmp_path: Path) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, UNSTABLE))
+    tokenizer = tokenizer_with(tmp_path, UNSTABLE)
     record = {"messages": [USER, ANSWER, USER, OTHER]}
     with pytest.raises(weft.InvalidArgument, match=r"messages\[1\]"):
         data.Encoder(tokenizer)(record)
@@ -422,7 +404,7 @@ def test_a_template_that_changes_turns_teaches_the_last_alone(tmp_path: Path) ->
 
 def test_whatever_a_template_raises_is_about_its_record(tmp_path: Path) -> None:
     for template in ("{{ messages[0].content.index('z') }}", "{{ 1 // 0 }}"):
-        tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+        tokenizer = tokenizer_with(tmp_path, template)
         with pytest.raises(weft.InvalidArgument, match="chat template"):
             tokenizer.chat_prompt([USER])
 
@@ -502,7 +484,7 @@ def test_a_tokenizer_that_pads_or_cuts_is_told_not_to(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
-    tokenizer = data.ModelTokenizer.from_folder(folder_with(tmp_path, None))
+    tokenizer = tokenizer_with(tmp_path, None)
     with pytest.raises(weft.InvalidArgument, match="no chat template"):
         data.Encoder(tokenizer)({"messages": [USER, ANSWER]})
     unnamed = {"eos_token": "end", "chat_template": ["one", {"template": TEMPLATE}]}
@@ -510,7 +492,7 @@ def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
     with pytest.raises(weft.InvalidArgument, match="no chat template"):
         data.ModelTokenizer.from_folder(tmp_path).chat_prompt([USER])
     with pytest.raises(weft.InvalidArgument, match="chat template: "):
-        data.ModelTokenizer.from_folder(folder_with(tmp_path, "{% if %}"))
+        tokenizer_with(tmp_path, "{% if %}")
 
 
 def test_lines_are_streamed_and_bad_ones_reported_and_counted(
@@ -680,8 +662,5 @@ def test_a_turn_that_lacks_only_spaces_of_its_prompt_is_learnt(tmp_path: Path) -
         "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '  ' }}{% endif %}"
     )
-    encode = data.Encoder(
-        data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
-    )
-    example = encode({"messages": [USER, ANSWER]})
-    assert learnt(example) == "one two THREE END"
+    encode = data.Encoder(tokenizer_with(tmp_path, template))
+    assert learnt(encode({"messages": [USER, ANSWER]})) == "one two THREE END"
