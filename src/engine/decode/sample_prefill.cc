@@ -312,6 +312,36 @@ std::vector<SampleSequence*> SamplePrefill::InTurn() {
   return waiting;
 }
 
+std::optional<SamplePiece> SamplePrefill::NextPiece(SampleSequence& sequence,
+                                                    int64_t budget,
+                                                    int64_t draw_budget) const {
+  int64_t num_draws = 0;
+  int64_t size = SizeWithin(budget, sequence);
+  if (size == 0) return std::nullopt;  // All tokens are cached.
+  size =
+      sequences_.EndOfPiece(sequence, sequence.length + size) - sequence.length;
+  const int64_t unlisted = sequence.first_listed() - sequence.length;
+  if (size > unlisted) {
+    // A row that needs logits counts as a draw, and each draw of it, too.
+    const int64_t draws =
+        std::max<int64_t>(1, sequence.job->request->prompt_alternatives);
+    const int64_t free = std::max<int64_t>(unlisted, 0);
+    const int64_t listed =
+        draw_budget <= 0 ? 0 : std::max<int64_t>(1, draw_budget / draws);
+    size = std::min(size, free + listed);
+    if (size == 0) return std::nullopt;
+    num_draws = (size - free) * draws;
+  }
+  SamplePiece piece = {.sequence = &sequence,
+                       .begin = sequence.length,
+                       .end = sequence.length + size,
+                       .num_draws = num_draws};
+  if (piece.ends_prompt()) {
+    piece.num_draws += sequence.job->request->num_samples;
+  }
+  return piece;
+}
+
 std::vector<SamplePiece> SamplePrefill::Plan() {
   std::vector<SamplePiece> pieces;
   int64_t budget = max_tokens_;
@@ -335,39 +365,18 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
         continue;
       }
     }
-    int64_t num_draws = 0;
-    int64_t size = SizeWithin(budget, sequence);
-    if (size == 0) continue;  // All tokens are cached.
-    size = sequences_.EndOfPiece(sequence, sequence.length + size) -
-           sequence.length;
-    const int64_t unlisted = sequence.first_listed() - sequence.length;
-    if (size > unlisted) {
-      // A row that needs logits counts as a draw, and each draw of it, too.
-      const int64_t draws =
-          std::max<int64_t>(1, sequence.job->request->prompt_alternatives);
-      const int64_t free = std::max<int64_t>(unlisted, 0);
-      const int64_t listed =
-          draw_budget <= 0 ? 0 : std::max<int64_t>(1, draw_budget / draws);
-      size = std::min(size, free + listed);
-      if (size == 0) continue;
-      num_draws = (size - free) * draws;
-    }
-    SamplePiece piece = {.sequence = &sequence,
-                         .begin = sequence.length,
-                         .end = sequence.length + size,
-                         .num_draws = num_draws};
-    if (piece.ends_prompt()) {
-      piece.num_draws += sequence.job->request->num_samples;
-    }
+    const std::optional<SamplePiece> piece =
+        NextPiece(sequence, budget, draw_budget);
+    if (!piece) continue;
     // A piece that is too large does not stop smaller ones of others.
     const bool fits =
-        piece.end <= key_budget && CostOf(piece) <= budget &&
-        (piece.num_draws == num_draws || piece.num_draws <= draw_budget);
+        piece->end <= key_budget && CostOf(*piece) <= budget &&
+        (!piece->ends_prompt() || piece->num_draws <= draw_budget);
     if (!fits && !pieces.empty()) continue;
-    pieces.push_back(piece);
-    key_budget -= piece.end;
-    draw_budget -= piece.num_draws;
-    budget -= CostOf(piece);
+    pieces.push_back(*piece);
+    key_budget -= piece->end;
+    draw_budget -= piece->num_draws;
+    budget -= CostOf(*piece);
   }
   // A sequence that took pages may have preempted another one.
   std::erase_if(pieces, [](const SamplePiece& piece) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -57,6 +58,11 @@ class SamplePrefill {
   // and the adapters of a tenant, have their turns. Those of one adapter are in
   // order of age.
   [[nodiscard]] std::vector<SampleSequence*> InTurn();
+  // Returns the sequence's next piece within the budgets of tokens and draws;
+  // nothing if there is none. A first row may exceed the budget.
+  [[nodiscard]] std::optional<SamplePiece> NextPiece(SampleSequence& sequence,
+                                                     int64_t budget,
+                                                     int64_t draw_budget) const;
   [[nodiscard]] std::vector<SamplePiece> Plan();
   void RunPieces(const std::vector<SamplePiece>& pieces);
   // Gives the output to the jobs.
