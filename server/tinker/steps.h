@@ -5,7 +5,7 @@
 // order. The number of a step in the engine is its sequence number, and the
 // engine keeps the order.
 //
-// A future of a step is promised when the engine keeps the step (KeepStep). The
+// A client gets the future of a step when the engine keeps it (KeepStep). The
 // engine has the result, too (Engine::Retrieve), also after a restart.
 // Threads: the front's.
 #ifndef WEFT_SERVER_TINKER_STEPS_H_

@@ -8,7 +8,7 @@
 // the same numbers. A completed step of another kind has a DoneRecord, or a
 // LoadedRecord if it loads state into an existing adapter.
 //
-// A step that its caller was promised has an AcceptedRecord, which is in the
+// A step that is accepted before it runs has an AcceptedRecord, which is in the
 // place of the request in all later records of the step. If it has not ended at
 // the end of the log, the next process runs it.
 #ifndef WEFT_SRC_LOG_RECORD_H_
