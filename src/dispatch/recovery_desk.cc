@@ -84,6 +84,9 @@ StepTask RecoveryDesk::BeginStep(AdapterKey key, uint64_t step,
   }
   auto work = std::make_unique<StepWork>();
   work->request = std::move(request);
+  if (auto* const train = std::get_if<TrainRequest>(&work->request)) {
+    train->again = true;
+  }
   work->adapter = key;
   work->digest = std::move(digest);
   work->step = step;

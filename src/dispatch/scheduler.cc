@@ -252,6 +252,7 @@ Plan Scheduler::Next(absl::Time now, int active_decodes) {
     return plan;
   }
   Plan plan = PlanBatch(ready, held_, now, options_.max_batch_tokens, shares_);
+  charged_time_ = absl::ZeroDuration();
   if (plan.kind == Plan::Kind::kExclusive) {
     exclusive_ = work_.at(plan.work_id).adapter;
     NoteLeft(plan.work_id);
@@ -305,7 +306,8 @@ void Scheduler::Finished(uint64_t work_id, bool ok) {
 }
 
 void Scheduler::ChargeTime(AdapterKey adapter, absl::Duration elapsed) {
-  charged_time_ += elapsed;
+  if (!charged_time_) return;
+  *charged_time_ += elapsed;
   if (adapters_.contains(adapter)) {
     shares_.Charge(adapter, window_.TokensOf(elapsed));
   }
@@ -316,9 +318,11 @@ void Scheduler::AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed) {
     share_.AddDecoding(elapsed);
   } else if (kind != Plan::Kind::kNone) {
     share_.AddTraining(elapsed);
-    if (kind == Plan::Kind::kTrain) window_.Ran(elapsed - charged_time_);
+    if (kind == Plan::Kind::kTrain) {
+      window_.Ran(std::max(absl::ZeroDuration(), elapsed - *charged_time_));
+    }
     if (kind == Plan::Kind::kExclusive) ChargeTime(exclusive_, elapsed);
-    charged_time_ = absl::ZeroDuration();
+    charged_time_.reset();
   }
 }
 

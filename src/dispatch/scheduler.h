@@ -142,6 +142,7 @@ class Scheduler {
 
   // Counts time of the running micro-batch that one adapter's work takes
   // besides its tokens, as the tokens that a micro-batch computes in this time.
+  // Does nothing while none runs: what is replayed from the log is nobody's.
   void ChargeTime(AdapterKey adapter, absl::Duration elapsed);
   // Charges the device time of the latest plan to decoding or to training, as
   // `kind` says. The time of a kExclusive plan also counts for its tenant, as
@@ -187,7 +188,8 @@ class Scheduler {
   // Requests of several slices that began when their teachers were held.
   std::set<uint64_t> taught_by_held_;
   AdapterKey exclusive_ = AdapterKey::kBaseModel;  // Of the latest kExclusive.
-  absl::Duration charged_time_;  // Of the running micro-batch.
+  // Of the running micro-batch, by ChargeTime; none while none runs.
+  std::optional<absl::Duration> charged_time_;
   SampleQueue samples_;
   DeviceShare share_;
   BatchWindow window_;

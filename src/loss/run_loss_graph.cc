@@ -97,6 +97,7 @@ class GraphRun {
 
  private:
   void Charge(int64_t values) {
+    if (max_values_ == kNoLimit) return;
     values_used_ += values;
     TORCH_CHECK(values <= max_values_ && values_used_ <= max_values_,
                 "makes the graph compute more than ", max_values_,
@@ -293,7 +294,8 @@ class GraphRun {
                    const std::vector<at::indexing::TensorIndex>& indices) {
     // Each None adds a dimension, and a node of autograd that keeps its shape.
     TORCH_CHECK(
-        static_cast<int64_t>(indices.size()) <= tensor.dim() + kMaxGraphDims,
+        max_values_ == kNoLimit || static_cast<int64_t>(indices.size()) <=
+                                       tensor.dim() + kMaxGraphDims,
         "has ", indices.size(), " indices for ", tensor.dim(),
         " dimensions, must have at most ", kMaxGraphDims, " more");
     Charge(CostOf(tensor.sizes()));
@@ -354,6 +356,7 @@ class GraphRun {
     }
     const IValue value = Resolve(arg);
     if (value.isNone()) return at::indexing::None;
+    if (value.isBool() && max_values_ == kNoLimit) return value.toBool();
     TORCH_CHECK(!value.isBool(),
                 "has a bool as an index: index by None or by a tensor");
     if (value.isInt()) return value.toInt();
@@ -437,13 +440,13 @@ absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
 
 absl::Status RunAndDifferentiate(const LossGraph& graph,
                                  const CustomLoss& custom, const Datum& datum,
-                                 size_t num_data,
+                                 int64_t max_values,
                                  absl::Span<const float> logprobs,
                                  bool backward, absl::Span<float> losses,
                                  absl::Span<float> gradients,
                                  MetricSums* metrics) {
   const auto size = static_cast<int64_t>(logprobs.size());
-  GraphRun run(graph, MaxGraphValues(size, num_data));
+  GraphRun run(graph, max_values);
   std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
   inputs.front().set_requires_grad(backward);
   WEFT_RETURN_IF_ERROR(run.Run(inputs));
@@ -483,7 +486,7 @@ int64_t MaxGraphValues(int64_t num_targets, size_t num_data) {
 }
 
 absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
-                          const Datum& datum, size_t num_data,
+                          const Datum& datum, int64_t max_values,
                           absl::Span<const float> logprobs, bool backward,
                           absl::Span<float> losses, absl::Span<float> gradients,
                           MetricSums* metrics) {
@@ -498,7 +501,7 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
   const c10::AutoGradMode differentiate(backward);
   // Whatever autograd throws is this request's failure, not the batch's.
   try {
-    return RunAndDifferentiate(graph, custom, datum, num_data, logprobs,
+    return RunAndDifferentiate(graph, custom, datum, max_values, logprobs,
                                backward, losses, gradients, metrics);
   } catch (const std::bad_alloc&) {
     throw;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -20,9 +21,10 @@ namespace weft::loss {
 // thousands of data with one token. The values of the largest datum take 64
 // MiB, and as much again in the backward pass.
 [[nodiscard]] int64_t MaxGraphValues(int64_t num_targets, size_t num_data);
+// For a datum whose graph an earlier process has run.
+inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// Computes the loss of a datum of a request with `num_data` data,
-// dLoss/dlogprob if `backward`, and adds the datum's part of the metrics:
+// Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the datum's part of the metrics:
 // loss:sum, tokens:sum and the graph's own. The whole loss stands in losses[0],
 // so that the sum is the datum's loss. ATen's
 // functions and autograd compute in the dtypes that PyTorch has: f32 unless the
@@ -30,7 +32,7 @@ namespace weft::loss {
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets;
 // the graph gets logprobs as [N] or [N, K], by the rank of its first input.
 // Errors:  INVALID_ARGUMENT, which names the node, if an operation fails, if
-// the nodes compute more than MaxGraphValues, if a tensor has more than four
+// the nodes compute more than `max_values`, if a tensor has more than four
 // dimensions, or if the loss is no scalar; and if the loss or the gradient is
 // not finite, or no gradient reaches the log-probabilities. Nothing has been
 // added to `metrics` then.
@@ -38,7 +40,7 @@ namespace weft::loss {
 // inputs of the loss.
 [[nodiscard]] absl::Status RunLossGraph(
     const LossGraph& graph, const CustomLoss& custom, const Datum& datum,
-    size_t num_data, absl::Span<const float> logprobs, bool backward,
+    int64_t max_values, absl::Span<const float> logprobs, bool backward,
     absl::Span<float> losses, absl::Span<float> gradients, MetricSums* metrics);
 
 }  // namespace weft::loss

@@ -137,6 +137,8 @@ struct TrainRequest {
   std::string digest;
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<void> charge = nullptr;  // See step.h.
+  // An earlier process has run it, whose limits may have been others.
+  bool again = false;
 
   // Returns the tokens of the datum that a teacher reads.
   [[nodiscard]] int64_t teacher_tokens_of(const Datum& datum) const {

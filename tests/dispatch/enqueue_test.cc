@@ -43,6 +43,15 @@ TEST_F(EnqueueTest, NamesTheExpectedStepWhenANumberIsWaiting) {
               IsStatus(absl::StatusCode::kAlreadyExists, "expected step 9"));
 }
 
+TEST_F(EnqueueTest, TimeOfAReplayIsNoTimeOfTheNextBatch) {
+  scheduler_.ChargeTime(Key("a"), absl::Minutes(1));
+  ASSERT_THAT(scheduler_.Enqueue(Train(1, 8), kNow), IsOk());
+  const Plan plan = scheduler_.Next(kNow, /*active_decodes=*/0);
+  ASSERT_EQ(plan.kind, Plan::Kind::kTrain);
+  scheduler_.AccountDeviceTime(plan.kind, absl::Seconds(1));
+  EXPECT_EQ(scheduler_.batch_window().TokensOf(absl::Seconds(1)), 10);
+}
+
 TEST_F(EnqueueTest, RefusesAnAdapterItDoesNotKnow) {
   WorkItem item = Train(1, 8);
   item.adapter = Key("ghost");

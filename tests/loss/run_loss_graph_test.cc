@@ -57,9 +57,10 @@ class RunLossGraphTest : public ::testing::Test {
     std::vector<float> losses(kTargets);
     std::vector<float> gradients(kTargets);
     MetricSums metrics;
-    const absl::Status run = RunLossGraph(
-        *graph, loss_, datum_, /*num_data=*/1, logprobs, /*backward=*/true,
-        absl::MakeSpan(losses), absl::MakeSpan(gradients), &metrics);
+    const absl::Status run =
+        RunLossGraph(*graph, loss_, datum_, MaxGraphValues(kTargets, 1),
+                     logprobs, /*backward=*/true, absl::MakeSpan(losses),
+                     absl::MakeSpan(gradients), &metrics);
     EXPECT_TRUE(run.ok()) << run;
     gradients.push_back(losses[0]);
     return gradients;

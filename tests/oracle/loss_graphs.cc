@@ -50,9 +50,10 @@ Json Answer(const Json& ask) {
   std::vector<float> gradients(logprobs.size());
   weft::loss::MetricSums metrics;
   const absl::Status run = weft::loss::RunLossGraph(
-      *graph, loss, datum, ask.value("num_data", size_t{1}), logprobs,
-      ask.at("backward"), absl::MakeSpan(losses), absl::MakeSpan(gradients),
-      &metrics);
+      *graph, loss, datum,
+      weft::loss::MaxGraphValues(static_cast<int64_t>(logprobs.size()), 1),
+      logprobs, ask.at("backward"), absl::MakeSpan(losses),
+      absl::MakeSpan(gradients), &metrics);
   if (!run.ok()) return {{"error", run.ToString()}};
   return {{"loss", losses[0]},
           {"gradients", gradients},

@@ -155,10 +155,6 @@ Positions UnscoredPrompt(const SamplePiece& piece) {
 // So many prompt_targets take as long as a token of a prompt.
 constexpr int64_t kTargetsPerToken = 64;
 
-// So many draws take as long as a token of a prompt: a draw only reads the
-// logits of a row a few times.
-constexpr int64_t kDrawsPerToken = 16;
-
 // Returns how many tokens without prompt_targets take as long as the piece
 // without its draws.
 int64_t CostOf(const SamplePiece& piece) {
@@ -312,6 +308,12 @@ std::vector<SampleSequence*> SamplePrefill::InTurn() {
   return waiting;
 }
 
+int64_t SamplePrefill::ShareOf(const SamplePiece& piece) const {
+  const int64_t others = std::max(piece.num_draws * max_tokens_ / max_draws_,
+                                  piece.end / kMaxKeysPerToken);
+  return std::max(CostOf(piece), std::min(others, max_tokens_));
+}
+
 std::optional<SamplePiece> SamplePrefill::NextPiece(SampleSequence& sequence,
                                                     int64_t budget,
                                                     int64_t draw_budget) const {
@@ -351,9 +353,11 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
   int64_t draw_budget = max_draws_;
   // The first sequence, in the order of pages, that must wait for pages.
   const SampleSequence* short_of_pages = nullptr;
+  std::set<std::string> passed;  // Tenants whose next piece is too large.
   for (SampleSequence* const next : InTurn()) {
     SampleSequence& sequence = *next;
     if (budget <= 0) break;
+    if (passed.contains(sequence.job->tenant)) continue;
     if (!sequence.pages.has_value()) {
       // Otherwise small sequences could take the pages that a large sequence
       // before them waits for.
@@ -367,12 +371,17 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     }
     const std::optional<SamplePiece> piece =
         NextPiece(sequence, budget, draw_budget);
-    if (!piece) continue;
-    // A piece that is too large does not stop smaller ones of others.
+    if (!piece && draw_budget > 0) continue;  // All its tokens are cached.
+    // A piece that is too large does not stop those of other tenants. But its
+    // own tenant would pay for smaller ones, and never be the first with it.
     const bool fits =
-        piece->end <= key_budget && CostOf(*piece) <= budget &&
+        piece.has_value() && piece->end <= key_budget &&
+        CostOf(*piece) <= budget &&
         (!piece->ends_prompt() || piece->num_draws <= draw_budget);
-    if (!fits && !pieces.empty()) continue;
+    if (!fits && (!piece || !pieces.empty())) {
+      passed.insert(sequence.job->tenant);
+      continue;
+    }
     pieces.push_back(*piece);
     key_budget -= piece->end;
     draw_budget -= piece->num_draws;
@@ -383,8 +392,7 @@ std::vector<SamplePiece> SamplePrefill::Plan() {
     return !piece.sequence->pages.has_value();
   });
   for (const SamplePiece& piece : pieces) {
-    shares_.Charge(piece.sequence->job->flow,
-                   std::max(CostOf(piece), piece.num_draws / kDrawsPerToken));
+    shares_.Charge(piece.sequence->job->flow, ShareOf(piece));
   }
   return pieces;
 }

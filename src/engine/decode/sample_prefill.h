@@ -58,6 +58,9 @@ class SamplePrefill {
   // and the adapters of a tenant, have their turns. Those of one adapter are in
   // order of age.
   [[nodiscard]] std::vector<SampleSequence*> InTurn();
+  // Returns the tokens to charge for a piece: as much of a pass as it takes of
+  // what is scarcest, which is tokens, draws or keys.
+  [[nodiscard]] int64_t ShareOf(const SamplePiece& piece) const;
   // Returns the sequence's next piece within the budgets of tokens and draws;
   // nothing if there is none. A first row may exceed the budget.
   [[nodiscard]] std::optional<SamplePiece> NextPiece(SampleSequence& sequence,

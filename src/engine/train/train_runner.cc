@@ -54,14 +54,19 @@ class BatchLosses {
                                gradients, metrics);
       return absl::OkStatus();
     }
+    const absl::Time start = SteadyNow();
     if (packed.request != request_) {
       WEFT_ASSIGN_OR_RETURN(graph_, ReadLossGraph(config.custom));
       request_ = packed.request;
     }
-    const absl::Time start = SteadyNow();
+    const int64_t most =
+        request_->again
+            ? loss::kNoLimit
+            : loss::MaxGraphValues(static_cast<int64_t>(losses.size()),
+                                   request_->data.size());
     const absl::Status run = loss::RunLossGraph(
-        graph_, config.custom, *packed.datum, packed.request->data.size(),
-        result->logprobs, backward_, losses, gradients, metrics);
+        graph_, config.custom, *packed.datum, most, result->logprobs, backward_,
+        losses, gradients, metrics);
     time_[request_] += SteadyNow() - start;
     if (run.ok()) return run;
     return absl::Status(

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <random>
 #include <string>
@@ -125,17 +126,44 @@ TEST_F(TenantSharesTest, DrawsAtEachPositionOfAPromptDoNotDelayAShortOne) {
   EXPECT_LE(StepsUntilEnd(3), 2);
 }
 
-TEST_F(TenantSharesTest, DrawsCountAsWork) {
+TEST_F(TenantSharesTest, APassFullOfDrawsCountsAsAPass) {
+  const SampleRequest first = Request(2, 40, 1, 7);
   SampleRequest listed = Request(1, 60, 1, 7);
-  listed.prompt_alternatives = 64;
-  const SampleRequest plain = Request(2, 60, 1, 7);
+  listed.prompt_alternatives = 8;
+  const SampleRequest one = Request(9, 5, 1, 8);
+  Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
+           .max_decode_sequences = 8,
+           .max_prefill_tokens = 40});
+  AdmitFor("bob", 1, first);
+  StepsUntilEnd(1);
+  AdmitFor("alice", 2, listed);
+  AdmitFor("bob", 3, one);
+  // Alice has used nothing yet, and draws all of a pass at one position.
+  EXPECT_LE(StepsUntilEnd(3), 4);
+  EXPECT_FALSE(results_.contains(2));
+}
+
+TEST_F(TenantSharesTest, SmallPromptsDoNotOvertakeALargeOneOfTheirTenant) {
+  SampleRequest large = Request(1, 90, 1, 7);
   Restart({.kv_cache_bytes = BytesOfPages(decoder_, kPages),
            .max_decode_sequences = 64,
-           .max_prefill_tokens = 1});
-  AdmitFor("alice", 1, listed);
-  AdmitFor("bob", 2, plain);
-  // The draws at one position of alice's take as long as four tokens of bob's.
-  EXPECT_LE(StepsUntilEnd(2), 60 + 60 / 4 + 1);
+           .max_prefill_tokens = 10});
+  AdmitFor("alice", 1, large);
+  uint64_t next = 2;
+  std::deque<SampleRequest> small;
+  for (int step = 0; !results_.contains(1); ++step) {
+    ASSERT_LT(step, 60) << "others overtake it for ever";
+    for (const char* const tenant : {"alice", "bob"}) {
+      small.push_back(Request(static_cast<int32_t>(next % 50), 4, 1, next));
+      if (!loop_->HasRoom(small.back(), tenant)) continue;
+      AdmitFor(tenant, next++, small.back());
+    }
+    for (SampleEvent& event : loop_->Step()) {
+      if (event.finished) {
+        results_[event.work_id] = std::move(event.result).value();
+      }
+    }
+  }
 }
 
 TEST_F(TenantSharesTest, TwoTenantsPrefillInTurns) {

@@ -465,14 +465,22 @@ TEST_F(ServerCallsTest, AStepIsChargedUntilItEnds) {
     EXPECT_EQ(call.Wait().error_code(), grpc::CANCELLED);
   };
   leave(2);
-  EXPECT_FALSE(is_held(1)) << "a step that is not accepted ends with its call";
+  // Threads of gRPC may hold a call's end a moment longer than its client.
+  const auto is_free = [&] {
+    const absl::Time limit = absl::Now() + absl::Seconds(30);
+    while (is_held(1) && absl::Now() < limit) {
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    return !is_held(1);
+  };
+  EXPECT_TRUE(is_free()) << "a step that is not accepted ends with its call";
   leave(1);
   EXPECT_TRUE(is_held(kStepBytes)) << "an accepted step runs without its call";
   engine_->Release();
   v1::ForwardBackwardResponse response;
   EXPECT_EQ(Call(training(), Rpc::kForwardBackward, Step("a", 2), &response),
             grpc::OK);
-  EXPECT_FALSE(is_held(1));
+  EXPECT_TRUE(is_free());
 }
 
 TEST_F(ServerCallsTest, CallsThatWaitLeaveCallsForWhatTheyWaitFor) {
