@@ -1,5 +1,3 @@
-#include "server/grpc/services.h"
-
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -8,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/grpc/send_call.h"
+#include "server/grpc/services.h"
 #include "server/wire/file_assembler.h"
 #include "server/wire/response_conversion.h"
 #include "src/base/files/file_source.h"

@@ -1,11 +1,10 @@
-#include "server/grpc/services.h"
-
 #include <algorithm>
 #include <deque>
 #include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "server/grpc/services.h"
 #include "server/wire/response_conversion.h"
 #include "src/base/threads/mutex.h"
 #include "weft/v1/sampling.pb.h"
