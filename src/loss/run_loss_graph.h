@@ -24,9 +24,9 @@ namespace weft::loss {
 // For a datum whose graph an earlier process has run.
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-// Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the datum's part of the metrics:
-// loss:sum, tokens:sum and the graph's own. The whole loss stands in losses[0],
-// so that the sum is the datum's loss. ATen's
+// Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the
+// datum's part of the metrics: loss:sum, tokens:sum and the graph's own. The
+// whole loss stands in losses[0], so that the sum is the datum's loss. ATen's
 // functions and autograd compute in the dtypes that PyTorch has: f32 unless the
 // graph converts. They run on this thread alone, so that sums have an order.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets;
