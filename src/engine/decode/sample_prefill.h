@@ -50,7 +50,8 @@ class SamplePrefill {
 
   // Gives pages to waiting sequences and runs one pass with the next pieces of
   // sequences that have pages. Tenants share prefill in proportion to their
-  // `weights`, by tokens and draws. Throws what Executor throws.
+  // `weights`, by what of a pass they take (ShareOf). Throws what Executor
+  // throws.
   void Run();
 
  private:
