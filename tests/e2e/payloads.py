@@ -12,7 +12,9 @@ def _node(op: str, name: str, target: str, *args: Any) -> dict[str, Any]:
     return {"op": op, "name": name, "target": target, "args": args, "kwargs": {}}
 
 
-def custom_loss(*nodes: dict[str, Any], big: dict[str, Any] | None = None) -> Any:
+def custom_loss(
+    *nodes: dict[str, Any], big: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """A loss that computes `nodes` besides the sum of the log-probabilities. Its input
     `big`, if there is one, costs no token."""
     names = ["logprobs"] if big is None else ["logprobs", "big"]
@@ -61,8 +63,7 @@ OF_MUCH: list[list[dict[str, Any]]] = [
 
 def custom_inputs(mib: int) -> dict[str, Any]:
     value = {"shape": [mib << 18], "floats_le": bytes(mib << 20)}
-    request: dict[str, Any] = custom_loss(big=value)
-    return request
+    return custom_loss(big=value)
 
 
 def _words(values: Iterable[int]) -> bytes:
