@@ -306,10 +306,17 @@ void ReleaseOldest(Front& front, const CallOrigin& origin,
           });
 }
 
-// The snapshot of a sampling session has one of these and the session's number
-// as its name.
+// The name of a sampling session's snapshot begins with one of these.
 constexpr char kSnapshotPrefix[] = "sample-";
 constexpr char kInFlightPrefix[] = "inflight-";
+
+// Returns the name of the snapshot that this step publishes. No other snapshot
+// of the session's models has it. The request's sampling_session_seq_id is not
+// part of it: an SDK that sends the step again counts it up.
+std::string SnapshotName(absl::string_view prefix, const StepPlace& place) {
+  const size_t number = place.model.rfind(':') + 1;
+  return absl::StrCat(prefix, place.model.substr(number), "-", place.seq);
+}
 
 std::string SamplerId(absl::string_view session, absl::string_view number) {
   return absl::StrCat(session, ":sample:", number);
@@ -330,19 +337,17 @@ absl::Status CheckSamplerCount(const Front& front, const std::string& session) {
 absl::Status PublishSampler(Front& front, const CallPtr& call,
                             const Respond& respond) {
   WEFT_ASSIGN_OR_RETURN(const StepPlace place, ReadPlace(call->body));
-  WEFT_ASSIGN_OR_RETURN(const int64_t number,
-                        Int(call->body, "sampling_session_seq_id"));
   WEFT_ASSIGN_OR_RETURN(const std::string kind,
                         Text(call->body, "kind", "snapshot"));
-  const auto start = [&front, kind, number, place](const CallOrigin& origin,
-                                                   const StepDone& done) {
+  const auto start = [&front, kind, place](const CallOrigin& origin,
+                                           const StepDone& done) {
     if (kind != "snapshot" && kind != "inflight") {
       return absl::UnimplementedError(absl::StrCat(
           "kind ", Quoted(kind), " is not offered: use snapshot or inflight"));
     }
     auto request = RequestOf<v1::PublishSnapshotRequest>(place);
-    request.set_name(absl::StrCat(
-        kind == "inflight" ? kInFlightPrefix : kSnapshotPrefix, number));
+    request.set_name(SnapshotName(
+        kind == "inflight" ? kInFlightPrefix : kSnapshotPrefix, place));
     return front.port.Submit(
         origin, Rpc::kPublishSnapshot, request, [](auto* /*plain*/) {}, done);
   };

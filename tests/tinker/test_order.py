@@ -183,6 +183,32 @@ def test_a_sampling_session_that_is_asked_for_twice_is_one(
     wait_for(lambda: not any("sampler" in name for name in adapters(daemon)))
 
 
+def test_a_publication_that_is_sent_again_is_one(daemon: TinkerDaemon) -> None:
+    """The SDK counts sampling_session_seq_id up when it sends the call again."""
+    client = RawClient(daemon)
+    session = client.session()
+    models = [client.model(session, number) for number in range(2)]
+    kinds = ["snapshot", "inflight"]
+
+    def publish(model: str, number: int, kind: str) -> Any:
+        made = client.must(
+            "save_weights_for_sampler",
+            model_id=model,
+            seq_id=1 + kinds.index(kind),
+            sampling_session_seq_id=number,
+            kind=kind,
+        )
+        return client.result(made)["sampling_session_id"]
+
+    first = [publish(model, 0, kind) for model in models for kind in kinds]
+    assert len(set(first)) == 4
+    daemon.server.kill()
+    daemon.server.start()
+    assert first == [publish(model, 7, kind) for model in models for kind in kinds]
+    for sampler in first:
+        assert client.ask("samplers/" + sampler, method="GET")[0] == 200
+
+
 def test_a_model_keeps_the_snapshots_that_were_used_last(
     daemon: TinkerDaemon,
 ) -> None:
