@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "server/grpc/call_reactor.h"
 #include "src/base/files/file_source.h"
 

@@ -10,10 +10,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "server/call/call.h"
 #include "server/call/engine_port.h"
-#include "server/http/fair_budget.h"
 #include "server/http/message.h"
 #include "server/tinker/accounts.h"
 #include "server/tinker/adapters.h"

@@ -4,9 +4,7 @@
 #ifndef WEFT_SERVER_TINKER_HANDLERS_H_
 #define WEFT_SERVER_TINKER_HANDLERS_H_
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -1,7 +1,6 @@
 #include "server/tinker/ledger.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>

@@ -3,13 +3,9 @@
 #ifndef WEFT_SERVER_TINKER_RECORDS_H_
 #define WEFT_SERVER_TINKER_RECORDS_H_
 
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"

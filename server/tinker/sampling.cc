@@ -17,7 +17,6 @@
 #include "server/wire/field_checks.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/clock.h"
-#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 

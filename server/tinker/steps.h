@@ -15,7 +15,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/strings/string_view.h"
 #include "server/call/caller.h"
 #include "server/tinker/front.h"
 #include "server/tinker/futures.h"

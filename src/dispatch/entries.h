@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/dispatch/replay_table.h"
 #include "src/dispatch/train_history.h"

@@ -12,8 +12,6 @@
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"
-#include "src/base/reason.h"
-#include "src/base/status_macros.h"
 #include "src/base/threads/periodic_task.h"
 #include "src/engine/decode/head_options.h"
 #include "src/engine/device/compute_guard.h"

@@ -35,7 +35,6 @@
 #include "src/engine/engine_context.h"
 #include "src/engine/recovery/recovery.h"
 #include "src/engine/recovery/snapshotter.h"
-#include "src/engine/start/memory_metrics.h"
 #include "src/engine/start/memory_split.h"
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"

@@ -9,7 +9,6 @@
 #include "src/base/fingerprint.h"
 #include "src/base/name.h"
 #include "src/base/observe/log.h"
-#include "src/base/status_macros.h"
 #include "src/weights/strict_json.h"
 
 namespace weft::lora {

@@ -1,7 +1,6 @@
 #include "src/base/status_macros.h"
 
 #include <memory>
-#include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"

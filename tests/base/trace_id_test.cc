@@ -1,7 +1,6 @@
 #include "src/base/trace_id.h"
 
 #include <string>
-#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <latch>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -2,11 +2,9 @@
 // these tests has 8 slots and 80 pages.
 #include "src/dispatch/decode_order.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"

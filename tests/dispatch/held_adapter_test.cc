@@ -1,6 +1,5 @@
 // Tests work of a held adapter, whose tensors are not on the device. The work
 // waits, and the work of other adapters continues.
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>

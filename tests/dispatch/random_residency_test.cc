@@ -11,7 +11,6 @@
 #include <random>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "gtest/gtest.h"
 #include "src/dispatch/residency.h"

@@ -2,7 +2,6 @@
 // being replayed.
 #include "src/dispatch/recovery_desk.h"
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>

@@ -2,7 +2,6 @@
 #include "src/dispatch/train_history.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <variant>
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdarg>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 

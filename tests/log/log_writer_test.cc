@@ -1,7 +1,6 @@
 #include "src/log/log_writer.h"
 
 #include <atomic>
-#include <ctime>
 #include <numeric>
 #include <thread>
 

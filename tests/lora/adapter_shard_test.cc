@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <string>
 #include <vector>
 
 #include "src/lora/adapter.h"

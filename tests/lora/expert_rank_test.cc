@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "src/lora/peft_config.h"
 #include "tests/support/status_matchers.h"

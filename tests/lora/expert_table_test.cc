@@ -4,10 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "kernels/cuda/lora/lora_product.h"
 #include "src/lora/lora_cuda.h"

@@ -5,7 +5,6 @@
 
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::lora::path_expression_test {

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "src/lora/adapter_shard.h"

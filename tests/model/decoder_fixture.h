@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>

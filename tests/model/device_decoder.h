@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "src/model/decoder.h"
 #include "src/ops/int8_weight.h"

@@ -7,7 +7,6 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
-#include <string>
 #include <utility>
 #include <vector>
 

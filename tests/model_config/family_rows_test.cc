@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <string>
 #include <utility>

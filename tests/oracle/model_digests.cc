@@ -7,7 +7,6 @@
 #include <ATen/Parallel.h>
 
 #include <iostream>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>

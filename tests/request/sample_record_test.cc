@@ -11,10 +11,8 @@
 namespace weft {
 namespace {
 
-using testing::AllOf;
 using testing::Each;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 constexpr AdapterKey kOwn{1}, kOther{2};

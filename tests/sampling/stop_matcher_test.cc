@@ -1,13 +1,11 @@
 #include "src/sampling/stop_matcher.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "tests/sampling/tokenizer_folder.h"
-#include "tests/support/status_matchers.h"
 
 namespace weft::sampling {
 namespace {

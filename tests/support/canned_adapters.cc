@@ -1,6 +1,5 @@
 #include "tests/support/canned_adapters.h"
 
-#include <optional>
 #include <variant>
 
 #include "absl/strings/str_cat.h"

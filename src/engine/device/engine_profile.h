@@ -10,7 +10,6 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/base/observe/profile.h"
 #include "src/base/threads/mutex.h"

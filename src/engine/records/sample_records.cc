@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"
-#include "src/base/status_macros.h"
 #include "src/log/field_codec.h"
 #include "src/log/log.pb.h"
 

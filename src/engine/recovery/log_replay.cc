@@ -9,7 +9,6 @@
 #include "src/base/clock.h"
 #include "src/base/files/failpoint.h"
 #include "src/base/files/file_io.h"
-#include "src/base/status_macros.h"
 
 namespace weft::engine {
 

@@ -10,7 +10,6 @@
 #include "src/engine/decode/kv_pool.h"
 #include "src/engine/start/memory_split.h"
 #include "src/engine/train/activation_budget.h"
-#include "src/model/decoder.h"
 #include "src/model_config/model_config.h"
 
 namespace weft::engine {

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

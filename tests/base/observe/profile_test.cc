@@ -1,6 +1,5 @@
 #include "src/base/observe/profile.h"
 
-#include <string>
 #include <thread>
 
 #include "gmock/gmock.h"

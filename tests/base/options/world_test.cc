@@ -6,8 +6,6 @@
 #include <map>
 #include <string>
 
-#include "tests/support/status_matchers.h"
-
 namespace weft {
 namespace {
 

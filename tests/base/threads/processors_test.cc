@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "src/base/clock.h"
 #include "tests/support/temp_folder.h"

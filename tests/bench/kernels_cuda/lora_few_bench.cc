@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "kernels/cuda/lora/lora_few_rows.h"

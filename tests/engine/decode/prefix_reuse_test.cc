@@ -1,11 +1,9 @@
 // Tests which tokens the sampling loop takes from its cache instead of
 // computing them, and that results do not change.
 #include <ATen/ATen.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 // Tests which records of samples are kept, for whom and for how long.
 #include "src/engine/records/sample_records.h"
 
-#include <future>
 #include <numeric>
 #include <utility>
 

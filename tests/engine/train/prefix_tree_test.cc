@@ -10,7 +10,6 @@
 namespace weft::engine {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
 PrefixTree Build(const std::vector<std::vector<int32_t>>& sequences,

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -25,7 +24,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::FloatNear;
-using ::testing::IsEmpty;
 using ::testing::Pointwise;
 using ::weft::testing::Join;
 using ::weft::testing::RunReference;

@@ -1,7 +1,6 @@
 // Compares every kernel with the plain f64 loops of
 // tests/kernels/cpu/reference.h, for every instruction set that this processor
 // has.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 // instruction set that this processor has.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>

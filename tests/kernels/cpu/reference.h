@@ -3,7 +3,6 @@
 #define WEFT_TESTS_KERNELS_CPU_REFERENCE_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"

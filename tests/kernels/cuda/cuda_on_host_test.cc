@@ -4,7 +4,6 @@
 #include <ptx_on_host.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <numeric>
 #include <vector>

@@ -3,7 +3,6 @@
 #include <limits>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"

@@ -1,6 +1,5 @@
 #include <chrono>
 #include <map>
-#include <thread>
 #include <utility>
 #include <vector>
 

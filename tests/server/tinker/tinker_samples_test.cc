@@ -3,7 +3,6 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/tinker/sessions.h"
 #include "src/base/clock.h"

@@ -13,7 +13,6 @@
 namespace weft::server::tinker {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class TinkerFuturesTest : public ::testing::Test {

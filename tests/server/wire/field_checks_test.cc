@@ -2,9 +2,7 @@
 
 #include <limits>
 #include <string>
-#include <vector>
 
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace weft::server {

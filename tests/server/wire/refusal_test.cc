@@ -1,6 +1,5 @@
 // Tests every refusal of the services other than TrainingService: its cause,
 // its code and its message.
-#include <cstdint>
 #include <string>
 #include <vector>
 

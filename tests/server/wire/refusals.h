@@ -2,7 +2,6 @@
 #ifndef WEFT_TESTS_SERVER_WIRE_REFUSALS_H_
 #define WEFT_TESTS_SERVER_WIRE_REFUSALS_H_
 
-#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <optional>
 #include <tuple>
-#include <vector>
 
 #include "tests/support/host_device/host_device.h"
 #include "tests/support/host_device/host_tensor.h"
