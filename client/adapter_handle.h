@@ -53,7 +53,7 @@ class AdapterHandle {
   // Asks the server for the number of the last step. The next step gets the
   // number after that. Errors: FAILED_PRECONDITION while steps are in flight;
   // the errors of GetAdapter.
-  [[nodiscard]] absl::Status Resync();
+  absl::Status Resync();
 
  private:
   template <typename Request, typename Response>

@@ -40,7 +40,7 @@ struct Security {
 // INVALID_ARGUMENT for a certificate without its key, a key without its
 // certificate, or a token with a character that no token has. The error does
 // not show the token.
-[[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
     const std::string& target, const Security& security);
 
 }  // namespace weft::client

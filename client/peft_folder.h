@@ -16,12 +16,12 @@ namespace weft::client {
 // Passes the files of a PEFT folder to `send`, in chunks of up to 1 MiB, until
 // `send` returns false. Errors: NOT_FOUND if a file is missing; INTERNAL if a
 // file cannot be read.
-[[nodiscard]] absl::Status ReadPeftFolder(
+absl::Status ReadPeftFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
 // Like ReadPeftFolder, for the files of a checkpoint. The optimizer's file may
 // be absent.
-[[nodiscard]] absl::Status ReadCheckpointFolder(
+absl::Status ReadCheckpointFolder(
     const std::filesystem::path& folder,
     const std::function<bool(const v1::FileChunk&)>& send);
 
@@ -38,11 +38,11 @@ class PeftFolderWriter {
 
   // Appends a chunk to its file. Errors: DATA_LOSS if the chunk's name is not a
   // plain file name; INTERNAL if the file cannot be written.
-  [[nodiscard]] absl::Status Add(const v1::FileChunk& chunk);
+  absl::Status Add(const v1::FileChunk& chunk);
   // Moves the files into the folder and replaces files with the same names.
   // Errors: DATA_LOSS if adapter_config.json or adapter_model.safetensors is
   // missing; INTERNAL if a file cannot be written.
-  [[nodiscard]] absl::Status Commit();
+  absl::Status Commit();
 
  private:
   const std::filesystem::path folder_;

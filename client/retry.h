@@ -46,7 +46,7 @@ struct Failure {
 [[nodiscard]] double DrawJitter();
 
 // Converts a status. Codes map one to one.
-[[nodiscard]] absl::Status FromGrpcStatus(const grpc::Status& status);
+absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Converts a time of SteadyNow to gRPC's monotonic clock.
 [[nodiscard]] gpr_timespec ToGrpcTime(absl::Time when);

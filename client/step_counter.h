@@ -57,7 +57,7 @@ class StepCounter {
 
   // Takes the next number. Errors: FAILED_PRECONDITION after a step ended as
   // kUnknown, or a step other than the latest as kRefused, until a Reset.
-  [[nodiscard]] absl::StatusOr<StepNumber> Take();
+  absl::StatusOr<StepNumber> Take();
 
   // Sets the function that the counter calls if it withdraws the step `number`.
   // The function cancels the step's call. If the step was already withdrawn,
@@ -71,7 +71,7 @@ class StepCounter {
                       const absl::Status& status);
 
   // Returns FAILED_PRECONDITION while steps are in flight.
-  [[nodiscard]] absl::Status CheckIdle() const;
+  absl::Status CheckIdle() const;
 
   // Continues after `last_step` in `epoch`, both as the server reported them.
   void Reset(uint64_t last_step, uint64_t epoch = 0);

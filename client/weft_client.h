@@ -58,8 +58,8 @@ struct ClientOptions {
 // Makes a datum in which every token predicts the next one. Targets in the
 // prompt have weight 0. Errors: INVALID_ARGUMENT if there are fewer than 2
 // tokens or the prompt is longer than the tokens.
-[[nodiscard]] absl::StatusOr<v1::Datum> NextTokenDatum(
-    const std::vector<uint32_t>& tokens, size_t prompt_length = 0);
+absl::StatusOr<v1::Datum> NextTokenDatum(const std::vector<uint32_t>& tokens,
+                                         size_t prompt_length = 0);
 
 // Decodes a raw field of a result, which holds little-endian float32 values.
 [[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
@@ -68,84 +68,80 @@ class Client {
  public:
   // Opens a channel, which connects at the first call. Errors: those of
   // OpenChannel.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Client>> Connect(
-      ClientOptions options);
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
 
-  [[nodiscard]] absl::StatusOr<v1::ServerInfo> GetInfo();
+  absl::StatusOr<v1::ServerInfo> GetInfo();
   // Returns whether a service is SERVING, according to grpc.health.v1. The
   // empty name asks whether the server takes work. "liveness" asks whether the
   // server's process is healthy. The call is not repeated.
-  [[nodiscard]] absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
+  absl::StatusOr<bool> IsHealthy(absl::string_view service = "");
   // The calls are not repeated.
-  [[nodiscard]] absl::Status Drain();
-  [[nodiscard]] absl::Status Undrain();
-  [[nodiscard]] absl::Status WriteSnapshot();
+  absl::Status Drain();
+  absl::Status Undrain();
+  absl::Status WriteSnapshot();
   // Records what the engine's thread does in `steps` pieces of work (0: no
   // limit), and at most for `time`. A piece is a micro-batch, an optimizer step
   // or a decode iteration. Returns a Chrome trace. The call is not repeated.
-  [[nodiscard]] absl::StatusOr<std::string> Profile(uint32_t steps,
-                                                    absl::Duration time);
+  absl::StatusOr<std::string> Profile(uint32_t steps, absl::Duration time);
 
   // Creates an adapter. The handle shares the client's connection and may
   // outlive the client. If `tenant` is empty, the server chooses the tenant.
-  [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
+  absl::StatusOr<std::unique_ptr<AdapterHandle>> CreateAdapter(
       absl::string_view adapter_id, v1::LoraConfig config = {},
       absl::string_view tenant = "",
       v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
   // Returns a handle of an existing adapter. The handle's step numbers start
   // one above the adapter's latest step.
-  [[nodiscard]] absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
+  absl::StatusOr<std::unique_ptr<AdapterHandle>> OpenAdapter(
       absl::string_view adapter_id);
   // Creates an adapter from a PEFT LoRA folder on this machine. The call is not
   // repeated.
-  [[nodiscard]] absl::StatusOr<v1::Adapter> ImportAdapter(
+  absl::StatusOr<v1::Adapter> ImportAdapter(
       absl::string_view adapter_id, const std::string& folder,
       absl::string_view tenant = "",
       v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
   // Writes an adapter to a PEFT folder on this machine. An empty `snapshot`
   // means the latest weights. The call is not repeated.
-  [[nodiscard]] absl::Status ExportAdapter(absl::string_view adapter_id,
-                                           absl::string_view snapshot,
-                                           const std::string& folder);
+  absl::Status ExportAdapter(absl::string_view adapter_id,
+                             absl::string_view snapshot,
+                             const std::string& folder);
 
   // Writes a checkpoint's files to a folder on this machine. The call is not
   // repeated.
-  [[nodiscard]] absl::Status DownloadCheckpoint(absl::string_view adapter_id,
-                                                absl::string_view name,
-                                                const std::string& folder);
+  absl::Status DownloadCheckpoint(absl::string_view adapter_id,
+                                  absl::string_view name,
+                                  const std::string& folder);
   // Makes a checkpoint on the server from a folder that DownloadCheckpoint
   // wrote. The call is not repeated.
-  [[nodiscard]] absl::StatusOr<v1::Checkpoint> UploadCheckpoint(
+  absl::StatusOr<v1::Checkpoint> UploadCheckpoint(
       const v1::UploadOptions& options, const std::string& folder);
 
-  [[nodiscard]] absl::StatusOr<v1::Adapter> GetAdapter(
-      absl::string_view adapter_id);
-  [[nodiscard]] absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
-  [[nodiscard]] absl::Status DeleteAdapter(absl::string_view adapter_id);
+  absl::StatusOr<v1::Adapter> GetAdapter(absl::string_view adapter_id);
+  absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
+  absl::Status DeleteAdapter(absl::string_view adapter_id);
   // SaveCheckpoint, LoadCheckpoint and PublishSnapshot are repeated only if the
   // request sets `step`. Otherwise the server might run the request twice.
-  [[nodiscard]] absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
+  absl::StatusOr<v1::Checkpoint> SaveCheckpoint(
       const v1::SaveCheckpointRequest& request);
-  [[nodiscard]] absl::StatusOr<v1::Adapter> LoadCheckpoint(
+  absl::StatusOr<v1::Adapter> LoadCheckpoint(
       const v1::LoadCheckpointRequest& request);
-  [[nodiscard]] absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(
       absl::string_view adapter_id);
-  [[nodiscard]] absl::Status DeleteCheckpoint(absl::string_view adapter_id,
-                                              absl::string_view name);
-  [[nodiscard]] absl::StatusOr<v1::Checkpoint> SetCheckpointTtl(
+  absl::Status DeleteCheckpoint(absl::string_view adapter_id,
+                                absl::string_view name);
+  absl::StatusOr<v1::Checkpoint> SetCheckpointTtl(
       const v1::SetCheckpointTtlRequest& request);
-  [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
+  absl::StatusOr<uint64_t> PublishSnapshot(
       const v1::PublishSnapshotRequest& request);
-  [[nodiscard]] absl::Status ReleaseSnapshot(absl::string_view adapter_id,
-                                             absl::string_view name);
+  absl::Status ReleaseSnapshot(absl::string_view adapter_id,
+                               absl::string_view name);
 
-  [[nodiscard]] absl::StatusOr<v1::SampleResponse> Sample(
-      const v1::SampleRequest& request);
+  absl::StatusOr<v1::SampleResponse> Sample(const v1::SampleRequest& request);
   // Calls `on_delta` with each message, on this thread. If `on_delta` returns
   // false, the client cancels the call, and the result is normally CANCELLED.
   // `on_delta` may still get messages that had already arrived. The call is not
   // repeated.
-  [[nodiscard]] absl::Status SampleStream(
+  absl::Status SampleStream(
       const v1::SampleRequest& request,
       const std::function<bool(const v1::SampleStreamResponse&)>& on_delta);
 

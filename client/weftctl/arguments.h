@@ -25,7 +25,7 @@ struct FlagSpec {
 
 // Returns INVALID_ARGUMENT for a wrong command line. A payload distinguishes it
 // from a server's error, and IsUsageError finds the payload.
-[[nodiscard]] absl::Status UsageError(absl::string_view message);
+absl::Status UsageError(absl::string_view message);
 [[nodiscard]] bool IsUsageError(const absl::Status& status);
 
 // The flags and words of a command line. If a flag is not given, its getter
@@ -37,21 +37,20 @@ class Arguments {
   // between and after words. If a flag is given twice, the last value counts.
   // Errors: UsageError for an unknown flag, a missing value, or more or fewer
   // words than `words` names. If `last_optional`, the last word may be missing.
-  [[nodiscard]] static absl::StatusOr<Arguments> Parse(
-      const std::vector<std::string>& given, const std::vector<FlagSpec>& flags,
-      const std::vector<std::string>& words, bool last_optional);
+  static absl::StatusOr<Arguments> Parse(const std::vector<std::string>& given,
+                                         const std::vector<FlagSpec>& flags,
+                                         const std::vector<std::string>& words,
+                                         bool last_optional);
 
   [[nodiscard]] const std::string& word(size_t index) const;
   [[nodiscard]] bool Has(const std::string& flag) const;
   [[nodiscard]] std::string GetString(const std::string& flag) const;
-  [[nodiscard]] absl::StatusOr<int64_t> GetInt(const std::string& flag) const;
-  [[nodiscard]] absl::StatusOr<uint32_t> GetUint32(
-      const std::string& flag) const;
-  [[nodiscard]] absl::StatusOr<double> GetDouble(const std::string& flag) const;
-  [[nodiscard]] absl::StatusOr<absl::Duration> GetDuration(
-      const std::string& flag) const;
+  absl::StatusOr<int64_t> GetInt(const std::string& flag) const;
+  absl::StatusOr<uint32_t> GetUint32(const std::string& flag) const;
+  absl::StatusOr<double> GetDouble(const std::string& flag) const;
+  absl::StatusOr<absl::Duration> GetDuration(const std::string& flag) const;
   // Parses a list such as "1,2,3".
-  [[nodiscard]] absl::StatusOr<std::vector<uint32_t>> GetTokens(
+  absl::StatusOr<std::vector<uint32_t>> GetTokens(
       const std::string& flag) const;
 
  private:
@@ -68,8 +67,7 @@ class Arguments {
 
 // Reads the files that the flags name, and WEFT_TOKEN. Errors: UsageError,
 // which names the flag, if its file is empty or cannot be read.
-[[nodiscard]] absl::StatusOr<client::Security> ReadSecurity(
-    const Arguments& arguments);
+absl::StatusOr<client::Security> ReadSecurity(const Arguments& arguments);
 
 }  // namespace weft::client::weftctl
 

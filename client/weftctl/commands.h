@@ -54,8 +54,7 @@ struct Command {
 
 // Reads --durability. Without the flag, the server chooses the durability.
 // Errors: UsageError.
-[[nodiscard]] absl::StatusOr<v1::Durability> ReadDurability(
-    const Arguments& arguments);
+absl::StatusOr<v1::Durability> ReadDurability(const Arguments& arguments);
 
 [[nodiscard]] std::vector<Command> ServerCommands();
 [[nodiscard]] std::vector<Command> TokenCommands();

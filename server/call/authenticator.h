@@ -36,7 +36,7 @@ class Authenticator {
   // changed file cannot be read or parsed, logs the error and keeps the last
   // good tokens. Errors: those of ReadOperatorFile and ParseTokens, with the
   // name of the flag.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
+  static absl::StatusOr<std::unique_ptr<Authenticator>> Start(
       const std::string& tokens_file, prometheus::Registry* registry);
 
   // Returns the caller to whom the token belongs. `path` is
@@ -44,8 +44,8 @@ class Authenticator {
   // that name; empty if there is none. Errors: UNAUTHENTICATED if the token is
   // missing, unknown or expired; PERMISSION_DENIED if the token lacks the
   // method's scope; UNIMPLEMENTED if the method has no policy.
-  [[nodiscard]] absl::StatusOr<Caller> Check(
-      absl::string_view path, absl::string_view authorization) const
+  absl::StatusOr<Caller> Check(absl::string_view path,
+                               absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the token with this HashToken has the method's scope.
   [[nodiscard]] bool Permits(absl::string_view path,
@@ -58,16 +58,17 @@ class Authenticator {
   // `path`. Passes a refusal to Note, because Processor does not see HTTP
   // requests. `what` is the HTTP method and the HTTP path. `peer` is the
   // client's address.
-  [[nodiscard]] absl::StatusOr<Caller> CheckHttp(
-      absl::string_view path, absl::string_view authorization,
-      const std::string& what, const std::string& peer)
+  absl::StatusOr<Caller> CheckHttp(absl::string_view path,
+                                   absl::string_view authorization,
+                                   const std::string& what,
+                                   const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Like CheckHttp, for a caller that has proved to have the token with this
   // HashToken.
-  [[nodiscard]] absl::StatusOr<Caller> CheckHash(absl::string_view path,
-                                                 const std::string& token_hash,
-                                                 const std::string& what,
-                                                 const std::string& peer)
+  absl::StatusOr<Caller> CheckHash(absl::string_view path,
+                                   const std::string& token_hash,
+                                   const std::string& what,
+                                   const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns the processor that gRPC asks about each call. The processor refuses
@@ -92,7 +93,7 @@ class Authenticator {
 
   Authenticator(std::string tokens_file, prometheus::Registry* registry);
 
-  [[nodiscard]] absl::StatusOr<Records> Read() const;
+  absl::StatusOr<Records> Read() const;
   void Reload() ABSL_LOCKS_EXCLUDED(mu_);
   // `token_hash` is the token's HashToken; empty without a token.
   [[nodiscard]] Verdict Judge(absl::string_view path,

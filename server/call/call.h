@@ -93,13 +93,13 @@ class CallRecord {
   // memory, which the caller of Parse holds as long as the message. Errors, all
   // before the memory is taken: RESOURCE_EXHAUSTED with reason TOO_LARGE above
   // MostRequestBytes; those of ParsedBytes and Hold. REQUIRES: entered() is OK.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
+  absl::StatusOr<std::shared_ptr<void>> Parse(
       grpc::ByteBuffer* bytes, google::protobuf::Message* request);
 
   // Returns the engine for the call. Errors: those of entered();
   // DEADLINE_EXCEEDED if the deadline has passed; UNAVAILABLE while the daemon
   // starts, and while it drains if the call is new work.
-  [[nodiscard]] absl::StatusOr<engine::Engine*> Admit() const;
+  absl::StatusOr<engine::Engine*> Admit() const;
 
   // Validates the request and returns it in the engine's form, with the
   // engine's names of adapters and the call's deadline (if the form has a
@@ -133,7 +133,7 @@ class CallRecord {
   // engine and the result of Read. Errors: those of Admit and Read. After an
   // error, `start` does not run.
   template <typename Request, typename StartFn>
-  [[nodiscard]] absl::Status Begin(const Request& request, StartFn start) {
+  absl::Status Begin(const Request& request, StartFn start) {
     const TraceScope scope(trace());
     const absl::StatusOr<engine::Engine*> engine = Admit();
     if (!engine.ok()) return engine.status();
@@ -171,7 +171,7 @@ class CallRecord {
   // Gives the request the engine's names of adapters, and stores the object of
   // the call for Audit and NoteError: the adapter's id, or ADAPTER/CHECKPOINT.
   // Errors: those of Qualify.
-  [[nodiscard]] absl::Status Take(const RequestFields& fields);
+  absl::Status Take(const RequestFields& fields);
 
   // The request has come, or never will: takes the call off the tenant's calls
   // that have only begun.
@@ -182,10 +182,10 @@ class CallRecord {
 
   // Charges the caller for memory that the call takes, until Release. Errors:
   // those of FairBudget::Reserve.
-  [[nodiscard]] absl::Status Hold(
-      int64_t bytes, FairBudget::Term term = FairBudget::Term::kShort);
+  absl::Status Hold(int64_t bytes,
+                    FairBudget::Term term = FairBudget::Term::kShort);
   // Charges the caller for a reply, unless Read has charged for the result.
-  [[nodiscard]] absl::Status HoldReply(int64_t bytes);
+  absl::Status HoldReply(int64_t bytes);
   // Ends the call if its client does not read or send `bytes` in time
   // (StalledCalls). The second method ends this wait.
   void AwaitClient(int64_t bytes = 0) { core_->stalled.Await(context_, bytes); }
@@ -200,7 +200,7 @@ class CallRecord {
 
   // Counts and logs the outcome, and frees the call's place in the tenant's
   // quota. Returns the status with the caller's names of adapters.
-  [[nodiscard]] absl::Status FinishCall(const absl::Status& status);
+  absl::Status FinishCall(const absl::Status& status);
   // Like FinishCall, for a gRPC call: adds trailers and returns the gRPC
   // status.
   [[nodiscard]] grpc::Status Close(const absl::Status& status);
@@ -219,8 +219,7 @@ class CallRecord {
   // Sets the charge of a validated request of a step or a sample. Errors: those
   // of Reserve.
   template <typename Plain>
-  [[nodiscard]] absl::Status Charge(const engine::Engine& engine,
-                                    Plain* plain) const {
+  absl::Status Charge(const engine::Engine& engine, Plain* plain) const {
     int64_t bytes = origin_.charge == nullptr ? NumBytes(*plain) : 0;
     uint64_t ahead = 0;
     if constexpr (requires { plain->step; }) {
@@ -235,18 +234,16 @@ class CallRecord {
   // Charges the caller for `bytes` of a request that waits for `ahead` others,
   // besides what the front has charged, and sets `charge`. Errors: those of
   // CheckLeavesCalls and FairBudget::ReserveRequest.
-  [[nodiscard]] absl::Status Reserve(int64_t bytes, int64_t beside,
-                                     uint64_t ahead,
-                                     std::shared_ptr<void>* charge) const;
+  absl::Status Reserve(int64_t bytes, int64_t beside, uint64_t ahead,
+                       std::shared_ptr<void>* charge) const;
   // Returns RESOURCE_EXHAUSTED if calls that wait for a step that has not come
   // would leave no call for it.
-  [[nodiscard]] absl::Status CheckLeavesCalls(uint64_t ahead) const;
+  absl::Status CheckLeavesCalls(uint64_t ahead) const;
   // Charges the caller for the result of a request.
-  [[nodiscard]] absl::Status HoldResult(const RequestFields& fields,
-                                        const EngineInfo& info);
+  absl::Status HoldResult(const RequestFields& fields, const EngineInfo& info);
   // Charges the tokens of a request to the tenant. Refund gives them back, for
   // a call that the engine refused or answered without computing anything.
-  [[nodiscard]] absl::Status Spend(int64_t tokens);
+  absl::Status Spend(int64_t tokens);
   void Refund();
   // Returns whether the call has a valid token. The quota counts only calls
   // with a valid token.

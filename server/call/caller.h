@@ -39,7 +39,7 @@ class Caller {
   // limits a list to the caller's adapters. Errors: PERMISSION_DENIED if a
   // tenant's request names another tenant; INVALID_ARGUMENT if an admin's
   // request names a tenant that differs from the one in the adapter's name.
-  [[nodiscard]] absl::Status Qualify(const RequestFields& fields) const;
+  absl::Status Qualify(const RequestFields& fields) const;
 
   // Replaces the engine's names in a result by the caller's names. If the
   // result is a list, removes the entries that the caller does not own. A
@@ -67,7 +67,7 @@ class Caller {
   [[nodiscard]] bool Owns(absl::string_view engine_name) const;
   // Returns `status`, with the engine's names in its message and Reason
   // replaced by the caller's.
-  [[nodiscard]] absl::Status RevealError(const absl::Status& status) const;
+  absl::Status RevealError(const absl::Status& status) const;
 
  private:
   void QualifyId(std::string* adapter_id) const;
@@ -76,8 +76,7 @@ class Caller {
   // Returns the caller's name for an adapter; the engine's name if the caller
   // does not own the adapter.
   [[nodiscard]] std::string NameOf(const std::string& engine_name) const;
-  [[nodiscard]] absl::Status SettleTenant(std::string* adapter_id,
-                                          std::string* tenant) const;
+  absl::Status SettleTenant(std::string* adapter_id, std::string* tenant) const;
 
   std::string token_id_;
   std::string tenant_;

@@ -31,9 +31,7 @@ class EnginePort {
 
   [[nodiscard]] ServiceCore* core() const { return core_; }
   // Returns the engine. Errors: UNAVAILABLE while the engine starts or drains.
-  [[nodiscard]] absl::StatusOr<engine::Engine*> engine() const {
-    return core_->engine.Get();
-  }
+  absl::StatusOr<engine::Engine*> engine() const { return core_->engine.Get(); }
 
   // Runs `work` on the HTTP server's thread. Does nothing if the HTTP server is
   // gone.
@@ -49,9 +47,8 @@ class EnginePort {
   // thread, perhaps before CallWith returns. If the HTTP server stops first,
   // `done` does not run.
   template <typename Result, typename Request, typename StartFn>
-  [[nodiscard]] absl::Status CallWith(CallOrigin origin, Rpc rpc,
-                                      const Request& request, StartFn start,
-                                      Callback<Result> done) const {
+  absl::Status CallWith(CallOrigin origin, Rpc rpc, const Request& request,
+                        StartFn start, Callback<Result> done) const {
     origin.counted = true;
     const auto call =
         std::make_shared<Pending<Result>>(core_, std::move(origin), rpc);
@@ -71,10 +68,9 @@ class EnginePort {
 
   // Like CallWith, for a method of the engine.
   template <typename Return, typename Plain, typename Result, typename Request>
-  [[nodiscard]] absl::Status Call(
-      CallOrigin origin, Rpc rpc, const Request& request,
-      Return (engine::Engine::*method)(Plain, Callback<Result>),
-      std::type_identity_t<Callback<Result>> done) const {
+  absl::Status Call(CallOrigin origin, Rpc rpc, const Request& request,
+                    Return (engine::Engine::*method)(Plain, Callback<Result>),
+                    std::type_identity_t<Callback<Result>> done) const {
     return CallWith<Result>(
         std::move(origin), rpc, request,
         [method](engine::Engine& engine, Plain plain, Callback<Result> then) {
@@ -86,9 +82,9 @@ class EnginePort {
   // Like CallWith, for a step, which the engine keeps as origin.keep says.
   // `adjust` may change the validated request.
   template <typename Request, typename AdjustFn>
-  [[nodiscard]] absl::Status Submit(
-      const CallOrigin& origin, Rpc rpc, const Request& request,
-      AdjustFn adjust, Callback<StepReply<StepResultPtr>> done) const {
+  absl::Status Submit(const CallOrigin& origin, Rpc rpc, const Request& request,
+                      AdjustFn adjust,
+                      Callback<StepReply<StepResultPtr>> done) const {
     return CallWith<StepReply<StepResultPtr>>(
         origin, rpc, request,
         [keep = origin.keep, adjust](engine::Engine& engine, auto plain,
@@ -101,9 +97,8 @@ class EnginePort {
 
   // Does what CallRecord::AcceptRefused does. Returns an error if the engine
   // does not accept the step; then `done` does not run.
-  [[nodiscard]] absl::Status RefuseStep(CallOrigin origin, Rpc rpc,
-                                        RefusedStep refused,
-                                        Callback<bool> done) const {
+  absl::Status RefuseStep(CallOrigin origin, Rpc rpc, RefusedStep refused,
+                          Callback<bool> done) const {
     origin.counted = true;
     const auto call =
         std::make_shared<Pending<bool>>(core_, std::move(origin), rpc);

@@ -42,7 +42,7 @@ class EngineHolder {
 
   // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
   // starts or drains.
-  [[nodiscard]] absl::StatusOr<engine::Engine*> Get() const {
+  absl::StatusOr<engine::Engine*> Get() const {
     if (draining()) {
       return absl::UnavailableError(
           "the server is draining and takes no new work");

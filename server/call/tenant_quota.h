@@ -25,7 +25,7 @@ class TenantQuota {
   // when its request is there. A call that is cancelled before never arrives;
   // it stays on the count for a while (kBegunPerSecond), because gRPC takes as
   // long to free it. Returns RESOURCE_EXHAUSTED if kMaxBegun are on the count.
-  [[nodiscard]] absl::Status Begin(const std::string& tenant, absl::Time now)
+  absl::Status Begin(const std::string& tenant, absl::Time now)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Arrive(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
   static constexpr double kMaxBegun = 1024;
@@ -33,21 +33,19 @@ class TenantQuota {
 
   // Counts a new call. Returns RESOURCE_EXHAUSTED if the tenant has too many
   // open calls. The caller must call Leave in both cases.
-  [[nodiscard]] absl::Status Enter(const std::string& tenant)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Enter(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
   void Leave(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns RESOURCE_EXHAUSTED if the tenant may have no call besides those
   // that it has. A call must not wait for another one then.
-  [[nodiscard]] absl::Status CheckSpare(const std::string& tenant)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckSpare(const std::string& tenant) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Takes `tokens` from the tenant's credit. The credit grows with time, up to
   // kBurst times tokens_per_second. If the credit is not positive, returns
   // RESOURCE_EXHAUSTED and takes nothing. A positive credit is enough for a
   // request of any size, and may become negative. Later requests are then
   // refused until the credit is positive again.
-  [[nodiscard]] absl::Status Spend(const std::string& tenant, int64_t tokens,
-                                   absl::Time now) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Spend(const std::string& tenant, int64_t tokens, absl::Time now)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Gives back what an earlier Spend took.
   void Refund(const std::string& tenant, int64_t tokens)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -63,7 +61,7 @@ class TenantQuota {
     absl::Time updated;
   };
 
-  [[nodiscard]] absl::Status TooManyCalls(const std::string& tenant) const;
+  absl::Status TooManyCalls(const std::string& tenant) const;
 
   const int max_calls_;
   const int64_t tokens_per_second_;

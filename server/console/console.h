@@ -28,8 +28,7 @@ namespace weft::server::console {
 // Serves the console on an address of its own, core->options.console_listen,
 // until the server is stopped. REQUIRES: `core` outlives that. Errors: those of
 // HttpServer::Bind. Threads: one.
-[[nodiscard]] absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(
-    ServiceCore* core);
+absl::StatusOr<std::shared_ptr<HttpServer>> StartConsole(ServiceCore* core);
 
 }  // namespace weft::server::console
 

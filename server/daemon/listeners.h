@@ -50,7 +50,7 @@ class Listeners {
   // UNAVAILABLE if an address cannot be bound or port_file cannot be written;
   // INTERNAL if gRPC cannot start its server; those of Listener::Bind,
   // StartMetricsServer, Authenticator::Start and TinkerFront::Start.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listeners>> Start(
+  static absl::StatusOr<std::unique_ptr<Listeners>> Start(
       const ServerOptions& options,
       std::shared_ptr<prometheus::Registry> registry,
       TokenizerFiles tokenizer = {});
@@ -101,19 +101,18 @@ class Listeners {
   Listeners(const ServerOptions& options,
             std::shared_ptr<prometheus::Registry> registry);
 
-  [[nodiscard]] absl::Status StartGrpc();
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
-  MakeCredentials();
-  [[nodiscard]] absl::Status StartMetrics();
+  absl::Status StartGrpc();
+  absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials();
+  absl::Status StartMetrics();
   // Returns whether the token of an HTTP request is good.
-  [[nodiscard]] absl::Status Authorize(const HttpRequest& request);
-  [[nodiscard]] absl::Status StartTinker();
-  [[nodiscard]] absl::Status StartConsole();
+  absl::Status Authorize(const HttpRequest& request);
+  absl::Status StartTinker();
+  absl::Status StartConsole();
   // For Drain and Undrain of clients. EndDrain fails after StartDraining.
   void BeginDrain(Callback<bool> done);
-  [[nodiscard]] absl::Status EndDrain();
+  absl::Status EndDrain();
   void RefuseWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(drain_mu_);
-  [[nodiscard]] absl::Status WritePortFile() const;
+  absl::Status WritePortFile() const;
   void SetReady(bool ready);
   void SetLive(bool live);
   // Returns what was last set for a health service.

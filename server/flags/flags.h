@@ -41,12 +41,12 @@ struct Settings {
 // booleans also "--name" and "--no-name", for all other flags "--name value".
 // Reads the file of --config, if there is one. Errors: INVALID_ARGUMENT, with
 // one line for each mistake. ValidateSettings checks the ranges.
-[[nodiscard]] absl::StatusOr<Settings> ParseSettings(
-    const std::vector<std::string>& args, const Environment& environment);
+absl::StatusOr<Settings> ParseSettings(const std::vector<std::string>& args,
+                                       const Environment& environment);
 
 // Checks the range of every setting, and which settings go together. Errors:
 // INVALID_ARGUMENT, with one line for each.
-[[nodiscard]] absl::Status ValidateSettings(const Settings& settings);
+absl::Status ValidateSettings(const Settings& settings);
 
 // Returns the help, in groups and at most 100 columns wide. With a word,
 // returns only flags whose name or help contains it; empty if there are none.

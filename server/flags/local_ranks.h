@@ -23,7 +23,7 @@ class LocalRanks {
   // the rank's. The ranks end with this process, even if it crashes. Threads:
   // call it before any other thread is created. Errors: UNAVAILABLE if there is
   // another thread, a socket cannot be bound or a process cannot be created.
-  [[nodiscard]] static absl::StatusOr<LocalRanks> Spawn(int size, World* world);
+  static absl::StatusOr<LocalRanks> Spawn(int size, World* world);
   // Waits up to 10 s for the ranks to end by themselves, and kills those that
   // still run.
   ~LocalRanks();
@@ -34,7 +34,7 @@ class LocalRanks {
 
   // Returns UNAVAILABLE if a rank has ended. The message says which rank ended
   // and how. Each rank is reported once.
-  [[nodiscard]] absl::Status Check();
+  absl::Status Check();
 
  private:
   struct Process {

@@ -10,7 +10,7 @@ namespace weft::server {
 
 // Starts `count` threads, which end when all have started. Errors: those of
 // pthread_create; the message names the limits that an operator may raise.
-[[nodiscard]] absl::Status CheckThreads(int count);
+absl::Status CheckThreads(int count);
 
 }  // namespace weft::server
 

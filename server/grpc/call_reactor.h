@@ -56,7 +56,7 @@ class CallReactor
   // The message is there, or there is none: the client has half-closed or gone.
   virtual void OnRead(bool ok) = 0;
   // Parses the message that was read. Errors and result: CallRecord::Parse.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Parse(
+  absl::StatusOr<std::shared_ptr<void>> Parse(
       google::protobuf::Message* request);
   // Sends one message of a stream.
   void Write(const google::protobuf::Message& message);

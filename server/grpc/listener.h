@@ -36,7 +36,7 @@ class Listener {
   // replaced. Connections wait in the kernel until Start. Errors: UNAVAILABLE
   // if no address can be bound, or if the port or path is taken; those of
   // ParseHostPort; those of ErrnoStatus.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Listener>> Bind(
+  static absl::StatusOr<std::unique_ptr<Listener>> Bind(
       const std::string& listen, size_t max_connections,
       prometheus::Registry* registry);
 
@@ -57,8 +57,8 @@ class Listener {
  private:
   Listener(size_t max_connections, prometheus::Registry* registry);
 
-  [[nodiscard]] absl::Status BindPort(const std::string& listen);
-  [[nodiscard]] absl::Status BindPath(const std::string& path);
+  absl::Status BindPort(const std::string& listen);
+  absl::Status BindPath(const std::string& path);
   void Loop();
   // Accepts one connection from the socket `listener`. Returns false if no
   // descriptor or memory is left. The caller then waits before it tries again.

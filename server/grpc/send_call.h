@@ -23,9 +23,7 @@ class SendCall : public RequestReactor<Request> {
   // Charges the caller for what SendFiles takes: a piece as it is read, as a
   // message and as bytes, and open files. These are scarcer than memory, so it
   // is much.
-  [[nodiscard]] absl::Status HoldPieces() {
-    return this->record().Hold(int64_t{8} << 20);
-  }
+  absl::Status HoldPieces() { return this->record().Hold(int64_t{8} << 20); }
 
   // Sends the files and ends the call. REQUIRES: HoldPieces has returned OK.
   void SendFiles(std::vector<FileSource> files) {

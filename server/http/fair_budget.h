@@ -39,8 +39,9 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   // others have. What is held kLong takes no large amount: never more than
   // seven eighths of half of what the others leave, so that the holder's other
   // calls have room, and never CALL_MEMORY_FULL.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Reserve(
-      const std::string& holder, int64_t amount, Term term = Term::kShort)
+  absl::StatusOr<std::shared_ptr<void>> Reserve(const std::string& holder,
+                                                int64_t amount,
+                                                Term term = Term::kShort)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Reserves `amount` for a request whose call holds `beside`, and which may
@@ -49,14 +50,13 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   // budget. Then there is room for one that does not wait, of up to a quarter,
   // once what ends by itself has ended. Errors: SHARE_IN_USE as for kLong;
   // TOO_LARGE if `amount` and `beside` are more than a quarter.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ReserveRequest(
+  absl::StatusOr<std::shared_ptr<void>> ReserveRequest(
       const std::string& holder, int64_t amount, int64_t beside, uint64_t ahead)
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  [[nodiscard]] absl::Status TooLarge(int64_t amount, int64_t limit) const;
-  [[nodiscard]] absl::Status InUse(int64_t own, int64_t amount,
-                                   uint64_t ahead) const;
+  absl::Status TooLarge(int64_t amount, int64_t limit) const;
+  absl::Status InUse(int64_t own, int64_t amount, uint64_t ahead) const;
   [[nodiscard]] int64_t HeldBy(const std::string& holder) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<void> Take(const std::string& holder, int64_t amount)

@@ -27,7 +27,7 @@ struct MetricsSources {
 };
 
 // Listens on HOST:PORT. Errors: those of HttpServer::Bind.
-[[nodiscard]] absl::StatusOr<std::unique_ptr<HttpServer>> StartMetricsServer(
+absl::StatusOr<std::unique_ptr<HttpServer>> StartMetricsServer(
     const std::string& listen, const HttpOptions& options,
     MetricsSources sources);
 

@@ -61,7 +61,7 @@ class HttpServer {
   // Listens on "HOST:PORT". Errors, which name the flag: INVALID_ARGUMENT if
   // `listen` has another form; UNAVAILABLE if the system does not know the
   // host, or cannot listen on the address.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<HttpServer>> Bind(
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Bind(
       const std::string& flag, const std::string& listen,
       const HttpOptions& options);
 

@@ -21,8 +21,7 @@ struct Url {
 // Errors: NOT_FOUND if the path does not begin with `root`; INVALID_ARGUMENT
 // for NUL, and for an escape that is malformed or stands for '/'.
 // Threads: any.
-[[nodiscard]] absl::StatusOr<Url> ParseUrl(absl::string_view target,
-                                           absl::string_view root);
+absl::StatusOr<Url> ParseUrl(absl::string_view target, absl::string_view root);
 
 }  // namespace weft::server
 

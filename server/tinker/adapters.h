@@ -31,14 +31,13 @@ struct Front;  // front.h
 
 // Asks the engine once to delete an adapter, and writes nothing to the ledger.
 // Errors: those of EnginePort::Call.
-[[nodiscard]] absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
-                                           const std::string& adapter,
-                                           Callback<bool> done);
+absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
+                             const std::string& adapter, Callback<bool> done);
 
 // Asks the engine about an adapter. Errors: those of EnginePort::Call.
-[[nodiscard]] absl::Status GetAdapterOf(Front& front, CallOrigin origin,
-                                        const std::string& adapter,
-                                        Callback<AdapterInfo> done);
+absl::Status GetAdapterOf(Front& front, CallOrigin origin,
+                          const std::string& adapter,
+                          Callback<AdapterInfo> done);
 
 // The names of adapters that are loaded for sampling begin with this prefix.
 inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
@@ -63,9 +62,9 @@ class Adapters {
   // returns. If `done` gets an error, no user is counted. Else notes that the
   // checkpoint was read, if it was loaded or `note` is set. Errors:
   // INVALID_ARGUMENT for a bad path; those of FindCheckpoint.
-  [[nodiscard]] absl::Status Use(const std::shared_ptr<const Call>& call,
-                                 const std::string& model_path, bool note,
-                                 const Callback<std::string>& done);
+  absl::Status Use(const std::shared_ptr<const Call>& call,
+                   const std::string& model_path, bool note,
+                   const Callback<std::string>& done);
   // Subtracts one user. If no user is left, has the adapter deleted. Does
   // nothing if the front has not loaded the adapter.
   void Leave(const Caller& caller, const std::string& adapter);

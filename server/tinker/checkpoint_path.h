@@ -35,15 +35,16 @@ struct CheckpointPath {
 };
 
 // Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT; that of `path`.
-[[nodiscard]] absl::StatusOr<CheckpointPath> ParseCheckpointPath(
+absl::StatusOr<CheckpointPath> ParseCheckpointPath(
     const absl::StatusOr<std::string>& path);
 // Makes the path of the checkpoint `name`. Errors: INVALID_ARGUMENT, whose
 // message calls the name `field`. The name of a training checkpoint must not
 // begin with "sampler_weights." or "external_weights.", because PathOfWeft
 // takes such names for other kinds.
-[[nodiscard]] absl::StatusOr<CheckpointPath> NameCheckpoint(
-    absl::string_view field, absl::string_view run, CheckpointKind kind,
-    absl::string_view name);
+absl::StatusOr<CheckpointPath> NameCheckpoint(absl::string_view field,
+                                              absl::string_view run,
+                                              CheckpointKind kind,
+                                              absl::string_view name);
 // Returns the path of a checkpoint from its run and its name in Weft.
 [[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
                                         absl::string_view weft_name);

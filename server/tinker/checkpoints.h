@@ -18,13 +18,13 @@ namespace weft::server::tinker {
 
 // Returns the path of the checkpoint that the URL of a request names by the
 // arguments RUN, KIND and NAME. Errors: INVALID_ARGUMENT.
-[[nodiscard]] absl::StatusOr<CheckpointPath> PathOf(const Call& call);
+absl::StatusOr<CheckpointPath> PathOf(const Call& call);
 inline constexpr int64_t kMinTtlSeconds = 3600;
 
 // Reads `ttl_seconds`, after which a checkpoint expires; 0 if it is absent.
 // Errors: INVALID_ARGUMENT if it is not a whole number in [kMinTtlSeconds,
 // kMaxTtlSeconds].
-[[nodiscard]] absl::StatusOr<uint64_t> ReadTtl(const Json& body);
+absl::StatusOr<uint64_t> ReadTtl(const Json& body);
 
 // What only clients of the Tinker API say about a checkpoint is in its
 // metadata, with these keys.
@@ -45,15 +45,15 @@ using Checkpoints = std::vector<CheckpointInfo>;
 
 // Lists the checkpoints of an adapter, or of all adapters of the caller if
 // `adapter` is empty. Errors: those of EnginePort::Call.
-[[nodiscard]] absl::Status ListCheckpoints(Front& front, const CallPtr& call,
-                                           const std::string& adapter,
-                                           Callback<Checkpoints> done);
+absl::Status ListCheckpoints(Front& front, const CallPtr& call,
+                             const std::string& adapter,
+                             Callback<Checkpoints> done);
 
 // Finds the checkpoint of a path. `done` gets NOT_FOUND if there is none.
 // Errors: those of EnginePort::Call.
-[[nodiscard]] absl::Status FindCheckpoint(Front& front, const CallPtr& call,
-                                          const CheckpointPath& path,
-                                          Callback<CheckpointInfo> done);
+absl::Status FindCheckpoint(Front& front, const CallPtr& call,
+                            const CheckpointPath& path,
+                            Callback<CheckpointInfo> done);
 
 struct Run {
   std::string adapter;
@@ -71,8 +71,8 @@ struct Run {
 // Returns the part [offset, offset + limit) of the list `all`, and a cursor:
 // {name: [...], "cursor": {...}}. `offset` (default 0) and `limit` (default 20,
 // at most 1000) come from the call's query. Errors: INVALID_ARGUMENT.
-[[nodiscard]] absl::StatusOr<Json> PageJson(const Call& call, const char* name,
-                                            const Json& all);
+absl::StatusOr<Json> PageJson(const Call& call, const char* name,
+                              const Json& all);
 
 }  // namespace weft::server::tinker
 

@@ -18,13 +18,13 @@ namespace weft::server::tinker {
 
 // Returns 128 random bits in hex. Ids name adapters, folders and futures, so
 // none may repeat. Errors: INTERNAL if the system has no random bits.
-[[nodiscard]] absl::StatusOr<std::string> NewId();
+absl::StatusOr<std::string> NewId();
 
 // Returns the HMAC-SHA256 of `text` in hex, with a secret that each process
 // draws anew. It signs download URLs, JWTs and the ids of samples' futures, so
 // that nobody can guess one. Errors: INTERNAL if the system has no random bits
 // for the secret.
-[[nodiscard]] absl::StatusOr<std::string> Sign(const std::string& text);
+absl::StatusOr<std::string> Sign(const std::string& text);
 
 // Compares a signature with the one that a client gave, in constant time.
 [[nodiscard]] bool IsSignature(absl::string_view given,
@@ -41,13 +41,12 @@ inline constexpr absl::Duration kJwtLifetime = absl::Hours(1);
 
 // Returns a JWT of the caller whose access token has this hash (HashToken;
 // empty on a server without tokens). Errors: those of Sign.
-[[nodiscard]] absl::StatusOr<std::string> MakeJwt(const Caller& caller,
-                                                  const std::string& token_hash,
-                                                  absl::Time now);
+absl::StatusOr<std::string> MakeJwt(const Caller& caller,
+                                    const std::string& token_hash,
+                                    absl::Time now);
 // Returns MakeJwt's `token_hash`. Errors: UNAUTHENTICATED if this process has
 // not made the JWT, or if it has expired.
-[[nodiscard]] absl::StatusOr<std::string> ReadJwt(absl::string_view jwt,
-                                                  absl::Time now);
+absl::StatusOr<std::string> ReadJwt(absl::string_view jwt, absl::Time now);
 
 }  // namespace weft::server::tinker
 

@@ -63,9 +63,9 @@ struct Front {
   }
   // Returns UNIMPLEMENTED, with what the caller can do instead, if the body
   // asks for what this server does not offer.
-  [[nodiscard]] absl::Status CheckOffered(const Json& body) const;
+  absl::Status CheckOffered(const Json& body) const;
   // Returns UNIMPLEMENTED with --no-tinker-stable-reinforce.
-  [[nodiscard]] absl::Status CheckStableReinforce() const;
+  absl::Status CheckStableReinforce() const;
   // Returns the names of the base model: model_name(), then --model-alias.
   [[nodiscard]] std::vector<std::string> model_names() const;
 

@@ -115,7 +115,7 @@ Handler CreateModel, GetModelInfo, UnloadModel;
 // data are bad, the request succeeds and the step's future fails.
 Handler RunForwardBackward, RunOptimStep;
 // Parses and translates the body for RunForwardBackward: large data take long.
-[[nodiscard]] absl::Status ReadTrain(const Front& front, Call* call);
+absl::Status ReadTrain(const Front& front, Call* call);
 // Promises {"loss_id"}, the session's id and the number custom_loss_seq_id. A
 // request that comes again gets the same id. The future fails with
 // INVALID_ARGUMENT, which names the node, for a graph that cannot run; with

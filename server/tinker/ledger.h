@@ -63,8 +63,8 @@ class Ledger {
   [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
   // Charges the owner's memory for an entry of a table that has this text. The
   // entry holds the charge. Errors: those of FairBudget::Reserve.
-  [[nodiscard]] absl::StatusOr<std::shared_ptr<void>> Charge(
-      const std::string& owner, size_t text_bytes) const;
+  absl::StatusOr<std::shared_ptr<void>> Charge(const std::string& owner,
+                                               size_t text_bytes) const;
   // Like Charge, for an entry that stays even if its owner is over its share by
   // now. Returns null then.
   [[nodiscard]] std::shared_ptr<void> ChargeIfRoom(const std::string& owner,

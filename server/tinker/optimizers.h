@@ -26,18 +26,17 @@ inline constexpr char kDimuonType[] = "dimuon";
 // the model's. Without `optimizer_config` it is AdamW. Errors: UNIMPLEMENTED
 // for other types; INVALID_ARGUMENT if a field is malformed, or given although
 // the checkpoint's optimizer is loaded.
-[[nodiscard]] absl::StatusOr<std::string> ReadOptimizer(const Json& body);
+absl::StatusOr<std::string> ReadOptimizer(const Json& body);
 
 // Reads `adam_params` or `optimizer_params` of an optim_step. Errors:
 // UNIMPLEMENTED for a type that is not offered; INVALID_ARGUMENT for both, for
 // a field that Dimuon does not have, and for values that are no numbers.
-[[nodiscard]] absl::Status ReadOptimizerParams(const Json& body,
-                                               v1::OptimStepRequest* out);
+absl::Status ReadOptimizerParams(const Json& body, v1::OptimStepRequest* out);
 
 // Returns FAILED_PRECONDITION if the model trains with another optimizer than
 // that of the step.
-[[nodiscard]] absl::Status CheckOptimizerOf(const Model& model,
-                                            const v1::OptimStepRequest& step);
+absl::Status CheckOptimizerOf(const Model& model,
+                              const v1::OptimStepRequest& step);
 
 }  // namespace weft::server::tinker
 

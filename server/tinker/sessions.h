@@ -56,8 +56,8 @@ inline constexpr int64_t kCreateSeq = 0;
 // Returns UNIMPLEMENTED if the server does not run `base_model`, or the error
 // of `base_model`. It must be one of Front::model_names, or end in "/" and such
 // a name. Upper and lower case are equal.
-[[nodiscard]] absl::Status CheckBaseModel(
-    const Front& front, const absl::StatusOr<std::string>& base_model);
+absl::Status CheckBaseModel(const Front& front,
+                            const absl::StatusOr<std::string>& base_model);
 // Writes the model to the ledger. `done` gets the outcome after the write.
 void KeepModel(Front& front, const Model& model,
                std::function<void(absl::Status)> done);
@@ -71,9 +71,8 @@ using ModelStart = std::function<absl::Status(const Model& model,
 // The model takes steps when the work of `start` has ended. Errors:
 // INVALID_ARGUMENT; NOT_FOUND if there is no such session; FAILED_PRECONDITION
 // if the owner has too many models; those of Promise.
-[[nodiscard]] absl::Status MakeModel(Front& front, const CallPtr& call,
-                                     const Respond& respond,
-                                     const ModelStart& start);
+absl::Status MakeModel(Front& front, const CallPtr& call,
+                       const Respond& respond, const ModelStart& start);
 // Forgets a model and the sampling sessions of its snapshots. The caller of
 // ForgetModel must delete the adapter, or have it deleted by Adapters::Delete,
 // which fails its steps.

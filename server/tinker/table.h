@@ -28,8 +28,8 @@ class Table {
 
   // Returns the owner's entry. Errors: NOT_FOUND, also if another owner has it;
   // the error of `id`.
-  [[nodiscard]] absl::StatusOr<Entry*> FindOf(
-      const std::string& owner, const absl::StatusOr<std::string>& id) {
+  absl::StatusOr<Entry*> FindOf(const std::string& owner,
+                                const absl::StatusOr<std::string>& id) {
     WEFT_RETURN_IF_ERROR(id.status());
     Entry* const entry = Find(*id);
     if (entry != nullptr && entry->owner == owner) return entry;

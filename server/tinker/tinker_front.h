@@ -31,7 +31,7 @@ class TinkerFront {
   // Listens on core->options.tinker_listen, even while the engine starts.
   // REQUIRES: `core` outlives this object and its calls.
   // Errors: those of HttpServer::Bind.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<TinkerFront>> Start(
+  static absl::StatusOr<std::unique_ptr<TinkerFront>> Start(
       ServiceCore* core, AdmitPage admit_page);
 
   // Closes all connections.

@@ -58,13 +58,13 @@ class Transfers {
   // request, so that an earlier one like it has made a checkpoint that is
   // there. Errors: RESOURCE_EXHAUSTED while the owner's last copy has not
   // ended; those of FindCheckpoint. After an error, `end` does not run.
-  [[nodiscard]] absl::Status Copy(
-      const std::shared_ptr<const Call>& call, const CheckpointPath& from,
-      const CheckpointPath& to, bool own_run, uint64_t ttl_seconds,
-      const std::function<void(const absl::Status&)>& end);
+  absl::Status Copy(const std::shared_ptr<const Call>& call,
+                    const CheckpointPath& from, const CheckpointPath& to,
+                    bool own_run, uint64_t ttl_seconds,
+                    const std::function<void(const absl::Status&)>& end);
   // Opens the ticket's file and responds with it. Errors: UNAVAILABLE if too
   // many files are being opened.
-  [[nodiscard]] absl::Status Send(const Ticket& ticket, const Respond& respond);
+  absl::Status Send(const Ticket& ticket, const Respond& respond);
 
  private:
   // Passes the next piece of the file to `then`, which runs on the front's

@@ -15,13 +15,12 @@ namespace weft::server {
 // `num_data` sequences. Errors: also those of ReadLossGraph; if the function is
 // not custom but there is a custom loss; if the graph would run on so many
 // sequences that it could hold the engine for seconds.
-[[nodiscard]] absl::Status ReadCustomLoss(const v1::LossConfig& in,
-                                          int num_data, LossConfig* out);
+absl::Status ReadCustomLoss(const v1::LossConfig& in, int num_data,
+                            LossConfig* out);
 
 // Reads the inputs of data[index] for the loss `config`.
-[[nodiscard]] absl::Status ReadCustomInputs(const v1::Datum& in, int index,
-                                            const LossConfig& config,
-                                            Datum* out);
+absl::Status ReadCustomInputs(const v1::Datum& in, int index,
+                              const LossConfig& config, Datum* out);
 
 }  // namespace weft::server
 

@@ -12,9 +12,9 @@ namespace weft::server {
 // Converts and checks `datum`, which is data[index] of a request with the loss
 // `function`. Errors: INVALID_ARGUMENT, with a message that starts with
 // "data[<index>].".
-[[nodiscard]] absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
-                                              LossFunction function,
-                                              const RequestLimits& limits);
+absl::StatusOr<Datum> ReadDatum(const v1::Datum& datum, int index,
+                                LossFunction function,
+                                const RequestLimits& limits);
 
 }  // namespace weft::server
 

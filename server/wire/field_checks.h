@@ -39,31 +39,27 @@ struct Interval {
 // Returns INVALID_ARGUMENT with the message "<field> <problem>", where the
 // field has the client's name for it (NameOfField). The parts of the problem
 // are those of absl::StrCat.
-[[nodiscard]] absl::Status BadField(absl::string_view field,
-                                    absl::string_view problem);
+absl::Status BadField(absl::string_view field, absl::string_view problem);
 template <typename... Parts>
-requires(sizeof...(Parts) > 1) [[nodiscard]] absl::Status
+requires(sizeof...(Parts) > 1) absl::Status
     BadField(absl::string_view field, const Parts&... problem) {
   return BadField(field, absl::string_view(absl::StrCat(problem...)));
 }
 
 // Checks that `name` matches [A-Za-z0-9][A-Za-z0-9._-]{0,127} and does not end
 // in a dot.
-[[nodiscard]] absl::Status CheckName(absl::string_view field,
-                                     absl::string_view name);
+absl::Status CheckName(absl::string_view field, absl::string_view name);
 
 // Like CheckName, for an adapter's id. With `engine_names`, also permits
 // TENANT~ID.
-[[nodiscard]] absl::Status CheckAdapterId(absl::string_view field,
-                                          absl::string_view id,
-                                          bool engine_names);
+absl::Status CheckAdapterId(absl::string_view field, absl::string_view id,
+                            bool engine_names);
 
-[[nodiscard]] absl::Status CheckReal(absl::string_view field, double value,
-                                     const Interval& interval);
+absl::Status CheckReal(absl::string_view field, double value,
+                       const Interval& interval);
 // The message also names `flag`, the server's flag that sets `high`, if any.
-[[nodiscard]] absl::Status CheckCount(absl::string_view field, uint64_t value,
-                                      uint64_t low, uint64_t high,
-                                      absl::string_view flag = "");
+absl::Status CheckCount(absl::string_view field, uint64_t value, uint64_t low,
+                        uint64_t high, absl::string_view flag = "");
 
 // Returns the index of the first id outside [0, vocab_size), or -1. Requests
 // have uint32 ids, which are stored as int32. So a request's id of 2^31 or more
@@ -77,9 +73,8 @@ requires(sizeof...(Parts) > 1) [[nodiscard]] absl::Status
 [[nodiscard]] int64_t FindPositive(absl::Span<const float> values);
 
 // Checks that all ids are in [0, vocab_size). `field` is the list's.
-[[nodiscard]] absl::Status CheckIds(absl::string_view field,
-                                    absl::Span<const int32_t> ids,
-                                    int vocab_size);
+absl::Status CheckIds(absl::string_view field, absl::Span<const int32_t> ids,
+                      int vocab_size);
 
 }  // namespace weft::server
 

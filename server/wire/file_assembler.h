@@ -18,9 +18,9 @@ namespace weft::server {
 
 // Return a request without files. An adapter's name may be TENANT~ID if
 // `engine_names`. Errors: INVALID_ARGUMENT.
-[[nodiscard]] absl::StatusOr<ImportAdapterRequest> ReadOptions(
+absl::StatusOr<ImportAdapterRequest> ReadOptions(
     const v1::ImportOptions& options, bool engine_names);
-[[nodiscard]] absl::StatusOr<UploadCheckpointRequest> ReadOptions(
+absl::StatusOr<UploadCheckpointRequest> ReadOptions(
     const v1::UploadOptions& options, bool engine_names);
 
 // `Message` is v1::ImportAdapterRequest or v1::UploadCheckpointRequest.
@@ -39,15 +39,15 @@ class FileAssembler {
   // a chunk of a file. The chunks of a file come one after another. Errors:
   // INVALID_ARGUMENT for a message out of order, an invalid field, or more than
   // kMaxFiles files.
-  [[nodiscard]] absl::Status Add(const Message& message);
+  absl::Status Add(const Message& message);
 
   // Returns the joined request and empties the assembler. Call it when the
   // stream has ended. Errors: INVALID_ARGUMENT if the options or
   // adapter_config.json are missing.
-  [[nodiscard]] absl::StatusOr<Request> Finish();
+  absl::StatusOr<Request> Finish();
 
  private:
-  [[nodiscard]] absl::Status AddChunk(const v1::FileChunk& chunk);
+  absl::Status AddChunk(const v1::FileChunk& chunk);
 
   bool engine_names_;
   std::optional<Request> request_;  // Once the options are there.

@@ -27,13 +27,13 @@ inline constexpr int64_t kSmallRequestBytes = int64_t{16} << 20;
 // small part of the time of parsing. Errors: INVALID_ARGUMENT if the bytes are
 // no such message; RESOURCE_EXHAUSTED with reason TOO_LARGE for more than
 // `size` * kMaxGrowth + kSmallRequestBytes.
-[[nodiscard]] absl::StatusOr<int64_t> ParsedBytes(
+absl::StatusOr<int64_t> ParsedBytes(
     const google::protobuf::Descriptor& type,
     google::protobuf::io::ZeroCopyInputStream* wire, int64_t size);
 
 // Charges `holder` for a message of `size` bytes and its parsed form. Errors:
 // those of ParsedBytes and FairBudget::Reserve.
-[[nodiscard]] absl::StatusOr<std::shared_ptr<void>> ChargeMessage(
+absl::StatusOr<std::shared_ptr<void>> ChargeMessage(
     FairBudget* memory, const std::string& holder,
     const google::protobuf::Descriptor& type,
     google::protobuf::io::ZeroCopyInputStream* wire, int64_t size);

@@ -13,7 +13,7 @@ namespace weft::server {
 
 // Fills out->replay. `out` has the data of `data` and the loss already. Error:
 // INVALID_ARGUMENT.
-[[nodiscard]] absl::Status ReadReplay(
+absl::Status ReadReplay(
     const google::protobuf::RepeatedPtrField<v1::Datum>& data,
     const v1::LossConfig& loss, const RequestLimits& limits, TrainRequest* out);
 

@@ -67,59 +67,59 @@ struct RequestLimits {
 // Returns INVALID_ARGUMENT, which names `field`, if `asked` is true but the
 // model has no experts. `asked` says whether the request sends routing or asks
 // for it.
-[[nodiscard]] absl::Status CheckRouting(absl::string_view field, bool asked,
-                                        const RequestLimits& limits);
+absl::Status CheckRouting(absl::string_view field, bool asked,
+                          const RequestLimits& limits);
 
-[[nodiscard]] absl::StatusOr<TrainRequest> Validate(
-    const v1::ForwardBackwardRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<TrainRequest> Validate(
-    const v1::ForwardRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<OptimStepRequest> Validate(
-    const v1::OptimStepRequest& request, const RequestLimits& limits);
+absl::StatusOr<TrainRequest> Validate(const v1::ForwardBackwardRequest& request,
+                                      const RequestLimits& limits);
+absl::StatusOr<TrainRequest> Validate(const v1::ForwardRequest& request,
+                                      const RequestLimits& limits);
+absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
+                                          const RequestLimits& limits);
 
 // Sets absent fields to their defaults, and an absent seed to a random number.
-[[nodiscard]] absl::StatusOr<SampleRequest> Validate(
-    const v1::SampleRequest& request, const RequestLimits& limits);
+absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
+                                       const RequestLimits& limits);
 
 // Derives an absent seed from the adapter's id. So a repeated call asks for the
 // same adapter.
-[[nodiscard]] absl::StatusOr<CreateAdapterRequest> Validate(
+absl::StatusOr<CreateAdapterRequest> Validate(
     const v1::CreateAdapterRequest& request, const RequestLimits& limits);
 
-[[nodiscard]] absl::StatusOr<ListAdaptersRequest> Validate(
+absl::StatusOr<ListAdaptersRequest> Validate(
     const v1::ListAdaptersRequest& request, const RequestLimits& limits);
 
 // Returns the adapter's id, which may be empty for ListCheckpoints.
-[[nodiscard]] absl::StatusOr<std::string> Validate(
-    const v1::GetAdapterRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<std::string> Validate(
-    const v1::DeleteAdapterRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<std::string> Validate(
-    const v1::ListCheckpointsRequest& request, const RequestLimits& limits);
+absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,
+                                     const RequestLimits& limits);
+absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
+                                     const RequestLimits& limits);
+absl::StatusOr<std::string> Validate(const v1::ListCheckpointsRequest& request,
+                                     const RequestLimits& limits);
 
-[[nodiscard]] absl::StatusOr<SaveCheckpointRequest> Validate(
+absl::StatusOr<SaveCheckpointRequest> Validate(
     const v1::SaveCheckpointRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<LoadCheckpointRequest> Validate(
+absl::StatusOr<LoadCheckpointRequest> Validate(
     const v1::LoadCheckpointRequest& request, const RequestLimits& limits);
 
 // Returns the adapter's id and the checkpoint's name.
-[[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
+absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DeleteCheckpointRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<std::pair<std::string, std::string>> Validate(
+absl::StatusOr<std::pair<std::string, std::string>> Validate(
     const v1::DownloadCheckpointRequest& request, const RequestLimits& limits);
 
-[[nodiscard]] absl::StatusOr<SetCheckpointTtlRequest> Validate(
+absl::StatusOr<SetCheckpointTtlRequest> Validate(
     const v1::SetCheckpointTtlRequest& request, const RequestLimits& limits);
 
-[[nodiscard]] absl::StatusOr<PublishSnapshotRequest> Validate(
+absl::StatusOr<PublishSnapshotRequest> Validate(
     const v1::PublishSnapshotRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<ReleaseSnapshotRequest> Validate(
+absl::StatusOr<ReleaseSnapshotRequest> Validate(
     const v1::ReleaseSnapshotRequest& request, const RequestLimits& limits);
-[[nodiscard]] absl::StatusOr<ExportAdapterRequest> Validate(
+absl::StatusOr<ExportAdapterRequest> Validate(
     const v1::ExportAdapterRequest& request, const RequestLimits& limits);
 
-[[nodiscard]] absl::StatusOr<ProfileRequest> Validate(
-    const v1::ProfileRequest& request, const RequestLimits& limits);
+absl::StatusOr<ProfileRequest> Validate(const v1::ProfileRequest& request,
+                                        const RequestLimits& limits);
 
 }  // namespace weft::server
 

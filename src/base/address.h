@@ -16,8 +16,8 @@ struct HostPort {
 // Splits "HOST:PORT" or "[V6]:PORT". Errors: INVALID_ARGUMENT, which names
 // `flag`, if the host is empty, an IPv6 host has no brackets, or the port is
 // not a number in [0, 65535].
-[[nodiscard]] absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
-                                                     absl::string_view address);
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view flag,
+                                       absl::string_view address);
 
 // Ends the message about a port that another process has.
 inline constexpr char kPortTaken[] =

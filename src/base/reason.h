@@ -22,8 +22,7 @@ struct Reason {
 };
 
 // Returns `status` with the reason. REQUIRES: `status` is an error.
-[[nodiscard]] absl::Status WithReason(absl::Status status,
-                                      const Reason& reason);
+absl::Status WithReason(absl::Status status, const Reason& reason);
 // Returns nullopt if the status carries no reason.
 [[nodiscard]] std::optional<Reason> FindReason(const absl::Status& status);
 

@@ -25,7 +25,7 @@ enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 // Returns "read", "sample", "train" or "admin".
 [[nodiscard]] const char* ScopeName(Scope scope);
 // Returns the scope of this name. Errors: INVALID_ARGUMENT for any other name.
-[[nodiscard]] absl::StatusOr<Scope> ParseScope(absl::string_view name);
+absl::StatusOr<Scope> ParseScope(absl::string_view name);
 
 struct TokenEntry {
   std::string id;      // For people and logs; not secret.

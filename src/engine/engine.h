@@ -175,7 +175,7 @@ class Engine {
   // Returns an error if the engine can no longer compute or record, or if it
   // cannot restore an adapter. The process must then end. Any thread may call
   // it.
-  [[nodiscard]] virtual absl::Status failure() const = 0;
+  virtual absl::Status failure() const = 0;
 
   // Returns the time when the engine thread last finished a piece of work or
   // found no work. Any thread may call it.
@@ -193,21 +193,20 @@ class Engine {
 // (another process uses --state-dir), DATA_LOSS (damaged files),
 // RESOURCE_EXHAUSTED (too little device memory). Errors of another rank begin
 // with "rank N: ".
-[[nodiscard]] absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
+absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
     prometheus::Registry* registry);
 
 // Runs a rank other than 0: loads its part of the model and computes until rank
 // 0 ends. Runs `met` when all ranks are connected. Errors: those of StartEngine
 // about the model and the device, and INTERNAL if another rank is lost.
-[[nodiscard]] absl::Status RunRemoteWorker(const EngineOptions& options,
-                                           const World& world,
-                                           const std::function<void()>& met);
+absl::Status RunRemoteWorker(const EngineOptions& options, const World& world,
+                             const std::function<void()>& met);
 
 // Checks what StartEngine checks before it loads weights: device, config.json
 // and headers, sizes of the world, that folders can be written, and FORMAT of
 // --state-dir, which may be in use. Makes no folder. Errors: StartEngine's.
-[[nodiscard]] absl::Status CheckStart(const EngineOptions& options);
+absl::Status CheckStart(const EngineOptions& options);
 
 // Returns a table of how StartEngine would divide the memory of CUDA devices
 // with `device_bytes` each. Each line names a part, its size in bytes and GiB,
@@ -215,8 +214,8 @@ class Engine {
 // config.json and the headers of the weight files. Errors: INVALID_ARGUMENT for
 // --device=cpu, because a CPU's memory is not divided; errors of StartEngine
 // about options, config.json, the headers and the device's memory.
-[[nodiscard]] absl::StatusOr<std::string> DescribeMemory(
-    const EngineOptions& options, int64_t device_bytes);
+absl::StatusOr<std::string> DescribeMemory(const EngineOptions& options,
+                                           int64_t device_bytes);
 
 }  // namespace weft::engine
 

@@ -74,7 +74,7 @@ class EngineImpl final : public Engine {
   // nothing without --state-dir. Call it before any other method. Returns when
   // clients may use the engine; adapters may become ready later (recovery.h).
   // Errors, among others: DATA_LOSS (damaged files).
-  [[nodiscard]] absl::Status Recover();
+  absl::Status Recover();
 
   [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
 
@@ -135,7 +135,7 @@ class EngineImpl final : public Engine {
   void Finish(Callback<bool> done) override;
   void Undrain() override;
   void WriteSnapshot(Callback<bool> done) override;
-  [[nodiscard]] absl::Status failure() const override;
+  absl::Status failure() const override;
   [[nodiscard]] absl::Time last_heartbeat() const override {
     return probe_.last_heartbeat();
   }
@@ -161,7 +161,7 @@ class EngineImpl final : public Engine {
   void RunOnDisk(Callback<Result> done, Work work);
   // Does what SampleRecords::Replay does, unless the call repeats a step: that
   // step has its values. Any thread may call it.
-  [[nodiscard]] absl::Status Replay(TrainRequest* request);
+  absl::Status Replay(TrainRequest* request);
 
   // The engine thread calls the methods below.
 

@@ -41,15 +41,15 @@ void WriteExpiry(CheckpointInfo* info, nlohmann::json* fields);
 // Parses the text of a client's file that has the manifest's fields. Errors:
 // INVALID_ARGUMENT, naming `file`, for text that is no JSON object or exceeds
 // the default limits of weights::JsonLimits.
-[[nodiscard]] absl::StatusOr<nlohmann::json> ParseCheckpointFields(
-    absl::string_view text, absl::string_view file);
+absl::StatusOr<nlohmann::json> ParseCheckpointFields(absl::string_view text,
+                                                     absl::string_view file);
 
 // Reads the fields. Accepts fields of older servers, which may lack overrides,
 // kind, optimizer, metadata, ttl_seconds, tenant, base_model_name and
 // base_fingerprint.
 // Errors: DATA_LOSS if another field is missing, or if a field has another type
 // or exceeds its limit.
-[[nodiscard]] absl::StatusOr<CheckpointInfo> ReadCheckpointFields(
+absl::StatusOr<CheckpointInfo> ReadCheckpointFields(
     const nlohmann::json& fields);
 
 // Checks that the checkpoint belongs to the base model: the fields must have
@@ -57,8 +57,8 @@ void WriteExpiry(CheckpointInfo* info, nlohmann::json* fields);
 // base.accepts_change, another fingerprint only logs a warning. Errors:
 // FAILED_PRECONDITION for another model or format version; DATA_LOSS if a field
 // that it reads is missing or has another type.
-[[nodiscard]] absl::Status CheckBaseModel(const nlohmann::json& fields,
-                                          const BaseModel& base);
+absl::Status CheckBaseModel(const nlohmann::json& fields,
+                            const BaseModel& base);
 
 }  // namespace weft::lora
 

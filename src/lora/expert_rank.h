@@ -20,14 +20,13 @@ namespace weft::lora {
 // Changes nothing for a model without experts. Errors: INVALID_ARGUMENT for an
 // expert_rank in a model without experts, or if the config targets only some of
 // the modules that the model has as one.
-[[nodiscard]] absl::StatusOr<LoraConfig> WithExpertRank(
+absl::StatusOr<LoraConfig> WithExpertRank(
     LoraConfig config, const model_config::ModelShape& shape);
 
 // Returns INVALID_ARGUMENT if a rank of the layout is above `max_rank`, or if
 // the rank of an expert is above SharedRank(max_rank).
-[[nodiscard]] absl::Status CheckRanks(const AdapterLayout& layout,
-                                      const model_config::ExpertShape& experts,
-                                      int max_rank);
+absl::Status CheckRanks(const AdapterLayout& layout,
+                        const model_config::ExpertShape& experts, int max_rank);
 
 }  // namespace weft::lora
 

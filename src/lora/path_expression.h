@@ -38,9 +38,10 @@ class PathExpression {
   // INVALID_ARGUMENT, which names the field, the text and the problem: RE2 does
   // not compile the text, Python reads it differently, or too few instructions
   // are left.
-  [[nodiscard]] static absl::StatusOr<PathExpression> Parse(
-      absl::string_view field, absl::string_view text, PathMatch match,
-      int& instructions_left);
+  static absl::StatusOr<PathExpression> Parse(absl::string_view field,
+                                              absl::string_view text,
+                                              PathMatch match,
+                                              int& instructions_left);
 
   [[nodiscard]] bool Matches(absl::string_view path) const;
 

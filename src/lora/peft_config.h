@@ -21,7 +21,7 @@ inline constexpr int kMaxFileRank = 4096;
 // (use_rslora), multiplies each alpha by sqrt(rank). Accepts lora_dropout and
 // does not apply it. Errors: INVALID_ARGUMENT, which names the field, its value
 // and what is accepted.
-[[nodiscard]] absl::StatusOr<LoraConfig> ParsePeftConfig(
+absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const model_config::ModelShape& shape);
 
 // Returns the file for an adapter. Equal inputs give equal bytes.
@@ -40,20 +40,18 @@ inline constexpr absl::string_view kPeftConfigFile = "adapter_config.json";
 
 // Returns INVALID_ARGUMENT, which names the file, the field, its value and what
 // is accepted.
-[[nodiscard]] absl::Status Refused(absl::string_view field,
-                                   const PeftJson& value,
-                                   absl::string_view accepted);
+absl::Status Refused(absl::string_view field, const PeftJson& value,
+                     absl::string_view accepted);
 
 // Returns the field's value, or JSON null if the file does not have the field.
 [[nodiscard]] const PeftJson& FieldOf(const PeftJson& root, const char* field);
 
 // Reads a rank in [1, kMaxFileRank]. Errors: INVALID_ARGUMENT (Refused).
-[[nodiscard]] absl::StatusOr<int> ReadRank(absl::string_view field,
-                                           const PeftJson& value);
+absl::StatusOr<int> ReadRank(absl::string_view field, const PeftJson& value);
 
 // Reads an alpha in (0, 1e6]. Errors: INVALID_ARGUMENT (Refused).
-[[nodiscard]] absl::StatusOr<double> ReadAlpha(absl::string_view field,
-                                               const PeftJson& value);
+absl::StatusOr<double> ReadAlpha(absl::string_view field,
+                                 const PeftJson& value);
 
 }  // namespace weft::lora
 

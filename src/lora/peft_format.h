@@ -31,9 +31,9 @@ struct PeftAdapter {
 // must equal the tensors of `model_dir`; if it is empty, only their shapes are
 // checked. Accepts every spelling of DecoderNames. Errors:
 // INVALID_ARGUMENT, which names the violated rule.
-[[nodiscard]] absl::StatusOr<PeftAdapter> ReadPeft(
-    const PeftFiles& files, const model_config::ModelShape& model,
-    const std::string& model_dir = "");
+absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
+                                     const model_config::ModelShape& model,
+                                     const std::string& model_dir = "");
 
 // Returns the files of a PEFT folder for an adapter with these weights, which
 // have the layout AdapterLayout(shape, config). Tensors are F32. Equal inputs
@@ -57,7 +57,7 @@ struct NamedBuffer {
 // Reads one buffer from a file of WriteBuffers. Errors: those of
 // weights::ParseSafetensors; INVALID_ARGUMENT, naming the tensor, if it is
 // missing or has another shape or dtype.
-[[nodiscard]] absl::StatusOr<std::vector<float>> ReadBuffer(
+absl::StatusOr<std::vector<float>> ReadBuffer(
     const std::string& safetensors, const std::string& buffer_name,
     const LoraConfig& config, const model_config::ModelShape& shape);
 

@@ -79,16 +79,16 @@ enum class FusedForm : uint8_t {
 // Returns the form of a file whose ranks are those of `layout`. `fused` has the
 // layout's matrices in a file of the form kFused. Returns kParts only if the
 // model's modules cannot be alone. Errors: those of Gather.
-[[nodiscard]] absl::StatusOr<FusedForm> FormOf(
-    const weights::TensorMap& tensors, const AdapterLayout& layout,
-    const model_config::ModelShape& shape,
-    const std::vector<PeftMatrix>& fused);
+absl::StatusOr<FusedForm> FormOf(const weights::TensorMap& tensors,
+                                 const AdapterLayout& layout,
+                                 const model_config::ModelShape& shape,
+                                 const std::vector<PeftMatrix>& fused);
 
 // Copies the matrices from the tensors of a file into one buffer of `size`
 // floats. Checks all names, shapes and dtypes before it allocates memory, so
 // that a small file cannot request a large buffer. Errors: INVALID_ARGUMENT,
 // which names the tensor.
-[[nodiscard]] absl::StatusOr<std::vector<float>> Gather(
+absl::StatusOr<std::vector<float>> Gather(
     const weights::TensorMap& tensors, int64_t size,
     const std::vector<PeftMatrix>& matrices);
 

@@ -21,10 +21,9 @@ namespace weft::lora {
 // file's r and lora_alpha. If `rank_stabilised`, multiplies every alpha,
 // including config.alpha, by the square root of its rank. Errors:
 // INVALID_ARGUMENT, which names the field, its value and what is accepted.
-[[nodiscard]] absl::Status ReadTargets(const PeftJson& root,
-                                       const model_config::ModelShape& shape,
-                                       bool rank_stabilised,
-                                       LoraConfig& config);
+absl::Status ReadTargets(const PeftJson& root,
+                         const model_config::ModelShape& shape,
+                         bool rank_stabilised, LoraConfig& config);
 
 // Returns the r and lora_alpha to write to a file. If the adapter has LoRA in
 // experts, returns the values of the first layer with such LoRA. The experts

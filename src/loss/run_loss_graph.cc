@@ -71,8 +71,7 @@ class GraphRun {
   }
 
   // Returns the scalar of a node.
-  [[nodiscard]] absl::StatusOr<at::Tensor> Scalar(size_t node,
-                                                  int64_t max_dims) const {
+  absl::StatusOr<at::Tensor> Scalar(size_t node, int64_t max_dims) const {
     const IValue& value = values_[node];
     if (!value.isTensor()) return BadNode(graph_, node, "is not a tensor");
     const at::Tensor& tensor = value.toTensor();

@@ -38,10 +38,11 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 // added to `metrics` then.
 // Threads: engine thread only. REQUIRES: the datum has a target, and fits the
 // inputs of the loss.
-[[nodiscard]] absl::Status RunLossGraph(
-    const LossGraph& graph, const CustomLoss& custom, const Datum& datum,
-    int64_t max_values, absl::Span<const float> logprobs, bool backward,
-    absl::Span<float> losses, absl::Span<float> gradients, MetricSums* metrics);
+absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
+                          const Datum& datum, int64_t max_values,
+                          absl::Span<const float> logprobs, bool backward,
+                          absl::Span<float> losses, absl::Span<float> gradients,
+                          MetricSums* metrics);
 
 }  // namespace weft::loss
 

@@ -69,9 +69,8 @@ struct DecoderWeights {
 // shapes, and that CheckNoOtherTensors accepts the checkpoint. Reads no
 // weights. Errors: those of Checkpoint::Find, CheckStored and
 // CheckNoOtherTensors.
-[[nodiscard]] absl::Status CheckDecoderWeights(
-    const weights::Checkpoint& checkpoint,
-    const model_config::ModelConfig& config);
+absl::Status CheckDecoderWeights(const weights::Checkpoint& checkpoint,
+                                 const model_config::ModelConfig& config);
 
 // Reads the rank's part of every tensor, on all compute threads. First calls
 // CheckDecoderWeights. Shows a progress bar. `shard` must pass
@@ -81,7 +80,7 @@ struct DecoderWeights {
 // Errors: those of CheckDecoderWeights, weights::ReadPlan and ReadPacked;
 // INVALID_ARGUMENT if the checkpoint has a tied head that differs from the
 // embedding, or if a number that is to be quantised is not finite.
-[[nodiscard]] absl::StatusOr<DecoderWeights> LoadDecoderWeights(
+absl::StatusOr<DecoderWeights> LoadDecoderWeights(
     const weights::Checkpoint& checkpoint,
     const model_config::ModelConfig& config, at::ScalarType dtype,
     at::Device device, const parallel::Shard& shard = {},

@@ -20,9 +20,8 @@ inline constexpr double kMaxSoftcap = 1e6;
 // head_dim are set. Errors: UNIMPLEMENTED for attention that the decoder does
 // not compute; INVALID_ARGUMENT for values out of range or fields that
 // disagree.
-[[nodiscard]] absl::Status ReadAttention(JsonFields& fields,
-                                         const Family& family,
-                                         ModelConfig& config);
+absl::Status ReadAttention(JsonFields& fields, const Family& family,
+                           ModelConfig& config);
 
 }  // namespace weft::model_config
 

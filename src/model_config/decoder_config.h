@@ -12,8 +12,8 @@ namespace weft::model_config {
 
 // Reads the fields that describe the decoder. The caller reads eos_token_id and
 // then calls fields.Finish. Errors: those of ParseModelConfig.
-[[nodiscard]] absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
-                                                      const Family& family);
+absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
+                                        const Family& family);
 
 }  // namespace weft::model_config
 

@@ -12,8 +12,8 @@ namespace weft::model_config {
 // Sets config.delta and config.output_gate. Does nothing for a family without
 // DeltaFields. REQUIRES: the number of layers and the activation are read.
 // Errors: those of ParseModelConfig.
-[[nodiscard]] absl::Status ReadDelta(JsonFields& fields, const Family& family,
-                                     ModelConfig& config);
+absl::Status ReadDelta(JsonFields& fields, const Family& family,
+                       ModelConfig& config);
 
 }  // namespace weft::model_config
 

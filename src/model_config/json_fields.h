@@ -30,39 +30,33 @@ class JsonFields {
   // Returns whether the field is present and null.
   [[nodiscard]] bool IsNull(const char* name) const;
 
-  [[nodiscard]] absl::StatusOr<int64_t> Int(const char* name, int64_t min,
-                                            int64_t max);
-  [[nodiscard]] absl::StatusOr<int64_t> IntOr(const char* name, int64_t min,
-                                              int64_t max, int64_t fallback);
+  absl::StatusOr<int64_t> Int(const char* name, int64_t min, int64_t max);
+  absl::StatusOr<int64_t> IntOr(const char* name, int64_t min, int64_t max,
+                                int64_t fallback);
   // Ranges include both ends. NaN is out of range.
-  [[nodiscard]] absl::StatusOr<double> Number(const char* name, double min,
-                                              double max);
-  [[nodiscard]] absl::StatusOr<double> NumberOr(const char* name, double min,
-                                                double max, double fallback);
-  [[nodiscard]] absl::StatusOr<bool> BoolOr(const char* name, bool fallback);
+  absl::StatusOr<double> Number(const char* name, double min, double max);
+  absl::StatusOr<double> NumberOr(const char* name, double min, double max,
+                                  double fallback);
+  absl::StatusOr<bool> BoolOr(const char* name, bool fallback);
   // Returns the list, or null if the field is absent or null. Refuses a list
   // that does not have `size` entries.
-  [[nodiscard]] absl::StatusOr<const nlohmann::json*> List(const char* name,
-                                                           size_t size);
-  [[nodiscard]] absl::StatusOr<std::string> String(const char* name);
-  [[nodiscard]] absl::StatusOr<std::string> StringOr(
-      const char* name, const std::string& fallback);
+  absl::StatusOr<const nlohmann::json*> List(const char* name, size_t size);
+  absl::StatusOr<std::string> String(const char* name);
+  absl::StatusOr<std::string> StringOr(const char* name,
+                                       const std::string& fallback);
 
   // Returns UNIMPLEMENTED if the field is present and has another value than
   // `accepted`, the only one for which the decoder computes what it should;
   // INVALID_ARGUMENT if the value has another type.
-  [[nodiscard]] absl::Status Only(const char* name,
-                                  const nlohmann::json& accepted);
+  absl::Status Only(const char* name, const nlohmann::json& accepted);
   // Returns INVALID_ARGUMENT if the field is present and has another value than
   // `value`, that of the field `other`, which it repeats.
-  [[nodiscard]] absl::Status Same(const char* name, int64_t value,
-                                  absl::string_view other);
+  absl::Status Same(const char* name, int64_t value, absl::string_view other);
 
   // Returns UNIMPLEMENTED if a field is on, was not read and is not in
   // `ignored`. Names the first such field. A field is off if it is null, false,
   // or an empty list or object.
-  [[nodiscard]] absl::Status Finish(
-      absl::Span<const absl::string_view> ignored) const;
+  absl::Status Finish(absl::Span<const absl::string_view> ignored) const;
 
  private:
   const nlohmann::json& object_;
@@ -76,9 +70,9 @@ class JsonFields {
                                        absl::string_view accepted);
 
 // Returns UNIMPLEMENTED with the text of FieldMessage.
-[[nodiscard]] absl::Status UnsupportedField(absl::string_view field,
-                                            const nlohmann::json& value,
-                                            absl::string_view accepted);
+absl::Status UnsupportedField(absl::string_view field,
+                              const nlohmann::json& value,
+                              absl::string_view accepted);
 
 }  // namespace weft::model_config
 

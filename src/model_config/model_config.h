@@ -126,14 +126,12 @@ struct ModelConfig {
 // for a damaged or inconsistent file, UNIMPLEMENTED for an unsupported
 // architecture or field. Messages name the field, the value and what is
 // accepted.
-[[nodiscard]] absl::StatusOr<ModelConfig> ParseModelConfig(
-    std::string_view config_json);
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json);
 
 // Reads config.json and, if it exists, generation_config.json of a folder.
 // Errors: NOT_FOUND if there is no config.json; those of ParseModelConfig and
 // weights::ReadSmallFile.
-[[nodiscard]] absl::StatusOr<ModelConfig> ReadModelConfig(
-    const std::string& model_dir);
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir);
 
 }  // namespace weft::model_config
 

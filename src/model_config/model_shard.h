@@ -46,16 +46,14 @@ struct ModelShard {
 // least one query head, one key head of linear layers, one feed-forward feature
 // and one vocabulary entry. On each rank every key/value head must serve
 // equally many query heads.
-[[nodiscard]] absl::Status CheckTensorParallelSize(const ModelConfig& config,
-                                                   int size);
+absl::Status CheckTensorParallelSize(const ModelConfig& config, int size);
 
 // Sets MoeConfig::expert_groups to `size`. `size` must be 1, or must divide
 // `tensor_parallel_size` and be at most the number of experts. Otherwise
 // returns INVALID_ARGUMENT, which names --expert-parallel-size, its value and
 // the limit.
-[[nodiscard]] absl::Status SetExpertParallelSize(int size,
-                                                 int tensor_parallel_size,
-                                                 ModelConfig& config);
+absl::Status SetExpertParallelSize(int size, int tensor_parallel_size,
+                                   ModelConfig& config);
 
 // Returns the parts of rank `shard`. REQUIRES, also in LocalConfig and
 // LocalRanges: CheckTensorParallelSize accepts the number of ranks.

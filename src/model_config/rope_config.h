@@ -18,8 +18,8 @@ inline constexpr int64_t kMaxPositions = 1 << 28;
 // of zeros. REQUIRES: ReadAttention has filled config.attention. Errors:
 // UNIMPLEMENTED for a scaling, or a field of one, that is not known;
 // INVALID_ARGUMENT for a bad no_rope_layers.
-[[nodiscard]] absl::Status ReadRope(JsonFields& fields, const Family& family,
-                                    ModelConfig& config);
+absl::Status ReadRope(JsonFields& fields, const Family& family,
+                      ModelConfig& config);
 
 }  // namespace weft::model_config
 

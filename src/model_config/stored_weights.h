@@ -36,16 +36,15 @@ struct StoredPart {
 // Returns INVALID_ARGUMENT, which quotes `name`, if `stored` does not fit
 // `part`. `stored` must have the part's shape, be row-major and have dtype F32,
 // F16 or BF16 (U8 with is_bytes).
-[[nodiscard]] absl::Status CheckStored(absl::string_view name,
-                                       const StoredPart& part,
-                                       const weights::DiskTensor& stored);
+absl::Status CheckStored(absl::string_view name, const StoredPart& part,
+                         const weights::DiskTensor& stored);
 
 // Returns INVALID_ARGUMENT, naming the tensor, if the checkpoint has a tensor
 // that a decoder of this config would ignore. Checks tensors inside the layers,
 // such as the bias of a projection, and biases of the head and the final norm.
 // Accepts rotary tables and layers beyond num_layers.
-[[nodiscard]] absl::Status CheckNoOtherTensors(
-    const weights::Checkpoint& checkpoint, const ModelConfig& config);
+absl::Status CheckNoOtherTensors(const weights::Checkpoint& checkpoint,
+                                 const ModelConfig& config);
 
 }  // namespace weft::model_config
 

@@ -99,7 +99,7 @@ class Communicator {
 // Returns OK if `own` is OK on every rank. Otherwise every rank gets the error
 // of the lowest rank that has an error. The message is "rank N: " and the first
 // kilobyte of that rank's message.
-[[nodiscard]] absl::Status Agree(Communicator& group, const absl::Status& own);
+absl::Status Agree(Communicator& group, const absl::Status& own);
 
 // Returns the smallest of all ranks' `own`.
 [[nodiscard]] int64_t Smallest(Communicator& group, int64_t own);

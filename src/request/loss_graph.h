@@ -88,7 +88,7 @@ struct LossGraph {
 // node: for a graph that is not of format 1, an operation that is not offered,
 // an argument that no operation takes, a result that does not depend on the
 // log-probabilities, or more than the limits above.
-[[nodiscard]] absl::StatusOr<LossGraph> ReadLossGraph(const CustomLoss& loss);
+absl::StatusOr<LossGraph> ReadLossGraph(const CustomLoss& loss);
 
 }  // namespace weft
 

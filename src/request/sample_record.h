@@ -85,9 +85,8 @@ using FindRecord = std::function<std::shared_ptr<const SampleRecord>(
 // unless replay.optional, INVALID_ARGUMENT if the loss has another distribution
 // than the draws (another temperature, changes of logits, or no support), and
 // FAILED_PRECONDITION if a record is gone.
-[[nodiscard]] absl::Status ReplaySamples(const FindRecord& find,
-                                         AdapterKey adapter,
-                                         TrainRequest* request);
+absl::Status ReplaySamples(const FindRecord& find, AdapterKey adapter,
+                           TrainRequest* request);
 
 }  // namespace weft
 

@@ -122,8 +122,7 @@ template <typename Result>
 // Returns the result of an accepted step that ended with `result`: an error is
 // a StepFailure. But UNAVAILABLE, which says that the server stops, stays an
 // error: then the step has no result.
-[[nodiscard]] absl::StatusOr<StepResult> StoredResult(
-    absl::StatusOr<StepResult> result);
+absl::StatusOr<StepResult> StoredResult(absl::StatusOr<StepResult> result);
 // Returns the index of the request's type (one byte) and the SHA-256 (32 bytes)
 // of the fields that decide what a numbered step does. It tells a repeated call
 // from another call with the same number. Version 0.1 stored a SHA-256 alone,

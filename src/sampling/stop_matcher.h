@@ -22,8 +22,7 @@ class TokenBytes {
   // Errors: NOT_FOUND if there is no tokenizer.json, UNIMPLEMENTED for other
   // kinds of tokenizers, INVALID_ARGUMENT if the file is damaged or exceeds
   // 256 MiB.
-  [[nodiscard]] static absl::StatusOr<TokenBytes> Load(
-      const std::string& model_dir);
+  static absl::StatusOr<TokenBytes> Load(const std::string& model_dir);
 
   // Returns the token's bytes, or an empty string for an id that has no token.
   [[nodiscard]] const std::string& Bytes(int32_t token) const;

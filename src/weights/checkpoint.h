@@ -28,7 +28,7 @@ class Checkpoint {
   // TensorFile::Open, ReadSmallFile and ParseShardIndex; DATA_LOSS if a shard
   // lacks a tensor of the index. A damaged file is an error, even if a file
   // later in the list exists.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(
       const std::string& model_dir);
 
   // Finds a tensor by Hugging Face's canonical name, such as
@@ -36,7 +36,7 @@ class Checkpoint {
   // files use: none, "model.", "language_model.", "transformer." and others.
   // Errors: NOT_FOUND, which names the tensor; INVALID_ARGUMENT if two tensors
   // match.
-  [[nodiscard]] absl::StatusOr<DiskTensor> Find(std::string_view name) const;
+  absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // Returns all tensors, ordered by their names in the files.
   [[nodiscard]] std::vector<DiskTensor> Tensors() const;
@@ -70,8 +70,7 @@ using ShardIndex = absl::btree_map<std::string, std::string>;
 
 // Parses the text of an index. Errors: INVALID_ARGUMENT, which names the rule
 // and, if there is one, the tensor.
-[[nodiscard]] absl::StatusOr<ShardIndex> ParseShardIndex(
-    absl::string_view json);
+absl::StatusOr<ShardIndex> ParseShardIndex(absl::string_view json);
 
 }  // namespace weft::weights
 

@@ -38,8 +38,8 @@ namespace weft::weights {
 // order. Shapes:
 // `destination` has as many elements as the tensor. Errors: INVALID_ARGUMENT
 // for another dtype.
-[[nodiscard]] absl::Status CopyToFloats(const TensorView& tensor,
-                                        absl::Span<float> destination);
+absl::Status CopyToFloats(const TensorView& tensor,
+                          absl::Span<float> destination);
 
 inline constexpr int64_t kMxfp4Block = 32;
 
@@ -50,9 +50,9 @@ inline constexpr int64_t kMxfp4Block = 32;
 // Shapes:  blocks [N, 16], scales [N], values [N, 32].
 // Errors:  INVALID_ARGUMENT for a scale of 255, which stands for NaN.
 // Threads: any.   Source: OCP Microscaling Formats 1.0.
-[[nodiscard]] absl::Status WidenMxfp4(absl::Span<const std::byte> blocks,
-                                      absl::Span<const std::byte> scales,
-                                      absl::Span<float> values);
+absl::Status WidenMxfp4(absl::Span<const std::byte> blocks,
+                        absl::Span<const std::byte> scales,
+                        absl::Span<float> values);
 
 }  // namespace weft::weights
 

@@ -77,15 +77,14 @@ class PickleHeap {
   }
 
   // Counts items that the caller is about to add, against kMaxPickleItems.
-  [[nodiscard]] absl::Status Charge(size_t num_items);
-  [[nodiscard]] absl::StatusOr<PickleValue> NewTuple(
-      absl::Span<const PickleValue> items);
-  [[nodiscard]] absl::StatusOr<PickleValue> NewDict(bool ordered);
+  absl::Status Charge(size_t num_items);
+  absl::StatusOr<PickleValue> NewTuple(absl::Span<const PickleValue> items);
+  absl::StatusOr<PickleValue> NewDict(bool ordered);
   // Adds pairs to the dict: `keys_and_values` has a key, its value, the next
   // key and so on. Errors: also INVALID_ARGUMENT for a key that has no value or
   // is not a string.
-  [[nodiscard]] absl::Status Insert(
-      const PickleValue& dict, absl::Span<const PickleValue> keys_and_values);
+  absl::Status Insert(const PickleValue& dict,
+                      absl::Span<const PickleValue> keys_and_values);
 
  private:
   const absl::string_view pickle_;

@@ -23,8 +23,7 @@ class RegularFile {
   // Opens the file. Errors: NOT_FOUND if it does not exist; INVALID_ARGUMENT if
   // it is not a regular file; otherwise those of absl::ErrnoToStatus. Messages
   // name the file.
-  [[nodiscard]] static absl::StatusOr<RegularFile> Open(
-      const std::string& path);
+  static absl::StatusOr<RegularFile> Open(const std::string& path);
 
   RegularFile(RegularFile&& other) noexcept
       : fd_(std::exchange(other.fd_, -1)),
@@ -39,17 +38,15 @@ class RegularFile {
   // Fills `destination` with the bytes from `offset` on. Errors: DATA_LOSS if
   // the file ends earlier, otherwise those of absl::ErrnoToStatus. Messages do
   // not name the file.
-  [[nodiscard]] absl::Status ReadAt(uint64_t offset,
-                                    absl::Span<std::byte> destination) const;
-  [[nodiscard]] absl::StatusOr<std::string> ReadBytes(uint64_t offset,
-                                                      uint64_t num_bytes) const;
+  absl::Status ReadAt(uint64_t offset, absl::Span<std::byte> destination) const;
+  absl::StatusOr<std::string> ReadBytes(uint64_t offset,
+                                        uint64_t num_bytes) const;
 
   // Returns the number of bytes that all reads so far have returned.
   [[nodiscard]] uint64_t bytes_read() const { return bytes_read_; }
 
  private:
-  [[nodiscard]] absl::Status CheckRange(uint64_t offset,
-                                        uint64_t num_bytes) const;
+  absl::Status CheckRange(uint64_t offset, uint64_t num_bytes) const;
 
   RegularFile(int fd, size_t size_bytes) : fd_(fd), size_bytes_(size_bytes) {}
 
@@ -59,8 +56,7 @@ class RegularFile {
 };
 
 // Returns the status with "PATH: " before its message.
-[[nodiscard]] absl::Status InFile(const std::string& path,
-                                  const absl::Status& status);
+absl::Status InFile(const std::string& path, const absl::Status& status);
 
 }  // namespace weft::weights
 

@@ -28,12 +28,11 @@ using TensorMap = absl::btree_map<std::string, TensorView>;
 // Errors: DATA_LOSS if the file is shorter than its header says, otherwise
 // INVALID_ARGUMENT. Messages name the rule and, if there is one, the tensor.
 // Never throws.
-[[nodiscard]] absl::StatusOr<TensorMap> ParseSafetensors(
-    absl::string_view file);
+absl::StatusOr<TensorMap> ParseSafetensors(absl::string_view file);
 
 // Reads only the header of a file on disk. Errors: those of ParseSafetensors
 // and of RegularFile::ReadAt. Messages do not name the file.
-[[nodiscard]] absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
+absl::StatusOr<TensorDirectory> ReadSafetensorsDirectory(
     const RegularFile& file);
 
 struct TensorHeader {

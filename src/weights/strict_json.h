@@ -26,9 +26,9 @@ struct JsonLimits {
 // message that begins with `what`, for a syntax error, bad UTF-8, a repeated
 // key, anything but an object, or too many bytes, keys, values or levels.
 template <typename Json = nlohmann::json>
-[[nodiscard]] absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
-                                                   absl::string_view what,
-                                                   const JsonLimits& limits);
+absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
+                                     absl::string_view what,
+                                     const JsonLimits& limits);
 
 // Returns the value as JSON text for a message. Cuts a long text. Never throws
 // for bad UTF-8.
@@ -51,8 +51,8 @@ template <typename Json>
 
 // Returns the contents of a small file. Errors: those of RegularFile, naming
 // the path; INVALID_ARGUMENT if the file has more than max_bytes.
-[[nodiscard]] absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
-                                                        size_t max_bytes);
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
+                                          size_t max_bytes);
 
 }  // namespace weft::weights
 

@@ -60,7 +60,7 @@ class NewFile {
   }
 
  private:
-  [[nodiscard]] absl::Status Error(absl::string_view what) const {
+  absl::Status Error(absl::string_view what) const {
     return absl::ErrnoToStatus(errno, absl::StrCat(draft_, " ", what));
   }
 

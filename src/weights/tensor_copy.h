@@ -28,14 +28,13 @@ struct CopiedTensor {
 // Errors:  those of DiskTensor::Read; INVALID_ARGUMENT if a twin differs; the
 //          status of errno, naming the file, if the file cannot be written.
 // Threads: any, on different paths.
-[[nodiscard]] absl::Status CopyTensors(
-    const std::vector<CopiedTensor>& tensors, const std::string& path,
-    const std::function<void(int64_t)>& on_copied);
+absl::Status CopyTensors(const std::vector<CopiedTensor>& tensors,
+                         const std::string& path,
+                         const std::function<void(int64_t)>& on_copied);
 
 // Writes `contents` to the file `path`, and replaces any file there. Writes the
 // file completely or not at all.
-[[nodiscard]] absl::Status ReplaceFile(const std::string& path,
-                                       absl::string_view contents);
+absl::Status ReplaceFile(const std::string& path, absl::string_view contents);
 
 }  // namespace weft::weights
 

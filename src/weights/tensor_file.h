@@ -29,7 +29,7 @@ class TensorFile {
   // Opens the file and reads its directory. Errors: DATA_LOSS if the file is
   // empty; those of RegularFile::Open and `read_directory`. Messages name the
   // path.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
+  static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
       const std::string& path, DirectoryReader read_directory);
 
   [[nodiscard]] const TensorDirectory& tensors() const { return tensors_; }
@@ -78,8 +78,8 @@ class DiskTensor {
 
   // Fills `destination` with the tensor's bytes from `first_byte` on. Errors:
   // those of Read.
-  [[nodiscard]] absl::Status ReadBytes(uint64_t first_byte,
-                                       absl::Span<std::byte> destination) const;
+  absl::Status ReadBytes(uint64_t first_byte,
+                         absl::Span<std::byte> destination) const;
 
   // A rectangle of the tensor, seen as a matrix of num_rows() rows.
   struct Block {
@@ -94,8 +94,8 @@ class DiskTensor {
   // block.num_rows * block.num_bytes bytes. Errors: INVALID_ARGUMENT if the
   // tensor is not row-major, INTERNAL if the block is outside the tensor, and
   // those of RegularFile::ReadAt. Messages name the tensor.
-  [[nodiscard]] absl::Status Read(const Block& block,
-                                  absl::Span<std::byte> destination) const;
+  absl::Status Read(const Block& block,
+                    absl::Span<std::byte> destination) const;
 
  private:
   const TensorFile* file_;

@@ -47,8 +47,8 @@ struct RowFormat {
 // fails. Each thread starts in its own part of the range, so that reads are
 // sequential and threads do not share pages. When its part is done, a thread
 // takes calls from the other parts. Errors: those of `work`.
-[[nodiscard]] absl::Status ForEachOnThreads(
-    size_t count, const std::function<absl::Status(size_t)>& work);
+absl::Status ForEachOnThreads(size_t count,
+                              const std::function<absl::Status(size_t)>& work);
 
 // A list of slices of tensors to read. Add checks a slice. Run reads all of
 // them on all compute threads, in blocks of a few MB. Values are converted to
@@ -67,9 +67,8 @@ class ReadPlan {
   // rows in that format. Errors: those of Checkpoint::Find; INVALID_ARGUMENT if
   // the tensor has no such slice, or a dtype other than F32, F16, BF16.
   // Messages name the tensor.
-  [[nodiscard]] absl::Status Add(std::string_view name, const SliceBegin& begin,
-                                 const at::Tensor& destination,
-                                 const RowFormat& format = {});
+  absl::Status Add(std::string_view name, const SliceBegin& begin,
+                   const at::Tensor& destination, const RowFormat& format = {});
 
   // Returns the number of bytes that Run reads from the files.
   [[nodiscard]] uint64_t num_bytes() const;
@@ -78,8 +77,7 @@ class ReadPlan {
   // block in bytes. Errors: those of DiskTensor::Read, such as DATA_LOSS if a
   // file has become shorter, and those of RowFormat::store. After an error the
   // destinations are undefined.
-  [[nodiscard]] absl::Status Run(
-      const std::function<void(int64_t)>& on_read) const;
+  absl::Status Run(const std::function<void(int64_t)>& on_read) const;
 
  private:
   struct Item {
@@ -100,11 +98,10 @@ class ReadPlan {
 
 // Returns whether `tensor` already has the bits that a ReadPlan with this slice
 // would write. Reads the slice in blocks. Errors: those of ReadPlan.
-[[nodiscard]] absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
-                                             std::string_view name,
-                                             const SliceBegin& begin,
-                                             const at::Tensor& tensor,
-                                             const RowFormat& format = {});
+absl::StatusOr<bool> HasValues(const Checkpoint& checkpoint,
+                               std::string_view name, const SliceBegin& begin,
+                               const at::Tensor& tensor,
+                               const RowFormat& format = {});
 
 }  // namespace weft::weights
 

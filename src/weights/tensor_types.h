@@ -75,8 +75,8 @@ using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 
 // Returns the number of bytes that shape and dtype imply. Errors:
 // INVALID_ARGUMENT, which names the tensor, if the number is 2^63 or more.
-[[nodiscard]] absl::StatusOr<uint64_t> DeclaredBytes(
-    absl::string_view name, ScalarType dtype, absl::Span<const uint64_t> shape);
+absl::StatusOr<uint64_t> DeclaredBytes(absl::string_view name, ScalarType dtype,
+                                       absl::Span<const uint64_t> shape);
 
 }  // namespace weft::weights
 

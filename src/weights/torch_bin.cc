@@ -80,8 +80,7 @@ class TorchObjects final : public PickleObjects {
                         const PickleValue& state) override;
 
   // Returns the tensors of a pickle's dict.
-  [[nodiscard]] absl::StatusOr<PickledTensors> Tensors(
-      const PickleValue& dict) const;
+  absl::StatusOr<PickledTensors> Tensors(const PickleValue& dict) const;
 
  private:
   absl::StatusOr<PickleValue> RebuildTensor(

@@ -26,8 +26,7 @@ namespace weft::weights {
 // read. Errors: DATA_LOSS if the file was cut short or a checksum fails;
 // UNIMPLEMENTED for the format before 1.6; those of RegularFile::ReadAt;
 // otherwise INVALID_ARGUMENT, which names the rule. Never throws.
-[[nodiscard]] absl::StatusOr<TensorDirectory> ReadTorchDirectory(
-    const RegularFile& file);
+absl::StatusOr<TensorDirectory> ReadTorchDirectory(const RegularFile& file);
 
 inline constexpr size_t kMaxPickleBytes = size_t{64} << 20;
 
@@ -51,8 +50,7 @@ using PickledTensors = absl::btree_map<std::string, PickledTensor>;
 // Units:  time and memory O(bytes), bounded by the limits of pickle_machine.h.
 // Errors: DATA_LOSS if the pickle ends early, otherwise INVALID_ARGUMENT naming
 // the opcode and its offset, the tensor or the limit. Never throws.
-[[nodiscard]] absl::StatusOr<PickledTensors> ParseTorchPickle(
-    absl::string_view pickle);
+absl::StatusOr<PickledTensors> ParseTorchPickle(absl::string_view pickle);
 
 }  // namespace weft::weights
 

@@ -34,8 +34,7 @@ using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
 // compressed, encrypted or split. Errors: DATA_LOSS if the archive seems cut
 // short, those of RegularFile::ReadAt, otherwise INVALID_ARGUMENT. Messages
 // name the rule and, if there is one, the entry.
-[[nodiscard]] absl::StatusOr<ZipDirectory> ReadZipDirectory(
-    const RegularFile& file);
+absl::StatusOr<ZipDirectory> ReadZipDirectory(const RegularFile& file);
 
 // Returns the CRC-32 of the bytes, the checksum that zip directories store.
 [[nodiscard]] uint32_t Crc32(absl::string_view bytes);

@@ -25,8 +25,8 @@ inline constexpr int kMaxJsonDepth = 64;
 // "zstd", or "" or "identity", which leave the body as it is.
 // Errors: INVALID_ARGUMENT for another encoding, or if the body is not one zstd
 // frame; RESOURCE_EXHAUSTED if the decompressed body has more than `max_bytes`.
-[[nodiscard]] absl::Status Decode(absl::string_view encoding, size_t max_bytes,
-                                  std::string* body);
+absl::Status Decode(absl::string_view encoding, size_t max_bytes,
+                    std::string* body);
 
 // Returns at most how many bytes of memory the JSON text takes when it is
 // parsed: many times its own.
@@ -35,8 +35,7 @@ inline constexpr int kMaxJsonDepth = 64;
 // Parses a JSON object. An empty text gives an empty object. Errors:
 // INVALID_ARGUMENT if the text is no object, or is nested deeper than
 // kMaxJsonDepth; RESOURCE_EXHAUSTED above kMaxJsonBytes.
-[[nodiscard]] absl::StatusOr<nlohmann::json> ParseObject(
-    absl::string_view text);
+absl::StatusOr<nlohmann::json> ParseObject(absl::string_view text);
 
 }  // namespace weft::server::tinker
 

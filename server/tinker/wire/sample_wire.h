@@ -37,8 +37,8 @@ struct TranslatedSample {
 
 // Converts a request. If max_tokens is absent, the sample may fill the context:
 // max_tokens is then `context_length` minus the prompt's tokens, at least 1.
-[[nodiscard]] absl::StatusOr<TranslatedSample> TranslateSample(
-    const Json& body, int context_length);
+absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
+                                                 int context_length);
 
 // Returns a serialized SampleResponse.
 [[nodiscard]] std::string SampleOutput(const SampleResult& result,

@@ -31,23 +31,23 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 [[nodiscard]] int64_t NumValues(const Tensor& tensor);
 
 // Returns K for a tensor [N, K], and 0 for a tensor with fewer dimensions.
-[[nodiscard]] absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
-                                                      const Tensor& tensor);
+absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
+                                        const Tensor& tensor);
 
 // Returns the values as floats. The tensor may hold float32, int64 or int32.
-[[nodiscard]] absl::StatusOr<std::vector<float>> ReadFloats(
-    absl::string_view name, const Tensor& tensor);
+absl::StatusOr<std::vector<float>> ReadFloats(absl::string_view name,
+                                              const Tensor& tensor);
 
 // Returns the tensor's whole numbers as raw uint32, little endian. A number
 // that does not fit becomes the largest uint32, which is not a token id of any
 // vocabulary.
-[[nodiscard]] absl::StatusOr<std::string> ReadIds(absl::string_view name,
-                                                  const Tensor& tensor);
+absl::StatusOr<std::string> ReadIds(absl::string_view name,
+                                    const Tensor& tensor);
 
 // Converts a tensor of any number of dimensions to an input of a custom loss:
 // float32 values, or whole numbers. A tensor without a shape gets none here.
-[[nodiscard]] absl::StatusOr<v1::CustomInput> ReadCustomInput(
-    absl::string_view name, const Tensor& tensor);
+absl::StatusOr<v1::CustomInput> ReadCustomInput(absl::string_view name,
+                                                const Tensor& tensor);
 // The cells of a tensor [N, K] that its message stores, row by row: all cells
 // of a dense tensor, and those that a sparse one lists.
 struct StoredCells {
@@ -56,8 +56,8 @@ struct StoredCells {
 };
 // Returns the cells of a tensor of whole numbers. Errors: also if the tensor
 // has not two dimensions, or its data do not fit its shape.
-[[nodiscard]] absl::StatusOr<StoredCells> ReadCells(absl::string_view name,
-                                                    const Tensor& tensor);
+absl::StatusOr<StoredCells> ReadCells(absl::string_view name,
+                                      const Tensor& tensor);
 
 // Returns the tensor in the form that TensorFromJson reads. REQUIRES: its
 // values are float32 or int32, and fit.
@@ -80,8 +80,7 @@ std::vector<T> FromRaw(const std::string& bytes) {
 
 // Reads {"data": [...]}. Optional fields are "dtype" ("float32" by default, or
 // "int64"), "shape", and "sparse_crow_indices" with "sparse_col_indices".
-[[nodiscard]] absl::StatusOr<Tensor> TensorFromJson(absl::string_view name,
-                                                    const Json& json);
+absl::StatusOr<Tensor> TensorFromJson(absl::string_view name, const Json& json);
 
 }  // namespace weft::server::tinker
 

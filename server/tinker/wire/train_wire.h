@@ -22,14 +22,12 @@ namespace weft::server::tinker {
 // "loss_fn", "loss_fn_config"}, "model_id", "seq_id"}. If the body has
 // "forward_input" in place of "forward_backward_input", the request computes no
 // gradients.
-[[nodiscard]] absl::StatusOr<ForwardBackwardRequest> TrainFromJson(
-    const Json& body);
+absl::StatusOr<ForwardBackwardRequest> TrainFromJson(const Json& body);
 
 // Returns the id of the uploaded loss that the request asks for, or "" if its
 // loss_fn is not custom. Errors: INVALID_ARGUMENT unless loss_fn_config has
 // loss_id alone.
-[[nodiscard]] absl::StatusOr<std::string> LossIdOf(
-    const ForwardBackwardRequest& in);
+absl::StatusOr<std::string> LossIdOf(const ForwardBackwardRequest& in);
 
 // Returns at most how many bytes of memory TranslateTrain takes, for its result
 // and on the way there. Sparse tensors take their dense size.
@@ -40,7 +38,7 @@ namespace weft::server::tinker {
 // not set either, and the data have all inputs, also those that the graph does
 // not read.
 // Refuses sparse tensors that claim more than kMaxDenseValues together.
-[[nodiscard]] absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
+absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
     const ForwardBackwardRequest& in);
 
 // Returns a serialized ForwardBackwardOutput. It holds the metrics and, for

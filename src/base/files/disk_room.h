@@ -22,15 +22,14 @@ struct DiskRoom {
 
 // Reads the free and total bytes of the file system that holds the folder
 // `path`. Errors: those of ErrnoStatus. The message names `what`.
-[[nodiscard]] absl::StatusOr<DiskRoom> ReadDiskRoom(const std::string& path,
-                                                    const std::string& what);
+absl::StatusOr<DiskRoom> ReadDiskRoom(const std::string& path,
+                                      const std::string& what);
 
 // Returns RESOURCE_EXHAUSTED if a write of `bytes` bytes to the folder `path`
 // would leave fewer than `reserve` bytes free. If `reserve` is 0, returns OK
 // and reads nothing. Other errors: those of ReadDiskRoom.
-[[nodiscard]] absl::Status CheckDiskRoom(const std::string& path,
-                                         const std::string& what,
-                                         uint64_t bytes, uint64_t reserve);
+absl::Status CheckDiskRoom(const std::string& path, const std::string& what,
+                           uint64_t bytes, uint64_t reserve);
 
 // Metrics of the file systems that hold the server's folders.
 struct WatchedFolder {

@@ -36,16 +36,15 @@ struct DurableFolder {
 
 // Writes the folder `name` into the existing folder `parent`. Errors:
 // ALREADY_EXISTS if `name` exists and `overwrite` is false.
-[[nodiscard]] absl::Status WriteDurableFolder(const std::string& parent,
-                                              const std::string& name,
-                                              const DurableFolder& folder,
-                                              bool overwrite);
+absl::Status WriteDurableFolder(const std::string& parent,
+                                const std::string& name,
+                                const DurableFolder& folder, bool overwrite);
 
 // Reads the folder and checks the size and SHA-256 of each file. Errors:
 // NOT_FOUND; DATA_LOSS. The message of DATA_LOSS names the file or manifest
 // that is missing, damaged or unreadable.
-[[nodiscard]] absl::StatusOr<DurableFolder> ReadDurableFolder(
-    const std::string& parent, const std::string& name);
+absl::StatusOr<DurableFolder> ReadDurableFolder(const std::string& parent,
+                                                const std::string& name);
 
 // A folder whose files stay on disk.
 struct OpenedFolder {
@@ -55,34 +54,34 @@ struct OpenedFolder {
 
 // Like ReadDurableFolder, but reads one piece at a time, and returns the open
 // files in place of their contents.
-[[nodiscard]] absl::StatusOr<OpenedFolder> OpenDurableFolder(
-    const std::string& parent, const std::string& name);
+absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
+                                               const std::string& name);
 
 // Returns DurableFolder::fields from the manifest without reading the files.
 // Errors: NOT_FOUND, DATA_LOSS.
-[[nodiscard]] absl::StatusOr<nlohmann::json> ReadDurableFields(
-    const std::string& parent, const std::string& name);
+absl::StatusOr<nlohmann::json> ReadDurableFields(const std::string& parent,
+                                                 const std::string& name);
 
 // Replaces DurableFolder::fields in the manifest, durably and completely or not
 // at all. Errors: NOT_FOUND, DATA_LOSS, and those of writing a file.
-[[nodiscard]] absl::Status ReplaceDurableFields(const std::string& parent,
-                                                const std::string& name,
-                                                const nlohmann::json& fields);
+absl::Status ReplaceDurableFields(const std::string& parent,
+                                  const std::string& name,
+                                  const nlohmann::json& fields);
 
 // Returns the sorted names of the folders in `parent` that have a manifest,
 // without temporary folders and symbolic links. Returns no names if `parent`
 // does not exist.
-[[nodiscard]] absl::StatusOr<std::vector<std::string>> ListDurableFolders(
+absl::StatusOr<std::vector<std::string>> ListDurableFolders(
     const std::string& parent);
 
 // Removes the folder in one step (a rename), and then deletes its files.
 // Errors: NOT_FOUND.
-[[nodiscard]] absl::Status RemoveDurableFolder(const std::string& parent,
-                                               const std::string& name);
+absl::Status RemoveDurableFolder(const std::string& parent,
+                                 const std::string& name);
 
 // Removes the temporary files and folders in `parent`. Call it before any
 // write, because it would also remove those of a running write.
-[[nodiscard]] absl::Status RemoveStaleTemporaries(const std::string& parent);
+absl::Status RemoveStaleTemporaries(const std::string& parent);
 
 }  // namespace weft
 

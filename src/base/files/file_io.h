@@ -47,42 +47,37 @@ class UniqueFd {
 
 // Converts an errno to a status. `what` tells what failed, such as "opening
 // FORMAT".
-[[nodiscard]] absl::Status ErrnoStatus(int error, const std::string& what);
+absl::Status ErrnoStatus(int error, const std::string& what);
 
 // Returns INVALID_ARGUMENT if `name` is not a single path component: it is
 // empty, "." or "..", or has a '/' or a NUL.
-[[nodiscard]] absl::Status CheckPathPart(const std::string& name);
+absl::Status CheckPathPart(const std::string& name);
 
 // Returns the bytes of the open file `name`. DATA_LOSS if it is not a plain
 // file.
-[[nodiscard]] absl::StatusOr<uint64_t> FileSize(int fd,
-                                                const std::string& name);
+absl::StatusOr<uint64_t> FileSize(int fd, const std::string& name);
 
 // Opens a directory, and follows symbolic links in `path`. OpenDirectoryAt
 // opens the directory `name` in `parent`, and fails if `name` is a symbolic
 // link.
-[[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path,
-                                                     const std::string& what);
-[[nodiscard]] absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent,
-                                                       const std::string& name);
+absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path,
+                                       const std::string& what);
+absl::StatusOr<UniqueFd> OpenDirectoryAt(int parent, const std::string& name);
 
-[[nodiscard]] absl::StatusOr<std::string> ReadFileAt(int dir,
-                                                     const std::string& name);
+absl::StatusOr<std::string> ReadFileAt(int dir, const std::string& name);
 
 // Reads from `offset` until `bytes` is full or the file ends. Returns the
 // number of bytes read.
-[[nodiscard]] absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset,
-                                            std::span<char> bytes,
-                                            const std::string& what);
+absl::StatusOr<size_t> ReadAt(int fd, uint64_t offset, std::span<char> bytes,
+                              const std::string& what);
 // Writes all of `bytes` at `offset`.
-[[nodiscard]] absl::Status WriteAt(int fd, uint64_t offset,
-                                   std::string_view bytes,
-                                   const std::string& what);
+absl::Status WriteAt(int fd, uint64_t offset, std::string_view bytes,
+                     const std::string& what);
 
 // Creates the file, writes it and syncs it to disk. Does not sync the
 // directory. Errors: ALREADY_EXISTS.
-[[nodiscard]] absl::Status WriteFileAt(int dir, const std::string& name,
-                                       const std::string& contents);
+absl::Status WriteFileAt(int dir, const std::string& name,
+                         const std::string& contents);
 
 // The beginning of the names of temporary files and folders. If a crash leaves
 // some, RemoveStaleTemporaries (durable_folder.h) removes them.
@@ -93,13 +88,13 @@ inline constexpr char kTemporaryPrefix[] = ".tmp-";
 // an error the file may exist. Errors: ALREADY_EXISTS if the file exists and
 // `replace` is false; INVALID_ARGUMENT for a name that begins with
 // kTemporaryPrefix. Threads: any, on different names.
-[[nodiscard]] absl::Status PublishFileAt(
-    int dir, const std::string& name,
-    const std::vector<std::string_view>& pieces, bool replace);
+absl::Status PublishFileAt(int dir, const std::string& name,
+                           const std::vector<std::string_view>& pieces,
+                           bool replace);
 
-[[nodiscard]] absl::Status RemoveFileAt(int dir, const std::string& name);
+absl::Status RemoveFileAt(int dir, const std::string& name);
 
-[[nodiscard]] absl::Status SyncDirectory(int dir, const std::string& what);
+absl::Status SyncDirectory(int dir, const std::string& what);
 
 }  // namespace weft
 

@@ -17,8 +17,7 @@ class FileSource {
  public:
   // Opens the file `name` of a directory. It can be read even if its name is
   // removed. Errors: those of file_io.h; INTERNAL if it is not a plain file.
-  [[nodiscard]] static absl::StatusOr<FileSource> OpenAt(
-      int dir, const std::string& name);
+  static absl::StatusOr<FileSource> OpenAt(int dir, const std::string& name);
   // Makes a file of memory.
   FileSource(std::string name, std::string contents);
 
@@ -26,8 +25,7 @@ class FileSource {
   [[nodiscard]] uint64_t size() const { return size_; }
   // Returns `count` bytes from `offset`, or fewer where the file ends. May wait
   // for the disk.
-  [[nodiscard]] absl::StatusOr<std::string> Read(uint64_t offset,
-                                                 uint64_t count) const;
+  absl::StatusOr<std::string> Read(uint64_t offset, uint64_t count) const;
 
  private:
   FileSource(std::string name, UniqueFd file, uint64_t size);

@@ -14,8 +14,7 @@ namespace weft {
 //          RESOURCE_EXHAUSTED if the file is larger than 16 MiB. The message
 //          does not name the path.
 // Threads: any. Blocks on the disk.
-[[nodiscard]] absl::StatusOr<std::string> ReadOperatorFile(
-    const std::string& path);
+absl::StatusOr<std::string> ReadOperatorFile(const std::string& path);
 
 }  // namespace weft
 

@@ -28,23 +28,20 @@ class SpillFolder {
  public:
   // Creates `root` if it does not exist, and creates this process's folder in
   // `root`. The parent of `root` must exist.
-  [[nodiscard]] static absl::StatusOr<SpillFolder> Open(
-      const std::string& root);
+  static absl::StatusOr<SpillFolder> Open(const std::string& root);
   // Removes the folder with its files.
   ~SpillFolder();
   SpillFolder(SpillFolder&&) = default;
   SpillFolder& operator=(SpillFolder&&) = delete;
 
   // Writes the blocks, in order, to a new file. On error, leaves no new file.
-  [[nodiscard]] absl::Status Write(
-      const std::string& name,
-      const std::vector<std::span<const float>>& blocks) const;
+  absl::Status Write(const std::string& name,
+                     const std::vector<std::span<const float>>& blocks) const;
   // Reads the file into `blocks`, which must have the sizes of the blocks that
   // were written.
-  [[nodiscard]] absl::Status Read(
-      const std::string& name,
-      const std::vector<std::span<float>>& blocks) const;
-  [[nodiscard]] absl::Status Remove(const std::string& name) const;
+  absl::Status Read(const std::string& name,
+                    const std::vector<std::span<float>>& blocks) const;
+  absl::Status Remove(const std::string& name) const;
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:

@@ -21,8 +21,7 @@ namespace weft {
 // Reads the text of the file. Errors: INVALID_ARGUMENT, which names the line
 // and the problem. The message never quotes the line, because the line may hold
 // a token by mistake.
-[[nodiscard]] absl::StatusOr<std::vector<TokenEntry>> ParseTokens(
-    absl::string_view text);
+absl::StatusOr<std::vector<TokenEntry>> ParseTokens(absl::string_view text);
 
 [[nodiscard]] std::string FormatTokens(const std::vector<TokenEntry>& records);
 
@@ -30,8 +29,8 @@ namespace weft {
 // content. A new file gets mode 0600. A replaced file keeps its mode. If two
 // processes write at once, the later write wins. Errors: those of ErrnoStatus,
 // such as NOT_FOUND if the folder is missing.
-[[nodiscard]] absl::Status WriteTokenFile(
-    const std::string& path, const std::vector<TokenEntry>& records);
+absl::Status WriteTokenFile(const std::string& path,
+                            const std::vector<TokenEntry>& records);
 
 }  // namespace weft
 

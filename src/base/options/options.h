@@ -42,7 +42,7 @@ struct EngineOptions {
 
   // Returns INVALID_ARGUMENT with one line for each value that does not go with
   // another. The line names the flag. ValidateSettings checks the ranges.
-  [[nodiscard]] absl::Status Validate() const;
+  absl::Status Validate() const;
 };
 
 // The name under which metrics count all tenants that --tenant-weights does not
@@ -52,7 +52,7 @@ inline constexpr char kOtherTenants[] = "other";
 // Reads the tenants' weights from "NAME=WEIGHT,...", each in [1, 1000]. A
 // tenant without an entry has weight 1. Errors: INVALID_ARGUMENT, which names
 // the entry. kOtherTenants is not a valid name.
-[[nodiscard]] absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
+absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
     absl::string_view text);
 
 // What the server listens on and accepts.
@@ -68,7 +68,7 @@ struct ServerOptions {
   // they speak plaintext and gRPC 1.51 can be ended by whoever connects to it.
   // With tokens, gRPC needs a Unix socket, or the host 127.0.0.1, ::1 or
   // localhost.
-  [[nodiscard]] absl::Status Validate() const;
+  absl::Status Validate() const;
 };
 
 #undef WEFT_MEMBER

@@ -40,12 +40,11 @@ using Environment =
 // TORCHELASTIC_RESTART_COUNT. Returns nullopt if RANK is not set. If
 // LOCAL_WORLD_SIZE is not set, all ranks are on this machine. Errors:
 // INVALID_ARGUMENT, which names the variable.
-[[nodiscard]] absl::StatusOr<std::optional<World>> WorldFromEnvironment(
+absl::StatusOr<std::optional<World>> WorldFromEnvironment(
     const Environment& read);
 
 // Returns INVALID_ARGUMENT unless the world has tensor_size * data_size ranks.
-[[nodiscard]] absl::Status CheckWorldSize(const World& world, int tensor_size,
-                                          int data_size);
+absl::Status CheckWorldSize(const World& world, int tensor_size, int data_size);
 
 }  // namespace weft
 

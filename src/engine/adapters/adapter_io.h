@@ -63,34 +63,32 @@ class AdapterIo {
   // step, state and properties of this save, an earlier call wrote it, and Save
   // returns it. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
   // (the disk is full, or the reserve would be used), and others of file_io.h.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Save(
-      const SaveCheckpointRequest& request, const AdapterCopy& adapter);
+  absl::StatusOr<CheckpointInfo> Save(const SaveCheckpointRequest& request,
+                                      const AdapterCopy& adapter);
   // Reads a checkpoint. With weights_only the result has only weights, and
   // last_step is 0. Errors: NOT_FOUND (also if it has expired), DATA_LOSS
   // (damaged files, or weights that are not finite), FAILED_PRECONDITION (the
   // checkpoint belongs to another base model, or has only weights and the
   // request needs the optimizer's state).
-  [[nodiscard]] absl::StatusOr<LoadedCheckpoint> Load(
+  absl::StatusOr<LoadedCheckpoint> Load(
       const LoadCheckpointRequest& request) const;
   // Describes the checkpoint that Load would read, without reading its tensors.
   // Errors: as for Load.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Describe(
+  absl::StatusOr<CheckpointInfo> Describe(
       const LoadCheckpointRequest& request) const;
   // Checks and opens the checkpoint's files except the manifest.
   // trainer_state.json has the manifest's fields. Errors: NOT_FOUND (also if it
   // has expired), DATA_LOSS.
-  [[nodiscard]] absl::StatusOr<std::vector<FileSource>> Download(
+  absl::StatusOr<std::vector<FileSource>> Download(
       const std::string& adapter_id, const std::string& name) const;
   // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
   // (files that are no checkpoint), FAILED_PRECONDITION (another base model or
   // format version), and those of Save.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Upload(
-      const UploadCheckpointRequest& request);
+  absl::StatusOr<CheckpointInfo> Upload(const UploadCheckpointRequest& request);
   // Writes a copy of the checkpoint of `request.source_adapter_id`, with its
   // name, kind, metadata and state. If the write fails because an earlier call
   // has made the same copy, returns that one. Errors: those of Load and Save.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Copy(
-      const UploadCheckpointRequest& request);
+  absl::StatusOr<CheckpointInfo> Copy(const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
   // returns those of all adapters whose names begin with it, and reads only
   // their folders. Skips checkpoints that have expired.
@@ -99,14 +97,12 @@ class AdapterIo {
       const std::string& adapter_id) const;
   // Adds the names of up to five of the adapter's checkpoints to the message of
   // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
-  [[nodiscard]] absl::Status NameOthers(const absl::Status& status,
-                                        const std::string& adapter_id) const;
+  absl::Status NameOthers(const absl::Status& status,
+                          const std::string& adapter_id) const;
   // Sets when the checkpoint expires, and returns it. Errors: NOT_FOUND (also
   // if it has expired), DATA_LOSS, RESOURCE_EXHAUSTED (the disk is full).
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> SetTtl(
-      const SetCheckpointTtlRequest& request);
-  [[nodiscard]] absl::Status Delete(const std::string& adapter_id,
-                                    const std::string& name);
+  absl::StatusOr<CheckpointInfo> SetTtl(const SetCheckpointTtlRequest& request);
+  absl::Status Delete(const std::string& adapter_id, const std::string& name);
   // Deletes the checkpoints that have expired. Reads the folders only if a
   // checkpoint may have expired, so frequent calls are cheap.
   void DeleteExpired();
@@ -115,24 +111,23 @@ class AdapterIo {
   [[nodiscard]] uint64_t stored_bytes() const;
 
   // Reads a PEFT folder. Errors: those of ReadPeft.
-  [[nodiscard]] absl::StatusOr<lora::PeftAdapter> Import(
-      const PeftFiles& files) const;
+  absl::StatusOr<lora::PeftAdapter> Import(const PeftFiles& files) const;
   [[nodiscard]] PeftFiles Export(const LoraConfig& config,
                                  const std::vector<float>& weights) const;
 
  private:
   // Writes the checkpoint that `info` describes, with the tensors of `state`.
   // Sets info->size_bytes. Errors: as for Save.
-  [[nodiscard]] absl::Status Write(const lora::AdapterState& state,
-                                   bool overwrite, CheckpointInfo* info);
+  absl::Status Write(const lora::AdapterState& state, bool overwrite,
+                     CheckpointInfo* info);
   // Does what Write does, or sets *info to a checkpoint that an earlier call
   // has written, as Save says.
-  [[nodiscard]] absl::Status WriteOnce(const lora::AdapterState& state,
-                                       bool overwrite, CheckpointInfo* info);
+  absl::Status WriteOnce(const lora::AdapterState& state, bool overwrite,
+                         CheckpointInfo* info);
   // Writes `state` as the checkpoint of `request` that `info` describes.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> WriteAs(
-      const UploadCheckpointRequest& request, CheckpointInfo info,
-      lora::AdapterState state);
+  absl::StatusOr<CheckpointInfo> WriteAs(const UploadCheckpointRequest& request,
+                                         CheckpointInfo info,
+                                         lora::AdapterState state);
   // Returns the stored checkpoint of this name if its step, state and
   // properties are those of `state` and `info`. Otherwise returns none.
   [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
@@ -148,8 +143,8 @@ class AdapterIo {
   [[nodiscard]] std::vector<CheckpointInfo> ListAll(
       const std::string& adapter_id) const;
   // Reads the fields and checks that `request` may load the checkpoint.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Check(
-      const LoadCheckpointRequest& request, const nlohmann::json& fields) const;
+  absl::StatusOr<CheckpointInfo> Check(const LoadCheckpointRequest& request,
+                                       const nlohmann::json& fields) const;
   [[nodiscard]] bool IsExpired(const std::string& adapter_id,
                                const std::string& name) const;
   // Returns the names of all adapters that have a folder and begin with

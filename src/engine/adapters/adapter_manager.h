@@ -42,7 +42,7 @@ class AdapterManager {
   // Creates an adapter of an earlier process from the adapter's record in the
   // log. The adapter gets initial weights. The caller must hold a slot
   // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
-  [[nodiscard]] absl::Status MakeAgain(const log::StoredAdapter& adapter);
+  absl::Status MakeAgain(const log::StoredAdapter& adapter);
   // Removes the adapter with its tensors, its spill file and its steps. Does
   // not write the removal to the log.
   void Remove(AdapterKey key);
@@ -73,17 +73,17 @@ class AdapterManager {
 
   // Replaces kDefault by the server's default. Errors: FAILED_PRECONDITION if
   // the durability needs --state-dir and the server runs without it.
-  [[nodiscard]] absl::Status Resolve(Durability* durability) const;
+  absl::Status Resolve(Durability* durability) const;
   // Returns INVALID_ARGUMENT if a rank is above --max-rank, or if an expert's
   // rank is above SharedRank(--max-rank).
-  [[nodiscard]] absl::Status CheckRanks(const LoraConfig& config) const;
+  absl::Status CheckRanks(const LoraConfig& config) const;
 
   // The I/O thread calls the next two methods. They read the first state of a
   // new adapter. If the log needs the state, they copy it to an image
   // (KeepState).
-  [[nodiscard]] absl::StatusOr<NewAdapter> ReadLoad(
+  absl::StatusOr<NewAdapter> ReadLoad(
       const LoadCheckpointRequest& request) const;
-  [[nodiscard]] absl::StatusOr<NewAdapter> ReadImport(
+  absl::StatusOr<NewAdapter> ReadImport(
       const ImportAdapterRequest& request) const;
 
   // The engine thread calls the methods below.
@@ -91,11 +91,10 @@ class AdapterManager {
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
   // Creates an adapter in the slot that WhenSlot gave. After an error gives the
   // slot back and removes the image file.
-  [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
-  [[nodiscard]] absl::Status MakeTensors(AdapterKey key,
-                                         const LoraConfig& config,
-                                         const lora::AdapterState& state,
-                                         absl::Time created_at);
+  absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
+  absl::Status MakeTensors(AdapterKey key, const LoraConfig& config,
+                           const lora::AdapterState& state,
+                           absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
   // Writes the adapter's StoredAdapter, with the facts in `made`. Writes none

@@ -25,8 +25,7 @@ class AdapterMover {
   void Run(const dispatch::Move& move);
   // Reads the image of an adapter on disk, which stays there. `image` is the
   // adapter's (AdapterTable::Image), and gets its tensors. Blocks on the disk.
-  [[nodiscard]] absl::Status Read(AdapterKey key,
-                                  lora::AdapterImage& image) const;
+  absl::Status Read(AdapterKey key, lora::AdapterImage& image) const;
   // Removes a spill file that is no longer needed. Does nothing to a file of
   // the state folder (ImageFile::durable).
   void RemoveFile(ImageFile file);

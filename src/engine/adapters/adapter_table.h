@@ -61,26 +61,25 @@ class AdapterTable {
   // number. REQUIRES: the adapter is on the device or does not exist. Errors:
   // ALREADY_EXISTS (another version has the name), RESOURCE_EXHAUSTED (the
   // adapter has kMaxSnapshots), NOT_FOUND.
-  [[nodiscard]] absl::StatusOr<uint64_t> PublishSnapshot(
-      AdapterKey key, const std::string& name);
+  absl::StatusOr<uint64_t> PublishSnapshot(AdapterKey key,
+                                           const std::string& name);
   // Removes the snapshot `name`. Errors: NOT_FOUND.
-  [[nodiscard]] absl::Status ReleaseSnapshot(AdapterKey key,
-                                             const std::string& name);
+  absl::Status ReleaseSnapshot(AdapterKey key, const std::string& name);
   // Returns the snapshot's version, or the latest one if `snapshot` is empty.
   // REQUIRES: the adapter is on the device or does not exist. Errors:
   // NOT_FOUND.
-  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Version(
+  absl::StatusOr<lora::AdapterVersionPtr> Version(
       AdapterKey key, const std::string& snapshot) const;
 
   // Returns the bytes that OnDevice takes for the version that Borrow returns.
   // REQUIRES: as Borrow. Errors: NOT_FOUND.
-  [[nodiscard]] absl::StatusOr<int64_t> CopyBytes(
-      AdapterKey key, const std::string& snapshot) const;
+  absl::StatusOr<int64_t> CopyBytes(AdapterKey key,
+                                    const std::string& snapshot) const;
   // Returns what Version returns, but on the host, for an adapter that is not
   // on the device and stays where it is. `image` is the adapter's, with its
   // tensors. If the version is alive already, returns it. Errors: NOT_FOUND.
   // May throw c10::Error.
-  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> Borrow(
+  absl::StatusOr<lora::AdapterVersionPtr> Borrow(
       AdapterKey key, const std::string& snapshot,
       const lora::AdapterImage& image);
   // Returns a copy of the version on the device, or the version itself if it is
@@ -138,8 +137,8 @@ class AdapterTable {
   [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);
   // Returns the number of the version that Version returns, for an adapter that
   // is not on the device. Errors: NOT_FOUND.
-  [[nodiscard]] static absl::StatusOr<uint64_t> NumberOf(
-      const Entry& entry, const std::string& snapshot);
+  static absl::StatusOr<uint64_t> NumberOf(const Entry& entry,
+                                           const std::string& snapshot);
   void MoveAway(AdapterKey key, lora::AdapterImage image, ImageFile file);
 
   const model_config::ModelShape shape_;

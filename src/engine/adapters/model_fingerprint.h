@@ -17,8 +17,7 @@ namespace weft::engine {
 // into files, or on other files. It also does not depend on the folder's name.
 // A change that leaves all sampled blocks of a tensor as they are is not seen.
 // Errors: those of ReadModelConfig and weights::Checkpoint.
-[[nodiscard]] absl::StatusOr<std::string> ModelFingerprint(
-    const EngineOptions& options);
+absl::StatusOr<std::string> ModelFingerprint(const EngineOptions& options);
 
 }  // namespace weft::engine
 

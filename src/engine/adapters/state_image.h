@@ -23,9 +23,9 @@ namespace weft::engine {
 // DropState. If `durability` is not kStep, or before Recorder::Start, writes no
 // file and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and
 // others of log::WriteImage.
-[[nodiscard]] absl::StatusOr<std::string> KeepState(
-    const EngineContext& context, Durability durability,
-    const lora::AdapterState& state);
+absl::StatusOr<std::string> KeepState(const EngineContext& context,
+                                      Durability durability,
+                                      const lora::AdapterState& state);
 
 // Removes a file that no record will name. Does nothing for an empty name.
 void DropState(const EngineContext& context, const std::string& image);
@@ -33,10 +33,9 @@ void DropState(const EngineContext& context, const std::string& image);
 // Allocates the image's tensors, each with `size` floats, and reads them from
 // `file`, which is in the spill folder or, if it is durable, in the state
 // folder. Errors: those of SpillFolder, log::ReadImage and RunGuarded.
-[[nodiscard]] absl::Status ReadTensors(const EngineContext& context,
-                                       const SpillFolder& spill,
-                                       const ImageFile& file, int64_t size,
-                                       lora::AdapterImage& image);
+absl::Status ReadTensors(const EngineContext& context, const SpillFolder& spill,
+                         const ImageFile& file, int64_t size,
+                         lora::AdapterImage& image);
 // Returns the values of the image's tensors, as the blocks of a file.
 [[nodiscard]] std::vector<std::span<const float>> BlocksOf(
     lora::AdapterImage& image);
@@ -44,9 +43,9 @@ void DropState(const EngineContext& context, const std::string& image);
 // Reads the state of an adapter with `num_parameters` parameters from the file
 // `image`. The file does not store optim_steps and optimizer. Errors: those of
 // log::ReadImage.
-[[nodiscard]] absl::StatusOr<lora::AdapterState> ReadState(
-    const log::StateFolder& folder, const std::string& image,
-    int64_t num_parameters);
+absl::StatusOr<lora::AdapterState> ReadState(const log::StateFolder& folder,
+                                             const std::string& image,
+                                             int64_t num_parameters);
 
 }  // namespace weft::engine
 

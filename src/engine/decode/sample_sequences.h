@@ -62,7 +62,7 @@ class SampleSequences {
   // Any thread may call the method below.
 
   // Returns RESOURCE_EXHAUSTED if one sample would not fit into an empty cache.
-  [[nodiscard]] absl::Status CheckFits(const SampleRequest& request) const;
+  absl::Status CheckFits(const SampleRequest& request) const;
 
   // The engine thread calls the methods below.
 

@@ -45,7 +45,7 @@ class ComputeDevice {
   // Waits for the device. Returns UNAVAILABLE, with the device's message, if
   // the device no longer computes for this process. Call it after failed work.
   // Does not throw.
-  [[nodiscard]] virtual absl::Status CheckAnswers() = 0;
+  virtual absl::Status CheckAnswers() = 0;
 };
 
 [[nodiscard]] std::unique_ptr<ComputeDevice> MakeComputeDevice(

@@ -58,7 +58,7 @@ class CudaDevice final : public ComputeDevice {
     }
   }
 
-  [[nodiscard]] absl::Status CheckAnswers() override {
+  absl::Status CheckAnswers() override {
     // Calls the CUDA runtime directly, because LibTorch's guards throw if the
     // device is lost.
     static_cast<void>(cudaSetDevice(device_.index()));

@@ -20,8 +20,7 @@ namespace weft::engine {
 // std::bad_alloc become RESOURCE_EXHAUSTED. An operation that LibTorch lacks
 // becomes UNIMPLEMENTED. Any other std::exception becomes INTERNAL. `what`
 // names the work in the message and the log.
-[[nodiscard]] absl::Status RunGuarded(const char* what,
-                                      const std::function<void()>& body);
+absl::Status RunGuarded(const char* what, const std::function<void()>& body);
 
 class ComputeGuard {
  public:
@@ -36,21 +35,19 @@ class ComputeGuard {
   // UNAVAILABLE, and failure() returns UNAVAILABLE from then on. If memory ran
   // out, frees cached memory before the check. Runs `body` even if failure() is
   // not OK.
-  [[nodiscard]] absl::Status Guarded(const char* what,
-                                     const std::function<void()>& body);
+  absl::Status Guarded(const char* what, const std::function<void()>& body);
   // Like Guarded, for work that all ranks run. If failure() is not OK, returns
   // it and does not run `body`. If Executor::failed is true after `body`,
   // returns UNAVAILABLE, or RESOURCE_EXHAUSTED if memory ran out, and failure()
   // returns UNAVAILABLE from then on.
-  [[nodiscard]] absl::Status Compute(const char* what,
-                                     const std::function<void()>& body);
+  absl::Status Compute(const char* what, const std::function<void()>& body);
   // Checks that the other ranks are alive, but at most once a second. If a rank
   // is not alive, failure() returns UNAVAILABLE from then on.
   void PingWhenDue();
 
   // Returns UNAVAILABLE after the loss of the device or of a rank, otherwise
   // OK. Any thread may call this method.
-  [[nodiscard]] absl::Status failure() const;
+  absl::Status failure() const;
 
  private:
   absl::Status Fail(const char* what, const absl::Status& reason,

@@ -53,7 +53,7 @@ class SampleRecords {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Does what weft::ReplaySamples does with these records. Error, besides:
   // INVALID_ARGUMENT if the request would take more than 512 MiB from them.
-  [[nodiscard]] absl::Status Replay(AdapterKey adapter, TrainRequest* request);
+  absl::Status Replay(AdapterKey adapter, TrainRequest* request);
   // Returns at most how many bytes Replay takes for the request: what it adds
   // to the data, and a record while it is read.
   [[nodiscard]] int64_t ReplayBytes(const TrainRequest& request) const
@@ -114,8 +114,7 @@ class SampleRecords {
 // Convert a record to and from the value of its note. Error: DATA_LOSS if the
 // lists do not fit each other.
 [[nodiscard]] std::string EncodeSample(const SampleRecord& record);
-[[nodiscard]] absl::StatusOr<SampleRecord> DecodeSample(
-    absl::string_view bytes);
+absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes);
 
 }  // namespace weft::engine
 

@@ -30,16 +30,15 @@ struct LoadedRank {
 // Returns OK if this machine has the device for a rank, and the device computes
 // with the formats of the options. Errors: FAILED_PRECONDITION, and those of
 // CheckCudaFormat.
-[[nodiscard]] absl::Status CheckDevice(const EngineOptions& options,
-                                       int local_rank);
+absl::Status CheckDevice(const EngineOptions& options, int local_rank);
 
 // Returns when every rank has loaded its part of the model. If a rank cannot
 // load, the ranks that it has met return its error, too. Calls `met`, if set,
 // when all ranks have met. Errors: those of StartEngine, and of RunGuarded
 // (compute_guard.h).
-[[nodiscard]] absl::StatusOr<LoadedRank> LoadRank(
-    const EngineOptions& options, const World& world,
-    const std::function<void()>& met = {});
+absl::StatusOr<LoadedRank> LoadRank(const EngineOptions& options,
+                                    const World& world,
+                                    const std::function<void()>& met = {});
 
 }  // namespace weft::engine
 

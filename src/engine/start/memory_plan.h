@@ -29,13 +29,13 @@ inline constexpr int64_t kUsualSequenceTokens = 2048;
 
 // Returns INVALID_ARGUMENT for --weights=int8 with --dtype=f32, because a CUDA
 // device computes products with 8-bit weights in bf16.
-[[nodiscard]] absl::Status CheckCudaFormat(const EngineOptions& options);
+absl::Status CheckCudaFormat(const EngineOptions& options);
 
 // Returns the most tokens that a sequence may have: the model's positions, or
 // the operator's number if it is set. Errors: INVALID_ARGUMENT if this number
 // is above the model's positions.
-[[nodiscard]] absl::StatusOr<int> ContextTokens(
-    const EngineOptions& options, const model_config::ModelConfig& config);
+absl::StatusOr<int> ContextTokens(const EngineOptions& options,
+                                  const model_config::ModelConfig& config);
 
 // Returns the bytes that an adapter takes on rank 0's device if it has the LoRA
 // rank `max_rank` on every module (expert_rank.h for experts). The bytes
@@ -68,9 +68,9 @@ inline constexpr int64_t kUsualSequenceTokens = 2048;
 // memory. REQUIRES: `options` has max_context_tokens from ContextTokens.
 // Errors: INVALID_ARGUMENT if kv_cache_bytes is set to less than one page and
 // the fewest states; those of SplitMemory.
-[[nodiscard]] absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
-                                                     int64_t available_bytes,
-                                                     EngineOptions* options);
+absl::StatusOr<MemorySplit> PlanMemory(const ModelSizes& sizes,
+                                       int64_t available_bytes,
+                                       EngineOptions* options);
 
 }  // namespace weft::engine
 

@@ -95,7 +95,7 @@ struct MemorySplit {
 // too small for it, because adapters rarely have the largest rank on every
 // layer.
 // Errors: RESOURCE_EXHAUSTED, with bytes and flags, if the minimums do not fit.
-[[nodiscard]] absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs);
+absl::StatusOr<MemorySplit> SplitMemory(const MemoryNeeds& needs);
 
 }  // namespace weft::engine
 

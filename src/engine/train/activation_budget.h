@@ -50,10 +50,9 @@ struct BatchRows {
 // `budget` bytes. A budget of 0 is no limit. The policy kAll permits only
 // `num_layers`, and kOff only 0. Errors: RESOURCE_EXHAUSTED, with the needed
 // and the available bytes, if the batch needs more with every permitted number.
-[[nodiscard]] absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
-                                                   const ActivationBytes& bytes,
-                                                   int num_layers,
-                                                   int64_t budget);
+absl::StatusOr<int> ChooseRecomputed(GradientCheckpointing policy,
+                                     const ActivationBytes& bytes,
+                                     int num_layers, int64_t budget);
 
 // Half of the host's free memory.
 struct HostBudget {

@@ -56,18 +56,17 @@ class BatchTrainer {
   // Returns the weights with which a request runs; null for the base model
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.
-  [[nodiscard]] absl::StatusOr<lora::AdapterVersionPtr> VersionOf(
-      const StepTask& step) const;
+  absl::StatusOr<lora::AdapterVersionPtr> VersionOf(const StepTask& step) const;
   // Finds the request's teacher if its loss has one and this is its first
   // slice. Errors: those of TeacherFinder::Find.
-  [[nodiscard]] absl::Status FindTeacher(const StepSlice& slice);
+  absl::Status FindTeacher(const StepSlice& slice);
   [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
   // Sets *fits to whether there was memory for the slices together. If not, or
   // if requests have failed by themselves, gradients are as they were.
-  [[nodiscard]] absl::Status RunSlices(const dispatch::RunTrain& train,
-                                       bool* fits, Failures* failed);
+  absl::Status RunSlices(const dispatch::RunTrain& train, bool* fits,
+                         Failures* failed);
   // Fails the requests that have failed by themselves. Returns the slices of
   // the others.
   [[nodiscard]] dispatch::RunTrain Others(const dispatch::RunTrain& train,
@@ -75,12 +74,10 @@ class BatchTrainer {
   // Runs the batch, and once more with all layers recomputed if that may help.
   // If there is no memory for it, sets *fits to false and undoes what the
   // attempts have left.
-  [[nodiscard]] absl::StatusOr<TrainOutcome> RunWithinMemory(MicroBatch& batch,
-                                                             bool* fits);
+  absl::StatusOr<TrainOutcome> RunWithinMemory(MicroBatch& batch, bool* fits);
   // Runs the batch once. The backward pass adds gradients to each adapter's
   // scratch, which holds the gradients of an unfinished request.
-  [[nodiscard]] absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch,
-                                                      Recompute recompute);
+  absl::StatusOr<TrainOutcome> TryBatch(MicroBatch& batch, Recompute recompute);
   // Puts the weights of the batch's teachers on the device, for this batch.
   void CopyTeachers(MicroBatch& batch) const;
   void FinishRequest(const StepTask& step);

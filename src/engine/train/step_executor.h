@@ -33,25 +33,22 @@ class StepExecutor {
   // step `last_step`, and completes the step unless this function returns an
   // error. `image` is the file with the log's copy of the state; empty if there
   // is none. Errors: those of ComputeGuard::Guarded.
-  [[nodiscard]] absl::Status SetState(const StepTask& step,
-                                      const lora::AdapterState& state,
-                                      uint64_t last_step,
-                                      const std::string& image);
+  absl::Status SetState(const StepTask& step, const lora::AdapterState& state,
+                        uint64_t last_step, const std::string& image);
 
  private:
-  [[nodiscard]] absl::StatusOr<StepResult> Optim(
-      const StepTask& step, const OptimStepRequest& request);
+  absl::StatusOr<StepResult> Optim(const StepTask& step,
+                                   const OptimStepRequest& request);
   void Save(const StepTask& step, const SaveCheckpointRequest& request);
   void Load(const StepTask& step, const LoadCheckpointRequest& request);
   // Does what SetState does. More errors: NOT_FOUND if the adapter no longer
   // exists; FAILED_PRECONDITION if the checkpoint's config has another shape
   // than the adapter's.
-  [[nodiscard]] absl::Status Install(const StepTask& step,
-                                     const LoadCheckpointRequest& request,
-                                     LoadedCheckpoint loaded,
-                                     const std::string& image);
-  [[nodiscard]] absl::StatusOr<StepResult> Publish(
-      const StepTask& step, const PublishSnapshotRequest& request);
+  absl::Status Install(const StepTask& step,
+                       const LoadCheckpointRequest& request,
+                       LoadedCheckpoint loaded, const std::string& image);
+  absl::StatusOr<StepResult> Publish(const StepTask& step,
+                                     const PublishSnapshotRequest& request);
   // Records the result (StoredResult) and completes the step with it. Returns
   // the result, or the error of a step that has none.
   absl::StatusOr<StepResult> Complete(

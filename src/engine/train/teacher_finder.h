@@ -37,12 +37,12 @@ class TeacherFinder {
   // FAILED_PRECONDITION (a replay of the log could not run the step again),
   // RESOURCE_EXHAUSTED (a copy takes more than the memory budget), and those of
   // the read.
-  [[nodiscard]] absl::StatusOr<FoundTeacher> Find(const StepTask& step) const;
+  absl::StatusOr<FoundTeacher> Find(const StepTask& step) const;
 
  private:
   // Finds the weights of an adapter that is not on the device.
-  [[nodiscard]] absl::StatusOr<FoundTeacher> Borrow(
-      AdapterKey key, const Teacher& teacher) const;
+  absl::StatusOr<FoundTeacher> Borrow(AdapterKey key,
+                                      const Teacher& teacher) const;
 
   const EngineContext& context_;
   const AdapterMover& mover_;

@@ -55,11 +55,11 @@ class TrainRunner {
   // budget. Errors: RESOURCE_EXHAUSTED if the batch cannot fit; nothing has run
   // then. Throws what Executor throws; gradients may then hold a part of the
   // batch.
-  [[nodiscard]] absl::StatusOr<TrainOutcome> Run(
-      const std::vector<TrainPiece>& pieces,
-      const lora::LoraGradients* gradients,
-      std::vector<loss::MetricSums> metrics,
-      Recompute recompute = Recompute::kByBudget, int64_t copy_bytes = 0);
+  absl::StatusOr<TrainOutcome> Run(const std::vector<TrainPiece>& pieces,
+                                   const lora::LoraGradients* gradients,
+                                   std::vector<loss::MetricSums> metrics,
+                                   Recompute recompute = Recompute::kByBudget,
+                                   int64_t copy_bytes = 0);
   // Returns whether the last Run kept the activations of layers that another
   // Run could recompute. False unless the policy is
   // GradientCheckpointing::kAuto.
@@ -81,9 +81,8 @@ class TrainRunner {
       std::vector<at::Tensor>* gradients_E);
   // Returns how many layers the backward pass recomputes, 0 without one.
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
-  [[nodiscard]] absl::StatusOr<int> NumRecomputed(const Part& part,
-                                                  bool backward,
-                                                  int64_t copy_bytes) const;
+  absl::StatusOr<int> NumRecomputed(const Part& part, bool backward,
+                                    int64_t copy_bytes) const;
   // Returns one list for each part. The list has the gradients of the adapter
   // versions that the part uses.
   [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
