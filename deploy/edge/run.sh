@@ -55,7 +55,14 @@ readonly dir
 # edges may run on one machine.
 work="$(mktemp -d "${TMPDIR:-/tmp}/weft-edge.XXXXXX")"
 readonly work
-trap 'rm -rf "${work}"' EXIT
+loggers=()
+finish() {
+  # The loggers end with the last writer.
+  exec >/dev/null 2>&1
+  if ((${#loggers[@]} > 0)); then wait "${loggers[@]}" || true; fi
+  rm -rf "${work}"
+}
+trap finish EXIT
 conf="${HERE}/nginx.conf"
 if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
 ln -s "${conf}" "${work}/nginx.conf"
@@ -93,14 +100,21 @@ if ((mtls)) && ! grep -q '^ *ssl_verify_client on;' <<<"$(nginx_here -T -q 2>/de
   echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
   exit 1
 fi
+# nginx and this script wait for no reader of their log. The command has the
+# descriptors that this script was started with.
+exec 3>&1 4>&2
+mkfifo "${work}/out" "${work}/err"
+"${HERE}/log.pl" <"${work}/out" >&3 3>&- 4>&- & loggers+=($!)
+"${HERE}/log.pl" <"${work}/err" >&4 3>&- 4>&- & loggers+=($!)
+exec >"${work}/out" 2>"${work}/err"
 warn_of_expiry
 # Own sessions: Ctrl-C must reach this script alone, which ends both in order.
-# The pipe is there because /dev/stdout cannot be opened when it is a socket.
-setsid nginx -p "${work}" -c nginx.conf -e stderr > >(exec cat) &
+# If this script is killed, both end, too.
+setsid setpriv --pdeathsig TERM nginx -p "${work}" -c nginx.conf -e stderr 3>&- 4>&- &
 nginx=$!
 beside=""
 if ((${#command[@]} > 0)); then
-  setsid "${command[@]}" &
+  setsid setpriv --pdeathsig TERM "${command[@]}" >&3 2>&4 3>&- 4>&- &
   beside=$!
 fi
 
@@ -125,7 +139,7 @@ wait_for() {
 seen="${used}"
 seconds=0
 while ((!stopping)) && alive "${nginx}" && { [[ -z "${beside}" ]] || alive "${beside}"; }; do
-  sleep 1 &
+  sleep 1 >/dev/null 2>&1 &
   wait $! || true
   now="$(contents)"
   # Twice the same: a certificate and its key are often copied one by one.
