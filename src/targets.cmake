@@ -247,6 +247,7 @@ function(weft_compile_cold target)
 endfunction()
 
 # weft_cc_library(NAME name [TORCH] [COLD] HDRS ... SRCS ... [HOT ...] DEPS ...)
+# HDRS are the headers that have no source of the same name.
 # TORCH compiles against LibTorch with the shared precompiled header.
 # COLD: loops over values or bytes take a small part of a request's time, except
 # in the sources HOT. The others are compiled cold.
@@ -256,6 +257,13 @@ function(weft_cc_library)
     return()
   endif()
   set(target weft_${A_NAME})
+  foreach(source ${A_SRCS})
+    string(REGEX REPLACE "\\.c[cu]$" ".h" header ${source})
+    if(NOT header STREQUAL source AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+      list(APPEND A_HDRS ${header})
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES A_HDRS)
   if(A_SRCS)
     add_library(${target} STATIC ${A_SRCS})
     set_target_properties(${target} PROPERTIES WEFT_SOURCES "${A_SRCS}")
