@@ -246,24 +246,29 @@ function(weft_compile_cold target)
   endif()
 endfunction()
 
-# weft_cc_library(NAME name [TORCH] [COLD] HDRS ... SRCS ... [HOT ...] DEPS ...)
+# weft_cc_library(NAME name [TORCH] [COLD] HDRS ... SRCS ... [CUDA ...] [HOT ...]
+#                 DEPS ...)
 # HDRS are the headers that have no source of the same name.
+# CUDA are sources only of builds with CUDA.
 # TORCH compiles against LibTorch with the shared precompiled header.
 # COLD: loops over values or bytes take a small part of a request's time, except
 # in the sources HOT. The others are compiled cold.
 function(weft_cc_library)
-  cmake_parse_arguments(A "COLD;TORCH" "NAME" "HDRS;SRCS;HOT;DEPS" ${ARGN})
+  cmake_parse_arguments(A "COLD;TORCH" "NAME" "HDRS;SRCS;CUDA;HOT;DEPS" ${ARGN})
   if(A_TORCH AND NOT WEFT_WITH_TORCH)
     return()
   endif()
   set(target weft_${A_NAME})
-  foreach(source ${A_SRCS})
+  foreach(source ${A_SRCS} ${A_CUDA})
     string(REGEX REPLACE "\\.c[cu]$" ".h" header ${source})
     if(NOT header STREQUAL source AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
       list(APPEND A_HDRS ${header})
     endif()
   endforeach()
   list(REMOVE_DUPLICATES A_HDRS)
+  if(WEFT_WITH_CUDA)
+    list(APPEND A_SRCS ${A_CUDA})
+  endif()
   if(A_SRCS)
     add_library(${target} STATIC ${A_SRCS})
     set_target_properties(${target} PROPERTIES WEFT_SOURCES "${A_SRCS}")
