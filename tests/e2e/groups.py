@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,11 @@ from typing import Any
 import daemon as daemon_module
 import models
 import numpy as np
+from daemon import STOP_SECONDS, wait_until
 from parallel import SIZES, need_devices
 
 TENSOR_2 = SIZES["tensor 2"]
 TENSOR_2_DATA_2 = SIZES["tensor 2, data 2"]
-STOP_SECONDS = 60.0
 
 
 # What reading /proc raises if a thread or process has ended.
@@ -49,13 +47,6 @@ def waits_for_signals(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text("ascii")
     ignored = int(status.split("SigIgn:")[1].split()[0], 16)
     return bool(ignored >> (signal.SIGPIPE - 1) & 1)
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + STOP_SECONDS
-    while not holds():
-        assert time.monotonic() < limit, what
-        time.sleep(0.002)
 
 
 def ranks_of(process: daemon_module.Daemon) -> list[int]:

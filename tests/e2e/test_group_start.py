@@ -9,7 +9,8 @@ from pathlib import Path
 import daemon as daemon_module
 import models
 import pytest
-from groups import STOP_SECONDS, TENSOR_2, make, wait_until, waits_for_signals
+from daemon import STOP_SECONDS, wait_until
+from groups import TENSOR_2, make, waits_for_signals
 
 
 @pytest.fixture(autouse=True)

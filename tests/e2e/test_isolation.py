@@ -104,9 +104,7 @@ def test_eight_clients_at_once_train_what_they_train_one_by_one(
         for i, (one, other) in enumerate(zip(alone, company, strict=True)):
             expected = exported.weights(client.adapter(one), tmp_path / f"a{i}")
             actual = exported.weights(client.adapter(other), tmp_path / f"c{i}")
-            for name, tensor in expected.items():
-                difference = tolerance.relative_difference(actual[name], tensor)
-                assert difference <= bound, f"client {i}, {name}: {difference:.1e}"
+            tolerance.assert_tensors(actual, expected, bound)
 
 
 def test_a_failed_request_leaves_the_accumulator_as_it_was(

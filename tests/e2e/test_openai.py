@@ -403,8 +403,8 @@ def test_a_client_that_leaves_ends_its_sampling(
         head += f"Content-Length: {len(body)}\r\n"
         head += "Content-Type: application/json\r\n\r\n"
         connection.sendall(head.encode() + body)
-        wait_for(lambda: drawn(daemon) > before)
-    wait_for(lambda: rests(daemon))
+        daemon_module.wait_until(lambda: drawn(daemon) > before)
+    daemon_module.wait_until(lambda: rests(daemon))
 
 
 def drawn(daemon: Any) -> float:
@@ -418,13 +418,6 @@ def rests(daemon: Any) -> bool:
     before = drawn(daemon)
     time.sleep(0.5)
     return drawn(daemon) == before
-
-
-def wait_for(condition: Any) -> None:
-    limit = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 def test_fields_that_are_null_are_as_absent(client: openai.OpenAI, base: str) -> None:

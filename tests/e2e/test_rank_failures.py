@@ -13,16 +13,8 @@ from typing import Any
 import daemon as daemon_module
 import models
 import pytest
-from groups import (
-    STOP_SECONDS,
-    TENSOR_2,
-    TENSOR_2_DATA_2,
-    data,
-    kill_rank,
-    make,
-    ranks_of,
-    wait_until,
-)
+from daemon import STOP_SECONDS, wait_until
+from groups import TENSOR_2, TENSOR_2_DATA_2, data, kill_rank, make, ranks_of
 from parallel import num_ranks
 from raw import Raw
 

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from groups import STOP_SECONDS, TENSOR_2, children, gone, make
+from daemon import STOP_SECONDS
+from groups import TENSOR_2, children, gone, make
 
 
 def test_a_drain_ends_all_ranks(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import raw
 from batching import together
+from daemon import wait_until
 from durable import Durable, batch, facts, image, raw_batch, train
 
 from weft import methods
@@ -183,10 +183,7 @@ def test_what_is_refused_leaves_no_file(durable: Durable, tmp_path: Path) -> Non
         adapter_id="b", source_adapter_id="a", name="c"
     )
     assert durable.call(methods.LOAD_CHECKPOINT, load).code == "FAILED_PRECONDITION"
-    limit = time.monotonic() + 30
-    while durable.images:
-        assert time.monotonic() < limit, durable.images
-        time.sleep(0.02)
+    wait_until(lambda: not durable.images, "the image stays")
 
 
 def test_a_save_that_was_not_answered_is_answered_when_repeated(

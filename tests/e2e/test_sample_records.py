@@ -114,8 +114,9 @@ def test_forward_gives_the_recorded_logprobs(daemon_for: Any, unique: Any) -> No
         )
         assert scored.metrics["staleness:mean"] == 0
         for sample, result in zip(samples, scored.results, strict=True):
-            difference = tolerance.max_difference(result.logprobs[3:], sample.logprobs)
-            assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+            tolerance.assert_near(
+                result.logprobs[3:], sample.logprobs, tolerance.SAMPLER_VERSUS_TRAINER
+            )
         # A part of a sample, in a datum with another beginning.
         tokens = [11, *samples[0].tokens[2:]]
         part = weft.Datum(

@@ -35,8 +35,7 @@ def test_forward_gives_the_samples_logprobs(
     for sample, datum, result in zip(samples, data, scored.results, strict=True):
         drawn = result.logprobs[len(sample.prompt) - 1 :]
         assert drawn.shape == sample.logprobs.shape
-        difference = tolerance.max_difference(drawn, sample.logprobs)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(drawn, sample.logprobs)
         assert not result.logprobs[: len(sample.prompt) - 1].any()
         assert datum.targets[-1] == sample.tokens[-1]
 
@@ -156,7 +155,6 @@ def test_computed_logprobs_are_those_of_forward(daemon_for: Any, unique: Any) ->
         train(adapter, draw(adapter, 1.0), "cross_entropy", rate=0.1)
         assert not np.array_equal(adapter.compute_logprobs(tokens), pinned)
         later = adapter.compute_logprobs(tokens, snapshot="pinned")
-        assert tolerance.max_difference(later, pinned) <= tolerance.LOGPROBS
+        tolerance.assert_near(later, pinned)
         base = client.forward([weft.Datum.next_token(tokens)]).results[0].logprobs
-        difference = tolerance.max_difference(client.compute_logprobs(tokens)[1:], base)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(client.compute_logprobs(tokens)[1:], base)

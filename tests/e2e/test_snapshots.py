@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from daemon import wait_until
 from durable import Durable, facts, image, train
 from test_recovery import SMALL_SNAPSHOTS, optim
 
@@ -14,10 +15,8 @@ from weft._proto import adapters_pb2
 
 
 def wait_for_snapshot(durable: Durable, before: list[Path]) -> None:
-    limit = time.monotonic() + 30
-    while sorted((durable.folder / "state").glob("SNAPSHOT-*")) == before:
-        assert time.monotonic() < limit, "no snapshot was written"
-        time.sleep(0.02)
+    folder = durable.folder / "state"
+    wait_until(lambda: sorted(folder.glob("SNAPSHOT-*")) != before, "no snapshot")
 
 
 def test_a_replayed_load_is_in_the_next_snapshot(durable: Durable) -> None:
@@ -80,10 +79,7 @@ def test_a_short_disk_refuses_new_work_but_no_deletion(durable: Durable) -> None
         client.delete_checkpoint("a", "c")
         client.delete_adapter("a")
     # A snapshot after the deletion removes the adapter's image and cuts the log.
-    limit = time.monotonic() + 30
-    while durable.images:
-        assert time.monotonic() < limit, "the image stays"
-        time.sleep(0.02)
+    wait_until(lambda: not durable.images, "the image stays")
     daemon = durable.restart("--disk-reserve-bytes", "0")
     with daemon.client() as client:
         assert not client.checkpoints("a") and not client.adapters()

@@ -76,6 +76,14 @@ def reference_for() -> Callable[[str], Any]:
 
 
 @pytest.fixture(scope="session")
+def both_for(
+    daemon_for: DaemonFor, reference_for: Callable[[str], Any]
+) -> Callable[[str], tuple[Any, daemon_module.Daemon]]:
+    """Returns a model's reference and its daemon."""
+    return lambda kind: (reference_for(kind), daemon_for(kind))
+
+
+@pytest.fixture(scope="session")
 def first_steps() -> FirstSteps:
     """Caches the reference's first steps of three adapters by kind and adapter. They
     are the same for all numbers of ranks."""

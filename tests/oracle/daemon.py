@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,14 @@ STOP_SECONDS = 60.0
 
 # The daemons that are running, so that a failing test can show their logs.
 LIVE: list[Daemon] = []
+
+
+def wait_until(holds: Callable[[], object], otherwise: str = "") -> None:
+    """Waits up to STOP_SECONDS. `otherwise` says what is wrong then."""
+    limit = time.monotonic() + STOP_SECONDS
+    while not holds():
+        assert time.monotonic() < limit, otherwise
+        time.sleep(0.005)
 
 
 def free_port() -> int:

@@ -93,18 +93,13 @@ def student_data(kind: str, vocab: int) -> list[Any]:
     ],
 )
 def test_an_adapter_and_the_base_teach_in_one_batch(
-    loss: str,
-    kind: str,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Any,
+    loss: str, kind: str, both_for: Any, unique: Any, tmp_path: Any
 ) -> None:
     """Student, teacher and lm_head have LoRA of different ranks. gemma2 has a
     softcap."""
     import weft
 
-    reference, daemon = reference_for(kind), daemon_for(kind)
+    reference, daemon = both_for(kind)
     check_distillation(loss, kind, daemon, reference, unique, tmp_path, weft.Teacher)
 
 
@@ -156,14 +151,10 @@ def check_distillation(
                 losses = (weights * wanted).detach().numpy() * scored
                 total += float(losses.sum())
                 # A divergence is a mean of logprobs' differences.
-                assert tolerance.max_difference(result.losses, losses) <= (
-                    tolerance.LOGPROBS
-                )
+                tolerance.assert_near(result.losses, losses)
                 index = torch.tensor(datum.targets.astype(np.int64))[:, None]
                 logprobs = lp.detach().gather(1, index)[:, 0].numpy() * scored
-                assert tolerance.max_difference(result.logprobs, logprobs) <= (
-                    tolerance.LOGPROBS
-                )
+                tolerance.assert_near(result.logprobs, logprobs)
             assert_gradients(gradients, adapted.gradients())
         assert reply.metrics["loss:sum"] == pytest.approx(total, rel=1e-4)
 

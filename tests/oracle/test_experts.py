@@ -51,14 +51,9 @@ def write_fused(reference: Any, folder: Path, fields: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("form", FUSED)
 @pytest.mark.parametrize("kind", ("qwen3-moe", "mixtral", "gpt-oss", "minimax-m2"))
 def test_fused_adapters_return(
-    kind: str,
-    form: str,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    kind: str, form: str, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    reference, daemon = reference_for(kind), daemon_for(kind)
+    reference, daemon = both_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)[0]
     folder = write_fused(reference, tmp_path / "fused", FUSED[form])
     exported = tmp_path / "single"
@@ -72,8 +67,7 @@ def test_fused_adapters_return(
             continue  # peft cannot fuse the single experts of these forms.
         with reference.adapter(path) as adapted:
             expected = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
-        difference = tolerance.max_difference(measured, expected)
-        assert difference <= tolerance.LOGPROBS, path.name
+        tolerance.assert_near(measured, expected, tolerance.LOGPROBS, path.name)
     base = reference.logprobs(tokens[:-1], tokens[1:])
     assert tolerance.max_difference(measured, base) > 1e-3
 

@@ -25,31 +25,22 @@ from texts import next_token, random_tokens, sequences
 def assert_gradients(
     actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> None:
-    assert set(actual) == set(expected)
-    for name, gradient in expected.items():
-        difference = tolerance.relative_difference(actual[name], gradient)
-        bound = tolerance.gradients(DTYPE)
-        assert difference <= bound, f"{name}: {difference:.2e}"
+    tolerance.assert_tensors(actual, expected, tolerance.gradients(DTYPE))
 
 
 @pytest.mark.bf16
 @pytest.mark.parametrize("kind", (SMOLLM2, *TINY))
 def test_three_ranks_in_one_mixed_batch(
-    kind: str,
-    daemon_for: Any,
-    reference_for: Any,
-    first_steps: FirstSteps,
-    unique: Any,
-    tmp_path: Path,
+    kind: str, both_for: Any, first_steps: FirstSteps, unique: Any, tmp_path: Path
 ) -> None:
-    _compare_three_ranks(kind, daemon_for, reference_for, first_steps, unique, tmp_path)
+    _compare_three_ranks(kind, both_for, first_steps, unique, tmp_path)
 
 
 @pytest.mark.parametrize("kind", OTHER_HEADS)
 def test_the_other_kind_of_head(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+    kind: str, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    _compare_three_ranks(kind, daemon_for, reference_for, {}, unique, tmp_path)
+    _compare_three_ranks(kind, both_for, {}, unique, tmp_path)
 
 
 def mixed_data(tokens: list[list[int]]) -> list[list[Any]]:
@@ -61,19 +52,13 @@ def mixed_data(tokens: list[list[int]]) -> list[list[Any]]:
 
 
 def _compare_three_ranks(
-    kind: str,
-    daemon_for: Any,
-    reference_for: Any,
-    first_steps: FirstSteps,
-    unique: Any,
-    folder: Path,
+    kind: str, both_for: Any, first_steps: FirstSteps, unique: Any, folder: Path
 ) -> None:
     """Compares log-probabilities of forward passes, and losses and gradients of
     weighted tokens."""
-    reference = reference_for(kind)
+    reference, daemon = both_for(kind)
     need_equal_choices(reference.config)
     need_small_rounding(reference.config)
-    daemon = daemon_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     data = mixed_data(tokens)
     folders, expected = [], []
@@ -102,8 +87,9 @@ def _compare_three_ranks(
     for i, (step, logprobs) in enumerate(expected):
         scored, trained = replies[i]
         for result, wanted in zip(scored, logprobs, strict=True):
-            difference = tolerance.max_difference(result.logprobs, wanted)
-            assert difference <= tolerance.logprobs(DTYPE, wanted), i
+            tolerance.assert_near(
+                result.logprobs, wanted, tolerance.logprobs(DTYPE, wanted), i
+            )
         assert trained == pytest.approx(step.loss, rel=tolerance.gradients(DTYPE))
         assert_gradients(measured[i], step.gradients)
     if kind not in OTHER_HEADS:  # Some of these change less.
@@ -150,8 +136,7 @@ def test_ragged_soft_targets(
         strict=True,
     ):
         assert logprobs.shape == losses.shape == ids.shape
-        difference = tolerance.max_difference(logprobs, row[ids])
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(logprobs, row[ids])
         bound = tolerance.summed("f32", 1)
         np.testing.assert_allclose(losses, -values * logprobs, rtol=bound)
 
@@ -261,7 +246,7 @@ def test_policy_losses_in_one_mixed_batch(
             # A loss is exp(log-ratio) times a factor of a few units. So its error is a
             # multiple of the log-probability's error.
             bound = 10.0 * tolerance.LOGPROBS
-            assert tolerance.max_difference(result.losses, wanted) <= bound, name
+            tolerance.assert_near(result.losses, wanted, bound, name)
 
 
 def _weights(count: int, seed: int) -> np.ndarray:

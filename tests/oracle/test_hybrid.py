@@ -68,8 +68,7 @@ def test_prompts_that_data_share(
             assert_gradients(gradients, adapted.gradients())
     for datum, result, expected in zip(data, results, scores, strict=True):
         wanted = expected * (np.asarray(datum.weights) != 0)
-        difference = tolerance.max_difference(result.logprobs, wanted)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(result.logprobs, wanted)
 
 
 def gradients_of(

@@ -105,8 +105,7 @@ def expect_logprobs(model: Any, prompts: list[list[int]], samples: list[Any]) ->
         expected = model.logprobs(tokens[:-1], tokens[1:])[len(prompt) - 1 :]
         if isinstance(expected, torch.Tensor):
             expected = expected.detach().numpy()
-        difference = tolerance.max_difference(sample.logprobs, expected)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(sample.logprobs, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

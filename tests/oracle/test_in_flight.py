@@ -147,8 +147,7 @@ def test_keys_of_earlier_versions_are_kept(versioned: Any, reference_for: Any) -
     drawn = draw(adapter, prompt, publish, seed=5)
     assert [version for version, _, _ in drawn.spans()] == sorted(folders)
     expected = kept_logprobs(reference, folders, prompt, drawn)
-    difference = tolerance.max_difference(drawn.logprobs, expected)
-    assert difference <= tolerance.LOGPROBS
+    tolerance.assert_near(drawn.logprobs, expected)
     # The numbers of a version that had computed all keys are others.
     version, begin, _ = drawn.spans()[-1]
     with reference.adapter(folders[version]) as adapted:
@@ -174,8 +173,7 @@ def test_recomputed_keys_are_those_of_the_version(
     for version, begin, end in drawn.spans():
         with reference.adapter(folders[version]) as adapted:
             expected = scores(adapted, prompt, drawn)[begin:end]
-        difference = tolerance.max_difference(drawn.logprobs[begin:end], expected)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(drawn.logprobs[begin:end], expected)
 
 
 def test_steps_run_while_streams_draw(
@@ -224,7 +222,8 @@ def test_steps_run_while_streams_draw(
                     continue
                 reply = adapter.score([datum], snapshot=names[version])
                 own = reply.results[0].logprobs[len(prompt) - 1 :][begin:end]
-                difference = tolerance.max_difference(drawn.logprobs[begin:end], own)
-                assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+                tolerance.assert_near(
+                    drawn.logprobs[begin:end], own, tolerance.SAMPLER_VERSUS_TRAINER
+                )
                 covered += 1
         assert covered > len(prompts)

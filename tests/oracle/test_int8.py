@@ -120,14 +120,14 @@ def expect_results(
         )
     for sequence, result in zip(tokens, base, strict=True):
         wanted = reference.logprobs(sequence[:-1], sequence[1:])
-        difference = tolerance.max_difference(result.logprobs, wanted)
-        assert difference <= tolerance.LOGPROBS, f"length {len(sequence)}"
+        tolerance.assert_near(
+            result.logprobs, wanted, tolerance.LOGPROBS, f"length {len(sequence)}"
+        )
     with reference.adapter(path) as adapted:
         loss, scores = adapted.scored_backward(data)
         assert_gradients(measured, adapted.gradients())
     for result, wanted in zip(reply.results, scores, strict=True):
-        difference = tolerance.max_difference(result.logprobs, wanted)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(result.logprobs, wanted)
     assert reply.metrics["loss:sum"] == pytest.approx(loss, rel=tolerance.GRADIENTS)
     for prompt, result in zip(prompts, drawn, strict=True):
         chosen = list(result.samples[0].tokens)

@@ -30,9 +30,12 @@ def test_base_logprobs_of_every_position(
         results = client.forward([next_token(t) for t in tokens]).results
     for sequence, result in zip(tokens, results, strict=True):
         expected = reference.logprobs(sequence[:-1], sequence[1:])
-        difference = tolerance.max_difference(result.logprobs, expected)
-        bound = tolerance.logprobs(DTYPE, expected)
-        assert difference <= bound, f"length {len(sequence)}"
+        tolerance.assert_near(
+            result.logprobs,
+            expected,
+            tolerance.logprobs(DTYPE, expected),
+            f"length {len(sequence)}",
+        )
         assert tolerance.max_difference(result.losses, -result.logprobs) == 0.0
 
 
@@ -51,8 +54,9 @@ def test_given_tokens_at_the_positions_of_a_prompt(
     assert scores is not None
     for column, targets in enumerate((tokens[1:], others)):
         expected = reference.logprobs(tokens[:-1], targets)
-        difference = tolerance.max_difference(scores[column::2], expected)
-        assert difference <= tolerance.logprobs(DTYPE, expected)
+        tolerance.assert_near(
+            scores[column::2], expected, tolerance.logprobs(DTYPE, expected)
+        )
 
 
 def test_score_all_returns_what_weights_hide(
@@ -76,11 +80,10 @@ def test_score_all_returns_what_weights_hide(
             norms.append(adapter.optim_step().grad_norm)
     few, all_ = (reply.results[0] for reply in replies)
     expected = reference.logprobs(tokens[:-1], tokens[1:])
-    assert tolerance.max_difference(all_.logprobs, expected) <= tolerance.LOGPROBS
+    tolerance.assert_near(all_.logprobs, expected)
     assert np.all(few.logprobs[weights == 0] == 0) and np.all(all_.entropies > 0)
     assert np.all(all_.losses[weights == 0] == 0)
-    scored = tolerance.max_difference(all_.losses, few.losses)
-    assert scored <= tolerance.LOGPROBS
+    tolerance.assert_near(all_.losses, few.losses)
     assert replies[0].metrics.keys() == replies[1].metrics.keys()
     assert replies[1].metrics["tokens:sum"] == np.count_nonzero(weights)
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
@@ -117,7 +120,7 @@ def test_scores_beside_the_steps(daemon_for: Any, unique: Any) -> None:
     for reply, expected in ((old, then), (new, now)):
         for result, row in zip(reply.results, expected, strict=True):
             bound = tolerance.logprobs(DTYPE, row)
-            assert tolerance.max_difference(result.logprobs, row) <= bound
+            tolerance.assert_near(result.logprobs, row, bound)
     moved = [
         tolerance.max_difference(now[0], other)
         for other in (then[0], base.results[0].logprobs)
@@ -137,12 +140,12 @@ def test_temperature_divides_the_logits(
         )
     expected = reference.logprobs(sequence[:-1], sequence[1:], temperature=0.7)
     result = reply.results[0]
-    assert tolerance.max_difference(result.logprobs, expected) <= tolerance.LOGPROBS
+    tolerance.assert_near(result.logprobs, expected)
     scores = reference.logits(sequence[:-1]).astype(np.float64) / 0.7
     scores -= scores.max(axis=1, keepdims=True)
     logprobs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
     entropies = -(np.exp(logprobs) * logprobs).sum(axis=1)
-    assert tolerance.max_difference(result.entropies, entropies) <= tolerance.LOGITS
+    tolerance.assert_near(result.entropies, entropies, tolerance.LOGITS)
 
 
 def test_soft_targets(daemon_for: Any, reference_for: Any) -> None:
@@ -160,11 +163,10 @@ def test_soft_targets(daemon_for: Any, reference_for: Any) -> None:
     logprobs = np.asarray(result.logprobs).reshape(targets.shape)
     for column in range(3):
         expected = reference.logprobs(sequence, targets[:, column])
-        difference = tolerance.max_difference(logprobs[:, column], expected)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(logprobs[:, column], expected)
     losses = np.asarray(result.losses).reshape(targets.shape)
     bound = tolerance.summed("f32", 1) * float(np.abs(losses).max())
-    assert tolerance.max_difference(losses, -weights * logprobs) <= bound
+    tolerance.assert_near(losses, -weights * logprobs, bound)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_most_likely_tokens_have_the_references_logprobs(
     expected = reference.logprobs(prompt[:-1], prompt[1:])
     assert result.prompt_logprobs is not None
     measured = np.asarray(result.prompt_logprobs)[1:]
-    assert tolerance.max_difference(measured, expected) <= tolerance.LOGPROBS
+    tolerance.assert_near(measured, expected)
     sample = result.samples[0]
     logits = reference.logits([*prompt, *sample.tokens[:-1]])
     assert len(sample.top_logprobs) == len(sample.tokens) == 4
@@ -204,10 +206,10 @@ def test_most_likely_tokens_have_the_references_logprobs(
         tokens = np.asarray([token for token, _ in top])
         values = np.asarray([logprob for _, logprob in top])
         assert len(tokens) == 20 and np.all(np.diff(values) <= 0.0)
-        assert tolerance.max_difference(values, logprobs[tokens]) <= tolerance.LOGPROBS
+        tolerance.assert_near(values, logprobs[tokens])
         # Differences of log-probabilities are differences of logits.
         measured = values - values[0]
         logit_gaps = row[tokens] - row[tokens[0]]
-        assert tolerance.max_difference(measured, logit_gaps) <= tolerance.LOGITS
+        tolerance.assert_near(measured, logit_gaps, tolerance.LOGITS)
         cut = np.sort(logprobs)[-20]
         assert np.all(logprobs[tokens] >= cut - tolerance.LOGPROBS)

@@ -146,8 +146,7 @@ def assert_scores(reply: Any, wanted: Step, data: list[Any]) -> None:
         reply.results, wanted.logprobs, data, strict=True
     ):
         logprobs = logprobs * (datum.weights != 0)
-        difference = tolerance.max_difference(result.logprobs, logprobs)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(result.logprobs, logprobs)
     assert reply.metrics["loss:sum"] == pytest.approx(wanted.loss, rel=1e-4)
 
 
@@ -193,14 +192,10 @@ def test_sampling_is_that_of_one_rank(
         of_one_rank[kind] = draw(daemon_for(kind))
     for own, other in zip(draw(group.daemon), of_one_rank[kind], strict=True):
         if other.prompt_logprobs is not None:
-            difference = tolerance.max_difference(
-                own.prompt_logprobs, other.prompt_logprobs
-            )
-            assert difference <= tolerance.LOGPROBS
+            tolerance.assert_near(own.prompt_logprobs, other.prompt_logprobs)
         for sample, wanted in zip(own.samples, other.samples, strict=True):
             np.testing.assert_array_equal(sample.tokens, wanted.tokens)
-            difference = tolerance.max_difference(sample.logprobs, wanted.logprobs)
-            assert difference <= tolerance.LOGPROBS
+            tolerance.assert_near(sample.logprobs, wanted.logprobs)
     page = group.daemon.scrape()
     hits = re.search(r"^weft_prefix_cache_hit_tokens_total (\S+)$", page, re.MULTILINE)
     assert hits is not None and float(hits[1]) >= 2 * PAGE_TOKENS

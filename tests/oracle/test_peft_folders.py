@@ -46,8 +46,7 @@ def test_exported_adapter_gives_our_logprobs_in_peft(
     with reference.adapter(tmp_path / "exported") as adapted:
         for sequence, result in zip(tokens, results, strict=True):
             expected = adapted.logprobs(sequence[:-1], sequence[1:]).detach().numpy()
-            difference = tolerance.max_difference(result.logprobs, expected)
-            assert difference <= tolerance.LOGPROBS
+            tolerance.assert_near(result.logprobs, expected)
     base = reference.logprobs(tokens[0][:-1], tokens[0][1:])
     assert tolerance.max_difference(results[0].logprobs, base) > 1e-2
 
@@ -79,7 +78,7 @@ def test_an_export_loads_by_itself(
     with torch.no_grad():
         logits = names["model"](torch.tensor([tokens[:-1]])).logits[0].float()
     scores = logits.log_softmax(-1)[range(len(tokens) - 1), tokens[1:]].numpy()
-    assert tolerance.max_difference(expected, scores) <= tolerance.LOGPROBS
+    tolerance.assert_near(expected, scores)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +86,9 @@ def test_an_export_loads_by_itself(
 )
 @pytest.mark.parametrize("rslora", (False, True), ids=("plain", "rslora"))
 def test_adapter_trained_by_peft_gives_its_logprobs_here(
-    kind: str,
-    rslora: bool,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    kind: str, rslora: bool, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    reference = reference_for(kind)
+    reference, daemon = both_for(kind)
     tokens = sequences(kind, model_folder(kind), reference.vocab)
     data = [next_token(t) for t in tokens]
     # The parts of qkv_proj share A.
@@ -107,11 +101,11 @@ def test_adapter_trained_by_peft_gives_its_logprobs_here(
         optimizer.step()
         adapted.save(tmp_path / "trained")
         expected = [adapted.logprobs(t[:-1], t[1:]).detach().numpy() for t in tokens]
-    with daemon_for(kind).client() as client:
+    with daemon.client() as client:
         adapter = client.import_adapter(unique("import"), tmp_path / "trained")
         results = adapter.forward(data).results
     for result, logprobs in zip(results, expected, strict=True):
-        assert tolerance.max_difference(result.logprobs, logprobs) <= tolerance.LOGPROBS
+        tolerance.assert_near(result.logprobs, logprobs)
 
 
 def test_round_trip_keeps_every_bit(
@@ -175,21 +169,17 @@ def test_new_adapter_starts_as_pefts_do(
     ),
 )
 def test_import_refuses_what_it_cannot_honour(
-    field: str,
-    value: Any,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    field: str, value: Any, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     import weft
 
     shape = AdapterShape(4, 8.0, ("q_proj", "v_proj"))
-    folder = reference_for("llama-tied").make_adapter(tmp_path / "a", shape, seed=1)
+    reference, daemon = both_for("llama-tied")
+    folder = reference.make_adapter(tmp_path / "a", shape, seed=1)
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**config, field: value}), "utf-8")
-    with daemon_for("llama-tied").client() as client:
+    with daemon.client() as client:
         before = client.info().num_adapters
         with pytest.raises((weft.InvalidArgument, weft.Unimplemented)) as refusal:
             client.import_adapter(unique("refused"), folder)

@@ -124,7 +124,7 @@ def assert_logprobs(adapted: Adapted, data: list[Any], results: Any) -> None:
 
 def assert_near(results: Any, expected: list[Any]) -> None:
     for result, logprobs in zip(results, expected, strict=True):
-        assert tolerance.max_difference(result.logprobs, logprobs) <= tolerance.LOGPROBS
+        tolerance.assert_near(result.logprobs, logprobs)
 
 
 def train_reference(adapted: Adapted, data: list[Any]) -> None:
@@ -144,18 +144,13 @@ def train_reference(adapted: Adapted, data: list[Any]) -> None:
 
 
 def check(
-    kind: str,
-    shape: AdapterShape,
-    daemon_for: Any,
-    reference_for: Any,
-    adapter_id: str,
-    tmp_path: Path,
+    kind: str, shape: AdapterShape, both_for: Any, adapter_id: str, tmp_path: Path
 ) -> None:
     """Compares peft's adapter in the daemon and in peft: log-probabilities,
     gradients, weights after some steps, and the exported folder in peft."""
     import checkpoints
 
-    reference, daemon = reference_for(kind), daemon_for(kind)
+    reference, daemon = both_for(kind)
     folder = tmp_path / "start"
     data = data_of(kind, reference.vocab)
     with reference.new_adapter(folder, shape, seed=31) as adapted:
@@ -179,8 +174,7 @@ def check(
         copy.load("trained", source=adapter_id)
         copy.export(tmp_path / "loaded")
     for left, right in zip(trained_results, copied_results, strict=True):
-        difference = tolerance.max_difference(left.logprobs, right.logprobs)
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(left.logprobs, right.logprobs)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "loaded" / name).read_bytes() == (
             tmp_path / "trained" / name
@@ -188,10 +182,7 @@ def check(
     assert_near(results, scores)
     assert_gradients(gradients, expected_gradients)
     trained = read_weights(tmp_path / "trained")
-    assert set(trained) == set(expected)
-    for name, weights in expected.items():
-        difference = tolerance.relative_difference(trained[name], weights)
-        assert difference <= tolerance.TRAINED_WEIGHTS, f"{name}: {difference:.2e}"
+    tolerance.assert_tensors(trained, expected, tolerance.TRAINED_WEIGHTS)
     with reference.adapter(tmp_path / "trained") as adapted:
         assert set(adapted.weights()) == set(trained)
         assert_logprobs(adapted, data, trained_results)
@@ -200,15 +191,10 @@ def check(
 @pytest.mark.parametrize("kind", ("llama-tied", "llama-untied"))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_layers_of_their_own(
-    kind: str,
-    variant: str,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    kind: str, variant: str, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     shape = VARIANTS[variant]
-    check(kind, shape, daemon_for, reference_for, unique("variant"), tmp_path)
+    check(kind, shape, both_for, unique("variant"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ("llama-tied", "llama-untied"))
@@ -233,15 +219,10 @@ def test_a_changed_copy_of_the_head_is_refused(
 )
 @pytest.mark.parametrize("variant", EMBEDDING)
 def test_the_embedding(
-    kind: str,
-    variant: str,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    kind: str, variant: str, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     shape = EMBEDDING[variant]
-    check(kind, shape, daemon_for, reference_for, unique("embedding"), tmp_path)
+    check(kind, shape, both_for, unique("embedding"), tmp_path)
 
 
 def test_the_embedding_in_a_mixed_batch(
@@ -290,10 +271,7 @@ def test_sampling_with_the_embedding(
             tokens = [*prompt, *(int(token) for token in sample.tokens)]
             expected = adapted.logprobs(tokens[:-1], tokens[1:]).detach().numpy()
             assert len(sample.tokens) == 24
-            difference = tolerance.max_difference(
-                sample.logprobs, expected[len(prompt) - 1 :]
-            )
-            assert difference <= tolerance.LOGPROBS
+            tolerance.assert_near(sample.logprobs, expected[len(prompt) - 1 :])
     assert [list(s.tokens) for s in samples[::2]] != [
         list(s.tokens) for s in samples[1::2]
     ]

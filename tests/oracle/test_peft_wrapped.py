@@ -43,10 +43,7 @@ def data(vocab: int = 320) -> list[Any]:
 def assert_equal(adapted: Any, results: Any) -> None:
     for datum, result in zip(data(), results, strict=True):
         expected = target_logprobs(adapted, datum.tokens, datum.targets)
-        difference = tolerance.max_difference(
-            result.logprobs, expected.detach().numpy()
-        )
-        assert difference <= tolerance.LOGPROBS
+        tolerance.assert_near(result.logprobs, expected.detach().numpy())
 
 
 def make_adapter(folder: Path, targets: Any, image_parts: bool = False) -> Any:

@@ -117,8 +117,9 @@ def test_tokens_go_to_the_experts_that_are_given(
             with routed.given(adapted.model, routing):
                 loss, (logprobs,) = adapted.scored_backward([datum])
             total += loss
-            difference = tolerance.max_difference(result.logprobs, logprobs)
-            assert difference <= tolerance.logprobs(DTYPE, logprobs)
+            tolerance.assert_near(
+                result.logprobs, logprobs, tolerance.logprobs(DTYPE, logprobs)
+            )
         assert_gradients(measured, adapted.gradients())
     assert reply.metrics["loss:sum"] == pytest.approx(
         total, rel=tolerance.gradients(DTYPE)
@@ -165,8 +166,9 @@ def test_training_repeats_the_experts_of_sampling(twins: Path, tmp_path: Path) -
     for sample, same, other in zip(samples, repeated, free, strict=True):
         np.testing.assert_array_equal(same.routing, sample.routing)
         drawn = len(sample.tokens)
-        difference = tolerance.max_difference(same.logprobs[-drawn:], sample.logprobs)
-        assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+        tolerance.assert_near(
+            same.logprobs[-drawn:], sample.logprobs, tolerance.SAMPLER_VERSUS_TRAINER
+        )
         worst = max(
             worst, tolerance.max_difference(other.logprobs[-drawn:], sample.logprobs)
         )
@@ -209,8 +211,9 @@ def test_preempted_samples_keep_their_experts(twins: Path, tmp_path: Path) -> No
     for sample, result, prompt in zip(samples, repeated, prompts, strict=True):
         drawn = len(sample.tokens)
         assert sample.routing.shape == (len(prompt) + drawn - 1, layers)
-        difference = tolerance.max_difference(result.logprobs[-drawn:], sample.logprobs)
-        assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+        tolerance.assert_near(
+            result.logprobs[-drawn:], sample.logprobs, tolerance.SAMPLER_VERSUS_TRAINER
+        )
 
 
 def test_streams_and_cached_prefixes_have_the_routing_too(daemon_for: Any) -> None:
@@ -271,8 +274,9 @@ def test_a_mixture_may_have_no_layer_of_experts(tmp_path: Path) -> None:
         assert client.sample(texts[0], max_tokens=3).samples[0].routing is None
     for datum, result in zip(data, results, strict=True):
         expected = reference.logprobs(datum.tokens, datum.targets)
-        difference = tolerance.max_difference(result.logprobs, expected)
-        assert difference <= tolerance.logprobs(DTYPE, expected)
+        tolerance.assert_near(
+            result.logprobs, expected, tolerance.logprobs(DTYPE, expected)
+        )
 
 
 def test_routing_of_a_dense_model_is_refused(daemon_for: Any) -> None:

@@ -121,14 +121,10 @@ def test_greedy_equals_generate_with_all_options(
     assert list(sample.tokens) == tokens == streamed
     expected = [row[token] for row, token in zip(logprobs, tokens, strict=True)]
     bound = REPETITION * tolerance.logprobs(DTYPE, expected)
-    assert tolerance.max_difference(sample.logprobs, expected) <= bound
+    tolerance.assert_near(sample.logprobs, expected, bound)
     for row, top in zip(logprobs, sample.top_logprobs, strict=True):
-        assert tolerance.max_difference([p for _, p in top], np.sort(row)[:-6:-1]) <= (
-            bound
-        )
-        assert tolerance.max_difference(
-            [p for _, p in top], [row[t] for t, _ in top]
-        ) <= (bound)
+        tolerance.assert_near([p for _, p in top], np.sort(row)[:-6:-1], bound)
+        tolerance.assert_near([p for _, p in top], [row[t] for t, _ in top], bound)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,7 +169,7 @@ def test_drawn_tokens_have_the_logprobs_of_the_processors(
         assert torch.isfinite(kept[0, token])
         expected.append(float(torch.log_softmax(changed.double(), dim=-1)[0, token]))
     bound = REPETITION / 0.8 * tolerance.logprobs(DTYPE, expected)
-    assert tolerance.max_difference(sample.logprobs, expected) <= bound
+    tolerance.assert_near(sample.logprobs, expected, bound)
 
 
 # Pearson's statistic has the mean d, the number of degrees of freedom, and the

@@ -111,10 +111,11 @@ def test_seeded_samples_are_the_same_alone_and_in_company(
         in_company = together(client, calls)
     for one, other in zip(alone, in_company, strict=True):
         assert list(one.samples[0].tokens) == list(other.samples[0].tokens)
-        difference = tolerance.max_difference(
-            one.samples[0].logprobs, other.samples[0].logprobs
+        tolerance.assert_near(
+            one.samples[0].logprobs,
+            other.samples[0].logprobs,
+            tolerance.SAMPLER_VERSUS_TRAINER,
         )
-        assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
 
 
 def test_samples_of_one_prompt_do_not_depend_on_their_number(daemon_for: Any) -> None:
@@ -135,18 +136,13 @@ def test_samples_of_one_prompt_do_not_depend_on_their_number(daemon_for: Any) ->
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("temperature", (1.0, 0.7))
 def test_sampled_logprobs_equal_forwards(
-    kind: str,
-    temperature: float,
-    daemon_for: Any,
-    reference_for: Any,
-    unique: Any,
-    tmp_path: Path,
+    kind: str, temperature: float, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
-    reference = reference_for(kind)
+    reference, daemon = both_for(kind)
     need_equal_choices(reference.config)
     prompt = prompts_of(kind, reference.vocab)[3]
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=22)
-    with daemon_for(kind).client() as client:
+    with daemon.client() as client:
         adapter = client.import_adapter(unique("consistent"), folder)
         for source in (client, adapter):
             result = source.sample(
@@ -158,9 +154,11 @@ def test_sampled_logprobs_equal_forwards(
             )
             sample = result.samples[0]
             expected = scored(source, prompt, sample.tokens, temperature)
-            difference = tolerance.max_difference(sample.logprobs, expected)
-            bound = tolerance.sampler_versus_trainer(DTYPE, expected)
-            assert difference <= bound
+            tolerance.assert_near(
+                sample.logprobs,
+                expected,
+                tolerance.sampler_versus_trainer(DTYPE, expected),
+            )
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -182,8 +180,9 @@ def test_a_prefix_from_the_cache_changes_no_logprob(
                 prompt, max_tokens=amount(kind, 20, 5), seed=5, ignore_eos=True
             ).samples[0]
             expected = scored(source, prompt, sample.tokens, 1.0)
-            difference = tolerance.max_difference(sample.logprobs, expected)
-            assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+            tolerance.assert_near(
+                sample.logprobs, expected, tolerance.SAMPLER_VERSUS_TRAINER
+            )
 
         for source in (client, adapter, client, adapter):
             check(source)
@@ -213,8 +212,9 @@ def test_snapshot_of_smollm2_stays_what_it_was(
         adapter.snapshot("before")
         first = adapter.sample(prompt, snapshot="before", **values).samples[0]
         expected = scored(adapter, prompt, first.tokens, 1.0)
-        difference = tolerance.max_difference(first.logprobs, expected)
-        assert difference <= tolerance.SAMPLER_VERSUS_TRAINER
+        tolerance.assert_near(
+            first.logprobs, expected, tolerance.SAMPLER_VERSUS_TRAINER
+        )
         adapter.forward_backward([weft.Datum.next_token(prompt)])
         adapter.optim_step(learning_rate=5e-2)
         again = adapter.sample(prompt, snapshot="before", **values).samples[0]

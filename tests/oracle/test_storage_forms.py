@@ -128,12 +128,8 @@ def test_logits_and_gradients_are_the_references(
     ):
         for result, logprobs in zip(reply.results, expected, strict=True):
             measured = np.asarray(result.logprobs).reshape(logprobs.shape)
-            difference = tolerance.max_difference(measured, logprobs)
-            assert difference <= tolerance.LOGPROBS
-    assert set(gradients) == set(oracle.gradients)
-    for name, gradient in oracle.gradients.items():
-        difference = tolerance.relative_difference(gradients[name], gradient)
-        assert difference <= tolerance.GRADIENTS, name
+            tolerance.assert_near(measured, logprobs)
+    tolerance.assert_tensors(gradients, oracle.gradients, tolerance.GRADIENTS)
 
 
 def _parameters(state: dict[str, torch.Tensor], path: Path) -> None:

@@ -99,9 +99,7 @@ def check_scores(
     distribution."""
     first = len(sample.prompt) - 1
     drawn = replayed.logprobs[first:]
-    assert tolerance.max_difference(drawn, sample.logprobs) <= (
-        tolerance.SAMPLER_VERSUS_TRAINER
-    )
+    tolerance.assert_near(drawn, sample.logprobs, tolerance.SAMPLER_VERSUS_TRAINER)
     tokens = [*sample.prompt, *sample.tokens]
     with torch.no_grad():
         scores = adapted.all_logits(tokens[:-1])[first:] / TEMPERATURE
@@ -110,15 +108,11 @@ def check_scores(
     for row, ids in zip(expected, sample.support, strict=True):
         assert row.isfinite().nonzero().flatten().tolist() == ids.tolist()
     entropies = torch.distributions.Categorical(logits=expected).entropy()
-    assert tolerance.max_difference(replayed.entropies[first:], entropies) <= (
-        tolerance.LOGPROBS
-    )
+    tolerance.assert_near(replayed.entropies[first:], entropies)
     # Without the supports, the difference is the probability that they keep.
     kept = (scores.softmax(-1) * expected.isfinite()).sum(-1)
     assert -float(kept.log().min()) > 100 * tolerance.LOGPROBS
-    assert tolerance.max_difference(
-        drawn + kept.log().numpy(), full.logprobs[first:]
-    ) <= (tolerance.LOGPROBS)
+    tolerance.assert_near(drawn + kept.log().numpy(), full.logprobs[first:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,8 +156,8 @@ def test_the_trainer_takes_the_samplers_distribution(
             loss.backward()
             total += float(loss.detach())
             expected = logprobs.detach()[first:]
-            assert tolerance.max_difference(result.logprobs[first:], expected) <= (
-                tolerance.logprobs(DTYPE, expected)
+            tolerance.assert_near(
+                result.logprobs[first:], expected, tolerance.logprobs(DTYPE, expected)
             )
         assert_gradients(measured, adapted.gradients())
     assert reply.metrics["loss:sum"] == pytest.approx(total, rel=tolerance.LOGPROBS)
@@ -192,8 +186,8 @@ def test_two_ranks_share_a_support(
         ).results[0]
         measured = checkpoints.gradients(daemon, policy)
     drawn = len(sample.tokens)
-    assert tolerance.max_difference(result.logprobs[-drawn:], sample.logprobs) <= (
-        tolerance.SAMPLER_VERSUS_TRAINER
+    tolerance.assert_near(
+        result.logprobs[-drawn:], sample.logprobs, tolerance.SAMPLER_VERSUS_TRAINER
     )
     with reference.adapter(folder) as adapted:
         importance_loss(masked_logprobs(adapted, datum), datum).backward()

@@ -7,6 +7,7 @@ whose users may rely on them; the derived bounds follow from machine epsilon.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,24 @@ def relative_difference(actual: Any, expected: Any) -> float:
         return 0.0
     norm = float(np.linalg.norm(right))
     return difference / norm if norm > 0.0 else math.inf
+
+
+def assert_near(
+    actual: Any, expected: Any, bound: float = LOGPROBS, what: object = ""
+) -> None:
+    """Expects that the largest absolute difference is within the bound."""
+    difference = max_difference(actual, expected)
+    assert difference <= bound, f"{what}: {difference:.2e} > {bound:.2e}"
+
+
+def assert_tensors(
+    actual: Mapping[str, Any], expected: Mapping[str, Any], bound: float
+) -> None:
+    """Expects the same names, and relative differences within the bound."""
+    assert set(actual) == set(expected)
+    for name, tensor in expected.items():
+        difference = relative_difference(actual[name], tensor)
+        assert difference <= bound, f"{name}: {difference:.2e} > {bound:.2e}"
 
 
 def summed(dtype: str, terms: int) -> float:
