@@ -3,13 +3,13 @@ does not cause. The client sends requests in any order and leaves at any time.""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon import wait_until
 from raw_client import RawClient
 from tinker_daemon import TinkerDaemon
 
@@ -33,13 +33,6 @@ def adapters(daemon: TinkerDaemon) -> list[str]:
         return [info.adapter_id for info in client.adapters()]
 
 
-def wait_for(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def trained(client: RawClient) -> tuple[str, str]:
     """Returns a model after one step, and its checkpoint. The next seq_id is 4."""
     model = client.model(client.session())
@@ -47,6 +40,25 @@ def trained(client: RawClient) -> tuple[str, str]:
     client.step(model, 2)
     path = client.result(client.save(model, 3, "early"))["path"]
     return model, path
+
+
+def sampled_checkpoint(client: RawClient, name: str) -> str:
+    """Returns the path of a model's weights for sampling."""
+    model, _ = trained(client)
+    saved = client.must("save_weights_for_sampler", model_id=model, seq_id=4, path=name)
+    return str(client.result(saved)["path"])
+
+
+def publish(client: RawClient, model: str, seq: int, number: int, **kind: str) -> Any:
+    """Publishes the model's weights as session `number`. Returns the result."""
+    made = client.must(
+        "save_weights_for_sampler",
+        model_id=model,
+        seq_id=seq,
+        sampling_session_seq_id=number,
+        **kind,
+    )
+    return client.result(made)
 
 
 def send(client: RawClient, model: str, path: str, seq: int) -> Any:
@@ -140,18 +152,14 @@ def test_a_session_that_ends_takes_its_adapters_along(daemon: TinkerDaemon) -> N
         lora_config={"rank": 4, "seed": 3},
     )
     client.must(f"sessions/{session}/finish")
-    wait_for(lambda: not any(session in name for name in adapters(daemon)))
+    wait_until(lambda: not any(session in name for name in adapters(daemon)))
 
 
 def test_a_checkpoint_is_sampled_from_while_its_last_session_ends(
     daemon: TinkerDaemon,
 ) -> None:
     client = RawClient(daemon)
-    model, _ = trained(client)
-    saved = client.must(
-        "save_weights_for_sampler", model_id=model, seq_id=4, path="kept"
-    )
-    path = client.result(saved)["path"]
+    path = sampled_checkpoint(client, "kept")
     tokens = []
     for _ in range(4):
         session = client.session()
@@ -161,7 +169,7 @@ def test_a_checkpoint_is_sampled_from_while_its_last_session_ends(
         tokens.append(sampled["sequences"][0]["tokens"])
         client.must(f"sessions/{session}/finish")
     assert tokens == [tokens[0]] * 4
-    wait_for(lambda: not any("sampler" in name for name in adapters(daemon)))
+    wait_until(lambda: not any("sampler" in name for name in adapters(daemon)))
 
 
 def test_a_sampling_session_that_is_asked_for_twice_is_one(
@@ -169,18 +177,14 @@ def test_a_sampling_session_that_is_asked_for_twice_is_one(
 ) -> None:
     """Repeats the call while the first call loads the checkpoint."""
     client = RawClient(daemon)
-    model, _ = trained(client)
-    saved = client.must(
-        "save_weights_for_sampler", model_id=model, seq_id=4, path="twice"
-    )
-    path = client.result(saved)["path"]
+    path = sampled_checkpoint(client, "twice")
     session = client.session()
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: client.sampler(session, 0, path), range(8)))
     assert {status for status, _ in replies} == {200}
     assert len({reply["sampling_session_id"] for _, reply in replies}) == 1
     client.must(f"sessions/{session}/finish")
-    wait_for(lambda: not any("sampler" in name for name in adapters(daemon)))
+    wait_until(lambda: not any("sampler" in name for name in adapters(daemon)))
 
 
 def test_a_publication_that_is_sent_again_is_one(daemon: TinkerDaemon) -> None:
@@ -188,23 +192,19 @@ def test_a_publication_that_is_sent_again_is_one(daemon: TinkerDaemon) -> None:
     client = RawClient(daemon)
     session = client.session()
     models = [client.model(session, number) for number in range(2)]
-    kinds = ["snapshot", "inflight"]
 
-    def publish(model: str, number: int, kind: str) -> Any:
-        made = client.must(
-            "save_weights_for_sampler",
-            model_id=model,
-            seq_id=1 + kinds.index(kind),
-            sampling_session_seq_id=number,
-            kind=kind,
-        )
-        return client.result(made)["sampling_session_id"]
+    def publish_all(number: int) -> list[Any]:
+        return [
+            publish(client, model, seq, number, kind=kind)["sampling_session_id"]
+            for model in models
+            for seq, kind in enumerate(("snapshot", "inflight"), 1)
+        ]
 
-    first = [publish(model, 0, kind) for model in models for kind in kinds]
+    first = publish_all(0)
     assert len(set(first)) == 4
     daemon.server.kill()
     daemon.server.start()
-    assert first == [publish(model, 7, kind) for model in models for kind in kinds]
+    assert first == publish_all(7)
     for sampler in first:
         assert client.ask("samplers/" + sampler, method="GET")[0] == 200
 
@@ -216,13 +216,8 @@ def test_a_model_keeps_the_snapshots_that_were_used_last(
     model = client.model(client.session())
     samplers = []
     for number in range(40):
-        made = client.must(
-            "save_weights_for_sampler",
-            model_id=model,
-            seq_id=number + 1,
-            sampling_session_seq_id=number,
-        )
-        samplers.append(client.result(made)["sampling_session_id"])
+        published = publish(client, model, number + 1, number)
+        samplers.append(published["sampling_session_id"])
         client.result(client.sample(samplers[0], number))
     with daemon.server.client() as weft:
         info = weft.adapter(model.replace(":", ".")).info()
@@ -242,14 +237,8 @@ def test_samplers_in_flight_hold_no_weights(daemon: TinkerDaemon) -> None:
         return client.result(client.sample(samplers[0], number))["sequences"]
 
     for number in range(40):
-        made = client.must(
-            "save_weights_for_sampler",
-            model_id=model,
-            seq_id=number + 1,
-            sampling_session_seq_id=number,
-            kind="inflight",
-        )
-        samplers.append(client.result(made)["sampling_session_id"])
+        published = publish(client, model, number + 1, number, kind="inflight")
+        samplers.append(published["sampling_session_id"])
         answers.append(drawn(number))
     client.train(model, 41)
     client.result(client.step(model, 42))
@@ -261,13 +250,6 @@ def test_samplers_in_flight_hold_no_weights(daemon: TinkerDaemon) -> None:
     daemon.server.kill()
     daemon.server.start()
     assert drawn(41) == follows
-    refused = client.must(
-        "save_weights_for_sampler",
-        model_id=model,
-        seq_id=43,
-        sampling_session_seq_id=40,
-        kind="moving",
-    )
-    failure = client.result(refused)
+    failure = publish(client, model, 43, 40, kind="moving")
     assert failure["category"] == "user"
     assert 'kind "moving" is not offered: use snapshot or inflight' in failure["error"]
