@@ -31,6 +31,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 REWARD = (
     "def reward(reply):\n    return float(len(reply.text) + reply.record['bonus'])\n"
 )
+Capture = pytest.CaptureFixture[str]
 FAST = weft.RetryPolicy(max_attempts=4, initial_delay=0.01, max_delay=0.05)
 
 

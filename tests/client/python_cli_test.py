@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import save_tokenizer
+from conftest import Capture, save_tokenizer
 from fake_weftd import FakeWeftd
 
 import weft
@@ -28,9 +28,7 @@ def model_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tokenizes_texts_and_prompts(
-    model_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokenizes_texts_and_prompts(model_dir: Path, capsys: Capture) -> None:
     texts = model_dir / "texts.jsonl"
     records = [
         {"text": "one two"},
@@ -64,9 +62,7 @@ def test_tokenizes_what_a_pipe_brings(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{}", "[1]", "{"])
-def test_bad_records_fail(
-    model_dir: Path, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_records_fail(model_dir: Path, line: str, capsys: Capture) -> None:
     texts = model_dir / "texts.jsonl"
     texts.write_text(line + "\n" + '{"text": "one"}\n')
     base = ["tokenize", "--model-dir", str(model_dir)]
@@ -78,10 +74,7 @@ def test_bad_records_fail(
 
 
 def test_samples_texts_and_chats(
-    server: FakeWeftd,
-    client: weft.Client,
-    model_dir: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: FakeWeftd, client: weft.Client, model_dir: Path, capsys: Capture
 ) -> None:
     client.create_adapter("a")
     sample = ["sample", "--model-dir", str(model_dir), "--server", server.target]
@@ -92,7 +85,7 @@ def test_samples_texts_and_chats(
 
 
 def test_missing_files_and_servers_are_said(
-    tmp_path: Path, model_dir: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model_dir: Path, capsys: Capture
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -108,7 +101,7 @@ def test_a_chat_goes_on_until_its_input_ends(
     server: FakeWeftd,
     client: weft.Client,
     model_dir: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client.create_adapter("a").snapshot("s")
@@ -142,7 +135,7 @@ def test_a_turn_that_fails_leaves_the_chat_as_it_was(
     server: FakeWeftd,
     client: weft.Client,
     model_dir: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client.create_adapter("a")
@@ -257,10 +250,7 @@ def test_an_export_names_the_base_model_and_keeps_the_template(
 
 
 def test_an_export_has_the_servers_tokenizer(
-    model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     template = tmp_path / "t.jinja"

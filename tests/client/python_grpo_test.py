@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import log
+from conftest import Capture, log
 from fake_weftd import canned_logprobs
 
 import weft
@@ -89,7 +89,7 @@ def samples(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_replies_are_kept_and_the_best_and_the_worst_shown(
-    base: list[str], play: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: list[str], play: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     command = ["grpo", *base, *play, "--prompts", "2", "--samples", "3"]
     command += ["--max-tokens", "4", "--eval-data", play[1], "--resume", "--steps"]
@@ -163,7 +163,7 @@ def test_a_step_of_several_updates_clips_where_the_loss_does(
     client: weft.Client,
     tmp_path: Path,
     sent: list[Any],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4", "--resume"]
     epsilons = ["--clip-low", "0.2", "--clip-high", "0.28", "--loss", "ppo"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TEMPLATE, WORDS, closed_port, save_tokenizer
+from conftest import TEMPLATE, WORDS, Capture, closed_port, save_tokenizer
 from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models
 
@@ -76,7 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_mistake_has_a_message(
     mistake: dict[str, Any],
     names: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     begin = time.monotonic()

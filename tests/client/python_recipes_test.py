@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import log
+from conftest import Capture, log
 from fake_weftd import FakeWeftd
 
 import weft
@@ -81,7 +81,7 @@ def test_sft_trains_evaluates_saves_and_logs(
     client: weft.Client,
     tmp_path: Path,
     sent: list[Any],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     options = ["--steps", "4", "--batch", "2", "--accumulate", "2"]
@@ -118,7 +118,7 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     client: weft.Client,
     tmp_path: Path,
     sent: list[Any],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     command = ["sft", *base, *texts, "--batch", "2"]
     assert main([*command, "--steps", "5"]) == 0
@@ -293,11 +293,7 @@ def test_grpo_waits_out_every_refusal_of_a_large_batch(
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')", "None", "'good'"])
 def test_a_reward_is_a_number(
-    value: str,
-    base: list[str],
-    play: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    value: str, base: list[str], play: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "score.py").write_text(f"def reward(reply):\n    return {value}\n")
     assert main(["grpo", *base, *play, "--steps", "1"]) == 1
@@ -346,7 +342,7 @@ def test_what_an_export_leaves_out_is_said(
     texts: list[str],
     server: FakeWeftd,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     (tmp_path / "t.jinja").write_text("{% if thinking %}{% endif %}")
     options = ["--chat-template", str(tmp_path / "t.jinja")]

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import log, wait_until
+from conftest import Capture, log, wait_until
 from fake_weftd import FakeWeftd
 
 import weft
@@ -69,11 +69,7 @@ def names(client: weft.Client) -> set[str]:
 
 
 def test_a_gradient_without_its_step_is_not_learnt_twice(
-    run: Run,
-    client: weft.Client,
-    sent: list[Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    run: Run, client: weft.Client, sent: list[Any], tmp_path: Path, capsys: Capture
 ) -> None:
     expected = whole(run, client, sent, tmp_path / "run", 5)
     assert run(3, "--save-every", "2") == 0
@@ -95,7 +91,7 @@ def test_a_gradient_without_its_step_is_not_learnt_twice(
 
 
 def test_without_a_checkpoint_a_part_of_a_gradient_is_said(
-    run: Run, client: weft.Client, capsys: pytest.CaptureFixture[str]
+    run: Run, client: weft.Client, capsys: Capture
 ) -> None:
     adapter = client.create_adapter("a", rank=4)
     adapter.forward_backward([weft.Datum.next_token([1, 2, 3])])
@@ -181,7 +177,7 @@ def test_ctrl_c_ends_a_run_behind_its_step_which_is_saved(
     press: Callable[[int], None],
     sent: list[Any],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     expected = whole(run, client, sent, tmp_path / "run", 3)
     handler = signal.getsignal(signal.SIGINT)
@@ -205,7 +201,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(
 
 
 def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
-    run: Run, base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, base: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     assert run(2) == 0
     path = tmp_path / "run/run.json"
@@ -286,7 +282,7 @@ def test_a_new_adapter_starts_with_another_ones_checkpoint(
     other: weft.Adapter,
     sent: list[Any],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     assert run(2, "--init", "other/no-such") == 1
     message = "no such checkpoint; those of 'other': other/cut-3, other/early"
@@ -319,11 +315,7 @@ def test_a_new_adapter_starts_with_another_ones_checkpoint(
 
 
 def test_init_leaves_an_adapter_that_has_weights_alone(
-    run: Run,
-    client: weft.Client,
-    other: weft.Adapter,
-    sent: list[Any],
-    capsys: pytest.CaptureFixture[str],
+    run: Run, client: weft.Client, other: weft.Adapter, sent: list[Any], capsys: Capture
 ) -> None:
     own = client.create_adapter("a", rank=4, alpha=8)
     own.snapshot("start")
@@ -343,7 +335,7 @@ def test_a_run_with_init_that_fails_before_its_first_step_begins_again(
     server: FakeWeftd,
     other: weft.Adapter,
     sent: list[Any],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     server.fail_run("LoadCheckpoint", grpc.StatusCode.DATA_LOSS, "broken")
     assert run(1, "--init", "other") == 1
@@ -390,7 +382,7 @@ def test_a_log_ends_where_the_adapter_is(tmp_path: Path) -> None:
 
 
 def test_a_log_is_whole_at_any_moment_or_refused(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: Capture
 ) -> None:
     assert run(1) == 0
     whole_log = log(tmp_path)

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import log
+from conftest import Capture, log
 from fake_weftd import FakeWeftd
 
 import weft
@@ -45,7 +45,7 @@ def test_all_adapters_learn_the_same_data_at_once(
     client: weft.Client,
     tmp_path: Path,
     sent: list[Any],
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     assert main([*sweep, "--eval-fraction", "0.25", "--eval-every", "2"]) == 0
     names = [f"a-r{rank}-lr{rate}-s0" for rank in (2, 4) for rate in ("0.001", "5e-05")]
@@ -83,10 +83,7 @@ def test_all_adapters_learn_the_same_data_at_once(
 
 
 def test_a_sweep_takes_no_adapter_that_exists(
-    sweep: list[str],
-    client: weft.Client,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    sweep: list[str], client: weft.Client, tmp_path: Path, capsys: Capture
 ) -> None:
     client.create_adapter("a-r4-lr5e-05-s0", rank=4)
     assert main(sweep) == 1
@@ -99,7 +96,7 @@ def test_a_sweep_takes_no_adapter_that_exists(
 
 
 def test_a_sweep_needs_room_for_all_its_adapters(
-    sweep: list[str], client: weft.Client, capsys: pytest.CaptureFixture[str]
+    sweep: list[str], client: weft.Client, capsys: Capture
 ) -> None:
     room = client.info().max_adapters
     seeds = [str(seed) for seed in range(room // 4 + 1)]
@@ -115,7 +112,7 @@ def test_a_sweep_goes_on_without_adapters_that_diverge(
     server: FakeWeftd,
     client: weft.Client,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     for _ in range(count):
         message = "the accumulated gradient is not finite"
@@ -168,7 +165,7 @@ def test_a_sweep_that_fails_shows_what_it_has_and_can_begin_again(
     server: FakeWeftd,
     client: weft.Client,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     refused = (grpc.StatusCode.INVALID_ARGUMENT, "no")
     server.fail_run("ForwardBackward", *refused)
