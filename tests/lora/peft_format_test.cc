@@ -47,9 +47,10 @@ std::vector<float> Counting(const LoraConfig& config) {
   return values;
 }
 
-absl::Span<const std::byte> BytesOf(const std::vector<float>& values) {
+template <typename T>
+absl::Span<const std::byte> BytesOf(const std::vector<T>& values) {
   return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                             values.size() * sizeof(float));
+                             values.size() * sizeof(T));
 }
 
 PeftFiles Written() {
@@ -58,8 +59,7 @@ PeftFiles Written() {
 
 // Returns the files of an adapter after `edit` has changed its tensors.
 template <typename Edit>
-PeftFiles Edited(Edit edit) {
-  PeftFiles files = Written();
+PeftFiles Edited(Edit edit, PeftFiles files = Written()) {
   const auto parsed = weights::ParseSafetensors(files[1].second);
   std::vector<NamedTensor> tensors;
   for (const auto& [name, view] : *parsed) tensors.push_back({name, view});
@@ -74,10 +74,9 @@ TEST(PeftFormat, ComesBackAsItWas) {
     const std::vector<float> values = Counting(config);
     const PeftFiles files = WritePeft(config, kShape, values, "base");
     EXPECT_EQ(files, WritePeft(config, kShape, values, "base"));
-    const auto adapter = ReadPeft(files, kShape);
-    ASSERT_THAT(adapter, IsOk());
-    EXPECT_EQ(adapter->config, config);
-    EXPECT_EQ(adapter->weights, values);
+    const auto adapter = ReadPeft(files, kShape).value();
+    EXPECT_EQ(adapter.config, config);
+    EXPECT_EQ(adapter.weights, values);
   }
 }
 
@@ -85,17 +84,12 @@ TEST(PeftFormat, NamesAndShapesAreThoseOfPeft) {
   const PeftFiles files = Written();
   EXPECT_EQ(files[0].first, "adapter_config.json");
   EXPECT_EQ(files[1].first, "adapter_model.safetensors");
-  const auto tensors = weights::ParseSafetensors(files[1].second);
-  ASSERT_THAT(tensors, IsOk());
-  EXPECT_EQ(tensors->size(), 6u);
-  const std::vector<int64_t> a = {2, 8};
-  const std::vector<int64_t> b = {10, 2};
-  EXPECT_EQ(tensors
-                ->at("base_model.model.model.layers.1.mlp.down_proj.lora_A."
-                     "weight")
-                .shape,
-            a);
-  EXPECT_EQ(tensors->at("base_model.model.lm_head.lora_B.weight").shape, b);
+  const auto tensors = weights::ParseSafetensors(files[1].second).value();
+  EXPECT_EQ(tensors.size(), 6u);
+  const std::string down = "base_model.model.model.layers.1.mlp.down_proj.";
+  const std::vector<int64_t> a = {2, 8}, b = {10, 2};
+  EXPECT_EQ(tensors.at(down + "lora_A.weight").shape, a);
+  EXPECT_EQ(tensors.at("base_model.model.lm_head.lora_B.weight").shape, b);
 }
 
 // A model with output gates, heads that rotate by halves, and a gated delta
@@ -125,12 +119,11 @@ TEST(PeftFormat, RowsOfHeadsAndOfFusedInputsHaveTheOrderOfFiles) {
   std::vector<float> values(AdapterLayout(shape, config).num_parameters());
   std::iota(values.begin(), values.end(), 0.0f);
   const PeftFiles files = WritePeft(config, shape, values, "base");
-  const auto tensors = weights::ParseSafetensors(files[1].second);
-  ASSERT_THAT(tensors, IsOk());
+  const auto tensors = weights::ParseSafetensors(files[1].second).value();
   // Returns the row of the layout that each row of the file's B has.
   const auto rows_of = [&](const std::string& path, size_t factor) {
     const weights::TensorView& view =
-        tensors->at("base_model.model.model.layers." + path + ".lora_B.weight");
+        tensors.at("base_model.model.model.layers." + path + ".lora_B.weight");
     std::vector<float> rows(view.num_elements());
     EXPECT_THAT(weights::CopyToFloats(view, absl::MakeSpan(rows)), IsOk());
     const AdapterLayout layout(shape, config);
@@ -145,27 +138,24 @@ TEST(PeftFormat, RowsOfHeadsAndOfFusedInputsHaveTheOrderOfFiles) {
   EXPECT_EQ(rows_of("1.self_attn.q_proj", 2),
             (std::vector<float>{0, 2, 1, 3, 4, 5, 6, 7, 8, 10, 9, 11, 12, 13,
                                 14, 15}));
-  const auto adapter = ReadPeft(files, shape);
-  ASSERT_THAT(adapter, IsOk());
-  EXPECT_EQ(adapter->weights, values);
+  const auto adapter = ReadPeft(files, shape).value();
+  EXPECT_EQ(adapter.weights, values);
 }
 
 TEST(PeftFormat, TheEmbeddingHasNamesOfItsOwn) {
   const LoraConfig config = {
       .rank = 3, .alpha = 1, .target_modules = {TargetModule::kEmbedTokens}};
   const PeftFiles files = WritePeft(config, kShape, Counting(config), "base");
-  const auto tensors = weights::ParseSafetensors(files[1].second);
-  ASSERT_THAT(tensors, IsOk());
-  EXPECT_EQ(tensors->size(), 2u);
+  const auto tensors = weights::ParseSafetensors(files[1].second).value();
+  EXPECT_EQ(tensors.size(), 2u);
   const std::string path = "base_model.model.model.embed_tokens.";
-  EXPECT_EQ(tensors->at(path + "lora_embedding_A").shape,
+  EXPECT_EQ(tensors.at(path + "lora_embedding_A").shape,
             (std::vector<int64_t>{3, 10}));
-  EXPECT_EQ(tensors->at(path + "lora_embedding_B").shape,
+  EXPECT_EQ(tensors.at(path + "lora_embedding_B").shape,
             (std::vector<int64_t>{4, 3}));
-  const auto adapter = ReadPeft(files, kShape);
-  ASSERT_THAT(adapter, IsOk());
-  EXPECT_EQ(adapter->config, config);
-  EXPECT_EQ(adapter->weights, Counting(config));
+  const auto adapter = ReadPeft(files, kShape).value();
+  EXPECT_EQ(adapter.config, config);
+  EXPECT_EQ(adapter.weights, Counting(config));
 }
 
 TEST(PeftFormat, SkipsCopiesOfTheBaseAndOtherFiles) {
@@ -178,9 +168,8 @@ TEST(PeftFormat, SkipsCopiesOfTheBaseAndOtherFiles) {
     }
   });
   files.emplace_back("README.md", "text");
-  const auto adapter = ReadPeft(files, kShape);
-  ASSERT_THAT(adapter, IsOk());
-  EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+  const auto adapter = ReadPeft(files, kShape).value();
+  EXPECT_EQ(adapter.weights, Counting(HeadAndDown()));
 }
 
 TEST(PeftFormat, ReadsHalfAndBrainFloats) {
@@ -192,14 +181,11 @@ TEST(PeftFormat, ReadsHalfAndBrainFloats) {
       TensorView& view = tensors[i].view;
       const auto& ones = i % 2 == 0 ? half : brain;
       view.dtype = i % 2 == 0 ? ScalarType::kF16 : ScalarType::kBf16;
-      view.bytes =
-          absl::MakeConstSpan(reinterpret_cast<const std::byte*>(ones.data()),
-                              view.bytes.size() / 2);
+      view.bytes = BytesOf(ones).first(view.bytes.size() / 2);
     }
   });
-  const auto adapter = ReadPeft(files, kShape);
-  ASSERT_THAT(adapter, IsOk());
-  EXPECT_EQ(adapter->weights,
+  const auto adapter = ReadPeft(files, kShape).value();
+  EXPECT_EQ(adapter.weights,
             std::vector<float>(Counting(HeadAndDown()).size(), 1.0f));
 }
 
@@ -280,22 +266,18 @@ TEST_F(BaseCopiesTest, AreAcceptedIfTheyAreEqual) {
   for (const float value : rows_) {
     rounded.push_back(std::bit_cast<uint32_t>(value) >> 16);
   }
-  const auto half = absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(rounded.data()), 80);
   const std::vector<double> wide(rows_.begin(), rows_.end());
-  const auto doubles =
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(wide.data()), 320);
   for (const char* name : kCopies) {
     EXPECT_THAT(Read(name, {.shape = {10, 4}, .bytes = BytesOf(rows_)}),
                 IsOk());
-    EXPECT_THAT(
-        Read(name,
-             {.dtype = ScalarType::kF64, .shape = {10, 4}, .bytes = doubles}),
-        IsOk());
-    EXPECT_THAT(
-        Read(name,
-             {.dtype = ScalarType::kBf16, .shape = {10, 4}, .bytes = half}),
-        IsOk());
+    EXPECT_THAT(Read(name, {.dtype = ScalarType::kF64,
+                            .shape = {10, 4},
+                            .bytes = BytesOf(wide)}),
+                IsOk());
+    EXPECT_THAT(Read(name, {.dtype = ScalarType::kBf16,
+                            .shape = {10, 4},
+                            .bytes = BytesOf(rounded)}),
+                IsOk());
   }
 }
 
@@ -313,11 +295,9 @@ TEST_F(BaseCopiesTest, AreRefusedIfTheyDiffer) {
   }
   // 3 is a number of bf16, but not the rounded number of row 0.
   const std::vector<uint16_t> brain(40, 0x4040);
-  EXPECT_THAT(Read(kCopies[0],
-                   {.dtype = ScalarType::kBf16,
-                    .shape = {10, 4},
-                    .bytes = absl::MakeConstSpan(
-                        reinterpret_cast<const std::byte*>(brain.data()), 80)}),
+  EXPECT_THAT(Read(kCopies[0], {.dtype = ScalarType::kBf16,
+                                .shape = {10, 4},
+                                .bytes = BytesOf(brain)}),
               IsStatus(kInvalid, "first in row 0"));
 }
 
@@ -360,24 +340,20 @@ TEST(WrappedModel, WritesTheNamesOfItsClass) {
 // Returns the files of an adapter with this spelling of the decoder's paths and
 // these target_modules.
 PeftFiles Spelled(const std::string& prefix, const std::string& targets) {
-  PeftFiles files =
-      WritePeft(HeadAndDown(), kShape, Counting(HeadAndDown()), "base");
-  files[0].second = absl::StrCat(
-      R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": )",
-      targets, "}");
-  const auto parsed = weights::ParseSafetensors(files[1].second);
-  std::vector<NamedTensor> tensors;
   const std::string head = prefix == "language_model.model."
                                ? "base_model.model.language_model.lm_head"
                                : "base_model.model.lm_head";
-  for (const auto& [name, view] : *parsed) {
-    tensors.push_back(
-        {absl::StrReplaceAll(
-             name, {{"base_model.model.model.", "base_model.model." + prefix},
-                    {"base_model.model.lm_head", head}}),
-         view});
-  }
-  files[1].second = weights::WriteSafetensors(tensors);
+  PeftFiles files = Edited([&](auto& tensors) {
+    for (NamedTensor& tensor : tensors) {
+      tensor.name = absl::StrReplaceAll(
+          tensor.name,
+          {{"base_model.model.model.", "base_model.model." + prefix},
+           {"base_model.model.lm_head", head}});
+    }
+  });
+  files[0].second = absl::StrCat(
+      R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": )",
+      targets, "}");
   return files;
 }
 
@@ -391,9 +367,8 @@ TEST(WrappedModel, EverySpellingIsReadForEveryModel) {
     for (const std::string& targets :
          {std::string(R"(["down_proj", "lm_head"])"), expression}) {
       for (const model_config::ModelShape& shape : {Wrapped(), kShape}) {
-        const auto adapter = ReadPeft(Spelled(prefix, targets), shape);
-        ASSERT_THAT(adapter, IsOk());
-        EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+        const auto adapter = ReadPeft(Spelled(prefix, targets), shape).value();
+        EXPECT_EQ(adapter.weights, Counting(HeadAndDown()));
       }
     }
   }
@@ -405,21 +380,17 @@ TEST(WrappedModel, DropsImagePartsThatDoNothingAndRefusesOthers) {
       "mlp.fc1.";
   const std::vector<float> a(4, 1.0F), zero(4), b = {0, 0, 1, 0};
   const auto with_b = [&](const std::vector<float>& values) {
-    PeftFiles files =
-        Spelled("model.language_model.", R"(["down_proj", "lm_head", "fc1"])");
-    const auto parsed = weights::ParseSafetensors(files[1].second);
-    std::vector<NamedTensor> tensors;
-    for (const auto& [name, view] : *parsed) tensors.push_back({name, view});
-    tensors.push_back(
-        {path + "lora_A.weight", {.shape = {1, 4}, .bytes = BytesOf(a)}});
-    tensors.push_back(
-        {path + "lora_B.weight", {.shape = {4, 1}, .bytes = BytesOf(values)}});
-    files[1].second = weights::WriteSafetensors(tensors);
-    return files;
+    const auto add = [&](auto& tensors) {
+      tensors.push_back(
+          {path + "lora_A.weight", {.shape = {1, 4}, .bytes = BytesOf(a)}});
+      tensors.push_back({path + "lora_B.weight",
+                         {.shape = {4, 1}, .bytes = BytesOf(values)}});
+    };
+    return Edited(add, Spelled("model.language_model.",
+                               R"(["down_proj", "lm_head", "fc1"])"));
   };
-  const auto adapter = ReadPeft(with_b(zero), Wrapped());
-  ASSERT_THAT(adapter, IsOk());
-  EXPECT_EQ(adapter->weights, Counting(HeadAndDown()));
+  const auto adapter = ReadPeft(with_b(zero), Wrapped()).value();
+  EXPECT_EQ(adapter.weights, Counting(HeadAndDown()));
   EXPECT_THAT(ReadPeft(with_b(b), Wrapped()),
               IsStatus(kInvalid, path + "lora_B.weight' changes how the model "
                                         "reads images"));

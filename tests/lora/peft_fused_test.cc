@@ -74,10 +74,9 @@ TEST(FusedModules, AnExportHasABlockForEachPart) {
               ElementsAre(10, 0, 0, 11, 0, 0, 12, 0, 0, 13, 0, 0,  // q
                           0, 14, 0, 0, 15, 0,                      // k
                           0, 0, 16, 0, 0, 17));                    // v
-  const auto again = ReadPeft(files, Fused());
-  ASSERT_THAT(again, IsOk());
-  EXPECT_EQ(again->weights, values);
-  EXPECT_EQ(AdapterLayout(Fused(), again->config).factors(),
+  const auto again = ReadPeft(files, Fused()).value();
+  EXPECT_EQ(again.weights, values);
+  EXPECT_EQ(AdapterLayout(Fused(), again.config).factors(),
             AdapterLayout(Fused(), config).factors());
 }
 
@@ -88,9 +87,8 @@ TEST(FusedModules, EveryModuleComesBack) {
   EXPECT_THAT(
       Json::parse(files[0].second)["target_modules"],
       UnorderedElementsAre("qkv_proj", "o_proj", "gate_up_proj", "down_proj"));
-  const auto again = ReadPeft(files, Fused());
-  ASSERT_THAT(again, IsOk());
-  EXPECT_EQ(again->weights, values);
+  const auto again = ReadPeft(files, Fused()).value();
+  EXPECT_EQ(again.weights, values);
 }
 
 // Returns the files of an adapter of qkv_proj as PEFT trains it.
@@ -118,17 +116,17 @@ PeftFiles Shared(const std::vector<float>& a, const std::vector<float>& b,
 
 TEST(FusedModules, PartsOfAPeftAdapterShareItsA) {
   const std::vector<float> b = {1, 2, 3, 4, 5, 6, 7, 8};
-  const auto adapter = ReadPeft(Shared({7, 8, 9}, b, 1), Fused());
-  ASSERT_THAT(adapter, IsOk());
-  EXPECT_EQ(adapter->config, Qkv(1, 6));
-  EXPECT_THAT(adapter->weights, ElementsAre(7, 8, 9, 7, 8, 9, 7, 8, 9,  //
-                                            1, 2, 3, 4, 5, 6, 7, 8));
+  const auto adapter = ReadPeft(Shared({7, 8, 9}, b, 1), Fused()).value();
+  EXPECT_EQ(adapter.config, Qkv(1, 6));
+  EXPECT_THAT(adapter.weights, ElementsAre(7, 8, 9, 7, 8, 9, 7, 8, 9,  //
+                                           1, 2, 3, 4, 5, 6, 7, 8));
   // Rank 3, but the rows of q use every column.
-  const auto dense = ReadPeft(
-      Shared(std::vector<float>(9, 1), std::vector<float>(24, 1), 3), Fused());
-  ASSERT_THAT(dense, IsOk());
-  EXPECT_EQ(dense->config.rank, 3);
-  EXPECT_EQ(dense->weights.size(), 3 * 9 + 24);
+  const auto dense =
+      ReadPeft(Shared(std::vector<float>(9, 1), std::vector<float>(24, 1), 3),
+               Fused())
+          .value();
+  EXPECT_EQ(dense.config.rank, 3);
+  EXPECT_EQ(dense.weights.size(), 3 * 9 + 24);
   EXPECT_THAT(ReadPeft(Shared({7, 8, 9}, {1, 2, 3}, 1), Fused()),
               IsStatus(kInvalid, "expected [8, 1]"));
 }
@@ -174,9 +172,8 @@ TEST(HeadOrder, RowsOfBFollowTheOrderInFiles) {
   EXPECT_THAT(b("q_proj"), ElementsAre(10, 13, 11, 14, 12, 15));
   EXPECT_THAT(b("k_proj"), ElementsAre(16, 19, 17, 20, 18, 21));
   EXPECT_THAT(b("v_proj"), ElementsAre(22, 23, 24, 25, 26, 27));
-  const auto again = ReadPeft(files, shape);
-  ASSERT_THAT(again, IsOk());
-  EXPECT_EQ(again->weights, values);
+  const auto again = ReadPeft(files, shape).value();
+  EXPECT_EQ(again.weights, values);
   const std::string buffers = WriteBuffers(
       config, shape, std::vector<NamedBuffer>{{"exp_avg", values}});
   EXPECT_EQ(*ReadBuffer(buffers, "exp_avg", config, shape), values);
