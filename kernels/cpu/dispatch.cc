@@ -4,6 +4,7 @@
 #undef _Bool
 #endif
 
+#include <initializer_list>
 
 #include "kernels/cpu/bf16_product.h"
 #include "kernels/cpu/kernels.h"

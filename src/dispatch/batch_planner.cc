@@ -96,7 +96,8 @@ Plan PlanBatch(const Queues& queues, const std::set<AdapterKey>& held,
     }
     const TeacherName teacher = head.item.teacher;
     const bool is_held = held.contains(teacher.adapter);
-    if ((plan.backward && head.item.recorded != recorded) ||
+    const bool alone = head.item.alone;
+    if ((!empty && alone) || (plan.backward && head.item.recorded != recorded) ||
         (is_held && held_teacher && *held_teacher != teacher)) {
       line.MoveTenant();
       continue;
@@ -111,6 +112,7 @@ Plan PlanBatch(const Queues& queues, const std::set<AdapterKey>& held,
       plan.tokens += started->tokens;
       if (slices[index].empty()) order.push_back(index);
       slices[index].push_back(started->slice);
+      if (alone) break;
     }
     line.MoveTenant();
     const bool whole =

@@ -54,6 +54,8 @@ struct WorkItem {
   // unrecorded ForwardBackwards never share a micro-batch, so that a replay of
   // the log can run the same micro-batch again.
   bool recorded = false;
+  // kTrain: the work shares no micro-batch with other work.
+  bool alone = false;
   // kTrain: the base model if the work has no teacher.
   TeacherName teacher;
   // kTrain: the cost of each datum in tokens, >= 1, without its datum_prefix.

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/train/prefix_tree.h"
@@ -15,6 +17,9 @@ namespace {
 
 // This many targets take about as much time and memory as one token.
 constexpr int64_t kTargetsOfOneRow = 64;
+
+// A step that ran when this many processes ended does not run again.
+constexpr uint64_t kMaxEnds = 2;
 
 // Returns the scheduler's work item for a training request.
 dispatch::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
@@ -72,6 +77,27 @@ std::string AcceptedBytes(StepRequest* request, const std::string& note) {
   return bytes;
 }
 
+// Returns a step that fails in place of the request.
+RefusedStep Refuse(const StepRequest& request, absl::Status status) {
+  return {.adapter_id = AdapterIdOf(request),
+          .step = StepOf(request),
+          .epoch = EpochOf(request),
+          .deadline = DeadlineOf(request),
+          .charge = ChargeOf(request),
+          .digest = PayloadDigest(request),
+          .status = std::move(status)};
+}
+
+// Returns PayloadDigest, which takes long for large data. So a TrainRequest
+// keeps it.
+std::string KeepDigest(StepRequest* request) {
+  std::string digest = PayloadDigest(*request);
+  if (auto* const train = std::get_if<TrainRequest>(request)) {
+    train->digest = digest;
+  }
+  return digest;
+}
+
 // Returns true if clients may use the adapter. If the replay of the log has not
 // restored it yet, returns false and gives the error to `done`.
 template <typename Result>
@@ -113,19 +139,39 @@ bool EngineImpl::Finds(const std::string& adapter_id,
   return false;
 }
 
-absl::Status EngineImpl::Replay(TrainRequest* request) {
-  if (request->replay.spans.empty()) return absl::OkStatus();
-  StepRequest step = std::move(*request);
-  std::string digest = PayloadDigest(step);
-  *request = std::get<TrainRequest>(std::move(step));
-  request->digest = std::move(digest);
+absl::Status EngineImpl::CheckStep(StepRequest* request, bool* alone) {
+  auto* const train = std::get_if<TrainRequest>(request);
+  const bool replays = train != nullptr && !train->replay.spans.empty();
+  const bool may_be_suspect = running_ != nullptr && running_->has_suspects();
+  if (!replays && !may_be_suspect) return absl::OkStatus();
+  const std::string digest = KeepDigest(request);
+  const std::string& adapter_id = AdapterIdOf(*request);
+  const uint64_t step = StepOf(*request);
   const std::optional<AdapterKey> key =
-      dispatcher_.adapters().KeyOf(request->adapter_id);
-  if (!key || dispatcher_.steps().Knows(request->adapter_id, request->step,
-                                        request->digest)) {
+      dispatcher_.adapters().KeyOf(adapter_id);
+  if (!key || dispatcher_.steps().Knows(adapter_id, step, digest)) {
     return absl::OkStatus();
   }
-  return sample_records_.Replay(*key, request);
+  WEFT_RETURN_IF_ERROR(CheckSuspect(*key, step, digest, alone));
+  if (!replays) return absl::OkStatus();
+  return sample_records_.Replay(*key, train);
+}
+
+absl::Status EngineImpl::CheckSuspect(AdapterKey key, uint64_t step,
+                                      const std::string& digest, bool* alone) {
+  if (running_ == nullptr || step == 0) return absl::OkStatus();
+  const uint64_t ends = running_->EndsOf(key, step, digest);
+  *alone = ends > 0;
+  if (ends < kMaxEnds) return absl::OkStatus();
+  const std::string adapter = dispatcher_.adapters().NameOf(key);
+  log_metrics_->set_aside.Increment();
+  Log(LogLevel::kError, "a step that ended the process is set aside",
+      {{"adapter", adapter}, {"step", step}, {"ends", ends}});
+  return absl::FailedPreconditionError(
+      absl::StrCat("step ", step, " of adapter '", adapter,
+                   "' ran when the server's process ", "ended, ", ends,
+                   " times, so it does not run again: send other or less "
+                   "work in the next step"));
 }
 
 CancelHandle EngineImpl::Submit(StepRequest request, KeepStep keep,
@@ -150,24 +196,20 @@ CancelHandle EngineImpl::Submit(StepRequest request, KeepStep keep,
     return {};
   }
   if (!Finds(adapter_id, end)) return {};
-  if (auto* const train = std::get_if<TrainRequest>(&request)) {
-    if (!IsReady(dispatcher_, train->loss.teacher.adapter_id, end)) return {};
-    const absl::Status replayed = Replay(train);
-    if (!replayed.ok() && train->step == 0) {
-      end(replayed);
-      return {};
-    }
-    if (!replayed.ok()) {
-      request = RefusedStep{.adapter_id = train->adapter_id,
-                            .step = train->step,
-                            .epoch = train->epoch,
-                            .deadline = train->deadline,
-                            .charge = train->charge,
-                            .digest = train->digest,
-                            .status = replayed};
-    }
+  if (const auto* const train = std::get_if<TrainRequest>(&request);
+      train != nullptr &&
+      !IsReady(dispatcher_, train->loss.teacher.adapter_id, end)) {
+    return {};
   }
+  bool alone = false;
+  const absl::Status refused = CheckStep(&request, &alone);
+  if (!refused.ok() && StepOf(request) == 0) {
+    end(refused);
+    return {};
+  }
+  if (!refused.ok()) request = Refuse(request, refused);
   dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  item.alone = alone;
   dispatch::Keeping keeping{.step = std::move(keep)};
   if (keeping.step.kept) {
     keeping.record = [this, bytes = AcceptedBytes(&request, keeping.step.note)](
@@ -181,6 +223,10 @@ CancelHandle EngineImpl::Submit(StepRequest request, KeepStep keep,
 
 void EngineImpl::Resume(log::AcceptedRecord& step) {
   const std::string id = dispatcher_.adapters().NameOf(step.key);
+  bool alone = false;
+  const absl::Status suspect =
+      CheckSuspect(step.key, step.step, step.digest, &alone);
+  if (!suspect.ok()) step.refused = StepFailure{.status = suspect};
   StepRequest request =
       step.refused ? StepRequest(RefusedStep{.adapter_id = id,
                                              .step = step.step,
@@ -197,6 +243,7 @@ void EngineImpl::Resume(log::AcceptedRecord& step) {
                              request)});
   }
   dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  item.alone = alone;
   dispatcher_.recovery().Resume(step.key, step.work, std::move(step.digest),
                                 std::move(request), std::move(step.note),
                                 std::move(item));

@@ -12,6 +12,7 @@
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"
+#include "src/base/status_macros.h"
 #include "src/base/threads/periodic_task.h"
 #include "src/engine/decode/head_options.h"
 #include "src/engine/device/compute_guard.h"
@@ -200,6 +201,7 @@ void EngineImpl::Stop() {
 
 absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(running_, log::RunningSteps::Open(*parts_.state));
   return recovery_.Start(&*log_metrics_);
 }
 
@@ -272,11 +274,13 @@ void EngineImpl::Run(dispatch::Work& work) {
             const TraceScope scope(TraceOf(run));
             const profile::Span span("train batch", "slices",
                                      static_cast<int64_t>(run.slices.size()));
+            for (const StepSlice& slice : run.slices) NoteRunning(slice.step);
             trainer_.Run(run).IgnoreError();  // Run has reported the error.
           },
           [this](dispatch::RunStep& run) {
             const TraceScope scope(run.step.trace);
             const profile::Span span("step alone");
+            NoteRunning(run.step);
             step_executor_.Run(run.step);
           },
           [this](dispatch::RunDecode&) {
@@ -287,7 +291,13 @@ void EngineImpl::Run(dispatch::Work& work) {
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
           [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);
+  if (running_ != nullptr) running_->End();
   MeterDeviceMemory();
+}
+
+void EngineImpl::NoteRunning(const StepTask& step) {
+  if (running_ == nullptr || step.step == 0) return;
+  running_->Begin(step.adapter, step.step, *step.digest);
 }
 
 void EngineImpl::MeterDeviceMemory() {

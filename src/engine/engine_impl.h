@@ -35,12 +35,14 @@
 #include "src/engine/engine_context.h"
 #include "src/engine/recovery/recovery.h"
 #include "src/engine/recovery/snapshotter.h"
+#include "src/engine/start/memory_metrics.h"
 #include "src/engine/start/memory_split.h"
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/executor/executor.h"
 #include "src/log/log_writer.h"
 #include "src/log/recorder.h"
+#include "src/log/running_steps.h"
 #include "src/log/state_folder.h"
 #include "src/lora/checkpoint_fields.h"
 #include "src/model/decoder.h"
@@ -159,9 +161,14 @@ class EngineImpl final : public Engine {
   // Runs `work` on the I/O thread, and gives its result to `done`.
   template <typename Result, typename Work>
   void RunOnDisk(Callback<Result> done, Work work);
-  // Does what SampleRecords::Replay does, unless the call repeats a step: that
-  // step has its values. Any thread may call it.
-  absl::Status Replay(TrainRequest* request);
+  // Unless the call repeats a step, does what CheckSuspect does, and what
+  // SampleRecords::Replay does. Any thread may call the two.
+  [[nodiscard]] absl::Status CheckStep(StepRequest* request, bool* alone);
+  // Returns FAILED_PRECONDITION if the step has ended several processes. Sets
+  // `alone` if it must share no micro-batch, so that nothing else is a suspect.
+  [[nodiscard]] absl::Status CheckSuspect(AdapterKey key, uint64_t step,
+                                          const std::string& digest,
+                                          bool* alone);
 
   // The engine thread calls the methods below.
 
@@ -169,6 +176,8 @@ class EngineImpl final : public Engine {
   // Runs a kept step of an earlier process.
   void Resume(log::AcceptedRecord& step);
   void Run(dispatch::Work& work);
+  // If the process ends before Run returns, the step becomes a suspect.
+  void NoteRunning(const StepTask& step);
   void MeterDeviceMemory();
 
   EngineParts parts_;
@@ -191,6 +200,8 @@ class EngineImpl final : public Engine {
   Snapshotter snapshots_;
   Recovery recovery_;
   std::optional<log::LogMetrics> log_metrics_;
+  // Null without --state-dir; set before the first step runs.
+  std::unique_ptr<log::RunningSteps> running_;
   EngineProfile profile_{&io_, &replies_};
   Mutex resumed_mu_;
   std::vector<KeptStep> resumed_ ABSL_GUARDED_BY(resumed_mu_);

@@ -83,7 +83,10 @@ LogMetrics::LogMetrics(prometheus::Registry* registry)
       stalled(
           AddGauge(registry, "weft_journal_stalled",
                    "1 while new work is refused because the disk of "
-                   "--state-dir is full, short of its reserve or too slow.")) {}
+                   "--state-dir is full, short of its reserve or too slow.")),
+      set_aside(AddCounter(registry, "weft_steps_set_aside_total",
+                           "Steps that are refused because earlier processes "
+                           "ended while they ran.")) {}
 
 absl::StatusOr<LogSegment> LogSegment::Create(const StateFolder& folder,
                                               uint64_t first_sequence) {

@@ -43,6 +43,7 @@ struct LogMetrics {
   prometheus::Histogram& sync_seconds;
   prometheus::Gauge& pending_bytes;
   prometheus::Gauge& stalled;
+  prometheus::Counter& set_aside;
 };
 
 // A segment, which is one file of the log. Threads: one at a time. All

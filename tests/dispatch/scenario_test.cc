@@ -187,6 +187,7 @@ class Interpreter {
     WorkItem item = TrainItem();
     item.backward = train.backward;
     item.unnumbered = train.unnumbered;
+    item.alone = Has(words, "alone");
     item.datum_tokens = DataTokens(Option(words, "data", "10"));
     if (const std::string prefix = Option(words, "prefix", "");
         !prefix.empty()) {

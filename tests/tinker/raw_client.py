@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from tinker_daemon import TinkerDaemon
@@ -61,27 +62,33 @@ class RawClient:
         return str(self.result(made)["model_id"])
 
     def train(
-        self, model: str, seq: int, weight: float = 1.0, loss: str = "cross_entropy"
+        self,
+        model: str,
+        seq: int,
+        weight: float = 1.0,
+        loss: str = "cross_entropy",
+        data: Iterable[list[int]] = (TOKENS,),
     ) -> Any:
         """A forward_backward."""
 
         def tensor(values: list[Any], dtype: str) -> dict[str, Any]:
             return {"data": values, "dtype": dtype, "shape": [len(values)]}
 
-        datum = {
-            "model_input": {
-                "chunks": [{"type": "encoded_text", "tokens": TOKENS[:-1]}]
-            },
-            "loss_fn_inputs": {
-                "target_tokens": tensor(TOKENS[1:], "int64"),
-                "weights": tensor([weight] * 7, "float32"),
-            },
-        }
+        def datum(tokens: list[int]) -> dict[str, Any]:
+            chunk = {"type": "encoded_text", "tokens": tokens[:-1]}
+            return {
+                "model_input": {"chunks": [chunk]},
+                "loss_fn_inputs": {
+                    "target_tokens": tensor(tokens[1:], "int64"),
+                    "weights": tensor([weight] * (len(tokens) - 1), "float32"),
+                },
+            }
+
         return self.must(
             "forward_backward",
             model_id=model,
             seq_id=seq,
-            forward_backward_input={"data": [datum], "loss_fn": loss},
+            forward_backward_input={"data": list(map(datum, data)), "loss_fn": loss},
         )
 
     def step(self, model: str, seq: int) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from raw_client import RawClient
+from raw_client import TOKENS, RawClient
 from tinker_daemon import BUILD_DIR, WEFTCTL, TinkerDaemon
 
 FAILPOINTS = BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
@@ -140,3 +142,41 @@ def test_steps_share_the_syncs_of_the_log(mortal: Mortal) -> None:
     # it, and for the adapter.
     assert alone <= 2 * steps + 4
     assert together <= clients * (steps + 4)
+
+
+def end_while_it_runs(tinker: TinkerDaemon) -> None:
+    """Kills the server in a micro-batch, as the system does if memory runs out."""
+    running = tinker.state / "RUNNING"
+    limit = time.monotonic() + 60
+    # The file's last number counts the steps that run.
+    while int.from_bytes(running.read_bytes()[-8:], sys.byteorder) == 0:
+        assert time.monotonic() < limit, "the step never runs"
+    tinker.server.kill()
+
+
+def test_a_step_that_ends_the_server_twice_is_set_aside(tmp_path: Path) -> None:
+    tinker = TinkerDaemon(tmp_path)
+    client = RawClient(tinker)
+    try:
+        models = [client.model(client.session()) for _ in range(2)]
+        long = [[first, *TOKENS * 30] for first in range(3, 203)]
+        fatal = client.train(models[0], 1, data=long * 5)
+        step = client.step(models[0], 2)
+        other = client.train(models[1], 1)
+        for _ in range(2):
+            end_while_it_runs(tinker)
+            tinker.server.start()
+        failure = client.result(fatal)
+        assert "it does not run again" in failure["error"], failure
+        assert failure["category"] == "user"
+        # What did not end the server is done, in the batches of both adapters.
+        assert "metrics" in client.result(other)
+        assert client.norm(step) == 0
+        assert client.norm(client.step(models[1], 2)) > 0
+        assert "weft_steps_set_aside_total 1\n" in tinker.server.scrape()
+        assert "a step that ended the process is set aside" in tinker.server.log_tail()
+        tinker.server.kill()
+        tinker.server.start()
+        assert client.result(fatal) == failure
+    finally:
+        tinker.stop()

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "src/base/choices.h"
 #include "src/base/observe/log.h"
 
 namespace weft {

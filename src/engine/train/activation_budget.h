@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "src/base/options/options.h"
 #include "src/model_config/model_config.h"
 
 namespace weft::engine {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "src/base/options/options.h"
 #include "src/engine/train/batch_packer.h"
 #include "src/executor/executor.h"
 #include "src/lora/adapter.h"
