@@ -300,6 +300,22 @@ function(weft_cc_library)
   endif()
 endfunction()
 
+# weft_proto_library(TARGET FILE): the messages of a .proto file of this folder.
+function(weft_proto_library target file)
+  set(proto ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  string(REGEX REPLACE "proto$" "pb" generated ${CMAKE_CURRENT_BINARY_DIR}/${file})
+  add_custom_command(
+    OUTPUT ${generated}.cc ${generated}.h
+    COMMAND protobuf::protoc -I ${PROJECT_SOURCE_DIR}
+            --cpp_out=${PROJECT_BINARY_DIR} ${proto}
+    DEPENDS ${proto}
+    COMMENT "Generating ${file}")
+  add_library(${target} STATIC ${generated}.cc)
+  target_include_directories(${target} SYSTEM PUBLIC ${PROJECT_BINARY_DIR})
+  target_link_libraries(${target} PUBLIC weft_protobuf)
+  weft_compile_cold(${target})
+endfunction()
+
 # weft_cc_binary(NAME name [TORCH] SRCS ... DEPS ...)
 function(weft_cc_binary)
   cmake_parse_arguments(A "TORCH" "NAME" "SRCS;DEPS" ${ARGN})
