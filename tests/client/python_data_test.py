@@ -76,8 +76,14 @@ SHARE_GPT = [
     {"from": "human", "value": "one two"},
     {"from": "gpt", "value": "three"},
 ]
+UNLEARNT = {**SHARE_GPT[2], "weight": 0}
 # Content in parts, as the OpenAI front takes it.
 PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+# What is learnt of USER and ANSWER, and of USER and OTHER.
+TURN = "user one two assistant THREE END"
+OTHER_TURN = "user one two assistant FOUR FIVE END"
 
 
 @pytest.mark.parametrize(
@@ -86,33 +92,17 @@ PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
         ({"text": "one two"}, "ONE TWO END"),
         ({"text": "one two end"}, "ONE TWO END"),
         ({"prompt": "one two", "completion": "three"}, "one two THREE END"),
-        (
-            {"messages": [USER, ANSWER, USER, OTHER]},
-            "user one two assistant THREE END user one two assistant FOUR FIVE END",
-        ),
-        (
-            {"prompt": [USER], "completion": [ANSWER]},
-            "user one two assistant THREE END",
-        ),
-        ({"messages": [USER, ANSWER, USER]}, "user one two assistant THREE END"),
+        ({"messages": [USER, ANSWER, USER, OTHER]}, f"{TURN} {OTHER_TURN}"),
+        ({"prompt": [USER], "completion": [ANSWER]}, TURN),
+        ({"messages": [USER, ANSWER, USER]}, TURN),
         ({"tokens": ids("one two three"), "prompt_length": 1}, "one TWO THREE"),
+        ({"messages": [{"role": "user", "content": PARTS}, ANSWER]}, TURN),
+        ({"conversations": SHARE_GPT}, f"end seven {TURN}"),
+        ({"conversations": SHARE_GPT[1:], "system": "six"}, f"end six {TURN}"),
+        ({"conversations": [USER, ANSWER]}, TURN),
         (
-            {"messages": [{"role": "user", "content": PARTS}, ANSWER]},
-            "user one two assistant THREE END",
-        ),
-        ({"conversations": SHARE_GPT}, "end seven user one two assistant THREE END"),
-        (
-            {"conversations": SHARE_GPT[1:], "system": "six"},
-            "end six user one two assistant THREE END",
-        ),
-        ({"conversations": [USER, ANSWER]}, "user one two assistant THREE END"),
-        (
-            {
-                "conversations": [SHARE_GPT[1], {**SHARE_GPT[2], "weight": 0}] * 2
-                + [SHARE_GPT[1], SHARE_GPT[2]]
-            },
-            "user one two assistant three end " * 2
-            + "user one two assistant THREE END",
+            {"conversations": [SHARE_GPT[1], UNLEARNT] * 2 + SHARE_GPT[1:]},
+            f"{TURN.lower()} {TURN.lower()} {TURN}",
         ),
         (
             {"instruction": "one", "input": "", "output": "three"},
@@ -120,7 +110,7 @@ PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
         ),
         (
             {"instruction": "one", "input": "two", "output": "three", "history": []},
-            "user one two assistant THREE END",
+            TURN,
         ),
         (
             {"system": "six", "instruction": "one", "output": "three"},
@@ -147,11 +137,10 @@ def test_a_message_of_weight_0_is_not_learnt(tmp_path: Path) -> None:
     for template in (TEMPLATE, marked):
         tokenizer = tokenizer_with(tmp_path, template)
         encode = data.Encoder(tokenizer)
-        assert learnt(encode({"messages": [USER, off, USER, on]})) == (
-            "user one two assistant three end user one two assistant FOUR FIVE END"
-        )
+        mixed = encode({"messages": [USER, off, USER, on]})
+        assert learnt(mixed) == f"{TURN.lower()} {OTHER_TURN}"
         first = [USER, {**ANSWER, "weight": 1}, USER, {**OTHER, "weight": 0}]
-        assert learnt(encode({"messages": first})) == "user one two assistant THREE END"
+        assert learnt(encode({"messages": first})) == TURN
         with pytest.raises(weft.InvalidArgument, match="nothing to learn"):
             encode({"messages": [USER, off]})
         last = data.Encoder(tokenizer, loss_on="last")
@@ -189,6 +178,13 @@ def test_an_end_that_the_tokenizer_appends_is_left_out(
     assert encode.prompt({"prompt": "two"}) == ids(f"{first} two")
 
 
+def expect_end(folder: Path, number: int) -> None:
+    """Expects that <|im_end|> is this token, and ends a sequence."""
+    tokenizer = data.ModelTokenizer.from_folder(folder)
+    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
+    assert tokenizer.eos_ids[0] == number
+
+
 def test_tokens_of_the_config_are_added_where_they_belong(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, TEMPLATE)
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -197,12 +193,10 @@ def test_tokens_of_the_config_are_added_where_they_belong(tmp_path: Path) -> Non
     decoder = {str(number): added, "0": {"content": "end", "special": True}}
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
-            {**config, "added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
+            config | {"added_tokens_decoder": decoder, "eos_token": "<|im_end|>"}
         )
     )
-    tokenizer = data.ModelTokenizer.from_folder(folder)
-    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
-    assert tokenizer.eos_ids[0] == number
+    expect_end(folder, number)
 
 
 def test_tokens_of_the_files_of_older_folders_are_added_where_they_belong(
@@ -217,9 +211,7 @@ def test_tokens_of_the_files_of_older_folders_are_added_where_they_belong(
     (folder / "special_tokens_map.json").write_text(
         json.dumps({"eos_token": {"content": "<|im_end|>"}})
     )
-    tokenizer = data.ModelTokenizer.from_folder(folder)
-    assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
-    assert tokenizer.eos_ids[0] == number
+    expect_end(folder, number)
     (folder / "added_tokens.json").write_text(json.dumps({"<|im_end|>": number + 3}))
     with pytest.raises(weft.InvalidArgument, match=rf"\({number + 3}\) is not in"):
         data.ModelTokenizer.from_folder(folder)
@@ -246,10 +238,9 @@ def test_a_turn_that_lacks_the_end_of_its_prompt_is_learnt_behind_what_both_have
     thinking = TEMPLATE.replace("assistant {% endif %}", "assistant seven {% endif %}")
     tokenizer = tokenizer_with(tmp_path, thinking)
     record = {"messages": [USER, ANSWER, USER, OTHER]}
-    text = "user one two assistant {} user one two assistant FOUR FIVE END"
-    assert learnt(data.Encoder(tokenizer)(record)) == text.format("THREE END")
+    assert learnt(data.Encoder(tokenizer)(record)) == f"{TURN} {OTHER_TURN}"
     last = data.Encoder(tokenizer, loss_on="last")
-    assert learnt(last(record)) == text.format("three end")
+    assert learnt(last(record)) == f"{TURN.lower()} {OTHER_TURN}"
 
 
 def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps(
@@ -264,7 +255,7 @@ def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps
     other = tmp_path / "other.jinja"
     other.write_text(TEMPLATE)
     tokenizer = data.ModelTokenizer.from_folder(folder, chat_template=other)
-    assert learnt(data.Encoder(tokenizer)(record)) == "user one two assistant THREE END"
+    assert learnt(data.Encoder(tokenizer)(record)) == TURN
     with pytest.raises(weft.InvalidArgument, match=r"chat template .*no-such"):
         data.ModelTokenizer.from_folder(folder, chat_template=tmp_path / "no-such")
 
@@ -546,7 +537,7 @@ def test_parquet_is_read_in_batches(
     assert [one.where for one in found] == [f"{path}:{n}" for n in (1, 2, 3)]
     assert [one.record for one in found][::2] == rows[::2]
     made = data.Dataset(path, data.Encoder(tokenizer)).load()
-    assert learnt(made[0]) == "user one two assistant THREE END"
+    assert learnt(made[0]) == TURN
 
 
 def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
@@ -586,10 +577,7 @@ def test_a_folder_of_records_is_a_dataset_of_hugging_face(
     # Each row of a datasets.Dataset has every column.
     rows = datasets.Dataset.from_list([{**lines[0], "messages": None}, lines[1]])
     made = data.Dataset(rows, data.Encoder(tokenizer)).load()
-    assert [learnt(one) for one in made] == [
-        "ONE TWO END",
-        "user one two assistant THREE END",
-    ]
+    assert [learnt(one) for one in made] == ["ONE TWO END", TURN]
     with pytest.raises(weft.InvalidArgument, match=r"hf:.*none"):
         data.read(f"hf:{folder}:none")
     (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": ')
