@@ -170,10 +170,7 @@ void Executor::DropPending() { runner_.DropPending(); }
 
 void Executor::RunOwnBackward(const at::Tensor& gradients_E,
                               const lora::LoraGradients& gradients) {
-  if (links_.tensor == nullptr) {
-    runner_.Backward(gradients_E, gradients);
-    return;
-  }
+  if (links_.tensor == nullptr) return runner_.Backward(gradients_E, gradients);
   std::vector<lora::AdapterVersionPtr> parts;
   for (const lora::LoraGradient& whole : gradients) {
     parts.push_back(sent_versions_.at(whole.version->id.value()).own);

@@ -134,15 +134,13 @@ void AdamWStep(const AdamWConfig& config, int64_t step, double grad_norm,
       .eps = static_cast<float>(config.eps)};
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(weights_N)) {
-      ops::cuda::AdamW(scalars, weights_N, gradient_N, moment1_N, moment2_N,
-                       weights_out_N);
-      return;
+      return ops::cuda::AdamW(scalars, weights_N, gradient_N, moment1_N,
+                              moment2_N, weights_out_N);
     }
   }
   if (!HasCpuKernel(weights_N)) {
-    StepReference(config, update, weights_N, gradient_N, moment1_N, moment2_N,
-                  weights_out_N);
-    return;
+    return StepReference(config, update, weights_N, gradient_N, moment1_N,
+                         moment2_N, weights_out_N);
   }
   const float* weights = weights_N.const_data_ptr<float>();
   const float* gradient = gradient_N.const_data_ptr<float>();

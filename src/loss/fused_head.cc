@@ -184,10 +184,7 @@ void CheckRows(const at::Tensor& hidden_RH, const ScoreRows& rows) {
 void ProjectRows(const HeadChunk& chunk, const at::Tensor& softmax_RV,
                  const at::Tensor& weight_VH, const std::vector<float>& filters,
                  const at::Tensor& share_R, at::Tensor& out_RH) {
-  if (filters.empty()) {
-    ComputeProjection(softmax_RV, weight_VH, out_RH);
-    return;
-  }
+  if (filters.empty()) return ComputeProjection(softmax_RV, weight_VH, out_RH);
   const float* filter = filters.data() + chunk.begin;
   for (int64_t begin = 0; begin < chunk.count;) {
     int64_t end = begin + 1;

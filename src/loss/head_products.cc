@@ -63,8 +63,7 @@ void ForEachCudaPart(const at::Tensor& weight_VH, Visit visit) {
 void CudaLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                 at::Tensor& logits_RV) {
   if (!ops::IsInt8(weight_VH)) {
-    CudaProduct(hidden_RH, weight_VH.t(), logits_RV);
-    return;
+    return CudaProduct(hidden_RH, weight_VH.t(), logits_RV);
   }
   if (ops::TakesInt8FewRows(hidden_RH, weight_VH)) {
     ops::Int8FewRows(hidden_RH, weight_VH, /*bias_O=*/{}, logits_RV);
@@ -81,8 +80,7 @@ void CudaLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 void CudaProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                     at::Tensor& out_RH) {
   if (!ops::IsInt8(weight_VH)) {
-    CudaProduct(p_RV.to(weight_VH.scalar_type()), weight_VH, out_RH);
-    return;
+    return CudaProduct(p_RV.to(weight_VH.scalar_type()), weight_VH, out_RH);
   }
   out_RH.zero_();
   ForEachCudaPart(weight_VH, [&](int64_t v, const at::Tensor& part_VH) {
@@ -107,10 +105,7 @@ at::ScalarType HeadComputeType(const at::Tensor& weight_VH) {
 void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                    at::Tensor& logits_RV) {
   const at::ScalarType type = logits_RV.scalar_type();
-  if (!hidden_RH.is_cpu()) {
-    CudaLogits(hidden_RH, weight_VH, logits_RV);
-    return;
-  }
+  if (!hidden_RH.is_cpu()) return CudaLogits(hidden_RH, weight_VH, logits_RV);
   const at::Tensor wide_RH = hidden_RH.to(type);
   const int64_t vocab = weight_VH.size(0);
   const int64_t rows = std::max<int64_t>(1, hidden_RH.size(0));
@@ -124,10 +119,7 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH) {
-  if (!p_RV.is_cpu()) {
-    CudaProjection(p_RV, weight_VH, out_RH);
-    return;
-  }
+  if (!p_RV.is_cpu()) return CudaProjection(p_RV, weight_VH, out_RH);
   const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
   const bool few_rows = p_RV.size(0) < kCpuFewRows;
   if (same_type && !few_rows) {

@@ -64,8 +64,7 @@ void KeepExperts(const at::Tensor& experts_TK, int layer,
   const int64_t column = ColumnOf(layer, experts);
   if (experts_PSE.is_cpu() && experts_TK.is_contiguous() &&
       kv.slots_T.is_contiguous()) {
-    KeepRowsCpu(experts_TK, kv.slots_T, column, experts_PSE);
-    return;
+    return KeepRowsCpu(experts_TK, kv.slots_T, column, experts_PSE);
   }
   experts_PSE.flatten(0, 1)
       .narrow(-1, column, experts.per_token)

@@ -499,8 +499,7 @@ void FillMatrix(Slot whole, Slot part, uint64_t seed, DecoderWeights& w) {
   const int64_t columns = whole.front().shape[1];
   if (!is_int8 && field.is_cpu() && field.size(0) == rows &&
       field.size(1) == columns) {
-    Draw(whole.front(), seed, field);
-    return;
+    return Draw(whole.front(), seed, field);
   }
   at::Tensor whole_OI =
       at::empty({rows, columns}, is_int8 ? at::kFloat : field.scalar_type());

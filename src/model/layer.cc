@@ -300,9 +300,8 @@ at::Tensor Mlp::Down(const at::Tensor& gate_up_T2F, const Pass& pass,
 void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
                     LayerTape& tape) const {
   if (layer_.has_experts()) {
-    RecomputeExperts(experts(), normed_TH, pass.lora.routing, tape.experts_TK,
-                     tape.experts);
-    return;
+    return RecomputeExperts(experts(), normed_TH, pass.lora.routing,
+                            tape.experts_TK, tape.experts);
   }
   tape.gate_up_T2F = GateUp(std::move(normed_TH), pass, &tape);
   if (layer_.config.has_output_norms()) {

@@ -37,15 +37,12 @@ void CheckPart(const Checkpoint& checkpoint, const WeightEntry& entry,
                CheckpointReport& report) {
   const absl::StatusOr<DiskTensor> found = checkpoint.Find(part.name);
   if (absl::IsNotFound(found.status())) {
-    AddProblem(absl::StrCat(weights::QuotedTensor(WithoutNumbers(part.name)),
-                            " is not in the checkpoint"),
-               report);
-    return;
+    return AddProblem(
+        absl::StrCat(weights::QuotedTensor(WithoutNumbers(part.name)),
+                     " is not in the checkpoint"),
+        report);
   }
-  if (!found.ok()) {
-    AddProblem(found.status().message(), report);
-    return;
-  }
+  if (!found.ok()) return AddProblem(found.status().message(), report);
   read.insert(found->name());
   if (entry.slot == WeightSlot::kEmbedding || entry.slot == WeightSlot::kHead) {
     report.head_bytes += found->size_bytes();

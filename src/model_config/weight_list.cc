@@ -204,10 +204,7 @@ class LayerList {
 
   void AddExperts() {
     const ExpertShape& experts = config_.moe.shape;
-    if (experts.names == ExpertNames::kFused) {
-      AddFusedExperts();
-      return;
-    }
+    if (experts.names == ExpertNames::kFused) return AddFusedExperts();
     const bool is_mixtral = experts.names == ExpertNames::kMixtral;
     const std::string block = is_mixtral ? "block_sparse_moe." : "mlp.";
     AddStack({{block + "gate",

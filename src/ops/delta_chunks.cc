@@ -422,8 +422,7 @@ void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& p,
                     const at::Tensor& u_THV, const at::Tensor& out_THV) {
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesDeltaChunks(out_THV, p)) {
-      cuda::RunDeltaChunks(rows, p, plan, states_SHKV, u_THV, out_THV);
-      return;
+      return cuda::RunDeltaChunks(rows, p, plan, states_SHKV, u_THV, out_THV);
     }
   }
   const auto run = HasCpuKernel(out_THV) ? ChunksOnCpu : ChunksByAten;
@@ -459,8 +458,7 @@ void RunDeltaStep(const DeltaRows& rows, const DeltaParameters& p,
                   const DeltaStates& states, const at::Tensor& out_THV) {
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesDeltaStep(out_THV, p)) {
-      cuda::RunDeltaStep(rows, p, states, out_THV);
-      return;
+      return cuda::RunDeltaStep(rows, p, states, out_THV);
     }
   }
   const auto run = HasCpuKernel(out_THV) ? StepOnCpu : StepByAten;

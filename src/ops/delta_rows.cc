@@ -270,8 +270,7 @@ void QkvBackward(const at::Tensor& d_TW, const DeltaInputs& inputs,
                  const at::Tensor& into_TW) {
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(inputs.qkv_TW)) {
-      cuda::MixDeltaRowsBackward(d_TW, inputs, p, plan, into_TW);
-      return;
+      return cuda::MixDeltaRowsBackward(d_TW, inputs, p, plan, into_TW);
     }
   }
   const auto run =

@@ -123,8 +123,7 @@ void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
                 {gate_up_T2F.size(0), features});
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(gate_up_T2F)) {
-      cuda::GatedProductBackward(activation, dout_TF, gate_up_T2F);
-      return;
+      return cuda::GatedProductBackward(activation, dout_TF, gate_up_T2F);
     }
   }
   if (!HasCpuKernel(gate_up_T2F)) {

@@ -76,9 +76,8 @@ void GatedRmsNormBackward(const at::Tensor& dy_THV, const at::Tensor& x_THV,
   CheckNorm(x_THV, dz_THV, weight_V);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(x_THV)) {
-      cuda::GatedRmsNormBackward(dy_THV, x_THV, z_THV, weight_V, eps, dx_THV,
-                                 dz_THV);
-      return;
+      return cuda::GatedRmsNormBackward(dy_THV, x_THV, z_THV, weight_V, eps,
+                                        dx_THV, dz_THV);
     }
   }
   if (HasCpuKernel(x_THV)) {

@@ -387,9 +387,9 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   if (q_BHC.numel() == 0) return;
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesPagedAttention(q_BHC)) {
-      cuda::PagedAttention(q_BHC, k_pages_PSKC, v_pages_PSKC, page_table_BL,
-                           lengths_B, rule, sinks_H, out_BHC);
-      return;
+      return cuda::PagedAttention(q_BHC, k_pages_PSKC, v_pages_PSKC,
+                                  page_table_BL, lengths_B, rule, sinks_H,
+                                  out_BHC);
     }
   }
   const auto attention =

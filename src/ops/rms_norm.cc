@@ -60,10 +60,7 @@ void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
   CheckRows(x_TD, weight_D);
   CheckRows(y_TD, weight_D);
   if constexpr (kHasCudaKernels) {
-    if (HasCudaKernel(x_TD)) {
-      cuda::RmsNorm(x_TD, weight_D, eps, y_TD);
-      return;
-    }
+    if (HasCudaKernel(x_TD)) return cuda::RmsNorm(x_TD, weight_D, eps, y_TD);
   }
   if (!HasCpuKernel(x_TD)) {
     const at::Tensor n_TD = Normalize(x_TD, eps).n_TD;
@@ -80,14 +77,12 @@ void AddRmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
   CheckRows(y_TD, weight_D);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(x_TD)) {
-      cuda::AddRmsNorm(x_TD, weight_D, eps, sum_TD, y_TD);
-      return;
+      return cuda::AddRmsNorm(x_TD, weight_D, eps, sum_TD, y_TD);
     }
   }
   if (HasCpuKernel(x_TD)) {
-    NormRows(x_TD.const_data_ptr<float>(), x_TD.stride(0), sum_TD, weight_D,
-             eps, y_TD);
-    return;
+    return NormRows(x_TD.const_data_ptr<float>(), x_TD.stride(0), sum_TD,
+                    weight_D, eps, y_TD);
   }
   sum_TD.add_(x_TD);
   RmsNorm(sum_TD, weight_D, eps, y_TD);
@@ -101,8 +96,7 @@ void RmsNormBackward(const at::Tensor& dy_TD, const at::Tensor& x_TD,
   CheckRows(dx_TD, weight_D);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(x_TD)) {
-      cuda::RmsNormBackward(dy_TD, x_TD, weight_D, eps, dx_TD);
-      return;
+      return cuda::RmsNormBackward(dy_TD, x_TD, weight_D, eps, dx_TD);
     }
   }
   if (!HasCpuKernel(x_TD)) {

@@ -107,8 +107,7 @@ void NormalizeBackward(const at::Tensor& d_TMC, const at::Tensor& raw_TMC,
   TORCH_CHECK(raw_TMC.sizes() == d_TMC.sizes(), "gradient of heads ",
               d_TMC.sizes(), " has raw heads ", raw_TMC.sizes());
   if (!HasCpuKernel(d_TMC)) {
-    NormalizeBackwardReference(d_TMC, raw_TMC, weight_C, eps);
-    return;
+    return NormalizeBackwardReference(d_TMC, raw_TMC, weight_C, eps);
   }
   CheckUnitStride(d_TMC);
   CheckUnitStride(raw_TMC);
@@ -144,8 +143,7 @@ void Rotate(const at::Tensor& heads_TMC, const at::Tensor& positions_T,
   const int64_t heads = x_TMC.size(1);
   const int64_t half = x_TMC.size(2) / 2;
   if (!HasCpuKernel(x_TMC)) {
-    RotateReference(x_TMC, positions_T, table, inverse);
-    return;
+    return RotateReference(x_TMC, positions_T, table, inverse);
   }
   CheckUnitStride(x_TMC);
   const at::Tensor contiguous_positions = positions_T.contiguous();
@@ -196,8 +194,7 @@ void PrepareHeads(const Heads& heads, const at::Tensor& positions_T,
   CheckArguments(heads, positions_T, table, norms);
   if constexpr (kHasCudaKernels) {
     if (TakesKernel(heads)) {
-      cuda::PrepareHeads(heads, positions_T, table, norms, slots);
-      return;
+      return cuda::PrepareHeads(heads, positions_T, table, norms, slots);
     }
   }
   if (norms.q_C.defined()) {
@@ -221,9 +218,8 @@ void PrepareHeadsBackward(const Heads& gradients, const at::Tensor& positions_T,
   CheckArguments(into, positions_T, table, norms);
   if constexpr (kHasCudaKernels) {
     if (TakesKernel(gradients) && TakesKernel(into)) {
-      cuda::PrepareHeadsBackward(gradients, positions_T, table, norms, raw,
-                                 into);
-      return;
+      return cuda::PrepareHeadsBackward(gradients, positions_T, table, norms,
+                                        raw, into);
     }
   }
   // copy_ does nothing if source and target are the same memory.

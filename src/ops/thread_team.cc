@@ -237,10 +237,7 @@ SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows, int64_t stride) {
 
 void ParallelFor(int64_t count, int64_t grain, Body run) {
   Team* const team = current_team;
-  if (team == nullptr) {
-    at::parallel_for(0, count, grain, run);
-    return;
-  }
+  if (team == nullptr) return at::parallel_for(0, count, grain, run);
   const int64_t part_size = PartSize(count, grain, team->threads());
   if (part_size < count) {
     team->Run(count, part_size, run);
@@ -257,10 +254,7 @@ void ParallelForRows(const SharedRows& rows, Body run) {
 void WithThreadTeam(const std::vector<SharedRows>& order,
                     c10::function_ref<void()> step) {
   const int capacity = at::get_num_threads();
-  if (capacity == 1 || at::in_parallel_region()) {
-    step();
-    return;
-  }
+  if (capacity == 1 || at::in_parallel_region()) return step();
   Team team(order, capacity);
   at::parallel_for(0, capacity, 1, [&](int64_t begin, int64_t end) {
     if (begin == 0) {

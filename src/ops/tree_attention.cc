@@ -413,8 +413,7 @@ void MergeByLse(const AttentionOutput& part, at::Tensor& out_NHC,
   const bool is_contiguous = out_NHC.is_contiguous() && lse_NH.is_contiguous();
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(out_NHC) && is_contiguous) {
-      cuda::MergeByLse(part.out_THC, part.lse_TH, out_NHC, lse_NH);
-      return;
+      return cuda::MergeByLse(part.out_THC, part.lse_TH, out_NHC, lse_NH);
     }
   }
   const at::Tensor high = at::maximum(lse_NH, part.lse_TH);
@@ -515,8 +514,8 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
   const Implementation implementation =
       Choose(inputs, LongestPath(nodes), method);
   if (implementation == Implementation::kCudaVarlen) {
-    VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
-    return;
+    return VarlenTreeAttentionBackward(dout_THC, inputs, forward, nodes,
+                                       gradients);
   }
   const auto allocate = [](const at::Tensor& like, at::Tensor& gradient) {
     if (!gradient.defined()) gradient = at::empty(like.sizes(), like.options());
@@ -525,8 +524,8 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
   allocate(k_TKC, dk_TKC);
   allocate(v_TKC, dv_TKC);
   if (implementation == Implementation::kEager) {
-    EagerTreeAttentionBackward(dout_THC, inputs, forward, nodes, gradients);
-    return;
+    return EagerTreeAttentionBackward(dout_THC, inputs, forward, nodes,
+                                      gradients);
   }
   BlockedAttentionBackward(dout_THC, inputs, forward,
                            TreeBlocks(nodes, rule.window, BlockRows(inputs)),

@@ -115,15 +115,13 @@ void VocabRows(at::Tensor& logits_RV, const VocabRowsInput& input,
   const int64_t vocab = logits_RV.size(1);
   if constexpr (kHasCudaKernels) {
     if (HasCudaKernel(logits_RV) && logits_RV.scalar_type() == at::kFloat) {
-      cuda::VocabRows(logits_RV, input, softmax_in_place, logprobs_E,
-                      entropy_R);
-      return;
+      return cuda::VocabRows(logits_RV, input, softmax_in_place, logprobs_E,
+                             entropy_R);
     }
   }
   if (!HasCpuKernel(logits_RV) || vocab > kernels::cpu::kMaxVocab) {
-    VocabRowsReference(logits_RV, input, softmax_in_place, logprobs_E,
-                       entropy_R);
-    return;
+    return VocabRowsReference(logits_RV, input, softmax_in_place, logprobs_E,
+                              entropy_R);
   }
   float* logits = logits_RV.mutable_data_ptr<float>();
   const int64_t* offsets = input.row_offsets.const_data_ptr<int64_t>();

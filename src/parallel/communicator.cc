@@ -163,8 +163,7 @@ void Communicator::AllReduce(at::Tensor& tensor) {
   const auto size = static_cast<unsigned>(shard_.size);
   if (tensor.is_cpu() && std::has_single_bit(size) &&
       tensor.nbytes() <= kPairwiseBytes) {
-    SumOverPairs(*backend_->group, shard_, tensor);
-    return;
+    return SumOverPairs(*backend_->group, shard_, tensor);
   }
   std::vector<at::Tensor> tensors = {tensor};
   backend_->group->allreduce(tensors)->wait();

@@ -92,10 +92,7 @@ template <typename Result>
 [[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
                                   bool replayed) {
-    if (!result.ok()) {
-      done(result.status());
-      return;
-    }
+    if (!result.ok()) return done(result.status());
     if (const auto* failure = std::get_if<StepFailure>(result->get())) {
       absl::Status status = failure->status;
       status.SetPayload(kStepDonePayload, {});

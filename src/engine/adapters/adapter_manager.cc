@@ -22,10 +22,7 @@ void AdapterManager::Create(CreateAdapterRequest request,
       lora::WithExpertRank(request.config, shape);
   absl::Status status = config.ok() ? CheckRanks(*config) : config.status();
   if (status.ok()) status = Resolve(&request.durability);
-  if (!status.ok()) {
-    context_.Reply(done, status);
-    return;
-  }
+  if (!status.ok()) return context_.Reply(done, status);
   request.config = *std::move(config);
   const Callback<AdapterInfo> reply =
       context_.dispatcher.adapters().AnswerRepeats(request, std::move(done));
@@ -38,8 +35,7 @@ void AdapterManager::Create(CreateAdapterRequest request,
 void AdapterManager::Delete(std::string adapter_id, Callback<bool> done) {
   Post(done, [this, adapter_id = std::move(adapter_id), done] {
     if (!Forget(adapter_id)) {
-      context_.Reply(done, NoSuchAdapter(adapter_id));
-      return;
+      return context_.Reply(done, NoSuchAdapter(adapter_id));
     }
     Log(LogLevel::kInfo, "adapter deleted", {{"adapter", adapter_id}});
     context_.Reply(done, true);
@@ -84,8 +80,7 @@ absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
 void AdapterManager::LoadNew(LoadCheckpointRequest request,
                              Callback<AdapterInfo> done) {
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
-    context_.Reply(done, status);
-    return;
+    return context_.Reply(done, status);
   }
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info =
@@ -97,10 +92,7 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
             "name: checkpoint '", request.name, "': ", ranks.message()));
       }
     }
-    if (!refused.ok()) {
-      context_.Reply(done, refused);
-      return;
-    }
+    if (!refused.ok()) return context_.Reply(done, refused);
     Post(done, [this, request, done] { ReadWhenRoom(request, done); });
   });
 }
@@ -112,10 +104,7 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
   context_.dispatcher.adapters().WhenSlotFor(
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {
-        if (!room.ok()) {
-          context_.Reply(done, room);
-          return;
-        }
+        if (!room.ok()) return context_.Reply(done, room);
         context_.PostIo([this, request, done] {
           Post(done, [this, done, read = ReadLoad(request)] {
             if (read.ok()) {
@@ -147,15 +136,11 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
 void AdapterManager::Import(ImportAdapterRequest request,
                             Callback<AdapterInfo> done) {
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
-    context_.Reply(done, status);
-    return;
+    return context_.Reply(done, status);
   }
   context_.PostIo([this, request = std::move(request), done = std::move(done)] {
     absl::StatusOr<NewAdapter> adapter = ReadImport(request);
-    if (!adapter.ok()) {
-      context_.Reply(done, adapter.status());
-      return;
-    }
+    if (!adapter.ok()) return context_.Reply(done, adapter.status());
     Post(done, [this, adapter = *std::move(adapter), done]() mutable {
       MakeWhenRoom(std::move(adapter), done);
     });
@@ -284,10 +269,7 @@ void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
   Post(done, [this, request = std::move(request), done] {
     const std::optional<AdapterKey> key =
         context_.dispatcher.adapters().KeyOf(request.adapter_id);
-    if (!key) {
-      context_.Reply(done, NoSuchAdapter(request.adapter_id));
-      return;
-    }
+    if (!key) return context_.Reply(done, NoSuchAdapter(request.adapter_id));
     context_.before_change(*key);
     const absl::Status status =
         context_.adapters.ReleaseSnapshot(*key, request.name);
@@ -305,10 +287,7 @@ void AdapterManager::Export(ExportAdapterRequest request,
   Post(done, [this, request = std::move(request), done] {
     dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
     const std::optional<AdapterKey> key = desk.KeyOf(request.adapter_id);
-    if (!key) {
-      context_.Reply(done, NoSuchAdapter(request.adapter_id));
-      return;
-    }
+    if (!key) return context_.Reply(done, NoSuchAdapter(request.adapter_id));
     desk.WhenOnDevice(
         *key, [this, key = *key, request, done](const absl::Status& room) {
           ExportNow(key, request, done, room);
@@ -330,10 +309,7 @@ void AdapterManager::ExportNow(AdapterKey key,
           "ExportAdapter", [&] { weights = (*version)->HostWeights(); });
     }
   }
-  if (!status.ok()) {
-    context_.Reply(done, status);
-    return;
-  }
+  if (!status.ok()) return context_.Reply(done, status);
   context_.PostIo([this, done, config = context_.adapters.Find(key)->config(),
                    weights = std::move(weights)] {
     context_.Reply(done, context_.files.Export(config, weights));

@@ -38,10 +38,7 @@ void AdapterMover::ToDisk(const dispatch::Move& move) {
   const absl::Status copied = context_.guard.Guarded(
       "moving an adapter out",
       [&] { image = context_.adapters.Image(move.adapter); });
-  if (!copied.ok()) {
-    Finish(move, bytes, copied);
-    return;
-  }
+  if (!copied.ok()) return Finish(move, bytes, copied);
   // Until the file is written, the adapter keeps its tensors and nothing
   // changes them.
   context_.PostIo([this, move, bytes, image = std::move(image)]() mutable {

@@ -28,10 +28,7 @@ int DecodeThreads::Choose(int most) {
 void DecodeThreads::Run(c10::function_ref<void()> run) {
   const int most = at::get_num_threads();
   const int threads = adapts_ ? Choose(most) : most;
-  if (threads == most) {
-    run();
-    return;
-  }
+  if (threads == most) return run();
   at::set_num_threads(threads);
   const absl::Cleanup restore = [most] { at::set_num_threads(most); };
   run();

@@ -125,10 +125,7 @@ void KvPool::CacheState(uint64_t version, absl::Span<const int32_t> tokens,
                         const dispatch::SequencePages& sequence, bool ends) {
   if (!has_states() || !prefixes_.LacksState(version, tokens)) return;
   const std::optional<StateId> own = sequence.state().id();
-  if (ends) {
-    prefixes_.InsertState(version, tokens, *own);
-    return;
-  }
+  if (ends) return prefixes_.InsertState(version, tokens, *own);
   const dispatch::StateSlot copy = NewState(own);
   if (copy.id()) prefixes_.InsertState(version, tokens, *copy.id());
 }
