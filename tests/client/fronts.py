@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import uvicorn
 from fastapi.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from weft.channel import Security
 from weft.data import ModelTokenizer
+from weft.openai_front import server as server_module
 from weft.openai_front.app import Front, make_app
 
 
@@ -51,3 +56,25 @@ def front_of(
     front = Front(target, tokenizer, Security())
     app = make_app(front, max_body_bytes, **names)
     return TestClient(app, base_url="http://localhost")
+
+
+@contextlib.contextmanager
+def running(front: Front) -> Iterator[tuple[int, uvicorn.Server]]:
+    """Runs the front's HTTP server in a thread, with a stop after a second. Yields its
+    port."""
+    settings = server_module.config(make_app(front, 9999), "127.0.0.1", 0)
+    # Kubernetes kills a pod that has not stopped after 30 s.
+    assert settings.timeout_graceful_shutdown in range(1, 30)
+    settings.timeout_graceful_shutdown = 1
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()

@@ -8,9 +8,7 @@ import contextlib
 import json
 import re
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +16,9 @@ from typing import Any
 import h11
 import httpx
 import pytest
-import uvicorn
 from conftest import closed_port, wait_until
 from fastapi.testclient import TestClient
-from fronts import Bytes, byte_level, front_of
+from fronts import Bytes, byte_level, front_of, running
 from small_server import SmallServer
 from starlette.datastructures import Headers
 from starlette.types import Message
@@ -380,26 +377,6 @@ def test_health_needs_no_key(tokenizer: ModelTokenizer) -> None:
         assert front.get("/health").status_code == 503
 
 
-@contextlib.contextmanager
-def running(front: Front) -> Iterator[tuple[int, uvicorn.Server]]:
-    """Runs the front's HTTP server in a thread, with a stop after a second. Yields its
-    port."""
-    settings = server_module.config(make_app(front, 9999), "127.0.0.1", 0)
-    # Kubernetes kills a pod that has not stopped after 30 s.
-    assert settings.timeout_graceful_shutdown in range(1, 30)
-    settings.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    wait_until(lambda: server.started)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1], server
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
-
-
 def speak(port: int, text: str) -> bytes:
     """Sends the text, and returns what the server sends until it closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
@@ -512,7 +489,7 @@ def test_metrics_count_requests_and_name_no_model(tokenizer: ModelTokenizer) -> 
 
 
 def test_the_front_says_where_it_listens(
-    tokenizer: ModelTokenizer, capsys: pytest.CaptureFixture[str]
+    tokenizer: ModelTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         app = make_app(Front("127.0.0.1:1", tokenizer, Security()), 9)
@@ -525,5 +502,5 @@ def test_the_front_says_where_it_listens(
         await serving
 
     asyncio.run(main())
-    line = r"weft openai: base URL http://127\.0\.0\.1:[1-9]\d*/v1, for weftd at 127"
-    assert re.match(line, capsys.readouterr().err)
+    line = r"base URL http://127\.0\.0\.1:[1-9]\d*/v1, for weftd at 127"
+    assert re.match(line, caplog.messages[0])

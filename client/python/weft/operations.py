@@ -1,7 +1,7 @@
 """Describes calls as generators, which decide what to send and when to repeat it.
 
-They do no I/O. An operation yields `Call` and `Sleep`. A driver performs them and
-sends the reply back, or throws a WeftError into the operation. weft.client drives
+They do no I/O. An operation yields `Call`, `Sleep` and `Work`. A driver performs them
+and sends the reply back, or throws a WeftError into the operation. weft.client drives
 operations with threads and weft.aio with asyncio, so both share these decisions.
 """
 
@@ -74,6 +74,16 @@ class Sleep:
 
 
 @dataclass(frozen=True)
+class Work:
+    """Asks the driver to compute something long, where an event loop does not wait."""
+
+    function: Callable[[], Any]
+
+
+Effect = Call | Sleep | Work
+
+
+@dataclass(frozen=True)
 class Reply(Generic[ResponseT]):
     """The reply of a call, with its trailing metadata."""
 
@@ -98,7 +108,7 @@ def none_ended(in_flight: int, patience: float) -> DeadlineExceeded:
     )
 
 
-Operation = Generator[Call | Sleep, Any, T]
+Operation = Generator[Effect, Any, T]
 
 
 class Caller:

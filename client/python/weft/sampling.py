@@ -3,6 +3,7 @@ that score data with it."""
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from weft import convert, methods
 from weft._proto import sampling_pb2, training_pb2
 from weft.datum import Datum
-from weft.operations import Caller, Operation
+from weft.operations import Caller, Operation, Work
 from weft.types import LossOptions, Prompt, SampleOptions, SampleResult, TrainResult
 
+_LARGE = 1 << 18  # A reply of more bytes takes long to convert.
 FIRST_LIMIT = 16
 MOST = 4096  # The most calls in flight, even if the server admits more.
 
@@ -94,9 +96,16 @@ class SamplerCore:
         )
         if in_flight is not None:
             in_flight.answered()
-        return convert.to_sample_result(
-            reply.message, list(request.prompt), self._caller.texts.decode
+        make = functools.partial(
+            convert.to_sample_result,
+            reply.message,
+            list(request.prompt),
+            self._caller.texts.decode,
         )
+        if reply.message.ByteSize() < _LARGE:
+            return make()
+        result: SampleResult = yield Work(make)
+        return result
 
     def sample_each(
         self,

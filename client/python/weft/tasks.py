@@ -22,7 +22,15 @@ from weft.errors import (
     without_frames,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import Call, Operation, Reply, Sleep, none_ended, or_none
+from weft.operations import (
+    Effect,
+    Operation,
+    Reply,
+    Sleep,
+    Work,
+    none_ended,
+    or_none,
+)
 from weft.routing import call_metadata
 from weft.types import SampleDelta
 
@@ -117,7 +125,7 @@ class TaskDriver:
             await asyncio.gather(*tasks, return_exceptions=True)
         return [results[index] for index in range(len(results))]
 
-    async def _drive(self, operation: Operation[T], effect: Call | Sleep) -> T:
+    async def _drive(self, operation: Operation[T], effect: Effect) -> T:
         try:
             while True:
                 try:
@@ -134,7 +142,9 @@ class TaskDriver:
         finally:
             operation.close()
 
-    async def _perform(self, effect: Call | Sleep) -> Reply[Any] | None:
+    async def _perform(self, effect: Effect) -> object:
+        if isinstance(effect, Work):
+            return await asyncio.to_thread(effect.function)
         if isinstance(effect, Sleep):
             await self._pause(effect)
             return None

@@ -31,7 +31,16 @@ from weft.errors import (
     without_frames,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import Call, Operation, Reply, Sleep, none_ended, or_none
+from weft.operations import (
+    Call,
+    Effect,
+    Operation,
+    Reply,
+    Sleep,
+    Work,
+    none_ended,
+    or_none,
+)
 from weft.routing import call_metadata
 from weft.types import SampleDelta
 
@@ -61,9 +70,7 @@ class _Run(Generic[T]):
         self._pause: threading.Timer | None = None
         self._cancelled = False
 
-    def resume(
-        self, reply: Reply[Any] | None = None, error: WeftError | None = None
-    ) -> None:
+    def resume(self, reply: object = None, error: WeftError | None = None) -> None:
         try:
             if error is None:
                 effect = self._operation.send(reply)
@@ -110,7 +117,10 @@ class _Run(Generic[T]):
             pause.cancel()
             self._wake()
 
-    def _perform(self, effect: Call | Sleep) -> None:
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Work):
+            self.resume(effect.function())
+            return
         with self._lock:
             cancelled = self._cancelled
             if not cancelled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,6 +15,34 @@ from weft.types import FloatArray
 
 Json = dict[str, Any]
 Top = Sequence[Sequence[tuple[int, float]]]  # (token, logprob) pairs of each position.
+
+
+@functools.lru_cache(1 << 16)
+def _text(tokenizer: ModelTokenizer, token: int) -> str:
+    return tokenizer.decode([token], special=True)
+
+
+@functools.lru_cache(1 << 16)
+def _bytes(tokenizer: ModelTokenizer, token: int) -> bytes:
+    return tokenizer.token_bytes(token)
+
+
+def _finite(logprob: float) -> float:
+    """Returns a logprob that JSON can hold. OpenAI's API has this number for a token
+    that is very unlikely; the server has -inf for one that cannot be drawn."""
+    return max(-9999.0, float(logprob))
+
+
+def dumps(value: object, depth: int = 5) -> str:
+    """Returns JSON without numbers that JSON lacks, and without raw line breaks of any
+    kind. Goes `depth` levels down step by step, because one long step would keep all
+    other threads waiting."""
+    if depth and isinstance(value, dict):
+        parts = (f"{json.dumps(key)}:{dumps(value[key], depth - 1)}" for key in value)
+        return f"{{{','.join(parts)}}}"
+    if depth and isinstance(value, list):
+        return f"[{','.join(dumps(entry, depth - 1) for entry in value)}]"
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 class Scored:
@@ -28,11 +58,11 @@ class Scored:
     ) -> None:
         self._tokenizer = tokenizer
         self._tokens = tokens
-        self._logprobs = [None if p is None else float(p) for p in logprobs]
+        self._logprobs = [None if p is None else _finite(p) for p in logprobs]
         self._top = top
 
     def _text(self, token: int) -> str:
-        return self._tokenizer.decode([token], special=True)
+        return _text(self._tokenizer, token)
 
     def as_completion(self, offset: int = 0) -> Json:
         """Returns the logprobs in the format of /v1/completions. offset: the number of
@@ -42,7 +72,7 @@ class Scored:
         # Tokens that are parts of characters have the same text. The reversed order
         # keeps the likeliest token of each text.
         top: list[dict[str, float] | None] = [
-            {self._text(token): float(p) for token, p in reversed(entries)} or None
+            {self._text(token): _finite(p) for token, p in reversed(entries)} or None
             for entries in self._top
         ]
         return {
@@ -59,7 +89,7 @@ class Scored:
             return {
                 "token": self._text(token),
                 "logprob": logprob,
-                "bytes": list(self._tokenizer.token_bytes(token)),
+                "bytes": list(_bytes(self._tokenizer, token)),
             }
 
         top = list(self._top) or [[] for _ in self._tokens]
@@ -67,7 +97,7 @@ class Scored:
             "content": [
                 {
                     **entry(token, logprob),
-                    "top_logprobs": [entry(t, float(p)) for t, p in likely],
+                    "top_logprobs": [entry(t, _finite(p)) for t, p in likely],
                 }
                 for token, logprob, likely in zip(
                     self._tokens, self._logprobs, top, strict=True

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -358,7 +358,8 @@ async def _serve(
     job: sampling.Job, body: SamplingRequest, request: Request
 ) -> Response:
     if not body.stream:
-        return JSONResponse(await _while_connected(request, sampling.answer(job)))
+        answer = await _while_connected(request, sampling.answer(job))
+        return Response(answer, media_type="application/json")
     events = sampling.stream(job)
     # A refusal arrives in place of the first sampled token. In a chat, a role event for
     # each sample comes before that token.

@@ -9,6 +9,8 @@ from collections import Counter
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from weft.openai_front.log import Log
+
 PATH = "/metrics"
 # The upper ends of the buckets, in seconds.
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -74,5 +76,8 @@ class Metrics:
             "# HELP weft_openai_requests_open Requests whose answers have not ended.",
             "# TYPE weft_openai_requests_open gauge",
             f"weft_openai_requests_open {self._open}",
+            "# HELP weft_openai_log_lines_dropped_total Lines that the log left out.",
+            "# TYPE weft_openai_log_lines_dropped_total counter",
+            f"weft_openai_log_lines_dropped_total {Log.num_dropped}",
         ]
         return "\n".join(lines) + "\n"

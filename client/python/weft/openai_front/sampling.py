@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from weft.data import ModelTokenizer
-from weft.openai_front.answers import Envelope, Json, Scored, usage
+from weft.openai_front.answers import Envelope, Json, Scored, dumps, usage
 from weft.openai_front.names import Weights
 from weft.openai_front.text import Answer
 from weft.types import Sample, SampleDelta, SampleOptions, SampleResult
@@ -44,9 +45,14 @@ class Job:
         return self.options if seed is None else {**self.options, "seed": seed + index}
 
 
-async def answer(job: Job) -> Json:
-    """Returns the whole answer."""
+async def answer(job: Job) -> str:
+    """Returns the whole answer as JSON."""
     results = await job.weights.sample_many(job.prompts, job.options)
+    # Other requests go on while a thread makes a long answer.
+    return await asyncio.to_thread(_whole, job, results)
+
+
+def _whole(job: Job, results: Sequence[SampleResult]) -> str:
     choices = [
         _choice(job, prompt, result, sample)
         for prompt, result in zip(job.prompts, results, strict=True)
@@ -55,7 +61,8 @@ async def answer(job: Job) -> Json:
     for index, choice in enumerate(choices):
         choice["index"] = index
     drawn = sum(len(s.tokens) for r in results for s in r.samples if job.keep_answer)
-    return job.envelope.whole(choices, usage(sum(map(len, job.prompts)), drawn))
+    counts = usage(sum(map(len, job.prompts)), drawn)
+    return dumps(job.envelope.whole(choices, counts))
 
 
 def _choice(job: Job, prompt: list[int], result: SampleResult, sample: Sample) -> Json:
@@ -142,7 +149,7 @@ async def stream(job: Job) -> AsyncIterator[str]:
 
 def line(value: Json) -> str:
     """Returns a server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(value, allow_nan=False)}\n\n"
 
 
 def _event(

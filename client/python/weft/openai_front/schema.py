@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
 
@@ -16,6 +16,12 @@ T = TypeVar("T")
 # than the request itself.
 Several = Annotated[list[T], Field(fail_fast=True)]
 Prompt = str | Several[str] | Several[int] | Several[Several[int]]
+
+
+def _text(value: str) -> str:
+    """Raises ValueError for a string that is no valid text."""
+    value.encode()
+    return value
 
 
 class StreamOptions(BaseModel):
@@ -30,7 +36,7 @@ class SamplingRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
+    model: Annotated[str, AfterValidator(_text)]
     n: int = Field(default=1, ge=1, le=128)
     temperature: float | None = None
     top_p: float | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-import sys
 
 import h11
 import uvicorn
@@ -12,6 +12,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.openai_front.intake import BODY_SECONDS
+
+_log = logging.getLogger("weft.openai")
+_log.setLevel(logging.INFO)
 
 # A stop waits so long for answers. Kubernetes kills a process after 30 s.
 GRACE_SECONDS = 20
@@ -55,7 +58,7 @@ class TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that says on stderr where it listens, as soon as it does. target: the
+    """A server that says in its log where it listens, as soon as it does. target: the
     weftd that answers."""
 
     def __init__(self, config: uvicorn.Config, target: str) -> None:
@@ -70,12 +73,16 @@ class Server(uvicorn.Server):
         port = self.servers[0].sockets[0].getsockname()[1]
         host = self.config.host
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(
-            f"weft openai: base URL {url}/v1, for weftd at {self._target}; "
-            f"{url}/health and {url}/metrics say how it is",
-            file=sys.stderr,
-            flush=True,
+        _log.info(
+            f"base URL {url}/v1, for weftd at {self._target}; "
+            f"{url}/health and {url}/metrics say how it is"
         )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        # uvicorn lets the signal end the process, so Python does not do it.
+        for handler in logging.getLogger().handlers:
+            handler.flush()
 
 
 def config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
@@ -86,5 +93,6 @@ def config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
         port=port,
         http=TimedProtocol,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        log_config=None,
         log_level="warning",
     )

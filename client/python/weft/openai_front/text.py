@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from weft.data import ModelTokenizer
 from weft.data.tokenizer import HALF
 
+# In a text, a character ends at the end of at least one of so many tokens. To wait for
+# more would take quadratic time.
+_MOST_UNDECIDED = 16
+
 
 class Decoder:
     """Decodes tokens one by one. A character waits until all its bytes are there."""
@@ -33,11 +37,20 @@ class Decoder:
         return self._next(whole=True)
 
     def _next(self, whole: bool) -> str:
+        end = len(self._tokens)
+        decided = whole or end - self._shown >= _MOST_UNDECIDED
         before = self._tokenizer.decode(self._tokens[self._begin : self._shown])
         now = self._tokenizer.decode(self._tokens[self._begin :])
-        if len(now) <= len(before) or (now.endswith(HALF) and not whole):
+        if now.endswith(HALF) and not whole:
+            if not decided:
+                return ""
+            end -= 3  # These may still become a character, which has four bytes.
+            now = self._tokenizer.decode(self._tokens[self._begin : end])
+        if len(now) <= len(before):
+            if decided:
+                del self._tokens[self._shown : end]
             return ""
-        self._begin, self._shown = self._shown, len(self._tokens)
+        self._begin, self._shown = self._shown, end
         return now[len(before) :]
 
 
