@@ -44,7 +44,7 @@ def ask(connection: http.client.HTTPSConnection, path: str) -> int:
 
 
 def test_a_log_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:
-    """Lines of a request have 500 bytes, so 500 of them fill a pipe of 64 KiB four times."""
+    """A request's line has 500 bytes, so the lines fill a pipe of 64 KiB four times."""
     process, port = serving(tmp_path, "sleep", "60")
     stranger, other = caller(port), caller(port)
     waits = []
@@ -86,7 +86,7 @@ def test_lines_that_are_dropped_are_counted() -> None:
     process.stdin.write(b"".join(b"%0300d\n" % n for n in range(count)))
     process.stdin.flush()
     # A mebibyte of lines waits, and what pipes hold is less than that.
-    lines = []
+    lines: list[str] = []
     while not (lines and DROPPED in lines[-1]):
         lines.append(process.stdout.readline().decode())
     assert [int(line) for line in lines[:-1]] == list(range(len(lines) - 1))
@@ -107,7 +107,9 @@ def test_the_logger_ends_although_nobody_reads() -> None:
 
 
 def test_nginx_and_the_command_end_if_run_sh_is_killed(tmp_path: Path) -> None:
-    process, port = serving(tmp_path, "sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    process, port = serving(
+        tmp_path, "sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60"
+    )
     wait_until((tmp_path / "pid").read_text, lambda: "the command was not started")
     command = int((tmp_path / "pid").read_text())
     process.kill()
