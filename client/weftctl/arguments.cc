@@ -75,9 +75,7 @@ absl::StatusOr<Arguments> Arguments::Parse(
         absl::StrSplit(given[i], absl::MaxSplits('=', 1));
     const std::string name =
         parts.first == "-o" ? "output" : parts.first.substr(2);
-    const auto spec =
-        std::find_if(flags.begin(), flags.end(),
-                     [&](const FlagSpec& flag) { return flag.name == name; });
+    const auto spec = std::ranges::find(flags, name, &FlagSpec::name);
     if (spec == flags.end() ||
         (parts.first != "-o" && !absl::StartsWith(given[i], "--"))) {
       return UsageError(absl::StrCat("unknown flag ", parts.first));

@@ -18,15 +18,16 @@ const char* KindName(v1::CheckpointKind kind) {
   return kind == v1::CHECKPOINT_KIND_SAMPLER ? "sampler" : "train";
 }
 
-void PrintCheckpoints(const Session& session,
-                      const v1::ListCheckpointsResponse& found) {
+absl::Status Print(const Session& session,
+                   const absl::StatusOr<v1::ListCheckpointsResponse>& found) {
+  if (!found.ok()) return found.status();
   if (session.json) {
-    PrintJson(found, session.out);
-    return;
+    PrintJson(*found, session.out);
+    return absl::OkStatus();
   }
   std::vector<Row> rows = {{"ADAPTER", "NAME", "KIND", "STEP", "SIZE",
                             "CREATED", "EXPIRES", "BASE MODEL"}};
-  for (const v1::Checkpoint& checkpoint : found.checkpoints()) {
+  for (const v1::Checkpoint& checkpoint : found->checkpoints()) {
     rows.push_back(
         {checkpoint.adapter_id(), checkpoint.name(),
          KindName(checkpoint.kind()), absl::StrCat(checkpoint.last_step()),
@@ -37,12 +38,25 @@ void PrintCheckpoints(const Session& session,
          checkpoint.base_model()});
   }
   PrintTable(rows, session.out);
+  return absl::OkStatus();
 }
 
-void PrintCheckpoint(const Session& session, v1::Checkpoint checkpoint) {
+absl::Status Print(const Session& session,
+                   const absl::StatusOr<v1::Checkpoint>& checkpoint) {
+  if (!checkpoint.ok()) return checkpoint.status();
   v1::ListCheckpointsResponse one;
-  *one.add_checkpoints() = std::move(checkpoint);
-  PrintCheckpoints(session, one);
+  *one.add_checkpoints() = *checkpoint;
+  return Print(session, one);
+}
+
+// Returns a request about the checkpoint or snapshot that the first two words
+// name.
+template <typename Request>
+Request MakeRequest(const Arguments& arguments) {
+  Request request;
+  request.set_adapter_id(arguments.word(0));
+  request.set_name(arguments.word(1));
+  return request;
 }
 
 // Reads the entries of --metadata KEY=VALUE,KEY=VALUE.
@@ -78,23 +92,17 @@ absl::Status ReadProperties(const Arguments& arguments,
 }
 
 absl::Status SaveCheckpoint(const Session& session) {
-  v1::SaveCheckpointRequest request;
-  request.set_adapter_id(session.arguments.word(0));
-  request.set_name(session.arguments.word(1));
+  auto request = MakeRequest<v1::SaveCheckpointRequest>(session.arguments);
   request.set_overwrite(session.arguments.Has("overwrite"));
   WEFT_RETURN_IF_ERROR(ReadProperties(session.arguments, &request));
-  WEFT_ASSIGN_OR_RETURN(auto saved, session.client.SaveCheckpoint(request));
-  PrintCheckpoint(session, std::move(saved));
-  return absl::OkStatus();
+  return Print(session, session.client.SaveCheckpoint(request));
 }
 
 absl::Status LoadCheckpoint(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(const auto durability,
                         ReadDurability(session.arguments));
-  v1::LoadCheckpointRequest request;
+  auto request = MakeRequest<v1::LoadCheckpointRequest>(session.arguments);
   request.set_durability(durability);
-  request.set_adapter_id(session.arguments.word(0));
-  request.set_name(session.arguments.word(1));
   request.set_source_adapter_id(session.arguments.GetString("source"));
   request.set_weights_only(session.arguments.Has("weights-only"));
   request.set_tenant(session.arguments.GetString("tenant"));
@@ -110,10 +118,8 @@ absl::Status LoadCheckpoint(const Session& session) {
 }
 
 absl::Status ListCheckpoints(const Session& session) {
-  WEFT_ASSIGN_OR_RETURN(const auto found, session.client.ListCheckpoints(
-                                              session.arguments.word(0)));
-  PrintCheckpoints(session, found);
-  return absl::OkStatus();
+  return Print(session,
+               session.client.ListCheckpoints(session.arguments.word(0)));
 }
 
 absl::Status DeleteCheckpoint(const Session& session) {
@@ -122,14 +128,10 @@ absl::Status DeleteCheckpoint(const Session& session) {
 }
 
 absl::Status SetCheckpointTtl(const Session& session) {
-  v1::SetCheckpointTtlRequest request;
-  request.set_adapter_id(session.arguments.word(0));
-  request.set_name(session.arguments.word(1));
+  auto request = MakeRequest<v1::SetCheckpointTtlRequest>(session.arguments);
   WEFT_ASSIGN_OR_RETURN(const auto ttl, session.arguments.GetInt("ttl"));
   request.set_ttl_seconds(static_cast<uint64_t>(ttl));
-  WEFT_ASSIGN_OR_RETURN(auto changed, session.client.SetCheckpointTtl(request));
-  PrintCheckpoint(session, std::move(changed));
-  return absl::OkStatus();
+  return Print(session, session.client.SetCheckpointTtl(request));
 }
 
 absl::Status DownloadCheckpoint(const Session& session) {
@@ -139,21 +141,16 @@ absl::Status DownloadCheckpoint(const Session& session) {
 }
 
 absl::Status UploadCheckpoint(const Session& session) {
-  v1::UploadOptions options;
-  options.set_adapter_id(session.arguments.word(0));
-  options.set_name(session.arguments.word(1));
+  auto options = MakeRequest<v1::UploadOptions>(session.arguments);
   options.set_overwrite(session.arguments.Has("overwrite"));
   options.set_tenant(session.arguments.GetString("tenant"));
-  WEFT_ASSIGN_OR_RETURN(auto uploaded, session.client.UploadCheckpoint(
-                                           options, session.arguments.word(2)));
-  PrintCheckpoint(session, std::move(uploaded));
-  return absl::OkStatus();
+  return Print(session, session.client.UploadCheckpoint(
+                            options, session.arguments.word(2)));
 }
 
 absl::Status PublishSnapshot(const Session& session) {
-  v1::PublishSnapshotRequest request;
-  request.set_adapter_id(session.arguments.word(0));
-  request.set_name(session.arguments.word(1));
+  const auto request =
+      MakeRequest<v1::PublishSnapshotRequest>(session.arguments);
   WEFT_ASSIGN_OR_RETURN(const auto version,
                         session.client.PublishSnapshot(request));
   if (session.json) {
