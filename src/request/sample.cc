@@ -11,8 +11,7 @@ int64_t SampleRequest::first_scored() const {
     first = std::min(first, first_of_last_n());
   }
   // The first offset that is not 0 is that of the first position with targets.
-  const auto target = std::upper_bound(prompt_target_offsets.begin(),
-                                       prompt_target_offsets.end(), 0);
+  const auto target = std::ranges::upper_bound(prompt_target_offsets, 0);
   if (target != prompt_target_offsets.end()) {
     first = std::min(first, target - prompt_target_offsets.begin());
   }

@@ -37,8 +37,7 @@ std::string Text(const json& object, const char* field) {
 }
 
 bool IsHash(absl::string_view text) {
-  return text.size() == kHashDigits &&
-         std::all_of(text.begin(), text.end(), [](char c) {
+  return text.size() == kHashDigits && std::ranges::all_of(text, [](char c) {
            return absl::ascii_isdigit(static_cast<unsigned char>(c)) ||
                   (c >= 'a' && c <= 'f');
          });
