@@ -201,7 +201,7 @@ TEST_F(WeftctlTest, SamplesTokens) {
                 "--adapter=a", "--num-samples=2", "-o", "json"});
   EXPECT_EQ(Run(given), 0);
   EXPECT_EQ(Json()["samples"][0]["tokens"], (std::vector<int>{7, 8, 9}));
-  const SampleRequest sent = server_.engine().last_sample();
+  const SampleRequest sent = server_.engine().seen().last_sample;
   EXPECT_EQ(sent.config.temperature, 0);
   EXPECT_EQ(sent.config.top_k, 4);
   EXPECT_EQ(sent.config.top_p, 0.5);
@@ -224,15 +224,15 @@ TEST_F(WeftctlTest, SamplesFromAChangedDistribution) {
     return Run(line);
   };
   EXPECT_EQ(sample({}), 0);
-  EXPECT_EQ(server_.engine().last_sample().config.repetition_penalty, 1);
-  EXPECT_TRUE(server_.engine().last_sample().config.logit_bias.empty());
+  EXPECT_EQ(server_.engine().seen().last_sample.config.repetition_penalty, 1);
+  EXPECT_TRUE(server_.engine().seen().last_sample.config.logit_bias.empty());
   EXPECT_EQ(sample({"--min-p=0.05", "--repetition-penalty=1.1",
                     "--presence-penalty=-0.5", "--frequency-penalty=0.25",
                     "--logit-bias=3:-100,7:1.5", "--allowed-tokens=7,8",
                     "--max-tokens=4", "--min-tokens=2"}),
             0)
       << err_.str();
-  const SamplingConfig sent = server_.engine().last_sample().config;
+  const SamplingConfig sent = server_.engine().seen().last_sample.config;
   EXPECT_EQ(sent.min_p, 0.05);
   EXPECT_EQ(sent.repetition_penalty, 1.1F);
   EXPECT_EQ(sent.presence_penalty, -0.5);

@@ -38,11 +38,19 @@ class ServerTest : public ::testing::Test {
   // Returns a valid request for adapter "a": one sequence of three tokens.
   static v1::ForwardBackwardRequest GoodStep();
 
-  // Calls the method that takes such a request. The call has a context of its
-  // own if `context` is null.
+  // Calls the method that takes such a request. The response may be null, and
+  // the call has a context of its own if `context` is null.
   grpc::Status Send(const google::protobuf::Message& request,
-                    google::protobuf::Message* response,
+                    google::protobuf::Message* response = nullptr,
                     grpc::ClientContext* context = nullptr) const;
+  // Returns the response to a request that the server accepts.
+  template <typename Response>
+  Response Answer(const google::protobuf::Message& request) const {
+    Response response;
+    const grpc::Status status = Send(request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
 
   // Waits up to 30 s for `condition`. Returns whether it became true.
   static bool Eventually(const std::function<bool()>& condition);

@@ -37,15 +37,11 @@ void CannedAdapters::Create(CreateAdapterRequest request,
   });
 }
 
-void CannedAdapters::Delete(std::string adapter_id, Callback<bool> done) {
-  Post(done, [this, adapter_id = std::move(adapter_id), done] {
-    const auto key = dispatcher_.adapters().KeyOf(adapter_id);
-    if (!key) {
-      Reply<bool>(done, NoSuchAdapter(adapter_id));
-      return;
-    }
-    adapters_.erase(*key);
-    (void)dispatcher_.adapters().Remove(*key);
+void CannedAdapters::Delete(const std::string& adapter_id,
+                            Callback<bool> done) {
+  PostFor(adapter_id, done, [this, done](AdapterKey key) {
+    adapters_.erase(key);
+    (void)dispatcher_.adapters().Remove(key);
     Reply<bool>(done, true);
   });
 }
@@ -54,10 +50,7 @@ void CannedAdapters::LoadNew(LoadCheckpointRequest request,
                              Callback<AdapterInfo> done) {
   PostIo([this, request = std::move(request), done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info = Read(request);
-    if (!info.ok()) {
-      Reply<AdapterInfo>(done, info.status());
-      return;
-    }
+    if (!info.ok()) return Reply<AdapterInfo>(done, info.status());
     NewAdapter made{.request = {.adapter_id = request.adapter_id,
                                 .tenant = request.tenant,
                                 .config = info->config},
@@ -128,20 +121,12 @@ dispatch::AdapterFacts CannedAdapters::Facts(AdapterKey key) const {
   return {.info = std::move(info), .image_bytes = kCannedAdapterBytes};
 }
 
-void CannedAdapters::Export(ExportAdapterRequest request,
+void CannedAdapters::Export(const ExportAdapterRequest& request,
                             Callback<PeftFiles> done) {
-  Post(done, [this, request = std::move(request), done] {
-    const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
-    if (!key) {
-      Reply<PeftFiles>(done, NoSuchAdapter(request.adapter_id));
-      return;
-    }
+  PostFor(request.adapter_id, done, [this, done](AdapterKey key) {
     dispatcher_.adapters().WhenOnDevice(
-        *key, [this, key = *key, done](const absl::Status& room) {
-          if (!room.ok()) {
-            Reply<PeftFiles>(done, room);
-            return;
-          }
+        key, [this, key, done](const absl::Status& room) {
+          if (!room.ok()) return Reply<PeftFiles>(done, room);
           PeftFiles files = adapters_.at(key).files;
           if (files.empty()) {
             files = {{"adapter_config.json", "{}"},
@@ -152,20 +137,14 @@ void CannedAdapters::Export(ExportAdapterRequest request,
   });
 }
 
-void CannedAdapters::ReleaseSnapshot(ReleaseSnapshotRequest request,
+void CannedAdapters::ReleaseSnapshot(const ReleaseSnapshotRequest& request,
                                      Callback<bool> done) {
-  Post(done, [this, request = std::move(request), done] {
-    const auto key = dispatcher_.adapters().KeyOf(request.adapter_id);
-    if (!key) {
-      Reply<bool>(done, NoSuchAdapter(request.adapter_id));
-      return;
+  PostFor(request.adapter_id, done, [this, request, done](AdapterKey key) {
+    if (adapters_.at(key).snapshots.erase(request.name) == 0) {
+      return Reply<bool>(done, absl::NotFoundError(absl::StrCat(
+                                   "name: no snapshot '", request.name, "'")));
     }
-    if (adapters_.at(*key).snapshots.erase(request.name) == 0) {
-      Reply<bool>(done, absl::NotFoundError(absl::StrCat("name: no snapshot '",
-                                                         request.name, "'")));
-      return;
-    }
-    dispatcher_.adapters().Publish(*key, Facts(*key));
+    dispatcher_.adapters().Publish(key, Facts(key));
     Reply<bool>(done, true);
   });
 }
@@ -188,10 +167,7 @@ void CannedAdapters::DeleteCheckpoint(std::string adapter_id, std::string name,
                                       Callback<bool> done) {
   PostIo([this, key = std::pair(std::move(adapter_id), std::move(name)),
           done = std::move(done)] {
-    if (checkpoints_.erase(key) == 1) {
-      Reply<bool>(done, true);
-      return;
-    }
+    if (checkpoints_.erase(key) == 1) return Reply<bool>(done, true);
     Reply<bool>(done, absl::NotFoundError(absl::StrCat("name: no checkpoint '",
                                                        key.second, "'")));
   });
@@ -299,10 +275,7 @@ void CannedAdapters::DownloadCheckpoint(
           done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info =
         Read({.source_adapter_id = adapter_id, .name = name});
-    if (!info.ok()) {
-      Reply<std::vector<FileSource>>(done, info.status());
-      return;
-    }
+    if (!info.ok()) return Reply<std::vector<FileSource>>(done, info.status());
     Reply<std::vector<FileSource>>(
         done,
         std::vector<FileSource>{FileSource("adapter_config.json", "{}"),
@@ -323,10 +296,7 @@ void CannedAdapters::UploadCheckpoint(UploadCheckpointRequest request,
         !source.empty()) {
       const auto found =
           Read({.source_adapter_id = source, .name = request.name});
-      if (!found.ok()) {
-        Reply<CheckpointInfo>(done, found.status());
-        return;
-      }
+      if (!found.ok()) return Reply<CheckpointInfo>(done, found.status());
       info = *found;
       std::string& from = copied_from_[{request.adapter_id, request.name}];
       repeats = std::exchange(from, source) == source;

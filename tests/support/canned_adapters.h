@@ -27,12 +27,13 @@ class CannedAdapters {
       : dispatcher_(*dispatcher), io_(*io), replies_(*replies) {}
 
   void Create(CreateAdapterRequest request, Callback<AdapterInfo> done);
-  void Delete(std::string adapter_id, Callback<bool> done);
+  void Delete(const std::string& adapter_id, Callback<bool> done);
   // Loads a checkpoint into an adapter that does not exist yet.
   void LoadNew(LoadCheckpointRequest request, Callback<AdapterInfo> done);
   void Import(ImportAdapterRequest request, Callback<AdapterInfo> done);
-  void Export(ExportAdapterRequest request, Callback<PeftFiles> done);
-  void ReleaseSnapshot(ReleaseSnapshotRequest request, Callback<bool> done);
+  void Export(const ExportAdapterRequest& request, Callback<PeftFiles> done);
+  void ReleaseSnapshot(const ReleaseSnapshotRequest& request,
+                       Callback<bool> done);
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done);
   void DeleteCheckpoint(std::string adapter_id, std::string name,
@@ -83,12 +84,20 @@ class CannedAdapters {
   void Post(const Callback<T>& done, Body body) {
     dispatcher_.Post(
         [this, done, body = std::move(body)](const absl::Status& open) {
-          if (open.ok()) {
-            body();
-          } else {
-            Reply<T>(done, open);
-          }
+          if (!open.ok()) return Reply<T>(done, open);
+          body();
         });
+  }
+  // Runs `body` with the key of the adapter. If there is none, `done` gets
+  // NOT_FOUND.
+  template <typename T, typename Body>
+  void PostFor(const std::string& adapter_id, const Callback<T>& done,
+               Body body) {
+    Post(done, [this, adapter_id, done, body = std::move(body)] {
+      const auto key = dispatcher_.adapters().KeyOf(adapter_id);
+      if (!key) return Reply<T>(done, dispatch::NoSuchAdapter(adapter_id));
+      body(*key);
+    });
   }
   // Runs `task` on the I/O thread. A drain waits until the task has run.
   void PostIo(std::function<void()> task) {

@@ -114,44 +114,9 @@ void CannedEngine::FailForGood(absl::Status status) {
   failure_ = std::move(status);
 }
 
-size_t CannedEngine::num_waiting() const {
+CannedEngine::Seen CannedEngine::seen() const {
   MutexLock lock(&mu_);
-  return num_waiting_;
-}
-
-size_t CannedEngine::num_cancelled() const {
-  MutexLock lock(&mu_);
-  return num_cancelled_;
-}
-
-std::vector<CannedEngine::Call> CannedEngine::arrived() const {
-  MutexLock lock(&mu_);
-  return arrived_;
-}
-
-std::vector<CannedEngine::Call> CannedEngine::applied() const {
-  MutexLock lock(&mu_);
-  return applied_;
-}
-
-TrainRequest CannedEngine::last_train() const {
-  MutexLock lock(&mu_);
-  return last_train_;
-}
-
-std::thread::id CannedEngine::train_thread() const {
-  MutexLock lock(&mu_);
-  return train_thread_;
-}
-
-OptimStepRequest CannedEngine::last_optim() const {
-  MutexLock lock(&mu_);
-  return last_optim_;
-}
-
-SampleRequest CannedEngine::last_sample() const {
-  MutexLock lock(&mu_);
-  return last_sample_;
+  return seen_;
 }
 
 absl::Status CannedEngine::failure() const {
@@ -252,7 +217,7 @@ bool CannedEngine::Start(const StepTask& step) {
   {
     MutexLock lock(&mu_);
     failure = Take(run_failures_, rpc);
-    if (failure.ok()) applied_.emplace_back(rpc, step.step);
+    if (failure.ok()) seen_.applied.emplace_back(rpc, step.step);
   }
   if (!failure.ok()) dispatcher_.steps().Complete(step.id, failure);
   return failure.ok();

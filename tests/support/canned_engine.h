@@ -62,20 +62,24 @@ class CannedEngine final : public engine::Engine {
   void HangSince(std::optional<absl::Time> since);
   void FailForGood(absl::Status status);
 
-  // Returns the number of calls of Train, OptimStep and Sample without an
-  // answer, and the number whose answer was CANCELLED.
-  [[nodiscard]] size_t num_waiting() const;
-  [[nodiscard]] size_t num_cancelled() const;
-  // Return the calls in the order of arrival, including refused ones, and the
-  // steps in the order in which they ran.
-  [[nodiscard]] std::vector<Call> arrived() const;
-  [[nodiscard]] std::vector<Call> applied() const;
-  // Return the request of the last call of each kind.
-  [[nodiscard]] TrainRequest last_train() const;
-  // Returns the thread of the last call of Train.
-  [[nodiscard]] std::thread::id train_thread() const;
-  [[nodiscard]] OptimStepRequest last_optim() const;
-  [[nodiscard]] SampleRequest last_sample() const;
+  // What the engine has been asked for and has done.
+  struct Seen {
+    // The calls of Train, OptimStep and Sample without an answer, and those
+    // whose answer was CANCELLED.
+    size_t num_waiting = 0;
+    size_t num_cancelled = 0;
+    // The calls in the order of arrival, including refused ones, and the steps
+    // in the order in which they ran.
+    std::vector<Call> arrived;
+    std::vector<Call> applied;
+    // The request of the last call of each kind.
+    TrainRequest last_train;
+    OptimStepRequest last_optim;
+    SampleRequest last_sample;
+    // The thread of the last call of Train.
+    std::thread::id train_thread;
+  };
+  [[nodiscard]] Seen seen() const;
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
   CancelHandle Submit(StepRequest request, KeepStep keep,
@@ -155,7 +159,7 @@ class CannedEngine final : public engine::Engine {
   // Removes and returns the first refusal that fits `rpc`, or returns OK.
   [[nodiscard]] static absl::Status Take(Refusals& refusals,
                                          const std::string& rpc);
-  // Counts the call in num_waiting_ until the call is answered.
+  // Counts the call in num_waiting until the call is answered.
   template <typename... Args>
   [[nodiscard]] std::function<void(Args...)> Counted(
       std::function<void(Args...)> done);
@@ -191,18 +195,11 @@ class CannedEngine final : public engine::Engine {
   bool held_ ABSL_GUARDED_BY(mu_) = false;
   bool parked_ ABSL_GUARDED_BY(mu_) = false;  // Hold has stopped the engine
                                               // thread.
-  size_t num_waiting_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t num_cancelled_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<Call> arrived_ ABSL_GUARDED_BY(mu_);
-  std::vector<Call> applied_ ABSL_GUARDED_BY(mu_);
+  Seen seen_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   absl::Time heartbeat_ ABSL_GUARDED_BY(mu_) = clock_.Now();
   std::optional<absl::Time> hangs_since_ ABSL_GUARDED_BY(mu_);
-  std::thread::id train_thread_ ABSL_GUARDED_BY(mu_);
-  TrainRequest last_train_ ABSL_GUARDED_BY(mu_);
-  OptimStepRequest last_optim_ ABSL_GUARDED_BY(mu_);
   Notes notes_ ABSL_GUARDED_BY(mu_);
-  SampleRequest last_sample_ ABSL_GUARDED_BY(mu_);
 
   // The workers are declared last, so that they stop first.
   Worker replies_;

@@ -30,7 +30,7 @@ bool CannedEngine::Admit(const char* rpc, uint64_t step,
   absl::Status refusal;
   {
     MutexLock lock(&mu_);
-    arrived_.emplace_back(rpc, step);
+    seen_.arrived.emplace_back(rpc, step);
     refusal = Take(refusals_, rpc);
   }
   if (!refusal.ok()) done(refusal);
@@ -49,13 +49,13 @@ std::function<void(Args...)> CannedEngine::Counted(
     std::function<void(Args...)> done) {
   {
     MutexLock lock(&mu_);
-    ++num_waiting_;
+    ++seen_.num_waiting;
   }
   return [this, done = std::move(done)](auto result, auto... more) {
     {
       MutexLock lock(&mu_);
-      --num_waiting_;
-      if (absl::IsCancelled(result.status())) ++num_cancelled_;
+      --seen_.num_waiting;
+      if (absl::IsCancelled(result.status())) ++seen_.num_cancelled;
     }
     done(std::move(result), more...);
   };
@@ -64,13 +64,13 @@ std::function<void(Args...)> CannedEngine::Counted(
 void CannedEngine::Keep(const StepRequest& request) {
   MutexLock lock(&mu_);
   if (const auto* const train = std::get_if<TrainRequest>(&request)) {
-    last_train_ = *train;
-    last_train_.charge = nullptr;
-    train_thread_ = std::this_thread::get_id();
+    seen_.last_train = *train;
+    seen_.last_train.charge = nullptr;
+    seen_.train_thread = std::this_thread::get_id();
   } else if (const auto* const optim =
                  std::get_if<OptimStepRequest>(&request)) {
-    last_optim_ = *optim;
-    last_optim_.charge = nullptr;
+    seen_.last_optim = *optim;
+    seen_.last_optim.charge = nullptr;
   }
 }
 
@@ -108,8 +108,8 @@ CancelHandle CannedEngine::Sample(SampleRequest request,
   if (!Admit(on_delta ? "SampleStream" : "Sample", 0, done)) return {};
   {
     MutexLock lock(&mu_);
-    last_sample_ = request;
-    last_sample_.charge = nullptr;
+    seen_.last_sample = request;
+    seen_.last_sample.charge = nullptr;
   }
   return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
                                       Counted(std::move(done)));
@@ -141,7 +141,7 @@ Activity CannedEngine::activity(const ActivityQuery& query) const {
 
 void CannedEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   if (!Admit("DeleteAdapter", 0, done) || !CheckOpen(done)) return;
-  adapters_.Delete(std::move(adapter_id), std::move(done));
+  adapters_.Delete(adapter_id, std::move(done));
 }
 
 void CannedEngine::ListCheckpoints(std::string adapter_id,
@@ -178,7 +178,7 @@ void CannedEngine::UploadCheckpoint(UploadCheckpointRequest request,
 void CannedEngine::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                    Callback<bool> done) {
   if (!Admit("ReleaseSnapshot", 0, done) || !CheckOpen(done)) return;
-  adapters_.ReleaseSnapshot(std::move(request), std::move(done));
+  adapters_.ReleaseSnapshot(request, std::move(done));
 }
 
 void CannedEngine::ExportAdapter(ExportAdapterRequest request,
@@ -194,7 +194,7 @@ void CannedEngine::ExportAdapter(ExportAdapterRequest request,
         [done = std::move(done), files = *std::move(given)] { done(files); });
     return;
   }
-  adapters_.Export(std::move(request), std::move(done));
+  adapters_.Export(request, std::move(done));
 }
 
 void CannedEngine::ImportAdapter(ImportAdapterRequest request,

@@ -40,7 +40,8 @@ using nlohmann::json;
 constexpr int kExitBadConfig = 2;
 
 json Calls(const CannedEngine& engine) {
-  return {{"arrived", engine.arrived()}, {"applied", engine.applied()}};
+  return {{"arrived", engine.seen().arrived},
+          {"applied", engine.seen().applied}};
 }
 
 // Executes a line. Throws nlohmann::json's exceptions.

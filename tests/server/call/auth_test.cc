@@ -207,7 +207,7 @@ TEST_F(AuthTest, NoMethodAnswersWithoutAToken) {
   EXPECT_GT(MetricValue("weft_auth_failures_total{reason=\"no_token\"}"), 20);
   EXPECT_GT(MetricValue("weft_auth_failures_total{reason=\"unknown_token\"}"),
             20);
-  EXPECT_TRUE(engine_.arrived().empty());
+  EXPECT_TRUE(engine_.seen().arrived.empty());
 }
 
 TEST_F(AuthTest, EachScopeOpensItsOwnMethods) {
@@ -345,7 +345,7 @@ TEST_F(AuthTest, ATenantHasAQuotaOfCallsAndOfTokens) {
   grpc::Status second;
   std::thread one([&] { first = train(a); });
   std::thread two([&] { second = train(a); });
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 2; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_waiting == 2; }));
   const grpc::Status refused = train(a);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("--max-calls-per-tenant"));

@@ -39,10 +39,7 @@ class ProfileTest : public ServerTest {
     absl::SleepFor(absl::Milliseconds(50));
   }
 
-  void Step() {
-    v1::ForwardBackwardResponse response;
-    EXPECT_TRUE(Send(GoodStep(), &response).ok());
-  }
+  void Step() { EXPECT_TRUE(Send(GoodStep()).ok()); }
 };
 
 TEST_F(ProfileTest, HoldsTheWorkOfItsStepsAndEndsAfterThem) {
@@ -101,8 +98,7 @@ TEST_F(ProfileTest, ADrainEndsIt) {
   grpc::Status status;
   std::thread profile([&] { status = Profile(0, 300, &trace); });
   WaitUntilOneRuns();
-  v1::DrainResponse response;
-  EXPECT_TRUE(Send(v1::DrainRequest(), &response).ok());
+  EXPECT_TRUE(Send(v1::DrainRequest()).ok());
   profile.join();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_FALSE(trace.empty());
@@ -125,8 +121,7 @@ TEST_F(ProfileTest, RefusesWhatItCannotBe) {
 
 TEST_F(ProfileTest, TheServersInfoHasItsLoad) {
   StartReadyServer();
-  v1::GetInfoResponse response;
-  ASSERT_TRUE(Send(v1::GetInfoRequest(), &response).ok());
+  const auto response = Answer<v1::GetInfoResponse>(v1::GetInfoRequest());
   const v1::ServerLoad& load = response.info().load();
   EXPECT_GT(load.uptime_seconds(), 0);
   EXPECT_EQ(load.calls_in_flight(), 1u);
@@ -149,8 +144,7 @@ TEST_F(ProfileTest, MetricsNameTheModelAndCountMessages) {
   EXPECT_EQ(MetricValue("grpc_server_msg_sent_total" + labels), 1);
   v1::ForwardBackwardRequest bad = GoodStep();
   bad.set_adapter_id("nobody");
-  v1::ForwardBackwardResponse response;
-  EXPECT_FALSE(Send(bad, &response).ok());
+  EXPECT_FALSE(Send(bad).ok());
   EXPECT_EQ(MetricValue("grpc_server_msg_received_total" + labels), 2);
   EXPECT_EQ(MetricValue("grpc_server_msg_sent_total" + labels), 1);
 }

@@ -66,9 +66,7 @@ class ListenersTest : public ServerTest {
   }
 
   v1::ServerInfo Info() {
-    v1::GetInfoResponse response;
-    const grpc::Status status = Send(v1::GetInfoRequest(), &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
+    const auto response = Answer<v1::GetInfoResponse>(v1::GetInfoRequest());
     return response.info();
   }
 
@@ -152,8 +150,7 @@ TEST_F(ListenersTest, WhileStartingOnlyGetInfoAnswers) {
   EXPECT_EQ(info.model().name(), "toy");
   EXPECT_EQ(info.model().vocab_size(), 0u);
   EXPECT_EQ(info.max_message_bytes(), 4u << 20);
-  v1::DrainResponse drained;
-  EXPECT_EQ(Send(v1::DrainRequest(), &drained).error_code(),
+  EXPECT_EQ(Send(v1::DrainRequest()).error_code(),
             grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(MetricValue("weft_requests_rejected_total{reason=\"starting\"}"),
             2);
@@ -233,19 +230,12 @@ TEST_F(ListenersTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   StartReadyServer();
   engine_.Hold();
   grpc::Status accepted;
-  std::thread worker([&] {
-    v1::ForwardBackwardResponse response;
-    accepted = Send(GoodStep(), &response);
-  });
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  std::thread worker([&] { accepted = Send(GoodStep()); });
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_waiting == 1; }));
   grpc::Status drained;
-  std::thread drainer([&] {
-    v1::DrainResponse response;
-    drained = Send(v1::DrainRequest(), &response);
-  });
+  std::thread drainer([&] { drained = Send(v1::DrainRequest()); });
   EXPECT_TRUE(Eventually([&] { return listeners_->draining(); }));
-  v1::ForwardBackwardResponse response;
-  const grpc::Status refused = Send(GoodStep(), &response);
+  const grpc::Status refused = Send(GoodStep());
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(refused.error_message(), HasSubstr("draining"));
   grpc::ClientContext reading;
@@ -275,18 +265,15 @@ TEST_F(ListenersTest, ADrainedServerSavesAndCanTakeWorkAgain) {
             grpc::OK);
   const auto save =
       Make<v1::SaveCheckpointRequest>("adapter_id = 'a'; name = 'last'");
-  v1::SaveCheckpointResponse saved;
-  EXPECT_TRUE(Send(save, &saved).ok());
+  EXPECT_TRUE(Send(save).ok());
   const auto list = Make<v1::ListCheckpointsRequest>("adapter_id = 'a'");
-  v1::ListCheckpointsResponse listed;
-  EXPECT_TRUE(Send(list, &listed).ok());
+  const auto listed = Answer<v1::ListCheckpointsResponse>(list);
   EXPECT_EQ(listed.checkpoints_size(), 1);
 
   EXPECT_EQ(undrain(), grpc::OK);
   EXPECT_FALSE(Info().draining());
   EXPECT_EQ(Health(""), kServing);
-  v1::ForwardBackwardResponse trained;
-  EXPECT_TRUE(Send(GoodStep(), &trained).ok());
+  EXPECT_TRUE(Send(GoodStep()).ok());
   EXPECT_EQ(MetricValue("weft_startup_phase{phase=\"serving\"}"), 1);
 
   // A process that has been told to end takes no work again.
@@ -307,8 +294,7 @@ TEST_F(ListenersTest, CountsCallsByMethodAndCode) {
   StartReadyServer();
   grpc::ClientContext good;
   EXPECT_TRUE(Get(&good).ok());
-  v1::GetAdapterResponse response;
-  Send(v1::GetAdapterRequest(), &response);
+  Send(v1::GetAdapterRequest());
   const std::string labels =
       "grpc_method=\"GetAdapter\",grpc_service=\"weft.v1.AdapterService\","
       "grpc_type=\"unary\"}";
@@ -405,11 +391,8 @@ TEST_F(ListenersTest, OpenCallsHaveTheGraceToEnd) {
   StartReadyServer();
   engine_.Hold();
   grpc::Status accepted;
-  std::thread worker([&] {
-    v1::ForwardBackwardResponse response;
-    accepted = Send(GoodStep(), &response);
-  });
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  std::thread worker([&] { accepted = Send(GoodStep()); });
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_waiting == 1; }));
   std::thread stopper([&] { listeners_->Shutdown(absl::Seconds(5)); });
   absl::SleepFor(absl::Milliseconds(300));
   engine_.Release();

@@ -37,24 +37,25 @@ std::string Error(const std::vector<std::string>& args,
 }
 
 TEST(FlagsTest, ReadsEveryTypeInBothSpellings) {
-  const auto settings = Parse(
-      {"--model=/m/toy/", "--device", "cuda", "--dtype=bf16", "--weights=int8",
-       "--sampling-share", "0.25", "--kv-cache-bytes=123456789012",
-       "--trusted-network", "--loss-chunk-size", "-1", "--log-level=error",
-       "--log-format=json", "--metrics-listen="});
-  ASSERT_TRUE(settings.ok()) << settings.status();
-  EXPECT_EQ(settings->engine.model_dir, "/m/toy/");
-  EXPECT_EQ(settings->server.model_name, "toy");
-  EXPECT_EQ(settings->engine.device, Device::kCuda);
-  EXPECT_EQ(settings->engine.dtype, Dtype::kBf16);
-  EXPECT_EQ(settings->engine.base_weights, BaseWeights::kInt8);
-  EXPECT_EQ(settings->engine.sampling_share, 0.25);
-  EXPECT_EQ(settings->engine.kv_cache_bytes, 123456789012);
-  EXPECT_EQ(settings->engine.loss_chunk_size, -1);
-  EXPECT_TRUE(settings->server.trusted_network);
-  EXPECT_EQ(settings->server.log_level, LogLevel::kError);
-  EXPECT_EQ(settings->server.log_style, LogStyle::kJson);
-  EXPECT_EQ(settings->server.metrics_listen, "");
+  const auto settings =
+      Parse({"--model=/m/toy/", "--device", "cuda", "--dtype=bf16",
+             "--weights=int8", "--sampling-share", "0.25",
+             "--kv-cache-bytes=123456789012", "--trusted-network",
+             "--loss-chunk-size", "-1", "--log-level=error",
+             "--log-format=json", "--metrics-listen="})
+          .value();
+  EXPECT_EQ(settings.engine.model_dir, "/m/toy/");
+  EXPECT_EQ(settings.server.model_name, "toy");
+  EXPECT_EQ(settings.engine.device, Device::kCuda);
+  EXPECT_EQ(settings.engine.dtype, Dtype::kBf16);
+  EXPECT_EQ(settings.engine.base_weights, BaseWeights::kInt8);
+  EXPECT_EQ(settings.engine.sampling_share, 0.25);
+  EXPECT_EQ(settings.engine.kv_cache_bytes, 123456789012);
+  EXPECT_EQ(settings.engine.loss_chunk_size, -1);
+  EXPECT_TRUE(settings.server.trusted_network);
+  EXPECT_EQ(settings.server.log_level, LogLevel::kError);
+  EXPECT_EQ(settings.server.log_style, LogStyle::kJson);
+  EXPECT_EQ(settings.server.metrics_listen, "");
   EXPECT_FALSE(Parse({"--no-trusted-network"})->server.trusted_network);
   EXPECT_FALSE(Parse({"--no-decode-graphs"})->engine.decode_graphs);
   EXPECT_TRUE(Parse({"--help"})->help);
@@ -117,14 +118,13 @@ TEST_F(ConfigFileTest, ComesBetweenEnvironmentAndDefault) {
     "max-rank": 16, "sampling-share": 0.25, "trusted-network": true,
     "dtype": "bf16", "model": "/m/toy", "loss-chunk-size": -1
   })");
-  const auto settings = Parse({config});
-  ASSERT_TRUE(settings.ok()) << settings.status();
-  EXPECT_EQ(settings->engine.max_rank, 16);
-  EXPECT_EQ(settings->engine.sampling_share, 0.25);
-  EXPECT_EQ(settings->engine.dtype, Dtype::kBf16);
-  EXPECT_EQ(settings->engine.loss_chunk_size, -1);
-  EXPECT_TRUE(settings->server.trusted_network);
-  EXPECT_EQ(settings->server.model_name, "toy");
+  const auto settings = Parse({config}).value();
+  EXPECT_EQ(settings.engine.max_rank, 16);
+  EXPECT_EQ(settings.engine.sampling_share, 0.25);
+  EXPECT_EQ(settings.engine.dtype, Dtype::kBf16);
+  EXPECT_EQ(settings.engine.loss_chunk_size, -1);
+  EXPECT_TRUE(settings.server.trusted_network);
+  EXPECT_EQ(settings.server.model_name, "toy");
   EXPECT_EQ(Parse({config}, {{"WEFT_MAX_RANK", "8"}})->engine.max_rank, 8);
   EXPECT_EQ(Parse({config, "--max-rank=4"}, {{"WEFT_MAX_RANK", "8"}})
                 ->engine.max_rank,
@@ -165,16 +165,15 @@ TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
 TEST_F(ConfigFileTest, WhatIsPrintedReadsBackAsTheSameSettings) {
   const auto settings = Parse({"--model=/m/\"a\"", "--max-rank=7",
                                "--sampling-share=0.3", "--no-share-prompts"},
-                              {{"WEFT_DTYPE", "bf16"}});
-  ASSERT_TRUE(settings.ok()) << settings.status();
-  const std::string text = ConfigText(*settings);
+                              {{"WEFT_DTYPE", "bf16"}})
+                            .value();
+  const std::string text = ConfigText(settings);
   EXPECT_THAT(text, HasSubstr("\"max-rank\": 7,  // --max-rank\n"));
   EXPECT_THAT(text, HasSubstr("\"dtype\": \"bf16\",  // WEFT_DTYPE\n"));
-  const auto again = Parse({Write(text)});
-  ASSERT_TRUE(again.ok()) << again.status();
+  const auto again = Parse({Write(text)}).value();
   for (const Flag& flag : FlagTable()) {
     if (flag.is_action || flag.name == "config") continue;
-    EXPECT_EQ(flag.show(*again), flag.show(*settings)) << flag.name;
+    EXPECT_EQ(flag.show(again), flag.show(settings)) << flag.name;
   }
 }
 
@@ -218,9 +217,8 @@ TEST(FlagsTest, ExplainsKubernetesServiceLinks) {
 }
 
 TEST(FlagsTest, ValidateListsEngineAndServerComplaints) {
-  const auto settings = Parse({"--max-rank=0", "--max-samples=0"});
-  ASSERT_TRUE(settings.ok());
-  EXPECT_THAT(std::string(ValidateSettings(*settings).message()),
+  const auto settings = Parse({"--max-rank=0", "--max-samples=0"}).value();
+  EXPECT_THAT(std::string(ValidateSettings(settings).message()),
               AllOf(HasSubstr("--model is required"), HasSubstr("--max-rank=0"),
                     HasSubstr("--max-samples=0")));
   EXPECT_TRUE(ValidateSettings(*Parse({"--model=m"})).ok());
@@ -231,10 +229,10 @@ TEST(FlagsTest, NamesEveryValueOutOfRangeAtOnce) {
       Parse({"--model=m", "--max-rank=0", "--threads=-1",
              "--device-memory-share=0.01", "--sampling-share=nan",
              // gRPC's limit is an int.
-             "--max-message-bytes=2147483648"});
-  ASSERT_TRUE(settings.ok()) << settings.status();
+             "--max-message-bytes=2147483648"})
+          .value();
   EXPECT_THAT(
-      std::string(ValidateSettings(*settings).message()),
+      std::string(ValidateSettings(settings).message()),
       AllOf(HasSubstr("--max-rank=0 must be from 1 to 1024"),
             HasSubstr("--threads=-1 must be from 0 to 4096"),
             HasSubstr("--device-memory-share=0.01 must be from 0.05 to 1"),
@@ -304,10 +302,9 @@ TEST(FlagsTest, TakesUnitsOfBytesAndTime) {
 }
 
 TEST(FlagsTest, HelpAboutAWordHasItsFlagsAlone) {
-  const auto settings = Parse({"--help=Snapshot"});
-  ASSERT_TRUE(settings.ok()) << settings.status();
-  EXPECT_TRUE(settings->help);
-  const std::string help = HelpText(settings->help_word);
+  const auto settings = Parse({"--help=Snapshot"}).value();
+  EXPECT_TRUE(settings.help);
+  const std::string help = HelpText(settings.help_word);
   EXPECT_THAT(help, AllOf(HasSubstr("  --snapshot-log-bytes BYTES\n"),
                           HasSubstr("  --state-dir DIR\n"),
                           Not(HasSubstr("--max-rank"))));

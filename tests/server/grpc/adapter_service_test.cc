@@ -120,14 +120,12 @@ TEST_F(AdapterServiceTest, TargetModulesComeInTheOrderOfTheForwardPass) {
 
 TEST_F(AdapterServiceTest, GetAndDelete) {
   const auto get = Make<v1::GetAdapterRequest>("adapter_id = 'a'");
-  v1::GetAdapterResponse got;
-  ASSERT_TRUE(Send(get, &got).ok());
+  const auto got = Answer<v1::GetAdapterResponse>(get);
   EXPECT_EQ(got.adapter().adapter_id(), "a");
   const auto erase = Make<v1::DeleteAdapterRequest>("adapter_id = 'a'");
-  v1::DeleteAdapterResponse erased;
-  ASSERT_TRUE(Send(erase, &erased).ok());
-  EXPECT_EQ(Send(get, &got).error_code(), grpc::StatusCode::NOT_FOUND);
-  EXPECT_EQ(Send(erase, &erased).error_code(), grpc::StatusCode::NOT_FOUND);
+  ASSERT_TRUE(Send(erase).ok());
+  EXPECT_EQ(Send(get).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send(erase).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, ListPagesInOrder) {
@@ -138,8 +136,7 @@ TEST_F(AdapterServiceTest, ListPagesInOrder) {
     ASSERT_TRUE(Create(create, &adapter).ok());
   }
   auto request = Make<v1::ListAdaptersRequest>("page_size = 2");
-  v1::ListAdaptersResponse page;
-  ASSERT_TRUE(Send(request, &page).ok());
+  auto page = Answer<v1::ListAdaptersResponse>(request);
   ASSERT_EQ(page.adapters_size(), 2);
   EXPECT_EQ(page.adapters(0).adapter_id(), "a");
   EXPECT_EQ(page.adapters(1).adapter_id(), "b");
@@ -156,8 +153,7 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
       "adapter_id = 'a'; name = 'epoch-1'; "
       "kind = CHECKPOINT_KIND_SAMPLER; ttl_seconds = 60");
   (*save.mutable_metadata())["loss"] = "0.5";
-  v1::SaveCheckpointResponse saved;
-  ASSERT_TRUE(Send(save, &saved).ok());
+  const auto saved = Answer<v1::SaveCheckpointResponse>(save);
   EXPECT_EQ(saved.checkpoint().name(), "epoch-1");
   EXPECT_EQ(saved.checkpoint().size_bytes(), 4096u);
   EXPECT_EQ(saved.checkpoint().created_at(), 1700000000);
@@ -167,15 +163,14 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
   EXPECT_EQ(saved.checkpoint().tenant(), "a");
   EXPECT_EQ(saved.checkpoint().base_model(), "canned");
   EXPECT_EQ(saved.checkpoint().base_fingerprint(), "c0ffee");
-  EXPECT_EQ(Send(save, &saved).error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(Send(save).error_code(), grpc::StatusCode::ALREADY_EXISTS);
 
   auto load = Make<v1::LoadCheckpointRequest>(
       "adapter_id = 'copy'; source_adapter_id = 'a'; name = 'epoch-1'");
-  v1::LoadCheckpointResponse loaded;
-  ASSERT_TRUE(Send(load, &loaded).ok());
+  const auto loaded = Answer<v1::LoadCheckpointResponse>(load);
   EXPECT_EQ(loaded.adapter().adapter_id(), "copy");
   load.clear_source_adapter_id();
-  EXPECT_EQ(Send(load, &loaded).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send(load).error_code(), grpc::StatusCode::NOT_FOUND);
 
   auto expire = Make<v1::SetCheckpointTtlRequest>(
       "adapter_id = 'a'; name = 'epoch-1'; ttl_seconds = 600");
@@ -189,28 +184,25 @@ TEST_F(AdapterServiceTest, CheckpointsGoRoundTrip) {
   expire.set_name("none");
   EXPECT_EQ(Send(expire, &expiring).error_code(), grpc::StatusCode::NOT_FOUND);
 
-  v1::ListCheckpointsResponse list;
-  ASSERT_TRUE(Send(v1::ListCheckpointsRequest(), &list).ok());
+  const auto list =
+      Answer<v1::ListCheckpointsResponse>(v1::ListCheckpointsRequest());
   EXPECT_EQ(list.checkpoints_size(), 1);
 
   const auto erase =
       Make<v1::DeleteCheckpointRequest>("adapter_id = 'a'; name = 'epoch-1'");
-  v1::DeleteCheckpointResponse erased;
-  EXPECT_TRUE(Send(erase, &erased).ok());
-  EXPECT_EQ(Send(erase, &erased).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(Send(erase).ok());
+  EXPECT_EQ(Send(erase).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, SnapshotsArePublishedAndReleased) {
   const auto publish =
       Make<v1::PublishSnapshotRequest>("adapter_id = 'a'; name = 'best'");
-  v1::PublishSnapshotResponse published;
-  ASSERT_TRUE(Send(publish, &published).ok());
+  const auto published = Answer<v1::PublishSnapshotResponse>(publish);
   EXPECT_EQ(published.version(), 1u);
   const auto release =
       Make<v1::ReleaseSnapshotRequest>("adapter_id = 'a'; name = 'best'");
-  v1::ReleaseSnapshotResponse released;
-  EXPECT_TRUE(Send(release, &released).ok());
-  EXPECT_EQ(Send(release, &released).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_TRUE(Send(release).ok());
+  EXPECT_EQ(Send(release).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdapterServiceTest, ImportThenExportReturnsTheSameBytes) {
@@ -283,8 +275,7 @@ TEST_F(AdapterServiceTest, UploadsRefuseBadStreams) {
 TEST_F(AdapterServiceTest, DurabilityIsKeptAndChecked) {
   auto request = Make<v1::CreateAdapterRequest>(
       "adapter_id = 'kept'; durability = DURABILITY_STEP");
-  v1::CreateAdapterResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
+  auto response = Answer<v1::CreateAdapterResponse>(request);
   EXPECT_EQ(response.adapter().durability(), v1::DURABILITY_STEP);
   request.set_adapter_id("other");
   request.set_durability(static_cast<v1::Durability>(2));
@@ -375,8 +366,7 @@ TEST_F(AdapterServiceTest, CancelledImportMakesNoAdapter) {
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
   const auto get = Make<v1::GetAdapterRequest>("adapter_id = 'half'");
-  v1::GetAdapterResponse got;
-  EXPECT_EQ(Send(get, &got).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send(get).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 struct ImportRow {

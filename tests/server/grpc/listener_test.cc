@@ -39,9 +39,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& listen) {
 }
 
 TEST(ListenerTest, OneAddressOfAHostIsEnough) {
-  const auto listener = Bind("two.test:0");
-  ASSERT_TRUE(listener.ok()) << listener.status();
-  EXPECT_FALSE((*listener)->address().ends_with(":0"));
+  const auto listener = Bind("two.test:0").value();
+  EXPECT_FALSE(listener->address().ends_with(":0"));
 }
 
 TEST(ListenerTest, AHostWithoutAnAddressIsRefused) {

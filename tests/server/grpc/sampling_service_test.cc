@@ -39,9 +39,7 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
       GoodPrompt(),
       "num_samples = 2; prompt_logprobs = true; prompt_top_logprobs = 1; "
       "top_logprobs = 2");
-  v1::SampleResponse response;
-  const grpc::Status status = Send(request, &response);
-  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto response = Answer<v1::SampleResponse>(request);
   ASSERT_EQ(response.samples_size(), 2);
   EXPECT_THAT(response.samples(0).tokens(), ElementsAre(4, 5, 6));
   EXPECT_THAT(response.samples(1).tokens(), ElementsAre(5, 6, 7));
@@ -61,10 +59,9 @@ TEST_F(SamplingServiceTest, SampleReturnsEverySample) {
 TEST_F(SamplingServiceTest, SamplesInFlightNameTheVersions) {
   const v1::SampleRequest request =
       Edited(GoodPrompt(), "in_flight = true; recompute_cache = true");
-  v1::SampleResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  EXPECT_TRUE(engine_.last_sample().in_flight);
-  EXPECT_TRUE(engine_.last_sample().recompute_cache);
+  const auto response = Answer<v1::SampleResponse>(request);
+  EXPECT_TRUE(engine_.seen().last_sample.in_flight);
+  EXPECT_TRUE(engine_.seen().last_sample.recompute_cache);
   ASSERT_THAT(response.samples(0).version_spans(), SizeIs(2));
   EXPECT_EQ(response.samples(0).version_spans(0).version(), 1u);
   EXPECT_EQ(response.samples(0).version_spans(0).tokens(), 1u);
@@ -102,9 +99,8 @@ TEST_F(SamplingServiceTest, EachMessageOfAStreamHasItsVersions) {
 
 TEST_F(SamplingServiceTest, FillsInDefaults) {
   const auto request = Make<v1::SampleRequest>("prompt += 5");
-  v1::SampleResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  const SampleRequest seen = engine_.last_sample();
+  auto response = Answer<v1::SampleResponse>(request);
+  const SampleRequest seen = engine_.seen().last_sample;
   // The default is 128, but a context of 32 has room for only 31 after the
   // prompt.
   EXPECT_EQ(seen.config.max_tokens, 31);
@@ -115,15 +111,14 @@ TEST_F(SamplingServiceTest, FillsInDefaults) {
   EXPECT_FALSE(seen.config.stop.ignore_eos);
   EXPECT_EQ(response.version(), 0u);
   ASSERT_TRUE(Send(request, &response).ok());
-  EXPECT_NE(engine_.last_sample().config.seed, seen.config.seed);
+  EXPECT_NE(engine_.seen().last_sample.config.seed, seen.config.seed);
 }
 
 TEST_F(SamplingServiceTest, AStopRuleMayLeaveOutTheEndOfSequence) {
   const v1::SampleRequest request =
       Edited(GoodPrompt(), "config.stop.ignore_eos = true");
-  v1::SampleResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  EXPECT_TRUE(engine_.last_sample().config.stop.ignore_eos);
+  ASSERT_TRUE(Send(request).ok());
+  EXPECT_TRUE(engine_.seen().last_sample.config.stop.ignore_eos);
 }
 
 TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
@@ -133,9 +128,8 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
              "config.top_k = 4000000000; config.temperature = 0; "
              "config.stop = {token_ids: 7 token_sequences: {tokens: 8} "
              "byte_strings: '\\n\\n'}");
-  v1::SampleResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  const SamplingConfig seen = engine_.last_sample().config;
+  ASSERT_TRUE(Send(request).ok());
+  const SamplingConfig seen = engine_.seen().last_sample.config;
   EXPECT_EQ(seen.top_k, 100);
   EXPECT_EQ(seen.temperature, 0);
   EXPECT_FALSE(seen.stop.ignore_eos);
@@ -147,11 +141,10 @@ TEST_F(SamplingServiceTest, StopRulesAndTruncationReachTheEngine) {
 TEST_F(SamplingServiceTest, ARecordNeedsExpertsAndSupports) {
   v1::SampleRequest request = GoodPrompt();
   request.set_record(true);
-  v1::SampleResponse response;
   const auto sample = [&] {
-    const grpc::Status status = Send(request, &response);
+    const grpc::Status status = Send(request);
     EXPECT_TRUE(status.ok()) << status.error_message();
-    return engine_.last_sample();
+    return engine_.seen().last_sample;
   };
   const SampleRequest plain = sample();
   EXPECT_THAT(plain.record, SizeIs(32));
@@ -208,9 +201,8 @@ TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
              "config.presence_penalty = -2; config.frequency_penalty = 0.5; "
              "config.logit_bias = {token: 9 bias: -100}; "
              "config.allowed_token_ids = 4; config.min_tokens = 3");
-  v1::SampleResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  const SamplingConfig seen = engine_.last_sample().config;
+  ASSERT_TRUE(Send(request).ok());
+  const SamplingConfig seen = engine_.seen().last_sample.config;
   EXPECT_EQ(seen.min_p, 0.25);
   EXPECT_EQ(seen.repetition_penalty, 1.5F);
   EXPECT_EQ(seen.presence_penalty, -2);
@@ -306,10 +298,10 @@ TEST_F(SamplingServiceTest, CancelledStreamFreesThePlace) {
   const v1::SampleStreamRequest request = GoodStream();
   grpc::ClientContext context;
   const auto stream = sampling_->SampleStream(&context, request);
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_waiting == 1; }));
   context.TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
-  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_cancelled == 1; }));
 }
 
 TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
@@ -320,7 +312,7 @@ TEST_F(SamplingServiceTest, StreamEndsAtItsDeadline) {
                        std::chrono::milliseconds(100));
   const auto stream = sampling_->SampleStream(&context, request);
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_cancelled == 1; }));
 }
 
 TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
@@ -330,7 +322,7 @@ TEST_F(SamplingServiceTest, ReaderTooFarBehindIsCancelled) {
   grpc::ClientContext context;
   engine_.Hold();
   const auto stream = sampling_->SampleStream(&context, request);
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_waiting == 1; }));
   engine_.Release();
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));

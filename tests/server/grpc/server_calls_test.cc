@@ -306,14 +306,14 @@ TEST_F(ServerCallsTest, AReplyWithoutRoomIsRefusedAndComesAgain) {
   DirectCall sent(&wire_, {ToBytes(wish)});
   sent.Start(adapters().Start(Rpc::kExportAdapter, sent.context()));
   EXPECT_EQ(sent.Wait().error_code(), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(std::ranges::count(engine_->arrived(),
+  EXPECT_EQ(std::ranges::count(engine_->seen().arrived,
                                CannedEngine::Call("ExportAdapter", 0)),
             0);
   *unread = nullptr;
   v1::ForwardBackwardResponse response;
   EXPECT_EQ(Call(training(), Rpc::kForwardBackward, step, &response), grpc::OK);
   EXPECT_EQ(response.step(), 1);
-  EXPECT_EQ(engine_->applied().size(), 1) << "the step ran twice";
+  EXPECT_EQ(engine_->seen().applied.size(), 1) << "the step ran twice";
 }
 
 TEST_F(ServerCallsTest, ADrainEndsCallsThatWaitForMissingSteps) {
@@ -369,7 +369,7 @@ TEST_F(ServerCallsTest, AClientSendsOnlyAFewRequestsAtATime) {
   DirectCall leaves(&wire_, {ToBytes(Step("a", 2))});
   leaves.Start(training().Start(Rpc::kForwardBackward, leaves.context()));
   WaitForWire();
-  EXPECT_TRUE(engine_->applied().empty());
+  EXPECT_TRUE(engine_->seen().applied.empty());
   leaves.Cancel();
   EXPECT_EQ(leaves.Wait().error_code(), grpc::CANCELLED);
   // Small requests do not wait.
@@ -379,7 +379,7 @@ TEST_F(ServerCallsTest, AClientSendsOnlyAFewRequestsAtATime) {
   // When a client has gone, its place is free.
   silent[0]->Start(reactors[0]);
   EXPECT_EQ(next.Wait().error_code(), grpc::OK);
-  EXPECT_EQ(engine_->applied().size(), 1);
+  EXPECT_EQ(engine_->seen().applied.size(), 1);
   for (size_t i = 0; i < silent.size(); ++i) {
     if (i > 0) silent[i]->Start(reactors[i]);
     EXPECT_EQ(silent[i]->Wait().error_code(), grpc::CANCELLED);
@@ -422,14 +422,13 @@ TEST_F(ServerCallsTest, ASampleIsChargedForItsResultBeforeItRuns) {
     return call.Wait().error_code();
   };
   auto others =
-      core_.memory->Reserve("", core_.memory->most() / 2 - (256 << 10));
-  ASSERT_TRUE(others.ok());
+      core_.memory->Reserve("", core_.memory->most() / 2 - (256 << 10)).value();
   EXPECT_EQ(run(Rpc::kSample, request.request()), grpc::RESOURCE_EXHAUSTED);
   EXPECT_EQ(run(Rpc::kSampleStream, request), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(
-      std::ranges::count(engine_->arrived(), CannedEngine::Call("Sample", 0)),
-      0);
-  *others = nullptr;
+  EXPECT_EQ(std::ranges::count(engine_->seen().arrived,
+                               CannedEngine::Call("Sample", 0)),
+            0);
+  others = nullptr;
   EXPECT_EQ(run(Rpc::kSample, request.request()), grpc::OK);
   EXPECT_EQ(run(Rpc::kSampleStream, request), grpc::OK);
   // Nobody could ever have so many likely tokens.
@@ -492,7 +491,7 @@ TEST_F(ServerCallsTest, CallsThatWaitLeaveCallsForWhatTheyWaitFor) {
   DirectCall waits(&wire_, {ToBytes(Step("a", kMaxCallsPerConnection / 2))});
   waits.Start(training().Start(Rpc::kForwardBackward, waits.context()));
   WaitForWire();
-  EXPECT_EQ(engine_->num_waiting(), 1);
+  EXPECT_EQ(engine_->seen().num_waiting, 1);
   waits.Cancel();
   EXPECT_EQ(waits.Wait().error_code(), grpc::CANCELLED);
 }
@@ -525,21 +524,20 @@ TEST_F(ServerCallsTest, ATokenizerIsChargedWhileItIsSent) {
     call.Start(server().Start(Rpc::kGetTokenizer, call.context()));
     return call.Wait().error_code();
   };
-  auto held = core_.memory->Reserve("", core_.memory->most() - (1 << 20));
-  ASSERT_TRUE(held.ok()) << held.status();
+  auto held =
+      core_.memory->Reserve("", core_.memory->most() - (1 << 20)).value();
   EXPECT_EQ(get(), grpc::RESOURCE_EXHAUSTED);
-  held->reset();
+  held.reset();
   EXPECT_EQ(get(), grpc::OK);
   EXPECT_TRUE(core_.memory->Reserve("", core_.memory->most()).ok());
 }
 
 TEST_F(ServerCallsTest, ARequestIsChargedBeforeItIsParsed) {
-  auto held = core_.memory->Reserve("", core_.memory->most());
-  ASSERT_TRUE(held.ok()) << held.status();
+  auto held = core_.memory->Reserve("", core_.memory->most()).value();
   v1::GetInfoResponse response;
   EXPECT_EQ(Call(server(), Rpc::kGetInfo, v1::GetInfoRequest(), &response),
             grpc::RESOURCE_EXHAUSTED);
-  held->reset();
+  held.reset();
   EXPECT_EQ(Call(server(), Rpc::kGetInfo, v1::GetInfoRequest(), &response),
             grpc::OK);
   // The charge ends with the call's request.

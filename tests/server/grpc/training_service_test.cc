@@ -51,12 +51,11 @@ TEST_F(TrainingServiceTest, RawAndPackedFormsMakeTheSameRequest) {
   raw_datum->set_weights_le(Raw<float>({0.5, 0, 2}));
   raw_datum->set_advantages_le(Raw<float>({-0.5, 0, -2}));
   raw_datum->set_logprobs_le(Raw<float>({-0.5, 0, -2}));
-  v1::ForwardBackwardResponse response;
-  ASSERT_TRUE(Send(packed, &response).ok());
-  const TrainRequest seen = engine_.last_train();
-  ASSERT_TRUE(Send(raw, &response).ok());
-  EXPECT_EQ(engine_.last_train().data, seen.data);
-  EXPECT_EQ(engine_.last_train().loss, seen.loss);
+  ASSERT_TRUE(Send(packed).ok());
+  const TrainRequest seen = engine_.seen().last_train;
+  ASSERT_TRUE(Send(raw).ok());
+  EXPECT_EQ(engine_.seen().last_train.data, seen.data);
+  EXPECT_EQ(engine_.seen().last_train.loss, seen.loss);
   EXPECT_TRUE(seen.backward);
   EXPECT_EQ(seen.loss.clip_low, 0.5);
   EXPECT_EQ(seen.loss.clip_high, 1.2);
@@ -68,16 +67,15 @@ TEST_F(TrainingServiceTest, WhatRecordsGiveIsChargedFirst) {
       Edited(GoodStep(),
              "loss.replay_support = true; data[0].sampled_spans = "
              "{sequence_id: 'record:1' offset: 2 length: 3}");
-  v1::ForwardBackwardResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  const TrainRequest seen = engine_.last_train();
+  ASSERT_TRUE(Send(request).ok());
+  const TrainRequest seen = engine_.seen().last_train;
   const SampledSpan expected{
       .sequence_id = "record:1", .offset = 2, .length = 3};
   ASSERT_EQ(seen.replay.spans.size(), 1);
   EXPECT_THAT(seen.replay.spans[0], ElementsAre(expected));
   EXPECT_TRUE(seen.replay.support && !seen.replay.logprobs);
   engine_.SetReplayBytes(int64_t{1} << 50);
-  const grpc::Status refused = Send(request, &response);
+  const grpc::Status refused = Send(request);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("takes 11258999"));
 }
@@ -86,28 +84,25 @@ TEST_F(TrainingServiceTest, ForwardOnTheBaseModelHasNoStep) {
   v1::ForwardRequest request;
   *request.mutable_data() = GoodStep().data();
   *request.mutable_loss() = GoodStep().loss();
-  v1::ForwardResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
+  const auto response = Answer<v1::ForwardResponse>(request);
   EXPECT_EQ(response.step(), 0u);
   EXPECT_EQ(response.results_size(), 1);
-  EXPECT_FALSE(engine_.last_train().backward);
+  EXPECT_FALSE(engine_.seen().last_train.backward);
 }
 
 TEST_F(TrainingServiceTest, CrossEntropyIgnoresPolicyInputs) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->add_advantages(1);
-  v1::ForwardBackwardResponse response;
-  EXPECT_TRUE(Send(request, &response).ok());
-  EXPECT_TRUE(engine_.last_train().data[0].advantages.empty());
+  EXPECT_TRUE(Send(request).ok());
+  EXPECT_TRUE(engine_.seen().last_train.data[0].advantages.empty());
 }
 
 TEST_F(TrainingServiceTest, SoftTargetsKeepTheirShape) {
   const v1::ForwardBackwardRequest request =
       Edited(GoodStep(),
              "data[0].targets_per_token = 2; data[0].targets += [7, 8, 9]");
-  v1::ForwardBackwardResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
-  EXPECT_EQ(engine_.last_train().data[0].targets_per_token, 2);
+  const auto response = Answer<v1::ForwardBackwardResponse>(request);
+  EXPECT_EQ(engine_.seen().last_train.data[0].targets_per_token, 2);
   EXPECT_EQ(Floats(response.results(0).logprobs_le()).size(), 6u);
 }
 
@@ -117,10 +112,8 @@ TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
       Edited(raw, "data[0].target_offsets = [0, 3, 3, 4]");
   raw.mutable_data(0)->set_target_offsets_le(Raw<uint32_t>({0, 3, 3, 4}));
   for (const v1::ForwardBackwardRequest& request : {packed, raw}) {
-    v1::ForwardBackwardResponse response;
-    const grpc::Status status = Send(request, &response);
-    ASSERT_TRUE(status.ok()) << status.error_message();
-    EXPECT_THAT(engine_.last_train().data[0].target_offsets,
+    const auto response = Answer<v1::ForwardBackwardResponse>(request);
+    EXPECT_THAT(engine_.seen().last_train.data[0].target_offsets,
                 ElementsAre(0, 3, 3, 4));
     EXPECT_THAT(Floats(response.results(0).logprobs_le()),
                 ElementsAre(-3.0 / 8, -4.0 / 8, -5.0 / 8, -10.0 / 8));
@@ -132,28 +125,25 @@ TEST_F(TrainingServiceTest, RaggedTargetsAreFlatInBothForms) {
 TEST_F(TrainingServiceTest, RaggedTargetsMayBeNone) {
   const v1::ForwardBackwardRequest request = Edited(
       GoodStep(), "clear data[0].targets; data[0].target_offsets = 0 * 4");
-  v1::ForwardBackwardResponse response;
-  const grpc::Status status = Send(request, &response);
-  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto response = Answer<v1::ForwardBackwardResponse>(request);
   EXPECT_TRUE(response.results(0).logprobs_le().empty());
 }
 
 TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
   auto request = Make<v1::OptimStepRequest>(
       "adapter_id = 'a'; adamw.learning_rate = 0; adamw.max_grad_norm = 1");
-  v1::OptimStepResponse response;
-  ASSERT_TRUE(Send(request, &response).ok());
+  auto response = Answer<v1::OptimStepResponse>(request);
   EXPECT_EQ(response.grad_norm(), 2.5);
   EXPECT_EQ(response.version(), 2u);
   EXPECT_EQ(response.step(), 1u);
-  EXPECT_EQ(engine_.last_optim().adamw,
+  EXPECT_EQ(engine_.seen().last_optim.adamw,
             (AdamWConfig{.learning_rate = 0, .max_grad_norm = 1}));
-  EXPECT_FALSE(engine_.last_optim().muon.has_value());
+  EXPECT_FALSE(engine_.seen().last_optim.muon.has_value());
   request.clear_adamw();
   request.mutable_muon()->set_momentum(0.5);
   request.mutable_muon()->set_nesterov(false);
   ASSERT_TRUE(Send(request, &response).ok());
-  EXPECT_EQ(engine_.last_optim().muon,
+  EXPECT_EQ(engine_.seen().last_optim.muon,
             (MuonConfig{.momentum = 0.5, .nesterov = false}));
 }
 
@@ -179,27 +169,23 @@ TEST_F(TrainingServiceTest, DeadlineReachesTheEngineAndFreesThePlace) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::milliseconds(200));
-  v1::ForwardBackwardResponse response;
-  const grpc::Status status = Send(GoodStep(), &response, &context);
+  const grpc::Status status = Send(GoodStep(), nullptr, &context);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_LT(engine_.last_train().deadline, absl::Now() + absl::Seconds(1));
-  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
-  EXPECT_EQ(engine_.num_waiting(), 0u);
+  EXPECT_LT(engine_.seen().last_train.deadline, absl::Now() + absl::Seconds(1));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_cancelled == 1; }));
+  EXPECT_EQ(engine_.seen().num_waiting, 0u);
 }
 
 TEST_F(TrainingServiceTest, ClientCancellationFreesThePlace) {
   engine_.Hold();
   grpc::ClientContext context;
   grpc::Status status;
-  std::thread caller([&] {
-    v1::ForwardBackwardResponse response;
-    status = Send(GoodStep(), &response, &context);
-  });
-  EXPECT_TRUE(Eventually([&] { return engine_.num_waiting() == 1; }));
+  std::thread caller([&] { status = Send(GoodStep(), nullptr, &context); });
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_waiting == 1; }));
   context.TryCancel();
   caller.join();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
-  EXPECT_TRUE(Eventually([&] { return engine_.num_cancelled() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return engine_.seen().num_cancelled == 1; }));
   EXPECT_TRUE(
       Eventually([&] { return MetricValue("weft_requests_inflight") == 0; }));
 }
@@ -208,8 +194,7 @@ TEST_F(TrainingServiceTest, AFullShareCarriesARetryHint) {
   engine_.FailNext(WithReason(absl::ResourceExhaustedError("the share is used"),
                               {.name = "SHARE_IN_USE", .values = {}}));
   grpc::ClientContext context;
-  v1::ForwardBackwardResponse response;
-  const grpc::Status status = Send(GoodStep(), &response, &context);
+  const grpc::Status status = Send(GoodStep(), nullptr, &context);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(status.error_message(), "the share is used");
   EXPECT_EQ(Trailer(context, "grpc-retry-pushback-ms"), "1000");
@@ -232,8 +217,7 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
     const double before = MetricValue(series);
     engine_.FailNext(WithReason(absl::ResourceExhaustedError("why"),
                                 {.name = reason, .values = {}}));
-    v1::ForwardBackwardResponse response;
-    EXPECT_FALSE(Send(GoodStep(), &response).ok());
+    EXPECT_FALSE(Send(GoodStep()).ok());
     EXPECT_EQ(MetricValue(series), before + 1) << reason;
   }
 }
@@ -241,8 +225,7 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
 TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
   for (int code = 1; code <= 16; ++code) {
     engine_.FailNext(absl::Status(static_cast<absl::StatusCode>(code), "why"));
-    v1::ForwardBackwardResponse response;
-    const grpc::Status status = Send(GoodStep(), &response);
+    const grpc::Status status = Send(GoodStep());
     EXPECT_EQ(static_cast<int>(status.error_code()), code);
     EXPECT_EQ(status.error_message(), "why");
   }
@@ -251,10 +234,8 @@ TEST_F(TrainingServiceTest, EngineErrorsKeepTheirCodes) {
 TEST_F(TrainingServiceTest, MessageAboveTheLimitIsRefusedAndServerLives) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->set_tokens_le(std::string(5 << 20, 'x'));
-  v1::ForwardBackwardResponse response;
-  EXPECT_EQ(Send(request, &response).error_code(),
-            grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_TRUE(Send(GoodStep(), &response).ok());
+  EXPECT_EQ(Send(request).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(Send(GoodStep()).ok());
 }
 
 TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
@@ -262,8 +243,7 @@ TEST_F(TrainingServiceTest, CompressedMessagesAreRefused) {
   context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
   v1::ForwardBackwardRequest request = GoodStep();
   request.mutable_data(0)->set_weights_le(std::string(1 << 20, '\0'));
-  v1::ForwardBackwardResponse response;
-  EXPECT_EQ(Send(request, &response, &context).error_code(),
+  EXPECT_EQ(Send(request, nullptr, &context).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
 }
 

@@ -108,8 +108,7 @@ TEST_F(TinkerAccountsTest, AJwtThatIsNotGoodIsRefusedAsTheSdkExpects) {
 }
 
 TEST_F(TinkerAccountsTest, UsageIsCountedByTheHourAndOutlivesTheFront) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string model = Result(CreateModel(session))["model_id"];
   (void)Result(Train(model, 1));
   (void)Result(Post("save_weights",
@@ -239,8 +238,7 @@ TEST_F(TinkerAccountsTest, StorageIsThatOfTheTenantsCheckpoints) {
 }
 
 TEST_F(TinkerAccountsTest, WithoutTokensTheStorageIsThatOfOneOrganization) {
-  Start();
-  const std::string path = SaveSampler(NewSession());
+  const std::string path = SaveSampler(StartSession());
   (void)Post("copy_weights", {{"source_path", path}});
   const Json data = Get("billing/usage/checkpoints/current")["data"];
   ASSERT_EQ(data.size(), 1u) << data;
@@ -249,8 +247,7 @@ TEST_F(TinkerAccountsTest, WithoutTokensTheStorageIsThatOfOneOrganization) {
 }
 
 TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string path = SaveSampler(session);
   const auto copy = [&](const Json& fields) {
     Json body = fields;
@@ -299,8 +296,7 @@ TEST_F(TinkerAccountsTest, ACopyIsMadeOnce) {
 }
 
 TEST_F(TinkerAccountsTest, AnOwnerCopiesOneCheckpointAtATime) {
-  Start();
-  const Json body = {{"source_path", SaveSampler(NewSession())}};
+  const Json body = {{"source_path", SaveSampler(StartSession())}};
   // The front takes both requests before the engine has answered the first.
   std::vector<std::future<HttpReply>> replies;
   OnFront([&](Front&) {
@@ -362,8 +358,7 @@ TEST_F(TinkerAccountsTest, SessionsAreFoundByNameAndMetadata) {
 }
 
 TEST_F(TinkerAccountsTest, ASampleMayNameACheckpoint) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string path = SaveSampler(session);
   const Json drawn = Drawn({{"model_path", path}});
   EXPECT_EQ(drawn["sequences"].size(), 1u) << drawn;

@@ -84,7 +84,7 @@ TEST_F(TinkerCustomLossesTest, AStepNamesALossOfItsSession) {
   const std::string id = Create(session, 0)["loss_id"];
   EXPECT_EQ(id, session + ":loss-0");
   EXPECT_TRUE(Step(model, 1, {{"loss_id", id}}).contains("metrics"));
-  const TrainRequest step = engine_->last_train();
+  const TrainRequest step = engine_->seen().last_train;
   EXPECT_EQ(step.loss.function, LossFunction::kCustom);
   EXPECT_EQ(Json::parse(step.loss.custom.graph), GraphOf("operator.mul"));
   ASSERT_EQ(step.data[0].custom_inputs.size(), 1u);
@@ -108,8 +108,7 @@ TEST_F(TinkerCustomLossesTest, AStepNamesALossOfItsSession) {
 }
 
 TEST_F(TinkerCustomLossesTest, ABadGraphIsRefusedByItsNode) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const Json bad = Create(session, 0, "os.system");
   EXPECT_EQ(bad["category"], "user");
   EXPECT_THAT(std::string(bad["error"]),
@@ -124,8 +123,7 @@ TEST_F(TinkerCustomLossesTest, ABadGraphIsRefusedByItsNode) {
 }
 
 TEST_F(TinkerCustomLossesTest, ARepeatedUploadHasTheSameId) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string id = Create(session, 3)["loss_id"];
   EXPECT_EQ(Create(session, 3)["loss_id"], id);
   Restart();
@@ -155,8 +153,7 @@ TEST_F(TinkerCustomLossesTest, ARepeatedUploadHasTheOutcomeOfTheFirstWrite) {
 }
 
 TEST_F(TinkerCustomLossesTest, LossesStayUntilTheirSessionEnds) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string model = Result(CreateModel(session))["model_id"];
   const std::string id = Create(session, 0)["loss_id"];
   Restart();
@@ -168,8 +165,7 @@ TEST_F(TinkerCustomLossesTest, LossesStayUntilTheirSessionEnds) {
 }
 
 TEST_F(TinkerCustomLossesTest, ASessionHasAtMost64Losses) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   for (int number = 0; number < static_cast<int>(kMaxLosses); ++number) {
     EXPECT_TRUE(Create(session, number).contains("loss_id")) << number;
   }

@@ -62,15 +62,12 @@ void TinkerFrontTest::StartFront() {
   registry_ = std::make_unique<prometheus::Registry>();
   core_ = std::make_unique<ServiceCore>(options_, registry_.get());
   if (!records_.empty()) {
-    auto started =
-        Authenticator::Start(options_.auth_tokens_file, registry_.get());
-    ASSERT_TRUE(started.ok()) << started.status();
-    core_->authenticator = *std::move(started);
+    core_->authenticator =
+        Authenticator::Start(options_.auth_tokens_file, registry_.get())
+            .value();
   }
   core_->engine.Set(engine_.get());
-  auto server = HttpServer::Bind("listen", "127.0.0.1:0", HttpOptions());
-  ASSERT_TRUE(server.ok()) << server.status();
-  server_ = *std::move(server);
+  server_ = HttpServer::Bind("listen", "127.0.0.1:0", HttpOptions()).value();
   HttpServer* const raw = server_.get();
   front_ = std::make_unique<Front>(
       core_.get(), server_,
@@ -170,6 +167,11 @@ std::string TinkerFrontTest::NewSession() {
   return Post("create_session")["session_id"];
 }
 
+std::string TinkerFrontTest::StartSession() {
+  Start();
+  return NewSession();
+}
+
 std::future<HttpReply> TinkerFrontTest::CreateModelLater(
     const std::string& session, int number) {
   return AskLater("POST", "create_model",
@@ -260,8 +262,8 @@ HttpReply TinkerFrontTest::SampleFrom(const std::string& session,
 }
 
 int TinkerFrontTest::Calls(const std::string& rpc) const {
-  return static_cast<int>(
-      std::ranges::count(engine_->arrived(), rpc, &CannedEngine::Call::first));
+  return static_cast<int>(std::ranges::count(engine_->seen().arrived, rpc,
+                                             &CannedEngine::Call::first));
 }
 
 bool TinkerFrontTest::Eventually(const std::function<bool()>& condition) {

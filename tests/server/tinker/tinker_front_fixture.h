@@ -54,6 +54,8 @@ class TinkerFrontTest : public ::testing::Test {
   Json Result(const Json& promise);
 
   std::string NewSession();
+  // Starts an engine and a front, and returns a new session.
+  std::string StartSession();
   std::future<HttpReply> CreateModelLater(const std::string& session,
                                           int number = 0);
   Json CreateModel(const std::string& session, int number = 0);

@@ -59,8 +59,7 @@ TEST_F(TinkerEndsTest, ATokenEndsNoSessionThatItCouldNotHaveMade) {
   const std::string sampler = AddKey("s", {Scope::kSample});
   const std::string trainer = key_ = AddKey("t", {Scope::kTrain});
   const std::string both = AddKey("b", {Scope::kTrain, Scope::kSample});
-  Start();
-  const std::string training = NewSession();
+  const std::string training = StartSession();
   const std::string path = SaveSampler(training);
   const std::string sampling = NewSession();
   key_ = sampler;
@@ -88,8 +87,7 @@ TEST_F(TinkerEndsTest, ATokenEndsNoSessionThatItCouldNotHaveMade) {
 TEST_F(TinkerEndsTest, WithoutASessionThatItMayEndATokenGetsNoOther) {
   const std::string reader = AddKey("r", {Scope::kRead});
   key_ = AddKey("t", {Scope::kTrain});
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   Result(CreateModel(session));
   FillSessions({session});
   OnFront([&session](Front& front) {
@@ -111,12 +109,12 @@ TEST_F(TinkerFrontTest, ASessionThatEndsCancelsItsSamplesAndNoOthers) {
   const std::string ending = NewSession();
   engine_->Hold();
   const Json cancelled = sample(ending), other = sample(NewSession());
-  EXPECT_EQ(engine_->num_waiting(), 2u);
+  EXPECT_EQ(engine_->seen().num_waiting, 2u);
   Finish(ending);
   engine_->Release();
   EXPECT_TRUE(Result(cancelled).contains("error"));
   EXPECT_EQ(Result(other)["sequences"].size(), 1u);
-  EXPECT_EQ(engine_->num_cancelled(), 1u);
+  EXPECT_EQ(engine_->seen().num_cancelled, 1u);
   OnFront([](Front& front) { EXPECT_EQ(front.running.size(), 0u); });
 }
 
@@ -124,8 +122,7 @@ TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
   const std::string trainer = AddKey("t", {Scope::kTrain});
   const std::string sampler = AddKey("s", {Scope::kSample});
   key_ = trainer;
-  Start();
-  const std::string path = SaveSampler(NewSession());
+  const std::string path = SaveSampler(StartSession());
   key_ = sampler;
   const std::string session = NewSession();
   const HttpReply made = SampleFrom(session, path);
@@ -144,8 +141,7 @@ TEST_F(TinkerFrontTest, ASamplersTokenSamplesFromACheckpointAndChangesNone) {
 }
 
 TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string model = Result(CreateModel(session))["model_id"];
   std::promise<void> deleted;
   engine_->DeleteAdapter(absl::StrReplaceAll(model, {{":", "."}}),
@@ -164,8 +160,7 @@ TEST_F(TinkerFrontTest, AModelWhoseAdapterAClientDeletesFailsByNameAndEnds) {
 TEST_F(TinkerFrontTest, AnotherTenantsAdapterOfTheSameNameHasNoMetadata) {
   const std::string other = AddKey("b", {Scope::kTrain}, "birch");
   key_ = AddKey("a", {Scope::kTrain});
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string model = Result(CreateModel(StartSession()))["model_id"];
   std::promise<absl::Status> made;
   CreateAdapterRequest request;
   request.adapter_id =
@@ -184,8 +179,7 @@ TEST_F(TinkerFrontTest, AnotherTenantsAdapterOfTheSameNameHasNoMetadata) {
 }
 
 TEST_F(TinkerFrontTest, ALoadNeedsNoDeletionOfAnEarlierOne) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const std::string path = SaveSampler(session);
   engine_->FailNext(absl::InternalError("the disk failed"), kLoad);
   engine_->FailNext(absl::InternalError("no"), kDelete);
@@ -246,8 +240,7 @@ TEST_F(TinkerFrontTest, WithoutAStateFolderACheckpointKeepsWhatItsClientSaid) {
 }
 
 TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   Result(CreateModel(session));
   OnFront([](Front& front) { front.port.core()->engine.SetDraining(true); });
   Finish(session);
@@ -263,8 +256,7 @@ TEST_F(TinkerFrontTest, ADeletionThatADrainRefusesHappensAfterTheRestart) {
 }
 
 TEST_F(TinkerFrontTest, AModelWithoutItsSessionGoesAfterTheRestart) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   Result(CreateModel(session));
   StopFront();
   // A crash while the session ended has left the model.
@@ -275,8 +267,7 @@ TEST_F(TinkerFrontTest, AModelWithoutItsSessionGoesAfterTheRestart) {
 }
 
 TEST_F(TinkerFrontTest, AModelThatWasBeingMadeIsMadeAfterTheRestart) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   engine_->Hold();
   const Json making = CreateModel(session);
   const std::string model = making["model_id"];
@@ -287,8 +278,7 @@ TEST_F(TinkerFrontTest, AModelThatWasBeingMadeIsMadeAfterTheRestart) {
 }
 
 TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   // The front takes both requests before the ledger has written the model.
   const auto ask_twice = [&] {
     std::vector<std::future<HttpReply>> replies;
@@ -320,8 +310,7 @@ TEST_F(TinkerFrontTest, EqualRequestsForAModelShareTheOutcomeOfItsWrite) {
 }
 
 TEST_F(TinkerFrontTest, AResultFromBeforeTheRestartIsTheEngines) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const Json made = CreateModel(session);
   const std::string model = Result(made)["model_id"];
   const auto save = [&](const char* how, int seq, Json fields) {
@@ -445,8 +434,7 @@ TEST_F(TinkerLoadTest, StepsFailIfTheRestartHasLostTheCheckpoint) {
 }
 
 TEST_F(TinkerFrontTest, StepsOfAModelThatCannotBeMadeFail) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   engine_->FailNext(absl::InvalidArgumentError("no"), "CreateAdapter");
   EXPECT_EQ(Result(CreateModel(session))["category"], "user");
   const Json result = Result(Train(absl::StrCat(session, ":train:0"), 1));
@@ -454,8 +442,7 @@ TEST_F(TinkerFrontTest, StepsOfAModelThatCannotBeMadeFail) {
 }
 
 TEST_F(TinkerFrontTest, AStepThatADrainTookBackRunsWhenWorkIsTakenAgain) {
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string model = Result(CreateModel(StartSession()))["model_id"];
   const Json second = Train(model, 2);
   std::promise<bool> drained;
   engine_->Drain([&](const auto& done) { drained.set_value(done.ok()); });
@@ -467,8 +454,7 @@ TEST_F(TinkerFrontTest, AStepThatADrainTookBackRunsWhenWorkIsTakenAgain) {
 
 TEST_F(TinkerFrontTest, AnEngineThatFailedEndsStepsThatNobodyKeeps) {
   keeps_ = false;
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string model = Result(CreateModel(StartSession()))["model_id"];
   const absl::Status gone = absl::UnavailableError("a rank is gone");
   engine_->FailForGood(gone);
   engine_->FailNextRun(gone, "ForwardBackward");

@@ -93,8 +93,7 @@ TEST_F(TinkerLoadedAdaptersTest, AFailedLoadIsForgottenWithTheLastSession) {
 }
 
 TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {
-  Start();
-  path_ = SaveSampler(NewSession());
+  path_ = SaveSampler(StartSession());
   const std::string session = NewSession();
   ASSERT_EQ(SampleFrom(session, path_).status, 200);
   Restart();

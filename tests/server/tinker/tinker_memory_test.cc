@@ -64,8 +64,7 @@ class TinkerMemoryTest : public TinkerFrontTest {
 };
 
 TEST_F(TinkerMemoryTest, SparseTensorsShareOneBudgetOfValues) {
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string model = Result(CreateModel(StartSession()))["model_id"];
   constexpr int64_t kMost = int64_t{16} << 20;
   EXPECT_EQ(SendTrain(Sparse("nobody", 40, 1, 1, kMost)).status, 404);
   EXPECT_THAT(StepError(Sparse(model, 2, 1, 1, kMost)),
@@ -77,8 +76,7 @@ TEST_F(TinkerMemoryTest, SparseTensorsShareOneBudgetOfValues) {
 }
 
 TEST_F(TinkerMemoryTest, TheFrontServesOthersWhileARequestIsTranslated) {
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string model = Result(CreateModel(StartSession()))["model_id"];
   // A body of a few bytes becomes 128 MiB of targets.
   const std::future<HttpReply> promise =
       SendLater({.method = "POST",
@@ -97,8 +95,7 @@ TEST_F(TinkerMemoryTest, TheFrontServesOthersWhileARequestIsTranslated) {
 }
 
 TEST_F(TinkerMemoryTest, AStepThatWaitsIsChargedWhatItKeeps) {
-  Start();
-  const std::string model = Result(CreateModel(NewSession()))["model_id"];
+  const std::string model = Result(CreateModel(StartSession()))["model_id"];
   // A body of 200 kB becomes 4 MiB of targets. Step 2 waits for step 1.
   ForwardBackwardRequest request = Sparse(model, 512, 32, 32, 64);
   request.set_seq_id(2);
@@ -188,8 +185,7 @@ TEST_F(TinkerMemoryTest, ASessionKeepsOnlyWhatItShows) {
 }
 
 TEST_F(TinkerMemoryTest, WhatTheFrontKeepsIsChargedToItsOwner) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   OnFront([](Front& front) {
     const auto memory = front.port.core()->memory;
     auto rest = memory->Reserve("", memory->most() / 2 - 2048);

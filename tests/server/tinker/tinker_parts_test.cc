@@ -43,11 +43,10 @@ constexpr char kRoot[] = "/api/v1/";
 
 TEST(TinkerUrlTest, TakesPathsAndQueriesApart) {
   const auto url =
-      ParseUrl("/api/v1/models/a%20b/checkpoints?limit=5&x=%2e", kRoot);
-  ASSERT_TRUE(url.ok()) << url.status();
-  EXPECT_THAT(url->parts, ElementsAre("models", "a b", "checkpoints"));
-  EXPECT_EQ(url->query.at("limit"), "5");
-  EXPECT_EQ(url->query.at("x"), ".");
+      ParseUrl("/api/v1/models/a%20b/checkpoints?limit=5&x=%2e", kRoot).value();
+  EXPECT_THAT(url.parts, ElementsAre("models", "a b", "checkpoints"));
+  EXPECT_EQ(url.query.at("limit"), "5");
+  EXPECT_EQ(url.query.at("x"), ".");
 }
 
 TEST(TinkerUrlTest, RefusesEscapesThatHideASeparator) {
@@ -142,10 +141,10 @@ Json Sparse(const char* rows, const char* columns) {
 }
 
 TEST(TinkerTensorTest, MakesSparseTensorsDense) {
-  const auto tensor = TensorFromJson("t", Sparse("[0, 1, 2]", "[2, 0]"));
-  ASSERT_TRUE(tensor.ok()) << tensor.status();
-  EXPECT_THAT(*ReadFloats("t", *tensor), ElementsAre(0, 0, 1, 2, 0, 0));
-  EXPECT_EQ(*TargetsPerToken("t", *tensor), 3);
+  const auto tensor =
+      TensorFromJson("t", Sparse("[0, 1, 2]", "[2, 0]")).value();
+  EXPECT_THAT(*ReadFloats("t", tensor), ElementsAre(0, 0, 1, 2, 0, 0));
+  EXPECT_EQ(*TargetsPerToken("t", tensor), 3);
 }
 
 TEST(TinkerTensorTest, RefusesIndicesOutOfItsShape) {
@@ -159,9 +158,8 @@ TEST(TinkerTensorTest, RefusesIndicesOutOfItsShape) {
            {"[0, -1, 2]", "[0, 1]"},
            {"[1, 1, 2]", "[0, 1]"},
            {"[0, 1, 2]", "[0]"}}) {
-    const auto tensor = TensorFromJson("t", Sparse(rows, columns));
-    ASSERT_TRUE(tensor.ok()) << tensor.status();
-    EXPECT_THAT(ReadFloats("t", *tensor), IsStatus(kInvalid, "t"))
+    const auto tensor = TensorFromJson("t", Sparse(rows, columns)).value();
+    EXPECT_THAT(ReadFloats("t", tensor), IsStatus(kInvalid, "t"))
         << rows << columns;
   }
 }
@@ -169,16 +167,17 @@ TEST(TinkerTensorTest, RefusesIndicesOutOfItsShape) {
 TEST(TinkerTensorTest, RefusesShapesThatAFewBytesClaim) {
   Json huge = Sparse("[0, 1, 2]", "[2, 0]");
   huge["shape"] = {2000000000, 2000000000};
-  const auto tensor = TensorFromJson("t", huge);
-  ASSERT_TRUE(tensor.ok()) << tensor.status();
-  EXPECT_THAT(ReadFloats("t", *tensor), IsStatus(kInvalid, "values"));
+  const auto tensor = TensorFromJson("t", huge).value();
+  EXPECT_THAT(ReadFloats("t", tensor), IsStatus(kInvalid, "values"));
 }
 
 TEST(TinkerTensorTest, AnIdThatIsNotAUint32BecomesOneBeyondEveryVocabulary) {
-  const auto tensor = TensorFromJson(
-      "t", Json::parse(R"({"data": [5, -1, 4294967296], "dtype": "int64"})"));
-  ASSERT_TRUE(tensor.ok()) << tensor.status();
-  const std::string raw = *ReadIds("t", *tensor);
+  const auto tensor =
+      TensorFromJson(
+          "t",
+          Json::parse(R"({"data": [5, -1, 4294967296], "dtype": "int64"})"))
+          .value();
+  const std::string raw = *ReadIds("t", tensor);
   std::vector<uint32_t> ids(3);
   ASSERT_EQ(raw.size(), ids.size() * sizeof(uint32_t));
   std::memcpy(ids.data(), raw.data(), raw.size());
@@ -252,12 +251,11 @@ TEST(TinkerTrainTest, SampledSpansNameTheirTargets) {
        {"stable_reinforce", "importance_sampling", "gspo", "cross_entropy"}) {
     ForwardBackwardRequest request = StableReinforce(spans);
     request.set_loss_fn(loss);
-    const auto train = TranslateTrain(request);
-    ASSERT_TRUE(train.ok()) << train.status();
-    EXPECT_TRUE(train->loss().replay_logprobs());
-    EXPECT_TRUE(train->loss().replay_support());
-    ASSERT_EQ(train->data(0).sampled_spans_size(), 2);
-    const v1::SampledSpan& last = train->data(0).sampled_spans(1);
+    const auto train = TranslateTrain(request).value();
+    EXPECT_TRUE(train.loss().replay_logprobs());
+    EXPECT_TRUE(train.loss().replay_support());
+    ASSERT_EQ(train.data(0).sampled_spans_size(), 2);
+    const v1::SampledSpan& last = train.data(0).sampled_spans(1);
     EXPECT_EQ(last.sequence_id(), "s:0");
     EXPECT_EQ(last.offset(), 6);
     EXPECT_EQ(last.start(), 4);
@@ -275,12 +273,11 @@ TEST(TinkerTrainTest, SampledSpansNameTheirTargets) {
     };
     at(1)->set_offset(8);
     at(2)->set_offset(11);
-    const auto joined = TranslateTrain(request);
-    ASSERT_TRUE(joined.ok()) << joined.status();
-    ASSERT_EQ(joined->data(0).sampled_spans_size(), 2);
-    EXPECT_EQ(joined->data(0).sampled_spans(0).offset(), 6);
-    EXPECT_EQ(joined->data(0).sampled_spans(0).length(), 4);
-    EXPECT_EQ(joined->data(0).sampled_spans(1).start(), 4);
+    const auto joined = TranslateTrain(request).value();
+    ASSERT_EQ(joined.data(0).sampled_spans_size(), 2);
+    EXPECT_EQ(joined.data(0).sampled_spans(0).offset(), 6);
+    EXPECT_EQ(joined.data(0).sampled_spans(0).length(), 4);
+    EXPECT_EQ(joined.data(0).sampled_spans(1).start(), 4);
     request = StableReinforce({{true, 5}});
     request.set_loss_fn(loss);
     request.mutable_data(0)
@@ -384,13 +381,13 @@ TEST(TinkerSampleOutputTest, ScoresHaveThePlacesOfTheirTargets) {
                          {"prompt_alt_tokens_k", 2},
                          {"target_prompt_logprobs", targets},
                          {"sampling_params", Json::object()}},
-                        16);
-    ASSERT_TRUE(asked.ok()) << asked.status();
-    const v1::PromptTargets& read = asked->request.prompt_targets();
+                        16)
+            .value();
+    const v1::PromptTargets& read = asked.request.prompt_targets();
     EXPECT_THAT(read.counts(), ElementsAre(1, 1));
     EXPECT_THAT(read.tokens(), ElementsAre(7, 9));
     const Json out =
-        Json::parse(SampleOutputJson(SampleOutput(result, asked->format)));
+        Json::parse(SampleOutputJson(SampleOutput(result, asked.format)));
     Json expected = targets;
     expected["dtype"] = "float32";
     expected["data"] = targets["shape"][1] == 2 ? Json({-0.5, 0, 0, -0.25})
@@ -409,10 +406,9 @@ TEST(TinkerCheckpointPathTest, NamesAndWeftNamesAreOneToOne) {
   for (const char* text :
        {"tinker://run/weights/a", "tinker://run/sampler_weights/a",
         "tinker://run/external_weights/a.b"}) {
-    const auto path = ParseCheckpointPath(text);
-    ASSERT_TRUE(path.ok()) << path.status();
-    EXPECT_EQ(path->ToString(), text);
-    EXPECT_EQ(PathOfWeft("run", path->WeftName()).ToString(), text);
+    const auto path = ParseCheckpointPath(text).value();
+    EXPECT_EQ(path.ToString(), text);
+    EXPECT_EQ(PathOfWeft("run", path.WeftName()).ToString(), text);
   }
 }
 

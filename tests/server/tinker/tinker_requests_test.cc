@@ -89,8 +89,7 @@ TEST_F(TinkerRequestsTest, AFieldThatIsNotOfferedIsRefusedAndNotIgnored) {
 }
 
 TEST_F(TinkerRequestsTest, DimuonIsMuonWithItsOwnFields) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   const Json body = {
       {"session_id", session},
       {"model_seq_id", 0},
@@ -111,12 +110,12 @@ TEST_F(TinkerRequestsTest, DimuonIsMuonWithItsOwnFields) {
                  {"grad_clip_norm", 2}};
   EXPECT_TRUE(step(params).contains("metrics"));
   EXPECT_EQ(
-      engine_->last_optim().muon,
+      engine_->seen().last_optim.muon,
       (MuonConfig{.learning_rate = 0.25, .momentum = 0.5, .max_grad_norm = 2}));
   params["grad_clip_norm"] = -1;
   params.erase("beta1");
   EXPECT_TRUE(step(params).contains("metrics"));
-  EXPECT_EQ(engine_->last_optim().muon,
+  EXPECT_EQ(engine_->seen().last_optim.muon,
             (MuonConfig{.learning_rate = 0.25, .momentum = 0.9}));
   const std::string mixed = StepError("optim_step", {{"adam_params", {}}});
   EXPECT_THAT(mixed, StartsWith("adam_params: the model was made for the "
@@ -201,8 +200,7 @@ TEST_F(TinkerRequestsTest,
 }
 
 TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
-  Start();
-  const std::string sampler = NewSampler(NewSession());
+  const std::string sampler = NewSampler(StartSession());
   const auto sample = [&](int seq, bool record) {
     const Json promise = Sample({{"sampling_session_id", sampler},
                                  {"seq_id", seq},
@@ -212,14 +210,14 @@ TEST_F(TinkerRequestsTest, ARecordHasTheIdOfItsFuture) {
     return promise;
   };
   const Json promise = sample(1, true);
-  EXPECT_EQ(engine_->last_sample().record, promise["request_id"]);
+  EXPECT_EQ(engine_->seen().last_sample.record, promise["request_id"]);
   EXPECT_EQ(promise["sample_sequence_ids"][1],
-            SequenceId(engine_->last_sample().record, 1));
+            SequenceId(engine_->seen().last_sample.record, 1));
   sample(2, false);
-  EXPECT_EQ(engine_->last_sample().record, "");
+  EXPECT_EQ(engine_->seen().last_sample.record, "");
   engine_->mutable_info()->keeps_sample_records = false;
   sample(3, true);
-  EXPECT_EQ(engine_->last_sample().record, "");
+  EXPECT_EQ(engine_->seen().last_sample.record, "");
 }
 
 TEST_F(TinkerRequestsTest, ErrorsHaveTheNamesOfTheClientsFields) {
@@ -356,8 +354,7 @@ TEST_F(TinkerRequestsTest, TheBaseModelHasFurtherNamesWithoutCase) {
 TEST_F(TinkerRequestsTest, ARepeatedKeyGetsTheSameSession) {
   const std::string other = AddKey("b", {Scope::kTrain}, "birch");
   const std::string own = key_ = AddKey("a", {Scope::kTrain});
-  Start();
-  const std::string unkeyed = NewSession();
+  const std::string unkeyed = StartSession();
   EXPECT_NE(NewSession(), unkeyed);
   idempotency_key_ = "k";
   // The front takes both requests before the ledger has written the session.

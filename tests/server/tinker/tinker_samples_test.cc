@@ -37,16 +37,15 @@ class TinkerGoneTest : public TinkerFrontTest {
 };
 
 TEST_F(TinkerGoneTest, ASampleIsCancelledIfNobodyAsksForIt) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   engine_->Hold();
   const Json of_session = OfSession(session), alone = Alone();
   SweepAfter(absl::Seconds(115));
-  EXPECT_EQ(engine_->num_waiting(), 2u);
+  EXPECT_EQ(engine_->seen().num_waiting, 2u);
   SweepAfter(absl::Seconds(125));
   SweepAfter(absl::Seconds(185));
   Release();
-  EXPECT_EQ(engine_->num_cancelled(), 2u);
+  EXPECT_EQ(engine_->seen().num_cancelled, 2u);
   // The client that comes back sends the sample again, and gets it.
   EXPECT_EQ(AskFor(alone).get().status, 410);
   EXPECT_EQ(AskFor(of_session).get().status, 410);
@@ -66,8 +65,7 @@ TEST_F(TinkerGoneTest, AClientThatAsksBeforeTheSampleHasEndedSendsItAgain) {
 }
 
 TEST_F(TinkerGoneTest, ASampleRunsOnWhileItsClientWaitsOrItsSessionLives) {
-  Start();
-  const std::string session = NewSession();
+  const std::string session = StartSession();
   engine_->Hold();
   const Json of_session = OfSession(session), alone = Alone();
   std::future<HttpReply> waiting = AskFor(alone);
@@ -78,7 +76,7 @@ TEST_F(TinkerGoneTest, ASampleRunsOnWhileItsClientWaitsOrItsSessionLives) {
   Release();
   EXPECT_EQ(waiting.get().status, 200);
   EXPECT_EQ(Result(of_session)["sequences"].size(), 1u);
-  EXPECT_EQ(engine_->num_cancelled(), 0u);
+  EXPECT_EQ(engine_->seen().num_cancelled, 0u);
 }
 
 TEST_F(TinkerGoneTest, OnlyItsOwnerCancelsASample) {
@@ -92,7 +90,7 @@ TEST_F(TinkerGoneTest, OnlyItsOwnerCancelsASample) {
   key_ = own;
   Post("cancel_future", {{"request_id", cancelled["request_id"]}});
   Release();
-  EXPECT_EQ(engine_->num_cancelled(), 1u);
+  EXPECT_EQ(engine_->seen().num_cancelled, 1u);
   EXPECT_EQ(Result(kept)["sequences"].size(), 1u);
   EXPECT_TRUE(Result(cancelled).contains("error"));
 }

@@ -138,8 +138,8 @@ TEST_F(TinkerThreadsTest, RecordsOfSamplesAreReadOnAnotherThread) {
     const HttpReply reply = send();
     const Json result = Result(Json::parse(reply.body));
     EXPECT_TRUE(result.contains("metrics")) << result;
-    EXPECT_EQ(engine_->last_train().replay.spans.empty(), !recorded);
-    EXPECT_EQ(engine_->train_thread() != front_thread, recorded);
+    EXPECT_EQ(engine_->seen().last_train.replay.spans.empty(), !recorded);
+    EXPECT_EQ(engine_->seen().train_thread != front_thread, recorded);
   }
   EXPECT_EQ(Calls("ForwardBackward"), 4);
 }

@@ -98,12 +98,11 @@ TEST(ValidationTest, ReadsACustomLoss) {
   Train request = GoodCustom();
   float values[] = {1, 2.5F, -3};
   Input(request, "a").set_floats_le(values, sizeof(values));
-  const absl::StatusOr<TrainRequest> read = Validate(request, Limits());
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->loss.function, LossFunction::kCustom);
-  EXPECT_EQ(read->loss.custom.graph, kCustomGraph);
-  EXPECT_EQ(read->loss.custom.inputs.size(), 3U);
-  const Datum& datum = read->data[0];
+  const TrainRequest read = Validate(request, Limits()).value();
+  EXPECT_EQ(read.loss.function, LossFunction::kCustom);
+  EXPECT_EQ(read.loss.custom.graph, kCustomGraph);
+  EXPECT_EQ(read.loss.custom.inputs.size(), 3U);
+  const Datum& datum = read.data[0];
   EXPECT_EQ(datum.custom_inputs.at("a").floats,
             (std::vector<float>{1, 2.5F, -3}));
   EXPECT_FALSE(datum.custom_inputs.at("a").is_int);

@@ -81,15 +81,14 @@ TEST(RefusalTest, SampledSpans) {
              "loss.replay_routing = true; loss.replay_support = true; "
              "data[0].sampled_spans = {sequence_id: 'record:1' offset: 7 "
              "length: 1} * 2; data[0].sampled_spans[1].start = 2");
-  const auto read = Validate(good, Limits());
-  ASSERT_TRUE(read.ok()) << read.status();
+  const auto read = Validate(good, Limits()).value();
   const SampledSpan second{
       .sequence_id = "record:1", .offset = 7, .start = 2, .length = 1};
-  ASSERT_EQ(read->replay.spans.size(), 1);
-  EXPECT_EQ(read->replay.spans[0][1], second);
-  EXPECT_TRUE(read->replay.routing && read->replay.support &&
-              read->replay.logprobs);
-  EXPECT_FALSE(read->replay.optional);
+  ASSERT_EQ(read.replay.spans.size(), 1);
+  EXPECT_EQ(read.replay.spans[0][1], second);
+  EXPECT_TRUE(read.replay.routing && read.replay.support &&
+              read.replay.logprobs);
+  EXPECT_FALSE(read.replay.optional);
   ExpectRefusals<Train>(
       good,
       {{"clear data[0].sampled_spans[0].sequence_id",
