@@ -117,9 +117,8 @@ TEST(CrashTest, WhatIsAcknowledgedSurvivesEveryKill) {
     }
     // This read does not repair the log. The next process does.
     const auto folder = files.Open();
-    const auto snapshot = folder->ReadSnapshot();
-    ASSERT_THAT(snapshot, IsOk());
-    const uint64_t first = *snapshot ? (*snapshot)->next_sequence : 0;
+    const auto snapshot = folder->ReadSnapshot().value();
+    const uint64_t first = snapshot ? snapshot->next_sequence : 0;
     const LogContents contents = ReadLog(*folder, first);
     ASSERT_THAT(contents.status, IsOk()) << "life " << life;
     acknowledged.erase(acknowledged.begin(), acknowledged.lower_bound(first));

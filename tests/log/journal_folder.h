@@ -57,10 +57,7 @@ class TestFolder {
            StateFolder::SegmentName(first);
   }
   std::unique_ptr<StateFolder> Open() const {
-    absl::StatusOr<std::unique_ptr<StateFolder>> folder =
-        StateFolder::Open(path(), kModel);
-    EXPECT_THAT(folder, IsOk());
-    return *std::move(folder);
+    return StateFolder::Open(path(), kModel).value();
   }
 
  private:
@@ -102,12 +99,9 @@ inline LogContents ReadLog(const StateFolder& folder,
 class TestLog {
  public:
   TestLog(const StateFolder& folder, uint64_t next_sequence,
-          LogWriter::Options options = {.retry = absl::Milliseconds(5)}) {
-    absl::StatusOr<std::unique_ptr<LogWriter>> writer =
-        LogWriter::Open(&folder, next_sequence, options, &metrics_);
-    EXPECT_THAT(writer, IsOk());
-    if (writer.ok()) writer_ = *std::move(writer);
-  }
+          LogWriter::Options options = {.retry = absl::Milliseconds(5)})
+      : writer_(LogWriter::Open(&folder, next_sequence, options, &metrics_)
+                    .value()) {}
 
   LogWriter* operator->() { return writer_.get(); }
   LogMetrics& metrics() { return metrics_; }

@@ -17,10 +17,7 @@ constexpr AdapterKey kA{1}, kB{2}, kC{3};
 class LogSummaryTest : public testing::Test {
  protected:
   LogSummaryTest() {
-    absl::StatusOr<std::unique_ptr<LogWriter>> log =
-        LogWriter::Open(folder_.get(), 1, {}, &metrics_);
-    EXPECT_THAT(log, IsOk());
-    writer_ = *std::move(log);
+    writer_ = LogWriter::Open(folder_.get(), 1, {}, &metrics_).value();
   }
 
   // Returns the record's sequence.
@@ -67,15 +64,14 @@ TEST_F(LogSummaryTest, AnIdIsNeededUpToTheLastRecordOfItsAdapters) {
   Begin(7, kA);
   const uint64_t batch = Batch({7}, /*last=*/true);
   const uint64_t removed = Write(RemovedRecord{.key = kB});
-  const absl::StatusOr<LogSummary> log = Read();
-  ASSERT_THAT(log, IsOk());
-  ASSERT_EQ(log->changed.size(), 2);
-  EXPECT_EQ(log->changed.at("a").last, batch);
-  EXPECT_EQ(log->changed.at("a").tenant, "tenant of a");
-  EXPECT_EQ(log->changed.at("b").last, removed);
-  EXPECT_EQ(log->next_sequence, removed + 1);
-  EXPECT_THAT(log->adapters, ElementsAre(kA));
-  EXPECT_THAT(log->given_up, IsEmpty());
+  const LogSummary log = Read().value();
+  ASSERT_EQ(log.changed.size(), 2);
+  EXPECT_EQ(log.changed.at("a").last, batch);
+  EXPECT_EQ(log.changed.at("a").tenant, "tenant of a");
+  EXPECT_EQ(log.changed.at("b").last, removed);
+  EXPECT_EQ(log.next_sequence, removed + 1);
+  EXPECT_THAT(log.adapters, ElementsAre(kA));
+  EXPECT_THAT(log.given_up, IsEmpty());
 }
 
 // A client must not change the teacher before the replay has read it.
@@ -93,11 +89,10 @@ TEST_F(LogSummaryTest, ATeacherIsNeededUpToTheLastBatchThatReadsIt) {
   const uint64_t third = Batch({8}, /*last=*/true);
   EXPECT_LT(made, first);
   // One adapter at a time is enough, because the teacher takes no room.
-  const absl::StatusOr<LogSummary> log = Read({.max_resident = 1});
-  ASSERT_THAT(log, IsOk());
-  EXPECT_EQ(log->changed.at("b").last, second);
-  EXPECT_EQ(log->changed.at("b").tenant, "tenant of b");
-  EXPECT_EQ(log->changed.at("a").last, third);
+  const LogSummary log = Read({.max_resident = 1}).value();
+  EXPECT_EQ(log.changed.at("b").last, second);
+  EXPECT_EQ(log.changed.at("b").tenant, "tenant of b");
+  EXPECT_EQ(log.changed.at("a").last, third);
 }
 
 // The log may begin after the last change of the teacher.
@@ -115,10 +110,9 @@ TEST_F(LogSummaryTest, ATeacherOfTheSnapshotIsNeededToo) {
   snapshot.adapters = {
       StoredAdapter{.key = kA, .adapter_id = "a", .tenant = "t"},
       StoredAdapter{.key = kB, .adapter_id = "b", .tenant = "t"}};
-  const absl::StatusOr<LogSummary> log =
-      ReadLog(*folder_, snapshot, {.max_resident = 8});
-  ASSERT_THAT(log, IsOk());
-  EXPECT_EQ(log->changed.at("b").last, batch);
+  const LogSummary log =
+      ReadLog(*folder_, snapshot, {.max_resident = 8}).value();
+  EXPECT_EQ(log.changed.at("b").last, batch);
 }
 
 TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
@@ -128,11 +122,10 @@ TEST_F(LogSummaryTest, ARequestWithoutItsLastBatchIsGivenUp) {
   Begin(8, kB);
   const uint64_t both = Batch({7, 8}, /*last=*/false);
   const uint64_t given_up = Write(GivenUpRecord{.work = 8});
-  const absl::StatusOr<LogSummary> log = Read();
-  ASSERT_THAT(log, IsOk());
-  EXPECT_THAT(log->given_up, ElementsAre(7));
-  EXPECT_EQ(log->changed.at("a").last, both);
-  EXPECT_EQ(log->changed.at("b").last, given_up);
+  const LogSummary log = Read().value();
+  EXPECT_THAT(log.given_up, ElementsAre(7));
+  EXPECT_EQ(log.changed.at("a").last, both);
+  EXPECT_EQ(log.changed.at("b").last, given_up);
 }
 
 // An accepted step runs in the next process, so it is only given up as far as
@@ -151,11 +144,10 @@ TEST_F(LogSummaryTest, AnAcceptedStepGoesOnUntilItsEnd) {
   Batch({8}, /*last=*/false);
   Write(DoneRecord{.key = kA, .step = 9, .result = {}, .accepted = 9});
   const uint64_t last = accept(12);
-  const absl::StatusOr<LogSummary> log = Read();
-  ASSERT_THAT(log, IsOk());
-  EXPECT_THAT(log->given_up, ElementsAre(8));
-  EXPECT_EQ(log->changed.at("a").last, last);
-  EXPECT_EQ(log->next_work, 13);
+  const LogSummary log = Read().value();
+  EXPECT_THAT(log.given_up, ElementsAre(8));
+  EXPECT_EQ(log.changed.at("a").last, last);
+  EXPECT_EQ(log.next_work, 13);
 }
 
 TEST_F(LogSummaryTest, ABatchFindsTheAcceptedStepsOfTheSnapshot) {
@@ -170,14 +162,13 @@ TEST_F(LogSummaryTest, ABatchFindsTheAcceptedStepsOfTheSnapshot) {
   std::promise<void> durable;
   writer_->WhenDurable([&] { durable.set_value(); });
   durable.get_future().wait();
-  const absl::StatusOr<LogSummary> log =
-      ReadLog(*folder_, snapshot, {.max_resident = 8});
-  ASSERT_THAT(log, IsOk());
-  EXPECT_EQ(log->changed.at("a").last, batch);
+  const LogSummary log =
+      ReadLog(*folder_, snapshot, {.max_resident = 8}).value();
+  EXPECT_EQ(log.changed.at("a").last, batch);
   // Its step runs when the log is at its end, and until then nobody changes it.
-  EXPECT_EQ(log->changed.at("b").last, 0);
-  EXPECT_THAT(log->given_up, IsEmpty());
-  EXPECT_EQ(log->next_work, 9);
+  EXPECT_EQ(log.changed.at("b").last, 0);
+  EXPECT_THAT(log.given_up, IsEmpty());
+  EXPECT_EQ(log.next_work, 9);
 }
 
 TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
@@ -185,11 +176,10 @@ TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   Write(
       StoredAdapter{.key = kC, .adapter_id = "c", .tenant = "t", .epoch = 50});
   Write(RemovedRecord{.key = kC});
-  const absl::StatusOr<LogSummary> log = Read();
-  ASSERT_THAT(log, IsOk());
-  EXPECT_EQ(log->next_key, 4);
-  EXPECT_EQ(log->last_epoch, 50);
-  EXPECT_THAT(log->adapters, ElementsAre(kA));
+  const LogSummary log = Read().value();
+  EXPECT_EQ(log.next_key, 4);
+  EXPECT_EQ(log.last_epoch, 50);
+  EXPECT_THAT(log.adapters, ElementsAre(kA));
 }
 
 TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
@@ -207,19 +197,16 @@ TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   recorder.EraseNote("b");
   EXPECT_EQ(recorder.NotesWith("a/").size(), 2);
   recorder.Stop();
-  const auto bytes = Encode(snapshot);
-  ASSERT_THAT(bytes, IsOk());
-  auto decoded = DecodeSnapshot(*bytes);
-  ASSERT_THAT(decoded, IsOk());
-  EXPECT_EQ(*decoded->notes.at("a/2"), "two");
-  EXPECT_EQ(*decoded->notes.at("b"), "b");
-  decoded->first_sequence = snapshot.first_sequence;
-  const absl::StatusOr<LogSummary> log =
-      ReadLog(*folder_, *decoded, {.max_resident = 8});
-  ASSERT_THAT(log, IsOk());
-  ASSERT_EQ(log->notes.size(), 2);
-  EXPECT_EQ(*log->notes.at("a/2"), "");
-  EXPECT_EQ(*log->notes.at("a/3"), std::string("\0\xff", 2));
+  const auto bytes = Encode(snapshot).value();
+  auto decoded = DecodeSnapshot(bytes).value();
+  EXPECT_EQ(*decoded.notes.at("a/2"), "two");
+  EXPECT_EQ(*decoded.notes.at("b"), "b");
+  decoded.first_sequence = snapshot.first_sequence;
+  const LogSummary log =
+      ReadLog(*folder_, decoded, {.max_resident = 8}).value();
+  ASSERT_EQ(log.notes.size(), 2);
+  EXPECT_EQ(*log.notes.at("a/2"), "");
+  EXPECT_EQ(*log.notes.at("a/3"), std::string("\0\xff", 2));
 }
 
 TEST_F(LogSummaryTest, ABatchMustFitTheDevice) {

@@ -66,39 +66,36 @@ class PowerLossTest : public testing::Test {
   // Opens the folder, writes `groups` groups of 1 to 4 records, and closes the
   // folder. Takes a snapshot after every third group.
   void Work(int groups) {
-    absl::StatusOr<std::unique_ptr<StateFolder>> folder =
-        StateFolder::Open(state(), kModel);
-    ASSERT_THAT(folder, IsOk());
-    TestLog log(**folder, next_);
+    std::unique_ptr<StateFolder> folder =
+        StateFolder::Open(state(), kModel).value();
+    TestLog log(*folder, next_);
     for (int group = 0; group < groups; ++group) {
       for (int i = 0; i < 1 + group % 4; ++i) Append(log.operator->());
       log.Flush();
-      if (group % 3 == 2) TakeSnapshot(folder->get(), &log);
+      if (group % 3 == 2) TakeSnapshot(folder.get(), &log);
     }
   }
 
   // Starts from a disk. Everything that was acknowledged is there, and work
   // continues.
   void CheckStart(const std::string& disk, const Promise& promise) {
-    const auto folder = StateFolder::Open(disk + "/state", kModel);
-    ASSERT_THAT(folder, IsOk());
-    const auto snapshot = (*folder)->ReadSnapshot();
-    ASSERT_THAT(snapshot, IsOk());
-    const uint64_t first = *snapshot ? (*snapshot)->next_sequence : 0;
+    const auto folder = StateFolder::Open(disk + "/state", kModel).value();
+    const auto snapshot = folder->ReadSnapshot().value();
+    const uint64_t first = snapshot ? snapshot->next_sequence : 0;
     ASSERT_GE(first, promise.snapshot);
-    if (*snapshot) {
+    if (snapshot) {
       std::vector<float> image(300);
-      ASSERT_THAT(ReadImage(**folder, (*snapshot)->bytes, {image}), IsOk());
+      ASSERT_THAT(ReadImage(*folder, snapshot->bytes, {image}), IsOk());
       ASSERT_EQ(image, ImageOf(first));
     }
-    const LogContents contents = ReadLog(**folder, first, true);
+    const LogContents contents = ReadLog(*folder, first, true);
     ASSERT_THAT(contents.status, IsOk());
     ASSERT_GE(contents.next_sequence, promise.records);
     for (size_t i = 0; i < contents.records.size(); ++i) {
       ASSERT_EQ(contents.records[i], RecordOf(first + i));
     }
-    TestLog(**folder, contents.next_sequence)->Append("goes on");
-    const LogContents more = ReadLog(**folder, first);
+    TestLog(*folder, contents.next_sequence)->Append("goes on");
+    const LogContents more = ReadLog(*folder, first);
     ASSERT_THAT(more.status, IsOk());
     ASSERT_EQ(more.records.size(), contents.records.size() + 1);
   }
@@ -159,17 +156,15 @@ TEST_F(PowerLossTest, LosesNothingThatAStartHasRead) {
   Work(2);
   const uint64_t before = next_;
   {
-    auto folder = StateFolder::Open(state(), kModel);
-    ASSERT_THAT(folder, IsOk());
-    TestLog log(**folder, next_);
+    auto folder = StateFolder::Open(state(), kModel).value();
+    TestLog log(*folder, next_);
     SetFailpoints("journal.sync=err(EIO)");
     Append(log.operator->());
   }
   SetFailpoints("");
   {
-    auto folder = StateFolder::Open(state(), kModel);
-    ASSERT_THAT(folder, IsOk());
-    ASSERT_EQ(ReadLog(**folder, 0).next_sequence, before + 1);
+    auto folder = StateFolder::Open(state(), kModel).value();
+    ASSERT_EQ(ReadLog(*folder, 0).next_sequence, before + 1);
     Acknowledge(before + 1, 0);
   }
   CheckAllDisks(recorder_.Moment());
@@ -187,9 +182,8 @@ TEST_F(PowerLossTest, ARepairIsDoneBeforeTheLogGoesOn) {
   ASSERT_EQ(::fsync(segment.get()), 0);
   const size_t torn = recorder_.Moment();
   {
-    auto folder = StateFolder::Open(state(), kModel);
-    ASSERT_THAT(folder, IsOk());
-    ASSERT_EQ(ReadLog(**folder, 0, true).torn_bytes, 4);
+    auto folder = StateFolder::Open(state(), kModel).value();
+    ASSERT_EQ(ReadLog(*folder, 0, true).torn_bytes, 4);
   }
   std::mt19937 random(1);
   const std::string disk = files_.path() + "-disk";
@@ -206,17 +200,15 @@ TEST_F(PowerLossTest, LosesNoSnapshotThatAStartHasRead) {
   // The process is killed between the rename and the sync of the folder.
   Work(2);
   {
-    auto folder = StateFolder::Open(state(), kModel);
-    ASSERT_THAT(folder, IsOk());
-    ASSERT_THAT(WriteImage(**folder, "image-2", {ImageOf(2)}), IsOk());
+    auto folder = StateFolder::Open(state(), kModel).value();
+    ASSERT_THAT(WriteImage(*folder, "image-2", {ImageOf(2)}), IsOk());
     ScopedFailpoints fail("files.sync_folder=err(EIO)");
-    ASSERT_THAT((*folder)->WriteSnapshot({2, "image-2"}),
+    ASSERT_THAT(folder->WriteSnapshot({2, "image-2"}),
                 IsStatus(absl::StatusCode::kInternal, "syncing"));
   }
   {
-    auto folder = StateFolder::Open(state(), kModel);
-    ASSERT_THAT(folder, IsOk());
-    ASSERT_EQ((*(*folder)->ReadSnapshot())->next_sequence, 2);
+    auto folder = StateFolder::Open(state(), kModel).value();
+    ASSERT_EQ((*folder->ReadSnapshot())->next_sequence, 2);
     Acknowledge(0, 2);
   }
   CheckAllDisks(recorder_.Moment());

@@ -65,9 +65,8 @@ LoraConfig Config() {
 
 template <typename T>
 T Again(const T& record) {
-  absl::StatusOr<Record> read = DecodeRecord(Encode(Record(record)));
-  EXPECT_TRUE(read.ok()) << read.status();
-  return std::get<T>(*read);
+  Record read = DecodeRecord(Encode(Record(record))).value();
+  return std::get<T>(read);
 }
 
 // Sets every field of a message. In a oneof it sets the field of this number,
@@ -176,10 +175,8 @@ TEST(RecordTest, EveryFieldOfARequestIsInItsDigest) {
       EveryField fields(0, kind, changed);
       fields.Set(record.mutable_begin()->mutable_request());
       *name = fields.changed_name();
-      const absl::StatusOr<Record> read =
-          DecodeRecord(record.SerializeAsString());
-      EXPECT_TRUE(read.ok()) << read.status();
-      return PayloadDigest(std::get<BeginRecord>(*read).request);
+      const Record read = DecodeRecord(record.SerializeAsString()).value();
+      return PayloadDigest(std::get<BeginRecord>(read).request);
     };
     std::string name;
     const std::string unchanged = digest(0, &name);
@@ -205,9 +202,8 @@ TEST(RecordTest, EveryFieldOfARequestIsInItsDigest) {
 TEST(RecordTest, ATrainingRequestKeepsItsDigest) {
   const TrainRequest request = Train();
   const std::string bytes = EncodeBegin(5, AdapterKey{2}, 7, "digest", request);
-  const absl::StatusOr<Record> read = DecodeRecord(bytes);
-  ASSERT_TRUE(read.ok()) << read.status();
-  const auto& begin = std::get<BeginRecord>(*read);
+  const Record read = DecodeRecord(bytes).value();
+  const auto& begin = std::get<BeginRecord>(read);
   EXPECT_EQ(begin.work, 5);
   EXPECT_EQ(begin.key, AdapterKey{2});
   EXPECT_EQ(begin.step, 7);
@@ -226,12 +222,11 @@ TEST(RecordTest, AnAcceptedStepAndItsPlaceAreOneRecord) {
       .step = 7, .digest = "digest", .request = Train(), .note = "note"};
   const std::string bytes =
       Encode(Record(accepted)) + EncodePlace(5, AdapterKey{2});
-  const absl::StatusOr<Record> read = DecodeRecord(bytes);
-  ASSERT_TRUE(read.ok()) << read.status();
+  const Record read = DecodeRecord(bytes).value();
   accepted.work = 5;
   accepted.key = AdapterKey{2};
-  EXPECT_EQ(Encode(*read), Encode(Record(accepted)));
-  const auto& request = *std::get<AcceptedRecord>(*read).request;
+  EXPECT_EQ(Encode(read), Encode(Record(accepted)));
+  const auto& request = *std::get<AcceptedRecord>(read).request;
   EXPECT_EQ(PayloadDigest(request), PayloadDigest(*accepted.request));
 }
 
@@ -239,11 +234,10 @@ TEST(RecordTest, ATrainingRequestKeepsWhatItTookFromRecords) {
   TrainRequest request = Train();
   request.replayed = {
       .tokens = 7, .missing = 2, .own_tokens = 5, .versions = 11};
-  const absl::StatusOr<Record> read =
-      DecodeRecord(EncodeBegin(5, AdapterKey{2}, 7, "digest", request));
-  ASSERT_TRUE(read.ok()) << read.status();
+  const Record read =
+      DecodeRecord(EncodeBegin(5, AdapterKey{2}, 7, "digest", request)).value();
   const auto& train =
-      std::get<TrainRequest>(std::get<BeginRecord>(*read).request);
+      std::get<TrainRequest>(std::get<BeginRecord>(read).request);
   EXPECT_EQ(train.replayed, request.replayed);
   EXPECT_EQ(train.data, request.data);
 }
@@ -256,10 +250,10 @@ TEST(RecordTest, ATeacherKeepsItsDigest) {
   request.data[0].teacher_offset = -3;
   for (const bool base_model : {false, true}) {
     request.loss.teacher.base_model = base_model;
-    const absl::StatusOr<Record> read =
-        DecodeRecord(EncodeBegin(5, AdapterKey{2}, 7, "digest", request));
-    ASSERT_TRUE(read.ok()) << read.status();
-    const StepRequest& got = std::get<BeginRecord>(*read).request;
+    const Record read =
+        DecodeRecord(EncodeBegin(5, AdapterKey{2}, 7, "digest", request))
+            .value();
+    const StepRequest& got = std::get<BeginRecord>(read).request;
     EXPECT_EQ(PayloadDigest(got), PayloadDigest(request));
     EXPECT_EQ(std::get<TrainRequest>(got).loss, request.loss);
     EXPECT_EQ(std::get<TrainRequest>(got).data, request.data);
@@ -393,11 +387,10 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
                     .step = 23,
                     .digest = "d",
                     .request = Train()}}};
-  const absl::StatusOr<Snapshot> read = DecodeSnapshot(*Encode(snapshot));
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->next_key, 12);
-  EXPECT_EQ(read->last_epoch, 34);
-  const StoredAdapter& adapter = read->adapters.at(0);
+  const Snapshot read = DecodeSnapshot(*Encode(snapshot)).value();
+  EXPECT_EQ(read.next_key, 12);
+  EXPECT_EQ(read.last_epoch, 34);
+  const StoredAdapter& adapter = read.adapters.at(0);
   EXPECT_EQ(adapter.config, Config());
   EXPECT_EQ(adapter.epoch, 33);
   EXPECT_EQ(adapter.last_step, 21);
@@ -411,8 +404,8 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
             3);
   EXPECT_EQ(std::get<AdapterInfo>(*adapter.replies.at(1).result).config,
             Config());
-  EXPECT_EQ(read->accepted.at(0).work, 9);
-  EXPECT_EQ(*Encode(*read), *Encode(snapshot));
+  EXPECT_EQ(read.accepted.at(0).work, 9);
+  EXPECT_EQ(*Encode(read), *Encode(snapshot));
 }
 
 TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {

@@ -122,10 +122,9 @@ TEST_F(StateFolderTest, ReadsTheNewestSnapshot) {
   const std::string bytes(100000, 'b');
   ASSERT_THAT(folder->WriteSnapshot({9, "older"}), IsOk());
   ASSERT_THAT(folder->WriteSnapshot({100, bytes}), IsOk());
-  const auto snapshot = folder->ReadSnapshot();
-  ASSERT_THAT(snapshot, IsOk());
-  EXPECT_THAT(*snapshot, Optional(Field(&SnapshotFile::bytes, bytes)));
-  EXPECT_EQ((*snapshot)->next_sequence, 100);
+  const auto snapshot = folder->ReadSnapshot().value();
+  EXPECT_THAT(snapshot, Optional(Field(&SnapshotFile::bytes, bytes)));
+  EXPECT_EQ(snapshot->next_sequence, 100);
   // Another snapshot of the same records replaces the newest snapshot. A
   // snapshot of fewer records is refused.
   ASSERT_THAT(folder->WriteSnapshot({100, ""}), IsOk());

@@ -50,14 +50,13 @@ class RunLossGraphTest : public ::testing::Test {
   ~RunLossGraphTest() override { at::set_num_threads(before_); }
 
   std::vector<float> Gradients() {
-    const absl::StatusOr<LossGraph> graph = ReadLossGraph(loss_);
-    EXPECT_TRUE(graph.ok()) << graph.status();
+    const LossGraph graph = ReadLossGraph(loss_).value();
     const std::vector<float> logprobs(kTargets, -1.5F);
     std::vector<float> losses(kTargets);
     std::vector<float> gradients(kTargets);
     MetricSums metrics;
     const absl::Status run =
-        RunLossGraph(*graph, loss_, datum_, MaxGraphValues(kTargets, 1),
+        RunLossGraph(graph, loss_, datum_, MaxGraphValues(kTargets, 1),
                      logprobs, /*backward=*/true, absl::MakeSpan(losses),
                      absl::MakeSpan(gradients), &metrics);
     EXPECT_TRUE(run.ok()) << run;

@@ -106,11 +106,8 @@ Json Gemma3() {
 
 // Returns the window of every layer.
 std::vector<int64_t> Windows(const Json& json) {
-  const auto config = Parse(json);
-  EXPECT_THAT(config, IsOk());
   std::vector<int64_t> windows;
-  if (!config.ok()) return windows;
-  for (const LayerAttention& layer : config->attention) {
+  for (const LayerAttention& layer : Parsed(json).attention) {
     windows.push_back(layer.rule.window);
   }
   return windows;
@@ -118,12 +115,11 @@ std::vector<int64_t> Windows(const Json& json) {
 
 TEST(FamilyConfig, MistralSlidesInEveryLayerUnlessItsWindowIsNull) {
   Json json = Mistral();
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->head_dim, 128);
-  EXPECT_FALSE(config->qkv_bias);
-  EXPECT_EQ(config->attention[0].rule.scale, 1 / std::sqrt(128.0));
-  EXPECT_EQ(config->num_parameters(), 7241732096u);
+  const auto config = Parsed(json);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_FALSE(config.qkv_bias);
+  EXPECT_EQ(config.attention[0].rule.scale, 1 / std::sqrt(128.0));
+  EXPECT_EQ(config.num_parameters(), 7241732096u);
   EXPECT_THAT(Windows(json), Each(4096));
   json["sliding_window"] = nullptr;
   EXPECT_THAT(Windows(json), Each(0));
@@ -133,12 +129,11 @@ TEST(FamilyConfig, MistralSlidesInEveryLayerUnlessItsWindowIsNull) {
 
 TEST(FamilyConfig, Qwen2HasBiasesOnQkvAndWindowsInItsLateLayers) {
   Json json = Qwen2();
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_TRUE(config->qkv_bias);
-  EXPECT_FALSE(config->o_bias);
-  EXPECT_EQ(config->qk_norm, QkNorm::kNone);
-  EXPECT_EQ(config->num_parameters(), 494032768u);
+  const auto config = Parsed(json);
+  EXPECT_TRUE(config.qkv_bias);
+  EXPECT_FALSE(config.o_bias);
+  EXPECT_EQ(config.qk_norm, QkNorm::kNone);
+  EXPECT_EQ(config.num_parameters(), 494032768u);
   EXPECT_THAT(Windows(json), Each(0));
   json["use_sliding_window"] = true;
   EXPECT_THAT(Windows(json), Each(0));
@@ -154,15 +149,14 @@ TEST(FamilyConfig, Qwen2HasBiasesOnQkvAndWindowsInItsLateLayers) {
 
 TEST(FamilyConfig, ReadsGemma2) {
   Json json = Gemma2();
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_TRUE(config->has_output_norms() && config->norms_from_one &&
-              config->scaled_embeddings && config->tied_embeddings);
-  EXPECT_EQ(config->activation, ops::Activation::kGeluTanh);
-  EXPECT_EQ(config->final_softcap, 30);
-  EXPECT_EQ(config->num_parameters(), 2614341888u);
-  EXPECT_EQ(config->rope_tables.size(), 1u);
-  for (const LayerAttention& layer : config->attention) {
+  const auto config = Parsed(json);
+  EXPECT_TRUE(config.has_output_norms() && config.norms_from_one &&
+              config.scaled_embeddings && config.tied_embeddings);
+  EXPECT_EQ(config.activation, ops::Activation::kGeluTanh);
+  EXPECT_EQ(config.final_softcap, 30);
+  EXPECT_EQ(config.num_parameters(), 2614341888u);
+  EXPECT_EQ(config.rope_tables.size(), 1u);
+  for (const LayerAttention& layer : config.attention) {
     EXPECT_EQ(layer.rule.scale, 1.0 / 16);
     EXPECT_EQ(layer.rule.softcap, 50);
     EXPECT_EQ(layer.rope_table, 0);
@@ -180,13 +174,12 @@ TEST(FamilyConfig, NullSwitchesOffWhatGemma2HasByDefault) {
         "vocab_size", "num_key_value_heads", "query_pre_attn_scalar"}) {
     json.erase(field);
   }
-  const auto defaults = Parse(json);
-  ASSERT_THAT(defaults, IsOk());
-  EXPECT_EQ(defaults->attention[0].rule.softcap, 50);
-  EXPECT_EQ(defaults->attention[0].rule.window, 4096);
-  EXPECT_EQ(defaults->final_softcap, 30);
-  EXPECT_EQ(defaults->vocab, 256000);
-  EXPECT_EQ(defaults->num_kv_heads, 4);
+  const auto defaults = Parsed(json);
+  EXPECT_EQ(defaults.attention[0].rule.softcap, 50);
+  EXPECT_EQ(defaults.attention[0].rule.window, 4096);
+  EXPECT_EQ(defaults.final_softcap, 30);
+  EXPECT_EQ(defaults.vocab, 256000);
+  EXPECT_EQ(defaults.num_kv_heads, 4);
   for (const char* field : {"attn_logit_softcapping", "sliding_window",
                             "final_logit_softcapping"}) {
     json[field] = nullptr;
@@ -196,11 +189,10 @@ TEST(FamilyConfig, NullSwitchesOffWhatGemma2HasByDefault) {
   EXPECT_THAT(Parse(json),
               IsStatus(absl::StatusCode::kUnimplemented, "sliding_window"));
   json["layer_types"] = std::vector<std::string>(26, "full_attention");
-  const auto off = Parse(json);
-  ASSERT_THAT(off, IsOk());
-  EXPECT_EQ(off->attention[0].rule.softcap, 0);
-  EXPECT_EQ(off->attention[0].rule.window, 0);
-  EXPECT_EQ(off->final_softcap, 0);
+  const auto off = Parsed(json);
+  EXPECT_EQ(off.attention[0].rule.softcap, 0);
+  EXPECT_EQ(off.attention[0].rule.window, 0);
+  EXPECT_EQ(off.final_softcap, 0);
 }
 
 TEST(FamilyConfig, AnAbsentNumberOfKeyHeadsIsTheFamilys) {
@@ -213,13 +205,11 @@ TEST(FamilyConfig, AnAbsentNumberOfKeyHeadsIsTheFamilys) {
     json.erase(field);
   }
   json["num_attention_heads"] = 16;
-  const auto absent = Parse(json);
-  ASSERT_THAT(absent, IsOk());
-  EXPECT_EQ(absent->num_kv_heads, 8);
+  const auto absent = Parsed(json);
+  EXPECT_EQ(absent.num_kv_heads, 8);
   json["num_key_value_heads"] = nullptr;
-  const auto null = Parse(json);
-  ASSERT_THAT(null, IsOk());
-  EXPECT_EQ(null->num_kv_heads, 16);
+  const auto null = Parsed(json);
+  EXPECT_EQ(null.num_kv_heads, 16);
 }
 
 TEST(FamilyConfig, GemmasHiddenActIsNotRead) {
@@ -243,19 +233,18 @@ TEST(FamilyConfig, TwoPatternsOfGemma3MustAgreeOrYieldToLayerTypes) {
 
 TEST(FamilyConfig, ReadsGemma3WithARotaryTableForItsSlidingLayers) {
   Json json = Gemma3Text();
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->qk_norm, QkNorm::kHead);
-  EXPECT_THAT(config->eos_token_ids, ElementsAre(1, 106));
-  EXPECT_EQ(config->num_parameters(), 999885952u);
-  ASSERT_EQ(config->rope_tables.size(), 2u);
-  EXPECT_NEAR(config->rope_tables[0][64], std::pow(1e6, -0.5), 1e-12);
-  EXPECT_NEAR(config->rope_tables[1][64], 0.01, 1e-12);
+  const auto config = Parsed(json);
+  EXPECT_EQ(config.qk_norm, QkNorm::kHead);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(1, 106));
+  EXPECT_EQ(config.num_parameters(), 999885952u);
+  ASSERT_EQ(config.rope_tables.size(), 2u);
+  EXPECT_NEAR(config.rope_tables[0][64], std::pow(1e6, -0.5), 1e-12);
+  EXPECT_NEAR(config.rope_tables[1][64], 0.01, 1e-12);
   for (int i = 0; i < 26; ++i) {
     const bool full = i % 6 == 5;
-    EXPECT_EQ(config->attention[i].rule.window, full ? 0 : 512);
-    EXPECT_EQ(config->attention[i].rule.softcap, 0);
-    EXPECT_EQ(config->attention[i].rope_table, full ? 0 : 1);
+    EXPECT_EQ(config.attention[i].rule.window, full ? 0 : 512);
+    EXPECT_EQ(config.attention[i].rule.softcap, 0);
+    EXPECT_EQ(config.attention[i].rope_table, full ? 0 : 1);
   }
   json["num_hidden_layers"] = 4;
   json["sliding_window_pattern"] = 2;
@@ -273,32 +262,30 @@ TEST(FamilyConfig, ReadsGemma3sNestedRotaryParameters) {
       {"full_attention",
        {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
       {"sliding_attention", {{"rope_type", "default"}}}};
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->rope_tables[0][0], 0.125);
-  EXPECT_NEAR(config->rope_tables[0][64], std::pow(1e6, -0.5) / 8, 1e-12);
-  EXPECT_NEAR(config->rope_tables[1][64], 0.01, 1e-12);
+  const auto config = Parsed(json);
+  EXPECT_EQ(config.rope_tables[0][0], 0.125);
+  EXPECT_NEAR(config.rope_tables[0][64], std::pow(1e6, -0.5) / 8, 1e-12);
+  EXPECT_NEAR(config.rope_tables[1][64], 0.01, 1e-12);
   json["rope_parameters"]["chunked_attention"] = {{"rope_theta", 1e4}};
   EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "chunked_attention"));
 }
 
 TEST(FamilyConfig, ReadsTheTextModelOfAWrappedGemma3) {
   Json json = Gemma3();
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->model_type, "gemma3");
-  EXPECT_EQ(config->hidden, 2560);
-  EXPECT_EQ(config->num_layers, 34);
-  EXPECT_EQ(config->vocab, 262208);
-  EXPECT_EQ(config->num_heads, 8);
-  EXPECT_EQ(config->num_kv_heads, 4);
-  EXPECT_EQ(config->max_positions, 131072);
-  EXPECT_TRUE(config->tied_embeddings);
-  EXPECT_THAT(config->eos_token_ids, ElementsAre(1, 106));
-  EXPECT_EQ(config->rope_tables[0][0], 0.125);
-  EXPECT_EQ(config->rope_tables[1][0], 1);
-  EXPECT_EQ(config->attention[0].rule.window, 1024);
-  EXPECT_EQ(config->attention[5].rule.window, 0);
+  const auto config = Parsed(json);
+  EXPECT_EQ(config.model_type, "gemma3");
+  EXPECT_EQ(config.hidden, 2560);
+  EXPECT_EQ(config.num_layers, 34);
+  EXPECT_EQ(config.vocab, 262208);
+  EXPECT_EQ(config.num_heads, 8);
+  EXPECT_EQ(config.num_kv_heads, 4);
+  EXPECT_EQ(config.max_positions, 131072);
+  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(1, 106));
+  EXPECT_EQ(config.rope_tables[0][0], 0.125);
+  EXPECT_EQ(config.rope_tables[1][0], 1);
+  EXPECT_EQ(config.attention[0].rule.window, 1024);
+  EXPECT_EQ(config.attention[5].rule.window, 0);
 }
 
 struct Refusal {

@@ -67,32 +67,30 @@ Json Llama3Scaling() {
 }
 
 TEST(ParseModelConfig, ReadsSmolLm2) {
-  const auto config = Parse(Llama());
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->num_layers, 30);
-  EXPECT_EQ(config->head_dim, 64);
-  EXPECT_EQ(config->num_kv_heads, 3);
-  EXPECT_EQ(config->rms_norm_eps, 1e-5);
-  EXPECT_TRUE(config->tied_embeddings);
-  EXPECT_EQ(config->qk_norm, QkNorm::kNone);
-  EXPECT_THAT(config->eos_token_ids, ElementsAre(2));
-  EXPECT_EQ(config->shape().q_width, 576);
-  EXPECT_EQ(config->shape().kv_width, 192);
-  EXPECT_EQ(config->num_parameters(), 134515008u);
-  ASSERT_EQ(config->rope_tables[0].size(), 32u);
-  EXPECT_EQ(config->rope_tables[0][0], 1.0);
-  EXPECT_NEAR(config->rope_tables[0][16], std::pow(1e5, -0.5), 1e-12);
+  const auto config = Parsed(Llama());
+  EXPECT_EQ(config.num_layers, 30);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(config.num_kv_heads, 3);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_EQ(config.qk_norm, QkNorm::kNone);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2));
+  EXPECT_EQ(config.shape().q_width, 576);
+  EXPECT_EQ(config.shape().kv_width, 192);
+  EXPECT_EQ(config.num_parameters(), 134515008u);
+  ASSERT_EQ(config.rope_tables[0].size(), 32u);
+  EXPECT_EQ(config.rope_tables[0][0], 1.0);
+  EXPECT_NEAR(config.rope_tables[0][16], std::pow(1e5, -0.5), 1e-12);
 }
 
 TEST(ParseModelConfig, ReadsQwen3) {
-  const auto config = Parse(Qwen3());
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->qk_norm, QkNorm::kHead);
-  EXPECT_EQ(config->head_dim, 128);
-  EXPECT_EQ(config->shape().q_width, 2048);
-  EXPECT_THAT(config->eos_token_ids, ElementsAre(151645, 151643));
-  EXPECT_EQ(config->num_parameters(), 596049920u);
-  EXPECT_NEAR(config->rope_tables[0][1], std::pow(1e6, -2.0 / 128), 1e-12);
+  const auto config = Parsed(Qwen3());
+  EXPECT_EQ(config.qk_norm, QkNorm::kHead);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.shape().q_width, 2048);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(151645, 151643));
+  EXPECT_EQ(config.num_parameters(), 596049920u);
+  EXPECT_NEAR(config.rope_tables[0][1], std::pow(1e6, -2.0 / 128), 1e-12);
 }
 
 TEST(ParseModelConfig, TakesTheDefaultsOfItsFamily) {
@@ -102,13 +100,12 @@ TEST(ParseModelConfig, TakesTheDefaultsOfItsFamily) {
         "tie_word_embeddings", "hidden_act", "attention_bias"}) {
     llama.erase(field);
   }
-  const auto config = Parse(llama);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->num_kv_heads, 9);
-  EXPECT_EQ(config->rms_norm_eps, 1e-6);
-  EXPECT_FALSE(config->tied_embeddings);
-  EXPECT_THAT(config->eos_token_ids, IsEmpty());
-  EXPECT_NEAR(config->rope_tables[0][16], 0.01, 1e-12);
+  const auto config = Parsed(llama);
+  EXPECT_EQ(config.num_kv_heads, 9);
+  EXPECT_EQ(config.rms_norm_eps, 1e-6);
+  EXPECT_FALSE(config.tied_embeddings);
+  EXPECT_THAT(config.eos_token_ids, IsEmpty());
+  EXPECT_NEAR(config.rope_tables[0][16], 0.01, 1e-12);
   Json qwen = Qwen3();
   qwen.erase("head_dim");
   EXPECT_EQ(Parse(qwen)->head_dim, 128);
@@ -119,10 +116,9 @@ TEST(ParseModelConfig, CountsBiasesAndTheHead) {
   json["attention_bias"] = true;
   json["mlp_bias"] = true;
   json["tie_word_embeddings"] = false;
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
+  const auto config = Parsed(json);
   EXPECT_EQ(
-      config->num_parameters(),
+      config.num_parameters(),
       134515008u + 49152u * 576 + 30u * (576 + 2 * 192 + 576 + 2 * 1536 + 576));
 }
 
@@ -134,15 +130,14 @@ TEST(ParseModelConfig, ScalesAsLlama3PieceByPiece) {
   new_spelling.erase("rope_theta");
   new_spelling["rope_parameters"] = Llama3Scaling();
   new_spelling["rope_parameters"]["rope_theta"] = 500000;
-  const auto config = Parse(old_spelling);
-  ASSERT_THAT(config, IsOk());
+  const auto config = Parsed(old_spelling);
   ASSERT_THAT(Parse(new_spelling), IsOk());
-  EXPECT_EQ(config->rope_tables[0], Parse(new_spelling)->rope_tables[0]);
+  EXPECT_EQ(config.rope_tables[0], Parse(new_spelling)->rope_tables[0]);
   for (int i = 0; i < 32; ++i) {
     const double plain = std::pow(500000.0, -2.0 * i / 64);
     const double turns = 8192 * plain / (2 * std::numbers::pi);
     const double kept = std::clamp((turns - 1) / 3, 0.0, 1.0);
-    EXPECT_NEAR(config->rope_tables[0][i] / plain, (1 - kept) / 8 + kept, 1e-12)
+    EXPECT_NEAR(config.rope_tables[0][i] / plain, (1 - kept) / 8 + kept, 1e-12)
         << i;
   }
 }
@@ -150,19 +145,17 @@ TEST(ParseModelConfig, ScalesAsLlama3PieceByPiece) {
 TEST(ParseModelConfig, ScalesLinearly) {
   Json json = Llama();
   json["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->rope_tables[0][0], 0.25);
+  const auto config = Parsed(json);
+  EXPECT_EQ(config.rope_tables[0][0], 0.25);
 }
 
 TEST(ParseModelConfig, DynamicScalingLeavesTheServedContextAlone) {
   Json json = Llama();
   const auto plain = Parse(json);
   json["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
-  const auto dynamic = Parse(json);
-  ASSERT_THAT(dynamic, IsOk());
-  EXPECT_EQ(dynamic->rope_tables, plain->rope_tables);
-  EXPECT_EQ(dynamic->max_positions, plain->max_positions);
+  const auto dynamic = Parsed(json);
+  EXPECT_EQ(dynamic.rope_tables, plain->rope_tables);
+  EXPECT_EQ(dynamic.max_positions, plain->max_positions);
   json["rope_scaling"].erase("factor");
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "factor"));
 }
@@ -203,11 +196,10 @@ TEST(ParseModelConfig, AcceptsFieldsThatChangeNothing) {
     "tf_legacy_loss": false, "max_sequence_length": 2048,
     "attention_dropout": 0.1, "use_flash_attn": false,
     "partial_rotary_factor": 1.0})"));
-  const auto config = Parse(json);
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->rope_tables, plain->rope_tables);
-  EXPECT_EQ(config->max_positions, plain->max_positions);
-  EXPECT_EQ(config->eos_token_ids, plain->eos_token_ids);
+  const auto config = Parsed(json);
+  EXPECT_EQ(config.rope_tables, plain->rope_tables);
+  EXPECT_EQ(config.max_positions, plain->max_positions);
+  EXPECT_EQ(config.eos_token_ids, plain->eos_token_ids);
 }
 
 TEST(ParseModelConfig, TakesMaxPositionsForThoseOfTheOriginalModel) {
@@ -220,13 +212,11 @@ TEST(ParseModelConfig, TakesMaxPositionsForThoseOfTheOriginalModel) {
                  {"original_max_position_embeddings", 8192}};
     }
     json["rope_scaling"] = scaling;
-    const auto named = Parse(json);
-    ASSERT_THAT(named, IsOk());
+    const auto named = Parsed(json);
     json["rope_scaling"].erase("original_max_position_embeddings");
-    const auto unnamed = Parse(json);
-    ASSERT_THAT(unnamed, IsOk());
-    EXPECT_EQ(unnamed->rope_tables, named->rope_tables);
-    EXPECT_EQ(unnamed->max_positions, 8192);
+    const auto unnamed = Parsed(json);
+    EXPECT_EQ(unnamed.rope_tables, named.rope_tables);
+    EXPECT_EQ(unnamed.max_positions, 8192);
   }
 }
 

@@ -87,49 +87,46 @@ absl::StatusOr<ModelConfig> With(Json json, const Json& changes) {
 }
 
 TEST(MoeConfig, ReadsQwen3Moe) {
-  const auto config = With(Qwen3Moe(), Json::object());
-  ASSERT_THAT(config, IsOk());
-  const ExpertShape& experts = config->moe.shape;
+  const auto config = With(Qwen3Moe(), Json::object()).value();
+  const ExpertShape& experts = config.moe.shape;
   EXPECT_EQ(experts.count, 128);
   EXPECT_EQ(experts.per_token, 8);
   EXPECT_EQ(experts.ffn, 768);
   EXPECT_EQ(experts.shared_ffn, 0);
-  EXPECT_TRUE(config->moe.normalizes_weights);
-  EXPECT_EQ(config->qk_norm, QkNorm::kHead);
+  EXPECT_TRUE(config.moe.normalizes_weights);
+  EXPECT_EQ(config.qk_norm, QkNorm::kHead);
   // The model's page gives this number.
-  EXPECT_EQ(config->num_parameters(), 30532122624u);
+  EXPECT_EQ(config.num_parameters(), 30532122624u);
 }
 
 TEST(MoeConfig, ReadsMixtral) {
-  const auto config = With(Mixtral(), Json::object());
-  ASSERT_THAT(config, IsOk());
-  const ExpertShape& experts = config->moe.shape;
+  const auto config = With(Mixtral(), Json::object()).value();
+  const ExpertShape& experts = config.moe.shape;
   EXPECT_EQ(experts.count, 8);
   EXPECT_EQ(experts.per_token, 2);
   EXPECT_EQ(experts.ffn, 14336);
-  EXPECT_TRUE(config->moe.normalizes_weights);
-  EXPECT_EQ(config->num_parameters(), 46702792704u);
+  EXPECT_TRUE(config.moe.normalizes_weights);
+  EXPECT_EQ(config.num_parameters(), 46702792704u);
 }
 
 TEST(MoeConfig, ReadsGptOss) {
-  const auto config = With(GptOss(), Json::object());
-  ASSERT_THAT(config, IsOk());
-  EXPECT_EQ(config->moe.shape.count, 32);
-  EXPECT_EQ(config->moe.shape.per_token, 4);
-  EXPECT_TRUE(config->moe.softmax_of_chosen);
-  EXPECT_TRUE(config->sinks && config->qkv_bias && config->o_bias);
-  EXPECT_EQ(config->activation, ops::Activation::kClampedSilu);
+  const auto config = With(GptOss(), Json::object()).value();
+  EXPECT_EQ(config.moe.shape.count, 32);
+  EXPECT_EQ(config.moe.shape.per_token, 4);
+  EXPECT_TRUE(config.moe.softmax_of_chosen);
+  EXPECT_TRUE(config.sinks && config.qkv_bias && config.o_bias);
+  EXPECT_EQ(config.activation, ops::Activation::kClampedSilu);
   // The first of two layers has a window.
-  EXPECT_EQ(config->attention[0].rule.window, 128);
-  EXPECT_EQ(config->attention[1].rule.window, 0);
+  EXPECT_EQ(config.attention[0].rule.window, 128);
+  EXPECT_EQ(config.attention[1].rule.window, 0);
   const double factor = 0.1 * std::log(32.0) + 1;
-  EXPECT_NEAR(config->attention[1].rule.scale, factor * factor / 8, 1e-12);
+  EXPECT_NEAR(config.attention[1].rule.scale, factor * factor / 8, 1e-12);
   // High frequencies stay, low ones are divided.
-  EXPECT_EQ(config->rope_tables[0][0], 1);
-  EXPECT_NEAR(config->rope_tables[0][31], std::pow(150000.0, -31.0 / 32) / 32,
+  EXPECT_EQ(config.rope_tables[0][0], 1);
+  EXPECT_NEAR(config.rope_tables[0][31], std::pow(150000.0, -31.0 / 32) / 32,
               1e-15);
   // The model's page gives this number.
-  EXPECT_EQ(config->num_parameters(), 20914757184u);
+  EXPECT_EQ(config.num_parameters(), 20914757184u);
   EXPECT_TRUE(With(GptOss(), {{"quantization_config", nullptr}}).ok());
 }
 

@@ -2,13 +2,10 @@
 #ifndef WEFT_TESTS_MODEL_CONFIG_PARSE_CONFIG_H_
 #define WEFT_TESTS_MODEL_CONFIG_PARSE_CONFIG_H_
 
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
 
 #include "absl/status/statusor.h"
 #include "src/model_config/model_config.h"
-#include "tests/support/status_matchers.h"
 
 namespace weft::model_config {
 
@@ -18,9 +15,7 @@ inline absl::StatusOr<ModelConfig> Parse(const nlohmann::json& config) {
 
 // As Parse, of a config that must be accepted.
 inline ModelConfig Parsed(const nlohmann::json& json) {
-  absl::StatusOr<ModelConfig> config = Parse(json);
-  EXPECT_THAT(config, IsOk());
-  return config.ok() ? *config : ModelConfig();
+  return Parse(json).value();
 }
 
 }  // namespace weft::model_config

@@ -49,18 +49,17 @@ CustomLoss Loss(const Json& nodes) {
 }
 
 TEST(LossGraphTest, ReadsAGraph) {
-  const absl::StatusOr<LossGraph> graph = ReadLossGraph(Loss(GoodNodes()));
-  ASSERT_TRUE(graph.ok()) << graph.status();
-  ASSERT_EQ(graph->nodes.size(), 5U);
-  EXPECT_EQ(graph->nodes[2].call.operation->name, "mul");
-  EXPECT_FALSE(graph->nodes[2].call.of_math);
-  EXPECT_EQ(std::get<GraphRef>(graph->nodes[3].args[0].value).node, 2U);
-  EXPECT_EQ(graph->loss, 4U);
-  ASSERT_EQ(graph->metrics.size(), 2U);
-  EXPECT_EQ(graph->metrics[0].name, "custom/a.b/c");
-  EXPECT_TRUE(graph->metrics[0].is_mean);
-  EXPECT_EQ(graph->metrics[1].name, "custom/nll");
-  EXPECT_FALSE(graph->metrics[1].is_mean);
+  const LossGraph graph = ReadLossGraph(Loss(GoodNodes())).value();
+  ASSERT_EQ(graph.nodes.size(), 5U);
+  EXPECT_EQ(graph.nodes[2].call.operation->name, "mul");
+  EXPECT_FALSE(graph.nodes[2].call.of_math);
+  EXPECT_EQ(std::get<GraphRef>(graph.nodes[3].args[0].value).node, 2U);
+  EXPECT_EQ(graph.loss, 4U);
+  ASSERT_EQ(graph.metrics.size(), 2U);
+  EXPECT_EQ(graph.metrics[0].name, "custom/a.b/c");
+  EXPECT_TRUE(graph.metrics[0].is_mean);
+  EXPECT_EQ(graph.metrics[1].name, "custom/nll");
+  EXPECT_FALSE(graph.metrics[1].is_mean);
 }
 
 TEST(LossGraphTest, ReadsEveryArgument) {
@@ -80,10 +79,9 @@ TEST(LossGraphTest, ReadsEveryArgument) {
                       {{"layout", "strided"}},
                       {{"memory_format", "contiguous_format"}},
                       Ref("logprobs")};
-  const absl::StatusOr<LossGraph> graph = ReadLossGraph(Loss(nodes));
-  ASSERT_TRUE(graph.ok()) << graph.status();
+  const LossGraph graph = ReadLossGraph(Loss(nodes)).value();
   std::vector<size_t> kinds;
-  for (const GraphArg& arg : graph->nodes[2].args) {
+  for (const GraphArg& arg : graph.nodes[2].args) {
     kinds.push_back(arg.value.index());
   }
   EXPECT_EQ(kinds,

@@ -21,16 +21,15 @@ TEST(TokenBytes, DecodesTheByteAlphabet) {
   const TokenizerFolder folder(
       R"({"\u0100":0,"\u0120the":1,"\u010a":2,"\u0143":3,"\u00ff~!":4,)"
       R"("\u0121":5,"\u0122":6,"\u0142":7})");
-  const auto bytes = TokenBytes::Load(folder.path());
-  ASSERT_THAT(bytes, IsOk());
-  EXPECT_EQ(bytes->Bytes(0), std::string(1, '\0'));
-  EXPECT_EQ(bytes->Bytes(1), " the");
-  EXPECT_EQ(bytes->Bytes(2), "\n");
-  EXPECT_EQ(bytes->Bytes(3), "\xad");
-  EXPECT_EQ(bytes->Bytes(4), "\xff~!");
-  EXPECT_EQ(bytes->Bytes(5), "\x7f");
-  EXPECT_EQ(bytes->Bytes(6), "\x80");
-  EXPECT_EQ(bytes->Bytes(7), "\xa0");
+  const auto bytes = TokenBytes::Load(folder.path()).value();
+  EXPECT_EQ(bytes.Bytes(0), std::string(1, '\0'));
+  EXPECT_EQ(bytes.Bytes(1), " the");
+  EXPECT_EQ(bytes.Bytes(2), "\n");
+  EXPECT_EQ(bytes.Bytes(3), "\xad");
+  EXPECT_EQ(bytes.Bytes(4), "\xff~!");
+  EXPECT_EQ(bytes.Bytes(5), "\x7f");
+  EXPECT_EQ(bytes.Bytes(6), "\x80");
+  EXPECT_EQ(bytes.Bytes(7), "\xa0");
 }
 
 TEST(TokenBytes, ReadsAddedTokens) {
@@ -38,22 +37,20 @@ TEST(TokenBytes, ReadsAddedTokens) {
       R"({"a":0,"<|end|>":1})",
       R"([{"id":1,"content":"<|end|>","special":true},)"
       R"({"id":3,"content":"  \u00e9"}])");
-  const auto bytes = TokenBytes::Load(folder.path());
-  ASSERT_THAT(bytes, IsOk());
-  EXPECT_EQ(bytes->Bytes(1), "<|end|>");
-  EXPECT_EQ(bytes->Bytes(2), "");
-  EXPECT_EQ(bytes->Bytes(3), "  \xc3\xa9");
-  EXPECT_EQ(bytes->Bytes(4), "");
-  EXPECT_EQ(bytes->Bytes(-1), "");
+  const auto bytes = TokenBytes::Load(folder.path()).value();
+  EXPECT_EQ(bytes.Bytes(1), "<|end|>");
+  EXPECT_EQ(bytes.Bytes(2), "");
+  EXPECT_EQ(bytes.Bytes(3), "  \xc3\xa9");
+  EXPECT_EQ(bytes.Bytes(4), "");
+  EXPECT_EQ(bytes.Bytes(-1), "");
 }
 
 TEST(TokenBytes, KeepsTokensOutsideTheAlphabet) {
   const TokenizerFolder folder(R"({"\u4e00":0,"a b":1,"\u0144":2})");
-  const auto bytes = TokenBytes::Load(folder.path());
-  ASSERT_THAT(bytes, IsOk());
-  EXPECT_EQ(bytes->Bytes(0), "\xe4\xb8\x80");
-  EXPECT_EQ(bytes->Bytes(1), "a b");
-  EXPECT_EQ(bytes->Bytes(2), "\xc5\x84");
+  const auto bytes = TokenBytes::Load(folder.path()).value();
+  EXPECT_EQ(bytes.Bytes(0), "\xe4\xb8\x80");
+  EXPECT_EQ(bytes.Bytes(1), "a b");
+  EXPECT_EQ(bytes.Bytes(2), "\xc5\x84");
 }
 
 TEST(TokenBytes, ReadsADecoderThatIsASequence) {
@@ -74,15 +71,14 @@ TEST(TokenBytes, ReadsByteFallback) {
       R"("<0x0A>":1,"<0xE2>":2,"\u2581the":3,"\u2581\u2581":4,"<0xZZ>":5}},)"
       R"("added_tokens":[{"id":6,"content":"</s>","special":true},)"
       R"({"id":7,"content":"\u2581\u2581\u2581"}]})");
-  const auto bytes = TokenBytes::Load(folder.path());
-  ASSERT_THAT(bytes, IsOk());
-  EXPECT_EQ(bytes->Bytes(1), "\n");
-  EXPECT_EQ(bytes->Bytes(2), "\xe2");
-  EXPECT_EQ(bytes->Bytes(3), " the");
-  EXPECT_EQ(bytes->Bytes(4), "  ");
-  EXPECT_EQ(bytes->Bytes(5), "<0xZZ>");
-  EXPECT_EQ(bytes->Bytes(6), "</s>");
-  EXPECT_EQ(bytes->Bytes(7), "   ");
+  const auto bytes = TokenBytes::Load(folder.path()).value();
+  EXPECT_EQ(bytes.Bytes(1), "\n");
+  EXPECT_EQ(bytes.Bytes(2), "\xe2");
+  EXPECT_EQ(bytes.Bytes(3), " the");
+  EXPECT_EQ(bytes.Bytes(4), "  ");
+  EXPECT_EQ(bytes.Bytes(5), "<0xZZ>");
+  EXPECT_EQ(bytes.Bytes(6), "</s>");
+  EXPECT_EQ(bytes.Bytes(7), "   ");
 }
 
 TEST(TokenBytes, RefusesOtherTokenizers) {

@@ -66,10 +66,9 @@ std::string BinWith(const std::vector<std::string>& names, char first = 0) {
 
 // Returns the only byte of a tensor.
 int ByteOf(const Checkpoint& checkpoint, std::string_view name) {
-  const auto tensor = checkpoint.Find(name);
-  EXPECT_TRUE(tensor.ok()) << tensor.status();
+  const auto tensor = checkpoint.Find(name).value();
   std::byte value{};
-  EXPECT_TRUE(tensor->ReadBytes(0, absl::MakeSpan(&value, 1)).ok());
+  EXPECT_TRUE(tensor.ReadBytes(0, absl::MakeSpan(&value, 1)).ok());
   return static_cast<int>(value);
 }
 
@@ -110,9 +109,8 @@ TEST(ParseShardIndex, RefusesDamagedFiles) {
 TEST(Checkpoint, OpensASingleFile) {
   const TempFolder folder;
   (void)folder.Write("model.safetensors", FileWith({"b", "a"}));
-  const auto checkpoint = Checkpoint::Open(folder.path());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_THAT(NamesOf(**checkpoint), ElementsAre("a", "b"));
+  const auto checkpoint = Checkpoint::Open(folder.path()).value();
+  EXPECT_THAT(NamesOf(*checkpoint), ElementsAre("a", "b"));
 }
 
 TEST(Checkpoint, OpensShardsAndTakesOnlyWhatIsMapped) {
@@ -121,10 +119,9 @@ TEST(Checkpoint, OpensShardsAndTakesOnlyWhatIsMapped) {
   (void)folder.Write("two.safetensors", FileWith({"x", "b"}));
   (void)folder.Write("model.safetensors.index.json",
                      IndexOf(R"("a":"one.safetensors","b":"two.safetensors")"));
-  const auto checkpoint = Checkpoint::Open(folder.path());
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_THAT(NamesOf(**checkpoint), ElementsAre("a", "b"));
-  EXPECT_EQ(ByteOf(**checkpoint, "b"), 1);
+  const auto checkpoint = Checkpoint::Open(folder.path()).value();
+  EXPECT_THAT(NamesOf(*checkpoint), ElementsAre("a", "b"));
+  EXPECT_EQ(ByteOf(*checkpoint, "b"), 1);
 }
 
 TEST(Checkpoint, OpensBinFilesAndTheirShards) {
@@ -134,14 +131,12 @@ TEST(Checkpoint, OpensBinFilesAndTheirShards) {
   (void)folder.Write("pytorch_model.bin.index.json",
                      IndexOf(R"("a":"pytorch_model-00001-of-00002.bin",)"
                              R"("b":"pytorch_model-00002-of-00002.bin")"));
-  const auto shards = Checkpoint::Open(folder.path());
-  ASSERT_TRUE(shards.ok()) << shards.status();
-  EXPECT_THAT(NamesOf(**shards), ElementsAre("a", "b"));
-  EXPECT_EQ(ByteOf(**shards, "b"), 7);
+  const auto shards = Checkpoint::Open(folder.path()).value();
+  EXPECT_THAT(NamesOf(*shards), ElementsAre("a", "b"));
+  EXPECT_EQ(ByteOf(*shards, "b"), 7);
   (void)folder.Write("pytorch_model.bin", BinWith({"c"}, 9));
-  const auto single = Checkpoint::Open(folder.path());
-  ASSERT_TRUE(single.ok()) << single.status();
-  EXPECT_THAT(NamesOf(**single), ElementsAre("c"));
+  const auto single = Checkpoint::Open(folder.path()).value();
+  EXPECT_THAT(NamesOf(*single), ElementsAre("c"));
 }
 
 TEST(Checkpoint, PrefersWhatTransformersPrefers) {
@@ -158,9 +153,8 @@ TEST(Checkpoint, PrefersWhatTransformersPrefers) {
   std::vector<int> bytes;
   for (const auto& [name, contents] : steps) {
     (void)folder.Write(name, contents);
-    const auto checkpoint = Checkpoint::Open(folder.path());
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    bytes.push_back(ByteOf(**checkpoint, "a"));
+    const auto checkpoint = Checkpoint::Open(folder.path()).value();
+    bytes.push_back(ByteOf(*checkpoint, "a"));
   }
   EXPECT_THAT(bytes, ElementsAre(10, 11, 1, 2));
 }
@@ -188,15 +182,14 @@ TEST(Checkpoint, ReadsOnlyWhatIsAskedFor) {
   for (const auto& [name, contents] : files) {
     const TempFolder folder;
     (void)folder.Write(name, contents);
-    const auto checkpoint = Checkpoint::Open(folder.path());
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    const uint64_t opened = (*checkpoint)->bytes_read();
+    const auto checkpoint = Checkpoint::Open(folder.path()).value();
+    const uint64_t opened = checkpoint->bytes_read();
     EXPECT_LT(opened, 4096u) << name;
-    const auto w = (*checkpoint)->Find("w");
-    EXPECT_EQ((*checkpoint)->bytes_read(), opened);
+    const auto w = checkpoint->Find("w");
+    EXPECT_EQ(checkpoint->bytes_read(), opened);
     std::vector<std::byte> rows(2 * kRowBytes);
     ASSERT_TRUE(w->ReadBytes(299 * kRowBytes, absl::MakeSpan(rows)).ok());
-    EXPECT_EQ((*checkpoint)->bytes_read(), opened + rows.size()) << name;
+    EXPECT_EQ(checkpoint->bytes_read(), opened + rows.size()) << name;
     EXPECT_EQ(rows.front(), std::byte{299 % 256});
     EXPECT_EQ(rows.back(), std::byte{300 % 256});
   }
@@ -239,10 +232,9 @@ TEST(Checkpoint, FindsTensorsUnderEveryPrefix) {
     (void)folder.Write(
         "model.safetensors",
         FileWith({absl::StrCat(prefix, "norm.weight"), "lm_head.weight"}));
-    const auto checkpoint = Checkpoint::Open(folder.path());
-    ASSERT_TRUE(checkpoint.ok());
-    EXPECT_TRUE((*checkpoint)->Find("model.norm.weight").ok()) << prefix;
-    EXPECT_TRUE((*checkpoint)->Find("lm_head.weight").ok()) << prefix;
+    const auto checkpoint = Checkpoint::Open(folder.path()).value();
+    EXPECT_TRUE(checkpoint->Find("model.norm.weight").ok()) << prefix;
+    EXPECT_TRUE(checkpoint->Find("lm_head.weight").ok()) << prefix;
   }
 }
 
@@ -252,13 +244,12 @@ TEST(Checkpoint, RefusesTwoCandidatesAndReportsNone) {
       "model.safetensors",
       FileWith({"model.norm.weight", "language_model.model.norm.weight",
                 "vision.model.embed_tokens.weight"}));
-  const auto checkpoint = Checkpoint::Open(folder.path());
-  ASSERT_TRUE(checkpoint.ok());
-  const auto twice = (*checkpoint)->Find("model.norm.weight");
+  const auto checkpoint = Checkpoint::Open(folder.path()).value();
+  const auto twice = checkpoint->Find("model.norm.weight");
   EXPECT_EQ(twice.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(twice.status().message()),
               HasSubstr("language_model.model.norm.weight"));
-  EXPECT_EQ((*checkpoint)->Find("model.embed_tokens.weight").status().code(),
+  EXPECT_EQ(checkpoint->Find("model.embed_tokens.weight").status().code(),
             absl::StatusCode::kNotFound);
 }
 

@@ -69,14 +69,13 @@ TEST_F(CopyTensorsTest, WritesBytesNamesAndShapes) {
                     {"n", Find("none"), {}}}),
               IsOk());
   const std::string file = Contents(Path());
-  const auto tensors = ParseSafetensors(file);
-  ASSERT_THAT(tensors, IsOk());
-  ASSERT_EQ(tensors->size(), 3);
-  EXPECT_EQ(tensors->at("w").bytes, large_);
-  EXPECT_EQ(tensors->at("w").dtype, ScalarType::kBf16);
-  EXPECT_EQ(tensors->at("w").shape, (std::vector<int64_t>{kRows, kColumns}));
-  EXPECT_TRUE(tensors->at("s").shape.empty());
-  EXPECT_EQ(tensors->at("n").shape, (std::vector<int64_t>{0, 3}));
+  const auto tensors = ParseSafetensors(file).value();
+  ASSERT_EQ(tensors.size(), 3);
+  EXPECT_EQ(tensors.at("w").bytes, large_);
+  EXPECT_EQ(tensors.at("w").dtype, ScalarType::kBf16);
+  EXPECT_EQ(tensors.at("w").shape, (std::vector<int64_t>{kRows, kColumns}));
+  EXPECT_TRUE(tensors.at("s").shape.empty());
+  EXPECT_EQ(tensors.at("n").shape, (std::vector<int64_t>{0, 3}));
   EXPECT_EQ(copied_, static_cast<int64_t>(large_.size()) + 4);
   EXPECT_EQ(
       std::distance(std::filesystem::directory_iterator(folder_.path()), {}),

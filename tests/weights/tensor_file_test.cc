@@ -66,18 +66,16 @@ class TensorFileOf : public ::testing::TestWithParam<Format> {
 };
 
 TEST_P(TensorFileOf, ReadsRowsWhereTheyLie) {
-  const auto file = Open();
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(*Rows(**file, 0, 3), "012345");
-  EXPECT_EQ(*Rows(**file, 1, 2), "23");
-  EXPECT_EQ(*Rows(**file, 2, 3), "45");
-  EXPECT_EQ(*Rows(**file, 3, 3), "");
+  const auto file = Open().value();
+  EXPECT_EQ(*Rows(*file, 0, 3), "012345");
+  EXPECT_EQ(*Rows(*file, 1, 2), "23");
+  EXPECT_EQ(*Rows(*file, 2, 3), "45");
+  EXPECT_EQ(*Rows(*file, 3, 3), "");
 }
 
 TEST_P(TensorFileOf, DescribesItsTensors) {
-  const auto file = Open();
-  ASSERT_TRUE(file.ok()) << file.status();
-  const DiskTensor tensor(**file, *(*file)->tensors().begin());
+  const auto file = Open().value();
+  const DiskTensor tensor(*file, *file->tensors().begin());
   EXPECT_EQ(tensor.name(), "w");
   EXPECT_EQ(tensor.dtype(), ScalarType::kU8);
   EXPECT_THAT(tensor.shape(), ElementsAre(3, 2));
@@ -86,20 +84,18 @@ TEST_P(TensorFileOf, DescribesItsTensors) {
 }
 
 TEST_P(TensorFileOf, SaysSoWhenItWasCutShortSince) {
-  const auto file = Open();
-  ASSERT_TRUE(file.ok()) << file.status();
-  std::filesystem::resize_file((*file)->path(), 40);
-  const auto rows = Rows(**file, 0, 3);
+  const auto file = Open().value();
+  std::filesystem::resize_file(file->path(), 40);
+  const auto rows = Rows(*file, 0, 3);
   EXPECT_EQ(rows.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(rows.status().message()),
-              HasSubstr((*file)->path() + ": tensor 'w': ended at byte "));
+              HasSubstr(file->path() + ": tensor 'w': ended at byte "));
 }
 
 TEST_P(TensorFileOf, RefusesRowsThatItLacks) {
-  const auto file = Open();
-  ASSERT_TRUE(file.ok()) << file.status();
-  EXPECT_EQ(Rows(**file, 1, 4).status().code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(Rows(**file, -1, 0).status().code(), absl::StatusCode::kInternal);
+  const auto file = Open().value();
+  EXPECT_EQ(Rows(*file, 1, 4).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(Rows(*file, -1, 0).status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_P(TensorFileOf, NamesTheFileItRefuses) {
@@ -131,9 +127,9 @@ TEST(TensorFile, ListsTransposedTensorsAndRefusesToReadThem) {
   transposed.strides = {1, 3};
   const TempFolder folder;
   const auto file = TensorFile::Open(folder.Write("m.bin", BinOf(transposed)),
-                                     ReadTorchDirectory);
-  ASSERT_TRUE(file.ok()) << file.status();
-  const auto rows = Rows(**file, 0, 1);
+                                     ReadTorchDirectory)
+                        .value();
+  const auto rows = Rows(*file, 0, 1);
   EXPECT_EQ(rows.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(rows.status().message()),
               HasSubstr("m.bin: tensor 'w' is not stored row by row"));
@@ -141,17 +137,19 @@ TEST(TensorFile, ListsTransposedTensorsAndRefusesToReadThem) {
 
 TEST(TensorFile, ReadsScalarsAndEmptyTensors) {
   const TempFolder folder;
-  const auto file = TensorFile::Open(
-      folder.Write("t", RawFile(R"({"e":{"dtype":"U8","shape":[0,2],)"
-                                R"("data_offsets":[0,0]},"s":{"dtype":"U8",)"
-                                R"("shape":[],"data_offsets":[0,1]}})",
-                                1)),
-      ReadSafetensorsDirectory);
-  ASSERT_TRUE(file.ok()) << file.status();
-  const DiskTensor empty(**file, *(*file)->tensors().find("e"));
+  const auto file =
+      TensorFile::Open(
+          folder.Write("t",
+                       RawFile(R"({"e":{"dtype":"U8","shape":[0,2],)"
+                               R"("data_offsets":[0,0]},"s":{"dtype":"U8",)"
+                               R"("shape":[],"data_offsets":[0,1]}})",
+                               1)),
+          ReadSafetensorsDirectory)
+          .value();
+  const DiskTensor empty(*file, *file->tensors().find("e"));
   EXPECT_EQ(empty.row_bytes(), 0u);
   EXPECT_THAT(empty.Read({}, {}), absl::OkStatus());
-  const DiskTensor scalar(**file, *(*file)->tensors().find("s"));
+  const DiskTensor scalar(*file, *file->tensors().find("s"));
   std::byte value{1};
   EXPECT_TRUE(
       scalar.Read({.num_rows = 1, .num_bytes = 1}, absl::MakeSpan(&value, 1))

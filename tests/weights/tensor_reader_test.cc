@@ -51,9 +51,7 @@ std::unique_ptr<Checkpoint> Store(const TempFolder& folder,
       file.substr(8, header_bytes) + std::string(padding, ' ');
   (void)folder.Write("model.safetensors",
                      RawFile(padded, 0) + file.substr(8 + header_bytes));
-  auto checkpoint = Checkpoint::Open(folder.path());
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-  return *std::move(checkpoint);
+  return Checkpoint::Open(folder.path()).value();
 }
 
 // Reads one tensor by a plan.

@@ -56,13 +56,12 @@ TEST(ReadTorchDirectory, FindsTensorsInTheirStorages) {
   const std::string file = TorchFile(
       Pickle(DictOf({{"a", Parameter(kTensor)}, {"b", Tensor(view)}})),
       {{"0", std::string(24, 'a')}, {"half", "0123456789"}});
-  const auto tensors = Directory(file);
-  ASSERT_TRUE(tensors.ok()) << tensors.status();
-  const StoredTensor& b = tensors->at("b");
+  const auto tensors = Directory(file).value();
+  const StoredTensor& b = tensors.at("b");
   EXPECT_EQ(b.dtype, ScalarType::kF16);
   EXPECT_THAT(b.shape, ElementsAre(2));
   EXPECT_EQ(file.substr(b.offset, b.size_bytes), "6789");
-  const StoredTensor& a = tensors->at("a");
+  const StoredTensor& a = tensors.at("a");
   EXPECT_EQ(file.substr(a.offset, a.size_bytes), std::string(24, 'a'));
 }
 
@@ -73,10 +72,10 @@ TEST(ReadTorchDirectory, LetsTensorsShareAStorage) {
       Directory(TorchFile(Pickle(DictOf({{"head", Tensor(kTensor)},
                                          {"embedding", Tensor(kTensor)},
                                          {"part", Tensor(part)}})),
-                          {{"0", std::string(24, 'x')}}));
-  ASSERT_TRUE(tensors.ok()) << tensors.status();
-  EXPECT_EQ(tensors->at("head").offset, tensors->at("embedding").offset);
-  EXPECT_EQ(tensors->at("part").offset, tensors->at("head").offset + 12);
+                          {{"0", std::string(24, 'x')}}))
+          .value();
+  EXPECT_EQ(tensors.at("head").offset, tensors.at("embedding").offset);
+  EXPECT_EQ(tensors.at("part").offset, tensors.at("head").offset + 12);
 }
 
 TEST(ReadTorchDirectory, TellsRowMajorTensorsFromOthers) {
@@ -97,9 +96,8 @@ TEST(ReadTorchDirectory, TellsRowMajorTensorsFromOthers) {
     TestTensor tensor = kTensor;
     tensor.shape = shape;
     tensor.strides = strides;
-    const auto tensors = Directory(FileOf(tensor));
-    ASSERT_TRUE(tensors.ok()) << tensors.status();
-    EXPECT_EQ(tensors->at("t").row_major, row_major)
+    const auto tensors = Directory(FileOf(tensor)).value();
+    EXPECT_EQ(tensors.at("t").row_major, row_major)
         << ShapeString(shape) << ShapeString(strides);
   }
 }
@@ -123,9 +121,8 @@ std::string Zip64Storage(uint16_t field_bytes) {
 
 TEST(ReadTorchDirectory, ReadsZip64Sizes) {
   const std::string file = Zip64Storage(16);
-  const auto tensors = Directory(file);
-  ASSERT_TRUE(tensors.ok()) << tensors.status();
-  EXPECT_EQ(file.substr(tensors->at("t").offset, 24), std::string(24, 'x'));
+  const auto tensors = Directory(file).value();
+  EXPECT_EQ(file.substr(tensors.at("t").offset, 24), std::string(24, 'x'));
 }
 
 TEST(ReadTorchDirectory, AcceptsArchivesOfOtherWriters) {

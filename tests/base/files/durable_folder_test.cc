@@ -42,10 +42,9 @@ class DurableFolderTest : public testing::Test {
 
 TEST_F(DurableFolderTest, ReadsWhatItWrote) {
   ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
-  const auto read = ReadDurableFolder(parent_, "one");
-  ASSERT_THAT(read, IsOk());
-  EXPECT_EQ(read->files, folder_.files);
-  EXPECT_EQ(read->fields, folder_.fields);
+  const auto read = ReadDurableFolder(parent_, "one").value();
+  EXPECT_EQ(read.files, folder_.files);
+  EXPECT_EQ(read.fields, folder_.fields);
   EXPECT_EQ(*ReadDurableFields(parent_, "one"), folder_.fields);
   EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
 }
@@ -57,16 +56,15 @@ TEST_F(DurableFolderTest, AnOpenedFolderStaysReadableAfterItIsRemoved) {
           parent_, "one",
           {.files = {{"large", large}, {"empty", ""}}, .fields = {}}, false),
       IsOk());
-  const auto opened = OpenDurableFolder(parent_, "one");
-  ASSERT_THAT(opened, IsOk());
+  const auto opened = OpenDurableFolder(parent_, "one").value();
   ASSERT_THAT(RemoveDurableFolder(parent_, "one"), IsOk());
-  ASSERT_EQ(opened->files.size(), 2);
-  const FileSource& file = opened->files[0];
+  ASSERT_EQ(opened.files.size(), 2);
+  const FileSource& file = opened.files[0];
   EXPECT_EQ(file.name(), "large");
   EXPECT_EQ(file.size(), large.size());
   EXPECT_EQ(*file.Read(large.size() - 3, 9), "xxx");
   EXPECT_EQ(*file.Read(0, file.size()), large);
-  EXPECT_EQ(opened->files[1].size(), 0);
+  EXPECT_EQ(opened.files[1].size(), 0);
 }
 
 TEST_F(DurableFolderTest, ReplacesAFolderOnlyWhenAskedTo) {
@@ -151,12 +149,11 @@ TEST_F(DurableFolderTest, FieldsAreReplacedWhereverItFailsCompletelyOrNot) {
     SetFailpoints(absl::StrCat("files.*=err(EIO)#", operations + 1));
     failed = !ReplaceDurableFields(parent_, "one", other).ok();
     SetFailpoints("");
-    const auto read = ReadDurableFolder(parent_, "one");
-    ASSERT_THAT(read, IsOk());
-    EXPECT_EQ(read->files, folder_.files);
-    EXPECT_THAT(read->fields, testing::AnyOf(folder_.fields, other));
+    const auto read = ReadDurableFolder(parent_, "one").value();
+    EXPECT_EQ(read.files, folder_.files);
+    EXPECT_THAT(read.fields, testing::AnyOf(folder_.fields, other));
     if (!failed) {
-      EXPECT_EQ(read->fields, other);
+      EXPECT_EQ(read.fields, other);
     }
     // The manifest and two files.
     EXPECT_EQ(

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -21,11 +20,7 @@ namespace fs = std::filesystem;
 
 class SpillFolderTest : public ::testing::Test {
  protected:
-  SpillFolder Open() {
-    absl::StatusOr<SpillFolder> folder = SpillFolder::Open(root_);
-    EXPECT_THAT(folder, IsOk());
-    return *std::move(folder);
-  }
+  SpillFolder Open() { return SpillFolder::Open(root_).value(); }
 
   const TempFolder folder_;
   const fs::path root_ = fs::path(folder_.path()) / "spill";

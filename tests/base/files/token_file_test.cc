@@ -44,15 +44,14 @@ TEST(TokenFileTest, WhatIsFormattedIsParsedAgain) {
        .sha256 = HashToken("other"),
        .tenant = "ops",
        .scopes = {Scope::kAdmin}}};
-  const auto parsed = ParseTokens(FormatTokens(records));
-  ASSERT_THAT(parsed, IsOk());
-  ASSERT_EQ(parsed->size(), 2u);
+  const auto parsed = ParseTokens(FormatTokens(records)).value();
+  ASSERT_EQ(parsed.size(), 2u);
   for (size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ((*parsed)[i].id, records[i].id);
-    EXPECT_EQ((*parsed)[i].sha256, records[i].sha256);
-    EXPECT_EQ((*parsed)[i].tenant, records[i].tenant);
-    EXPECT_EQ((*parsed)[i].scopes, records[i].scopes);
-    EXPECT_EQ((*parsed)[i].expires, records[i].expires);
+    EXPECT_EQ(parsed[i].id, records[i].id);
+    EXPECT_EQ(parsed[i].sha256, records[i].sha256);
+    EXPECT_EQ(parsed[i].tenant, records[i].tenant);
+    EXPECT_EQ(parsed[i].scopes, records[i].scopes);
+    EXPECT_EQ(parsed[i].expires, records[i].expires);
   }
 }
 

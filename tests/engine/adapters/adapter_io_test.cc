@@ -87,10 +87,9 @@ class AdapterIoTest : public ::testing::Test {
 
   // Returns the files of a download of the adapter "a".
   PeftFiles Downloaded(const std::string& name) {
-    const auto files = io_.Download("a", name);
-    EXPECT_THAT(files, IsOk());
+    const auto files = io_.Download("a", name).value();
     PeftFiles contents;
-    for (const FileSource& file : *files) {
+    for (const FileSource& file : files) {
       contents.emplace_back(file.name(), *file.Read(0, file.size()));
     }
     return contents;
@@ -118,6 +117,8 @@ class AdapterIoTest : public ::testing::Test {
   const TempFolder temporary_;
   const std::filesystem::path folder_ = temporary_.path();
   AdapterIo io_{folder_, kBase};
+  // Of what Save has saved.
+  const LoadCheckpointRequest load_{.source_adapter_id = "a", .name = "c"};
 };
 
 TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
@@ -135,13 +136,12 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
                                    .name = save.name,
                                    .tenant = "other",
                                    .files = files};
-    const auto info = io_.Upload(upload);
-    ASSERT_THAT(info, IsOk());
-    EXPECT_EQ(info->config, Uneven());
-    EXPECT_EQ(info->tenant, "other");
-    EXPECT_EQ(info->last_step, 9);
-    EXPECT_EQ(info->metadata, save.metadata);
-    EXPECT_EQ(info->expires_at, absl::InfiniteFuture());
+    const auto info = io_.Upload(upload).value();
+    EXPECT_EQ(info.config, Uneven());
+    EXPECT_EQ(info.tenant, "other");
+    EXPECT_EQ(info.last_step, 9);
+    EXPECT_EQ(info.metadata, save.metadata);
+    EXPECT_EQ(info.expires_at, absl::InfiniteFuture());
     EXPECT_THAT(io_.Upload(upload),
                 IsStatus(absl::StatusCode::kAlreadyExists, ""));
     upload.overwrite = true;
@@ -149,10 +149,10 @@ TEST_F(AdapterIoTest, AnUploadIsTheDownloadUnderAnotherName) {
     const auto loaded =
         io_.Load({.source_adapter_id = "b",
                   .name = save.name,
-                  .weights_only = kind == CheckpointKind::kSampler});
-    ASSERT_THAT(loaded, IsOk());
-    EXPECT_EQ(loaded->state.weights, StateOf(Uneven()).weights);
-    EXPECT_EQ(loaded->state.moment2.empty(), kind == CheckpointKind::kSampler);
+                  .weights_only = kind == CheckpointKind::kSampler})
+            .value();
+    EXPECT_EQ(loaded.state.weights, StateOf(Uneven()).weights);
+    EXPECT_EQ(loaded.state.moment2.empty(), kind == CheckpointKind::kSampler);
   }
 }
 
@@ -169,11 +169,9 @@ TEST_F(AdapterIoTest, ACopyThatIsAskedForAgainIsTheFirstOne) {
                 IsOk());
     const UploadCheckpointRequest copy{
         .adapter_id = "b", .name = name, .source_adapter_id = "a"};
-    const auto first = io_.Copy(copy);
-    ASSERT_THAT(first, IsOk());
-    const auto again = io_.Copy(copy);
-    ASSERT_THAT(again, IsOk());
-    EXPECT_LT(absl::AbsDuration(again->created_at - first->created_at),
+    const auto first = io_.Copy(copy).value();
+    const auto again = io_.Copy(copy).value();
+    EXPECT_LT(absl::AbsDuration(again.created_at - first.created_at),
               absl::Microseconds(1));
     // Another state under the source's name is another copy.
     AdapterCopy other = CopyOf(Uneven());
@@ -246,24 +244,22 @@ TEST_F(AdapterIoTest, WhatHasExpiredIsNotDownloaded) {
 
 TEST_F(AdapterIoTest, BringsLayersOfAnotherShapeBack) {
   Save(Uneven());
-  const auto loaded = io_.Load({.source_adapter_id = "a", .name = "c"});
-  ASSERT_THAT(loaded, IsOk());
-  EXPECT_EQ(loaded->info.config, Uneven());
+  const auto loaded = io_.Load(load_).value();
+  EXPECT_EQ(loaded.info.config, Uneven());
   const lora::AdapterState expected = StateOf(Uneven());
-  EXPECT_EQ(loaded->state.weights, expected.weights);
-  EXPECT_EQ(loaded->state.gradient, expected.gradient);
-  EXPECT_EQ(loaded->state.moment1, expected.moment1);
-  EXPECT_EQ(loaded->state.moment2, expected.moment2);
-  EXPECT_EQ(loaded->state.optim_steps, 4u);
-  EXPECT_EQ(loaded->state.optimizer, Optimizer::kMuon);
+  EXPECT_EQ(loaded.state.weights, expected.weights);
+  EXPECT_EQ(loaded.state.gradient, expected.gradient);
+  EXPECT_EQ(loaded.state.moment1, expected.moment1);
+  EXPECT_EQ(loaded.state.moment2, expected.moment2);
+  EXPECT_EQ(loaded.state.optim_steps, 4u);
+  EXPECT_EQ(loaded.state.optimizer, Optimizer::kMuon);
 }
 
 TEST_F(AdapterIoTest, DescribesWithoutReadingTensors) {
   Save(Uneven());
-  const auto info = io_.Describe({.source_adapter_id = "a", .name = "c"});
-  ASSERT_THAT(info, IsOk());
-  EXPECT_EQ(info->config, Uneven());
-  EXPECT_EQ(info->last_step, 9u);
+  const auto info = io_.Describe(load_).value();
+  EXPECT_EQ(info.config, Uneven());
+  EXPECT_EQ(info.last_step, 9u);
   EXPECT_THAT(io_.Describe({.source_adapter_id = "a", .name = "other"}),
               IsStatus(absl::StatusCode::kNotFound, "other"));
 }
@@ -333,9 +329,8 @@ TEST_F(AdapterIoTest, ReadsManifestsFromBeforeLayersCouldDiffer) {
   const LoraConfig even = {.rank = 2, .alpha = 3};
   Save(even);
   EditConfig([](json& config) { config.erase("overrides"); });
-  const auto loaded = io_.Load({.source_adapter_id = "a", .name = "c"});
-  ASSERT_THAT(loaded, IsOk());
-  EXPECT_EQ(loaded->info.config, even);
+  const auto loaded = io_.Load(load_).value();
+  EXPECT_EQ(loaded.info.config, even);
 }
 
 TEST_F(AdapterIoTest, RefusesADamagedManifest) {
@@ -352,8 +347,7 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
   for (const json& overrides : damaged) {
     Save(Uneven());
     EditConfig([&](json& config) { config["overrides"] = overrides; });
-    EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
-                IsStatus(kDataLoss, "manifest is damaged"))
+    EXPECT_THAT(io_.Load(load_), IsStatus(kDataLoss, "manifest is damaged"))
         << overrides;
   }
 }
@@ -363,7 +357,7 @@ TEST_F(AdapterIoTest, RefusesADamagedManifest) {
 TEST_F(AdapterIoTest, RefusesAManifestOfAnotherAdapter) {
   Save(Uneven());
   EditConfig([](json& config) { config["overrides"] = json::array(); });
-  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
+  EXPECT_THAT(io_.Load(load_),
               IsStatus(kDataLoss, "adapter_config.json and manifest differ"));
 }
 
@@ -371,7 +365,7 @@ TEST_F(AdapterIoTest, WeightsThatAreNotFiniteAreALossOfData) {
   AdapterCopy copy = CopyOf({.rank = 2, .alpha = 3});
   copy.state.weights[0] = std::numeric_limits<float>::quiet_NaN();
   ASSERT_THAT(io_.Save({.adapter_id = "a", .name = "c"}, copy), IsOk());
-  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
+  EXPECT_THAT(io_.Load(load_),
               IsStatus(kDataLoss, "checkpoint 'c': adapter_model.safetensors"));
 }
 
@@ -409,11 +403,10 @@ TEST_F(AdapterIoTest, ASamplerCheckpointHasOnlyWeights) {
   EXPECT_THAT(io_.Load(load), refused);
   EXPECT_THAT(io_.Describe(load), refused);
   load.weights_only = true;
-  const auto loaded = io_.Load(load);
-  ASSERT_THAT(loaded, IsOk());
-  EXPECT_EQ(loaded->state.weights, StateOf({.rank = 2, .alpha = 3}).weights);
-  EXPECT_TRUE(loaded->state.moment1.empty());
-  EXPECT_EQ(loaded->info.last_step, 0u);
+  const auto loaded = io_.Load(load).value();
+  EXPECT_EQ(loaded.state.weights, StateOf({.rank = 2, .alpha = 3}).weights);
+  EXPECT_TRUE(loaded.state.moment1.empty());
+  EXPECT_EQ(loaded.info.last_step, 0u);
 }
 
 TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
@@ -422,7 +415,7 @@ TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
   other.name = "finetuned";
   other.fingerprint = "fedcba9876543210";
   const AdapterIo server(folder_, other);
-  EXPECT_THAT(server.Load({.source_adapter_id = "a", .name = "c"}),
+  EXPECT_THAT(server.Load(load_),
               IsStatus(absl::StatusCode::kFailedPrecondition,
                        "the checkpoint belongs to base model 'base' "
                        "(fingerprint 0123456789ab), the server has "
@@ -431,10 +424,8 @@ TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
                        "what differs. A server with "
                        "--accept-base-model-change takes it"));
   other.accepts_change = true;
-  const auto loaded =
-      AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"});
-  ASSERT_THAT(loaded, IsOk());
-  EXPECT_EQ(loaded->state.moment2, StateOf(Uneven()).moment2);
+  const auto loaded = AdapterIo(folder_, other).Load(load_).value();
+  EXPECT_EQ(loaded.state.moment2, StateOf(Uneven()).moment2);
 }
 
 TEST_F(AdapterIoTest, ReadsManifestsFromBeforeTheProperties) {
@@ -448,17 +439,14 @@ TEST_F(AdapterIoTest, ReadsManifestsFromBeforeTheProperties) {
   EditFields("c", make_old);
   lora::BaseModel other = kBase;
   other.fingerprint = "fedcba9876543210";
-  const auto loaded =
-      AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"});
-  ASSERT_THAT(loaded, IsOk());
-  EXPECT_EQ(loaded->info.kind, CheckpointKind::kTrain);
-  EXPECT_EQ(loaded->info.expires_at, absl::InfiniteFuture());
-  EXPECT_EQ(loaded->state.moment2, StateOf(Uneven()).moment2);
+  const auto loaded = AdapterIo(folder_, other).Load(load_).value();
+  EXPECT_EQ(loaded.info.kind, CheckpointKind::kTrain);
+  EXPECT_EQ(loaded.info.expires_at, absl::InfiniteFuture());
+  EXPECT_EQ(loaded.state.moment2, StateOf(Uneven()).moment2);
   // A base model of another shape is still refused.
   other.shape.ffn = 9;
-  EXPECT_THAT(
-      AdapterIo(folder_, other).Load({.source_adapter_id = "a", .name = "c"}),
-      IsStatus(absl::StatusCode::kFailedPrecondition, "another shape"));
+  EXPECT_THAT(AdapterIo(folder_, other).Load(load_),
+              IsStatus(absl::StatusCode::kFailedPrecondition, "another shape"));
 }
 
 TEST_F(AdapterIoTest, RefusesDamagedProperties) {
@@ -487,8 +475,7 @@ TEST_F(AdapterIoTest, RefusesDamagedProperties) {
   for (const auto& [field, value] : damaged) {
     Save(Uneven());
     EditFields("c", [&](json& fields) { fields[field] = value; });
-    EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}),
-                IsStatus(kDataLoss, "manifest is damaged"))
+    EXPECT_THAT(io_.Load(load_), IsStatus(kDataLoss, "manifest is damaged"))
         << field << " " << value.dump().substr(0, 80);
   }
 }
@@ -537,22 +524,22 @@ TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
 TEST_F(AdapterIoTest, ATimeToLiveIsSetAnew) {
   Save(Uneven());
   const absl::Time before = absl::Now();
-  const auto set = io_.SetTtl(
-      {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds});
-  ASSERT_THAT(set, IsOk());
-  EXPECT_EQ(set->name, "c");
+  const auto set =
+      io_.SetTtl(
+             {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds})
+          .value();
+  EXPECT_EQ(set.name, "c");
   const absl::Duration most =
       absl::Seconds(static_cast<int64_t>(kMaxTtlSeconds));
-  EXPECT_GE(set->expires_at, before + most);
+  EXPECT_GE(set.expires_at, before + most);
   // The manifest has whole seconds, and doubles of the time have microseconds.
-  EXPECT_LE(set->expires_at, absl::Now() + most + absl::Seconds(1));
+  EXPECT_LE(set.expires_at, absl::Now() + most + absl::Seconds(1));
   AdapterIo next(folder_, kBase);
-  EXPECT_LT(absl::AbsDuration(next.List("a")[0].expires_at - set->expires_at),
+  EXPECT_LT(absl::AbsDuration(next.List("a")[0].expires_at - set.expires_at),
             absl::Microseconds(1));
-  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}), IsOk());
-  const auto never = io_.SetTtl({.adapter_id = "a", .name = "c"});
-  ASSERT_THAT(never, IsOk());
-  EXPECT_EQ(never->expires_at, absl::InfiniteFuture());
+  EXPECT_THAT(io_.Load(load_), IsOk());
+  const auto never = io_.SetTtl({.adapter_id = "a", .name = "c"}).value();
+  EXPECT_EQ(never.expires_at, absl::InfiniteFuture());
   EXPECT_EQ(next.List("a")[0].expires_at, absl::InfiniteFuture());
   // The time counts from now, also on the longest-lived checkpoint. A server
   // with another base model changes nothing else.
@@ -562,19 +549,18 @@ TEST_F(AdapterIoTest, ATimeToLiveIsSetAnew) {
   const auto old =
       AdapterIo(folder_, other)
           .SetTtl(
-              {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds});
-  ASSERT_THAT(old, IsOk());
-  EXPECT_GE(old->expires_at, before + most);
-  EXPECT_THAT(io_.Load({.source_adapter_id = "a", .name = "c"}), IsOk());
+              {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds})
+          .value();
+  EXPECT_GE(old.expires_at, before + most);
+  EXPECT_THAT(io_.Load(load_), IsOk());
 }
 
 TEST_F(AdapterIoTest, ATimeToLiveThatWasSetEndsTheCheckpoint) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c"}), IsOk());
   io_.DeleteExpired();
   const auto set =
-      io_.SetTtl({.adapter_id = "a", .name = "c", .ttl_seconds = 1});
-  ASSERT_THAT(set, IsOk());
-  absl::SleepFor(set->expires_at - absl::Now() + absl::Milliseconds(100));
+      io_.SetTtl({.adapter_id = "a", .name = "c", .ttl_seconds = 1}).value();
+  absl::SleepFor(set.expires_at - absl::Now() + absl::Milliseconds(100));
   EXPECT_THAT(io_.SetTtl({.adapter_id = "a", .name = "c"}),
               IsStatus(absl::StatusCode::kNotFound, "\"c\" has expired"));
   io_.DeleteExpired();
@@ -588,11 +574,9 @@ TEST_F(AdapterIoTest, ARepeatedSaveIsKnownByAllItsProperties) {
                                     .name = "c",
                                     .metadata = {{"k", "v"}},
                                     .ttl_seconds = 60};
-  const auto saved = SaveAs(first);
-  ASSERT_THAT(saved, IsOk());
-  const auto again = SaveAs(first);
-  ASSERT_THAT(again, IsOk());
-  EXPECT_LT(absl::AbsDuration(again->created_at - saved->created_at),
+  const auto saved = SaveAs(first).value();
+  const auto again = SaveAs(first).value();
+  EXPECT_LT(absl::AbsDuration(again.created_at - saved.created_at),
             absl::Microseconds(1));
   std::vector<SaveCheckpointRequest> others(3, first);
   others[0].kind = CheckpointKind::kSampler;
@@ -629,16 +613,15 @@ TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   };
   io_.DeleteExpired();
   EXPECT_EQ(io_.stored_bytes(), 0);
-  const auto first = SaveAs({.adapter_id = "a", .name = "c1"});
-  ASSERT_THAT(first, IsOk());
-  EXPECT_EQ(io_.stored_bytes(), first->size_bytes);
+  const auto first = SaveAs({.adapter_id = "a", .name = "c1"}).value();
+  EXPECT_EQ(io_.stored_bytes(), first.size_bytes);
   // A smaller checkpoint replaces a larger one.
   ASSERT_THAT(SaveAs({.adapter_id = "a",
                       .name = "c1",
                       .overwrite = true,
                       .kind = CheckpointKind::kSampler}),
               IsOk());
-  EXPECT_LT(io_.stored_bytes(), first->size_bytes);
+  EXPECT_LT(io_.stored_bytes(), first.size_bytes);
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c2"}), IsOk());
   ASSERT_THAT(SaveAs({.adapter_id = "b", .name = "c2"}), IsOk());
   ASSERT_THAT(

@@ -121,11 +121,10 @@ TEST_F(AdapterTableTest, RefusesSnapshotsThatAreNotThere) {
 
 TEST_F(AdapterTableTest, APinnedVersionOutlivesItsAdapter) {
   table_.Create(kA, {.rank = 2, .seed = 3});
-  const absl::StatusOr<lora::AdapterVersionPtr> pinned = table_.Version(kA, "");
-  ASSERT_THAT(pinned, IsOk());
-  const std::vector<float> weights = (*pinned)->HostWeights();
+  const lora::AdapterVersionPtr pinned = table_.Version(kA, "").value();
+  const std::vector<float> weights = pinned->HostWeights();
   EXPECT_TRUE(table_.Erase(kA));
-  EXPECT_EQ((*pinned)->HostWeights(), weights);
+  EXPECT_EQ(pinned->HostWeights(), weights);
 }
 
 TEST_F(AdapterTableTest, AnAdapterIsOnTheDeviceOnTheHostOrOnDisk) {
@@ -164,12 +163,11 @@ TEST(AdapterTableOffHostTest, ABorrowedVersionIsOnTheHost) {
   EXPECT_THAT(table.CopyBytes(kA, "none"), IsStatus(kNotFound, "'none'"));
   const int64_t n = image.versions[0].weights_N.numel();
   EXPECT_THAT(table.CopyBytes(kA, ""), IsOkAndHolds(6 * n));
-  const auto borrowed = table.Borrow(kA, "", image);
-  ASSERT_THAT(borrowed, IsOk());
-  EXPECT_EQ((*borrowed)->HostWeights(), host.Find(kA)->latest()->HostWeights());
-  EXPECT_EQ(*table.Borrow(kA, "", image), *borrowed);
-  const lora::AdapterVersionPtr copy = table.OnDevice(*borrowed);
-  EXPECT_EQ(copy->number, (*borrowed)->number);
+  const auto borrowed = table.Borrow(kA, "", image).value();
+  EXPECT_EQ(borrowed->HostWeights(), host.Find(kA)->latest()->HostWeights());
+  EXPECT_EQ(*table.Borrow(kA, "", image), borrowed);
+  const lora::AdapterVersionPtr copy = table.OnDevice(borrowed);
+  EXPECT_EQ(copy->number, borrowed->number);
   EXPECT_TRUE(copy->weights_N.is_meta());
   EXPECT_EQ(copy->compute_N.scalar_type(), at::kBFloat16);
   EXPECT_EQ(table.OnDevice(copy), copy);
@@ -185,13 +183,12 @@ TEST(AdapterTableOffHostTest, ABorrowedVersionIsOnTheHost) {
 TEST_F(AdapterTableTest, AnAdapterLeavesABorrowedVersionAsItIs) {
   table_.Create(kA, {.rank = 2, .seed = 3});
   table_.MoveToHost(kA, table_.Image(kA));
-  const auto borrowed = table_.Borrow(kA, "", table_.Image(kA));
-  ASSERT_THAT(borrowed, IsOk());
-  const std::vector<float> weights = (*borrowed)->HostWeights();
-  EXPECT_EQ(table_.OnDevice(*borrowed), *borrowed);
+  const auto borrowed = table_.Borrow(kA, "", table_.Image(kA)).value();
+  const std::vector<float> weights = borrowed->HostWeights();
+  EXPECT_EQ(table_.OnDevice(borrowed), borrowed);
   table_.MoveToDevice(kA, table_.Image(kA));
   Step(kA);
-  EXPECT_EQ((*borrowed)->HostWeights(), weights);
+  EXPECT_EQ(borrowed->HostWeights(), weights);
 }
 
 TEST_F(AdapterTableTest, AReleasedSnapshotFreesItsHostMemory) {

@@ -278,9 +278,9 @@ class RestartTest : public SampleRecordsTest {
         log::ReadLog(*folder_, {}, {.max_resident = 8});
     ASSERT_THAT(log, IsOk());
     auto writer =
-        log::LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_);
-    ASSERT_THAT(writer, IsOk());
-    recorder_.Start(*std::move(writer), {}, "", {}, log->notes);
+        log::LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_)
+            .value();
+    recorder_.Start(std::move(writer), {}, "", {}, log->notes);
     Make(max_bytes, model).Restore();
   }
 

@@ -53,18 +53,17 @@ TEST_P(MemoryPlanTest, CountsWhatTheLargestAdapterHolds) {
 }
 
 TEST_P(MemoryPlanTest, FillsInWhatIsNotSet) {
-  const auto split = PlanMemory(sizes_, 8 * kGiB, &options_);
-  ASSERT_TRUE(split.ok()) << split.status();
+  const auto split = PlanMemory(sizes_, 8 * kGiB, &options_).value();
   // Memory is ample, so the plan has the default number of adapters.
   EXPECT_EQ(options_.max_resident_adapters, kDefaultResidentAdapters);
   EXPECT_EQ(options_.kv_cache_bytes, options_.max_decode_sequences *
                                          (64 / kPageTokens) *
                                          CacheUnitsOf(sizes_).page);
-  EXPECT_EQ(options_.memory_budget_bytes, split->activations);
+  EXPECT_EQ(options_.memory_budget_bytes, split.activations);
   EXPECT_GT(options_.memory_budget_bytes, 6 * kGiB);
   EXPECT_EQ(options_.max_batch_tokens, 16384);
-  EXPECT_EQ(split->recomputed_layers, 0);
-  EXPECT_EQ(split->batch_limit, Limit::kNothing);
+  EXPECT_EQ(split.recomputed_layers, 0);
+  EXPECT_EQ(split.batch_limit, Limit::kNothing);
 }
 
 TEST_P(MemoryPlanTest, PagesAndStatesAreThoseThatTheCacheAllocates) {
@@ -90,9 +89,8 @@ TEST_P(MemoryPlanTest, ACacheBelowItsLeastSizeEndsTheStart) {
       SizesOf(testing::HybridDecoder(GetParam(), /*seed=*/3));
   const CacheUnits units = CacheUnitsOf(hybrid);
   options_.kv_cache_bytes = units.page + 3 * units.state;
-  const auto split = PlanMemory(hybrid, 8 * kGiB, &options_);
-  ASSERT_TRUE(split.ok()) << split.status();
-  EXPECT_EQ(split->cache, units.page + 3 * units.state);
+  const auto split = PlanMemory(hybrid, 8 * kGiB, &options_).value();
+  EXPECT_EQ(split.cache, units.page + 3 * units.state);
   const std::string least = absl::StrCat(options_.kv_cache_bytes--);
   EXPECT_THAT(
       PlanMemory(hybrid, 8 * kGiB, &options_).status(),
