@@ -111,10 +111,7 @@ class EngineFixture : public ::testing::Test {
   void Start(const EngineOptions& options) {
     engine_.reset();
     registry_ = std::make_unique<prometheus::Registry>();
-    absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-        engine::StartEngine(options, World(), registry_.get());
-    ASSERT_THAT(engine, IsOk());
-    engine_ = *std::move(engine);
+    engine_ = engine::StartEngine(options, World(), registry_.get()).value();
   }
 
   absl::StatusOr<AdapterInfo> Create(const std::string& id) {
@@ -169,11 +166,10 @@ class EngineFixture : public ::testing::Test {
   // Returns the tensors of the exported adapter.
   std::string Exported(const std::string& id,
                        const std::string& snapshot = "") {
-    const absl::StatusOr<PeftFiles> files = Wait<PeftFiles>([&](auto done) {
+    const auto files = Wait<PeftFiles>([&](auto done) {
       engine_->ExportAdapter({.adapter_id = id, .snapshot = snapshot}, done);
     });
-    EXPECT_THAT(files, IsOk());
-    return files.ok() ? files->at(1).second : "";
+    return files.value().at(1).second;
   }
 
   const TempFolder temporary_;

@@ -123,16 +123,15 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     for (const std::string& id : ids) ASSERT_THAT(Create(id), IsOk());
     for (int round = 0; round < 3; ++round) {
       for (size_t i = 0; i < ids.size(); ++i) {
-        const auto trained = Train(ids[i], 0, static_cast<int32_t>(3 * i));
-        ASSERT_THAT(trained, IsOk());
-        seen_.emplace_back(ids[i], trained->result.data[0].logprobs);
+        const auto trained =
+            Train(ids[i], 0, static_cast<int32_t>(3 * i)).value();
+        seen_.emplace_back(ids[i], trained.result.data[0].logprobs);
       }
       for (const std::string& id : ids) {
-        const auto stepped = Optim(id);
-        ASSERT_THAT(stepped, IsOk());
+        const auto stepped = Optim(id).value();
         seen_.emplace_back(
             id,
-            std::vector<float>{static_cast<float>(stepped->result.grad_norm)});
+            std::vector<float>{static_cast<float>(stepped.result.grad_norm)});
         Note(id, Sample(id));
       }
       ASSERT_THAT(Publish(ids[round], "s"), IsOk());

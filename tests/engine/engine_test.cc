@@ -98,17 +98,15 @@ TEST_F(EngineTest, ASnapshotSamplesTheSameAfterMoreSteps) {
                                          done);
               }),
               IsOk());
-  const absl::StatusOr<SampleResult> before = Sample("a", "s");
-  ASSERT_THAT(before, IsOk());
-  EXPECT_THAT(before->samples[0].tokens, SizeIs(12));
+  const SampleResult before = Sample("a", "s").value();
+  EXPECT_THAT(before.samples[0].tokens, SizeIs(12));
   Learn("a", 3);
-  const absl::StatusOr<SampleResult> after = Sample("a", "s");
-  ASSERT_THAT(after, IsOk());
-  EXPECT_EQ(before->version, 4u);
-  EXPECT_EQ(after->version, 4u);
-  EXPECT_EQ(after->samples[0].tokens, before->samples[0].tokens);
-  EXPECT_EQ(after->samples[0].logprobs, before->samples[0].logprobs);
-  EXPECT_NE(Sample("a")->samples[0].logprobs, before->samples[0].logprobs);
+  const SampleResult after = Sample("a", "s").value();
+  EXPECT_EQ(before.version, 4u);
+  EXPECT_EQ(after.version, 4u);
+  EXPECT_EQ(after.samples[0].tokens, before.samples[0].tokens);
+  EXPECT_EQ(after.samples[0].logprobs, before.samples[0].logprobs);
+  EXPECT_NE(Sample("a")->samples[0].logprobs, before.samples[0].logprobs);
 }
 
 // The requests share a micro-batch if the engine is busy when they come.
@@ -138,8 +136,7 @@ TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
   for (const char* id : {"long", "short", "alone", "busy"}) {
     ASSERT_THAT(Create(id), IsOk());
   }
-  const auto expected = Train("alone");
-  ASSERT_THAT(expected, IsOk());
+  const auto expected = Train("alone").value();
   TrainRequest busy{.adapter_id = "busy", .data = request.data};
   busy.data[0].tokens.resize(8);
   busy.data[0].targets.resize(8);
@@ -150,10 +147,9 @@ TEST_F(EngineTest, OnlyARequestThatDoesNotFitAloneFails) {
                    [&](const auto& reply) { done.set_value(reply.status()); });
     engine_->Train(
         request, [&](const auto& reply) { refused.set_value(reply.status()); });
-    const auto trained = Train("short");
-    ASSERT_THAT(trained, IsOk());
-    EXPECT_EQ(trained->result.data[1].logprobs,
-              expected->result.data[1].logprobs);
+    const auto trained = Train("short").value();
+    EXPECT_EQ(trained.result.data[1].logprobs,
+              expected.result.data[1].logprobs);
     EXPECT_THAT(done.get_future().get(), IsOk());
     EXPECT_THAT(refused.get_future().get(),
                 IsStatus(absl::StatusCode::kResourceExhausted,
@@ -234,8 +230,7 @@ TEST_F(EngineTest, OnlyARequestWhoseCustomLossFailsFails) {
   for (const char* id : {"bad", "good", "busy", "short", "alone"}) {
     ASSERT_THAT(Create(id), IsOk());
   }
-  const auto expected = Train("alone");
-  ASSERT_THAT(expected, IsOk());
+  const auto expected = Train("alone").value();
   ASSERT_THAT(Train("bad"), IsOk());
   ASSERT_THAT(Train("good"), IsOk());
   const TrainRequest request = CustomRequest("bad", {1, 2, 3});
@@ -247,10 +242,9 @@ TEST_F(EngineTest, OnlyARequestWhoseCustomLossFailsFails) {
                    [&](const auto& reply) { done.set_value(reply.status()); });
     engine_->Train(
         request, [&](const auto& reply) { failed.set_value(reply.status()); });
-    const auto trained = Train("short");
-    ASSERT_THAT(trained, IsOk());
-    EXPECT_EQ(trained->result.metrics.at("loss:sum"),
-              expected->result.metrics.at("loss:sum"));
+    const auto trained = Train("short").value();
+    EXPECT_EQ(trained.result.metrics.at("loss:sum"),
+              expected.result.metrics.at("loss:sum"));
     EXPECT_THAT(done.get_future().get(), IsOk());
     EXPECT_THAT(
         failed.get_future().get(),

@@ -90,16 +90,12 @@ class GemmaCheckpointTest : public ::testing::Test {
     const at::Tensor other = at::ones({3}, at::kBFloat16);
     add("vision_tower.vision_model.layers.0.input_layernorm.weight", other);
     folder_.Write("model.safetensors", weights::WriteSafetensors(views));
-    auto checkpoint = weights::Checkpoint::Open(folder_.path());
-    EXPECT_THAT(checkpoint, IsOk());
-    return *std::move(checkpoint);
+    return weights::Checkpoint::Open(folder_.path()).value();
   }
 
   DecoderWeights Load(const std::string& prefix, at::ScalarType dtype) {
     const auto checkpoint = Store(prefix);
-    auto loaded = LoadDecoderWeights(*checkpoint, config_, dtype, at::kCPU);
-    EXPECT_THAT(loaded, IsOk());
-    return *std::move(loaded);
+    return LoadDecoderWeights(*checkpoint, config_, dtype, at::kCPU).value();
   }
 
   model_config::ModelConfig config_;
@@ -266,11 +262,11 @@ TEST_F(GemmaCheckpointTest, RanksReadTheirPartsAndNoOtherByte) {
         const auto checkpoint = Store("model.");
         const uint64_t before = checkpoint->bytes_read();
         const auto part = LoadDecoderWeights(*checkpoint, config_, at::kFloat,
-                                             at::kCPU, shard);
-        ASSERT_THAT(part, IsOk());
-        ExpectSame(*part, testing::ShardWeights(whole, config_, shard));
-        EXPECT_EQ(checkpoint->bytes_read() - before, NumBytesRead(*part, tied));
-        EXPECT_EQ(part->head_VH.is_same(part->embedding_VH), tied);
+                                             at::kCPU, shard)
+                              .value();
+        ExpectSame(part, testing::ShardWeights(whole, config_, shard));
+        EXPECT_EQ(checkpoint->bytes_read() - before, NumBytesRead(part, tied));
+        EXPECT_EQ(part.head_VH.is_same(part.embedding_VH), tied);
       }
     }
   }

@@ -14,6 +14,7 @@
 #include "tests/model/checkpoint_of_config.h"
 #include "tests/model/decoder_fixture.h"
 #include "tests/model/shard_weights.h"
+#include "tests/support/status_matchers.h"
 
 namespace weft::model {
 namespace {
@@ -96,18 +97,17 @@ TEST_F(Int8LoadTest, ARankQuantisesItsPartOfEveryMatrixAndReadsNoOtherByte) {
         const auto checkpoint = files.Open();
         const uint64_t before = checkpoint->bytes_read();
         const auto plain =
-            Load(*checkpoint, model_config::MatrixFormat::kDtype, shard);
-        ASSERT_THAT(plain, IsOk());
+            Load(*checkpoint, model_config::MatrixFormat::kDtype, shard)
+                .value();
         const uint64_t between = checkpoint->bytes_read();
         const auto narrow =
-            Load(*checkpoint, model_config::MatrixFormat::kInt8, shard);
-        ASSERT_THAT(narrow, IsOk());
+            Load(*checkpoint, model_config::MatrixFormat::kInt8, shard).value();
         EXPECT_EQ(checkpoint->bytes_read() - between, between - before);
-        ExpectSameMatrices(*narrow, Quantized(*plain));
-        EXPECT_EQ(narrow->head_VH.is_same(narrow->embedding_VH), tied);
-        ExpectSame(narrow->final_norm_H, plain->final_norm_H);
-        ExpectSame(narrow->layers[1].qkv.bias_O, plain->layers[1].qkv.bias_O);
-        EXPECT_EQ(static_cast<int64_t>(narrow->embedding_VH.storage().nbytes()),
+        ExpectSameMatrices(narrow, Quantized(plain));
+        EXPECT_EQ(narrow.head_VH.is_same(narrow.embedding_VH), tied);
+        ExpectSame(narrow.final_norm_H, plain.final_norm_H);
+        ExpectSame(narrow.layers[1].qkv.bias_O, plain.layers[1].qkv.bias_O);
+        EXPECT_EQ(static_cast<int64_t>(narrow.embedding_VH.storage().nbytes()),
                   model_config::WeightBytes(config_, /*element_bytes=*/4, shard,
                                             model_config::MatrixFormat::kInt8));
       }

@@ -7,7 +7,6 @@
 #include <map>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "src/engine/decode/sample_loop.h"
@@ -21,11 +20,7 @@ class TenantSharesTest : public SampleLoopTest {
   // Runs steps until the request ends. Returns how many, and keeps the result.
   int StepsUntilEnd(uint64_t id) {
     for (int step = 1; step < 5000; ++step) {
-      for (SampleEvent& event : loop_->Step()) {
-        if (event.finished) {
-          results_[event.work_id] = std::move(event.result).value();
-        }
-      }
+      StepInto(results_);
       if (results_.contains(id)) return step;
     }
     ADD_FAILURE() << "the request does not end";
@@ -158,11 +153,7 @@ TEST_F(TenantSharesTest, SmallPromptsDoNotOvertakeALargeOneOfTheirTenant) {
       if (!loop_->HasRoom(small.back(), tenant)) continue;
       AdmitFor(tenant, next++, small.back());
     }
-    for (SampleEvent& event : loop_->Step()) {
-      if (event.finished) {
-        results_[event.work_id] = std::move(event.result).value();
-      }
-    }
+    StepInto(results_);
   }
 }
 
@@ -206,11 +197,7 @@ TEST_F(TenantSharesTest, EveryRequestEndsWithItsOwnResult) {
         AdmitFor(tenant, next, requests[next]);
         ++next;
       }
-      for (SampleEvent& event : loop_->Step()) {
-        if (event.finished) {
-          results_[event.work_id] = std::move(event.result).value();
-        }
-      }
+      StepInto(results_);
     }
     for (const auto& [id, result] : results_) {
       SCOPED_TRACE(id);
