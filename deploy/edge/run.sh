@@ -56,13 +56,8 @@ readonly dir
 work="$(mktemp -d "${TMPDIR:-/tmp}/weft-edge.XXXXXX")"
 readonly work
 loggers=()
-finish() {
-  # The loggers end with the last writer.
-  exec >/dev/null 2>&1
-  if ((${#loggers[@]} > 0)); then wait "${loggers[@]}" || true; fi
-  rm -rf "${work}"
-}
-trap finish EXIT
+# The loggers end with their last writer.
+trap 'exec >/dev/null 2>&1; wait "${loggers[@]}" || true; rm -rf "${work}"' EXIT
 conf="${HERE}/nginx.conf"
 if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
 ln -s "${conf}" "${work}/nginx.conf"

@@ -6,7 +6,7 @@ import functools
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -34,13 +34,14 @@ def _finite(logprob: float) -> float:
 
 
 def dumps(value: object, depth: int = 5) -> str:
-    """Returns JSON without numbers that JSON lacks, and without raw line breaks of any
-    kind. Goes `depth` levels down step by step, because one long step would keep all
-    other threads waiting."""
+    """Returns JSON without numbers that JSON lacks. An iterator becomes a list.
+
+    Goes `depth` levels down step by step, because one long step would keep all other
+    threads waiting."""
     if depth and isinstance(value, dict):
         parts = (f"{json.dumps(key)}:{dumps(value[key], depth - 1)}" for key in value)
         return f"{{{','.join(parts)}}}"
-    if depth and isinstance(value, list):
+    if depth and isinstance(value, (list, Iterator)):
         return f"[{','.join(dumps(entry, depth - 1) for entry in value)}]"
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
@@ -65,25 +66,27 @@ class Scored:
         return _text(self._tokenizer, token)
 
     def as_completion(self, offset: int = 0) -> Json:
-        """Returns the logprobs in the format of /v1/completions. offset: the number of
-        characters before the first token."""
+        """Returns the logprobs in the format of /v1/completions, to write once: its
+        likeliest tokens are an iterator, because they may take much memory. offset: the
+        number of characters before the first token."""
         texts = [self._text(token) for token in self._tokens]
         offsets = [*accumulate(map(len, texts), initial=offset)][:-1]
         # Tokens that are parts of characters have the same text. The reversed order
         # keeps the likeliest token of each text.
-        top: list[dict[str, float] | None] = [
+        top = (
             {self._text(token): _finite(p) for token, p in reversed(entries)} or None
             for entries in self._top
-        ]
+        )
         return {
             "tokens": texts,
             "token_logprobs": self._logprobs,
-            "top_logprobs": top if any(top) else None,
+            "top_logprobs": top if any(self._top) else None,
             "text_offset": offsets,
         }
 
     def as_chat(self) -> Json:
-        """Returns the logprobs in the format of /v1/chat/completions."""
+        """Returns the logprobs in the format of /v1/chat/completions, to write
+        once: the content is an iterator."""
 
         def entry(token: int, logprob: float | None) -> Json:
             return {
@@ -94,7 +97,7 @@ class Scored:
 
         top = list(self._top) or [[] for _ in self._tokens]
         return {
-            "content": [
+            "content": (
                 {
                     **entry(token, logprob),
                     "top_logprobs": [entry(t, _finite(p)) for t, p in likely],
@@ -102,7 +105,7 @@ class Scored:
                 for token, logprob, likely in zip(
                     self._tokens, self._logprobs, top, strict=True
                 )
-            ],
+            ),
             "refusal": None,
         }
 

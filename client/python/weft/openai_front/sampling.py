@@ -45,14 +45,14 @@ class Job:
         return self.options if seed is None else {**self.options, "seed": seed + index}
 
 
-async def answer(job: Job) -> str:
+async def answer(job: Job) -> bytes:
     """Returns the whole answer as JSON."""
     results = await job.weights.sample_many(job.prompts, job.options)
     # Other requests go on while a thread makes a long answer.
     return await asyncio.to_thread(_whole, job, results)
 
 
-def _whole(job: Job, results: Sequence[SampleResult]) -> str:
+def _whole(job: Job, results: Sequence[SampleResult]) -> bytes:
     choices = [
         _choice(job, prompt, result, sample)
         for prompt, result in zip(job.prompts, results, strict=True)
@@ -62,7 +62,7 @@ def _whole(job: Job, results: Sequence[SampleResult]) -> str:
         choice["index"] = index
     drawn = sum(len(s.tokens) for r in results for s in r.samples if job.keep_answer)
     counts = usage(sum(map(len, job.prompts)), drawn)
-    return dumps(job.envelope.whole(choices, counts))
+    return dumps(job.envelope.whole(choices, counts)).encode()
 
 
 def _choice(job: Job, prompt: list[int], result: SampleResult, sample: Sample) -> Json:
@@ -149,7 +149,7 @@ async def stream(job: Job) -> AsyncIterator[str]:
 
 def line(value: Json) -> str:
     """Returns a server-sent event."""
-    return f"data: {json.dumps(value, allow_nan=False)}\n\n"
+    return f"data: {json.dumps(value, allow_nan=False, default=list)}\n\n"
 
 
 def _event(
