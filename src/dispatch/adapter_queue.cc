@@ -175,7 +175,7 @@ AdapterQueue::Started AdapterQueue::StartBarrier() {
   return started;
 }
 
-bool AdapterQueue::Finish(uint64_t id, bool ok) {
+bool AdapterQueue::Finish(uint64_t id, bool ok, bool more) {
   const auto it =
       std::find_if(running_.begin(), running_.end(),
                    [id](const Running& r) { return r.entry.item.id == id; });
@@ -183,8 +183,8 @@ bool AdapterQueue::Finish(uint64_t id, bool ok) {
   Running running = std::move(*it);
   running_.erase(it);
   Entry& entry = running.entry;
-  if (ok && !entry.done_after_flight()) {
-    entry.next_datum += std::exchange(entry.in_flight, 0);
+  if (ok && (more || !entry.done_after_flight())) {
+    entry.next_datum += entry.barrier() ? 1 : std::exchange(entry.in_flight, 0);
     if (entry.item.unnumbered) {
       const uint64_t arrival = entry.arrival;
       unnumbered_.emplace(arrival, std::move(entry));

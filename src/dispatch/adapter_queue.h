@@ -30,8 +30,9 @@ class AdapterQueue {
     WorkItem item;           // item.step is the step number; 0: it has none.
     uint64_t arrival = 0;    // Unique over all adapters.
     bool automatic = false;  // The queue chose the step number.
-    int64_t next_datum = 0;  // Number of data that are done (kTrain).
-    int64_t in_flight = 0;   // Number of data on the device (kTrain).
+    // Number of data that are done (kTrain), or of parts of a barrier.
+    int64_t next_datum = 0;
+    int64_t in_flight = 0;  // Number of data on the device (kTrain).
 
     [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
     [[nodiscard]] int64_t prefix(int64_t datum) const {
@@ -86,10 +87,10 @@ class AdapterQueue {
   // Starts the ready item. REQUIRES: it is a barrier.
   Started StartBarrier();
 
-  // Ends the part of work `id` that is on the device: a barrier or a slice.
-  // Returns true if the work is over: `ok` is false, or no data are left.
-  // Ignores work that is not on the device.
-  bool Finish(uint64_t id, bool ok);
+  // Ends the part of work `id` that is on the device: a barrier, a part of it,
+  // after which it has `more`, or a slice. Returns true if the work is over:
+  // `ok` is false, or nothing is left. Ignores work that is not on the device.
+  bool Finish(uint64_t id, bool ok, bool more);
 
   // Removes work that has not started and is not accepted (scheduler.h,
   // Numbers). Returns false if there is no such work.

@@ -297,11 +297,11 @@ bool Scheduler::PutBack(uint64_t id) {
   return true;
 }
 
-void Scheduler::Finished(uint64_t work_id, bool ok) {
+void Scheduler::Finished(uint64_t work_id, bool ok, bool more) {
   const auto it = work_.find(work_id);
   if (it == work_.end() || it->second.waiting) return;
   AdapterQueue& queue = adapters_.find(it->second.adapter)->second;
-  if (queue.Finish(work_id, ok)) work_.erase(it);
+  if (queue.Finish(work_id, ok, more)) work_.erase(it);
   NoteBacklog(queue);
 }
 

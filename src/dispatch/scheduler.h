@@ -137,8 +137,9 @@ class Scheduler {
   bool PutBack(uint64_t id);
 
   // Call it when a slice or a kExclusive plan ends. If `ok` is false, the whole
-  // request has failed and its remaining slices are dropped.
-  void Finished(uint64_t work_id, bool ok);
+  // request has failed and its remaining slices are dropped. If a kExclusive
+  // has `more` parts, it takes turns with the work of other adapters.
+  void Finished(uint64_t work_id, bool ok, bool more = false);
 
   // Counts time of the running micro-batch that one adapter's work takes
   // besides its tokens, as the tokens that a micro-batch computes in this time.

@@ -318,7 +318,7 @@ bool StepDesk::FinishSlice(uint64_t id) {
   MutexLock lock(&s_.mu);
   const StepWork& work = *s_.steps.at(id);
   if (work.step == 0 && !work.again && work.waiters.empty()) return false;
-  s_.scheduler.Finished(id, /*ok=*/true);
+  s_.scheduler.Finished(id, /*ok=*/true, /*more=*/true);
   return true;
 }
 

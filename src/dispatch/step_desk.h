@@ -57,8 +57,9 @@ class StepDesk {
   // load has last_step, the steps of the loaded state; the desk sets the rest.
   void Complete(uint64_t id, absl::StatusOr<StepResult> result,
                 const std::optional<AdapterFacts>& facts = std::nullopt);
-  // Call it after a slice that is not the request's last. Returns false if no
-  // caller waits for a request without a number, which then ends with Complete.
+  // Call it after a slice of a request, or a part of an optimizer step, that is
+  // not the last. Returns false if no caller waits for a request without a
+  // number, which then ends with Complete.
   [[nodiscard]] bool FinishSlice(uint64_t id);
   // Charges the tenant of a TrainRequest for time of the running micro-batch
   // that the step takes besides its tokens.

@@ -170,7 +170,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       step_executor_(&context_),
       sample_runner_(&context_, &sample_loop_),
       manager_(&context_, &mover_,
-               [this](uint64_t step_id) { trainer_.Forget(step_id); }),
+               [this](uint64_t step_id) {
+                 trainer_.Forget(step_id);
+                 step_executor_.Forget(step_id);
+               }),
       snapshots_(&context_, parts_.state.get(), parts_.spill.get()),
       recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
                 SettingsOf(parts_.options, *parts_.decoder),

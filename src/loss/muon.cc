@@ -19,8 +19,10 @@ constexpr double kLinear = 3.4445;
 constexpr double kCubic = -4.7750;
 constexpr double kQuintic = 2.0315;
 constexpr double kMinNorm = 1e-7;
-// The elements of the matrices of one batch.
+// The most elements and multiplications of one batch of matrices. A core makes
+// about 8e9 of them in a second in f64.
 constexpr int64_t kBatchElements = int64_t{4} << 20;
+constexpr double kBatchProducts = 2e9;
 
 struct MatrixShape {
   int64_t rows = 0;
@@ -75,6 +77,36 @@ at::Tensor Orthogonalizer(int steps, at::Tensor gram_MSS) {
   return q_MSS.div_(norm_M11);
 }
 
+// Matrices of one shape that a part of the step updates.
+struct Batch {
+  MatrixShape shape;
+  std::vector<int64_t> offsets;
+};
+
+// Returns how many matrices of this shape a batch has.
+size_t BatchSize(MatrixShape shape, int ns_steps) {
+  const auto small = static_cast<double>(std::min(shape.rows, shape.columns));
+  const auto large = static_cast<double>(std::max(shape.rows, shape.columns));
+  const double products = small * small * (2 * large + 3 * ns_steps * small);
+  const auto by_time = static_cast<int64_t>(kBatchProducts / products);
+  const int64_t by_memory = kBatchElements / (shape.rows * shape.columns);
+  return static_cast<size_t>(
+      std::max<int64_t>(std::min(by_time, by_memory), 1));
+}
+
+std::vector<Batch> BatchesOf(const lora::AdapterLayout& layout, int ns_steps) {
+  std::vector<Batch> batches;
+  for (const auto& [shape, offsets] : MatricesOf(layout)) {
+    const size_t size = BatchSize(shape, ns_steps);
+    for (size_t first = 0; first < offsets.size(); first += size) {
+      const auto from = offsets.begin() + static_cast<int64_t>(first);
+      const size_t count = std::min(size, offsets.size() - first);
+      batches.push_back({shape, {from, from + static_cast<int64_t>(count)}});
+    }
+  }
+  return batches;
+}
+
 // Writes what the step adds to these matrices to their places in update_N.
 void UpdateMatrices(const MuonConfig& config, double gradient_scale,
                     MatrixShape shape, Offsets offsets,
@@ -104,7 +136,7 @@ void UpdateMatrices(const MuonConfig& config, double gradient_scale,
 
 }  // namespace
 
-void MuonStep(const MuonConfig& config, double grad_norm,
+bool MuonPart(size_t part, const MuonConfig& config, double grad_norm,
               const lora::AdapterLayout& layout, const at::Tensor& weights_N,
               const at::Tensor& gradient_N, at::Tensor& momentum_N,
               at::Tensor& update_N, at::Tensor& weights_out_N) {
@@ -120,21 +152,17 @@ void MuonStep(const MuonConfig& config, double grad_norm,
   check("update_N", update_N);
   check("weights_out_N", weights_out_N);
   const double scale = GradientScale(config.max_grad_norm, grad_norm);
-  for (const auto& [shape, offsets] : MatricesOf(layout)) {
-    const auto batch = static_cast<size_t>(
-        std::max<int64_t>(kBatchElements / (shape.rows * shape.columns), 1));
-    for (size_t first = 0; first < offsets.size(); first += batch) {
-      const size_t count = std::min(batch, offsets.size() - first);
-      UpdateMatrices(config, scale, shape,
-                     Offsets(offsets).subspan(first, count), gradient_N,
-                     momentum_N, update_N);
-    }
-  }
+  const std::vector<Batch> batches = BatchesOf(layout, config.ns_steps);
+  const Batch& batch = batches.at(part);
+  UpdateMatrices(config, scale, batch.shape, batch.offsets, gradient_N,
+                 momentum_N, update_N);
+  if (part + 1 < batches.size()) return false;
   // From here on nothing is allocated, so nothing can fail.
   momentum_N.mul_(config.momentum)
       .add_(gradient_N, (1 - config.momentum) * scale);
   at::add_out(weights_out_N, update_N, weights_N,
               1 - config.learning_rate * config.weight_decay);
+  return true;
 }
 
 }  // namespace weft::loss

@@ -5,14 +5,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+
 #include "src/lora/adapter_layout.h"
 #include "src/request/train.h"
 
 namespace weft::loss {
 
-// Makes one Muon step, as torch.optim.Muon does with the adjustment
-// "match_rms_adamw". The step multiplies the gradient g that it reads by
-// GradientScale (adamw.h). For each matrix A and B of the layout, by itself:
+// Makes one part of a Muon step: call it with `part` 0, 1 and so on, until it
+// returns true. A part takes about 0.3 s at most on one core, unless a single
+// matrix takes longer. The last part also writes momentum_N and weights_out_N;
+// until then, gradient_N and momentum_N must stay, and update_N, too.
+//
+// The step is that of torch.optim.Muon with the adjustment "match_rms_adamw". It
+// multiplies the gradient g that it reads by GradientScale (adamw.h). For each matrix A and B of the layout, by itself:
 //   m = momentum * m + (1 - momentum) * g
 //   u = (1 - momentum) * g + momentum * m    with nesterov, otherwise m
 //   x = u / max(|u|, 1e-7)                   |u| is the Frobenius norm
@@ -42,10 +48,12 @@ namespace weft::loss {
 // Source:  Keller Jordan et al. 2024, "Muon: An optimizer for hidden layers in
 //          neural networks"; the factor is that of Liu et al. 2025, "Muon is
 //          scalable for LLM training".
-void MuonStep(const MuonConfig& config, double grad_norm,
-              const lora::AdapterLayout& layout, const at::Tensor& weights_N,
-              const at::Tensor& gradient_N, at::Tensor& momentum_N,
-              at::Tensor& update_N, at::Tensor& weights_out_N);
+[[nodiscard]] bool MuonPart(size_t part, const MuonConfig& config,
+                            double grad_norm, const lora::AdapterLayout& layout,
+                            const at::Tensor& weights_N,
+                            const at::Tensor& gradient_N,
+                            at::Tensor& momentum_N, at::Tensor& update_N,
+                            at::Tensor& weights_out_N);
 
 }  // namespace weft::loss
 

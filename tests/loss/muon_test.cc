@@ -56,6 +56,13 @@ struct LiteralMuon {
   }
 };
 
+// Makes a whole step.
+template <typename... Rest>
+void MuonStep(const MuonConfig& config, double norm, Rest&&... rest) {
+  size_t part = 0;
+  while (!MuonPart(part, config, norm, rest...)) ++part;
+}
+
 // Returns how far an element may be from the literal formula after kMuonSteps,
 // for weights of at most 5. Rounding changes u by a relative 4 epsilon at most.
 // A step of the iteration changes a singular value by a factor of at most
@@ -172,8 +179,8 @@ TEST(MuonStepTest, MakesSingularValuesAlike) {
   EXPECT_EQ(PlacesOf(layout)[1].Of(weights).abs().max().item<float>(), 0);
 }
 
-// More matrices of one shape than one product takes.
-TEST(MuonStepTest, DividesManyMatricesIntoBatches) {
+// More matrices of one shape than one part takes.
+TEST(MuonStepTest, DividesManyMatricesIntoParts) {
   const lora::AdapterLayout layout(
       {.num_layers = 40, .hidden = 2048, .q_width = 2048, .kv_width = 64},
       {.rank = 64, .target_modules = {TargetModule::kQProj}});
@@ -182,7 +189,13 @@ TEST(MuonStepTest, DividesManyMatricesIntoBatches) {
   const at::Tensor gradient = at::randn({layout.num_parameters()});
   at::Tensor weights = at::zeros_like(gradient), m = at::zeros_like(gradient);
   at::Tensor work = at::empty_like(gradient);
-  MuonStep(config, 1, layout, weights, gradient, m, work, weights);
+  size_t part = 0;
+  while (
+      !MuonPart(part, config, 1, layout, weights, gradient, m, work, weights)) {
+    ++part;
+    EXPECT_EQ(m.any().item<bool>() || weights.any().item<bool>(), false);
+  }
+  EXPECT_GE(part, 3u);
   const std::vector<Place> places = PlacesOf(layout);
   for (const size_t i : {size_t{0}, size_t{1}, size_t{62}, places.size() - 2}) {
     const at::Tensor g = places[i].Of(gradient).to(at::kDouble);

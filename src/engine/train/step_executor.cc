@@ -58,21 +58,22 @@ absl::Status CheckOptimizer(const lora::Adapter& adapter,
       "drops this state"));
 }
 
-// Writes the weights after the step to `next`. `norm` is that of the gradient.
-void RunOptimizer(const OptimStepRequest& request, double norm,
+// Runs a part of the step. Returns true if it is the last one, which writes the
+// weights after the step to `next`. `norm` is that of the gradient.
+bool RunOptimizer(const OptimStepRequest& request, size_t part, double norm,
                   lora::Adapter& adapter, at::Tensor& next) {
   const at::Tensor& weights_N = adapter.latest()->weights_N;
   if (request.muon) {
     // No request adds to the scratch now, and the next one clears it.
-    loss::MuonStep(*request.muon, norm, adapter.layout(), weights_N,
-                   adapter.gradient(), adapter.moment1(), adapter.scratch(),
-                   next);
-    return;
+    return loss::MuonPart(part, *request.muon, norm, adapter.layout(),
+                          weights_N, adapter.gradient(), adapter.moment1(),
+                          adapter.scratch(), next);
   }
   loss::AdamWStep(request.adamw,
                   static_cast<int64_t>(adapter.optim_steps()) + 1, norm,
                   weights_N, adapter.gradient(), adapter.moment1(),
                   adapter.moment2(), next);
+  return true;
 }
 
 absl::Status OtherShape(const LoadCheckpointRequest& request,
@@ -97,17 +98,32 @@ void StepExecutor::Run(const StepTask& step) {
   } else if (const auto* load = std::get_if<LoadCheckpointRequest>(&request)) {
     Load(step, *load);
   } else {
-    RunNow(step).IgnoreError();  // The dispatcher already has the error.
+    std::optional<absl::StatusOr<StepResult>> ended = RunPart(step);
+    if (!ended && !context_.dispatcher.steps().FinishSlice(step.id)) {
+      Forget(step.id);
+      ended = absl::CancelledError("cancelled by the client");
+    }
+    // The dispatcher already has the error.
+    if (ended) End(step, *std::move(ended)).IgnoreError();
   }
 }
 
 absl::StatusOr<StepResult> StepExecutor::RunNow(const StepTask& step) {
+  std::optional<absl::StatusOr<StepResult>> ended;
+  while (!ended) ended = RunPart(step);
+  return End(step, *std::move(ended));
+}
+
+std::optional<absl::StatusOr<StepResult>> StepExecutor::RunPart(
+    const StepTask& step) {
   context_.before_change(step.adapter);
   const auto* optim = std::get_if<OptimStepRequest>(step.request);
-  absl::StatusOr<StepResult> result =
-      optim != nullptr
-          ? Optim(step, *optim)
-          : Publish(step, std::get<PublishSnapshotRequest>(*step.request));
+  if (optim != nullptr) return OptimPart(step, *optim);
+  return Publish(step, std::get<PublishSnapshotRequest>(*step.request));
+}
+
+absl::StatusOr<StepResult> StepExecutor::End(
+    const StepTask& step, absl::StatusOr<StepResult> result) {
   std::optional<dispatch::AdapterFacts> facts;
   if (result.ok()) facts = context_.adapters.Facts(step.adapter);
   return Complete(step, std::move(result), facts);
@@ -125,28 +141,40 @@ absl::StatusOr<StepResult> StepExecutor::Complete(
   return result;
 }
 
-absl::StatusOr<StepResult> StepExecutor::Optim(
+std::optional<absl::StatusOr<StepResult>> StepExecutor::OptimPart(
     const StepTask& step, const OptimStepRequest& request) {
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
-  WEFT_RETURN_IF_ERROR(CheckOptimizer(adapter, request));
+  const auto begun = optim_.extract(step.id);
+  OptimProgress progress = begun.empty() ? OptimProgress() : begun.mapped();
+  if (progress.next_part == 0) {
+    const absl::Status status = CheckOptimizer(adapter, request);
+    if (!status.ok()) return status;
+  }
   const absl::Time start = SteadyNow();
-  double norm = 0;
+  double& norm = progress.norm;
   bool fits = true;
+  bool ended = true;
   const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
-    norm = loss::GradientNorm(adapter.gradient());
+    if (progress.next_part == 0) norm = loss::GradientNorm(adapter.gradient());
     fits = loss::SquareFits(request.max_grad_norm(), norm);
     if (!fits) {
       adapter.gradient().zero_();
       return;
     }
     at::Tensor next = adapter.NextWeights();
-    RunOptimizer(request, norm, adapter, next);
-    adapter.FinishStep(std::move(next), request.optimizer());
+    ended = RunOptimizer(request, progress.next_part, norm, adapter, next);
+    if (ended) adapter.FinishStep(std::move(next), request.optimizer());
   });
+  progress.elapsed += SteadyNow() - start;
+  if (status.ok() && !ended) {
+    ++progress.next_part;
+    optim_.emplace(step.id, progress);
+    return std::nullopt;
+  }
   context_.probe.ObserveOptim(fits, norm, request.max_grad_norm(),
-                              SteadyNow() - start);
-  WEFT_RETURN_IF_ERROR(status);
+                              progress.elapsed);
+  if (!status.ok()) return status;
   if (!fits) return NotFinite(norm);
   return OptimStepResult{.grad_norm = norm,
                          .version = adapter.latest()->number,

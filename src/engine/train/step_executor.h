@@ -3,11 +3,14 @@
 #ifndef WEFT_SRC_ENGINE_TRAIN_STEP_EXECUTOR_H_
 #define WEFT_SRC_ENGINE_TRAIN_STEP_EXECUTOR_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "src/dispatch/work.h"
 #include "src/engine/adapters/adapter_io.h"
 #include "src/engine/engine_context.h"
@@ -22,7 +25,8 @@ class StepExecutor {
   explicit StepExecutor(const EngineContext* context) : context_(*context) {}
 
   // Runs the step. A load completes after its files are read, and a save after
-  // its files are written, or at once if the state cannot be copied. Any other
+  // its files are written, or at once if the state cannot be copied. An
+  // optimizer step that takes long runs in parts, one in each call. Any other
   // step completes before this call returns. Until the step completes, no other
   // step of the adapter runs, except a Forward without a step number.
   void Run(const StepTask& step);
@@ -36,9 +40,24 @@ class StepExecutor {
   absl::Status SetState(const StepTask& step, const lora::AdapterState& state,
                         uint64_t last_step, const std::string& image);
 
+  // Call it when the adapter of a step that has not completed is removed.
+  void Forget(uint64_t step_id) { optim_.erase(step_id); }
+
  private:
-  absl::StatusOr<StepResult> Optim(const StepTask& step,
-                                   const OptimStepRequest& request);
+  // An optimizer step of which some parts have run.
+  struct OptimProgress {
+    size_t next_part = 0;
+    double norm = 0;  // Of the gradient.
+    absl::Duration elapsed;
+  };
+
+  // Run a part of the step. Return its result if that was the last one.
+  std::optional<absl::StatusOr<StepResult>> RunPart(const StepTask& step);
+  std::optional<absl::StatusOr<StepResult>> OptimPart(
+      const StepTask& step, const OptimStepRequest& request);
+  // Does what Complete does, with the adapter's facts.
+  absl::StatusOr<StepResult> End(const StepTask& step,
+                                 absl::StatusOr<StepResult> result);
   void Save(const StepTask& step, const SaveCheckpointRequest& request);
   void Load(const StepTask& step, const LoadCheckpointRequest& request);
   // Does what SetState does. More errors: NOT_FOUND if the adapter no longer
@@ -56,6 +75,7 @@ class StepExecutor {
       const std::optional<dispatch::AdapterFacts>& facts = std::nullopt);
 
   const EngineContext& context_;
+  std::map<uint64_t, OptimProgress> optim_;  // By StepTask::id.
 };
 
 }  // namespace weft::engine
