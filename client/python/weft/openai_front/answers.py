@@ -66,27 +66,26 @@ class Scored:
         return _text(self._tokenizer, token)
 
     def as_completion(self, offset: int = 0) -> Json:
-        """Returns the logprobs in the format of /v1/completions, to write once: its
-        likeliest tokens are an iterator, because they may take much memory. offset: the
-        number of characters before the first token."""
+        """Returns the logprobs in the format of /v1/completions. offset: the number of
+        characters before the first token."""
         texts = [self._text(token) for token in self._tokens]
         offsets = [*accumulate(map(len, texts), initial=offset)][:-1]
         # Tokens that are parts of characters have the same text. The reversed order
         # keeps the likeliest token of each text.
-        top = (
+        top: list[dict[str, float] | None] = [
             {self._text(token): _finite(p) for token, p in reversed(entries)} or None
             for entries in self._top
-        )
+        ]
         return {
             "tokens": texts,
             "token_logprobs": self._logprobs,
-            "top_logprobs": top if any(self._top) else None,
+            "top_logprobs": top if any(top) else None,
             "text_offset": offsets,
         }
 
     def as_chat(self) -> Json:
-        """Returns the logprobs in the format of /v1/chat/completions, to write
-        once: the content is an iterator."""
+        """Returns the logprobs in the format of /v1/chat/completions. The content is an
+        iterator, because all of it at once would take much memory."""
 
         def entry(token: int, logprob: float | None) -> Json:
             return {
