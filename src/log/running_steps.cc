@@ -21,8 +21,8 @@ constexpr char kName[] = "RUNNING";
 constexpr size_t kMaxSuspects = 512;
 constexpr size_t kMaxRunning = 1024;  // Of more steps, these are noted.
 
-// Returns a number that other steps do not have, except by accident. A payload's
-// digest begins with its type, and the other bytes are a SHA-256.
+// Returns a number that other steps do not have, except by accident. The digest
+// of a payload begins with its type, and the other bytes are a SHA-256.
 uint64_t NameOf(AdapterKey key, uint64_t step, const std::string& digest) {
   uint64_t name = 0;
   if (digest.size() > sizeof(name)) {

@@ -39,7 +39,8 @@ class RunningSteps {
   [[nodiscard]] uint64_t EndsOf(AdapterKey key, uint64_t step,
                                 const std::string& digest) const;
 
-  // Note that the step runs, too, and that no step runs. Threads: one at a time.
+  // Note that the step runs, too, and that no step runs. Threads: one at a
+  // time.
   void Begin(AdapterKey key, uint64_t step, const std::string& digest);
   void End();
 

@@ -17,8 +17,9 @@ namespace weft::loss {
 // matrix takes longer. The last part also writes momentum_N and weights_out_N;
 // until then, gradient_N and momentum_N must stay, and update_N, too.
 //
-// The step is that of torch.optim.Muon with the adjustment "match_rms_adamw". It
-// multiplies the gradient g that it reads by GradientScale (adamw.h). For each matrix A and B of the layout, by itself:
+// The step is that of torch.optim.Muon with the adjustment "match_rms_adamw".
+// It multiplies the gradient g that it reads by GradientScale (adamw.h). For
+// each matrix A and B of the layout, by itself:
 //   m = momentum * m + (1 - momentum) * g
 //   u = (1 - momentum) * g + momentum * m    with nesterov, otherwise m
 //   x = u / max(|u|, 1e-7)                   |u| is the Frobenius norm

@@ -44,7 +44,7 @@ def test_a_replayed_load_is_in_the_next_snapshot(durable: Durable) -> None:
 
 
 def test_a_snapshot_that_failed_is_written_again(durable: Durable) -> None:
-    daemon = durable.start(*SMALL_SNAPSHOTS, failpoints="files.create=err(ENOSPC)#3-4")
+    daemon = durable.start(*SMALL_SNAPSHOTS, failpoints="files.create=err(ENOSPC)#4-5")
     with daemon.client() as client:
         client.create_adapter("a", rank=4, seed=1)
         train(client, "a", 1)
