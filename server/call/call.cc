@@ -176,8 +176,7 @@ CancelHandle CallRecord::AcceptRefused(
 }
 
 absl::Status CallRecord::Take(const RequestFields& fields) {
-  const absl::Status own = caller()->Qualify(fields);
-  if (!own.ok()) return own;
+  WEFT_RETURN_IF_ERROR(caller()->Qualify(fields));
   if (fields.adapter_id != nullptr) object_ = *fields.adapter_id;
   if (fields.checkpoint != nullptr) {
     absl::StrAppend(&object_, "/", *fields.checkpoint);

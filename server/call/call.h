@@ -18,6 +18,7 @@
 #include "server/wire/request_fields.h"
 #include "server/wire/request_validation.h"
 #include "server/wire/status_conversion.h"
+#include "src/base/status_macros.h"
 #include "src/base/trace_id.h"
 #include "src/engine/engine.h"
 #include "src/request/request_bytes.h"
@@ -114,17 +115,13 @@ class CallRecord {
     auto plain = Validate(request, limits(engine));
     if (!plain.ok()) return plain;
     const RequestFields fields = FieldsOf(&*plain);
-    const absl::Status taken = Take(fields);
-    if (!taken.ok()) return taken;
+    WEFT_RETURN_IF_ERROR(Take(fields));
     if (fields.deadline != nullptr) *fields.deadline = deadline();
     if constexpr (requires { plain->charge; }) {
-      const absl::Status charged = Charge(engine, &*plain);
-      if (!charged.ok()) return charged;
+      WEFT_RETURN_IF_ERROR(Charge(engine, &*plain));
     }
-    const absl::Status held = HoldResult(fields, engine.info());
-    if (!held.ok()) return held;
-    const absl::Status spent = Spend(fields.cost);
-    if (!spent.ok()) return spent;
+    WEFT_RETURN_IF_ERROR(HoldResult(fields, engine.info()));
+    WEFT_RETURN_IF_ERROR(Spend(fields.cost));
     return plain;
   }
   [[nodiscard]] RequestLimits limits(const engine::Engine& engine) const;
@@ -135,11 +132,9 @@ class CallRecord {
   template <typename Request, typename StartFn>
   absl::Status Begin(const Request& request, StartFn start) {
     const TraceScope scope(trace());
-    const absl::StatusOr<engine::Engine*> engine = Admit();
-    if (!engine.ok()) return engine.status();
-    auto plain = Read(**engine, request);
-    if (!plain.ok()) return plain.status();
-    start(**engine, *std::move(plain));
+    WEFT_ASSIGN_OR_RETURN(engine::Engine* const engine, Admit());
+    WEFT_ASSIGN_OR_RETURN(auto plain, Read(*engine, request));
+    start(*engine, std::move(plain));
     return absl::OkStatus();
   }
 
