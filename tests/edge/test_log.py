@@ -12,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from edge_server import EDGE, accepts, wait_until
 from test_files import edge_alone
 
@@ -107,7 +108,10 @@ def test_the_logger_ends_although_nobody_reads() -> None:
     assert process.wait(10) == 0
 
 
-def test_nginx_and_the_command_end_if_run_sh_is_killed(tmp_path: Path) -> None:
+def test_nginx_and_the_command_end_if_run_sh_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # It removes no files then.
     process, port = serving(
         tmp_path, "sh", "-c", f"echo $$ >{tmp_path}/pid; exec sleep 60"
     )
