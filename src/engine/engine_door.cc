@@ -169,7 +169,7 @@ absl::Status EngineImpl::CheckSuspect(AdapterKey key, uint64_t step,
       {{"adapter", adapter}, {"step", step}, {"ends", ends}});
   return absl::FailedPreconditionError(
       absl::StrCat("step ", step, " of adapter '", adapter,
-                   "' ran when the server's process ", "ended, ", ends,
+                   "' ran when the server's process ended, ", ends,
                    " times, so it does not run again: send other or less "
                    "work in the next step"));
 }
