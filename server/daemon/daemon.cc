@@ -287,7 +287,10 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
     listeners->UpdateLiveness(SteadyNow());
     listeners->CancelStalledCalls(SteadyNow());
     listeners->RecordLoad(SteadyNow());
-    if (failure.ok()) failure = (*engine)->failure();
+    if (failure.ok()) {
+      failure = (*engine)->failure();
+      if (!failure.ok()) (*engine)->ExcuseRunning();
+    }
     if (failure.ok()) failure = others->Check();
     if (failure.ok()) failure = CheckHeartbeat(**engine);
     return failure;
@@ -303,7 +306,10 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
             absl::Seconds(settings.server.drain_timeout_seconds), health);
   if (!failure.ok()) return Fail(failure, listeners);
   LogLostSteps(engine->get());
-  if (!clean) ExitLater(kExitCutOff, kCutOffGrace);
+  if (!clean) {
+    (*engine)->ExcuseRunning();
+    ExitLater(kExitCutOff, kCutOffGrace);
+  }
   // Shutdown cancels the remaining calls and waits until they have ended.
   listeners->Shutdown(clean ? kStreamGrace : absl::ZeroDuration());
   stages.Done("stopped");

@@ -177,6 +177,12 @@ class Engine {
   // it.
   virtual absl::Status failure() const = 0;
 
+  // Call it before the process ends while steps may run, unless they are the
+  // cause: no later start then suspects them. Does nothing after the loss of a
+  // device or of another rank, which a step may have caused. Any thread may
+  // call it.
+  virtual void ExcuseRunning() = 0;
+
   // Returns the time when the engine thread last finished a piece of work or
   // found no work. Any thread may call it.
   [[nodiscard]] virtual absl::Time last_heartbeat() const = 0;

@@ -142,7 +142,8 @@ bool EngineImpl::Finds(const std::string& adapter_id,
 absl::Status EngineImpl::CheckStep(StepRequest* request, bool* alone) {
   auto* const train = std::get_if<TrainRequest>(request);
   const bool replays = train != nullptr && !train->replay.spans.empty();
-  const bool may_be_suspect = running_ != nullptr && running_->has_suspects();
+  const bool may_be_suspect =
+      parts_.running != nullptr && parts_.running->has_suspects();
   if (!replays && !may_be_suspect) return absl::OkStatus();
   const std::string digest = KeepDigest(request);
   const std::string& adapter_id = AdapterIdOf(*request);
@@ -159,8 +160,8 @@ absl::Status EngineImpl::CheckStep(StepRequest* request, bool* alone) {
 
 absl::Status EngineImpl::CheckSuspect(AdapterKey key, uint64_t step,
                                       const std::string& digest, bool* alone) {
-  if (running_ == nullptr || step == 0) return absl::OkStatus();
-  const uint64_t ends = running_->EndsOf(key, step, digest);
+  if (parts_.running == nullptr || step == 0) return absl::OkStatus();
+  const uint64_t ends = parts_.running->EndsOf(key, step, digest);
   *alone = ends > 0;
   if (ends < kMaxEnds) return absl::OkStatus();
   const std::string adapter = dispatcher_.adapters().NameOf(key);
@@ -333,6 +334,12 @@ absl::Status EngineImpl::failure() const {
   absl::Status failure = guard_.failure();
   if (failure.ok()) failure = recorder_.failure();
   return failure.ok() ? recovery_.failure() : failure;
+}
+
+void EngineImpl::ExcuseRunning() {
+  if (parts_.running != nullptr && guard_.failure().ok()) {
+    parts_.running->Excuse();
+  }
 }
 
 size_t EngineImpl::num_adapters() const {

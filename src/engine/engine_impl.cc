@@ -12,7 +12,6 @@
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"
-#include "src/base/status_macros.h"
 #include "src/base/threads/periodic_task.h"
 #include "src/engine/decode/head_options.h"
 #include "src/engine/device/compute_guard.h"
@@ -204,7 +203,6 @@ void EngineImpl::Stop() {
 
 absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(running_, log::RunningSteps::Open(*parts_.state));
   return recovery_.Start(&*log_metrics_);
 }
 
@@ -294,13 +292,17 @@ void EngineImpl::Run(dispatch::Work& work) {
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
           [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);
-  if (running_ != nullptr) running_->End();
+  // A step that loses the device, or another rank, stays noted: the process will
+  // end because of it.
+  if (parts_.running != nullptr && guard_.failure().ok()) parts_.running->End();
   MeterDeviceMemory();
 }
 
 void EngineImpl::NoteRunning(const StepTask& step) {
-  if (running_ == nullptr || step.step == 0) return;
-  running_->Begin(step.adapter, step.step, *step.digest);
+  if (parts_.running == nullptr || step.step == 0 || !guard_.failure().ok()) {
+    return;
+  }
+  parts_.running->Begin(step.adapter, step.step, *step.digest);
 }
 
 void EngineImpl::MeterDeviceMemory() {

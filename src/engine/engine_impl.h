@@ -63,8 +63,10 @@ struct EngineParts {
   lora::BaseModel base;
   std::unique_ptr<DiskMetrics> disks;
   std::unique_ptr<SpillFolder> spill;
-  std::optional<MemorySplit> memory;        // Set on CUDA only.
-  std::unique_ptr<log::StateFolder> state;  // Null without --state-dir.
+  std::optional<MemorySplit> memory;  // Set on CUDA only.
+  // Null without --state-dir.
+  std::unique_ptr<log::StateFolder> state;
+  std::unique_ptr<log::RunningSteps> running;
 };
 
 class EngineImpl final : public Engine {
@@ -138,6 +140,7 @@ class EngineImpl final : public Engine {
   void Undrain() override;
   void WriteSnapshot(Callback<bool> done) override;
   absl::Status failure() const override;
+  void ExcuseRunning() override;
   [[nodiscard]] absl::Time last_heartbeat() const override {
     return probe_.last_heartbeat();
   }
@@ -200,8 +203,6 @@ class EngineImpl final : public Engine {
   Snapshotter snapshots_;
   Recovery recovery_;
   std::optional<log::LogMetrics> log_metrics_;
-  // Null without --state-dir; set before the first step runs.
-  std::unique_ptr<log::RunningSteps> running_;
   EngineProfile profile_{&io_, &replies_};
   Mutex resumed_mu_;
   std::vector<KeptStep> resumed_ ABSL_GUARDED_BY(resumed_mu_);

@@ -142,6 +142,10 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
       .spill = std::make_unique<SpillFolder>(std::move(spill)),
       .memory = rank.memory,
       .state = std::move(state)};
+  if (parts.state != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(parts.running,
+                          log::RunningSteps::Open(*parts.state));
+  }
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =
       sampling::TokenBytes::Load(options.model_dir);

@@ -59,9 +59,10 @@ absl::StatusOr<std::unique_ptr<RunningSteps>> RunningSteps::Open(
   const size_t num_running = std::min<size_t>(file.num_running, kMaxRunning);
   for (size_t i = 0; i < num_running; ++i) suspects[file.running[i]] = 1;
   for (const auto& [name, ends] : file.suspects) {
-    if (ends == 0) continue;
     const bool ran = suspects.contains(name);
-    if (ran || suspects.size() < kMaxSuspects) suspects[name] += ends;
+    if (ran || (ends > 1 && suspects.size() < kMaxSuspects)) {
+      suspects[name] += ends;
+    }
   }
   File next;
   size_t used = 0;
@@ -93,13 +94,18 @@ uint64_t RunningSteps::EndsOf(AdapterKey key, uint64_t step,
 void RunningSteps::Begin(AdapterKey key, uint64_t step,
                          const std::string& digest) {
   const uint64_t count = file_->num_running.load(std::memory_order_relaxed);
-  if (count == kMaxRunning) return;
+  if (count == kMaxRunning || excused_.load()) return;
   file_->running[count] = NameOf(key, step, digest);
   file_->num_running.store(count + 1, std::memory_order_release);
 }
 
 void RunningSteps::End() {
   file_->num_running.store(0, std::memory_order_release);
+}
+
+void RunningSteps::Excuse() {
+  excused_.store(true);
+  End();
 }
 
 }  // namespace weft::log

@@ -6,10 +6,15 @@
 //                   that run now
 //
 // The file is mapped into memory. So it costs no system call to note a step,
-// and the note survives the end of the process, though not that of the machine.
+// and the note survives the end of the process. After the end of the machine the
+// file may have any earlier content, so an innocent step may be a suspect.
+//
+// A suspect whose process was the only one to end so, and that did not run at
+// the end of the next one, is none any more.
 #ifndef WEFT_SRC_LOG_RUNNING_STEPS_H_
 #define WEFT_SRC_LOG_RUNNING_STEPS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -43,6 +48,9 @@ class RunningSteps {
   // time.
   void Begin(AdapterKey key, uint64_t step, const std::string& digest);
   void End();
+  // Notes that no step runs, and ignores Begin from now on. Any thread may call
+  // it.
+  void Excuse();
 
  private:
   struct File;
@@ -53,6 +61,7 @@ class RunningSteps {
 
   const Suspects suspects_;
   File* const file_;
+  std::atomic<bool> excused_ = false;
 };
 
 }  // namespace weft::log

@@ -19,10 +19,10 @@ constexpr double kLinear = 3.4445;
 constexpr double kCubic = -4.7750;
 constexpr double kQuintic = 2.0315;
 constexpr double kMinNorm = 1e-7;
-// The most elements and multiplications of one batch of matrices. A core makes
-// about 8e9 of them in a second in f64.
+// The most elements of one batch of matrices.
 constexpr int64_t kBatchElements = int64_t{4} << 20;
-constexpr double kBatchProducts = 2e9;
+// The most multiplications of a part. A core makes about 8e9 in a second in f64.
+constexpr double kPartProducts = 2e9;
 
 struct MatrixShape {
   int64_t rows = 0;
@@ -77,31 +77,34 @@ at::Tensor Orthogonalizer(int steps, at::Tensor gram_MSS) {
   return q_MSS.div_(norm_M11);
 }
 
-// Matrices of one shape that a part of the step updates.
+// Matrices of one shape that are updated together.
 struct Batch {
   MatrixShape shape;
   std::vector<int64_t> offsets;
+  double products = 0;  // How many multiplications they take.
 };
 
-// Returns how many matrices of this shape a batch has.
-size_t BatchSize(MatrixShape shape, int ns_steps) {
+// Returns how many multiplications a matrix of this shape takes.
+double ProductsOf(MatrixShape shape, int ns_steps) {
   const auto small = static_cast<double>(std::min(shape.rows, shape.columns));
   const auto large = static_cast<double>(std::max(shape.rows, shape.columns));
-  const double products = small * small * (2 * large + 3 * ns_steps * small);
-  const auto by_time = static_cast<int64_t>(kBatchProducts / products);
-  const int64_t by_memory = kBatchElements / (shape.rows * shape.columns);
-  return static_cast<size_t>(
-      std::max<int64_t>(std::min(by_time, by_memory), 1));
+  return small * small * (2 * large + 3 * ns_steps * small);
 }
 
 std::vector<Batch> BatchesOf(const lora::AdapterLayout& layout, int ns_steps) {
   std::vector<Batch> batches;
   for (const auto& [shape, offsets] : MatricesOf(layout)) {
-    const size_t size = BatchSize(shape, ns_steps);
+    const double products = ProductsOf(shape, ns_steps);
+    const auto size = static_cast<size_t>(std::clamp(
+        kPartProducts / products, 1.0,
+        std::max(1.0, static_cast<double>(kBatchElements /
+                                          (shape.rows * shape.columns)))));
     for (size_t first = 0; first < offsets.size(); first += size) {
-      const auto from = offsets.begin() + static_cast<int64_t>(first);
       const size_t count = std::min(size, offsets.size() - first);
-      batches.push_back({shape, {from, from + static_cast<int64_t>(count)}});
+      const auto from = offsets.begin() + static_cast<int64_t>(first);
+      batches.push_back({.shape = shape,
+                         .offsets = {from, from + static_cast<int64_t>(count)},
+                         .products = products * static_cast<double>(count)});
     }
   }
   return batches;
@@ -152,11 +155,19 @@ bool MuonPart(size_t part, const MuonConfig& config, double grad_norm,
   check("update_N", update_N);
   check("weights_out_N", weights_out_N);
   const double scale = GradientScale(config.max_grad_norm, grad_norm);
-  const std::vector<Batch> batches = BatchesOf(layout, config.ns_steps);
-  const Batch& batch = batches.at(part);
-  UpdateMatrices(config, scale, batch.shape, batch.offsets, gradient_N,
-                 momentum_N, update_N);
-  if (part + 1 < batches.size()) return false;
+  size_t last = 0;  // The part of the batch.
+  double products = 0;
+  for (const Batch& batch : BatchesOf(layout, config.ns_steps)) {
+    if (products > 0 && products + batch.products > kPartProducts) {
+      ++last;
+      products = 0;
+    }
+    products += batch.products;
+    if (last != part) continue;
+    UpdateMatrices(config, scale, batch.shape, batch.offsets, gradient_N,
+                   momentum_N, update_N);
+  }
+  if (part < last) return false;
   // From here on nothing is allocated, so nothing can fail.
   momentum_N.mul_(config.momentum)
       .add_(gradient_N, (1 - config.momentum) * scale);

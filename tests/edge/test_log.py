@@ -91,6 +91,7 @@ def test_lines_that_are_dropped_are_counted() -> None:
     lines: list[str] = []
     while not (lines and DROPPED in lines[-1]):
         lines.append(process.stdout.readline().decode())
+        assert lines[-1], "the logger has ended"
     assert [int(line) for line in lines[:-1]] == list(range(len(lines) - 1))
     assert 3000 < len(lines) < 8000
     assert len(lines) - 1 + num_dropped(lines) == count

@@ -136,6 +136,7 @@ class CannedEngine final : public engine::Engine {
   void Undrain() override;
   void WriteSnapshot(Callback<bool> done) override;
   [[nodiscard]] absl::Status failure() const override;
+  void ExcuseRunning() override {}
   [[nodiscard]] absl::Time last_heartbeat() const override;
 
  private:

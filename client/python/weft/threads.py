@@ -119,7 +119,12 @@ class _Run(Generic[T]):
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, Work):
-            self.resume(effect.function())
+            try:
+                reply = effect.function()
+            except WeftError as error:
+                self.resume(error=error)
+            else:
+                self.resume(reply)
             return
         with self._lock:
             cancelled = self._cancelled
