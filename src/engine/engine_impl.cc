@@ -292,8 +292,8 @@ void EngineImpl::Run(dispatch::Work& work) {
           [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
           [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);
-  // A step that loses the device, or another rank, stays noted: the process will
-  // end because of it.
+  // A step that loses the device, or another rank, stays noted: the process
+  // will end because of it.
   if (parts_.running != nullptr && guard_.failure().ok()) parts_.running->End();
   MeterDeviceMemory();
 }

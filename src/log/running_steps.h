@@ -6,8 +6,8 @@
 //                   that run now
 //
 // The file is mapped into memory. So it costs no system call to note a step,
-// and the note survives the end of the process. After the end of the machine the
-// file may have any earlier content, so an innocent step may be a suspect.
+// and the note survives the end of the process. After the end of the machine
+// the file may have any earlier content, so an innocent step may be a suspect.
 //
 // A suspect whose process was the only one to end so, and that did not run at
 // the end of the next one, is none any more.

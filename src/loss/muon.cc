@@ -21,7 +21,7 @@ constexpr double kQuintic = 2.0315;
 constexpr double kMinNorm = 1e-7;
 // The most elements of one batch of matrices.
 constexpr int64_t kBatchElements = int64_t{4} << 20;
-// The most multiplications of a part. A core makes about 8e9 in a second in f64.
+// The most multiplications of a part. A core makes about 8e9 in a second.
 constexpr double kPartProducts = 2e9;
 
 struct MatrixShape {
