@@ -97,7 +97,8 @@ Plan PlanBatch(const Queues& queues, const std::set<AdapterKey>& held,
     const TeacherName teacher = head.item.teacher;
     const bool is_held = held.contains(teacher.adapter);
     const bool alone = head.item.alone;
-    if ((!empty && alone) || (plan.backward && head.item.recorded != recorded) ||
+    if ((!empty && alone) ||
+        (plan.backward && head.item.recorded != recorded) ||
         (is_held && held_teacher && *held_teacher != teacher)) {
       line.MoveTenant();
       continue;
