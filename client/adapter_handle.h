@@ -34,21 +34,20 @@ class AdapterHandle {
   AdapterHandle(std::shared_ptr<Connection> connection, CallOptions options,
                 const v1::Adapter& adapter);
 
-  [[nodiscard]] const std::string& id() const { return adapter_id_; }
-  [[nodiscard]] uint64_t next_step() const { return counter_->next_step(); }
+  const std::string& id() const { return adapter_id_; }
+  uint64_t next_step() const { return counter_->next_step(); }
 
-  [[nodiscard]] Future<TrainReply> ForwardBackward(std::vector<v1::Datum> data,
-                                                   v1::LossConfig loss);
-  [[nodiscard]] Future<ForwardReply> Forward(std::vector<v1::Datum> data,
-                                             v1::LossConfig loss);
+  Future<TrainReply> ForwardBackward(std::vector<v1::Datum> data,
+                                     v1::LossConfig loss);
+  Future<ForwardReply> Forward(std::vector<v1::Datum> data,
+                               v1::LossConfig loss);
   // Computes the same as Forward, but is not a step. It takes no step number
   // and does not wait for steps that have not reached the server. An empty
   // `snapshot` means the weights that are the latest when the server runs the
   // call.
-  [[nodiscard]] Future<ForwardReply> Score(std::vector<v1::Datum> data,
-                                           v1::LossConfig loss,
-                                           absl::string_view snapshot = "");
-  [[nodiscard]] Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
+  Future<ForwardReply> Score(std::vector<v1::Datum> data, v1::LossConfig loss,
+                             absl::string_view snapshot = "");
+  Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
 
   // Asks the server for the number of the last step. The next step gets the
   // number after that. Errors: FAILED_PRECONDITION while steps are in flight;

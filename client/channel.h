@@ -26,14 +26,14 @@ struct Security {
   // The name that the server's certificate must have. Empty: the target's host.
   std::string server_name = {};
 
-  [[nodiscard]] bool UsesTls() const {
+  bool UsesTls() const {
     return tls || !root_certificates.empty() || !certificate.empty();
   }
 };
 
 // Returns whether the target is on this machine, where plaintext is private.
 // Local targets are 127.0.0.0/8, [::1], localhost and unix:PATH.
-[[nodiscard]] bool IsLocalTarget(absl::string_view target);
+bool IsLocalTarget(absl::string_view target);
 
 // Opens a channel, which connects at the first call. Errors:
 // FAILED_PRECONDITION if a token would leave the machine in plaintext;

@@ -33,15 +33,13 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  [[nodiscard]] const std::shared_ptr<grpc::Channel>& channel() const {
-    return channel_;
-  }
-  [[nodiscard]] v1::AdapterService::Stub& adapters() { return *adapters_; }
-  [[nodiscard]] v1::SamplingService::Stub& sampling() { return *sampling_; }
-  [[nodiscard]] v1::ServerService::Stub& server() { return *server_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  v1::AdapterService::Stub& adapters() { return *adapters_; }
+  v1::SamplingService::Stub& sampling() { return *sampling_; }
+  v1::ServerService::Stub& server() { return *server_; }
   // Returns the stub that has the methods of `Methods`, one of the above.
   template <typename Methods>
-  [[nodiscard]] Methods* async() {
+  Methods* async() {
     if constexpr (std::is_same_v<Methods, Adapters>) return adapters_->async();
     if constexpr (std::is_same_v<Methods, Sampling>) return sampling_->async();
     if constexpr (std::is_same_v<Methods, Server>) return server_->async();

@@ -36,26 +36,24 @@ struct Failure {
 // attempts in a row that failed without a hint, including the latest attempt.
 // `remaining` is the time until the deadline. NextDelay gives up if the delay
 // would be at least `remaining`. `draw` in [0, 1) sets the jitter.
-[[nodiscard]] std::optional<absl::Duration> NextDelay(const RetryPolicy& policy,
-                                                      int attempt,
-                                                      const Failure& failure,
-                                                      absl::Duration remaining,
-                                                      double draw);
+std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
+                                        const Failure& failure,
+                                        absl::Duration remaining, double draw);
 
 // Returns a random number in [0, 1) for NextDelay. Threads: any.
-[[nodiscard]] double DrawJitter();
+double DrawJitter();
 
 // Converts a status. Codes map one to one.
 absl::Status FromGrpcStatus(const grpc::Status& status);
 
 // Converts a time of SteadyNow to gRPC's monotonic clock.
-[[nodiscard]] gpr_timespec ToGrpcTime(absl::Time when);
+gpr_timespec ToGrpcTime(absl::Time when);
 
 // Returns the outcome of a failed attempt, with the hint of the trailer
 // `grpc-retry-pushback-ms`. By gRPC's rule (proposal A6), a value that is
 // negative or not a number forbids a retry.
-[[nodiscard]] Failure ReadFailure(const grpc::Status& status,
-                                  const grpc::ClientContext& context);
+Failure ReadFailure(const grpc::Status& status,
+                    const grpc::ClientContext& context);
 
 }  // namespace weft::client
 

@@ -36,7 +36,7 @@ enum class StepOutcome : uint8_t {
 // Returns the outcome that a step's status implies. The payload
 // kStepDonePayload means that the status is the result of an accepted step,
 // kStaleEpochPayload that the adapter is gone.
-[[nodiscard]] StepOutcome OutcomeOfStep(const absl::Status& status);
+StepOutcome OutcomeOfStep(const absl::Status& status);
 inline constexpr char kStepDonePayload[] = "weft/step-done";
 inline constexpr char kStaleEpochPayload[] = "weft/stale-epoch";
 
@@ -53,7 +53,7 @@ class StepCounter {
       : next_(last_step + 1), epoch_(epoch) {}
 
   // Returns the number of the next step.
-  [[nodiscard]] uint64_t next_step() const;
+  uint64_t next_step() const;
 
   // Takes the next number. Errors: FAILED_PRECONDITION after a step ended as
   // kUnknown, or a step other than the latest as kRefused, until a Reset.

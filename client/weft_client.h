@@ -51,9 +51,9 @@ struct ClientOptions {
 // Empty weights mean 1 everywhere. For several targets per token, pass the
 // targets of all tokens one after the other, and set targets_per_token or
 // target_offsets afterwards.
-[[nodiscard]] v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
-                                  const std::vector<uint32_t>& targets,
-                                  const std::vector<float>& weights = {});
+v1::Datum MakeDatum(const std::vector<uint32_t>& tokens,
+                    const std::vector<uint32_t>& targets,
+                    const std::vector<float>& weights = {});
 
 // Makes a datum in which every token predicts the next one. Targets in the
 // prompt have weight 0. Errors: INVALID_ARGUMENT if there are fewer than 2
@@ -62,7 +62,7 @@ absl::StatusOr<v1::Datum> NextTokenDatum(const std::vector<uint32_t>& tokens,
                                          size_t prompt_length = 0);
 
 // Decodes a raw field of a result, which holds little-endian float32 values.
-[[nodiscard]] std::vector<float> ReadFloats(absl::string_view raw);
+std::vector<float> ReadFloats(absl::string_view raw);
 
 class Client {
  public:

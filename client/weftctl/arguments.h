@@ -26,7 +26,7 @@ struct FlagSpec {
 // Returns INVALID_ARGUMENT for a wrong command line. A payload distinguishes it
 // from a server's error, and IsUsageError finds the payload.
 absl::Status UsageError(absl::string_view message);
-[[nodiscard]] bool IsUsageError(const absl::Status& status);
+bool IsUsageError(const absl::Status& status);
 
 // The flags and words of a command line. If a flag is not given, its getter
 // returns the default. If the value or default does not parse, the getter
@@ -42,9 +42,9 @@ class Arguments {
                                          const std::vector<std::string>& words,
                                          bool last_optional);
 
-  [[nodiscard]] const std::string& word(size_t index) const;
-  [[nodiscard]] bool Has(const std::string& flag) const;
-  [[nodiscard]] std::string GetString(const std::string& flag) const;
+  const std::string& word(size_t index) const;
+  bool Has(const std::string& flag) const;
+  std::string GetString(const std::string& flag) const;
   absl::StatusOr<int64_t> GetInt(const std::string& flag) const;
   absl::StatusOr<uint32_t> GetUint32(const std::string& flag) const;
   absl::StatusOr<double> GetDouble(const std::string& flag) const;
@@ -63,7 +63,7 @@ class Arguments {
 // Returns the flags. A flag that is not given takes its value from an
 // environment variable. No flag holds the token itself, because everybody on
 // the machine can see command lines.
-[[nodiscard]] std::vector<FlagSpec> SecurityFlags();
+std::vector<FlagSpec> SecurityFlags();
 
 // Reads the files that the flags name, and WEFT_TOKEN. Errors: UsageError,
 // which names the flag, if its file is empty or cannot be read.

@@ -37,17 +37,17 @@ struct Command {
 };
 
 // Returns the flag --timeout of a view.
-[[nodiscard]] inline FlagSpec ViewTimeout() {
+inline FlagSpec ViewTimeout() {
   return {"timeout", "DURATION", "time for each call", "1s"};
 }
 
 // Returns the flag --tenant, which names the tenant of a new adapter.
-[[nodiscard]] inline FlagSpec TenantFlag() {
+inline FlagSpec TenantFlag() {
   return {"tenant", "NAME", "tenant of a new adapter; one of its own", ""};
 }
 
 // Returns the flag --durability, the durability of a new adapter.
-[[nodiscard]] inline FlagSpec DurabilityFlag() {
+inline FlagSpec DurabilityFlag() {
   return {"durability", "D",
           "what of a new adapter survives: memory (nothing), step", ""};
 }
@@ -56,13 +56,13 @@ struct Command {
 // Errors: UsageError.
 absl::StatusOr<v1::Durability> ReadDurability(const Arguments& arguments);
 
-[[nodiscard]] std::vector<Command> ServerCommands();
-[[nodiscard]] std::vector<Command> TokenCommands();
-[[nodiscard]] std::vector<Command> AdapterCommands();
-[[nodiscard]] std::vector<Command> CheckpointCommands();
-[[nodiscard]] std::vector<Command> SampleCommands();
-[[nodiscard]] std::vector<Command> WeightsCommands();
-[[nodiscard]] std::vector<Command> StateCommands();
+std::vector<Command> ServerCommands();
+std::vector<Command> TokenCommands();
+std::vector<Command> AdapterCommands();
+std::vector<Command> CheckpointCommands();
+std::vector<Command> SampleCommands();
+std::vector<Command> WeightsCommands();
+std::vector<Command> StateCommands();
 
 }  // namespace weft::client::weftctl
 

@@ -23,22 +23,22 @@ void PrintJson(const google::protobuf::Message& message, std::ostream& out);
 // terminal or the lines: control characters, line separators, the controls of
 // bidirectional text, and bytes that are not UTF-8. A server chooses names and
 // errors, and may be hostile.
-[[nodiscard]] std::string Printable(absl::string_view text);
+std::string Printable(absl::string_view text);
 
 // Prints rows of cells, each as Printable, in columns as wide as their longest
 // cell. The first row may be a heading.
 void PrintTable(std::vector<Row> rows, std::ostream& out);
 
 // Returns a size such as "12.3 MB".
-[[nodiscard]] std::string FormatBytes(uint64_t bytes);
+std::string FormatBytes(uint64_t bytes);
 // Returns the local time to the second; "-" for 0.
-[[nodiscard]] std::string FormatTime(double unix_seconds);
+std::string FormatTime(double unix_seconds);
 
 // Returns what the server does now, such as "restoring 3 of 5 adapters, about
 // 80 s left".
-[[nodiscard]] std::string DescribeState(const v1::ServerInfo& info);
+std::string DescribeState(const v1::ServerInfo& info);
 // Returns "restoring" or "ready".
-[[nodiscard]] std::string DescribeState(const v1::Adapter& adapter);
+std::string DescribeState(const v1::Adapter& adapter);
 
 }  // namespace weft::client::weftctl
 

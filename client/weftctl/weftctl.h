@@ -16,8 +16,7 @@ struct Streams {
 
 // Runs one command line (without the program's name). Returns the exit code: 0
 // if done, 1 if the command failed, 2 if the command line is wrong.
-[[nodiscard]] int RunWeftctl(const std::vector<std::string>& given,
-                             const Streams& streams);
+int RunWeftctl(const std::vector<std::string>& given, const Streams& streams);
 
 }  // namespace weft::client::weftctl
 

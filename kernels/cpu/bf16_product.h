@@ -83,7 +83,7 @@ struct Bf16KernelTable {
 
 // Returns the kernels, or null if the processor or the build lacks the
 // instructions. Threads: any.
-[[nodiscard]] const Bf16KernelTable* Bf16Kernels();
+const Bf16KernelTable* Bf16Kernels();
 
 }  // namespace weft::kernels::cpu
 

@@ -49,8 +49,8 @@ struct DeltaChunkRows {
 };
 
 // Returns the floats of a workspace for one chunk, forward or backward.
-[[nodiscard]] constexpr int64_t DeltaWorkspaceFloats(int64_t key_features,
-                                                     int64_t value_features) {
+constexpr int64_t DeltaWorkspaceFloats(int64_t key_features,
+                                       int64_t value_features) {
   constexpr int64_t kRows = kDeltaChunkRows;
   const int64_t features =
       key_features > value_features ? key_features : value_features;

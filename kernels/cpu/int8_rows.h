@@ -18,13 +18,13 @@ inline constexpr int64_t kInt8Group = 64;
 inline constexpr int64_t kInt8ScaleBytes = 2;
 
 // Returns the number of bytes of a row of `inputs` weights.
-[[nodiscard]] constexpr int64_t Int8RowBytes(int64_t inputs) {
+constexpr int64_t Int8RowBytes(int64_t inputs) {
   return inputs + (inputs + kInt8Group - 1) / kInt8Group * kInt8ScaleBytes;
 }
 
 // Returns the number of weights in a row of `bytes` bytes. Inverts
 // Int8RowBytes.
-[[nodiscard]] constexpr int64_t Int8RowInputs(int64_t bytes) {
+constexpr int64_t Int8RowInputs(int64_t bytes) {
   constexpr int64_t kGroupBytes = kInt8Group + kInt8ScaleBytes;
   return bytes - (bytes + kGroupBytes - 1) / kGroupBytes * kInt8ScaleBytes;
 }

@@ -171,11 +171,11 @@ struct KernelTable {
 
 // Returns the table of the widest instruction set that the processor and the
 // build have. Threads: any.
-[[nodiscard]] const KernelTable& Kernels();
+const KernelTable& Kernels();
 
 // Returns the table of one instruction set, or null if the processor or the
 // build lacks that set.
-[[nodiscard]] const KernelTable* KernelsFor(Isa isa);
+const KernelTable* KernelsFor(Isa isa);
 
 }  // namespace weft::kernels::cpu
 

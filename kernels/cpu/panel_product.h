@@ -12,8 +12,7 @@ namespace weft::kernels::cpu {
 
 // Returns the most floats that the panels of a matrix [K, N] take with any
 // instruction set.
-[[nodiscard]] constexpr int64_t PanelFloats(int64_t num_terms,
-                                            int64_t num_columns) {
+constexpr int64_t PanelFloats(int64_t num_terms, int64_t num_columns) {
   constexpr int64_t kWidestVector = 16;
   return num_terms * ((num_columns + kWidestVector - 1) / kWidestVector) *
          kWidestVector;

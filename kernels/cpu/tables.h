@@ -8,10 +8,10 @@
 
 namespace weft::kernels::cpu {
 
-[[nodiscard]] const KernelTable& BaselineTable();
-[[nodiscard]] const KernelTable& Avx2Table();
-[[nodiscard]] const KernelTable& Avx512Table();
-[[nodiscard]] const Bf16KernelTable& Bf16Avx512Table();
+const KernelTable& BaselineTable();
+const KernelTable& Avx2Table();
+const KernelTable& Avx512Table();
+const Bf16KernelTable& Bf16Avx512Table();
 
 }  // namespace weft::kernels::cpu
 

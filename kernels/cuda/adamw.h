@@ -23,7 +23,7 @@ namespace weft::kernels::cuda {
 
 // Returns the number of doubles that SumOfSquares needs as workspace for
 // `count` elements.
-[[nodiscard]] int64_t SumOfSquaresPartials(int64_t count);
+int64_t SumOfSquaresPartials(int64_t count);
 
 // Writes the sum of x^2 in f64 to partials[0]. `partials` is a device buffer of
 // SumOfSquaresPartials(count) doubles. The order of the additions depends only

@@ -113,9 +113,7 @@ class LaneWeight {
                  Lane() / 4),
         ring_(ring) {}
 
-  [[nodiscard]] __device__ int num_groups() const {
-    return (inputs_ + kGroup - 1) / kGroup;
-  }
+  __device__ int num_groups() const { return (inputs_ + kGroup - 1) / kGroup; }
   // Starts to load a group to a stage of the ring, if the group exists.
   __device__ void Start(int group, int stage) const {
     if (group < num_groups()) {
@@ -128,7 +126,7 @@ class LaneWeight {
     EndCopyGroup();
   }
   // Reads chunk i of a group from a stage whose copies are complete.
-  [[nodiscard]] __device__ Int8Chunk Read(int i, int group, int stage) const {
+  __device__ Int8Chunk Read(int i, int group, int stage) const {
     return ring_.Read(PlaceOf(i, group), stage * S::kChunks + i);
   }
   // Loads the bits of a group's scales, or 0 if the group does not exist.
@@ -142,16 +140,14 @@ class LaneWeight {
   }
 
  private:
-  [[nodiscard]] __device__ bool Exists(int i) const {
-    return i * kTileRows < outputs_;
-  }
-  [[nodiscard]] __device__ unsigned RowOf(int i) const {
+  __device__ bool Exists(int i) const { return i * kTileRows < outputs_; }
+  __device__ unsigned RowOf(int i) const {
     return (Lane() / 4 + i * kTileRows) * stride_;
   }
-  [[nodiscard]] static __device__ int InputOf(int group) {
+  static __device__ int InputOf(int group) {
     return group * kGroup + Lane() % 4 * kInt8Chunk;
   }
-  [[nodiscard]] __device__ const int8_t* PlaceOf(int i, int group) const {
+  __device__ const int8_t* PlaceOf(int i, int group) const {
     return rows_ + (RowOf(i) + static_cast<unsigned>(InputOf(group)));
   }
 

@@ -57,10 +57,9 @@ struct PagedAttentionBatch {
 // after the others. Only the device knows the lengths, so this function bounds
 // them by the table's width and the window. Returns one split if there are more
 // groups of heads than PagedAttention can split.
-[[nodiscard]] AttentionSplits ChooseAttentionSplits(
-    const PagedAttentionBatch& batch);
+AttentionSplits ChooseAttentionSplits(const PagedAttentionBatch& batch);
 
-[[nodiscard]] int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch);
+int64_t PagedAttentionWorkspace(const PagedAttentionBatch& batch);
 
 // Computes out[b] = softmax(softcap(scale * q[b] . k)) v over the first
 // lengths[b] tokens of the sequence with pages page_table[b], or over the last

@@ -87,14 +87,14 @@ class Buckets {
     weight_above_ = BlockScan(own_weight_, &weight_);
   }
 
-  [[nodiscard]] __device__ uint64_t num_tokens() const { return num_tokens_; }
-  [[nodiscard]] __device__ uint64_t weight() const { return weight_; }
+  __device__ uint64_t num_tokens() const { return num_tokens_; }
+  __device__ uint64_t weight() const { return weight_; }
 
   // Adds up the buckets, starting at the largest keys. Returns the bucket at
   // which the running sum reaches `target`. Adds numbers of tokens if `counts`,
   // otherwise weights. `target` is from 1 to the sum of all buckets. All
   // threads call it.
-  [[nodiscard]] __device__ Bucket Find(bool counts, uint64_t target) const {
+  __device__ Bucket Find(bool counts, uint64_t target) const {
     __shared__ Bucket found;
     uint64_t above = counts ? count_above_ : weight_above_;
     const uint64_t own = counts ? own_count_ : own_weight_;
@@ -121,7 +121,7 @@ class Buckets {
 
  private:
   static constexpr int kOfThread = kBuckets / kCountThreads;
-  [[nodiscard]] __device__ static int First() {
+  __device__ static int First() {
     return kBuckets - 1 - static_cast<int>(threadIdx.x) * kOfThread;
   }
 

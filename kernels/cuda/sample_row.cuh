@@ -31,12 +31,12 @@ struct Row {
   float inverse_temperature;
 
   // Returns the log of logit x's probability over that of the likeliest token.
-  [[nodiscard]] __device__ float LogRatio(float x) const {
+  __device__ float LogRatio(float x) const {
     return (x - max) * inverse_temperature;
   }
   // Returns the weight of logit x in units of 2^-40, rounded down. The
   // likeliest token has 2^40 units.
-  [[nodiscard]] __device__ uint64_t Weight(float x) const {
+  __device__ uint64_t Weight(float x) const {
     return static_cast<uint64_t>(expf(LogRatio(x)) * kUnitsPerOne);
   }
 };

@@ -43,7 +43,7 @@ class Area {
     num_bytes_ += (static_cast<size_t>(size) * sizeof(T) + 15) / 16 * 16;
     return part;
   }
-  [[nodiscard]] size_t num_bytes() const { return num_bytes_; }
+  size_t num_bytes() const { return num_bytes_; }
 
  private:
   uintptr_t begin_;  // 0 if the area is only measured.
@@ -163,14 +163,14 @@ struct Draw {
   // Returns what a logit adds to the sum that locates the drawn token. This is
   // the logit's weight. If the rule is greedy or filtered, it is instead 1 for
   // each token that may be drawn, and 0 for the others.
-  [[nodiscard]] __device__ uint64_t Measure(float x) const {
+  __device__ uint64_t Measure(float x) const {
     if (greedy) return x == row.max ? 1 : 0;
     if (filtered) return KeyOf(x) == key ? 1 : 0;
     return row.Weight(x);
   }
   // Returns what a logit adds to its chunk's sum. A greedy rule adds weights
   // here, because its logprob needs their total.
-  [[nodiscard]] __device__ uint64_t ChunkMeasure(float x) const {
+  __device__ uint64_t ChunkMeasure(float x) const {
     return greedy ? row.Weight(x) : Measure(x);
   }
 };

@@ -47,8 +47,7 @@ struct SampleRows {
 
 // Returns the bytes of workspace that SampleTokens needs. It needs more if
 // max_filters > 0.
-[[nodiscard]] size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab,
-                                          int max_filters);
+size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab, int max_filters);
 
 // Draws a token for each rule, and writes the token and its logprob. The
 // logprob is that of softmax(logits / T), before the filters. T is the

@@ -36,11 +36,11 @@ __device__ RowSums MoveTo(float max, RowSums sums, float inverse_temperature) {
 struct Softcap {
   __device__ explicit Softcap(float of) : cap(of), inverse(1 / of) {}
 
-  [[nodiscard]] __device__ float Of(float x) const {
+  __device__ float Of(float x) const {
     return cap > 0 ? cap * tanhf(x * inverse) : x;
   }
   // Returns the derivative of Of(x), given the capped value c = Of(x).
-  [[nodiscard]] __device__ float Slope(float c) const {
+  __device__ float Slope(float c) const {
     const float tanh = cap > 0 ? c * inverse : 0.0F;
     return 1 - tanh * tanh;
   }
@@ -71,7 +71,7 @@ class Row {
         softcap_(rows.softcap) {}
 
   // Returns the largest softcapped logit in the row's first kThreads packs.
-  [[nodiscard]] __device__ float Reference() const {
+  __device__ float Reference() const {
     float max = kLowest;
     if (static_cast<int>(threadIdx.x) < packs_) {
       max = fmaxf(max, LargestOf(Logits(static_cast<int>(threadIdx.x))));
@@ -152,16 +152,15 @@ class Row {
 
   // Returns the factor that turns the weights for `reference` into
   // probabilities.
-  [[nodiscard]] __device__ float ScaleOf(float reference,
-                                         const RowSums& sums) const {
+  __device__ float ScaleOf(float reference, const RowSums& sums) const {
     return expf((reference - sums.max) * inverse_temperature_) / sums.exps;
   }
-  [[nodiscard]] __device__ bool IsFar(float reference, float max) const {
+  __device__ bool IsFar(float reference, float max) const {
     return !((max - reference) * inverse_temperature_ <= kLargestPower);
   }
 
  private:
-  [[nodiscard]] __device__ Pack<float, kN> Logits(int i) const {
+  __device__ Pack<float, kN> Logits(int i) const {
     auto logits = LoadPack<kN>(x_ + int64_t{i} * kN);
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
@@ -169,7 +168,7 @@ class Row {
     }
     return logits;
   }
-  [[nodiscard]] __device__ auto* Out() const {
+  __device__ auto* Out() const {
     if constexpr (kSoftmax == VocabSoftmax::kWeights) {
       return static_cast<__nv_bfloat16*>(rows_.weights_RV) + row_ * rows_.vocab;
     } else {

@@ -48,8 +48,7 @@ class Authenticator {
                                absl::string_view authorization) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the token with this HashToken has the method's scope.
-  [[nodiscard]] bool Permits(absl::string_view path,
-                             const std::string& token_hash) const
+  bool Permits(absl::string_view path, const std::string& token_hash) const
       ABSL_LOCKS_EXCLUDED(mu_) {
     return Judge(path, token_hash).status.ok();
   }
@@ -75,7 +74,7 @@ class Authenticator {
   // the calls that Check refuses, and passes them to Note. It also refuses
   // those that TenantQuota::Begin refuses. REQUIRES: this object and `quota`
   // outlive the processor.
-  [[nodiscard]] std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor(
+  std::shared_ptr<grpc::AuthMetadataProcessor> MakeProcessor(
       TenantQuota* quota);
 
  private:
@@ -96,15 +95,14 @@ class Authenticator {
   absl::StatusOr<Records> Read() const;
   void Reload() ABSL_LOCKS_EXCLUDED(mu_);
   // `token_hash` is the token's HashToken; empty without a token.
-  [[nodiscard]] Verdict Judge(absl::string_view path,
-                              const std::string& token_hash) const
+  Verdict Judge(absl::string_view path, const std::string& token_hash) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Counts a refusal. Logs at most kLinesPerSecond refusals per second, so that
   // a flood of calls does not flood the log. `asker` is a log field that
   // identifies the client.
   void Note(const Verdict& verdict, absl::string_view method,
             const LogField& asker) ABSL_LOCKS_EXCLUDED(mu_);
-  [[nodiscard]] bool MayLog() ABSL_LOCKS_EXCLUDED(mu_);
+  bool MayLog() ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::string tokens_file_;
   LabelledCounters failures_;

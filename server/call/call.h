@@ -26,12 +26,10 @@
 namespace weft::server {
 
 // Returns the digest of a refused message: equal ones have equal digests.
-[[nodiscard]] std::string DigestOf(
-    const google::protobuf::MessageLite& message);
+std::string DigestOf(const google::protobuf::MessageLite& message);
 
 // Serializes a message for a CallReactor.
-[[nodiscard]] grpc::ByteBuffer ToBytes(
-    const google::protobuf::Message& message);
+grpc::ByteBuffer ToBytes(const google::protobuf::Message& message);
 
 // The calls that a connection of gRPC may have under way.
 inline constexpr int kMaxCallsPerConnection = 1024;
@@ -74,21 +72,19 @@ class CallRecord {
   CallRecord& operator=(const CallRecord&) = delete;
 
   // Returns the client's deadline; InfiniteFuture if there is none.
-  [[nodiscard]] absl::Time deadline() const { return origin_.deadline; }
+  absl::Time deadline() const { return origin_.deadline; }
 
   // Returns the caller. Errors: those of Authenticator::Check, because a token
   // may be revoked after gRPC has checked it.
-  [[nodiscard]] const absl::StatusOr<Caller>& caller() const {
-    return origin_.caller;
-  }
+  const absl::StatusOr<Caller>& caller() const { return origin_.caller; }
 
   // Returns whether the call may go on. Errors: those of caller();
   // RESOURCE_EXHAUSTED if the tenant has too many open calls; those of Hold.
-  [[nodiscard]] const absl::Status& entered() const { return entered_; }
+  const absl::Status& entered() const { return entered_; }
 
-  [[nodiscard]] const std::string& peer() const { return origin_.peer; }
+  const std::string& peer() const { return origin_.peer; }
   // Returns the size limit of the method's requests.
-  [[nodiscard]] int64_t MostRequestBytes() const;
+  int64_t MostRequestBytes() const;
 
   // Parses a request, and frees its bytes. Returns the charge to the caller's
   // memory, which the caller of Parse holds as long as the message. Errors, all
@@ -110,7 +106,7 @@ class CallRecord {
   // work for the engine. REQUIRES: caller() is OK. Errors: those of Validate,
   // Qualify, Hold, Charge and Spend.
   template <typename Request>
-  [[nodiscard]] auto Read(const engine::Engine& engine, const Request& request)
+  auto Read(const engine::Engine& engine, const Request& request)
       -> decltype(Validate(request, RequestLimits())) {
     auto plain = Validate(request, limits(engine));
     if (!plain.ok()) return plain;
@@ -124,7 +120,7 @@ class CallRecord {
     WEFT_RETURN_IF_ERROR(Spend(fields.cost));
     return plain;
   }
-  [[nodiscard]] RequestLimits limits(const engine::Engine& engine) const;
+  RequestLimits limits(const engine::Engine& engine) const;
 
   // In a TraceScope of the call, calls Admit and Read, then `start` with the
   // engine and the result of Read. Errors: those of Admit and Read. After an
@@ -202,11 +198,9 @@ class CallRecord {
 
   // Returns the trace id of the call's log lines. Hold a TraceScope of this id
   // while you pass the request to the engine.
-  [[nodiscard]] const TraceId& trace() const { return origin_.trace; }
-  [[nodiscard]] ServiceCore* core() const { return core_; }
-  [[nodiscard]] grpc::CallbackServerContext* context() const {
-    return context_;
-  }
+  const TraceId& trace() const { return origin_.trace; }
+  ServiceCore* core() const { return core_; }
+  grpc::CallbackServerContext* context() const { return context_; }
 
  private:
   CallRecord(ServiceCore* core, grpc::CallbackServerContext* context,
@@ -242,7 +236,7 @@ class CallRecord {
   void Refund();
   // Returns whether the call has a valid token. The quota counts only calls
   // with a valid token.
-  [[nodiscard]] bool has_tenant() const {
+  bool has_tenant() const {
     return caller().ok() && !caller()->tenant().empty();
   }
   void CountRefusal(const absl::Status& status);

@@ -46,8 +46,7 @@ class CallErrors {
   // Returns at most `max` errors, newest first, with the caller's names of
   // adapters. A caller that sees all adapters gets all errors. Any other caller
   // gets its tenant's errors, without those of admins.
-  [[nodiscard]] std::vector<CallError> Latest(const Caller& caller,
-                                              size_t max) const
+  std::vector<CallError> Latest(const Caller& caller, size_t max) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -14,8 +14,7 @@ namespace weft::server {
 // what the process may use when it starts (its control groups, else the
 // machine's memory), but at least room for two messages of the largest size, so
 // that two tenants can each have one.
-[[nodiscard]] std::shared_ptr<FairBudget> MakeCallMemory(
-    const ServerOptions& options);
+std::shared_ptr<FairBudget> MakeCallMemory(const ServerOptions& options);
 
 }  // namespace weft::server
 

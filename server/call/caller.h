@@ -30,9 +30,9 @@ class Caller {
   explicit Caller(const TokenEntry& record);
 
   // Returns the token's id; empty without a token.
-  [[nodiscard]] const std::string& token_id() const { return token_id_; }
-  [[nodiscard]] const std::string& tenant() const { return tenant_; }
-  [[nodiscard]] bool sees_all() const { return prefix_.empty(); }
+  const std::string& token_id() const { return token_id_; }
+  const std::string& tenant() const { return tenant_; }
+  bool sees_all() const { return prefix_.empty(); }
 
   // Replaces the caller's names of adapters in a validated request by the
   // engine's names. Also sets the tenant of a new adapter and of the call, and
@@ -64,7 +64,7 @@ class Caller {
 
   // Returns whether the adapter belongs to the caller's tenant; always true if
   // sees_all().
-  [[nodiscard]] bool Owns(absl::string_view engine_name) const;
+  bool Owns(absl::string_view engine_name) const;
   // Returns `status`, with the engine's names in its message and Reason
   // replaced by the caller's.
   absl::Status RevealError(const absl::Status& status) const;
@@ -75,7 +75,7 @@ class Caller {
   void RevealOwned(std::vector<Entry>* entries) const;
   // Returns the caller's name for an adapter; the engine's name if the caller
   // does not own the adapter.
-  [[nodiscard]] std::string NameOf(const std::string& engine_name) const;
+  std::string NameOf(const std::string& engine_name) const;
   absl::Status SettleTenant(std::string* adapter_id, std::string* tenant) const;
 
   std::string token_id_;
@@ -87,7 +87,7 @@ class Caller {
 // without tokens. All of a tenant's callers except its admins are one owner and
 // share sessions. The tenant's admins are another owner, because they use the
 // engine's names for adapters.
-[[nodiscard]] std::string OwnerKey(const Caller& caller);
+std::string OwnerKey(const Caller& caller);
 
 }  // namespace weft::server
 

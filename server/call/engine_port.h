@@ -29,7 +29,7 @@ class EnginePort {
              absl::Span<const FieldName> field_names = {})
       : core_(core), server_(std::move(server)), field_names_(field_names) {}
 
-  [[nodiscard]] ServiceCore* core() const { return core_; }
+  ServiceCore* core() const { return core_; }
   // Returns the engine. Errors: UNAVAILABLE while the engine starts or drains.
   absl::StatusOr<engine::Engine*> engine() const { return core_->engine.Get(); }
 

@@ -24,8 +24,7 @@ class HealthBoard {
 
   void Set(const std::string& service, Health health) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns kUnknown for a service that nobody has set.
-  [[nodiscard]] Health Of(const std::string& service) const
-      ABSL_LOCKS_EXCLUDED(mu_);
+  Health Of(const std::string& service) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls `show` now and at each change, until Forget or End. `show` may call
   // nothing of this object.
@@ -41,7 +40,7 @@ class HealthBoard {
     Show show;
   };
 
-  [[nodiscard]] Health OfLocked(const std::string& service) const
+  Health OfLocked(const std::string& service) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;

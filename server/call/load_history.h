@@ -36,11 +36,11 @@ class LoadHistory {
   // a SteadyNow. Call it often. Threads: any.
   void Record(absl::Time now, const prometheus::Registry& registry);
   // Returns the rates, the oldest first. Threads: any.
-  [[nodiscard]] std::vector<Rates> rates() const;
+  std::vector<Rates> rates() const;
   // Returns the quantile `q` of what one of the histograms above has observed
   // within kLength, up to `now`; 0 if nothing. Threads: any.
-  [[nodiscard]] double Recent(const MetricValues& now, const std::string& name,
-                              double q) const;
+  double Recent(const MetricValues& now, const std::string& name,
+                double q) const;
 
  private:
   // Not all MetricValues, because their number grows with that of tenants.

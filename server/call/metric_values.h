@@ -24,8 +24,7 @@ using Histogram = std::map<double, uint64_t>;
 // `before`, an earlier state of the same histogram. Within a bucket they count
 // as evenly spread, as in Prometheus. In the last bucket it is the bucket's
 // lower end. Returns 0 if there are none.
-[[nodiscard]] double Quantile(const Histogram& before, const Histogram& now,
-                              double q);
+double Quantile(const Histogram& before, const Histogram& now, double q);
 
 // The values do not change after the constructor, which takes about a
 // millisecond.
@@ -36,16 +35,15 @@ class MetricValues {
   explicit MetricValues(const prometheus::Registry& registry);
 
   // Returns the sum over all labels of a family; 0 if there is no such family.
-  [[nodiscard]] double Sum(const std::string& name) const;
+  double Sum(const std::string& name) const;
   // Returns a map from each value of the family's first label to the sum of the
   // metrics with this label value; empty if there is no such family.
-  [[nodiscard]] std::map<std::string, double> ByLabel(
-      const std::string& name) const;
+  std::map<std::string, double> ByLabel(const std::string& name) const;
   // Returns the sum of a family's histograms over all labels; empty if there is
   // no such family.
-  [[nodiscard]] Histogram Buckets(const std::string& name) const;
+  Histogram Buckets(const std::string& name) const;
   // Returns the seconds since the start of the process; 0 if unknown.
-  [[nodiscard]] double UptimeSeconds() const;
+  double UptimeSeconds() const;
 
  private:
   void Add(const std::vector<prometheus::MetricFamily>& families);

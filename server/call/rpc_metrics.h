@@ -38,7 +38,7 @@ enum class RejectReason : uint8_t {
 // not a refusal. UNAVAILABLE counts as kStarting if its Reason is
 // ADAPTER_RECOVERING, and as kDraining otherwise. While there is no engine,
 // CallRecord changes kDraining to kStarting.
-[[nodiscard]] RejectReason ReasonOf(const absl::Status& status);
+RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };
 

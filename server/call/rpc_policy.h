@@ -68,21 +68,21 @@ struct RpcPolicy {
   int64_t max_request_bytes = kMaxSmallRequestBytes;
 
   // Returns whether the method needs the scope train or admin.
-  [[nodiscard]] bool changes_state() const {
+  bool changes_state() const {
     return scope == Scope::kTrain || scope == Scope::kAdmin;
   }
 };
 
-[[nodiscard]] const RpcPolicy& PolicyOf(Rpc rpc);
+const RpcPolicy& PolicyOf(Rpc rpc);
 
 // Returns the policy of a method, or null if it has none. Nobody may call a
 // method without a policy.
-[[nodiscard]] const RpcPolicy* FindPolicy(absl::string_view path);
+const RpcPolicy* FindPolicy(absl::string_view path);
 
 // Returns a path such as "/weft.v1.TrainingService/ForwardBackward".
-[[nodiscard]] inline const char* RpcPath(Rpc rpc) { return PolicyOf(rpc).path; }
+inline const char* RpcPath(Rpc rpc) { return PolicyOf(rpc).path; }
 // Returns the path without its first slash.
-[[nodiscard]] inline const char* RpcName(Rpc rpc) { return RpcPath(rpc) + 1; }
+inline const char* RpcName(Rpc rpc) { return RpcPath(rpc) + 1; }
 
 }  // namespace weft::server
 

@@ -35,10 +35,10 @@ class EngineHolder {
 
   // Sets whether new work is refused.
   void SetDraining(bool draining) { draining_.store(draining); }
-  [[nodiscard]] bool draining() const { return draining_.load(); }
+  bool draining() const { return draining_.load(); }
   // Notes that the process will end: the drain is the last one.
   void SetFinishing() { finishing_.store(true); }
-  [[nodiscard]] bool finishing() const { return finishing_.load(); }
+  bool finishing() const { return finishing_.load(); }
 
   // Returns the engine for new work. Errors: UNAVAILABLE while the daemon
   // starts or drains.
@@ -52,7 +52,7 @@ class EngineHolder {
   }
 
   // Returns the engine, even during a drain; null while the daemon starts.
-  [[nodiscard]] engine::Engine* Peek() const { return engine_.load(); }
+  engine::Engine* Peek() const { return engine_.load(); }
 
  private:
   std::atomic<engine::Engine*> engine_{nullptr};

@@ -18,7 +18,7 @@ struct TokenizerFiles {
   // Reads the files into memory, so that they stay as they were at the start.
   // Logs a warning if there is a file that cannot be read, and then returns no
   // files.
-  [[nodiscard]] static TokenizerFiles Load(const std::string& model_dir);
+  static TokenizerFiles Load(const std::string& model_dir);
 };
 
 }  // namespace weft::server

@@ -15,7 +15,7 @@ struct Asset {
 
 // Returns the files of the page.
 // Threads: any.
-[[nodiscard]] absl::Span<const Asset> Assets();
+absl::Span<const Asset> Assets();
 
 }  // namespace weft::server::console
 

@@ -22,8 +22,8 @@ namespace weft::server::console {
 // Admits or refuses a request by its header, as the server on which
 // it listens does. Returns nullopt if the request is not for the console.
 // Threads: the HTTP server's.
-[[nodiscard]] std::optional<Admission> Admit(const EnginePort& port,
-                                             const HttpRequest& header);
+std::optional<Admission> Admit(const EnginePort& port,
+                               const HttpRequest& header);
 
 // Serves the console on an address of its own, core->options.console_listen,
 // until the server is stopped. REQUIRES: `core` outlives that. Errors: those of

@@ -49,13 +49,11 @@ struct StateQuery {
 // Returns the JSON that is described at the head of this file. This takes some
 // milliseconds if there are a thousand adapters.
 // Threads: any.
-[[nodiscard]] nlohmann::json MakeState(const ServiceCore& core,
-                                       const Caller& caller,
-                                       const StateQuery& query);
+nlohmann::json MakeState(const ServiceCore& core, const Caller& caller,
+                         const StateQuery& query);
 
 // Returns the latest kMaxCheckpoints checkpoints as a list, newest first.
-[[nodiscard]] nlohmann::json CheckpointsJson(
-    std::vector<CheckpointInfo> checkpoints);
+nlohmann::json CheckpointsJson(std::vector<CheckpointInfo> checkpoints);
 
 }  // namespace weft::server::console
 

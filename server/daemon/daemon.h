@@ -25,9 +25,8 @@ using EngineStarter =
 // failure, 3 if the drain was cut off. A signal before the engine has started
 // ends the process with status 0. Threads: the main thread; takes over SIGTERM,
 // SIGINT, SIGPIPE.
-[[nodiscard]] int RunDaemon(const Settings& settings,
-                            const EngineStarter& start_engine,
-                            LocalRanks* others);
+int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
+              LocalRanks* others);
 
 // The work of a rank other than 0: computes for rank 0 until rank 0 ends. Calls
 // `met` when all ranks are connected.
@@ -38,8 +37,7 @@ using RemoteWork = std::function<absl::Status(
 // Before `work` calls `met`, SIGTERM or SIGINT ends the process with status 0.
 // Afterwards these signals have no effect, because rank 0 drains and then ends
 // the work. Returns 0, or 1 if `work` fails. Threads: the main thread.
-[[nodiscard]] int RunWorkerProcess(const Settings& settings,
-                                   const RemoteWork& work);
+int RunWorkerProcess(const Settings& settings, const RemoteWork& work);
 
 }  // namespace weft::server
 

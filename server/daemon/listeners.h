@@ -61,13 +61,11 @@ class Listeners {
 
   // Return HOST:PORT with the port that was chosen. metrics_address() is empty
   // if there is no metrics endpoint.
-  [[nodiscard]] const std::string& address() const { return address_; }
-  [[nodiscard]] const std::string& metrics_address() const {
-    return metrics_address_;
-  }
+  const std::string& address() const { return address_; }
+  const std::string& metrics_address() const { return metrics_address_; }
 
   // Returns the URL of the console; empty if there is none.
-  [[nodiscard]] std::string console_url() const;
+  std::string console_url() const;
 
   // Shows on the metrics page that the model is loading.
   void SetLoading();
@@ -90,7 +88,7 @@ class Listeners {
   // Turns readiness NOT_SERVING and refuses new work, for good. A repeated call
   // is harmless.
   void StartDraining();
-  [[nodiscard]] bool draining() const { return core_.engine.draining(); }
+  bool draining() const { return core_.engine.draining(); }
 
   // Waits until no call is open, or `grace` has passed. Then cancels open calls
   // and closes the connections. During `grace` the engine can answer or cancel
@@ -116,7 +114,7 @@ class Listeners {
   void SetReady(bool ready);
   void SetLive(bool live);
   // Returns what was last set for a health service.
-  [[nodiscard]] bool IsServing(const char* service) const;
+  bool IsServing(const char* service) const;
 
   ServiceCore core_;
   // Keeps the registry alive, because the metrics endpoint does not.

@@ -26,7 +26,7 @@ void ReadConfigFile(const std::string& path, Settings* settings,
 
 // Returns all settings in the form of a --config file. Each setting that was
 // given explicitly has a comment that names its source.
-[[nodiscard]] std::string ConfigText(const Settings& settings);
+std::string ConfigText(const Settings& settings);
 
 }  // namespace weft::server
 

@@ -34,7 +34,7 @@ struct Flag {
   std::function<std::string(Settings)> check;
   bool is_number = false;
 
-  [[nodiscard]] std::string environment() const;
+  std::string environment() const;
   // Reads the value from `text` and stores `source` as its source. If the flag
   // is a list that `source` has set before, appends to the list. If `text` is
   // not a value of the flag, adds an error that names `source` to `errors`.
@@ -43,14 +43,14 @@ struct Flag {
 };
 
 // Returns the table. The first call builds it. Threads: any.
-[[nodiscard]] const std::vector<Flag>& FlagTable();
+const std::vector<Flag>& FlagTable();
 
 // Returns the flag of this name; null if there is none.
-[[nodiscard]] const Flag* FindFlag(absl::string_view name);
+const Flag* FindFlag(absl::string_view name);
 
 // Returns the last part of the error message for an unknown flag: "; did you
 // mean --X?" if a flag has a similar name, otherwise "; see --help".
-[[nodiscard]] std::string NearFlag(absl::string_view name);
+std::string NearFlag(absl::string_view name);
 
 }  // namespace weft::server
 

@@ -91,7 +91,7 @@ struct FlagValueKind {
 };
 
 template <typename T>
-[[nodiscard]] FlagValueKind KindOfFlagValue(const T& tag) {
+FlagValueKind KindOfFlagValue(const T& tag) {
   if constexpr (std::is_enum_v<T>) {
     const auto names = [tag](const char* separator) {
       return absl::StrJoin(NamesOf(tag), separator,
@@ -113,7 +113,7 @@ template <typename T>
 
 // Returns a value as --help writes it.
 template <typename T>
-[[nodiscard]] std::string ShowFlagValue(const T& value) {
+std::string ShowFlagValue(const T& value) {
   if constexpr (std::is_enum_v<T>) {
     for (const auto& [name, entry] : NamesOf(T{})) {
       if (entry == value) return std::string(name);

@@ -35,7 +35,7 @@ struct Settings {
   std::map<std::string, std::string> sources;
 };
 
-[[nodiscard]] Environment ProcessEnvironment();
+Environment ProcessEnvironment();
 
 // Reads `args` (without the program's name). Forms: "--name=value"; for
 // booleans also "--name" and "--no-name", for all other flags "--name value".
@@ -50,12 +50,11 @@ absl::Status ValidateSettings(const Settings& settings);
 
 // Returns the help, in groups and at most 100 columns wide. With a word,
 // returns only flags whose name or help contains it; empty if there are none.
-[[nodiscard]] std::string HelpText(absl::string_view word = "");
+std::string HelpText(absl::string_view word = "");
 
 // Returns, for each variable ("NAME=VALUE") whose name begins with WEFT_ but is
 // neither a flag's nor one of the clients, a complaint that names it.
-[[nodiscard]] std::vector<std::string> UnknownVariables(
-    const char* const* environment);
+std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace weft::server
 

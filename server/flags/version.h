@@ -10,7 +10,7 @@ extern const char kVersion[];      // For example "0.1.0".
 extern const char kGitRevision[];  // Short hash of the commit, or "unknown".
 
 // Returns several lines: the versions of Weft and its libraries.
-[[nodiscard]] std::string VersionText();
+std::string VersionText();
 
 }  // namespace weft::server
 

@@ -28,9 +28,9 @@ class CallReactor
 
   // Makes the reactor of a call whose header has arrived.
   template <typename Reactor, typename... Args>
-  [[nodiscard]] static CallReactor* Start(ServiceCore* core,
-                                          grpc::CallbackServerContext* context,
-                                          Rpc rpc, Args... args) {
+  static CallReactor* Start(ServiceCore* core,
+                            grpc::CallbackServerContext* context, Rpc rpc,
+                            Args... args) {
     const auto call =
         std::make_shared<Reactor>(core, context, rpc, std::move(args)...);
     CallReactor& reactor = *call;
@@ -44,9 +44,9 @@ class CallReactor
   // Begins to read. Start calls it, once the caller may have another call.
   virtual void Begin() = 0;
 
-  [[nodiscard]] CallRecord& record() { return record_; }
+  CallRecord& record() { return record_; }
   // REQUIRES: the call has not ended.
-  [[nodiscard]] std::shared_ptr<CallReactor> self() const { return self_; }
+  std::shared_ptr<CallReactor> self() const { return self_; }
   void SetCancel(CancelHandle handle) { cancel_.Set(std::move(handle)); }
   void Cancel() { cancel_.Cancel(); }
 
@@ -75,7 +75,7 @@ class CallReactor
   // Ends a call whose request is not read.
   void EndUnread(const absl::Status& status);
   // Returns who sends, and whether the messages may be large.
-  [[nodiscard]] std::string Reader() const;
+  std::string Reader() const;
 
   CallRecord record_;
   const std::string reader_ = Reader();

@@ -24,7 +24,7 @@ namespace weft::server {
 
 // Returns --max-connections; if it is 0, a third of the files that the process
 // may open, at most 10000. gRPC and the Tinker API may each have so many.
-[[nodiscard]] size_t MaxConnections(const ServerOptions& options);
+size_t MaxConnections(const ServerOptions& options);
 
 // Accepts connections on its own thread.
 // Threads: one thread creates, starts and destroys it.
@@ -47,7 +47,7 @@ class Listener {
   Listener& operator=(const Listener&) = delete;
 
   // Returns `listen`; if its port is 0, with the port that the system chose.
-  [[nodiscard]] const std::string& address() const { return address_; }
+  const std::string& address() const { return address_; }
 
   // Passes accepted connections to `acceptor`. REQUIRES: the server of
   // `acceptor` runs.

@@ -29,8 +29,7 @@ class RawService final : public grpc::Service {
   }
 
   // Starts a call, as gRPC does when its header arrives.
-  [[nodiscard]] CallReactor* Start(Rpc rpc,
-                                   grpc::CallbackServerContext* context) {
+  CallReactor* Start(Rpc rpc, grpc::CallbackServerContext* context) {
     return handlers_.at(rpc)(context);
   }
 

@@ -9,13 +9,11 @@
 
 namespace weft::server {
 
-[[nodiscard]] std::unique_ptr<RawService> MakeTrainingService(
-    ServiceCore* core);
-[[nodiscard]] std::unique_ptr<RawService> MakeSamplingService(
-    ServiceCore* core);
-[[nodiscard]] std::unique_ptr<RawService> MakeAdapterService(ServiceCore* core);
-[[nodiscard]] std::unique_ptr<RawService> MakeServerService(ServiceCore* core);
-[[nodiscard]] std::unique_ptr<RawService> MakeHealthService(ServiceCore* core);
+std::unique_ptr<RawService> MakeTrainingService(ServiceCore* core);
+std::unique_ptr<RawService> MakeSamplingService(ServiceCore* core);
+std::unique_ptr<RawService> MakeAdapterService(ServiceCore* core);
+std::unique_ptr<RawService> MakeServerService(ServiceCore* core);
+std::unique_ptr<RawService> MakeHealthService(ServiceCore* core);
 
 // Adds SamplingService.SampleStream. If tokens come faster than the client
 // reads, they are merged into one waiting message per sample, and if too many

@@ -80,7 +80,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
  private:
-  [[nodiscard]] const HttpOptions& options() const { return pool_->options; }
+  const HttpOptions& options() const { return pool_->options; }
 
   // Puts the connection at the end of the line.
   void WaitInLine() {
@@ -106,7 +106,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   }
 
   // Returns why no server of this project answers such a request, or none.
-  [[nodiscard]] std::optional<HttpReply> Refused() const {
+  std::optional<HttpReply> Refused() const {
     const auto& message = parser_->get();
     const size_t num_hosts = message.count(http::field::host);
     // HTTP/1.0 has no Host, and no browser speaks it.
@@ -178,7 +178,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
         });
   }
 
-  [[nodiscard]] bool WantsContinue() const {
+  bool WantsContinue() const {
     return beast::iequals(parser_->get()[http::field::expect], "100-continue");
   }
 
@@ -204,7 +204,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
           });
   }
 
-  [[nodiscard]] HttpRequest TakeHeader() {
+  HttpRequest TakeHeader() {
     const auto& message = parser_->get();
     const auto field = [&message](const auto& name) {
       return std::string(message[name]);

@@ -26,7 +26,7 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
   FairBudget(int64_t most, std::string unit, std::string flag = "")
       : most_(most), unit_(std::move(unit)), flag_(std::move(flag)) {}
 
-  [[nodiscard]] int64_t most() const { return most_; }
+  int64_t most() const { return most_; }
 
   // How long something is held: while a request is read, or for minutes.
   enum class Term : uint8_t { kShort, kLong };
@@ -57,7 +57,7 @@ class FairBudget : public std::enable_shared_from_this<FairBudget> {
  private:
   absl::Status TooLarge(int64_t amount, int64_t limit) const;
   absl::Status InUse(int64_t own, int64_t amount, uint64_t ahead) const;
-  [[nodiscard]] int64_t HeldBy(const std::string& holder) const
+  int64_t HeldBy(const std::string& holder) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<void> Take(const std::string& holder, int64_t amount)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

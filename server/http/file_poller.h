@@ -28,7 +28,7 @@ class FilePoller {
   void Loop() ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the file's inode, size and times as text, which differs after the
   // file has changed.
-  [[nodiscard]] std::string Signature() const;
+  std::string Signature() const;
 
   const std::string path_;
   const std::function<void()> changed_;

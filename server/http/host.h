@@ -14,20 +14,18 @@ namespace weft::server {
 // without a port. Any other name may belong to a stranger, who lets it resolve
 // to this server, so that a browser takes the stranger's page for a part of
 // this server (DNS rebinding). An address needs no name service, so it is safe.
-[[nodiscard]] bool MayBeMeant(absl::string_view host,
-                              const std::vector<std::string>& allowed);
+bool MayBeMeant(absl::string_view host,
+                const std::vector<std::string>& allowed);
 
 // Returns whether a browser sent the request for a page of this server.
 // `origin` is the Origin header, and `host` is HttpRequest::host.
-[[nodiscard]] bool IsSameOrigin(absl::string_view origin,
-                                absl::string_view host);
+bool IsSameOrigin(absl::string_view origin, absl::string_view host);
 
 // Returns the client's address for logs. `peer` is the other end of the
 // connection. If the peer is on this machine, it may be the edge
 // (deploy/edge), which names its client in X-Real-IP: `forwarded`.
-[[nodiscard]] std::string ClientAddress(const std::string& peer,
-                                        bool peer_is_local,
-                                        const std::string& forwarded);
+std::string ClientAddress(const std::string& peer, bool peer_is_local,
+                          const std::string& forwarded);
 
 }  // namespace weft::server
 

@@ -10,15 +10,15 @@
 
 namespace weft::server {
 
-[[nodiscard]] HttpReply JsonReply(const nlohmann::json& body, int status = 200);
+HttpReply JsonReply(const nlohmann::json& body, int status = 200);
 
 // Returns the HTTP status: 200, 400, 401, 403, 404, 410 (ABORTED: the thing
 // that the client asks for is gone), 429, 503, 504 or 500.
-[[nodiscard]] int HttpStatusOf(const absl::Status& status);
+int HttpStatusOf(const absl::Status& status);
 
 // Returns a reply with the body {"detail": message} and the HTTP status of
 // HttpStatusOf. The replies 429 and 503 also have the header Retry-After.
-[[nodiscard]] HttpReply ErrorReply(const absl::Status& status);
+HttpReply ErrorReply(const absl::Status& status);
 
 }  // namespace weft::server
 

@@ -73,7 +73,7 @@ class HttpServer {
 
   // Returns `listen`; if its port is 0, with the port that the system has
   // chosen.
-  [[nodiscard]] const std::string& address() const;
+  const std::string& address() const;
   // Starts the server's thread, which serves requests with `handler`.
   void Start(HttpHandler handler);
   // Ends and joins the server's thread; no connection is served any more.

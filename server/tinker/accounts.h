@@ -74,8 +74,9 @@ class Accounts {
   // Returns the events of the nanoseconds [begin, end) since the epoch, oldest
   // first, with their times; those of all owners for a caller that sees all
   // adapters.
-  [[nodiscard]] std::vector<std::pair<int64_t, Json>> Events(
-      const Caller& caller, int64_t begin, int64_t end) const;
+  std::vector<std::pair<int64_t, Json>> Events(const Caller& caller,
+                                               int64_t begin,
+                                               int64_t end) const;
 
  private:
   struct UsageRow {

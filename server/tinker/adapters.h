@@ -72,9 +72,9 @@ class Adapters {
   // it before the front's thread starts.
   void Have(const Caller& caller, const std::string& adapter);
 
-  [[nodiscard]] size_t num_loaded() const { return loaded_.size(); }
+  size_t num_loaded() const { return loaded_.size(); }
   // Returns the number of adapters that are to be deleted.
-  [[nodiscard]] size_t num_deletions() const { return deletions_.size(); }
+  size_t num_deletions() const { return deletions_.size(); }
 
  private:
   // An adapter that is loaded for sampling sessions.
@@ -101,8 +101,8 @@ class Adapters {
   // if this one does not do it (Restore).
   void DeleteAtNextStart(const Caller& caller, const std::string& adapter);
   // Returns the first of the checkpoint's adapters, or the end of loaded_.
-  [[nodiscard]] LoadedAdapters::iterator FindLoaded(const Caller& caller,
-                                                    const CheckpointInfo& info);
+  LoadedAdapters::iterator FindLoaded(const Caller& caller,
+                                      const CheckpointInfo& info);
   void StartLoad(const CallOrigin& origin, const CheckpointInfo& info,
                  Callback<std::string> done);
   // Handles the end of a load, and tells the outcome to all who wait.

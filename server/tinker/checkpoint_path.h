@@ -21,17 +21,17 @@ struct CheckpointPath {
   std::string name;
 
   // Returns "weights/NAME", "sampler_weights/NAME" or "external_weights/NAME".
-  [[nodiscard]] std::string Id() const;
+  std::string Id() const;
   // Returns the whole path, "tinker://RUN/KIND/NAME".
-  [[nodiscard]] std::string ToString() const;
+  std::string ToString() const;
   // Returns the name that Weft gives the checkpoint: NAME for a training
   // checkpoint, "KIND.NAME" for others.
-  [[nodiscard]] std::string WeftName() const;
+  std::string WeftName() const;
   // Returns "training", "sampler" or "external".
-  [[nodiscard]] const char* KindName() const;
+  const char* KindName() const;
   // Returns "save_weights", "save_weights_for_sampler" or
   // "save_weights_external".
-  [[nodiscard]] const char* SavedBy() const;
+  const char* SavedBy() const;
 };
 
 // Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT; that of `path`.
@@ -46,8 +46,7 @@ absl::StatusOr<CheckpointPath> NameCheckpoint(absl::string_view field,
                                               CheckpointKind kind,
                                               absl::string_view name);
 // Returns the path of a checkpoint from its run and its name in Weft.
-[[nodiscard]] CheckpointPath PathOfWeft(absl::string_view run,
-                                        absl::string_view weft_name);
+CheckpointPath PathOfWeft(absl::string_view run, absl::string_view weft_name);
 
 }  // namespace weft::server::tinker
 

@@ -31,15 +31,14 @@ absl::StatusOr<uint64_t> ReadTtl(const Json& body);
 inline constexpr char kUserMetadata[] = "tinker.user_metadata";  // ShownField.
 inline constexpr char kBaseModel[] = "tinker.base_model";  // Model::base_model.
 // Returns the entry of a checkpoint's metadata; empty if there is none.
-[[nodiscard]] std::string EntryOf(const CheckpointInfo& info, const char* key);
+std::string EntryOf(const CheckpointInfo& info, const char* key);
 
 // Returns the base model's name: that of the checkpoint, otherwise the served
 // model's.
-[[nodiscard]] std::string BaseModelOf(const Front& front,
-                                      const CheckpointInfo& info);
+std::string BaseModelOf(const Front& front, const CheckpointInfo& info);
 
 // Returns a time as the SDK reads it, in microseconds.
-[[nodiscard]] std::string TimeText(absl::Time time);
+std::string TimeText(absl::Time time);
 
 using Checkpoints = std::vector<CheckpointInfo>;
 
@@ -65,8 +64,8 @@ struct Run {
 // Groups adapters and checkpoints into runs. The run that was used last comes
 // first. Leaves out all tenants' adapters that were loaded for sampling
 // (kSamplerAdapterPrefix).
-[[nodiscard]] std::vector<Run> MakeRuns(
-    const std::vector<AdapterInfo>& adapters, const Checkpoints& checkpoints);
+std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,
+                          const Checkpoints& checkpoints);
 
 // Returns the part [offset, offset + limit) of the list `all`, and a cursor:
 // {name: [...], "cursor": {...}}. `offset` (default 0) and `limit` (default 20,

@@ -13,8 +13,8 @@
 namespace weft::server::tinker {
 
 // Returns the names by which the SDK's whoami calls the caller and its tenant.
-[[nodiscard]] std::string UserOf(const Caller& caller);
-[[nodiscard]] std::string OrganizationOf(const Caller& caller);
+std::string UserOf(const Caller& caller);
+std::string OrganizationOf(const Caller& caller);
 
 // Returns 128 random bits in hex. Ids name adapters, folders and futures, so
 // none may repeat. Errors: INTERNAL if the system has no random bits.
@@ -27,8 +27,7 @@ absl::StatusOr<std::string> NewId();
 absl::StatusOr<std::string> Sign(const std::string& text);
 
 // Compares a signature with the one that a client gave, in constant time.
-[[nodiscard]] bool IsSignature(absl::string_view given,
-                               const std::string& signature);
+bool IsSignature(absl::string_view given, const std::string& signature);
 
 // The SDK exchanges an API key for a short-lived token (JWT), which it then
 // sends in its place. A JWT names the access token by its hash, so it permits

@@ -11,12 +11,12 @@
 namespace weft::server::tinker {
 
 // Returns the Tinker API's names for the fields of weft.v1.
-[[nodiscard]] absl::Span<const FieldName> ClientsNames();
+absl::Span<const FieldName> ClientsNames();
 
 // Returns {"error": message, "category": ...}, the result of a future that
 // failed. The category is "user" if the request must change to succeed, else
 // "server".
-[[nodiscard]] Json FailureOf(const absl::Status& status);
+Json FailureOf(const absl::Status& status);
 
 }  // namespace weft::server::tinker
 

@@ -41,10 +41,8 @@ struct Call {
   std::string jwt;    // What the caller sent in place of an API key, or empty.
   bool kept = false;  // The request comes from the ledger; no client waits.
 
-  [[nodiscard]] std::string owner() const { return OwnerKey(caller); }
-  [[nodiscard]] CallOrigin origin() const {
-    return {.caller = caller, .peer = http.peer};
-  }
+  std::string owner() const { return OwnerKey(caller); }
+  CallOrigin origin() const { return {.caller = caller, .peer = http.peer}; }
 };
 using CallPtr = std::shared_ptr<const Call>;
 
@@ -55,10 +53,10 @@ struct Front {
 
   // Returns whether the caller's token has the scope that the RPC needs. True
   // on a server without tokens.
-  [[nodiscard]] bool Permits(const Call& call, Rpc rpc) const;
+  bool Permits(const Call& call, Rpc rpc) const;
   // Returns the caller that made a session, or Caller() if the session is gone.
-  [[nodiscard]] Caller CallerOf(const std::string& session) const;
-  [[nodiscard]] const std::string& model_name() const {
+  Caller CallerOf(const std::string& session) const;
+  const std::string& model_name() const {
     return port.core()->options.model_name;
   }
   // Returns UNIMPLEMENTED, with what the caller can do instead, if the body
@@ -67,7 +65,7 @@ struct Front {
   // Returns UNIMPLEMENTED with --no-tinker-stable-reinforce.
   absl::Status CheckStableReinforce() const;
   // Returns the names of the base model: model_name(), then --model-alias.
-  [[nodiscard]] std::vector<std::string> model_names() const;
+  std::vector<std::string> model_names() const;
 
   EnginePort port;
   const Ledger ledger;

@@ -34,8 +34,8 @@ struct FutureResult {
   std::string (*to_json)(const std::string& protobuf) = nullptr;
 
   // Make a result: from JSON, or from the error of a future that failed.
-  [[nodiscard]] static FutureResult Of(const Json& json);
-  [[nodiscard]] static FutureResult Failed(const absl::Status& status) {
+  static FutureResult Of(const Json& json);
+  static FutureResult Failed(const absl::Status& status) {
     return Of(FailureOf(status));
   }
 };
@@ -60,12 +60,11 @@ class Futures {
   // Returns when a client last opened this future, tried to, or waited for its
   // result: a SteadyNow, or the infinite future while a client waits. The
   // infinite past if there is no such future.
-  [[nodiscard]] absl::Time LastAsked(const std::string& id) const;
+  absl::Time LastAsked(const std::string& id) const;
   // Returns true if there is a future with this id, with or without a result.
-  [[nodiscard]] bool Has(const std::string& id) const;
+  bool Has(const std::string& id) const;
   // Returns the scope that Open got, or kRead if `owner` has no such future.
-  [[nodiscard]] Scope ScopeOf(const std::string& id,
-                              const std::string& owner) const;
+  Scope ScopeOf(const std::string& id, const std::string& owner) const;
   // Forgets a future that has no result. Responds with 410 to the clients that
   // wait for the result, so that they send the future's request again.
   void Drop(const std::string& id);

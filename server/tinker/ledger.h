@@ -60,7 +60,7 @@ class Ledger {
   // Erases an entry. If the process crashes within seconds, the entry may stay.
   void Erase(EntryKind kind, const std::string& id) const;
   // Returns the entries of a kind, in any order.
-  [[nodiscard]] std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
+  std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
   // Charges the owner's memory for an entry of a table that has this text. The
   // entry holds the charge. Errors: those of FairBudget::Reserve.
   absl::StatusOr<std::shared_ptr<void>> Charge(const std::string& owner,
@@ -72,14 +72,10 @@ class Ledger {
     return Charge(owner, text_bytes).value_or(nullptr);
   }
   // Returns false without --state-dir.
-  [[nodiscard]] bool keeps() const {
-    return !port_.core()->options.state_dir.empty();
-  }
+  bool keeps() const { return !port_.core()->options.state_dir.empty(); }
 
  private:
-  [[nodiscard]] engine::Engine& engine() const {
-    return *port_.core()->engine.Peek();
-  }
+  engine::Engine& engine() const { return *port_.core()->engine.Peek(); }
 
   const EnginePort& port_;
 };
@@ -99,9 +95,7 @@ class Writes {
     Begin(key, std::move(done));
     return true;
   }
-  [[nodiscard]] bool Has(const std::string& key) const {
-    return waiting_.contains(key);
-  }
+  bool Has(const std::string& key) const { return waiting_.contains(key); }
   // Ends the write, and passes its outcome to all who wait, if any.
   void End(const std::string& key, const absl::Status& outcome) {
     const auto waiting = waiting_.extract(key);
@@ -116,10 +110,10 @@ class Writes {
 // Returns the JSON that the ledger keeps of a caller: the token's id, the
 // tenant, and whether the caller is an admin, so that the front can act for the
 // caller after a restart. The JSON has no secret. Threads: any.
-[[nodiscard]] Json CallerToJson(const Caller& caller);
+Json CallerToJson(const Caller& caller);
 // Converts the JSON of CallerToJson to a caller. Returns Caller() if the JSON
 // has no tenant.
-[[nodiscard]] Caller CallerFromJson(const Json& json);
+Caller CallerFromJson(const Json& json);
 
 // Restores sessions, models, sampling sessions, custom losses, adapters to
 // delete and accounts. Then sets Front::restored. REQUIRES: the engine is

@@ -16,10 +16,10 @@ inline constexpr char kAdamType[] = "adamw";
 inline constexpr char kDimuonType[] = "dimuon";
 
 // Convert between the engine's optimizer and the type. An empty type is AdamW.
-[[nodiscard]] std::string TypeOf(Optimizer optimizer);
-[[nodiscard]] Optimizer OptimizerOf(absl::string_view type);
+std::string TypeOf(Optimizer optimizer);
+Optimizer OptimizerOf(absl::string_view type);
 // Returns an `optimizer_config` of the type.
-[[nodiscard]] Json OptimizerJson(const std::string& type);
+Json OptimizerJson(const std::string& type);
 
 // Returns the type of the optimizer with which the body's model trains, or an
 // empty string if the body loads a checkpoint with its optimizer, which then is

@@ -20,7 +20,7 @@ inline constexpr char kKeyPrefix[] = "tml-";
 // after it has arrived, refuses a bad body with 400 or 413, and calls the
 // handler.
 // Threads: the front's.
-[[nodiscard]] Admission Admit(Front& front, const HttpRequest& header);
+Admission Admit(Front& front, const HttpRequest& header);
 
 // What serves a route: a handler, or the text with which the route is refused,
 // because Weft does not offer it.
@@ -42,7 +42,7 @@ struct Route {
 
 // The routes of the front, each with the scope that its callers need.
 // Threads: any.
-[[nodiscard]] std::span<const Route> Routes();
+std::span<const Route> Routes();
 
 }  // namespace weft::server::tinker
 

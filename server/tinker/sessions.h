@@ -39,7 +39,7 @@ void RestoreSessions(Front& front, absl::Time now);
 
 // Returns the session of a model, a sampling session, or one of their futures,
 // by its id, which begins with the session's. Threads: any.
-[[nodiscard]] inline absl::string_view SessionOf(absl::string_view id) {
+inline absl::string_view SessionOf(absl::string_view id) {
   return id.substr(0, id.find(':'));
 }
 
@@ -50,8 +50,8 @@ inline constexpr int64_t kCreateSeq = 0;
 // "SESSION:train:3" is the adapter "SESSION.train.3", where SESSION is an id of
 // 32 characters. For all other adapters, the model's id is the adapter's name.
 // Threads: any.
-[[nodiscard]] std::string AdapterOfModel(absl::string_view model_id);
-[[nodiscard]] std::string ModelOfAdapter(absl::string_view adapter_id);
+std::string AdapterOfModel(absl::string_view model_id);
+std::string ModelOfAdapter(absl::string_view adapter_id);
 
 // Returns UNIMPLEMENTED if the server does not run `base_model`, or the error
 // of `base_model`. It must be one of Front::model_names, or end in "/" and such
@@ -90,8 +90,7 @@ inline constexpr size_t kMaxSnapshots = 32;
 inline constexpr size_t kMaxSamplers = 1024;
 
 // Returns the id of the sampling session for a snapshot of the model.
-[[nodiscard]] std::string SamplerOf(absl::string_view model,
-                                    absl::string_view snapshot);
+std::string SamplerOf(absl::string_view model, absl::string_view snapshot);
 // Writes the sampling session of a snapshot that was published to the ledger,
 // and adds it to front.samplers, unless it is there. Then releases the snapshot
 // that was used least recently, if the adapter has too many, and the snapshot

@@ -30,7 +30,7 @@ struct PromiseId {
   std::string name;
 
   // Returns "MODEL:SEQ" or "MODEL:NAME".
-  [[nodiscard]] std::string ToString() const;
+  std::string ToString() const;
 };
 
 // The place of a step: its model and its sequence number.
@@ -39,7 +39,7 @@ struct StepPlace {
   int64_t seq = 0;
 };
 // Reads `model_id` and `seq_id`.
-[[nodiscard]] absl::StatusOr<StepPlace> ReadPlace(const Json& body);
+absl::StatusOr<StepPlace> ReadPlace(const Json& body);
 
 // Returns a request of weft.v1 for the step of a model.
 template <typename Request>
@@ -57,9 +57,8 @@ Request RequestOf(const StepPlace& place) {
 // future and responds with the error. Any other error becomes the future's
 // result. A request from the ledger gets no response. For such a request,
 // Promise returns the transient error.
-[[nodiscard]] absl::Status Promise(Front& front, const CallPtr& call,
-                                   const PromiseId& id, const Task& task,
-                                   const Respond& respond);
+absl::Status Promise(Front& front, const CallPtr& call, const PromiseId& id,
+                     const Task& task, const Respond& respond);
 
 // The fields of the note that the engine keeps with a step.
 inline constexpr char kTokens[] = "tokens";        // That a step trains.
@@ -74,10 +73,9 @@ inline constexpr char kCaller[] = "caller";        // Absent: the model's.
 // fails in its turn.
 // Errors: INVALID_ARGUMENT if the number is below 1; NOT_FOUND if there is no
 // such model; UNAVAILABLE while the server starts or the model is being made.
-[[nodiscard]] absl::Status PromiseStep(Front& front, const CallPtr& call,
-                                       Rpc rpc, const StepPlace& place,
-                                       Json note, StepStart task,
-                                       const Respond& respond);
+absl::Status PromiseStep(Front& front, const CallPtr& call, Rpc rpc,
+                         const StepPlace& place, Json note, StepStart task,
+                         const Respond& respond);
 
 // Has futures wait for the steps that the engine resumed after a restart.
 void AttachSteps(Front& front);

@@ -36,17 +36,15 @@ class Table {
     return absl::NotFoundError(absl::StrCat("no ", what_, " ", Quoted(*id)));
   }
   // Return the entry; nullptr if there is none.
-  [[nodiscard]] Entry* Find(const std::string& id) {
+  Entry* Find(const std::string& id) {
     const auto found = entries_.find(id);
     return found == entries_.end() ? nullptr : &found->second;
   }
-  [[nodiscard]] const Entry* Find(const std::string& id) const {
+  const Entry* Find(const std::string& id) const {
     const auto found = entries_.find(id);
     return found == entries_.end() ? nullptr : &found->second;
   }
-  [[nodiscard]] bool Has(const std::string& id) const {
-    return entries_.contains(id);
-  }
+  bool Has(const std::string& id) const { return entries_.contains(id); }
 
   // Adds the entry, unless the id has one. Returns the id's entry, and whether
   // it was added.
@@ -63,24 +61,23 @@ class Table {
 
   // Return the ids of the entries for which `fits` is true, or of a session.
   template <typename Fits>
-  [[nodiscard]] std::vector<std::string> Where(Fits fits) const {
+  std::vector<std::string> Where(Fits fits) const {
     std::vector<std::string> ids;
     for (const auto& [id, entry] : entries_) {
       if (fits(entry)) ids.push_back(id);
     }
     return ids;
   }
-  [[nodiscard]] std::vector<std::string> OfSession(
-      const std::string& session) const {
+  std::vector<std::string> OfSession(const std::string& session) const {
     return Where([&](const Entry& entry) { return entry.session == session; });
   }
 
   // Pairs of id and entry, by id.
-  [[nodiscard]] auto begin() const { return entries_.begin(); }
-  [[nodiscard]] auto end() const { return entries_.end(); }
-  [[nodiscard]] auto begin() { return entries_.begin(); }
-  [[nodiscard]] auto end() { return entries_.end(); }
-  [[nodiscard]] size_t size() const { return entries_.size(); }
+  auto begin() const { return entries_.begin(); }
+  auto end() const { return entries_.end(); }
+  auto begin() { return entries_.begin(); }
+  auto end() { return entries_.end(); }
+  size_t size() const { return entries_.size(); }
 
  private:
   const char* const what_;

@@ -40,9 +40,7 @@ class TinkerFront {
   TinkerFront& operator=(const TinkerFront&) = delete;
 
   // Returns HOST:PORT. If the configured port is 0, the system has chosen PORT.
-  [[nodiscard]] const std::string& address() const {
-    return server_->address();
-  }
+  const std::string& address() const { return server_->address(); }
 
   // Call this once, when the engine is ready. The front then reads its ledger
   // and runs the steps again. Until then it refuses requests, and until all

@@ -30,12 +30,12 @@ struct Ticket {
   std::string file;
 
   // Returns the tenant of the adapter, as the name tells it.
-  [[nodiscard]] std::string Owner() const {
+  std::string Owner() const {
     return adapter.substr(0, adapter.find(kTenantSeparator));
   }
   // Returns the part of the URL that is signed. No field contains a slash, so
   // no two tickets have the same part.
-  [[nodiscard]] std::string Path() const {
+  std::string Path() const {
     return absl::StrCat(expires, "/", adapter, "/", checkpoint, "/", file);
   }
 };
@@ -72,7 +72,7 @@ class Transfers {
   // fails.
   void NextPiece(const DownloadPtr& download,
                  const std::function<void(std::string)>& then);
-  [[nodiscard]] HttpReply FileReply(const DownloadPtr& download);
+  HttpReply FileReply(const DownloadPtr& download);
 
   Front& front_;
   std::set<std::string> copying_;  // The owners whose copy has not ended.

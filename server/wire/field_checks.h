@@ -26,15 +26,15 @@ struct Interval {
   bool low_open = false;
   bool high_open = false;
 
-  [[nodiscard]] bool Contains(double value) const {
+  bool Contains(double value) const {
     return (low_open ? value > low : value >= low) &&
            (high_open ? value < high : value <= high);
   }
-  [[nodiscard]] std::string ToString() const;
+  std::string ToString() const;
 };
 
 // Returns the first 48 bytes of a client's string, escaped and in quotes.
-[[nodiscard]] std::string Quoted(absl::string_view text);
+std::string Quoted(absl::string_view text);
 
 // Returns INVALID_ARGUMENT with the message "<field> <problem>", where the
 // field has the client's name for it (NameOfField). The parts of the problem
@@ -64,13 +64,13 @@ absl::Status CheckCount(absl::string_view field, uint64_t value, uint64_t low,
 // Returns the index of the first id outside [0, vocab_size), or -1. Requests
 // have uint32 ids, which are stored as int32. So a request's id of 2^31 or more
 // is a negative number here.
-[[nodiscard]] int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
+int64_t FindBadId(absl::Span<const int32_t> ids, int vocab_size);
 
 // Returns the index of the first value that is NaN or infinite, or -1.
-[[nodiscard]] int64_t FindNonFinite(absl::Span<const float> values);
+int64_t FindNonFinite(absl::Span<const float> values);
 
 // Returns the index of the first value above zero, or -1.
-[[nodiscard]] int64_t FindPositive(absl::Span<const float> values);
+int64_t FindPositive(absl::Span<const float> values);
 
 // Checks that all ids are in [0, vocab_size). `field` is the list's.
 absl::Status CheckIds(absl::string_view field, absl::Span<const int32_t> ids,

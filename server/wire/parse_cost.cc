@@ -84,7 +84,7 @@ class Scan {
     return whole && bytes_ <= most_;
   }
 
-  [[nodiscard]] int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }
 
  private:
   // Reads a field's value. `field` is null for a field that the message does

@@ -52,25 +52,24 @@ struct RequestFields {
   int64_t vocab_tables = 0;
 };
 
-[[nodiscard]] RequestFields FieldsOf(TrainRequest* request);
-[[nodiscard]] RequestFields FieldsOf(OptimStepRequest* request);
-[[nodiscard]] RequestFields FieldsOf(SampleRequest* request);
-[[nodiscard]] RequestFields FieldsOf(CreateAdapterRequest* request);
-[[nodiscard]] RequestFields FieldsOf(ListAdaptersRequest* request);
-[[nodiscard]] RequestFields FieldsOf(SaveCheckpointRequest* request);
-[[nodiscard]] RequestFields FieldsOf(LoadCheckpointRequest* request);
-[[nodiscard]] RequestFields FieldsOf(UploadCheckpointRequest* request);
-[[nodiscard]] RequestFields FieldsOf(SetCheckpointTtlRequest* request);
-[[nodiscard]] RequestFields FieldsOf(PublishSnapshotRequest* request);
-[[nodiscard]] RequestFields FieldsOf(RefusedStep* request);
-[[nodiscard]] RequestFields FieldsOf(ReleaseSnapshotRequest* request);
-[[nodiscard]] RequestFields FieldsOf(ExportAdapterRequest* request);
-[[nodiscard]] RequestFields FieldsOf(ImportAdapterRequest* request);
-[[nodiscard]] RequestFields FieldsOf(ProfileRequest* request);
+RequestFields FieldsOf(TrainRequest* request);
+RequestFields FieldsOf(OptimStepRequest* request);
+RequestFields FieldsOf(SampleRequest* request);
+RequestFields FieldsOf(CreateAdapterRequest* request);
+RequestFields FieldsOf(ListAdaptersRequest* request);
+RequestFields FieldsOf(SaveCheckpointRequest* request);
+RequestFields FieldsOf(LoadCheckpointRequest* request);
+RequestFields FieldsOf(UploadCheckpointRequest* request);
+RequestFields FieldsOf(SetCheckpointTtlRequest* request);
+RequestFields FieldsOf(PublishSnapshotRequest* request);
+RequestFields FieldsOf(RefusedStep* request);
+RequestFields FieldsOf(ReleaseSnapshotRequest* request);
+RequestFields FieldsOf(ExportAdapterRequest* request);
+RequestFields FieldsOf(ImportAdapterRequest* request);
+RequestFields FieldsOf(ProfileRequest* request);
 // For an adapter's id, and for an adapter's id with a checkpoint's name.
-[[nodiscard]] RequestFields FieldsOf(std::string* adapter_id);
-[[nodiscard]] RequestFields FieldsOf(
-    std::pair<std::string, std::string>* checkpoint);
+RequestFields FieldsOf(std::string* adapter_id);
+RequestFields FieldsOf(std::pair<std::string, std::string>* checkpoint);
 
 }  // namespace weft::server
 

@@ -61,8 +61,7 @@ struct RequestLimits {
   bool engine_names = true;  // An adapter's name may be TENANT~ID.
 };
 
-[[nodiscard]] RequestLimits MakeLimits(const EngineInfo& info,
-                                       const ServerOptions& options);
+RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options);
 
 // Returns INVALID_ARGUMENT, which names `field`, if `asked` is true but the
 // model has no experts. `asked` says whether the request sends routing or asks

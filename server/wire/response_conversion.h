@@ -25,7 +25,7 @@ void ToProto(const OptimStepResult& result, v1::OptimStepResponse* out);
 void ToProto(const SampleResult& result, v1::SampleResponse* out);
 void ToProto(const SampleDelta& delta, v1::SampleStreamResponse* out);
 
-[[nodiscard]] v1::TargetModule ToProto(TargetModule module);
+v1::TargetModule ToProto(TargetModule module);
 void ToProto(const LoraConfig& config, v1::LoraConfig* out);
 void ToProto(const AdapterInfo& info, v1::Adapter* out);
 void ToProto(const CheckpointInfo& info, v1::Checkpoint* out);

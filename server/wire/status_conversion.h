@@ -25,12 +25,12 @@ inline constexpr int kRetryPushbackMillis = 1000;
 // Returns after how many milliseconds the same call may succeed. Returns
 // nullopt if waiting does not help. Waiting helps after UNAVAILABLE, and after
 // RESOURCE_EXHAUSTED for a reason that passes by itself.
-[[nodiscard]] std::optional<int> RetryMillis(const absl::Status& status);
+std::optional<int> RetryMillis(const absl::Status& status);
 
 // Returns whether a step that was refused with this error keeps its number and
 // has the error as its result. Such an error comes from the request alone, so
 // the same call would always fail.
-[[nodiscard]] bool KeepsNumber(const absl::Status& status);
+bool KeepsNumber(const absl::Status& status);
 
 // Adds the trailer `grpc-retry-pushback-ms` if RetryMillis returns a number.
 void AddRetryHint(const absl::Status& status, grpc::ServerContextBase* context);

@@ -24,10 +24,10 @@ inline constexpr char kPortTaken[] =
     ": choose another port, or port 0 for any free one";
 
 // Returns the path of "unix:PATH"; empty if `listen` has another form.
-[[nodiscard]] std::string UnixSocketPath(absl::string_view listen);
+std::string UnixSocketPath(absl::string_view listen);
 
 // Returns whether `host` is "localhost", ::1 or an address in 127.0.0.0/8.
-[[nodiscard]] bool IsLoopback(absl::string_view host);
+bool IsLoopback(absl::string_view host);
 
 }  // namespace weft
 

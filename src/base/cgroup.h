@@ -18,7 +18,7 @@ struct CgroupLimits {
 };
 
 // `root` is the root of the file system. Limits that cannot be read are absent.
-[[nodiscard]] CgroupLimits ReadCgroupLimits(const std::string& root = "");
+CgroupLimits ReadCgroupLimits(const std::string& root = "");
 
 }  // namespace weft
 

@@ -27,13 +27,13 @@ inline absl::Time SteadyNow() {
 class Clock {
  public:
   virtual ~Clock() = default;
-  [[nodiscard]] virtual absl::Time Now() const = 0;
+  virtual absl::Time Now() const = 0;
 };
 
 // Threads: any.
 class RealClock final : public Clock {
  public:
-  [[nodiscard]] absl::Time Now() const override { return SteadyNow(); }
+  absl::Time Now() const override { return SteadyNow(); }
 };
 
 }  // namespace weft

@@ -33,7 +33,7 @@ class FairEviction {
   // Where an entry is. Valid until the entry is removed.
   class Place {
    public:
-    [[nodiscard]] const T& value() const { return entry_->value; }
+    const T& value() const { return entry_->value; }
 
    private:
     friend class FairEviction;
@@ -67,7 +67,7 @@ class FairEviction {
     return value;
   }
   // Returns the entry to evict. REQUIRES: there is an entry.
-  [[nodiscard]] Place Victim() {
+  Place Victim() {
     Place place;
     place.account_ = std::ranges::max_element(
         accounts_, {},
@@ -77,9 +77,9 @@ class FairEviction {
   }
 
   // Returns the owners that have entries.
-  [[nodiscard]] const Accounts& accounts() const { return accounts_; }
+  const Accounts& accounts() const { return accounts_; }
   // Returns the bytes of all entries.
-  [[nodiscard]] int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }
 
  private:
   Accounts accounts_;

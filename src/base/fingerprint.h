@@ -16,8 +16,8 @@ inline constexpr size_t kFingerprintDigits = 64;
 // Names the parts in which two fingerprints differ, for an error message, such
 // as "hidden is 64, here 128; layer 3 differs". If `stored` has no parts, says
 // that it comes from an older server. `stored` need not be trusted.
-[[nodiscard]] std::string FingerprintDifference(std::string_view stored,
-                                                std::string_view own);
+std::string FingerprintDifference(std::string_view stored,
+                                  std::string_view own);
 
 }  // namespace weft
 

@@ -9,7 +9,7 @@ namespace weft {
 // Returns whether `name` may name an adapter, tenant, token, checkpoint,
 // snapshot, metadata key or file. A name matches
 // [A-Za-z0-9][A-Za-z0-9._-]{0,127} and does not end in a dot.
-[[nodiscard]] bool IsName(absl::string_view name);
+bool IsName(absl::string_view name);
 
 }  // namespace weft
 

@@ -24,7 +24,7 @@ struct Reason {
 // Returns `status` with the reason. REQUIRES: `status` is an error.
 absl::Status WithReason(absl::Status status, const Reason& reason);
 // Returns nullopt if the status carries no reason.
-[[nodiscard]] std::optional<Reason> FindReason(const absl::Status& status);
+std::optional<Reason> FindReason(const absl::Status& status);
 
 }  // namespace weft
 

@@ -10,7 +10,7 @@
 namespace weft {
 
 // Returns the SHA-256 of `bytes`, 32 bytes.
-[[nodiscard]] std::string Sha256(std::string_view bytes);
+std::string Sha256(std::string_view bytes);
 
 // Computes the SHA-256 of bytes that come in pieces.
 // Threads: not thread-safe.
@@ -19,7 +19,7 @@ class Sha256Sum {
   Sha256Sum();
   void Add(std::string_view bytes);
   // Returns the SHA-256 of all bytes, 32 bytes. Call it once, at the end.
-  [[nodiscard]] std::string Finish();
+  std::string Finish();
 
  private:
   const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;

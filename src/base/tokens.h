@@ -23,7 +23,7 @@ namespace weft {
 enum class Scope : uint8_t { kRead, kSample, kTrain, kAdmin };
 
 // Returns "read", "sample", "train" or "admin".
-[[nodiscard]] const char* ScopeName(Scope scope);
+const char* ScopeName(Scope scope);
 // Returns the scope of this name. Errors: INVALID_ARGUMENT for any other name.
 absl::StatusOr<Scope> ParseScope(absl::string_view name);
 
@@ -34,7 +34,7 @@ struct TokenEntry {
   std::set<Scope> scopes;
   absl::Time expires = absl::InfiniteFuture();
 
-  [[nodiscard]] bool Allows(Scope scope) const;
+  bool Allows(Scope scope) const;
 };
 
 // Stands between the tenant and the id in an adapter's name, as in "tenant~id".
@@ -51,15 +51,15 @@ inline bool NamesAll(absl::string_view adapter_id) {
 inline constexpr size_t kMaxTenantLength = 64;
 
 // Returns a random token.
-[[nodiscard]] std::string NewToken();
+std::string NewToken();
 // Returns the token's TokenEntry::sha256.
-[[nodiscard]] std::string HashToken(absl::string_view token);
+std::string HashToken(absl::string_view token);
 
 // Returns the record of the token with this HashToken, even if it has expired,
 // or null if there is none. The search time does not reveal how similar the
 // hash is to a known one.
-[[nodiscard]] const TokenEntry* FindTokenOfHash(
-    const std::vector<TokenEntry>& records, absl::string_view hash);
+const TokenEntry* FindTokenOfHash(const std::vector<TokenEntry>& records,
+                                  absl::string_view hash);
 
 }  // namespace weft
 

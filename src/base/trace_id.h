@@ -28,16 +28,15 @@ using TraceId = std::shared_ptr<const std::string>;
 // that header is not valid, returns `request_id`. If `request_id` is not valid
 // either, returns 32 random hexadecimal digits. A valid `request_id` has 1 to
 // kMaxTraceIdBytes letters, digits, '-', '_' or '.'.
-[[nodiscard]] TraceId MakeTraceId(std::string_view traceparent,
-                                  std::string_view request_id);
+TraceId MakeTraceId(std::string_view traceparent, std::string_view request_id);
 
 // Returns the id of this thread's innermost TraceScope; null outside any scope.
-[[nodiscard]] TraceId CurrentTrace();
+TraceId CurrentTrace();
 
 // Returns one id for work that serves several requests: at most 16 different
 // ids with commas between them. If N more ids come after these 16, ",+N" ends
 // the result. Skips null ids, and returns null if all are null.
-[[nodiscard]] TraceId JoinTraces(const std::vector<TraceId>& ids);
+TraceId JoinTraces(const std::vector<TraceId>& ids);
 
 // Sets the id of this thread until the scope is destroyed. Scopes nest.
 class TraceScope {
@@ -54,8 +53,7 @@ class TraceScope {
 // Returns a function that runs `task` with the id that this thread has now. If
 // this thread has no id, returns `task` itself.
 template <typename... Args>
-[[nodiscard]] std::function<void(Args...)> KeepTrace(
-    std::function<void(Args...)> task) {
+std::function<void(Args...)> KeepTrace(std::function<void(Args...)> task) {
   TraceId id = CurrentTrace();
   if (id == nullptr) return task;
   return [id = std::move(id), task = std::move(task)](Args... args) {

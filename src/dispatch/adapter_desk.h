@@ -23,47 +23,45 @@ class AdapterDesk {
   // Any thread may call the methods below.
 
   // Returns the adapter's facts. Errors: NOT_FOUND, also for the base model.
-  [[nodiscard]] absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
+  absl::StatusOr<AdapterInfo> Info(const std::string& id) const;
   // Returns a page of adapters, with those that the replay of the log has yet
   // to restore. Holds the lock for a time that grows with the page, not with
   // the number of adapters.
-  [[nodiscard]] absl::StatusOr<AdapterPage> List(
-      const ListAdaptersRequest& request) const;
+  absl::StatusOr<AdapterPage> List(const ListAdaptersRequest& request) const;
   // Counts the adapters of all pages.
-  [[nodiscard]] size_t Count() const;
+  size_t Count() const;
   // Returns the recent activity of the query's adapters and the load of its
   // tenants. Holds the lock for one adapter or tenant at a time.
-  [[nodiscard]] Activity Watch(const ActivityQuery& query) const;
-  [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const;
+  Activity Watch(const ActivityQuery& query) const;
+  std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Does what Engine::Ahead does.
-  [[nodiscard]] uint64_t Ahead(const std::string& id, uint64_t step) const;
+  uint64_t Ahead(const std::string& id, uint64_t step) const;
   // Returns the adapter's id, for messages; empty if there is no such adapter.
-  [[nodiscard]] std::string NameOf(AdapterKey key) const;
+  std::string NameOf(AdapterKey key) const;
   // Returns UNAVAILABLE, with the reason ADAPTER_RECOVERING, if the replay of
   // the log has yet to restore the adapter.
-  [[nodiscard]] absl::Status CheckReady(const std::string& id) const;
+  absl::Status CheckReady(const std::string& id) const;
   // Returns OK if the adapter may be created. Errors: ALREADY_EXISTS;
   // RESOURCE_EXHAUSTED (the server or the tenant has its maximum number of
   // adapters, or the tenant has its maximum number of bytes); UNAVAILABLE
   // (ADAPTER_RECOVERING: adapters that are not restored yet decide whether
   // there is room).
-  [[nodiscard]] absl::Status CheckNew(const std::string& id,
-                                      const std::string& tenant) const;
+  absl::Status CheckNew(const std::string& id, const std::string& tenant) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If
   // the adapter exists with the same tenant, config and durability and has run
   // no step, `done` gets its info instead of ALREADY_EXISTS.
-  [[nodiscard]] Callback<AdapterInfo> AnswerRepeats(
-      const CreateAdapterRequest& request, Callback<AdapterInfo> done) const;
+  Callback<AdapterInfo> AnswerRepeats(const CreateAdapterRequest& request,
+                                      Callback<AdapterInfo> done) const;
 
   // The engine thread calls the methods below.
 
   // Returns RESOURCE_EXHAUSTED if the adapters of the adapter's tenant, with
   // their snapshots, have all bytes that the tenant may have.
-  [[nodiscard]] absl::Status CheckBytes(AdapterKey key) const;
+  absl::Status CheckBytes(AdapterKey key) const;
   // Returns a key that no adapter has had before.
-  [[nodiscard]] AdapterKey NewKey();
+  AdapterKey NewKey();
   // Returns a new epoch number, for a new adapter.
-  [[nodiscard]] uint64_t NewEpoch();
+  uint64_t NewEpoch();
   // Adds an adapter that is on the device, in a slot that WhenSlot gave.
   // REQUIRES: CheckNew accepted the adapter after the slot was given.
   // Durability and epoch come from `facts`; if that epoch is 0, the adapter
@@ -94,15 +92,15 @@ class AdapterDesk {
 
   // Returns whether this move of the adapter is still running and the adapter
   // exists.
-  [[nodiscard]] bool IsUnderway(const Move& move) const;
+  bool IsUnderway(const Move& move) const;
   // Ends a move of `bytes` bytes. If the adapter is now on the device, runs the
   // tasks that waited for it. If the move failed, fails the work and the tasks
   // that get no slot because of the failure.
   void FinishMove(const Move& move, uint64_t bytes, const absl::Status& status);
 
  private:
-  [[nodiscard]] std::vector<EngineTask> DropWaiter(const SlotWaiter& waiter,
-                                                   const absl::Status& status)
+  std::vector<EngineTask> DropWaiter(const SlotWaiter& waiter,
+                                     const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 
   State& s_;

@@ -34,11 +34,11 @@ class AdapterQueue {
     int64_t next_datum = 0;
     int64_t in_flight = 0;  // Number of data on the device (kTrain).
 
-    [[nodiscard]] bool barrier() const { return item.kind != WorkKind::kTrain; }
-    [[nodiscard]] int64_t prefix(int64_t datum) const {
+    bool barrier() const { return item.kind != WorkKind::kTrain; }
+    int64_t prefix(int64_t datum) const {
       return item.datum_prefix.empty() ? 0 : item.datum_prefix[datum];
     }
-    [[nodiscard]] bool done_after_flight() const {
+    bool done_after_flight() const {
       return barrier() || next_datum + in_flight ==
                               static_cast<int64_t>(item.datum_tokens.size());
     }
@@ -57,11 +57,11 @@ class AdapterQueue {
   // Errors: ALREADY_EXISTS (waiting or running work has the number, or the
   // number was applied before a lower number), FAILED_PRECONDITION (the number
   // is in the past).
-  [[nodiscard]] absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
+  absl::StatusOr<uint64_t> NumberFor(const WorkItem& item) const;
 
   // Returns how far work with this number (0: it comes last) is ahead of the
   // lowest missing number. 0: no missing number keeps the work from running.
-  [[nodiscard]] uint64_t Ahead(uint64_t step) const;
+  uint64_t Ahead(uint64_t step) const;
 
   // Adds an item. `number` comes from NumberFor. item.tokens is the item's
   // cost.
@@ -73,7 +73,7 @@ class AdapterQueue {
   // An item does not start after its deadline, but an item between two slices
   // goes on. If an unnumbered Forward and another item may start, returns the
   // one that is between two slices, or else the one that arrived first.
-  [[nodiscard]] const Entry* Ready(absl::Time now) const;
+  const Entry* Ready(absl::Time now) const;
 
   // Starts the ready item if it is a kTrain with this `backward`. A request of
   // at most `max_batch_tokens` starts as a whole, if it fits `room` tokens. A
@@ -107,24 +107,22 @@ class AdapterQueue {
   // Returns the ids of the work that cannot finish if the adapter is removed:
   // all work except a barrier on the device and a request whose last slice is
   // on the device.
-  [[nodiscard]] std::vector<uint64_t> Unfinishable() const;
+  std::vector<uint64_t> Unfinishable() const;
 
-  [[nodiscard]] AdapterKey key() const { return key_; }
-  [[nodiscard]] bool on_device() const { return !running_.empty(); }
-  [[nodiscard]] bool has_waiting() const {
-    return !waiting_.empty() || !unnumbered_.empty();
-  }
+  AdapterKey key() const { return key_; }
+  bool on_device() const { return !running_.empty(); }
+  bool has_waiting() const { return !waiting_.empty() || !unnumbered_.empty(); }
   // Returns whether a request is between two slices.
-  [[nodiscard]] bool has_started() const {
+  bool has_started() const {
     const auto started = [](const auto& line) {
       return !line.empty() && line.begin()->second.next_datum > 0;
     };
     return started(waiting_) || started(unnumbered_);
   }
   // Returns the last step that has ended, with none open below it.
-  [[nodiscard]] uint64_t last_step() const { return last_step_; }
+  uint64_t last_step() const { return last_step_; }
   // Returns the lowest number that no work has. All work below it is accepted.
-  [[nodiscard]] uint64_t next_step() const { return missing_; }
+  uint64_t next_step() const { return missing_; }
 
  private:
   // A place in the order of execution. Work without a step number comes after
@@ -139,12 +137,12 @@ class AdapterQueue {
     Entry entry;
   };
 
-  [[nodiscard]] const Entry* ReadyInOrder(absl::Time now) const;
-  [[nodiscard]] const Entry* ReadyUnnumbered(absl::Time now) const;
+  const Entry* ReadyInOrder(absl::Time now) const;
+  const Entry* ReadyUnnumbered(absl::Time now) const;
   // Removes `ready`, which Ready returned, from the waiting work.
-  [[nodiscard]] Running TakeReady(const Entry& ready);
-  [[nodiscard]] bool Taken(uint64_t number) const;
-  [[nodiscard]] uint64_t HighestTaken() const;
+  Running TakeReady(const Entry& ready);
+  bool Taken(uint64_t number) const;
+  uint64_t HighestTaken() const;
   void SkipTaken();  // Raises missing_ to the lowest number that is not taken.
   void Apply(uint64_t number);
   Started StartData(const Entry& ready, int64_t num_data);

@@ -21,7 +21,7 @@ class Line {
     for (size_t i = 0; i < queues.size(); ++i) Join(i);
   }
 
-  [[nodiscard]] bool empty() const { return tenants_.empty(); }
+  bool empty() const { return tenants_.empty(); }
 
   void Join(size_t queue) {
     const FairShares::Turn turn = TurnOf(queue);
@@ -45,7 +45,7 @@ class Line {
   }
 
  private:
-  [[nodiscard]] FairShares::Turn TurnOf(size_t queue) const {
+  FairShares::Turn TurnOf(size_t queue) const {
     return shares_.TurnOf(queues_[queue]->key());
   }
 

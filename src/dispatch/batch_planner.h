@@ -47,10 +47,10 @@ class BatchWindow {
   // more adapters. The batch does not wait for `absent` adapters, whose work
   // cannot start. The first call since the latest Start or NoteIdle begins the
   // wait.
-  [[nodiscard]] bool Waits(const std::vector<AdapterQueue*>& ready,
-                           const std::set<AdapterKey>& absent, absl::Time now);
+  bool Waits(const std::vector<AdapterQueue*>& ready,
+             const std::set<AdapterKey>& absent, absl::Time now);
   // Returns the time at which the wait ends; InfiniteFuture if no batch waits.
-  [[nodiscard]] absl::Time start() const { return start_; }
+  absl::Time start() const { return start_; }
   // Notes that `plan` has started, with work of some of the `ready` queues.
   void Start(const Plan& plan, const std::vector<AdapterQueue*>& ready,
              absl::Time now);
@@ -58,16 +58,15 @@ class BatchWindow {
   void Ran(absl::Duration elapsed);
   // Returns the tokens that a batch computes in this time; 0 if that is not
   // known yet.
-  [[nodiscard]] int64_t TokensOf(absl::Duration elapsed) const;
+  int64_t TokensOf(absl::Duration elapsed) const;
   // Notes that no work can run.
   void NoteIdle();
   void Forget(AdapterKey adapter) { trained_at_.erase(adapter); }
 
  private:
-  [[nodiscard]] absl::Duration WindowOf(int64_t tokens) const;
-  [[nodiscard]] bool LacksAdapters(const std::set<AdapterKey>& present,
-                                   const std::set<AdapterKey>& absent,
-                                   absl::Time now) const;
+  absl::Duration WindowOf(int64_t tokens) const;
+  bool LacksAdapters(const std::set<AdapterKey>& present,
+                     const std::set<AdapterKey>& absent, absl::Time now) const;
 
   const int64_t large_batch_tokens_;
   std::map<AdapterKey, absl::Time> trained_at_;

@@ -49,7 +49,7 @@ class DecodeOrder {
 
   // Returns the members' places. REQUIRES: the members are those of the
   // previous call, except that some have left and others have come.
-  [[nodiscard]] std::vector<Place> Places(const std::vector<Member>& members);
+  std::vector<Place> Places(const std::vector<Member>& members);
 
  private:
   // The first member of a tenant.

@@ -45,7 +45,7 @@ class DispatchMetrics {
   void CountDroppedReply();
 
  private:
-  [[nodiscard]] size_t LabelOf(std::string_view tenant) const;
+  size_t LabelOf(std::string_view tenant) const;
 
   const std::vector<std::string> tenants_;
   LabelledGauges queue_depth_;

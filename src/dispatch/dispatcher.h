@@ -34,11 +34,11 @@ class Dispatcher {
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  [[nodiscard]] StepDesk& steps() { return steps_; }
-  [[nodiscard]] SampleDesk& samples() { return samples_; }
-  [[nodiscard]] AdapterDesk& adapters() { return adapters_; }
-  [[nodiscard]] const AdapterDesk& adapters() const { return adapters_; }
-  [[nodiscard]] RecoveryDesk& recovery() { return recovery_; }
+  StepDesk& steps() { return steps_; }
+  SampleDesk& samples() { return samples_; }
+  AdapterDesk& adapters() { return adapters_; }
+  const AdapterDesk& adapters() const { return adapters_; }
+  RecoveryDesk& recovery() { return recovery_; }
 
   // Any thread may call the methods below.
 
@@ -47,7 +47,7 @@ class Dispatcher {
   // Close's error instead.
   void Post(EngineTask task);
   // Returns UNAVAILABLE after Drain, Stop or Close.
-  [[nodiscard]] absl::Status CheckOpen() const;
+  absl::Status CheckOpen() const;
   // Refuses new work from now on, except saves that can run at once. Runs
   // `done` when all accepted work is done, or with Close's error if Close comes
   // first, or with ABORTED if Undrain does.
@@ -64,7 +64,7 @@ class Dispatcher {
   void Stop();
   // Returns whether a drain has ended: no new work is accepted, and all
   // accepted work has ended. Parts of the replay of the log may be left.
-  [[nodiscard]] bool drained() const;
+  bool drained() const;
 
   // The engine thread calls the methods below.
 
@@ -73,34 +73,30 @@ class Dispatcher {
   // prefill or decode. If the previous call returned a micro-batch, step or
   // decode iteration, the time since then counts as the device time of that
   // previous work.
-  [[nodiscard]] std::optional<Work> Next(int active_samples,
-                                         absl::Duration patience);
+  std::optional<Work> Next(int active_samples, absl::Duration patience);
   // Fails all work that has not ended, all queued tasks, and every task that is
   // posted later. Call it after the last Next.
   void Close(const absl::Status& status);
 
  private:
-  [[nodiscard]] std::optional<Work> Choose(int active_samples)
+  std::optional<Work> Choose(int active_samples)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  [[nodiscard]] std::optional<Work> ChooseMove()
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  std::optional<Work> ChooseMove() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Returns the next part of the replay of the log. Returns none if no part is
   // queued, if a drain has ended, or if it is other work's turn. `idle` means
   // that there is no other work.
-  [[nodiscard]] std::optional<Work> ChooseReplay(bool idle)
+  std::optional<Work> ChooseReplay(bool idle)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  [[nodiscard]] Work ChoosePlan(int active_samples)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  Work ChoosePlan(int active_samples) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Returns whether a batch waits for other adapters (BatchWindow).
-  [[nodiscard]] bool BatchWaits() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  bool BatchWaits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void ExpireWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
-  [[nodiscard]] std::vector<uint64_t> TakeCancelled()
+  std::vector<uint64_t> TakeCancelled()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void AccountDeviceTime() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   void AnswerDrainWhenIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Returns what drained() returns. Any thread may call it.
-  [[nodiscard]] bool Drained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  bool Drained() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
 
   mutable State state_;
   StepDesk steps_;

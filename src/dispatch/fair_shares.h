@@ -52,8 +52,8 @@ class FairShares {
   void Refund(AdapterKey adapter, int64_t tokens);
 
   // Returns the turn of an adapter. REQUIRES: the adapter is active.
-  [[nodiscard]] Turn TurnOf(AdapterKey adapter) const;
-  [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
+  Turn TurnOf(AdapterKey adapter) const;
+  const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
   // One level: all tenants, or the adapters of one tenant. The members of a

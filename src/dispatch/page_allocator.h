@@ -27,7 +27,7 @@ class PageAllocator {
   // Returns a page with one reference, or nullopt if no page is free. Returns
   // the page that was freed last, because the processor's caches may still hold
   // its memory.
-  [[nodiscard]] std::optional<PageId> Allocate();
+  std::optional<PageId> Allocate();
 
   // Adds a user to a page that is in use or idle. Returns false if the page is
   // free. This and the next three methods return false if there is no such
@@ -47,21 +47,15 @@ class PageAllocator {
   bool Forget(PageId page);
 
   // Returns whether the page is kept and has no user.
-  [[nodiscard]] bool IsIdle(PageId page) const;
+  bool IsIdle(PageId page) const;
 
   // Returns the number of the page's users, plus one if the page is kept.
   // Returns 0 for a number that is not a page.
-  [[nodiscard]] int32_t num_references(PageId page) const;
-  [[nodiscard]] int32_t num_pages() const {
-    return static_cast<int32_t>(references_.size());
-  }
-  [[nodiscard]] int32_t num_free() const {
-    return static_cast<int32_t>(free_.size());
-  }
-  [[nodiscard]] int32_t num_idle() const { return num_idle_; }
-  [[nodiscard]] int32_t num_used() const {
-    return num_pages() - num_free() - num_idle();
-  }
+  int32_t num_references(PageId page) const;
+  int32_t num_pages() const { return static_cast<int32_t>(references_.size()); }
+  int32_t num_free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t num_idle() const { return num_idle_; }
+  int32_t num_used() const { return num_pages() - num_free() - num_idle(); }
 
  private:
   std::vector<int32_t> references_;  // By page.

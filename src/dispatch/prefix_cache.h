@@ -54,8 +54,7 @@ class PrefixCache {
   // caller must share the pages and the state before it allocates, evicts or
   // drops any. A `version` must never be reused for other weights while the
   // cache exists.
-  [[nodiscard]] Prefix Lookup(uint64_t version,
-                              absl::Span<const int32_t> tokens);
+  Prefix Lookup(uint64_t version, absl::Span<const int32_t> tokens);
 
   // Adds the full pages of `tokens`, which are the first tokens of `sequence`.
   // If a page with the same version and prefix is already cached, `sequence`
@@ -66,8 +65,7 @@ class PrefixCache {
 
   // Returns whether the pages of `tokens` are cached without the state after
   // the last of them. Only whole pages of tokens, >= 1, have a state.
-  [[nodiscard]] bool LacksState(uint64_t version,
-                                absl::Span<const int32_t> tokens);
+  bool LacksState(uint64_t version, absl::Span<const int32_t> tokens);
   // Keeps the slot of this state, which is in use. REQUIRES: LacksState.
   void InsertState(uint64_t version, absl::Span<const int32_t> tokens,
                    StateId state);
@@ -85,7 +83,7 @@ class PrefixCache {
   // user releases it.
   void DropVersion(uint64_t version);
 
-  [[nodiscard]] int64_t num_pages() const { return num_pages_; }
+  int64_t num_pages() const { return num_pages_; }
 
  private:
   struct Key {
@@ -106,12 +104,11 @@ class PrefixCache {
     uint64_t state_used = 0;
   };
 
-  [[nodiscard]] Key KeyOf(const Entry* parent, absl::Span<const int32_t> tokens,
-                          size_t page) const;
+  Key KeyOf(const Entry* parent, absl::Span<const int32_t> tokens,
+            size_t page) const;
   // Returns the entries of the cached pages that agree with `tokens`, from the
   // first on.
-  [[nodiscard]] std::vector<Entry*> Path(uint64_t version,
-                                         absl::Span<const int32_t> tokens);
+  std::vector<Entry*> Path(uint64_t version, absl::Span<const int32_t> tokens);
   // Marks all entries from the first page to `last` as used now. Does nothing
   // if `last` is null.
   void Touch(Entry* last);

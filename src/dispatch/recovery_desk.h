@@ -27,8 +27,8 @@ class RecoveryDesk {
   // Ensures that later keys are at least `next_key`, later epochs exceed
   // `last_epoch`, and the ids of later steps are at least `next_work`.
   void Reserve(uint64_t next_key, uint64_t last_epoch, uint64_t next_work);
-  [[nodiscard]] uint64_t next_key() const;
-  [[nodiscard]] uint64_t last_epoch() const;
+  uint64_t next_key() const;
+  uint64_t last_epoch() const;
 
   // Names the adapters that the replay of the log restores, as a map of ids to
   // tenants. AdapterDesk::CheckReady refuses such an adapter until SetReady.
@@ -49,8 +49,8 @@ class RecoveryDesk {
 
   // Starts a replay of the step, for which no caller waits. The step ends as
   // other steps do (StepDesk), or with AbandonStep.
-  [[nodiscard]] StepTask BeginStep(AdapterKey key, uint64_t step,
-                                   std::string digest, StepRequest request);
+  StepTask BeginStep(AdapterKey key, uint64_t step, std::string digest,
+                     StepRequest request);
   // Removes a replayed step that cannot complete.
   void AbandonStep(uint64_t id);
   // Adds a completed step with its stored reply, without a replay of the step.
@@ -63,10 +63,10 @@ class RecoveryDesk {
               StepRequest request, std::string note, WorkItem item);
 
   // Returns the kept steps that the log has and that have not ended.
-  [[nodiscard]] std::vector<AcceptedStep> Kept() const;
+  std::vector<AcceptedStep> Kept() const;
   // Returns the keys of all adapters, ascending.
-  [[nodiscard]] std::vector<AdapterKey> Keys() const;
-  [[nodiscard]] AdapterHistory HistoryOf(AdapterKey key) const;
+  std::vector<AdapterKey> Keys() const;
+  AdapterHistory HistoryOf(AdapterKey key) const;
   // If `wanted`, returns whether no training request is between two slices. As
   // long as one is, no other request starts that would be divided, until a
   // later call. Returns false if not `wanted`.

@@ -47,8 +47,7 @@ class ReplayTable {
   // completed. Step 0 is always new. Errors: ALREADY_EXISTS (another payload
   // has the number), OUT_OF_RANGE (completed, but the result is no longer
   // kept).
-  [[nodiscard]] absl::StatusOr<Answer> Lookup(uint64_t step,
-                                              const std::string& digest) const;
+  absl::StatusOr<Answer> Lookup(uint64_t step, const std::string& digest) const;
 
   // Marks an accepted step as in flight until Complete or Fail. Ignores step 0.
   void Begin(uint64_t step, const std::string& digest, uint64_t work_id);
@@ -65,10 +64,10 @@ class ReplayTable {
   void Forget(uint64_t step) { forgotten_ = std::max(forgotten_, step); }
 
   // Returns the id of a step in flight; none if it is not.
-  [[nodiscard]] std::optional<uint64_t> WorkOf(uint64_t step) const;
+  std::optional<uint64_t> WorkOf(uint64_t step) const;
   // Returns null if the step is not completed or its result is no longer kept.
-  [[nodiscard]] StepResultPtr ResultOf(uint64_t step) const;
-  [[nodiscard]] const std::map<uint64_t, Done>& done() const { return done_; }
+  StepResultPtr ResultOf(uint64_t step) const;
+  const std::map<uint64_t, Done>& done() const { return done_; }
 
   // Drops the result of a completed step, which stays completed.
   void DropResult(uint64_t step);
@@ -111,7 +110,7 @@ class StoredReplies {
   // yet.
   std::optional<Reply> TakeExcess();
 
-  [[nodiscard]] int64_t bytes() const { return replies_.bytes(); }
+  int64_t bytes() const { return replies_.bytes(); }
 
  private:
   using Key = std::pair<AdapterKey, uint64_t>;  // An adapter and a step.

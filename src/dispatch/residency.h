@@ -101,22 +101,20 @@ class Residency {
   std::optional<Move> Next(const DemandOf& demand_of, const BytesOf& bytes_of);
 
   // Returns whether this move of the adapter is running and the adapter exists.
-  [[nodiscard]] bool IsUnderway(const Move& move) const;
+  bool IsUnderway(const Move& move) const;
   // Ends a running move; does nothing unless IsUnderway. After a failed move
   // the adapter is where it was. Returns the waiter that gets no slot because
   // of the failure, if there is one. The returned waiter no longer waits.
   std::optional<SlotWaiter> Finished(const Move& move, bool ok);
 
   // Returns none if the adapter is unknown.
-  [[nodiscard]] std::optional<Location> LocationOf(AdapterKey adapter) const;
+  std::optional<Location> LocationOf(AdapterKey adapter) const;
   // Returns whether the adapter is on the device and not leaving.
-  [[nodiscard]] bool CanRun(AdapterKey adapter) const;
-  [[nodiscard]] bool has_waiters() const { return !waiters_.empty(); }
+  bool CanRun(AdapterKey adapter) const;
+  bool has_waiters() const { return !waiters_.empty(); }
   // Returns the number of adapters at each location. A moving adapter counts at
   // the location that it leaves.
-  [[nodiscard]] std::array<int, kNumAdapterLocations> Counts() const {
-    return counts_;
-  }
+  std::array<int, kNumAdapterLocations> Counts() const { return counts_; }
 
  private:
   struct Entry {
@@ -131,34 +129,34 @@ class Residency {
   using Entries = std::map<AdapterKey, Entry>;
 
   // Returns the counter of the location.
-  [[nodiscard]] int& CountAt(Location location) {
+  int& CountAt(Location location) {
     return counts_[static_cast<size_t>(location)];
   }
-  [[nodiscard]] static bool HasSlot(const Entry& entry);
-  [[nodiscard]] int UsedSlots() const;
+  static bool HasSlot(const Entry& entry);
+  int UsedSlots() const;
   // Returns whether an adapter may come in. A pinned one always may if there is
   // a slot, because others that are pinned with it do not leave.
-  [[nodiscard]] bool HasRoom(bool pinned) const;
-  [[nodiscard]] int LeavingDevice() const;
+  bool HasRoom(bool pinned) const;
+  int LeavingDevice() const;
   // Returns whether the waiter's adapter is still moving away, so that it
   // cannot come in yet.
-  [[nodiscard]] bool IsLeaving(const SlotWaiter& waiter) const;
+  bool IsLeaving(const SlotWaiter& waiter) const;
   void DropWaiter(AdapterKey adapter);
   // Removes waiters whose adapters have no work that could run.
   void DropSatisfied(const DemandOf& demand_of);
   std::optional<Move> BringIn();
   std::optional<Move> MakeSlot(const DemandOf& demand_of);
   // Returns the first waiter that could come in now, or end().
-  [[nodiscard]] std::deque<SlotWaiter>::iterator FirstInLine();
+  std::deque<SlotWaiter>::iterator FirstInLine();
   // Returns the least recently used entry on the host that neither moves nor
   // waits for a slot, or end().
-  [[nodiscard]] Entries::iterator OldestOnHost();
+  Entries::iterator OldestOnHost();
   // Returns the adapter that should leave the device, or end(). Sets *ready to
   // whether this adapter has work that could run. If it has such work, it was
   // served (head of this file). `asked` is the SlotWaiter::asked of the first
   // waiter.
-  [[nodiscard]] Entries::iterator PickVictim(const DemandOf& demand_of,
-                                             uint64_t asked, bool* ready);
+  Entries::iterator PickVictim(const DemandOf& demand_of, uint64_t asked,
+                               bool* ready);
   Move StartMove(Entries::iterator it, Location to);
 
   const ResidencyOptions options_;

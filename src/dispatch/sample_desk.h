@@ -33,8 +33,7 @@ class SampleDesk {
 
   // Returns the sample whose turn it is, if there is one. Passes over the
   // tenants `without`. The caller then calls PutBack, Start or Finish.
-  [[nodiscard]] std::optional<SampleTask> Take(
-      const std::set<std::string>& without = {});
+  std::optional<SampleTask> Take(const std::set<std::string>& without = {});
   // Puts the sample of the latest Take back at its old place in the queue. Call
   // it if the decode loop has no room for the sample.
   void PutBack(const SampleTask& sample);
@@ -50,9 +49,9 @@ class SampleDesk {
  private:
   // Any thread may call the methods below.
 
-  [[nodiscard]] absl::StatusOr<uint64_t> Accept(
-      SampleRequest& request, std::function<void(SampleDelta)> on_delta,
-      const Callback<SampleResult>& done);
+  absl::StatusOr<uint64_t> Accept(SampleRequest& request,
+                                  std::function<void(SampleDelta)> on_delta,
+                                  const Callback<SampleResult>& done);
   void Cancel(uint64_t id);
 
   State& s_;

@@ -54,8 +54,8 @@ class SampleQueue {
   void Remove(AdapterKey adapter, uint64_t arrival);
 
   // Returns whether Take would return an entry of some tenant.
-  [[nodiscard]] bool HasReady(absl::Time now) const;
-  [[nodiscard]] bool HasWaiting(AdapterKey adapter) const;
+  bool HasReady(absl::Time now) const;
+  bool HasWaiting(AdapterKey adapter) const;
 
  private:
   using Lane = std::map<uint64_t, Entry>;  // Entries by arrival.

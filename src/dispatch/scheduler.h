@@ -81,11 +81,11 @@ class Scheduler {
 
   // Returns the last step that has ended, with none open below it; 0 if there
   // is no such adapter.
-  [[nodiscard]] uint64_t LastStep(AdapterKey adapter) const;
+  uint64_t LastStep(AdapterKey adapter) const;
   // Returns the lowest number that no work has; 0 if there is no such adapter.
-  [[nodiscard]] uint64_t NextStep(AdapterKey adapter) const;
+  uint64_t NextStep(AdapterKey adapter) const;
   // Returns AdapterQueue::Ahead; 0 if there is no such adapter.
-  [[nodiscard]] uint64_t Ahead(AdapterKey adapter, uint64_t step) const;
+  uint64_t Ahead(AdapterKey adapter, uint64_t step) const;
 
   // Sets whether the adapter is held. Of a held adapter only empty work starts.
   void SetHeld(AdapterKey adapter, bool held);
@@ -96,13 +96,13 @@ class Scheduler {
 
   // Returns the kinds of work that could start if the adapter were not held,
   // without empty work.
-  [[nodiscard]] WorkKinds ReadyKinds(AdapterKey adapter) const;
+  WorkKinds ReadyKinds(AdapterKey adapter) const;
 
   // Returns whether a step of the adapter is on the device or between slices.
-  [[nodiscard]] bool IsRunning(AdapterKey adapter) const;
+  bool IsRunning(AdapterKey adapter) const;
 
   // Returns all work of the adapter that has not started, the latest first.
-  [[nodiscard]] std::vector<uint64_t> WaitingOf(AdapterKey adapter) const;
+  std::vector<uint64_t> WaitingOf(AdapterKey adapter) const;
 
   // Queues work. Returns its step number; 0 if it has none. An error changes
   // nothing. Errors: NOT_FOUND (adapter), ALREADY_EXISTS (number in use, or
@@ -117,10 +117,10 @@ class Scheduler {
   bool Empty(uint64_t id);
 
   // Returns waiting work whose deadline has passed. Remove or empty it.
-  [[nodiscard]] std::vector<uint64_t> Expired(absl::Time now) const;
+  std::vector<uint64_t> Expired(absl::Time now) const;
 
   // Returns the earliest deadline of waiting work, or InfiniteFuture.
-  [[nodiscard]] absl::Time NextDeadline() const;
+  absl::Time NextDeadline() const;
 
   // Returns the next plan and starts its work. Expired work never starts. No
   // step starts on an adapter that has a step on the device. `active_decodes`
@@ -151,13 +151,13 @@ class Scheduler {
   void AccountDeviceTime(Plan::Kind kind, absl::Duration elapsed);
 
   // Returns whether no work waits or is on the device. Ignores taken samples.
-  [[nodiscard]] bool Idle() const;
+  bool Idle() const;
   // Returns the number of requests of this kind that have not started.
-  [[nodiscard]] int64_t QueueDepth(WorkKind kind) const;
+  int64_t QueueDepth(WorkKind kind) const;
   // Returns the number of the tenant's requests that have not started.
-  [[nodiscard]] int64_t QueueDepthOf(const std::string& tenant) const;
-  [[nodiscard]] const BatchWindow& batch_window() const { return window_; }
-  [[nodiscard]] const std::string& TenantOf(AdapterKey adapter) const;
+  int64_t QueueDepthOf(const std::string& tenant) const;
+  const BatchWindow& batch_window() const { return window_; }
+  const std::string& TenantOf(AdapterKey adapter) const;
 
  private:
   struct Queued {
@@ -176,9 +176,9 @@ class Scheduler {
   void Forget(uint64_t id);
   // Updates backlogged_ and shares_ after a change of the queue or of held_.
   void NoteBacklog(const AdapterQueue& queue);
-  [[nodiscard]] bool CanStart(const AdapterQueue& queue, absl::Time now) const;
+  bool CanStart(const AdapterQueue& queue, absl::Time now) const;
   // Returns whether the next work may not start because it has several slices.
-  [[nodiscard]] bool MayNotDivide(const AdapterQueue::Entry& ready) const;
+  bool MayNotDivide(const AdapterQueue::Entry& ready) const;
 
   const SchedulerOptions options_;
   std::map<AdapterKey, AdapterQueue> adapters_;

@@ -46,7 +46,7 @@ class SequencePages {
   // page, to which the caller copies the rows (Fork::copy). If a new page is
   // needed and no page is free, returns nullopt and changes nothing. The new
   // sequence has no state.
-  [[nodiscard]] std::optional<Fork> ForkSequence() const;
+  std::optional<Fork> ForkSequence() const;
 
   // Replaces pages()[index] by `page`, which is in use or idle and has the same
   // content.
@@ -55,13 +55,13 @@ class SequencePages {
   // Releases all pages and the state, and leaves the sequence empty.
   void Release();
 
-  [[nodiscard]] int64_t Slot(int64_t token) const {
+  int64_t Slot(int64_t token) const {
     return int64_t{pages_[token / page_size_]} * page_size_ +
            token % page_size_;
   }
-  [[nodiscard]] int64_t num_tokens() const { return num_tokens_; }
-  [[nodiscard]] const std::vector<PageId>& pages() const { return pages_; }
-  [[nodiscard]] const StateSlot& state() const { return state_; }
+  int64_t num_tokens() const { return num_tokens_; }
+  const std::vector<PageId>& pages() const { return pages_; }
+  const StateSlot& state() const { return state_; }
   void SetState(StateSlot state) { state_ = std::move(state); }
 
  private:

@@ -65,22 +65,19 @@ struct State {
 
   // The dispatcher and its desks call the methods below with the lock held.
 
-  [[nodiscard]] absl::Status CheckOpen() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns the adapter's key; for an empty id, the base model's key. Returns
   // none if there is no such adapter.
-  [[nodiscard]] std::optional<AdapterKey> KeyOf(const std::string& id) const
+  std::optional<AdapterKey> KeyOf(const std::string& id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns the scheduler's key for work of `tenant` on `adapter`. Each tenant
   // has its own key for the base model, and with it its own turns and limits.
-  [[nodiscard]] AdapterKey SchedulersKey(AdapterKey adapter,
-                                         const std::string& tenant)
+  AdapterKey SchedulersKey(AdapterKey adapter, const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns null for the base model and for an adapter that no longer exists.
-  [[nodiscard]] AdapterRecord* Find(AdapterKey adapter)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  AdapterRecord* Find(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns what clients see of an adapter. REQUIRES: the adapter exists.
-  [[nodiscard]] AdapterInfo InfoOf(AdapterKey adapter) const
+  AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Asks for a device slot if the adapter has none. Call it when the adapter
   // has work.
@@ -88,14 +85,12 @@ struct State {
   // Queues a step under item.id, with the fields of `item` that follow from it:
   // adapter, teacher and `recorded`. Sets the step's number. Errors: those of
   // Scheduler::Enqueue.
-  [[nodiscard]] absl::Status Queue(std::unique_ptr<StepWork> work,
-                                   WorkItem item)
+  absl::Status Queue(std::unique_ptr<StepWork> work, WorkItem item)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  [[nodiscard]] StepTask StartStep(uint64_t id)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  StepTask StartStep(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns a new epoch: the time in microseconds, or last_epoch + 1 if that is
   // greater.
-  [[nodiscard]] uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  uint64_t NewEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Ends work with an error. Does not remove the work from the scheduler.
   void Drop(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -103,12 +98,12 @@ struct State {
   // its turn if it is an accepted step. Returns false if it has started.
   bool Withdraw(uint64_t id, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  [[nodiscard]] std::vector<EngineTask> TakeTasks(AdapterKey adapter)
+  std::vector<EngineTask> TakeTasks(AdapterKey adapter)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
                   StepResultPtr result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns whether the log has the adapter's steps. False for null.
-  [[nodiscard]] bool IsRecorded(const AdapterRecord* record) const {
+  bool IsRecorded(const AdapterRecord* record) const {
     return options.records_steps && record != nullptr &&
            record->info.durability == Durability::kStep;
   }
@@ -118,7 +113,7 @@ struct State {
   void RemoveRecord(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns RESOURCE_EXHAUSTED if the tenant's adapters have all bytes that it
   // may have.
-  [[nodiscard]] absl::Status CheckBytes(const std::string& tenant) const
+  absl::Status CheckBytes(const std::string& tenant) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void SetFacts(AdapterRecord& record, const AdapterFacts& facts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
@@ -129,7 +124,7 @@ struct State {
     int made = 0;    // Adapters that exist; the replay may still remove them.
     int unmade = 0;  // Adapters that the replay will make.
   };
-  [[nodiscard]] Recovering CountRecovering(const std::string* tenant) const
+  Recovering CountRecovering(const std::string* tenant) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   const Options options;
@@ -174,14 +169,14 @@ struct State {
   absl::Status closed ABSL_GUARDED_BY(mu);
 
  private:
-  [[nodiscard]] TeacherName TeacherOf(const TrainRequest& request) const
+  TeacherName TeacherOf(const TrainRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void DropStep(std::unique_ptr<StepWork> work, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 };
 
 // Returns the error "adapter_id: 'x' does not exist".
-[[nodiscard]] absl::Status NoSuchAdapter(const std::string& adapter_id);
+absl::Status NoSuchAdapter(const std::string& adapter_id);
 
 }  // namespace weft::dispatch
 

@@ -39,14 +39,14 @@ class StateSlot {
   StateSlot& operator=(const StateSlot&) = delete;
 
   // Returns the user of a free slot; of none if no slot is free.
-  [[nodiscard]] static StateSlot Allocate(PageAllocator* allocator) {
+  static StateSlot Allocate(PageAllocator* allocator) {
     StateSlot slot;
     slot.allocator_ = allocator;
     slot.id_ = allocator->Allocate();
     return slot;
   }
 
-  [[nodiscard]] const std::optional<StateId>& id() const { return id_; }
+  const std::optional<StateId>& id() const { return id_; }
 
  private:
   PageAllocator* allocator_ = nullptr;

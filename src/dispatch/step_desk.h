@@ -40,9 +40,8 @@ class StepDesk {
 
   // Returns whether Submit would answer the call without running the request:
   // it repeats a step, or its number is wrong. `digest` is the request's.
-  [[nodiscard]] bool Knows(const std::string& adapter_id, uint64_t step,
-                           const std::string& digest)
-      ABSL_LOCKS_EXCLUDED(s_.mu);
+  bool Knows(const std::string& adapter_id, uint64_t step,
+             const std::string& digest) ABSL_LOCKS_EXCLUDED(s_.mu);
 
   // Gives `done` the result of a step, for which it waits if the step is in
   // flight. Errors: those of Engine::Retrieve.
@@ -70,23 +69,22 @@ class StepDesk {
  private:
   // Any thread may call the methods below.
 
-  [[nodiscard]] absl::StatusOr<CancelHandle> Accept(StepRequest& request,
-                                                    WorkItem item,
-                                                    std::string digest,
-                                                    const StepCallback& done,
-                                                    const Keeping& keep);
+  absl::StatusOr<CancelHandle> Accept(StepRequest& request, WorkItem item,
+                                      std::string digest,
+                                      const StepCallback& done,
+                                      const Keeping& keep);
   // If the call repeats a completed step, posts the stored result to `done`. If
   // the call repeats a step in flight, `done` waits for that step, and `kept`
   // is posted if it is kept. Returns none if the call is new.
-  [[nodiscard]] absl::StatusOr<std::optional<CancelHandle>> Repeated(
+  absl::StatusOr<std::optional<CancelHandle>> Repeated(
       AdapterRecord& record, const StepRequest& request,
       const std::string& digest, const StepCallback& done,
       const std::function<void()>& kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   // Returns whether a drain takes the step: a save that can run, because
   // operators save before they stop. A save without a number comes behind steps
   // that wait.
-  [[nodiscard]] bool IsTakenByDrain(const StepRequest& request,
-                                    std::optional<AdapterKey> key) const
+  bool IsTakenByDrain(const StepRequest& request,
+                      std::optional<AdapterKey> key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Cancel(uint64_t id, uint64_t waiter_id);
   using StepNode = decltype(State::steps)::node_type;

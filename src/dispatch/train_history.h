@@ -38,7 +38,7 @@ class TrainHistory {
 
   // Returns the totals and the latest points and updates, at most `max_points`
   // of each.
-  [[nodiscard]] AdapterActivity Latest(size_t max_points) const;
+  AdapterActivity Latest(size_t max_points) const;
 
  private:
   // The latest kMaxPoints points.
@@ -53,7 +53,7 @@ class TrainHistory {
       points_[oldest_] = point;
       oldest_ = (oldest_ + 1) % kMaxPoints;
     }
-    [[nodiscard]] std::vector<Point> Latest(size_t max_points) const {
+    std::vector<Point> Latest(size_t max_points) const {
       std::vector<Point> latest;
       const size_t count = std::min(max_points, points_.size());
       for (size_t i = points_.size() - count; i < points_.size(); ++i) {

@@ -40,7 +40,7 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  [[nodiscard]] virtual const EngineInfo& info() const = 0;
+  virtual const EngineInfo& info() const = 0;
 
   // Queues a step (src/request/step.h). A RefusedStep takes the place of a step
   // whose request is invalid: in its turn it fails with its status, which is
@@ -62,7 +62,7 @@ class Engine {
   }
   // Returns and forgets the kept steps of an earlier process that this one
   // runs. Call it when their adapters are restored. Any thread may call it.
-  [[nodiscard]] virtual std::vector<KeptStep> TakeResumed() = 0;
+  virtual std::vector<KeptStep> TakeResumed() = 0;
   // Submit the steps whose kinds they name.
   CancelHandle Train(TrainRequest request,
                      Callback<StepReply<TrainResult>> done) {
@@ -86,14 +86,13 @@ class Engine {
   }
   // Returns at most how many bytes of memory the request takes from records.
   // Any thread may call it.
-  [[nodiscard]] virtual int64_t ReplayBytes(
-      const TrainRequest& request) const = 0;
+  virtual int64_t ReplayBytes(const TrainRequest& request) const = 0;
   // Returns how far the step is above the lowest number that no step of the
   // adapter has: so many others may have to come before it can run. `step` 0
   // stands for the number that the adapter would give. 0 if there is no such
   // adapter. Any thread may call it.
-  [[nodiscard]] virtual uint64_t Ahead(const std::string& adapter_id,
-                                       uint64_t step) const = 0;
+  virtual uint64_t Ahead(const std::string& adapter_id,
+                         uint64_t step) const = 0;
   // Gives `done` the result of a step, when the step has ended and the result
   // is on disk. Errors: NOT_FOUND (adapter), OUT_OF_RANGE (there is no such
   // step, or its result is no longer kept), UNAVAILABLE (the adapter is not
@@ -110,7 +109,7 @@ class Engine {
                        std::function<void(const absl::Status&)> done) = 0;
   virtual void EraseNote(const std::string& name) = 0;
   // Returns the notes whose names begin with `prefix`.
-  [[nodiscard]] virtual Notes NotesWith(const std::string& prefix) const = 0;
+  virtual Notes NotesWith(const std::string& prefix) const = 0;
 
   // `on_delta` may be empty. Otherwise it runs on the reply thread for each new
   // piece of a sample, in order, before `done`.
@@ -146,11 +145,11 @@ class Engine {
 
   // Returns the number of adapters, with those that are still restored. Any
   // thread may call it.
-  [[nodiscard]] virtual size_t num_adapters() const = 0;
+  virtual size_t num_adapters() const = 0;
 
   // Returns the recent activity of the adapters in `query` and the load of the
   // tenants in `query`. Any thread may call it.
-  [[nodiscard]] virtual Activity activity(const ActivityQuery& query) const = 0;
+  virtual Activity activity(const ActivityQuery& query) const = 0;
 
   // Records what the engine thread does. `done` gets a Chrome trace (JSON).
   // Errors: FAILED_PRECONDITION while another profile runs, UNAVAILABLE if the
@@ -185,7 +184,7 @@ class Engine {
 
   // Returns the time when the engine thread last finished a piece of work or
   // found no work. Any thread may call it.
-  [[nodiscard]] virtual absl::Time last_heartbeat() const = 0;
+  virtual absl::Time last_heartbeat() const = 0;
 };
 
 // Loads the base model, restores --state-dir, and starts the engine thread.

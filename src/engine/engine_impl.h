@@ -80,20 +80,18 @@ class EngineImpl final : public Engine {
   // Errors, among others: DATA_LOSS (damaged files).
   absl::Status Recover();
 
-  [[nodiscard]] const EngineInfo& info() const override { return parts_.info; }
+  const EngineInfo& info() const override { return parts_.info; }
 
   CancelHandle Submit(StepRequest request, KeepStep keep,
                       StepCallback done) override;
-  [[nodiscard]] std::vector<KeptStep> TakeResumed() override {
+  std::vector<KeptStep> TakeResumed() override {
     MutexLock lock(&resumed_mu_);
     return std::exchange(resumed_, {});
   }
-  [[nodiscard]] int64_t ReplayBytes(
-      const TrainRequest& request) const override {
+  int64_t ReplayBytes(const TrainRequest& request) const override {
     return sample_records_.ReplayBytes(request);
   }
-  [[nodiscard]] uint64_t Ahead(const std::string& adapter_id,
-                               uint64_t step) const override {
+  uint64_t Ahead(const std::string& adapter_id, uint64_t step) const override {
     return dispatcher_.adapters().Ahead(adapter_id, step);
   }
   CancelHandle Sample(SampleRequest request,
@@ -104,8 +102,8 @@ class EngineImpl final : public Engine {
   void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
   void ListAdapters(ListAdaptersRequest request,
                     Callback<AdapterPage> done) override;
-  [[nodiscard]] size_t num_adapters() const override;
-  [[nodiscard]] Activity activity(const ActivityQuery& query) const override;
+  size_t num_adapters() const override;
+  Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
@@ -124,7 +122,7 @@ class EngineImpl final : public Engine {
   void EraseNote(const std::string& name) override {
     recorder_.EraseNote(name);
   }
-  [[nodiscard]] Notes NotesWith(const std::string& prefix) const override {
+  Notes NotesWith(const std::string& prefix) const override {
     return recorder_.NotesWith(prefix);
   }
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
@@ -141,9 +139,7 @@ class EngineImpl final : public Engine {
   void WriteSnapshot(Callback<bool> done) override;
   absl::Status failure() const override;
   void ExcuseRunning() override;
-  [[nodiscard]] absl::Time last_heartbeat() const override {
-    return probe_.last_heartbeat();
-  }
+  absl::Time last_heartbeat() const override { return probe_.last_heartbeat(); }
 
  private:
   // Ends all threads of the engine, after their last tasks. Only the destructor
@@ -153,25 +149,23 @@ class EngineImpl final : public Engine {
   // the error to `done`. If there is no such adapter, the error lists its
   // checkpoints.
   template <typename Result>
-  [[nodiscard]] bool Finds(const std::string& adapter_id,
-                           const Callback<Result>& done) const;
+  bool Finds(const std::string& adapter_id, const Callback<Result>& done) const;
   // Returns true if the engine is open. Otherwise gives the error to `done`.
   template <typename Result>
-  [[nodiscard]] bool IsOpenFor(const Callback<Result>& done) const;
+  bool IsOpenFor(const Callback<Result>& done) const;
   // Like IsOpenFor, but also refuses if the log has no room for new work.
   template <typename Result>
-  [[nodiscard]] bool Admit(const Callback<Result>& done) const;
+  bool Admit(const Callback<Result>& done) const;
   // Runs `work` on the I/O thread, and gives its result to `done`.
   template <typename Result, typename Work>
   void RunOnDisk(Callback<Result> done, Work work);
   // Unless the call repeats a step, does what CheckSuspect does, and what
   // SampleRecords::Replay does. Any thread may call the two.
-  [[nodiscard]] absl::Status CheckStep(StepRequest* request, bool* alone);
+  absl::Status CheckStep(StepRequest* request, bool* alone);
   // Returns FAILED_PRECONDITION if the step has ended several processes. Sets
   // `alone` if it must share no micro-batch, so that nothing else is a suspect.
-  [[nodiscard]] absl::Status CheckSuspect(AdapterKey key, uint64_t step,
-                                          const std::string& digest,
-                                          bool* alone);
+  absl::Status CheckSuspect(AdapterKey key, uint64_t step,
+                            const std::string& digest, bool* alone);
 
   // The engine thread calls the methods below.
 

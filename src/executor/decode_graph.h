@@ -35,12 +35,12 @@ namespace weft::executor {
 // Returns the smallest of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, ... that is at
 // least `num_rows`, or `max_rows` if that is smaller. Beyond 16 rows, less than
 // a third of the rows is padding. REQUIRES: 1 <= num_rows <= max_rows.
-[[nodiscard]] int64_t RowBucket(int64_t num_rows, int64_t max_rows);
+int64_t RowBucket(int64_t num_rows, int64_t max_rows);
 
 // Returns the smallest of 512, 2048, 8192, ... that is at least `num_tokens`.
 // Each graph is recorded for one such bound on the tokens per sequence, so few
 // bounds mean few graphs.
-[[nodiscard]] int64_t TokenBound(int64_t num_tokens);
+int64_t TokenBound(int64_t num_tokens);
 
 // The sizes that a capture fixes. Steps of one shape differ only in values.
 struct DecodeShape {
@@ -59,10 +59,9 @@ struct DecodeShape {
 // adapters, the device must be CUDA, the rows and the adapters must be bf16,
 // and only the layers may have LoRA. A page has `page_tokens` tokens. The
 // result's max_filters is 0.
-[[nodiscard]] std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
-                                                 const model::Decoder& decoder,
-                                                 int64_t max_rows,
-                                                 int64_t page_tokens);
+std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
+                                   const model::Decoder& decoder,
+                                   int64_t max_rows, int64_t page_tokens);
 
 // The arguments of a decode step, as views of the device's buffer.
 struct DecodeStep {
@@ -80,22 +79,21 @@ class DecodeInputs {
  public:
   DecodeInputs(const DecodeShape& shape, const model::Decoder& decoder);
 
-  [[nodiscard]] int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }
   // Returns whether the adapter table has room for the plan's distinct adapter
   // layouts. REQUIRES: the plan has this shape.
-  [[nodiscard]] bool Fits(const CachePlan& plan) const;
+  bool Fits(const CachePlan& plan) const;
   // Writes the plan's values, except the rules, to `to`, which has at least
   // bytes() bytes and is aligned to 16. Returns how many bytes, from the start
   // of `to`, must be uploaded. Rows beyond the plan's are padding: they write
   // to no slot of keys, see no token, and have the state of
   // kPaddingState. REQUIRES: the plan has this shape.
-  [[nodiscard]] int64_t Write(const CachePlan& plan,
-                              std::span<std::byte> to) const;
+  int64_t Write(const CachePlan& plan, std::span<std::byte> to) const;
   // Returns the part of `to` that holds the rules, one for each row.
-  [[nodiscard]] std::span<std::byte> RulePlaces(std::span<std::byte> to) const;
+  std::span<std::byte> RulePlaces(std::span<std::byte> to) const;
   // Returns the step that reads `buffer` [bytes()] on the decoder's device.
   // Call it only once, because it also binds the adapter table to this buffer.
-  [[nodiscard]] DecodeStep At(const at::Tensor& buffer) const;
+  DecodeStep At(const at::Tensor& buffer) const;
 
  private:
   DecodeShape shape_;
@@ -127,13 +125,13 @@ class StepDevice {
   virtual void Run(const std::function<void()>& step) = 0;
   // Records the launches that `step` queues, with memory from Run's pool.
   // REQUIRES: `step` has run before, so that libraries are ready for its sizes.
-  [[nodiscard]] virtual std::unique_ptr<StepGraph> Record(
+  virtual std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) = 0;
   // Returns the device's free bytes; 0 if they are unknown.
-  [[nodiscard]] virtual int64_t FreeBytes() = 0;
+  virtual int64_t FreeBytes() = 0;
 
   // Returns `bytes` bytes of pinned host memory.
-  [[nodiscard]] virtual at::Tensor HostBuffer(int64_t bytes) = 0;
+  virtual at::Tensor HostBuffer(int64_t bytes) = 0;
   // Queues a copy of the first `bytes` bytes of `host` to the device. The
   // caller does not change `host` until the next Run or FetchDraws has
   // returned.
@@ -142,25 +140,25 @@ class StepDevice {
 
   // The methods below do what the functions of the same names in sampling::cuda
   // do. Only FetchDraws waits for the device.
-  [[nodiscard]] virtual int MaxFilters(const DrawRules& rules) = 0;
+  virtual int MaxFilters(const DrawRules& rules) = 0;
   virtual void PutRules(const DrawRules& rules,
                         std::span<std::byte> places) = 0;
-  [[nodiscard]] virtual sampling::cuda::DrawSpace MakeDrawSpace(
-      int64_t num_places, int64_t vocab, int max_filters) = 0;
+  virtual sampling::cuda::DrawSpace MakeDrawSpace(int64_t num_places,
+                                                  int64_t vocab,
+                                                  int max_filters) = 0;
   virtual void QueueDraw(const at::Tensor& logits_TV, const at::Tensor& rules,
                          int max_filters,
                          const sampling::cuda::DrawSpace& space) = 0;
-  [[nodiscard]] virtual Draws FetchDraws(
-      const DrawRules& rules, const sampling::cuda::DrawSpace& space) = 0;
+  virtual Draws FetchDraws(const DrawRules& rules,
+                           const sampling::cuda::DrawSpace& space) = 0;
 };
 
 // Returns null if graphs are not available: in a build without CUDA, on a CPU,
 // if several ranks share every layer, or if the decoder's type is neither bf16
 // nor f32.
-[[nodiscard]] std::unique_ptr<StepDevice> MakeStepDevice(
-    const model::Decoder& decoder);
+std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder);
 // Makes the device for CUDA. Only a build with CUDA defines it.
-[[nodiscard]] std::unique_ptr<StepDevice> MakeCudaStepDevice(at::Device device);
+std::unique_ptr<StepDevice> MakeCudaStepDevice(at::Device device);
 
 // Threads: engine thread only.
 class DecodeGraphs {
@@ -172,9 +170,9 @@ class DecodeGraphs {
 
   // Returns a draw for each row. Returns none if the plan cannot run as a
   // graph; the caller then runs the plan as launches.
-  [[nodiscard]] std::optional<Draws> Run(const CachePlan& plan);
+  std::optional<Draws> Run(const CachePlan& plan);
 
-  [[nodiscard]] DecodeGraphStats stats() const { return stats_; }
+  DecodeGraphStats stats() const { return stats_; }
 
  private:
   struct Graph {
@@ -193,13 +191,12 @@ class DecodeGraphs {
              const sampling::cuda::DrawSpace& draws) const;
   // Returns the graph of the shape. If there is none, adds a graph without a
   // recording, and may call DropOldest.
-  [[nodiscard]] Graph& Find(const DecodeShape& shape);
+  Graph& Find(const DecodeShape& shape);
   void Record(const DecodeShape& shape, Graph& graph);
   // Allocates the graph's memory and returns the step to record. All its rows
   // are padding, because a step that runs before it is recorded would replace
   // the states of sequences, and the replay would replace them again.
-  [[nodiscard]] std::function<void()> MakeStep(const DecodeShape& shape,
-                                               Graph& graph);
+  std::function<void()> MakeStep(const DecodeShape& shape, Graph& graph);
   // Runs a step of max_rows_ rows, all of them padding, so that the graphs'
   // memory pool gets the memory that later recordings use.
   void TakeMemory(DecodeShape shape);

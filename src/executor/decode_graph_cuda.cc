@@ -102,7 +102,7 @@ class CudaStepDevice final : public StepDevice {
     run();
   }
 
-  [[nodiscard]] std::unique_ptr<StepGraph> Record(
+  std::unique_ptr<StepGraph> Record(
       const std::function<void()>& step) override {
     std::unique_ptr<StepGraph> recorded;
     OnStream([&](cudaStream_t stream) {
@@ -117,12 +117,12 @@ class CudaStepDevice final : public StepDevice {
     return recorded;
   }
 
-  [[nodiscard]] int64_t FreeBytes() override {
+  int64_t FreeBytes() override {
     return static_cast<int64_t>(
         allocator::get()->getMemoryInfo(device_.index()).first);
   }
 
-  [[nodiscard]] at::Tensor HostBuffer(int64_t bytes) override {
+  at::Tensor HostBuffer(int64_t bytes) override {
     return at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
   }
 
@@ -132,14 +132,14 @@ class CudaStepDevice final : public StepDevice {
                            device.mutable_data_ptr());
   }
 
-  [[nodiscard]] int MaxFilters(const DrawRules& rules) override {
+  int MaxFilters(const DrawRules& rules) override {
     return sampling::cuda::MaxFilters(rules);
   }
   void PutRules(const DrawRules& rules, std::span<std::byte> places) override {
     sampling::cuda::PutRules(rules, places);
   }
-  [[nodiscard]] sampling::cuda::DrawSpace MakeDrawSpace(
-      int64_t num_places, int64_t vocab, int max_filters) override {
+  sampling::cuda::DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab,
+                                          int max_filters) override {
     return sampling::cuda::MakeDrawSpace(num_places, vocab, max_filters,
                                          device_);
   }
@@ -148,8 +148,8 @@ class CudaStepDevice final : public StepDevice {
                  const sampling::cuda::DrawSpace& space) override {
     sampling::cuda::QueueDraw(logits_TV, rules, max_filters, space);
   }
-  [[nodiscard]] Draws FetchDraws(
-      const DrawRules& rules, const sampling::cuda::DrawSpace& space) override {
+  Draws FetchDraws(const DrawRules& rules,
+                   const sampling::cuda::DrawSpace& space) override {
     return sampling::cuda::FetchDraws(/*logits_RV=*/{}, rules, space);
   }
 

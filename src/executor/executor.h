@@ -40,19 +40,15 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  [[nodiscard]] const model::Decoder& decoder() const {
-    return runner_.decoder();
-  }
-  [[nodiscard]] const loss::HeadOptions& head() const { return runner_.head(); }
-  [[nodiscard]] int num_replicas() const {
-    return links_.topology.num_replicas;
-  }
-  [[nodiscard]] bool failed() const { return failed_; }
+  const model::Decoder& decoder() const { return runner_.decoder(); }
+  const loss::HeadOptions& head() const { return runner_.head(); }
+  int num_replicas() const { return links_.topology.num_replicas; }
+  bool failed() const { return failed_; }
 
   // Throws if another rank is lost. Makes the other ranks drop weights that no
   // plan can name any more. Costs little.
   void Ping();
-  [[nodiscard]] bool alone() const { return links_.alone(); }
+  bool alone() const { return links_.alone(); }
 
   // Ends the other ranks. REQUIRES: no other call follows.
   void Stop();
@@ -60,7 +56,7 @@ class Executor {
   // Runs plans[i] on replica i. Returns the scores of each plan, in the same
   // order. After plans with `backward`, the caller calls Backward or
   // DropPending. REQUIRES: at least one plan, and at most num_replicas().
-  [[nodiscard]] std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
+  std::vector<TrainScores> Forward(std::vector<TrainPlan> plans);
   // Runs the backward pass of the latest Forward's plans. gradients_E[i] is
   // dLoss/dlogprob [E], f32, of plan i. Adds the results to gradients[i], which
   // has the gradients [N] of the versions in plan i's routing. Several plans
@@ -78,15 +74,14 @@ class Executor {
   // Makes decode steps of up to `max_rows` rows run as graphs from now on, if
   // the device has graphs.
   void UseDecodeGraphs(int64_t max_rows);
-  [[nodiscard]] DecodeGraphStats decode_graphs() const {
+  DecodeGraphStats decode_graphs() const {
     return graphs_ == nullptr ? DecodeGraphStats() : graphs_->stats();
   }
   void Copy(const CacheCopy& copy);
-  [[nodiscard]] CacheOutput Run(CachePlan plan);
+  CacheOutput Run(CachePlan plan);
   // Returns the experts of the tokens in these slots of the cache
   // (model_runner.h).
-  [[nodiscard]] at::Tensor ReadExperts(
-      const std::vector<int64_t>& slots) const {
+  at::Tensor ReadExperts(const std::vector<int64_t>& slots) const {
     return executor::ReadExperts(cache_, slots);
   }
 
@@ -116,11 +111,11 @@ class Executor {
   void AnnounceOne(const lora::AdapterVersionPtr& version);
   // Removes the versions that no plan can name any more from sent_versions_ and
   // returns their ids.
-  [[nodiscard]] std::vector<uint64_t> TakeDead();
+  std::vector<uint64_t> TakeDead();
   // If rank 0 runs only a part of a version, replaces the version in the
   // routing by this part.
   void UseOwnParts(lora::LoraRouting& routing) const;
-  [[nodiscard]] TrainScores ReceiveScores(const TrainPlan& plan, int from);
+  TrainScores ReceiveScores(const TrainPlan& plan, int from);
   // Runs rank 0's part of a backward pass.
   void RunOwnBackward(const at::Tensor& gradients_E,
                       const lora::LoraGradients& gradients);

@@ -59,22 +59,22 @@ using FindVersion = std::function<lora::AdapterVersionPtr(uint64_t id)>;
 
 // Returns the message as bytes. For the weights in a routing, the bytes contain
 // only their ids. Decode gets the weights from `find`.
-[[nodiscard]] std::string Encode(const Message& message);
+std::string Encode(const Message& message);
 // Throws c10::Error if the bytes end too early or the kind of message is
 // unknown. Also throws what `find` throws.
-[[nodiscard]] Message Decode(absl::string_view bytes, const FindVersion& find);
+Message Decode(absl::string_view bytes, const FindVersion& find);
 
 // SendMessage sends from rank 0 to all other ranks, which call ReceiveMessage.
 // ReceiveMessage returns the bytes that Encode made of the message. On failure,
 // both functions throw std::exception.
 void SendMessage(const Message& message, parallel::Communicator& commands);
-[[nodiscard]] std::string ReceiveMessage(parallel::Communicator& commands);
+std::string ReceiveMessage(parallel::Communicator& commands);
 
 // Returns the adapter version with which this rank's decoder runs. `compute_N`
 // has the N weights that the adapter adds to this rank's part of the model.
-[[nodiscard]] lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
-                                                  const LoraConfig& config,
-                                                  at::Tensor compute_N);
+lora::AdapterVersionPtr MakeVersion(const model::Decoder& decoder,
+                                    const LoraConfig& config,
+                                    at::Tensor compute_N);
 
 }  // namespace weft::executor
 

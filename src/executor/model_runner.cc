@@ -52,7 +52,7 @@ class RowIndex {
              std::ranges::is_sorted(rows)) {
     if (!all_ && !rows.empty()) index_R_ = ops::ToDevice(rows, device);
   }
-  [[nodiscard]] at::Tensor Of(const at::Tensor& x_TH) const {
+  at::Tensor Of(const at::Tensor& x_TH) const {
     return all_ ? x_TH : x_TH.index_select(0, index_R_);
   }
 

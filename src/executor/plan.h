@@ -29,7 +29,7 @@ struct DistillPlan {
   at::Tensor student_index_D;  // [D] i64: rows of TrainPlan::batch.
   loss::DistillRows rows;
 
-  [[nodiscard]] bool empty() const { return rows.divergences.empty(); }
+  bool empty() const { return rows.divergences.empty(); }
 };
 
 // A plan that trains on a micro-batch or only scores it. The plan may cover

@@ -35,9 +35,9 @@ class RemoteWorker {
 
   // Returns the weights that rank 0 has sent with this id. Throws c10::Error if
   // there are none.
-  [[nodiscard]] lora::AdapterVersionPtr VersionOf(uint64_t id) const;
+  lora::AdapterVersionPtr VersionOf(uint64_t id) const;
   // Only the first replica has the cache, so only it samples.
-  [[nodiscard]] bool samples() const { return links_.replica() == 0; }
+  bool samples() const { return links_.replica() == 0; }
 
   ModelRunner runner_;
   parallel::Links& links_;

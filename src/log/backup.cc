@@ -63,7 +63,7 @@ class Copy {
 
   // Copies once. Returns false if the server wrote a snapshot during the copy,
   // because the server may then have removed files that the copy needs.
-  [[nodiscard]] absl::StatusOr<bool> Run() {
+  absl::StatusOr<bool> Run() {
     WEFT_ASSIGN_OR_RETURN(const std::string snapshot, NewestSnapshot(from_));
     WEFT_RETURN_IF_ERROR(MakeFolder(to_));
     WEFT_RETURN_IF_ERROR(File("FORMAT"));
@@ -82,15 +82,15 @@ class Copy {
     return now == snapshot;
   }
 
-  [[nodiscard]] const BackupReport& report() const { return report_; }
+  const BackupReport& report() const { return report_; }
 
  private:
-  [[nodiscard]] static absl::Status MakeFolder(const std::string& path) {
+  static absl::Status MakeFolder(const std::string& path) {
     if (::mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
     return ErrnoStatus(errno, absl::StrCat("making ", path));
   }
 
-  [[nodiscard]] absl::Status Folder(const std::string& folder) {
+  absl::Status Folder(const std::string& folder) {
     WEFT_RETURN_IF_ERROR(MakeFolder(absl::StrCat(to_, "/", folder)));
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                           NamesIn(absl::StrCat(from_, "/", folder)));
@@ -106,7 +106,7 @@ class Copy {
 
   // Copies only as many bytes as the file has now, because the server may
   // append to the log's last segment during the copy.
-  [[nodiscard]] absl::Status File(const std::string& name) {
+  absl::Status File(const std::string& name) {
     UniqueFd in;
     if (!Failpoint("journal.copy")) {
       in = UniqueFd(

@@ -25,8 +25,8 @@ struct BackupReport {
 // folder), UNAVAILABLE (a snapshot was written during each of several tries),
 // DATA_LOSS (a file became shorter), and those of file_io.h.
 // Blocks on both disks. Threads: any.
-[[nodiscard]] absl::StatusOr<BackupReport> BackUp(const std::string& from,
-                                                  const std::string& to);
+absl::StatusOr<BackupReport> BackUp(const std::string& from,
+                                    const std::string& to);
 
 }  // namespace weft::log
 

@@ -124,10 +124,10 @@ class Writer {
  private:
   using Field = const google::protobuf::FieldDescriptor*;
 
-  [[nodiscard]] Field Find(const char* name) const {
+  Field Find(const char* name) const {
     return out_.GetDescriptor()->FindFieldByName(name);
   }
-  [[nodiscard]] Writer Add(Field field) const {
+  Writer Add(Field field) const {
     return Writer(reflection_.AddMessage(&out_, field));
   }
   void Set(Field f, bool v) const { reflection_.SetBool(&out_, f, v); }
@@ -224,16 +224,14 @@ class Reader {
  private:
   using Field = const google::protobuf::FieldDescriptor*;
 
-  [[nodiscard]] Field Find(const char* name) const {
+  Field Find(const char* name) const {
     return in_.GetDescriptor()->FindFieldByName(name);
   }
-  [[nodiscard]] bool Has(Field field) const {
-    return reflection_.HasField(in_, field);
-  }
-  [[nodiscard]] Reader Kind(Field field) const {
+  bool Has(Field field) const { return reflection_.HasField(in_, field); }
+  Reader Kind(Field field) const {
     return Reader(reflection_.GetMessage(in_, field), &status_);
   }
-  [[nodiscard]] Reader Entry(Field field, int i) const {
+  Reader Entry(Field field, int i) const {
     return Reader(reflection_.GetRepeatedMessage(in_, field, i), &status_);
   }
   template <size_t kIndex>

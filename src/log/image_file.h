@@ -23,32 +23,27 @@ namespace weft::log {
 
 // Writes an image, which is durable on success. After an error the file may
 // exist. Errors: ALREADY_EXISTS.
-[[nodiscard]] absl::Status WriteImage(
-    const StateFolder& folder, const std::string& name,
-    const std::vector<std::span<const float>>& blocks);
+absl::Status WriteImage(const StateFolder& folder, const std::string& name,
+                        const std::vector<std::span<const float>>& blocks);
 
 // Reads the blocks. Errors: DATA_LOSS if the file is missing or incomplete, or
 // if its sizes or checksums do not match. After an error the content of the
 // blocks is undefined.
-[[nodiscard]] absl::Status ReadImage(
-    const StateFolder& folder, const std::string& name,
-    const std::vector<std::span<float>>& blocks);
+absl::Status ReadImage(const StateFolder& folder, const std::string& name,
+                       const std::vector<std::span<float>>& blocks);
 
 // Reads and checks a whole image of `num_blocks` blocks of any size. Returns
 // the size of the file in bytes. Errors: as for ReadImage.
-[[nodiscard]] absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
-                                                  const std::string& name,
-                                                  size_t num_blocks);
+absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
+                                    const std::string& name, size_t num_blocks);
 
 // Checks the table and the size of an image of `num_blocks` blocks. Does not
 // read the blocks. Errors: as for ReadImage.
-[[nodiscard]] absl::Status CheckImageTable(const StateFolder& folder,
-                                           const std::string& name,
-                                           size_t num_blocks);
+absl::Status CheckImageTable(const StateFolder& folder, const std::string& name,
+                             size_t num_blocks);
 
 // Removes an image. Errors: NOT_FOUND.
-[[nodiscard]] absl::Status RemoveImage(const StateFolder& folder,
-                                       const std::string& name);
+absl::Status RemoveImage(const StateFolder& folder, const std::string& name);
 
 }  // namespace weft::log
 

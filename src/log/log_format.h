@@ -40,8 +40,8 @@ void AppendNumber(T number, std::string* out) {
 
 // REQUIRES: `bytes` has sizeof(T) bytes from `offset` on.
 template <typename T>
-requires std::is_unsigned_v<T>
-[[nodiscard]] T NumberAt(std::string_view bytes, size_t offset) {
+requires std::is_unsigned_v<T> T NumberAt(std::string_view bytes,
+                                          size_t offset) {
   T number;
   std::memcpy(&number, bytes.data() + offset, sizeof(number));
   return number;
@@ -49,7 +49,7 @@ requires std::is_unsigned_v<T>
 
 // Returns the CRC32C (Castagnoli) of `bytes`. If `crc` is the CRC of the text
 // that precedes `bytes`, returns the CRC of the whole text.
-[[nodiscard]] uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
+uint32_t Crc32c(std::string_view bytes, uint32_t crc = 0);
 
 struct SegmentHeader {
   static constexpr size_t kBytes = 32;
@@ -65,11 +65,10 @@ struct RecordHeader {
   uint32_t crc = 0;
 };
 
-[[nodiscard]] std::string EncodeSegmentHeader(const SegmentHeader& header);
+std::string EncodeSegmentHeader(const SegmentHeader& header);
 // Returns none if the bytes are not a header. REQUIRES: `bytes` has at least
 // SegmentHeader::kBytes bytes.
-[[nodiscard]] std::optional<SegmentHeader> DecodeSegmentHeader(
-    std::string_view bytes);
+std::optional<SegmentHeader> DecodeSegmentHeader(std::string_view bytes);
 
 // Appends a record, which is its header and its bytes, to `out`.
 void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
@@ -77,8 +76,8 @@ void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
 // Returns none if the bytes are not the header of a record of this segment. The
 // caller checks the record's bytes against `crc`. REQUIRES: `bytes` has at
 // least RecordHeader::kBytes bytes.
-[[nodiscard]] std::optional<RecordHeader> DecodeRecordHeader(
-    uint64_t salt, std::string_view bytes);
+std::optional<RecordHeader> DecodeRecordHeader(uint64_t salt,
+                                               std::string_view bytes);
 
 }  // namespace weft::log
 

@@ -34,27 +34,27 @@ class LogReader {
   };
   // Opens the log for reading from record `first_sequence`. `folder` outlives
   // the reader.
-  [[nodiscard]] static absl::StatusOr<LogReader> Open(const StateFolder& folder,
-                                                      uint64_t first_sequence);
+  static absl::StatusOr<LogReader> Open(const StateFolder& folder,
+                                        uint64_t first_sequence);
 
   // Returns the next record; none at the end of the log.
-  [[nodiscard]] absl::StatusOr<std::optional<Record>> Next();
+  absl::StatusOr<std::optional<Record>> Next();
 
   // Returns the sequence after the last record that Next has returned. Before
   // the first record, returns `first_sequence`. At the end of the log, the
   // result is the sequence of the next record to write.
-  [[nodiscard]] uint64_t next_sequence() const { return next_sequence_; }
+  uint64_t next_sequence() const { return next_sequence_; }
 
   // Returns the number of bytes after the log's end in the last segment. Call
   // it when Next has returned none.
-  [[nodiscard]] uint64_t torn_bytes() const { return torn_bytes_; }
+  uint64_t torn_bytes() const { return torn_bytes_; }
   // Cuts off the torn tail durably. REQUIRES: Next has returned none.
-  [[nodiscard]] absl::Status Repair();
+  absl::Status Repair();
 
   // For a progress bar: the number of bytes to read from the segments, and the
   // number read so far.
-  [[nodiscard]] uint64_t total_bytes() const { return total_bytes_; }
-  [[nodiscard]] uint64_t read_bytes() const { return read_bytes_; }
+  uint64_t total_bytes() const { return total_bytes_; }
+  uint64_t read_bytes() const { return read_bytes_; }
 
  private:
   // An open segment.
@@ -75,19 +75,19 @@ class LogReader {
         expected_(first_sequence),
         next_sequence_(first_sequence) {}
 
-  [[nodiscard]] absl::Status SyncLastAndSumSizes();
-  [[nodiscard]] absl::Status OpenSegment();
-  [[nodiscard]] absl::Status ReadSegmentHeader();
-  [[nodiscard]] bool IsLast() const { return opened_ == segments_.size(); }
+  absl::Status SyncLastAndSumSizes();
+  absl::Status OpenSegment();
+  absl::Status ReadSegmentHeader();
+  bool IsLast() const { return opened_ == segments_.size(); }
   // Returns the bytes of the record at `offset` of the open segment and sets
   // `*header`. Returns none if there is no good record.
-  [[nodiscard]] absl::StatusOr<std::optional<std::string>> ReadRecord(
+  absl::StatusOr<std::optional<std::string>> ReadRecord(
       uint64_t offset, RecordHeader* header) const;
-  [[nodiscard]] absl::Status EndOrDamage();
+  absl::Status EndOrDamage();
   // Returns whether a good record of a later group follows the bad record at
   // segment_.offset.
-  [[nodiscard]] absl::StatusOr<bool> LaterGroupFollows() const;
-  [[nodiscard]] absl::Status Damaged(const std::string& how) const;
+  absl::StatusOr<bool> LaterGroupFollows() const;
+  absl::Status Damaged(const std::string& how) const;
 
   const StateFolder* folder_;
   std::vector<uint64_t> segments_;  // First sequence of each segment,

@@ -32,7 +32,7 @@ class LogSurvey {
     }
   }
 
-  [[nodiscard]] absl::StatusOr<LogSummary> Run() {
+  absl::StatusOr<LogSummary> Run() {
     WEFT_ASSIGN_OR_RETURN(LogReader reader,
                           LogReader::Open(folder_, first_sequence_));
     for (;;) {
@@ -77,7 +77,7 @@ class LogSurvey {
   }
 
   // Returns the id of the adapter that teaches a request, or "".
-  [[nodiscard]] static std::string TeacherOf(const StepRequest& request) {
+  static std::string TeacherOf(const StepRequest& request) {
     const auto* train = std::get_if<TrainRequest>(&request);
     return train == nullptr ? "" : train->loss.teacher.adapter_id;
   }
@@ -122,7 +122,7 @@ class LogSurvey {
     summary_.last_epoch = std::max(summary_.last_epoch, adapter->epoch);
   }
 
-  [[nodiscard]] absl::Status Add(const LogReader::Record& bytes) {
+  absl::Status Add(const LogReader::Record& bytes) {
     WEFT_ASSIGN_OR_RETURN(const Record record, DecodeRecord(bytes.bytes));
     ++summary_.num_records;
     Reserve(record);
@@ -134,13 +134,13 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const StoredAdapter& adapter) {
+  absl::Status Apply(const StoredAdapter& adapter) {
     Know(adapter);
     if (!adapter.image) return CheckSlots({adapter.key});
     return CheckImage(adapter.image->file, adapter.image->versions.size());
   }
 
-  [[nodiscard]] absl::Status Apply(const RemovedRecord& removed) {
+  absl::Status Apply(const RemovedRecord& removed) {
     std::erase_if(begun_, [&](const auto& entry) {
       return entry.second.key == removed.key;
     });
@@ -149,19 +149,19 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const BeginRecord& begin) {
+  absl::Status Apply(const BeginRecord& begin) {
     begun_[begin.work] = {.key = begin.key,
                           .teacher = TeacherOf(begin.request)};
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const AcceptedRecord& accepted) {
+  absl::Status Apply(const AcceptedRecord& accepted) {
     Accept(accepted);
     if (accepted.request || accepted.refused) return absl::OkStatus();
     return absl::DataLossError("an accepted step has no request");
   }
 
-  [[nodiscard]] absl::Status Apply(const GivenUpRecord& given_up) {
+  absl::Status Apply(const GivenUpRecord& given_up) {
     const auto begun = begun_.find(given_up.work);
     if (begun == begun_.end()) return absl::OkStatus();
     Touch(begun->second.key, sequence_);
@@ -170,7 +170,7 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const BatchRecord& batch) {
+  absl::Status Apply(const BatchRecord& batch) {
     std::set<AdapterKey> keys;
     for (const TrainSlice& slice : batch.slices) {
       const auto begun = begun_.find(slice.work_id);
@@ -193,23 +193,23 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const DoneRecord& done) {
+  absl::Status Apply(const DoneRecord& done) {
     begun_.erase(done.accepted);
     return done.request || done.again ? CheckSlots({done.key})
                                       : absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const LoadedRecord& loaded) {
+  absl::Status Apply(const LoadedRecord& loaded) {
     begun_.erase(loaded.accepted);
     WEFT_RETURN_IF_ERROR(CheckImage(loaded.file, /*num_versions=*/1));
     return CheckSlots({loaded.key});
   }
 
-  [[nodiscard]] absl::Status Apply(const ReleaseRecord& /*release*/) {
+  absl::Status Apply(const ReleaseRecord& /*release*/) {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const NoteRecord& note) {
+  absl::Status Apply(const NoteRecord& note) {
     if (note.value) {
       summary_.notes[note.name] =
           std::make_shared<const std::string>(*note.value);
@@ -219,12 +219,11 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status Apply(const SettingsRecord& /*settings*/) {
+  absl::Status Apply(const SettingsRecord& /*settings*/) {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] absl::Status CheckImage(const std::string& file,
-                                        size_t num_versions) const {
+  absl::Status CheckImage(const std::string& file, size_t num_versions) const {
     const size_t num_blocks = kStateBlocks + num_versions;
     return reading_.check_image ? reading_.check_image(file, num_blocks)
                                 : CheckImageTable(folder_, file, num_blocks);
@@ -232,7 +231,7 @@ class LogSurvey {
 
   // Checks that the device has room for the adapters in `together` and all
   // adapters that have a request between two slices.
-  [[nodiscard]] absl::Status CheckSlots(std::set<AdapterKey> together) const {
+  absl::Status CheckSlots(std::set<AdapterKey> together) const {
     for (const auto& [work, begun] : begun_) {
       if (begun.between_slices) together.insert(begun.key);
     }

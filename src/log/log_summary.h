@@ -58,14 +58,14 @@ struct LogReading {
 
 // Returns the newest snapshot of the folder; an empty one if there is none.
 // Errors: DATA_LOSS, and those of StateFolder. Blocks on the disk.
-[[nodiscard]] absl::StatusOr<Snapshot> ReadSnapshot(const StateFolder& folder);
+absl::StatusOr<Snapshot> ReadSnapshot(const StateFolder& folder);
 
 // Reads the log after the snapshot. Errors: DATA_LOSS (a damaged record or
 // image), FAILED_PRECONDITION (a record needs more adapters at once than the
 // device has room for), and those of LogReader. Blocks on the disk.
-[[nodiscard]] absl::StatusOr<LogSummary> ReadLog(const StateFolder& folder,
-                                                 const Snapshot& snapshot,
-                                                 const LogReading& reading);
+absl::StatusOr<LogSummary> ReadLog(const StateFolder& folder,
+                                   const Snapshot& snapshot,
+                                   const LogReading& reading);
 
 }  // namespace weft::log
 

@@ -53,16 +53,16 @@ class LogSegment {
   // Creates the file and writes its header durably. Replaces a file of the same
   // name. Such a file has no records, because the log ends before
   // `first_sequence`. After RESOURCE_EXHAUSTED the caller may try again.
-  [[nodiscard]] static absl::StatusOr<LogSegment> Create(
-      const StateFolder& folder, uint64_t first_sequence);
+  static absl::StatusOr<LogSegment> Create(const StateFolder& folder,
+                                           uint64_t first_sequence);
 
   // Appends bytes. After RESOURCE_EXHAUSTED nothing is appended and the caller
   // may try again. Any other error is final.
-  [[nodiscard]] absl::Status Write(const std::string& bytes);
+  absl::Status Write(const std::string& bytes);
   // Syncs the appended bytes to disk. Every error is final.
-  [[nodiscard]] absl::Status Sync();
+  absl::Status Sync();
 
-  [[nodiscard]] uint64_t salt() const { return salt_; }
+  uint64_t salt() const { return salt_; }
 
  private:
   LogSegment(UniqueFd fd, std::string name, uint64_t salt, uint64_t size)
@@ -93,7 +93,7 @@ class LogWriter {
   // LogReader at the log's end, after Repair(). `folder` and `metrics` outlive
   // the writer. Errors: FAILED_PRECONDITION if the log does not end just before
   // `next_sequence` or has a torn tail, and those of state_folder.h.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
+  static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
       const StateFolder* folder, uint64_t next_sequence, Options options,
       LogMetrics* metrics);
   // Writes and syncs all appended records and runs the tasks. If a write or
@@ -118,16 +118,16 @@ class LogWriter {
   uint64_t StartSegment();
 
   // Returns the sequence of the first record that may not be on disk yet.
-  [[nodiscard]] uint64_t durable_sequence() const;
+  uint64_t durable_sequence() const;
   // Returns the bytes of records that may not be on disk yet.
-  [[nodiscard]] int64_t pending_bytes() const;
+  int64_t pending_bytes() const;
 
   // Returns RESOURCE_EXHAUSTED, with the reason, while the log is stalled: the
   // disk is full or has less room than the reserve, or too many bytes wait for
   // the disk.
-  [[nodiscard]] absl::Status stalled() const;
+  absl::Status stalled() const;
   // Returns UNAVAILABLE after a final error. The process must then end.
-  [[nodiscard]] absl::Status failure() const;
+  absl::Status failure() const;
 
  private:
   struct Task {
@@ -149,21 +149,20 @@ class LogWriter {
             uint64_t next_sequence, Options options, LogMetrics* metrics);
 
   void Loop();
-  [[nodiscard]] Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Work WaitForWork();
   void CheckRoom();
   void RunTask();
-  [[nodiscard]] absl::Status BeginSegment();
+  absl::Status BeginSegment();
   // Moves records that wait into `group_`. Does nothing if `group_` still holds
   // a group that could not be written because the disk was full.
   void TakeGroup();
-  [[nodiscard]] absl::Status WriteGroup();
+  absl::Status WriteGroup();
   void GroupIsDurable();
   // Stores whether an attempt to write succeeded, stalled or failed for good.
   void NoteResult(const absl::Status& status);
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  [[nodiscard]] absl::Status StalledLocked() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status StalledLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const StateFolder* const folder_;
   const Options options_;

@@ -152,25 +152,23 @@ struct Snapshot {
 
 // Returns the record's field `key`, or none if records of its kind do not have
 // this field.
-[[nodiscard]] std::optional<AdapterKey> KeyOf(const Record& record);
+std::optional<AdapterKey> KeyOf(const Record& record);
 
-[[nodiscard]] std::string Encode(const Record& record);
+std::string Encode(const Record& record);
 // Errors: RESOURCE_EXHAUSTED beyond 2 GiB, the limit of a Protobuf message.
-[[nodiscard]] absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
+absl::StatusOr<std::string> Encode(const Snapshot& snapshot);
 // Encodes a BeginRecord with these fields without copying the request.
-[[nodiscard]] std::string EncodeBegin(uint64_t work, AdapterKey key,
-                                      uint64_t step, const std::string& digest,
-                                      const StepRequest& request);
+std::string EncodeBegin(uint64_t work, AdapterKey key, uint64_t step,
+                        const std::string& digest, const StepRequest& request);
 // Encodes `work` and `key` of an AcceptedRecord. These bytes behind those of a
 // record that has neither make the whole record, because Protobuf merges
 // messages that follow each other.
-[[nodiscard]] std::string EncodePlace(uint64_t work, AdapterKey key);
+std::string EncodePlace(uint64_t work, AdapterKey key);
 // Encodes a NoteRecord without copying the value first. Null erases the note.
-[[nodiscard]] std::string EncodeNote(const std::string& name,
-                                     const std::string* value);
+std::string EncodeNote(const std::string& name, const std::string* value);
 // Errors: DATA_LOSS for bytes that are not a record of this version.
-[[nodiscard]] absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
-[[nodiscard]] absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
+absl::StatusOr<Record> DecodeRecord(absl::string_view bytes);
+absl::StatusOr<Snapshot> DecodeSnapshot(absl::string_view bytes);
 
 }  // namespace weft::log
 

@@ -47,7 +47,7 @@ class Recorder {
   // Writes what is left to disk, runs the tasks of WhenDurable and ends the
   // log's thread. Later records are not written.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
-  [[nodiscard]] bool recording() const { return log_.load() != nullptr; }
+  bool recording() const { return log_.load() != nullptr; }
 
   // While an object of this class lives, the recorder records nothing. The
   // replay holds such an object, because the log already has the changes that
@@ -66,7 +66,7 @@ class Recorder {
   };
 
   // Returns whether there is a Replaying.
-  [[nodiscard]] bool replaying() const { return replaying_ > 0; }
+  bool replaying() const { return replaying_ > 0; }
 
   void Write(const Record& record);
   // Records a micro-batch with gradients that succeeded.
@@ -79,15 +79,13 @@ class Recorder {
   void Forget(uint64_t work);
   void AddCost(absl::Duration device_time) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the cost of the records since the newest snapshot on disk.
-  [[nodiscard]] ReplayCost cost() const ABSL_LOCKS_EXCLUDED(mu_);
+  ReplayCost cost() const ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the log has the adapter (Durability::kStep).
-  [[nodiscard]] bool Has(AdapterKey key) const {
-    return adapters_.contains(key);
-  }
+  bool Has(AdapterKey key) const { return adapters_.contains(key); }
   // Returns whether a replay of the log can run a step of `adapter` again that
   // reads the weights of `other`: true if the log has both, or if it does not
   // record the step.
-  [[nodiscard]] bool CanReplay(AdapterKey adapter, AdapterKey other) const {
+  bool CanReplay(AdapterKey adapter, AdapterKey other) const {
     return !records() || !Has(adapter) || Has(other);
   }
   // Begins a snapshot: sets its notes and its first_sequence. Steps that are
@@ -114,15 +112,14 @@ class Recorder {
   }
   void EraseNote(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the notes whose names begin with `prefix`.
-  [[nodiscard]] Notes NotesWith(const std::string& prefix) const
-      ABSL_LOCKS_EXCLUDED(mu_);
+  Notes NotesWith(const std::string& prefix) const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns a new name for an image file.
-  [[nodiscard]] std::string NewImageName();
+  std::string NewImageName();
   // Returns the image files that are named in a record since the last
   // BeginSnapshot or will be named in a later record. Leaves out files that are
   // named only in the snapshot.
-  [[nodiscard]] std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::set<std::string> Images() const ABSL_LOCKS_EXCLUDED(mu_);
   // Adds a file to Images(). `recorded` says whether a record already names the
   // file; otherwise a later record will.
   void AddImage(const std::string& name, bool recorded)
@@ -136,16 +133,16 @@ class Recorder {
   // Returns RESOURCE_EXHAUSTED (STATE_DISK_FULL) while the disk is full or has
   // less room than disk_reserve_bytes, or while too many bytes wait for the
   // disk. The server then refuses new work.
-  [[nodiscard]] absl::Status CheckRoom() const;
+  absl::Status CheckRoom() const;
   // Returns UNAVAILABLE after a final error of the log, which then takes no
   // more records.
-  [[nodiscard]] absl::Status failure() const;
+  absl::Status failure() const;
 
  private:
   // Appends an encoded record.
   void Append(std::string bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void AppendLocked(std::string bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  [[nodiscard]] bool records() const { return recording() && replaying_ == 0; }
+  bool records() const { return recording() && replaying_ == 0; }
 
   std::unique_ptr<LogWriter> owned_;
   std::atomic<LogWriter*> log_{nullptr};

@@ -32,17 +32,17 @@ class RunningSteps {
   // Reads the suspects, to which the file adds the steps that ran at the end of
   // the latest process. A file of another size counts as empty. Errors: those
   // of file_io.h.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<RunningSteps>> Open(
+  static absl::StatusOr<std::unique_ptr<RunningSteps>> Open(
       const StateFolder& folder);
   ~RunningSteps();
   RunningSteps(const RunningSteps&) = delete;
   RunningSteps& operator=(const RunningSteps&) = delete;
 
-  [[nodiscard]] bool has_suspects() const { return !suspects_.empty(); }
+  bool has_suspects() const { return !suspects_.empty(); }
   // Returns how many processes have ended while the step ran. `digest` is that
   // of the step's payload. Any thread may call it.
-  [[nodiscard]] uint64_t EndsOf(AdapterKey key, uint64_t step,
-                                const std::string& digest) const;
+  uint64_t EndsOf(AdapterKey key, uint64_t step,
+                  const std::string& digest) const;
 
   // Note that the step runs, too, and that no step runs. Threads: one at a
   // time.

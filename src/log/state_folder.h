@@ -47,70 +47,68 @@ class StateFolder {
   // Errors: UNAVAILABLE (another process has the folder), FAILED_PRECONDITION
   // (another format version or model; the message says what differs),
   // DATA_LOSS (FORMAT is damaged or missing).
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
+  static absl::StatusOr<std::unique_ptr<StateFolder>> Open(
       const std::string& path, const std::string& model,
       bool accept_change = false);
   // Returns the error about format version and base model with which Open would
   // end, if the folder is there. Takes no lock and writes nothing.
-  [[nodiscard]] static absl::Status Check(const std::string& path,
-                                          const std::string& model,
-                                          bool accept_change);
+  static absl::Status Check(const std::string& path, const std::string& model,
+                            bool accept_change);
   // Opens an existing folder without checking its base model. Errors:
   // NOT_FOUND, and those of Open.
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>>
-  OpenExisting(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenExisting(
+      const std::string& path);
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
   // Returns the newest snapshot, or none if the folder has no snapshot. Errors:
   // DATA_LOSS.
-  [[nodiscard]] absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot()
-      const;
+  absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot() const;
 
   // Writes a snapshot durably, as the newest one. The caller may then call Cut.
   // Errors: FAILED_PRECONDITION if another snapshot contains more records.
-  [[nodiscard]] absl::Status WriteSnapshot(const SnapshotFile& snapshot);
+  absl::Status WriteSnapshot(const SnapshotFile& snapshot);
 
   // Removes segments that hold only records before `next_sequence` (but not the
   // last segment), all snapshots but the newest, and images not in
   // `keep_images`. No image may be written during the call. After a crash or an
   // error, some of these files may remain. Errors: FAILED_PRECONDITION if the
   // newest snapshot does not contain all records before `next_sequence`.
-  [[nodiscard]] absl::Status Cut(uint64_t next_sequence,
-                                 const std::set<std::string>& keep_images);
+  absl::Status Cut(uint64_t next_sequence,
+                   const std::set<std::string>& keep_images);
 
   // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Other
   // errors: those of ReadDiskRoom (disk_room.h).
-  [[nodiscard]] absl::Status CheckRoom(uint64_t reserve) const;
+  absl::Status CheckRoom(uint64_t reserve) const;
 
   // Returns the first sequence of each segment, ascending.
-  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Segments() const;
+  absl::StatusOr<std::vector<uint64_t>> Segments() const;
   // Returns `next_sequence` of each snapshot, ascending.
-  [[nodiscard]] absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
+  absl::StatusOr<std::vector<uint64_t>> Snapshots() const;
   // Returns the file name of the segment that begins at `first_sequence`.
-  [[nodiscard]] static std::string SegmentName(uint64_t first_sequence);
-  [[nodiscard]] static std::string SnapshotName(uint64_t next_sequence);
+  static std::string SegmentName(uint64_t first_sequence);
+  static std::string SnapshotName(uint64_t next_sequence);
   static constexpr char kFormat[] = "FORMAT";
 
-  [[nodiscard]] int directory() const { return root_.get(); }
-  [[nodiscard]] int log_directory() const { return log_.get(); }
-  [[nodiscard]] int images_directory() const { return images_.get(); }
+  int directory() const { return root_.get(); }
+  int log_directory() const { return log_.get(); }
+  int images_directory() const { return images_.get(); }
 
  private:
   explicit StateFolder(std::string path) : path_(std::move(path)) {}
 
-  [[nodiscard]] absl::Status Lock();
-  [[nodiscard]] absl::Status OpenFolders();
+  absl::Status Lock();
+  absl::Status OpenFolders();
   // Checks FORMAT, or writes it in a new folder. If `model` is none, does not
   // check the base model and writes nothing.
-  [[nodiscard]] absl::Status CheckFormat(
-      const std::optional<std::string>& model, bool accept_change) const;
-  [[nodiscard]] absl::Status WriteFormat(const std::string& model) const;
-  [[nodiscard]] static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(
+  absl::Status CheckFormat(const std::optional<std::string>& model,
+                           bool accept_change) const;
+  absl::Status WriteFormat(const std::string& model) const;
+  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(
       const std::string& path, const std::optional<std::string>& model,
       bool accept_change);
-  [[nodiscard]] absl::Status CutLog(uint64_t next_sequence) const;
-  [[nodiscard]] absl::Status CutImages(const std::set<std::string>& keep) const;
+  absl::Status CutLog(uint64_t next_sequence) const;
+  absl::Status CutImages(const std::set<std::string>& keep) const;
 
   const std::string path_;
   UniqueFd root_;

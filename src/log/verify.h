@@ -24,7 +24,7 @@ struct StateReport {
 // NOT_FOUND if there is no state folder, FAILED_PRECONDITION for another format
 // version, DATA_LOSS for damage, and those of StateFolder. The message of
 // DATA_LOSS names the first damaged place. Blocks on the disk. Threads: any.
-[[nodiscard]] absl::StatusOr<StateReport> VerifyState(const std::string& path);
+absl::StatusOr<StateReport> VerifyState(const std::string& path);
 
 }  // namespace weft::log
 

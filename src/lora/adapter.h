@@ -24,7 +24,7 @@ class WeightsId {
   WeightsId(const WeightsId&) : WeightsId() {}
   WeightsId& operator=(const WeightsId&) = delete;
 
-  [[nodiscard]] uint64_t value() const { return value_; }  // >= 1.
+  uint64_t value() const { return value_; }  // >= 1.
 
  private:
   uint64_t value_;
@@ -45,15 +45,12 @@ struct AdapterVersion {
   // gradient in the layout's order. StackedA returns the A matrices of all
   // factors of the group as one matrix [total_rank, in]. The group must have at
   // least one factor.
-  [[nodiscard]] at::Tensor StackedA(const at::Tensor& flat,
-                                    const GroupLayout& group) const;
+  at::Tensor StackedA(const at::Tensor& flat, const GroupLayout& group) const;
   // Return A [rank, in] and B [out, rank] of one factor.
-  [[nodiscard]] at::Tensor A(const at::Tensor& flat,
-                             const LoraFactor& factor) const;
-  [[nodiscard]] at::Tensor B(const at::Tensor& flat,
-                             const LoraFactor& factor) const;
+  at::Tensor A(const at::Tensor& flat, const LoraFactor& factor) const;
+  at::Tensor B(const at::Tensor& flat, const LoraFactor& factor) const;
   // Returns a copy of weights_N on the host.
-  [[nodiscard]] std::vector<float> HostWeights() const;
+  std::vector<float> HostWeights() const;
 };
 
 using AdapterVersionPtr = std::shared_ptr<const AdapterVersion>;
@@ -77,11 +74,11 @@ struct VersionImage {
   std::weak_ptr<const AdapterVersion> alive;  // The version, while it exists.
 };
 
-[[nodiscard]] VersionImage ImageOf(const AdapterVersionPtr& version);
+VersionImage ImageOf(const AdapterVersionPtr& version);
 // Restores the version. If the version to which image.alive points exists and
 // is on `device`, returns it. Otherwise returns a new version with the image's
 // weights and number.
-[[nodiscard]] AdapterVersionPtr RestoreVersion(
+AdapterVersionPtr RestoreVersion(
     const VersionImage& image,
     const std::shared_ptr<const AdapterLayout>& layout,
     at::ScalarType compute_dtype, at::Device device);
@@ -98,10 +95,9 @@ struct AdapterImage {
                                        // versions that snapshots use.
 
   // Returns pointers to all tensors, in a fixed order.
-  [[nodiscard]] std::vector<at::Tensor*> Tensors();
+  std::vector<at::Tensor*> Tensors();
   // Returns the size of an image with `num_versions` versions, in bytes.
-  [[nodiscard]] static uint64_t NumBytes(int64_t num_parameters,
-                                         size_t num_versions);
+  static uint64_t NumBytes(int64_t num_parameters, size_t num_versions);
 };
 
 // A trainable adapter on the device. Threads: engine thread only.
@@ -115,30 +111,29 @@ class Adapter {
           const AdapterImage& image, at::ScalarType compute_dtype,
           at::Device device);
 
-  [[nodiscard]] const LoraConfig& config() const { return config_; }
-  [[nodiscard]] const std::shared_ptr<const AdapterLayout>& shared_layout()
-      const {
+  const LoraConfig& config() const { return config_; }
+  const std::shared_ptr<const AdapterLayout>& shared_layout() const {
     return layout_;
   }
   // Returns an image with only the latest version. REQUIRES: no batch runs.
-  [[nodiscard]] AdapterImage ToImage() const;
-  [[nodiscard]] const AdapterLayout& layout() const { return *layout_; }
-  [[nodiscard]] const AdapterVersionPtr& latest() const { return latest_; }
-  [[nodiscard]] uint64_t optim_steps() const { return optim_steps_; }
+  AdapterImage ToImage() const;
+  const AdapterLayout& layout() const { return *layout_; }
+  const AdapterVersionPtr& latest() const { return latest_; }
+  uint64_t optim_steps() const { return optim_steps_; }
   // Returns the optimizer that made optim_steps(), and whose state the moments
   // are. Muon's momentum is moment1(), and moment2() is zero. While
   // optim_steps() is 0, it is the one for which the adapter is made, and the
   // next step may be of any optimizer.
-  [[nodiscard]] Optimizer optimizer() const { return optimizer_; }
+  Optimizer optimizer() const { return optimizer_; }
   // REQUIRES: optim_steps() is 0.
   void set_optimizer(Optimizer optimizer) { optimizer_ = optimizer; }
   // Returns the size of latest(), gradient(), scratch() and moments, in bytes.
-  [[nodiscard]] uint64_t resident_bytes() const;
+  uint64_t resident_bytes() const;
 
   // The buffer to which the micro-batches of a request add gradients. After the
   // last micro-batch has succeeded, CommitScratch adds this buffer to
   // gradient().
-  [[nodiscard]] at::Tensor& scratch() { return scratch_N_; }
+  at::Tensor& scratch() { return scratch_N_; }
   void ClearScratch() { scratch_N_.zero_(); }
   void CommitScratch() { gradient_N_.add_(scratch_N_); }
 
@@ -146,20 +141,20 @@ class Adapter {
   // latest()->weights_N, updates the moments in place, and writes the new
   // weights to NextWeights(). Then FinishStep() publishes the new weights and
   // clears the gradient.
-  [[nodiscard]] at::Tensor& gradient() { return gradient_N_; }
-  [[nodiscard]] at::Tensor& moment1() { return moment1_N_; }
-  [[nodiscard]] at::Tensor& moment2() { return moment2_N_; }
+  at::Tensor& gradient() { return gradient_N_; }
+  at::Tensor& moment1() { return moment1_N_; }
+  at::Tensor& moment2() { return moment2_N_; }
   // Returns the latest version's own buffer if nobody else uses that version,
   // otherwise a new buffer. Also allocates the tensors that FinishStep needs.
   // So a step that runs out of memory fails before it changes the adapter.
-  [[nodiscard]] at::Tensor NextWeights();
+  at::Tensor NextWeights();
   void FinishStep(at::Tensor next_weights,
                   Optimizer optimizer = Optimizer::kAdamW);
 
   // Copy the state to and from the host. SetState publishes a new version. The
   // vectors of `state` have N elements; an empty gradient or moment means
   // zeros.
-  [[nodiscard]] AdapterState GetState() const;
+  AdapterState GetState() const;
   void SetState(const AdapterState& state);
 
  private:
@@ -192,21 +187,20 @@ using LoraGradients = std::vector<LoraGradient>;
 
 // Returns the gradient [N] of `version`, or an undefined tensor if the list
 // does not have the version.
-[[nodiscard]] at::Tensor GradientOf(const LoraGradients& gradients,
-                                    const AdapterVersionPtr& version);
+at::Tensor GradientOf(const LoraGradients& gradients,
+                      const AdapterVersionPtr& version);
 
 // Returns a zero gradient for each version, in the order of `versions`, which
 // are distinct.
-[[nodiscard]] LoraGradients ZeroGradients(
-    const std::vector<AdapterVersionPtr>& versions, at::Device device);
+LoraGradients ZeroGradients(const std::vector<AdapterVersionPtr>& versions,
+                            at::Device device);
 
 // Returns the initial weights of a new adapter, with PEFT's distributions. A is
 // from U(-1/sqrt(in), 1/sqrt(in)), which equals kaiming_uniform(sqrt(5)), and B
 // is zero. For the embedding, A is zero and B is from N(0, 1). Each factor
 // draws from its own stream, whose key is (seed, expert, layer, module). So an
 // adapter with fewer targets gets the same numbers for the targets that it has.
-[[nodiscard]] std::vector<float> InitialWeights(const AdapterLayout& layout,
-                                                uint64_t seed);
+std::vector<float> InitialWeights(const AdapterLayout& layout, uint64_t seed);
 
 }  // namespace weft::lora
 

@@ -64,19 +64,17 @@ enum class ProjectionGroup : uint8_t {
 inline constexpr int kGroupsPerLayer = 4;
 using LayerGroups = std::array<ProjectionGroup, kGroupsPerLayer>;
 // Returns the groups of a layer, in the order of the buffer.
-[[nodiscard]] LayerGroups GroupsOf(const model_config::ModelShape& shape,
-                                   int layer);
+LayerGroups GroupsOf(const model_config::ModelShape& shape, int layer);
 // Returns the index of a group in GroupsOf.
-[[nodiscard]] int IndexInLayer(ProjectionGroup group);
+int IndexInLayer(ProjectionGroup group);
 
 // Returns the modules of a group, in the order in which the base model stacks
 // their outputs (q, k, v; gate, up).
-[[nodiscard]] std::span<const TargetModule> ModulesOf(ProjectionGroup group);
+std::span<const TargetModule> ModulesOf(ProjectionGroup group);
 // Returns the group of a module.
-[[nodiscard]] ProjectionGroup GroupOf(TargetModule module);
+ProjectionGroup GroupOf(TargetModule module);
 // Returns all modules of the layers that may have LoRA.
-[[nodiscard]] std::vector<TargetModule> ProjectionsOf(
-    const model_config::ModelShape& shape);
+std::vector<TargetModule> ProjectionsOf(const model_config::ModelShape& shape);
 // The projections of one group that have LoRA. Their A matrices are adjacent in
 // the buffer, in the order of `factors`.
 struct GroupLayout {
@@ -91,22 +89,20 @@ class AdapterLayout {
                 const LoraConfig& config);
 
   // Returns the config from which the layout was made.
-  [[nodiscard]] const LoraConfig& config() const { return config_; }
+  const LoraConfig& config() const { return config_; }
   // Returns the largest rank of a factor; 0 without factors.
-  [[nodiscard]] int max_rank() const { return max_rank_; }
-  [[nodiscard]] int64_t num_parameters() const { return num_parameters_; }
+  int max_rank() const { return max_rank_; }
+  int64_t num_parameters() const { return num_parameters_; }
   // Returns every adapted layer, in the order of the buffer.
-  [[nodiscard]] const std::vector<LoraFactor>& factors() const {
-    return factors_;
-  }
+  const std::vector<LoraFactor>& factors() const { return factors_; }
   // Returns the layout of a group. The layout has no factors in three cases:
   // the adapter has no LoRA in the group; `expert` belongs to another rank; or
   // the layer has experts, `group` is kGateUp or kDown, and `expert` is
   // kNoExpert. REQUIRES: `layer` is in [0, num_layers). `expert` is kNoExpert,
   // or an expert of the layer for kGateUp and kDown. kLmHead and kEmbedTokens
   // ignore `layer` and `expert`.
-  [[nodiscard]] const GroupLayout& group(int layer, ProjectionGroup group,
-                                         int expert = kNoExpert) const;
+  const GroupLayout& group(int layer, ProjectionGroup group,
+                           int expert = kNoExpert) const;
 
  private:
   void AddGroup(const model_config::ModelShape& shape, const LoraConfig& config,
@@ -128,24 +124,23 @@ class AdapterLayout {
 // adds the prefix "base_model.model." and the suffix ".lora_A.weight" or
 // ".lora_B.weight". For the embedding the suffix is ".lora_embedding_A" or
 // ".lora_embedding_B".
-[[nodiscard]] std::string ModulePath(
-    const LoraFactor& factor, const model_config::ExpertShape& experts = {});
+std::string ModulePath(const LoraFactor& factor,
+                       const model_config::ExpertShape& experts = {});
 // Returns how many modules PEFT's files have as one with `module`, itself
 // included: 3 for q_proj if the model has a qkv_proj, 1 for a module of its
 // own. Experts are not among them.
-[[nodiscard]] int NumFused(TargetModule module,
-                           const model_config::ModelShape& shape);
+int NumFused(TargetModule module, const model_config::ModelShape& shape);
 // Returns the last part of the path, in PEFT's files, of a module outside the
 // experts, such as "q_proj" or "qkv_proj".
-[[nodiscard]] const char* FileModuleName(TargetModule module,
-                                         const model_config::ModelShape& shape);
+const char* FileModuleName(TargetModule module,
+                           const model_config::ModelShape& shape);
 // Returns the path of the module in PEFT's files.
-[[nodiscard]] std::string FilePath(const LoraFactor& factor,
-                                   const model_config::ModelShape& shape);
+std::string FilePath(const LoraFactor& factor,
+                     const model_config::ModelShape& shape);
 // Returns a path of ModulePath, or one that begins with it, in the spelling
 // `names`.
-[[nodiscard]] std::string PathInFile(const std::string& path,
-                                     model_config::DecoderNames names);
+std::string PathInFile(const std::string& path,
+                       model_config::DecoderNames names);
 }  // namespace weft::lora
 
 #endif  // WEFT_SRC_LORA_ADAPTER_LAYOUT_H_

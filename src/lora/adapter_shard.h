@@ -32,7 +32,7 @@ class AdapterShard {
 
   // Returns a copy of the rank's part [M] of a flat buffer [N]. Slice and AddTo
   // throw c10::Error if a buffer has a wrong size. Threads: any.
-  [[nodiscard]] at::Tensor Slice(const at::Tensor& whole_N) const;
+  at::Tensor Slice(const at::Tensor& whole_N) const;
   // Adds the rank's gradient to the whole gradient. The whole gradient is
   // complete after the calls for all ranks.
   void AddTo(const at::Tensor& local_M, at::Tensor& whole_N) const;
@@ -50,10 +50,8 @@ class AdapterShard {
     int64_t rows = 0;
     int64_t columns = 0;
   };
-  [[nodiscard]] static at::Tensor BlockOf(const at::Tensor& whole_N,
-                                          const Piece& piece);
-  [[nodiscard]] static at::Tensor PartOf(const at::Tensor& local_M,
-                                         const Piece& piece);
+  static at::Tensor BlockOf(const at::Tensor& whole_N, const Piece& piece);
+  static at::Tensor PartOf(const at::Tensor& local_M, const Piece& piece);
 
   int64_t num_whole_ = 0;
   int64_t num_local_ = 0;

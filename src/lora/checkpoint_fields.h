@@ -30,8 +30,8 @@ struct BaseModel {
   bool accepts_change = false;
 };
 
-[[nodiscard]] nlohmann::json WriteCheckpointFields(
-    const CheckpointInfo& info, const model_config::ModelShape& shape);
+nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
+                                     const model_config::ModelShape& shape);
 
 // Writes when the checkpoint expires. Fields have this in whole seconds after
 // the creation, at least one and at most kMaxStoredTtlSeconds, to which

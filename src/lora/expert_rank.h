@@ -11,8 +11,7 @@
 namespace weft::lora {
 
 // Returns `rank` / experts per token, rounded down, but at least 1.
-[[nodiscard]] int SharedRank(int rank,
-                             const model_config::ExpertShape& experts);
+int SharedRank(int rank, const model_config::ExpertShape& experts);
 
 // Replaces config.expert_rank with overrides for the targeted modules (gate,
 // up, down) of layers with experts. The overrides have the same scale (alpha /

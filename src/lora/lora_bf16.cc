@@ -24,7 +24,7 @@ struct Weight {
   int64_t num_outputs = 0;
 
   // Returns a view of the outputs [begin, end).
-  [[nodiscard]] Weight Outputs(int64_t begin, int64_t end) const;
+  Weight Outputs(int64_t begin, int64_t end) const;
 };
 
 // A matrix in bf16. `stride` counts elements from row to row. If rows have an
@@ -39,7 +39,7 @@ struct RoundedRows {
   RoundedRows(uint16_t* first, int64_t row_stride)
       : data(first), stride(row_stride) {}
 
-  [[nodiscard]] RoundedRows From(int64_t row, int64_t column = 0) const {
+  RoundedRows From(int64_t row, int64_t column = 0) const {
     return {data + row * stride + column, stride};
   }
 };
@@ -83,8 +83,7 @@ class TermPanels {
   void Pack(const RowTerms& rows, const ops::Bf16Block& block);
   // Returns one weight with the inputs of all parts and `num_outputs` outputs.
   // Elements that belong to no part are zero.
-  [[nodiscard]] Weight Joined(const std::vector<Part>& parts,
-                              int64_t num_outputs);
+  Weight Joined(const std::vector<Part>& parts, int64_t num_outputs);
 
   std::span<const RowTerms> terms_;
   RoundedRows x_;
@@ -331,12 +330,12 @@ class ManyRows {
 
   // Allocates the `rounded` argument of Shrink, with all rows of x. Shrink
   // writes only the rows of this class's segments.
-  [[nodiscard]] at::Tensor EmptyRounded(const at::Tensor& x) const {
+  at::Tensor EmptyRounded(const at::Tensor& x) const {
     return at::empty({x.size(0), rounded_width_}, x.options());
   }
 
   // Returns the terms of y += (scale x A^T) B^T for this class's segments.
-  [[nodiscard]] std::vector<RowTerms> Expansion() const {
+  std::vector<RowTerms> Expansion() const {
     std::vector<RowTerms> all;
     for (size_t i = 0; i < results_.size(); ++i) {
       if (!results_[i].defined()) continue;
@@ -363,10 +362,10 @@ class ManyRows {
   }
 
  private:
-  [[nodiscard]] const GroupLayout& Group(size_t segment) const {
+  const GroupLayout& Group(size_t segment) const {
     return GroupOf(pass_.routing[segment], site_);
   }
-  [[nodiscard]] Rows ResultOf(const RowChunk& chunk) const {
+  Rows ResultOf(const RowChunk& chunk) const {
     return Rows(results_[chunk.segment])
         .From(chunk.begin - pass_.routing[chunk.segment].begin);
   }

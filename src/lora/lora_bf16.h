@@ -24,20 +24,20 @@ namespace weft::lora::bf16 {
 
 // Returns y [T, O], and sets `shrunk`. The bits of a row depend only on the
 // row, its adapter, and whether its segment has more than 32 rows.
-[[nodiscard]] at::Tensor Forward(const at::Tensor& x_TI, const BaseLinear& base,
-                                 const LoraPass& pass, const LoraSite& site,
-                                 ShrunkInputs& shrunk);
+at::Tensor Forward(const at::Tensor& x_TI, const BaseLinear& base,
+                   const LoraPass& pass, const LoraSite& site,
+                   ShrunkInputs& shrunk);
 
 // Returns the `shrunk` of Forward without computing y.
-[[nodiscard]] ShrunkInputs Shrink(const at::Tensor& x_TI, const LoraPass& pass,
-                                  const LoraSite& site);
+ShrunkInputs Shrink(const at::Tensor& x_TI, const LoraPass& pass,
+                    const LoraSite& site);
 
 // Adds dLoss/dA and dLoss/dB to the gradients. Returns dLoss/dx [T, I], or an
 // undefined tensor if `want_input_gradient` is false.
-[[nodiscard]] at::Tensor Backward(
-    const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
-    const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,
-    const LoraGradients& gradients, bool want_input_gradient);
+at::Tensor Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                    const BaseLinear& base, const LoraPass& pass,
+                    const LoraSite& site, const ShrunkInputs& shrunk,
+                    const LoraGradients& gradients, bool want_input_gradient);
 
 }  // namespace weft::lora::bf16
 

@@ -47,12 +47,10 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
 // Adds dLoss/dA and dLoss/dB to the gradients. Returns ds = scale_a dy B_a [T,
 // Rmax], where Rmax is the largest R of a segment. The rows of a segment use
 // the first R columns; all other elements are zero.
-[[nodiscard]] at::Tensor AddGradients(const at::Tensor& dy_TO,
-                                      const at::Tensor& x_TI,
-                                      const LoraPass& pass,
-                                      const LoraSite& site,
-                                      const ShrunkInputs& shrunk,
-                                      const LoraGradients& gradients);
+at::Tensor AddGradients(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                        const LoraPass& pass, const LoraSite& site,
+                        const ShrunkInputs& shrunk,
+                        const LoraGradients& gradients);
 
 // A matrix in f32. The elements of a row are adjacent.
 struct Rows {
@@ -69,7 +67,7 @@ struct Rows {
   }
 
   // Returns the matrix that begins at this row and column.
-  [[nodiscard]] Rows From(int64_t row, int64_t column = 0) const {
+  Rows From(int64_t row, int64_t column = 0) const {
     return {data + row * stride + column, stride};
   }
 };
@@ -129,7 +127,7 @@ struct ChunkWork {
 void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
 
 // Returns whether the segment has at most 32 rows.
-[[nodiscard]] bool HasFewRows(const LoraSegment& segment);
+bool HasFewRows(const LoraSegment& segment);
 
 // Computes y += scale_a (x A_a^T) B_a^T for the segments for which HasFewRows
 // is true, on raw pointers, because a tensor operation for every adapter and

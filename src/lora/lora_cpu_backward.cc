@@ -219,7 +219,7 @@ class BackwardPass {
   }
 
  private:
-  [[nodiscard]] const GroupLayout& Group(size_t segment) const {
+  const GroupLayout& Group(size_t segment) const {
     return GroupOf(pass_.routing[segment], site_);
   }
 

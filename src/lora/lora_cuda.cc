@@ -33,9 +33,7 @@ class LayoutList {
   // Returns the layout's number. The first layout has number 0, and each new
   // one has the next number.
   int NumberOf(const AdapterLayout& layout);
-  [[nodiscard]] const std::vector<const AdapterLayout*>& all() const {
-    return layouts_;
-  }
+  const std::vector<const AdapterLayout*>& all() const { return layouts_; }
 
  private:
   std::vector<const AdapterLayout*> layouts_;
@@ -172,17 +170,17 @@ class ExpertPlaces {
       : gate_up_(layout.group(layer, ProjectionGroup::kGateUp, expert)),
         down_(layout.group(layer, ProjectionGroup::kDown, expert)) {}
 
-  [[nodiscard]] bool has_matrices() const {
+  bool has_matrices() const {
     return !gate_up_.factors.empty() || !down_.factors.empty();
   }
   // Returns where the first matrix starts. REQUIRES: has_matrices().
-  [[nodiscard]] int64_t start() const {
+  int64_t start() const {
     const GroupLayout& first = gate_up_.factors.empty() ? down_ : gate_up_;
     return first.factors.front().a_offset;
   }
   // Returns the contents of all slots, with offsets relative to start().
   // `shape` is the result of OneExpertLayer.
-  [[nodiscard]] std::vector<k::LoraMatrix> Slots(
+  std::vector<k::LoraMatrix> Slots(
       const model_config::ModelShape& shape) const {
     std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
     const auto set = [&](const GroupLayout& layout, ProjectionGroup group) {

@@ -30,8 +30,8 @@ namespace weft::lora::cuda {
 
 // Returns whether the routing has segments, `device` is CUDA, and the rows
 // (`dtype`) and all adapters' weights are bf16.
-[[nodiscard]] bool TakesSegments(const LoraRouting& routing,
-                                 at::ScalarType dtype, at::Device device);
+bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
+                   at::Device device);
 
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
@@ -50,16 +50,14 @@ class RoutingTable {
   RoutingTable& operator=(const RoutingTable&) = delete;
   ~RoutingTable() = default;
 
-  [[nodiscard]] const kernels::cuda::LoraTable& table() const { return table_; }
-  [[nodiscard]] const model_config::ModelShape& shape() const { return shape_; }
+  const kernels::cuda::LoraTable& table() const { return table_; }
+  const model_config::ModelShape& shape() const { return shape_; }
   // Returns the smallest number of rows that x and y may have.
-  [[nodiscard]] int64_t end_row() const { return end_row_; }
+  int64_t end_row() const { return end_row_; }
   // Return the arguments of the products by a site's stacked A, or by the B of
   // its projections. The caller adds the operands.
-  [[nodiscard]] kernels::cuda::LoraProduct ProductsOfA(
-      const LoraSite& site) const;
-  [[nodiscard]] kernels::cuda::LoraProduct ProductsOfB(
-      const LoraSite& site) const;
+  kernels::cuda::LoraProduct ProductsOfA(const LoraSite& site) const;
+  kernels::cuda::LoraProduct ProductsOfB(const LoraSite& site) const;
 
  protected:
   // Makes a table without layouts and segments. Leaves `bytes_`, `counters_`
@@ -72,7 +70,7 @@ class RoutingTable {
   // Uploads the builder's table, after all layouts and segments are added.
   void Upload(kernels::cuda::LoraTableBuilder& builder, at::Device device);
   // Returns the address of `counters_`, or null if there are none.
-  [[nodiscard]] unsigned* Counters() const;
+  unsigned* Counters() const;
 
   model_config::ModelShape shape_;
   std::vector<int32_t> max_ranks_;  // The largest rank of each slot.
@@ -89,7 +87,7 @@ class RoutingTable {
 // has one y index for each row block.
 inline constexpr int64_t kMaxExpertBlocks = 65535;
 // Returns whether the segments have at most kMaxExpertBlocks row blocks.
-[[nodiscard]] bool FitsExpertTable(const ExpertRouting& routing);
+bool FitsExpertTable(const ExpertRouting& routing);
 
 // The RoutingTable for the experts of one layer. Each segment has rows of one
 // adapter and one expert, so that one launch computes all experts.
@@ -141,15 +139,15 @@ class DecodeTable : public RoutingTable {
   DecodeTable(const DecodeCapacity& capacity,
               const model_config::ModelShape& shape);
 
-  [[nodiscard]] const DecodeCapacity& capacity() const { return capacity_; }
-  [[nodiscard]] size_t num_bytes() const { return layout_.num_bytes(); }
+  const DecodeCapacity& capacity() const { return capacity_; }
+  size_t num_bytes() const { return layout_.num_bytes(); }
   // Sets the device address of the table's bytes, a multiple of 16. Call it
   // before the first pass.
   void Bind(const void* device) { table_ = layout_.At(device); }
 
   // Returns whether the table has room for the routing. An empty routing fits.
   // Does not check dtypes (see TakesSegments) or adapters of the head.
-  [[nodiscard]] bool Fits(const LoraRouting& routing) const;
+  bool Fits(const LoraRouting& routing) const;
   // Writes the routing as bytes to `host`. The adapters' weights outlive the
   // launches that read the bytes. Throws c10::Error if the routing does not
   // fit, or if the size of `host` is not num_bytes().
@@ -176,9 +174,8 @@ at::Tensor Forward(const at::Tensor& x_TI, const RoutingTable& table,
                    CUstream_st* stream);
 
 // Returns the S of Forward without computing y.
-[[nodiscard]] at::Tensor Shrink(const at::Tensor& x_TI,
-                                const RoutingTable& table, const LoraSite& site,
-                                CUstream_st* stream);
+at::Tensor Shrink(const at::Tensor& x_TI, const RoutingTable& table,
+                  const LoraSite& site, CUstream_st* stream);
 
 // Adds dLoss/dA and dLoss/dB to the table's gradients. If dx_TI is defined,
 // adds the adapters' part of dLoss/dx to it. `s_TR` is the S of Forward. Does

@@ -26,7 +26,7 @@ void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
 
 // Returns whether any of the gradients belongs to an adapter that adapts the
 // embedding.
-[[nodiscard]] bool TrainsEmbedding(const LoraGradients& gradients);
+bool TrainsEmbedding(const LoraGradients& gradients);
 
 // Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
 // version, if `gradients` has that version. Always sums the rows of a token in

@@ -34,8 +34,8 @@ struct LoraSegment {
 };
 using LoraRouting = std::vector<LoraSegment>;
 
-[[nodiscard]] inline at::Tensor SegmentRows(const at::Tensor& tensor,
-                                            const LoraSegment& segment) {
+inline at::Tensor SegmentRows(const at::Tensor& tensor,
+                              const LoraSegment& segment) {
   return tensor.narrow(0, segment.begin, segment.end - segment.begin);
 }
 
@@ -63,12 +63,12 @@ struct LoraSite {
   int expert = kNoExpert;
   // Returns the column of y where the output of `module` starts. For an expert,
   // `shape` is the result of ModelShape::OfExpert.
-  [[nodiscard]] static int64_t ColumnOf(TargetModule module,
-                                        const model_config::ModelShape& shape);
+  static int64_t ColumnOf(TargetModule module,
+                          const model_config::ModelShape& shape);
 };
 
-[[nodiscard]] inline const GroupLayout& GroupOf(const LoraSegment& segment,
-                                                const LoraSite& site) {
+inline const GroupLayout& GroupOf(const LoraSegment& segment,
+                                  const LoraSite& site) {
   return segment.version->layout->group(site.layer, site.group, site.expert);
 }
 
@@ -84,18 +84,19 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // Arguments: `gradients` is empty in a forward pass; `dtype` and `device` are
 // those of the layers' input rows. In a decode pass (`decode`) the few-rows
 // kernels compute all rows.
-[[nodiscard]] RoutingTablePtr MakeRoutingTable(
-    const LoraRouting& routing, const LoraGradients& gradients,
-    const model_config::ModelShape& shape, at::ScalarType dtype,
-    at::Device device, bool decode = false);
+RoutingTablePtr MakeRoutingTable(const LoraRouting& routing,
+                                 const LoraGradients& gradients,
+                                 const model_config::ModelShape& shape,
+                                 at::ScalarType dtype, at::Device device,
+                                 bool decode = false);
 
 // Like MakeRoutingTable, but makes an ExpertTable (lora_cuda.h) for the
 // experts of one layer in one pass. Also returns null if the table has no room
 // for the segments. `shape` is the model's.
-[[nodiscard]] RoutingTablePtr MakeExpertTable(
-    const ExpertRouting& routing, int layer, const LoraGradients& gradients,
-    const model_config::ModelShape& shape, at::ScalarType dtype,
-    at::Device device);
+RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
+                                const LoraGradients& gradients,
+                                const model_config::ModelShape& shape,
+                                at::ScalarType dtype, at::Device device);
 
 // Returns an upper bound, in bytes, of the workspace that the gradient of any A
 // or B of a layer needs if the pass has a table. The workspace holds partial
@@ -104,8 +105,9 @@ using RoutingTablePtr = std::shared_ptr<const cuda::RoutingTable>;
 // For a table of experts, it holds if `num_rows` is the number of rows of all
 // experts, `shape` is the result of OfExpert, and the rows of each adapter and
 // expert are one segment.
-[[nodiscard]] int64_t GradientWorkspaceBytes(
-    int64_t num_rows, const model_config::ModelShape& shape, int64_t rank);
+int64_t GradientWorkspaceBytes(int64_t num_rows,
+                               const model_config::ModelShape& shape,
+                               int64_t rank);
 
 // The arguments that are the same for all linear layers of a pass.
 struct LoraPass {
@@ -129,26 +131,24 @@ using ShrunkInputs = std::vector<at::Tensor>;
 // Errors:  throws c10::Error.
 // Threads: any on a CPU, if each call has its own `shrunk`; the engine thread
 // on CUDA.
-[[nodiscard]] at::Tensor LoraLinear(const at::Tensor& x_TI,
-                                    const BaseLinear& base,
-                                    const LoraPass& pass, const LoraSite& site,
-                                    ShrunkInputs* shrunk);
+at::Tensor LoraLinear(const at::Tensor& x_TI, const BaseLinear& base,
+                      const LoraPass& pass, const LoraSite& site,
+                      ShrunkInputs* shrunk);
 
 // Returns the `shrunk` of LoraLinear without computing y.
-[[nodiscard]] ShrunkInputs LoraShrink(const at::Tensor& x_TI,
-                                      const BaseLinear& base,
-                                      const LoraPass& pass,
-                                      const LoraSite& site);
+ShrunkInputs LoraShrink(const at::Tensor& x_TI, const BaseLinear& base,
+                        const LoraPass& pass, const LoraSite& site);
 
 // Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
 // version, if `gradients` has that version. Returns dLoss/dx [T, I], or an
 // undefined tensor if `want_input_gradient` is false.
 // Shapes:    dy_TO like y; x_TI, `shrunk` and the routing as in LoraLinear.
 // Arguments: if pass.table is not null, it was made with `gradients`.
-[[nodiscard]] at::Tensor LoraLinearBackward(
-    const at::Tensor& dy_TO, const at::Tensor& x_TI, const BaseLinear& base,
-    const LoraPass& pass, const LoraSite& site, const ShrunkInputs& shrunk,
-    const LoraGradients& gradients, bool want_input_gradient);
+at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
+                              const BaseLinear& base, const LoraPass& pass,
+                              const LoraSite& site, const ShrunkInputs& shrunk,
+                              const LoraGradients& gradients,
+                              bool want_input_gradient);
 
 // Computes gradient += scale * a b, with products and sums in the gradient's
 // dtype. a and b have the same dtype, which may be narrower than the

@@ -43,7 +43,7 @@ class PathExpression {
                                               PathMatch match,
                                               int& instructions_left);
 
-  [[nodiscard]] bool Matches(absl::string_view path) const;
+  bool Matches(absl::string_view path) const;
 
  private:
   PathExpression(std::shared_ptr<const re2::RE2> compiled, PathMatch match);
@@ -55,7 +55,7 @@ class PathExpression {
 // Returns why Python's `re` would refuse the expression or read it in another
 // way than RE2. Returns an empty string if both read it alike. Does not look
 // for syntax that RE2 does not compile, such as lookaround.
-[[nodiscard]] absl::string_view DiffersInPython(absl::string_view text);
+absl::string_view DiffersInPython(absl::string_view text);
 
 }  // namespace weft::lora
 

@@ -25,9 +25,9 @@ absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const model_config::ModelShape& shape);
 
 // Returns the file for an adapter. Equal inputs give equal bytes.
-[[nodiscard]] std::string WritePeftConfig(const LoraConfig& config,
-                                          const model_config::ModelShape& shape,
-                                          const std::string& base_model_name);
+std::string WritePeftConfig(const LoraConfig& config,
+                            const model_config::ModelShape& shape,
+                            const std::string& base_model_name);
 
 // The functions below read fields of adapter_config.json, and make the errors
 // for refused ones. They are private to src/lora.
@@ -44,7 +44,7 @@ absl::Status Refused(absl::string_view field, const PeftJson& value,
                      absl::string_view accepted);
 
 // Returns the field's value, or JSON null if the file does not have the field.
-[[nodiscard]] const PeftJson& FieldOf(const PeftJson& root, const char* field);
+const PeftJson& FieldOf(const PeftJson& root, const char* field);
 
 // Reads a rank in [1, kMaxFileRank]. Errors: INVALID_ARGUMENT (Refused).
 absl::StatusOr<int> ReadRank(absl::string_view field, const PeftJson& value);

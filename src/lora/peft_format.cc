@@ -394,9 +394,7 @@ class FileTensors {
           ViewOf(copy.name, copy.rows, copy.columns, copy.values));
     }
   }
-  [[nodiscard]] std::string Write() const {
-    return weights::WriteSafetensors(tensors_);
-  }
+  std::string Write() const { return weights::WriteSafetensors(tensors_); }
 
  private:
   std::deque<PeftTensor> copies_;  // Never moves its elements.

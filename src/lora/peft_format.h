@@ -38,10 +38,10 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
 // Returns the files of a PEFT folder for an adapter with these weights, which
 // have the layout AdapterLayout(shape, config). Tensors are F32. Equal inputs
 // give equal bytes.
-[[nodiscard]] PeftFiles WritePeft(const LoraConfig& config,
-                                  const model_config::ModelShape& shape,
-                                  absl::Span<const float> weights,
-                                  const std::string& base_model_name);
+PeftFiles WritePeft(const LoraConfig& config,
+                    const model_config::ModelShape& shape,
+                    absl::Span<const float> weights,
+                    const std::string& base_model_name);
 
 // A buffer of optimizer state, such as "exp_avg", in the adapter's layout.
 struct NamedBuffer {
@@ -50,9 +50,9 @@ struct NamedBuffer {
 };
 // Returns a safetensors file of the buffers. A tensor's name is `<buffer
 // name>.<module path>` with PEFT's suffix, such as ".lora_A.weight".
-[[nodiscard]] std::string WriteBuffers(const LoraConfig& config,
-                                       const model_config::ModelShape& shape,
-                                       absl::Span<const NamedBuffer> buffers);
+std::string WriteBuffers(const LoraConfig& config,
+                         const model_config::ModelShape& shape,
+                         absl::Span<const NamedBuffer> buffers);
 
 // Reads one buffer from a file of WriteBuffers. Errors: those of
 // weights::ParseSafetensors; INVALID_ARGUMENT, naming the tensor, if it is

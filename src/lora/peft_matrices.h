@@ -52,12 +52,12 @@ struct PeftMatrix {
   // tensor.
   std::vector<int> row_order;
 
-  [[nodiscard]] int64_t TensorRow(int64_t row) const {
+  int64_t TensorRow(int64_t row) const {
     if (!row_order.empty()) row = row_order[row];
     return first_row + row * row_step;
   }
   // Returns whether the tensor has the matrix as the buffer has it.
-  [[nodiscard]] bool is_whole() const {
+  bool is_whole() const {
     return rows == tensor_rows && columns == tensor_columns &&
            row_order.empty();
   }
@@ -72,9 +72,10 @@ enum class FusedForm : uint8_t {
 
 // Returns A and B of each factor of the layout, in order, with their places in
 // a file of the form `form`. Names begin with `prefix`.
-[[nodiscard]] std::vector<PeftMatrix> MatricesOf(
-    const AdapterLayout& layout, const model_config::ModelShape& shape,
-    absl::string_view prefix, FusedForm form = FusedForm::kSingle);
+std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
+                                   const model_config::ModelShape& shape,
+                                   absl::string_view prefix,
+                                   FusedForm form = FusedForm::kSingle);
 
 // Returns the form of a file whose ranks are those of `layout`. `fused` has the
 // layout's matrices in a file of the form kFused. Returns kParts only if the
@@ -101,8 +102,8 @@ struct PeftTensor {
 };
 // The reverse of Gather: returns the tensors of a file that contain the
 // matrices, with zeros elsewhere.
-[[nodiscard]] std::vector<PeftTensor> Scatter(
-    absl::Span<const float> buffer, const std::vector<PeftMatrix>& matrices);
+std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
+                                const std::vector<PeftMatrix>& matrices);
 
 }  // namespace weft::lora
 

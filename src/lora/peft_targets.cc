@@ -60,7 +60,7 @@ struct ModuleNames {
   std::vector<std::string> names;
   std::optional<PathExpression> expression;
 
-  [[nodiscard]] bool Match(absl::string_view path) const {
+  bool Match(absl::string_view path) const {
     return (expression.has_value() && expression->Matches(path)) ||
            std::ranges::any_of(names, [&](const std::string& name) {
              return IsSuffix(name, path);

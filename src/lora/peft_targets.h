@@ -30,8 +30,8 @@ absl::Status ReadTargets(const PeftJson& root,
 // need these values as defaults, because transformers may fuse experts and
 // PEFT's patterns cannot name fused experts. Otherwise returns the values of
 // `config`.
-[[nodiscard]] LoraShape FileShape(const LoraConfig& config,
-                                  const model_config::ModelShape& shape);
+LoraShape FileShape(const LoraConfig& config,
+                    const model_config::ModelShape& shape);
 
 // Writes target_modules, target_parameters, rank_pattern and alpha_pattern.
 // If `root` has the r and lora_alpha of FileShape, ReadPeft of the written
@@ -41,7 +41,7 @@ void WriteTargets(const LoraConfig& config,
 
 // Returns a JSON integer if `alpha` is a whole number, otherwise a fraction.
 // PEFT declares lora_alpha as an integer, but also reads fractions.
-[[nodiscard]] nlohmann::json AlphaToJson(double alpha);
+nlohmann::json AlphaToJson(double alpha);
 
 }  // namespace weft::lora
 

@@ -13,17 +13,17 @@ namespace weft::loss {
 
 // Returns the L2 norm of the gradient, accumulated in f64. It is not finite if
 // the gradient holds a NaN or an infinity.
-[[nodiscard]] double GradientNorm(const at::Tensor& gradient_N);
+double GradientNorm(const at::Tensor& gradient_N);
 
 // Returns the factor by which a step multiplies the gradient that it reads:
 // min(1, max_grad_norm / (grad_norm + 1e-6)), as clip_grad_norm_ does, or 1 if
 // max_grad_norm is 0. A NaN norm gives NaN.
-[[nodiscard]] double GradientScale(double max_grad_norm, double grad_norm);
+double GradientScale(double max_grad_norm, double grad_norm);
 
 // Returns whether the gradient after clipping has a square that f32 holds. If
 // not, AdamWStep would make second moments infinite, and the weights would stay
 // as they are for ever. Returns false for a norm that is not finite.
-[[nodiscard]] bool SquareFits(double max_grad_norm, double grad_norm);
+bool SquareFits(double max_grad_norm, double grad_norm);
 
 // Makes one AdamW step, as torch.optim.AdamW does, of the gradient times
 // GradientScale. With the new moments m and v,

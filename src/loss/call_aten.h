@@ -29,22 +29,21 @@ struct CallArguments {
 // a tuple if there are several. Throws c10::Error if no overload takes the
 // arguments, or the call fails; what `charge` throws.
 // Threads: any. REQUIRES: the operation's kind is kAten or kConvert.
-[[nodiscard]] c10::IValue CallAten(const LossOperation& operation,
-                                   CallArguments arguments,
-                                   const std::function<void(int64_t)>& charge);
+c10::IValue CallAten(const LossOperation& operation, CallArguments arguments,
+                     const std::function<void(int64_t)>& charge);
 
 // Returns the dtype with this name, which is one of those that ReadLossGraph
 // accepts. Throws c10::Error for another.
-[[nodiscard]] at::ScalarType DtypeOf(const std::string& name);
-[[nodiscard]] std::string NameOfDtype(at::ScalarType dtype);
+at::ScalarType DtypeOf(const std::string& name);
+std::string NameOfDtype(at::ScalarType dtype);
 
 // True for an integer, a real and a bool.
-[[nodiscard]] bool IsNumber(const c10::IValue& value);
+bool IsNumber(const c10::IValue& value);
 
 // Returns how many values a tensor of this shape costs: an empty dimension
 // counts as one entry, because an operation may reduce it and make values of
 // all the others. A huge number if the product would overflow.
-[[nodiscard]] int64_t CostOf(at::IntArrayRef sizes);
+int64_t CostOf(at::IntArrayRef sizes);
 
 }  // namespace weft::loss
 

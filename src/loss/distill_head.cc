@@ -138,8 +138,8 @@ class PairedChunks {
         student_(hidden_RH, weight_VH, rows.scores, options),
         teacher_(teacher_RH, weight_VH, teacher_rows_, options, /*buffer=*/1) {}
 
-  [[nodiscard]] const HeadLora& lora() const { return student_.lora(); }
-  [[nodiscard]] const HeadLora& teacher_lora() const { return teacher_.lora(); }
+  const HeadLora& lora() const { return student_.lora(); }
+  const HeadLora& teacher_lora() const { return teacher_.lora(); }
 
   // Calls visit(student's chunk, teacher's chunk) with z in place of logits.
   template <typename Visit>
@@ -168,9 +168,9 @@ class PairedChunks {
  private:
   // Returns the log-probabilities of the chunk's targets. Those which another
   // rank has are 0.
-  [[nodiscard]] at::Tensor TargetsOf(const HeadChunk& student) const;
+  at::Tensor TargetsOf(const HeadChunk& student) const;
   // Sums `part` [k, R] over the ranks.
-  [[nodiscard]] at::Tensor OverRanks(const at::Tensor& part) const;
+  at::Tensor OverRanks(const at::Tensor& part) const;
 
   const DistillRows& rows_;
   const HeadOptions& options_;

@@ -71,27 +71,29 @@ struct DistillResult {
 
 // Returns the bytes of the temporaries of ScoreDistillation, besides the two
 // buffers, for f32 logits.
-[[nodiscard]] int64_t DistillBlockBytes(int64_t vocab, bool is_cpu);
+int64_t DistillBlockBytes(int64_t vocab, bool is_cpu);
 
 // Compares the rows hidden_RH of the student with teacher_RH.
 // Shapes:  both [R, H]; otherwise as ScoreHead, with weight, options and ranks.
 // Errors:  throws c10::Error; std::exception if a rank is lost.
 // Threads: engine thread only. Does not wait for the device.
-[[nodiscard]] DistillResult ScoreDistillation(
-    const at::Tensor& hidden_RH, const at::Tensor& teacher_RH,
-    const at::Tensor& weight_VH, const DistillRows& rows,
-    const HeadOptions& options, bool want_gradient, bool want_entropy);
+DistillResult ScoreDistillation(const at::Tensor& hidden_RH,
+                                const at::Tensor& teacher_RH,
+                                const at::Tensor& weight_VH,
+                                const DistillRows& rows,
+                                const HeadOptions& options, bool want_gradient,
+                                bool want_entropy);
 
 // Returns dLoss/dhidden [R, H] in the dtype of hidden, for g_R =
 // dLoss/ddivergence [R] f32. Adds the gradients of lm_head's LoRA of the
 // student to `gradients` [N]. The other arguments are those of
 // ScoreDistillation, which was called with want_gradient. Consumes `forward`.
 // Errors and threads as there.
-[[nodiscard]] at::Tensor DistillBackward(
-    DistillResult forward, const at::Tensor& hidden_RH,
-    const at::Tensor& teacher_RH, const at::Tensor& weight_VH,
-    const DistillRows& rows, const HeadOptions& options, const at::Tensor& g_R,
-    const lora::LoraGradients& gradients);
+at::Tensor DistillBackward(DistillResult forward, const at::Tensor& hidden_RH,
+                           const at::Tensor& teacher_RH,
+                           const at::Tensor& weight_VH, const DistillRows& rows,
+                           const HeadOptions& options, const at::Tensor& g_R,
+                           const lora::LoraGradients& gradients);
 
 }  // namespace weft::loss
 

@@ -61,9 +61,8 @@ struct HeadOptions {
 // options.chunk_rows, or fewer on a CPU with a large vocabulary. Returns
 // num_rows if options.chunk_rows is 0 or less. `vocab` is the size of the
 // largest part of the vocabulary on a rank.
-[[nodiscard]] int64_t HeadChunkRows(const HeadOptions& options,
-                                    int64_t num_rows, int64_t vocab,
-                                    bool is_cpu);
+int64_t HeadChunkRows(const HeadOptions& options, int64_t num_rows,
+                      int64_t vocab, bool is_cpu);
 
 // The rows whose distributions have only some tokens: row rows[m] has the ids
 // [offsets[m], offsets[m + 1]) of `ids`, which increase. The logits of other
@@ -118,11 +117,9 @@ struct HeadResult {
 // Errors:  throws c10::Error; std::exception if a rank is lost.
 // Threads: engine thread only.
 // Source:  the derivation above.
-[[nodiscard]] HeadResult ScoreHead(const at::Tensor& hidden_RH,
-                                   const at::Tensor& weight_VH,
-                                   const ScoreRows& rows,
-                                   const HeadOptions& options,
-                                   bool want_gradient, bool want_entropy);
+HeadResult ScoreHead(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                     const ScoreRows& rows, const HeadOptions& options,
+                     bool want_gradient, bool want_entropy);
 
 // Returns dLoss/dhidden [R, H] in the dtype of hidden, for g_E = dLoss/dlogprob
 // [E] f32. Adds the gradients of lm_head's LoRA to `gradients` [N]. The other
@@ -131,13 +128,10 @@ struct HeadResult {
 // whole dhidden. Waits for the device only if g_E, forward.logprobs_E or
 // forward.target_slope_E are not on the host yet (ops::ToHost). Errors and
 // threads as for ScoreHead.
-[[nodiscard]] at::Tensor HeadBackward(HeadResult forward,
-                                      const at::Tensor& hidden_RH,
-                                      const at::Tensor& weight_VH,
-                                      const ScoreRows& rows,
-                                      const HeadOptions& options,
-                                      at::Tensor g_E,
-                                      const lora::LoraGradients& gradients);
+at::Tensor HeadBackward(HeadResult forward, const at::Tensor& hidden_RH,
+                        const at::Tensor& weight_VH, const ScoreRows& rows,
+                        const HeadOptions& options, at::Tensor g_E,
+                        const lora::LoraGradients& gradients);
 
 // Returns the logits of few rows, for example to draw the next tokens:
 // softcap(hidden W^T + LoRA) in f32, on the device of hidden. A softcap of 0
@@ -147,11 +141,9 @@ struct HeadResult {
 // Shapes:  hidden_RH [R, H], weight_VH [V, H] as in ScoreHead. The result
 // [R, V] is contiguous.
 // Threads: engine thread only.
-[[nodiscard]] at::Tensor HeadLogits(const at::Tensor& hidden_RH,
-                                    const at::Tensor& weight_VH,
-                                    const lora::LoraRouting& routing,
-                                    double softcap,
-                                    const VocabShard& shard = {});
+at::Tensor HeadLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
+                      const lora::LoraRouting& routing, double softcap,
+                      const VocabShard& shard = {});
 
 }  // namespace weft::loss
 

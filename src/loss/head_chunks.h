@@ -48,10 +48,10 @@ struct HeadChunk {
 
   // Returns the row of every entry, counted within the chunk. REQUIRES:
   // all_rows_E is defined.
-  [[nodiscard]] at::Tensor RowsOfEntries() const { return all_rows_E - begin; }
+  at::Tensor RowsOfEntries() const { return all_rows_E - begin; }
   // Returns the softcap's derivative D at the targets, [num_entries]. REQUIRES:
   // there is a softcap, and the softmax has not overwritten the logits yet.
-  [[nodiscard]] at::Tensor TargetSlopes() const;
+  at::Tensor TargetSlopes() const;
   // Sets the log-probabilities and, if entropies_R is defined, the entropies.
   // Replaces the logits by softmax * D, with 0 at each row's own targets, and
   // returns the result. If weights_RV is defined, writes the result to
@@ -63,12 +63,11 @@ struct HeadChunk {
 // Returns whether the softmax of these rows is written as bf16 weights, which a
 // bf16 product reads directly. This is so on CUDA with a bf16 head, unless LoRA
 // of lm_head, gradient filters or several ranks need the softmax in f32.
-[[nodiscard]] bool TakesWeights(const at::Tensor& weight_VH,
-                                const ScoreRows& rows,
-                                const HeadOptions& options);
+bool TakesWeights(const at::Tensor& weight_VH, const ScoreRows& rows,
+                  const HeadOptions& options);
 
 // Returns the row of every entry, [E].
-[[nodiscard]] std::vector<int64_t> RowsOfEntries(const ScoreRows& rows);
+std::vector<int64_t> RowsOfEntries(const ScoreRows& rows);
 
 // The arrays of ScoreRows, on the head's device.
 struct DeviceRows {
@@ -98,7 +97,7 @@ class HeadChunks {
                const std::vector<at::Tensor>& shrunk_nR,
                const std::function<void(HeadChunk&)>& visit) const;
 
-  [[nodiscard]] const HeadLora& lora() const { return lora_; }
+  const HeadLora& lora() const { return lora_; }
 
  private:
   const at::Tensor& hidden_RH_;
@@ -132,8 +131,7 @@ struct OwnEntries {
                                    // entries.
 };
 
-[[nodiscard]] OwnEntries EntriesOfShard(const ScoreRows& rows,
-                                        const VocabShard& shard);
+OwnEntries EntriesOfShard(const ScoreRows& rows, const VocabShard& shard);
 
 // The index of each own entry among all entries, and the row of every entry.
 // Both tensors cover all chunks and are on the head's device.
@@ -141,13 +139,13 @@ struct EntryPlaces {
   at::Tensor own_O;
   at::Tensor rows_E;
 };
-[[nodiscard]] EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
-                                   at::Device device);
+EntryPlaces PlacesOf(const ScoreRows& rows, const OwnEntries& own,
+                     at::Device device);
 
 // Returns the coefficients without the targets that other ranks have. rows_R is
 // unchanged. Targets count from the first token of the rank's vocabulary.
-[[nodiscard]] HeadCoefficients CoefficientsOfShard(
-    const HeadCoefficients& coefficients, const VocabShard& shard);
+HeadCoefficients CoefficientsOfShard(const HeadCoefficients& coefficients,
+                                     const VocabShard& shard);
 
 // The scores of a chunk's rows and entries. An unwanted tensor is undefined.
 struct ChunkScores {

@@ -21,7 +21,7 @@ namespace weft::loss {
 
 // Returns the dtype of logits, statistics and U: f64 for f64 weights, otherwise
 // f32.
-[[nodiscard]] at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
+at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
 
 // Computes logits = hidden W^T, with sums in f32 or wider.
 // Shapes: logits_RV in the compute type; the others as in ScoreHead.
@@ -59,8 +59,7 @@ class HeadLora {
 
   // Returns h A^T [n, rank] of every segment. The tensor is undefined if the
   // segment's adapter does not adapt lm_head.
-  [[nodiscard]] std::vector<at::Tensor> Shrink(
-      const at::Tensor& hidden_RH) const;
+  std::vector<at::Tensor> Shrink(const at::Tensor& hidden_RH) const;
 
   // Adds scale (h A^T) B^T to the logits of a chunk. `shrunk_nR` is h A^T of
   // every segment, and `chunk_begin` is the chunk's first row.
@@ -89,9 +88,9 @@ class HeadLora {
                       const at::Tensor& gradient_N) const;
 
   // Returns B of a segment in the compute type.
-  [[nodiscard]] at::Tensor B(size_t segment) const;
+  at::Tensor B(size_t segment) const;
   // Returns whether the segment's adapter adapts lm_head.
-  [[nodiscard]] bool Trains(size_t segment) const;
+  bool Trains(size_t segment) const;
 
  private:
   // The rows of a segment that are also rows of a chunk.
@@ -100,12 +99,12 @@ class HeadLora {
     int64_t begin = 0;
     int64_t count = 0;
   };
-  [[nodiscard]] std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
-                                                int64_t chunk_rows) const;
-  [[nodiscard]] const lora::GroupLayout& Group(size_t segment) const;
+  std::vector<Overlap> OverlapsOf(int64_t chunk_begin,
+                                  int64_t chunk_rows) const;
+  const lora::GroupLayout& Group(size_t segment) const;
   // Returns the head's factor. REQUIRES: Trains(segment).
-  [[nodiscard]] const lora::LoraFactor& Factor(size_t segment) const;
-  [[nodiscard]] at::Tensor A(size_t segment) const;
+  const lora::LoraFactor& Factor(size_t segment) const;
+  at::Tensor A(size_t segment) const;
 
   const lora::LoraRouting& routing_;
   at::ScalarType compute_type_;

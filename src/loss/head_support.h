@@ -41,8 +41,8 @@ class ChunkSupports {
 
   // Scores the rows. REQUIRES: the softmax has not overwritten the logits yet.
   // Shapes: logits_RV [R, V] and `input` as for ops::VocabRows.
-  [[nodiscard]] SupportScores Score(const at::Tensor& logits_RV,
-                                    const ops::VocabRowsInput& input) const;
+  SupportScores Score(const at::Tensor& logits_RV,
+                      const ops::VocabRowsInput& input) const;
   // Replaces the scores of the rows and of their entries. entropies_R may be
   // undefined.
   void PutScores(const SupportScores& scores, at::Tensor& logprobs_E,
@@ -68,8 +68,8 @@ class ChunkSupports {
 // Returns the supports on a rank that has the tokens [begin, end) of the
 // vocabulary: their ids in this range, counted from its begin. All rows stay,
 // also those without an id in the range.
-[[nodiscard]] RowSupports SupportsOfShard(const RowSupports& supports,
-                                          int64_t begin, int64_t end);
+RowSupports SupportsOfShard(const RowSupports& supports, int64_t begin,
+                            int64_t end);
 
 }  // namespace weft::loss
 

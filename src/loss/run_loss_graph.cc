@@ -82,7 +82,7 @@ class GraphRun {
   }
 
   // Returns the first node whose value is not finite.
-  [[nodiscard]] std::optional<size_t> FirstNotFinite() const {
+  std::optional<size_t> FirstNotFinite() const {
     for (size_t i = 0; i < values_.size(); ++i) {
       if (!values_[i].isTensor()) continue;
       const at::Tensor& tensor = values_[i].toTensor();
@@ -114,7 +114,7 @@ class GraphRun {
     TORCH_CHECK(!NameOfDtype(tensor.scalar_type()).empty());
   }
 
-  [[nodiscard]] IValue Resolve(const GraphArg& arg) const {
+  IValue Resolve(const GraphArg& arg) const {
     if (const auto* ref = std::get_if<GraphRef>(&arg.value)) {
       return values_[ref->node];
     }

@@ -20,7 +20,7 @@ namespace weft::loss {
 // graph may compute besides is for the whole request, because it may have
 // thousands of data with one token. The values of the largest datum take 64
 // MiB, and as much again in the backward pass.
-[[nodiscard]] int64_t MaxGraphValues(int64_t num_targets, size_t num_data);
+int64_t MaxGraphValues(int64_t num_targets, size_t num_data);
 // For a datum whose graph an earlier process has run.
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 

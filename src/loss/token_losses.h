@@ -23,7 +23,7 @@ class MetricSums {
   void AddMean(const std::string& name, double value, double count);
   // Returns `name:sum` for each name of Add and `name:mean` for each name of
   // AddMean. `loss:sum` is always included. A mean with count 0 is left out.
-  [[nodiscard]] std::map<std::string, double> Metrics() const;
+  std::map<std::string, double> Metrics() const;
 
  private:
   std::map<std::string, double> sums_{{"loss", 0.0}};

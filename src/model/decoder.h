@@ -37,26 +37,22 @@ class Decoder {
           int64_t num_positions,
           parallel::Communicator* tensor_group = nullptr);
 
-  [[nodiscard]] const model_config::ModelConfig& config() const {
-    return config_;
-  }
+  const model_config::ModelConfig& config() const { return config_; }
   // Returns the configuration of this rank's part of the model. Its shape()
   // describes the rank's adapters, and its num_kv_heads the rank's cache.
-  [[nodiscard]] const model_config::ModelConfig& local_config() const {
+  const model_config::ModelConfig& local_config() const {
     return local_config_;
   }
-  [[nodiscard]] parallel::Communicator* tensor_group() const {
-    return tensor_group_;
-  }
+  parallel::Communicator* tensor_group() const { return tensor_group_; }
   // Returns the number of ranks in the tensor group, or 1 without a group.
-  [[nodiscard]] int tensor_size() const;
-  [[nodiscard]] const DecoderWeights& weights() const { return weights_; }
+  int tensor_size() const;
+  const DecoderWeights& weights() const { return weights_; }
   // Returns the dtype of activations, cache and adapters. This is
   // DecoderWeights::dtype, except that on a CPU f32 replaces bf16. Products
   // with bf16 weights then round the activations or widen the weights
   // (ops/matmul.h).
-  [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
-  [[nodiscard]] at::Device device() const;
+  at::ScalarType dtype() const { return dtype_; }
+  at::Device device() const;
 
   // In all methods below, the adapters, the cache and the tape are this rank's
   // parts.
@@ -68,9 +64,9 @@ class Decoder {
   // null, appends the experts [T, K], i64, of each layer that has experts.
   // Errors:  throws c10::Error.
   // Threads: engine thread only.
-  [[nodiscard]] at::Tensor ForwardLayers(
-      Mode mode, const PackedBatch& batch, Tape* tape, int num_recomputed,
-      KvAccess* kv, std::vector<at::Tensor>* experts = nullptr) const;
+  at::Tensor ForwardLayers(Mode mode, const PackedBatch& batch, Tape* tape,
+                           int num_recomputed, KvAccess* kv,
+                           std::vector<at::Tensor>* experts = nullptr) const;
 
   // Runs the layers of a forward pass backwards from d_out_TH, the gradient of
   // the residual stream [T, H]. Adds to `gradients` [N], whose versions are in
@@ -79,12 +75,12 @@ class Decoder {
                       const lora::LoraGradients& gradients) const;
 
   // Applies the final norm to rows [R, H].
-  [[nodiscard]] at::Tensor FinalNorm(const at::Tensor& x_RH) const;
-  [[nodiscard]] at::Tensor FinalNormBackward(const at::Tensor& dy_RH,
-                                             const at::Tensor& x_RH) const;
+  at::Tensor FinalNorm(const at::Tensor& x_RH) const;
+  at::Tensor FinalNormBackward(const at::Tensor& dy_RH,
+                               const at::Tensor& x_RH) const;
 
  private:
-  [[nodiscard]] Layer LayerAt(int index) const;
+  Layer LayerAt(int index) const;
   // stream.normed_TH is the input of this layer. Returns the stream after the
   // layer, where normed_TH is the input of the next layer, or undefined if this
   // is the last layer. `experts_TK` is as for ForwardExperts. If the layer
@@ -94,7 +90,7 @@ class Decoder {
   // Fills the tape of a layer that kept only x_in_TH and experts_TK.
   void RecomputeLayer(int index, const Pass& pass, LayerTape& tape) const;
 
-  [[nodiscard]] at::Tensor Embed(const PackedBatch& batch) const;
+  at::Tensor Embed(const PackedBatch& batch) const;
   // Adds the gradients of the adapters' embeddings. `d_TH` is the gradient of
   // Embed's result.
   void EmbedBackward(const BackwardPass& pass, const at::Tensor& d_TH) const;
@@ -106,9 +102,9 @@ class Decoder {
     at::Tensor rows_T;
     at::Tensor foreign_T1;
   };
-  [[nodiscard]] TokenRows RowsOf(const at::Tensor& tokens_T) const;
+  TokenRows RowsOf(const at::Tensor& tokens_T) const;
   // Returns x_TH after the input norm of the layer at `index`.
-  [[nodiscard]] at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;
+  at::Tensor InputNorm(int index, const at::Tensor& x_TH) const;
 
   model_config::ModelConfig config_;
   parallel::Communicator* tensor_group_;

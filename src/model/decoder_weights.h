@@ -90,7 +90,7 @@ absl::StatusOr<DecoderWeights> LoadDecoderWeights(
 // that keep activations near one, norms of one, biases of zero. Equal seeds
 // give equal weights for any number of threads. Each rank gets its part of
 // these weights.
-[[nodiscard]] DecoderWeights MakeDummyWeights(
+DecoderWeights MakeDummyWeights(
     const model_config::ModelConfig& config, at::ScalarType dtype,
     at::Device device, uint64_t seed, const parallel::Shard& shard = {},
     model_config::MatrixFormat format = model_config::MatrixFormat::kDtype);

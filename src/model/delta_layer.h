@@ -22,22 +22,22 @@ class DeltaAttention {
 
   // As Attention::Forward and Attention::Backward. `kv` has the states of the
   // sequences, and the pass replaces them.
-  [[nodiscard]] Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
-                               KvAccess* kv) const;
+  Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
+                 KvAccess* kv) const;
   void Backward(const BackwardPass& pass, LayerTape& tape,
                 at::Tensor& d_TH) const;
 
  private:
-  [[nodiscard]] ops::DeltaParameters Parameters() const;
+  ops::DeltaParameters Parameters() const;
   // Return views of the rows: the inputs of the rule, and z [T, H, V].
-  [[nodiscard]] ops::DeltaInputs RuleInputs(const at::Tensor& inputs_TW) const;
-  [[nodiscard]] at::Tensor OutputGates(const at::Tensor& inputs_TW) const;
+  ops::DeltaInputs RuleInputs(const at::Tensor& inputs_TW) const;
+  at::Tensor OutputGates(const at::Tensor& inputs_TW) const;
   // Returns the rule's output [T, H, V].
-  [[nodiscard]] at::Tensor Run(const at::Tensor& inputs_TW, const Pass& pass,
-                               LayerTape* tape, const KvAccess* kv) const;
+  at::Tensor Run(const at::Tensor& inputs_TW, const Pass& pass, LayerTape* tape,
+                 const KvAccess* kv) const;
   // Returns the normed output [T, H V].
-  [[nodiscard]] at::Tensor Normed(const at::Tensor& out_THV,
-                                  const at::Tensor& inputs_TW) const;
+  at::Tensor Normed(const at::Tensor& out_THV,
+                    const at::Tensor& inputs_TW) const;
 
   const Layer layer_;
 };

@@ -33,8 +33,7 @@ class FewRowExperts {
  public:
   // Returns whether the class supports these rows: f32 on a CPU, with at most
   // 32 rows for every expert.
-  [[nodiscard]] static bool Take(const at::Tensor& x_NH,
-                                 const ExpertRows& rows);
+  static bool Take(const at::Tensor& x_NH, const ExpertRows& rows);
 
   // The arguments outlive the object.
   // Shapes:  x_NH and y_NH [N, H] contiguous, weights_TK as in Routing.
@@ -190,9 +189,8 @@ class ExpertMlp {
 
   // Returns the output [n, H], multiplied by the router's weights.
   // Shapes:  x_nH [n, H] contiguous, weight_n1 [n, 1]. `tape` may be null.
-  [[nodiscard]] at::Tensor Forward(const at::Tensor& x_nH,
-                                   const at::Tensor& weight_n1,
-                                   PartTape* tape) const;
+  at::Tensor Forward(const at::Tensor& x_nH, const at::Tensor& weight_n1,
+                     PartTape* tape) const;
   // Fills the tape as Forward does, but skips the product by `down`.
   void Recompute(const at::Tensor& x_nH, const at::Tensor& weight_n1,
                  PartTape& tape) const;
@@ -204,15 +202,14 @@ class ExpertMlp {
   };
   // Adds the adapters' gradients to `gradients`. If the object has all experts,
   // AllAtOnce must have been called with the same `gradients`.
-  [[nodiscard]] InputGradients Backward(const at::Tensor& dy_nH,
-                                        const at::Tensor& x_nH,
-                                        const at::Tensor& weight_n1,
-                                        const lora::LoraGradients& gradients,
-                                        PartTape tape) const;
+  InputGradients Backward(const at::Tensor& dy_nH, const at::Tensor& x_nH,
+                          const at::Tensor& weight_n1,
+                          const lora::LoraGradients& gradients,
+                          PartTape tape) const;
 
  private:
-  [[nodiscard]] lora::LoraSite Site(lora::ProjectionGroup group) const;
-  [[nodiscard]] at::Tensor GateUp(const at::Tensor& x_nH, PartTape* tape) const;
+  lora::LoraSite Site(lora::ProjectionGroup group) const;
+  at::Tensor GateUp(const at::Tensor& x_nH, PartTape* tape) const;
   // Add what the bias of `down` contributes to the output and to dLoss/dweight.
   void AddDownBias(const at::Tensor& weight_n1, at::Tensor& y_nH) const;
   void AddDownBiasGradient(const at::Tensor& dy_nH, at::Tensor& d_n) const;

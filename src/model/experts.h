@@ -76,11 +76,9 @@ struct ExpertTape {
 // Route does. On return, it has the experts of all tokens. `tape` may be null.
 // Shapes:  x_TH [T, H] contiguous.   Errors:  throws c10::Error.
 // Threads: engine thread only.
-[[nodiscard]] at::Tensor ForwardExperts(const ExpertLayer& layer,
-                                        const at::Tensor& x_TH,
-                                        const lora::LoraRouting& routing,
-                                        at::Tensor& experts_TK,
-                                        ExpertTape* tape);
+at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
+                          const lora::LoraRouting& routing,
+                          at::Tensor& experts_TK, ExpertTape* tape);
 
 // Fills the tape as ForwardExperts does, but skips the product by `down`.
 // `experts_TK` has the experts of all tokens.
@@ -90,12 +88,11 @@ void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
 
 // Returns dLoss/dx [T, H]. With several ranks, it is this rank's part of a sum
 // over ranks. Adds to `gradients`. Consumes the tape.
-[[nodiscard]] at::Tensor BackwardExperts(const ExpertLayer& layer,
-                                         const at::Tensor& dy_TH,
-                                         const at::Tensor& x_TH,
-                                         const lora::LoraRouting& routing,
-                                         const lora::LoraGradients& gradients,
-                                         ExpertTape& tape);
+at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
+                           const at::Tensor& x_TH,
+                           const lora::LoraRouting& routing,
+                           const lora::LoraGradients& gradients,
+                           ExpertTape& tape);
 
 }  // namespace weft::model
 

@@ -34,16 +34,14 @@ struct Layer {
   const at::Tensor& query_scale_P;       // Undefined if queries are not scaled.
   parallel::Communicator* tensor_group;  // Null if there is one rank.
 
-  [[nodiscard]] bool has_experts() const {
-    return shape.experts.InLayer(index);
-  }
+  bool has_experts() const { return shape.experts.InLayer(index); }
   // Returns whether the layer computes a gated delta rule (delta_layer.h).
-  [[nodiscard]] bool has_delta() const { return shape.delta.InLayer(index); }
+  bool has_delta() const { return shape.delta.InLayer(index); }
   // Returns the site of the input projections, and of the output projection.
-  [[nodiscard]] lora::LoraSite InputSite() const {
+  lora::LoraSite InputSite() const {
     return {index, lora::GroupsOf(shape, index)[0]};
   }
-  [[nodiscard]] lora::LoraSite OutputSite() const {
+  lora::LoraSite OutputSite() const {
     return {index, lora::GroupsOf(shape, index)[1]};
   }
 };
@@ -100,8 +98,7 @@ struct Stream {
 };
 
 // Returns the norm of x, or x if weight_H is undefined.
-[[nodiscard]] at::Tensor Norm(const at::Tensor& x_TH,
-                              const at::Tensor& weight_H, double eps);
+at::Tensor Norm(const at::Tensor& x_TH, const at::Tensor& weight_H, double eps);
 // Adds dLoss/dx of Norm to dx.
 void NormBackward(const at::Tensor& dy_TH, const at::Tensor& x_TH,
                   const at::Tensor& weight_H, double eps, at::Tensor& dx_TH);
@@ -114,17 +111,15 @@ void SumOverRanks(parallel::Communicator* group, at::Tensor& partial_TH);
 // defined and `raw` is not null, sets `raw` to y. Also returns the sum normed
 // with the weights next_norm_H, or the sum itself if next_norm_H is undefined.
 // Consumes y.
-[[nodiscard]] Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
-                               const at::Tensor& out_norm_H,
-                               const at::Tensor& next_norm_H, double eps,
-                               at::Tensor* raw);
+Stream AddOutput(const at::Tensor& x_TH, at::Tensor y_TH,
+                 const at::Tensor& out_norm_H, const at::Tensor& next_norm_H,
+                 double eps, at::Tensor* raw);
 
 // Returns dLoss/dy of AddOutput. `d_TH` is the gradient of the sum. `raw_TH` is
 // y, and is read only if out_norm_H is defined.
-[[nodiscard]] at::Tensor AddOutputBackward(const at::Tensor& d_TH,
-                                           const at::Tensor& out_norm_H,
-                                           double eps,
-                                           const at::Tensor& raw_TH);
+at::Tensor AddOutputBackward(const at::Tensor& d_TH,
+                             const at::Tensor& out_norm_H, double eps,
+                             const at::Tensor& raw_TH);
 
 // The first part of a layer: the product with q, k and v, the norms and the
 // rotation of the heads, attention, and the product with o. The references in
@@ -136,8 +131,8 @@ class Attention {
   // stream.normed_TH is the input of q, k and v. Returns the stream after
   // attention, where normed_TH is the input of the MLP. `tape` and `kv` may be
   // null.
-  [[nodiscard]] Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
-                               KvAccess* kv) const;
+  Stream Forward(Stream stream, const Pass& pass, LayerTape* tape,
+                 KvAccess* kv) const;
   // Replaces d_TH, the gradient of the residual stream after attention, by the
   // gradient of the stream before attention. The first layer does so only if an
   // adapter trains the embedding. Adds to pass.gradients.
@@ -147,16 +142,16 @@ class Attention {
  private:
   // Returns views of the heads in the fused rows. v is undefined if the rows
   // have only q and k.
-  [[nodiscard]] ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
+  ops::Heads SplitHeads(const at::Tensor& qkv_TW) const;
   // Returns a view of the output gates [T, Q, C] in the fused rows.
-  [[nodiscard]] at::Tensor Gates(const at::Tensor& qkv_TW) const;
+  at::Tensor Gates(const at::Tensor& qkv_TW) const;
   // Returns the heads' output multiplied by the sigmoid of the gates, or the
   // output itself if the model has no gates.
-  [[nodiscard]] at::Tensor Gated(const at::Tensor& attended_TW,
-                                 const at::Tensor& qkv_TW) const;
+  at::Tensor Gated(const at::Tensor& attended_TW,
+                   const at::Tensor& qkv_TW) const;
   // Returns the weights of the head norms, or undefined tensors if the model
   // has none.
-  [[nodiscard]] ops::HeadNorms HeadNorms() const;
+  ops::HeadNorms HeadNorms() const;
   // Norms all heads of q together, and all of k, in place. Does nothing unless
   // the model has QkNorm::kWhole.
   void NormWholeQk(at::Tensor& qkv_TW) const;
@@ -166,26 +161,23 @@ class Attention {
   // Multiplies the queries, or their gradients, by the factors of their
   // positions, if the model has these.
   void ScaleQueries(const Pass& pass, const at::Tensor& q_TQC) const;
-  [[nodiscard]] ops::KvSlots SlotsOf(const KvAccess& kv) const;
+  ops::KvSlots SlotsOf(const KvAccess& kv) const;
   // Returns the output of the heads [T, Q, C] from the keys and values in the
   // cache.
-  [[nodiscard]] at::Tensor AttendToPages(const at::Tensor& q_TQC,
-                                         const ops::KvSlots& slots,
-                                         const KvAccess& kv) const;
+  at::Tensor AttendToPages(const at::Tensor& q_TQC, const ops::KvSlots& slots,
+                           const KvAccess& kv) const;
   // Returns the output of the heads [T, Q C], before the gates. Norms and
   // rotates q and k of qkv_TW in place.
-  [[nodiscard]] at::Tensor Attend(at::Tensor& qkv_TW, const Pass& pass,
-                                  LayerTape* tape, KvAccess* kv) const;
+  at::Tensor Attend(at::Tensor& qkv_TW, const Pass& pass, LayerTape* tape,
+                    KvAccess* kv) const;
   // Returns the gradient of qkv_TW, given that of Gated's result.
-  [[nodiscard]] at::Tensor AttendBackward(const at::Tensor& d_gated_TW,
-                                          const BackwardPass& pass,
-                                          LayerTape& tape) const;
+  at::Tensor AttendBackward(const at::Tensor& d_gated_TW,
+                            const BackwardPass& pass, LayerTape& tape) const;
   // Writes the gradient of the gates to dqkv_TW, and returns that of Attend's
   // result.
-  [[nodiscard]] at::Tensor GatedBackward(const at::Tensor& d_gated_TW,
-                                         const LayerTape& tape,
-                                         const at::Tensor& dqkv_TW) const;
-  [[nodiscard]] const ops::AttentionRule& rule() const {
+  at::Tensor GatedBackward(const at::Tensor& d_gated_TW, const LayerTape& tape,
+                           const at::Tensor& dqkv_TW) const;
+  const ops::AttentionRule& rule() const {
     return layer_.config.attention[layer_.index].rule;
   }
 
@@ -202,9 +194,8 @@ class Mlp {
   // after the MLP, with the norm next_norm_H, or without a norm if next_norm_H
   // is undefined. `tape` may be null. `experts_TK` is as for
   // ForwardExperts.
-  [[nodiscard]] Stream Forward(Stream mid, const at::Tensor& next_norm_H,
-                               const Pass& pass, LayerTape* tape,
-                               at::Tensor& experts_TK) const;
+  Stream Forward(Stream mid, const at::Tensor& next_norm_H, const Pass& pass,
+                 LayerTape* tape, at::Tensor& experts_TK) const;
   // Fills the tape for Backward. The caller has set tape.x_mid_TH and, in a
   // layer with experts, tape.experts_TK. Computes the output of the MLP only if
   // Backward reads it.
@@ -216,19 +207,17 @@ class Mlp {
 
  private:
   // Returns the output of the MLP, summed over ranks.
-  [[nodiscard]] at::Tensor Output(at::Tensor normed_TH, const Pass& pass,
-                                  LayerTape* tape,
-                                  at::Tensor& experts_TK) const;
-  [[nodiscard]] at::Tensor GateUp(at::Tensor normed_TH, const Pass& pass,
-                                  LayerTape* tape) const;
-  [[nodiscard]] at::Tensor Down(const at::Tensor& gate_up_T2F, const Pass& pass,
-                                LayerTape* tape) const;
+  at::Tensor Output(at::Tensor normed_TH, const Pass& pass, LayerTape* tape,
+                    at::Tensor& experts_TK) const;
+  at::Tensor GateUp(at::Tensor normed_TH, const Pass& pass,
+                    LayerTape* tape) const;
+  at::Tensor Down(const at::Tensor& gate_up_T2F, const Pass& pass,
+                  LayerTape* tape) const;
   // Returns the gradient of normed_TH in a layer without experts, before the
   // sum over ranks.
-  [[nodiscard]] at::Tensor DenseBackward(const BackwardPass& pass,
-                                         LayerTape& tape,
-                                         const at::Tensor& dy_TH) const;
-  [[nodiscard]] ExpertLayer experts() const;
+  at::Tensor DenseBackward(const BackwardPass& pass, LayerTape& tape,
+                           const at::Tensor& dy_TH) const;
+  ExpertLayer experts() const;
 
   const Layer layer_;
 };

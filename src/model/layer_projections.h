@@ -14,8 +14,8 @@ namespace weft::model {
 
 // Returns the input projections of stream.normed_TH, and frees it. `tape` may
 // be null.
-[[nodiscard]] at::Tensor ProjectInputs(const Layer& layer, Stream& stream,
-                                       const Pass& pass, LayerTape* tape);
+at::Tensor ProjectInputs(const Layer& layer, Stream& stream, const Pass& pass,
+                         LayerTape* tape);
 // Given the gradient of ProjectInputs' result, adds that of its input to d_TH,
 // the gradient of the residual stream. The first layer does so only if an
 // adapter trains the embedding. Adds to pass.gradients.
@@ -25,16 +25,15 @@ void ProjectInputsBackward(const Layer& layer, const at::Tensor& d_inputs_TW,
 
 // Returns the stream after attention. `attended_TW` is the input of the output
 // projection. `tape` may be null.
-[[nodiscard]] Stream ProjectOutput(const Layer& layer, const at::Tensor& x_TH,
-                                   const at::Tensor& attended_TW,
-                                   const Pass& pass, LayerTape* tape);
+Stream ProjectOutput(const Layer& layer, const at::Tensor& x_TH,
+                     const at::Tensor& attended_TW, const Pass& pass,
+                     LayerTape* tape);
 // Returns the gradient of attended_TW, given d_TH, the gradient of the residual
 // stream after attention. Adds to pass.gradients.
-[[nodiscard]] at::Tensor ProjectOutputBackward(const Layer& layer,
-                                               const at::Tensor& d_TH,
-                                               const at::Tensor& attended_TW,
-                                               const BackwardPass& pass,
-                                               const LayerTape& tape);
+at::Tensor ProjectOutputBackward(const Layer& layer, const at::Tensor& d_TH,
+                                 const at::Tensor& attended_TW,
+                                 const BackwardPass& pass,
+                                 const LayerTape& tape);
 
 }  // namespace weft::model
 

@@ -45,21 +45,18 @@ struct RouterWeights {
 // Errors:  throws c10::Error.   Threads: engine thread only.
 // Source:  Qwen3MoeTopKRouter, MixtralTopKRouter, GptOssTopKRouter and
 // Glm4MoeTopkRouter of transformers 5.17.
-[[nodiscard]] Routing Route(const at::Tensor& x_TH,
-                            const RouterWeights& weights,
-                            const model_config::MoeConfig& config,
-                            const at::Tensor& given_TK, bool all_given = false);
+Routing Route(const at::Tensor& x_TH, const RouterWeights& weights,
+              const model_config::MoeConfig& config, const at::Tensor& given_TK,
+              bool all_given = false);
 
 // Returns the router's part of dLoss/dx [T, H], given dLoss/dweights [T, K].
-[[nodiscard]] at::Tensor RouteBackward(const at::Tensor& d_weights_TK,
-                                       const Routing& routing,
-                                       const at::Tensor& router_EH,
-                                       const model_config::MoeConfig& config);
+at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
+                         const at::Tensor& router_EH,
+                         const model_config::MoeConfig& config);
 
 // Returns the weight [T, 1] of the shared expert: the sigmoid of x g, where g
 // is gate_1H, or 1 if gate_1H is undefined.
-[[nodiscard]] at::Tensor SharedWeight(const at::Tensor& x_TH,
-                                      const at::Tensor& gate_1H);
+at::Tensor SharedWeight(const at::Tensor& x_TH, const at::Tensor& gate_1H);
 // Adds dLoss/dx of SharedWeight to dx_TH, given its result and dLoss/dweight.
 void SharedWeightBackward(const at::Tensor& d_weight_T,
                           const at::Tensor& weight_T1,
@@ -101,22 +98,20 @@ struct ExpertRows {
 // Shapes:  experts_TK [T, K] i64 contiguous, each in [0, experts.count).
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
-[[nodiscard]] ExpertRows SortByExpert(const at::Tensor& experts_TK,
-                                      const model_config::ExpertShape& experts,
-                                      const lora::LoraRouting& routing);
+ExpertRows SortByExpert(const at::Tensor& experts_TK,
+                        const model_config::ExpertShape& experts,
+                        const lora::LoraRouting& routing);
 
 // Returns the rows [N, H] of x_TH that `tokens_N` names.
 // Shapes:  x_TH [T, H].   Errors:  throws c10::Error.
-[[nodiscard]] at::Tensor GatherRows(const at::Tensor& x_TH,
-                                    const at::Tensor& tokens_N);
+at::Tensor GatherRows(const at::Tensor& x_TH, const at::Tensor& tokens_N);
 
 // Returns the sum [T, H] of every token's results. A token's results are added
 // in the order of places_TK, so a sum does not depend on other tokens.
 // Shapes:  rows_NH [N, H] contiguous. If places_TK contains N, rows_NH has one
 //          more row, row N: the result of every expert of another rank.
 // Errors:  throws c10::Error.
-[[nodiscard]] at::Tensor SumOfRows(const at::Tensor& rows_NH,
-                                   const at::Tensor& places_TK);
+at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK);
 
 }  // namespace weft::model
 

@@ -46,12 +46,12 @@ struct CheckpointReport {
 
 // Turns "model.layers.3.mlp.up_proj.weight" into
 // "model.layers.*.mlp.up_proj.weight".
-[[nodiscard]] std::string WithoutNumbers(absl::string_view name);
+std::string WithoutNumbers(absl::string_view name);
 
 // Reads config.json, generation_config.json and the headers of the weights.
 // Never fails: lists the faults as problems of the report. If the head is tied,
 // does not check whether a stored head equals the embedding.
-[[nodiscard]] CheckpointReport InspectCheckpoint(const std::string& model_dir);
+CheckpointReport InspectCheckpoint(const std::string& model_dir);
 
 }  // namespace weft::model_config
 

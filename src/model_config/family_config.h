@@ -174,7 +174,7 @@ struct Family {
 };
 
 // Returns the family, or null if Weft does not support it.
-[[nodiscard]] const Family* FindFamily(absl::string_view model_type);
+const Family* FindFamily(absl::string_view model_type);
 
 // A model_type whose config has the decoder's in text_config, and a model_type
 // that text_config may have.
@@ -191,11 +191,11 @@ struct Wrapper {
 
 // Returns the wrappers of this model_type. The first one is the default.
 // Returns none if a config of this model_type has no text_config.
-[[nodiscard]] std::vector<Wrapper> FindWrappers(absl::string_view model_type);
+std::vector<Wrapper> FindWrappers(absl::string_view model_type);
 
 // Returns every model_type that the two functions above know. The names are
 // quoted and separated by commas.
-[[nodiscard]] std::string KnownFamilies();
+std::string KnownFamilies();
 
 }  // namespace weft::model_config
 

@@ -26,9 +26,9 @@ class JsonFields {
   explicit JsonFields(const nlohmann::json& object) : object_(object) {}
 
   // Returns the value, or null if the field is absent or null.
-  [[nodiscard]] const nlohmann::json* Find(const char* name);
+  const nlohmann::json* Find(const char* name);
   // Returns whether the field is present and null.
-  [[nodiscard]] bool IsNull(const char* name) const;
+  bool IsNull(const char* name) const;
 
   absl::StatusOr<int64_t> Int(const char* name, int64_t min, int64_t max);
   absl::StatusOr<int64_t> IntOr(const char* name, int64_t min, int64_t max,
@@ -65,9 +65,8 @@ class JsonFields {
 
 // Returns the message "`field` is `value`; accepted: `accepted`". Cuts a long
 // value.
-[[nodiscard]] std::string FieldMessage(absl::string_view field,
-                                       const nlohmann::json& value,
-                                       absl::string_view accepted);
+std::string FieldMessage(absl::string_view field, const nlohmann::json& value,
+                         absl::string_view accepted);
 
 // Returns UNIMPLEMENTED with the text of FieldMessage.
 absl::Status UnsupportedField(absl::string_view field,

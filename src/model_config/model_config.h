@@ -111,15 +111,13 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;
 
   // Returns whether the outputs of attention and MLP have norms.
-  [[nodiscard]] bool has_output_norms() const {
-    return !norms.attention_out.empty();
-  }
+  bool has_output_norms() const { return !norms.attention_out.empty(); }
   // Returns whether the model has linear layers.
-  [[nodiscard]] bool has_delta() const { return delta.value_heads > 0; }
-  [[nodiscard]] ModelShape shape() const;
+  bool has_delta() const { return delta.value_heads > 0; }
+  ModelShape shape() const;
   // Returns the number of parameters of the base model. Tied embeddings count
   // once.
-  [[nodiscard]] uint64_t num_parameters() const;
+  uint64_t num_parameters() const;
 };
 
 // Parses config.json as transformers 4 or 5 writes it. Errors: INVALID_ARGUMENT

@@ -41,40 +41,34 @@ struct ExpertShape {
   parallel::Range own = {.begin = 0,
                          .end = std::numeric_limits<int64_t>::max()};
 
-  [[nodiscard]] bool InLayer(int layer) const {
-    return count > 0 && layers[layer];
-  }
+  bool InLayer(int layer) const { return count > 0 && layers[layer]; }
   // Returns whether files have no single experts.
-  [[nodiscard]] bool is_fused() const {
+  bool is_fused() const {
     return names == ExpertNames::kFused || names == ExpertNames::kFusedHalves;
   }
   // Returns the number of layers with experts that come before `layer`.
-  [[nodiscard]] int LayersBefore(int layer) const {
+  int LayersBefore(int layer) const {
     return static_cast<int>(
         std::count(layers.begin(), layers.begin() + layer, true));
   }
   // Returns the number of layers with experts.
-  [[nodiscard]] int num_layers() const {
+  int num_layers() const {
     return LayersBefore(static_cast<int>(layers.size()));
   }
   // Returns how many experts one token passes through in all layers together.
-  [[nodiscard]] int64_t routing_width() const {
-    return int64_t{num_layers()} * per_token;
-  }
+  int64_t routing_width() const { return int64_t{num_layers()} * per_token; }
   // Returns whether the rank has features of the expert. Every rank has
   // features of the shared expert.
-  [[nodiscard]] bool Has(int64_t expert) const {
+  bool Has(int64_t expert) const {
     return expert >= count || (expert >= own.begin && expert < own.end);
   }
   // Returns the number of experts that the rank has, without the shared one.
-  [[nodiscard]] int num_own() const {
+  int num_own() const {
     return static_cast<int>(std::min<int64_t>(count, own.end) - own.begin);
   }
   // Returns the number of experts, including the shared one.
-  [[nodiscard]] int total() const { return count + (shared_ffn > 0 ? 1 : 0); }
-  [[nodiscard]] int64_t FfnOf(int expert) const {
-    return expert < count ? ffn : shared_ffn;
-  }
+  int total() const { return count + (shared_ffn > 0 ? 1 : 0); }
+  int64_t FfnOf(int expert) const { return expert < count ? ffn : shared_ffn; }
 };
 
 // How PEFT's files spell the paths of the decoder's modules. A wrapped model
@@ -99,19 +93,11 @@ struct DeltaShape {
   // as another, each with its rows grouped by key head.
   bool is_fused = false;
 
-  [[nodiscard]] bool InLayer(int layer) const {
-    return !layers.empty() && layers[layer];
-  }
-  [[nodiscard]] int64_t key_width() const {
-    return int64_t{key_heads} * key_features;
-  }
-  [[nodiscard]] int64_t value_width() const {
-    return int64_t{value_heads} * value_features;
-  }
+  bool InLayer(int layer) const { return !layers.empty() && layers[layer]; }
+  int64_t key_width() const { return int64_t{key_heads} * key_features; }
+  int64_t value_width() const { return int64_t{value_heads} * value_features; }
   // Returns the features of the convolution: the rows of q, k and v.
-  [[nodiscard]] int64_t conv_width() const {
-    return 2 * key_width() + value_width();
-  }
+  int64_t conv_width() const { return 2 * key_width() + value_width(); }
 };
 
 // The widths of the base model's linear layers.
@@ -136,7 +122,7 @@ struct ModelShape {
   bool fused_gate_up = false;
 
   // Returns this shape with `ffn` set to the width of the expert.
-  [[nodiscard]] ModelShape OfExpert(int expert) const {
+  ModelShape OfExpert(int expert) const {
     ModelShape shape = *this;
     shape.ffn = experts.FfnOf(expert);
     return shape;
@@ -163,15 +149,13 @@ struct ShapeRanges {
 
 // Returns the number of inputs or of outputs of a module. The embedding's
 // inputs are the tokens of the vocabulary.
-[[nodiscard]] int64_t InWidth(const ModelShape& shape, TargetModule module);
-[[nodiscard]] int64_t OutWidth(const ModelShape& shape, TargetModule module);
+int64_t InWidth(const ModelShape& shape, TargetModule module);
+int64_t OutWidth(const ModelShape& shape, TargetModule module);
 
 // Returns the path of an expert, such as "model.layers.0.mlp.experts.3".
-[[nodiscard]] std::string ExpertPath(int layer, int expert,
-                                     const ExpertShape& experts);
+std::string ExpertPath(int layer, int expert, const ExpertShape& experts);
 // Returns the last part of the path of an expert's module, such as "w1".
-[[nodiscard]] const char* ExpertModuleName(TargetModule module,
-                                           ExpertNames names);
+const char* ExpertModuleName(TargetModule module, ExpertNames names);
 
 }  // namespace weft::model_config
 

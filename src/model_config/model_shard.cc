@@ -39,7 +39,7 @@ class HeadParts {
         size_(size),
         dead_(size * (num_large_ + 1), false) {}
 
-  [[nodiscard]] std::vector<Range> Find() {
+  std::vector<Range> Find() {
     if (!Place(0)) return {};
     return parts_;
   }

@@ -57,23 +57,22 @@ absl::Status SetExpertParallelSize(int size, int tensor_parallel_size,
 
 // Returns the parts of rank `shard`. REQUIRES, also in LocalConfig and
 // LocalRanges: CheckTensorParallelSize accepts the number of ranks.
-[[nodiscard]] ModelShard ShardOf(const ModelConfig& config,
-                                 const parallel::Shard& shard);
+ModelShard ShardOf(const ModelConfig& config, const parallel::Shard& shard);
 
 // Returns the config with this rank's numbers of heads, features and vocabulary
 // entries, and with its experts. The shape() of that config describes the
 // rank's part of an adapter.
-[[nodiscard]] ModelConfig LocalConfig(const ModelConfig& config,
-                                      const parallel::Shard& shard);
+ModelConfig LocalConfig(const ModelConfig& config,
+                        const parallel::Shard& shard);
 
 // Computes the LocalConfig of each of `size` ranks, and returns the largest
 // value of each field. Memory budgets from this config hold on all ranks.
 // REQUIRES: as for ShardOf.
-[[nodiscard]] ModelConfig LargestConfig(const ModelConfig& config, int size);
+ModelConfig LargestConfig(const ModelConfig& config, int size);
 
 // Returns the rank's parts as ranges of features and of vocabulary entries.
-[[nodiscard]] ShapeRanges LocalRanges(const ModelConfig& config,
-                                      const parallel::Shard& shard);
+ShapeRanges LocalRanges(const ModelConfig& config,
+                        const parallel::Shard& shard);
 
 }  // namespace weft::model_config
 

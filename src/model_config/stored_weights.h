@@ -20,8 +20,8 @@ namespace weft::model_config {
 // matrix alone. Otherwise returns the tensor `entry.name`. If the checkpoint
 // has transposed matrices of experts, the returned form is kTransposed. If it
 // has MXFP4 blocks in place of a kTransposed tensor, the form is kMxfp4.
-[[nodiscard]] StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
-                                  const WeightEntry& entry);
+StoredPlace PlaceIn(const weights::Checkpoint& checkpoint,
+                    const WeightEntry& entry);
 
 // A tensor of the checkpoint, and the shape and type that it must have.
 struct StoredPart {
@@ -31,7 +31,7 @@ struct StoredPart {
 };
 
 // Returns the tensors of a place: one tensor, or blocks and scales for MXFP4.
-[[nodiscard]] std::vector<StoredPart> PartsOf(const StoredPlace& place);
+std::vector<StoredPart> PartsOf(const StoredPlace& place);
 
 // Returns INVALID_ARGUMENT, which quotes `name`, if `stored` does not fit
 // `part`. `stored` must have the part's shape, be row-major and have dtype F32,

@@ -130,7 +130,7 @@ class LayerList {
 
  private:
   // Returns the parts of q, k and v in a tensor with rows of q | k | v.
-  [[nodiscard]] std::vector<Projection> ConvFeatures(
+  std::vector<Projection> ConvFeatures(
       const std::string& name, const std::vector<int64_t>& shape) const {
     const int64_t keys = config_.delta.key_width();
     const auto part = [&](int64_t first_row, int64_t rows, const Range& own) {
@@ -147,7 +147,7 @@ class LayerList {
             part(2 * keys, config_.delta.value_width(), ranges_.delta_value)};
   }
 
-  [[nodiscard]] std::vector<Projection> DeltaInputs() const {
+  std::vector<Projection> DeltaInputs() const {
     const DeltaShape& delta = config_.delta;
     std::vector<Projection> inputs = ConvFeatures(
         "linear_attn.in_proj_qkv", {delta.conv_width(), config_.hidden});
@@ -162,7 +162,7 @@ class LayerList {
 
   // Returns the parts of tensors whose rows are grouped by key head: those of a
   // head's q, k, v and z in one tensor, and of its b and a in the other.
-  [[nodiscard]] std::vector<Projection> FusedDeltaInputs() const {
+  std::vector<Projection> FusedDeltaInputs() const {
     const DeltaShape& delta = config_.delta;
     std::vector<Projection> inputs;
     const int64_t heads = delta.value_heads / delta.key_heads;
@@ -304,7 +304,7 @@ class LayerList {
 
   // Returns the place of an expert's matrix inside the tensor of all experts.
   // Returns no place for the shared expert, which is not in that tensor.
-  [[nodiscard]] StoredPlace Fused(TargetModule module, int expert) const {
+  StoredPlace Fused(TargetModule module, int expert) const {
     const ExpertShape& experts = config_.moe.shape;
     if (expert == experts.count) return {};
     const std::string block = prefix_ + "mlp.experts.";
@@ -325,13 +325,11 @@ class LayerList {
   }
 
   // Returns the rank's rows of q_proj. A gate's rows are beside its query's.
-  [[nodiscard]] Range QueryRows() const {
+  Range QueryRows() const {
     return {.begin = ranges_.q.begin * ranges_.q_rows,
             .end = ranges_.q.end * ranges_.q_rows};
   }
-  [[nodiscard]] Columns Hidden() const {
-    return {config_.hidden, Whole(config_.hidden)};
-  }
+  Columns Hidden() const { return {config_.hidden, Whole(config_.hidden)}; }
   // Places the projections, one after another, in the tensor of `name`.
   void Fuse(const std::string& name, std::vector<Projection>& parts) const {
     int64_t rows = 0;

@@ -52,7 +52,7 @@ enum class WeightSlot : uint8_t {
   kHead,
 };
 
-[[nodiscard]] bool IsNorm(WeightSlot slot);
+bool IsNorm(WeightSlot slot);
 
 // The format of the base model's matrices in memory: numbers of the model's
 // dtype, or 8 bits (ops/int8_weight.h).
@@ -62,7 +62,7 @@ enum class MatrixFormat : uint8_t { kDtype, kInt8 };
 // the embedding, the head and the projections, including those of experts.
 // Norms, biases, sinks, the router and the gate of a shared expert are never in
 // 8 bits.
-[[nodiscard]] bool MayBeInt8(WeightSlot slot);
+bool MayBeInt8(WeightSlot slot);
 
 // How a tensor of a checkpoint stores an entry's matrix.
 enum class StoredForm : uint8_t {
@@ -112,39 +112,36 @@ struct WeightEntry {
   // either this tensor or the tensor `name`, unless `fused.is_only`.
   StoredPlace fused = {};
 
-  [[nodiscard]] int64_t num_elements() const;  // In the whole tensor.
+  int64_t num_elements() const;  // In the whole tensor.
 };
 
 // Lists the tensors, layer by layer. The entries of a slot are next to each
 // other. A tied head is not listed. If a product is summed over ranks, only one
 // of these ranks lists the bias, so that the sum has the bias once. REQUIRES:
 // CheckTensorParallelSize accepts shard.size.
-[[nodiscard]] std::vector<WeightEntry> ListWeights(
-    const ModelConfig& config, const parallel::Shard& shard = {});
+std::vector<WeightEntry> ListWeights(const ModelConfig& config,
+                                     const parallel::Shard& shard = {});
 
 // Lists only the whole embedding and, if the head is not tied, the whole head.
-[[nodiscard]] std::vector<WeightEntry> ListHeadWeights(
-    const ModelConfig& config);
+std::vector<WeightEntry> ListHeadWeights(const ModelConfig& config);
 
 // Returns the bytes that the slot of an entry takes in the buffer of all
 // weights, rounded up for alignment. Weights have `element_bytes` each, except
 // vectors with IsWide and matrices in 8 bits.
-[[nodiscard]] int64_t SlotBytes(const WeightEntry& entry,
-                                const ModelConfig& config,
-                                int64_t element_bytes,
-                                MatrixFormat format = MatrixFormat::kDtype);
+int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
+                  int64_t element_bytes,
+                  MatrixFormat format = MatrixFormat::kDtype);
 // Returns whether the slot is a norm that multiplies by 1 + the stored weight
 // (ModelConfig::norms_from_one).
-[[nodiscard]] bool IsFromOne(WeightSlot slot, const ModelConfig& config);
+bool IsFromOne(WeightSlot slot, const ModelConfig& config);
 // Returns whether the slot is in f32: a norm with IsFromOne, the decay and
 // dt_bias of a gated delta rule, or corrections of scores, which choose between
 // experts of nearly equal score.
-[[nodiscard]] bool IsWide(WeightSlot slot, const ModelConfig& config);
+bool IsWide(WeightSlot slot, const ModelConfig& config);
 // Returns the bytes of all slots of a rank together.
-[[nodiscard]] int64_t WeightBytes(const ModelConfig& config,
-                                  int64_t element_bytes,
-                                  const parallel::Shard& shard = {},
-                                  MatrixFormat format = MatrixFormat::kDtype);
+int64_t WeightBytes(const ModelConfig& config, int64_t element_bytes,
+                    const parallel::Shard& shard = {},
+                    MatrixFormat format = MatrixFormat::kDtype);
 
 }  // namespace weft::model_config
 

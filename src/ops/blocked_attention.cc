@@ -194,22 +194,20 @@ class BlockWorker {
 
   // Returns the block's rows of x, for the query heads of `kv_head`, as [M, C]:
   // a view if G is 1, otherwise a copy in `scratch_MC`.
-  [[nodiscard]] at::Tensor Gather(const at::Tensor& x_THC,
-                                  const AttentionBlock& block, int64_t kv_head,
-                                  const at::Tensor& scratch_MC) const;
+  at::Tensor Gather(const at::Tensor& x_THC, const AttentionBlock& block,
+                    int64_t kv_head, const at::Tensor& scratch_MC) const;
 
   // Returns the chunk's rows of x for one key head, a view [S, C].
-  [[nodiscard]] static at::Tensor Keys(const at::Tensor& x_TKC,
-                                       const Chunk& chunk, int64_t kv_head) {
+  static at::Tensor Keys(const at::Tensor& x_TKC, const Chunk& chunk,
+                         int64_t kv_head) {
     return x_TKC.select(1, kv_head)
         .narrow(0, chunk.rows.begin, chunk.rows.size);
   }
 
   // Returns the keys of the chunk that query i of the block sees. The block has
   // num_keys keys.
-  [[nodiscard]] SoftmaxKeys VisibleKeys(const AttentionBlock& block,
-                                        const Chunk& chunk, int64_t num_keys,
-                                        int64_t i) const {
+  SoftmaxKeys VisibleKeys(const AttentionBlock& block, const Chunk& chunk,
+                          int64_t num_keys, int64_t i) const {
     const int64_t end = num_keys - block.queries.size + i + 1 - chunk.first;
     const int64_t window = inputs_.rule.window;
     const int64_t begin = window > 0 ? end - window : 0;
@@ -249,7 +247,7 @@ struct HeadRows {
         row_stride(x_TMC.stride(0)),
         head_stride(x_TMC.stride(1)) {}
 
-  [[nodiscard]] Real* At(int64_t row, int64_t head) const {
+  Real* At(int64_t row, int64_t head) const {
     return data + row * row_stride + head * head_stride;
   }
 

@@ -50,26 +50,26 @@ struct AttentionBlock {
   std::vector<RowRange> keys;
   int64_t tree = 0;  // Blocks of different trees share no key.
 
-  [[nodiscard]] int64_t num_keys() const;
+  int64_t num_keys() const;
 };
 
 // Returns the blocks of prefix trees. A block has at most `max_rows` query rows
 // of one node, and the keys on the path from the root that these queries see.
 // The blocks cover all rows in order.
-[[nodiscard]] std::vector<AttentionBlock> TreeBlocks(
-    const std::vector<AttentionNode>& nodes, int64_t window, int64_t max_rows);
+std::vector<AttentionBlock> TreeBlocks(const std::vector<AttentionNode>& nodes,
+                                       int64_t window, int64_t max_rows);
 
 // Returns the blocks of SuffixAttention. A block has at most `max_rows` query
 // rows of one sequence. Every sequence counts as a tree.
-[[nodiscard]] std::vector<AttentionBlock> SuffixBlocks(
+std::vector<AttentionBlock> SuffixBlocks(
     const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
 
 // Returns whether the tensor is f32 or f64 on a CPU.
-[[nodiscard]] bool BlockedSupports(const at::Tensor& q_THC);
+bool BlockedSupports(const at::Tensor& q_THC);
 
 // Returns how many query rows a block should have at most, so that its products
 // have an efficient size.
-[[nodiscard]] int64_t BlockRows(const AttentionInputs& inputs);
+int64_t BlockRows(const AttentionInputs& inputs);
 
 // Writes the output and the log-sum-exp of all query rows to `result`. The
 // softmax is without sinks.
@@ -87,8 +87,8 @@ void BlockedAttentionBackward(const at::Tensor& dout_THC,
 // Returns an upper bound on the bytes that the backward pass allocates for its
 // extra sums of dk and dv. The outputs are not counted. Each sum has `num_rows`
 // rows of `kv_width` = K C elements.
-[[nodiscard]] int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
-                                           int64_t element_bytes);
+int64_t BlockedBackwardBytes(int64_t num_rows, int64_t kv_width,
+                             int64_t element_bytes);
 
 }  // namespace weft::ops
 

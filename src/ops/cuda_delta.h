@@ -13,18 +13,17 @@ namespace weft::ops::cuda {
 
 // Computes MixDeltaRows, or MixDeltaStepRows if `plan` is null, of
 // delta_rows.h.
-[[nodiscard]] DeltaRows MixDeltaRows(const DeltaInputs& inputs,
-                                     const DeltaParameters& parameters,
-                                     const DeltaPlan* plan,
-                                     const at::Tensor& history_QRW);
+DeltaRows MixDeltaRows(const DeltaInputs& inputs,
+                       const DeltaParameters& parameters, const DeltaPlan* plan,
+                       const at::Tensor& history_QRW);
 // Writes the gradient of qkv, given that of q, k and v, which it overwrites.
 void MixDeltaRowsBackward(const at::Tensor& d_TW, const DeltaInputs& inputs,
                           const DeltaParameters& parameters,
                           const DeltaPlan& plan, const at::Tensor& into_TW);
 // Returns whether the chunks' kernels take rows of this dtype and these heads,
 // and the current device has the shared memory that they take.
-[[nodiscard]] bool TakesDeltaChunks(const at::Tensor& x_THV,
-                                    const DeltaParameters& parameters);
+bool TakesDeltaChunks(const at::Tensor& x_THV,
+                      const DeltaParameters& parameters);
 void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& parameters,
                     const DeltaPlan& plan, const at::Tensor& states_SHKV,
                     const at::Tensor& u_THV, const at::Tensor& out_THV);
@@ -33,8 +32,7 @@ void RunDeltaChunksBackward(const at::Tensor& dout_THV, const DeltaTape& tape,
                             const DeltaPlan& kept, const DeltaPlan& plan,
                             const at::Tensor& dstates_SHKV, DeltaRows& d);
 // Returns whether the step's kernel takes rows of this dtype and these heads.
-[[nodiscard]] bool TakesDeltaStep(const at::Tensor& x_THV,
-                                  const DeltaParameters& parameters);
+bool TakesDeltaStep(const at::Tensor& x_THV, const DeltaParameters& parameters);
 void RunDeltaStep(const DeltaRows& rows, const DeltaParameters& parameters,
                   const DeltaStates& states, const at::Tensor& out_THV);
 void GatedRmsNorm(const at::Tensor& x_THV, const at::Tensor& z_THV,

@@ -35,7 +35,7 @@ inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 
 // Returns whether the tensor is f32 or bf16 on a CUDA device. Other CUDA
 // tensors go to the ATen reference.
-[[nodiscard]] inline bool HasCudaKernel(const at::Tensor& tensor) {
+inline bool HasCudaKernel(const at::Tensor& tensor) {
   return tensor.is_cuda() && (tensor.scalar_type() == at::kFloat ||
                               tensor.scalar_type() == at::kBFloat16);
 }
@@ -43,7 +43,7 @@ inline constexpr bool kHasCudaKernels = WEFT_WITH_CUDA;
 namespace cuda {
 
 // Returns the stream on which LibTorch queues the calling thread's work.
-[[nodiscard]] CUstream_st* CurrentStream();
+CUstream_st* CurrentStream();
 // Waits until the device has done all work on CurrentStream().
 void WaitForStream();
 // Queue a copy of `bytes` bytes on CurrentStream(): from the device to pinned
@@ -59,7 +59,7 @@ void CopyToHost(const std::vector<std::pair<at::Tensor, at::Tensor>>& copies);
 // Returns whether LibTorch has a kernel for the grouped product of bf16
 // matrices on the current device: its compute capability is 9 or 10. On other
 // devices at::_grouped_mm waits, and launches a product for each group.
-[[nodiscard]] bool HasGroupedProduct();
+bool HasGroupedProduct();
 
 void RmsNorm(const at::Tensor& x_TD, const at::Tensor& weight_D, double eps,
              at::Tensor& y_TD);
@@ -98,22 +98,20 @@ void HeadGradient(const at::Tensor& projection_RH, const at::Tensor& factor_R,
                   const at::Tensor& weight_VH, at::Tensor& out_RH);
 // Returns whether PagedAttention takes q: HasCudaKernel(q), and the kernel
 // supports the width of its heads.
-[[nodiscard]] bool TakesPagedAttention(const at::Tensor& q_BHC);
+bool TakesPagedAttention(const at::Tensor& q_BHC);
 void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                     const at::Tensor& v_pages_PSKC,
                     const at::Tensor& page_table_BL,
                     const at::Tensor& lengths_B, const AttentionRule& rule,
                     const at::Tensor& sinks_H, at::Tensor& out_BHC);
 // Returns whether WidenInt8Rows takes a weight (int8_weight.h) for this dtype.
-[[nodiscard]] bool TakesWidenInt8Rows(const at::Tensor& weight,
-                                      at::ScalarType dtype);
+bool TakesWidenInt8Rows(const at::Tensor& weight, at::ScalarType dtype);
 // Widens inputs [begin, end) of every row of a weight of 8 bits to `dtype`.
 // Returns [O, end - begin]. `begin` is the first input of a group.
-[[nodiscard]] at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin,
-                                       int64_t end, at::ScalarType dtype);
+at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin, int64_t end,
+                         at::ScalarType dtype);
 // Compute TakesInt8FewRows and Int8FewRows of int8_weight.h.
-[[nodiscard]] bool TakesInt8FewRows(const at::Tensor& x_MI,
-                                    const at::Tensor& weight);
+bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight);
 void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
                  const at::Tensor& bias_O, at::Tensor& y_MO);
 // Makes one AdamW update (KernelTable::adamw). All tensors are [N] f32.
@@ -122,7 +120,7 @@ void AdamW(const kernels::cpu::AdamWScalars& scalars,
            at::Tensor& moment1_N, at::Tensor& moment2_N,
            at::Tensor& weights_out_N);
 // Returns the sum of x^2 of f32 x [N]. Waits for the device.
-[[nodiscard]] double SumOfSquares(const at::Tensor& x_N);
+double SumOfSquares(const at::Tensor& x_N);
 
 }  // namespace cuda
 }  // namespace weft::ops

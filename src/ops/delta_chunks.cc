@@ -229,19 +229,16 @@ class CpuHeads {
         k_(p.num_key_heads * keys_),
         heads_(p.num_value_heads) {}
 
-  [[nodiscard]] int64_t q_column(int64_t h) const { return h / group_ * keys_; }
-  [[nodiscard]] int64_t k_column(int64_t h) const { return k_ + q_column(h); }
-  [[nodiscard]] int64_t v_column(int64_t h) const {
-    return 2 * k_ + h * values_;
-  }
+  int64_t q_column(int64_t h) const { return h / group_ * keys_; }
+  int64_t k_column(int64_t h) const { return k_ + q_column(h); }
+  int64_t v_column(int64_t h) const { return 2 * k_ + h * values_; }
   // The first of the value heads that share a key head.
-  [[nodiscard]] bool IsFirst(int64_t h) const { return h % group_ == 0; }
-  [[nodiscard]] int64_t group() const { return group_; }
+  bool IsFirst(int64_t h) const { return h % group_ == 0; }
+  int64_t group() const { return group_; }
 
   // Returns a head's rows of a chunk. `start` is the state before them.
-  [[nodiscard]] kernels::cpu::DeltaChunkRows Rows(const DeltaChunk& chunk,
-                                                  int64_t h,
-                                                  const float* start) const {
+  kernels::cpu::DeltaChunkRows Rows(const DeltaChunk& chunk, int64_t h,
+                                    const float* start) const {
     const int64_t width = rows_.mixed_TW.size(1);
     const float* row =
         rows_.mixed_TW.const_data_ptr<float>() + chunk.begin * width;
@@ -260,12 +257,12 @@ class CpuHeads {
   }
 
   // Returns a head's state in [S, H, K, V], or null for index -1.
-  [[nodiscard]] float* State(float* states, int64_t index, int64_t h) const {
+  float* State(float* states, int64_t index, int64_t h) const {
     return index < 0 ? nullptr
                      : states + (index * heads_ + h) * keys_ * values_;
   }
 
-  [[nodiscard]] at::Tensor Workspace() const {
+  at::Tensor Workspace() const {
     return at::empty({kernels::cpu::DeltaWorkspaceFloats(keys_, values_)},
                      at::kFloat);
   }

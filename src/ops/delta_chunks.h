@@ -29,10 +29,10 @@ void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& parameters,
 // Returns the gradients of the rows, given dout = dLoss/dout. `kept` is the
 // plan with which RunDeltaChunks filled the tape, and `plan` the one whose
 // nodes have one state each.
-[[nodiscard]] DeltaRows RunDeltaChunksBackward(
-    const at::Tensor& dout_THV, const DeltaTape& tape,
-    const DeltaParameters& parameters, const DeltaPlan& kept,
-    const DeltaPlan& plan);
+DeltaRows RunDeltaChunksBackward(const at::Tensor& dout_THV,
+                                 const DeltaTape& tape,
+                                 const DeltaParameters& parameters,
+                                 const DeltaPlan& kept, const DeltaPlan& plan);
 
 // Computes one row of each sequence by the rule itself, and replaces the states
 // in the sequences' slots.

@@ -31,7 +31,7 @@ struct RowFinder {
 
  private:
   // Returns the row `steps` before the first row of a root.
-  [[nodiscard]] int64_t BeforeRoot(int64_t root, int64_t steps) const {
+  int64_t BeforeRoot(int64_t root, int64_t steps) const {
     if (use != DeltaStateUse::kContinue) return -1;
     return nodes.back().end + (root + 1) * num_earlier - steps;
   }

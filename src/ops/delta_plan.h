@@ -46,8 +46,8 @@ struct DeltaPlan {
 // replaces it. Then all nodes are roots.
 enum class DeltaStateUse { kKeep, kReplace, kContinue };
 
-[[nodiscard]] DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
-                                  int64_t num_earlier, DeltaStateUse use);
+DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
+                    int64_t num_earlier, DeltaStateUse use);
 
 }  // namespace weft::ops
 

@@ -123,8 +123,7 @@ class CpuMixer {
 
   // `earlier` has the rows that the convolution of row t reads before it, as in
   // DeltaPlan.
-  [[nodiscard]] kernels::cpu::DeltaMixRow Row(int64_t t,
-                                              const int64_t* earlier) const {
+  kernels::cpu::DeltaMixRow Row(int64_t t, const int64_t* earlier) const {
     kernels::cpu::DeltaMixRow row = row_;
     for (int64_t r = 0; r + 1 < row.num_taps; ++r) {
       row.taps[r] = earlier[r] < num_rows_
@@ -136,8 +135,7 @@ class CpuMixer {
   }
 
   // The row of a step: its earlier rows are those of a slot in the history.
-  [[nodiscard]] kernels::cpu::DeltaMixRow StepRow(int64_t t,
-                                                  int64_t slot) const {
+  kernels::cpu::DeltaMixRow StepRow(int64_t t, int64_t slot) const {
     kernels::cpu::DeltaMixRow row = row_;
     const int64_t num_earlier = row.num_taps - 1;
     for (int64_t r = 0; r < num_earlier; ++r) {
@@ -147,7 +145,7 @@ class CpuMixer {
     return row;
   }
 
-  [[nodiscard]] const kernels::cpu::DeltaMixRow& shape() const { return row_; }
+  const kernels::cpu::DeltaMixRow& shape() const { return row_; }
 
  private:
   static const float* At(const TapRows& rows, int64_t row) {

@@ -12,16 +12,15 @@ namespace weft::ops {
 
 // Returns the rows of the rule. If the plan's roots continue sequences,
 // history_QRW has the rows before them, otherwise it is undefined.
-[[nodiscard]] DeltaRows MixDeltaRows(const DeltaInputs& inputs,
-                                     const DeltaParameters& parameters,
-                                     const DeltaPlan& plan,
-                                     const at::Tensor& history_QRW);
+DeltaRows MixDeltaRows(const DeltaInputs& inputs,
+                       const DeltaParameters& parameters, const DeltaPlan& plan,
+                       const at::Tensor& history_QRW);
 
 // Returns the rows of the rule, where row i is the next one of sequence i, and
 // replaces the rows before the convolution in the sequences' slots.
-[[nodiscard]] DeltaRows MixDeltaStepRows(const DeltaInputs& inputs,
-                                         const DeltaParameters& parameters,
-                                         const DeltaStates& states);
+DeltaRows MixDeltaStepRows(const DeltaInputs& inputs,
+                           const DeltaParameters& parameters,
+                           const DeltaStates& states);
 
 // Writes the gradients of the inputs, given those of the rows. Overwrites the
 // latter. No root continues a sequence.

@@ -84,10 +84,9 @@ struct DeltaTape {
 // Shapes:  `nodes` cover rows [0, T) in depth-first order, T >= 1.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
-[[nodiscard]] at::Tensor GatedDelta(const DeltaInputs& inputs,
-                                    const DeltaParameters& parameters,
-                                    const std::vector<AttentionNode>& nodes,
-                                    DeltaTape* tape);
+at::Tensor GatedDelta(const DeltaInputs& inputs,
+                      const DeltaParameters& parameters,
+                      const std::vector<AttentionNode>& nodes, DeltaTape* tape);
 
 // Writes the gradients of the inputs to `into`, given dout = dLoss/dout. Clears
 // the tape. The weights get no gradient. Takes as many bytes as the tape, and
@@ -112,23 +111,23 @@ struct DeltaStates {
 // i starts with the state of slots_Q[i] and replaces it in its slot, which no
 // other sequence has.
 // Shapes: `sequences` are Q roots.
-[[nodiscard]] at::Tensor GatedDeltaPrefill(
-    const DeltaInputs& inputs, const DeltaParameters& parameters,
-    const std::vector<AttentionNode>& sequences, const DeltaStates& states);
+at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
+                             const DeltaParameters& parameters,
+                             const std::vector<AttentionNode>& sequences,
+                             const DeltaStates& states);
 
 // Does the same for one row of each sequence (T = Q), in one pass over the
 // states. Waits for no device and reads nothing on the host, so a CUDA graph
 // may record it.
-[[nodiscard]] at::Tensor GatedDeltaStep(const DeltaInputs& inputs,
-                                        const DeltaParameters& parameters,
-                                        const DeltaStates& states);
+at::Tensor GatedDeltaStep(const DeltaInputs& inputs,
+                          const DeltaParameters& parameters,
+                          const DeltaStates& states);
 
 // Returns weight * x / rms(x) * silu(z), with the norm over V.
 // Shapes: x, z [T, H, V] with unit stride in V, one dtype; weight_V [V], the
 //         same dtype or f32. Computes in f32, or in f64 for f64.
-[[nodiscard]] at::Tensor GatedRmsNorm(const at::Tensor& x_THV,
-                                      const at::Tensor& z_THV,
-                                      const at::Tensor& weight_V, double eps);
+at::Tensor GatedRmsNorm(const at::Tensor& x_THV, const at::Tensor& z_THV,
+                        const at::Tensor& weight_V, double eps);
 
 // Writes the gradients of x and z, given dy = dLoss/dy. Shapes: like x; dx and
 // dz may not alias x, z or dy.

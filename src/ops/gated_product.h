@@ -17,8 +17,7 @@ namespace weft::ops {
 // Errors:  throws c10::Error, which names the argument.
 // Threads: any for CPU tensors, else the engine thread.
 // Source:  Shazeer 2020 (SwiGLU, GEGLU).
-[[nodiscard]] at::Tensor GatedProduct(Activation activation,
-                                      const at::Tensor& gate_up_T2F);
+at::Tensor GatedProduct(Activation activation, const at::Tensor& gate_up_T2F);
 
 // Overwrites gate_up_T2F by its gradient: dgate in columns [0, F), then dup.
 // dout_TF is the gradient of the product, contiguous.
@@ -29,7 +28,7 @@ void GatedProductBackward(Activation activation, const at::Tensor& dout_TF,
 // [F].
 using GatedRow = void (*)(const float* gate, const float* up, int64_t features,
                           float* out);
-[[nodiscard]] GatedRow GatedRowOf(Activation activation);
+GatedRow GatedRowOf(Activation activation);
 
 }  // namespace weft::ops
 

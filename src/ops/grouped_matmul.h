@@ -20,7 +20,7 @@ struct RowGroups {
 
   // Returns the group of each row, [N] i64 on the device of the rows. Queues
   // an upload and does not wait.
-  [[nodiscard]] at::Tensor GroupOfRows() const;
+  at::Tensor GroupOfRows() const;
 
   std::vector<int64_t> ends;
   at::Tensor ends_P;  // The same numbers, i32 on the device of the rows.
@@ -44,16 +44,13 @@ struct RowGroups {
 // Returns x W_p^T + bias_p for the rows of each group p, [N, O]. An undefined
 // bias adds nothing.
 // Shapes:  x_NI [N, I] contiguous, bias_G [P O].
-[[nodiscard]] at::Tensor GroupedLinear(const at::Tensor& x_NI,
-                                       const at::Tensor& weights_GI,
-                                       const at::Tensor& bias_G,
-                                       const RowGroups& groups);
+at::Tensor GroupedLinear(const at::Tensor& x_NI, const at::Tensor& weights_GI,
+                         const at::Tensor& bias_G, const RowGroups& groups);
 
 // Returns y W_p for the rows of each group p, [N, I].
 // Shapes:  y_NO [N, O] contiguous.
-[[nodiscard]] at::Tensor GroupedMatMul(const at::Tensor& y_NO,
-                                       const at::Tensor& weights_GI,
-                                       const RowGroups& groups);
+at::Tensor GroupedMatMul(const at::Tensor& y_NO, const at::Tensor& weights_GI,
+                         const RowGroups& groups);
 
 }  // namespace weft::ops
 

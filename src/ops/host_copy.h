@@ -21,18 +21,16 @@ namespace weft::ops {
 // Copies a host tensor to the device through pinned memory, without a wait. If
 // the tensor is already on the device, returns the tensor itself.
 // Errors:  throws c10::Error.   Threads: engine thread only.
-[[nodiscard]] at::Tensor ToDevice(const at::Tensor& host, at::Device device);
+at::Tensor ToDevice(const at::Tensor& host, at::Device device);
 
 // Copies N bytes to a tensor [N] of bytes on the device, also without a wait.
-[[nodiscard]] at::Tensor ToDevice(std::span<const std::byte> bytes,
-                                  at::Device device);
+at::Tensor ToDevice(std::span<const std::byte> bytes, at::Device device);
 
 // Copies N numbers to a tensor [N] of `dtype` on the device, also without a
 // wait.
 template <typename T>
-[[nodiscard]] at::Tensor ToDevice(
-    const std::vector<T>& values, at::Device device,
-    at::ScalarType dtype = c10::CppTypeToScalarType<T>::value) {
+at::Tensor ToDevice(const std::vector<T>& values, at::Device device,
+                    at::ScalarType dtype = c10::CppTypeToScalarType<T>::value) {
   return ToDevice(at::tensor(c10::ArrayRef<T>(values), dtype), device);
 }
 
@@ -65,8 +63,7 @@ void BulkCopy(const at::Tensor& from, const at::Tensor& to);
 // copy on the host is in huge pages if the operating system has them.
 // Errors:  those of BulkCopy; std::bad_alloc if there is no host memory.
 // Threads: engine thread only.
-[[nodiscard]] at::Tensor BulkCopyTo(const at::Tensor& tensor,
-                                    at::Device device);
+at::Tensor BulkCopyTo(const at::Tensor& tensor, at::Device device);
 
 }  // namespace weft::ops
 

@@ -19,7 +19,7 @@ namespace weft::ops {
 
 using kernels::cpu::Int8RowBytes;
 
-[[nodiscard]] inline bool IsInt8(const at::Tensor& weight) {
+inline bool IsInt8(const at::Tensor& weight) {
   return weight.scalar_type() == at::kChar;
 }
 
@@ -29,24 +29,21 @@ using kernels::cpu::Int8RowBytes;
 // Shapes:  rows_OI [O, I] of any floating-point dtype, on the CPU.
 // Errors:  throws c10::Error if `stored` has another shape or dtype.
 // Threads: any.
-[[nodiscard]] std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
-                                                  const at::Tensor& stored);
+std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
+                                    const at::Tensor& stored);
 
 // Returns a weight, in 8 bits or not, as numbers [O, I] in `dtype`. The numbers
 // of a weight in 8 bits are exact in f32 and f64, and rounded once in bf16.
-[[nodiscard]] at::Tensor Widened(const at::Tensor& weight,
-                                 at::ScalarType dtype);
+at::Tensor Widened(const at::Tensor& weight, at::ScalarType dtype);
 
 // Returns the rows `index_T` of Widened(weight, dtype).
-[[nodiscard]] at::Tensor WidenedRows(const at::Tensor& weight,
-                                     const at::Tensor& index_T,
-                                     at::ScalarType dtype);
+at::Tensor WidenedRows(const at::Tensor& weight, const at::Tensor& index_T,
+                       at::ScalarType dtype);
 
 // Returns whether Int8FewRows takes the operands: they are on CUDA, x has up to
 // 64 rows of bf16, and both have contiguous rows of at most kMaxInt8Stride
 // elements (kernels/cuda/int8_weight.h).
-[[nodiscard]] bool TakesInt8FewRows(const at::Tensor& x_MI,
-                                    const at::Tensor& weight);
+bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight);
 
 // Computes y = x W^T + bias_O, where W is a weight of 8 bits, without widening
 // it. Sums are f32, and no number of W is rounded. The bits of a row of y do
@@ -62,10 +59,8 @@ void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
 // Returns a b + bias_N as MatMul does, where b is a weight of 8 bits or its
 // transposed view, for any number of rows. Calls Int8FewRows if it takes the
 // product, and otherwise widens a part of b at a time.
-[[nodiscard]] at::Tensor MatMulOfInt8(const at::Tensor& a_MK,
-                                      const at::Tensor& int8_KN,
-                                      const at::Tensor& bias_N,
-                                      RowCount row_count);
+at::Tensor MatMulOfInt8(const at::Tensor& a_MK, const at::Tensor& int8_KN,
+                        const at::Tensor& bias_N, RowCount row_count);
 
 }  // namespace weft::ops
 

@@ -66,7 +66,7 @@ class Product {
   // Returns the number of groups of rows, added up over all panels. The groups
   // of a panel are adjacent, so a thread with adjacent groups packs the panel
   // once for all of them.
-  [[nodiscard]] int64_t num_groups() const {
+  int64_t num_groups() const {
     return GroupsOfPanel() * CeilDiv(num_outputs_, kBf16PanelOutputs);
   }
 
@@ -86,9 +86,7 @@ class Product {
   }
 
  private:
-  [[nodiscard]] int64_t GroupsOfPanel() const {
-    return CeilDiv(num_rows_, kRowGroup);
-  }
+  int64_t GroupsOfPanel() const { return CeilDiv(num_rows_, kRowGroup); }
 
   // Computes the panel of outputs that begins at `output`, for the rows [begin,
   // end).

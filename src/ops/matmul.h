@@ -52,19 +52,18 @@ enum class RowCount { kRecurs, kVaries };
 //          [M, N] in the dtype of a.
 // Errors:  throws c10::Error.
 // Threads: any.
-[[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);
+at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // Returns a b + bias_N, for operands as above. An undefined bias adds nothing.
-[[nodiscard]] at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                                const at::Tensor& bias_N,
-                                RowCount row_count = RowCount::kRecurs);
+at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                  const at::Tensor& bias_N,
+                  RowCount row_count = RowCount::kRecurs);
 
 // Returns x W^T + bias_O, the same as MatMul with the transposed weight.
 // Shapes:  x_MI [M, I], weight_OI [O, I].
-[[nodiscard]] at::Tensor Linear(const at::Tensor& x_MI,
-                                const at::Tensor& weight_OI,
-                                const at::Tensor& bias_O = {},
-                                RowCount row_count = RowCount::kRecurs);
+at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
+                  const at::Tensor& bias_O = {},
+                  RowCount row_count = RowCount::kRecurs);
 
 // Computes y = MatMul(a, b), where y [M, N] may be rows of a larger matrix.
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
@@ -72,10 +71,10 @@ void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
 
 // Returns whether the processor and the build have instructions for products in
 // bf16.
-[[nodiscard]] bool HasBf16Instructions();
+bool HasBf16Instructions();
 
 // Returns the kernels. Errors: throws c10::Error unless HasBf16Instructions().
-[[nodiscard]] const kernels::cpu::Bf16KernelTable& Bf16Table();
+const kernels::cpu::Bf16KernelTable& Bf16Table();
 
 // Allows or forbids products in bf16: MatMul of f32 rows with bf16 weights, the
 // adapters of these weights (lora/lora_bf16.h), and gradients of attention over
@@ -85,25 +84,23 @@ void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
 bool AllowBf16Products(bool allowed);
 
 // Returns what AllowBf16Products returned last, or false before its first call.
-[[nodiscard]] bool AreBf16ProductsAllowed();
+bool AreBf16ProductsAllowed();
 
 // Returns whether MatMul computes the product of these operands in bf16: such
 // products are allowed, a is f32 on a CPU, and b is bf16. If b is a transposed
 // view, as in a forward pass, a must have more than 32 rows. Fewer rows take
 // the skinny product, which reads b once and is f32. If b is stored row by row,
 // as in a backward pass, a may have any number of rows.
-[[nodiscard]] bool IsBf16Product(const at::Tensor& a_MK,
-                                 const at::Tensor& b_KN);
+bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // Returns whether Linear computes the product of these operands in bf16. Takes
 // the weight itself, because making its transposed view would take longer than
 // this check.
-[[nodiscard]] bool IsBf16Linear(const at::Tensor& x_MI,
-                                const at::Tensor& weight_OI);
+bool IsBf16Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI);
 
 // Returns f32 rows [M, K] rounded to bf16 for Bf16Product: [M, K + K % 2], with
 // a zero at the end of each row if K is odd.
-[[nodiscard]] at::Tensor RoundToBf16(const at::Tensor& a_MK);
+at::Tensor RoundToBf16(const at::Tensor& a_MK);
 
 // Rows [row, row + num_rows) of y at outputs [output, output + num_outputs).
 // The outputs are those of one panel.

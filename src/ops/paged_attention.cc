@@ -33,7 +33,7 @@ struct Tokens {
   int64_t begin;
   int64_t end;
 
-  [[nodiscard]] int64_t size() const { return end - begin; }
+  int64_t size() const { return end - begin; }
 };
 
 Tokens VisibleTokens(int64_t length, int64_t window) {
@@ -108,7 +108,7 @@ class Launch {
     }
   }
 
-  [[nodiscard]] int64_t num_parts() const { return num_parts_; }
+  int64_t num_parts() const { return num_parts_; }
 
   // Writes out [B, H, C]. Computes the first part of a sequence in `out`, and
   // the other parts in `parts` [num_parts, H, C], which is null if there are
@@ -137,9 +137,9 @@ class Launch {
     int64_t first_part = 0;  // The sequence's first part among all parts.
   };
 
-  [[nodiscard]] int64_t row_size() const { return heads_ * features_; }
+  int64_t row_size() const { return heads_ * features_; }
 
-  [[nodiscard]] std::vector<Piece> Pieces() const {
+  std::vector<Piece> Pieces() const {
     const int64_t num_heads = item_.num_kv_heads;
     const int64_t step = HeadsOfPiece(num_parts_, num_heads);
     std::vector<Piece> pieces;

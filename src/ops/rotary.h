@@ -24,9 +24,9 @@ struct RotaryTable {
 // that rotate are also multiplied by `magnitude`; those of frequency 0 are not.
 // Shapes: inverse_frequencies [C/2], with any scaling (such as llama3's)
 // applied.
-[[nodiscard]] RotaryTable MakeRotaryTable(
-    const std::vector<double>& inverse_frequencies, int64_t num_positions,
-    at::Device device, double magnitude = 1);
+RotaryTable MakeRotaryTable(const std::vector<double>& inverse_frequencies,
+                            int64_t num_positions, at::Device device,
+                            double magnitude = 1);
 
 // Views of the heads of q, k and v, with unit stride in C and any strides in T
 // and M.

@@ -53,8 +53,8 @@ class Bf16Multiplier {
     bool is_transposed;
     int64_t rounded_stride;
   };
-  [[nodiscard]] Rows RoundRows(const kernels::cpu::Bf16KernelTable& kernels,
-                               const at::Tensor& a, float alpha);
+  Rows RoundRows(const kernels::cpu::Bf16KernelTable& kernels,
+                 const at::Tensor& a, float alpha);
   // Computes the product `all`. Its first operand is the columns of x from
   // `input` on.
   void MultiplyRows(const kernels::cpu::Bf16KernelTable& kernels, const Rows& x,

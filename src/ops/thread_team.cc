@@ -174,7 +174,7 @@ class Team {
     next_ = position_ < order_.size() ? order_[position_] : SharedRows();
   }
 
-  [[nodiscard]] int64_t threads() const { return threads_; }
+  int64_t threads() const { return threads_; }
 
  private:
   static constexpr uint32_t kLeft = std::numeric_limits<uint32_t>::max();

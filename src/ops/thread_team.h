@@ -35,8 +35,7 @@ struct SharedRows {
 // Groups the first `num_rows` rows of a weight, so that threads can share them
 // in a product with few rows. `stride` is the number of elements from one row
 // to the next.
-[[nodiscard]] SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows,
-                                int64_t stride);
+SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows, int64_t stride);
 
 // Calls `run(begin, end)` for parts of [0, count), on several threads if there
 // is more than one part. There are at most count / grain parts, rounded up.

@@ -62,11 +62,12 @@ enum class AttentionMethod { kFused, kEager };
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 // Source:  Dao 2023 (flash); Liu et al. 2023 (merge, ring attention).
-[[nodiscard]] AttentionOutput TreeAttention(
-    const at::Tensor& q_THC, const at::Tensor& k_TKC, const at::Tensor& v_TKC,
-    const std::vector<AttentionNode>& nodes, const AttentionRule& rule,
-    AttentionMethod method = AttentionMethod::kFused,
-    const at::Tensor& sinks_H = {});
+AttentionOutput TreeAttention(const at::Tensor& q_THC, const at::Tensor& k_TKC,
+                              const at::Tensor& v_TKC,
+                              const std::vector<AttentionNode>& nodes,
+                              const AttentionRule& rule,
+                              AttentionMethod method = AttentionMethod::kFused,
+                              const at::Tensor& sinks_H = {});
 
 // Writes the gradients of q, k and v. `forward` has the output and log-sum-exp
 // of TreeAttention, which include the sinks. Sinks get no gradient.
@@ -86,10 +87,9 @@ void TreeAttentionBackward(const at::Tensor& dout_THC, const at::Tensor& q_THC,
 // the attention. Otherwise kFused does the same as kEager: it takes scores in
 // f32 and, in the backward pass, copies of keys and values and sums of their
 // gradients. On a CPU, kFused takes BlockedBackwardBytes instead.
-[[nodiscard]] int64_t ScoreBytes(const AttentionRule& rule,
-                                 int64_t element_bytes, int64_t num_rows,
-                                 int64_t num_heads, int64_t num_kv_heads,
-                                 int64_t head_features);
+int64_t ScoreBytes(const AttentionRule& rule, int64_t element_bytes,
+                   int64_t num_rows, int64_t num_heads, int64_t num_kv_heads,
+                   int64_t head_features);
 
 // One sequence: the queries of its last q_size tokens and the keys of all its
 // k_size tokens. 1 <= q_size <= k_size.
@@ -111,10 +111,11 @@ struct SuffixRows {
 //          as for TreeAttention.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
-[[nodiscard]] at::Tensor SuffixAttention(
-    const at::Tensor& q_THC, const at::Tensor& k_SKC, const at::Tensor& v_SKC,
-    const std::vector<SuffixRows>& sequences, const AttentionRule& rule,
-    const at::Tensor& sinks_H = {});
+at::Tensor SuffixAttention(const at::Tensor& q_THC, const at::Tensor& k_SKC,
+                           const at::Tensor& v_SKC,
+                           const std::vector<SuffixRows>& sequences,
+                           const AttentionRule& rule,
+                           const at::Tensor& sinks_H = {});
 
 // Merges `part` into `out` and `lse`, which are the attention of the same query
 // rows over other keys. Shapes: out [N, H, C], lse [N, H].

@@ -55,7 +55,7 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 class StoreRendezvous : public Rendezvous {
  public:
   explicit StoreRendezvous(StorePtr store) : store_(std::move(store)) {}
-  [[nodiscard]] StorePtr ForGroup(const std::string& name) const {
+  StorePtr ForGroup(const std::string& name) const {
     return c10::make_intrusive<c10d::PrefixStore>(name, store_);
   }
 

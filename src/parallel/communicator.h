@@ -59,14 +59,14 @@ class Communicator {
  public:
   // Joins the group. With Gloo, returns when all ranks have joined. NCCL
   // connects the ranks at the first operation. Throws std::exception.
-  [[nodiscard]] static std::unique_ptr<Communicator> Join(
+  static std::unique_ptr<Communicator> Join(
       const std::shared_ptr<Rendezvous>& rendezvous,
       const GroupOptions& options);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  [[nodiscard]] const Shard& shard() const { return shard_; }
+  const Shard& shard() const { return shard_; }
 
   // Sets the timeout of later operations.
   void SetTimeout(absl::Duration timeout);
@@ -78,7 +78,7 @@ class Communicator {
   // Sums the tensors of all ranks in place. All ranks get the same bits.
   void AllReduce(at::Tensor& tensor);
   // Returns [size, ...]: the tensors of all ranks, in the order of ranks.
-  [[nodiscard]] at::Tensor AllGather(const at::Tensor& tensor);
+  at::Tensor AllGather(const at::Tensor& tensor);
   // Copies rank 0's values to all ranks.
   void Broadcast(at::Tensor& tensor);
   void Send(const at::Tensor& tensor, int to);
@@ -102,7 +102,7 @@ class Communicator {
 absl::Status Agree(Communicator& group, const absl::Status& own);
 
 // Returns the smallest of all ranks' `own`.
-[[nodiscard]] int64_t Smallest(Communicator& group, int64_t own);
+int64_t Smallest(Communicator& group, int64_t own);
 
 // Ranks are numbered replica by replica: with 2 replicas of 3 ranks each, ranks
 // 0 1 2 share the layers of replica 0, and ranks 3 4 5 those of replica 1.
@@ -110,9 +110,9 @@ struct Topology {
   int tensor_size = 1;   // Ranks that share a replica's layers.
   int num_replicas = 1;  // Copies of the model. They divide the training data.
 
-  [[nodiscard]] int size() const { return tensor_size * num_replicas; }
-  [[nodiscard]] int ReplicaOf(int rank) const { return rank / tensor_size; }
-  [[nodiscard]] Shard ShardOf(int rank) const {
+  int size() const { return tensor_size * num_replicas; }
+  int ReplicaOf(int rank) const { return rank / tensor_size; }
+  Shard ShardOf(int rank) const {
     return {.rank = rank % tensor_size, .size = tensor_size};
   }
 };
@@ -132,8 +132,8 @@ struct Links {
   // rank.
   std::unique_ptr<Communicator> tensor;
 
-  [[nodiscard]] bool alone() const { return topology.size() == 1; }
-  [[nodiscard]] int replica() const { return topology.ReplicaOf(rank); }
+  bool alone() const { return topology.size() == 1; }
+  int replica() const { return topology.ReplicaOf(rank); }
 };
 
 // Makes this thread, and those that it starts, wait for their turn when they
@@ -146,10 +146,10 @@ void YieldToSenders();
 
 // First part: sets up only `commands`, and returns when all ranks have joined.
 // `topology` and `world` have the same number of ranks.
-[[nodiscard]] Links Meet(const World& world, const Topology& topology);
+Links Meet(const World& world, const Topology& topology);
 // First part over any rendezvous. `local`: all ranks are on this machine.
-[[nodiscard]] Links Meet(const std::shared_ptr<Rendezvous>& rendezvous,
-                         int rank, const Topology& topology, bool local);
+Links Meet(const std::shared_ptr<Rendezvous>& rendezvous, int rank,
+           const Topology& topology, bool local);
 
 // The second part of joining: adds `transfers` and `tensor`, on `device`.
 void JoinOn(at::Device device, Links* links);

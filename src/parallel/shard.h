@@ -10,7 +10,7 @@ namespace weft::parallel {
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
-  [[nodiscard]] int64_t size() const { return end - begin; }
+  int64_t size() const { return end - begin; }
   friend bool operator==(const Range&, const Range&) = default;
 };
 
@@ -20,7 +20,7 @@ struct Shard {
   int size = 1;
   // Returns this rank's part of `count` items. Parts are contiguous, in the
   // order of ranks, and their sizes differ by at most one.
-  [[nodiscard]] Range Of(int64_t count) const {
+  Range Of(int64_t count) const {
     return {.begin = count * rank / size, .end = count * (rank + 1) / size};
   }
 };

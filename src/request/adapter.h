@@ -51,17 +51,17 @@ inline constexpr std::array kAllTargetModules = {
 
 // Returns the projections of attention and MLP. (A request that lists no
 // modules means all projections of the model: EngineInfo::projections.)
-[[nodiscard]] std::vector<TargetModule> DefaultTargetModules();
+std::vector<TargetModule> DefaultTargetModules();
 
 // Returns Hugging Face's name of the module, such as "q_proj".
-[[nodiscard]] const char* TargetModuleName(TargetModule module);
+const char* TargetModuleName(TargetModule module);
 
 // LoRA of one module. With rank 0 the module has no LoRA.
 struct LoraShape {
   int rank = 0;
   double alpha = 0;
 
-  [[nodiscard]] double scale() const { return alpha / rank; }
+  double scale() const { return alpha / rank; }
   friend bool operator==(const LoraShape&, const LoraShape&) = default;
 };
 
@@ -89,7 +89,7 @@ struct LoraConfig {
   // override.
   std::vector<LoraOverride> overrides;
 
-  [[nodiscard]] LoraShape ShapeOf(int layer, TargetModule module) const;
+  LoraShape ShapeOf(int layer, TargetModule module) const;
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };
 
@@ -104,7 +104,7 @@ enum class Optimizer : uint8_t { kAdamW, kMuon };
 inline constexpr int kNumOptimizers = 2;
 
 // Returns "adamw" or "muon".
-[[nodiscard]] const char* OptimizerName(Optimizer optimizer);
+const char* OptimizerName(Optimizer optimizer);
 
 // What a restarted server restores of an adapter without a request. kMemory:
 // nothing. kStep: every answered step. kDefault occurs only in requests and

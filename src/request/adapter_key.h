@@ -16,7 +16,7 @@ enum class AdapterKey : uint64_t {
   kFirstTenantsBaseModel = uint64_t{1} << 63,
 };
 
-[[nodiscard]] constexpr bool IsBaseModel(AdapterKey key) {
+constexpr bool IsBaseModel(AdapterKey key) {
   return key == AdapterKey::kBaseModel ||
          key >= AdapterKey::kFirstTenantsBaseModel;
 }

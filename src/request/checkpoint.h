@@ -21,7 +21,7 @@ enum class CheckpointKind : uint8_t { kTrain, kSampler };
 inline constexpr int kNumCheckpointKinds = 2;
 
 // Returns "train" or "sampler".
-[[nodiscard]] const char* CheckpointKindName(CheckpointKind kind);
+const char* CheckpointKindName(CheckpointKind kind);
 
 // Entries that the caller gave. A key is a name of at most 128 letters, digits,
 // '.', '_' and '-' (IsName).
@@ -33,7 +33,7 @@ inline constexpr uint64_t kMaxTtlSeconds = 10ULL * 365 * 86400;
 inline constexpr uint64_t kMaxKeepNewest = 1'000'000;
 
 // Returns the bytes of all keys and values.
-[[nodiscard]] size_t MetadataBytes(const CheckpointMetadata& metadata);
+size_t MetadataBytes(const CheckpointMetadata& metadata);
 
 struct CheckpointInfo {
   std::string adapter_id;

@@ -22,7 +22,7 @@ struct FieldName {
 // itself outside any scope, and for a field without a row. Of two rows, the
 // longer path counts. A row also names the fields inside its field, so that
 // "adamw" names "adamw.beta1".
-[[nodiscard]] std::string NameOfField(absl::string_view path);
+std::string NameOfField(absl::string_view path);
 
 // Sets the names for this thread until the scope is destroyed. Scopes nest.
 class FieldNameScope {

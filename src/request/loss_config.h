@@ -41,14 +41,14 @@ struct CustomLoss {
 };
 
 // Returns whether the loss compares the adapter with a teacher.
-[[nodiscard]] constexpr bool HasTeacher(LossFunction function) {
+constexpr bool HasTeacher(LossFunction function) {
   return function == LossFunction::kForwardKl ||
          function == LossFunction::kReverseKl || function == LossFunction::kJs;
 }
 
 // Returns whether the loss compares the adapter with the policy that sampled,
 // so that data need logprobs and advantages.
-[[nodiscard]] constexpr bool HasPolicy(LossFunction function) {
+constexpr bool HasPolicy(LossFunction function) {
   return function != LossFunction::kCrossEntropy &&
          function != LossFunction::kCustom && !HasTeacher(function);
 }

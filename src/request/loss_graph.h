@@ -82,7 +82,7 @@ struct LossGraph {
 
 // Returns "loss.custom_loss.graph.nodes[<index>] (<name>)", or what the client
 // calls it (NameOfField).
-[[nodiscard]] std::string NodePath(size_t index, absl::string_view name);
+std::string NodePath(size_t index, absl::string_view name);
 
 // Reads and checks a custom loss. Errors: INVALID_ARGUMENT, which names the
 // node: for a graph that is not of format 1, an operation that is not offered,

@@ -57,13 +57,12 @@ struct FoundOperation {
   bool of_math = false;
 };
 
-[[nodiscard]] absl::Span<const LossOperation> LossOperations();
+absl::Span<const LossOperation> LossOperations();
 
 // Finds the operation of a node call_function (`is_method` is false), whose
 // target is such as "torch.exp", "operator.mul" or "math.sqrt", or of a node
 // call_method, whose target is such as "sum".
-[[nodiscard]] FoundOperation FindLossOperation(bool is_method,
-                                               absl::string_view target);
+FoundOperation FindLossOperation(bool is_method, absl::string_view target);
 
 }  // namespace weft
 

@@ -12,13 +12,13 @@ namespace weft {
 // Return at most how many bytes of memory the request takes from its arrival to
 // its end: all that it carries, with the capacity of its lists, and what the
 // dispatcher notes of it.
-[[nodiscard]] int64_t NumBytes(const TrainRequest& request);
-[[nodiscard]] int64_t NumBytes(const OptimStepRequest& request);
-[[nodiscard]] int64_t NumBytes(const SaveCheckpointRequest& request);
-[[nodiscard]] int64_t NumBytes(const LoadCheckpointRequest& request);
-[[nodiscard]] int64_t NumBytes(const PublishSnapshotRequest& request);
-[[nodiscard]] int64_t NumBytes(const RefusedStep& request);
-[[nodiscard]] int64_t NumBytes(const SampleRequest& request);
+int64_t NumBytes(const TrainRequest& request);
+int64_t NumBytes(const OptimStepRequest& request);
+int64_t NumBytes(const SaveCheckpointRequest& request);
+int64_t NumBytes(const LoadCheckpointRequest& request);
+int64_t NumBytes(const PublishSnapshotRequest& request);
+int64_t NumBytes(const RefusedStep& request);
+int64_t NumBytes(const SampleRequest& request);
 
 }  // namespace weft
 

@@ -39,12 +39,12 @@ struct SamplingConfig {
   std::vector<int32_t> allowed_token_ids;             // Empty: all.
   int min_tokens = 0;  // Tokens that a sample has before it may stop.
 
-  [[nodiscard]] bool has_penalties() const {
+  bool has_penalties() const {
     return repetition_penalty != 1 || presence_penalty != 0 ||
            frequency_penalty != 0;
   }
   // Returns whether a draw may leave out tokens of the vocabulary.
-  [[nodiscard]] bool truncates() const {
+  bool truncates() const {
     return temperature != 0 && (top_k > 0 || top_p < 1 || min_p > 0 ||
                                 !allowed_token_ids.empty() || min_tokens > 0);
   }
@@ -86,18 +86,16 @@ struct SampleRequest {
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<void> charge = nullptr;  // See step.h.
 
-  [[nodiscard]] bool has_support() const {
-    return return_support && config.truncates();
-  }
+  bool has_support() const { return return_support && config.truncates(); }
   // Returns the top_k of the draws: with supports, at most kMaxSupport.
-  [[nodiscard]] int draw_top_k() const {
+  int draw_top_k() const {
     if (!has_support()) return config.top_k;
     return config.top_k == 0 ? kMaxSupport
                              : std::min(config.top_k, kMaxSupport);
   }
   // Returns the first position of the prompt, >= 1, that prompt_logprobs and
   // prompt_top_logprobs score.
-  [[nodiscard]] int64_t first_of_last_n() const {
+  int64_t first_of_last_n() const {
     const auto length = static_cast<int64_t>(prompt.size());
     return prompt_logprobs_last_n == 0
                ? 1
@@ -105,7 +103,7 @@ struct SampleRequest {
   }
   // Returns the first position of the prompt, >= 1, that has a score or a draw;
   // the prompt's length if there is none.
-  [[nodiscard]] int64_t first_scored() const;
+  int64_t first_scored() const;
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength };

@@ -73,7 +73,7 @@ class DatumReplay {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] static std::string FieldOf(size_t number) {
+  static std::string FieldOf(size_t number) {
     return absl::StrCat("sampled_spans[", number, "]");
   }
 

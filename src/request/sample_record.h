@@ -55,15 +55,14 @@ struct SampleRecord {
 
 // Returns the id of a record's sequence, and the record's id and the index of
 // the sequence that has this id; none if no sequence can have it.
-[[nodiscard]] std::string SequenceId(absl::string_view record, size_t index);
-[[nodiscard]] std::optional<std::pair<std::string, size_t>> ParseSequenceId(
+std::string SequenceId(absl::string_view record, size_t index);
+std::optional<std::pair<std::string, size_t>> ParseSequenceId(
     absl::string_view sequence_id);
 
 // Returns the record of a finished request. REQUIRES: request.record is not
 // empty.
-[[nodiscard]] SampleRecord RecordOf(const SampleRequest& request,
-                                    AdapterKey adapter,
-                                    const SampleResult& result);
+SampleRecord RecordOf(const SampleRequest& request, AdapterKey adapter,
+                      const SampleResult& result);
 
 // Returns a tenant's record by its id; null if it is gone.
 using FindRecord = std::function<std::shared_ptr<const SampleRecord>(

@@ -94,7 +94,7 @@ class Hasher {
     std::visit([this](const auto& fields) { Fields(*this, fields); }, value);
   }
 
-  [[nodiscard]] std::string Finish() const { return sum_.Finish(); }
+  std::string Finish() const { return sum_.Finish(); }
 
  private:
   void Bytes(const void* data, size_t size) const {

@@ -89,7 +89,7 @@ struct KeptStep {
 // the whole result if it expects a StepResultPtr. If the step failed, it gets
 // the status of the StepFailure; if there is no result, the error.
 template <typename Result>
-[[nodiscard]] StepCallback TypedReply(Callback<StepReply<Result>> done) {
+StepCallback TypedReply(Callback<StepReply<Result>> done) {
   return [done = std::move(done)](absl::StatusOr<StepResultPtr> result,
                                   bool replayed) {
     if (!result.ok()) return done(result.status());
@@ -109,13 +109,13 @@ template <typename Result>
   };
 }
 
-[[nodiscard]] const std::string& AdapterIdOf(const StepRequest& request);
+const std::string& AdapterIdOf(const StepRequest& request);
 // Returns the step number that the caller chose, or 0 if it chose none.
-[[nodiscard]] uint64_t StepOf(const StepRequest& request);
+uint64_t StepOf(const StepRequest& request);
 // Returns the adapter epoch that the caller named. 0 means the present epoch.
-[[nodiscard]] uint64_t EpochOf(const StepRequest& request);
-[[nodiscard]] absl::Time DeadlineOf(const StepRequest& request);
-[[nodiscard]] const std::shared_ptr<void>& ChargeOf(const StepRequest& request);
+uint64_t EpochOf(const StepRequest& request);
+absl::Time DeadlineOf(const StepRequest& request);
+const std::shared_ptr<void>& ChargeOf(const StepRequest& request);
 // Returns the result of an accepted step that ended with `result`: an error is
 // a StepFailure. But UNAVAILABLE, which says that the server stops, stays an
 // error: then the step has no result.
@@ -125,10 +125,10 @@ absl::StatusOr<StepResult> StoredResult(absl::StatusOr<StepResult> result);
 // from another call with the same number. Version 0.1 stored a SHA-256 alone,
 // of other bytes. Step, epoch and deadline are not among the fields.
 // Floats are hashed by their bits. Takes time linear in the bytes.
-[[nodiscard]] std::string PayloadDigest(const StepRequest& request);
+std::string PayloadDigest(const StepRequest& request);
 
 // Returns roughly how many bytes of memory the result takes.
-[[nodiscard]] int64_t NumBytes(const StepResult& result);
+int64_t NumBytes(const StepResult& result);
 
 }  // namespace weft
 

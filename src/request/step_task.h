@@ -42,11 +42,11 @@ struct StepSlice {
   TrainSlice slice;
   StepTask step;
 
-  [[nodiscard]] const TrainRequest& request() const {
+  const TrainRequest& request() const {
     return std::get<TrainRequest>(*step.request);
   }
   // Returns the tokens of the slice's data, without those of a teacher.
-  [[nodiscard]] int64_t num_tokens() const {
+  int64_t num_tokens() const {
     int64_t tokens = 0;
     for (int64_t d = 0; d < slice.num_data; ++d) {
       tokens += request().data[slice.first_datum + d].num_tokens();

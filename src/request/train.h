@@ -62,15 +62,13 @@ struct Datum {
   std::vector<int32_t> teacher_tokens = {};
   int64_t teacher_offset = 0;
 
-  [[nodiscard]] int64_t num_tokens() const {
-    return static_cast<int64_t>(tokens.size());
-  }
-  [[nodiscard]] const std::vector<int32_t>& teacher_input() const {
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
+  const std::vector<int32_t>& teacher_input() const {
     return teacher_tokens.empty() ? tokens : teacher_tokens;
   }
   // Returns the targets of token i; a token may have none. REQUIRES: i is in
   // [0, num_tokens()).
-  [[nodiscard]] TargetSpan targets_of(int64_t i) const {
+  TargetSpan targets_of(int64_t i) const {
     if (target_offsets.empty()) {
       const int64_t count = std::max(targets_per_token, 1);
       return {i * count, (i + 1) * count};
@@ -141,13 +139,13 @@ struct TrainRequest {
   bool again = false;
 
   // Returns the tokens of the datum that a teacher reads.
-  [[nodiscard]] int64_t teacher_tokens_of(const Datum& datum) const {
+  int64_t teacher_tokens_of(const Datum& datum) const {
     return HasTeacher(loss.function)
                ? static_cast<int64_t>(datum.teacher_input().size())
                : 0;
   }
   // Returns the tokens that the model reads, those of a teacher too.
-  [[nodiscard]] int64_t num_tokens() const {
+  int64_t num_tokens() const {
     int64_t total = 0;
     for (const Datum& datum : data) {
       total += datum.num_tokens() + teacher_tokens_of(datum);
@@ -203,10 +201,10 @@ struct OptimStepRequest {
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<void> charge = nullptr;  // See step.h.
 
-  [[nodiscard]] Optimizer optimizer() const {
+  Optimizer optimizer() const {
     return muon ? Optimizer::kMuon : Optimizer::kAdamW;
   }
-  [[nodiscard]] double max_grad_norm() const {
+  double max_grad_norm() const {
     return muon ? muon->max_grad_norm : adamw.max_grad_norm;
   }
 };

@@ -35,7 +35,7 @@ struct DrawRule {
 // [0, R).
 // Errors:  throws c10::Error.
 // Threads: engine thread only; waits for the device.
-[[nodiscard]] std::vector<std::optional<DrawResult>> DrawRows(
+std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules);
 
 }  // namespace weft::sampling

@@ -59,7 +59,7 @@ class ListedDraws {
 
   // Returns the rows of logits that the rules with lists use, on the device.
   // Returns an undefined tensor if there are no such rules.
-  [[nodiscard]] at::Tensor Logits(const at::Tensor& logits_RV) const {
+  at::Tensor Logits(const at::Tensor& logits_RV) const {
     if (rows_.empty()) return {};
     return logits_RV.index_select(0, ops::ToDevice(rows_, logits_RV.device()));
   }

@@ -29,7 +29,7 @@ void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places);
 // Returns the largest number of filters (top_k, top_p) of any rule, 0 to 2, and
 // at least 1 if a rule has min_p. The number of launches of a draw depends on
 // it.
-[[nodiscard]] int MaxFilters(const std::vector<DrawRule>& rules);
+int MaxFilters(const std::vector<DrawRule>& rules);
 
 // The memory of a draw on the device: its results and its workspace.
 struct DrawSpace {
@@ -37,8 +37,8 @@ struct DrawSpace {
   at::Tensor workspace;   // u8, scratch memory of the kernels.
 };
 // Allocates memory for draws with up to `max_filters` filters.
-[[nodiscard]] DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab,
-                                      int max_filters, at::Device device);
+DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab, int max_filters,
+                        at::Device device);
 
 // Queues a draw for all N places. Does not allocate, does not wait and reads no
 // host memory. So a graph may capture the draw and replay it with other rules
@@ -51,12 +51,12 @@ void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
 // Returns the results of QueueDraw for `rules`, which were in the first places.
 // For rules with lists (DrawConfig), copies their logits and draws on the host.
 // If no rule has lists, logits_RV may be undefined. Waits for the device.
-[[nodiscard]] std::vector<std::optional<DrawResult>> FetchDraws(
+std::vector<std::optional<DrawResult>> FetchDraws(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
     const DrawSpace& space);
 
 // Does what sampling::DrawRows does, for logits on a CUDA device.
-[[nodiscard]] std::vector<std::optional<DrawResult>> DrawRows(
+std::vector<std::optional<DrawResult>> DrawRows(
     const at::Tensor& logits_RV, const std::vector<DrawRule>& rules);
 
 }  // namespace weft::sampling::cuda

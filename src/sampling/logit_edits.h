@@ -49,9 +49,9 @@ void EditRows(const at::Tensor& logits_RV, const std::vector<RowEdits>& rows);
 // Returns RowEdits::banned_V for the tokens `banned` and, unless `allowed` is
 // empty, for all tokens that are not in `allowed`. Undefined if that bans none.
 // Errors:  throws c10::Error.   Threads: engine thread only.
-[[nodiscard]] at::Tensor BannedTokens(const std::vector<int32_t>& allowed,
-                                      const std::vector<int32_t>& banned,
-                                      int64_t vocab, at::Device device);
+at::Tensor BannedTokens(const std::vector<int32_t>& allowed,
+                        const std::vector<int32_t>& banned, int64_t vocab,
+                        at::Device device);
 
 // The edits of one sequence, which change with the tokens that it draws. They
 // depend only on the request and on these tokens, so a sequence that loses its
@@ -69,11 +69,11 @@ class SequenceEdits {
   // Takes the next drawn token.
   void Push(int32_t token);
   // Returns the edits, in the order of tokens.
-  [[nodiscard]] const std::vector<LogitEdit>& edits() const { return edits_; }
+  const std::vector<LogitEdit>& edits() const { return edits_; }
 
  private:
   // Returns the token's edit. If there is none, adds one.
-  [[nodiscard]] LogitEdit& Of(int32_t token);
+  LogitEdit& Of(int32_t token);
 
   bool has_penalties_ = false;
   float repetition_ = 1, presence_ = 0, frequency_ = 0;

@@ -34,13 +34,11 @@ struct Distribution {
   float max_logit = 0;
   float inverse_temperature = 1;
 
-  [[nodiscard]] double LogWeight(size_t token) const {
+  double LogWeight(size_t token) const {
     return (static_cast<double>(logits[token]) - max_logit) *
            inverse_temperature;
   }
-  [[nodiscard]] double Weight(size_t token) const {
-    return std::exp(LogWeight(token));
-  }
+  double Weight(size_t token) const { return std::exp(LogWeight(token)); }
 };
 
 using BlockWeights = std::array<float, kBlock>;

@@ -16,8 +16,7 @@ namespace weft::sampling {
 // Returns a number in [0, 1) that depends only on the arguments. It has 24
 // random bits, from Philox4x32-10 with the key `seed` and the counter
 // (sample_index, position). Source: Salmon et al. 2011.
-[[nodiscard]] float CounterUniform(uint64_t seed, uint32_t sample_index,
-                                   uint32_t position);
+float CounterUniform(uint64_t seed, uint32_t sample_index, uint32_t position);
 
 struct DrawConfig {
   double temperature = 1.0;  // 0 draws the likeliest token, or on a tie the
@@ -32,7 +31,7 @@ struct DrawConfig {
 
   // Returns whether a result has more than a token and its log-probability
   // among all tokens.
-  [[nodiscard]] bool has_lists() const {
+  bool has_lists() const {
     return top_logprobs > 0 || truncated_logprobs || support;
   }
 };
@@ -74,14 +73,14 @@ struct DrawResult {
 // weights of tokens that filters keep are f64. Allocates only for filters or
 // top_logprobs.
 // Threads: any.
-[[nodiscard]] std::optional<DrawResult> DrawToken(
-    absl::Span<const float> logits, const DrawConfig& config, float uniform);
+std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
+                                    const DrawConfig& config, float uniform);
 
 // Returns 128 random bits of Philox4x32-10, a counter-based random number
 // generator: they depend only on the counter and the key. Threads: any. Source:
 // Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
-[[nodiscard]] std::array<uint32_t, 4> Philox4x32(
-    std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
+                                   std::array<uint32_t, 2> key);
 
 }  // namespace weft::sampling
 

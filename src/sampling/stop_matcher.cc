@@ -60,7 +60,7 @@ class ByteAlphabet {
 
   // Returns the bytes for which `token` stands. A token with a character
   // outside the alphabet stands for itself, as in the tokenizers library.
-  [[nodiscard]] std::string Decode(absl::string_view token) const {
+  std::string Decode(absl::string_view token) const {
     std::string bytes;
     for (size_t i = 0; i < token.size();) {
       const char32_t code = NextCodePoint(token, i);
@@ -94,7 +94,7 @@ class PieceAlphabet {
   // written as itself.
   explicit PieceAlphabet(std::string space) : space_(std::move(space)) {}
 
-  [[nodiscard]] std::string Decode(absl::string_view token) const {
+  std::string Decode(absl::string_view token) const {
     int byte = 0;
     if (token.size() == 6 && absl::StartsWith(token, "<0x") &&
         token.back() == '>' && absl::SimpleHexAtoi(token.substr(3, 2), &byte)) {

@@ -25,7 +25,7 @@ class TokenBytes {
   static absl::StatusOr<TokenBytes> Load(const std::string& model_dir);
 
   // Returns the token's bytes, or an empty string for an id that has no token.
-  [[nodiscard]] const std::string& Bytes(int32_t token) const;
+  const std::string& Bytes(int32_t token) const;
 
  private:
   std::vector<std::string> bytes_;

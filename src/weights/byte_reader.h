@@ -53,9 +53,9 @@ class ByteReader {
     return line;
   }
 
-  [[nodiscard]] bool ok() const { return ok_; }
-  [[nodiscard]] size_t position() const { return position_; }
-  [[nodiscard]] size_t remaining() const { return bytes_.size() - position_; }
+  bool ok() const { return ok_; }
+  size_t position() const { return position_; }
+  size_t remaining() const { return bytes_.size() - position_; }
 
  private:
   absl::string_view bytes_;

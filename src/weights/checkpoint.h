@@ -39,19 +39,19 @@ class Checkpoint {
   absl::StatusOr<DiskTensor> Find(std::string_view name) const;
 
   // Returns all tensors, ordered by their names in the files.
-  [[nodiscard]] std::vector<DiskTensor> Tensors() const;
-  [[nodiscard]] const std::vector<std::unique_ptr<TensorFile>>& files() const {
+  std::vector<DiskTensor> Tensors() const;
+  const std::vector<std::unique_ptr<TensorFile>>& files() const {
     return files_;
   }
 
   // Returns the canonical name of a tensor in the decoder's layers, such as
   // "model.layers.0.mlp.up_proj.weight". `name` may have any prefix of the
   // decoder. Returns an empty string for other tensors.
-  [[nodiscard]] static std::string LayerTensorName(absl::string_view name);
+  static std::string LayerTensorName(absl::string_view name);
 
   // Returns the number of bytes read from all tensor files since they were
   // opened, headers included.
-  [[nodiscard]] uint64_t bytes_read() const;
+  uint64_t bytes_read() const;
 
  private:
   Checkpoint() = default;

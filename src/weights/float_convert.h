@@ -14,13 +14,13 @@
 namespace weft::weights {
 
 // Returns the f32 whose upper half is `bits`.
-[[nodiscard]] inline float Bf16ToFloat(uint16_t bits) {
+inline float Bf16ToFloat(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
 // Returns the value of an IEEE 754 binary16, including infinities, NaN and
 // denormals.
-[[nodiscard]] inline float F16ToFloat(uint16_t bits) {
+inline float F16ToFloat(uint16_t bits) {
   constexpr uint32_t kExponentBias = 127 - 15;
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t exponent = (bits >> 10) & 0x1fu;

@@ -64,15 +64,14 @@ class PickleHeap {
   // `pickle` outlives the heap.
   explicit PickleHeap(absl::string_view pickle) : pickle_(pickle) {}
 
-  [[nodiscard]] absl::string_view Text(const PickleValue& string) const {
+  absl::string_view Text(const PickleValue& string) const {
     return pickle_.substr(static_cast<size_t>(string.number), string.size);
   }
-  [[nodiscard]] absl::Span<const PickleValue> Items(
-      const PickleValue& tuple) const {
+  absl::Span<const PickleValue> Items(const PickleValue& tuple) const {
     return absl::MakeConstSpan(items_).subspan(
         static_cast<size_t>(tuple.number), tuple.size);
   }
-  [[nodiscard]] const PickleDict& Dict(const PickleValue& dict) const {
+  const PickleDict& Dict(const PickleValue& dict) const {
     return dicts_[static_cast<size_t>(dict.number)];
   }
 
@@ -172,9 +171,7 @@ class PickleMachine {
   absl::Status Top(PickleKind kind, PickleValue& value) const;
   absl::Status MemoPut(uint64_t index);
   // Returns the stack's height at the last mark, or 0 without a mark.
-  [[nodiscard]] size_t Floor() const {
-    return marks_.empty() ? 0 : marks_.back();
-  }
+  size_t Floor() const { return marks_.empty() ? 0 : marks_.back(); }
 
   const absl::string_view pickle_;
   ByteReader in_;
@@ -190,7 +187,7 @@ class PickleMachine {
 
 // Returns the opcode's name, such as "GLOBAL", or a number such as "0xff" for a
 // byte that is not an opcode.
-[[nodiscard]] std::string PickleOpcodeName(uint8_t opcode);
+std::string PickleOpcodeName(uint8_t opcode);
 
 }  // namespace weft::weights
 

@@ -33,7 +33,7 @@ class RegularFile {
   ~RegularFile();
 
   // Returns the size at the time of Open.
-  [[nodiscard]] size_t size_bytes() const { return size_bytes_; }
+  size_t size_bytes() const { return size_bytes_; }
 
   // Fills `destination` with the bytes from `offset` on. Errors: DATA_LOSS if
   // the file ends earlier, otherwise those of absl::ErrnoToStatus. Messages do
@@ -43,7 +43,7 @@ class RegularFile {
                                         uint64_t num_bytes) const;
 
   // Returns the number of bytes that all reads so far have returned.
-  [[nodiscard]] uint64_t bytes_read() const { return bytes_read_; }
+  uint64_t bytes_read() const { return bytes_read_; }
 
  private:
   absl::Status CheckRange(uint64_t offset, uint64_t num_bytes) const;

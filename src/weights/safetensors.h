@@ -46,8 +46,7 @@ struct TensorHeader {
 // caller appends the bytes of `tensors`, in this order. The header has the
 // metadata {"format": "pt"}, which Hugging Face's readers need. REQUIRES: names
 // are distinct.
-[[nodiscard]] std::string SafetensorsStart(
-    absl::Span<const TensorHeader> tensors);
+std::string SafetensorsStart(absl::Span<const TensorHeader> tensors);
 
 struct NamedTensor {
   std::string name;
@@ -57,8 +56,7 @@ struct NamedTensor {
 // Returns the bytes of a whole file with these tensors, in this order.
 // REQUIRES: names are distinct, and every view has as many bytes as its shape
 // implies.
-[[nodiscard]] std::string WriteSafetensors(
-    absl::Span<const NamedTensor> tensors);
+std::string WriteSafetensors(absl::Span<const NamedTensor> tensors);
 
 }  // namespace weft::weights
 

@@ -45,7 +45,7 @@ class Watcher {
     }
   }
 
-  [[nodiscard]] const std::string& problem() const { return problem_; }
+  const std::string& problem() const { return problem_; }
 
  private:
   // `depth` is the number of containers around the new container.

@@ -33,7 +33,7 @@ absl::StatusOr<Json> ParseStrictJson(absl::string_view text,
 // Returns the value as JSON text for a message. Cuts a long text. Never throws
 // for bad UTF-8.
 template <typename Json>
-[[nodiscard]] std::string ShownJson(const Json& value) {
+std::string ShownJson(const Json& value) {
   constexpr size_t kMaxShown = 80;
   std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true,
                                 Json::error_handler_t::replace);
@@ -44,7 +44,7 @@ template <typename Json>
 // Returns whether the value turns a feature off: null, false, or an empty list
 // or object.
 template <typename Json>
-[[nodiscard]] bool IsOff(const Json& value) {
+bool IsOff(const Json& value) {
   return value.is_null() || value == false ||
          (value.is_structured() && value.empty());
 }

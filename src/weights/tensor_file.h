@@ -32,9 +32,9 @@ class TensorFile {
   static absl::StatusOr<std::unique_ptr<TensorFile>> Open(
       const std::string& path, DirectoryReader read_directory);
 
-  [[nodiscard]] const TensorDirectory& tensors() const { return tensors_; }
-  [[nodiscard]] const std::string& path() const { return path_; }
-  [[nodiscard]] const RegularFile& file() const { return file_; }
+  const TensorDirectory& tensors() const { return tensors_; }
+  const std::string& path() const { return path_; }
+  const RegularFile& file() const { return file_; }
 
  private:
   TensorFile(std::string path, RegularFile file, TensorDirectory tensors)
@@ -55,26 +55,22 @@ class DiskTensor {
       : file_(&file), entry_(&entry) {}
 
   // Returns the tensor's name in the file.
-  [[nodiscard]] const std::string& name() const { return entry_->first; }
-  [[nodiscard]] ScalarType dtype() const { return entry_->second.dtype; }
-  [[nodiscard]] absl::Span<const int64_t> shape() const {
-    return entry_->second.shape;
-  }
+  const std::string& name() const { return entry_->first; }
+  ScalarType dtype() const { return entry_->second.dtype; }
+  absl::Span<const int64_t> shape() const { return entry_->second.shape; }
   // Returns the number of rows of the tensor seen as a matrix. With two or more
   // dimensions, the last one is the columns, and the others are flattened into
   // the rows. A vector has one column; a scalar has one row.
-  [[nodiscard]] int64_t num_rows() const;
-  [[nodiscard]] uint64_t row_bytes() const;
-  [[nodiscard]] uint64_t size_bytes() const {
-    return entry_->second.size_bytes;
-  }
+  int64_t num_rows() const;
+  uint64_t row_bytes() const;
+  uint64_t size_bytes() const { return entry_->second.size_bytes; }
 
   // Returns whether both tensors are row-major, of one dtype and shape, and at
   // the same place in one file, as tied tensors of a .bin file are.
-  [[nodiscard]] bool IsSameAs(const DiskTensor& other) const;
+  bool IsSameAs(const DiskTensor& other) const;
 
   // Returns whether the tensor is row-major. Other tensors cannot be read.
-  [[nodiscard]] bool is_row_major() const { return entry_->second.row_major; }
+  bool is_row_major() const { return entry_->second.row_major; }
 
   // Fills `destination` with the tensor's bytes from `first_byte` on. Errors:
   // those of Read.

@@ -20,10 +20,10 @@
 namespace weft::weights {
 
 // Returns LibTorch's type for F32, F16 or BF16, and none for other types.
-[[nodiscard]] std::optional<at::ScalarType> FloatingType(ScalarType type);
+std::optional<at::ScalarType> FloatingType(ScalarType type);
 
 // Returns the memory of a contiguous tensor on the CPU.
-[[nodiscard]] absl::Span<std::byte> BytesOf(const at::Tensor& tensor);
+absl::Span<std::byte> BytesOf(const at::Tensor& tensor);
 
 // The first row and the first column of a slice of a tensor.
 struct SliceBegin {
@@ -71,7 +71,7 @@ class ReadPlan {
                    const at::Tensor& destination, const RowFormat& format = {});
 
   // Returns the number of bytes that Run reads from the files.
-  [[nodiscard]] uint64_t num_bytes() const;
+  uint64_t num_bytes() const;
 
   // Reads all tensors. Calls `on_read`, on any thread, with the size of each
   // block in bytes. Errors: those of DiskTensor::Read, such as DATA_LOSS if a
@@ -87,7 +87,7 @@ class ReadPlan {
     at::Tensor destination;  // [rows, columns], or rows in `format`.
     RowFormat format;        // Without `format.store`, only `columns` is set.
 
-    [[nodiscard]] int64_t element_bytes() const {
+    int64_t element_bytes() const {
       return static_cast<int64_t>(c10::elementSize(dtype));
     }
   };

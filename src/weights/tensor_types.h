@@ -36,8 +36,8 @@ enum class ScalarType : uint8_t {
 };
 
 // Returns the safetensors name of the type, such as "BF16".
-[[nodiscard]] const char* ScalarTypeName(ScalarType type);
-[[nodiscard]] size_t ScalarTypeBytes(ScalarType type);
+const char* ScalarTypeName(ScalarType type);
+size_t ScalarTypeBytes(ScalarType type);
 
 // A view of a tensor in memory that another object owns: row-major,
 // little-endian, at any alignment.
@@ -46,9 +46,7 @@ struct TensorView {
   std::vector<int64_t> shape;
   absl::Span<const std::byte> bytes;
 
-  [[nodiscard]] size_t num_elements() const {
-    return bytes.size() / ScalarTypeBytes(dtype);
-  }
+  size_t num_elements() const { return bytes.size() / ScalarTypeBytes(dtype); }
 };
 
 // A tensor in a file, little-endian.
@@ -64,14 +62,14 @@ struct StoredTensor {
 using TensorDirectory = absl::btree_map<std::string, StoredTensor>;
 
 // Returns the shape as text, such as "[2, 3]", for messages.
-[[nodiscard]] std::string ShapeString(absl::Span<const int64_t> shape);
+std::string ShapeString(absl::Span<const int64_t> shape);
 
 // Returns the name with escapes and quotes, such as "tensor 'a'", for messages.
-[[nodiscard]] std::string QuotedTensor(absl::string_view name);
+std::string QuotedTensor(absl::string_view name);
 
 // Returns what is wrong with a tensor's name, such as "has a control character
 // in its name". Returns an empty string if nothing is wrong.
-[[nodiscard]] std::string TensorNameProblem(absl::string_view name);
+std::string TensorNameProblem(absl::string_view name);
 
 // Returns the number of bytes that shape and dtype imply. Errors:
 // INVALID_ARGUMENT, which names the tensor, if the number is 2^63 or more.

@@ -37,7 +37,7 @@ using ZipDirectory = absl::btree_map<std::string, ZipEntry>;
 absl::StatusOr<ZipDirectory> ReadZipDirectory(const RegularFile& file);
 
 // Returns the CRC-32 of the bytes, the checksum that zip directories store.
-[[nodiscard]] uint32_t Crc32(absl::string_view bytes);
+uint32_t Crc32(absl::string_view bytes);
 
 }  // namespace weft::weights
 

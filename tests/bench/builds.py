@@ -144,9 +144,7 @@ class Calls:
     def _sample(self, count: int) -> Result:
         def draw(row: np.ndarray) -> list[int]:
             result = self._client.sample(
-                row[:64],
-                max_tokens=self._options.tokens,
-                temperature=0.0,
+                row[:64], max_tokens=self._options.tokens, temperature=0.0
             )
             return [int(token) for token in result.samples[0].tokens]
 

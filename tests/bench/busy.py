@@ -78,9 +78,7 @@ def _cases(options: argparse.Namespace, cores: int) -> Iterator[Surroundings]:
 
 
 def _measure(
-    options: argparse.Namespace,
-    case: Surroundings,
-    sides: dict[str, tuple[str, ...]],
+    options: argparse.Namespace, case: Surroundings, sides: dict[str, tuple[str, ...]]
 ) -> dict[str, float]:
     """Returns the best tokens per second of each side."""
     with ExitStack() as stack:

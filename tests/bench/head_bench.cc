@@ -63,7 +63,7 @@ class PeakMemory {
     before_bytes_ = StatusBytes("VmRSS");
   }
 
-  [[nodiscard]] nlohmann::json Read() const {
+  nlohmann::json Read() const {
     if (device_.is_cuda()) {
       return {{"extra_allocated_bytes", Allocated().peak - before_bytes_}};
     }
@@ -73,7 +73,7 @@ class PeakMemory {
   }
 
  private:
-  [[nodiscard]] c10::CachingAllocator::Stat Allocated() const {
+  c10::CachingAllocator::Stat Allocated() const {
     return at::getDeviceAllocator(device_.type())
         ->getDeviceStats(device_.index())
         .allocated_bytes[static_cast<size_t>(

@@ -127,9 +127,7 @@ def _cat(files: list[Path]) -> float:
 
 
 def _make(
-    options: argparse.Namespace,
-    runs: dict[str, list[dict[str, Any]]],
-    size: int,
+    options: argparse.Namespace, runs: dict[str, list[dict[str, Any]]], size: int
 ) -> dict[str, Any]:
     best = {side: min(run["seconds"] for run in runs[side]) for side in runs}
     peak = max(runs["weft"], key=lambda run: run["peak_rss_bytes"])

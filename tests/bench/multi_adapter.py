@@ -183,7 +183,6 @@ def _ratios(
     }
     for count in options.spread[1:]:
         ratios[f"speed {_side(count)}/one"] = report.ratio(
-            single / sides[_side(count)]["seconds"],
-            at_least=SINGLE_TARGETS.get(count),
+            single / sides[_side(count)]["seconds"], at_least=SINGLE_TARGETS.get(count)
         )
     return ratios

@@ -21,9 +21,7 @@ def datum() -> types.Datum:
                 data=TOKENS[1:], dtype="int64", shape=[len(TOKENS) - 1]
             ),
             "weights": types.TensorData(
-                data=[1.0] * (len(TOKENS) - 1),
-                dtype="float32",
-                shape=[len(TOKENS) - 1],
+                data=[1.0] * (len(TOKENS) - 1), dtype="float32", shape=[len(TOKENS) - 1]
             ),
         },
     )

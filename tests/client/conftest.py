@@ -32,6 +32,11 @@ REWARD = (
     "def reward(reply):\n    return float(len(reply.text) + reply.record['bonus'])\n"
 )
 Capture = pytest.CaptureFixture[str]
+Logs = pytest.LogCaptureFixture
+Patch = pytest.MonkeyPatch
+# Requests of the fixture `sent`, and words of a command line.
+Sent = list[Any]
+Options = list[str]
 FAST = weft.RetryPolicy(max_attempts=4, initial_delay=0.01, max_delay=0.05)
 
 
@@ -50,7 +55,7 @@ def server() -> Iterator[FakeWeftd]:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sent(monkeypatch: Patch) -> Sent:
     """Returns a list that collects requests as they are serialized. Clients made
     before this fixture do not add their requests."""
     messages: list[Any] = []
@@ -98,7 +103,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> list[str]:
+def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> Options:
     """Returns the options that the tests give to every recipe."""
     return [
         *("--model-dir", str(model_dir), "--server", server.target),
@@ -107,7 +112,7 @@ def base(model_dir: Path, server: FakeWeftd, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> list[str]:
+def texts(tmp_path: Path) -> Options:
     path = tmp_path / "texts.jsonl"
     lines = [json.dumps({"text": f"w{n} w{n + 1} w{n + 2}"}) for n in range(1, 9)]
     path.write_text("\n".join([*lines, "{"]))
@@ -115,7 +120,7 @@ def texts(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> list[str]:
+def play(tmp_path: Path) -> Options:
     """Writes prompts and a reward function. Returns the options that name them."""
     path = tmp_path / "prompts.jsonl"
     lines = [

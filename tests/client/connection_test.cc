@@ -37,7 +37,7 @@ class SilentServer {
   SilentServer(const SilentServer&) = delete;
   SilentServer& operator=(const SilentServer&) = delete;
 
-  [[nodiscard]] const std::string& target() const { return target_; }
+  const std::string& target() const { return target_; }
 
  private:
   const int socket_;

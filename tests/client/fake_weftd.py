@@ -41,11 +41,7 @@ class FakeWeftd:
     files: the server's limit of open files; None: the same as this process's.
     """
 
-    def __init__(
-        self,
-        *flags: str,
-        files: int | None = None,
-    ) -> None:
+    def __init__(self, *flags: str, files: int | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fake_weftd")
         port_file = Path(self._folder.name) / "ports"
         self._log = (Path(self._folder.name) / "log").open("w+")

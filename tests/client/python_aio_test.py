@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from conftest import FAST
+from conftest import FAST, Sent
 from fake_weftd import FakeWeftd
 
 import weft
@@ -109,7 +108,7 @@ def test_moves_folders(server: FakeWeftd, tmp_path: Path) -> None:
     run(server, body)
 
 
-def test_custom_loss(server: FakeWeftd, sent: list[Any]) -> None:
+def test_custom_loss(server: FakeWeftd, sent: Sent) -> None:
     async def body(client: weft.AsyncClient) -> None:
         adapter = await client.create_adapter("a")
         result = await adapter.forward_backward_custom(

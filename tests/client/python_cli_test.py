@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Capture, save_tokenizer
+from conftest import Capture, Patch, save_tokenizer
 from fake_weftd import FakeWeftd
 
 import weft
@@ -102,7 +102,7 @@ def test_a_chat_goes_on_until_its_input_ends(
     client: weft.Client,
     model_dir: Path,
     capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     client.create_adapter("a").snapshot("s")
     lines = ["/retry", "one", "/retry", "", "two", "/clear", "three", "/help"]
@@ -136,7 +136,7 @@ def test_a_turn_that_fails_leaves_the_chat_as_it_was(
     client: weft.Client,
     model_dir: Path,
     capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     client.create_adapter("a")
     lines = ["one", "two", "three", "/retry", "/etc/hosts?", "/help"]
@@ -206,7 +206,7 @@ def test_an_export_names_the_base_model_and_keeps_the_template(
     client: weft.Client,
     model_dir: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     client.create_adapter("a", rank=4).snapshot("s")
     other = tmp_path / "other.jinja"
@@ -250,7 +250,7 @@ def test_an_export_names_the_base_model_and_keeps_the_template(
 
 
 def test_an_export_has_the_servers_tokenizer(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    model_dir: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     template = tmp_path / "t.jinja"

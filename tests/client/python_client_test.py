@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import wait_until
+from conftest import Sent, wait_until
 from fake_weftd import GRAD_NORM, FakeWeftd
 
 import weft
@@ -47,7 +47,7 @@ def test_trains_and_returns_arrays(client: weft.Client) -> None:
     assert adapter.info().config.target_modules == ["q_proj"]
 
 
-def test_scores_beside_the_steps(sent: list[Any], client: weft.Client) -> None:
+def test_scores_beside_the_steps(sent: Sent, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     adapter.forward_backward(DATA)
     result = adapter.score(DATA, snapshot="best", score_all=True)
@@ -71,7 +71,7 @@ def test_a_score_does_not_wait_for_a_missing_step(
 
 
 def test_sends_raw_arrays_and_only_what_was_given(
-    sent: list[Any], client: weft.Client
+    sent: Sent, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
     policy = weft.Datum([1, 2, 3], [2, 3, 4], None, [-1.0] * 3, [1.0] * 3)
@@ -83,9 +83,7 @@ def test_sends_raw_arrays_and_only_what_was_given(
     assert not request.loss.HasField("clip_high")
 
 
-def test_unknown_names_are_refused_before_a_number_is_used(
-    client: weft.Client,
-) -> None:
+def test_unknown_names_are_refused_before_a_number_is_used(client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     with pytest.raises(weft.InvalidArgument, match="cross_entropy"):
         adapter.forward_backward(DATA, "mse")
@@ -105,7 +103,7 @@ def test_soft_targets_keep_their_shape(client: weft.Client) -> None:
 
 @pytest.mark.parametrize("as_array", [list, np.array])
 def test_ragged_targets_go_flat_and_come_back_per_token(
-    as_array: Any, sent: list[Any], client: weft.Client
+    as_array: Any, sent: Sent, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
     targets = [as_array(row) for row in ([3, 4], [], [5])]

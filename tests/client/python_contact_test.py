@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from certificates import make_authority, make_identity
-from conftest import CLIENT, closed_port
+from conftest import CLIENT, Logs, closed_port
 from fake_weftd import FakeWeftd
 from small_server import SmallServer
 
@@ -38,9 +38,7 @@ def refusal(target: str, security: weft.Security | None = None) -> str:
     return str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_given_up_soon(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_server_that_is_not_there_is_given_up_soon(caplog: Logs) -> None:
     with closed_port() as target:
         assert f"no connection to {target}: is weftd running there?" in refusal(target)
     (line,) = caplog.messages
@@ -95,9 +93,7 @@ def test_errors_of_tls_are_told_at_once(tmp_path: Path) -> None:
         weft.Client(tls.target, security=weft.Security(root_certificates=b"ca.pem"))
 
 
-def test_a_server_that_was_there_is_waited_for(
-    server: FakeWeftd, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_was_there_is_waited_for(server: FakeWeftd, caplog: Logs) -> None:
     with weft.Client(server.target) as client:
         adapter = client.create_adapter("a", rank=2)
         for _ in range(2):
@@ -109,9 +105,7 @@ def test_a_server_that_was_there_is_waited_for(
     assert "the reply was lost" in line
 
 
-def test_a_full_server_is_worth_a_line_only_after_long(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_server_is_worth_a_line_only_after_long(caplog: Logs) -> None:
     contact = Contact("host:1")
     contact.made()
     full, now = weft.ResourceExhausted("queue full"), time.monotonic()

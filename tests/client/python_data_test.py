@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import save_tokenizer
+from conftest import Logs, Patch, save_tokenizer
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -26,6 +26,7 @@ from tokenizers import (
 
 import weft
 from weft import data
+from weft.data import ModelTokenizer
 
 WORDS = "end user assistant one two three four five six seven".split()
 EOS = 0
@@ -51,12 +52,12 @@ def folder_with(tmp_path: Path, template: str | None) -> Path:
     return tmp_path
 
 
-def tokenizer_with(tmp_path: Path, template: str | None) -> data.ModelTokenizer:
-    return data.ModelTokenizer.from_folder(folder_with(tmp_path, template))
+def tokenizer_with(tmp_path: Path, template: str | None) -> ModelTokenizer:
+    return ModelTokenizer.from_folder(folder_with(tmp_path, template))
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> data.ModelTokenizer:
+def tokenizer(tmp_path: Path) -> ModelTokenizer:
     return tokenizer_with(tmp_path, TEMPLATE)
 
 
@@ -119,7 +120,7 @@ OTHER_TURN = "user one two assistant FOUR FIVE END"
     ],
 )
 def test_formats_learn_what_they_should_and_end(
-    tokenizer: data.ModelTokenizer, record: dict[str, Any], expected: str
+    tokenizer: ModelTokenizer, record: dict[str, Any], expected: str
 ) -> None:
     assert learnt(data.Encoder(tokenizer)(record)) == expected
 
@@ -148,7 +149,7 @@ def test_a_message_of_weight_0_is_not_learnt(tmp_path: Path) -> None:
             last({"messages": [USER, ANSWER, USER, off]})
 
 
-def test_a_prompt_holds_no_answer(tokenizer: data.ModelTokenizer) -> None:
+def test_a_prompt_holds_no_answer(tokenizer: ModelTokenizer) -> None:
     encoder = data.Encoder(tokenizer, eos=False)
     assert encoder.prompt({"messages": [USER]}) == ids("user one two assistant")
     for name in ("messages", "prompt"):
@@ -163,11 +164,10 @@ def test_an_end_that_the_tokenizer_appends_is_left_out(
     folder = folder_with(tmp_path, TEMPLATE)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A end",
-        special_tokens=[("end", 0), ("one", 3)],
+        single=f"{first} $A end", special_tokens=[("end", 0), ("one", 3)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    both = data.ModelTokenizer.from_folder(folder)
+    both = ModelTokenizer.from_folder(folder)
     assert both.encode("two three") == ids(f"{first} two three")
     assert both.encode("two end") == ids(f"{first} two end")  # It is in the text.
     assert both.encode("") == ids(first)
@@ -180,7 +180,7 @@ def test_an_end_that_the_tokenizer_appends_is_left_out(
 
 def expect_end(folder: Path, number: int) -> None:
     """Expects that <|im_end|> is this token, and ends a sequence."""
-    tokenizer = data.ModelTokenizer.from_folder(folder)
+    tokenizer = ModelTokenizer.from_folder(folder)
     assert tokenizer.encode("one<|im_end|>two") == [*ids("one"), number, *ids("two")]
     assert tokenizer.eos_ids[0] == number
 
@@ -214,20 +214,20 @@ def test_tokens_of_the_files_of_older_folders_are_added_where_they_belong(
     expect_end(folder, number)
     (folder / "added_tokens.json").write_text(json.dumps({"<|im_end|>": number + 3}))
     with pytest.raises(weft.InvalidArgument, match=rf"\({number + 3}\) is not in"):
-        data.ModelTokenizer.from_folder(folder)
+        ModelTokenizer.from_folder(folder)
     (folder / "added_tokens.json").unlink()
     with pytest.raises(weft.InvalidArgument, match=r"eos_token '<.im_end.>' is not"):
-        data.ModelTokenizer.from_folder(folder)
+        ModelTokenizer.from_folder(folder)
 
 
 def test_a_folder_with_an_older_tokenizer_names_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(weft.InvalidArgument, match=r"no tokenizer\.json in [^,]*$"):
-        data.ModelTokenizer.from_folder(tmp_path)
+        ModelTokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
     with pytest.raises(
         weft.InvalidArgument, match=r"only tokenizer\.model; .*save_pretrained\("
     ):
-        data.ModelTokenizer.from_folder(tmp_path)
+        ModelTokenizer.from_folder(tmp_path)
 
 
 def test_a_turn_that_lacks_the_end_of_its_prompt_is_learnt_behind_what_both_have(
@@ -249,22 +249,22 @@ def test_a_template_that_renders_a_prompt_otherwise_is_refused_and_another_helps
     early = "{% if add_generation_prompt %}seven {% endif %}" + TEMPLATE
     folder = folder_with(tmp_path, early)
     record = {"messages": [USER, ANSWER]}
-    encode = data.Encoder(data.ModelTokenizer.from_folder(folder))
+    encode = data.Encoder(ModelTokenizer.from_folder(folder))
     with pytest.raises(weft.InvalidArgument, match=r"before this turn"):
         encode(record)
     other = tmp_path / "other.jinja"
     other.write_text(TEMPLATE)
-    tokenizer = data.ModelTokenizer.from_folder(folder, chat_template=other)
+    tokenizer = ModelTokenizer.from_folder(folder, chat_template=other)
     assert learnt(data.Encoder(tokenizer)(record)) == TURN
     with pytest.raises(weft.InvalidArgument, match=r"chat template .*no-such"):
-        data.ModelTokenizer.from_folder(folder, chat_template=tmp_path / "no-such")
+        ModelTokenizer.from_folder(folder, chat_template=tmp_path / "no-such")
 
 
 def test_what_is_no_switch_of_a_template_is_refused(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "{{ eos_token }}{{ thinking }}")
 
     def read(**kwargs: object) -> None:
-        data.ModelTokenizer.from_folder(folder, chat_template_kwargs=kwargs)
+        ModelTokenizer.from_folder(folder, chat_template_kwargs=kwargs)
 
     with pytest.raises(
         weft.InvalidArgument, match=r"'thinkin'; its switches: thinking"
@@ -277,9 +277,7 @@ def test_what_is_no_switch_of_a_template_is_refused(tmp_path: Path) -> None:
         read(thinking=False)
 
 
-def test_prompts_of_other_programs_hold_no_answer(
-    tokenizer: data.ModelTokenizer,
-) -> None:
+def test_prompts_of_other_programs_hold_no_answer(tokenizer: ModelTokenizer) -> None:
     prompt = data.Encoder(tokenizer).prompt
     expected = ids("user one two assistant")
     alpaca = {"instruction": "one", "input": "two", "output": "three"}
@@ -300,7 +298,7 @@ def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
     sentence_piece.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
     )
-    tokenizer = data.ModelTokenizer(sentence_piece, [4])
+    tokenizer = ModelTokenizer(sentence_piece, [4])
     encode = data.Encoder(tokenizer)
     example = encode.example({"prompt": "ab=", "completion": "a"})
     assert [letters[t] for t in example.tokens] == [*"\u2581ab=a", "<eos>"]
@@ -311,7 +309,7 @@ def test_an_answer_gets_no_space_before_it_that_nobody_wrote() -> None:
     assert [letters[t] for t in example.tokens] == [*"\u2581a=\u2581b", "<eos>"]
 
 
-def test_the_last_turn_alone_can_be_learnt(tokenizer: data.ModelTokenizer) -> None:
+def test_the_last_turn_alone_can_be_learnt(tokenizer: ModelTokenizer) -> None:
     encode = data.Encoder(tokenizer, loss_on="last")
     example = encode.example({"messages": [USER, ANSWER, USER, OTHER]})
     assert learnt(example).endswith("three end user one two assistant FOUR FIVE END")
@@ -328,7 +326,7 @@ def test_the_last_turn_alone_can_be_learnt(tokenizer: data.ModelTokenizer) -> No
     ],
 )
 def test_preferences_are_two_answers_to_one_prompt(
-    tokenizer: data.ModelTokenizer, record: dict[str, Any]
+    tokenizer: ModelTokenizer, record: dict[str, Any]
 ) -> None:
     pair = data.Encoder(tokenizer)(record)
     assert isinstance(pair, data.Pair)
@@ -339,17 +337,17 @@ def test_preferences_are_two_answers_to_one_prompt(
 
 
 def test_ends_can_be_left_out_and_are_asked_for_where_there_are_none(
-    tokenizer: data.ModelTokenizer,
+    tokenizer: ModelTokenizer,
 ) -> None:
     encode = data.Encoder(tokenizer, eos=False)
     assert learnt(encode({"text": "one two"})) == "ONE TWO"
-    nameless = data.ModelTokenizer(Tokenizer(models.WordLevel({"one": 0}, "one")))
+    nameless = ModelTokenizer(Tokenizer(models.WordLevel({"one": 0}, "one")))
     with pytest.raises(weft.InvalidArgument, match="end of sequence"):
         data.Encoder(nameless)
     data.Encoder(nameless, eos=False)
 
 
-def test_truncation_follows_its_rule(tokenizer: data.ModelTokenizer) -> None:
+def test_truncation_follows_its_rule(tokenizer: ModelTokenizer) -> None:
     record = {"prompt": "one two", "completion": "three four"}
 
     def cut(rule: data.encode.Truncate, most: int = 3) -> str:
@@ -375,7 +373,7 @@ def test_an_example_becomes_a_datum_of_shifted_tokens() -> None:
 
 
 def test_what_a_template_or_no_model_takes_is_refused(
-    tokenizer: data.ModelTokenizer,
+    tokenizer: ModelTokenizer,
 ) -> None:
     encode = data.Encoder(tokenizer)
     with pytest.raises(weft.InvalidArgument, match="chat template"):
@@ -450,7 +448,7 @@ def test_a_turn_is_learnt_to_the_last_byte_of_its_last_character(
     bytes_alone.post_processor = processors.ByteLevel(trim_offsets=trim)
     bytes_alone.decoder = decoders.ByteLevel()
     template = data.ChatTemplate(PLAIN, {})
-    tokenizer = data.ModelTokenizer(bytes_alone, (), template)
+    tokenizer = ModelTokenizer(bytes_alone, (), template)
     example = data.Encoder(tokenizer, eos=False).example(
         {"messages": [USER, {"role": "assistant", "content": answer}]}
     )
@@ -467,11 +465,11 @@ def test_a_tokenizer_that_pads_or_cuts_is_told_not_to(tmp_path: Path) -> None:
     file.enable_padding(length=8)
     file.enable_truncation(2)
     file.save(str(path))
-    tokenizer = data.ModelTokenizer.from_folder(folder)
+    tokenizer = ModelTokenizer.from_folder(folder)
     assert tokenizer.encode("one two three") == ids("one two three")
     path.write_text("{")
     with pytest.raises(weft.InvalidArgument, match="cannot be read"):
-        data.ModelTokenizer.from_folder(folder)
+        ModelTokenizer.from_folder(folder)
 
 
 def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
@@ -481,13 +479,13 @@ def test_a_folder_without_template_has_no_chats(tmp_path: Path) -> None:
     unnamed = {"eos_token": "end", "chat_template": ["one", {"template": TEMPLATE}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(unnamed))
     with pytest.raises(weft.InvalidArgument, match="no chat template"):
-        data.ModelTokenizer.from_folder(tmp_path).chat_prompt([USER])
+        ModelTokenizer.from_folder(tmp_path).chat_prompt([USER])
     with pytest.raises(weft.InvalidArgument, match="chat template: "):
         tokenizer_with(tmp_path, "{% if %}")
 
 
 def test_lines_are_streamed_and_bad_ones_reported_and_counted(
-    tokenizer: data.ModelTokenizer, tmp_path: Path
+    tokenizer: ModelTokenizer, tmp_path: Path
 ) -> None:
     path = tmp_path / "data.jsonl"
     lines = [b'{"text": "one"}', b"", b"{", b"[1]", b"\xff", b'{"text": ""}']
@@ -508,9 +506,7 @@ def test_lines_are_streamed_and_bad_ones_reported_and_counted(
     assert next(iter(with_end)) and with_end.num_good == 1
 
 
-def test_bad_records_are_logged_unless_told_otherwise(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_bad_records_are_logged_unless_told_otherwise(caplog: Logs) -> None:
     def refuse(record: data.Record) -> int:
         raise weft.InvalidArgument("too odd")
 
@@ -519,9 +515,7 @@ def test_bad_records_are_logged_unless_told_otherwise(
     assert "left out: record 1: too odd" in caplog.text
 
 
-def test_parquet_is_read_in_batches(
-    tokenizer: data.ModelTokenizer, tmp_path: Path
-) -> None:
+def test_parquet_is_read_in_batches(tokenizer: ModelTokenizer, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "data.parquet"
@@ -548,7 +542,7 @@ def test_a_parquet_file_that_is_none_is_an_error(tmp_path: Path) -> None:
         list(data.read(path))
 
 
-def test_hugging_face_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_datasets_are_streamed(monkeypatch: Patch) -> None:
     asked: list[Any] = []
 
     def load_dataset(*args: Any, **options: Any) -> list[dict[str, str]]:
@@ -565,7 +559,7 @@ def test_hugging_face_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_folder_of_records_is_a_dataset_of_hugging_face(
-    tokenizer: data.ModelTokenizer, tmp_path: Path
+    tokenizer: ModelTokenizer, tmp_path: Path
 ) -> None:
     datasets = pytest.importorskip("datasets")
     folder = tmp_path / "records"
@@ -585,9 +579,7 @@ def test_a_folder_of_records_is_a_dataset_of_hugging_face(
         list(data.read(f"hf:{folder}"))
 
 
-def test_a_stream_that_breaks_names_the_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_that_breaks_names_the_record(monkeypatch: Patch) -> None:
     def load_dataset(*_: Any, **__: Any) -> Iterator[dict[str, str]]:
         yield {"text": "one"}
         raise ConnectionError("the network is gone")
@@ -603,8 +595,8 @@ def test_a_stream_that_breaks_names_the_record(
 @pytest.mark.parametrize(
     ("missing", "read", "advice"),
     [
-        ("tokenizers", lambda p: data.ModelTokenizer.from_folder(p), "tokenizers"),
-        ("jinja2", lambda p: data.ModelTokenizer.from_folder(p), "jinja2"),
+        ("tokenizers", lambda p: ModelTokenizer.from_folder(p), "tokenizers"),
+        ("jinja2", lambda p: ModelTokenizer.from_folder(p), "jinja2"),
         ("pyarrow", lambda p: list(data.read(p / "a.parquet")), "pyarrow"),
         ("datasets", lambda p: list(data.read("hf:x")), "datasets"),
     ],
@@ -614,7 +606,7 @@ def test_what_is_missing_is_named_by_a_package_that_exists(
     read: Callable[[Path], object],
     advice: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     folder = folder_with(tmp_path, TEMPLATE)
     (folder / "a.parquet").touch()
@@ -637,7 +629,7 @@ def test_a_source_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_an_instruction_beside_another_form_changes_nothing(
-    record: dict[str, Any], tokenizer: data.ModelTokenizer
+    record: dict[str, Any], tokenizer: ModelTokenizer
 ) -> None:
     encode = data.Encoder(tokenizer)
     alpaca = {"instruction": "six", "output": "seven"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Capture, log
+from conftest import Capture, Options, Sent, log
 from fake_weftd import canned_logprobs
 
 import weft
@@ -89,7 +89,7 @@ def samples(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_replies_are_kept_and_the_best_and_the_worst_shown(
-    base: list[str], play: list[str], tmp_path: Path, capsys: Capture
+    base: Options, play: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     command = ["grpo", *base, *play, "--prompts", "2", "--samples", "3"]
     command += ["--max-tokens", "4", "--eval-data", play[1], "--resume", "--steps"]
@@ -131,7 +131,7 @@ def test_replies_are_kept_and_the_best_and_the_worst_shown(
 
 @pytest.mark.parametrize(("value", "share"), [("1.0", 1.0), ("len(reply.text)", 0.0)])
 def test_groups_without_a_signal_are_counted(
-    value: str, share: float, base: list[str], play: list[str], tmp_path: Path
+    value: str, share: float, base: Options, play: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "score.py").write_text(f"def reward(reply):\n    return {value}\n")
     options = ["--prompts", "2", "--samples", "4", "--steps", "1"]
@@ -140,7 +140,7 @@ def test_groups_without_a_signal_are_counted(
 
 
 def test_a_run_whose_reward_raises_is_saved_and_plotted(
-    base: list[str], play: list[str], client: weft.Client, tmp_path: Path
+    base: Options, play: list[str], client: weft.Client, tmp_path: Path
 ) -> None:
     (tmp_path / "score.py").write_text(
         "count = 0\ndef reward(reply):\n    global count\n    count += 1\n"
@@ -158,11 +158,11 @@ def test_a_run_whose_reward_raises_is_saved_and_plotted(
 
 
 def test_a_step_of_several_updates_clips_where_the_loss_does(
-    base: list[str],
-    play: list[str],
+    base: Options,
+    play: Options,
     client: weft.Client,
     tmp_path: Path,
-    sent: list[Any],
+    sent: Sent,
     capsys: Capture,
 ) -> None:
     command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4", "--resume"]
@@ -209,11 +209,11 @@ def test_advantages_hold_the_policy_near_its_start(client: weft.Client) -> None:
 @pytest.mark.parametrize("init", [False, True])
 def test_the_distance_from_the_start_is_logged(
     init: bool,
-    base: list[str],
-    play: list[str],
+    base: Options,
+    play: Options,
     client: weft.Client,
     tmp_path: Path,
-    sent: list[Any],
+    sent: Sent,
 ) -> None:
     other = client.create_adapter("other", rank=4)
     other.save("best")
@@ -228,7 +228,7 @@ def test_the_distance_from_the_start_is_logged(
 
 
 def test_groups_without_a_signal_are_still_held_to_the_start(
-    base: list[str], play: list[str], tmp_path: Path, sent: list[Any]
+    base: Options, play: list[str], tmp_path: Path, sent: Sent
 ) -> None:
     (tmp_path / "score.py").write_text("def reward(reply):\n    return 1.0\n")
     command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4"]

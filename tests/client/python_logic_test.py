@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from conftest import Patch
 
 import weft
 from weft._proto import adapters_pb2, sampling_pb2
@@ -98,7 +99,7 @@ def test_unknown_end_amid_others_wants_a_resync() -> None:
 
 
 def test_a_step_withdrawn_while_its_call_starts_is_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     counter = StepCounter("a", 1)
     refused, later = counter.take(), counter.take()

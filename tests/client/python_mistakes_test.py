@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TEMPLATE, WORDS, Capture, closed_port, save_tokenizer
+from conftest import TEMPLATE, WORDS, Capture, Logs, Patch, closed_port, save_tokenizer
 from fake_weftd import FakeWeftd
 from tokenizers import Tokenizer, models
 
@@ -57,7 +57,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """The present folder, with the files that the lines name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "records.jsonl").write_text(
@@ -74,10 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "mistake", MISTAKES, ids=lambda one: one.get("do", one.get("run"))
 )
 def test_a_mistake_has_a_message(
-    mistake: dict[str, Any],
-    names: dict[str, Any],
-    capsys: Capture,
-    caplog: pytest.LogCaptureFixture,
+    mistake: dict[str, Any], names: dict[str, Any], capsys: Capture, caplog: Logs
 ) -> None:
     begin = time.monotonic()
     if "do" in mistake:

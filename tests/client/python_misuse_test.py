@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import FAST, wait_until
+from conftest import FAST, Sent, wait_until
 from fake_weftd import FakeWeftd
 from small_server import SmallServer
 
@@ -227,13 +227,11 @@ def test_a_call_may_have_no_time_limit(timeout: float | None) -> None:
         asyncio.run(use(server.target))
 
 
-def stops(sent: list[Any]) -> Any:
+def stops(sent: Sent) -> Any:
     return sent[-1].config.stop
 
 
-def test_one_text_or_byte_string_is_one_stop(
-    sent: list[Any], server: FakeWeftd
-) -> None:
+def test_one_text_or_byte_string_is_one_stop(sent: Sent, server: FakeWeftd) -> None:
     with weft.Client(server.target, retry=FAST) as client:
         client.sample([1], max_tokens=1, stop="\n\n")
         assert stops(sent).byte_strings == [b"\n\n"]

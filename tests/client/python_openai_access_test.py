@@ -16,7 +16,7 @@ from typing import Any
 import h11
 import httpx
 import pytest
-from conftest import closed_port, wait_until
+from conftest import Logs, Patch, closed_port, wait_until
 from fastapi.testclient import TestClient
 from fronts import Bytes, byte_level, front_of, running
 from small_server import SmallServer
@@ -216,7 +216,7 @@ def test_a_key_is_checked_before_the_body_is_read() -> None:
 
 
 def test_a_revoked_key_is_soon_refused(
-    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: ModelTokenizer, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(app_module, "INFO_SECONDS", 0.05)
     with (
@@ -288,9 +288,7 @@ def test_a_name_that_no_model_can_have_is_not_found(
         assert all(len(str(metadata)) < 1000 for _, metadata in server.calls)
 
 
-def test_a_server_may_start_again_with_another_model(
-    tokenizer: ModelTokenizer,
-) -> None:
+def test_a_server_may_start_again_with_another_model(tokenizer: ModelTokenizer) -> None:
     def ask(model: str) -> int:
         body = {"model": model, "prompt": [5], "max_tokens": 1}
         return front.post("/v1/completions", json=body).status_code
@@ -333,7 +331,7 @@ def test_each_answer_names_its_request(tokenizer: ModelTokenizer) -> None:
 
 
 def test_a_server_that_stops_answering_is_soon_a_503(
-    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: ModelTokenizer, monkeypatch: Patch
 ) -> None:
     async def slow(*_: object) -> ModelTokenizer:
         await asyncio.sleep(60)
@@ -388,9 +386,7 @@ def speak(port: int, text: str) -> bytes:
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
-def test_slow_requests_end(
-    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_requests_end(tokenizer: ModelTokenizer, monkeypatch: Patch) -> None:
     limits = {h11.IDLE: 0.3, h11.SEND_BODY: 0.6}
     monkeypatch.setattr(server_module, "_LIMITS", limits)
     monkeypatch.setattr(intake, "BODY_SECONDS", 0.3)
@@ -413,7 +409,7 @@ def test_slow_requests_end(
 
 
 def test_a_slow_answer_is_no_slow_request(
-    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: ModelTokenizer, monkeypatch: Patch
 ) -> None:
     limits = {h11.IDLE: 0.2, h11.SEND_BODY: 0.2}
     monkeypatch.setattr(server_module, "_LIMITS", limits)
@@ -489,7 +485,7 @@ def test_metrics_count_requests_and_name_no_model(tokenizer: ModelTokenizer) -> 
 
 
 def test_the_front_says_where_it_listens(
-    tokenizer: ModelTokenizer, caplog: pytest.LogCaptureFixture
+    tokenizer: ModelTokenizer, caplog: Logs
 ) -> None:
     async def main() -> None:
         app = make_app(Front("127.0.0.1:1", tokenizer, Security()), 9)

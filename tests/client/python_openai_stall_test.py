@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import CLIENT, wait_until
+from conftest import CLIENT, Patch, wait_until
 from fronts import Bytes, byte_level, front_of, running
 from small_server import SmallServer
 
@@ -87,7 +87,7 @@ def long_reply() -> bytes:
     return reply.SerializeToString()
 
 
-def test_a_long_reply_is_read_by_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_reply_is_read_by_both_clients(monkeypatch: Patch) -> None:
     async def read(target: str) -> Any:
         async with AsyncClient(target) as client:
             return await client.sample([5])
@@ -102,9 +102,7 @@ def test_a_long_reply_is_read_by_both_clients(monkeypatch: pytest.MonkeyPatch) -
         ]
 
 
-def test_others_are_served_while_a_long_answer_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_others_are_served_while_a_long_answer_is_made(monkeypatch: Patch) -> None:
     long = long_reply()
     body = {"model": "toy", "prompt": [5], "max_tokens": 500, "logprobs": 500}
     tokenizer = ModelTokenizer(byte_level())
@@ -168,7 +166,7 @@ def refuse(constant: str) -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_token_that_cannot_be_drawn_has_a_number(
-    tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch, chat: bool
+    tokenizer: ModelTokenizer, monkeypatch: Patch, chat: bool
 ) -> None:
     top = [(66, -math.inf)]
     for event in events(Drawn([65], top), scored=True, chat=chat)[:-1]:
@@ -251,7 +249,7 @@ def test_a_log_that_nobody_reads_stops_nobody(pipe: tuple[int, int]) -> None:
 
 
 def test_lines_that_are_dropped_are_counted(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    pipe: tuple[int, int], monkeypatch: Patch
 ) -> None:
     now = 0.0
     monkeypatch.setattr(log_module, "_STDERR", pipe[1])

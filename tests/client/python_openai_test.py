@@ -133,10 +133,7 @@ def test_a_full_queue_delays_answers_and_refuses_streams(
     tokenizer: ModelTokenizer,
 ) -> None:
     body = {"model": "toy", "prompt": [5, 6], "max_tokens": 2}
-    with (
-        FakeWeftd() as server,
-        front_of(server.target, tokenizer) as front,
-    ):
+    with FakeWeftd() as server, front_of(server.target, tokenizer) as front:
         assert front.post("/v1/completions", json=body).status_code == 200
         server.retry_hint(1500)
         for rpc in ("Sample", "SampleStream"):

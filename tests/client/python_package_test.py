@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import CLIENT
+from conftest import CLIENT, Patch
 from fake_weftd import FakeWeftd
 from grpc_tools import protoc
 from wheels import build_wheel, install, requirements, run
@@ -32,7 +32,7 @@ except weft.InvalidArgument as error:
 
 
 def test_stubs_need_no_headers_of_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     folders: list[Path] = []
 
@@ -50,7 +50,7 @@ def test_stubs_need_no_headers_of_the_system(
 
 
 def test_the_synchronous_client_follows_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(generate, "PACKAGE", tmp_path)
     head = "\nfrom __future__ import annotations\n"

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import Capture, log
+from conftest import Capture, Logs, Options, Patch, Sent, log
 from fake_weftd import FakeWeftd
 
 import weft
@@ -76,13 +76,13 @@ def test_batches_count_the_bytes_of_soft_targets_and_of_routing() -> None:
 
 
 def test_sft_trains_evaluates_saves_and_logs(
-    base: list[str],
-    texts: list[str],
+    base: Options,
+    texts: Options,
     client: weft.Client,
     tmp_path: Path,
-    sent: list[Any],
+    sent: Sent,
     capsys: Capture,
-    caplog: pytest.LogCaptureFixture,
+    caplog: Logs,
 ) -> None:
     options = ["--steps", "4", "--batch", "2", "--accumulate", "2"]
     options += ["--eval-fraction", "0.25", "--eval-every", "2", "--save-every", "3"]
@@ -113,11 +113,11 @@ def test_sft_trains_evaluates_saves_and_logs(
 
 
 def test_a_trained_adapter_is_taken_up_only_where_asked(
-    base: list[str],
-    texts: list[str],
+    base: Options,
+    texts: Options,
     client: weft.Client,
     tmp_path: Path,
-    sent: list[Any],
+    sent: Sent,
     capsys: Capture,
 ) -> None:
     command = ["sft", *base, *texts, "--batch", "2"]
@@ -143,7 +143,7 @@ def test_a_trained_adapter_is_taken_up_only_where_asked(
     assert [row["step"] for row in log(tmp_path) if "loss" in row][-3:] == [3, 4, 5]
 
 
-def test_csv_is_a_log_too(base: list[str], texts: list[str], tmp_path: Path) -> None:
+def test_csv_is_a_log_too(base: Options, texts: list[str], tmp_path: Path) -> None:
     command = ["sft", *base, *texts, "--log-format", "csv", "--eval-data", texts[1]]
     assert main([*command, "--steps", "1"]) == 0
     assert main([*command, "--steps", "2", "--resume"]) == 0
@@ -154,7 +154,7 @@ def test_csv_is_a_log_too(base: list[str], texts: list[str], tmp_path: Path) -> 
 
 
 def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: Patch, caplog: Logs
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 
@@ -247,11 +247,7 @@ def test_advantages_are_standard_deviations_above_the_mean() -> None:
 
 
 def test_grpo_draws_scores_and_learns(
-    base: list[str],
-    play: list[str],
-    client: weft.Client,
-    tmp_path: Path,
-    sent: list[Any],
+    base: Options, play: Options, client: weft.Client, tmp_path: Path, sent: Sent
 ) -> None:
     options = ["--steps", "2", "--prompts", "4", "--samples", "3", "--max-tokens", "3"]
     options += ["--eval-data", play[1], "--temperature", "0.5"]
@@ -270,7 +266,7 @@ def test_grpo_draws_scores_and_learns(
 
 
 def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
-    base: list[str], play: list[str], client: weft.Client, tmp_path: Path
+    base: Options, play: list[str], client: weft.Client, tmp_path: Path
 ) -> None:
     (tmp_path / "score.py").write_text("def same(reply):\n    return 1.0\n")
     play[-1] += ":same"
@@ -281,7 +277,7 @@ def test_grpo_of_equal_rewards_takes_a_step_without_a_gradient(
 
 
 def test_grpo_waits_out_every_refusal_of_a_large_batch(
-    base: list[str], play: list[str], server: FakeWeftd, tmp_path: Path
+    base: Options, play: list[str], server: FakeWeftd, tmp_path: Path
 ) -> None:
     server.retry_hint(5)
     for _ in range(40):
@@ -293,7 +289,7 @@ def test_grpo_waits_out_every_refusal_of_a_large_batch(
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')", "None", "'good'"])
 def test_a_reward_is_a_number(
-    value: str, base: list[str], play: list[str], tmp_path: Path, capsys: Capture
+    value: str, base: Options, play: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "score.py").write_text(f"def reward(reply):\n    return {value}\n")
     assert main(["grpo", *base, *play, "--steps", "1"]) == 1
@@ -310,7 +306,7 @@ def test_a_reward_file_is_a_module_like_others(tmp_path: Path) -> None:
     assert grpo.load_reward(str(path))(grpo.Reply("", True, {})) == 0.5
 
 
-def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_shuffled_once(monkeypatch: Patch) -> None:
     made: list[Any] = []
     real = np.random.default_rng
 
@@ -326,8 +322,7 @@ def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [(None, "no Python file"), ("x = 1\n", "no function reward")],
+    ("text", "reason"), [(None, "no Python file"), ("x = 1\n", "no function reward")]
 )
 def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -> None:
     path = tmp_path / "score.py"
@@ -338,11 +333,7 @@ def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -
 
 
 def test_what_an_export_leaves_out_is_said(
-    base: list[str],
-    texts: list[str],
-    server: FakeWeftd,
-    tmp_path: Path,
-    capsys: Capture,
+    base: Options, texts: Options, server: FakeWeftd, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "t.jinja").write_text("{% if thinking %}{% endif %}")
     options = ["--chat-template", str(tmp_path / "t.jinja")]

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import Capture, log, wait_until
+from conftest import Capture, Options, Patch, Sent, log, wait_until
 from fake_weftd import FakeWeftd
 
 import weft
@@ -28,14 +28,14 @@ Run = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
-def draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def draft(monkeypatch: Patch) -> None:
     """Leaves plots empty, because each takes a tenth of a second. The tests of recipes
     look at plots."""
     monkeypatch.setattr(plots, "by_step", lambda path, *_, **__: path.touch())
 
 
 @pytest.fixture
-def run(base: list[str], texts: list[str]) -> Run:
+def run(base: Options, texts: list[str]) -> Run:
     """Returns a function that runs `sft` on the texts up to a number of steps."""
 
     def call(steps: int, *options: str) -> int:
@@ -45,12 +45,12 @@ def run(base: list[str], texts: list[str]) -> Run:
     return call
 
 
-def learnt(sent: list[Any]) -> list[Any]:
+def learnt(sent: Sent) -> list[Any]:
     return [m.data for m in sent if type(m).__name__ == "ForwardBackwardRequest"]
 
 
 def whole(
-    run: Run, client: weft.Client, sent: list[Any], folder: Path, steps: int
+    run: Run, client: weft.Client, sent: Sent, folder: Path, steps: int
 ) -> list[Any]:
     """Returns the training data of an uninterrupted run, and deletes its adapter and
     its folder."""
@@ -69,7 +69,7 @@ def names(client: weft.Client) -> set[str]:
 
 
 def test_a_gradient_without_its_step_is_not_learnt_twice(
-    run: Run, client: weft.Client, sent: list[Any], tmp_path: Path, capsys: Capture
+    run: Run, client: weft.Client, sent: Sent, tmp_path: Path, capsys: Capture
 ) -> None:
     expected = whole(run, client, sent, tmp_path / "run", 5)
     assert run(3, "--save-every", "2") == 0
@@ -102,7 +102,7 @@ def test_without_a_checkpoint_a_part_of_a_gradient_is_said(
 
 
 def test_what_is_done_is_not_done_again(
-    run: Run, client: weft.Client, sent: list[Any]
+    run: Run, client: weft.Client, sent: Sent
 ) -> None:
     assert run(2) == 0
     # Now it looks as if the run was killed before it wrote this checkpoint.
@@ -119,7 +119,7 @@ def test_what_is_done_is_not_done_again(
 
 
 def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
-    run: Run, client: weft.Client, sent: list[Any], tmp_path: Path
+    run: Run, client: weft.Client, sent: Sent, tmp_path: Path
 ) -> None:
     expected = whole(run, client, sent, tmp_path / "run", 3)
     assert run(2) == 0
@@ -130,9 +130,7 @@ def test_an_adapter_that_was_made_but_not_loaded_is_loaded(
 
 
 @pytest.fixture
-def press(
-    monkeypatch: pytest.MonkeyPatch, server: FakeWeftd
-) -> Iterator[Callable[[int], None]]:
+def press(monkeypatch: Patch, server: FakeWeftd) -> Iterator[Callable[[int], None]]:
     """Returns a function that makes the next run get Ctrl-C `times` times while it
     waits for its first step."""
     submit, on_signal = adapters.submit_update, Interrupt._on_signal
@@ -175,7 +173,7 @@ def test_ctrl_c_ends_a_run_behind_its_step_which_is_saved(
     run: Run,
     client: weft.Client,
     press: Callable[[int], None],
-    sent: list[Any],
+    sent: Sent,
     tmp_path: Path,
     capsys: Capture,
 ) -> None:
@@ -201,7 +199,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(
 
 
 def test_a_run_keeps_what_it_did_and_no_other_run_writes_over_it(
-    run: Run, base: list[str], tmp_path: Path, capsys: Capture
+    run: Run, base: Options, tmp_path: Path, capsys: Capture
 ) -> None:
     assert run(2) == 0
     path = tmp_path / "run/run.json"
@@ -268,7 +266,7 @@ def other(client: weft.Client) -> weft.Adapter:
     return made
 
 
-def loads(sent: list[Any]) -> list[tuple[str, str, bool]]:
+def loads(sent: Sent) -> list[tuple[str, str, bool]]:
     return [
         (m.source_adapter_id, m.name, m.weights_only)
         for m in sent
@@ -280,7 +278,7 @@ def test_a_new_adapter_starts_with_another_ones_checkpoint(
     run: Run,
     client: weft.Client,
     other: weft.Adapter,
-    sent: list[Any],
+    sent: Sent,
     tmp_path: Path,
     capsys: Capture,
 ) -> None:
@@ -315,7 +313,7 @@ def test_a_new_adapter_starts_with_another_ones_checkpoint(
 
 
 def test_init_leaves_an_adapter_that_has_weights_alone(
-    run: Run, client: weft.Client, other: weft.Adapter, sent: list[Any], capsys: Capture
+    run: Run, client: weft.Client, other: weft.Adapter, sent: Sent, capsys: Capture
 ) -> None:
     own = client.create_adapter("a", rank=4, alpha=8)
     own.snapshot("start")
@@ -334,7 +332,7 @@ def test_a_run_with_init_that_fails_before_its_first_step_begins_again(
     client: weft.Client,
     server: FakeWeftd,
     other: weft.Adapter,
-    sent: list[Any],
+    sent: Sent,
     capsys: Capture,
 ) -> None:
     server.fail_run("LoadCheckpoint", grpc.StatusCode.DATA_LOSS, "broken")
@@ -353,7 +351,7 @@ def test_a_run_with_init_that_fails_before_its_first_step_begins_again(
 
 
 def test_a_run_is_kept_under_its_adapters_name(
-    base: list[str], texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Options, texts: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     at = base.index("--output")

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import FAST
+from conftest import FAST, Sent
 from fake_weftd import FakeWeftd
 
 import weft
@@ -64,7 +64,7 @@ def test_a_prompt_has_scores_and_draws(client: weft.Client) -> None:
 
 
 def test_many_prompts_come_back_in_order(
-    client: weft.Client, sent: list[Any], server: FakeWeftd
+    client: weft.Client, sent: Sent, server: FakeWeftd
 ) -> None:
     with weft.Client(server.target, retry=FAST) as spied:
         adapter = spied.create_adapter("a")
@@ -313,7 +313,7 @@ def test_a_sequence_is_scored(client: weft.Client) -> None:
     assert adapter.next_step == 1
 
 
-def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -> None:
+def test_samples_with_every_kind_of_stop(sent: Sent, client: weft.Client) -> None:
     result = client.sample(
         [1, 2],
         num_samples=2,
@@ -333,7 +333,7 @@ def test_samples_with_every_kind_of_stop(sent: list[Any], client: weft.Client) -
     assert list(config.stop.byte_strings) == [b"\n", b"\xff"]
 
 
-def test_changes_of_logits_are_sent(sent: list[Any], client: weft.Client) -> None:
+def test_changes_of_logits_are_sent(sent: Sent, client: weft.Client) -> None:
     client.sample(
         [1],
         min_p=0.5,
@@ -355,7 +355,7 @@ def test_changes_of_logits_are_sent(sent: list[Any], client: weft.Client) -> Non
 
 
 def test_an_empty_stop_list_leaves_the_end_of_sequence(
-    sent: list[Any], client: weft.Client
+    sent: Sent, client: weft.Client
 ) -> None:
     given: list[weft.types.SampleOptions]
     given = [{}, {"stop": None}, {"stop": []}, {"ignore_eos": False}]

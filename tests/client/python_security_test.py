@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Pair, make_authority, make_identity
-from conftest import wait_until
+from conftest import Patch, wait_until
 from fake_weftd import FakeWeftd
 from small_server import SmallServer
 from token_file import Tokens
@@ -61,7 +61,7 @@ def trust(authority: Pair) -> dict[str, Any]:
 
 
 def test_mutual_tls_with_given_and_with_system_authorities(
-    authority: Pair, identity: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: Pair, identity: Pair, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     own = make_identity(tmp_path, "alice", authority)
     mine: dict[str, Any] = {
@@ -86,7 +86,7 @@ def test_mutual_tls_with_given_and_with_system_authorities(
 
 
 def test_security_comes_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "token").write_text("from-file\n")
     (tmp_path / "ca").write_text("PEM")
@@ -102,7 +102,7 @@ def test_security_comes_from_the_environment(
 
 @pytest.mark.parametrize("space", ["\n", "\r\n", " ", "\u00a0", "\t\n"])
 def test_space_around_a_token_is_left_out(
-    space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    space: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Kubernetes secrets end with a newline, and .env files may have CRLF."""
     assert weft.Security(token=f"{space}weft_a{space}").token == "weft_a"
@@ -119,7 +119,7 @@ def test_space_around_a_token_is_left_out(
     "bad", ["weft_se\ncret", "weft_se cret", "weft_sé", "weft_\x7f"]
 )
 def test_a_broken_token_is_named_and_never_shown(
-    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    bad: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     file = tmp_path / "token"
     file.write_bytes(bad.encode("latin-1"))
@@ -140,9 +140,7 @@ def test_a_broken_token_is_named_and_never_shown(
         assert "weft_" not in text and "cret" not in text
 
 
-def test_a_file_without_a_token_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_a_token_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "token").write_text("\n")
     monkeypatch.setenv("WEFT_TOKEN_FILE", str(tmp_path / "token"))
     with pytest.raises(weft.InvalidArgument, match=r"token has no token"):
@@ -150,7 +148,7 @@ def test_a_file_without_a_token_is_named(
 
 
 def test_no_proxy_sees_calls_to_this_machine(
-    authority: Pair, identity: Pair, monkeypatch: pytest.MonkeyPatch
+    authority: Pair, identity: Pair, monkeypatch: Patch
 ) -> None:
     """Docker puts http_proxy into each container."""
     for name in ("no_proxy", "no_grpc_proxy"):
@@ -474,7 +472,7 @@ def scrape(server: FakeWeftd) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_proxy(monkeypatch: Patch) -> Iterator[None]:
     """Makes scrapes reach this machine even if the environment names a proxy."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     yield

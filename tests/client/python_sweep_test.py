@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import Capture, log
+from conftest import Capture, Options, Patch, Sent, log
 from fake_weftd import FakeWeftd
 
 import weft
@@ -27,12 +27,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture
-def sweep(base: list[str], texts: list[str]) -> list[str]:
+def sweep(base: Options, texts: list[str]) -> list[str]:
     command = ["sweep", *base, *texts, "--batch", "2", "--steps", "3"]
     return [*command, "--rank", "2", "4", "2", "--lr", "1e-3", "5e-5"]
 
 
-def steps_of(sent: list[Any], adapter: str) -> list[Any]:
+def steps_of(sent: Sent, adapter: str) -> list[Any]:
     return [
         m.data
         for m in sent
@@ -41,11 +41,7 @@ def steps_of(sent: list[Any], adapter: str) -> list[Any]:
 
 
 def test_all_adapters_learn_the_same_data_at_once(
-    sweep: list[str],
-    client: weft.Client,
-    tmp_path: Path,
-    sent: list[Any],
-    capsys: Capture,
+    sweep: Options, client: weft.Client, tmp_path: Path, sent: Sent, capsys: Capture
 ) -> None:
     assert main([*sweep, "--eval-fraction", "0.25", "--eval-every", "2"]) == 0
     names = [f"a-r{rank}-lr{rate}-s0" for rank in (2, 4) for rate in ("0.001", "5e-05")]
@@ -83,7 +79,7 @@ def test_all_adapters_learn_the_same_data_at_once(
 
 
 def test_a_sweep_takes_no_adapter_that_exists(
-    sweep: list[str], client: weft.Client, tmp_path: Path, capsys: Capture
+    sweep: Options, client: weft.Client, tmp_path: Path, capsys: Capture
 ) -> None:
     client.create_adapter("a-r4-lr5e-05-s0", rank=4)
     assert main(sweep) == 1
@@ -96,7 +92,7 @@ def test_a_sweep_takes_no_adapter_that_exists(
 
 
 def test_a_sweep_needs_room_for_all_its_adapters(
-    sweep: list[str], client: weft.Client, capsys: Capture
+    sweep: Options, client: weft.Client, capsys: Capture
 ) -> None:
     room = client.info().max_adapters
     seeds = [str(seed) for seed in range(room // 4 + 1)]
@@ -108,7 +104,7 @@ def test_a_sweep_needs_room_for_all_its_adapters(
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_sweep_goes_on_without_adapters_that_diverge(
     count: int,
-    sweep: list[str],
+    sweep: Options,
     server: FakeWeftd,
     client: weft.Client,
     tmp_path: Path,
@@ -133,10 +129,7 @@ def test_a_sweep_goes_on_without_adapters_that_diverge(
 
 
 def test_a_loss_that_is_not_a_number_does_not_win(
-    sweep: list[str],
-    client: weft.Client,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sweep: Options, client: weft.Client, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     result = adapters.Pending.result
     calls = itertools.count()
@@ -161,7 +154,7 @@ def test_a_loss_that_is_not_a_number_does_not_win(
 
 
 def test_a_sweep_that_fails_shows_what_it_has_and_can_begin_again(
-    sweep: list[str],
+    sweep: Options,
     server: FakeWeftd,
     client: weft.Client,
     tmp_path: Path,
@@ -182,7 +175,7 @@ def test_a_sweep_that_fails_shows_what_it_has_and_can_begin_again(
 
 
 def test_a_sweep_of_seeds_shuffles_and_starts_each_adapter_anew(
-    base: list[str], texts: list[str], sent: list[Any]
+    base: Options, texts: list[str], sent: Sent
 ) -> None:
     command = ["sweep", *base, *texts, "--steps", "1", "--seed", "3", "7"]
     assert main([*command, "--lr", "1e-3", "--eval-fraction", "0"]) == 0
@@ -199,7 +192,7 @@ PAIRS: list[dict[str, Any]] = [
 
 
 def test_dpo_learns_which_answer_is_preferred(
-    base: list[str], client: weft.Client, tmp_path: Path, sent: list[Any]
+    base: Options, client: weft.Client, tmp_path: Path, sent: Sent
 ) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(map(json.dumps, PAIRS)))

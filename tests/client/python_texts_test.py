@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import WORDS
+from conftest import WORDS, Patch
 from fake_weftd import FakeWeftd
 from fronts import front_of
 from tokenizers import Tokenizer, models
@@ -26,7 +26,7 @@ QUESTION = [{"role": "user", "content": "w3"}]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
@@ -117,7 +117,7 @@ def test_the_tokenizer_is_kept_and_got_again_only_if_it_differs(
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
-    texts: FakeWeftd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: FakeWeftd, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -191,9 +191,7 @@ def test_a_records_token_outside_the_vocabulary_is_named(texts: FakeWeftd) -> No
 
 
 def test_another_model_brings_another_tokenizer(
-    texts: FakeWeftd,
-    model_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    texts: FakeWeftd, model_dir: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(app, "INFO_SECONDS", 0.0)
     body = {"model": "toy", "prompt": "w1 w2", "max_tokens": 1, "echo": True}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Sent
 from fake_weftd import canned_logprobs
 
 import weft
@@ -47,13 +48,11 @@ def test_torch_tensors_of_a_model_are_taken_and_others_named() -> None:
 
 
 def test_custom_loss_sends_the_negative_gradient(
-    sent: list[Any], client: weft.Client
+    sent: Sent, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
 
-    def loss_fn(
-        logprobs: list[np.ndarray],
-    ) -> tuple[float, list[np.ndarray]]:
+    def loss_fn(logprobs: list[np.ndarray]) -> tuple[float, list[np.ndarray]]:
         return float(sum((lp**2).sum() for lp in logprobs)), [
             2 * lp + 1 for lp in logprobs
         ]
@@ -70,15 +69,11 @@ def test_custom_loss_sends_the_negative_gradient(
     assert result.step == 2
 
 
-def test_custom_losses_see_ragged_targets_flat(
-    sent: list[Any], client: weft.Client
-) -> None:
+def test_custom_losses_see_ragged_targets_flat(sent: Sent, client: weft.Client) -> None:
     adapter = client.create_adapter("a")
     datum = weft.Datum([7, 8, 9], [[3, 4], [], [5]], [[0.5, 0.0], [], [2.0]])
 
-    def loss_fn(
-        logprobs: list[np.ndarray],
-    ) -> tuple[float, list[np.ndarray]]:
+    def loss_fn(logprobs: list[np.ndarray]) -> tuple[float, list[np.ndarray]]:
         assert logprobs[0].shape == (3,)
         return 1.5, [np.array([1, 2, -3], "<f4")]
 
@@ -102,7 +97,7 @@ def test_torch_loss_differentiates() -> None:
     np.testing.assert_allclose(second, [0])
 
 
-def test_a_loss_is_traced_for_the_server(sent: list[Any], client: weft.Client) -> None:
+def test_a_loss_is_traced_for_the_server(sent: Sent, client: weft.Client) -> None:
     torch = pytest.importorskip("torch")
 
     def loss(logprobs: Any, a: Any, b: Any) -> tuple[Any, dict[str, Any]]:

@@ -193,9 +193,7 @@ def test_every_call_of_an_adapter_reaches_the_replica_that_holds_it(
                 client.adapter(adapter_id).resync()
 
 
-def test_places_on_the_ring_are_those_of_names_not_addresses(
-    tmp_path: Path,
-) -> None:
+def test_places_on_the_ring_are_those_of_names_not_addresses(tmp_path: Path) -> None:
     """The servers get other addresses at the second start. Each adapter is still on
     the server of the same name."""
     built("tests/support/fake_weftd")

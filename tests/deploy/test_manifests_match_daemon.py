@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deploy_files import (
-    DEPLOY,
-    K8S,
-    OVERLAYS,
-    ROOT,
-    configuration,
-    daemon,
-    pod,
-    render,
-)
+from deploy_files import DEPLOY, K8S, OVERLAYS, ROOT, configuration, daemon, pod, render
 
 # Variables of the scripts, of compose and of clients, which weftd does not
 # read.

@@ -291,9 +291,7 @@ class Model {
     return true;
   }
 
-  [[nodiscard]] int64_t size() const {
-    return static_cast<int64_t>(pages_.size());
-  }
+  int64_t size() const { return static_cast<int64_t>(pages_.size()); }
 
  private:
   static std::vector<Prefix> PrefixesOf(uint64_t version,
@@ -306,7 +304,7 @@ class Model {
     return prefixes;
   }
 
-  [[nodiscard]] bool IsLeaf(const Prefix& prefix) const {
+  bool IsLeaf(const Prefix& prefix) const {
     return std::ranges::none_of(pages_, [&](const auto& page) {
       const auto& [version, tokens] = page.first;
       return version == prefix.first && tokens.size() > prefix.second.size() &&

@@ -529,14 +529,12 @@ class Interpreter {
            });
          });
        }},
-      {"stop",
-       [this](const Words&) {
+      {"stop", [this](const Words&) {
          return Nothing([&] {
            dispatcher().Stop();
            dispatcher().Close(absl::UnavailableError("stopped"));
          });
-       }},
-  };
+       }}};
 };
 
 class DispatchScenarioTest : public ::testing::TestWithParam<std::string> {};

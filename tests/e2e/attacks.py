@@ -487,10 +487,7 @@ def long_texts(a: Attacker) -> None:
     key = a.rng.choice((a.target.token, "wrong"))
     body = {"model": a.target.model_name, "prompt": "la " * 200_000, "max_tokens": 1}
     a.ask(
-        "/v1/completions",
-        body,
-        address=a.target.openai,
-        Authorization=f"Bearer {key}",
+        "/v1/completions", body, address=a.target.openai, Authorization=f"Bearer {key}"
     )
 
 

@@ -121,10 +121,7 @@ def _text(metadata: Any) -> dict[str, str]:
 
 def _failed(error: Any) -> Outcome:
     return Outcome(
-        error.code().name,
-        error.details() or "",
-        None,
-        _text(error.trailing_metadata()),
+        error.code().name, error.details() or "", None, _text(error.trailing_metadata())
     )
 
 

@@ -100,14 +100,10 @@ def test_another_base_model_of_the_same_shape_is_refused(
     data[-1] ^= 1
     weights.write_bytes(data)
     server = Daemon(other, tmp_path / "run")
-    server.start()
-    try:
-        with server.client() as client:
-            adapter = client.create_adapter("a", rank=4)
-            with pytest.raises(weft.FailedPrecondition) as refused:
-                adapter.load("c")
-            assert "'other-weights' (fingerprint" in str(refused.value)
-            assert tiny_model("llama-tied").name in str(refused.value)
-            assert [info.name for info in client.checkpoints("a")] == ["c"]
-    finally:
-        server.kill()
+    with server, server.client() as client:
+        adapter = client.create_adapter("a", rank=4)
+        with pytest.raises(weft.FailedPrecondition) as refused:
+            adapter.load("c")
+        assert "'other-weights' (fingerprint" in str(refused.value)
+        assert tiny_model("llama-tied").name in str(refused.value)
+        assert [info.name for info in client.checkpoints("a")] == ["c"]

@@ -99,10 +99,7 @@ def test_a_step_that_failed_for_good_fails_so_again_after_a_kill(
         client.create_adapter("a", rank=4, seed=1)
     # The gradient of these losses overflows.
     bad = training_pb2.ForwardBackwardRequest(
-        adapter_id="a",
-        step=1,
-        data=raw_batch(3, weight=3e38),
-        loss={"function": 1},
+        adapter_id="a", step=1, data=raw_batch(3, weight=3e38), loss={"function": 1}
     )
     optim = training_pb2.OptimStepRequest(adapter_id="a", step=2)
     assert durable.call(methods.FORWARD_BACKWARD, bad).code == "OK"

@@ -23,9 +23,7 @@ TOLERANCE = 1e-5  # Processors differ in their last bits.
 def repeat_the_last_update(address: str) -> None:
     """Repeats the release's last OptimStep, as a client does whose answer was lost."""
     request = training_pb2.OptimStepRequest(
-        adapter_id="poet",
-        step=8,
-        adamw=training_pb2.AdamWConfig(learning_rate=1e-2),
+        adapter_id="poet", step=8, adamw=training_pb2.AdamWConfig(learning_rate=1e-2)
     )
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(
@@ -52,8 +50,7 @@ def test_goes_on_from_the_folders_of_a_release(release: str, tmp_path: Path) -> 
         *("--checkpoint-dir", str(folder / "checkpoints")),
         "--load-format=dummy",
     )
-    server.start()
-    try:
+    with server:
         with server.client() as client:
             adapter = client.adapter("poet")
             info = adapter.info()
@@ -71,6 +68,4 @@ def test_goes_on_from_the_folders_of_a_release(release: str, tmp_path: Path) -> 
         weftctl = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
         command = [str(weftctl), "state", "snapshot", "--server", server.address]
         subprocess.run(command, check=True, timeout=60)
-    finally:
-        server.kill()
     assert list((folder / "state").glob("SNAPSHOT-*"))

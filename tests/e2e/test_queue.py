@@ -95,7 +95,7 @@ def test_steps_behind_a_missing_one_hold_no_more_than_their_share(
 ) -> None:
     request_type = methods.FORWARD_BACKWARD.request_type
     with (
-        daemon_module.brief(EXPERTS, tmp_path, *BOUNDED) as daemon,
+        daemon_module.Daemon(EXPERTS, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
         growth(daemon),
@@ -129,7 +129,7 @@ def test_steps_whose_connection_breaks_hold_no_more_than_their_share(
     request_type = methods.FORWARD_BACKWARD.request_type
     requests = [request_type(adapter_id="a", **make(4)) for make in PAYLOADS]
     with (
-        daemon_module.brief(EXPERTS, tmp_path, *BOUNDED) as daemon,
+        daemon_module.Daemon(EXPERTS, tmp_path, *BOUNDED) as daemon,
         Raw(daemon.address) as raw,
         grpc.insecure_channel(daemon.address) as channel,
         growth(daemon),

@@ -105,9 +105,7 @@ def test_the_readmes_lines_run_twice(
 
 
 def test_a_line_that_works_but_once_is_found(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
     page.write_text("```python\nopen('made', 'x').close()\n```\n")

@@ -214,9 +214,7 @@ def test_a_save_that_was_not_answered_is_answered_when_repeated(
     assert durable.call(methods.SAVE_CHECKPOINT, other).code == "ALREADY_EXISTS"
 
 
-def test_a_stop_waits_for_the_replies_that_wait_for_the_disk(
-    durable: Durable,
-) -> None:
+def test_a_stop_waits_for_the_replies_that_wait_for_the_disk(durable: Durable) -> None:
     daemon = durable.start(failpoints="journal.sync=sleep(1000)")
     create = adapters_pb2.CreateAdapterRequest(adapter_id="a", config={"rank": 4})
     outcomes: list[raw.Outcome] = []

@@ -31,9 +31,7 @@ SHORT = [datum(random_tokens(VOCAB, 10, 1))]
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
-    daemon = daemon_module.Daemon(tiny_model("llama-tied"), tmp_path / "weftd")
-    daemon.start()
-    try:
+    with daemon_module.Daemon(tiny_model("llama-tied"), tmp_path / "weftd") as daemon:
         with Raw(daemon.address) as raw, ThreadPoolExecutor(2) as pool:
             assert raw.create("busy", rank=4).code == "OK"
             running = [
@@ -48,16 +46,12 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> No
             assert refused.code == "UNAVAILABLE", refused
             assert [future.result(60).code for future in running] == ["OK", "OK"]
         assert daemon.wait() == 0, daemon.log_tail()
-    finally:
-        daemon.kill()
 
 
 def test_drain_answers_when_the_queue_is_empty(tmp_path: Path) -> None:
     import weft
 
-    daemon = daemon_module.Daemon(tiny_model("llama-tied"), tmp_path / "weftd")
-    daemon.start()
-    try:
+    with daemon_module.Daemon(tiny_model("llama-tied"), tmp_path / "weftd") as daemon:
         with Raw(daemon.address) as raw, ThreadPoolExecutor(1) as pool:
             assert raw.create("busy", rank=4).code == "OK"
             running = pool.submit(raw.forward_backward, "busy", LONG)
@@ -72,8 +66,6 @@ def test_drain_answers_when_the_queue_is_empty(tmp_path: Path) -> None:
             assert raw.forward("", SHORT).code == "UNAVAILABLE"
         assert weft.Unavailable.code == "UNAVAILABLE"
         assert daemon.stop() == 0
-    finally:
-        daemon.kill()
 
 
 def test_a_cancelled_request_leaves_nothing_behind(

@@ -173,9 +173,7 @@ def test_steps_in_flight_from_one_client(daemon_for: Any, unique: Any) -> None:
 def test_training_goes_on_bit_equal_after_a_crash(tmp_path: Path) -> None:
     """Saves, takes two more steps, kills (kill -9), restarts, loads, and repeats
     the two steps."""
-    daemon = daemon_module.Daemon(tiny_model("qwen3"), tmp_path / "weftd")
-    daemon.start()
-    try:
+    with daemon_module.Daemon(tiny_model("qwen3"), tmp_path / "weftd") as daemon:
         with daemon.client() as client:
             adapter = client.create_adapter("tenant", rank=8, seed=4)
             _two_steps(adapter)
@@ -196,8 +194,6 @@ def test_training_goes_on_bit_equal_after_a_crash(tmp_path: Path) -> None:
             assert adapter.info().optim_steps == saved.optim_steps
             _two_steps(adapter)
             assert exported.saved(daemon, adapter, "end-again") == expected
-    finally:
-        daemon.kill()
 
 
 def _two_steps(adapter: Any) -> None:

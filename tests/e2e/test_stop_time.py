@@ -34,19 +34,15 @@ def test_an_idle_daemon_ends_at_once(tmp_path: Path) -> None:
     def stop(attempt: int) -> float:
         folder = tmp_path / str(attempt)
         daemon = daemon_module.Daemon(tiny_model("llama-tied"), folder)
-        daemon.start()
-        try:
-            with daemon.client() as client:
-                client.create_adapter("idle", rank=4).forward_backward(
-                    [next_token(random_tokens(VOCAB, 10, 1))]
-                )
-                daemon.scrape()
-                time.sleep(0.2)
-                start = time.monotonic()
-                assert daemon.stop() == 0, daemon.log_tail()
-                return time.monotonic() - start
-        finally:
-            daemon.kill()
+        with daemon, daemon.client() as client:
+            client.create_adapter("idle", rank=4).forward_backward(
+                [next_token(random_tokens(VOCAB, 10, 1))]
+            )
+            daemon.scrape()
+            time.sleep(0.2)
+            start = time.monotonic()
+            assert daemon.stop() == 0, daemon.log_tail()
+            return time.monotonic() - start
 
     best_of_three(stop, STOP_SECONDS)
 

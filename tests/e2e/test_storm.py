@@ -70,10 +70,7 @@ BATCH_TOKENS = 64
 SLOTS = 16
 ROUNDS = 4  # Of an adapter's life. Then its worker begins again.
 # Samples of the base model have turns of their own, as if they were a tenant.
-LEAST = {
-    "train": 0.8 / (len(ATTACKERS) + 1),
-    "sample": 0.8 / (len(ATTACKERS) + 2),
-}
+LEAST = {"train": 0.8 / (len(ATTACKERS) + 1), "sample": 0.8 / (len(ATTACKERS) + 2)}
 ALONE_SECONDS = 6.0
 LONG_SECONDS = 300.0
 FLAGS = (

@@ -106,9 +106,7 @@ def test_a_teacher_of_durability_memory_is_refused_by_what_must_be_repeated(
     assert image(durable, "a") == before
 
 
-def test_a_teacher_off_the_device_teaches_the_same(
-    durable: Durable,
-) -> None:
+def test_a_teacher_off_the_device_teaches_the_same(durable: Durable) -> None:
     """The only slot is the student's, so the teacher is on the host or on disk."""
     results: list[list[list[float]]] = []
     for flags in (

@@ -21,10 +21,7 @@ import weft
 
 VOCAB = 320
 LONG = [datum(random_tokens(VOCAB, 500, seed)) for seed in range(16)]
-FLAGS = (
-    *("--tenant-weights", "alice=4,bob=1"),
-    *("--max-adapters-per-tenant", "2"),
-)
+FLAGS = (*("--tenant-weights", "alice=4,bob=1"), *("--max-adapters-per-tenant", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +73,7 @@ def test_served_tokens_are_counted_by_tenant(daemon: Any, unique: Any) -> None:
         old, new = by_tenant(before, name), by_tenant(after, name)
         moved = {tenant: new[tenant] - old[tenant] for tenant in new}
         assert moved == {"alice": tokens, "bob": 0.0, "other": tokens}, name
-    assert set(by_tenant(after, "weft_tenant_queue_depth")) == {
-        "alice",
-        "bob",
-        "other",
-    }
+    assert set(by_tenant(after, "weft_tenant_queue_depth")) == {"alice", "bob", "other"}
 
 
 def test_a_flood_is_refused_and_nobody_else(tmp_path: Path) -> None:

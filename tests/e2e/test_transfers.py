@@ -54,34 +54,30 @@ def test_a_checkpoint_goes_on_at_another_server(
     names = {path.name for path in folder.iterdir()}
     assert (OPTIMIZER in names) == (kind == "train")
     other = server(tmp_path / "other")
-    other.start()
-    try:
-        with other.client() as client:
-            there = client.upload_checkpoint("b", "d", folder)
-            assert (there.adapter_id, there.name) == ("b", "d")
-            assert there.expires_at is None and there.created_at >= saved.created_at
-            for field in ("kind", "metadata", "last_step", "optim_steps", "config"):
-                assert getattr(there, field) == getattr(saved, field)
-            assert client.checkpoints("b") == [there]
-            with pytest.raises(weft.AlreadyExists):
-                client.upload_checkpoint("b", "d", folder)
-            client.upload_checkpoint("b", "d", folder, overwrite=True)
-            mine = checkpoints.folder(daemon, "a", "c").glob("*.safetensors")
-            for path in mine:
-                copy = checkpoints.folder(other, "b", "d") / path.name
-                assert copy.read_bytes() == path.read_bytes()
-            request = adapters_pb2.LoadCheckpointRequest(
-                adapter_id="b", name="d", weights_only=kind == "sampler"
-            )
-            with Raw(other.address) as raw:
-                assert raw.call(methods.LOAD_CHECKPOINT, request).code == "OK"
-            if kind == "train":
-                loaded = client.adapter("b")
-                assert loaded.info().last_step == saved.last_step
-                loaded.optim_step(learning_rate=1e-2)
-                after = exported.saved(other, loaded, "after")
-    finally:
-        other.kill()
+    with other, other.client() as client:
+        there = client.upload_checkpoint("b", "d", folder)
+        assert (there.adapter_id, there.name) == ("b", "d")
+        assert there.expires_at is None and there.created_at >= saved.created_at
+        for field in ("kind", "metadata", "last_step", "optim_steps", "config"):
+            assert getattr(there, field) == getattr(saved, field)
+        assert client.checkpoints("b") == [there]
+        with pytest.raises(weft.AlreadyExists):
+            client.upload_checkpoint("b", "d", folder)
+        client.upload_checkpoint("b", "d", folder, overwrite=True)
+        mine = checkpoints.folder(daemon, "a", "c").glob("*.safetensors")
+        for path in mine:
+            copy = checkpoints.folder(other, "b", "d") / path.name
+            assert copy.read_bytes() == path.read_bytes()
+        request = adapters_pb2.LoadCheckpointRequest(
+            adapter_id="b", name="d", weights_only=kind == "sampler"
+        )
+        with Raw(other.address) as raw:
+            assert raw.call(methods.LOAD_CHECKPOINT, request).code == "OK"
+        if kind == "train":
+            loaded = client.adapter("b")
+            assert loaded.info().last_step == saved.last_step
+            loaded.optim_step(learning_rate=1e-2)
+            after = exported.saved(other, loaded, "after")
     if kind == "train":
         with daemon.client() as client:
             adapter = client.adapter("a")
@@ -96,18 +92,14 @@ def test_what_is_written_leaves_the_reserve_of_the_disk(
         client.create_adapter("a", rank=4).save("c")
         client.download_checkpoint("a", "c", tmp_path / "files")
     full = server(tmp_path / "full", "--disk-reserve-bytes", str(1 << 50))
-    full.start()
-    try:
-        with full.client() as client:
-            adapter = client.create_adapter("a", rank=4)
-            refused = pytest.raises(weft.ResourceExhausted, match="checkpoints is full")
-            with refused:
-                adapter.save("c")
-            with refused:
-                client.upload_checkpoint("a", "c", tmp_path / "files")
-            assert client.checkpoints("a") == []
-    finally:
-        full.kill()
+    with full, full.client() as client:
+        adapter = client.create_adapter("a", rank=4)
+        refused = pytest.raises(weft.ResourceExhausted, match="checkpoints is full")
+        with refused:
+            adapter.save("c")
+        with refused:
+            client.upload_checkpoint("a", "c", tmp_path / "files")
+        assert client.checkpoints("a") == []
 
 
 def test_downloads_of_what_is_not_there(daemon: Daemon, tmp_path: Path) -> None:

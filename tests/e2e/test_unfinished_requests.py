@@ -55,8 +55,7 @@ class Unfinished(Stranger):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/weft.v1.TrainingService/ForwardBackward", "/grpc.health.v1.Health/Check"],
+    "path", ["/weft.v1.TrainingService/ForwardBackward", "/grpc.health.v1.Health/Check"]
 )
 def test_requests_without_an_end_do_not_end_calls_of_others(
     tmp_path: Path, path: str

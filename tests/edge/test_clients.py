@@ -148,9 +148,7 @@ def test_a_cancelled_call_is_cancelled_in_weftd(edge: Edge) -> None:
         client.adapter("open").delete()
 
 
-def test_a_call_outlives_every_timeout_between_two_pieces(
-    tmp_path: Path,
-) -> None:
+def test_a_call_outlives_every_timeout_between_two_pieces(tmp_path: Path) -> None:
     """With timeouts that are 30 times shorter a call waits longer than each of them,
     and a stream of many pieces passes."""
     with Edge(tmp_path, scale=SCALE).running() as hasty, hasty.client(hasty.bob) as bob:

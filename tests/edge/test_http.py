@@ -161,10 +161,7 @@ def test_openais_client_chats_over_https(tmp_path: Path) -> None:
         command += ["--listen", front_address]
         front = subprocess.Popen(command)
         try:
-            wait_until(
-                lambda: accepts(port),
-                edge.log,
-            )
+            wait_until(lambda: accepts(port), edge.log)
             with openai.OpenAI(
                 base_url=f"{edge.url}/v1",
                 api_key=edge.alice,

@@ -99,7 +99,7 @@ class EngineFixture : public ::testing::Test {
 
   void TearDown() override { engine_.reset(); }
 
-  [[nodiscard]] EngineOptions Options() const {
+  EngineOptions Options() const {
     return {.model_dir = folder_ / "model",
             .device = Device::kCpu,
             .dtype = Dtype::kF32,

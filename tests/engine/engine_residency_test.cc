@@ -86,10 +86,8 @@ class ResidencyFixture : public weft::testing::EngineFixture {
     ASSERT_THAT(Wait<bool>([&](auto done) { engine_->Drain(done); }), IsOk());
   }
 
-  [[nodiscard]] fs::path Spill() const {
-    return folder_ / "checkpoints" / ".spill" / "0";
-  }
-  [[nodiscard]] int NumSpilled() const {
+  fs::path Spill() const { return folder_ / "checkpoints" / ".spill" / "0"; }
+  int NumSpilled() const {
     return static_cast<int>(std::distance(fs::directory_iterator(Spill()), {}));
   }
 

@@ -43,16 +43,16 @@ class ToldDevice final : public ComputeDevice {
     std::atomic<bool> is_cpu = false;
   };
   explicit ToldDevice(State* state) : state_(*state) {}
-  [[nodiscard]] DeviceMemory Memory() const override {
+  DeviceMemory Memory() const override {
     if (state_.is_cpu) return {};
     return {.total = 300, .reserved = 200, .allocated = 100};
   }
-  [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
+  int64_t LimitTo(double /*share*/) override { return 0; }
   void Wait() override {
     TORCH_CHECK(!state_.fails_late, "a kernel has failed");
   }
   void ReleaseCached() override { ++state_.num_releases; }
-  [[nodiscard]] absl::Status CheckAnswers() override {
+  absl::Status CheckAnswers() override {
     if (!state_.lost) return absl::OkStatus();
     return absl::UnavailableError("CUDA device 0: an illegal address");
   }

@@ -50,7 +50,7 @@ class DecodeGraphCudaTest : public ::testing::Test {
 
   // Returns the plan padded to `rows` rows, with a page table as wide as the
   // graph's.
-  [[nodiscard]] static CachePlan Padded(CachePlan plan, int64_t rows) {
+  static CachePlan Padded(CachePlan plan, int64_t rows) {
     const int64_t padding = rows - plan.batch.tokens_T.size(0);
     const auto pad = [&](at::Tensor& values, int64_t value) {
       values = at::constant_pad_nd(values, {0, padding}, value);
@@ -84,7 +84,7 @@ class DecodeGraphCudaTest : public ::testing::Test {
     }
   }
 
-  [[nodiscard]] CachePlan Plan(int64_t num_rows, int64_t salt) const {
+  CachePlan Plan(int64_t num_rows, int64_t salt) const {
     return DecodePlan(num_rows, salt, decoder_->config().vocab);
   }
 

@@ -146,7 +146,7 @@ class DecodeGraphTest : public ::testing::Test {
         graphs_(decoder_, rank_.head(), &graph_store_, kMaxRows,
                 std::make_unique<HostStepDevice>(&counts_)) {}
 
-  [[nodiscard]] CachePlan Plan(int64_t num_rows, int64_t salt) const {
+  CachePlan Plan(int64_t num_rows, int64_t salt) const {
     CachePlan plan = DecodePlan(num_rows, salt, decoder_.config().vocab);
     if (decoder_.config().has_delta()) {
       // In another order than the rows.

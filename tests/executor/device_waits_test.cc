@@ -77,7 +77,7 @@ class DeviceWaitsTest : public ::testing::TestWithParam<bool> {
   }
 
   // A prompt of three tokens that two sequences share. Every row is scored.
-  [[nodiscard]] TrainPlan MakePlan() const {
+  TrainPlan MakePlan() const {
     TrainPlan plan{
         .backward = true, .wants_entropy = true, .num_recomputed = 1};
     plan.batch.tokens_T = at::arange(kTokens) * 4;
@@ -99,7 +99,7 @@ class DeviceWaitsTest : public ::testing::TestWithParam<bool> {
     return plan;
   }
 
-  [[nodiscard]] model::KvStore MakeStore() const {
+  model::KvStore MakeStore() const {
     model::KvStore store =
         AllocateCache(*decoder_, /*num_pages=*/4, /*page_tokens=*/4,
                       /*num_states=*/GetParam() ? 3 : 0);
@@ -113,7 +113,7 @@ class DeviceWaitsTest : public ::testing::TestWithParam<bool> {
   }
 
   // Returns the slots of sequences for MakeStore's states.
-  [[nodiscard]] at::Tensor StateSlots(int64_t num_sequences) const {
+  at::Tensor StateSlots(int64_t num_sequences) const {
     return GetParam() ? at::arange(1, 1 + num_sequences) : at::Tensor();
   }
 

@@ -75,14 +75,14 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
                  TinyVersion(config_, {.rank = 4, .alpha = 4}, at::kFloat)};
   }
 
-  [[nodiscard]] parallel::Topology topology() const {
+  parallel::Topology topology() const {
     return {.tensor_size = std::get<0>(GetParam()),
             .num_replicas = std::get<1>(GetParam())};
   }
 
   // Two sequences of 6 and 5 tokens, with one adapter each. Every token scores
   // one target.
-  [[nodiscard]] TrainPlan MakePlan(int64_t first) const {
+  TrainPlan MakePlan(int64_t first) const {
     constexpr int64_t kRows = 11;
     TrainPlan plan{
         .backward = true, .wants_entropy = true, .num_recomputed = 1};
@@ -103,7 +103,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
     return plan;
   }
 
-  [[nodiscard]] lora::LoraRouting Routing() const {
+  lora::LoraRouting Routing() const {
     return {{.begin = 0, .end = 6, .version = versions_[0]},
             {.begin = 6, .end = 11, .version = versions_[1]}};
   }
@@ -114,9 +114,8 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
 
   // Runs four plans, `at_once` at a time, and collects the gradients of the
   // versions `trained`.
-  [[nodiscard]] Outcome Train(
-      Executor& executor, int at_once,
-      const std::vector<lora::AdapterVersionPtr>& trained) const {
+  Outcome Train(Executor& executor, int at_once,
+                const std::vector<lora::AdapterVersionPtr>& trained) const {
     const lora::LoraGradients gradients =
         lora::ZeroGradients(trained, at::kCPU);
     Outcome outcome;
@@ -139,7 +138,7 @@ class ExecutorTest : public ::testing::TestWithParam<std::tuple<int, int>> {
     }
     return outcome;
   }
-  [[nodiscard]] Outcome Train(Executor& executor, int at_once) const {
+  Outcome Train(Executor& executor, int at_once) const {
     return Train(executor, at_once, versions_);
   }
 

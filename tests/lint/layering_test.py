@@ -222,8 +222,7 @@ def test_names_the_missing_file_and_the_missing_function_of_a_walk(
 ) -> None:
     walk = "- `server/a.cc:Run` - runs\n- `src/b.h`, `src/gone.h:F`, `server/a.cc:Ru`\n"
     root = _tree(
-        tmp_path,
-        {"src/README.md": walk, "server/a.cc": "void Run();", "src/b.h": ""},
+        tmp_path, {"src/README.md": walk, "server/a.cc": "void Run();", "src/b.h": ""}
     )
     assert missing_paths(root) == [
         "src/README.md:2: src/gone.h does not exist",

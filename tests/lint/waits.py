@@ -14,15 +14,7 @@ from typing import NamedTuple
 
 from sources import CPP_SUFFIXES, files
 
-FOLDERS = (
-    "ops",
-    "lora",
-    "model",
-    "loss",
-    "sampling",
-    "executor",
-    "engine",
-)
+FOLDERS = ("ops", "lora", "model", "loss", "sampling", "executor", "engine")
 
 # Waits that are allowed, as (file below src, kind), with the reason.
 ALLOWED = {

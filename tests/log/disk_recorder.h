@@ -29,7 +29,7 @@ class DiskRecorder {
   DiskRecorder& operator=(const DiskRecorder&) = delete;
 
   // Returns a number for the present moment, which MakeDisk takes.
-  [[nodiscard]] size_t Moment() const;
+  size_t Moment() const;
 
   // Says how many of the changes that were not synced are lost.
   enum class Loss { kAll, kNone, kSome };

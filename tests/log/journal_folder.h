@@ -51,8 +51,8 @@ class TestFolder {
   TestFolder(const TestFolder&) = delete;
   TestFolder& operator=(const TestFolder&) = delete;
 
-  [[nodiscard]] std::string path() const { return path_ + "/state"; }
-  [[nodiscard]] std::filesystem::path Segment(uint64_t first) const {
+  std::string path() const { return path_ + "/state"; }
+  std::filesystem::path Segment(uint64_t first) const {
     return std::filesystem::path(path()) / "log" /
            StateFolder::SegmentName(first);
   }

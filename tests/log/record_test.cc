@@ -89,9 +89,7 @@ class EveryField {
   }
 
   // Returns the full name of field `changed`, or nothing if there is none.
-  [[nodiscard]] const std::string& changed_name() const {
-    return changed_name_;
-  }
+  const std::string& changed_name() const { return changed_name_; }
 
  private:
   using Field = google::protobuf::FieldDescriptor;

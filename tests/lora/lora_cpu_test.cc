@@ -36,7 +36,7 @@ struct Problem {
   at::Tensor x_TI, y_TO, dy_TO, dx_TI;
 
   // Returns the rows [begin, end), without segments.
-  [[nodiscard]] Problem Part(int64_t begin, int64_t end) const {
+  Problem Part(int64_t begin, int64_t end) const {
     return {.site = site,
             .x_TI = x_TI.slice(0, begin, end).clone(),
             .y_TO = y_TO.slice(0, begin, end).clone(),

@@ -45,10 +45,10 @@ class LoraCudaTest : public ::testing::Test {
     at::manual_seed(12);
     made_ = MakeMixedBatch();
   }
-  [[nodiscard]] MixedBatch Exact() const {
+  MixedBatch Exact() const {
     return Converted(made_, at::kCPU, at::kDouble, at::kDouble);
   }
-  [[nodiscard]] MixedBatch BatchOnDevice() const {
+  MixedBatch BatchOnDevice() const {
     return Converted(made_, TheDevice(), at::kBFloat16, at::kFloat);
   }
   // Runs the CUDA path.

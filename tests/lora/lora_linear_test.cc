@@ -67,7 +67,7 @@ struct Problem {
   LoraGradients gradients;  // The gradients before the pass.
   at::Tensor dy_TO;
 
-  [[nodiscard]] at::Tensor Gradient(size_t segment) const {
+  at::Tensor Gradient(size_t segment) const {
     return GradientOf(gradients, routing[segment].version);
   }
 };

@@ -92,7 +92,7 @@ struct MixedBatch {
   LoraGradients gradients;
 
   // Returns the gradient of a segment's adapter.
-  [[nodiscard]] at::Tensor Gradient(size_t segment) const {
+  at::Tensor Gradient(size_t segment) const {
     return GradientOf(gradients, routing[segment].version);
   }
 };

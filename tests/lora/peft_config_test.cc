@@ -155,8 +155,7 @@ TEST(ParsePeftConfig, RefusesByName) {
       {"target_modules", {"model.layers.2.self_attn.q_proj"}},
       {"target_modules", {""}},
       {"target_modules", {1}},
-      {"target_modules", std::vector<std::string>(100, "q_proj")},
-  };
+      {"target_modules", std::vector<std::string>(100, "q_proj")}};
   for (const auto& [field, value] : cases) {
     Json json = Written();
     json[field] = value;

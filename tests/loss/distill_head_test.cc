@@ -179,8 +179,8 @@ class MemoryWatch final : public c10::MemoryReportingInfoBase {
     now_ += bytes;
     peak_ = std::max(peak_, now_);
   }
-  [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
-  [[nodiscard]] int64_t peak() const { return peak_; }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak() const { return peak_; }
 
  private:
   int64_t now_ = 0;

@@ -15,12 +15,11 @@ namespace weft::loss {
 
 // The divergences that the rows have in turn.
 inline const std::vector<Divergence>& AllDivergences() {
-  static const auto* const kAll = new std::vector<Divergence>{
-      {.function = LossFunction::kForwardKl},
-      {.function = LossFunction::kReverseKl},
-      {.function = LossFunction::kJs, .beta = 0.5},
-      {.function = LossFunction::kJs, .beta = 0.1},
-  };
+  static const auto* const kAll =
+      new std::vector<Divergence>{{.function = LossFunction::kForwardKl},
+                                  {.function = LossFunction::kReverseKl},
+                                  {.function = LossFunction::kJs, .beta = 0.5},
+                                  {.function = LossFunction::kJs, .beta = 0.1}};
   return *kAll;
 }
 

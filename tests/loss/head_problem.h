@@ -107,7 +107,7 @@ struct Problem {
   lora::LoraGradients gradients;  // The backward pass adds to these gradients.
 
   // Returns the gradient of a segment's adapter.
-  [[nodiscard]] at::Tensor Gradient(size_t segment) const {
+  at::Tensor Gradient(size_t segment) const {
     return GradientOf(gradients, rows.routing[segment].version);
   }
 };

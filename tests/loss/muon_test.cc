@@ -23,7 +23,7 @@ struct Place {
   int64_t rows = 0;
   int64_t columns = 0;
 
-  [[nodiscard]] at::Tensor Of(const at::Tensor& flat) const {
+  at::Tensor Of(const at::Tensor& flat) const {
     return flat.narrow(0, offset, rows * columns).view({rows, columns});
   }
 };

@@ -42,10 +42,8 @@ class SegmentParts {
     gradients_ = HeadGradients(routing_);
   }
 
-  [[nodiscard]] const lora::LoraRouting& routing() const { return routing_; }
-  [[nodiscard]] const lora::LoraGradients& gradients() const {
-    return gradients_;
-  }
+  const lora::LoraRouting& routing() const { return routing_; }
+  const lora::LoraGradients& gradients() const { return gradients_; }
 
   void AddGradientsTo(const Problem& whole) const {
     for (size_t s = 0; s < routing_.size(); ++s) {
@@ -58,9 +56,8 @@ class SegmentParts {
   }
 
  private:
-  [[nodiscard]] lora::AdapterShard ShardOf(
-      const lora::AdapterVersion& whole,
-      const lora::AdapterLayout& local) const {
+  lora::AdapterShard ShardOf(const lora::AdapterVersion& whole,
+                             const lora::AdapterLayout& local) const {
     return {*whole.layout, local, {.vocab = vocab_}};
   }
 

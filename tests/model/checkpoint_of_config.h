@@ -31,7 +31,7 @@ class CheckpointOfConfig {
   }
 
   // Writes the tensors and opens them.
-  [[nodiscard]] std::unique_ptr<weights::Checkpoint> Open() const {
+  std::unique_ptr<weights::Checkpoint> Open() const {
     std::vector<weights::NamedTensor> views;
     for (const auto& [name, tensor] : tensors) {
       const auto* bytes =

@@ -28,7 +28,7 @@ struct Story {
   int64_t prompt;
   lora::AdapterVersionPtr version;  // Null: the base model.
 
-  [[nodiscard]] int64_t Slot(int64_t token) const {
+  int64_t Slot(int64_t token) const {
     return int64_t{pages[token / kPageTokens]} * kPageTokens +
            token % kPageTokens;
   }

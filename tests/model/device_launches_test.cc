@@ -126,11 +126,11 @@ class RecordedStep {
     }
   }
 
-  [[nodiscard]] at::Tensor Run() {
+  at::Tensor Run() {
     return decoder_.ForwardLayers(Mode::kEval, places_.batch, nullptr, 0,
                                   &places_.kv);
   }
-  [[nodiscard]] const KvStore& store() const { return places_.store; }
+  const KvStore& store() const { return places_.store; }
 
  private:
   const Decoder& decoder_;

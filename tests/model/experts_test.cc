@@ -47,8 +47,7 @@ class ExpertsTest : public ::testing::Test {
     version_->compute_N = at::randn({version_->layout->num_parameters()}) * 0.2;
   }
 
-  [[nodiscard]] at::Tensor Forward(const at::Tensor& x_TH,
-                                   at::Tensor experts_TK = {}) const {
+  at::Tensor Forward(const at::Tensor& x_TH, at::Tensor experts_TK = {}) const {
     return ForwardExperts(
         {.weights = weights_, .config = config_, .shape = shape_}, x_TH,
         {{0, x_TH.size(0), version_}}, experts_TK,
@@ -56,7 +55,7 @@ class ExpertsTest : public ::testing::Test {
   }
 
   // Returns the output of one expert for all rows.
-  [[nodiscard]] at::Tensor One(const at::Tensor& x_TH, int expert) const {
+  at::Tensor One(const at::Tensor& x_TH, int expert) const {
     const lora::LoraRouting routing = {{0, x_TH.size(0), version_}};
     const model_config::ModelShape shape = shape_.OfExpert(expert);
     const at::Tensor gate_up = lora::LoraLinear(

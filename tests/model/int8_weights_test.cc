@@ -77,9 +77,9 @@ class Int8LoadTest : public ::testing::Test {
     config_.ffn = 136;  // Three groups, the last of which is short.
   }
 
-  [[nodiscard]] absl::StatusOr<DecoderWeights> Load(
-      const weights::Checkpoint& checkpoint, model_config::MatrixFormat format,
-      const parallel::Shard& shard = {}) const {
+  absl::StatusOr<DecoderWeights> Load(const weights::Checkpoint& checkpoint,
+                                      model_config::MatrixFormat format,
+                                      const parallel::Shard& shard = {}) const {
     return LoadDecoderWeights(checkpoint, config_, at::kFloat, at::kCPU, shard,
                               format);
   }

@@ -25,9 +25,9 @@ class Reference {
     }
   }
 
-  [[nodiscard]] const std::vector<at::Tensor>& flats() const { return flats_; }
+  const std::vector<at::Tensor>& flats() const { return flats_; }
 
-  [[nodiscard]] at::Tensor Run() const {
+  at::Tensor Run() const {
     at::Tensor x = Embedding();
     if (config_.scaled_embeddings) {
       x = x * std::sqrt(static_cast<double>(config_.hidden));
@@ -44,7 +44,7 @@ class Reference {
  private:
   // Returns the tokens' embeddings. Some models scale embeddings, but this
   // function does not.
-  [[nodiscard]] at::Tensor Embedding() const {
+  at::Tensor Embedding() const {
     at::Tensor x = F64(weights_.embedding_VH).index_select(0, batch_.tokens_T);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
       const lora::LoraSegment& segment = batch_.routing[i];
@@ -64,14 +64,12 @@ class Reference {
   }
 
   // Applies RMSNorm to the last dimension.
-  [[nodiscard]] at::Tensor Norm(const at::Tensor& x,
-                                const at::Tensor& weight) const {
+  at::Tensor Norm(const at::Tensor& x, const at::Tensor& weight) const {
     const at::Tensor mean = x.pow(2).mean(-1, /*keepdim=*/true);
     return x * (mean + config_.rms_norm_eps).rsqrt() * F64(weight);
   }
 
-  [[nodiscard]] at::Tensor OutputNorm(const at::Tensor& x,
-                                      const at::Tensor& weight) const {
+  at::Tensor OutputNorm(const at::Tensor& x, const at::Tensor& weight) const {
     return config_.has_output_norms() ? Norm(x, weight) : x;
   }
 
@@ -84,10 +82,9 @@ class Reference {
     return factor.module == TargetModule::kUpProj ? factor.out : 0;
   }
 
-  [[nodiscard]] at::Tensor Linear(const at::Tensor& x,
-                                  const lora::BaseLinear& base, int layer,
-                                  ProjectionGroup group,
-                                  int expert = lora::kNoExpert) const {
+  at::Tensor Linear(const at::Tensor& x, const lora::BaseLinear& base,
+                    int layer, ProjectionGroup group,
+                    int expert = lora::kNoExpert) const {
     at::Tensor y = at::mm(x, F64(base.weight_OI).t());
     if (base.bias_O.defined()) y = y + F64(base.bias_O);
     for (size_t i = 0; i < batch_.routing.size(); ++i) {
@@ -111,7 +108,7 @@ class Reference {
     return y;
   }
 
-  [[nodiscard]] at::Tensor Rotate(int layer, const at::Tensor& x) const {
+  at::Tensor Rotate(int layer, const at::Tensor& x) const {
     const at::Tensor frequencies = at::tensor(
         config_.rope_tables[config_.attention[layer].rope_table], at::kFloat);
     // The angles are f32, as in training (src/ops/rotary.cc).
@@ -128,7 +125,7 @@ class Reference {
   // Returns [T, T], which is true at [i, j] if row i must not see row j. A row
   // sees itself, the earlier rows of its node and all rows of the node's
   // ancestors, but no row before its window.
-  [[nodiscard]] at::Tensor Hidden(int64_t window) const {
+  at::Tensor Hidden(int64_t window) const {
     const int64_t rows = batch_.tokens_T.numel();
     at::Tensor hidden = at::ones({rows, rows}, at::kBool);
     for (const ops::AttentionNode& node : batch_.nodes) {
@@ -146,7 +143,7 @@ class Reference {
     return hidden.logical_or(distance >= window);
   }
 
-  [[nodiscard]] at::Tensor Attention(int layer, const at::Tensor& x) const {
+  at::Tensor Attention(int layer, const at::Tensor& x) const {
     const model::LayerWeights& w = weights_.layers[layer];
     const model_config::ModelShape shape = config_.shape();
     const std::vector<at::Tensor> qkv =
@@ -176,16 +173,14 @@ class Reference {
                   ProjectionGroup::kO);
   }
 
-  [[nodiscard]] at::Tensor Mlp(int layer, const at::Tensor& x) const {
+  at::Tensor Mlp(int layer, const at::Tensor& x) const {
     const model::LayerWeights& w = weights_.layers[layer];
     if (config_.moe.shape.InLayer(layer)) return Mixture(layer, x);
     return Gated(x, w.gate_up, w.down, layer, lora::kNoExpert);
   }
 
-  [[nodiscard]] at::Tensor Gated(const at::Tensor& x,
-                                 const lora::BaseLinear& gate_up,
-                                 const lora::BaseLinear& down, int layer,
-                                 int expert) const {
+  at::Tensor Gated(const at::Tensor& x, const lora::BaseLinear& gate_up,
+                   const lora::BaseLinear& down, int layer, int expert) const {
     const std::vector<at::Tensor> parts =
         Linear(x, gate_up, layer, ProjectionGroup::kGateUp, expert).chunk(2, 1);
     const at::Tensor gate = config_.activation == ops::Activation::kSilu
@@ -196,7 +191,7 @@ class Reference {
 
   // Runs every expert on every row; the experts that a row does not have get
   // weight 0.
-  [[nodiscard]] at::Tensor Mixture(int layer, const at::Tensor& x) const {
+  at::Tensor Mixture(int layer, const at::Tensor& x) const {
     const model::ExpertWeights& w = weights_.layers[layer].experts;
     const model_config::ExpertShape& experts = config_.moe.shape;
     const at::Tensor probs = at::mm(x, F64(w.router_EH).t()).softmax(1);

@@ -19,10 +19,10 @@ struct ReferenceResult {
 };
 
 // Runs with a loss whose dLoss/dy is dy_TH.
-[[nodiscard]] ReferenceResult RunReference(
-    const model_config::ModelConfig& config,
-    const model::DecoderWeights& weights, const model::PackedBatch& batch,
-    const at::Tensor& dy_TH);
+ReferenceResult RunReference(const model_config::ModelConfig& config,
+                             const model::DecoderWeights& weights,
+                             const model::PackedBatch& batch,
+                             const at::Tensor& dy_TH);
 
 }  // namespace weft::testing
 

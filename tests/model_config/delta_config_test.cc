@@ -136,28 +136,26 @@ TEST(DeltaConfigTest, RefusesWhatTheLayersDoNotCompute) {
     Json value;
     absl::StatusCode code;
     const char* says;
-  } kCases[] = {
-      {"attn_output_gate", false, kUnsupported, "accepted: true"},
-      {"hidden_act", "gelu_pytorch_tanh", kUnsupported, "\"silu\""},
-      {"mamba_ssm_dtype", "bfloat16", kUnsupported, "\"float32\""},
-      {"mamba_ssm_dtype", 32, kInvalid, "\"float32\""},
-      {"linear_num_value_heads", 5, kInvalid,
-       "a multiple of linear_num_key_heads = 2"},
-      {"linear_num_key_heads", 0, kInvalid, "[1, 1024]"},
-      {"linear_conv_kernel_dim", 1, kInvalid, "[2, 8]"},
-      {"linear_conv_kernel_dim", 9, kInvalid, "[2, 8]"},
-      {"linear_value_head_dim", 1025, kInvalid, "[1, 1024]"},
-      {"layer_types", Json::array({"linear_attention"}), kInvalid,
-       "a list of 3"},
-      {"layer_types",
-       Json::array({"mamba", "full_attention", "full_attention"}), kUnsupported,
-       "\"linear_attention\", \"full_attention\""},
-      {"layer_types",
-       Json::array(
-           {"linear_attention", "linear_attention", "linear_attention"}),
-       kUnsupported, "at least one layer of full attention"},
-      {"full_attention_interval", 0, kInvalid, "[1, 1024]"},
-  };
+  } kCases[] = {{"attn_output_gate", false, kUnsupported, "accepted: true"},
+                {"hidden_act", "gelu_pytorch_tanh", kUnsupported, "\"silu\""},
+                {"mamba_ssm_dtype", "bfloat16", kUnsupported, "\"float32\""},
+                {"mamba_ssm_dtype", 32, kInvalid, "\"float32\""},
+                {"linear_num_value_heads", 5, kInvalid,
+                 "a multiple of linear_num_key_heads = 2"},
+                {"linear_num_key_heads", 0, kInvalid, "[1, 1024]"},
+                {"linear_conv_kernel_dim", 1, kInvalid, "[2, 8]"},
+                {"linear_conv_kernel_dim", 9, kInvalid, "[2, 8]"},
+                {"linear_value_head_dim", 1025, kInvalid, "[1, 1024]"},
+                {"layer_types", Json::array({"linear_attention"}), kInvalid,
+                 "a list of 3"},
+                {"layer_types",
+                 Json::array({"mamba", "full_attention", "full_attention"}),
+                 kUnsupported, "\"linear_attention\", \"full_attention\""},
+                {"layer_types",
+                 Json::array({"linear_attention", "linear_attention",
+                              "linear_attention"}),
+                 kUnsupported, "at least one layer of full attention"},
+                {"full_attention_interval", 0, kInvalid, "[1, 1024]"}};
   for (const auto& c : kCases) {
     const auto config = Parse(Small("qwen3_5_text", {{c.field, c.value}}));
     EXPECT_THAT(config, IsStatus(c.code, c.field)) << c.value;

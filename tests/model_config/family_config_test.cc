@@ -347,8 +347,7 @@ TEST(FamilyConfig, RefusesByName) {
        "quantization_config",
        {{"bits", 4}},
        kUnsupported,
-       "quantization_config"},
-  };
+       "quantization_config"}};
   for (const Refusal& refusal : refusals) {
     Json config = refusal.config;
     config[refusal.field] = refusal.value;

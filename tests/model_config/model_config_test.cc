@@ -278,8 +278,7 @@ TEST(ParseModelConfig, RefusesValuesOutOfRangeByName) {
       {"eos_token_id", -1, kInvalid, "eos_token_id is -1"},
       {"eos_token_id", {1, "2"}, kInvalid, "eos_token_id is \"2\""},
       {"layer_types", {"full_attention"}, kInvalid, "a list of 30"},
-      {"model_type", 1, kInvalid, "model_type is 1"},
-  };
+      {"model_type", 1, kInvalid, "model_type is 1"}};
   for (const BadField& bad : cases) ExpectRefused(Llama(), bad);
 }
 
@@ -324,8 +323,7 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
       {"rope_parameters",
        {{"full_attention", {{"rope_theta", 1e6}}}},
        kUnsupported,
-       "full_attention"},
-  };
+       "full_attention"}};
   for (const BadField& bad : cases) ExpectRefused(Llama(), bad);
   ExpectRefused(Qwen3(), {"mlp_bias", true, kUnsupported, "mlp_bias"});
   Json sliding = Qwen3();

@@ -196,8 +196,7 @@ TEST(MoeConfig, RefusesByName) {
       {{{"decoder_sparse_step", 0}}, kInvalid, "decoder_sparse_step is 0"},
       {{{"shared_expert_intermediate_size", 8}},
        kUnsupported,
-       "shared_expert_intermediate_size"},
-  };
+       "shared_expert_intermediate_size"}};
   for (const auto& test : kCases) {
     EXPECT_THAT(With(Qwen3Moe(), test.changes),
                 IsStatus(test.code, test.message));

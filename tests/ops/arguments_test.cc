@@ -40,7 +40,7 @@ struct PagedCase {
   at::Tensor lengths = at::ones({2}, at::kInt);
   at::Tensor out = at::empty({2, 6, 8});
 
-  [[nodiscard]] std::string Error() {
+  std::string Error() {
     return ErrorOf(
         [&] { PagedAttention(q, k, v, table, lengths, {.scale = 1}, out); });
   }
@@ -113,7 +113,7 @@ struct VocabCase {
   at::Tensor logprobs = at::empty({2});
   at::Tensor entropy = at::empty({2});
 
-  [[nodiscard]] std::string Error() {
+  std::string Error() {
     return ErrorOf([&] {
       VocabRows(logits, {row_offsets, targets, temperature}, false, logprobs,
                 entropy);

@@ -25,17 +25,16 @@ class CudaOpsTest : public ::testing::TestWithParam<at::ScalarType> {
     at::manual_seed(5);
   }
 
-  [[nodiscard]] static double Epsilon() {
+  static double Epsilon() {
     return GetParam() == at::kFloat ? kEpsilonF32 : kEpsilonBf16;
   }
   // Returns numbers that the dtype holds exactly, as f64 on the CPU.
-  [[nodiscard]] static at::Tensor Random(at::IntArrayRef sizes,
-                                         double scale = 1) {
+  static at::Tensor Random(at::IntArrayRef sizes, double scale = 1) {
     return (at::randn(sizes, at::kDouble) * scale)
         .to(GetParam())
         .to(at::kDouble);
   }
-  [[nodiscard]] static at::Tensor OnDevice(const at::Tensor& x) {
+  static at::Tensor OnDevice(const at::Tensor& x) {
     return x.to(at::TensorOptions(at::kCUDA).dtype(GetParam()));
   }
   static void ExpectClose(const at::Tensor& actual, const at::Tensor& expected,

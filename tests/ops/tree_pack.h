@@ -15,7 +15,7 @@ struct Pack {
   std::string name;
   std::vector<ops::AttentionNode> nodes;
 
-  [[nodiscard]] int64_t num_rows() const { return nodes.back().end; }
+  int64_t num_rows() const { return nodes.back().end; }
 };
 
 // Makes nodes from their lengths and parents, in depth-first order.

@@ -62,11 +62,7 @@ class Daemon:
     """One weftd process. `address` and `metrics_address` are HOST:PORT."""
 
     def __init__(
-        self,
-        model: Path,
-        folder: Path,
-        *flags: str,
-        program: Path | None = None,
+        self, model: Path, folder: Path, *flags: str, program: Path | None = None
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.resolve()
@@ -86,6 +82,15 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
         self.metrics_address = ""
+
+    def __enter__(self) -> Daemon:
+        """Starts the process, which is killed afterwards, because that is faster than
+        a stop."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def pid(self) -> int:
@@ -273,15 +278,3 @@ def running(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
         daemon.kill()
         raise
     assert daemon.stop() == 0, daemon.log_tail()
-
-
-@contextmanager
-def brief(model: Path, folder: Path, *flags: str) -> Iterator[Daemon]:
-    """A serving daemon that is killed afterwards, because that is faster. It is for
-    tests of what a daemon computes."""
-    daemon = Daemon(model, folder, *flags)
-    daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.kill()

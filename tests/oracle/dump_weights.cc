@@ -51,9 +51,7 @@ class Dump {
     Add(name + ".weight", linear.weight_OI);
     Add(name + ".bias", linear.bias_O);
   }
-  [[nodiscard]] std::string File() const {
-    return weights::WriteSafetensors(tensors_);
-  }
+  std::string File() const { return weights::WriteSafetensors(tensors_); }
 
  private:
   std::vector<weights::NamedTensor> tensors_;

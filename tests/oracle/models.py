@@ -379,11 +379,7 @@ TINY: dict[str, dict[str, Any]] = {
         "rope_parameters": {**_MROPE, "mrope_interleaved": True},
         "wrapper": "qwen3_vl",
     },
-    "qwen3-5": {
-        **_DELTA,
-        "architecture": "qwen3_5_text",
-        "tie_word_embeddings": False,
-    },
+    "qwen3-5": {**_DELTA, "architecture": "qwen3_5_text", "tie_word_embeddings": False},
     # Each fourth layer has attention, and the kernel of the convolution is short.
     "qwen3-5-tied": {
         **_DELTA,

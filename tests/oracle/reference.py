@@ -324,10 +324,7 @@ class Adapted:
 
 
 def target_logprobs(
-    model: Any,
-    tokens: Sequence[int],
-    targets: Sequence[int],
-    temperature: float = 1.0,
+    model: Any, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
     """Returns the log-probability of every target, [N], differentiable."""
     scores = torch.log_softmax(_logits(model, tokens) / temperature, dim=-1)

@@ -31,10 +31,7 @@ INT8 = ("--weights", "int8")
 SUMMED = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
 # Matrices that are not rounded.
 EXACT = ("mlp.gate.weight", "shared_expert_gate.weight", "conv1d.weight")
-ADAPTERS = {
-    "qwen3-moe": MIXED_EXPERTS[2],
-    "qwen3-5": mixed_shapes("qwen3-5")[2],
-}
+ADAPTERS = {"qwen3-moe": MIXED_EXPERTS[2], "qwen3-5": mixed_shapes("qwen3-5")[2]}
 GREEDY_TOKENS = 32
 
 pytestmark = pytest.mark.skipif(

@@ -77,10 +77,7 @@ VARIANTS: dict[str, AdapterShape] = {
         },
     ),
     "excluded": AdapterShape(
-        4,
-        8.0,
-        "all-linear",
-        options={"exclude_modules": ["1.mlp.down_proj", "k_proj"]},
+        4, 8.0, "all-linear", options={"exclude_modules": ["1.mlp.down_proj", "k_proj"]}
     ),
     "head": AdapterShape(
         4,

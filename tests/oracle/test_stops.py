@@ -56,12 +56,7 @@ def byte_fallback(path: Path, prefix: bool) -> None:
     tokenizer.normalizer = normalizers.Sequence(steps)
     ends = [decoders.Strip(" ", 1, 0)] if prefix else []
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *ends,
-        ]
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *ends]
     )
     named = ["<unk>", "<s>", "</s>"]
     pieces = [f"<0x{byte:02X}>" for byte in range(256)]

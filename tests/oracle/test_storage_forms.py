@@ -19,7 +19,7 @@ import pytest
 import tolerance
 import torch
 from conftest import DigestOf
-from daemon import BUILD_DIR, Daemon, brief
+from daemon import BUILD_DIR, Daemon
 from models import SMALL_SHARD, tiny_model
 from reference import ALL_LINEAR, AdapterShape, Reference
 from safetensors.torch import load
@@ -117,7 +117,7 @@ def test_logits_and_gradients_are_the_references(
         weft.Datum(t[:-1], np.tile(np.arange(vocab), (len(t) - 1, 1)))
         for t in oracle.tokens
     ]
-    with brief(folder, tmp_path / "weftd") as daemon, daemon.client() as client:
+    with Daemon(folder, tmp_path / "weftd") as daemon, daemon.client() as client:
         base = client.forward(every_token)
         adapter = client.import_adapter("a", oracle.adapter)
         adapted = adapter.forward_backward([next_token(t) for t in oracle.tokens])

@@ -70,8 +70,7 @@ TEST(DigestTest, WhereAValueBelongsCounts) {
       [](TrainRequest& r) { std::swap(r.data[0], r.data[1]); },
       [](TrainRequest& r) { r.data[0].custom_inputs["a"] = {}; },
       [](TrainRequest& r) { r.data[1].custom_inputs["a"] = {}; },
-      [](TrainRequest& r) { r.data[0].custom_inputs["a"].is_int = true; },
-  };
+      [](TrainRequest& r) { r.data[0].custom_inputs["a"].is_int = true; }};
   std::set<std::string> digests;
   for (const Change& change : changes) {
     TrainRequest request = SomeTrainRequest();
@@ -84,19 +83,16 @@ TEST(DigestTest, WhereAValueBelongsCounts) {
 TEST(DigestTest, WhatIsTakenFromRecordsCounts) {
   using Change = std::function<void(Replay&)>;
   const Change changes[] = {
-      [](Replay& r) { r.spans.clear(); },
-      [](Replay&) {},
+      [](Replay& r) { r.spans.clear(); }, [](Replay&) {},
       [](Replay& r) { r.spans[0][0].sequence_id = "s:1"; },
       [](Replay& r) { r.spans[0][0].length = 2; },
       [](Replay& r) { r.spans[0][0].offset = 1; },
       [](Replay& r) { r.spans[0][0].start = 1; },
       // The span is the same but belongs to another datum.
       [](Replay& r) { std::swap(r.spans[0], r.spans[1]); },
-      [](Replay& r) { r.routing = true; },
-      [](Replay& r) { r.support = true; },
+      [](Replay& r) { r.routing = true; }, [](Replay& r) { r.support = true; },
       [](Replay& r) { r.logprobs = true; },
-      [](Replay& r) { r.optional = true; },
-  };
+      [](Replay& r) { r.optional = true; }};
   std::set<std::string> digests;
   for (const Change& change : changes) {
     TrainRequest request = SomeTrainRequest();

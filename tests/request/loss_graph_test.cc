@@ -108,104 +108,104 @@ void ExpectBad(const std::vector<BadGraph>& rows) {
 }
 
 TEST(LossGraphTest, RefusesBadNodesByName) {
-  ExpectBad({
-      {"unknown function", [](Json& n) { n[2]["target"] = "torch.foo"; },
-       "nodes[2] (mul) has the target torch.foo, which is not offered: "
-       "server/tinker/README.md lists what is"},
-      {"unknown method", [](Json& n) { n[3]["target"] = "foo"; },
-       "nodes[3] (sum_1) has the target foo, which is not offered"},
-      {"random numbers", [](Json& n) { n[2]["target"] = "torch.rand_like"; },
-       "nodes[2] (mul) has the target torch.rand_like"},
-      {"another module", [](Json& n) { n[2]["target"] = "os.system"; },
-       "nodes[2] (mul) has the target os.system"},
-      {"a builtin", [](Json& n) { n[2]["target"] = "eval"; },
-       "nodes[2] (mul) has the target eval"},
-      {"in place", [](Json& n) { n[3]["target"] = "add_"; },
-       "nodes[3] (sum_1) has the target add_"},
-      {"to the host", [](Json& n) { n[3]["target"] = "item"; },
-       "nodes[3] (sum_1) has the target item"},
-      {"backward", [](Json& n) { n[3]["target"] = "backward"; },
-       "nodes[3] (sum_1) has the target backward"},
-      {"no target", [](Json& n) { n[3].erase("target"); },
-       "nodes[3] (sum_1) has the target \"\""},
-      {"a target of bytes", [](Json& n) { n[3]["target"] = "a\nb\x01"; },
-       "nodes[3] (sum_1) has the target a\\nb\\x01"},
-      {"a module", [](Json& n) { n[2]["op"] = "call_module"; },
-       "nodes[2] (mul) has the op call_module, must be placeholder"},
-      {"a constant", [](Json& n) { n[2]["op"] = "get_attr"; },
-       "nodes[2] (mul) has the op get_attr, must be placeholder"},
-      {"no op", [](Json& n) { n[2].erase("op"); },
-       "nodes[2] (mul) has the op \"\", must be placeholder"},
-      {"no object", [](Json& n) { n[2] = 7; }, "nodes[2] must be an object"},
-      {"no name", [](Json& n) { n[2].erase("name"); },
-       "nodes[2] has the name \"\", must be 1 to 128 letters"},
-      {"a bad name", [](Json& n) { n[2]["name"] = "a b"; },
-       "nodes[2] has the name \"a b\", must be"},
-      {"a long name", [](Json& n) { n[2]["name"] = std::string(129, 'a'); },
-       "nodes[2] has the name \"aaa"},
-      {"a name twice", [](Json& n) { n[3]["name"] = "mul"; },
-       "nodes[3] (mul) has the name of another node"},
-      {"a later node", [](Json& n) { n[2]["args"][0] = Ref("neg"); },
-       "nodes[2] (mul) refers to neg, which is not an earlier node"},
-      {"itself", [](Json& n) { n[2]["args"][0] = Ref("mul"); },
-       "nodes[2] (mul) refers to mul, which is not an earlier node"},
-      {"a number as reference",
-       [](Json& n) {
-         n[2]["args"][0] = {{"ref", 0}};
-       },
-       "nodes[2] (mul) has a reference that names no node"},
-      {"args", [](Json& n) { n[2]["args"] = 1; },
-       "nodes[2] (mul) has args that are not a list"},
-      {"kwargs", [](Json& n) { n[2]["kwargs"] = Json::array(); },
-       "nodes[2] (mul) has kwargs that are not an object"},
-      {"an object of two keys",
-       [](Json& n) {
-         n[2]["args"][0] = {{"ref", "weights"}, {"x", 1}};
-       },
-       "nodes[2] (mul) has an argument that is an object of not one key"},
-      {"an unknown tag",
-       [](Json& n) {
-         n[2]["args"][0] = {{"code", "x"}};
-       },
-       "nodes[2] (mul) has the argument {\\\"code\\\":\\\"x\\\"}, which is "
-       "not offered"},
-      {"a slice of two",
-       [](Json& n) {
-         n[2]["args"][0] = {{"slice", {1, 2}}};
-       },
-       "nodes[2] (mul) has the argument {\\\"slice\\\":[1,2]}"},
-      {"half precision",
-       [](Json& n) {
-         n[3]["kwargs"] = {{"dtype", {{"dtype", "float16"}}}};
-       },
-       "nodes[3] (sum_1) has the argument {\\\"dtype\\\":\\\"float16\\\"}"},
-      {"a GPU",
-       [](Json& n) {
-         n[3]["args"].push_back({{"device", "cuda"}});
-       },
-       "nodes[3] (sum_1) has the argument {\\\"device\\\":\\\"cuda\\\"}"},
-      {"a float",
-       [](Json& n) {
-         n[3]["args"].push_back({{"float", "1e9"}});
-       },
-       "nodes[3] (sum_1) has a float that is not inf, -inf or nan"},
-      {"2^63", [](Json& n) { n[3]["args"].push_back(uint64_t{1} << 63); },
-       "nodes[3] (sum_1) has an argument above 2^63"},
-      {"a dict",
-       [](Json& n) {
-         n[3]["args"][0] = {{"dict", Json::object()}};
-       },
-       "nodes[3] (sum_1) has the argument {\\\"dict\\\":{}}"},
-      {"too few inputs", [](Json& n) { n.erase(1); },
-       "nodes[1] (mul) must be the placeholder of the input weights"},
-      {"too many inputs",
-       [](Json& n) { n.insert(n.begin() + 2, Node("placeholder", "p", "p")); },
-       "nodes[2] (p) is placeholder 3, but loss.custom_loss.inputs has 2"},
-      {"inputs in another order", [](Json& n) { std::swap(n[0], n[1]); },
-       "nodes[0] (weights) has the target weights, must be logprobs"},
-      {"a default", [](Json& n) { n[1]["args"] = {0.5}; },
-       "nodes[1] (weights) has arguments, must be an input without a default"},
-  });
+  ExpectBad(
+      {{"unknown function", [](Json& n) { n[2]["target"] = "torch.foo"; },
+        "nodes[2] (mul) has the target torch.foo, which is not offered: "
+        "server/tinker/README.md lists what is"},
+       {"unknown method", [](Json& n) { n[3]["target"] = "foo"; },
+        "nodes[3] (sum_1) has the target foo, which is not offered"},
+       {"random numbers", [](Json& n) { n[2]["target"] = "torch.rand_like"; },
+        "nodes[2] (mul) has the target torch.rand_like"},
+       {"another module", [](Json& n) { n[2]["target"] = "os.system"; },
+        "nodes[2] (mul) has the target os.system"},
+       {"a builtin", [](Json& n) { n[2]["target"] = "eval"; },
+        "nodes[2] (mul) has the target eval"},
+       {"in place", [](Json& n) { n[3]["target"] = "add_"; },
+        "nodes[3] (sum_1) has the target add_"},
+       {"to the host", [](Json& n) { n[3]["target"] = "item"; },
+        "nodes[3] (sum_1) has the target item"},
+       {"backward", [](Json& n) { n[3]["target"] = "backward"; },
+        "nodes[3] (sum_1) has the target backward"},
+       {"no target", [](Json& n) { n[3].erase("target"); },
+        "nodes[3] (sum_1) has the target \"\""},
+       {"a target of bytes", [](Json& n) { n[3]["target"] = "a\nb\x01"; },
+        "nodes[3] (sum_1) has the target a\\nb\\x01"},
+       {"a module", [](Json& n) { n[2]["op"] = "call_module"; },
+        "nodes[2] (mul) has the op call_module, must be placeholder"},
+       {"a constant", [](Json& n) { n[2]["op"] = "get_attr"; },
+        "nodes[2] (mul) has the op get_attr, must be placeholder"},
+       {"no op", [](Json& n) { n[2].erase("op"); },
+        "nodes[2] (mul) has the op \"\", must be placeholder"},
+       {"no object", [](Json& n) { n[2] = 7; }, "nodes[2] must be an object"},
+       {"no name", [](Json& n) { n[2].erase("name"); },
+        "nodes[2] has the name \"\", must be 1 to 128 letters"},
+       {"a bad name", [](Json& n) { n[2]["name"] = "a b"; },
+        "nodes[2] has the name \"a b\", must be"},
+       {"a long name", [](Json& n) { n[2]["name"] = std::string(129, 'a'); },
+        "nodes[2] has the name \"aaa"},
+       {"a name twice", [](Json& n) { n[3]["name"] = "mul"; },
+        "nodes[3] (mul) has the name of another node"},
+       {"a later node", [](Json& n) { n[2]["args"][0] = Ref("neg"); },
+        "nodes[2] (mul) refers to neg, which is not an earlier node"},
+       {"itself", [](Json& n) { n[2]["args"][0] = Ref("mul"); },
+        "nodes[2] (mul) refers to mul, which is not an earlier node"},
+       {"a number as reference",
+        [](Json& n) {
+          n[2]["args"][0] = {{"ref", 0}};
+        },
+        "nodes[2] (mul) has a reference that names no node"},
+       {"args", [](Json& n) { n[2]["args"] = 1; },
+        "nodes[2] (mul) has args that are not a list"},
+       {"kwargs", [](Json& n) { n[2]["kwargs"] = Json::array(); },
+        "nodes[2] (mul) has kwargs that are not an object"},
+       {"an object of two keys",
+        [](Json& n) {
+          n[2]["args"][0] = {{"ref", "weights"}, {"x", 1}};
+        },
+        "nodes[2] (mul) has an argument that is an object of not one key"},
+       {"an unknown tag",
+        [](Json& n) {
+          n[2]["args"][0] = {{"code", "x"}};
+        },
+        "nodes[2] (mul) has the argument {\\\"code\\\":\\\"x\\\"}, which is "
+        "not offered"},
+       {"a slice of two",
+        [](Json& n) {
+          n[2]["args"][0] = {{"slice", {1, 2}}};
+        },
+        "nodes[2] (mul) has the argument {\\\"slice\\\":[1,2]}"},
+       {"half precision",
+        [](Json& n) {
+          n[3]["kwargs"] = {{"dtype", {{"dtype", "float16"}}}};
+        },
+        "nodes[3] (sum_1) has the argument {\\\"dtype\\\":\\\"float16\\\"}"},
+       {"a GPU",
+        [](Json& n) {
+          n[3]["args"].push_back({{"device", "cuda"}});
+        },
+        "nodes[3] (sum_1) has the argument {\\\"device\\\":\\\"cuda\\\"}"},
+       {"a float",
+        [](Json& n) {
+          n[3]["args"].push_back({{"float", "1e9"}});
+        },
+        "nodes[3] (sum_1) has a float that is not inf, -inf or nan"},
+       {"2^63", [](Json& n) { n[3]["args"].push_back(uint64_t{1} << 63); },
+        "nodes[3] (sum_1) has an argument above 2^63"},
+       {"a dict",
+        [](Json& n) {
+          n[3]["args"][0] = {{"dict", Json::object()}};
+        },
+        "nodes[3] (sum_1) has the argument {\\\"dict\\\":{}}"},
+       {"too few inputs", [](Json& n) { n.erase(1); },
+        "nodes[1] (mul) must be the placeholder of the input weights"},
+       {"too many inputs",
+        [](Json& n) { n.insert(n.begin() + 2, Node("placeholder", "p", "p")); },
+        "nodes[2] (p) is placeholder 3, but loss.custom_loss.inputs has 2"},
+       {"inputs in another order", [](Json& n) { std::swap(n[0], n[1]); },
+        "nodes[0] (weights) has the target weights, must be logprobs"},
+       {"a default", [](Json& n) { n[1]["args"] = {0.5}; },
+        "nodes[1] (weights) has arguments, must be an input without a "
+        "default"}});
 }
 
 TEST(LossGraphTest, RefusesBadOutputs) {
@@ -213,37 +213,36 @@ TEST(LossGraphTest, RefusesBadOutputs) {
   const std::string form =
       "nodes[5] (output) must return (loss, metrics): a tensor, and a dict of "
       "tensors";
-  ExpectBad({
-      {"no output", [](Json& n) { n.erase(5); },
-       "nodes[4] (neg) is the last node, must be the output"},
-      {"an early output", [](Json& n) { n.push_back(n[4]); },
-       "nodes[5] (output) is an output, must be the last node"},
-      {"two results", [](Json& n) { n[5]["args"].push_back(1); }, form},
-      {"a bare loss", [](Json& n) { n[5]["args"] = Json::array({Ref("neg")}); },
-       form},
-      {"three parts", [=](Json& n) { result(n).push_back(1); }, form},
-      {"metrics in a list", [=](Json& n) { result(n)[1] = Json::array(); },
-       form},
-      {"a number as loss", [=](Json& n) { result(n)[0] = 0; },
-       "nodes[5] (output) has a reference that names no node"},
-      {"a loss of the inputs", [=](Json& n) { result(n)[0] = Ref("weights"); },
-       "nodes[5] (output) returns a loss that does not depend on logprobs"},
-      {"a number as metric",
-       [=](Json& n) { result(n)[1]["dict"]["custom/x:sum"] = 1; },
-       "nodes[5] (output) has a reference that names no node"},
-      {"a metric of the server",
-       [=](Json& n) { result(n)[1]["dict"]["loss:sum"] = Ref("neg"); },
-       "nodes[5] (output) returns the metric \"loss:sum\", must be custom/"},
-      {"another reduction",
-       [=](Json& n) { result(n)[1]["dict"]["custom/x:max"] = Ref("neg"); },
-       "nodes[5] (output) returns the metric \"custom/x:max\""},
-      {"a metric without a name",
-       [=](Json& n) { result(n)[1]["dict"]["custom/:sum"] = Ref("neg"); },
-       "nodes[5] (output) returns the metric \"custom/:sum\""},
-      {"a metric in capitals",
-       [=](Json& n) { result(n)[1]["dict"]["custom/X:sum"] = Ref("neg"); },
-       "nodes[5] (output) returns the metric \"custom/X:sum\""},
-  });
+  ExpectBad(
+      {{"no output", [](Json& n) { n.erase(5); },
+        "nodes[4] (neg) is the last node, must be the output"},
+       {"an early output", [](Json& n) { n.push_back(n[4]); },
+        "nodes[5] (output) is an output, must be the last node"},
+       {"two results", [](Json& n) { n[5]["args"].push_back(1); }, form},
+       {"a bare loss",
+        [](Json& n) { n[5]["args"] = Json::array({Ref("neg")}); }, form},
+       {"three parts", [=](Json& n) { result(n).push_back(1); }, form},
+       {"metrics in a list", [=](Json& n) { result(n)[1] = Json::array(); },
+        form},
+       {"a number as loss", [=](Json& n) { result(n)[0] = 0; },
+        "nodes[5] (output) has a reference that names no node"},
+       {"a loss of the inputs", [=](Json& n) { result(n)[0] = Ref("weights"); },
+        "nodes[5] (output) returns a loss that does not depend on logprobs"},
+       {"a number as metric",
+        [=](Json& n) { result(n)[1]["dict"]["custom/x:sum"] = 1; },
+        "nodes[5] (output) has a reference that names no node"},
+       {"a metric of the server",
+        [=](Json& n) { result(n)[1]["dict"]["loss:sum"] = Ref("neg"); },
+        "nodes[5] (output) returns the metric \"loss:sum\", must be custom/"},
+       {"another reduction",
+        [=](Json& n) { result(n)[1]["dict"]["custom/x:max"] = Ref("neg"); },
+        "nodes[5] (output) returns the metric \"custom/x:max\""},
+       {"a metric without a name",
+        [=](Json& n) { result(n)[1]["dict"]["custom/:sum"] = Ref("neg"); },
+        "nodes[5] (output) returns the metric \"custom/:sum\""},
+       {"a metric in capitals",
+        [=](Json& n) { result(n)[1]["dict"]["custom/X:sum"] = Ref("neg"); },
+        "nodes[5] (output) returns the metric \"custom/X:sum\""}});
 }
 
 TEST(LossGraphTest, RefusesBadTexts) {

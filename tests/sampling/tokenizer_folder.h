@@ -22,7 +22,7 @@ class TokenizerFolder {
   void Write(const std::string& contents) const {
     folder_.Write("tokenizer.json", contents);
   }
-  [[nodiscard]] const std::string& path() const { return folder_.path(); }
+  const std::string& path() const { return folder_.path(); }
 
  private:
   const TempFolder folder_;

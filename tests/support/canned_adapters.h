@@ -52,8 +52,8 @@ class CannedAdapters {
   void Run(const dispatch::Move& move);
   // Returns the version from which the request samples. Errors: NOT_FOUND (no
   // such snapshot).
-  [[nodiscard]] absl::StatusOr<uint64_t> Version(
-      AdapterKey adapter, const SampleRequest& request) const;
+  absl::StatusOr<uint64_t> Version(AdapterKey adapter,
+                                   const SampleRequest& request) const;
 
  private:
   struct Adapter {
@@ -105,15 +105,14 @@ class CannedAdapters {
   }
 
   void MakeWhenRoom(NewAdapter made, Callback<AdapterInfo> done);
-  [[nodiscard]] absl::StatusOr<AdapterInfo> Make(const NewAdapter& made);
-  [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
+  absl::StatusOr<AdapterInfo> Make(const NewAdapter& made);
+  dispatch::AdapterFacts Facts(AdapterKey key) const;
   void Save(const StepTask& step, const SaveCheckpointRequest& request);
   void Load(const StepTask& step, const LoadCheckpointRequest& request);
 
   // Runs on the I/O thread.
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Write(CheckpointInfo info,
-                                                     bool overwrite);
-  [[nodiscard]] absl::StatusOr<CheckpointInfo> Read(
+  absl::StatusOr<CheckpointInfo> Write(CheckpointInfo info, bool overwrite);
+  absl::StatusOr<CheckpointInfo> Read(
       const LoadCheckpointRequest& request) const;
 
   dispatch::Dispatcher& dispatcher_;

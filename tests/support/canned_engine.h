@@ -79,19 +79,17 @@ class CannedEngine final : public engine::Engine {
     // The thread of the last call of Train.
     std::thread::id train_thread;
   };
-  [[nodiscard]] Seen seen() const;
+  Seen seen() const;
 
-  [[nodiscard]] const EngineInfo& info() const override { return info_; }
+  const EngineInfo& info() const override { return info_; }
   CancelHandle Submit(StepRequest request, KeepStep keep,
                       StepCallback done) override;
   // No step is on disk.
-  [[nodiscard]] std::vector<KeptStep> TakeResumed() override { return {}; }
-  [[nodiscard]] int64_t ReplayBytes(
-      const TrainRequest& /*request*/) const override {
+  std::vector<KeptStep> TakeResumed() override { return {}; }
+  int64_t ReplayBytes(const TrainRequest& /*request*/) const override {
     return replay_bytes_;
   }
-  [[nodiscard]] uint64_t Ahead(const std::string& adapter_id,
-                               uint64_t step) const override {
+  uint64_t Ahead(const std::string& adapter_id, uint64_t step) const override {
     return dispatcher_.adapters().Ahead(adapter_id, step);
   }
   CancelHandle Sample(SampleRequest request,
@@ -102,8 +100,8 @@ class CannedEngine final : public engine::Engine {
   void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
   void ListAdapters(ListAdaptersRequest request,
                     Callback<AdapterPage> done) override;
-  [[nodiscard]] size_t num_adapters() const override;
-  [[nodiscard]] Activity activity(const ActivityQuery& query) const override;
+  size_t num_adapters() const override;
+  Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
@@ -118,7 +116,7 @@ class CannedEngine final : public engine::Engine {
   void PutNote(const std::string& name, std::string value,
                std::function<void(const absl::Status&)> done) override;
   void EraseNote(const std::string& name) override;
-  [[nodiscard]] Notes NotesWith(const std::string& prefix) const override;
+  Notes NotesWith(const std::string& prefix) const override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void DownloadCheckpoint(std::string adapter_id, std::string name,
@@ -135,9 +133,9 @@ class CannedEngine final : public engine::Engine {
   void Finish(Callback<bool> done) override;
   void Undrain() override;
   void WriteSnapshot(Callback<bool> done) override;
-  [[nodiscard]] absl::Status failure() const override;
+  absl::Status failure() const override;
   void ExcuseRunning() override {}
-  [[nodiscard]] absl::Time last_heartbeat() const override;
+  absl::Time last_heartbeat() const override;
 
  private:
   // Refusals with the RPC's name. An empty name fits every RPC.
@@ -152,31 +150,28 @@ class CannedEngine final : public engine::Engine {
 
   // Records the call. If it is refused, answers `done` and returns false.
   template <typename Result>
-  [[nodiscard]] bool Admit(const char* rpc, uint64_t step,
-                           const Callback<Result>& done);
+  bool Admit(const char* rpc, uint64_t step, const Callback<Result>& done);
   // If the server drains, answers `done` with UNAVAILABLE and returns false.
   template <typename Result>
-  [[nodiscard]] bool CheckOpen(const Callback<Result>& done) const;
+  bool CheckOpen(const Callback<Result>& done) const;
   // Removes and returns the first refusal that fits `rpc`, or returns OK.
-  [[nodiscard]] static absl::Status Take(Refusals& refusals,
-                                         const std::string& rpc);
+  static absl::Status Take(Refusals& refusals, const std::string& rpc);
   // Counts the call in num_waiting until the call is answered.
   template <typename... Args>
-  [[nodiscard]] std::function<void(Args...)> Counted(
-      std::function<void(Args...)> done);
+  std::function<void(Args...)> Counted(std::function<void(Args...)> done);
   // Keeps the request for last_train and last_optim.
   void Keep(const StepRequest& request);
-  [[nodiscard]] static const char* RpcOf(const StepRequest& request);
+  static const char* RpcOf(const StepRequest& request);
 
   // The engine thread runs the functions below.
   void Loop();
-  [[nodiscard]] std::optional<dispatch::Work> NextWork();
+  std::optional<dispatch::Work> NextWork();
   void Run(dispatch::Work& work);
   void RunBatch(const dispatch::RunTrain& train);
   void Decode();
   void Draw(Running& running);
   // Records the step. If it must fail, ends it and returns false.
-  [[nodiscard]] bool Start(const StepTask& step);
+  bool Start(const StepTask& step);
 
   EngineInfo info_;
   std::atomic<int64_t> replay_bytes_{0};

@@ -14,7 +14,7 @@ namespace weft {
 
 // Returns the info of a model "toy" with room for long prompts and many
 // adapters.
-[[nodiscard]] EngineInfo RoomyInfo();
+EngineInfo RoomyInfo();
 
 // Listens on a free port of the loopback interface until destruction.
 class CannedServer {
@@ -22,11 +22,9 @@ class CannedServer {
   // `request_memory_bytes` is --request-memory.
   explicit CannedServer(int64_t request_memory_bytes = 0);
   ~CannedServer();
-  [[nodiscard]] const std::string& target() const {
-    return listeners_->address();
-  }
-  [[nodiscard]] CannedEngine& engine() { return engine_; }
-  [[nodiscard]] WireFaults& wire() { return wire_; }
+  const std::string& target() const { return listeners_->address(); }
+  CannedEngine& engine() { return engine_; }
+  WireFaults& wire() { return wire_; }
   // Turns health NOT_SERVING.
   void StartDraining() { listeners_->StartDraining(); }
 

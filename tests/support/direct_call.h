@@ -35,7 +35,7 @@ class DirectCall final
   DirectCall(Worker* wire, std::vector<grpc::ByteBuffer> requests)
       : requests_(std::move(requests)), wire_(*wire) {}
 
-  [[nodiscard]] grpc::CallbackServerContext* context() { return &context_; }
+  grpc::CallbackServerContext* context() { return &context_; }
 
   // Call it after the handler has returned. This call makes the handler's
   // operations on the reactor take effect.
@@ -61,9 +61,7 @@ class DirectCall final
   }
 
   // Returns the server's messages. Call it after Wait.
-  [[nodiscard]] const std::vector<grpc::ByteBuffer>& received() const {
-    return received_;
-  }
+  const std::vector<grpc::ByteBuffer>& received() const { return received_; }
 
   void Read(grpc::ByteBuffer* message) override {
     OnWire([this, message] {

@@ -26,7 +26,7 @@ namespace weft {
 void SetFailpoints(const std::string& text, uint64_t seed = 0);
 
 // Returns how often this failpoint was passed since SetFailpoints.
-[[nodiscard]] int64_t FailpointHits(const std::string& name);
+int64_t FailpointHits(const std::string& name);
 
 // Sets failpoints while the object exists.
 class ScopedFailpoints {

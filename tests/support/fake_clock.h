@@ -14,7 +14,7 @@ class FakeClock final : public Clock {
  public:
   explicit FakeClock(absl::Time start = absl::UnixEpoch()) : now_(start) {}
 
-  [[nodiscard]] absl::Time Now() const override {
+  absl::Time Now() const override {
     MutexLock lock(&mu_);
     return now_;
   }

@@ -40,9 +40,9 @@ class LimitedMemory {
   void SetHook(std::function<void()> hook) {
     counter_.state->hook = std::move(hook);
   }
-  [[nodiscard]] int64_t used() const { return counter_.state->used; }
+  int64_t used() const { return counter_.state->used; }
   // Returns the most bytes in use since the last call.
-  [[nodiscard]] int64_t TakePeak() {
+  int64_t TakePeak() {
     return counter_.state->peak.exchange(counter_.state->used);
   }
 
@@ -85,9 +85,7 @@ class LimitedMemory {
       below->raw_deallocate(header);
     }
     // oneDNN allocates raw memory, which needs this deleter.
-    [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override {
-      return &Free;
-    }
+    c10::DeleterFnPtr raw_deleter() const override { return &Free; }
     void copy_data(void* to, const void* from, size_t count) const override {
       default_copy_data(to, from, count);
     }

@@ -25,9 +25,7 @@ class MemoryFile {
   ~MemoryFile() { close(fd_); }
 
   // Returns a path that is valid in this process while the object exists.
-  [[nodiscard]] std::string path() const {
-    return "/proc/self/fd/" + std::to_string(fd_);
-  }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(fd_); }
 
  private:
   const int fd_;

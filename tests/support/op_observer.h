@@ -32,11 +32,11 @@ class OpObserver {
   OpObserver(const OpObserver&) = delete;
   OpObserver& operator=(const OpObserver&) = delete;
 
-  [[nodiscard]] const std::vector<std::string>& ops() const { return ops_; }
+  const std::vector<std::string>& ops() const { return ops_; }
 
   // Returns the operators that give the host a number or a size from a device.
   // The host waits for these.
-  [[nodiscard]] std::vector<std::string> HostReads() const {
+  std::vector<std::string> HostReads() const {
     static const std::set<std::string> readers = {"aten::_local_scalar_dense",
                                                   "aten::_unique",
                                                   "aten::_unique2",

@@ -13,7 +13,7 @@ class ProcessorTime {
  public:
   // Returns the processor time of all threads since the object was created,
   // scaled to about that of a build without sanitizers.
-  [[nodiscard]] double Seconds() const {
+  double Seconds() const {
     return static_cast<double>(std::clock() - start_) / CLOCKS_PER_SEC /
            kSanitizerSlowdown;
   }

@@ -8,10 +8,10 @@
 namespace weft::testing {
 
 // Returns the path of tests/dispatch/scenarios/NAME.txt.
-[[nodiscard]] std::string ScenarioPath(const std::string& name);
+std::string ScenarioPath(const std::string& name);
 
 // Returns the names of the scenarios, sorted.
-[[nodiscard]] std::vector<std::string> ScenarioNames();
+std::vector<std::string> ScenarioNames();
 
 }  // namespace weft::testing
 

@@ -21,7 +21,7 @@ class TempFolder {
   TempFolder& operator=(const TempFolder&) = delete;
   ~TempFolder() { std::filesystem::remove_all(path_); }
 
-  [[nodiscard]] const std::string& path() const { return path_; }
+  const std::string& path() const { return path_; }
   // Returns the path of the file.
   std::string Write(std::string_view name, std::string_view contents) const {
     const std::string file = path_ + "/" + std::string(name);

@@ -19,8 +19,8 @@ inline constexpr double kEpsilonBf16 = 0x1p-7;
 // the worst element of a test-sized tensor. Arguments: the epsilon of the dtype
 // that rounds; the number of terms in the longest reduction, >= 0 (1:
 // elementwise); the largest magnitude of an intermediate value.
-[[nodiscard]] inline double Tolerance(double epsilon, int64_t reduction_length,
-                                      double magnitude) {
+inline double Tolerance(double epsilon, int64_t reduction_length,
+                        double magnitude) {
   constexpr double kSafety = 8;
   const double terms =
       static_cast<double>(std::max<int64_t>(1, reduction_length));
@@ -30,9 +30,8 @@ inline constexpr double kEpsilonBf16 = 0x1p-7;
 // Returns the tolerance of a value that was summed in f32 and stored in a dtype
 // whose epsilon is `stored_epsilon`. `magnitude` is the largest intermediate
 // number.
-[[nodiscard]] inline double StoredTolerance(double stored_epsilon,
-                                            int64_t reduction_length,
-                                            double magnitude, double value) {
+inline double StoredTolerance(double stored_epsilon, int64_t reduction_length,
+                              double magnitude, double value) {
   return Tolerance(kEpsilonF32, reduction_length, magnitude) +
          stored_epsilon * std::abs(value);
 }

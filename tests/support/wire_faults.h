@@ -32,9 +32,9 @@ class WireFaults {
   // Sets the retry hint of refusals in milliseconds; none: no hint.
   void SetRetryHint(std::optional<int> milliseconds) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the token of the last call.
-  [[nodiscard]] std::string authorization() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::string authorization() const ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the adapter in the metadata of the last call; empty: none.
-  [[nodiscard]] std::string adapter_id() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::string adapter_id() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // The interceptor calls the functions below.
   using Metadata = std::multimap<std::string, std::string>;

@@ -37,10 +37,7 @@ def retrieve_json(result: types.SampleResponse) -> Any:
     request = urllib.request.Request(
         os.environ["TINKER_BASE_URL"] + "/api/v1/retrieve_future",
         json.dumps({"request_id": future}).encode(),
-        {
-            "X-API-Key": os.environ["TINKER_API_KEY"],
-            "Content-Type": "application/json",
-        },
+        {"X-API-Key": os.environ["TINKER_API_KEY"], "Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=10) as reply:
         return json.loads(reply.read())

@@ -115,9 +115,7 @@ def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> Non
     assert logged(daemon, model) == before + 1
 
 
-def test_a_refused_step_is_passed_though_the_share_is_in_use(
-    tmp_path: Path,
-) -> None:
+def test_a_refused_step_is_passed_though_the_share_is_in_use(tmp_path: Path) -> None:
     """Steps come until one is refused. Then the first fails, and all others run."""
     small = TinkerDaemon(tmp_path, "--request-memory", "2MiB")
     try:
@@ -209,9 +207,7 @@ def test_a_publication_that_is_sent_again_is_one(daemon: TinkerDaemon) -> None:
         assert client.ask("samplers/" + sampler, method="GET")[0] == 200
 
 
-def test_a_model_keeps_the_snapshots_that_were_used_last(
-    daemon: TinkerDaemon,
-) -> None:
+def test_a_model_keeps_the_snapshots_that_were_used_last(daemon: TinkerDaemon) -> None:
     client = RawClient(daemon)
     model = client.model(client.session())
     samplers = []

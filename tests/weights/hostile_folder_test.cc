@@ -53,7 +53,7 @@ class AsNobody {
   ~AsNobody() {
     if (was_root_ && dropped_ && seteuid(0) != 0) std::abort();
   }
-  [[nodiscard]] bool dropped() const { return dropped_; }
+  bool dropped() const { return dropped_; }
 
  private:
   const bool was_root_;
@@ -117,8 +117,7 @@ std::vector<BadFolder> BadFiles() {
       {"BinNamedSafetensors", contents(kSingle, TorchFile("\x80\x02}.", {})),
        kInvalid, "model.safetensors: safetensors header has "},
       {"SafetensorsNamedBin", contents("pytorch_model.bin", GoodFile()),
-       kInvalid, "pytorch_model.bin: is not a zip archive"},
-  };
+       kInvalid, "pytorch_model.bin: is not a zip archive"}};
 }
 
 std::vector<BadFolder> BadShards() {
@@ -178,31 +177,28 @@ std::vector<BadFolder> BadShards() {
          cut.pop_back();
          (void)folder.Write(kShard, cut);
        },
-       kLost, "shard.safetensors: tensor 't' ends at byte 1 of 0"},
-  };
+       kLost, "shard.safetensors: tensor 't' ends at byte 1 of 0"}};
 }
 
 std::vector<BadFolder> UnreadableFolders() {
-  return {
-      {"File",
-       [](const TempFolder& folder) { MakeUnreadable(folder, kSingle); },
-       kDenied, "model.safetensors"},
-      {"Shard",
-       [](const TempFolder& folder) {
-         (void)folder.Write(kIndex, IndexOf(kShard));
-         MakeUnreadable(folder, kShard);
-       },
-       kDenied, "shard.safetensors"},
-      {"Index",
-       [](const TempFolder& folder) { MakeUnreadable(folder, kIndex); },
-       kDenied, "index.json"},
-      {"Folder",
-       [](const TempFolder& folder) {
-         (void)folder.Write(kSingle, GoodFile());
-         ASSERT_EQ(chmod(folder.path().c_str(), 0), 0);
-       },
-       kDenied, "model.safetensors"},
-  };
+  return {{"File",
+           [](const TempFolder& folder) { MakeUnreadable(folder, kSingle); },
+           kDenied, "model.safetensors"},
+          {"Shard",
+           [](const TempFolder& folder) {
+             (void)folder.Write(kIndex, IndexOf(kShard));
+             MakeUnreadable(folder, kShard);
+           },
+           kDenied, "shard.safetensors"},
+          {"Index",
+           [](const TempFolder& folder) { MakeUnreadable(folder, kIndex); },
+           kDenied, "index.json"},
+          {"Folder",
+           [](const TempFolder& folder) {
+             (void)folder.Write(kSingle, GoodFile());
+             ASSERT_EQ(chmod(folder.path().c_str(), 0), 0);
+           },
+           kDenied, "model.safetensors"}};
 }
 
 void ExpectRefused(const TempFolder& folder, const BadFolder& bad) {

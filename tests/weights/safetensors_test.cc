@@ -203,8 +203,7 @@ std::vector<BadFile> BadFiles() {
       {"ManyMetadataKeys", RawFile(ManyMetadataKeys(10'001), 0), kBad,
        "more than 10000 metadata keys"},
       {"BadUtf8Metadata", RawFile("{\"__metadata__\":{\"a\":\"\xc3(\"}}", 0),
-       kBad, "not JSON in UTF-8"},
-  };
+       kBad, "not JSON in UTF-8"}};
 }
 
 void ExpectRefused(const BadFile& bad) {

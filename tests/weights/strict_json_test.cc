@@ -31,8 +31,7 @@ TEST(ParseStrictJson, RefusesByRule) {
       {R"({"a":{"b":{"c":{}}}})", "deeper than 3"},
       {R"({"a":{"a":1,"b":2,"c":3,"d":4,"e":5}})", "more than 4 keys"},
       {R"({"a":[1,2,3,4,5,6],"b":[1,2,3,4,5,6]})", "more than 12 values"},
-      {std::string(201, ' '), "201 bytes > limit 200"},
-  };
+      {std::string(201, ' '), "201 bytes > limit 200"}};
   for (const auto& [text, rule] : cases) {
     const auto value = ParseStrictJson(text, "the file", kLimits);
     EXPECT_EQ(value.status().code(), absl::StatusCode::kInvalidArgument)

@@ -201,8 +201,7 @@ std::vector<BadFile> BadEnds() {
        "bytes after its last directory entry"},
       {"BytesInserted",
        good.substr(0, local_bytes) + "x" + good.substr(local_bytes),
-       "zip64 end record out of place"},
-  };
+       "zip64 end record out of place"}};
 }
 
 // Returns files with damaged entries.
@@ -251,8 +250,7 @@ std::vector<BadFile> BadEntries() {
       {"Overlap",
        Patch(good, kCentral, 0, 20, Le(too_long, 4) + Le(too_long, 4)),
        "'m/byteorder' overlaps the entry before"},
-      {"NameTwice", Zip(twice), "'m/data.pkl' is there twice"},
-  };
+      {"NameTwice", Zip(twice), "'m/data.pkl' is there twice"}};
 }
 
 // Returns archives that have the right form, but the wrong contents.
@@ -264,69 +262,67 @@ std::vector<BadFile> BadContents() {
     change(tensor);
     return FileOf(tensor);
   };
-  return {
-      {"NoPickle", Zip({{"m/x", "a"}}), "has no data.pkl"},
-      {"NoEntries", Zip({}), "is not a zip archive"},
-      {"PickleOutsideOfAFolder", Zip({{"/data.pkl", pickle}}),
-       "outside of a folder"},
-      {"TwoPickles", Zip({{"a/data.pkl", pickle}, {"b/data.pkl", pickle}}),
-       "data.pkl twice"},
-      {"BigEndian", Zip({{"m/data.pkl", pickle}, {"m/byteorder", "big"}}),
-       "byteorder 'big', not little"},
-      {"LongByteOrder",
-       Zip({{"m/data.pkl", pickle}, {"m/byteorder", std::string(17, 'l')}}),
-       "17 bytes > limit 16"},
-      {"WrongChecksum", Patch(GoodFile(), kCentral, 0, 16, Le(1, 4)),
-       "'m/data.pkl' fails its checksum", kLost},
-      {"HostilePickle",
-       TorchFile("\x80\x02"
-                 "cposix\nsystem\n.",
-                 {}),
-       "names 'posix system'"},
-      {"StorageMissing", TorchFile(pickle, {{"1", std::string(24, 'x')}}),
-       "tensor 't' is in storage '0', which is missing"},
-      {"StorageTooShort", TorchFile(pickle, {{"0", std::string(23, 'x')}}),
-       "whose zip entry has 23 bytes"},
-      {"StorageTooLong", TorchFile(pickle, {{"0", std::string(25, 'x')}}),
-       "whose zip entry has 25 bytes"},
-      {"StorageOverflows",
-       changed([](TestTensor& t) { t.storage_elements = kMax; }),
-       "storage of 9223372036854775807 elements"},
-      {"StorageOfAnotherType",
-       changed([](TestTensor& t) { t.type = "HalfStorage"; }),
-       "6 elements of 2 bytes, whose zip entry has 24"},
-      {"OneElementBeyond", changed([](TestTensor& t) { t.offset = 1; }),
-       "tensor 't' reaches beyond the 6 elements"},
-      {"OffsetOverflows", changed([](TestTensor& t) { t.offset = kMax; }),
-       "reaches beyond"},
-      {"StrideBeyond", changed([](TestTensor& t) {
-         t.strides = {4, 1};
-       }),
-       "reaches beyond"},
-      {"StrideOverflows", changed([](TestTensor& t) {
-         t.strides = {kMax, kMax};
-       }),
-       "reaches beyond"},
-      {"StridesWrapToNothing", changed([](TestTensor& t) {
-         t.shape = {3, 3};
-         t.strides = {kMax, 1};
-       }),
-       "reaches beyond"},
-      {"ShapeOverflows", changed([](TestTensor& t) {
-         t.shape = {int64_t{1} << 32, int64_t{1} << 32};
-         t.strides = {0, 0};
-       }),
-       "2^63"},
-      {"ZeroHidesOverflow", changed([](TestTensor& t) {
-         t.shape = {kMax, 0};
-       }),
-       "2^63"},
-      {"EmptyTensorBeyond", changed([](TestTensor& t) {
-         t.shape = {0, 3};
-         t.offset = 7;
-       }),
-       "reaches beyond"},
-  };
+  return {{"NoPickle", Zip({{"m/x", "a"}}), "has no data.pkl"},
+          {"NoEntries", Zip({}), "is not a zip archive"},
+          {"PickleOutsideOfAFolder", Zip({{"/data.pkl", pickle}}),
+           "outside of a folder"},
+          {"TwoPickles", Zip({{"a/data.pkl", pickle}, {"b/data.pkl", pickle}}),
+           "data.pkl twice"},
+          {"BigEndian", Zip({{"m/data.pkl", pickle}, {"m/byteorder", "big"}}),
+           "byteorder 'big', not little"},
+          {"LongByteOrder",
+           Zip({{"m/data.pkl", pickle}, {"m/byteorder", std::string(17, 'l')}}),
+           "17 bytes > limit 16"},
+          {"WrongChecksum", Patch(GoodFile(), kCentral, 0, 16, Le(1, 4)),
+           "'m/data.pkl' fails its checksum", kLost},
+          {"HostilePickle",
+           TorchFile("\x80\x02"
+                     "cposix\nsystem\n.",
+                     {}),
+           "names 'posix system'"},
+          {"StorageMissing", TorchFile(pickle, {{"1", std::string(24, 'x')}}),
+           "tensor 't' is in storage '0', which is missing"},
+          {"StorageTooShort", TorchFile(pickle, {{"0", std::string(23, 'x')}}),
+           "whose zip entry has 23 bytes"},
+          {"StorageTooLong", TorchFile(pickle, {{"0", std::string(25, 'x')}}),
+           "whose zip entry has 25 bytes"},
+          {"StorageOverflows",
+           changed([](TestTensor& t) { t.storage_elements = kMax; }),
+           "storage of 9223372036854775807 elements"},
+          {"StorageOfAnotherType",
+           changed([](TestTensor& t) { t.type = "HalfStorage"; }),
+           "6 elements of 2 bytes, whose zip entry has 24"},
+          {"OneElementBeyond", changed([](TestTensor& t) { t.offset = 1; }),
+           "tensor 't' reaches beyond the 6 elements"},
+          {"OffsetOverflows", changed([](TestTensor& t) { t.offset = kMax; }),
+           "reaches beyond"},
+          {"StrideBeyond", changed([](TestTensor& t) {
+             t.strides = {4, 1};
+           }),
+           "reaches beyond"},
+          {"StrideOverflows", changed([](TestTensor& t) {
+             t.strides = {kMax, kMax};
+           }),
+           "reaches beyond"},
+          {"StridesWrapToNothing", changed([](TestTensor& t) {
+             t.shape = {3, 3};
+             t.strides = {kMax, 1};
+           }),
+           "reaches beyond"},
+          {"ShapeOverflows", changed([](TestTensor& t) {
+             t.shape = {int64_t{1} << 32, int64_t{1} << 32};
+             t.strides = {0, 0};
+           }),
+           "2^63"},
+          {"ZeroHidesOverflow", changed([](TestTensor& t) {
+             t.shape = {kMax, 0};
+           }),
+           "2^63"},
+          {"EmptyTensorBeyond", changed([](TestTensor& t) {
+             t.shape = {0, 3};
+             t.offset = 7;
+           }),
+           "reaches beyond"}};
 }
 
 class HostileTorchFile : public ::testing::TestWithParam<BadFile> {};

@@ -212,8 +212,7 @@ std::vector<BadPickle> BadPrograms() {
       {"DeepStack", Pickle(Repeat(kMaxPickleStack + 1, "N")),
        "stack > limit 65536"},
       {"ManyMarks", Pickle(Repeat(kMaxPickleStack + 1, "(")),
-       "MARK at byte 65538 is one more than 65536"},
-  };
+       "MARK at byte 65538 is one more than 65536"}};
 }
 
 // Pickles that attack the objects that the PickleMachine builds.
@@ -298,8 +297,7 @@ std::vector<BadPickle> BadObjects() {
       {"ControlCharacter", Pickle(DictOf({{"a\nb", Tensor(kTensor)}})),
        "'a\\nb' has a control character"},
       {"LongName", Pickle(DictOf({{std::string(513, 'n'), Tensor(kTensor)}})),
-       "513 bytes > limit 512"},
-  };
+       "513 bytes > limit 512"}};
 }
 
 void ExpectRefused(const BadPickle& bad, double max_seconds) {

@@ -264,10 +264,7 @@ class AsyncSubmit(AsyncSamplerSubmit):
 
     @takes(SaveOptions)
     def save(
-        self,
-        name: str,
-        overwrite: bool = False,
-        **options: Unpack[SaveOptions],
+        self, name: str, overwrite: bool = False, **options: Unpack[SaveOptions]
     ) -> Task[CheckpointInfo]:
         """Writes a checkpoint on the server, after the steps submitted earlier."""
         return self._driver.submit(self._steps.save(name, overwrite, options))
@@ -391,10 +388,7 @@ class AsyncAdapter(AsyncSampler):
 
     @takes(SaveOptions)
     async def save(
-        self,
-        name: str,
-        overwrite: bool = False,
-        **options: Unpack[SaveOptions],
+        self, name: str, overwrite: bool = False, **options: Unpack[SaveOptions]
     ) -> CheckpointInfo:
         """Writes a checkpoint on the server and returns its description.
 

@@ -207,9 +207,7 @@ class Security:
         if not self._uses_tls():
             return insecure(target, options)
         credentials = grpc.ssl_channel_credentials(
-            self.root_certificates or system_roots(),
-            self.private_key,
-            self.certificate,
+            self.root_certificates or system_roots(), self.private_key, self.certificate
         )
         if self.server_name is not None:
             options.append(("grpc.ssl_target_name_override", self.server_name))

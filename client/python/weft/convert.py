@@ -354,9 +354,7 @@ def optim_config(options: OptimOptions) -> dict[str, Any]:
         return {optimizer: config(**settings)}
 
 
-def to_optim_result(
-    reply: Reply[training_pb2.OptimStepResponse],
-) -> OptimResult:
+def to_optim_result(reply: Reply[training_pb2.OptimStepResponse]) -> OptimResult:
     return _same_fields(OptimResult, reply.message, replayed=reply.replayed)
 
 
@@ -441,9 +439,7 @@ def _floats(values: Iterable[float]) -> FloatArray:
     return np.fromiter(values, dtype="<f4")
 
 
-def _top(
-    lists: Iterable[sampling_pb2.TopLogprobs],
-) -> list[list[tuple[int, float]]]:
+def _top(lists: Iterable[sampling_pb2.TopLogprobs]) -> list[list[tuple[int, float]]]:
     return [list(zip(top.tokens, top.logprobs, strict=True)) for top in lists]
 
 

@@ -111,9 +111,7 @@ def _ragged_floats(
     return np.concatenate(rows)
 
 
-def _custom_inputs(
-    values: Mapping[str, ArrayLike] | None,
-) -> dict[str, np.ndarray]:
+def _custom_inputs(values: Mapping[str, ArrayLike] | None) -> dict[str, np.ndarray]:
     inputs = {}
     for name, value in (values or {}).items():
         array = _array(f"datum.custom_inputs[{name!r}]", value)

@@ -167,9 +167,7 @@ def without_frames(error: BaseException) -> BaseException:
     return error
 
 
-def metadata_dict(
-    metadata: Iterable[tuple[str, str | bytes]] | None,
-) -> dict[str, str]:
+def metadata_dict(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
     """Returns the text entries of gRPC metadata by name. Leaves out binary ones."""
     pairs = metadata or ()
     return {key: value for key, value in pairs if isinstance(value, str)}

@@ -22,15 +22,7 @@ from weft.errors import (
     without_frames,
 )
 from weft.methods import Bound, Method, RequestT, ResponseT
-from weft.operations import (
-    Effect,
-    Operation,
-    Reply,
-    Sleep,
-    Work,
-    none_ended,
-    or_none,
-)
+from weft.operations import Effect, Operation, Reply, Sleep, Work, none_ended, or_none
 from weft.routing import call_metadata
 from weft.types import SampleDelta
 
@@ -185,10 +177,7 @@ class TaskDriver:
             self._pauses.discard(woken)
 
     async def stream(
-        self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
-        timeout: float,
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float
     ) -> AsyncIterator[ResponseT]:
         """Yields the messages of a download. A caller that leaves the loop early
         cancels the call."""

@@ -294,10 +294,7 @@ class ThreadDriver:
         return [results[index] for index in range(len(results))]
 
     def stream(
-        self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
-        timeout: float,
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float
     ) -> Iterator[ResponseT]:
         """Yields the messages of a download. A caller that leaves the loop early
         cancels the call."""

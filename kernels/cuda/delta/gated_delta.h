@@ -113,14 +113,13 @@ struct DeltaTrees {
 };
 
 // Returns whether RunDeltaChunks and its backward pass take these heads.
-[[nodiscard]] constexpr bool TakesDeltaChunks(int64_t key_features,
-                                              int64_t value_features) {
+constexpr bool TakesDeltaChunks(int64_t key_features, int64_t value_features) {
   return key_features == 128 && value_features % 64 == 0;
 }
 
 // Returns the bytes of shared memory that a block of the backward pass takes.
 // One of the forward pass takes less.
-[[nodiscard]] int64_t DeltaChunksSharedBytes();
+int64_t DeltaChunksSharedBytes();
 
 // Computes the rule in chunks on tensor cores, with bf16 operands, f32 sums and
 // f32 states. Writes out [T, H, V] in bf16 and, if u is not null, u [T, H, V].

@@ -56,9 +56,9 @@ struct LoraFewRowsProduct {
   float* workspace = nullptr;  // For the parts: LoraFewRowsWorkspace floats.
 };
 
-[[nodiscard]] int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product);
+int64_t LoraFewRowsWorkspace(const LoraFewRowsProduct& product);
 // Returns the parts that RunLoraFewRowsShrink writes to the workspace.
-[[nodiscard]] LoraParts LoraFewRowsParts(const LoraFewRowsProduct& product);
+LoraParts LoraFewRowsParts(const LoraFewRowsProduct& product);
 
 // Writes the parts of S for all entries, in one launch. A NaN stays in its row
 // of x or its rank of A. The grid depends only on the table's limits, on

@@ -12,7 +12,7 @@
 namespace weft::kernels::cuda {
 
 // Returns the number of floats that AddLoraGradient needs as workspace.
-[[nodiscard]] int64_t LoraGradientWorkspace(const LoraProduct& product);
+int64_t LoraGradientWorkspace(const LoraProduct& product);
 
 // Adds scale times the products of X and S to the gradients in table.parts, in
 // one launch. A gradient is f32 and has the layout of its adapter's weights.

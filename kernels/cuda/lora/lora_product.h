@@ -46,9 +46,9 @@ struct LoraProduct {
 };
 
 // Returns the number of floats that RunLoraShrink needs as workspace.
-[[nodiscard]] int64_t LoraShrinkWorkspace(const LoraProduct& product);
+int64_t LoraShrinkWorkspace(const LoraProduct& product);
 // Returns the number of counters that RunLoraShrink and AddLoraGradient need.
-[[nodiscard]] int64_t LoraCounters(const LoraProduct& product);
+int64_t LoraCounters(const LoraProduct& product);
 
 // Writes S at the rows of table.blocks and the ranks of their adapters, in one
 // launch, and leaves the rest of S unchanged. Sums are f32, in an order that

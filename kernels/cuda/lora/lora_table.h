@@ -123,7 +123,7 @@ struct LoraTable {
 
   // Returns the table without the blocks of segments of few rows. The forward
   // pass uses it for the long segments.
-  [[nodiscard]] LoraTable LongSegments() const {
+  LoraTable LongSegments() const {
     LoraTable table = *this;
     table.num_blocks = num_long_blocks;
     table.max_cuts = max_long_cuts;

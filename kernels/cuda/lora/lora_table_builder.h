@@ -19,10 +19,10 @@ struct LoraTableCapacity {
   int64_t max_layouts = 0;
   int64_t max_rows = 0;
 
-  [[nodiscard]] size_t num_bytes() const;
+  size_t num_bytes() const;
   // Returns the table whose bytes are at the device address `bytes`, a multiple
   // of 16. LoraTableBuilder::WriteTo makes the bytes.
-  [[nodiscard]] LoraTable At(const void* bytes) const;
+  LoraTable At(const void* bytes) const;
 };
 
 // Builds a table. Long sums are cut into parts. The parts of a sum over
@@ -52,10 +52,10 @@ class LoraTableBuilder {
                   const void* weights);
 
   // Returns the table's bytes. Call it once, after everything is added.
-  [[nodiscard]] std::vector<std::byte> Finish();
+  std::vector<std::byte> Finish();
   // Returns the finished table whose bytes are at the device address `bytes`, a
   // multiple of 16.
-  [[nodiscard]] LoraTable At(const void* bytes) const;
+  LoraTable At(const void* bytes) const;
 
   // Writes the layouts and the entries of few rows to `bytes`, as a table of
   // `capacity`. Call it instead of Finish.

@@ -30,7 +30,7 @@ absl::Status Decode(absl::string_view encoding, size_t max_bytes,
 
 // Returns at most how many bytes of memory the JSON text takes when it is
 // parsed: many times its own.
-[[nodiscard]] int64_t ParsedJsonBytes(absl::string_view text);
+int64_t ParsedJsonBytes(absl::string_view text);
 
 // Parses a JSON object. An empty text gives an empty object. Errors:
 // INVALID_ARGUMENT if the text is no object, or is nested deeper than

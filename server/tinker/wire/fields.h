@@ -22,7 +22,7 @@ namespace weft::server::tinker {
 using Json = nlohmann::json;
 
 // Returns the field, or nullptr if it is absent.
-[[nodiscard]] const Json* Find(const Json& object, const char* name);
+const Json* Find(const Json& object, const char* name);
 
 // Return the field. If it is absent, return `otherwise`, or an error without
 // `otherwise`.
@@ -57,7 +57,7 @@ inline constexpr size_t kMaxShownBytes = 4096;
 // is absent. Errors: INVALID_ARGUMENT above kMaxShownBytes.
 absl::StatusOr<std::string> ShownField(const Json& object, const char* name);
 // Converts the result of ShownField back. Null if it is empty.
-[[nodiscard]] Json Shown(const std::string& text);
+Json Shown(const std::string& text);
 // Sets the field `user_metadata` to the result of ShownField if it is an
 // object, which the SDK expects.
 void ShowMetadata(const std::string& text, Json* object);
@@ -84,7 +84,7 @@ absl::Status NoProjects(const char* field);
 
 // Returns whether the body has this field with a value other than null, false,
 // zero or empty.
-[[nodiscard]] bool AsksFor(const Json& body, const char* field);
+bool AsksFor(const Json& body, const char* field);
 
 // Returns UNIMPLEMENTED if the body asks for what Weft does not offer. The
 // message says what the caller can do instead.

@@ -41,11 +41,11 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
                                                  int context_length);
 
 // Returns a serialized SampleResponse.
-[[nodiscard]] std::string SampleOutput(const SampleResult& result,
-                                       const SampleFormat& format);
+std::string SampleOutput(const SampleResult& result,
+                         const SampleFormat& format);
 // Converts the result of SampleOutput to JSON text, with the field names of the
 // SDK's types.
-[[nodiscard]] std::string SampleOutputJson(const std::string& serialized);
+std::string SampleOutputJson(const std::string& serialized);
 
 }  // namespace weft::server::tinker
 

@@ -28,7 +28,7 @@ inline constexpr int64_t kMaxDenseValues = int64_t{16} << 20;
 
 // Returns the product of the shape, but at most kMaxDenseValues + 1. A negative
 // size counts as too large.
-[[nodiscard]] int64_t NumValues(const Tensor& tensor);
+int64_t NumValues(const Tensor& tensor);
 
 // Returns K for a tensor [N, K], and 0 for a tensor with fewer dimensions.
 absl::StatusOr<int64_t> TargetsPerToken(absl::string_view name,
@@ -61,7 +61,7 @@ absl::StatusOr<StoredCells> ReadCells(absl::string_view name,
 
 // Returns the tensor in the form that TensorFromJson reads. REQUIRES: its
 // values are float32 or int32, and fit.
-[[nodiscard]] Json TensorToJson(const Tensor& tensor);
+Json TensorToJson(const Tensor& tensor);
 
 // Convert between values and their raw bytes, little endian. FromRaw drops the
 // bytes of a part of a value.

@@ -31,7 +31,7 @@ absl::StatusOr<std::string> LossIdOf(const ForwardBackwardRequest& in);
 
 // Returns at most how many bytes of memory TranslateTrain takes, for its result
 // and on the way there. Sparse tensors take their dense size.
-[[nodiscard]] int64_t TranslationBytes(const ForwardBackwardRequest& in);
+int64_t TranslationBytes(const ForwardBackwardRequest& in);
 // Converts a request. The adapter and the step of the result are not set, and
 // neither is loss.replay_routing. The other two switches of records are set if
 // data have the provenance of sampled targets. For a custom loss, the graph is
@@ -44,9 +44,9 @@ absl::StatusOr<v1::ForwardBackwardRequest> TranslateTrain(
 // Returns a serialized ForwardBackwardOutput. It holds the metrics and, for
 // each datum, `logprobs` and `elementwise_loss` in the shape of the datum's
 // targets.
-[[nodiscard]] std::string TrainOutput(const TrainResult& result);
+std::string TrainOutput(const TrainResult& result);
 // Converts the result of TrainOutput to JSON text.
-[[nodiscard]] std::string TrainOutputJson(const std::string& serialized);
+std::string TrainOutputJson(const std::string& serialized);
 
 }  // namespace weft::server::tinker
 

@@ -84,7 +84,7 @@ class Temporary {
     if (!name_.empty()) RemoveTree(parent_, name_);
   }
 
-  [[nodiscard]] const std::string& name() const { return name_; }
+  const std::string& name() const { return name_; }
   void Keep() { name_.clear(); }
 
  private:

@@ -35,7 +35,7 @@ class UniqueFd {
   UniqueFd(const UniqueFd&) = delete;
   UniqueFd& operator=(const UniqueFd&) = delete;
 
-  [[nodiscard]] int get() const { return fd_; }
+  int get() const { return fd_; }
   // Returns the descriptor and no longer owns it. The caller closes it.
   int Release() { return std::exchange(fd_, -1); }
 

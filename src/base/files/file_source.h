@@ -21,8 +21,8 @@ class FileSource {
   // Makes a file of memory.
   FileSource(std::string name, std::string contents);
 
-  [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] uint64_t size() const { return size_; }
+  const std::string& name() const { return name_; }
+  uint64_t size() const { return size_; }
   // Returns `count` bytes from `offset`, or fewer where the file ends. May wait
   // for the disk.
   absl::StatusOr<std::string> Read(uint64_t offset, uint64_t count) const;

@@ -42,7 +42,7 @@ class SpillFolder {
   absl::Status Read(const std::string& name,
                     const std::vector<std::span<float>>& blocks) const;
   absl::Status Remove(const std::string& name) const;
-  [[nodiscard]] const std::string& path() const { return path_; }
+  const std::string& path() const { return path_; }
 
  private:
   SpillFolder(std::string path, UniqueFd dir)

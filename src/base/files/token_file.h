@@ -23,7 +23,7 @@ namespace weft {
 // a token by mistake.
 absl::StatusOr<std::vector<TokenEntry>> ParseTokens(absl::string_view text);
 
-[[nodiscard]] std::string FormatTokens(const std::vector<TokenEntry>& records);
+std::string FormatTokens(const std::vector<TokenEntry>& records);
 
 // Replaces the file atomically, so that a reader sees either the old or the new
 // content. A new file gets mode 0600. A replaced file keeps its mode. If two

@@ -71,13 +71,13 @@ void StartLogThread();
 // before the process ends.
 void FlushLog(absl::Duration limit);
 // Returns how many lines were dropped since the start.
-[[nodiscard]] uint64_t NumDroppedLogLines();
+uint64_t NumDroppedLogLines();
 
 // Returns the line that Log writes, without its newline.
-[[nodiscard]] std::string FormatLogLine(LogFormat format, LogLevel level,
-                                        std::string_view rfc3339_time,
-                                        std::string_view message,
-                                        std::initializer_list<LogField> fields);
+std::string FormatLogLine(LogFormat format, LogLevel level,
+                          std::string_view rfc3339_time,
+                          std::string_view message,
+                          std::initializer_list<LogField> fields);
 
 }  // namespace weft
 

@@ -30,35 +30,34 @@ namespace weft {
 // Returns the metric with this name and these labels, and creates it if needed.
 // Throws std::invalid_argument, for example for a malformed name or for a name
 // that a metric of another type has.
-[[nodiscard]] prometheus::Counter& AddCounter(
-    prometheus::Registry* registry, const std::string& name,
-    const std::string& help, const prometheus::Labels& labels = {});
-[[nodiscard]] prometheus::Gauge& AddGauge(
-    prometheus::Registry* registry, const std::string& name,
-    const std::string& help, const prometheus::Labels& labels = {});
-[[nodiscard]] prometheus::Histogram& AddHistogram(
-    prometheus::Registry* registry, const std::string& name,
-    const std::string& help, const std::vector<double>& buckets,
-    const prometheus::Labels& labels = {});
+prometheus::Counter& AddCounter(prometheus::Registry* registry,
+                                const std::string& name,
+                                const std::string& help,
+                                const prometheus::Labels& labels = {});
+prometheus::Gauge& AddGauge(prometheus::Registry* registry,
+                            const std::string& name, const std::string& help,
+                            const prometheus::Labels& labels = {});
+prometheus::Histogram& AddHistogram(prometheus::Registry* registry,
+                                    const std::string& name,
+                                    const std::string& help,
+                                    const std::vector<double>& buckets,
+                                    const prometheus::Labels& labels = {});
 
 // Returns upper bounds of histogram buckets for the latency of a call, in
 // seconds: from 5 ms to 10 min.
-[[nodiscard]] std::vector<double> LatencyBuckets();
+std::vector<double> LatencyBuckets();
 
 // Returns `count` bounds: first, first * factor, first * factor^2, ...
 // REQUIRES: first > 0 and factor > 1.
-[[nodiscard]] std::vector<double> ExponentialBuckets(double first,
-                                                     double factor, int count);
+std::vector<double> ExponentialBuckets(double first, double factor, int count);
 
 // The metrics of a family with one label. operator[] takes the index of a label
 // value in the constructor's `values`.
 template <typename Metric>
 class Labelled {
  public:
-  [[nodiscard]] Metric& operator[](size_t index) const {
-    return *children_.at(index);
-  }
-  [[nodiscard]] size_t size() const { return children_.size(); }
+  Metric& operator[](size_t index) const { return *children_.at(index); }
+  size_t size() const { return children_.size(); }
 
  protected:
   std::vector<Metric*> children_;

@@ -17,7 +17,7 @@ namespace weft {
 
 class ProcessCollector final : public prometheus::Collectable {
  public:
-  [[nodiscard]] std::vector<prometheus::MetricFamily> Collect() const override;
+  std::vector<prometheus::MetricFamily> Collect() const override;
 };
 
 }  // namespace weft

@@ -38,13 +38,13 @@ class Recording {
   explicit Recording(size_t max_spans);
 
   // Returns the spans in the order in which they ended.
-  [[nodiscard]] const std::vector<SpanTimes>& spans() const { return spans_; }
+  const std::vector<SpanTimes>& spans() const { return spans_; }
   // Returns how many spans were dropped because max_spans were stored already.
-  [[nodiscard]] size_t num_dropped() const { return num_dropped_; }
+  size_t num_dropped() const { return num_dropped_; }
 
  private:
   friend class Span;
-  [[nodiscard]] int64_t Now() const;
+  int64_t Now() const;
   void Add(const SpanTimes& span);
 
   const size_t max_spans_;
@@ -91,8 +91,8 @@ class Span {
 };
 
 // Returns the recording as JSON for chrome://tracing and Perfetto.
-[[nodiscard]] std::string ToChromeTrace(const Recording& recording,
-                                        std::string_view thread_name);
+std::string ToChromeTrace(const Recording& recording,
+                          std::string_view thread_name);
 
 }  // namespace weft::profile
 

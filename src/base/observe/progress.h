@@ -32,14 +32,13 @@ class Progress {
 
   // Returns the time that the rest takes at the mean speed so far; 0 if it is
   // not known.
-  [[nodiscard]] absl::Duration TimeLeft() const;
+  absl::Duration TimeLeft() const;
 
   // Returns the line for a given state, without control characters. If
   // bar_width is 0, the line has no bar.
-  [[nodiscard]] static std::string Format(std::string_view label, int64_t done,
-                                          int64_t total, std::string_view unit,
-                                          absl::Duration elapsed,
-                                          int bar_width);
+  static std::string Format(std::string_view label, int64_t done, int64_t total,
+                            std::string_view unit, absl::Duration elapsed,
+                            int bar_width);
 
  private:
   void Print(bool last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -28,7 +28,7 @@ struct World {
   // never join one group.
   std::string attempt;
 
-  [[nodiscard]] bool local() const { return local_size == size; }
+  bool local() const { return local_size == size; }
 };
 
 // Returns the value of an environment variable; nullopt if it is not set.

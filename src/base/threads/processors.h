@@ -28,7 +28,7 @@ class ProcessorShare {
     absl::Duration idle;  // Sum over the processors.
     absl::Duration used;  // By all threads of this process.
   };
-  [[nodiscard]] std::optional<Reading> Read() const;
+  std::optional<Reading> Read() const;
 
   std::string root_;
   std::optional<Reading> last_;

@@ -93,8 +93,7 @@ class AdapterIo {
   // returns those of all adapters whose names begin with it, and reads only
   // their folders. Skips checkpoints that have expired.
   // Skips a checkpoint with a damaged manifest and logs a warning.
-  [[nodiscard]] std::vector<CheckpointInfo> List(
-      const std::string& adapter_id) const;
+  std::vector<CheckpointInfo> List(const std::string& adapter_id) const;
   // Adds the names of up to five of the adapter's checkpoints to the message of
   // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
   absl::Status NameOthers(const absl::Status& status,
@@ -108,12 +107,12 @@ class AdapterIo {
   void DeleteExpired();
   // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
   // earlier processes count after the first call of DeleteExpired.
-  [[nodiscard]] uint64_t stored_bytes() const;
+  uint64_t stored_bytes() const;
 
   // Reads a PEFT folder. Errors: those of ReadPeft.
   absl::StatusOr<lora::PeftAdapter> Import(const PeftFiles& files) const;
-  [[nodiscard]] PeftFiles Export(const LoraConfig& config,
-                                 const std::vector<float>& weights) const;
+  PeftFiles Export(const LoraConfig& config,
+                   const std::vector<float>& weights) const;
 
  private:
   // Writes the checkpoint that `info` describes, with the tensors of `state`.
@@ -130,28 +129,25 @@ class AdapterIo {
                                          lora::AdapterState state);
   // Returns the stored checkpoint of this name if its step, state and
   // properties are those of `state` and `info`. Otherwise returns none.
-  [[nodiscard]] std::optional<CheckpointInfo> SavedBefore(
-      const lora::AdapterState& state, const CheckpointInfo& info) const;
+  std::optional<CheckpointInfo> SavedBefore(const lora::AdapterState& state,
+                                            const CheckpointInfo& info) const;
   // Returns the time for a new checkpoint. It is later than those of the
   // adapter's other checkpoints, even if the wall clock was set back, because
   // the times are the order of checkpoints.
-  [[nodiscard]] absl::Time NextCreation(const std::string& adapter_id);
+  absl::Time NextCreation(const std::string& adapter_id);
   // Deletes the oldest checkpoints that have the adapter and the kind of
   // `saved`, until at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns what List returns, and also the checkpoints that have expired.
-  [[nodiscard]] std::vector<CheckpointInfo> ListAll(
-      const std::string& adapter_id) const;
+  std::vector<CheckpointInfo> ListAll(const std::string& adapter_id) const;
   // Reads the fields and checks that `request` may load the checkpoint.
   absl::StatusOr<CheckpointInfo> Check(const LoadCheckpointRequest& request,
                                        const nlohmann::json& fields) const;
-  [[nodiscard]] bool IsExpired(const std::string& adapter_id,
-                               const std::string& name) const;
+  bool IsExpired(const std::string& adapter_id, const std::string& name) const;
   // Returns the names of all adapters that have a folder and begin with
   // `prefix`. A link is no adapter's folder.
-  [[nodiscard]] std::vector<std::string> AdapterNames(
-      const std::string& prefix) const;
-  [[nodiscard]] std::string AdapterDir(const std::string& adapter_id) const;
+  std::vector<std::string> AdapterNames(const std::string& prefix) const;
+  std::string AdapterDir(const std::string& adapter_id) const;
   // Removes the adapter's folder if it has no checkpoint. Save makes it again.
   void RemoveIfEmpty(const std::string& adapter_id) const;
 

@@ -49,13 +49,13 @@ class AdapterTable {
                  const std::map<std::string, uint64_t>& snapshots,
                  const std::string& file, absl::Time created_at);
   // Returns the adapter, or null if it does not exist or is not on the device.
-  [[nodiscard]] lora::Adapter* Find(AdapterKey key);
+  lora::Adapter* Find(AdapterKey key);
   // Removes the adapter. Returns false if it does not exist. A version stays
   // alive while an AdapterVersionPtr refers to it.
   bool Erase(AdapterKey key);
   // Returns the facts that the table knows of the adapter. REQUIRES: the
   // adapter exists.
-  [[nodiscard]] dispatch::AdapterFacts Facts(AdapterKey key) const;
+  dispatch::AdapterFacts Facts(AdapterKey key) const;
 
   // Keeps the latest version alive under the name `name`, and returns its
   // number. REQUIRES: the adapter is on the device or does not exist. Errors:
@@ -84,18 +84,18 @@ class AdapterTable {
       const lora::AdapterImage& image);
   // Returns a copy of the version on the device, or the version itself if it is
   // there. May throw c10::Error.
-  [[nodiscard]] lora::AdapterVersionPtr OnDevice(
+  lora::AdapterVersionPtr OnDevice(
       const lora::AdapterVersionPtr& version) const;
 
   // The methods below require that the adapter exists.
 
   // Returns the bytes of the adapter's image.
-  [[nodiscard]] uint64_t ImageBytes(AdapterKey key) const;
+  uint64_t ImageBytes(AdapterKey key) const;
   // Returns the adapter's image. If the adapter is on a GPU, copies the tensors
   // and may throw c10::Error. If the adapter is on a CPU device or on the host,
   // the image shares its tensors with the table. If the adapter is on disk, the
   // image has no tensors.
-  [[nodiscard]] lora::AdapterImage Image(AdapterKey key) const;
+  lora::AdapterImage Image(AdapterKey key) const;
   // Keeps `image` and frees the adapter's memory on the device.
   void MoveToHost(AdapterKey key, lora::AdapterImage image);
   // Keeps `image` without its tensors, which are in the spill file `file`.
@@ -104,13 +104,13 @@ class AdapterTable {
   // Copies the tensors of `image` to the device and drops the image in the
   // table. If MoveToDevice throws c10::Error, nothing has changed.
   void MoveToDevice(AdapterKey key, const lora::AdapterImage& image);
-  [[nodiscard]] ImageFile File(AdapterKey key) const;
+  ImageFile File(AdapterKey key) const;
   // Returns the names of the adapter's snapshots and the numbers of their
   // versions.
-  [[nodiscard]] std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
+  std::map<std::string, uint64_t> Snapshots(AdapterKey key) const;
 
   // Threads: any.
-  [[nodiscard]] const model_config::ModelShape& shape() const { return shape_; }
+  const model_config::ModelShape& shape() const { return shape_; }
 
  private:
   struct Published {
@@ -127,14 +127,13 @@ class AdapterTable {
     std::map<std::string, Published> snapshots;
     absl::Time created_at;
 
-    [[nodiscard]] AdapterLocation location() const;
+    AdapterLocation location() const;
   };
 
   // Returns the latest version and then the other versions that have a
   // snapshot, each once.
-  [[nodiscard]] static std::vector<lora::AdapterVersionPtr> Versions(
-      const Entry& entry);
-  [[nodiscard]] static uint64_t NumImageBytes(const Entry& entry);
+  static std::vector<lora::AdapterVersionPtr> Versions(const Entry& entry);
+  static uint64_t NumImageBytes(const Entry& entry);
   // Returns the number of the version that Version returns, for an adapter that
   // is not on the device. Errors: NOT_FOUND.
   static absl::StatusOr<uint64_t> NumberOf(const Entry& entry,

@@ -37,8 +37,7 @@ absl::Status ReadTensors(const EngineContext& context, const SpillFolder& spill,
                          const ImageFile& file, int64_t size,
                          lora::AdapterImage& image);
 // Returns the values of the image's tensors, as the blocks of a file.
-[[nodiscard]] std::vector<std::span<const float>> BlocksOf(
-    lora::AdapterImage& image);
+std::vector<std::span<const float>> BlocksOf(lora::AdapterImage& image);
 
 // Reads the state of an adapter with `num_parameters` parameters from the file
 // `image`. The file does not store optim_steps and optimizer. Errors: those of

@@ -31,7 +31,7 @@ class DecodeThreads {
   void Run(c10::function_ref<void()> run);
 
  private:
-  [[nodiscard]] int Choose(int most);
+  int Choose(int most);
 
   const bool adapts_;
   ProcessorShare share_;

@@ -8,8 +8,8 @@
 
 namespace weft::engine {
 
-[[nodiscard]] inline loss::HeadOptions HeadOptionsOf(
-    const EngineOptions& options, const model::Decoder& decoder) {
+inline loss::HeadOptions HeadOptionsOf(const EngineOptions& options,
+                                       const model::Decoder& decoder) {
   return {.chunk_rows = options.loss_chunk_size,
           .softcap = decoder.config().final_softcap,
           .shard = {.group = decoder.tensor_group(),

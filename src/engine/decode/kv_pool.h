@@ -30,7 +30,7 @@ struct ModelSizes {
   int tensor_size = 1;               // Ranks that share every layer.
   int64_t element_bytes = 2;  // Bytes of an element of activations and cache.
 };
-[[nodiscard]] ModelSizes SizesOf(const model::Decoder& decoder);
+ModelSizes SizesOf(const model::Decoder& decoder);
 
 // The bytes of one page, and of one state; state 0: the model has no states.
 struct CacheUnits {
@@ -38,7 +38,7 @@ struct CacheUnits {
   int64_t state = 0;
 };
 // Returns the units on the rank with the largest part of the model.
-[[nodiscard]] CacheUnits CacheUnitsOf(const ModelSizes& sizes);
+CacheUnits CacheUnitsOf(const ModelSizes& sizes);
 
 struct CacheCounts {
   int64_t pages = 0;
@@ -48,11 +48,11 @@ struct CacheCounts {
 // samples that decode. States get at most half of the bytes, and no more than
 // one for each sample, one as a cached prefix of each, and the padding's. At
 // least there are one page, and the states of a prompt and of a sample of it.
-[[nodiscard]] CacheCounts CountsIn(const CacheUnits& units, int64_t bytes,
-                                   int64_t max_sequences);
+CacheCounts CountsIn(const CacheUnits& units, int64_t bytes,
+                     int64_t max_sequences);
 // Returns the fewest bytes, or a few more, in which CountsIn finds `num_pages`.
-[[nodiscard]] int64_t BytesFor(const CacheUnits& units, int64_t num_pages,
-                               int64_t max_sequences);
+int64_t BytesFor(const CacheUnits& units, int64_t num_pages,
+                 int64_t max_sequences);
 
 // Threads: engine thread only, except num_pages and bytes_per_page.
 class KvPool {
@@ -60,40 +60,38 @@ class KvPool {
   KvPool(const CacheUnits& units, const CacheCounts& counts,
          std::function<void(const CacheCopy&)> copy);
 
-  [[nodiscard]] static int64_t PagesFor(int64_t num_tokens) {
+  static int64_t PagesFor(int64_t num_tokens) {
     return (num_tokens + kPageTokens - 1) / kPageTokens;
   }
-  [[nodiscard]] int64_t num_pages() const { return allocator_.num_pages(); }
+  int64_t num_pages() const { return allocator_.num_pages(); }
   // Returns the number of pages that no sequence uses.
-  [[nodiscard]] int64_t available_pages() const {
+  int64_t available_pages() const {
     return allocator_.num_free() + allocator_.num_idle();
   }
   // Returns the number of pages of cached prefixes, used by sequences or not.
-  [[nodiscard]] int64_t prefix_pages() const { return prefixes_.num_pages(); }
-  [[nodiscard]] int64_t bytes_per_page() const { return units_.page; }
-  [[nodiscard]] bool has_states() const { return units_.state > 0; }
-  [[nodiscard]] int64_t bytes_per_state() const { return units_.state; }
+  int64_t prefix_pages() const { return prefixes_.num_pages(); }
+  int64_t bytes_per_page() const { return units_.page; }
+  bool has_states() const { return units_.state > 0; }
+  int64_t bytes_per_state() const { return units_.state; }
   // Returns the number of slots, with the padding's.
-  [[nodiscard]] int64_t num_slots() const { return states_.num_pages(); }
+  int64_t num_slots() const { return states_.num_pages(); }
   // Returns the number of states that sequences could have.
-  [[nodiscard]] int64_t num_states() const {
-    return std::max<int64_t>(num_slots() - 1, 0);
-  }
+  int64_t num_states() const { return std::max<int64_t>(num_slots() - 1, 0); }
   // Returns the number of states that no sequence uses.
-  [[nodiscard]] int64_t available_states() const {
+  int64_t available_states() const {
     return states_.num_free() + states_.num_idle();
   }
   // Returns whether a sequence that begins as `from` could have a state of its
   // own, or needs none.
-  [[nodiscard]] bool HasRoomForState(const dispatch::SequencePages& from) const;
+  bool HasRoomForState(const dispatch::SequencePages& from) const;
 
   // Returns a sequence that begins with the longest prefix of `tokens` that is
   // cached for `version` (a weights id), in whole pages. The sequence is empty
   // if no prefix is cached. It has no state of its own before TakeState. If
   // `fork_tokens` is not null, sets it to Prefix::fork_tokens.
-  [[nodiscard]] dispatch::SequencePages Begin(uint64_t version,
-                                              absl::Span<const int32_t> tokens,
-                                              int64_t* fork_tokens = nullptr);
+  dispatch::SequencePages Begin(uint64_t version,
+                                absl::Span<const int32_t> tokens,
+                                int64_t* fork_tokens = nullptr);
   // Gives the sequence of Begin a state of its own: a copy of the prefix's, or
   // zeros. If there is no slot for a copy, the sequence takes the prefix's
   // state from the cache, unless another sequence uses it. Does nothing in
@@ -105,7 +103,7 @@ class KvPool {
   // Returns a second sequence with the same tokens and a copy of the state.
   // Returns none if no page is free for the copy of a partly filled last page,
   // or no slot for that of the state.
-  [[nodiscard]] std::optional<dispatch::SequencePages> Fork(
+  std::optional<dispatch::SequencePages> Fork(
       const dispatch::SequencePages& source);
 
   // Caches the full pages of `tokens`, which are the sequence's first tokens
@@ -126,7 +124,7 @@ class KvPool {
   void MakeFree(int64_t count);
   // Returns a slot, with a copy of `from` or zeros. If need be, evicts a cached
   // state. Returns an empty one if no slot is free.
-  [[nodiscard]] dispatch::StateSlot NewState(std::optional<StateId> from);
+  dispatch::StateSlot NewState(std::optional<StateId> from);
 
   const CacheUnits units_;
   dispatch::PageAllocator allocator_;

@@ -70,10 +70,9 @@ class SampleLoop {
   // The engine thread calls the methods below.
 
   // Returns the number of requests that are being prefilled or decoded.
-  [[nodiscard]] int active() const { return static_cast<int>(jobs_.size()); }
+  int active() const { return static_cast<int>(jobs_.size()); }
   // Returns whether the tenant's request could start now.
-  [[nodiscard]] bool HasRoom(const SampleRequest& request,
-                             const std::string& tenant);
+  bool HasRoom(const SampleRequest& request, const std::string& tenant);
   // Admits a request. A null `version` means the base model. `*task.request`
   // must live until the request finishes or is cancelled.
   void Admit(const dispatch::SampleTask& task, lora::AdapterVersionPtr version);
@@ -85,13 +84,13 @@ class SampleLoop {
 
   // Draws one token for each running sample, runs one prefill pass, and starts
   // samples. Throws what Executor throws.
-  [[nodiscard]] std::vector<SampleEvent> Step();
+  std::vector<SampleEvent> Step();
 
  private:
   void StartSamples();
   // Returns the job whose next sample starts next, if a slot is free for it.
   // Passes over the tenants `without`.
-  [[nodiscard]] SampleJob* NextToStart(const std::set<std::string>& without);
+  SampleJob* NextToStart(const std::set<std::string>& without);
   [[nodiscard]] bool StartSample(SampleJob& job);
   void Decode();
   // Appends the token to its sample. Returns true if the token ends the sample.
@@ -100,9 +99,9 @@ class SampleLoop {
   // request has return_routing.
   void AddRouting(const SampleSequence& sample);
   void EraseFailed();
-  [[nodiscard]] std::vector<SampleEvent> CollectEvents();
+  std::vector<SampleEvent> CollectEvents();
 
-  [[nodiscard]] const model_config::ModelConfig& config() const {
+  const model_config::ModelConfig& config() const {
     return executor_.decoder().config();
   }
 

@@ -39,10 +39,8 @@ class PrefillRows {
     sequence.AddEdits(logit, plan_.edits);
   }
 
-  [[nodiscard]] int64_t size() const {
-    return static_cast<int64_t>(tokens_.size());
-  }
-  [[nodiscard]] executor::CachePlan Plan() &&;
+  int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
+  executor::CachePlan Plan() &&;
 
  private:
   std::vector<int64_t> tokens_;

@@ -28,7 +28,7 @@ struct SamplePiece {
   int64_t num_draws = 0;
 
   // Returns whether this piece draws the first tokens of the prompt's samples.
-  [[nodiscard]] bool ends_prompt() const;
+  bool ends_prompt() const;
 };
 
 // Threads: engine thread only.
@@ -58,16 +58,15 @@ class SamplePrefill {
   // Returns the sequences that wait for prefill, in the order in which tenants,
   // and the adapters of a tenant, have their turns. Those of one adapter are in
   // order of age.
-  [[nodiscard]] std::vector<SampleSequence*> InTurn();
+  std::vector<SampleSequence*> InTurn();
   // Returns the tokens to charge for a piece: as much of a pass as it takes of
   // what is scarcest, which is tokens, draws or keys.
-  [[nodiscard]] int64_t ShareOf(const SamplePiece& piece) const;
+  int64_t ShareOf(const SamplePiece& piece) const;
   // Returns the sequence's next piece within the budgets of tokens and draws;
   // nothing if there is none. A first row may exceed the budget.
-  [[nodiscard]] std::optional<SamplePiece> NextPiece(SampleSequence& sequence,
-                                                     int64_t budget,
-                                                     int64_t draw_budget) const;
-  [[nodiscard]] std::vector<SamplePiece> Plan();
+  std::optional<SamplePiece> NextPiece(SampleSequence& sequence, int64_t budget,
+                                       int64_t draw_budget) const;
+  std::vector<SamplePiece> Plan();
   void RunPieces(const std::vector<SamplePiece>& pieces);
   // Gives the output to the jobs.
   void Store(const std::vector<SamplePiece>& pieces,

@@ -69,20 +69,19 @@ class SampleSequences {
   // Returns whether the tenant's request could start now: there is a slot for
   // its prompt, and pages, which sequences behind it would yield. A tenant
   // without sequences always has room for one request.
-  [[nodiscard]] bool HasRoom(const SampleRequest& request,
-                             const std::string& tenant);
+  bool HasRoom(const SampleRequest& request, const std::string& tenant);
 
   // Returns all sequences, oldest first.
-  [[nodiscard]] const std::map<SampleAge, SampleSequence>& by_age() const {
+  const std::map<SampleAge, SampleSequence>& by_age() const {
     return sequences_;
   }
   // Returns all sequences in order, and sets their `place` and `has_slot`.
-  [[nodiscard]] std::vector<SampleSequence*> InOrder();
+  std::vector<SampleSequence*> InOrder();
   // Returns whether one more sample of the job may start. REQUIRES: InOrder has
   // placed the job's prompt.
-  [[nodiscard]] bool HasSlotFor(const SampleJob& job);
+  bool HasSlotFor(const SampleJob& job);
   // REQUIRES: the job's last sample has not started.
-  [[nodiscard]] SampleSequence& PromptOf(const SampleJob& job) {
+  SampleSequence& PromptOf(const SampleJob& job) {
     return sequences_.at({job.order, kPrompt});
   }
   // Adds a sequence. Its job outlives the sequence. From now on prefixes may be
@@ -97,14 +96,12 @@ class SampleSequences {
   [[nodiscard]] bool TakePages(SampleSequence& sequence);
   // Returns pages with the prompt's tokens for one of its samples; none if the
   // sample must wait.
-  [[nodiscard]] std::optional<dispatch::SequencePages> Fork(
-      const SampleSequence& prompt);
+  std::optional<dispatch::SequencePages> Fork(const SampleSequence& prompt);
   // Makes room for the next token of every sample that has a slot. Preempts the
   // last sequences until there is room. Returns the samples that run, in order.
-  [[nodiscard]] std::vector<SampleSequence*> GrowRunning();
+  std::vector<SampleSequence*> GrowRunning();
   // Returns where a piece of prefill ends that could go on to `end`.
-  [[nodiscard]] int64_t EndOfPiece(const SampleSequence& sequence,
-                                   int64_t end) const;
+  int64_t EndOfPiece(const SampleSequence& sequence, int64_t end) const;
   // Keeps the sequence's full pages for later sequences of the same version
   // that begin with the same tokens, and the state if the sequence `ends`, or
   // if EndOfPiece chose its place.
@@ -117,7 +114,7 @@ class SampleSequences {
 
   // Returns the experts [N, L K], i16, of the N tokens in the sequence's pages,
   // for L layers with experts and K experts per token.
-  [[nodiscard]] at::Tensor ExpertsOf(const SampleSequence& sequence) const;
+  at::Tensor ExpertsOf(const SampleSequence& sequence) const;
   void ReportPages();
 
  private:
@@ -132,23 +129,22 @@ class SampleSequences {
                               const dispatch::DecodeOrder::Place& place);
   // Returns the pages that MakeRoom leaves for a sequence. Sets *moves to
   // whether some sequence with pages makes progress.
-  [[nodiscard]] int64_t SparePages(bool* moves) const;
-  [[nodiscard]] static bool MayTakeFrom(
-      const dispatch::DecodeOrder::Place& place, const SampleSequence& other);
+  int64_t SparePages(bool* moves) const;
+  static bool MayTakeFrom(const dispatch::DecodeOrder::Place& place,
+                          const SampleSequence& other);
   // Returns the last sequence that has pages and is behind `place`; null if
   // there is none. Passes over sequences of `passed`, unless it is null.
-  [[nodiscard]] SampleSequence* LastBehind(
-      const dispatch::DecodeOrder::Place& place, const std::string* passed);
+  SampleSequence* LastBehind(const dispatch::DecodeOrder::Place& place,
+                             const std::string* passed);
   // Returns all sequences, oldest first. With several tenants, a prompt that
   // only waits for its samples to start comes behind those that have started.
   // So no sample waits for pages that its own or another tenant's prompt holds
   // for later ones.
-  [[nodiscard]] std::vector<SampleSequence*> Line();
-  [[nodiscard]] static std::vector<dispatch::DecodeOrder::Member> MembersOf(
+  std::vector<SampleSequence*> Line();
+  static std::vector<dispatch::DecodeOrder::Member> MembersOf(
       const std::vector<SampleSequence*>& line);
   // Returns the place of a new prompt of the tenant.
-  [[nodiscard]] dispatch::DecodeOrder::Place NextPlace(
-      const std::string& tenant);
+  dispatch::DecodeOrder::Place NextPlace(const std::string& tenant);
   void TakeVersion(SampleSequence& sequence, lora::AdapterVersionPtr version);
   void Preempt(SampleSequence& sequence);
   // Frees the pages of the sequence, which must then be prefilled again.

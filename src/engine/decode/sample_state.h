@@ -57,13 +57,13 @@ struct SampleJob {
   bool sent_prompt_scores = false;
   std::vector<SampleDelta> deltas;
 
-  [[nodiscard]] bool HasMoreToStart() const {
+  bool HasMoreToStart() const {
     return !failed && num_started < request->num_samples;
   }
-  [[nodiscard]] int num_running() const { return num_started - num_finished; }
+  int num_running() const { return num_started - num_finished; }
   // Returns the rule for drawing the sample's next token from this row of the
   // logits.
-  [[nodiscard]] sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
+  sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
   // Called once, before the first draw. Throws c10::Error.
   void SetBans(int64_t vocab, at::Device device);
 };
@@ -99,34 +99,32 @@ struct SampleSequence {
   sampling::StopMatcher stop;
   sampling::SequenceEdits edits = {};
 
-  [[nodiscard]] SampleAge age() const { return {job->order, sample_index}; }
+  SampleAge age() const { return {job->order, sample_index}; }
   // Returns 0 for the base model.
-  [[nodiscard]] uint64_t weights_id() const {
+  uint64_t weights_id() const {
     return version == nullptr ? 0 : version->id.value();
   }
   // Returns whether the sequence, of a request in flight, may take another
   // version now (SampleSequences::TakeVersions).
-  [[nodiscard]] bool may_take_version() const;
+  bool may_take_version() const;
   // Returns the number of tokens whose keys the sequence needs to continue: all
   // tokens of a prompt, or all tokens of a sample except the last.
-  [[nodiscard]] int64_t target() const;
-  [[nodiscard]] bool ready() const {
-    return pages.has_value() && length == target();
-  }
+  int64_t target() const;
+  bool ready() const { return pages.has_value() && length == target(); }
   // Returns whether this is a prompt that has been prefilled. It waits only for
   // its samples to start, although it may have lost its pages.
-  [[nodiscard]] bool only_forks() const {
+  bool only_forks() const {
     return sample_index == kPrompt && !job->first_draws.empty();
   }
   // Returns the first token of a prompt that is not prefilled yet after which
   // prefill needs all logits, for prompt_top_logprobs or prompt_alternatives;
   // target() if there is none.
-  [[nodiscard]] int64_t first_listed() const;
+  int64_t first_listed() const;
   // Returns the numbers of tokens, ascending, after which prefill of a prompt
   // caches the state (sample_sequences.h); 0: nowhere.
-  [[nodiscard]] std::array<int64_t, 2> StatePlaces() const;
+  std::array<int64_t, 2> StatePlaces() const;
   // Returns the first `count` tokens.
-  [[nodiscard]] std::vector<int32_t> Tokens(int64_t count) const;
+  std::vector<int32_t> Tokens(int64_t count) const;
   // Appends the changes of the logits of the sequence's next token, if there
   // are any. `row` is the logits' row.
   void AddEdits(int64_t row, std::vector<sampling::RowEdits>& rows) const;

@@ -10,8 +10,8 @@ namespace {
 // ends the process.
 class HostDevice final : public ComputeDevice {
  public:
-  [[nodiscard]] DeviceMemory Memory() const override { return {}; }
-  [[nodiscard]] int64_t LimitTo(double /*share*/) override { return 0; }
+  DeviceMemory Memory() const override { return {}; }
+  int64_t LimitTo(double /*share*/) override { return 0; }
   void Wait() override {}
   void ReleaseCached() override { HostAllocator::Get().ReleaseCached(); }
   void ReleaseIdle() override { HostAllocator::Get().ReleaseCached(); }

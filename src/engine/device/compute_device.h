@@ -27,11 +27,11 @@ class ComputeDevice {
 
   // Returns the device's memory; 0 for each field if the device is the host.
   // Asks only LibTorch's allocator, so it does not wait for the device.
-  [[nodiscard]] virtual DeviceMemory Memory() const = 0;
+  virtual DeviceMemory Memory() const = 0;
   // Limits this process to `share` of the device's memory from now on. Returns
   // how many bytes are left for tensors within the share. REQUIRES: the device
   // is not the host.
-  [[nodiscard]] virtual int64_t LimitTo(double share) = 0;
+  virtual int64_t LimitTo(double share) = 0;
 
   // Waits until the device has done the work of the current stream, so that
   // time and errors are attributed to the work that caused them.
@@ -48,11 +48,10 @@ class ComputeDevice {
   virtual absl::Status CheckAnswers() = 0;
 };
 
-[[nodiscard]] std::unique_ptr<ComputeDevice> MakeComputeDevice(
-    c10::Device device);
+std::unique_ptr<ComputeDevice> MakeComputeDevice(c10::Device device);
 
 // Makes a CUDA device. Only a build with CUDA defines this function.
-[[nodiscard]] std::unique_ptr<ComputeDevice> MakeCudaDevice(c10::Device device);
+std::unique_ptr<ComputeDevice> MakeCudaDevice(c10::Device device);
 
 }  // namespace weft::engine
 

@@ -24,7 +24,7 @@ class CudaDevice final : public ComputeDevice {
         total_(static_cast<int64_t>(
             allocator::get()->getMemoryInfo(device.index()).second)) {}
 
-  [[nodiscard]] DeviceMemory Memory() const override {
+  DeviceMemory Memory() const override {
     constexpr auto kAll =
         static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const c10::CachingDeviceAllocator::DeviceStats stats =
@@ -34,7 +34,7 @@ class CudaDevice final : public ComputeDevice {
             .allocated = stats.allocated_bytes[kAll].current};
   }
 
-  [[nodiscard]] int64_t LimitTo(double share) override {
+  int64_t LimitTo(double share) override {
     allocator::setMemoryFraction(share, device_.index());
     allocator::emptyCache();
     const auto limit =

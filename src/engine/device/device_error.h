@@ -14,7 +14,7 @@ struct DeviceAnswer {
 // Returns whether the device no longer computes for this process: the second
 // query fails too, or CUDA's context is unusable after the first error, such as
 // an illegal address, a device-side assertion or a failed launch.
-[[nodiscard]] bool IsLost(const DeviceAnswer& answer);
+bool IsLost(const DeviceAnswer& answer);
 
 }  // namespace weft::engine
 

@@ -24,7 +24,7 @@ class EngineProbe {
   void Heartbeat();
   // Returns the time of the last Heartbeat. Before the first one, returns the
   // time of construction.
-  [[nodiscard]] absl::Time last_heartbeat() const {
+  absl::Time last_heartbeat() const {
     return absl::FromUnixNanos(last_heartbeat_ns_.load());
   }
 

@@ -41,7 +41,7 @@ class HostAllocator final : public c10::Allocator {
   // Errors: throws std::bad_alloc, or c10::Error for a small block, if there is
   // no memory.
   c10::DataPtr allocate(size_t bytes) override;
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override;
+  c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -58,7 +58,7 @@ class HostAllocator final : public c10::Allocator {
     size_t in_use = 0;  // Bytes of blocks that tensors hold.
     size_t cached = 0;
   };
-  [[nodiscard]] Usage usage() const;
+  Usage usage() const;
 
  private:
   struct Cached {
@@ -75,7 +75,7 @@ class HostAllocator final : public c10::Allocator {
   static void Free(void* data);
   // Returns whether a cached block of `block` bytes may serve a tensor of
   // `bytes`.
-  [[nodiscard]] bool Suits(size_t block, size_t bytes) const
+  bool Suits(size_t block, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a block from the cache or maps a new one. Returns null if there is no
   // memory.

@@ -48,15 +48,15 @@ class SampleRecords {
   // the disk of the log, a restart will not have it.
   void Put(const SampleRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns a record, which counts as used; null if it is gone.
-  [[nodiscard]] std::shared_ptr<const SampleRecord> Find(
-      const std::string& tenant, const std::string& id)
+  std::shared_ptr<const SampleRecord> Find(const std::string& tenant,
+                                           const std::string& id)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Does what weft::ReplaySamples does with these records. Error, besides:
   // INVALID_ARGUMENT if the request would take more than 512 MiB from them.
   absl::Status Replay(AdapterKey adapter, TrainRequest* request);
   // Returns at most how many bytes Replay takes for the request: what it adds
   // to the data, and a record while it is read.
-  [[nodiscard]] int64_t ReplayBytes(const TrainRequest& request) const
+  int64_t ReplayBytes(const TrainRequest& request) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Removes the records that were not used for a day.
   void DropExpired() ABSL_LOCKS_EXCLUDED(mu_);
@@ -84,12 +84,11 @@ class SampleRecords {
     int64_t largest = 0;  // The largest of the records.
   };
 
-  [[nodiscard]] static SupportSizes SizesOf(const TokenSupport& support);
-  [[nodiscard]] ReplaySize Measure(const TrainRequest& request) const
+  static SupportSizes SizesOf(const TokenSupport& support);
+  ReplaySize Measure(const TrainRequest& request) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether a record could be kept if there were no other.
-  [[nodiscard]] bool Fits(const SampleRecord& record,
-                          const std::string& bytes) const;
+  bool Fits(const SampleRecord& record, const std::string& bytes) const;
   void Add(const SampleRecord& record, std::shared_ptr<const std::string> bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Removes a record, also from the log. Does nothing if there is none.
@@ -97,7 +96,7 @@ class SampleRecords {
   void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the name of a record's note.
-  [[nodiscard]] std::string NoteOf(const Key& key) const;
+  std::string NoteOf(const Key& key) const;
 
   const int64_t max_bytes_;
   const std::string prefix_;  // The names of notes begin with it.
@@ -113,7 +112,7 @@ class SampleRecords {
 
 // Convert a record to and from the value of its note. Error: DATA_LOSS if the
 // lists do not fit each other.
-[[nodiscard]] std::string EncodeSample(const SampleRecord& record);
+std::string EncodeSample(const SampleRecord& record);
 absl::StatusOr<SampleRecord> DecodeSample(absl::string_view bytes);
 
 }  // namespace weft::engine

@@ -75,7 +75,7 @@ class LogReplay {
   // But an adapter that has accepted steps waits for the end of the replay:
   // their teachers may be other adapters.
   void EndRecord(uint64_t sequence);
-  [[nodiscard]] bool HasAccepted(const std::string& adapter_id) const;
+  bool HasAccepted(const std::string& adapter_id) const;
   // Begins the request of a batch, if it was accepted and has not begun.
   void BeginAccepted(uint64_t work);
   void ResumeSteps();
@@ -93,9 +93,9 @@ class LogReplay {
   void Apply(log::SettingsRecord& record, const Next& next);
   void Apply(log::NoteRecord& note, const Next& next);
 
-  [[nodiscard]] absl::Status RunBatch(const log::BatchRecord& batch);
-  [[nodiscard]] absl::Status RunAgain(const log::DoneRecord& done);
-  [[nodiscard]] std::string NameOf(AdapterKey key) const;
+  absl::Status RunBatch(const log::BatchRecord& batch);
+  absl::Status RunAgain(const log::DoneRecord& done);
+  std::string NameOf(AdapterKey key) const;
   // Brings these adapters to the device and runs `body`. Then runs `next` with
   // the status of `body`. If an adapter cannot come to the device, runs only
   // `next`, with the error.

@@ -54,22 +54,20 @@ class Recovery {
   // Reads the log to its end, starts to record, and begins the replay, which
   // goes on after Start has returned. After an error nothing is replayed.
   // `metrics` outlives the engine thread. Call it once, from another thread.
-  [[nodiscard]] absl::Status Start(log::LogMetrics* metrics);
+  absl::Status Start(log::LogMetrics* metrics);
 
   // Any thread may call the methods below.
 
-  [[nodiscard]] bool succeeded() const {
-    return ended_.HasBeenNotified() && status_.ok();
-  }
+  bool succeeded() const { return ended_.HasBeenNotified() && status_.ok(); }
   // Returns the status of the recovery; OK before it ends.
-  [[nodiscard]] absl::Status failure() const;
+  absl::Status failure() const;
 
  private:
   // Restores adapters from the snapshot, and reads the log. Returns a reader of
   // the log from the snapshot on, and sets `*accepted` to the snapshot's steps.
-  [[nodiscard]] absl::StatusOr<log::LogReader> Read(
+  absl::StatusOr<log::LogReader> Read(
       std::vector<log::AcceptedRecord>* accepted);
-  [[nodiscard]] absl::Status StartRecording(log::LogMetrics* metrics);
+  absl::Status StartRecording(log::LogMetrics* metrics);
   void Finish(absl::Status status);
 
   const EngineContext& context_;

@@ -14,9 +14,9 @@ namespace weft::engine {
 // disk. Errors: DATA_LOSS (the image is missing or damaged), RESOURCE_EXHAUSTED
 // (from the file system).
 // Threads: engine thread.   REQUIRES: the record has an image.
-[[nodiscard]] absl::Status RestoreFromImage(const EngineContext& context,
-                                            const log::StoredAdapter& adapter,
-                                            Snapshotter* snapshots);
+absl::Status RestoreFromImage(const EngineContext& context,
+                              const log::StoredAdapter& adapter,
+                              Snapshotter* snapshots);
 
 }  // namespace weft::engine
 

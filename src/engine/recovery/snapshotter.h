@@ -36,7 +36,7 @@ namespace weft::engine {
 // time `replay`. The snapshot is worthwhile if the write is faster than the
 // replay, or if the replay is long and the write ends before a supervisor would
 // kill the process.
-[[nodiscard]] bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
+bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
 
 class Snapshotter {
  public:
@@ -59,7 +59,7 @@ class Snapshotter {
   // between slices.
   void GoOn();
   // Returns whether a snapshot runs: GoOn has something to do soon.
-  [[nodiscard]] bool running() const { return phase_ != Phase::kIdle; }
+  bool running() const { return phase_ != Phase::kIdle; }
   // Has a snapshot begin soon, even if none is due. Runs `done` on the reply
   // thread when it is on disk or has failed.
   void Request(Callback<bool> done) { requests_.push_back(std::move(done)); }
@@ -72,27 +72,25 @@ class Snapshotter {
   void WriteLast();
 
  private:
-  [[nodiscard]] bool IsDue() const;
+  bool IsDue() const;
   // Returns the adapters that the log has.
-  [[nodiscard]] std::vector<AdapterKey> LoggedKeys() const;
+  std::vector<AdapterKey> LoggedKeys() const;
   // Returns the bytes that the next snapshot must copy.
-  [[nodiscard]] uint64_t ChangedBytes() const;
+  uint64_t ChangedBytes() const;
   void Begin();
   void PlanNextForRoom();
   // Continues the running snapshot until it has ended.
   void RunToEnd();
   // Returns the adapter's record without its image.
-  [[nodiscard]] log::StoredAdapter Describe(AdapterKey key) const;
-  [[nodiscard]] log::ImageRecord RecordOf(
-      AdapterKey key, const std::string& file,
-      const lora::AdapterImage& image) const;
+  log::StoredAdapter Describe(AdapterKey key) const;
+  log::ImageRecord RecordOf(AdapterKey key, const std::string& file,
+                            const lora::AdapterImage& image) const;
   // Copies the adapter and posts the write of the copy.
   void Copy(AdapterKey key);
   // Writes the copy as an image file. If the adapter's tensors are in a spill
   // file, reads them from there first. Threads: the I/O thread.
-  [[nodiscard]] absl::Status Write(const std::string& name, int64_t size,
-                                   lora::AdapterImage& image,
-                                   const ImageFile& spilled) const;
+  absl::Status Write(const std::string& name, int64_t size,
+                     lora::AdapterImage& image, const ImageFile& spilled) const;
   void Finish();
   // Ends the requests of the running snapshot.
   void Answer(const absl::StatusOr<bool>& result);

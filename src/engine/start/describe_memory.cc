@@ -63,7 +63,7 @@ class Table {
     absl::StrAppendFormat(&text_, "%-15s  %13s  %7s  %-10s  %s\n", part, bytes,
                           gib, limit, purpose);
   }
-  [[nodiscard]] std::string text() && { return std::move(text_); }
+  std::string text() && { return std::move(text_); }
 
  private:
   std::string text_;

@@ -20,8 +20,7 @@ namespace weft::engine {
 inline constexpr int64_t kUsualSequenceTokens = 2048;
 
 // Returns the format that the operator wants for the base model's matrices.
-[[nodiscard]] inline model_config::MatrixFormat MatrixFormatOf(
-    const EngineOptions& options) {
+inline model_config::MatrixFormat MatrixFormatOf(const EngineOptions& options) {
   return options.base_weights == BaseWeights::kInt8
              ? model_config::MatrixFormat::kInt8
              : model_config::MatrixFormat::kDtype;
@@ -44,23 +43,21 @@ absl::StatusOr<int> ContextTokens(const EngineOptions& options,
 // layer, rank 0 holds the whole adapter, and also a copy and a gradient of its
 // own part. The copy and this gradient are counted at the size of the whole
 // adapter.
-[[nodiscard]] int64_t LargestAdapterBytes(const ModelSizes& sizes,
-                                          int max_rank);
+int64_t LargestAdapterBytes(const ModelSizes& sizes, int max_rank);
 
 // Returns the bytes of activations of a micro-batch with one sequence of
 // `num_tokens` tokens. Assumes that every token is scored, and that the
 // adapters have the largest LoRA rank and train lm_head.
-[[nodiscard]] ActivationBytes BatchActivations(const ModelSizes& sizes,
-                                               const EngineOptions& options,
-                                               int64_t num_tokens);
+ActivationBytes BatchActivations(const ModelSizes& sizes,
+                                 const EngineOptions& options,
+                                 int64_t num_tokens);
 
 // Estimates the bytes that decode graphs keep between iterations: the tensors
 // of a decode step with --max-decode-sequences sequences. Graphs of smaller
 // steps share these tensors. Returns 0 if there are no graphs: with
 // --no-decode-graphs, if several ranks share each layer, or if the model has
 // experts.
-[[nodiscard]] int64_t DecodeGraphBytes(const ModelSizes& sizes,
-                                       const EngineOptions& options);
+int64_t DecodeGraphBytes(const ModelSizes& sizes, const EngineOptions& options);
 
 // Divides `available_bytes`. Sets max_resident_adapters, kv_cache_bytes,
 // memory_budget_bytes and max_batch_tokens if they are 0. Limits

@@ -138,7 +138,7 @@ class Sharing {
     split_.recomputed_layers = batch.recomputed;
   }
 
-  [[nodiscard]] Limit BatchLimit() const {
+  Limit BatchLimit() const {
     const bool is_longest =
         split_.batch_tokens == needs_.batches.back().tokens &&
         split_.recomputed_layers == needs_.least_recomputed;

@@ -52,7 +52,7 @@ enum class Limit : uint8_t {
   kMemory,   // No memory is left.
   kFlag,     // The operator set the size of the part.
 };
-[[nodiscard]] absl::string_view NameOf(Limit limit);
+absl::string_view NameOf(Limit limit);
 
 struct MemorySplit {
   int64_t model = 0;  // Bytes of the loaded model; only for reports.
@@ -72,7 +72,7 @@ struct MemorySplit {
   Limit graphs_limit = Limit::kNothing;
 
   // Returns the bytes of all parts except the model.
-  [[nodiscard]] int64_t Total() const {
+  int64_t Total() const {
     return adapters + cache + activations + decode_graphs + reserve;
   }
 };

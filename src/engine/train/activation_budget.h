@@ -23,7 +23,7 @@ struct ActivationBytes {
   int64_t working = 0;           // Used while one layer or the head runs.
   int64_t forward = 0;           // All that a batch without backward needs.
 
-  [[nodiscard]] int64_t Total(int num_layers, int num_recomputed) const {
+  int64_t Total(int num_layers, int num_recomputed) const {
     return (num_layers - num_recomputed) * kept_layer +
            num_recomputed * recomputed_layer + working;
   }
@@ -43,9 +43,9 @@ struct BatchRows {
 
 // Returns the memory of a micro-batch on a CPU or on CUDA. `element_bytes` is
 // the size of an element of activations. `max_rank` is the largest LoRA rank.
-[[nodiscard]] ActivationBytes ActivationsOf(
-    const model_config::ModelConfig& config, int64_t element_bytes, bool is_cpu,
-    int max_rank, const BatchRows& batch);
+ActivationBytes ActivationsOf(const model_config::ModelConfig& config,
+                              int64_t element_bytes, bool is_cpu, int max_rank,
+                              const BatchRows& batch);
 
 // Returns the fewest layers to recompute so that the batch needs at most
 // `budget` bytes. A budget of 0 is no limit. The policy kAll permits only
@@ -62,7 +62,7 @@ struct HostBudget {
 };
 // Returns half of MemAvailable, or of what the process's control groups leave
 // if that is less (src/base/cgroup.h).
-[[nodiscard]] HostBudget DefaultHostBudget();
+HostBudget DefaultHostBudget();
 
 }  // namespace weft::engine
 

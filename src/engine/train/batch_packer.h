@@ -51,20 +51,19 @@ struct PackedTrain {
 // Returns whether the head scores target number `target` of the datum: the
 // target's weight is not 0, the datum has no weights, or `loss` scores all
 // targets.
-[[nodiscard]] bool IsScored(const LossConfig& loss, const Datum& datum,
-                            int64_t target);
+bool IsScored(const LossConfig& loss, const Datum& datum, int64_t target);
 
 // Packs pieces into tensors on the host. With `share_prompts`, data of one
 // adapter version share the rows of a common prefix if this saves enough rows
 // (prefix_tree.h). The gradients of shared rows add up.
-[[nodiscard]] PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
-                                    bool share_prompts);
+PackedTrain PackTrain(const std::vector<TrainPiece>& pieces,
+                      bool share_prompts);
 
 // Splits the data of a micro-batch among the replicas. Returns up to
 // `num_parts` non-empty lists of pieces with about equal numbers of tokens.
 // Concatenated, the lists have all data in order, because adjacent data may
 // share a prompt. REQUIRES: `pieces` has at least one datum.
-[[nodiscard]] std::vector<std::vector<TrainPiece>> SplitPieces(
+std::vector<std::vector<TrainPiece>> SplitPieces(
     const std::vector<TrainPiece>& pieces, int num_parts);
 
 }  // namespace weft::engine

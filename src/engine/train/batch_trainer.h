@@ -52,7 +52,7 @@ class BatchTrainer {
 
   // Fails the requests whose weights or teachers no longer exist. Returns the
   // slices of the other requests.
-  [[nodiscard]] dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
+  dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
   // Returns the weights with which a request runs; null for the base model
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.
@@ -60,7 +60,7 @@ class BatchTrainer {
   // Finds the request's teacher if its loss has one and this is its first
   // slice. Errors: those of TeacherFinder::Find.
   absl::Status FindTeacher(const StepSlice& slice);
-  [[nodiscard]] MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
+  MicroBatch MakeMicroBatch(const dispatch::RunTrain& train);
   // Why requests of a micro-batch failed by themselves.
   using Failures = std::map<const TrainRequest*, absl::Status>;
   // Sets *fits to whether there was memory for the slices together. If not, or
@@ -69,8 +69,8 @@ class BatchTrainer {
                          Failures* failed);
   // Fails the requests that have failed by themselves. Returns the slices of
   // the others.
-  [[nodiscard]] dispatch::RunTrain Others(const dispatch::RunTrain& train,
-                                          const Failures& failed);
+  dispatch::RunTrain Others(const dispatch::RunTrain& train,
+                            const Failures& failed);
   // Runs the batch, and once more with all layers recomputed if that may help.
   // If there is no memory for it, sets *fits to false and undoes what the
   // attempts have left.

@@ -46,7 +46,7 @@ inline constexpr int64_t kMinSavedRows = 16;
 // node also costs time. A node of N sequences saves N - 1 times its length.
 // With kNeverShare every sequence is one node, in the given order. Takes
 // O(tokens log sequences) time. Threads: any.
-[[nodiscard]] PrefixTree BuildPrefixTree(
+PrefixTree BuildPrefixTree(
     const std::vector<absl::Span<const int32_t>>& sequences,
     int64_t min_saved_rows);
 
@@ -54,12 +54,11 @@ inline constexpr int64_t kMinSavedRows = 16;
 // the datum before `datum` in the request. Returns at least 1. The scheduler
 // uses this number for the cost of `datum`. The two data share a token's row
 // only if the token has the same routing in both.
-[[nodiscard]] int64_t AddedRows(const Datum& previous, const Datum& datum);
+int64_t AddedRows(const Datum& previous, const Datum& datum);
 
 // Returns the values of datum.routing that belong to token `index`; empty if
 // the datum has no routing.
-[[nodiscard]] absl::Span<const uint16_t> RoutingOf(const Datum& datum,
-                                                   int64_t index);
+absl::Span<const uint16_t> RoutingOf(const Datum& datum, int64_t index);
 
 // Gives an id to each pair of a token and its routing: the experts that the
 // request wants for the token. The prefix tree compares these ids, so that data
@@ -72,9 +71,9 @@ class RoutedTokens {
   // which owns the ids.
   absl::Span<const int32_t> IdsOf(const Datum& datum);
 
-  [[nodiscard]] int32_t token(int32_t id) const { return keys_[id].first; }
+  int32_t token(int32_t id) const { return keys_[id].first; }
   // Returns the experts of the id's token; empty if the router chooses them.
-  [[nodiscard]] absl::Span<const uint16_t> routing(int32_t id) const {
+  absl::Span<const uint16_t> routing(int32_t id) const {
     return keys_[id].second;
   }
 

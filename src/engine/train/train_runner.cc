@@ -39,7 +39,7 @@ class BatchLosses {
   explicit BatchLosses(bool backward) : backward_(backward) {}
 
   // How long the custom losses of each request took.
-  [[nodiscard]] std::map<const TrainRequest*, absl::Duration> TakeTime() {
+  std::map<const TrainRequest*, absl::Duration> TakeTime() {
     return std::move(time_);
   }
 

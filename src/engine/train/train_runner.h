@@ -64,7 +64,7 @@ class TrainRunner {
   // Returns whether the last Run kept the activations of layers that another
   // Run could recompute. False unless the policy is
   // GradientCheckpointing::kAuto.
-  [[nodiscard]] bool kept_layers() const { return kept_layers_; }
+  bool kept_layers() const { return kept_layers_; }
 
  private:
   // The part of the micro-batch that one replica runs.
@@ -75,18 +75,19 @@ class TrainRunner {
 
   // Computes the results of all data, and puts the gradients of each part's
   // entries into `gradients_E`. `metrics` are those of Run.
-  [[nodiscard]] static TrainOutcome Scatter(
-      const std::vector<TrainPiece>& pieces, const std::vector<Part>& parts,
-      const std::vector<executor::TrainScores>& scores,
-      std::vector<loss::MetricSums> metrics, bool backward,
-      std::vector<at::Tensor>* gradients_E);
+  static TrainOutcome Scatter(const std::vector<TrainPiece>& pieces,
+                              const std::vector<Part>& parts,
+                              const std::vector<executor::TrainScores>& scores,
+                              std::vector<loss::MetricSums> metrics,
+                              bool backward,
+                              std::vector<at::Tensor>* gradients_E);
   // Returns how many layers the backward pass recomputes, 0 without one.
   // Errors: RESOURCE_EXHAUSTED if the part does not fit the budget.
   absl::StatusOr<int> NumRecomputed(const Part& part, bool backward,
                                     int64_t copy_bytes) const;
   // Returns one list for each part. The list has the gradients of the adapter
   // versions that the part uses.
-  [[nodiscard]] static std::vector<lora::LoraGradients> GradientsOf(
+  static std::vector<lora::LoraGradients> GradientsOf(
       const std::vector<Part>& parts, const lora::LoraGradients& gradients);
 
   executor::Executor& executor_;

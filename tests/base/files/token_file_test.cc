@@ -82,8 +82,7 @@ TEST(TokenFileTest, BadLinesAreNamedAndNotShown) {
       {absl::StrCat(R"({"id": "a", "tenant": ")", std::string(65, 't'), "\"}"),
        "line 1: tenant must be a name of at most 64"},
       {R"({"id": "a", "tenant": "t", "sha256": "secret"})",
-       "line 1: sha256 must be 64 digits"},
-  };
+       "line 1: sha256 must be 64 digits"}};
   for (const auto& [text, message] : cases) {
     const auto parsed = ParseTokens(text);
     EXPECT_THAT(parsed, IsStatus(absl::StatusCode::kInvalidArgument, message));

@@ -37,7 +37,7 @@ struct Chunk {
   at::Tensor dbeta = at::empty({kC}), dg = at::empty({kC});
   at::Tensor workspace = at::empty({DeltaWorkspaceFloats(kF, kF)});
 
-  [[nodiscard]] DeltaChunkRows Rows() const {
+  DeltaChunkRows Rows() const {
     return {.q = q.const_data_ptr<float>(),
             .k = k.const_data_ptr<float>(),
             .v = v.const_data_ptr<float>(),

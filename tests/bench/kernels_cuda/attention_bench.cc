@@ -24,12 +24,8 @@ struct Heads {
   int64_t num_kv_heads;
   int64_t features;
 
-  [[nodiscard]] int64_t token_elements() const {
-    return num_kv_heads * features;
-  }
-  [[nodiscard]] float scale() const {
-    return 1 / std::sqrt(static_cast<float>(features));
-  }
+  int64_t token_elements() const { return num_kv_heads * features; }
+  float scale() const { return 1 / std::sqrt(static_cast<float>(features)); }
 };
 // None of these models has more elements per token than Llama, so Pages is
 // large enough for all.
@@ -49,17 +45,16 @@ class Pages {
     std::shuffle(order_.begin(), order_.end(), std::minstd_rand(7));
   }
 
-  [[nodiscard]] const Bf16Buffer& k() const { return k_; }
-  [[nodiscard]] const Bf16Buffer& v() const { return v_; }
-  [[nodiscard]] std::vector<int32_t> Table(int64_t entries) const {
+  const Bf16Buffer& k() const { return k_; }
+  const Bf16Buffer& v() const { return v_; }
+  std::vector<int32_t> Table(int64_t entries) const {
     return {order_.begin(), order_.begin() + entries};
   }
   // Returns the features of one key/value head for a sequence's token. The
   // sequence's pages begin at order_[first_entry].
-  [[nodiscard]] std::vector<float> Row(const Heads& heads,
-                                       const Bf16Buffer& pages,
-                                       int64_t first_entry, int64_t token,
-                                       int64_t kv_head) const {
+  std::vector<float> Row(const Heads& heads, const Bf16Buffer& pages,
+                         int64_t first_entry, int64_t token,
+                         int64_t kv_head) const {
     const int64_t page =
         order_[static_cast<size_t>(first_entry + token / kPageTokens)];
     return pages.Floats(

@@ -20,7 +20,7 @@ inline constexpr int64_t kColdBytes = int64_t{1} << 28;
 
 // Returns the least number of layers whose matrices have kColdBytes or more.
 // One layer reads matrices of `layer_bytes` bytes.
-[[nodiscard]] constexpr int64_t ColdLayers(int64_t layer_bytes) {
+constexpr int64_t ColdLayers(int64_t layer_bytes) {
   return (kColdBytes + layer_bytes - 1) / layer_bytes;
 }
 
@@ -35,11 +35,11 @@ class Device {
   // Returns the device time of one call of `run`, in seconds. This time is the
   // best of several calls, each with a cold cache. `run` queues work on the
   // default stream.
-  [[nodiscard]] double Seconds(const std::function<void()>& run) const;
+  double Seconds(const std::function<void()>& run) const;
   // Returns the rate of a copy from device to device: the bytes read plus the
   // bytes written, per second.
-  [[nodiscard]] double copy_rate() const { return copy_rate_; }
-  [[nodiscard]] cublasHandle_t cublas() const { return cublas_; }
+  double copy_rate() const { return copy_rate_; }
+  cublasHandle_t cublas() const { return cublas_; }
 
  private:
   cublasHandle_t cublas_ = nullptr;
@@ -51,7 +51,7 @@ class Device {
 // times if there are few layers. Returns the seconds per layer in the best of
 // several replays. With ColdLayers(...) layers, each layer finds none of its
 // matrices in the cache.
-[[nodiscard]] double ReplaySeconds(
+double ReplaySeconds(
     int64_t num_layers,
     const std::function<void(int64_t layer, cudaStream_t stream)>& run);
 

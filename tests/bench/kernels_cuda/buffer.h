@@ -21,7 +21,7 @@ void Check(cudaError_t status);
 void CheckNear(double actual, double expected, double stored_epsilon,
                int64_t terms, double magnitude, const std::string& what);
 
-[[nodiscard]] float FromBf16(uint16_t bits);
+float FromBf16(uint16_t bits);
 
 // Device memory with given values, or with random numbers in [-limit, limit).
 // The numbers are random, because kernels run faster on zeros than on real
@@ -35,16 +35,16 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { cudaFree(data_); }
 
-  [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
+  T* data() const { return static_cast<T*>(data_); }
   // Returns `count` elements from `begin` on.
-  [[nodiscard]] std::vector<T> Read(int64_t begin, int64_t count) const {
+  std::vector<T> Read(int64_t begin, int64_t count) const {
     std::vector<T> host(static_cast<size_t>(count));
     Check(cudaMemcpy(host.data(), data() + begin, host.size() * sizeof(T),
                      cudaMemcpyDeviceToHost));
     return host;
   }
   // Returns the elements of Read as floats.
-  [[nodiscard]] std::vector<float> Floats(int64_t begin, int64_t count) const {
+  std::vector<float> Floats(int64_t begin, int64_t count) const {
     std::vector<float> floats;
     for (const T x : Read(begin, count)) {
       if constexpr (sizeof(T) == 2) {

@@ -81,7 +81,7 @@ class Head {
                       .c_stride = kHidden,
                       .c_is_f32 = true});
   }
-  [[nodiscard]] int64_t chunk() const { return chunk_; }
+  int64_t chunk() const { return chunk_; }
   // Runs the first chunk and compares one row with loops in f64.
   void CheckResults() const;
 

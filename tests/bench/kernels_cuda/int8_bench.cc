@@ -40,12 +40,12 @@ class Weights {
         num_layers_(ColdLayers(bytes())),
         words_(num_layers_ * bytes() / 2) {}
 
-  [[nodiscard]] int64_t num_layers() const { return num_layers_; }
+  int64_t num_layers() const { return num_layers_; }
   // Returns the bytes of a layer.
-  [[nodiscard]] int64_t bytes() const {
+  int64_t bytes() const {
     return matrix_.outputs * Int8RowBytes(matrix_.inputs);
   }
-  [[nodiscard]] Int8Weight Layer(int64_t layer) const {
+  Int8Weight Layer(int64_t layer) const {
     return {.outputs = matrix_.outputs,
             .inputs = matrix_.inputs,
             .rows_OB = reinterpret_cast<const int8_t*>(words_.data()) +
@@ -53,7 +53,7 @@ class Weights {
             .stride = Int8RowBytes(matrix_.inputs)};
   }
   // Returns a row of the first layer, widened to floats.
-  [[nodiscard]] std::vector<float> Row(int64_t output) const {
+  std::vector<float> Row(int64_t output) const {
     const int64_t row_words = Int8RowBytes(matrix_.inputs) / 2;
     const std::vector<uint16_t> row =
         words_.Read(output * row_words, row_words);

@@ -18,7 +18,7 @@ struct Strided {
   const uint16_t* data = nullptr;
   int64_t stride = 0;
 
-  [[nodiscard]] std::vector<uint16_t> Read(int64_t count) const {
+  std::vector<uint16_t> Read(int64_t count) const {
     std::vector<uint16_t> host(static_cast<size_t>(count));
     Check(cudaMemcpy2D(host.data(), sizeof(uint16_t), data,
                        static_cast<size_t>(stride) * sizeof(uint16_t),
@@ -59,7 +59,7 @@ struct LoraProblem::Element {
   int64_t count = 0;
   Strided left, right;
 
-  [[nodiscard]] double Read() const {
+  double Read() const {
     return f32 != nullptr ? ReadOne(f32) : FromBf16(ReadOne(bf16));
   }
 };

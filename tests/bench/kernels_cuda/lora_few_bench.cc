@@ -64,7 +64,7 @@ class FewProblem {
 
   // The A matrices of all layers together exceed the cache. So do their B
   // matrices.
-  [[nodiscard]] int64_t num_layers() const { return num_layers_; }
+  int64_t num_layers() const { return num_layers_; }
   void Shrink(int64_t layer, cudaStream_t stream) const {
     Check(RunLoraFewRowsShrink(ProductOf(layer), stream));
   }
@@ -73,11 +73,11 @@ class FewProblem {
   }
   // Return the bytes that must move: the shrink reads A and x, and the
   // expansion reads B and y and writes y.
-  [[nodiscard]] double ShrinkBytes() const {
+  double ShrinkBytes() const {
     return 2.0 * static_cast<double>(batch_.adapters * ElementsOfA() +
                                      batch_.rows * group_.inputs);
   }
-  [[nodiscard]] double ExpandBytes() const {
+  double ExpandBytes() const {
     return 2.0 * static_cast<double>(batch_.adapters * ElementsOfB() +
                                      2 * batch_.rows * outputs_);
   }
@@ -86,35 +86,29 @@ class FewProblem {
 
  private:
   // Returns the sum of the ranks of all projections.
-  [[nodiscard]] int64_t all_ranks() const { return num_projections_ * rank_; }
+  int64_t all_ranks() const { return num_projections_ * rank_; }
   // A layer has A [all_ranks(), inputs], then every B [features, rank_]. The
   // shrink reads A, and the expansion reads B.
-  [[nodiscard]] int64_t ElementsOfA() const {
-    return all_ranks() * group_.inputs;
-  }
-  [[nodiscard]] int64_t ElementsOfB() const { return rank_ * outputs_; }
-  [[nodiscard]] int64_t LayerElements() const {
-    return ElementsOfA() + ElementsOfB();
-  }
+  int64_t ElementsOfA() const { return all_ranks() * group_.inputs; }
+  int64_t ElementsOfB() const { return rank_ * outputs_; }
+  int64_t LayerElements() const { return ElementsOfA() + ElementsOfB(); }
   // Return the offset of a layer's A, or of a projection's B, in an adapter's
   // weights.
-  [[nodiscard]] int64_t OffsetOfA(int64_t layer) const {
-    return layer * LayerElements();
-  }
-  [[nodiscard]] int64_t OffsetOfB(int64_t layer, size_t projection) const {
+  int64_t OffsetOfA(int64_t layer) const { return layer * LayerElements(); }
+  int64_t OffsetOfB(int64_t layer, size_t projection) const {
     return OffsetOfA(layer) + ElementsOfA() + ColumnOf(projection) * rank_;
   }
-  [[nodiscard]] int64_t ColumnOf(size_t projection) const {
+  int64_t ColumnOf(size_t projection) const {
     return std::accumulate(
         group_.features.begin(),
         group_.features.begin() + static_cast<int64_t>(projection), int64_t{0});
   }
-  [[nodiscard]] int64_t OffsetOfAdapter(int64_t row) const {
+  int64_t OffsetOfAdapter(int64_t row) const {
     return row / (batch_.rows / batch_.adapters) * num_layers_ *
            LayerElements();
   }
-  [[nodiscard]] std::vector<std::byte> TableBytes() const;
-  [[nodiscard]] LoraFewRowsProduct ProductOf(int64_t layer) const;
+  std::vector<std::byte> TableBytes() const;
+  LoraFewRowsProduct ProductOf(int64_t layer) const;
   void CheckRow(int64_t row, const std::vector<float>& y_before) const;
 
   const Group& group_;

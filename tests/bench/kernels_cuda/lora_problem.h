@@ -32,7 +32,7 @@ enum class LoraStep {
 inline constexpr LoraStep kLoraSteps[] = {
     LoraStep::kShrink,        LoraStep::kExpand,      LoraStep::kShrunkGradient,
     LoraStep::kInputGradient, LoraStep::kGradientOfA, LoraStep::kGradientOfB};
-[[nodiscard]] const char* NameOf(LoraStep step);
+const char* NameOf(LoraStep step);
 
 // X, Y, dY and dX, each [N, K].
 struct LoraActivations {
@@ -53,7 +53,7 @@ class LoraProblem {
   // the tolerance.
   void CheckResults() const;
   // Returns the number of bytes that the step has to read and write.
-  [[nodiscard]] double NumBytes(LoraStep step) const;
+  double NumBytes(LoraStep step) const;
 
  private:
   struct Adapter {
@@ -62,14 +62,13 @@ class LoraProblem {
   };
   // One element of a step's result, and the terms of its sum.
   struct Element;
-  [[nodiscard]] Element ElementOf(LoraStep step, int64_t adapter,
-                                  int64_t place) const;
+  Element ElementOf(LoraStep step, int64_t adapter, int64_t place) const;
 
   // Returns the number of elements of S. The number of elements in a row of S
   // is the rank of the row's adapter.
-  [[nodiscard]] double NumShrunk() const;
+  double NumShrunk() const;
   void MakeTable(const std::vector<int64_t>& ranks);
-  [[nodiscard]] LoraProduct Product(LoraStep step) const;
+  LoraProduct Product(LoraStep step) const;
   void CheckStep(LoraStep step) const;
 
   const LoraActivations& activations_;

@@ -180,13 +180,13 @@ class Projection {
     std::iota(numbers.begin(), numbers.end(), 0);
     return numbers;
   }
-  [[nodiscard]] HeadRows Heads(int64_t first, int64_t count) const {
+  HeadRows Heads(int64_t first, int64_t count) const {
     return {.data = qkv_.data() + first * kHeadFeatures,
             .num_heads = count,
             .token_stride = kProjected,
             .head_stride = kHeadFeatures};
   }
-  [[nodiscard]] RotaryRows Rows() const {
+  RotaryRows Rows() const {
     return {.dtype = DType::kBf16,
             .num_tokens = kRows,
             .half_features = kHalf,
@@ -196,10 +196,10 @@ class Projection {
             .cos_PC = cos_.data(),
             .sin_PC = sin_.data()};
   }
-  [[nodiscard]] HeadNorms Norms() const {
+  HeadNorms Norms() const {
     return {DType::kBf16, kEps, norm_.data(), norm_.data()};
   }
-  [[nodiscard]] KvSlots Slots() const {
+  KvSlots Slots() const {
     return {.v = Heads(kHeads + kKvHeads, kKvHeads),
             .slots_T = slots_.data(),
             .k_pages = k_pages_.data(),

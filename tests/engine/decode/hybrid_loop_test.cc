@@ -46,13 +46,11 @@ class HybridLoopTest : public SampleLoopTest {
              .max_prefill_tokens = max_prefill_tokens});
   }
   // Returns the number of states that sequences use.
-  [[nodiscard]] double UsedStates() const {
+  double UsedStates() const {
     return Metric("weft_state_cache_used_bytes") /
            static_cast<double>(CacheUnitsOf(SizesOf(decoder_)).state);
   }
-  [[nodiscard]] double Preemptions() const {
-    return Metric("weft_sample_preemptions_total");
-  }
+  double Preemptions() const { return Metric("weft_sample_preemptions_total"); }
 };
 
 // The pass without a cache computes the rule by chunks over all tokens.

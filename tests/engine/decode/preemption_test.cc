@@ -24,7 +24,7 @@ class PreemptionTest : public SampleLoopTest {
     Restart({.kv_cache_bytes = BytesOfPages(decoder_, kFewPages),
              .max_prefill_tokens = max_prefill_tokens});
   }
-  [[nodiscard]] int64_t Preemptions() const {
+  int64_t Preemptions() const {
     return static_cast<int64_t>(Metric("weft_sample_preemptions_total"));
   }
 };

@@ -25,7 +25,7 @@ class PrefixReuseTest : public SampleLoopTest {
 
   // Returns other weights with the same version number, as if the adapter had
   // been deleted and created again.
-  [[nodiscard]] lora::AdapterVersionPtr OtherWeights() const {
+  lora::AdapterVersionPtr OtherWeights() const {
     auto other = std::make_shared<lora::AdapterVersion>(*adapter_);
     other->compute_N = adapter_->compute_N * 2;
     return other;

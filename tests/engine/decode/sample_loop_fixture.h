@@ -123,7 +123,7 @@ class SampleLoopTest : public ::testing::Test {
                   .accepted_at = absl::Now()},
                  /*version=*/nullptr);
   }
-  [[nodiscard]] bool HasRoom(const SampleRequest& request) {
+  bool HasRoom(const SampleRequest& request) {
     return loop_->HasRoom(request, /*tenant=*/"");
   }
 
@@ -154,7 +154,7 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   // Returns whether a prompt that needs every page could start.
-  [[nodiscard]] bool AllPagesFree(int64_t num_pages = kPages) {
+  bool AllPagesFree(int64_t num_pages = kPages) {
     const int tokens = static_cast<int>(num_pages * kPageTokens);
     return HasRoom(Request(0, tokens, 1, 0));
   }
@@ -167,7 +167,7 @@ class SampleLoopTest : public ::testing::Test {
   }
 
   // Returns the value of a counter or gauge without labels.
-  [[nodiscard]] double Metric(const std::string& name) const {
+  double Metric(const std::string& name) const {
     for (const prometheus::MetricFamily& family : registry_.Collect()) {
       if (family.name != name) continue;
       const prometheus::ClientMetric& metric = family.metric.at(0);

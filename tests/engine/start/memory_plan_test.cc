@@ -33,7 +33,7 @@ class MemoryPlanTest : public ::testing::TestWithParam<at::ScalarType> {
     options_.max_rank = 8;
   }
 
-  [[nodiscard]] int64_t ActivationsOfAll(int64_t tokens, int recomputed) const {
+  int64_t ActivationsOfAll(int64_t tokens, int recomputed) const {
     return BatchActivations(sizes_, options_, tokens)
         .Total(decoder_.config().num_layers, recomputed);
   }

@@ -90,8 +90,7 @@ class TeacherTest : public ::testing::Test {
         a_(Version({.rank = 3, .alpha = 6})),
         b_(Version({.rank = 4, .alpha = 4})) {}
 
-  [[nodiscard]] lora::AdapterVersionPtr Version(
-      const LoraConfig& config) const {
+  lora::AdapterVersionPtr Version(const LoraConfig& config) const {
     return TinyVersion(decoder_.config(), config, at::kFloat);
   }
 
@@ -117,17 +116,16 @@ class TeacherTest : public ::testing::Test {
   }
 
   // Returns log-probabilities [N, V] in f64 from final hidden rows [N, H].
-  [[nodiscard]] at::Tensor LogProbs(const at::Tensor& y_NH,
-                                    double temperature) const {
+  at::Tensor LogProbs(const at::Tensor& y_NH, double temperature) const {
     return (at::mm(y_NH, decoder_.weights().head_VH.to(at::kDouble).t()) /
             temperature)
         .log_softmax(1);
   }
 
   // Returns what the reference decoder computes for the teacher's input alone.
-  [[nodiscard]] at::Tensor TeacherLogProbs(
-      const Datum& datum, const lora::AdapterVersionPtr& teacher,
-      double temperature) const {
+  at::Tensor TeacherLogProbs(const Datum& datum,
+                             const lora::AdapterVersionPtr& teacher,
+                             double temperature) const {
     const TrainRequest request = {.data = {{.tokens = datum.teacher_input(),
                                             .targets = datum.teacher_input()}}};
     const model::PackedBatch batch =

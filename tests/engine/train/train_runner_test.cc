@@ -53,8 +53,7 @@ struct Outcome {
   std::vector<loss::MetricSums> metrics;
   lora::LoraGradients gradients;
 
-  [[nodiscard]] at::Tensor Gradient(
-      const lora::AdapterVersionPtr& version) const {
+  at::Tensor Gradient(const lora::AdapterVersionPtr& version) const {
     return GradientOf(gradients, version);
   }
 };
@@ -68,8 +67,7 @@ class TrainRunnerTest : public ::testing::Test {
         a_(Version({.rank = 3, .alpha = 6})),
         b_(Version({.rank = 4, .alpha = 4})) {}
 
-  [[nodiscard]] lora::AdapterVersionPtr Version(
-      const LoraConfig& config) const {
+  lora::AdapterVersionPtr Version(const LoraConfig& config) const {
     return TinyVersion(decoder_.config(), config, at::kFloat);
   }
 

@@ -57,7 +57,7 @@ struct Problem {
         x(RandomHalves(rows * inputs, 1)),
         weight(RandomHalves(outputs * inputs, 2)) {}
 
-  [[nodiscard]] std::vector<double> Expected() const {
+  std::vector<double> Expected() const {
     std::vector<float> wide_x, wide_weight;
     for (const uint16_t value : x) wide_x.push_back(Widened(value));
     for (const uint16_t value : weight) wide_weight.push_back(Widened(value));
@@ -93,8 +93,7 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
     std::vector<uint16_t> x;
     int64_t x_stride = 0;
   };
-  [[nodiscard]] Operands Pack(const Problem& p, int64_t begin,
-                              int64_t end) const {
+  Operands Pack(const Problem& p, int64_t begin, int64_t end) const {
     const bool by_outputs = GetParam() == Stored::kOutputsByInputs;
     const int64_t columns = (by_outputs ? p.inputs : p.outputs) + kGap;
     std::vector<uint16_t> weight(columns * (by_outputs ? p.outputs : p.inputs),
@@ -142,8 +141,8 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
 
   // Returns the product. The inputs from `split` on are the kernel's `last`
   // terms.
-  [[nodiscard]] std::vector<float> MultiplyWithLastTerms(const Problem& p,
-                                                         int64_t split) const {
+  std::vector<float> MultiplyWithLastTerms(const Problem& p,
+                                           int64_t split) const {
     const Operands first = Pack(p, 0, split), last = Pack(p, split, p.inputs);
     std::vector<float> y(p.rows * (p.outputs + kGap), kUntouched);
     kernels_->multiply_panel({.x = first.x.data(),
@@ -161,7 +160,7 @@ class Bf16ProductTest : public ::testing::TestWithParam<Stored> {
     return y;
   }
 
-  [[nodiscard]] std::vector<float> Multiply(const Problem& p) const {
+  std::vector<float> Multiply(const Problem& p) const {
     std::vector<float> y(p.rows * (p.outputs + kGap), kUntouched);
     Multiply(p, 0, p.inputs, /*adds=*/false, y);
     return y;

@@ -86,7 +86,7 @@ struct Problem {
     workspace.resize(DeltaWorkspaceFloats(keys, values), std::nanf(""));
   }
 
-  [[nodiscard]] DeltaChunkRows Rows(bool has_start) const {
+  DeltaChunkRows Rows(bool has_start) const {
     return {.q = data.data(),
             .k = data.data() + key_features,
             .v = data.data() + 2 * key_features,
@@ -100,7 +100,7 @@ struct Problem {
             .start_KV = has_start ? start.data() : nullptr};
   }
 
-  [[nodiscard]] DeltaHead Head(bool has_start) const {
+  DeltaHead Head(bool has_start) const {
     DeltaHead h{.num_rows = num_rows,
                 .key_features = key_features,
                 .value_features = value_features,

@@ -26,28 +26,26 @@ struct DeltaOutput {
 };
 
 // Computes the rule row by row.
-[[nodiscard]] DeltaOutput RunDelta(const DeltaHead& head);
+DeltaOutput RunDelta(const DeltaHead& head);
 
 // Returns the gradients, given those of the outputs and of the end state.
-[[nodiscard]] DeltaHead RunDeltaBackward(const DeltaHead& head,
-                                         const std::vector<double>& dout,
-                                         const std::vector<double>& dstop);
+DeltaHead RunDeltaBackward(const DeltaHead& head,
+                           const std::vector<double>& dout,
+                           const std::vector<double>& dstop);
 
 // Returns q, k and v of one row, given its convolution [W]: silu, and the l2
 // norm of the first num_heads / 2 heads, times query_scale, and of as many
 // others.
-[[nodiscard]] std::vector<double> MixRow(const std::vector<double>& conv,
-                                         int64_t num_heads,
-                                         int64_t key_features, double eps,
-                                         double query_scale);
+std::vector<double> MixRow(const std::vector<double>& conv, int64_t num_heads,
+                           int64_t key_features, double eps,
+                           double query_scale);
 
-[[nodiscard]] std::vector<double> GatedNormRow(const std::vector<double>& x,
-                                               const std::vector<double>& z,
-                                               const std::vector<float>& weight,
-                                               double eps);
+std::vector<double> GatedNormRow(const std::vector<double>& x,
+                                 const std::vector<double>& z,
+                                 const std::vector<float>& weight, double eps);
 
 // Returns the gradient of the sum of d * function(x) by central differences.
-[[nodiscard]] std::vector<double> Differences(
+std::vector<double> Differences(
     const std::function<std::vector<double>(const std::vector<double>&)>&
         function,
     const std::vector<double>& x, const std::vector<float>& d);

@@ -29,16 +29,15 @@ double ScaleOf(const std::vector<int8_t>& row, int64_t inputs, int64_t i) {
 
 class Int8RowsTest : public KernelTest {
  protected:
-  [[nodiscard]] std::vector<int8_t> Quantized(
-      const std::vector<float>& x) const {
+  std::vector<int8_t> Quantized(const std::vector<float>& x) const {
     const auto inputs = static_cast<int64_t>(x.size());
     std::vector<int8_t> row(Int8RowBytes(inputs));
     EXPECT_TRUE(table_->quantize_row(x.data(), inputs, row.data()));
     return row;
   }
 
-  [[nodiscard]] std::vector<float> Widened(const std::vector<int8_t>& row,
-                                           int64_t inputs) const {
+  std::vector<float> Widened(const std::vector<int8_t>& row,
+                             int64_t inputs) const {
     std::vector<float> wide(inputs);
     table_->widen_int8_row(row.data(), inputs, 0, inputs, wide.data());
     return wide;

@@ -72,9 +72,8 @@ constexpr Form kForms[] = {{false, false, true},
 class PanelProductTest : public KernelTest {
  protected:
   // Returns `out` [M, N + kGap]. Before the product, it is full of kUntouched.
-  [[nodiscard]] std::vector<float> Run(const Problem& problem, const Form& form,
-                                       float scale = 1,
-                                       bool adds = false) const {
+  std::vector<float> Run(const Problem& problem, const Form& form,
+                         float scale = 1, bool adds = false) const {
     const Stored left =
         Store(problem.left, problem.rows, problem.terms, form.left_transposed);
     const Stored right = Store(problem.right, problem.terms, problem.columns,

@@ -40,7 +40,7 @@ struct Problem {
     }
   }
 
-  [[nodiscard]] std::vector<double> Expected(bool with_bias) const {
+  std::vector<double> Expected(bool with_bias) const {
     return reference::SkinnyProduct(
         x, weight, with_bias ? bias : std::vector<float>(), rows, outputs);
   }
@@ -72,10 +72,9 @@ class SkinnyProductTest
 
   // Returns y [B, O + kGap] with the outputs [begin, end). The rest is
   // kUntouched.
-  [[nodiscard]] std::vector<float> Run(const Problem& problem, bool with_bias,
-                                       int64_t begin, int64_t end,
-                                       float scale = 1,
-                                       bool adds = false) const {
+  std::vector<float> Run(const Problem& problem, bool with_bias, int64_t begin,
+                         int64_t end, float scale = 1,
+                         bool adds = false) const {
     const int64_t y_stride = problem.outputs + kGap;
     const auto same = [](float value) { return value; };
     const std::vector<float> x =

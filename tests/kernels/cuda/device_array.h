@@ -55,9 +55,9 @@ class DeviceBuffer {
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   ~DeviceBuffer() { cudaFree(data_); }
 
-  [[nodiscard]] T* data() const { return static_cast<T*>(data_); }
+  T* data() const { return static_cast<T*>(data_); }
   // Waits for all queued work. Returns the device's values.
-  [[nodiscard]] std::vector<T> Read() const {
+  std::vector<T> Read() const {
     std::vector<T> values(size_);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(values.data(), data_, size_ * sizeof(T),
@@ -97,15 +97,15 @@ class DeviceArray {
         floats_(dtype == DType::kF32 ? values : std::vector<float>()),
         bf16_(Bf16Of(dtype, values)) {}
 
-  [[nodiscard]] void* data() const {
+  void* data() const {
     return dtype_ == DType::kF32 ? static_cast<void*>(floats_.data())
                                  : static_cast<void*>(bf16_.data());
   }
   // Returns the address of element i.
-  [[nodiscard]] void* at(int64_t i) const {
+  void* at(int64_t i) const {
     return static_cast<char*>(data()) + i * (dtype_ == DType::kF32 ? 4 : 2);
   }
-  [[nodiscard]] std::vector<float> Read() const {
+  std::vector<float> Read() const {
     if (dtype_ == DType::kF32) return floats_.Read();
     std::vector<float> values;
     for (const uint16_t bits : bf16_.Read()) values.push_back(FromBf16(bits));

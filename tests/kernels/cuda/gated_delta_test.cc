@@ -85,8 +85,8 @@ struct Rule {
   }
 
   // Returns a head's rows [begin, end).
-  [[nodiscard]] DeltaHead Head(int64_t h, int64_t begin, int64_t end,
-                               const std::vector<double>& start) const {
+  DeltaHead Head(int64_t h, int64_t begin, int64_t end,
+                 const std::vector<double>& start) const {
     const int64_t keys = shape.key_features, values = shape.value_features;
     const int64_t all = shape.num_key_heads * keys;
     const int64_t heads = shape.num_value_heads;
@@ -176,8 +176,7 @@ struct MixProblem {
     earlier.front() = -1;
   }
 
-  [[nodiscard]] std::vector<double> Conv(int64_t t,
-                                         const std::vector<float>& of) const {
+  std::vector<double> Conv(int64_t t, const std::vector<float>& of) const {
     std::vector<double> conv(bias.begin(), bias.end());
     for (int64_t r = 0; r < kTaps; ++r) {
       const int64_t row = r + 1 == kTaps ? t : earlier[t * (kTaps - 1) + r];
@@ -191,7 +190,7 @@ struct MixProblem {
     return conv;
   }
 
-  [[nodiscard]] std::vector<double> Mix(const std::vector<double>& conv) const {
+  std::vector<double> Mix(const std::vector<double>& conv) const {
     return reference::MixRow(conv, 2 * kKeyHeads, keys, 1e-3F, 0.25);
   }
 
@@ -422,7 +421,7 @@ class CudaDeltaChunksTest : public CudaKernelTest {
   static constexpr int64_t kSlices = kF / 64;
 
   // The outputs of all nodes of a head by the rule.
-  [[nodiscard]] std::vector<DeltaOutput> Outputs(int64_t h) const {
+  std::vector<DeltaOutput> Outputs(int64_t h) const {
     std::vector<DeltaOutput> outputs;
     for (const Node& node : kNodes) {
       const std::vector<double> zeros(kF * kF, 0.0);
@@ -434,9 +433,9 @@ class CudaDeltaChunksTest : public CudaKernelTest {
   }
 
   // The gradients of all nodes' rows.
-  [[nodiscard]] std::vector<DeltaHead> Gradients(
-      int64_t h, const std::vector<DeltaOutput>& outputs,
-      const std::vector<float>& dout) const {
+  std::vector<DeltaHead> Gradients(int64_t h,
+                                   const std::vector<DeltaOutput>& outputs,
+                                   const std::vector<float>& dout) const {
     std::vector<DeltaHead> gradients(kNodes.size());
     std::vector<std::vector<double>> dstops(kNodes.size(),
                                             std::vector<double>(kF * kF, 0.0));

@@ -46,14 +46,14 @@ struct Weight {
   }
 
   // Returns one weight, which f32 holds exactly.
-  [[nodiscard]] float At(int64_t output, int64_t input) const {
+  float At(int64_t output, int64_t input) const {
     const int8_t* row = bytes.data() + shift + output * stride;
     const int8_t* scale = row + inputs + input / kInt8Group * 2;
     const auto bits = static_cast<uint16_t>(
         static_cast<uint8_t>(scale[0]) | static_cast<uint8_t>(scale[1]) << 8);
     return static_cast<float>(row[input]) * FromBf16(bits);
   }
-  [[nodiscard]] Int8Weight On(const DeviceBuffer<int8_t>& buffer) const {
+  Int8Weight On(const DeviceBuffer<int8_t>& buffer) const {
     return {.outputs = outputs,
             .inputs = inputs,
             .rows_OB = buffer.data() + shift,
@@ -142,8 +142,8 @@ struct Product {
         x(Rounded(DType::kBf16, RandomFloats(rows * of.inputs, 5))),
         bias(Rounded(DType::kBf16, RandomFloats(of.outputs, 6))) {}
 
-  [[nodiscard]] int64_t y_stride() const { return weight.outputs + kMargin; }
-  [[nodiscard]] std::vector<float> WideX() const {
+  int64_t y_stride() const { return weight.outputs + kMargin; }
+  std::vector<float> WideX() const {
     std::vector<float> wide(static_cast<size_t>(num_rows * x_stride), kNan);
     for (int64_t m = 0; m < num_rows; ++m) {
       std::copy_n(x.begin() + m * weight.inputs, weight.inputs,
@@ -152,7 +152,7 @@ struct Product {
     return wide;
   }
   // Fills y with 7, computes the product and returns y with its margins.
-  [[nodiscard]] std::vector<float> Run() const {
+  std::vector<float> Run() const {
     const DeviceBuffer<int8_t> stored(weight.bytes);
     const DeviceArray rows(DType::kBf16, WideX()), add(DType::kBf16, bias);
     const DeviceArray y(

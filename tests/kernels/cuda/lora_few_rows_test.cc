@@ -45,19 +45,19 @@ struct Problem {
   // with 0.
   bool cancels = false;
 
-  [[nodiscard]] int64_t x_stride() const { return inputs + shift; }
-  [[nodiscard]] int64_t y_stride() const {
+  int64_t x_stride() const { return inputs + shift; }
+  int64_t y_stride() const {
     int64_t stride = shift;
     for (const int64_t own : features) stride += own;
     return stride;
   }
-  [[nodiscard]] int64_t ColumnOf(size_t projection) const {
+  int64_t ColumnOf(size_t projection) const {
     int64_t column = shift;
     for (size_t p = 0; p < projection; ++p) column += features[p];
     return column;
   }
   // Returns the slots: the stacked A, then every B.
-  [[nodiscard]] std::vector<LoraMatrix> SlotsOf(const Layout& layout) const {
+  std::vector<LoraMatrix> SlotsOf(const Layout& layout) const {
     std::vector<LoraMatrix> slots(1 + features.size());
     slots[0].offset = shift;
     for (size_t p = 0; p < features.size(); ++p) {
@@ -73,25 +73,25 @@ struct Problem {
     }
     return slots;
   }
-  [[nodiscard]] int64_t NumParameters(const Layout& layout) const {
+  int64_t NumParameters(const Layout& layout) const {
     const auto slots = SlotsOf(layout);
     return slots.back().offset + slots.back().rank * features.back();
   }
-  [[nodiscard]] int64_t MaxRank() const {
+  int64_t MaxRank() const {
     int64_t rank = 0;
     for (const Layout& layout : layouts) {
       rank = std::max<int64_t>(rank, SlotsOf(layout).front().rank);
     }
     return rank;
   }
-  [[nodiscard]] int64_t MaxProjectionRank() const {
+  int64_t MaxProjectionRank() const {
     int64_t rank = 0;
     for (const Layout& layout : layouts) {
       rank = std::max<int64_t>(rank, std::ranges::max(layout.ranks));
     }
     return rank;
   }
-  [[nodiscard]] std::vector<float> WeightsOf(const Segment& segment) const {
+  std::vector<float> WeightsOf(const Segment& segment) const {
     const Layout& layout = layouts[segment.layout];
     std::vector<float> weights = Rounded(
         DType::kBf16, RandomFloats(NumParameters(layout), segment.seed, 0.1F));
@@ -110,7 +110,7 @@ struct Problem {
     }
     return weights;
   }
-  [[nodiscard]] std::vector<float> Inputs() const {
+  std::vector<float> Inputs() const {
     std::vector<float> x =
         Rounded(DType::kBf16, RandomFloats(num_rows * x_stride(), 1));
     for (int64_t t = 0; cancels && t < num_rows; ++t) {
@@ -118,7 +118,7 @@ struct Problem {
     }
     return x;
   }
-  [[nodiscard]] std::vector<float> Outputs() const {
+  std::vector<float> Outputs() const {
     const int64_t count = num_rows * y_stride();
     if (cancels) return std::vector<float>(count);
     return Rounded(DType::kBf16, RandomFloats(count, 2));
@@ -190,8 +190,8 @@ struct OnDevice {
   }
 
   // Returns element (row, rank) of x A^T in f64.
-  [[nodiscard]] double Shrunk(int64_t t, const std::vector<float>& adapter,
-                              int64_t rank) const {
+  double Shrunk(int64_t t, const std::vector<float>& adapter,
+                int64_t rank) const {
     double sum = 0;
     for (int64_t i = 0; i < of.inputs; ++i) {
       sum += static_cast<double>(x_values[t * of.x_stride() + of.shift + i]) *

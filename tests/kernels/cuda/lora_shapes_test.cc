@@ -27,7 +27,7 @@ struct Shape {
   LoraOrder order;
 
   // The offset of element (rank, feature) of the matrix.
-  [[nodiscard]] int64_t At(int64_t r, int64_t f) const {
+  int64_t At(int64_t r, int64_t f) const {
     return order == LoraOrder::kRankByFeatures ? r * features + f
                                                : f * rank + r;
   }

@@ -41,19 +41,19 @@ struct Problem {
       {{}, {.offset = 1, .rank = 16, .column = 5, .scale = 0.5F}},
       {{}, {}}};
 
-  [[nodiscard]] int32_t MaxRank(int projection) const {
+  int32_t MaxRank(int projection) const {
     int32_t rank = 0;
     for (const auto& layout : layouts) {
       rank = std::max(rank, layout[projection].rank);
     }
     return rank;
   }
-  [[nodiscard]] int64_t Column(int projection) const {
+  int64_t Column(int projection) const {
     return projection == 0 ? 3 : 3 + features[0];
   }
   // Returns the index of element (rank, feature) of a projection's matrix.
-  [[nodiscard]] int64_t At(const LoraMatrix& matrix, int projection, int64_t r,
-                           int64_t f) const {
+  int64_t At(const LoraMatrix& matrix, int projection, int64_t r,
+             int64_t f) const {
     return matrix.offset + (order == LoraOrder::kRankByFeatures
                                 ? r * features[projection] + f
                                 : f * matrix.rank + r);
@@ -299,7 +299,7 @@ struct OneMatrix {
     return product;
   }
   // Returns whether all launches left the counters at zero.
-  [[nodiscard]] bool HasZeroCounters() const {
+  bool HasZeroCounters() const {
     const std::vector<unsigned> values = counters->Read();
     return std::ranges::count(values, 0U) ==
            static_cast<int64_t>(values.size());

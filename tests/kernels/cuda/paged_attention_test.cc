@@ -31,7 +31,7 @@ struct AttentionCase {
   bool has_sinks = false;
   int wanted_splits = 0;  // AttentionSplits::wanted, or num_splits if 0.
 
-  [[nodiscard]] std::vector<float> Sinks() const {
+  std::vector<float> Sinks() const {
     return has_sinks ? RandomFloats(heads, 45) : std::vector<float>();
   }
 };
@@ -178,8 +178,8 @@ class Decoding {
                    lengths.size() * sizeof(int32_t), cudaMemcpyHostToDevice),
         cudaSuccess);
   }
-  [[nodiscard]] const Cache& cache() const { return cache_; }
-  [[nodiscard]] const std::vector<float>& q() const { return q_; }
+  const Cache& cache() const { return cache_; }
+  const std::vector<float>& q() const { return q_; }
 
  private:
   static std::vector<float> After(int64_t count, std::vector<float> values) {

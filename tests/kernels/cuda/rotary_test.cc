@@ -35,18 +35,15 @@ struct Layout {
   int64_t gap = 0;
   int64_t offset = 0;
 
-  [[nodiscard]] int64_t features() const { return 2 * half; }
-  [[nodiscard]] int64_t width() const {
-    return (kNumQ + 2 * kNumK) * features() + gap;
-  }
-  [[nodiscard]] int64_t size() const { return offset + kTokens * width(); }
+  int64_t features() const { return 2 * half; }
+  int64_t width() const { return (kNumQ + 2 * kNumK) * features() + gap; }
+  int64_t size() const { return offset + kTokens * width(); }
   // Returns the index of a head's first element. Heads of q have the lowest
   // numbers, then k, then v.
-  [[nodiscard]] int64_t At(int64_t token, int64_t head) const {
+  int64_t At(int64_t token, int64_t head) const {
     return offset + token * width() + head * features();
   }
-  [[nodiscard]] HeadRows Heads(const DeviceArray& data, int64_t first,
-                               int64_t count) const {
+  HeadRows Heads(const DeviceArray& data, int64_t first, int64_t count) const {
     return {.data = data.at(At(0, first)),
             .num_heads = count,
             .token_stride = width(),
@@ -82,7 +79,7 @@ class CudaRotaryTest : public CudaDtypeTest {
           norms{norm_dtype, kEps, q_C_device.data(), k_C_device.data()},
           dtype(head_dtype) {}
 
-    [[nodiscard]] RotaryRows Rows(const DeviceArray& data) const {
+    RotaryRows Rows(const DeviceArray& data) const {
       return {.dtype = dtype,
               .num_tokens = kTokens,
               .half_features = layout.half,
@@ -92,12 +89,12 @@ class CudaRotaryTest : public CudaDtypeTest {
               .cos_PC = cos_device.data(),
               .sin_PC = sin_device.data()};
     }
-    [[nodiscard]] const std::vector<float>& WeightOf(int64_t head) const {
+    const std::vector<float>& WeightOf(int64_t head) const {
       return head < kNumQ ? q_C : k_C;
     }
     // Returns the head rotated, or rotated back.
-    [[nodiscard]] std::vector<double> Rotated(const std::vector<float>& head,
-                                              int64_t token, bool back) const {
+    std::vector<double> Rotated(const std::vector<float>& head, int64_t token,
+                                bool back) const {
       const int64_t at = kPositions[token] * layout.half;
       return reference::RotaryHead(head, Slice(cos, at, layout.half),
                                    Slice(sin, at, layout.half), back);
@@ -112,8 +109,7 @@ class CudaRotaryTest : public CudaDtypeTest {
     DType dtype;
   };
 
-  [[nodiscard]] static std::vector<float> ToFloats(
-      const std::vector<double>& values) {
+  static std::vector<float> ToFloats(const std::vector<double>& values) {
     return Rounded(GetParam(), {values.begin(), values.end()});
   }
   // Compares one head. Its values are rounded once between norm and rotation.

@@ -111,11 +111,9 @@ class CudaRmsNormTest : public CudaDtypeTest {
   }
 
  private:
-  [[nodiscard]] static RmsNormRows Arguments(int64_t rows, int64_t features,
-                                             DType weight_dtype,
-                                             const DeviceArray& x,
-                                             int64_t x_stride,
-                                             const DeviceArray& weight) {
+  static RmsNormRows Arguments(int64_t rows, int64_t features,
+                               DType weight_dtype, const DeviceArray& x,
+                               int64_t x_stride, const DeviceArray& weight) {
     return {.dtype = GetParam(),
             .weight_dtype = weight_dtype,
             .num_rows = rows,

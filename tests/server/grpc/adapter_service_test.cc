@@ -400,8 +400,7 @@ TEST_F(AdapterServiceTest, ImportRefusesBadStreams) {
       {"many files", many_files, "chunk.name starts file 17"},
       {"no config",
        {Options("x"), Chunk("adapter_model.safetensors", "x")},
-       "chunk never named adapter_config.json"},
-  };
+       "chunk never named adapter_config.json"}};
   for (const ImportRow& row : rows) {
     SCOPED_TRACE(row.name);
     v1::ImportAdapterResponse response;

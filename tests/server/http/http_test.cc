@@ -123,18 +123,18 @@ class Client {
                   sizeof(address)) == 0;
   }
 
-  [[nodiscard]] bool Send(const std::string& text) const {
+  bool Send(const std::string& text) const {
     return connected_ && ::send(socket_.get(), text.data(), text.size(), 0) ==
                              static_cast<ssize_t>(text.size());
   }
-  [[nodiscard]] std::string Receive() const {
+  std::string Receive() const {
     std::string text(65536, '\0');
     const ssize_t size = ::recv(socket_.get(), text.data(), text.size(), 0);
     text.resize(size < 0 ? 0 : static_cast<size_t>(size));
     return text;
   }
   // Returns everything until the server closes the connection.
-  [[nodiscard]] std::string ReceiveAll() const {
+  std::string ReceiveAll() const {
     std::string all;
     for (std::string text; !(text = Receive()).empty();) all += text;
     return all;
@@ -311,8 +311,7 @@ TEST_F(HttpServerTest, RequestsThatAreMeantForOthersAreRefused) {
       {"HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\n", "403"},
       {"HTTP/1.0\r\n", "200"},
       {"HTTP/1.1\r\nHost: localhost:1\r\nOrigin: http://localhost:1\r\n",
-       "200"},
-  };
+       "200"}};
   for (const auto& [header, status] : refusals) {
     const Client client(*server_);
     ASSERT_TRUE(client.Send(absl::StrCat("GET /a ", header, "\r\n")));
@@ -324,16 +323,14 @@ TEST_F(HttpServerTest, RequestsThatAreMeantForOthersAreRefused) {
 // A proxy that knows another encoding would read other requests from the same
 // bytes.
 TEST_F(HttpServerTest, ARequestWithATransferEncodingIsTheLastOfItsConnection) {
-  const Refusal refusals[] = {
-      {"identity", "501"},
-      {"gzip", "501"},
-      {"xchunked", "501"},
-      {"chunked, identity", "501"},
-      {"gzip, chunked", "501"},
-      {"chunked", "411"},
-      {"chunked\r\nTransfer-Encoding: x", "501"},
-      {"identity\r\nContent-Length: 3", "501"},
-  };
+  const Refusal refusals[] = {{"identity", "501"},
+                              {"gzip", "501"},
+                              {"xchunked", "501"},
+                              {"chunked, identity", "501"},
+                              {"gzip, chunked", "501"},
+                              {"chunked", "411"},
+                              {"chunked\r\nTransfer-Encoding: x", "501"},
+                              {"identity\r\nContent-Length: 3", "501"}};
   for (const auto& [encoding, status] : refusals) {
     const Client client(*server_);
     ASSERT_TRUE(

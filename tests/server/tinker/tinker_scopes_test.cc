@@ -83,8 +83,7 @@ constexpr Row kRows[] = {
     {"GET", "files/1/none/a/adapter_config.json/00", kNothing, 404},
     {"GET", "checkpoints", kRead, 200},
     {"POST", "weights_info", kRead, 400},
-    {"POST", "copy_weights", kTrain, 400},
-};
+    {"POST", "copy_weights", kTrain, 400}};
 
 bool Fits(const Route& route, const Row& row) {
   const std::vector<std::string> pattern = absl::StrSplit(route.path, '/');

@@ -66,10 +66,8 @@ class Place {
   }
 
  private:
-  [[nodiscard]] const Reflection& fields() const {
-    return *message_->GetReflection();
-  }
-  [[nodiscard]] Message* Inner() const {
+  const Reflection& fields() const { return *message_->GetReflection(); }
+  Message* Inner() const {
     return index_ < 0
                ? fields().MutableMessage(message_, field_)
                : fields().MutableRepeatedMessage(message_, field_, index_);

@@ -36,26 +36,26 @@ struct Sequences {
         "cumulative lengths are i32");
   }
 
-  [[nodiscard]] int64_t size() const { return q_ends.numel() - 1; }
+  int64_t size() const { return q_ends.numel() - 1; }
   static at::Tensor Rows(const at::Tensor& x, const at::Tensor& ends,
                          int64_t i) {
     const auto* end = ends.const_data_ptr<int>();
     return x.narrow(0, end[i], end[i + 1] - end[i]);
   }
   // Returns the query rows of sequence i, [H, n, C].
-  [[nodiscard]] at::Tensor Queries(const at::Tensor& x_THC, int64_t i) const {
+  at::Tensor Queries(const at::Tensor& x_THC, int64_t i) const {
     return Rows(x_THC, q_ends, i).to(at::kDouble).transpose(0, 1);
   }
   // Returns the key rows of sequence i, repeated for each query head, [H, m,
   // C].
-  [[nodiscard]] at::Tensor Keys(const at::Tensor& x_TKC, int64_t i) const {
+  at::Tensor Keys(const at::Tensor& x_TKC, int64_t i) const {
     return Rows(x_TKC, k_ends, i)
         .to(at::kDouble)
         .transpose(0, 1)
         .repeat_interleave(group, 0);
   }
   // Returns the scores. A causal mask aligns the last query with the last key.
-  [[nodiscard]] at::Tensor Scores(int64_t i) const {
+  at::Tensor Scores(int64_t i) const {
     at::Tensor scores_Hnm =
         at::matmul(Queries(q_THC, i), Keys(k_TKC, i).transpose(1, 2)) * scale;
     if (!causal) return scores_Hnm;

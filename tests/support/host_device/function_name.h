@@ -8,7 +8,7 @@ namespace weft::testing {
 
 // Returns the function's name in the source, without namespaces and arguments,
 // or its address if the program has no symbols.
-[[nodiscard]] std::string FunctionName(const void* function);
+std::string FunctionName(const void* function);
 
 }  // namespace weft::testing
 

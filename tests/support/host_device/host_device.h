@@ -37,7 +37,7 @@ class DeviceRecording {
   DeviceRecording(const DeviceRecording&) = delete;
   DeviceRecording& operator=(const DeviceRecording&) = delete;
 
-  [[nodiscard]] const DeviceEvents& events() const { return events_; }
+  const DeviceEvents& events() const { return events_; }
 
  private:
   DeviceEvents events_;
@@ -45,13 +45,13 @@ class DeviceRecording {
 
 // Returns the number of blocks of device memory that are held by tensors,
 // including the results of operators.
-[[nodiscard]] int64_t NumLiveAllocations();
+int64_t NumLiveAllocations();
 
 // Only the files of this folder use the two functions below. The first changes
 // the number of blocks. The second returns the events of the current recording.
 // Without a recording, nothing reads these events.
 void AddLiveAllocations(int64_t count);
-[[nodiscard]] DeviceEvents& CurrentEvents();
+DeviceEvents& CurrentEvents();
 
 }  // namespace weft::testing
 

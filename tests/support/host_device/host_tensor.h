@@ -9,7 +9,7 @@ namespace weft::testing {
 
 // Makes all queued copies, and then returns a host tensor that shares memory
 // with `tensor`. Returns undefined tensors and host tensors unchanged.
-[[nodiscard]] inline at::Tensor HostOf(const at::Tensor& tensor) {
+inline at::Tensor HostOf(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   cuda_on_host::MakeQueuedCopies();
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),

@@ -8,7 +8,7 @@ namespace c10::cuda {
 
 class CUDAStream {
  public:
-  [[nodiscard]] cudaStream_t stream() const { return nullptr; }
+  cudaStream_t stream() const { return nullptr; }
 };
 
 inline CUDAStream getCurrentCUDAStream() { return {}; }
