@@ -156,8 +156,7 @@ std::vector<Command> AdapterCommands() {
        "Write an adapter to a local PEFT folder.",
        ExportAdapter,
        {"ADAPTER", "FOLDER"},
-       {{"snapshot", "NAME", "a snapshot instead of the latest weights", ""}}},
-  };
+       {{"snapshot", "NAME", "a snapshot instead of the latest weights", ""}}}};
 }
 
 }  // namespace weft::client::weftctl

@@ -211,8 +211,7 @@ std::vector<Command> CheckpointCommands() {
        {{"overwrite", "", "replace one of the same name", ""}, TenantFlag()}},
       {"snapshot publish", "Pin the current weights under a name.",
        PublishSnapshot, pair},
-      {"snapshot release", "Let go of a snapshot.", ReleaseSnapshot, pair},
-  };
+      {"snapshot release", "Let go of a snapshot.", ReleaseSnapshot, pair}};
 }
 
 }  // namespace weft::client::weftctl

@@ -161,8 +161,7 @@ std::vector<Command> ServerCommands() {
         {"time", "DURATION", "end after this time at the latest, up to 300s",
          "10s"},
         {"output", "FILE", "also -o; a Chrome trace (JSON)",
-         "weft-trace.json"}}},
-  };
+         "weft-trace.json"}}}};
 }
 
 }  // namespace weft::client::weftctl

@@ -81,8 +81,7 @@ std::vector<Command> StateCommands() {
        .help = "verifies a backup and copies it to a new --state-dir",
        .run = Restore,
        .words = {"BACKUP", "DIR"},
-       .offline = true},
-  };
+       .offline = true}};
 }
 
 }  // namespace weft::client::weftctl

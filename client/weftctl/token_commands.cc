@@ -166,8 +166,7 @@ std::vector<Command> TokenCommands() {
        "Remove a token; weftd refuses it within a second.",
        RevokeToken,
        {"ID"},
-       {FileFlag()}},
-  };
+       {FileFlag()}}};
   for (Command& command : commands) command.offline = true;
   return commands;
 }

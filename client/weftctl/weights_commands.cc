@@ -208,8 +208,7 @@ std::vector<Command> WeightsCommands() {
        "Copy embedding and head of a model, reading nothing else.",
        Head,
        {"MODEL_DIR"},
-       {{"output", "DIR", "also -o; created when missing", ""}}},
-  };
+       {{"output", "DIR", "also -o; created when missing", ""}}}};
   for (Command& command : commands) command.offline = true;
   return commands;
 }

@@ -56,8 +56,7 @@ constexpr RpcPolicy kPolicies[] = {
     // Not in Rpc. Needs kAdmin, because gRPC's own service parses requests
     // without a bound on their memory.
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-     "bidi_stream", kAdmin},
-};
+     "bidi_stream", kAdmin}};
 static_assert(std::size(kPolicies) == static_cast<size_t>(Rpc::kCount) + 1);
 
 }  // namespace

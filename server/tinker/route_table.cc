@@ -73,8 +73,7 @@ constexpr Route kRoutes[] = {
     {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},
     {"GET", "checkpoints", Rpc::kListCheckpoints, ListAllCheckpoints},
     {"POST", "weights_info", Rpc::kListCheckpoints, GetWeightsInfo},
-    {"POST", "copy_weights", Rpc::kUploadCheckpoint, CopyWeights},
-};
+    {"POST", "copy_weights", Rpc::kUploadCheckpoint, CopyWeights}};
 
 }  // namespace
 

@@ -146,21 +146,19 @@ std::string WritePeftConfig(const LoraConfig& config,
                             const model_config::ModelShape& shape,
                             const std::string& base_model_name) {
   const LoraShape lora = FileShape(config, shape);
-  nlohmann::json root = {
-      {"peft_type", "LORA"},
-      {"task_type", "CAUSAL_LM"},
-      {"base_model_name_or_path", base_model_name},
-      {"inference_mode", true},
-      {"r", lora.rank},
-      {"lora_alpha", AlphaToJson(lora.alpha)},
-      {"lora_dropout", 0.0},
-      {"bias", "none"},
-      {"fan_in_fan_out", false},
-      {"init_lora_weights", true},
-      {"modules_to_save", nullptr},
-      {"use_dora", false},
-      {"use_rslora", false},
-  };
+  nlohmann::json root = {{"peft_type", "LORA"},
+                         {"task_type", "CAUSAL_LM"},
+                         {"base_model_name_or_path", base_model_name},
+                         {"inference_mode", true},
+                         {"r", lora.rank},
+                         {"lora_alpha", AlphaToJson(lora.alpha)},
+                         {"lora_dropout", 0.0},
+                         {"bias", "none"},
+                         {"fan_in_fan_out", false},
+                         {"init_lora_weights", true},
+                         {"modules_to_save", nullptr},
+                         {"use_dora", false},
+                         {"use_rslora", false}};
   WriteTargets(config, shape, root);
   return root.dump(2, ' ', /*ensure_ascii=*/true,
                    nlohmann::json::error_handler_t::replace) +

@@ -122,12 +122,10 @@ ChunkScores ScoresOf(const HeadResult& result, const ScoreRows& rows,
   const int64_t end = chunk.begin + chunk.count;
   const int64_t first_entry = rows.row_offsets[chunk.begin];
   const int64_t end_entry = rows.row_offsets[end];
-  return {
-      .logprobs_E = part(result.logprobs_E, first_entry, end_entry),
-      .entropies_R = part(result.entropies_R, chunk.begin, end),
-      .slopes_E = part(result.target_slope_E, first_entry, end_entry),
-      .share_R = part(result.share_R, chunk.begin, end),
-  };
+  return {.logprobs_E = part(result.logprobs_E, first_entry, end_entry),
+          .entropies_R = part(result.entropies_R, chunk.begin, end),
+          .slopes_E = part(result.target_slope_E, first_entry, end_entry),
+          .share_R = part(result.share_R, chunk.begin, end)};
 }
 
 // Scores a chunk on a rank that has the whole vocabulary. Other ranks call

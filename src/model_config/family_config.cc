@@ -260,8 +260,7 @@ constexpr Family kFamilies[] = {
      .expert_norm = ExpertNorm::kFieldOn,
      .delta = DeltaFields::kFused,
      .norms_from_one = true,
-     .rotary_share = 0.25},
-};
+     .rotary_share = 0.25}};
 
 // The text models of some wrappers differ. The first one is used if text_config
 // has no model_type.
@@ -274,8 +273,7 @@ constexpr Wrapper kWrappers[] = {
     {"qwen3_vl_moe", "qwen3_vl_moe_text"},
     {"qwen3_5", "qwen3_5_text", /*may_be_flat=*/false, /*loads_text=*/true},
     {"qwen3_5_moe", "qwen3_5_moe_text", /*may_be_flat=*/false,
-     /*loads_text=*/true},
-};
+     /*loads_text=*/true}};
 
 }  // namespace
 

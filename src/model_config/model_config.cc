@@ -63,8 +63,7 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "transformers_version",
     "unsloth_fixed",
     "unsloth_version",
-    "use_cache",
-};
+    "use_cache"};
 
 // Fields of config.json with which old releases of transformers generate. They
 // belong to generation_config.json, of which this server reads only the
@@ -101,8 +100,7 @@ constexpr absl::string_view kGenerationFields[] = {
     "temperature",
     "top_k",
     "top_p",
-    "typical_p",
-};
+    "typical_p"};
 
 // Fields that describe how a model reads images. They are ignored, because this
 // server accepts no images.
@@ -114,8 +112,7 @@ constexpr absl::string_view kImageFields[] = {
     "projector_hidden_act",  "spatial_merge_size",
     "video_token_id",        "vision_config",
     "vision_end_token_id",   "vision_feature_layer",
-    "vision_start_token_id", "vision_token_id",
-};
+    "vision_start_token_id", "vision_token_id"};
 
 // Adds the ids of the field eos_token_id to `ids`, without duplicates. `value`
 // is a number, a list or null.

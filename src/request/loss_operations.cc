@@ -152,8 +152,7 @@ constexpr LossOperation kOperations[] = {
     {"getattr", kView, "", kGetAttr},
     {"getitem", kView, "", kGetItem},
     {"numel", kView, "", kNumel},
-    {"size", kView, "", kSize},
-};
+    {"size", kView, "", kSize}};
 
 // Names of Python's modules operator and math that differ from ATen's.
 constexpr std::pair<absl::string_view, absl::string_view> kOtherNames[] = {
@@ -161,8 +160,7 @@ constexpr std::pair<absl::string_view, absl::string_view> kOtherNames[] = {
     {"floordiv", "floor_divide"}, {"invert", "bitwise_not"},
     {"mod", "remainder"},         {"or_", "bitwise_or"},
     {"pos", "positive"},          {"truediv", "div"},
-    {"xor", "bitwise_xor"},
-};
+    {"xor", "bitwise_xor"}};
 
 const LossOperation* FindName(absl::string_view name) {
   const auto* const found =

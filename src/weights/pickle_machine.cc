@@ -141,8 +141,7 @@ std::array<PickleMachine::Handler, 256> PickleMachine::Handlers() {
       {0x93, &PickleMachine::GlobalByStack},
       {'Q', &PickleMachine::Persistent},
       {'R', &PickleMachine::Reduce},
-      {'b', &PickleMachine::Build},
-  };
+      {'b', &PickleMachine::Build}};
   for (const auto& [opcode, handler] : rows) handlers[opcode] = handler;
   return handlers;
 }

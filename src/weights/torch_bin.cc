@@ -45,8 +45,7 @@ constexpr Global kGlobals[] = {
     {"torch", "ShortStorage", Callee::kStorage, ScalarType::kI16},
     {"torch", "CharStorage", Callee::kStorage, ScalarType::kI8},
     {"torch", "ByteStorage", Callee::kStorage, ScalarType::kU8},
-    {"torch", "BoolStorage", Callee::kStorage, ScalarType::kBool},
-};
+    {"torch", "BoolStorage", Callee::kStorage, ScalarType::kBool}};
 
 struct Storage {
   ScalarType dtype = ScalarType::kF32;

@@ -28,21 +28,20 @@ KINDS = ("llama-tied", "gemma2")
 FILTERS: tuple[dict[str, Any], ...] = ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05})
 # At temperature 1 the tiny models are so flat that min_p keeps nearly all tokens.
 TEMPERATURE = 0.6
+DRAWN: dict[str, Any] = {
+    "max_tokens": 24,
+    "temperature": TEMPERATURE,
+    "seed": 7,
+    "ignore_eos": True,
+    "truncated_logprobs": True,
+    "return_support": True,
+}
 
 
 def sampled(sampler: Any, prompt: list[int], **options: Any) -> weft.Sample:
     """Returns a sample with its supports and logprobs of the truncated
     distribution."""
-    result: weft.SampleResult = sampler.sample(
-        prompt,
-        max_tokens=24,
-        temperature=TEMPERATURE,
-        seed=7,
-        ignore_eos=True,
-        truncated_logprobs=True,
-        return_support=True,
-        **options,
-    )
+    result: weft.SampleResult = sampler.sample(prompt, **DRAWN, **options)
     return result.samples[0]
 
 
@@ -199,16 +198,7 @@ def test_a_stream_has_the_supports_too(daemon_for: Any, reference_for: Any) -> N
     prompt = prompts_of(kind, reference_for(kind).vocab)[3]
     with daemon_for(kind).client() as client:
         sample = sampled(client, prompt, top_k=5)
-        *_, before, last = client.sample_stream(
-            prompt,
-            max_tokens=24,
-            temperature=TEMPERATURE,
-            seed=7,
-            ignore_eos=True,
-            truncated_logprobs=True,
-            return_support=True,
-            top_k=5,
-        )
+        *_, before, last = client.sample_stream(prompt, **DRAWN, top_k=5)
     assert before.support is None and sample.support is not None
     assert [ids.tolist() for ids in last.support] == [
         ids.tolist() for ids in sample.support

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
+from functools import partial
 from typing import Any
 
 import tinker
@@ -46,11 +47,10 @@ def retrieve_json(result: types.SampleResponse) -> Any:
 def sample(base: str) -> dict[str, Any]:
     """Samples from a snapshot before and after ten more steps, and from the base."""
     service, client = new_client(base)
-    params = types.AdamParams(learning_rate=1e-2)
 
     def step() -> None:
         client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
-        client.optim_step(params).result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
 
     step()
     sampler = client.save_weights_and_get_sampling_client()
@@ -66,36 +66,16 @@ def sample(base: str) -> dict[str, Any]:
     after = greedy(sampler)
     loaded = greedy(service.create_sampling_client(model_path=path))
     base_client = service.create_sampling_client(base_model=base)
-    drawn = base_client.sample(
-        prompt(TOKENS),
-        3,
-        types.SamplingParams(max_tokens=5, seed=3, temperature=0.8, stop=[]),
-        include_prompt_logprobs=True,
-        topk_sample_logprobs=2,
-    ).result()
-    top = base_client.sample(
-        prompt(TOKENS),
-        1,
-        GREEDY,
-        include_prompt_logprobs=True,
-        topk_prompt_logprobs=4,
-        topk_sample_logprobs=2,
-    ).result()
-    last = base_client.sample(
-        prompt(TOKENS),
-        1,
-        GREEDY,
-        include_prompt_logprobs=True,
-        topk_prompt_logprobs=4,
-        prompt_logprobs_last_n=2,
-    ).result()
+    whole = partial(base_client.sample, prompt(TOKENS), include_prompt_logprobs=True)
+    params = types.SamplingParams(max_tokens=5, seed=3, temperature=0.8, stop=[])
+    drawn = whole(3, params, topk_sample_logprobs=2).result()
+    four = partial(whole, 1, GREEDY, topk_prompt_logprobs=4)
+    top = four(topk_sample_logprobs=2).result()
+    last = four(prompt_logprobs_last_n=2).result()
     scored = base_client.compute_logprobs(prompt(TOKENS)).result()
     first = greedy(base_client)[0]
-    stopped = base_client.sample(
-        prompt(TOKENS[:4]),
-        1,
-        types.SamplingParams(max_tokens=6, temperature=0.0, stop=[first]),
-    ).result()
+    params = types.SamplingParams(max_tokens=6, temperature=0.0, stop=[first])
+    stopped = base_client.sample(prompt(TOKENS[:4]), 1, params).result()
     return {
         "before": before,
         "after": after,

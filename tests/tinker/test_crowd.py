@@ -68,14 +68,13 @@ def test_training_goes_on_after_the_server_is_killed(
 def test_clients_and_samples_of_a_crowd_wait(
     server: TinkerDaemon, tmp_path: Path
 ) -> None:
-    small = TinkerDaemon(
+    with TinkerDaemon(
         tmp_path,
         # A sample at a time takes long enough that even a slow client fills the queue.
         *("--max-decode-sequences", "1", "--max-adapters", "40"),
         # The SDK polls for each sample on a connection of its own.
         *("--max-connections", "24"),
-    )
-    try:
+    ) as small:
         other, health, depths = RawClient(small), [], [0]
         small.begin("crowd")
         with ThreadPoolExecutor(1) as pool:
@@ -86,8 +85,6 @@ def test_clients_and_samples_of_a_crowd_wait(
                 time.sleep(0.05)
             out = result.result()
         page = small.server.scrape()
-    finally:
-        small.stop()
     assert max(depths) > 16
     assert 'rejected_total{reason="quota"} 0' in page
     assert len(health) > 10 and set(health) == {200}
@@ -112,8 +109,7 @@ def test_tenants_see_their_own(tmp_path: Path) -> None:
 
     alice, bob = token("a", "--tenant", "alice"), token("b", "--tenant", "bob")
     reader = token("r", "--tenant", "alice", "--scopes", "read")
-    server = TinkerDaemon(tmp_path, "--auth-tokens-file", str(tokens))
-    try:
+    with TinkerDaemon(tmp_path, "--auth-tokens-file", str(tokens)) as server:
         one, other = RawClient(server, alice), RawClient(server, bob)
         session = one.session()
         model = one.model(session)
@@ -126,5 +122,3 @@ def test_tenants_see_their_own(tmp_path: Path) -> None:
         assert "metrics" in one.result(future)
         # The other tenant can train a model of its own.
         assert other.norm(other.step(other.model(other.session()), 1)) >= 0
-    finally:
-        server.stop()

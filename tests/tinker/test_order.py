@@ -117,8 +117,7 @@ def test_a_number_far_ahead_is_refused_and_not_kept(daemon: TinkerDaemon) -> Non
 
 def test_a_refused_step_is_passed_though_the_share_is_in_use(tmp_path: Path) -> None:
     """Steps come until one is refused. Then the first fails, and all others run."""
-    small = TinkerDaemon(tmp_path, "--request-memory", "2MiB")
-    try:
+    with TinkerDaemon(tmp_path, "--request-memory", "2MiB") as small:
         client = RawClient(small)
         model = client.model(client.session())
         others = []
@@ -133,8 +132,6 @@ def test_a_refused_step_is_passed_though_the_share_is_in_use(tmp_path: Path) -> 
         assert refused["category"] == "user", refused
         for future in others:
             assert "metrics" in client.result(future)
-    finally:
-        small.stop()
 
 
 def test_a_session_that_ends_takes_its_adapters_along(daemon: TinkerDaemon) -> None:

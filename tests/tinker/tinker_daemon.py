@@ -44,6 +44,12 @@ class TinkerDaemon:
         # The URL that the SDK uses. A test may replace it with a proxy's URL.
         self.sdk_url = self.url
 
+    def __enter__(self) -> TinkerDaemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def begin(self, name: str) -> None:
         """Starts a program of sdk_script.py, in a process that all servers share."""
         if self._sdk is None:

@@ -9,18 +9,10 @@ from typing import Any, TypeVar
 
 import grpc
 
-from weft import methods
+from weft import errors, methods
 from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.convert import to_sample_delta
-from weft.errors import (
-    Cancelled,
-    FailedPrecondition,
-    WeftError,
-    from_rpc_error,
-    metadata_dict,
-    without_frames,
-)
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Effect, Operation, Reply, Sleep, Work, none_ended, or_none
 from weft.routing import call_metadata
@@ -52,7 +44,7 @@ class TaskDriver:
                 self._target, grpc.aio.insecure_channel, grpc.aio.secure_channel
             )
         if self._loop is not loop:
-            raise FailedPrecondition(
+            raise errors.FailedPrecondition(
                 "the client made its first call in another event loop: make a client "
                 "in each loop"
             )
@@ -122,15 +114,15 @@ class TaskDriver:
             while True:
                 try:
                     reply = await self._perform(effect)
-                except WeftError as error:
+                except errors.WeftError as error:
                     effect = operation.throw(error)
                 else:
                     effect = operation.send(reply)
         except StopIteration as stop:
             result: T = stop.value
             return result
-        except WeftError as error:
-            raise without_frames(error) from error.__cause__
+        except errors.WeftError as error:
+            raise errors.without_frames(error) from error.__cause__
         finally:
             operation.close()
 
@@ -150,17 +142,17 @@ class TaskDriver:
             slot.cancel = call.cancel
         try:
             message = await call
-            trailers = metadata_dict(await call.trailing_metadata())
+            trailers = errors.metadata_dict(await call.trailing_metadata())
             return Reply(message, trailers)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise errors.from_rpc_error(error) from None
         except asyncio.CancelledError:
             # grpc raises CancelledError if the task is cancelled, but also if the step
             # counter withdrew the call or the client was closed.
             withdrawn = slot is not None and slot.withdrawn_because is not None
             task = asyncio.current_task()
             if withdrawn or (self._closed.is_set() and task and not task.cancelling()):
-                raise Cancelled("cancelled by this client") from None
+                raise errors.Cancelled("cancelled by this client") from None
             call.cancel()
             raise
 
@@ -189,7 +181,7 @@ class TaskDriver:
             async for message in call:
                 yield message
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise errors.from_rpc_error(error) from None
         finally:
             call.cancel()
 

@@ -18,18 +18,10 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from weft import methods
+from weft import errors, methods
 from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.convert import to_sample_delta
-from weft.errors import (
-    Cancelled,
-    FailedPrecondition,
-    WeftError,
-    from_rpc_error,
-    metadata_dict,
-    without_frames,
-)
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import (
     Call,
@@ -70,7 +62,9 @@ class _Run(Generic[T]):
         self._pause: threading.Timer | None = None
         self._cancelled = False
 
-    def resume(self, reply: object = None, error: WeftError | None = None) -> None:
+    def resume(
+        self, reply: object = None, error: errors.WeftError | None = None
+    ) -> None:
         try:
             if error is None:
                 effect = self._operation.send(reply)
@@ -84,7 +78,7 @@ class _Run(Generic[T]):
             # It has one already if an interrupt came while this thread performed an
             # effect, and the operation then ends because it is cancelled.
             if not self.future.done():
-                self.future.set_exception(without_frames(failure))
+                self.future.set_exception(errors.without_frames(failure))
 
     def wait(self) -> T:
         """Waits for the end and returns the result. Looks up now and then, because
@@ -105,7 +99,7 @@ class _Run(Generic[T]):
             self._driver.pausing.discard(self)
         if pause is not None:
             pause.cancel()
-            self.resume(error=Cancelled("cancelled by this client"))
+            self.resume(error=errors.Cancelled("cancelled by this client"))
         elif call is not None:
             call.cancel()
 
@@ -121,7 +115,7 @@ class _Run(Generic[T]):
         if isinstance(effect, Work):
             try:
                 reply = effect.function()
-            except WeftError as error:
+            except errors.WeftError as error:
                 self.resume(error=error)
             else:
                 self.resume(reply)
@@ -131,7 +125,7 @@ class _Run(Generic[T]):
             if not cancelled:
                 self._start(effect)
         if cancelled:
-            self.resume(error=Cancelled("cancelled by this client"))
+            self.resume(error=errors.Cancelled("cancelled by this client"))
         elif isinstance(effect, Call):
             self._call.add_done_callback(self._on_done)
 
@@ -168,17 +162,17 @@ class _Run(Generic[T]):
 
     def _deliver(self, call: CallFuture) -> None:
         if call.cancelled():
-            self.resume(error=Cancelled("cancelled by this client"))
+            self.resume(error=errors.Cancelled("cancelled by this client"))
         elif (error := call.exception()) is not None:
-            self.resume(error=from_rpc_error(error))
+            self.resume(error=errors.from_rpc_error(error))
         else:
-            trailers = metadata_dict(call.trailing_metadata())
+            trailers = errors.metadata_dict(call.trailing_metadata())
             self.resume(Reply(call.result(), trailers))
 
 
 def _require_may_wait(driver: ThreadDriver) -> None:
     if getattr(_delivering, "driver", None) is driver:
-        raise FailedPrecondition(
+        raise errors.FailedPrecondition(
             "a callback of a future cannot wait for a call: it runs on the thread that "
             "delivers replies; submit the call instead"
         )
@@ -251,7 +245,7 @@ class ThreadDriver:
             return run.wait()
         except BaseException as error:
             run.cancel()
-            raise without_frames(error) from error.__cause__
+            raise errors.without_frames(error) from error.__cause__
 
     def run_many(
         self,
@@ -305,7 +299,7 @@ class ThreadDriver:
         try:
             yield from call
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            raise errors.from_rpc_error(error) from None
         finally:
             call.cancel()
 
