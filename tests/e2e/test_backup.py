@@ -59,12 +59,10 @@ def test_a_backup_has_what_was_answered_before_it(
     restored = weftctl("restore", backup, again.folder / "state")
     assert restored.returncode == 0, restored.stderr
     again.start()
-    try:
+    with again.daemon:
         now = facts(again, "a")
         assert (now.optim_steps, now.epoch) == (known.optim_steps, known.epoch)
         assert image(again, "a") == before
-    finally:
-        again.daemon.kill()
 
 
 @pytest.mark.parametrize("part", ["log", "images", "SNAPSHOT"])

@@ -72,15 +72,12 @@ class Server:
         return server.log_tail()
 
     def run(self, work: Callable[[weft.Client], None], *flags: str) -> None:
-        server = self.launch(*flags)
-        try:
+        with self.launch(*flags) as server:
             server.wait_until_serving()
             server.wait_until_restored()
             with server.client() as client:
                 work(client)
             assert server.stop() == 0
-        finally:
-            server.kill()
 
 
 @pytest.fixture

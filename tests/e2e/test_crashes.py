@@ -206,7 +206,7 @@ def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
 
     calm = Server(tmp_path / "calm")
     calm.start()
-    try:
+    with calm.daemon:
         for client, (counts, files), count in zip(clients, ends, rounds, strict=True):
             assert counts[:2] == (3 * count, count)
             alone = Client(calm.address, client.index)
@@ -215,5 +215,3 @@ def test_nothing_acknowledged_is_lost_or_done_twice(tmp_path: Path) -> None:
                 alone.round()
             assert [str(r) for r in alone.replies] == [str(r) for r in client.replies]
             assert end_state(calm.daemon, alone) == (counts, files)
-    finally:
-        calm.daemon.kill()

@@ -69,10 +69,8 @@ def test_a_damaged_log_ends_the_start_and_a_backup_helps(
     restored = weftctl_state("restore", backup, again.folder / "state")
     assert restored.returncode == 0, restored.stderr
     again.start()
-    try:
+    with again.daemon:
         assert {name: image(again, name) for name in before} == before
-    finally:
-        again.daemon.kill()
 
 
 @pytest.mark.parametrize("how", ["missing", "short", "flipped"])

@@ -67,16 +67,14 @@ def test_a_rank_that_cannot_load_is_named_by_all(
 def test_a_rank_that_waits_for_rank_0_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = launch(monkeypatch, 1, models.tiny_model("llama-tied"), tmp_path)
-    try:
+    model = models.tiny_model("llama-tied")
+    with launch(monkeypatch, 1, model, tmp_path) as other:
         wait_until(lambda: waits_for_signals(other.pid), "no handling of signals")
         time.sleep(1)  # Meanwhile rank 1 tries to reach rank 0.
         begin = time.monotonic()
         assert other.stop() == 0
         assert time.monotonic() - begin < 2
         assert "before rank 0 was met" in other.log_tail()
-    finally:
-        other.kill()
 
 
 def test_an_idle_rank_0_notices_that_another_one_is_gone(

@@ -158,14 +158,12 @@ def test_while_loading(victim: int, delay: float, tmp_path: Path) -> None:
     """Kills a rank after the start, before the ranks have their weights."""
     process = make(tmp_path, *TENSOR_2, model=models.DEMO_MODEL)
     process.launch()
-    try:
+    with process:
         wait_until(lambda: len(ranks_of(process)) == 2, "no second rank")
         time.sleep(delay)
         kill_rank(process, victim)
         process.start()
         assert process.stop() == 0
-    finally:
-        process.kill()
 
 
 @pytest.mark.parametrize("victim", range(2))

@@ -37,7 +37,7 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
     process = make(tmp_path, *TENSOR_2)
     agent = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     process.start_with(*agent, "--standalone", "--nproc-per-node=2")
-    try:
+    with process:
         with process.client() as client:
             drawn = client.sample([5, 6, 7], max_tokens=4, ignore_eos=True)
         assert len(drawn.samples[0].tokens) == 4
@@ -46,5 +46,3 @@ def test_torchrun_starts_a_group(tmp_path: Path) -> None:
         os.kill(ranks[1], signal.SIGKILL)
         assert process.wait(STOP_SECONDS) != 0
         assert all(gone(rank) for rank in ranks)
-    finally:
-        process.kill()

@@ -410,7 +410,7 @@ def test_large_adapters_wait_on_disk(tmp_path: Path) -> None:
     model = fixtures.model_folder(fixtures.SHORT_SMOLLM2)
     server = daemon_module.Daemon(model, tmp_path, "--threads", "1")
     server.start_with(*tell)
-    try:
+    with server:
         before = server.peak_resident_bytes()
         with server.client() as client:
             names = [f"large-{number}" for number in range(10)]
@@ -419,5 +419,3 @@ def test_large_adapters_wait_on_disk(tmp_path: Path) -> None:
             for adapter in adapters:
                 assert adapter.optim_step(learning_rate=1e-3).version == 2
         assert server.peak_resident_bytes() - before < 500 << 20
-    finally:
-        server.kill()

@@ -84,9 +84,10 @@ class Daemon:
         self.metrics_address = ""
 
     def __enter__(self) -> Daemon:
-        """Starts the process, which is killed afterwards, because that is faster than
-        a stop."""
-        self.start()
+        """Starts the process unless it was launched. It is killed afterwards, because
+        that is faster than a stop."""
+        if self._process is None:
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

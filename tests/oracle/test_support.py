@@ -216,7 +216,7 @@ def test_supports_survive_the_end_of_the_server(
     daemon = daemon_module.Daemon(
         tiny_model(kind), tmp_path / "d", "--state-dir", str(tmp_path / "state")
     )
-    try:
+    with daemon:
         daemon.start()
         with daemon.client() as client:
             adapter = client.create_adapter(name, rank=4, durability="step")
@@ -231,6 +231,4 @@ def test_supports_survive_the_end_of_the_server(
         daemon.start()
         with daemon.client() as client:
             restored = client.adapter(name).compute_logprobs(prompt)
-    finally:
-        daemon.kill()
     np.testing.assert_array_equal(restored, expected)
