@@ -23,7 +23,6 @@ namespace {
 Environment WithDurable(Environment environment) {
   if (!environment.post_durable) {
     environment.post_durable = environment.post_reply;
-    environment.post_written = environment.post_reply;
   }
   return environment;
 }

@@ -48,9 +48,6 @@ struct Environment {
   // dispatcher posts results of steps here. If post_durable is empty, nothing
   // is recorded and post_reply is used instead.
   std::function<void(std::function<void()>)> post_durable = {};
-  // The same, except that what was recorded may be lost with the machine. Empty
-  // if and only if post_durable is.
-  std::function<void(std::function<void()>)> post_written = {};
   DispatchMetrics* metrics = nullptr;
   // Returns RESOURCE_EXHAUSTED if a new step cannot be recorded. If check_room
   // is empty, every step can be recorded.

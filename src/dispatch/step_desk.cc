@@ -38,13 +38,6 @@ void RaiseDurableStep(AdapterRecord& record, uint64_t step) {
   durable = std::max(durable, step);
 }
 
-// Returns whether a start computes the result of a kept step again from the
-// request, which is on disk.
-bool IsComputedAgain(const absl::StatusOr<StepResultPtr>& result) {
-  return result.ok() && (std::holds_alternative<TrainResult>(**result) ||
-                         std::holds_alternative<OptimStepResult>(**result));
-}
-
 // Returns UNAVAILABLE if a new step would run without the values that it takes
 // from records of samples.
 absl::Status CheckHasValues(const StepRequest& request) {
@@ -103,9 +96,8 @@ void StepDesk::Retrieve(const std::string& adapter_id, uint64_t step,
     result = absl::OutOfRangeError(
         absl::StrCat("step ", step, " has no result, or it is no longer kept"));
   }
-  const auto& post =
-      IsComputedAgain(result) ? s_.env.post_written : s_.env.post_durable;
-  post([done = std::move(done), result = std::move(result)] { done(result); });
+  s_.env.post_durable(
+      [done = std::move(done), result = std::move(result)] { done(result); });
 }
 
 absl::StatusOr<std::optional<CancelHandle>> StepDesk::Repeated(
@@ -312,10 +304,9 @@ void StepDesk::NoteDurable(AdapterKey adapter, uint64_t step) {
 
 void StepDesk::Answer(StepWork& work, absl::StatusOr<StepResultPtr> result) {
   const bool recorded = s_.IsRecorded(s_.Find(work.adapter)) && result.ok();
-  const auto& post = work.note && IsComputedAgain(result) ? s_.env.post_written
-                                                          : s_.env.post_durable;
-  post([this, recorded, adapter = work.adapter, step = work.step,
-        waiters = std::move(work.waiters), result = std::move(result)] {
+  s_.env.post_durable([this, recorded, adapter = work.adapter, step = work.step,
+                       waiters = std::move(work.waiters),
+                       result = std::move(result)] {
     if (recorded) NoteDurable(adapter, step);
     for (const StepWork::Waiter& waiter : waiters) {
       waiter.done(result, /*replayed=*/waiter.repeated);

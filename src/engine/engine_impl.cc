@@ -148,13 +148,6 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                [this](std::function<void()> task) {
                  context_.PostReply(std::move(task));
                },
-           .post_written =
-               [this](std::function<void()> task) {
-                 recorder_.WhenWritten(
-                     [this, task = std::move(task)]() mutable {
-                       replies_.Post(std::move(task));
-                     });
-               },
            .metrics = &dispatch_metrics_,
            .check_room = [this] { return recorder_.CheckRoom(); }}),
       context_{.options = parts_.options,

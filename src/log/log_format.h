@@ -7,9 +7,9 @@
 //            its group | u64 sequence | u64 length | u32 CRC32C of the bytes |
 //            bytes
 //
-// A group is what one sync puts on disk. It is written only when all earlier
-// groups are on disk. So a record of a group proves that all records before the
-// group were once on disk.
+// Records go to the disk in groups, each by one write and one sync. A group is
+// written only when all earlier groups are on disk. So a record of a group
+// proves that all records before the group were once on disk.
 //
 // The checksum of a record's header also covers the segment's random salt. So
 // neither old bytes on the disk nor a client's bytes inside a record pass for a

@@ -145,7 +145,6 @@ LogWriter::LogWriter(const StateFolder* folder, LogSegment segment,
       segment_(std::move(segment)),
       last_segment_(next_sequence),
       next_sequence_(next_sequence),
-      written_sequence_(next_sequence),
       durable_sequence_(next_sequence),
       thread_([this] { Loop(); }) {}
 
@@ -176,11 +175,10 @@ uint64_t LogWriter::Append(std::string record) {
   return sequence;
 }
 
-void LogWriter::Wait(std::function<void()> task, bool synced) {
+void LogWriter::WhenDurable(std::function<void()> task) {
   {
     MutexLock lock(&mu_);
-    tasks_.push_back({next_sequence_, synced, std::move(task)});
-    if (synced) ++num_synced_tasks_;
+    tasks_.push_back({next_sequence_, std::move(task)});
   }
   changed_.NotifyOne();
 }
@@ -243,7 +241,7 @@ void LogWriter::Loop() {
         break;
       case Work::kWriteGroup:
         TakeGroup();
-        NoteResult(WriteAndSync());
+        NoteResult(WriteGroup());
         break;
       case Work::kRunTask:
         RunTask();
@@ -289,10 +287,8 @@ LogWriter::Work LogWriter::NextWork() const {
   // If a segment is due, it begins before the next task runs. While the disk is
   // full, the segment waits. Tasks run even then if their records are durable.
   if (at_boundary && may_write) return Work::kBeginSegment;
-  if (!tasks_.empty()) {
-    const Task& task = tasks_.front();
-    if (task.sequence <= (task.synced ? durable_sequence_ : written_sequence_))
-      return Work::kRunTask;
+  if (!tasks_.empty() && tasks_.front().sequence <= durable_sequence_) {
+    return Work::kRunTask;
   }
   // A full disk is tried again, because no new work comes until it has room.
   const bool wanted = stopping_ || !tasks_.empty() || !segments_.empty() ||
@@ -333,7 +329,6 @@ void LogWriter::RunTask() {
   {
     MutexLock lock(&mu_);
     run = std::move(tasks_.front().run);
-    if (tasks_.front().synced) --num_synced_tasks_;
     tasks_.pop_front();
   }
   run();
@@ -356,7 +351,7 @@ void LogWriter::TakeGroup() {
   MutexLock lock(&mu_);
   const uint64_t end = segments_.empty() ? next_sequence_ : segments_.front();
   size_t bytes = 0;
-  while (written_sequence_ + group_.size() < end && bytes < kMaxGroupBytes) {
+  while (durable_sequence_ + group_.size() < end && bytes < kMaxGroupBytes) {
     bytes += records_.front().size();
     group_.push_back(std::move(records_.front()));
     records_.pop_front();
@@ -364,50 +359,35 @@ void LogWriter::TakeGroup() {
 }
 
 absl::Status LogWriter::WriteGroup() {
-  uint64_t first = 0;
-  uint64_t synced = 0;
-  {
-    MutexLock lock(&mu_);
-    first = written_sequence_;
-    synced = durable_sequence_;
-  }
+  const uint64_t first = durable_sequence();
   std::string bytes;
-  int64_t group_bytes = 0;
-  for (const std::string& record : group_) {
-    group_bytes += static_cast<int64_t>(record.size());
-    AppendRecord(segment_.salt(), first, static_cast<uint32_t>(first - synced),
-                 record, &bytes);
-    ++first;
+  for (uint32_t place = 0; place < group_.size(); ++place) {
+    AppendRecord(segment_.salt(), first + place, place, group_[place], &bytes);
   }
   WEFT_RETURN_IF_ERROR(segment_.Write(bytes));
-  metrics_->bytes.Increment(static_cast<double>(bytes.size()));
-  metrics_->records.Increment(static_cast<double>(group_.size()));
-  group_.clear();
-  MutexLock lock(&mu_);
-  written_sequence_ = first;
-  pending_bytes_ -= group_bytes;
-  room_may_differ_ = options_.disk_reserve_bytes > 0;
-  return absl::OkStatus();
-}
-
-absl::Status LogWriter::WriteAndSync() {
-  WEFT_RETURN_IF_ERROR(WriteGroup());
-  uint64_t written = 0;
   const auto start = std::chrono::steady_clock::now();
-  {
-    MutexLock lock(&mu_);
-    const bool wanted = num_synced_tasks_ > 0 || !segments_.empty() ||
-                        stopping_ || start >= write_at_;
-    if (!wanted) return absl::OkStatus();
-    written = written_sequence_;
-  }
   WEFT_RETURN_IF_ERROR(segment_.Sync());
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
   metrics_->sync_seconds.Observe(seconds.count());
-  MutexLock lock(&mu_);
-  durable_sequence_ = written;
+  metrics_->bytes.Increment(static_cast<double>(bytes.size()));
+  metrics_->records.Increment(static_cast<double>(group_.size()));
+  GroupIsDurable();
   return absl::OkStatus();
+}
+
+void LogWriter::GroupIsDurable() {
+  int64_t bytes = 0;
+  for (const std::string& record : group_) {
+    bytes += static_cast<int64_t>(record.size());
+  }
+  {
+    MutexLock lock(&mu_);
+    durable_sequence_ += group_.size();
+    pending_bytes_ -= bytes;
+    room_may_differ_ = options_.disk_reserve_bytes > 0;
+  }
+  group_.clear();
 }
 
 void LogWriter::NoteResult(const absl::Status& status) {

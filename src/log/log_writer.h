@@ -1,6 +1,6 @@
 // Appends records to the log of a state folder. The writer's own thread writes
-// all records that wait, and syncs what it has written when somebody waits for
-// that (group commit).
+// them. It writes waiting records in groups, each with one write and one sync
+// (group commit).
 //
 // While the disk is full, the log is stalled: records and tasks wait, and the
 // writer tries again until there is room. The log counts as stalled as soon as
@@ -109,12 +109,9 @@ class LogWriter {
   // error, drops the record.
   uint64_t Append(std::string record);
 
-  // Run `task` when all records appended before this call are on disk. Tasks of
-  // both functions run in the order of calls. After a final error no task runs.
-  // WhenWritten does not wait for a sync: the records survive the end of the
-  // process, and are lost with the machine.
-  void WhenDurable(std::function<void()> task) { Wait(std::move(task), true); }
-  void WhenWritten(std::function<void()> task) { Wait(std::move(task), false); }
+  // Runs `task` when all records appended before this call are on disk. Tasks
+  // run in the order of calls. After a final error no task runs.
+  void WhenDurable(std::function<void()> task);
 
   // Makes the next record begin a new segment, which is a file of the log.
   // Returns the sequence of that record.
@@ -122,7 +119,7 @@ class LogWriter {
 
   // Returns the sequence of the first record that may not be on disk yet.
   uint64_t durable_sequence() const;
-  // Returns the bytes of records that may not be written yet.
+  // Returns the bytes of records that may not be on disk yet.
   int64_t pending_bytes() const;
 
   // Returns RESOURCE_EXHAUSTED, with the reason, while the log is stalled: the
@@ -135,8 +132,7 @@ class LogWriter {
  private:
   struct Task {
     uint64_t sequence;  // The task runs when all records with lower numbers are
-                        // written, and also synced if `synced`.
-    bool synced;
+                        // on disk.
     std::function<void()> run;
   };
   // What the log's thread does next.
@@ -152,7 +148,6 @@ class LogWriter {
   LogWriter(const StateFolder* folder, LogSegment segment,
             uint64_t next_sequence, Options options, LogMetrics* metrics);
 
-  void Wait(std::function<void()> task, bool synced);
   void Loop();
   Work NextWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Work WaitForWork();
@@ -163,8 +158,7 @@ class LogWriter {
   // a group that could not be written because the disk was full.
   void TakeGroup();
   absl::Status WriteGroup();
-  // Writes the group, and syncs if somebody waits for that.
-  absl::Status WriteAndSync();
+  void GroupIsDurable();
   // Stores whether an attempt to write succeeded, stalled or failed for good.
   void NoteResult(const absl::Status& status);
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -188,11 +182,9 @@ class LogWriter {
   // First sequence of the latest segment, which may not have begun.
   uint64_t last_segment_ ABSL_GUARDED_BY(mu_);
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_);
-  uint64_t written_sequence_ ABSL_GUARDED_BY(mu_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mu_);
-  int num_synced_tasks_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t pending_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  // Records are written and synced then, even if nobody waits for them.
+  // Records that wait are written then, even if nobody waits for them.
   std::chrono::steady_clock::time_point write_at_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   // The result of the last check of the free bytes: RESOURCE_EXHAUSTED if the

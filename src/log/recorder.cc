@@ -180,15 +180,11 @@ std::string Recorder::NewImageName() {
 }
 
 void Recorder::WhenDurable(std::function<void()> task) {
-  LogWriter* const log = log_.load();
-  if (log == nullptr) return task();
-  log->WhenDurable(std::move(task));
-}
-
-void Recorder::WhenWritten(std::function<void()> task) {
-  LogWriter* const log = log_.load();
-  if (log == nullptr) return task();
-  log->WhenWritten(std::move(task));
+  if (LogWriter* const log = log_.load()) {
+    log->WhenDurable(std::move(task));
+  } else {
+    task();
+  }
 }
 
 absl::Status Recorder::CheckRoom() const {

@@ -130,8 +130,6 @@ class Recorder {
   // the log's thread. Before Start and after Stop, runs `task` at once on the
   // caller's thread.
   void WhenDurable(std::function<void()> task);
-  // The same, without a sync (LogWriter::WhenWritten).
-  void WhenWritten(std::function<void()> task);
   // Returns RESOURCE_EXHAUSTED (STATE_DISK_FULL) while the disk is full or has
   // less room than disk_reserve_bytes, or while too many bytes wait for the
   // disk. The server then refuses new work.

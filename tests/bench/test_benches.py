@@ -83,7 +83,6 @@ def test_log_cost(shape: tuple[str, ...], capsys: Any, tiny: tuple[str, str]) ->
     assert ours["snapshot"]["image_bytes"] > 3 * 4 * 16 * 1000
     assert ours["snapshot"]["seconds"] > 0
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
-    assert result["ratio"]["syncs of a step Tinker/gRPC"]["value"] < 1.5
 
 
 def test_soak_counts_every_step_once(capsys: Any) -> None:

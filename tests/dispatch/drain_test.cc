@@ -132,12 +132,9 @@ TEST(KeptStepTest, BehindAGapItOutlivesADrainWhichDoesNotWaitForIt) {
   EXPECT_FALSE(slices[0].step.kept);
   EXPECT_TRUE(slices[1].step.kept);
   EXPECT_EQ(slices[1].step.id, kept[0].work);
-  const int num_syncs = engine.num_syncs();
-  dispatcher.steps().Complete(slices[0].step.id, TrainResult());
-  EXPECT_EQ(engine.num_syncs(), num_syncs + 1);
-  // A start computes the result of a kept step again.
-  dispatcher.steps().Complete(slices[1].step.id, TrainResult());
-  EXPECT_EQ(engine.num_syncs(), num_syncs + 1);
+  for (const auto& [slice, step] : slices) {
+    dispatcher.steps().Complete(step.id, TrainResult());
+  }
   engine.RunReplies();
   EXPECT_EQ(ends.back(), "kept done");
   EXPECT_THAT(dispatcher.recovery().Kept(), IsEmpty());

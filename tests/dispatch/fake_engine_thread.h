@@ -35,16 +35,15 @@ class FakeEngineThread {
   explicit FakeEngineThread(const Options& options)
       : metrics_(&registry_),
         dispatcher_(Filled(options), {.clock = &clock_,
-                                      .post_reply = Poster(0),
-                                      .post_durable = Poster(1),
-                                      .post_written = Poster(0),
+                                      .post_reply =
+                                          [this](std::function<void()> task) {
+                                            replies_.push_back(std::move(task));
+                                          },
                                       .metrics = &metrics_}) {}
 
   Dispatcher& dispatcher() { return dispatcher_; }
   FakeClock& clock() { return clock_; }
   prometheus::Registry& registry() { return registry_; }
-  // Returns how many callbacks have waited for a sync of the log.
-  int num_syncs() const { return num_syncs_; }
 
   // Runs tasks until the next work is not RunTasks, and returns this work.
   std::optional<Work> Next(int active_samples = 0) {
@@ -129,19 +128,10 @@ class FakeEngineThread {
   }
 
  private:
-  // Returns a function that has RunReplies run tasks.
-  std::function<void(std::function<void()>)> Poster(int num_syncs) {
-    return [this, num_syncs](std::function<void()> task) {
-      num_syncs_ += num_syncs;
-      replies_.push_back(std::move(task));
-    };
-  }
-
   FakeClock clock_;
   prometheus::Registry registry_;
   DispatchMetrics metrics_;
   std::deque<std::function<void()>> replies_;
-  int num_syncs_ = 0;
   Dispatcher dispatcher_;
 };
 

@@ -64,25 +64,6 @@ TEST_F(LogWriterTest, RunsTasksInOrderWhenWhatWasAppendedIsOnDisk) {
   EXPECT_EQ(order, expected);
 }
 
-TEST_F(LogWriterTest, WhatIsWrittenIsSyncedWhenSomebodyWaitsForThat) {
-  ScopedFailpoints counted("journal.sync=sleep(0)");
-  TestLog log(*folder_, 0);
-  std::promise<void> written;
-  log->Append("a");
-  log->WhenWritten([&] { written.set_value(); });
-  written.get_future().wait();
-  EXPECT_EQ(FailpointHits("journal.sync"), 0);
-  EXPECT_EQ(log->durable_sequence(), 0);
-  EXPECT_EQ(ReadBytes(files_.Segment(0)).back(), 'a');
-  log.Flush();
-  EXPECT_EQ(FailpointHits("journal.sync"), 1);
-  EXPECT_EQ(log->durable_sequence(), 1);
-  // Nobody waits for this one, and it is synced within seconds.
-  log->Append("b");
-  log->WhenWritten([] {});
-  EXPECT_TRUE(Eventually([&] { return log->durable_sequence() == 2; }));
-}
-
 TEST_F(LogWriterTest, SyncsOnceForWhatGathersMeanwhile) {
   ScopedFailpoints slow("journal.sync=sleep(2)");
   constexpr int kThreads = 4, kRecords = 250;
@@ -120,10 +101,7 @@ TEST_F(LogWriterTest, BoundsTheBytesOfAGroup) {
   ScopedFailpoints slow("journal.sync=sleep(50)#1");
   TestLog log(*folder_, 0);
   const std::string record(1 << 20, 'r');
-  for (int i = 0; i < 50; ++i) {
-    log->Append(record);
-    log->WhenDurable([] {});
-  }
+  for (int i = 0; i < 50; ++i) log->Append(record);
   log.Flush();
   EXPECT_GE(FailpointHits("journal.sync"), 4);
   EXPECT_LT(FailpointHits("journal.sync"), 50);

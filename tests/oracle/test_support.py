@@ -217,7 +217,6 @@ def test_supports_survive_the_end_of_the_server(
         tiny_model(kind), tmp_path / "d", "--state-dir", str(tmp_path / "state")
     )
     with daemon:
-        daemon.start()
         with daemon.client() as client:
             adapter = client.create_adapter(name, rank=4, durability="step")
             sample = sampled(adapter, prompt, top_p=0.9)
