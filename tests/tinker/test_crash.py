@@ -155,9 +155,8 @@ def end_while_it_runs(tinker: TinkerDaemon) -> None:
 
 
 def test_a_step_that_ends_the_server_twice_is_set_aside(tmp_path: Path) -> None:
-    tinker = TinkerDaemon(tmp_path)
-    client = RawClient(tinker)
-    try:
+    with TinkerDaemon(tmp_path) as tinker:
+        client = RawClient(tinker)
         models = [client.model(client.session()) for _ in range(2)]
         long = [[first, *TOKENS * 30] for first in range(3, 203)]
         fatal = client.train(models[0], 1, data=long * 5)
@@ -178,5 +177,3 @@ def test_a_step_that_ends_the_server_twice_is_set_aside(tmp_path: Path) -> None:
         tinker.server.kill()
         tinker.server.start()
         assert client.result(fatal) == failure
-    finally:
-        tinker.stop()

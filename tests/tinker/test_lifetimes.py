@@ -42,12 +42,10 @@ def test_a_time_to_live_ends_a_checkpoint_after_a_restart(tmp_path: Path) -> Non
     clock = ShiftedClock(tmp_path)
     clock.set(2 * 3600)
     tinker.server.start_with(*clock.launcher)
-    try:
+    with tinker:
         assert listed() == {f"tinker://{model}/weights/kept"}
         folder = tinker.server.checkpoint_dir / model.replace(":", ".")
         end = time.monotonic() + SWEEPS
         while sorted(f.name for f in folder.iterdir()) != ["kept"]:
             assert time.monotonic() < end, list(folder.iterdir())
             time.sleep(0.2)
-    finally:
-        tinker.stop()
