@@ -38,11 +38,12 @@ class SendCall : public RequestReactor<Request> {
   // empty file is sent as one empty piece, so that the client gets its name.
   void SendNext() {
     if (file_ == files_.size()) return this->End(absl::OkStatus());
-    this->record().core()->files.Post([this] {
+    const auto send = [this] {
       absl::StatusOr<std::string> piece =
           files_[file_].Read(offset_, kChunkBytes);
       piece.ok() ? SendPiece(*std::move(piece)) : this->End(piece.status());
-    });
+    };
+    this->record().core()->files.Post(send, this->record().caller()->tenant());
   }
 
   void SendPiece(std::string piece) {

@@ -39,6 +39,11 @@ Front::Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
       futures(kMaxResultBytes, core->memory, later),
       after(std::move(later)) {}
 
+Front::~Front() {
+  bodies.Discard();
+  files.Discard();
+}
+
 std::vector<std::string> Front::model_names() const {
   std::vector<std::string> names = port.core()->options.model_aliases;
   names.insert(names.begin(), model_name());

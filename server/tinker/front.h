@@ -20,8 +20,8 @@
 #include "server/tinker/records.h"
 #include "server/tinker/table.h"
 #include "server/tinker/transfers.h"
-#include "server/tinker/turns.h"
 #include "server/tinker/wire/fields.h"
+#include "src/base/threads/worker.h"
 
 namespace weft::server::tinker {
 
@@ -50,6 +50,7 @@ struct Front {
   // `after` runs a function on the front's thread after a delay.
   Front(ServiceCore* core, const std::shared_ptr<HttpServer>& server,
         Futures::After after);
+  ~Front();
 
   // Returns whether the caller's token has the scope that the RPC needs. True
   // on a server without tokens.
@@ -83,14 +84,14 @@ struct Front {
   Table<UploadedLoss> losses{"custom loss"};
   Table<RunningSample> running{"sample"};  // By the ids of their futures.
   Transfers transfers{this};
-  TurnPool files{2};  // Opens and reads the files that clients download.
+  Worker files{2};  // Opens and reads the files that clients download.
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.
   bool ready = false;
   // Inflates and parses large bodies, and has the engine read records of
   // samples, one at a time. Ends before what it reads for.
-  TurnPool bodies{1};
+  Worker bodies;
 };
 
 }  // namespace weft::server::tinker

@@ -191,14 +191,15 @@ void Serve(Front& front, const Route& route, const std::shared_ptr<Call>& call,
     return ServeRead(front, route, ReadBody(front, route, call.get()), call,
                      respond);
   }
-  front.bodies.Run(call->owner(), [&front, &route, call = call,
-                                   respond = respond]() mutable {
-    absl::Status read = ReadBody(front, route, call.get());
-    front.port.Post([&front, &route, read = std::move(read),
-                     call = std::move(call), respond = std::move(respond)] {
-      ServeRead(front, route, read, call, respond);
-    });
-  });
+  front.bodies.Post(
+      [&front, &route, call = call, respond = respond]() mutable {
+        absl::Status read = ReadBody(front, route, call.get());
+        front.port.Post([&front, &route, read = std::move(read),
+                         call = std::move(call), respond = std::move(respond)] {
+          ServeRead(front, route, read, call, respond);
+        });
+      },
+      call->owner());
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include "server/tinker/wire/train_wire.h"
 #include "server/wire/field_checks.h"
 #include "src/base/status_macros.h"
-#include "src/base/trace_id.h"
 #include "src/request/loss_graph.h"
 
 namespace weft::server::tinker {
@@ -47,13 +46,13 @@ absl::Status CallTrain(Front& front, const CallOrigin& origin, Rpc rpc,
         // Without a record the client's own values serve.
         plain.replay.optional = true;
         const bool replays = !plain.replay.spans.empty();
-        TurnPool::Work train = [&engine, plain = std::move(plain), keep,
-                                then = std::move(then)]() mutable {
+        std::function<void()> train = [&engine, plain = std::move(plain), keep,
+                                       then = std::move(then)]() mutable {
           engine.Submit(std::move(plain), keep, TypedReply(std::move(then)));
         };
         if (!replays) return train();
         // The engine reads the records, which may take long.
-        front.bodies.Run(owner, KeepTrace(std::move(train)));
+        front.bodies.Post(std::move(train), owner);
       },
       done);
 }

@@ -171,7 +171,7 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
   WEFT_ASSIGN_OR_RETURN(FileSource file,
                         FileSource::OpenAt(checkpoint.get(), ticket.file));
   return std::make_shared<Download>(
-      Download{.owner = ticket.Owner(), .file = std::move(file)});
+      Download{.owner = OwnerOf(ticket.adapter), .file = std::move(file)});
 }
 
 // Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece
@@ -189,10 +189,12 @@ void Transfers::NextPiece(const DownloadPtr& download,
                           const std::function<void(std::string)>& then) {
   // Moves `then`, so that the last copy ends on the front's thread. Captured
   // without an initializer, it would be const, and be copied.
-  front_.files.Run(download->owner, [this, download, then = then]() mutable {
-    front_.port.Post([then = std::move(then),
-                      piece = ReadPiece(download.get())] { then(piece); });
-  });
+  front_.files.Post(
+      [this, download, then = then]() mutable {
+        front_.port.Post([then = std::move(then),
+                          piece = ReadPiece(download.get())] { then(piece); });
+      },
+      download->owner);
 }
 
 HttpReply Transfers::FileReply(const DownloadPtr& download) {
@@ -211,14 +213,17 @@ absl::Status Transfers::Send(const Ticket& ticket, const Respond& respond) {
     return absl::UnavailableError("too many files are opened: ask again later");
   }
   ++num_opening_;
-  front_.files.Run(ticket.Owner(), [this, ticket, respond = respond]() mutable {
-    const auto opened =
-        OpenDownload(front_.port.core()->options.checkpoint_dir, ticket);
-    front_.port.Post([this, opened, respond = std::move(respond)] {
-      --num_opening_;
-      respond(opened.ok() ? FileReply(*opened) : ErrorReply(opened.status()));
-    });
-  });
+  front_.files.Post(
+      [this, ticket, respond = respond]() mutable {
+        const auto opened =
+            OpenDownload(front_.port.core()->options.checkpoint_dir, ticket);
+        front_.port.Post([this, opened, respond = std::move(respond)] {
+          --num_opening_;
+          respond(opened.ok() ? FileReply(*opened)
+                              : ErrorReply(opened.status()));
+        });
+      },
+      OwnerOf(ticket.adapter));
   return absl::OkStatus();
 }
 

@@ -29,10 +29,6 @@ struct Ticket {
   std::string checkpoint;
   std::string file;
 
-  // Returns the tenant of the adapter, as the name tells it.
-  std::string Owner() const {
-    return adapter.substr(0, adapter.find(kTenantSeparator));
-  }
   // Returns the part of the URL that is signed. No field contains a slash, so
   // no two tickets have the same part.
   std::string Path() const {

@@ -46,6 +46,11 @@ inline constexpr char kTenantSeparator = '~';
 inline bool NamesAll(absl::string_view adapter_id) {
   return adapter_id.empty() || adapter_id.back() == kTenantSeparator;
 }
+// Returns who takes turns for work of this adapter: its tenant. On a server
+// without tokens each adapter takes turns.
+inline std::string OwnerOf(const std::string& adapter_id) {
+  return adapter_id.substr(0, adapter_id.find(kTenantSeparator));
+}
 // In bytes. The name of an adapter's folder holds the tenant, the separator and
 // the id, so the tenant must be short.
 inline constexpr size_t kMaxTenantLength = 64;

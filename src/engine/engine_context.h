@@ -41,10 +41,12 @@ struct EngineContext {
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.
 
-  // Runs `task` on the I/O thread. A drain of the server waits until `task` has
-  // run. Threads: any.
-  void PostIo(std::function<void()> task) const {
-    io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); });
+  // Runs `task` on the I/O thread, in the turn of the adapter's tenant, or in
+  // the server's own for "". A drain of the server waits until
+  // `task` has run. Threads: any.
+  void PostIo(const std::string& adapter_id, std::function<void()> task) const {
+    io.Post([hold = dispatcher.Hold(), task = std::move(task)] { task(); },
+            OwnerOf(adapter_id));
   }
   // Runs `task`, which calls a client's callback, on the reply thread when all
   // earlier records are on disk.

@@ -131,7 +131,7 @@ bool EngineImpl::Finds(const std::string& adapter_id,
   if (!IsReady(dispatcher_, adapter_id, done)) return false;
   if (dispatcher_.adapters().KeyOf(adapter_id)) return true;
   if (!IsOpenFor(done)) return false;
-  context_.PostIo([this, adapter_id, done] {
+  context_.PostIo(adapter_id, [this, adapter_id, done] {
     const absl::Status named = context_.files.NameOthers(
         dispatch::NoSuchAdapter(adapter_id), adapter_id);
     context_.Reply(done, named);
@@ -359,42 +359,42 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
 }
 
 template <typename Result, typename Work>
-void EngineImpl::RunOnDisk(Callback<Result> done, Work work) {
-  context_.PostIo([this, done = std::move(done), work = std::move(work)] {
-    context_.Reply(done, work());
-  });
+void EngineImpl::RunOnDisk(const std::string& adapter_id, Callback<Result> done,
+                           Work work) {
+  context_.PostIo(adapter_id,
+                  [this, done = std::move(done), work = std::move(work)] {
+                    context_.Reply(done, work());
+                  });
 }
 
 void EngineImpl::ListCheckpoints(std::string adapter_id,
                                  Callback<std::vector<CheckpointInfo>> done) {
-  RunOnDisk(std::move(done), [this, adapter_id = std::move(adapter_id)] {
-    return adapter_io_.List(adapter_id);
-  });
+  RunOnDisk(adapter_id, std::move(done),
+            [this, adapter_id] { return adapter_io_.List(adapter_id); });
 }
 
 void EngineImpl::DeleteCheckpoint(std::string adapter_id, std::string name,
                                   Callback<bool> done) {
   if (!IsOpenFor(done)) return;
-  RunOnDisk(std::move(done),
-            [this, adapter_id = std::move(adapter_id),
-             name = std::move(name)]() -> absl::StatusOr<bool> {
-              WEFT_RETURN_IF_ERROR(adapter_io_.Delete(adapter_id, name));
-              return true;
-            });
+  RunOnDisk(
+      adapter_id, std::move(done),
+      [this, adapter_id, name = std::move(name)]() -> absl::StatusOr<bool> {
+        WEFT_RETURN_IF_ERROR(adapter_io_.Delete(adapter_id, name));
+        return true;
+      });
 }
 
 void EngineImpl::SetCheckpointTtl(SetCheckpointTtlRequest request,
                                   Callback<CheckpointInfo> done) {
   if (!IsOpenFor(done)) return;
-  RunOnDisk(std::move(done), [this, request = std::move(request)] {
-    return adapter_io_.SetTtl(request);
-  });
+  RunOnDisk(request.adapter_id, std::move(done),
+            [this, request] { return adapter_io_.SetTtl(request); });
 }
 
 void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
                                     Callback<std::vector<FileSource>> done) {
-  RunOnDisk(std::move(done),
-            [this, adapter_id = std::move(adapter_id), name = std::move(name)] {
+  RunOnDisk(adapter_id, std::move(done),
+            [this, adapter_id, name = std::move(name)] {
               return adapter_io_.Download(adapter_id, name);
             });
 }
@@ -402,7 +402,8 @@ void EngineImpl::DownloadCheckpoint(std::string adapter_id, std::string name,
 void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
                                   Callback<CheckpointInfo> done) {
   if (!IsOpenFor(done)) return;
-  RunOnDisk(std::move(done), [this, request = std::move(request)] {
+  const std::string adapter_id = request.adapter_id;
+  RunOnDisk(adapter_id, std::move(done), [this, request = std::move(request)] {
     return request.source_adapter_id.empty() ? adapter_io_.Upload(request)
                                              : adapter_io_.Copy(request);
   });

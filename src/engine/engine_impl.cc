@@ -229,7 +229,7 @@ void EngineImpl::Loop() {
     sample_records_.DropExpired();
   });
   const auto post_io = [this](std::function<void()> task) {
-    context_.PostIo(std::move(task));
+    context_.PostIo("", std::move(task));
   };
   while (std::optional<dispatch::Work> work = next_work()) {
     const absl::Time start = SteadyNow();

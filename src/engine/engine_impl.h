@@ -158,7 +158,8 @@ class EngineImpl final : public Engine {
   bool Admit(const Callback<Result>& done) const;
   // Runs `work` on the I/O thread, and gives its result to `done`.
   template <typename Result, typename Work>
-  void RunOnDisk(Callback<Result> done, Work work);
+  void RunOnDisk(const std::string& adapter_id, Callback<Result> done,
+                 Work work);
   // Unless the call repeats a step, does what CheckSuspect does, and what
   // SampleRecords::Replay does. Any thread may call the two.
   absl::Status CheckStep(StepRequest* request, bool* alone);

@@ -209,7 +209,11 @@ absl::StatusOr<UniqueFd> OpenFolder(const std::string& parent,
   absl::StatusOr<UniqueFd> dir = parent_fd.ok()
                                      ? OpenDirectoryAt(parent_fd->get(), name)
                                      : parent_fd.status();
-  if (absl::IsNotFound(dir.status())) {
+  std::error_code ignored;
+  const bool is_link = std::filesystem::is_symlink(parent, ignored) ||
+                       std::filesystem::is_symlink(
+                           std::filesystem::path(parent) / name, ignored);
+  if (absl::IsNotFound(dir.status()) || (!dir.ok() && is_link)) {
     return absl::NotFoundError(absl::StrCat("\"", name, "\" does not exist"));
   }
   return dir;
@@ -253,6 +257,13 @@ absl::StatusOr<FileSource> OpenFile(
     return Damaged(folder, expected.name, "has another SHA-256");
   }
   return file;
+}
+
+// A replaced file has another inode, unless it is the second in one tick of the
+// file system's clock.
+std::string VersionOf(const struct stat& file) {
+  return absl::StrCat(file.st_ino, ".", file.st_size, ".", file.st_ctim.tv_sec,
+                      ".", file.st_ctim.tv_nsec);
 }
 
 }  // namespace
@@ -326,11 +337,11 @@ absl::Status ReplaceDurableFields(const std::string& parent,
                        /*replace=*/true);
 }
 
-absl::StatusOr<std::vector<std::string>> ListDurableFolders(
+absl::StatusOr<std::vector<ListedFolder>> ListDurableFolders(
     const std::string& parent) {
-  std::vector<std::string> names;
+  std::vector<ListedFolder> folders;
   std::error_code error;
-  if (std::filesystem::is_symlink(parent, error)) return names;
+  if (std::filesystem::is_symlink(parent, error)) return folders;
   error.clear();
   std::filesystem::directory_iterator it(parent, error);
   for (; !error && it != std::filesystem::directory_iterator();
@@ -338,15 +349,17 @@ absl::StatusOr<std::vector<std::string>> ListDurableFolders(
     const std::string name = it->path().filename().string();
     std::error_code ignored;
     if (it->is_symlink(ignored) || !CheckName(name).ok()) continue;
-    if (std::filesystem::is_regular_file(it->path() / kManifest, ignored)) {
-      names.push_back(name);
+    struct stat manifest {};
+    if (::lstat((it->path() / kManifest).c_str(), &manifest) == 0 &&
+        S_ISREG(manifest.st_mode)) {
+      folders.push_back({.name = name, .version = VersionOf(manifest)});
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
     return ErrnoStatus(error.value(), "listing folders");
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  std::ranges::sort(folders, {}, &ListedFolder::name);
+  return folders;
 }
 
 absl::Status RemoveDurableFolder(const std::string& parent,

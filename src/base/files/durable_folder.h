@@ -68,10 +68,15 @@ absl::Status ReplaceDurableFields(const std::string& parent,
                                   const std::string& name,
                                   const nlohmann::json& fields);
 
-// Returns the sorted names of the folders in `parent` that have a manifest,
-// without temporary folders and symbolic links. Returns no names if `parent`
-// does not exist.
-absl::StatusOr<std::vector<std::string>> ListDurableFolders(
+struct ListedFolder {
+  std::string name;
+  std::string version;  // Another one after each change of the manifest.
+};
+
+// Returns the folders in `parent` that have a manifest, by name, without
+// temporary folders and symbolic links. Returns none if `parent` does not
+// exist. Reads no file.
+absl::StatusOr<std::vector<ListedFolder>> ListDurableFolders(
     const std::string& parent);
 
 // Removes the folder in one step (a rename), and then deletes its files.

@@ -1,66 +1,60 @@
-// A thread with a queue of tasks. Tasks run one after the other, in the order
-// in which they were posted, with the trace id of the thread that posted them.
+// Threads with a queue of tasks. Tasks run with the trace id of the thread that
+// posted them.
 #ifndef WEFT_SRC_BASE_THREADS_WORKER_H_
 #define WEFT_SRC_BASE_THREADS_WORKER_H_
 
+#include <cstddef>
 #include <deque>
 #include <functional>
+#include <map>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "src/base/threads/mutex.h"
-#include "src/base/trace_id.h"
 
 namespace weft {
 
+// One thread runs an owner's tasks one after the other, in the order in which
+// they were posted. The owners take turns, so nobody waits for more than one
+// task of each other owner. The limits of those who post bound how much waits.
 // Threads: any thread may post. Tasks must not throw.
 class Worker {
  public:
-  Worker() : thread_([this] { Loop(); }) {}
+  explicit Worker(size_t num_threads = 1);
   ~Worker() { Stop(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void Post(std::function<void()> task) {
-    {
-      MutexLock lock(&mu_);
-      tasks_.push_back(KeepTrace(std::move(task)));
-    }
-    changed_.NotifyOne();
-  }
+  // The worker's threads destroy `task`. So what must end on another thread has
+  // to be moved out of it. A lambda that does so must be mutable, and capture
+  // `x = x`: the plain capture of a const reference is const, so a move would
+  // copy it.
+  void Post(std::function<void()> task, const std::string& owner = "")
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs all posted tasks and joins. Later tasks do not run. Any thread but the
   // worker's own may call it, one at a time.
-  void Stop() {
-    if (!thread_.joinable()) return;
-    {
-      MutexLock lock(&mu_);
-      stopping_ = true;
-    }
-    changed_.NotifyAll();
-    thread_.join();
-  }
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Drops the tasks that wait, and does what Stop does.
+  void Discard() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  void Loop() {
-    for (;;) {
-      std::function<void()> task;
-      {
-        MutexLock lock(&mu_);
-        while (tasks_.empty() && !stopping_) changed_.Wait(&mu_);
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      task();
-    }
-  }
+  void Loop() ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes the first task of the owner whose turn it is. REQUIRES: a task waits.
+  std::function<void()> Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Mutex mu_;
   CondVar changed_;
-  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mu_);
+  // The tasks by owner. An owner without any has no entry.
+  std::map<std::string, std::deque<std::function<void()>>> waiting_
+      ABSL_GUARDED_BY(mu_);
+  // The owner whose turn was last.
+  std::string last_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace weft

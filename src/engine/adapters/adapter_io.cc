@@ -195,8 +195,7 @@ absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
   }
   WEFT_RETURN_IF_ERROR(written);
   next_expiry_ = std::min(next_expiry_, info->expires_at);
-  stored_[{info->adapter_id, info->name}] = {.bytes = info->size_bytes,
-                                             .created_at = info->created_at};
+  stored_[info->adapter_id][info->name] = {.version = "", .info = *info};
   return absl::OkStatus();
 }
 
@@ -403,33 +402,58 @@ bool AdapterIo::IsExpired(const std::string& adapter_id,
   return info.ok() && info->expires_at <= absl::Now();
 }
 
+std::map<std::string, AdapterIo::Stored> AdapterIo::ReadStored(
+    const std::string& adapter_id) const {
+  std::map<std::string, Stored> found;
+  const absl::StatusOr<std::vector<ListedFolder>> folders =
+      ListDurableFolders(AdapterDir(adapter_id));
+  if (!folders.ok()) {
+    Log(LogLevel::kWarning, "unreadable folder of checkpoints",
+        {{"adapter", adapter_id}, {"reason", folders.status().message()}});
+    return found;
+  }
+  const auto known = stored_.find(adapter_id);
+  for (const auto& [name, version] : *folders) {
+    if (known != stored_.end()) {
+      const auto same = known->second.find(name);
+      if (same != known->second.end() && same->second.version == version) {
+        found.insert(known->second.extract(same));
+        continue;
+      }
+    }
+    absl::StatusOr<CheckpointInfo> info =
+        ReadInfo(AdapterDir(adapter_id), name);
+    if (!info.ok()) {
+      Log(LogLevel::kWarning, "damaged checkpoint",
+          {{"adapter", adapter_id}, {"name", name}});
+      continue;
+    }
+    // Takes adapter_id and name from the path, because somebody may have moved
+    // the folder.
+    info->adapter_id = adapter_id;
+    info->name = name;
+    found[name] = {.version = version, .info = *std::move(info)};
+  }
+  return found;
+}
+
 std::vector<CheckpointInfo> AdapterIo::ListAll(
     const std::string& adapter_id) const {
   const std::vector<std::string> adapters =
       NamesAll(adapter_id) ? AdapterNames(adapter_id) : std::vector{adapter_id};
+  std::map<std::string, std::map<std::string, Stored>> found;
   std::vector<CheckpointInfo> infos;
   for (const std::string& adapter : adapters) {
-    const absl::StatusOr<std::vector<std::string>> names =
-        ListDurableFolders(AdapterDir(adapter));
-    if (!names.ok()) {
-      Log(LogLevel::kWarning, "unreadable folder of checkpoints",
-          {{"adapter", adapter}, {"reason", names.status().message()}});
-      continue;
-    }
-    for (const std::string& name : *names) {
-      absl::StatusOr<CheckpointInfo> info = ReadInfo(AdapterDir(adapter), name);
-      if (info.ok()) {
-        // Takes adapter_id and name from the path, because somebody may have
-        // moved the folder.
-        info->adapter_id = adapter;
-        info->name = name;
-        infos.push_back(*std::move(info));
-      } else {
-        Log(LogLevel::kWarning, "damaged checkpoint",
-            {{"adapter", adapter}, {"name", name}});
-      }
+    found[adapter] = ReadStored(adapter);
+    for (const auto& [name, stored] : found[adapter]) {
+      infos.push_back(stored.info);
     }
   }
+  std::erase_if(stored_, [&adapter_id](const auto& known) {
+    return NamesAll(adapter_id) ? known.first.starts_with(adapter_id)
+                                : known.first == adapter_id;
+  });
+  stored_.merge(found);
   std::ranges::sort(infos, std::greater<>(), &CheckpointInfo::created_at);
   return infos;
 }
@@ -446,9 +470,8 @@ std::vector<CheckpointInfo> AdapterIo::List(
 absl::Time AdapterIo::NextCreation(const std::string& adapter_id) {
   DeleteExpired();  // The first call reads the checkpoints that exist.
   absl::Time next = absl::Now();
-  for (auto it = stored_.lower_bound({adapter_id, ""});
-       it != stored_.end() && it->first.first == adapter_id; ++it) {
-    next = std::max(next, it->second.created_at + absl::Microseconds(1));
+  for (const auto& [name, stored] : stored_[adapter_id]) {
+    next = std::max(next, stored.info.created_at + absl::Microseconds(1));
   }
   return next;
 }
@@ -457,10 +480,7 @@ void AdapterIo::DeleteExpired() {
   const absl::Time now = absl::Now();
   if (now < next_expiry_) return;
   next_expiry_ = absl::InfiniteFuture();
-  stored_.clear();
   for (const CheckpointInfo& info : ListAll("")) {
-    stored_[{info.adapter_id, info.name}] = {.bytes = info.size_bytes,
-                                             .created_at = info.created_at};
     if (info.expires_at > now) {
       next_expiry_ = std::min(next_expiry_, info.expires_at);
       continue;
@@ -493,13 +513,14 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
   lora::WriteExpiry(&info, &*fields);
   WEFT_RETURN_IF_ERROR(ReplaceDurableFields(dir, request.name, *fields));
   next_expiry_ = std::min(next_expiry_, info.expires_at);
+  stored_[info.adapter_id][info.name].version.clear();
   return info;
 }
 
 absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
   WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
-  stored_.erase({adapter_id, name});
+  stored_[adapter_id].erase(name);
   RemoveIfEmpty(adapter_id);
   return absl::OkStatus();
 }
@@ -511,7 +532,11 @@ void AdapterIo::RemoveIfEmpty(const std::string& adapter_id) const {
 
 uint64_t AdapterIo::stored_bytes() const {
   uint64_t bytes = 0;
-  for (const auto& [checkpoint, stored] : stored_) bytes += stored.bytes;
+  for (const auto& [adapter, checkpoints] : stored_) {
+    for (const auto& [name, stored] : checkpoints) {
+      bytes += stored.info.size_bytes;
+    }
+  }
   return bytes;
 }
 

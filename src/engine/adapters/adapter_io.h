@@ -139,6 +139,7 @@ class AdapterIo {
   // `saved`, until at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns what List returns, and also the checkpoints that have expired.
+  // Brings stored_ up to date, because others may change the folders, too.
   std::vector<CheckpointInfo> ListAll(const std::string& adapter_id) const;
   // Reads the fields and checks that `request` may load the checkpoint.
   absl::StatusOr<CheckpointInfo> Check(const LoadCheckpointRequest& request,
@@ -148,6 +149,8 @@ class AdapterIo {
   // `prefix`. A link is no adapter's folder.
   std::vector<std::string> AdapterNames(const std::string& prefix) const;
   std::string AdapterDir(const std::string& adapter_id) const;
+  // Returns the adapter's entries of stored_ as its folder has them now.
+  std::map<std::string, Stored> ReadStored(const std::string& adapter_id) const;
   // Removes the adapter's folder if it has no checkpoint. Save makes it again.
   void RemoveIfEmpty(const std::string& adapter_id) const;
 
@@ -157,11 +160,12 @@ class AdapterIo {
   // DeleteExpired does nothing before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
   struct Stored {
-    uint64_t bytes = 0;
-    absl::Time created_at;
+    std::string version;  // Of the folder; empty if it has changed since.
+    CheckpointInfo info;
   };
-  // The checkpoints by adapter and name.
-  std::map<std::pair<std::string, std::string>, Stored> stored_;
+  // The checkpoints by adapter and name, so that a listing reads a manifest
+  // only once.
+  mutable std::map<std::string, std::map<std::string, Stored>> stored_;
 };
 
 }  // namespace weft::engine

@@ -82,7 +82,9 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
     return context_.Reply(done, status);
   }
-  context_.PostIo([this, request = std::move(request), done = std::move(done)] {
+  const std::string adapter_id = request.adapter_id;
+  context_.PostIo(adapter_id, [this, request = std::move(request),
+                               done = std::move(done)] {
     const absl::StatusOr<CheckpointInfo> info =
         context_.files.Describe(request);
     absl::Status refused = info.status();
@@ -105,7 +107,7 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {
         if (!room.ok()) return context_.Reply(done, room);
-        context_.PostIo([this, request, done] {
+        context_.PostIo(request.adapter_id, [this, request, done] {
           Post(done, [this, done, read = ReadLoad(request)] {
             if (read.ok()) {
               context_.Reply(done, Make(*read));
@@ -138,13 +140,15 @@ void AdapterManager::Import(ImportAdapterRequest request,
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
     return context_.Reply(done, status);
   }
-  context_.PostIo([this, request = std::move(request), done = std::move(done)] {
-    absl::StatusOr<NewAdapter> adapter = ReadImport(request);
-    if (!adapter.ok()) return context_.Reply(done, adapter.status());
-    Post(done, [this, adapter = *std::move(adapter), done]() mutable {
-      MakeWhenRoom(std::move(adapter), done);
-    });
-  });
+  const std::string adapter_id = request.adapter_id;
+  context_.PostIo(
+      adapter_id, [this, request = std::move(request), done = std::move(done)] {
+        absl::StatusOr<NewAdapter> adapter = ReadImport(request);
+        if (!adapter.ok()) return context_.Reply(done, adapter.status());
+        Post(done, [this, adapter = *std::move(adapter), done]() mutable {
+          MakeWhenRoom(std::move(adapter), done);
+        });
+      });
 }
 
 absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
@@ -310,10 +314,12 @@ void AdapterManager::ExportNow(AdapterKey key,
     }
   }
   if (!status.ok()) return context_.Reply(done, status);
-  context_.PostIo([this, done, config = context_.adapters.Find(key)->config(),
+  context_.PostIo(request.adapter_id,
+                  [this, done, config = context_.adapters.Find(key)->config(),
                    weights = std::move(weights)] {
-    context_.Reply(done, context_.files.Export(config, weights));
-  });
+                    context_.Reply(done,
+                                   context_.files.Export(config, weights));
+                  });
 }
 
 }  // namespace weft::engine

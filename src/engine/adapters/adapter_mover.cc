@@ -41,7 +41,7 @@ void AdapterMover::ToDisk(const dispatch::Move& move) {
   if (!copied.ok()) return Finish(move, bytes, copied);
   // Until the file is written, the adapter keeps its tensors and nothing
   // changes them.
-  context_.PostIo([this, move, bytes, image = std::move(image)]() mutable {
+  context_.PostIo("", [this, move, bytes, image = std::move(image)]() mutable {
     const std::string file = absl::StrCat(move.id);
     const absl::Status status = spill_.Write(file, BlocksOf(image));
     context_.dispatcher.Post(
@@ -63,25 +63,25 @@ void AdapterMover::ToDisk(const dispatch::Move& move) {
 void AdapterMover::FromDisk(const dispatch::Move& move) {
   const auto size = static_cast<int64_t>(
       context_.adapters.Facts(move.adapter).info.num_parameters);
-  context_.PostIo([this, move, size,
-                   bytes = context_.adapters.ImageBytes(move.adapter),
-                   file = context_.adapters.File(move.adapter),
-                   image = context_.adapters.Image(move.adapter)]() mutable {
-    absl::Status status = ReadTensors(context_, spill_, file, size, image);
-    context_.dispatcher.Post(
-        [this, move, bytes, file, status = std::move(status),
-         image = std::move(image)](const absl::Status& open) mutable {
-          if (!open.ok()) return;
-          if (!context_.dispatcher.adapters().IsUnderway(move)) return;
-          if (status.ok()) {
-            status = context_.guard.Guarded("moving an adapter in", [&] {
-              context_.adapters.MoveToDevice(move.adapter, image);
+  context_.PostIo(
+      "", [this, move, size, bytes = context_.adapters.ImageBytes(move.adapter),
+           file = context_.adapters.File(move.adapter),
+           image = context_.adapters.Image(move.adapter)]() mutable {
+        absl::Status status = ReadTensors(context_, spill_, file, size, image);
+        context_.dispatcher.Post(
+            [this, move, bytes, file, status = std::move(status),
+             image = std::move(image)](const absl::Status& open) mutable {
+              if (!open.ok()) return;
+              if (!context_.dispatcher.adapters().IsUnderway(move)) return;
+              if (status.ok()) {
+                status = context_.guard.Guarded("moving an adapter in", [&] {
+                  context_.adapters.MoveToDevice(move.adapter, image);
+                });
+              }
+              if (status.ok()) RemoveFile(file);
+              Finish(move, bytes, status);
             });
-          }
-          if (status.ok()) RemoveFile(file);
-          Finish(move, bytes, status);
-        });
-  });
+      });
 }
 
 absl::Status AdapterMover::Read(AdapterKey key,
@@ -106,7 +106,7 @@ void AdapterMover::Finish(const dispatch::Move& move, uint64_t bytes,
 
 void AdapterMover::RemoveFile(ImageFile file) {
   if (file.name.empty() || file.durable) return;
-  context_.PostIo([this, file = std::move(file)] {
+  context_.PostIo("", [this, file = std::move(file)] {
     if (const absl::Status status = spill_.Remove(file.name); !status.ok()) {
       Log(LogLevel::kWarning, "a spill file stays",
           {{"reason", status.message()}});

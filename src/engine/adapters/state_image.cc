@@ -49,7 +49,7 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
 void DropState(const EngineContext& context, const std::string& image) {
   if (image.empty()) return;
   context.recorder.DropImage(image);
-  context.PostIo([&context, image] {
+  context.PostIo("", [&context, image] {
     const absl::Status removed = log::RemoveImage(*context.state, image);
     if (!removed.ok() && !absl::IsNotFound(removed)) {
       Log(LogLevel::kWarning, "a file of the state folder stays",

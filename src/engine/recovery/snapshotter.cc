@@ -255,18 +255,18 @@ void Snapshotter::Copy(AdapterKey key) {
   new_images_.push_back(record.file);
   const auto size =
       static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
-  context_.PostIo([this, name = record.file, size, bytes, spilled,
-                   copied = std::move(copied),
-                   image = std::move(image)]() mutable {
-    absl::Status status = copied;
-    if (status.ok()) status = Write(name, size, image, spilled);
-    image = {};
-    MutexLock lock(&mu_);
-    bytes_in_flight_ -= bytes;
-    --files_in_flight_;
-    if (!status.ok()) status_ = status;
-    written_.NotifyAll();
-  });
+  context_.PostIo(
+      "", [this, name = record.file, size, bytes, spilled,
+           copied = std::move(copied), image = std::move(image)]() mutable {
+        absl::Status status = copied;
+        if (status.ok()) status = Write(name, size, image, spilled);
+        image = {};
+        MutexLock lock(&mu_);
+        bytes_in_flight_ -= bytes;
+        --files_in_flight_;
+        if (!status.ok()) status_ = status;
+        written_.NotifyAll();
+      });
 }
 
 absl::Status Snapshotter::Write(const std::string& name, int64_t size,
@@ -294,8 +294,8 @@ void Snapshotter::Finish() {
   adapters_.clear();
   MutexLock lock(&mu_);
   ++files_in_flight_;
-  context_.PostIo([this, keep = std::move(keep),
-                   snapshot = std::move(snapshot_)]() mutable {
+  context_.PostIo("", [this, keep = std::move(keep),
+                       snapshot = std::move(snapshot_)]() mutable {
     const uint64_t sequence = snapshot.first_sequence;
     const size_t adapters = snapshot.adapters.size();
     absl::StatusOr<std::string> bytes = Encode(snapshot);

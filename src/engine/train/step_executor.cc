@@ -196,7 +196,8 @@ void StepExecutor::Save(const StepTask& step,
     Complete(step, status).IgnoreError();
     return;
   }
-  context_.PostIo([this, step, request, copy = std::move(copy)] {
+  context_.PostIo(request.adapter_id, [this, step, request,
+                                       copy = std::move(copy)] {
     const absl::Time start = SteadyNow();
     absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, copy);
     context_.probe.ObserveCheckpoint("save", info.ok(), SteadyNow() - start);
@@ -214,7 +215,7 @@ void StepExecutor::Load(const StepTask& step,
       context_.dispatcher.adapters().Info(request.adapter_id);
   const Durability durability =
       owner.ok() ? owner->durability : Durability::kMemory;
-  context_.PostIo([this, step, request, durability] {
+  context_.PostIo(request.adapter_id, [this, step, request, durability] {
     const absl::Time start = SteadyNow();
     absl::StatusOr<LoadedCheckpoint> loaded = context_.files.Load(request);
     context_.probe.ObserveCheckpoint("load", loaded.ok(), SteadyNow() - start);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -29,6 +30,14 @@ class DurableFolderTest : public testing::Test {
     return fs::path(parent_) / folder / name;
   }
 
+  std::vector<std::string> Names() const {
+    std::vector<std::string> names;
+    for (const ListedFolder& folder : ListDurableFolders(parent_).value()) {
+      names.push_back(folder.name);
+    }
+    return names;
+  }
+
   static void Overwrite(const fs::path& path, const std::string& text) {
     std::ofstream(path, std::ios::binary) << text;
   }
@@ -46,7 +55,7 @@ TEST_F(DurableFolderTest, ReadsWhatItWrote) {
   EXPECT_EQ(read.files, folder_.files);
   EXPECT_EQ(read.fields, folder_.fields);
   EXPECT_EQ(*ReadDurableFields(parent_, "one"), folder_.fields);
-  EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
+  EXPECT_THAT(Names(), ElementsAre("one"));
 }
 
 TEST_F(DurableFolderTest, AnOpenedFolderStaysReadableAfterItIsRemoved) {
@@ -90,7 +99,7 @@ TEST_F(DurableFolderTest, ReadersSeeTheOldOrTheNewFolder) {
     }
   });
   for (int i = 0; i < 200; ++i) {
-    EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
+    EXPECT_THAT(Names(), ElementsAre("one"));
   }
   writer.join();
   EXPECT_EQ(ReadDurableFolder(parent_, "one")->files, folder_.files);
@@ -240,8 +249,23 @@ TEST_F(DurableFolderTest, RefusesNamesThatAreNotOnePartOfAPath) {
 TEST_F(DurableFolderTest, DoesNotFollowALinkToAFolder) {
   fs::create_directory_symlink("/", fs::path(parent_) / "link");
   EXPECT_THAT(ReadDurableFolder(parent_, "link"),
-              IsStatus(absl::StatusCode::kInternal, "link"));
+              IsStatus(absl::StatusCode::kNotFound, "link"));
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  fs::create_directory_symlink(parent_, parent_ + "-link");
+  EXPECT_THAT(ReadDurableFields(parent_ + "-link", "one"),
+              IsStatus(absl::StatusCode::kNotFound, "one"));
+  EXPECT_TRUE(ListDurableFolders(parent_ + "-link")->empty());
+  fs::remove(parent_ + "-link");
+  ASSERT_THAT(RemoveDurableFolder(parent_, "one"), IsOk());
   EXPECT_TRUE(ListDurableFolders(parent_)->empty());
+}
+
+TEST_F(DurableFolderTest, AFolderHasAnotherVersionAfterAChangeOfItsFields) {
+  ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
+  const std::string first = ListDurableFolders(parent_)->front().version;
+  EXPECT_EQ(ListDurableFolders(parent_)->front().version, first);
+  ASSERT_THAT(ReplaceDurableFields(parent_, "one", {{"step", 8}}), IsOk());
+  EXPECT_NE(ListDurableFolders(parent_)->front().version, first);
 }
 
 TEST_F(DurableFolderTest, RemovesFoldersAndSaysWhatIsNotThere) {
@@ -261,7 +285,7 @@ TEST_F(DurableFolderTest, ClearsWhatAnInterruptedWriteLeft) {
   fs::create_directory(fs::path(parent_) / ".tmp-9-9");
   Overwrite(File(".tmp-9-9", "MANIFEST.json"), "{}");
   ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, false), IsOk());
-  EXPECT_THAT(*ListDurableFolders(parent_), ElementsAre("one"));
+  EXPECT_THAT(Names(), ElementsAre("one"));
   ASSERT_THAT(RemoveStaleTemporaries(parent_), IsOk());
   EXPECT_EQ(std::distance(fs::directory_iterator(parent_), {}), 1);
   EXPECT_THAT(RemoveStaleTemporaries(parent_ + "/none"), IsOk());

@@ -1,6 +1,10 @@
 #include "src/base/threads/worker.h"
 
+#include <latch>
+#include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -42,6 +46,35 @@ TEST(WorkerTest, TakesTasksFromManyThreads) {
     for (std::thread& thread : threads) thread.join();
   }
   EXPECT_EQ(runs, 200);
+}
+
+TEST(WorkerTest, OwnersTakeTurns) {
+  std::string done;
+  std::latch begin(1);
+  Worker worker;
+  worker.Post([&] { begin.wait(); }, "b");
+  for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
+    worker.Post([&, name] { done += name; }, name.substr(0, 1));
+  }
+  begin.count_down();
+  worker.Stop();
+  EXPECT_EQ(done, "c1a1b1a2a3");
+}
+
+TEST(WorkerTest, DiscardDropsWhatWaits) {
+  bool ran = false;
+  std::latch begun(1);
+  std::latch dropped(1);
+  Worker worker;
+  worker.Post([&] {
+    begun.count_down();
+    dropped.wait();
+  });
+  begun.wait();
+  std::shared_ptr<void> kept(nullptr, [&](void*) { dropped.count_down(); });
+  worker.Post([&ran, kept = std::move(kept)] { ran = true; });
+  worker.Discard();
+  EXPECT_FALSE(ran);
 }
 
 }  // namespace

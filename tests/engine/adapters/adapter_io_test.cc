@@ -20,6 +20,7 @@
 #include "nlohmann/json.hpp"
 #include "src/base/reason.h"
 #include "src/lora/adapter_layout.h"
+#include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -304,13 +305,32 @@ TEST_F(AdapterIoTest, ListsATenantWithoutReadingTheFoldersOfOthers) {
   EXPECT_EQ(infos[1].adapter_id, "alice~a");
 }
 
+TEST_F(AdapterIoTest, AListingReadsAManifestOnce) {
+  for (const char* const name : {"one", "two"}) {
+    ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());
+  }
+  AdapterIo next(folder_, kBase);
+  ASSERT_EQ(next.List("").size(), 2u);
+  const ScopedFailpoints counted("");
+  ASSERT_EQ(next.List("").size(), 2u);
+  EXPECT_EQ(next.List("a")[0].name, "two");
+  EXPECT_EQ(FailpointHits("files.read"), 0);
+  ASSERT_THAT(io_.SetTtl({.adapter_id = "a", .name = "one", .ttl_seconds = 9}),
+              IsOk());
+  ASSERT_THAT(io_.Delete("a", "two"), IsOk());
+  ASSERT_EQ(next.List("a").size(), 1u);
+  EXPECT_LT(next.List("a")[0].expires_at, absl::InfiniteFuture());
+}
+
 TEST_F(AdapterIoTest, AFolderThatIsALinkIsNoAdapters) {
   ASSERT_THAT(SaveAs({.adapter_id = "bob~a", .name = "one"}), IsOk());
   std::filesystem::create_directory_symlink(folder_ / "bob~a",
                                             folder_ / "alice~a");
-  EXPECT_FALSE(io_.Load({.source_adapter_id = "alice~a", .name = "one"}).ok());
-  EXPECT_FALSE(io_.Download("alice~a", "one").ok());
-  EXPECT_FALSE(io_.Delete("alice~a", "one").ok());
+  const auto is_not_found = IsStatus(absl::StatusCode::kNotFound, "one");
+  EXPECT_THAT(io_.Load({.source_adapter_id = "alice~a", .name = "one"}),
+              is_not_found);
+  EXPECT_THAT(io_.Download("alice~a", "one"), is_not_found);
+  EXPECT_THAT(io_.Delete("alice~a", "one"), is_not_found);
   EXPECT_FALSE(SaveAs({.adapter_id = "alice~a", .name = "two"}).ok());
   EXPECT_THAT(io_.List("alice~"), ::testing::IsEmpty());
   EXPECT_THAT(io_.List("alice~a"), ::testing::IsEmpty());

@@ -3,13 +3,11 @@
 
 #include <chrono>
 #include <future>
-#include <latch>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/tinker/turns.h"
 #include "server/tinker/wire.pb.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
@@ -131,23 +129,6 @@ TEST_F(TinkerMemoryTest, ABodyOfEmptyMessagesIsRefusedUnparsed) {
     EXPECT_EQ(reply.status, 413);
     EXPECT_THAT(reply.body, HasSubstr("so many small parts"));
   }
-}
-
-TEST(TurnPoolTest, OwnersTakeTurns) {
-  std::string done;
-  std::latch begin(1);
-  std::latch end(5);
-  TurnPool turns(1);
-  for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
-    turns.Run(name.substr(0, 1), [&, name] {
-      begin.wait();
-      done += name;
-      end.count_down();
-    });
-  }
-  begin.count_down();
-  end.wait();
-  EXPECT_EQ(done, "a1b1c1a2a3");
 }
 
 TEST_F(TinkerMemoryTest, ASmallRouteTakesASmallBodyAlsoInflated) {
