@@ -60,6 +60,24 @@ TEST_F(EngineTest, AReplayedStepTrainsOnce) {
               IsStatus(kAlreadyExists, "step"));
 }
 
+TEST_F(EngineTest, ListingsOfATenantLetOthersPass) {
+  constexpr int kListings = 5000;
+  int listed = 0;  // Only the reply thread uses the two.
+  int listed_before = -1;
+  std::promise<void> last;
+  for (int i = 1; i <= kListings; ++i) {
+    engine_->ListCheckpoints("alice~", [&, i](const auto& /*infos*/) {
+      ++listed;
+      if (i == kListings) last.set_value();
+    });
+  }
+  engine_->DeleteCheckpoint("bob~a", "none", [&](const auto& /*deleted*/) {
+    listed_before = listed;
+  });
+  last.get_future().wait();
+  EXPECT_LT(listed_before, kListings);
+}
+
 TEST_F(EngineTest, RefusesAdaptersThatAreNotThere) {
   EXPECT_THAT(Train("a"), IsStatus(kNotFound, "does not exist"));
   EXPECT_THAT(Optim("a"), IsStatus(kNotFound, "does not exist"));
