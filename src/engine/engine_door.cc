@@ -18,34 +18,41 @@ namespace {
 // This many targets take about as much time and memory as one token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
+// The nodes of custom losses that take about as long as a whole micro-batch may.
+constexpr int64_t kNodesOfMicroBatch = int64_t{32} << 10;
+
 // A step that ran when this many processes ended does not run again.
 constexpr uint64_t kMaxEnds = 2;
 
 // Returns the scheduler's work item for a training request.
-dispatch::WorkItem TrainItem(const TrainRequest& request, bool share_prompts) {
+dispatch::WorkItem TrainItem(const TrainRequest& request,
+                             const EngineOptions& options) {
   dispatch::WorkItem item{.kind = dispatch::WorkKind::kTrain,
                           .backward = request.backward,
                           .unnumbered = request.unnumbered};
+  const int64_t graph_tokens = request.loss.custom.num_nodes *
+                               options.max_batch_tokens / kNodesOfMicroBatch;
   item.datum_tokens.reserve(request.data.size());
   item.datum_prefix.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {
     const Datum& datum = request.data[d];
-    const int64_t rows = d > 0 && share_prompts
+    const int64_t rows = d > 0 && options.share_prompts
                              ? AddedRows(request.data[d - 1], datum)
                              : datum.num_tokens();
     item.datum_prefix.push_back(datum.num_tokens() - rows);
     item.datum_tokens.push_back(
         std::max(rows, static_cast<int64_t>(datum.targets.size()) /
                            kTargetsOfOneRow) +
-        request.teacher_tokens_of(datum));
+        request.teacher_tokens_of(datum) + graph_tokens);
   }
   return item;
 }
 
 // Returns the scheduler's work item for a step.
-dispatch::WorkItem ItemOf(const StepRequest& request, bool share_prompts) {
+dispatch::WorkItem ItemOf(const StepRequest& request,
+                          const EngineOptions& options) {
   if (const auto* const train = std::get_if<TrainRequest>(&request)) {
-    return TrainItem(*train, share_prompts);
+    return TrainItem(*train, options);
   }
   if (std::holds_alternative<OptimStepRequest>(request)) {
     return {.kind = dispatch::WorkKind::kOptim, .tokens = 1};
@@ -209,7 +216,7 @@ CancelHandle EngineImpl::Submit(StepRequest request, KeepStep keep,
     return {};
   }
   if (!refused.ok()) request = Refuse(request, refused);
-  dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  dispatch::WorkItem item = ItemOf(request, parts_.options);
   item.alone = alone;
   dispatch::Keeping keeping{.step = std::move(keep)};
   if (keeping.step.kept) {
@@ -243,7 +250,7 @@ void EngineImpl::Resume(log::AcceptedRecord& step) {
          .bytes = std::visit([](const auto& kind) { return NumBytes(kind); },
                              request)});
   }
-  dispatch::WorkItem item = ItemOf(request, parts_.options.share_prompts);
+  dispatch::WorkItem item = ItemOf(request, parts_.options);
   item.alone = alone;
   dispatcher_.recovery().Resume(step.key, step.work, std::move(step.digest),
                                 std::move(request), std::move(step.note),

@@ -1,6 +1,5 @@
 #include "src/loss/call_aten.h"
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
@@ -213,69 +212,17 @@ class Binding {
   size_t named_ = 0;  // and by name.
 };
 
-// Returns the tensors of the stack, also those of lists.
-std::vector<at::Tensor> TensorsOf(const Stack& stack) {
-  std::vector<at::Tensor> tensors;
+// Returns how many values the tensors of the stack have, also those of lists.
+int64_t ValuesOf(const Stack& stack) {
+  int64_t values = 0;
   for (const IValue& value : stack) {
-    if (value.isTensor()) tensors.push_back(value.toTensor());
+    if (value.isTensor()) values += CostOf(value.toTensor().sizes());
     if (!value.isTensorList()) continue;
     for (const at::Tensor& each : value.toTensorVector()) {
-      tensors.push_back(each);
+      values += CostOf(each.sizes());
     }
   }
-  return tensors;
-}
-
-constexpr double kMany = 1e18;
-
-int64_t BroadcastValues(const std::vector<at::Tensor>& tensors) {
-  at::DimVector shape;
-  for (const at::Tensor& tensor : tensors) {
-    shape = at::infer_size_dimvector(shape, tensor.sizes());
-  }
-  return CostOf(shape);
-}
-
-int64_t RangeLength(const c10::FunctionSchema& schema, const Stack& stack) {
-  const auto argument = [&](const char* name, double otherwise) {
-    const std::optional<int> index = schema.argumentIndexWithName(name);
-    return index ? stack[static_cast<size_t>(*index)].toScalar().toDouble()
-                 : otherwise;
-  };
-  const double span = argument("end", 0) - argument("start", 0);
-  const double step = argument("step", 1);
-  TORCH_CHECK(!std::isnan(span / step), "has no length");
-  // With a dtype of integers, ATen drops the fractions of all three.
-  const double whole = std::abs(step) > 1 ? std::trunc(step) : step;
-  const double most = std::max(span / step, span / whole) + 2;
-  return static_cast<int64_t>(std::clamp(most, 0.0, kMany));
-}
-
-int64_t ResultValues(const LossOperation& operation,
-                     const c10::FunctionSchema& schema, const Stack& stack) {
-  const std::vector<at::Tensor> tensors = TensorsOf(stack);
-  int64_t sum = 0;
-  int64_t largest = 0;
-  for (const at::Tensor& tensor : tensors) {
-    sum += CostOf(tensor.sizes());
-    largest = std::max(largest, CostOf(tensor.sizes()));
-  }
-  switch (operation.size) {
-    case ResultSize::kBroadcast:
-      return BroadcastValues(tensors);
-    case ResultSize::kView:
-    case ResultSize::kLargest:
-      return largest;
-    case ResultSize::kSorted:
-      return largest * 16;
-    case ResultSize::kSum:
-      return sum;
-    case ResultSize::kGiven:
-      return CostOf(stack.front().toIntVector());
-    case ResultSize::kRange:
-      return RangeLength(schema, stack);
-  }
-  return 0;
+  return values;
 }
 
 // Refuses the one quotient of integers that does not fit, because the processor
@@ -334,6 +281,7 @@ int64_t CostOf(at::IntArrayRef sizes) {
   for (const int64_t size : sizes) {
     cost *= static_cast<double>(std::max<int64_t>(size, 1));
   }
+  constexpr double kMany = 1e15;
   return static_cast<int64_t>(std::min(cost, kMany));
 }
 
@@ -353,7 +301,8 @@ IValue CallAten(const LossOperation& operation, CallArguments arguments,
   for (const c10::OperatorHandle& overload : OverloadsOf(operation)) {
     std::optional<Stack> stack = Binding(arguments).Bind(overload.schema());
     if (!stack) continue;
-    charge(ResultValues(operation, overload.schema(), *stack));
+    const bool sorts = operation.cost == OperationCost::kSorted;
+    charge(ValuesOf(*stack) * (sorts ? 16 : 1));
     CheckQuotients(operation, *stack);
     overload.callBoxed(*stack);
     if (stack->size() == 1) return stack->front();

@@ -25,7 +25,7 @@ struct CallArguments {
 // Calls the first overload of `operation` that takes the arguments, as Python's
 // binding of PyTorch would: a number stands for a tensor, one integer for a
 // list, and integers that end the arguments for a list. Before the call,
-// `charge` gets at most how many values the result has. Returns the result, as
+// `charge` gets how many values the call costs (OperationCost). Returns the result, as
 // a tuple if there are several. Throws c10::Error if no overload takes the
 // arguments, or the call fails; what `charge` throws.
 // Threads: any. REQUIRES: the operation's kind is kAten or kConvert.

@@ -21,6 +21,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
+#include "src/loss/allocation_limit.h"
 #include "src/loss/call_aten.h"
 
 namespace weft::loss {
@@ -47,8 +48,10 @@ absl::Status BadNode(const LossGraph& graph, size_t node,
 // The values of a graph's nodes for one datum.
 class GraphRun {
  public:
-  GraphRun(const LossGraph& graph, int64_t max_values)
-      : graph_(graph), max_values_(max_values) {}
+  GraphRun(const LossGraph& graph, const std::optional<GraphLimits>& limits)
+      : graph_(graph), limits_(limits) {
+    if (limits) allocations_.emplace(limits->bytes);
+  }
 
   // Runs all nodes. `inputs` has the first ones' values.
   absl::Status Run(const std::vector<at::Tensor>& inputs) {
@@ -81,12 +84,13 @@ class GraphRun {
                                 ", must be a scalar: end it with a sum"));
   }
 
-  // Returns the first node whose value is not finite.
-  std::optional<size_t> FirstNotFinite() const {
+  // Returns the first node whose value is not finite. Nothing runs afterwards.
+  std::optional<size_t> FirstNotFinite() {
+    allocations_.reset();
     for (size_t i = 0; i < values_.size(); ++i) {
       if (!values_[i].isTensor()) continue;
       const at::Tensor& tensor = values_[i].toTensor();
-      if (tensor.is_floating_point() && tensor.numel() <= max_values_ &&
+      if (tensor.is_floating_point() &&
           !at::isfinite(tensor).all().item<bool>()) {
         return i;
       }
@@ -96,10 +100,10 @@ class GraphRun {
 
  private:
   void Charge(int64_t values) {
-    if (max_values_ == kNoLimit) return;
+    if (!limits_) return;
     values_used_ += values;
-    TORCH_CHECK(values <= max_values_ && values_used_ <= max_values_,
-                "makes the graph compute more than ", max_values_,
+    TORCH_CHECK(values_used_ <= limits_->values,
+                "makes the graph compute more than ", limits_->values,
                 " values for this datum, the limit for its targets");
   }
 
@@ -147,8 +151,7 @@ class GraphRun {
     }
     const bool of_numbers = !call.args.empty() && call.kwargs.empty() &&
                             std::ranges::all_of(call.args, IsNumber) &&
-                            (operation.size == ResultSize::kLargest ||
-                             operation.size == ResultSize::kBroadcast);
+                            operation.cost == OperationCost::kPlain;
     if (node.call.of_math || of_numbers) {
       return CallNumbers(node.call, std::move(call));
     }
@@ -174,7 +177,7 @@ class GraphRun {
   IValue Aten(const LossOperation& operation, CallArguments call) {
     IValue result = CallAten(operation, std::move(call),
                              [this](int64_t values) { Charge(values); });
-    if (operation.size == ResultSize::kView && result.isTensor()) {
+    if (operation.cost == OperationCost::kView && result.isTensor()) {
       Charge(CostOf(result.toTensor().sizes()));
     }
     return result;
@@ -283,66 +286,17 @@ class GraphRun {
     } else {
       indices.push_back(Index(node.args[1]));
     }
-    ChargeIndex(tensor, indices);
-    return at::indexing::get_item(tensor, indices);
-  }
-
-  // Charges for the result of an index: a view, or the values that tensors
-  // choose, with the dimensions that no tensor indexes.
-  void ChargeIndex(const at::Tensor& tensor,
-                   const std::vector<at::indexing::TensorIndex>& indices) {
     // Each None adds a dimension, and a node of autograd that keeps its shape.
-    TORCH_CHECK(
-        max_values_ == kNoLimit || static_cast<int64_t>(indices.size()) <=
-                                       tensor.dim() + kMaxGraphDims,
-        "has ", indices.size(), " indices for ", tensor.dim(),
-        " dimensions, must have at most ", kMaxGraphDims, " more");
-    Charge(CostOf(tensor.sizes()));
-    at::DimVector chosen;
-    int64_t num_tensors = 0;
-    bool has_mask = false;
-    int64_t dim = 0;
-    auto rest = static_cast<double>(CostOf(tensor.sizes()));
+    TORCH_CHECK(!limits_ || static_cast<int64_t>(indices.size()) <=
+                                tensor.dim() + kMaxGraphDims,
+                "has ", indices.size(), " indices for ", tensor.dim(),
+                " dimensions, must have at most ", kMaxGraphDims, " more");
     for (const at::indexing::TensorIndex& index : indices) {
-      if (index.is_ellipsis()) dim += tensor.dim() - NumIndexed(indices);
-      const int64_t end = dim + NumIndexed({index});
-      TORCH_CHECK(dim >= 0 && end <= tensor.dim(), "has ", NumIndexed(indices),
-                  " indices for ", tensor.dim(), " dimensions");
-      if (index.is_tensor()) {
-        for (int64_t d = dim; d < end; ++d) {
-          rest /= static_cast<double>(std::max<int64_t>(tensor.size(d), 1));
-        }
-        ++num_tensors;
-        has_mask |= IsMask(index.tensor());
-        chosen = IsMask(index.tensor())
-                     ? at::DimVector{index.tensor().numel()}
-                     : at::infer_size_dimvector(chosen, index.tensor().sizes());
-      }
-      dim = end;
+      if (index.is_tensor()) Charge(CostOf(index.tensor().sizes()));
     }
-    if (num_tensors == 0) return;
-    TORCH_CHECK(!has_mask || num_tensors == 1,
-                "is indexed by a mask and other tensors: use one of them");
-    rest *= static_cast<double>(CostOf(chosen));
-    Charge(static_cast<int64_t>(std::min(rest, 1e18)));
-  }
-
-  static bool IsMask(const at::Tensor& index) {
-    return index.scalar_type() == at::kBool;
-  }
-
-  // Returns how many dimensions the indices take.
-  static int64_t NumIndexed(
-      const std::vector<at::indexing::TensorIndex>& indices) {
-    int64_t dims = 0;
-    for (const at::indexing::TensorIndex& index : indices) {
-      if (index.is_tensor() && IsMask(index.tensor())) {
-        dims += index.tensor().dim();
-      } else if (index.is_tensor() || index.is_integer() || index.is_slice()) {
-        ++dims;
-      }
-    }
-    return dims;
+    at::Tensor result = at::indexing::get_item(tensor, indices);
+    Charge(CostOf(result.sizes()));
+    return result;
   }
 
   at::indexing::TensorIndex Index(const GraphArg& arg) const {
@@ -355,7 +309,7 @@ class GraphRun {
     }
     const IValue value = Resolve(arg);
     if (value.isNone()) return at::indexing::None;
-    if (value.isBool() && max_values_ == kNoLimit) return value.toBool();
+    if (value.isBool() && !limits_) return value.toBool();
     TORCH_CHECK(!value.isBool(),
                 "has a bool as an index: index by None or by a tensor");
     if (value.isInt()) return value.toInt();
@@ -377,7 +331,8 @@ class GraphRun {
   }
 
   const LossGraph& graph_;
-  const int64_t max_values_;
+  const std::optional<GraphLimits> limits_;
+  std::optional<AllocationLimit> allocations_;
   int64_t values_used_ = 0;
   std::vector<IValue> values_;
 };
@@ -409,7 +364,7 @@ std::vector<at::Tensor> InputsOf(const CustomLoss& custom, const Datum& datum,
   return inputs;
 }
 
-absl::Status NotFinite(const LossGraph& graph, const GraphRun& run,
+absl::Status NotFinite(const LossGraph& graph, GraphRun& run,
                        absl::string_view what) {
   const size_t node = run.FirstNotFinite().value_or(graph.loss);
   return BadNode(graph, node,
@@ -421,7 +376,7 @@ absl::Status NotFinite(const LossGraph& graph, const GraphRun& run,
 }
 
 // Writes dLoss/dlogprob.
-absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
+absl::Status Differentiate(const LossGraph& graph, GraphRun& run,
                            const at::Tensor& loss, const at::Tensor& leaf,
                            absl::Span<float> gradients) {
   constexpr char kNone[] = "gives a loss without a gradient by logprobs";
@@ -439,13 +394,13 @@ absl::Status Differentiate(const LossGraph& graph, const GraphRun& run,
 
 absl::Status RunAndDifferentiate(const LossGraph& graph,
                                  const CustomLoss& custom, const Datum& datum,
-                                 int64_t max_values,
+                                 const std::optional<GraphLimits>& limits,
                                  absl::Span<const float> logprobs,
                                  bool backward, absl::Span<float> losses,
                                  absl::Span<float> gradients,
                                  MetricSums* metrics) {
   const auto size = static_cast<int64_t>(logprobs.size());
-  GraphRun run(graph, max_values);
+  GraphRun run(graph, limits);
   std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
   inputs.front().set_requires_grad(backward);
   WEFT_RETURN_IF_ERROR(run.Run(inputs));
@@ -477,15 +432,18 @@ absl::Status RunAndDifferentiate(const LossGraph& graph,
 
 }  // namespace
 
-int64_t MaxGraphValues(int64_t num_targets, size_t num_data) {
+GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data) {
   const int64_t fixed = (int64_t{64} << 10) / static_cast<int64_t>(num_data);
   constexpr int64_t kPerTarget = 4096;
   constexpr int64_t kMost = int64_t{8} << 20;
-  return std::min(fixed + kPerTarget * num_targets, kMost);
+  constexpr int64_t kBytesPerValue = 32;
+  const int64_t values = std::min(fixed + kPerTarget * num_targets, kMost);
+  return {.values = values, .bytes = values * kBytesPerValue};
 }
 
 absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
-                          const Datum& datum, int64_t max_values,
+                          const Datum& datum,
+                          const std::optional<GraphLimits>& limits,
                           absl::Span<const float> logprobs, bool backward,
                           absl::Span<float> losses, absl::Span<float> gradients,
                           MetricSums* metrics) {
@@ -500,8 +458,8 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
   const c10::AutoGradMode differentiate(backward);
   // Whatever autograd throws is this request's failure, not the batch's.
   try {
-    return RunAndDifferentiate(graph, custom, datum, max_values, logprobs,
-                               backward, losses, gradients, metrics);
+    return RunAndDifferentiate(graph, custom, datum, limits, logprobs, backward,
+                               losses, gradients, metrics);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& error) {

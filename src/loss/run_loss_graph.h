@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -14,15 +14,19 @@
 
 namespace weft::loss {
 
-// Returns how many values the operations of a graph may compute together for a
-// datum with this many targets, of a request with `num_data` data. A target's
-// values take a small part of the time that its row takes in the model; what a
-// graph may compute besides is for the whole request, because it may have
-// thousands of data with one token. The values of the largest datum take 64
-// MiB, and as much again in the backward pass.
-int64_t MaxGraphValues(int64_t num_targets, size_t num_data);
-// For a datum whose graph an earlier process has run.
-inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+// What a graph may take for one datum.
+struct GraphLimits {
+  int64_t values =
+      0;              // The values of its operations' tensors, which take time.
+  int64_t bytes = 0;  // All that is allocated, in the backward pass, too.
+};
+
+// Returns the limits for a datum with this many targets, of a request with
+// `num_data` data. A target's values take a small part of the time that its row
+// takes in the model; what a graph may take besides is for the whole request,
+// because it may have thousands of data with one token. The largest datum may
+// have 8 Mi values and 256 MiB.
+GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data);
 
 // Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the
 // datum's part of the metrics: loss:sum, tokens:sum and the graph's own. The
@@ -31,15 +35,16 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 // graph converts. They run on this thread alone, so that sums have an order.
 // Shapes:  logprobs, losses and gradients are flat, like the datum's targets;
 // the graph gets logprobs as [N] or [N, K], by the rank of its first input.
-// Errors:  INVALID_ARGUMENT, which names the node, if an operation fails, if
-// the nodes compute more than `max_values`, if a tensor has more than four
-// dimensions, or if the loss is no scalar; and if the loss or the gradient is
+// Without limits, a graph runs that an earlier process has run.
+// Errors:  INVALID_ARGUMENT, which names the node, if an operation fails or
+// exceeds a limit, if a tensor has more than four dimensions, or if the loss is no scalar; and if the loss or the gradient is
 // not finite, or no gradient reaches the log-probabilities. Nothing has been
 // added to `metrics` then.
 // Threads: engine thread only. REQUIRES: the datum has a target, and fits the
 // inputs of the loss.
 absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
-                          const Datum& datum, int64_t max_values,
+                          const Datum& datum,
+                          const std::optional<GraphLimits>& limits,
                           absl::Span<const float> logprobs, bool backward,
                           absl::Span<float> losses, absl::Span<float> gradients,
                           MetricSums* metrics);

@@ -28,22 +28,19 @@ enum class OperationKind : uint8_t {
   kGetAttr,
 };
 
-// How many values a call of kAten computes at most, there or in the backward
-// pass.
-enum class ResultSize : uint8_t {
-  kView,  // As the argument whose memory the result shares, and the result.
-  kBroadcast,  // As the shapes of the tensors, broadcast together.
-  kLargest,    // As the largest tensor.
-  kSorted,     // As the largest tensor, each value at the price of 16.
-  kSum,        // As all tensors together.
-  kGiven,      // The product of a list of sizes.
-  kRange,      // The length of a range.
+// What a call costs of the values that a graph may compute. The bytes of its
+// result and of all that it makes meanwhile are counted as they are allocated.
+enum class OperationCost : uint8_t {
+  kPlain,   // Those of its tensors.
+  kSorted,  // Those of its tensors, each at the price of 16.
+  kView,    // Those of its tensor, and of the result, which shares its memory.
+  kNew,     // Nothing: its arguments are numbers.
 };
 
 struct LossOperation {
   // As the function or the method is called in Python, without its module.
   absl::string_view name;
-  ResultSize size = ResultSize::kView;
+  OperationCost cost = OperationCost::kView;
   // For kAten: names with overloads, such as "max max.dim", which are tried in
   // this order. For kCast: the dtype.
   absl::string_view overloads;

@@ -56,8 +56,8 @@ class RunLossGraphTest : public ::testing::Test {
     std::vector<float> gradients(kTargets);
     MetricSums metrics;
     const absl::Status run =
-        RunLossGraph(graph, loss_, datum_, MaxGraphValues(kTargets, 1),
-                     logprobs, /*backward=*/true, absl::MakeSpan(losses),
+        RunLossGraph(graph, loss_, datum_, GraphLimitsOf(kTargets, 1), logprobs,
+                     /*backward=*/true, absl::MakeSpan(losses),
                      absl::MakeSpan(gradients), &metrics);
     EXPECT_TRUE(run.ok()) << run;
     gradients.push_back(losses[0]);

@@ -1,16 +1,25 @@
 // Runs graphs of custom losses:
 //   loss_graphs --list    prints the names of the operations, one a line
+//   loss_graphs --memory COUNT  reads graphs, and runs each with COUNT random
+//                         numbers of targets. Answers with the numbers for
+//                         which the limit in bytes is below what the graph's
+//                         tensors take at their peak, or above 1.5 of it + 1 MiB.
 //   loss_graphs           reads lines {"graph", "inputs": [{"name", "rank"}],
 //                         "logprobs", "targets_per_token", "values": {name:
 //                         {"shape", "floats" or "ints"}}, "backward"}
 // Answers each line with {"loss", "gradients", "metrics"} or {"error"}.
+#include <cmath>
 #include <iostream>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "nlohmann/json.hpp"
+#include "src/loss/allocation_limit.h"
 #include "src/loss/run_loss_graph.h"
 #include "src/request/loss_graph.h"
+#include "tests/support/limited_memory.h"
 
 namespace {
 
@@ -51,13 +60,81 @@ Json Answer(const Json& ask) {
   weft::loss::MetricSums metrics;
   const absl::Status run = weft::loss::RunLossGraph(
       *graph, loss, datum,
-      weft::loss::MaxGraphValues(static_cast<int64_t>(logprobs.size()), 1),
+      weft::loss::GraphLimitsOf(static_cast<int64_t>(logprobs.size()), 1),
       logprobs, ask.at("backward"), absl::MakeSpan(losses),
       absl::MakeSpan(gradients), &metrics);
   if (!run.ok()) return {{"error", run.ToString()}};
   return {{"loss", losses[0]},
           {"gradients", gradients},
           {"metrics", metrics.Metrics()}};
+}
+
+// A loss of logprobs, of reals y and of integers i below 6.
+class MemoryOfGraph {
+ public:
+  explicit MemoryOfGraph(const std::string& graph)
+      : loss_{.graph = graph,
+              .inputs = {{.name = "logprobs", .rank = 1},
+                         {.name = "y", .rank = 1},
+                         {.name = "i", .rank = 1}}},
+        graph_(weft::ReadLossGraph(loss_).value()) {}
+
+  // Returns whether the limit in bytes is what `num_targets` targets take.
+  bool IsRight(size_t num_targets) {
+    weft::Datum datum{.tokens = std::vector<int32_t>(num_targets, 1),
+                      .targets = std::vector<int32_t>(num_targets, 1)};
+    weft::CustomInput& y = datum.custom_inputs["y"];
+    weft::CustomInput& i = datum.custom_inputs["i"];
+    y.shape = i.shape = {static_cast<int64_t>(num_targets)};
+    i.is_int = true;
+    std::vector<float> logprobs;
+    for (size_t k = 0; k < num_targets; ++k) {
+      logprobs.push_back(-1.0F - static_cast<float>(k % 7) / 64);
+      y.floats.push_back(1.0F + static_cast<float>(k % 5) / 8);
+      i.ints.push_back(static_cast<int64_t>(k * 5 % 6));
+    }
+    constexpr int64_t kMany = int64_t{1} << 40;
+    const int64_t before = memory_.used();
+    (void)memory_.TakePeak();
+    Run(datum, logprobs, kMany);
+    const int64_t peak = memory_.TakePeak() - before;
+    return !Run(datum, logprobs, peak - 1) &&
+           Run(datum, logprobs, peak + peak / 2 + (int64_t{1} << 20));
+  }
+
+ private:
+  // Returns whether the graph takes at most so many bytes.
+  bool Run(const weft::Datum& datum, const std::vector<float>& logprobs,
+           int64_t bytes) {
+    std::vector<float> losses(logprobs.size());
+    std::vector<float> gradients(logprobs.size());
+    weft::loss::MetricSums metrics;
+    const absl::Status run = weft::loss::RunLossGraph(
+        graph_, loss_, datum,
+        weft::loss::GraphLimits{.values = bytes, .bytes = bytes}, logprobs,
+        /*backward=*/true, absl::MakeSpan(losses), absl::MakeSpan(gradients),
+        &metrics);
+    return !absl::StrContains(run.message(), "allocate more than");
+  }
+
+  inline static weft::testing::LimitedMemory memory_;
+  weft::CustomLoss loss_;
+  weft::LossGraph graph_;
+};
+
+void CheckMemory(int count) {
+  weft::loss::AllocationLimit::Install();
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> logarithm(0, std::log(4096.0));
+  for (std::string line; std::getline(std::cin, line);) {
+    MemoryOfGraph memory(line);
+    Json wrong = Json::array();
+    for (int i = 0; i < count; ++i) {
+      const auto sixes = static_cast<size_t>(std::exp(logarithm(random)));
+      if (!memory.IsRight(6 * sixes)) wrong.push_back(6 * sixes);
+    }
+    std::cout << wrong.dump() << std::endl;
+  }
 }
 
 }  // namespace
@@ -67,6 +144,10 @@ int main(int argc, char** argv) {
     for (const weft::LossOperation& operation : weft::LossOperations()) {
       std::cout << operation.name << "\n";
     }
+    return 0;
+  }
+  if (argc > 2 && std::string(argv[1]) == "--memory") {
+    CheckMemory(std::stoi(argv[2]));
     return 0;
   }
   for (std::string line; std::getline(std::cin, line);) {

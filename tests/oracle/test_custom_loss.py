@@ -20,6 +20,7 @@ import weft
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("WEFT_BUILD_DIR", ROOT / "build" / "cpu"))
 README = ROOT / "server" / "tinker" / "README.md"
+SHAPES = 1000  # The numbers of targets that are tried of each operation.
 # A result goes through at most some 40 roundings of float32, each of at most
 # 2^-24 of the largest value on the way, which is below 64 here.
 TOLERANCE = 40 * 2**-24 * 64
@@ -37,7 +38,7 @@ OPERATIONS: dict[str, Callable[[T, T, T], Any]] = {
     "bitwise_not": lambda x, y, i: ~(x > y),
     "ceil": lambda x, y, i: torch.ceil(x),
     "clone": lambda x, y, i: x.clone(),
-    "contiguous": lambda x, y, i: x.view(2, 3).t().contiguous(),
+    "contiguous": lambda x, y, i: x.view(2, -1).t().contiguous(),
     "cos": lambda x, y, i: torch.cos(x),
     "erf": lambda x, y, i: torch.erf(x),
     "exp": lambda x, y, i: torch.exp(x),
@@ -106,10 +107,10 @@ OPERATIONS: dict[str, Callable[[T, T, T], Any]] = {
     "sub": lambda x, y, i: 1 - x - y,
     "where": lambda x, y, i: torch.where(i > 2, x, 0.0),
     "xlogy": lambda x, y, i: torch.xlogy(y, -x),
-    "all": lambda x, y, i: torch.all(x < y) + (x < -1).view(2, 3).all(dim=1),
-    "amax": lambda x, y, i: torch.amax(x.view(2, 3), dim=(0, 1)),
-    "amin": lambda x, y, i: x.view(2, 3).amin(1, keepdim=True),
-    "any": lambda x, y, i: (x < -1).view(2, 3).any(-1) + (x > 0).any(),
+    "all": lambda x, y, i: torch.all(x < y) + (x < -1).view(2, -1).all(dim=1),
+    "amax": lambda x, y, i: torch.amax(x.view(2, -1), dim=(0, 1)),
+    "amin": lambda x, y, i: x.view(2, -1).amin(1, keepdim=True),
+    "any": lambda x, y, i: (x < -1).view(2, -1).any(-1) + (x > 0).any(),
     "argmax": lambda x, y, i: x * torch.argmax(x),
     "argmin": lambda x, y, i: x * x.argmin(dim=0),
     "argsort": lambda x, y, i: x * torch.argsort(x, descending=True),
@@ -120,49 +121,50 @@ OPERATIONS: dict[str, Callable[[T, T, T], Any]] = {
     "logcumsumexp": lambda x, y, i: torch.logcumsumexp(x, 0),
     "logsumexp": lambda x, y, i: torch.logsumexp(x, dim=0),
     "max": lambda x, y, i: torch.max(x) + torch.max(x, -y),
-    "max over a dimension": lambda x, y, i: torch.max(x.view(2, 3), 1).values,
-    "mean": lambda x, y, i: x.mean() + x.view(2, 3).mean(0),
-    "median": lambda x, y, i: x.view(2, 3).median(dim=1)[0] + x.median(),
+    "max over a dimension": lambda x, y, i: torch.max(x.view(2, -1), 1).values,
+    "mean": lambda x, y, i: x.mean() + x.view(2, -1).mean(0),
+    "median": lambda x, y, i: x.view(2, -1).median(dim=1)[0] + x.median(),
     "min": lambda x, y, i: torch.min(x, dim=0).indices * x + x.min(),
-    "prod": lambda x, y, i: torch.prod(x) + x.view(2, 3).prod(1),
+    "prod": lambda x, y, i: torch.prod(x) + x.view(2, -1).prod(1),
     "softmax": lambda x, y, i: torch.softmax(x, -1) + F.softmax(x, dim=0),
     "sort": lambda x, y, i: torch.sort(x, descending=True)[0] * y,
     "std": lambda x, y, i: torch.std(x) + x.std(dim=0, unbiased=False),
-    "sum": lambda x, y, i: x.view(2, 3).sum(1, True) + x.sum() + i.sum(),
+    "sum": lambda x, y, i: x.view(2, -1).sum(1, True) + x.sum() + i.sum(),
     "topk": lambda x, y, i: torch.topk(x, 3).values,
     "var": lambda x, y, i: x.var() + torch.var(x, dim=0, correction=0),
-    "broadcast_to": lambda x, y, i: torch.broadcast_to(x, (2, 6)),
+    "broadcast_to": lambda x, y, i: torch.broadcast_to(x, (2, x.shape[0])),
     "cat": lambda x, y, i: torch.cat([x, x * y], dim=0),
     "detach": lambda x, y, i: x * x.detach(),
     "expand": lambda x, y, i: x[:, None].expand(-1, 2),
-    "expand varargs": lambda x, y, i: x.expand(2, 6),
+    "expand varargs": lambda x, y, i: x.expand(2, x.shape[0]),
     "expand_as": lambda x, y, i: x.sum().expand_as(y),
-    "flatten": lambda x, y, i: torch.flatten(x.view(2, 3)) * y,
+    "flatten": lambda x, y, i: torch.flatten(x.view(2, -1)) * y,
     "flip": lambda x, y, i: torch.flip(x, [0]) * y,
     "gather": lambda x, y, i: torch.gather(x, 0, i) * y,
     "narrow": lambda x, y, i: x.narrow(0, 1, 3),
-    "permute": lambda x, y, i: x.view(2, 3).permute(1, 0) * y.view(3, 2),
-    "reshape": lambda x, y, i: x.reshape(3, -1) * y.reshape([3, 2]),
+    "permute": lambda x, y, i: x.view(2, -1).permute(1, 0) * y.view(-1, 2),
+    "reshape": lambda x, y, i: x.reshape(-1, 2) * y.reshape([-1, 2]),
     "roll": lambda x, y, i: torch.roll(x, 1) * y,
     "scatter_add": lambda x, y, i: torch.zeros_like(x).scatter_add(0, i, x),
     "select": lambda x, y, i: x.select(0, 2),
     "squeeze": lambda x, y, i: x[None].squeeze() * y + x[None].squeeze(0),
     "stack": lambda x, y, i: torch.stack((x, y), 1),
-    "t": lambda x, y, i: x.view(2, 3).t() * y.view(2, 3).T,
-    "transpose": lambda x, y, i: x.view(2, 3).transpose(0, 1) * y.view(3, 2),
-    "tril": lambda x, y, i: torch.tril(x.view(2, 3)),
-    "triu": lambda x, y, i: torch.triu(x.view(2, 3), diagonal=1),
-    "unsqueeze": lambda x, y, i: x.unsqueeze(-1) * y,
-    "view": lambda x, y, i: x.view(2, 3) * y.view((2, 3)),
+    "t": lambda x, y, i: x.view(2, -1).t() * y.view(2, -1).T,
+    "transpose": lambda x, y, i: x.view(2, -1).transpose(0, 1) * y.view(-1, 2),
+    "tril": lambda x, y, i: torch.tril(x.view(2, -1)),
+    "triu": lambda x, y, i: torch.triu(x.view(2, -1), diagonal=1),
+    "unsqueeze": lambda x, y, i: x.unsqueeze(-1) * y[:6],
+    "view": lambda x, y, i: x.view(2, -1) * y.view((2, -1)),
     "view_as": lambda x, y, i: x.view_as(y),
     "arange": lambda x, y, i: (
-        x * torch.arange(x.shape[0]) + torch.arange(1, 13, 2, device=x.device)
+        x * torch.arange(x.shape[0])
+        + torch.arange(1, 2 * x.shape[0] + 1, 2, device=x.device)
     ),
-    "full": lambda x, y, i: x * torch.full((6,), 0.5, device=x.device),
+    "full": lambda x, y, i: x * torch.full((x.shape[0],), 0.5, device=x.device),
     "full_like": lambda x, y, i: x * torch.full_like(x, 0.5),
     "ones": lambda x, y, i: x + torch.ones(x.shape[0], dtype=x.dtype),
     "ones_like": lambda x, y, i: x + torch.ones_like(i),
-    "zeros": lambda x, y, i: x + torch.zeros(6, device=x.device),
+    "zeros": lambda x, y, i: x + torch.zeros(x.shape[0], device=x.device),
     "zeros_like": lambda x, y, i: torch.zeros_like(x) - x,
     "bool": lambda x, y, i: x * i.bool(),
     "double": lambda x, y, i: x.double() * y,
@@ -176,9 +178,9 @@ OPERATIONS: dict[str, Callable[[T, T, T], Any]] = {
     "getitem": lambda x, y, i: x[1:4] * x[-3:] + x[0],
     "getitem by integers": lambda x, y, i: x[i] * y + x[[0, 2]].sum(),
     "getitem by a mask": lambda x, y, i: x[i > 2] * 2,
-    "getitem of a matrix": lambda x, y, i: x.view(2, 3)[..., 1:][:, i[3:5] - 3, None],
+    "getitem of a matrix": lambda x, y, i: x.view(2, -1)[..., 1:][:, i[3:5] - 3, None],
     "numel": lambda x, y, i: x / x.numel() + torch.numel(y),
-    "size": lambda x, y, i: x / x.size(0) + x.size()[0] + x.view(2, 3).size(dim=1),
+    "size": lambda x, y, i: x / x.size(0) + x.size()[0] + x.view(2, -1).size(dim=1),
 }
 
 
@@ -287,6 +289,22 @@ def test_value_and_gradient_are_those_of_pytorch_in_float64(
     forward = runner.ask(traced(loss), backward=False)
     assert forward["loss"] == answer["loss"]
     assert forward["gradients"] == [0.0] * len(LOGPROBS)
+
+
+def test_the_bytes_of_each_operation_are_counted() -> None:
+    """At least what its tensors take at their peak, and at most 1.5 of that + 1 MiB."""
+    graphs = [traced(loss_of(expression)) for expression in OPERATIONS.values()]
+    answers = subprocess.run(
+        [BUILD / "tests" / "oracle" / "loss_graphs", "--memory", str(SHAPES)],
+        input="".join(json.dumps(graph) + "\n" for graph in graphs),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wrong = dict(
+        zip(OPERATIONS, map(json.loads, answers.stdout.splitlines()), strict=True)
+    )
+    assert not any(wrong.values()), wrong
 
 
 def test_soft_targets_are_a_matrix(runner: Runner) -> None:

@@ -16,6 +16,7 @@
 #include "src/engine/device/host_allocator.h"
 #include "src/engine/start/memory_plan.h"
 #include "src/engine/train/activation_budget.h"
+#include "src/loss/allocation_limit.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
 #include "src/ops/matmul.h"
@@ -120,6 +121,7 @@ absl::StatusOr<std::unique_ptr<model::Decoder>> LoadDecoder(
   if (device.is_cuda()) WEFT_RETURN_IF_ERROR(CheckCudaFormat(options));
   SetCpuArithmetic(options, dtype, device);
   if (device.is_cpu()) HostAllocator::Install();
+  loss::AllocationLimit::Install();
   absl::StatusOr<model::DecoderWeights> loaded = absl::InternalError("not run");
   std::unique_ptr<model::Decoder> decoder;
   WEFT_RETURN_IF_ERROR(RunGuarded("loading the model", [&] {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,14 +60,14 @@ class BatchLosses {
       WEFT_ASSIGN_OR_RETURN(graph_, ReadLossGraph(config.custom));
       request_ = packed.request;
     }
-    const int64_t most =
-        request_->again
-            ? loss::kNoLimit
-            : loss::MaxGraphValues(static_cast<int64_t>(losses.size()),
+    std::optional<loss::GraphLimits> limits;
+    if (!request_->again) {
+      limits = loss::GraphLimitsOf(static_cast<int64_t>(losses.size()),
                                    request_->data.size());
+    }
     const absl::Status run = loss::RunLossGraph(
-        graph_, config.custom, *packed.datum, most, result->logprobs, backward_,
-        losses, gradients, metrics);
+        graph_, config.custom, *packed.datum, limits, result->logprobs,
+        backward_, losses, gradients, metrics);
     time_[request_] += SteadyNow() - start;
     if (run.ok()) return run;
     return absl::Status(
