@@ -93,9 +93,7 @@ absl::Status ReadCustomLoss(const v1::LossConfig& in, int num_data,
          .rank = static_cast<int>(std::min(input.rank(), kTooMany))});
   }
   WEFT_ASSIGN_OR_RETURN(const LossGraph graph, ReadLossGraph(out->custom));
-  const int64_t work =
-      static_cast<int64_t>(graph.nodes.size()) + graph.num_items;
-  out->custom.num_nodes = work;
+  const int64_t work = graph.num_calls();
   if (work * num_data <= kMaxNodeRuns) return absl::OkStatus();
   return BadField("data", "has ", num_data, " sequences, must be at most ",
                   kMaxNodeRuns / work, " for the ", work,

@@ -8,6 +8,7 @@
 
 #include "src/base/options/options.h"
 #include "src/base/threads/worker.h"
+#include "src/base/tokens.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/device/compute_device.h"
 #include "src/engine/device/compute_guard.h"

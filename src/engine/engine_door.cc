@@ -1,15 +1,18 @@
 // The methods of EngineImpl that other threads call for clients. They use no
 // tensor and never wait for the device.
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/train/prefix_tree.h"
+#include "src/request/loss_graph.h"
 #include "src/request/request_bytes.h"
 
 namespace weft::engine {
@@ -18,11 +21,31 @@ namespace {
 // This many targets take about as much time and memory as one token.
 constexpr int64_t kTargetsOfOneRow = 64;
 
-// The nodes of custom losses that take about as long as a whole micro-batch may.
-constexpr int64_t kNodesOfMicroBatch = int64_t{32} << 10;
+// Custom losses of one micro-batch have at most so many calls, and may have so
+// many values. Either takes about a third of a second, in which nobody else has
+// a turn.
+constexpr int64_t kCallsOfMicroBatch = int64_t{32} << 10;
+constexpr int64_t kValuesOfMicroBatch = int64_t{32} << 20;
 
 // A step that ran when this many processes ended does not run again.
 constexpr uint64_t kMaxEnds = 2;
+
+// Returns a function of a datum's number of targets: how many tokens of a
+// micro-batch its custom loss takes.
+std::function<int64_t(int64_t)> TokensOfLoss(const TrainRequest& request,
+                                             int64_t max_batch_tokens) {
+  if (request.loss.function != LossFunction::kCustom) {
+    return [](int64_t /*num_targets*/) { return 0; };
+  }
+  const absl::StatusOr<LossGraph> graph = ReadLossGraph(request.loss.custom);
+  const int64_t calls = graph.ok() ? graph->num_calls() : 0;
+  const size_t num_data = request.data.size();
+  return [calls, num_data, max_batch_tokens](int64_t num_targets) {
+    const int64_t values = GraphLimitsOf(num_targets, num_data).values;
+    return std::max(calls * max_batch_tokens / kCallsOfMicroBatch,
+                    values * max_batch_tokens / kValuesOfMicroBatch);
+  };
+}
 
 // Returns the scheduler's work item for a training request.
 dispatch::WorkItem TrainItem(const TrainRequest& request,
@@ -30,8 +53,7 @@ dispatch::WorkItem TrainItem(const TrainRequest& request,
   dispatch::WorkItem item{.kind = dispatch::WorkKind::kTrain,
                           .backward = request.backward,
                           .unnumbered = request.unnumbered};
-  const int64_t graph_tokens = request.loss.custom.num_nodes *
-                               options.max_batch_tokens / kNodesOfMicroBatch;
+  const auto tokens_of_loss = TokensOfLoss(request, options.max_batch_tokens);
   item.datum_tokens.reserve(request.data.size());
   item.datum_prefix.reserve(request.data.size());
   for (size_t d = 0; d < request.data.size(); ++d) {
@@ -40,10 +62,10 @@ dispatch::WorkItem TrainItem(const TrainRequest& request,
                              ? AddedRows(request.data[d - 1], datum)
                              : datum.num_tokens();
     item.datum_prefix.push_back(datum.num_tokens() - rows);
-    item.datum_tokens.push_back(
-        std::max(rows, static_cast<int64_t>(datum.targets.size()) /
-                           kTargetsOfOneRow) +
-        request.teacher_tokens_of(datum) + graph_tokens);
+    const auto num_targets = static_cast<int64_t>(datum.targets.size());
+    item.datum_tokens.push_back(std::max({rows, num_targets / kTargetsOfOneRow,
+                                          tokens_of_loss(num_targets)}) +
+                                request.teacher_tokens_of(datum));
   }
   return item;
 }

@@ -301,8 +301,10 @@ IValue CallAten(const LossOperation& operation, CallArguments arguments,
   for (const c10::OperatorHandle& overload : OverloadsOf(operation)) {
     std::optional<Stack> stack = Binding(arguments).Bind(overload.schema());
     if (!stack) continue;
-    const bool sorts = operation.cost == OperationCost::kSorted;
-    charge(ValuesOf(*stack) * (sorts ? 16 : 1));
+    // A quotient that is rounded takes a remainder.
+    const bool slow = operation.cost == OperationCost::kSlow ||
+                      overload.schema().overload_name() == "Tensor_mode";
+    charge(ValuesOf(*stack) * (slow ? 16 : 1));
     CheckQuotients(operation, *stack);
     overload.callBoxed(*stack);
     if (stack->size() == 1) return stack->front();

@@ -45,6 +45,14 @@ absl::Status BadNode(const LossGraph& graph, size_t node,
       absl::StrCat(NodePath(node, graph.nodes[node].name), " ", problem));
 }
 
+// Unlike at::isfinite, takes no memory.
+bool IsFinite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  const auto [low, high] = at::aminmax(tensor.detach());
+  return std::isfinite(low.item().toDouble()) &&
+         std::isfinite(high.item().toDouble());
+}
+
 // The values of a graph's nodes for one datum.
 class GraphRun {
  public:
@@ -90,10 +98,7 @@ class GraphRun {
     for (size_t i = 0; i < values_.size(); ++i) {
       if (!values_[i].isTensor()) continue;
       const at::Tensor& tensor = values_[i].toTensor();
-      if (tensor.is_floating_point() &&
-          !at::isfinite(tensor).all().item<bool>()) {
-        return i;
-      }
+      if (tensor.is_floating_point() && !IsFinite(tensor)) return i;
     }
     return std::nullopt;
   }
@@ -384,7 +389,7 @@ absl::Status Differentiate(const LossGraph& graph, GraphRun& run,
   loss.backward();
   const at::Tensor& gradient = leaf.grad();
   if (!gradient.defined()) return BadNode(graph, graph.loss, kNone);
-  if (!at::isfinite(gradient).all().item<bool>()) {
+  if (!IsFinite(gradient)) {
     return NotFinite(graph, run, "the gradient of the loss");
   }
   const at::Tensor flat = gradient.contiguous();
@@ -430,16 +435,13 @@ absl::Status RunAndDifferentiate(const LossGraph& graph,
   return absl::OkStatus();
 }
 
-}  // namespace
+// Writes nothing. A graph could have LibTorch write warnings without end, and a
+// log that nobody reads would block the engine.
+class NoWarnings final : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
 
-GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data) {
-  const int64_t fixed = (int64_t{64} << 10) / static_cast<int64_t>(num_data);
-  constexpr int64_t kPerTarget = 4096;
-  constexpr int64_t kMost = int64_t{8} << 20;
-  constexpr int64_t kBytesPerValue = 32;
-  const int64_t values = std::min(fixed + kPerTarget * num_targets, kMost);
-  return {.values = values, .bytes = values * kBytesPerValue};
-}
+}  // namespace
 
 absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
                           const Datum& datum,
@@ -456,6 +458,8 @@ absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,
   // The engine computes gradients by hand, so autograd is off elsewhere.
   const c10::InferenceMode with_autograd(false);
   const c10::AutoGradMode differentiate(backward);
+  NoWarnings none;
+  const c10::WarningUtils::WarningHandlerGuard silent(&none);
   // Whatever autograd throws is this request's failure, not the batch's.
   try {
     return RunAndDifferentiate(graph, custom, datum, limits, logprobs, backward,

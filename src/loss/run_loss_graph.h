@@ -14,20 +14,6 @@
 
 namespace weft::loss {
 
-// What a graph may take for one datum.
-struct GraphLimits {
-  int64_t values =
-      0;              // The values of its operations' tensors, which take time.
-  int64_t bytes = 0;  // All that is allocated, in the backward pass, too.
-};
-
-// Returns the limits for a datum with this many targets, of a request with
-// `num_data` data. A target's values take a small part of the time that its row
-// takes in the model; what a graph may take besides is for the whole request,
-// because it may have thousands of data with one token. The largest datum may
-// have 8 Mi values and 256 MiB.
-GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data);
-
 // Computes the loss of a datum, dLoss/dlogprob if `backward`, and adds the
 // datum's part of the metrics: loss:sum, tokens:sum and the graph's own. The
 // whole loss stands in losses[0], so that the sum is the datum's loss. ATen's
@@ -37,9 +23,9 @@ GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data);
 // the graph gets logprobs as [N] or [N, K], by the rank of its first input.
 // Without limits, a graph runs that an earlier process has run.
 // Errors:  INVALID_ARGUMENT, which names the node, if an operation fails or
-// exceeds a limit, if a tensor has more than four dimensions, or if the loss is no scalar; and if the loss or the gradient is
-// not finite, or no gradient reaches the log-probabilities. Nothing has been
-// added to `metrics` then.
+// exceeds a limit, if a tensor has more than four dimensions, or if the loss is
+// no scalar; and if the loss or the gradient is not finite, or no gradient
+// reaches the log-probabilities. Nothing has been added to `metrics` then.
 // Threads: engine thread only. REQUIRES: the datum has a target, and fits the
 // inputs of the loss.
 absl::Status RunLossGraph(const LossGraph& graph, const CustomLoss& custom,

@@ -36,9 +36,6 @@ struct CustomLoss {
   std::string graph;  // JSON.
   // In the order of the graph's placeholders, `logprobs` first.
   std::vector<CustomLossInput> inputs;
-  // The graph's nodes and the items of its lists. The log does not keep it; 0
-  // if it is unknown.
-  int64_t num_nodes = 0;
 
   friend bool operator==(const CustomLoss&, const CustomLoss&) = default;
 };

@@ -398,6 +398,15 @@ std::string NodePath(size_t index, absl::string_view name) {
                       name.empty() ? "" : absl::StrCat(" (", name, ")"));
 }
 
+GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data) {
+  const int64_t fixed = (int64_t{64} << 10) / static_cast<int64_t>(num_data);
+  constexpr int64_t kPerTarget = 4096;
+  constexpr int64_t kMost = int64_t{8} << 20;
+  constexpr int64_t kBytesPerValue = 32;
+  const int64_t values = std::min(fixed + kPerTarget * num_targets, kMost);
+  return {.values = values, .bytes = values * kBytesPerValue};
+}
+
 absl::StatusOr<LossGraph> ReadLossGraph(const CustomLoss& loss) {
   WEFT_RETURN_IF_ERROR(CheckInputs(loss.inputs));
   WEFT_ASSIGN_OR_RETURN(const Json nodes, ParseText(loss.graph));

@@ -78,7 +78,27 @@ struct LossGraph {
   int64_t num_items = 0;         // Of all lists.
   size_t loss = 0;               // The node that gives the loss.
   std::vector<Metric> metrics;
+
+  // What kMaxNodeRuns counts.
+  int64_t num_calls() const {
+    return static_cast<int64_t>(nodes.size()) + num_items;
+  }
 };
+
+// What a graph may take for one datum.
+struct GraphLimits {
+  // The values of the tensors that its operations read (OperationCost).
+  int64_t values = 0;
+  // All that is allocated, in the backward pass, too.
+  int64_t bytes = 0;
+};
+
+// Returns the limits for a datum with this many targets, of a request with
+// `num_data` data. A target's values take a small part of the time that its row
+// takes in the model; what a graph may take besides is for the whole request,
+// because it may have thousands of data with one token. The largest datum may
+// have 8 Mi values and 256 MiB.
+GraphLimits GraphLimitsOf(int64_t num_targets, size_t num_data);
 
 // Returns "loss.custom_loss.graph.nodes[<index>] (<name>)", or what the client
 // calls it (NameOfField).

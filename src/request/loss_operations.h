@@ -31,10 +31,11 @@ enum class OperationKind : uint8_t {
 // What a call costs of the values that a graph may compute. The bytes of its
 // result and of all that it makes meanwhile are counted as they are allocated.
 enum class OperationCost : uint8_t {
-  kPlain,   // Those of its tensors.
-  kSorted,  // Those of its tensors, each at the price of 16.
-  kView,    // Those of its tensor, and of the result, which shares its memory.
-  kNew,     // Nothing: its arguments are numbers.
+  kPlain,  // Those of its tensors.
+  kSlow,   // Those of its tensors, each at the price of 16: sorts, and what
+           // takes a remainder.
+  kView,   // Those of its tensor, and of the result, which shares its memory.
+  kNew,    // Nothing: its arguments are numbers.
 };
 
 struct LossOperation {

@@ -1,20 +1,20 @@
 // Runs graphs of custom losses:
 //   loss_graphs --list    prints the names of the operations, one a line
 //   loss_graphs --memory COUNT  reads graphs, and runs each with COUNT random
-//                         numbers of targets. Answers with the numbers for
-//                         which the limit in bytes is below what the graph's
-//                         tensors take at their peak, or above 1.5 of it + 1 MiB.
+//                         numbers of targets. Answers with as many pairs: the
+//                         bytes that are counted, and those of the graph's
+//                         tensors at their peak.
 //   loss_graphs           reads lines {"graph", "inputs": [{"name", "rank"}],
 //                         "logprobs", "targets_per_token", "values": {name:
 //                         {"shape", "floats" or "ints"}}, "backward"}
 // Answers each line with {"loss", "gradients", "metrics"} or {"error"}.
 #include <cmath>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "nlohmann/json.hpp"
 #include "src/loss/allocation_limit.h"
 #include "src/loss/run_loss_graph.h"
@@ -60,9 +60,9 @@ Json Answer(const Json& ask) {
   weft::loss::MetricSums metrics;
   const absl::Status run = weft::loss::RunLossGraph(
       *graph, loss, datum,
-      weft::loss::GraphLimitsOf(static_cast<int64_t>(logprobs.size()), 1),
-      logprobs, ask.at("backward"), absl::MakeSpan(losses),
-      absl::MakeSpan(gradients), &metrics);
+      weft::GraphLimitsOf(static_cast<int64_t>(logprobs.size()), 1), logprobs,
+      ask.at("backward"), absl::MakeSpan(losses), absl::MakeSpan(gradients),
+      &metrics);
   if (!run.ok()) return {{"error", run.ToString()}};
   return {{"loss", losses[0]},
           {"gradients", gradients},
@@ -79,8 +79,9 @@ class MemoryOfGraph {
                          {.name = "i", .rank = 1}}},
         graph_(weft::ReadLossGraph(loss_).value()) {}
 
-  // Returns whether the limit in bytes is what `num_targets` targets take.
-  bool IsRight(size_t num_targets) {
+  // Returns {counted, peak}: what is counted of the graph with `num_targets`
+  // targets, and what its tensors take at their peak. Both are in bytes.
+  Json Take(size_t num_targets) {
     weft::Datum datum{.tokens = std::vector<int32_t>(num_targets, 1),
                       .targets = std::vector<int32_t>(num_targets, 1)};
     weft::CustomInput& y = datum.custom_inputs["y"];
@@ -93,53 +94,43 @@ class MemoryOfGraph {
       y.floats.push_back(1.0F + static_cast<float>(k % 5) / 8);
       i.ints.push_back(static_cast<int64_t>(k * 5 % 6));
     }
-    constexpr int64_t kMany = int64_t{1} << 40;
-    const int64_t before = memory_.used();
-    (void)memory_.TakePeak();
-    Run(datum, logprobs, kMany);
-    const int64_t peak = memory_.TakePeak() - before;
-    return !Run(datum, logprobs, peak - 1) &&
-           Run(datum, logprobs, peak + peak / 2 + (int64_t{1} << 20));
-  }
-
- private:
-  // Returns whether the graph takes at most so many bytes.
-  bool Run(const weft::Datum& datum, const std::vector<float>& logprobs,
-           int64_t bytes) {
     std::vector<float> losses(logprobs.size());
     std::vector<float> gradients(logprobs.size());
     weft::loss::MetricSums metrics;
+    const int64_t before = memory_.used();
+    (void)memory_.TakePeak();
+    const weft::loss::AllocationLimit counted(int64_t{1} << 40);
     const absl::Status run = weft::loss::RunLossGraph(
-        graph_, loss_, datum,
-        weft::loss::GraphLimits{.values = bytes, .bytes = bytes}, logprobs,
-        /*backward=*/true, absl::MakeSpan(losses), absl::MakeSpan(gradients),
-        &metrics);
-    return !absl::StrContains(run.message(), "allocate more than");
+        graph_, loss_, datum, std::nullopt, logprobs, /*backward=*/true,
+        absl::MakeSpan(losses), absl::MakeSpan(gradients), &metrics);
+    if (!run.ok()) return run.ToString();
+    return {counted.taken(), memory_.TakePeak() - before};
   }
 
+ private:
   inline static weft::testing::LimitedMemory memory_;
   weft::CustomLoss loss_;
   weft::LossGraph graph_;
 };
 
-void CheckMemory(int count) {
-  weft::loss::AllocationLimit::Install();
+void TellMemory(int count) {
   std::mt19937 random(1);
   std::uniform_real_distribution<double> logarithm(0, std::log(4096.0));
   for (std::string line; std::getline(std::cin, line);) {
     MemoryOfGraph memory(line);
-    Json wrong = Json::array();
+    Json taken = Json::array();
     for (int i = 0; i < count; ++i) {
       const auto sixes = static_cast<size_t>(std::exp(logarithm(random)));
-      if (!memory.IsRight(6 * sixes)) wrong.push_back(6 * sixes);
+      taken.push_back(memory.Take(6 * sixes));
     }
-    std::cout << wrong.dump() << std::endl;
+    std::cout << taken.dump() << std::endl;
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::loss::AllocationLimit::Install();
   if (argc > 1 && std::string(argv[1]) == "--list") {
     for (const weft::LossOperation& operation : weft::LossOperations()) {
       std::cout << operation.name << "\n";
@@ -147,7 +138,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc > 2 && std::string(argv[1]) == "--memory") {
-    CheckMemory(std::stoi(argv[2]));
+    TellMemory(std::stoi(argv[2]));
     return 0;
   }
   for (std::string line; std::getline(std::cin, line);) {

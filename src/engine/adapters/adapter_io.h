@@ -115,6 +115,11 @@ class AdapterIo {
                    const std::vector<float>& weights) const;
 
  private:
+  struct Stored {
+    std::string version;  // Of the folder; empty if it has changed since.
+    CheckpointInfo info;
+  };
+
   // Writes the checkpoint that `info` describes, with the tensors of `state`.
   // Sets info->size_bytes. Errors: as for Save.
   absl::Status Write(const lora::AdapterState& state, bool overwrite,
@@ -159,10 +164,6 @@ class AdapterIo {
   const uint64_t disk_reserve_;
   // DeleteExpired does nothing before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
-  struct Stored {
-    std::string version;  // Of the folder; empty if it has changed since.
-    CheckpointInfo info;
-  };
   // The checkpoints by adapter and name, so that a listing reads a manifest
   // only once.
   mutable std::map<std::string, std::map<std::string, Stored>> stored_;

@@ -60,10 +60,10 @@ class BatchLosses {
       WEFT_ASSIGN_OR_RETURN(graph_, ReadLossGraph(config.custom));
       request_ = packed.request;
     }
-    std::optional<loss::GraphLimits> limits;
+    std::optional<GraphLimits> limits;
     if (!request_->again) {
-      limits = loss::GraphLimitsOf(static_cast<int64_t>(losses.size()),
-                                   request_->data.size());
+      limits = GraphLimitsOf(static_cast<int64_t>(losses.size()),
+                             request_->data.size());
     }
     const absl::Status run = loss::RunLossGraph(
         graph_, config.custom, *packed.datum, limits, result->logprobs,

@@ -160,10 +160,11 @@ TEST_F(TinkerThreadsTest, FewDownloadsWaitUntilTheirFilesAreOpen) {
   const auto release = std::make_shared<std::latch>(1);
   OnFront([&](Front& front) {
     for (int thread = 0; thread < 2; ++thread) {
-      front.files.Run("slow disk", [held, release] {
+      const auto read = [held, release] {
         held->count_down();
         release->wait();
-      });
+      };
+      front.files.Post(read, "slow disk");
     }
   });
   held->wait();
