@@ -50,13 +50,19 @@ TEST(WorkerTest, TakesTasksFromManyThreads) {
 
 TEST(WorkerTest, OwnersTakeTurns) {
   std::string done;
-  std::latch begin(1);
+  std::latch begun(1);
+  std::latch posted(1);
   Worker worker;
-  worker.Post([&] { begin.wait(); }, "b");
+  const auto first = [&] {
+    begun.count_down();
+    posted.wait();
+  };
+  worker.Post(first, "b");
+  begun.wait();
   for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
     worker.Post([&, name] { done += name; }, name.substr(0, 1));
   }
-  begin.count_down();
+  posted.count_down();
   worker.Stop();
   EXPECT_EQ(done, "c1a1b1a2a3");
 }
