@@ -1,10 +1,14 @@
-"""Tests that custom losses are replayed."""
+"""Tests that custom losses are replayed, and let others have turns."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from daemon import processor_seconds
 from durable import Durable, image
 
 import weft
@@ -32,3 +36,43 @@ def test_a_custom_loss_is_replayed_from_the_log_alone(durable: Durable) -> None:
     before = image(durable, "a")
     durable.restart()
     assert image(durable, "a") == before
+
+
+def of_many_calls(logprobs: Any) -> tuple[Any, dict[str, Any]]:
+    for _ in range(500):
+        logprobs.cumsum(0)
+    return logprobs.sum(), {}
+
+
+def of_many_values(logprobs: Any) -> tuple[Any, dict[str, Any]]:
+    values = torch.full([1 << 20], 0.7, dtype=torch.float64, device=logprobs.device)
+    for _ in range(7):
+        values = torch.pow(values, 1.37)
+    return logprobs.sum(), {}
+
+
+@pytest.mark.parametrize("loss", [of_many_calls, of_many_values])
+def test_others_have_turns_during_a_step_of_a_costly_loss(
+    loss: Any, daemon_for: Any, unique: Any
+) -> None:
+    """The data have few tokens, so that without the loss one micro-batch takes all. The
+    processor time that weftd takes is compared, because the machine may be busy."""
+    datum, count = weft.Datum([3], [4]), 250
+    if loss is of_many_values:
+        datum, count = weft.Datum([3] * 32, np.full((32, 64), 4)), 16
+    traced = weft.trace_loss(loss, logprobs=datum.targets.ndim)
+    daemon = daemon_for("llama-tied")
+    waits = []
+    with daemon.client() as client, ThreadPoolExecutor(1) as pool:
+        adapter = client.create_adapter(unique("costly"), rank=1)
+        other = client.create_adapter(unique("other"), rank=1)
+        start = processor_seconds(daemon.pid)
+        data = [datum] * count
+        step = pool.submit(adapter.forward, data, "custom", custom_loss=traced)
+        while not step.done():
+            before = processor_seconds(daemon.pid)
+            other.sample([3], max_tokens=1)
+            waits.append(processor_seconds(daemon.pid) - before)
+        assert step.result().metrics["tokens:sum"] == count * datum.targets.size
+        took = processor_seconds(daemon.pid) - start
+    assert max(waits) < 0.6 * took, (waits, took)

@@ -59,6 +59,7 @@ import numpy as np
 import pytest
 from attacker import KINDS, ROOT, VOCAB, Target
 from conftest import fixtures
+from daemon import processor_seconds
 from texts import next_token, random_tokens
 from token_file import Tokens
 
@@ -222,11 +223,6 @@ class Dave:
             act.__name__: sum(w.done for w in self.workers if w.act is act) / taken
             for act in (train, sample)
         }
-
-
-def processor_seconds(pid: int) -> float:
-    values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)

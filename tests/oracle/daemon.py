@@ -37,6 +37,12 @@ STOP_SECONDS = 60.0
 LIVE: list[Daemon] = []
 
 
+def processor_seconds(pid: int) -> float:
+    """Returns the processor time that a process has taken."""
+    values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def wait_until(holds: Callable[[], object], otherwise: str = "") -> None:
     """Waits up to STOP_SECONDS. `otherwise` says what is wrong then."""
     limit = time.monotonic() + STOP_SECONDS

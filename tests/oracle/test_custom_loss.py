@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from daemon import processor_seconds
 from random_losses import random_loss
 
 import weft
@@ -245,10 +246,7 @@ class Runner:
         return int(status.split("VmHWM:")[1].split()[0]) << 10
 
     def seconds(self) -> float:
-        """Of processor time."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().split(") ")[1]
-        ticks = sum(map(int, fields.split()[11:13]))
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(self._process.pid)
 
     def close(self) -> None:
         assert self._process.stdin
