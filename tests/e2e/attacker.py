@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "edge"), str(ROOT / "client" / "python")]
+FOLDERS = ("tests/edge", "tests/oracle", "client/python")
+sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
 
 import frames  # noqa: E402
 import grpc  # noqa: E402

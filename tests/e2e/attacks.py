@@ -24,6 +24,7 @@ from frames import DATA, END_HEADERS, HEADERS, PREFACE, RESET, SETTINGS, block, 
 from payloads import OF_MUCH, PAYLOADS, custom_loss
 from raw import Raw, datum
 
+import weft
 from weft import methods
 from weft._proto import adapters_pb2 as adapters
 
@@ -138,6 +139,27 @@ def losses_that_make_much(a: Attacker) -> None:
         refuses_node = "loss.custom_loss.graph.nodes[" in outcome.message
         if outcome.code in ("OK", "INVALID_ARGUMENT") and not refuses_node:
             a.defects.append(f"a loss that makes much: {outcome.message}")
+
+
+@kind
+def random_losses(a: Attacker) -> None:
+    from random_losses import random_loss  # PyTorch takes seconds to begin.
+
+    for _ in range(3):
+        length = a.rng.choice((1, 6, 60))
+        drawn = random_loss(a.rng.randrange(1 << 30), length)
+        graph = weft.trace_loss(drawn, y=1, i=1).graph
+        inputs = {
+            "y": {"shape": [length], "floats_le": bytes([0, 0, 0, 63]) * length},
+            "i": {"shape": [length], "ints_le": bytes([1, *bytes(7)]) * length},
+        }
+        names = [{"name": name, "rank": 1} for name in ("logprobs", *inputs)]
+        data = [datum(a.tokens(length + 1), custom_inputs=inputs)]
+        loss = {"function": 8, "custom_loss": {"graph": graph, "inputs": names}}
+        count = a.rng.choice((1, 8, 64))
+        a.check(
+            a.raw.forward_backward(a.adapter, data * count, loss=loss, timeout=10.0)
+        )
 
 
 @kind

@@ -7,7 +7,7 @@ storm of less than five minutes the model has few layers, so that he gets enough
 What is checked:
 
 - weftd and the front for OpenAI's API have not restarted, and still serve.
-- Memory stays below 4 GiB, and is flat. The attackers slowly fill what they may have:
+- Memory stays below 3 GiB, and is flat. The attackers slowly fill what they may have:
   adapters, and pages of the key/value cache. Both have limits, and the server says how
   much they take. In a storm of five minutes or more, the peak of all other memory in
   the second half is less than 5 % of the limit above that of the first half. Where the
@@ -65,7 +65,7 @@ from token_file import Tokens
 
 import weft
 
-LIMIT = 4 << 30
+LIMIT = 3 << 30
 ATTACKERS = ("ann", "bert", "cleo")
 BATCH_TOKENS = 64
 SLOTS = 16
