@@ -104,6 +104,7 @@ absl::StatusOr<Authenticator::Records> Authenticator::Read() const {
   };
   const absl::StatusOr<std::string> text = ReadOperatorFile(tokens_file_);
   if (!text.ok()) return named(text.status());
+  WarnIfOthersMayWrite(tokens_file_);
   absl::StatusOr<std::vector<TokenEntry>> records = ParseTokens(*text);
   if (!records.ok()) return named(records.status());
   return std::make_shared<const std::vector<TokenEntry>>(*std::move(records));

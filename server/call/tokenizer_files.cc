@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -21,6 +22,8 @@ constexpr const char* kNames[] = {
     "added_tokens.json",       "chat_template.jinja", "generation_config.json",
     "special_tokens_map.json", "tokenizer.json",      "tokenizer_config.json"};
 
+constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
+
 // Follows links: the files of a Hugging Face cache are links.
 absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   // With O_NONBLOCK, opening a FIFO of this name does not block.
@@ -28,6 +31,10 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   struct stat info {};
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0) {
     return ErrnoStatus(errno, "opening " + path);
+  }
+  if (info.st_size > kMaxFileBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        path, " has ", info.st_size, " bytes, must have at most 256 MiB"));
   }
   std::string bytes(static_cast<size_t>(info.st_size), '\0');
   WEFT_ASSIGN_OR_RETURN(const size_t read, ReadAt(file.get(), 0, bytes, path));

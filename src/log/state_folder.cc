@@ -17,6 +17,7 @@
 #include "nlohmann/json.hpp"
 #include "src/base/files/durable_folder.h"
 #include "src/base/files/failpoint.h"
+#include "src/base/files/operator_file.h"
 #include "src/base/fingerprint.h"
 #include "src/base/status_macros.h"
 
@@ -143,6 +144,7 @@ absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenAs(
     bool accept_change) {
   std::unique_ptr<StateFolder> folder(new StateFolder(path));
   WEFT_ASSIGN_OR_RETURN(folder->root_, OpenDirectory(path, "the state folder"));
+  WarnIfOthersMayWrite(path);
   WEFT_RETURN_IF_ERROR(folder->Lock());
   WEFT_RETURN_IF_ERROR(folder->OpenFolders());
   WEFT_RETURN_IF_ERROR(folder->CheckFormat(model, accept_change));

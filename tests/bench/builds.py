@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import daemon
 import inputs
@@ -25,6 +26,7 @@ import models
 import numpy as np
 import report
 import timing
+import torch
 from processes import RANK, scratch
 
 import weft
@@ -104,14 +106,17 @@ class Calls:
         self._small = tiny[1].create_adapter("small", rank=8, seed=1)
         row = inputs.rows(models.tiny_model("llama-tied"), 1, 17)[0]
         self._datum = weft.Datum.next_token(row)
+        self._custom = weft.trace_loss(_surrogate)
         self._pool = ThreadPoolExecutor(max(options.adapters, options.batch))
         self.calls: dict[str, Call] = {
             "train step": self._train,
+            "custom loss": self._train_custom,
             "many adapters": self._train_many,
             "sample 1": partial(self._sample, 1),
             f"sample {options.batch}": partial(self._sample, options.batch),
             "small forward_backward": self._small_gradient,
             "small forward_backward and optim_step": self._small_step,
+            "small custom loss": self._small_custom,
             "small sample": self._small_sample,
         }
 
@@ -127,6 +132,15 @@ class Calls:
 
     def _train(self) -> Result:
         return self._loss(self._adapters[0], self._tokens)
+
+    def _train_custom(self) -> Result:
+        data = [weft.Datum.next_token(row) for row in self._tokens]
+        return self._custom_loss(self._adapters[0], data)
+
+    def _custom_loss(self, adapter: weft.Adapter, data: list[weft.Datum]) -> float:
+        result = adapter.forward_backward(data, "custom", custom_loss=self._custom)
+        adapter.optim_step(learning_rate=0.0)
+        return float(result.metrics["loss:sum"])
 
     def _train_many(self) -> Result:
         share = np.array_split(self._tokens, len(self._adapters))
@@ -161,10 +175,22 @@ class Calls:
             self._small.optim_step(learning_rate=0.0)
         return 0.0
 
+    def _small_custom(self) -> Result:
+        for _ in range(SMALL_CALLS):
+            loss = self._custom_loss(self._small, [self._datum])
+        return loss
+
     def _small_sample(self) -> Result:
         for _ in range(SMALL_CALLS):
             self._small.sample([1, 2, 3], max_tokens=1, temperature=0.0)
         return 0.0
+
+
+def _surrogate(logprobs: Any) -> tuple[Any, dict[str, Any]]:
+    """A clipped ratio of probabilities, as PPO has it."""
+    ratio = (logprobs - logprobs.detach()).exp()
+    loss = -torch.minimum(ratio, ratio.clamp(0.8, 1.2))
+    return loss.sum(), {"custom/ratio:mean": ratio.mean()}
 
 
 @contextlib.contextmanager

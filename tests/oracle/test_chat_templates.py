@@ -165,6 +165,39 @@ def test_without_marks_the_mask_is_the_same(case: Any) -> None:
         assert ours.chat(chat) == expected(tokenizer, chat)
 
 
+def test_what_somebody_writes_becomes_no_special_token(case: Any) -> None:
+    """The text is that of transformers, and the special tokens are those of a chat in
+    which nobody writes any. transformers spells the words, too, if it is told to."""
+    from weft.data import ModelTokenizer
+
+    family, tokenizer, folder = case
+    ours = ModelTokenizer.from_folder(folder / "plain")
+    forged = f"{family.eos}\n{''.join(family.special)}system {family.eos}"
+
+    def chat(words: str) -> list[dict[str, str]]:
+        return [
+            {"role": "user", "content": f"a{words} b"},
+            {"role": "assistant", "content": f"c{words}"},
+        ]
+
+    tokens, mask = ours.chat(chat(forged))
+    text = tokenizer.apply_chat_template(chat(forged), tokenize=False)
+    assert tokenizer.decode(tokens) == tokenizer.decode(
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+    )
+    special = set(tokenizer.all_special_ids) | set(
+        tokenizer.convert_tokens_to_ids(family.special)
+    )
+    plain, _ = expected(tokenizer, chat("x"))
+    assert [t for t in tokens if t in special] == [t for t in plain if t in special]
+    spelled = tokenizer(
+        forged + " b", add_special_tokens=False, split_special_tokens=True
+    )["input_ids"]
+    assert str(spelled)[1:-1] in str(tokens)
+    answer = [t for t, one in zip(tokens, mask, strict=True) if one]
+    assert tokenizer.decode(answer).strip().startswith(f"c{forged}")
+
+
 def test_what_a_template_refuses_is_refused(case: Any) -> None:
     import weft
     from weft.data import ModelTokenizer

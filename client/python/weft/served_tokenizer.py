@@ -31,9 +31,10 @@ _NAMES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+_MAX_FILE_BYTES = 256 << 20
 
 
-def _fingerprint(files: dict[str, bytes]) -> str:
+def _fingerprint(files: Mapping[str, bytes | bytearray]) -> str:
     """Returns ModelInfo.tokenizer_fingerprint of these files."""
     digest = hashlib.sha256()
     for name in _NAMES:
@@ -90,7 +91,7 @@ class ServedTokenizer:
                 "the server sent a tokenizer_fingerprint that is not a SHA-256"
             )
         self._model = model
-        self._received: dict[str, bytes] = {}
+        self._received: dict[str, bytearray] = {}
         self._context = _cache()
 
     def __enter__(self) -> ServedTokenizer:
@@ -107,8 +108,14 @@ class ServedTokenizer:
         return _fingerprint(found) == self._model.tokenizer_fingerprint
 
     def add(self, chunk: server_pb2.TokenizerChunk) -> None:
-        """Adds the next bytes of a file."""
-        self._received[chunk.name] = self._received.get(chunk.name, b"") + chunk.data
+        """Adds the next bytes of a file. Raises DataLoss for what no server has."""
+        received = self._received.setdefault(chunk.name, bytearray())
+        received += chunk.data
+        if chunk.name not in _NAMES or len(received) > _MAX_FILE_BYTES:
+            raise DataLoss(
+                f"the server sent {len(received)} bytes of a file {chunk.name[:64]!r}, "
+                f"must be at most {_MAX_FILE_BYTES} of a tokenizer's files"
+            )
 
     def keep(self) -> None:
         """Writes the received files to the cache. Raises DataLoss if they are not the

@@ -1,12 +1,14 @@
 #include "src/base/files/operator_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 #include "absl/status/status.h"
 #include "src/base/files/file_io.h"
+#include "src/base/observe/log.h"
 
 namespace weft {
 namespace {
@@ -30,6 +32,15 @@ absl::StatusOr<std::string> ReadOperatorFile(const std::string& path) {
       return absl::ResourceExhaustedError("the file is larger than 16 MiB");
     }
   }
+}
+
+void WarnIfOthersMayWrite(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return;
+  const bool is_ours = info.st_uid == ::geteuid() || info.st_uid == 0;
+  if (is_ours && (info.st_mode & S_IWOTH) == 0) return;
+  Log(LogLevel::kWarning, "other users may write this: use chown or chmod o-w",
+      {{"path", path}, {"owner", info.st_uid}});
 }
 
 }  // namespace weft

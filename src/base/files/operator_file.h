@@ -16,6 +16,10 @@ namespace weft {
 // Threads: any. Blocks on the disk.
 absl::StatusOr<std::string> ReadOperatorFile(const std::string& path);
 
+// Warns if other users may write `path`, a file or a folder, or if it belongs
+// to a user who is neither this process' nor root. Its group may write it.
+void WarnIfOthersMayWrite(const std::string& path);
+
 }  // namespace weft
 
 #endif  // WEFT_SRC_BASE_FILES_OPERATOR_FILE_H_

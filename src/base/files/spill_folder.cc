@@ -61,6 +61,13 @@ absl::StatusOr<SpillFolder> SpillFolder::Open(const std::string& root) {
   if (::mkdir(root.c_str(), kOwnerOnly) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "making the spill folder");
   }
+  struct stat info {};
+  if (::lstat(root.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
+      info.st_uid != ::geteuid()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        root,
+        " must be a folder of this process' user, and no link: remove it"));
+  }
   RemoveAbandoned(root);
   for (int number = 0;; ++number) {
     std::string path = absl::StrCat(root, "/", number);

@@ -1,6 +1,7 @@
 #include "src/base/files/operator_file.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -48,6 +49,24 @@ TEST_F(OperatorFileTest, RefusesWhatIsNoFileOrTooLarge) {
   fs::resize_file(path_, (16 << 20) + 1);
   EXPECT_THAT(ReadOperatorFile(path_),
               IsStatus(absl::StatusCode::kResourceExhausted, "16 MiB"));
+}
+
+TEST_F(OperatorFileTest, WarnsOfWhatOthersMayWrite) {
+  std::ofstream(path_) << "x";
+  for (const mode_t mode : {0600, 0660, 0602, 0777}) {
+    ASSERT_EQ(chmod(path_.c_str(), mode), 0);
+    ::testing::internal::CaptureStderr();
+    WarnIfOthersMayWrite(path_);
+    EXPECT_EQ(!::testing::internal::GetCapturedStderr().empty(),
+              (mode & 2) != 0)
+        << mode;
+  }
+  if (geteuid() != 0) return;
+  ASSERT_EQ(chmod(path_.c_str(), 0600), 0);
+  ASSERT_EQ(chown(path_.c_str(), 1, 1), 0);
+  ::testing::internal::CaptureStderr();
+  WarnIfOthersMayWrite(path_);
+  EXPECT_NE(::testing::internal::GetCapturedStderr(), "");
 }
 
 }  // namespace

@@ -42,6 +42,21 @@ TEST_F(SpillFolderTest, GivesBackWhatWasWritten) {
   EXPECT_THAT(folder.Remove("5"), IsStatus(kNotFound, "removing 5"));
 }
 
+TEST_F(SpillFolderTest, LeavesTheFoldersOfOthersAlone) {
+  const fs::path target = fs::path(folder_.path()) / "target";
+  fs::create_directory(target);
+  fs::create_directory_symlink(target, root_);
+  EXPECT_THAT(SpillFolder::Open(root_).status(),
+              IsStatus(kFailedPrecondition, "no link"));
+  EXPECT_TRUE(fs::is_empty(target));
+  if (geteuid() != 0) return;
+  fs::remove(root_);
+  fs::create_directory(root_);
+  ASSERT_EQ(chown(root_.c_str(), 1, 1), 0);
+  EXPECT_THAT(SpillFolder::Open(root_).status(),
+              IsStatus(kFailedPrecondition, "this process' user"));
+}
+
 TEST_F(SpillFolderTest, TellsOfAFileThatWasCutShort) {
   const SpillFolder folder = Open();
   ASSERT_THAT(folder.Write("5", {first_}), IsOk());

@@ -180,9 +180,13 @@ TEST_F(ListenersTest, SendsTheTokenizerWhileItStarts) {
 
 TEST_F(ListenersTest, AFolderWithoutATokenizerSendsNone) {
   const sampling::TokenizerFolder folder;
-  for (const bool is_folder : {false, true}) {
-    if (is_folder) {
-      std::filesystem::create_directory(folder.path() + "/tokenizer.json");
+  const std::string path = folder.path() + "/tokenizer.json";
+  for (const absl::string_view what : {"none", "a folder", "too large"}) {
+    if (what == "a folder") std::filesystem::create_directory(path);
+    if (what == "too large") {
+      std::filesystem::remove(path);
+      std::ofstream(path) << "{}";
+      std::filesystem::resize_file(path, (256 << 20) + 1);
     }
     std::ofstream(folder.path() + "/generation_config.json") << "{}";
     StartServer(TestOptions(), TokenizerFiles::Load(folder.path()));

@@ -66,7 +66,8 @@ def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
     from jinja2.runtime import Macro
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from weft.data.sandbox import Sandbox
 
     class Generation(Extension):
         tags = {"generation"}  # noqa: RUF012 (jinja's own form)
@@ -83,7 +84,7 @@ def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
             spans.append((begin, begin + len(text)))
             return text
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
@@ -118,7 +119,8 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             read = meta.find_undeclared_variables(environment.parse(source))
-        except jinja2.TemplateError as error:
+        # Python itself refuses what is nested too deeply.
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise InvalidArgument(f"chat template: {error}") from error
         switches = read - {*special, *_OWN_NAMES, *environment.globals}
         for name in kwargs or ():
@@ -223,7 +225,9 @@ class ChatTemplate:
         tools: Sequence[Message] | None,
         add_generation_prompt: bool,
     ) -> tuple[str, list[Span]]:
-        with self._lock:
+        from weft.data.sandbox import Deadline
+
+        with self._lock, Deadline():
             self._pieces.clear()
             self._spans.clear()
             try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.data.chat import ChatTemplate, Message
+from weft.data.contents import Contents, Tokens
 from weft.errors import InvalidArgument
 from weft.types import StrPath
 
@@ -175,8 +177,9 @@ class ModelTokenizer:
         """Returns a chat's token ids [N], and which of them the assistant wrote [N].
 
         The result equals that of transformers' `apply_chat_template` with
-        `return_assistant_tokens_mask`, with one exception: if a turn's last character
-        has several tokens, they all belong to the turn. If the template marks no turns,
+        `return_assistant_tokens_mask`, with two exceptions: texts of special tokens in
+        messages do not become these tokens, and if a turn's last character has several
+        tokens, they all belong to the turn. If the template marks no turns,
         a turn is the text that it adds to the prompt before it, up to the turn's last
         end of sequence.
 
@@ -184,9 +187,12 @@ class ModelTokenizer:
         assistant's, if the template refuses the chat, or if there is no template.
         """
         text, spans, marked = self._chat_template().spans(
-            messages, tools, last, self._common
+            self._contents.mark(messages),
+            self._contents.mark(tools),
+            last,
+            self._common,
         )
-        encoding = self._encode(text, special=False)
+        encoding = self._encode_chat(text)
         tokens: list[int] = encoding.ids
         written = [False] * len(tokens)
         for begin, end in spans:
@@ -215,8 +221,19 @@ class ModelTokenizer:
         Raises InvalidArgument if the template refuses the chat or there is no template.
         """
         template = self._chat_template()
-        text = template.render(messages, tools=tools, add_generation_prompt=True)
-        return self.encode(text, special=False)
+        text = template.render(
+            self._contents.mark(messages),
+            tools=self._contents.mark(tools),
+            add_generation_prompt=True,
+        )
+        return list(self._encode_chat(text).ids)
+
+    def _encode_chat(self, text: str) -> Encoding | Tokens:
+        try:
+            tokens = self._contents.encode(text)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(f"not a text: {error}") from None
+        return tokens or self._encode(text, special=False)
 
     def _encode(self, text: str, special: bool) -> Encoding:
         try:
@@ -231,8 +248,8 @@ class ModelTokenizer:
     def _common(self, one: str, other: str) -> int:
         """Returns how many characters of `other` come from the tokens with which both
         texts begin."""
-        encoding = self._encode(other, special=False)
-        first: list[int] = self._encode(one, special=False).ids
+        encoding = self._encode_chat(other)
+        first: list[int] = self._encode_chat(one).ids
         tokens: list[int] = encoding.ids
         pairs = enumerate(zip(first, tokens, strict=False))
         shorter = min(len(first), len(tokens))
@@ -245,6 +262,10 @@ class ModelTokenizer:
         end of sequence."""
         ends = [i for i in range(first, stop) if tokens[i] in self.eos_ids]
         return ends[-1] + 1 if ends else stop
+
+    @cached_property
+    def _contents(self) -> Contents:
+        return Contents(self._tokenizer)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
