@@ -63,6 +63,10 @@ if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
 ln -s "${conf}" "${work}/nginx.conf"
 ln -s "${dir}/tls" "${work}/tls"
 if ((mtls)); then ln -s "${HERE}/mtls.conf" "${work}/mtls.conf"; fi
+if grep -q . /proc/net/if_inet6 2>/dev/null; then
+  sed -nE 's/^ *listen ([0-9]+) (.*);.*/listen [::]:\1 \2 ipv6only=on;/p' \
+    "${conf}" >"${work}/ipv6.conf"
+fi
 
 nginx_here() { nginx -p "${work}" -c nginx.conf -e stderr "$@"; }
 contents() {
@@ -76,12 +80,40 @@ warn_of_expiry() {
     say warning "the certificate expires in less than ${NEAR_DAYS} days: ${until#notAfter=}"
   fi
 }
+public_keys() { # FILE
+  local one
+  while IFS= read -r -d '' one; do
+    openssl x509 -noout -pubkey <<<"${one}" 2>/dev/null | sha256sum
+  done < <(sed -e 's/-----END CERTIFICATE-----/&\x00/' "$1")
+}
+# Says what nginx would not: that the order is wrong, or a passphrase is needed.
+certificate_problem() {
+  local key own
+  if ! key="$(openssl pkey -in "${work}/tls/tls.key" -passin pass: -pubout 2>/dev/null)"; then
+    echo "tls.key is no private key that can be read without a passphrase"
+    return
+  fi
+  key="$(sha256sum <<<"${key}")"
+  own="$(public_keys "${work}/tls/tls.crt")"
+  if [[ "${own}" == *"${key}"* && "${own}" != "${key}"* ]]; then
+    echo "tls.crt must begin with the certificate of tls.key, and go on with its issuer's"
+  fi
+}
+warn_of_missing_issuer() {
+  local text
+  text="$(openssl x509 -noout -ext authorityInfoAccess -in "${work}/tls/tls.crt" 2>/dev/null || true)"
+  if [[ "${text}" == *"CA Issuers"* && "$(grep -c BEGIN "${work}/tls/tls.crt")" == 1 ]]; then
+    say warning "tls.crt has no certificate of its issuer behind its own, so clients may refuse it"
+  fi
+}
 reload() {
   local answer
-  if answer="$(nginx_here -t -q 2>&1)"; then
+  answer="$(certificate_problem)"
+  if [[ -z "${answer}" ]] && answer="$(nginx_here -t -q 2>&1)"; then
     kill -HUP "${nginx}"
     say info "reloaded, because files have changed"
     warn_of_expiry
+    warn_of_missing_issuer
   else
     say error "the changed files are bad, so the old ones stay: $(head -n 1 <<<"${answer//[\"\\]/}")"
   fi
@@ -90,6 +122,11 @@ reload() {
 # Each waiting call takes a descriptor.
 ulimit -n "$(ulimit -Hn)"
 used="$(contents)"
+problem="$(certificate_problem)"
+if [[ -n "${problem}" ]]; then
+  echo "edge: ${dir}/tls: ${problem}" >&2
+  exit 1
+fi
 nginx_here -t -q
 if ((mtls)) && ! grep -q '^ *ssl_verify_client on;' <<<"$(nginx_here -T -q 2>/dev/null)"; then
   echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
@@ -103,6 +140,7 @@ mkfifo "${work}/out" "${work}/err"
 "${HERE}/log.pl" <"${work}/err" >&4 3>&- 4>&- & loggers+=($!)
 exec >"${work}/out" 2>"${work}/err"
 warn_of_expiry
+warn_of_missing_issuer
 # Own sessions: Ctrl-C must reach this script alone, which ends both in order.
 # If this script is killed, both end, too.
 setsid setpriv --pdeathsig TERM nginx -p "${work}" -c nginx.conf -e stderr 3>&- 4>&- &
@@ -149,6 +187,8 @@ done
 status=0
 if ! alive "${nginx}"; then
   say error "nginx has ended"
+  # Its workers go on if it was killed.
+  kill -TERM -- "-${nginx}" 2>/dev/null || true
   stop
   status=1
 fi

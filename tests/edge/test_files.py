@@ -164,6 +164,90 @@ def test_a_certificate_near_its_end_is_logged(tmp_path: Path) -> None:
     assert "the certificate expires in less than 21 days" in done.stderr
 
 
+def certificate(folder: Path, name: str, *extensions: str) -> str:
+    """Makes a certificate of its own key, NAME.key, and returns its text."""
+    key, text = folder / f"{name}.key", folder / f"{name}.crt"
+    options = [word for one in extensions for word in ("-addext", one)]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "90", *options]
+        + ["-pkeyopt", "ec_paramgen_curve:P-256", "-subj", f"/CN={name}"]
+        + ["-keyout", str(key), "-out", str(text)],
+        check=True,
+        capture_output=True,
+    )
+    return text.read_text()
+
+
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Starts the edge beside a command, and waits until both have ended."""
+    words = [str(EDGE / "run.sh"), "--dir", str(folder), "--", *(command or ["true"])]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30)
+
+
+def test_certificates_that_no_client_would_take_are_named(tmp_path: Path) -> None:
+    edge_alone(tmp_path, "true").communicate(timeout=20)
+    tls = tmp_path / "tls"
+    own, issuer = certificate(tls, "tls"), certificate(tls, "issuer")
+    (tls / "tls.crt").write_text(issuer + own)
+    refused = started(tmp_path)
+    assert refused.returncode == 1
+    assert "must begin with the certificate of tls.key" in refused.stderr
+    assert started(tmp_path).returncode == 1
+    (tls / "tls.crt").write_text(own + issuer)
+    served = started(tmp_path)
+    assert (served.returncode, served.stderr.count("tls.crt")) == (0, 0), served.stderr
+    authority = "authorityInfoAccess=caIssuers;URI:http://127.0.0.1/issuer"
+    (tls / "tls.crt").write_text(certificate(tls, "tls", authority))
+    alone = started(tmp_path)
+    assert alone.returncode == 0
+    assert "has no certificate of its issuer behind its own" in alone.stderr
+    lock = ["openssl", "pkey", "-in", str(tls / "tls.key"), "-aes256"]
+    lock += ["-passout", "pass:secret", "-out", str(tls / "locked.key")]
+    subprocess.run(lock, check=True)
+    (tls / "locked.key").replace(tls / "tls.key")
+    locked = started(tmp_path)
+    assert locked.returncode == 1
+    assert "without a passphrase" in locked.stderr
+
+
+def test_the_edge_serves_both_families_of_addresses(tmp_path: Path) -> None:
+    """In a network of its own, because the shipped file listens on all addresses."""
+    alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("this process may make no network")
+    certificate(tmp_path, "x")
+    (tmp_path / "tls").mkdir()
+    for end in ("crt", "key"):
+        (tmp_path / f"x.{end}").rename(tmp_path / "tls" / f"tls.{end}")
+    ask = (
+        "for host in 127.0.0.1 [::1]; do"
+        " curl -sk --retry 50 --retry-connrefused --retry-delay 1 -o /dev/null"
+        " https://$host:8443/none; done"
+    )
+    words = [*alone, str(EDGE / "run.sh"), "--dir", str(tmp_path), "--", "sh", "-c"]
+    done = subprocess.run([*words, ask], capture_output=True, text=True, timeout=60)
+    for peer in ("127.0.0.1", "::1"):
+        line = next(a for a in done.stdout.splitlines() if f'"peer":"{peer}"' in a)
+        assert '"status":404' in line
+
+
+def test_the_workers_end_if_nginx_is_killed(tmp_path: Path) -> None:
+    process = edge_alone(tmp_path, "sleep", "60")
+    port = int((tmp_path / "port").read_text())
+    wait_until(lambda: accepts(port), lambda: "the edge does not serve", 20)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    (nginx,) = (
+        int(pid)
+        for pid in children.split()
+        if "nginx" in Path(f"/proc/{pid}/comm").read_text()
+    )
+    os.kill(nginx, signal.SIGKILL)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode != 0, output
+    with pytest.raises(ConnectionRefusedError):
+        accepts(port)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

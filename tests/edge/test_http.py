@@ -106,6 +106,18 @@ def test_a_front_gets_the_edges_headers_and_not_the_strangers(
     assert not {"forwarded", "x_real_ip"} & set(got)
 
 
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+def test_one_header_may_be_as_large_as_all(echo: Edge, version: str) -> None:
+    def status(size: int) -> str:
+        command = ["curl", "-s", version, "--cacert", str(echo.ca), f"{echo.url}/none"]
+        command += ["-H", f"cookie: {'x' * size}", "-o", "/dev/null"]
+        command += ["-w", "%{http_code}"]
+        return subprocess.run(command, capture_output=True, text=True).stdout
+
+    assert status(5800) == "404"
+    assert status(7300) in ("400", "000")
+
+
 def test_bodies_have_limits(web: httpx.Client) -> None:
     assert web.post("/v1/completions", content=bytes(9 << 20)).status_code == 413
     assert web.post("/v1/completions", content=bytes(1 << 20)).status_code == 200
