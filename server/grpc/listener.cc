@@ -165,6 +165,7 @@ absl::Status Listener::BindPath(const std::string& path) {
       chmod(path.c_str(), 0660) != 0 || listen(fd.get(), kBacklog) != 0) {
     return Refused(address_, std::generic_category().message(errno));
   }
+  if (lstat(path.c_str(), &found) == 0) inode_ = found.st_ino;
   path_ = path;
   sockets_.push_back(std::move(fd));
   return absl::OkStatus();
@@ -180,7 +181,13 @@ Listener::Listener(size_t max_connections, prometheus::Registry* registry)
                "reason", {"limit", "descriptors"}) {}
 
 Listener::~Listener() {
-  if (!path_.empty()) unlink(path_.c_str());
+  // Another process may have put its own socket there. While this one is open,
+  // no other file has its inode.
+  struct stat found = {};
+  if (!path_.empty() && lstat(path_.c_str(), &found) == 0 &&
+      found.st_ino == inode_) {
+    unlink(path_.c_str());
+  }
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
   (void)!write(stop_.get(), &one, sizeof(one));

@@ -72,6 +72,7 @@ class Listener {
   std::vector<UniqueFd> sockets_;
   std::string address_;
   std::string path_;  // The file of a Unix socket; empty without one.
+  ino_t inode_ = 0;   // Of path_.
   UniqueFd stop_;     // Becomes readable when the thread must end.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   // Open connections: maps a descriptor to its socket's inode. If gRPC has

@@ -161,17 +161,22 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
   const auto num_adapters = static_cast<int>(s_.adapters.size());
   WEFT_RETURN_IF_ERROR(CheckSettled(num_adapters, s_.options.max_adapters,
                                     s_.CountRecovering(nullptr)));
-  if (num_adapters >= s_.options.max_adapters) {
-    return WithReason(
-        absl::ResourceExhaustedError(absl::StrCat(
-            "all ", s_.options.max_adapters,
-            " adapter slots are in use (--max-adapters); delete one")),
-        {.name = "ALL_ADAPTER_SLOTS_IN_USE",
-         .values = {{"limit", absl::StrCat(s_.options.max_adapters)}}});
-  }
   const auto found = s_.tenants.find(tenant);
   const TenantAdapters held =
       found == s_.tenants.end() ? TenantAdapters() : found->second;
+  if (num_adapters >= s_.options.max_adapters) {
+    // Says what the tenant has, and not what the others have.
+    return WithReason(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "no adapter slot is left (--max-adapters)",
+            tenant.empty() ? ""
+                           : absl::StrCat("; tenant '", tenant, "' has ",
+                                          held.count, " of them"),
+            "; delete one")),
+        {.name = "ALL_ADAPTER_SLOTS_IN_USE",
+         .values = {{"adapters", absl::StrCat(held.count)},
+                    {"tenant", tenant}}});
+  }
   WEFT_RETURN_IF_ERROR(CheckSettled(held.count,
                                     s_.options.max_adapters_per_tenant,
                                     s_.CountRecovering(&tenant)));

@@ -195,6 +195,15 @@ TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
   EXPECT_EQ(code("tenant"), absl::StatusCode::kResourceExhausted);
 }
 
+TEST_F(RecoveryDeskTest, ARefusalTellsATenantOfItsOwnAdapters) {
+  for (const std::string id : {"a", "b", "c"}) Create(id);
+  EXPECT_EQ(adapters().CheckNew("new", "tenant").message(),
+            "no adapter slot is left (--max-adapters); tenant 'tenant' has 0 "
+            "of them; delete one");
+  EXPECT_EQ(adapters().CheckNew("new", "").message(),
+            "no adapter slot is left (--max-adapters); delete one");
+}
+
 TEST_F(RecoveryDeskTest, TheReplayGoesOnInADrainOfAClient) {
   Create("a");
   Replay(10);

@@ -70,6 +70,20 @@ TEST(ListenerTest, TakesThePlaceOfASocketThatAnEndedServerLeft) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+TEST(ListenerTest, LeavesTheSocketOfAnotherServer) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/socket";
+  {
+    const auto listener = Bind("unix:" + path);
+    ASSERT_TRUE(listener.ok());
+    std::filesystem::remove(path);
+    EXPECT_TRUE(Bind("unix:" + path).ok());  // It removes its own.
+    EXPECT_FALSE(std::filesystem::exists(path));
+    folder.Write("socket", "of another");
+  }
+  EXPECT_TRUE(std::filesystem::exists(path));
+}
+
 TEST(ListenerTest, APortThatIsTakenInOneFamilyIsRefusedForBoth) {
   const UniqueFd taken(socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (taken.get() < 0) GTEST_SKIP() << "this machine has no IPv6";
