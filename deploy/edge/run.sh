@@ -63,10 +63,14 @@ if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
 ln -s "${conf}" "${work}/nginx.conf"
 ln -s "${dir}/tls" "${work}/tls"
 if ((mtls)); then ln -s "${HERE}/mtls.conf" "${work}/mtls.conf"; fi
-if grep -q . /proc/net/if_inet6 2>/dev/null; then
-  sed -nE 's/^ *listen ([0-9]+) (.*);.*/listen [::]:\1 \2 ipv6only=on;/p' \
-    "${conf}" >"${work}/ipv6.conf"
-fi
+# nginx does not start with addresses that the machine lacks.
+listen_on_ipv6() {
+  if grep -q . /proc/net/if_inet6 2>/dev/null; then
+    sed -nE 's/^ *listen ([0-9]+) (.*);.*/listen [::]:\1 \2 ipv6only=on;/p' \
+      "${conf}" >"${work}/ipv6.conf"
+  fi
+}
+listen_on_ipv6
 
 nginx_here() { nginx -p "${work}" -c nginx.conf -e stderr "$@"; }
 contents() {
@@ -89,6 +93,7 @@ public_keys() { # FILE
 # Says what nginx would not: that the order is wrong, or a passphrase is needed.
 certificate_problem() {
   local key own
+  if grep -q '^ *ssl_password_file ' "${work}/nginx.conf"; then return; fi
   if ! key="$(openssl pkey -in "${work}/tls/tls.key" -passin pass: -pubout 2>/dev/null)"; then
     echo "tls.key is no private key that can be read without a passphrase"
     return
@@ -108,6 +113,7 @@ warn_of_missing_issuer() {
 }
 reload() {
   local answer
+  listen_on_ipv6
   answer="$(certificate_problem)"
   if [[ -z "${answer}" ]] && answer="$(nginx_here -t -q 2>&1)"; then
     kill -HUP "${nginx}"

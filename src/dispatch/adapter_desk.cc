@@ -167,12 +167,15 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
   if (num_adapters >= s_.options.max_adapters) {
     // Says what the tenant has, and not what the others have.
     return WithReason(
-        absl::ResourceExhaustedError(absl::StrCat(
-            "no adapter slot is left (--max-adapters)",
-            tenant.empty() ? ""
-                           : absl::StrCat("; tenant '", tenant, "' has ",
-                                          held.count, " of them"),
-            "; delete one")),
+        absl::ResourceExhaustedError(
+            tenant.empty()
+                ? absl::StrCat("all ", s_.options.max_adapters,
+                               " adapter slots are in use (--max-adapters); "
+                               "delete one")
+                : absl::StrCat("no adapter slot is left (--max-adapters); "
+                               "tenant '",
+                               tenant, "' has ", held.count,
+                               " of them; delete one")),
         {.name = "ALL_ADAPTER_SLOTS_IN_USE",
          .values = {{"adapters", absl::StrCat(held.count)},
                     {"tenant", tenant}}});

@@ -212,17 +212,31 @@ class Binding {
   size_t named_ = 0;  // and by name.
 };
 
-// Returns how many values the tensors of the stack have, also those of lists.
-int64_t ValuesOf(const Stack& stack) {
-  int64_t values = 0;
+// Returns the tensors of the stack, also those of lists.
+std::vector<at::Tensor> TensorsOf(const Stack& stack) {
+  std::vector<at::Tensor> tensors;
   for (const IValue& value : stack) {
-    if (value.isTensor()) values += CostOf(value.toTensor().sizes());
+    if (value.isTensor()) tensors.push_back(value.toTensor());
     if (!value.isTensorList()) continue;
     for (const at::Tensor& each : value.toTensorVector()) {
-      values += CostOf(each.sizes());
+      tensors.push_back(each);
     }
   }
-  return values;
+  return tensors;
+}
+
+// Returns the price of each value of a call.
+int64_t PriceOf(const LossOperation& operation,
+                const c10::FunctionSchema& schema, const Stack& stack) {
+  constexpr int64_t kSlowPrice = 128;
+  // A quotient that is rounded takes a remainder.
+  bool is_slow = operation.cost == OperationCost::kSlow ||
+                 schema.overload_name() == "Tensor_mode";
+  if (operation.name == "pow") {
+    is_slow =
+        std::ranges::none_of(TensorsOf(stack), &at::Tensor::is_floating_point);
+  }
+  return is_slow ? kSlowPrice : 1;
 }
 
 // Refuses the one quotient of integers that does not fit, because the processor
@@ -272,6 +286,8 @@ std::string NameOfDtype(at::ScalarType dtype) {
   TORCH_CHECK(false, "has a dtype that is not offered");
 }
 
+constexpr double kManyValues = 1e15;  // More than any limit.
+
 bool IsNumber(const IValue& value) {
   return value.isInt() || value.isDouble() || value.isBool();
 }
@@ -281,8 +297,22 @@ int64_t CostOf(at::IntArrayRef sizes) {
   for (const int64_t size : sizes) {
     cost *= static_cast<double>(std::max<int64_t>(size, 1));
   }
-  constexpr double kMany = 1e15;
-  return static_cast<int64_t>(std::min(cost, kMany));
+  return static_cast<int64_t>(std::min(cost, kManyValues));
+}
+
+int64_t CostOf(const std::vector<at::Tensor>& tensors) {
+  double sum = 0;
+  std::vector<int64_t> shape;  // To which the tensors are broadcast; reversed.
+  for (const at::Tensor& tensor : tensors) {
+    sum += static_cast<double>(CostOf(tensor.sizes()));
+    const auto dims = static_cast<size_t>(tensor.dim());
+    if (shape.size() < dims) shape.resize(dims, 1);
+    for (size_t i = 0; i < dims; ++i) {
+      shape[i] = std::max(shape[i], tensor.sizes()[dims - 1 - i]);
+    }
+  }
+  return std::max(CostOf(shape),
+                  static_cast<int64_t>(std::min(sum, kManyValues)));
 }
 
 IValue CallAten(const LossOperation& operation, CallArguments arguments,
@@ -301,10 +331,8 @@ IValue CallAten(const LossOperation& operation, CallArguments arguments,
   for (const c10::OperatorHandle& overload : OverloadsOf(operation)) {
     std::optional<Stack> stack = Binding(arguments).Bind(overload.schema());
     if (!stack) continue;
-    // A quotient that is rounded takes a remainder.
-    const bool slow = operation.cost == OperationCost::kSlow ||
-                      overload.schema().overload_name() == "Tensor_mode";
-    charge(ValuesOf(*stack) * (slow ? 16 : 1));
+    charge(CostOf(TensorsOf(*stack)) *
+           PriceOf(operation, overload.schema(), *stack));
     CheckQuotients(operation, *stack);
     overload.callBoxed(*stack);
     if (stack->size() == 1) return stack->front();

@@ -44,6 +44,9 @@ bool IsNumber(const c10::IValue& value);
 // counts as one entry, because an operation may reduce it and make values of
 // all the others. A huge number if the product would overflow.
 int64_t CostOf(at::IntArrayRef sizes);
+// Returns the values of the tensors, or those of the shape to which they are
+// broadcast if these are more.
+int64_t CostOf(const std::vector<at::Tensor>& tensors);
 
 }  // namespace weft::loss
 

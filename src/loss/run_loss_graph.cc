@@ -106,10 +106,10 @@ class GraphRun {
  private:
   void Charge(int64_t values) {
     if (!limits_) return;
-    values_used_ += values;
-    TORCH_CHECK(values_used_ <= limits_->values,
+    TORCH_CHECK(values <= limits_->values - values_used_,
                 "makes the graph compute more than ", limits_->values,
                 " values for this datum, the limit for its targets");
+    values_used_ += values;
   }
 
   static void Check(const IValue& value) {
@@ -156,7 +156,8 @@ class GraphRun {
     }
     const bool of_numbers = !call.args.empty() && call.kwargs.empty() &&
                             std::ranges::all_of(call.args, IsNumber) &&
-                            operation.cost == OperationCost::kPlain;
+                            (operation.cost == OperationCost::kPlain ||
+                             operation.cost == OperationCost::kSlow);
     if (node.call.of_math || of_numbers) {
       return CallNumbers(node.call, std::move(call));
     }
@@ -296,9 +297,11 @@ class GraphRun {
                                 tensor.dim() + kMaxGraphDims,
                 "has ", indices.size(), " indices for ", tensor.dim(),
                 " dimensions, must have at most ", kMaxGraphDims, " more");
+    std::vector<at::Tensor> tensors;
     for (const at::indexing::TensorIndex& index : indices) {
-      if (index.is_tensor()) Charge(CostOf(index.tensor().sizes()));
+      if (index.is_tensor()) tensors.push_back(index.tensor());
     }
+    Charge(CostOf(tensors));
     at::Tensor result = at::indexing::get_item(tensor, indices);
     Charge(CostOf(result.sizes()));
     return result;
@@ -405,9 +408,9 @@ absl::Status RunAndDifferentiate(const LossGraph& graph,
                                  absl::Span<float> gradients,
                                  MetricSums* metrics) {
   const auto size = static_cast<int64_t>(logprobs.size());
-  GraphRun run(graph, limits);
   std::vector<at::Tensor> inputs = InputsOf(custom, datum, logprobs);
   inputs.front().set_requires_grad(backward);
+  GraphRun run(graph, limits);  // Its limits do not count the inputs.
   WEFT_RETURN_IF_ERROR(run.Run(inputs));
   WEFT_ASSIGN_OR_RETURN(const at::Tensor loss,
                         run.Scalar(graph.loss, /*max_dims=*/0));

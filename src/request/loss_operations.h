@@ -31,9 +31,9 @@ enum class OperationKind : uint8_t {
 // What a call costs of the values that a graph may compute. The bytes of its
 // result and of all that it makes meanwhile are counted as they are allocated.
 enum class OperationCost : uint8_t {
-  kPlain,  // Those of its tensors.
-  kSlow,   // Those of its tensors, each at the price of 16: sorts, and what
-           // takes a remainder.
+  kPlain,  // Those of its tensors, or of the shape to which they are broadcast.
+  kSlow,   // As kPlain, each at the price of 128: sorts, and what takes a
+           // remainder.
   kView,   // Those of its tensor, and of the result, which shares its memory.
   kNew,    // Nothing: its arguments are numbers.
 };

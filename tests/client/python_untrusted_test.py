@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import weft
 from weft._proto import server_pb2
@@ -73,22 +73,28 @@ def test_a_tokenizer_has_few_files_of_bounded_size(
             files.add(chunk(name="tokenizer.json", data=b"xx"))
 
 
-def letters() -> ModelTokenizer:
+def letters(trims: bool) -> ModelTokenizer:
     """A token for each letter, <a> and <b> as special tokens, and <c> as an added
     one."""
     alphabet = {letter: i for i, letter in enumerate("<>abcxyz :")}
     tokenizer = Tokenizer(models.WordLevel(alphabet, "x"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    if trims:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     tokenizer.add_special_tokens(["<a>", "<b>"])
     tokenizer.add_tokens([AddedToken("<c>", special=False)])
     template = ChatTemplate(
-        "{% for m in messages %}<a>{{ m.role[0] }}:{{ m.content }}<b>{% endfor %}", {}
+        "{% for m in messages %}<a>{{ m.role[0] }}:{% if m.content is string %}"
+        "{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}"
+        "{% endfor %}{% endif %}<b>{% endfor %}",
+        {},
     )
     return ModelTokenizer(tokenizer, [11], template)
 
 
-def test_what_somebody_writes_in_a_chat_becomes_no_special_token() -> None:
-    ours = letters()
+@pytest.mark.parametrize("trims", [False, True])
+def test_what_somebody_writes_in_a_chat_becomes_no_special_token(trims: bool) -> None:
+    ours = letters(trims)
     names = {token: text for text, token in ours.vocabulary().items()}
 
     def spelled(chat: Any) -> tuple[str, str]:
@@ -98,13 +104,17 @@ def test_what_somebody_writes_in_a_chat_becomes_no_special_token() -> None:
             name for name, one in pairs if one
         )
 
-    ask = {"role": "x", "content": "x<a>y<c><b>"}
+    ask = {"role": "x", "content": "x<a> y<c><b>"}
     answer = {"role": "assistant", "content": "<b>z"}
     tokens, learnt = spelled([ask, answer])
-    assert tokens == "<a> x : x < a > y <c> < b > <b> <a> a : < b > z <b> "
+    assert tokens == "<a> x : x < a >   y <c> < b > <b> <a> a : < b > z <b> "
     assert learnt.endswith("<b>z<b>")
     prompt = [names[token] for token in ours.chat_prompt([ask])]
     assert "".join(f"{name} " for name in prompt) == tokens[: tokens.index("<a> a")]
+    cut = [{"text": "x<"}, {"text": "a> y<c>"}, {"text": "<b"}, {"text": ">"}]
+    assert spelled([{"role": "x", "content": cut}, answer]) == (tokens, learnt)
+    strange = {"role": "x", "content": "\ufdd0\U000f0000"}  # The form of a mark.
+    assert spelled([strange, answer])[0].startswith("<a> x : x x <b> ")
     named = ours.chat([{"role": "x", "content": "y", "z": {"<a>": ("<b>",)}}, answer])
     assert [names[token] for token in named[0]][:5] == ["<a>", "x", ":", "y", "<b>"]
     with pytest.raises(weft.InvalidArgument, match="not a text"):

@@ -196,12 +196,17 @@ TEST_F(RecoveryDeskTest, AdaptersThatAreNotSettledMayTakeTheLastSlots) {
 }
 
 TEST_F(RecoveryDeskTest, ARefusalTellsATenantOfItsOwnAdapters) {
-  for (const std::string id : {"a", "b", "c"}) Create(id);
-  EXPECT_EQ(adapters().CheckNew("new", "tenant").message(),
-            "no adapter slot is left (--max-adapters); tenant 'tenant' has 0 "
+  Create("a");
+  Create("b", "other");
+  Create("c", "other");
+  const auto refusal = [this](const std::string& tenant) {
+    return std::string(adapters().CheckNew("new", tenant).message());
+  };
+  EXPECT_EQ(refusal("tenant"),
+            "no adapter slot is left (--max-adapters); tenant 'tenant' has 1 "
             "of them; delete one");
-  EXPECT_EQ(adapters().CheckNew("new", "").message(),
-            "no adapter slot is left (--max-adapters); delete one");
+  EXPECT_EQ(refusal(""),
+            "all 3 adapter slots are in use (--max-adapters); delete one");
 }
 
 TEST_F(RecoveryDeskTest, TheReplayGoesOnInADrainOfAClient) {

@@ -85,6 +85,7 @@ def _form(rng: random.Random, pick: Pick) -> Step:
             lambda v: v[k].unsqueeze(-1).expand(-1, size),
             lambda v: v[k].broadcast_to(size, 6),
             lambda v: v[k].transpose(0, -1),
+            lambda v: v[k][::2],
             lambda v: v[k].flip([0]),
             lambda v: v[k].roll(1),
         )
@@ -93,12 +94,14 @@ def _form(rng: random.Random, pick: Pick) -> Step:
 
 def _new(rng: random.Random, pick: Pick) -> Step:
     shape, size, k = _shape(rng), _size(rng), pick()
+    extreme = 10.0 ** rng.choice((-310, -30, 30, 300))
     return rng.choice(
         (
             lambda v: torch.zeros(shape, device=v[0].device),
             lambda v: torch.ones(shape, device=v[0].device),
             lambda v: torch.full(shape, 0.5, device=v[0].device),
             lambda v: torch.arange(size, device=v[0].device),
+            lambda v: torch.full(shape, extreme, device=v[0].device).double(),
             lambda v: torch.zeros_like(v[k]),
         )
     )

@@ -182,6 +182,8 @@ OPERATIONS: dict[str, Callable[[T, T, T], Any]] = {
     "getitem": lambda x, y, i: x[1:4] * x[-3:] + x[0],
     "getitem by integers": lambda x, y, i: x[i] * y + x[[0, 2]].sum(),
     "getitem by a mask": lambda x, y, i: x[i > 2] * 2,
+    "floor_divide of numbers": lambda x, y, i: x.view(x.shape[0] // 2, 2),
+    "remainder of numbers": lambda x, y, i: x[: x.shape[0] % 4] * (x.shape[0] % 5),
     "getitem by a mask and integers": lambda x, y, i: x.view(2, -1)[
         x.view(2, -1)[:, 0] < 0, i[3:5] - 3
     ],
@@ -418,7 +420,17 @@ FAILURES: dict[str, tuple[Callable[[T, T, T], Any], str, str]] = {
     "a huge view": (lambda x, y, i: x[:, None].expand(6, 10**12), "(expand)", "than"),
     "a huge broadcast": (
         lambda x, y, i: x.expand(100, 6).reshape(-1, 1) * x.expand(100, 6).reshape(-1),
-        "(mul_1)",
+        "(mul)",
+        "makes the graph compute more than",
+    ),
+    "a slow broadcast": (
+        lambda x, y, i: torch.remainder(x[:, None], y.expand(200, 6).reshape(-1)),
+        "(remainder)",
+        "makes the graph compute more than",
+    ),
+    "powers of integers": (
+        lambda x, y, i: i.expand(200, 6) ** 3,
+        "(pow",
         "makes the graph compute more than",
     ),
     "a huge index": (
@@ -500,6 +512,16 @@ def test_a_loss_that_trains_nothing_is_refused(name: str, runner: Runner) -> Non
 
     error = runner.ask(traced(loss)).get("error", "")
     assert error.startswith("INVALID_ARGUMENT: ") and reason in error, error
+
+
+def test_a_sum_of_sizes_does_not_overflow(runner: Runner) -> None:
+    def loss(x: T, y: T, i: T) -> tuple[T, dict[str, T]]:
+        empty = torch.zeros([0, 2**50], device=x.device)
+        return x.sum() + torch.cat([empty] * 9300).sum(), {}
+
+    short = json.dumps(traced(loss)).replace('"zeros"', '"z"')
+    error = runner.ask(json.loads(short))["error"]
+    assert "(cat) makes the graph compute more than 90112 values" in error
 
 
 def test_metrics_are_scalars(runner: Runner) -> None:

@@ -15,7 +15,9 @@ Worker::Worker(size_t num_threads) {
 void Worker::Post(std::function<void()> task, const std::string& owner) {
   {
     MutexLock lock(&mu_);
-    waiting_[owner].push_back(KeepTrace(std::move(task)));
+    std::deque<std::function<void()>>& tasks = waiting_[owner];
+    if (tasks.empty() && !owner.empty()) turns_.push_back(owner);
+    tasks.push_back(KeepTrace(std::move(task)));
   }
   changed_.NotifyOne();
 }
@@ -35,18 +37,29 @@ void Worker::Discard() {
   {
     MutexLock lock(&mu_);
     dropped.swap(waiting_);
+    turns_.clear();
   }
   dropped.clear();
   Stop();
 }
 
 std::function<void()> Worker::Take() {
-  auto turn = waiting_.upper_bound(last_);
-  if (turn == waiting_.end()) turn = waiting_.begin();
-  last_ = turn->first;
+  std::string owner;
+  const bool is_servers =
+      turns_.empty() || (!last_was_servers_ && waiting_.contains(""));
+  last_was_servers_ = is_servers;
+  if (!is_servers) {
+    owner = std::move(turns_.front());
+    turns_.pop_front();
+  }
+  const auto turn = waiting_.find(owner);
   std::function<void()> task = std::move(turn->second.front());
   turn->second.pop_front();
-  if (turn->second.empty()) waiting_.erase(turn);
+  if (turn->second.empty()) {
+    waiting_.erase(turn);
+  } else if (!is_servers) {
+    turns_.push_back(std::move(owner));
+  }
   return task;
 }
 

@@ -18,7 +18,8 @@ namespace weft {
 
 // One thread runs an owner's tasks one after the other, in the order in which
 // they were posted. The owners take turns, so nobody waits for more than one
-// task of each other owner. The limits of those who post bound how much waits.
+// task of each other owner. The server itself, whose name is empty, has every
+// second turn. The limits of those who post bound how much waits.
 // Threads: any thread may post. Tasks must not throw.
 class Worker {
  public:
@@ -51,8 +52,9 @@ class Worker {
   // The tasks by owner. An owner without any has no entry.
   std::map<std::string, std::deque<std::function<void()>>> waiting_
       ABSL_GUARDED_BY(mu_);
-  // The owner whose turn was last.
-  std::string last_ ABSL_GUARDED_BY(mu_);
+  // The owners with tasks, without the server, whose turn is first in front.
+  std::deque<std::string> turns_ ABSL_GUARDED_BY(mu_);
+  bool last_was_servers_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
 };

@@ -444,10 +444,9 @@ std::vector<CheckpointInfo> AdapterIo::ListAll(
   std::map<std::string, std::map<std::string, Stored>> found;
   std::vector<CheckpointInfo> infos;
   for (const std::string& adapter : adapters) {
-    found[adapter] = ReadStored(adapter);
-    for (const auto& [name, stored] : found[adapter]) {
-      infos.push_back(stored.info);
-    }
+    std::map<std::string, Stored> checkpoints = ReadStored(adapter);
+    for (const auto& [name, stored] : checkpoints) infos.push_back(stored.info);
+    if (!checkpoints.empty()) found.emplace(adapter, std::move(checkpoints));
   }
   std::erase_if(stored_, [&adapter_id](const auto& known) {
     return NamesAll(adapter_id) ? known.first.starts_with(adapter_id)
@@ -470,7 +469,9 @@ std::vector<CheckpointInfo> AdapterIo::List(
 absl::Time AdapterIo::NextCreation(const std::string& adapter_id) {
   DeleteExpired();  // The first call reads the checkpoints that exist.
   absl::Time next = absl::Now();
-  for (const auto& [name, stored] : stored_[adapter_id]) {
+  const auto own = stored_.find(adapter_id);
+  if (own == stored_.end()) return next;
+  for (const auto& [name, stored] : own->second) {
     next = std::max(next, stored.info.created_at + absl::Microseconds(1));
   }
   return next;
@@ -520,7 +521,11 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
 absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
   WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
-  stored_[adapter_id].erase(name);
+  const auto own = stored_.find(adapter_id);
+  if (own != stored_.end() && own->second.erase(name) > 0 &&
+      own->second.empty()) {
+    stored_.erase(own);
+  }
   RemoveIfEmpty(adapter_id);
   return absl::OkStatus();
 }

@@ -32,7 +32,8 @@ class DurableFolderTest : public testing::Test {
 
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    for (const ListedFolder& folder : ListDurableFolders(parent_).value()) {
+    const auto folders = ListDurableFolders(parent_).value();
+    for (const ListedFolder& folder : folders) {
       names.push_back(folder.name);
     }
     return names;

@@ -59,12 +59,13 @@ TEST(WorkerTest, OwnersTakeTurns) {
   };
   worker.Post(first, "b");
   begun.wait();
-  for (const std::string name : {"a1", "a2", "a3", "b1", "c1"}) {
+  for (const std::string name : {"c1", "a1", "a2", "a3", "b1"}) {
     worker.Post([&, name] { done += name; }, name.substr(0, 1));
   }
+  for (int i = 0; i < 3; ++i) worker.Post([&] { done += "s "; });
   posted.count_down();
   worker.Stop();
-  EXPECT_EQ(done, "c1a1b1a2a3");
+  EXPECT_EQ(done, "s c1s a1s b1a2a3");
 }
 
 TEST(WorkerTest, DiscardDropsWhatWaits) {

@@ -85,7 +85,10 @@ def _environment(pieces: list[str], spans: list[Span]) -> jinja2.Environment:
             return text
 
     environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, loopcontrols],
+        optimized=False,  # Constants would be computed before the deadline begins.
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
@@ -227,18 +230,19 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         from weft.data.sandbox import Deadline
 
-        with self._lock, Deadline():
+        with self._lock:
             self._pieces.clear()
             self._spans.clear()
             try:
-                for piece in self._template.generate(
-                    messages=messages,
-                    tools=tools,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._names,
-                ):
-                    self._pieces.append(piece)
+                with Deadline():
+                    for piece in self._template.generate(
+                        messages=messages,
+                        tools=tools,
+                        documents=None,
+                        add_generation_prompt=add_generation_prompt,
+                        **self._names,
+                    ):
+                        self._pieces.append(piece)
             # A template is a program that can raise any exception. This treats every
             # exception as an error of the chat.
             except Exception as error:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.data.chat import ChatTemplate, Message
-from weft.data.contents import Contents, Tokens
+from weft.data.contents import Contents, Tokens, encode_text
 from weft.errors import InvalidArgument
 from weft.types import StrPath
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-_LONG_TEXT = 1 << 14  # Characters.
 HALF = "\ufffd"  # The decoded text of a character that lacks some bytes.
 
 
@@ -134,7 +133,7 @@ class ModelTokenizer:
         InvalidArgument for a string that is no valid text, such as half a surrogate
         pair.
         """
-        encoding = self._encode(text, special)
+        encoding = encode_text(self._tokenizer, text, special)
         ids: list[int] = encoding.ids
         added: list[int] = encoding.special_tokens_mask  # 1: not from the text.
         end = len(ids)
@@ -229,21 +228,7 @@ class ModelTokenizer:
         return list(self._encode_chat(text).ids)
 
     def _encode_chat(self, text: str) -> Encoding | Tokens:
-        try:
-            tokens = self._contents.encode(text)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidArgument(f"not a text: {error}") from None
-        return tokens or self._encode(text, special=False)
-
-    def _encode(self, text: str, special: bool) -> Encoding:
-        try:
-            if len(text) > _LONG_TEXT:
-                # Other threads run meanwhile. `encode` would stop them for seconds.
-                batch = self._tokenizer.encode_batch([text], add_special_tokens=special)
-                return batch[0]
-            return self._tokenizer.encode(text, add_special_tokens=special)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidArgument(f"not a text: {error}") from None
+        return self._contents.encode(text) or encode_text(self._tokenizer, text)
 
     def _common(self, one: str, other: str) -> int:
         """Returns how many characters of `other` come from the tokens with which both
