@@ -25,9 +25,9 @@ struct CallArguments {
 // Calls the first overload of `operation` that takes the arguments, as Python's
 // binding of PyTorch would: a number stands for a tensor, one integer for a
 // list, and integers that end the arguments for a list. Before the call,
-// `charge` gets how many values the call costs (OperationCost). Returns the result, as
-// a tuple if there are several. Throws c10::Error if no overload takes the
-// arguments, or the call fails; what `charge` throws.
+// `charge` gets how many values the call costs (OperationCost). Returns the
+// result, as a tuple if there are several. Throws c10::Error if no overload
+// takes the arguments, or the call fails; what `charge` throws.
 // Threads: any. REQUIRES: the operation's kind is kAten or kConvert.
 c10::IValue CallAten(const LossOperation& operation, CallArguments arguments,
                      const std::function<void(int64_t)>& charge);
