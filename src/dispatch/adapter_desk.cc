@@ -165,10 +165,11 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
   const TenantAdapters held =
       found == s_.tenants.end() ? TenantAdapters() : found->second;
   if (num_adapters >= s_.options.max_adapters) {
-    // Says what the tenant has, and not what the others have.
+    // Says what the tenant has, and not what the others have. Without tokens
+    // each adapter is a tenant.
     return WithReason(
         absl::ResourceExhaustedError(
-            tenant.empty()
+            tenant == id
                 ? absl::StrCat("all ", s_.options.max_adapters,
                                " adapter slots are in use (--max-adapters); "
                                "delete one")

@@ -205,7 +205,7 @@ TEST_F(RecoveryDeskTest, ARefusalTellsATenantOfItsOwnAdapters) {
   EXPECT_EQ(refusal("tenant"),
             "no adapter slot is left (--max-adapters); tenant 'tenant' has 1 "
             "of them; delete one");
-  EXPECT_EQ(refusal(""),
+  EXPECT_EQ(refusal("new"),
             "all 3 adapter slots are in use (--max-adapters); delete one");
 }
 
