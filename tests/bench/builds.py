@@ -106,6 +106,7 @@ class Calls:
         self._small = tiny[1].create_adapter("small", rank=8, seed=1)
         row = inputs.rows(models.tiny_model("llama-tied"), 1, 17)[0]
         self._datum = weft.Datum.next_token(row)
+        self._unweighted = weft.Datum(row[:-1], row[1:])
         self._custom = weft.trace_loss(_surrogate)
         self._pool = ThreadPoolExecutor(max(options.adapters, options.batch))
         self.calls: dict[str, Call] = {
@@ -134,7 +135,7 @@ class Calls:
         return self._loss(self._adapters[0], self._tokens)
 
     def _train_custom(self) -> Result:
-        data = [weft.Datum.next_token(row) for row in self._tokens]
+        data = [weft.Datum(row[:-1], row[1:]) for row in self._tokens]
         return self._custom_loss(self._adapters[0], data)
 
     def _custom_loss(self, adapter: weft.Adapter, data: list[weft.Datum]) -> float:
@@ -177,7 +178,7 @@ class Calls:
 
     def _small_custom(self) -> Result:
         for _ in range(SMALL_CALLS):
-            loss = self._custom_loss(self._small, [self._datum])
+            loss = self._custom_loss(self._small, [self._unweighted])
         return loss
 
     def _small_sample(self) -> Result:
