@@ -209,11 +209,12 @@ absl::StatusOr<UniqueFd> OpenFolder(const std::string& parent,
   absl::StatusOr<UniqueFd> dir = parent_fd.ok()
                                      ? OpenDirectoryAt(parent_fd->get(), name)
                                      : parent_fd.status();
+  if (dir.ok()) return dir;
   std::error_code ignored;
-  const bool is_link = std::filesystem::is_symlink(parent, ignored) ||
-                       std::filesystem::is_symlink(
-                           std::filesystem::path(parent) / name, ignored);
-  if (absl::IsNotFound(dir.status()) || (!dir.ok() && is_link)) {
+  if (absl::IsNotFound(dir.status()) ||
+      std::filesystem::is_symlink(parent, ignored) ||
+      std::filesystem::is_symlink(std::filesystem::path(parent) / name,
+                                  ignored)) {
     return absl::NotFoundError(absl::StrCat("\"", name, "\" does not exist"));
   }
   return dir;

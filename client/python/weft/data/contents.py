@@ -61,7 +61,7 @@ class Contents:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder().values()
-        texts = sorted((t.content for t in added if t.special), key=len, reverse=True)
+        texts = [token.content for token in added if token.special]
         # A text may also be cut into parts of a message, which the template joins: the
         # first character of a part's end that begins a special token is marked, too.
         starts = {text[0] for text in texts}
