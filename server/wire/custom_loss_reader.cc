@@ -94,6 +94,7 @@ absl::Status ReadCustomLoss(const v1::LossConfig& in, int num_data,
   }
   WEFT_ASSIGN_OR_RETURN(const LossGraph graph, ReadLossGraph(out->custom));
   const int64_t work = graph.num_calls();
+  out->custom.num_calls = work;
   if (work * num_data <= kMaxNodeRuns) return absl::OkStatus();
   return BadField("data", "has ", num_data, " sequences, must be at most ",
                   kMaxNodeRuns / work, " for the ", work,

@@ -30,6 +30,13 @@ constexpr int64_t kValuesOfMicroBatch = int64_t{32} << 20;
 // A step that ran when this many processes ended does not run again.
 constexpr uint64_t kMaxEnds = 2;
 
+// Returns LossGraph::num_calls. The graph of a step from the log is read for it.
+int64_t CallsOf(const CustomLoss& loss) {
+  if (loss.num_calls > 0) return loss.num_calls;
+  const absl::StatusOr<LossGraph> graph = ReadLossGraph(loss);
+  return graph.ok() ? graph->num_calls() : 0;
+}
+
 // Returns a function of a datum's number of targets: how many tokens of a
 // micro-batch its custom loss takes.
 std::function<int64_t(int64_t)> TokensOfLoss(const TrainRequest& request,
@@ -37,8 +44,7 @@ std::function<int64_t(int64_t)> TokensOfLoss(const TrainRequest& request,
   if (request.loss.function != LossFunction::kCustom) {
     return [](int64_t /*num_targets*/) { return 0; };
   }
-  const absl::StatusOr<LossGraph> graph = ReadLossGraph(request.loss.custom);
-  const int64_t calls = graph.ok() ? graph->num_calls() : 0;
+  const int64_t calls = CallsOf(request.loss.custom);
   const size_t num_data = request.data.size();
   return [calls, num_data, max_batch_tokens](int64_t num_targets) {
     const int64_t values = GraphLimitsOf(num_targets, num_data).values;

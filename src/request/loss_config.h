@@ -36,6 +36,9 @@ struct CustomLoss {
   std::string graph;  // JSON.
   // In the order of the graph's placeholders, `logprobs` first.
   std::vector<CustomLossInput> inputs;
+  // LossGraph::num_calls, or 0 if only the log knows the graph: a step's fields
+  // (step_fields.h) are what the client sent.
+  int64_t num_calls = 0;
 
   friend bool operator==(const CustomLoss&, const CustomLoss&) = default;
 };

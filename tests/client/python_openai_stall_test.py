@@ -32,7 +32,7 @@ from weft.client import Client
 from weft.convert import to_sample_delta
 from weft.data import ModelTokenizer
 from weft.openai_front import log as log_module
-from weft.openai_front.answers import Envelope
+from weft.openai_front.answers import Envelope, dumps, in_blocks
 from weft.openai_front.app import Front
 from weft.openai_front.log import MAX_PER_SECOND, MAX_WAITING, Log
 from weft.openai_front.sampling import Job, stream
@@ -125,6 +125,24 @@ def test_others_are_served_while_a_long_answer_is_made(monkeypatch: Patch) -> No
             took = time.monotonic() - start
     assert len(ask.result().json()["choices"][0]["logprobs"]["top_logprobs"]) == 500
     assert max(waits) < took / 3, (max(waits), took)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        None,
+        '\u00e9"',
+        {"a": {}, "b": []},
+        [[1.5, True], {"c": "d"}, "e"] * 9000,
+    ],
+)
+@pytest.mark.parametrize("depth", range(4))
+def test_an_answer_is_made_in_blocks(value: object, depth: int) -> None:
+    blocks = list(in_blocks(dumps(value, depth)))
+    assert json.loads(b"".join(blocks)) == value
+    assert depth == 0 or all(len(block) < 2**16 + 100 for block in blocks)
 
 
 @dataclass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -86,15 +88,67 @@ def test_setup_refuses_unknown_options() -> None:
     assert "unknown option --gpu" in done.stderr
 
 
-def test_every_package_is_pinned_to_one_version() -> None:
-    versions: dict[str, str] = {}
-    # The Tinker SDK has an environment of its own.
-    for name in ("constraints", "requirements-runtime", "requirements-test"):
-        for line in (DEPLOY / f"{name}.txt").read_text().splitlines():
-            if line and not line.startswith("#"):
-                assert re.fullmatch(r"[\w.-]+==[\w.+]+", line), line
-                package, _, version = line.partition("==")
-                assert versions.setdefault(package.lower(), version) == version, line
+PINNED = re.compile(r"([a-z0-9-]+)==([\w.+]+)((?: --hash=sha256:[0-9a-f]{64})+)")
+
+
+def lines_of(name: str) -> list[str]:
+    lines = (DEPLOY / name).read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "requirements-tinker.txt"])
+def test_every_package_is_pinned_to_one_version_and_its_files(name: str) -> None:
+    found = [PINNED.fullmatch(line) for line in lines_of(name)]
+    names = [match and match[1] for match in found]
+    assert None not in names and len(set(names)) == len(names) > 10
+
+
+@pytest.mark.parametrize("name", ["requirements-runtime.txt", "requirements-test.txt"])
+def test_every_package_that_is_installed_is_in_the_constraints(name: str) -> None:
+    pinned = {line.partition("==")[0] for line in lines_of("constraints.txt")}
+    assert {line.lower() for line in lines_of(name)} <= pinned
+
+
+# setup.sh gives uv constraints, and an image gives pip requirements.
+INSTALLERS = {
+    "uv": ["uv", "pip", "install", "--no-cache", "loom", "-c"],
+    "pip": ["pip", "install", "--no-cache-dir", "--no-deps", "-r"],
+}
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+def test_a_package_with_other_bytes_is_not_installed(
+    installer: str, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "loom-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        about = "loom-1.dist-info/"
+        archive.writestr(
+            about + "METADATA", "Metadata-Version: 2.1\nName: loom\nVersion: 1"
+        )
+        archive.writestr(
+            about + "WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any",
+        )
+        archive.writestr(about + "RECORD", "")
+    program, *words = INSTALLERS[installer]
+    target = tmp_path / "target"
+    for digest in ("0" * 64, hashlib.sha256(wheel.read_bytes()).hexdigest()):
+        pinned = tmp_path / "pinned.txt"
+        pinned.write_text(f"loom==1 --hash=sha256:{digest}\n")
+        done = subprocess.run(
+            [
+                *(str(ROOT / ".venv" / "bin" / program), *words, str(pinned)),
+                *("--no-index", "--find-links", str(tmp_path)),
+                *("--target", str(target)),
+            ],
+            text=True,
+            capture_output=True,
+        )
+        refused = digest == "0" * 64
+        assert (done.returncode != 0) == refused, done.stderr
+        assert (target / "loom-1.dist-info").exists() != refused
+        assert ("hash" in done.stderr.lower()) == refused
 
 
 def test_buf_finds_nothing_in_the_protos() -> None:

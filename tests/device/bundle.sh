@@ -18,7 +18,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 readonly ROOT PYTHON="${ROOT}/.venv/bin/python"
 # Libraries that every machine has, or that come with torch.
 readonly SYSTEM='^(ld-linux|lib(c|m|dl|rt|util|pthread|resolv|stdc\+\+|gcc_s)\.so)'
-readonly SITE_PACKAGES=(grpcio protobuf typing_extensions)
+readonly SITE_PACKAGES=(grpcio protobuf typing-extensions)
 
 usage() { sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"; }
 
@@ -109,10 +109,10 @@ if [[ "${python:-${own}}" == "${own}" ]]; then
   "${PYTHON}" "${bundle}/tests/device/copy_packages.py" "${bundle}/python" \
     "${SITE_PACKAGES[@]}"
 else
-  mapfile -t pinned < <("${PYTHON}" -m pip freeze |
-    grep -E "^($(IFS='|' && echo "${SITE_PACKAGES[*]}"))==")
+  grep -E "^($(IFS='|' && echo "${SITE_PACKAGES[*]}"))==" \
+    "${ROOT}/deploy/constraints.txt" >"${scratch}/packages.txt"
   "${PYTHON}" -m pip install --quiet --target "${bundle}/python" --no-deps --no-compile \
-    --only-binary=:all: --python-version "${python}" "${pinned[@]}"
+    --only-binary=:all: --python-version "${python}" -r "${scratch}/packages.txt"
 fi
 
 {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +16,7 @@ from weft.types import FloatArray
 
 Json = dict[str, Any]
 Top = Sequence[Sequence[tuple[int, float]]]  # (token, logprob) pairs of each position.
+_BLOCK = 1 << 16
 
 
 @functools.lru_cache(1 << 16)
@@ -33,17 +35,39 @@ def _finite(logprob: float) -> float:
     return max(-9999.0, float(logprob))
 
 
-def dumps(value: object, depth: int = 5) -> str:
-    """Returns JSON without numbers that JSON lacks. An iterator becomes a list.
+def dumps(value: object, depth: int = 5) -> Iterator[str]:
+    """Yields the parts of JSON without numbers that JSON lacks. An iterator becomes a
+    list.
 
     Goes `depth` levels down step by step, because one long step would keep all other
     threads waiting."""
     if depth and isinstance(value, dict):
-        parts = (f"{json.dumps(key)}:{dumps(value[key], depth - 1)}" for key in value)
-        return f"{{{','.join(parts)}}}"
-    if depth and isinstance(value, (list, Iterator)):
-        return f"[{','.join(dumps(entry, depth - 1) for entry in value)}]"
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        separator = "{"
+        for key, entry in value.items():
+            yield f"{separator}{json.dumps(key)}:"
+            yield from dumps(entry, depth - 1)
+            separator = ","
+        yield "}" if value else "{}"
+    elif depth and isinstance(value, (list, Iterator)):
+        separator = "["
+        for entry in value:
+            yield separator
+            yield from dumps(entry, depth - 1)
+            separator = ","
+        yield "]" if separator == "," else "[]"
+    else:
+        yield json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def in_blocks(parts: Iterable[str]) -> Iterator[bytes]:
+    """Joins the parts to blocks of at least _BLOCK bytes."""
+    block = io.StringIO()
+    for part in parts:
+        block.write(part)
+        if block.tell() >= _BLOCK:
+            yield block.getvalue().encode()
+            block = io.StringIO()
+    yield block.getvalue().encode()
 
 
 class Scored:

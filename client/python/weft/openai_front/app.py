@@ -358,8 +358,8 @@ async def _serve(
     job: sampling.Job, body: SamplingRequest, request: Request
 ) -> Response:
     if not body.stream:
-        answer = await _while_connected(request, sampling.answer(job))
-        return Response(answer, media_type="application/json")
+        blocks = await _while_connected(request, sampling.answer(job))
+        return _whole(blocks)
     events = sampling.stream(job)
     # A refusal arrives in place of the first sampled token. In a chat, a role event for
     # each sample comes before that token.
@@ -380,6 +380,18 @@ async def _serve(
             yield sampling.line(body_of(text, "server_error"))
 
     return StreamingResponse(rest(), media_type="text/event-stream")
+
+
+def _whole(blocks: list[bytes]) -> Response:
+    """Returns an answer that is sent block by block. A long one in one piece would be
+    copied while all other callers wait."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for block in blocks:
+            yield block
+
+    head = {"Content-Length": str(sum(map(len, blocks)))}
+    return StreamingResponse(parts(), media_type="application/json", headers=head)
 
 
 async def _first(events: AsyncIterator[str], count: int) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from weft.data import ModelTokenizer
-from weft.openai_front.answers import Envelope, Json, Scored, dumps, usage
+from weft.openai_front.answers import Envelope, Json, Scored, dumps, in_blocks, usage
 from weft.openai_front.names import Weights
 from weft.openai_front.text import Answer
 from weft.types import Sample, SampleDelta, SampleOptions, SampleResult
@@ -45,14 +45,14 @@ class Job:
         return self.options if seed is None else {**self.options, "seed": seed + index}
 
 
-async def answer(job: Job) -> bytes:
-    """Returns the whole answer as JSON."""
+async def answer(job: Job) -> list[bytes]:
+    """Returns the whole answer as JSON, in blocks."""
     results = await job.weights.sample_many(job.prompts, job.options)
     # Other requests go on while a thread makes a long answer.
     return await asyncio.to_thread(_whole, job, results)
 
 
-def _whole(job: Job, results: Sequence[SampleResult]) -> bytes:
+def _whole(job: Job, results: Sequence[SampleResult]) -> list[bytes]:
     choices = [
         _choice(job, prompt, result, sample)
         for prompt, result in zip(job.prompts, results, strict=True)
@@ -62,7 +62,7 @@ def _whole(job: Job, results: Sequence[SampleResult]) -> bytes:
         choice["index"] = index
     drawn = sum(len(s.tokens) for r in results for s in r.samples if job.keep_answer)
     counts = usage(sum(map(len, job.prompts)), drawn)
-    return dumps(job.envelope.whole(choices, counts)).encode()
+    return list(in_blocks(dumps(job.envelope.whole(choices, counts))))
 
 
 def _choice(job: Job, prompt: list[int], result: SampleResult, sample: Sample) -> Json:
