@@ -245,11 +245,13 @@ absl::StatusOr<v1::Checkpoint> Client::UploadCheckpoint(
 
 absl::Status Client::ExportAdapter(absl::string_view adapter_id,
                                    absl::string_view snapshot,
-                                   const std::string& folder) {
+                                   const std::string& folder,
+                                   v1::Loader loader) {
   grpc::ClientContext context;
   Prepare(context, adapter_id);
   auto request = OfAdapter<v1::ExportAdapterRequest>(adapter_id);
   request.set_snapshot(std::string(snapshot));
+  request.set_loader(loader);
   return ReceiveFiles<v1::ExportAdapterResponse>(
       *connection_->adapters().ExportAdapter(&context, request), context,
       folder);

@@ -104,7 +104,8 @@ class Client {
   // means the latest weights. The call is not repeated.
   absl::Status ExportAdapter(absl::string_view adapter_id,
                              absl::string_view snapshot,
-                             const std::string& folder);
+                             const std::string& folder,
+                             v1::Loader loader = v1::LOADER_PEFT);
 
   // Writes a checkpoint's files to a folder on this machine. The call is not
   // repeated.

@@ -104,10 +104,20 @@ absl::Status ImportAdapter(const Session& session) {
                    session.arguments.GetString("tenant"), durability));
 }
 
+absl::StatusOr<v1::Loader> ReadLoader(const Arguments& arguments) {
+  const std::string name = arguments.GetString("for");
+  if (name == "peft") return v1::LOADER_PEFT;
+  if (name == "vllm") return v1::LOADER_VLLM;
+  if (name == "llama.cpp") return v1::LOADER_LLAMA_CPP;
+  return UsageError(
+      absl::StrCat("--for: '", name, "' is none of peft, vllm and llama.cpp"));
+}
+
 absl::Status ExportAdapter(const Session& session) {
+  WEFT_ASSIGN_OR_RETURN(const v1::Loader loader, ReadLoader(session.arguments));
   return session.client.ExportAdapter(session.arguments.word(0),
                                       session.arguments.GetString("snapshot"),
-                                      session.arguments.word(1));
+                                      session.arguments.word(1), loader);
 }
 
 }  // namespace
@@ -156,7 +166,9 @@ std::vector<Command> AdapterCommands() {
        "Write an adapter to a local PEFT folder.",
        ExportAdapter,
        {"ADAPTER", "FOLDER"},
-       {{"snapshot", "NAME", "a snapshot instead of the latest weights", ""}}}};
+       {{"snapshot", "NAME", "a snapshot instead of the latest weights", ""},
+        {"for", "PROGRAM", "peft, vllm or llama.cpp, which loads the folder",
+         "peft"}}}};
 }
 
 }  // namespace weft::client::weftctl

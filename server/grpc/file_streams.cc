@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,12 +17,29 @@
 namespace weft::server {
 namespace {
 
-// An export holds the weights and the file made of them, 4 bytes a parameter.
-constexpr int64_t kExportBytesPerParameter = 8;
 // What a reservation itself takes, so that tiny pieces of an import count.
 constexpr int64_t kReservationBytes = 128;
 
 using Files = std::vector<FileSource>;
+
+// Returns at least the bytes that an export holds: the weights, their copy with
+// one scale, the tensors that the file has in another form, and the file. For
+// llama.cpp the last two have the largest rank of a tensor, in which up to 3
+// modules are one, in place of a module's own.
+int64_t ExportBytes(const AdapterInfo& info, Loader loader) {
+  const auto of_weights = static_cast<int64_t>(4 * info.num_parameters);
+  if (loader == Loader::kPeft) return 3 * of_weights;
+  if (loader == Loader::kVllm) return 4 * of_weights;
+  int lowest = info.config.rank, highest = info.config.rank;
+  for (const LoraOverride& other : info.config.overrides) {
+    if (other.shape.rank == 0) continue;
+    lowest = std::min(lowest, other.shape.rank);
+    highest = std::max(highest, other.shape.rank);
+  }
+  constexpr int kMostFused = 3;
+  const int times = (kMostFused * highest + lowest - 1) / lowest;
+  return (2 + 2 * int64_t{times}) * of_weights;
+}
 
 // Charges the caller for the files before the engine makes them, and then has
 // the engine make them.
@@ -33,8 +51,7 @@ void MakeFiles(engine::Engine& engine, CallRecord& record,
                            done](const absl::StatusOr<AdapterInfo>& info) {
         if (!info.ok()) return done(info.status());
         const absl::Status held =
-            record.Hold(kExportBytesPerParameter *
-                        static_cast<int64_t>(info->num_parameters));
+            record.Hold(ExportBytes(*info, request.loader));
         if (!held.ok()) return done(held);
         engine.ExportAdapter(request, [done](absl::StatusOr<PeftFiles> made) {
           if (!made.ok()) return done(made.status());

@@ -153,6 +153,21 @@ absl::StatusOr<ReleaseSnapshotRequest> Validate(
                                 .name = request.name()};
 }
 
+absl::StatusOr<Loader> ReadLoader(const v1::ExportAdapterRequest& request) {
+  switch (static_cast<int>(request.loader())) {
+    case v1::LOADER_UNSPECIFIED:
+    case v1::LOADER_PEFT:
+      return Loader::kPeft;
+    case v1::LOADER_VLLM:
+      return Loader::kVllm;
+    case v1::LOADER_LLAMA_CPP:
+      return Loader::kLlamaCpp;
+    default:
+      return BadField("loader", "is ", static_cast<int>(request.loader()),
+                      ", must be a known Loader");
+  }
+}
+
 absl::StatusOr<ExportAdapterRequest> Validate(
     const v1::ExportAdapterRequest& request, const RequestLimits& limits) {
   WEFT_RETURN_IF_ERROR(
@@ -160,8 +175,10 @@ absl::StatusOr<ExportAdapterRequest> Validate(
   if (!request.snapshot().empty()) {
     WEFT_RETURN_IF_ERROR(CheckName("snapshot", request.snapshot()));
   }
+  WEFT_ASSIGN_OR_RETURN(const Loader loader, ReadLoader(request));
   return ExportAdapterRequest{.adapter_id = request.adapter_id(),
-                              .snapshot = request.snapshot()};
+                              .snapshot = request.snapshot(),
+                              .loader = loader};
 }
 
 absl::StatusOr<ImportAdapterRequest> ReadOptions(

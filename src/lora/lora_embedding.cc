@@ -56,7 +56,7 @@ bool TrainsEmbedding(const LoraGradients& gradients) {
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
                            const LoraRouting& routing,
                            const LoraGradients& gradients,
-                           double embedding_scale) {
+                           double embedding_scale, int64_t padding) {
   for (const LoraSegment& segment : routing) {
     const AdapterVersion& version = *segment.version;
     const LoraFactor* factor = FactorOf(version);
@@ -68,8 +68,11 @@ void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
     const at::Tensor a_Rn =
         version.A(version.compute_N, *factor).index_select(1, tokens_n);
     AddProduct(version.B(gradient_N, *factor), dx_nH.t(), a_Rn.t(), scale);
-    AddColumns(version.A(gradient_N, *factor), tokens_n,
-               at::mm(dx_nH, version.B(version.compute_N, *factor)), scale);
+    at::Tensor d_nR = at::mm(dx_nH, version.B(version.compute_N, *factor));
+    if (padding >= 0) {
+      d_nR.masked_fill_(tokens_n.eq(padding).unsqueeze(1), 0);
+    }
+    AddColumns(version.A(gradient_N, *factor), tokens_n, d_nR, scale);
   }
 }
 

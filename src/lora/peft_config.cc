@@ -144,8 +144,9 @@ absl::StatusOr<LoraConfig> ParsePeftConfig(
 
 std::string WritePeftConfig(const LoraConfig& config,
                             const model_config::ModelShape& shape,
+                            const FileRules& rules,
                             const std::string& base_model_name) {
-  const LoraShape lora = FileShape(config, shape);
+  const LoraShape lora = FileShape(config, shape, rules);
   nlohmann::json root = {{"peft_type", "LORA"},
                          {"task_type", "CAUSAL_LM"},
                          {"base_model_name_or_path", base_model_name},
@@ -159,7 +160,7 @@ std::string WritePeftConfig(const LoraConfig& config,
                          {"modules_to_save", nullptr},
                          {"use_dora", false},
                          {"use_rslora", false}};
-  WriteTargets(config, shape, root);
+  WriteTargets(config, shape, rules, root);
   return root.dump(2, ' ', /*ensure_ascii=*/true,
                    nlohmann::json::error_handler_t::replace) +
          "\n";

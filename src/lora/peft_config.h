@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "src/lora/adapter_layout.h"
+#include "src/lora/loader_rules.h"
 #include "src/request/adapter.h"
 
 namespace weft::lora {
@@ -24,9 +25,11 @@ inline constexpr int kMaxFileRank = 4096;
 absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const model_config::ModelShape& shape);
 
-// Returns the file for an adapter. Equal inputs give equal bytes.
+// Returns the file for an adapter. `config` has what the file's tensors have: if
+// rules.one_rank, the rank of all of them. Equal inputs give equal bytes.
 std::string WritePeftConfig(const LoraConfig& config,
                             const model_config::ModelShape& shape,
+                            const FileRules& rules,
                             const std::string& base_model_name);
 
 // The functions below read fields of adapter_config.json, and make the errors

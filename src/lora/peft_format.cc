@@ -21,6 +21,7 @@
 #include "absl/types/span.h"
 #include "src/base/status_macros.h"
 #include "src/lora/adapter_layout.h"
+#include "src/lora/loader_rules.h"
 #include "src/lora/peft_config.h"
 #include "src/lora/peft_matrices.h"
 #include "src/weights/checkpoint.h"
@@ -337,15 +338,22 @@ LoraConfig WithParts(const AdapterLayout& layout,
 
 // Returns the weights of a file, in the layout of `config`. If the file has
 // FusedForm::kParts, first divides the ranks of its parts in `config`.
+// expected: see ReadPeft.
 absl::StatusOr<std::vector<float>> ReadPeftTensors(
     const TensorMap& tensors, const model_config::ModelShape& shape,
-    const std::string& model_dir, LoraConfig& config) {
+    const std::string& model_dir, const LoraConfig* expected,
+    LoraConfig& config) {
   const AdapterLayout in_file(shape, config);
   WEFT_ASSIGN_OR_RETURN(
-      const FusedForm form,
-      FormOf(tensors, in_file, shape,
-             FileMatrices(in_file, shape, FusedForm::kFused)));
-  if (form == FusedForm::kParts) config = WithParts(in_file, shape);
+      FusedForm form, FormOf(tensors, in_file, shape,
+                             FileMatrices(in_file, shape, FusedForm::kFused)));
+  LoraConfig parts = WithParts(in_file, shape);
+  if (form == FusedForm::kFused && expected != nullptr &&
+      AdapterLayout(shape, parts).factors() ==
+          AdapterLayout(shape, *expected).factors()) {
+    form = FusedForm::kParts;
+  }
+  if (form == FusedForm::kParts) config = std::move(parts);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);
   WEFT_ASSIGN_OR_RETURN(const std::vector<BaseCopy> copies,
@@ -405,7 +413,8 @@ class FileTensors {
 
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                      const model_config::ModelShape& model,
-                                     const std::string& model_dir) {
+                                     const std::string& model_dir,
+                                     const LoraConfig* expected) {
   WEFT_ASSIGN_OR_RETURN(const std::string* config_text,
                         FindFile(files, kPeftConfigFile));
   WEFT_ASSIGN_OR_RETURN(const std::string* tensor_bytes,
@@ -421,7 +430,8 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
   }
   WEFT_ASSIGN_OR_RETURN(adapter.config, ParsePeftConfig(*config_text, shape));
   absl::StatusOr<std::vector<float>> buffer =
-      tensors.ok() ? ReadPeftTensors(*tensors, shape, model_dir, adapter.config)
+      tensors.ok() ? ReadPeftTensors(*tensors, shape, model_dir, expected,
+                                     adapter.config)
                    : tensors.status();
   if (!buffer.ok()) {
     // Returns INVALID_ARGUMENT even for a file that is cut short, because a
@@ -434,18 +444,30 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
 }
 
 PeftFiles WritePeft(const LoraConfig& config,
-                    const model_config::ModelShape& shape,
+                    const model_config::ModelShape& model,
                     absl::Span<const float> weights,
-                    const std::string& base_model_name) {
+                    const std::string& base_model_name, Loader loader) {
+  const FileRules rules = RulesOf(loader, model);
+  model_config::ModelShape shape = model;
+  shape.names = rules.names;
   const AdapterLayout layout(shape, config);
-  const bool is_fused =
-      shape.experts.is_fused() || shape.fused_qkv || shape.fused_gate_up;
-  const std::vector<PeftMatrix> matrices = FileMatrices(
-      layout, shape, is_fused ? FusedForm::kParts : FusedForm::kSingle);
+  std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, rules.form);
+  LoraConfig written = config;
+  std::vector<float> scaled;
+  if (rules.one_scale) {
+    written = WithOneScale(config);
+    scaled = ScaledWeights(layout, weights);
+    weights = scaled;
+  }
+  if (rules.one_rank) {
+    const double scale = written.alpha / written.rank;
+    written.rank = PadToOneRank(matrices);
+    written.alpha = scale * written.rank;
+  }
   FileTensors tensors;
   tensors.Add(matrices, weights);
   return {{std::string(kPeftConfigFile),
-           WritePeftConfig(config, shape, base_model_name)},
+           WritePeftConfig(written, shape, rules, base_model_name)},
           {std::string(kTensorFile), tensors.Write()}};
 }
 

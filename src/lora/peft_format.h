@@ -29,19 +29,25 @@ struct PeftAdapter {
 // targeted layer in the right shape. The file of tensors may also have copies
 // of the base model's weights, but no other tensor. The copies
 // must equal the tensors of `model_dir`; if it is empty, only their shapes are
-// checked. Accepts every spelling of DecoderNames. Errors:
-// INVALID_ARGUMENT, which names the violated rule.
+// checked. Accepts every spelling of DecoderNames. `expected`, if not null, is
+// the config of an adapter that WritePeft wrote: some files of new adapters mean
+// the same with two layouts. Errors: INVALID_ARGUMENT, which names the violated
+// rule.
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                      const model_config::ModelShape& model,
-                                     const std::string& model_dir = "");
+                                     const std::string& model_dir = "",
+                                     const LoraConfig* expected = nullptr);
 
 // Returns the files of a PEFT folder for an adapter with these weights, which
-// have the layout AdapterLayout(shape, config). Tensors are F32. Equal inputs
-// give equal bytes.
+// have the layout AdapterLayout(model, config). The folder is for a loader that
+// CheckLoader (loader_rules.h) accepts, and ReadPeft reads it, too: with the
+// same config if it is for PEFT, and with others that compute the same. Tensors
+// are F32. Equal inputs give equal bytes.
 PeftFiles WritePeft(const LoraConfig& config,
-                    const model_config::ModelShape& shape,
+                    const model_config::ModelShape& model,
                     absl::Span<const float> weights,
-                    const std::string& base_model_name);
+                    const std::string& base_model_name,
+                    Loader loader = Loader::kPeft);
 
 // A buffer of optimizer state, such as "exp_avg", in the adapter's layout.
 struct NamedBuffer {

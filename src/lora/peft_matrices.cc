@@ -248,6 +248,19 @@ bool HasPart(const LoraFactor& factor, int parts, const PeftMatrix& b,
   return true;
 }
 
+// Returns whether gate and up of the experts may have a half of the rank each.
+// If B is zero as in a new adapter, only the ranks say so: then gate and up
+// have twice the rank of down.
+bool HasRoomForHalves(const LoraFactor& gate, const AdapterLayout& layout,
+                      absl::Span<const float> b) {
+  if (std::ranges::any_of(b, [](float value) { return value != 0; })) {
+    return true;
+  }
+  const GroupLayout& down =
+      layout.group(gate.layer, ProjectionGroup::kDown, gate.expert);
+  return down.factors.empty() || gate.rank == 2 * down.factors.front().rank;
+}
+
 }  // namespace
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
@@ -278,7 +291,7 @@ absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
                                  const std::vector<PeftMatrix>& fused) {
   const model_config::ExpertShape& experts = shape.experts;
   bool is_fused = false;
-  bool has_parts = experts.count == 0 || experts.is_fused();
+  bool has_parts = true;
   FusedTensors values(tensors);
   for (size_t i = 0; i < layout.factors().size(); ++i) {
     const LoraFactor& factor = layout.factors()[i];
@@ -296,7 +309,8 @@ absl::StatusOr<FusedForm> FormOf(const TensorMap& tensors,
     WEFT_ASSIGN_OR_RETURN(const absl::Span<const float> all, values.All(b));
     // The experts' B has the rows of gate and up.
     const int parts = is_expert ? 2 : NumFused(factor.module, shape);
-    has_parts = HasPart(factor, parts, b, all);
+    has_parts = HasPart(factor, parts, b, all) &&
+                (!is_expert || HasRoomForHalves(factor, layout, all));
   }
   if (!is_fused) return FusedForm::kSingle;
   return has_parts ? FusedForm::kParts : FusedForm::kFused;

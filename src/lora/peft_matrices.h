@@ -14,8 +14,8 @@
 // Some models have q, k and v in one module, or gate and up (NumFused). Then
 // their A is one, too, and B has rows of q, then of k, then of v.
 //
-// Such modules, and gate and up if ExpertShape::is_fused, may still have an A
-// and a B of their own, each with a half or a third of R (FusedForm::kParts).
+// Such modules, and gate and up of experts, may still have an A and a B of
+// their own, each with a half or a third of R (FusedForm::kParts).
 // Gate then uses the first half of R: B's other columns are zero in rows of
 // gate. Up uses the second half in the same way. Weft writes this form for
 // modules that cannot be alone.
@@ -78,8 +78,7 @@ std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
                                    FusedForm form = FusedForm::kSingle);
 
 // Returns the form of a file whose ranks are those of `layout`. `fused` has the
-// layout's matrices in a file of the form kFused. Returns kParts only if the
-// model's modules cannot be alone. Errors: those of Gather.
+// layout's matrices in a file of the form kFused. Errors: those of Gather.
 absl::StatusOr<FusedForm> FormOf(const weights::TensorMap& tensors,
                                  const AdapterLayout& layout,
                                  const model_config::ModelShape& shape,

@@ -224,11 +224,19 @@ std::string FusedPath(const LoraFactor& site,
       shape.names);
 }
 
-// Returns, for every site, whether target_parameters selects it. This field
-// names fused parameters: mlp.experts.gate_up_proj and mlp.experts.down_proj. A
-// fused parameter holds weights of all experts of a layer, except the shared
-// expert. Errors: those of SelectSites.
-absl::StatusOr<std::vector<bool>> SelectFused(
+// Returns the path of the parameter that contains the site's weight: that of all
+// experts of a layer, or the weight of a linear layer.
+std::string ParameterPath(const LoraFactor& site,
+                          const model_config::ModelShape& shape) {
+  const int expert = site.expert;
+  return expert == kNoExpert || expert == shape.experts.count
+             ? absl::StrCat(FilePath(site, shape), ".weight")
+             : FusedPath(site, shape);
+}
+
+// Returns, for every site, whether target_parameters selects it
+// (ParameterPath). Errors: those of SelectSites.
+absl::StatusOr<std::vector<bool>> SelectParameters(
     const PeftJson& root, const model_config::ModelShape& shape,
     const std::vector<LoraFactor>& sites) {
   std::vector<bool> selected(sites.size());
@@ -243,15 +251,17 @@ absl::StatusOr<std::vector<bool>> SelectFused(
     const auto* name = entry.get_ptr<const std::string*>();
     bool is_there = false;
     for (size_t i = 0; name != nullptr && i < sites.size(); ++i) {
-      const int expert = sites[i].expert;
-      if (expert == kNoExpert || expert == shape.experts.count) continue;
-      if (!IsSuffix(*name, FusedPath(sites[i], shape))) continue;
+      if (sites[i].module == TargetModule::kEmbedTokens ||
+          !IsSuffix(*name, ParameterPath(sites[i], shape))) {
+        continue;
+      }
       is_there = selected[i] = true;
     }
     if (is_there) continue;
     return Refused("target_parameters entry", entry,
                    "mlp.experts.gate_up_proj and mlp.experts.down_proj of a "
-                   "model with experts, or their full paths");
+                   "model with experts, weights of linear layers such as "
+                   "up_proj.weight, or their full paths");
   }
   return selected;
 }
@@ -358,12 +368,13 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
     const model_config::ModelShape& shape, bool rank_stabilised,
     const LoraConfig& config) {
   int instructions_left = kMaxInstructions;
-  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> fused,
-                        SelectFused(root, shape, sites));
-  const bool any_fused = std::ranges::find(fused, true) != fused.end();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<bool> parameters,
+                        SelectParameters(root, shape, sites));
+  const bool any_parameter =
+      std::ranges::find(parameters, true) != parameters.end();
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<bool> selected,
-      SelectSites(root, shape, sites, any_fused, instructions_left));
+      SelectSites(root, shape, sites, any_parameter, instructions_left));
   WEFT_ASSIGN_OR_RETURN(const Pattern<int> ranks,
                         ReadPattern(root, "rank_pattern", MaxEntries(shape),
                                     &ReadRank, instructions_left));
@@ -372,9 +383,9 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
                                     &ReadAlpha, instructions_left));
   std::vector<LoraShape> loras(sites.size());
   for (size_t i = 0; i < sites.size(); ++i) {
-    if (!selected[i] && !fused[i]) continue;
-    const std::string path =
-        fused[i] ? FusedPath(sites[i], shape) : FilePath(sites[i], shape);
+    if (!selected[i] && !parameters[i]) continue;
+    const std::string path = parameters[i] ? ParameterPath(sites[i], shape)
+                                           : FilePath(sites[i], shape);
     loras[i] = Stabilised({.rank = Lookup(ranks, path, config.rank),
                            .alpha = Lookup(alphas, path, config.alpha)},
                           rank_stabilised);
@@ -383,7 +394,9 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
 }
 
 // Returns an error if experts of the same layer have different ranks or alphas
-// for a module. LoraConfig has only one LoraShape for each module of a layer.
+// for a module. LoraConfig has only one LoraShape for each module of a layer. The
+// shared expert may have half the rank of gate and up of all others, which is
+// what each of these has with FusedForm::kParts.
 absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
                                const std::vector<LoraShape>& loras,
                                const model_config::ModelShape& shape) {
@@ -395,7 +408,13 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
     }
     size_t first = first_expert;
     while (sites[first].module != sites[i].module) ++first;
-    if (loras[i] == loras[first]) continue;
+    const LoraShape twice{.rank = 2 * loras[i].rank,
+                          .alpha = 2 * loras[i].alpha};
+    const bool may_be_half = sites[i].expert == shape.experts.count &&
+                             sites[i].module != TargetModule::kDownProj;
+    if (loras[i] == loras[first] || (may_be_half && twice == loras[first])) {
+      continue;
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         FilePath(sites[i], shape), " has rank ", loras[i].rank, " and alpha ",
         loras[i].alpha, ", and ", FilePath(sites[first], shape), " has rank ",
@@ -405,33 +424,93 @@ absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
   return absl::OkStatus();
 }
 
-// Writes target_parameters and the patterns for them. gate_up_proj gets the
-// rank of gate plus that of up, which are equal (FusedForm::kParts).
-void WriteFusedTargets(const LoraConfig& config,
-                       const model_config::ModelShape& shape,
-                       nlohmann::json& root) {
-  nlohmann::json& targets = root["target_parameters"] = nlohmann::json::array();
-  const LoraShape usual = FileShape(config, shape);
+// Writes the fields of adapter_config.json that name what has LoRA.
+class TargetWriter {
+ public:
+  TargetWriter(const LoraShape& usual, const FileRules& rules,
+               nlohmann::json& root)
+      : usual_(usual), one_rank_(rules.one_rank), root_(root) {
+    using nlohmann::json;
+    root_["target_modules"] = json::array();
+    root_["rank_pattern"] = root_["alpha_pattern"] = json::object();
+  }
+
+  void Add(const char* field, const std::string& name) {
+    root_[field].push_back(name);
+  }
+  // Adds the patterns of a path that has not the usual rank and alpha.
+  void AddShape(const std::string& path, const LoraShape& lora) {
+    if (one_rank_) return;
+    if (lora.rank != usual_.rank) root_["rank_pattern"][path] = lora.rank;
+    if (lora.alpha != usual_.alpha) {
+      root_["alpha_pattern"][path] = AlphaToJson(lora.alpha);
+    }
+  }
+
+ private:
+  const LoraShape usual_;
+  const bool one_rank_;
+  nlohmann::json& root_;
+};
+
+// Adds the sites that are parameters. gate_up_proj of experts has the rank of
+// gate plus that of up, which are equal (FusedForm::kParts).
+void AddParameters(const LoraConfig& config,
+                   const model_config::ModelShape& shape,
+                   const FileRules& rules, TargetWriter& writer) {
+  const int count = shape.experts.count;
   for (const LoraFactor& site : EverySite(shape)) {
-    if (site.expert != 0 || site.module == TargetModule::kUpProj) continue;
     LoraShape lora = config.ShapeOf(site.layer, site.module);
-    if (lora.rank == 0) continue;
-    if (site.module == TargetModule::kGateProj) {
+    if (lora.rank == 0 || !IsOfMlp(site.module)) continue;
+    const bool is_expert = site.expert != kNoExpert && site.expert < count;
+    if (is_expert ? site.expert > 0 || site.module == TargetModule::kUpProj
+                  : !rules.mlp_parameters) {
+      continue;
+    }
+    if (is_expert && site.module == TargetModule::kGateProj) {
       lora = {.rank = 2 * lora.rank, .alpha = 2 * lora.alpha};
     }
-    const std::string path = FusedPath(site, shape);
-    targets.push_back(path);
-    if (lora.rank != usual.rank) root["rank_pattern"][path] = lora.rank;
-    if (lora.alpha != usual.alpha) {
-      root["alpha_pattern"][path] = AlphaToJson(lora.alpha);
+    const std::string path = ParameterPath(site, shape);
+    writer.Add("target_parameters", path);
+    writer.AddShape(path, lora);
+  }
+}
+
+// Adds a module to target_modules, by its name if the adapter has it in every
+// layer.
+void AddModule(TargetModule module, const LoraConfig& config,
+               const model_config::ModelShape& shape, bool skips_experts,
+               TargetWriter& writer) {
+  // The first module of several that are one stands for all of them.
+  const int parts = NumFused(module, shape);
+  if (parts > 1 && module != ModulesOf(GroupOf(module)).front()) return;
+  const bool everywhere =
+      !skips_experts &&
+      std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {
+        return other.module == module && other.shape.rank == 0;
+      });
+  if (everywhere) writer.Add("target_modules", NameOf(module, shape));
+  for (const LoraFactor& site : EverySite(shape)) {
+    const LoraShape lora = config.ShapeOf(site.layer, module);
+    if (site.module != module || lora.rank == 0) continue;
+    if (skips_experts && site.expert != kNoExpert &&
+        site.expert < shape.experts.count) {
+      continue;
     }
+    const std::string path = FilePath(site, shape);
+    if (!everywhere) writer.Add("target_modules", path);
+    writer.AddShape(path,
+                    {.rank = parts * lora.rank, .alpha = parts * lora.alpha});
   }
 }
 
 }  // namespace
 
 LoraShape FileShape(const LoraConfig& config,
-                    const model_config::ModelShape& shape) {
+                    const model_config::ModelShape& shape,
+                    const FileRules& rules) {
+  const LoraShape usual{.rank = config.rank, .alpha = config.alpha};
+  if (rules.form != FusedForm::kSingle || rules.one_rank) return usual;
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     if (!shape.experts.InLayer(layer)) continue;
     for (const TargetModule module :
@@ -441,7 +520,7 @@ LoraShape FileShape(const LoraConfig& config,
       if (lora.rank > 0) return lora;
     }
   }
-  return {.rank = config.rank, .alpha = config.alpha};
+  return usual;
 }
 
 absl::Status ReadTargets(const PeftJson& root,
@@ -483,38 +562,20 @@ nlohmann::json AlphaToJson(double alpha) {
 }
 
 void WriteTargets(const LoraConfig& config,
-                  const model_config::ModelShape& shape, nlohmann::json& root) {
-  nlohmann::json& targets = root["target_modules"] = nlohmann::json::array();
+                  const model_config::ModelShape& shape, const FileRules& rules,
+                  nlohmann::json& root) {
+  TargetWriter writer(FileShape(config, shape, rules), rules, root);
   if (shape.names == model_config::DecoderNames::kWrapped) {
     // The image parts have modules of the same names.
     root["exclude_modules"] =
         ".*\\b(vision_tower|multi_modal_projector|visual)\\b.*";
   }
-  nlohmann::json& ranks = root["rank_pattern"] = nlohmann::json::object();
-  nlohmann::json& alphas = root["alpha_pattern"] = nlohmann::json::object();
-  const LoraShape usual = FileShape(config, shape);
-  const bool is_fused = shape.experts.is_fused();
-  if (is_fused) WriteFusedTargets(config, shape, root);
-  // Names a module only once if the adapter has it in every layer.
+  const bool fuses_experts =
+      shape.experts.count > 0 && rules.form == FusedForm::kParts;
+  if (fuses_experts) AddParameters(config, shape, rules, writer);
   for (const TargetModule module : config.target_modules) {
-    const bool everywhere =
-        std::ranges::none_of(config.overrides, [&](const LoraOverride& other) {
-          return other.module == module && other.shape.rank == 0;
-        });
-    if (is_fused && IsOfMlp(module)) continue;
-    // The first module of several that are one stands for all of them.
-    const int parts = NumFused(module, shape);
-    if (parts > 1 && module != ModulesOf(GroupOf(module)).front()) continue;
-    if (everywhere) targets.push_back(NameOf(module, shape));
-    for (const LoraFactor& site : EverySite(shape)) {
-      LoraShape lora = config.ShapeOf(site.layer, module);
-      if (site.module != module || lora.rank == 0) continue;
-      lora = {.rank = parts * lora.rank, .alpha = parts * lora.alpha};
-      const std::string path = FilePath(site, shape);
-      if (!everywhere) targets.push_back(path);
-      if (lora.rank != usual.rank) ranks[path] = lora.rank;
-      if (lora.alpha != usual.alpha) alphas[path] = AlphaToJson(lora.alpha);
-    }
+    if (rules.mlp_parameters && IsOfMlp(module)) continue;
+    AddModule(module, config, shape, fuses_experts && IsOfMlp(module), writer);
   }
 }
 

@@ -25,19 +25,20 @@ absl::Status ReadTargets(const PeftJson& root,
                          const model_config::ModelShape& shape,
                          bool rank_stabilised, LoraConfig& config);
 
-// Returns the r and lora_alpha to write to a file. If the adapter has LoRA in
-// experts, returns the values of the first layer with such LoRA. The experts
-// need these values as defaults, because transformers may fuse experts and
-// PEFT's patterns cannot name fused experts. Otherwise returns the values of
-// `config`.
+// Returns the r and lora_alpha to write to a file. If the file has single
+// experts of other ranks, returns the values of the first layer's experts,
+// because a pattern for each expert would make a large file. Otherwise returns
+// the values of `config`.
 LoraShape FileShape(const LoraConfig& config,
-                    const model_config::ModelShape& shape);
+                    const model_config::ModelShape& shape,
+                    const FileRules& rules);
 
-// Writes target_modules, target_parameters, rank_pattern and alpha_pattern.
-// If `root` has the r and lora_alpha of FileShape, ReadPeft of the written
-// files returns a config with the same layout.
+// Writes target_modules, target_parameters, rank_pattern and alpha_pattern. If
+// `root` has the r and lora_alpha of FileShape, ReadTargets of the file returns
+// a config with the same layout.
 void WriteTargets(const LoraConfig& config,
-                  const model_config::ModelShape& shape, nlohmann::json& root);
+                  const model_config::ModelShape& shape, const FileRules& rules,
+                  nlohmann::json& root);
 
 // Returns a JSON integer if `alpha` is a whole number, otherwise a fraction.
 // PEFT declares lora_alpha as an integer, but also reads fractions.

@@ -285,13 +285,16 @@ void Decoder::RecomputeLayer(int index, const Pass& pass,
 }
 
 Decoder::TokenRows Decoder::RowsOf(const at::Tensor& tokens_T) const {
-  if (tensor_group_ == nullptr) return {.rows_T = tokens_T};
+  const int64_t padding = config_.padding_token;
+  if (tensor_group_ == nullptr) return {.rows_T = tokens_T, .padding = padding};
   const parallel::Range own =
       model_config::ShardOf(config_, tensor_group_->shard()).vocab;
+  const bool has_padding = padding >= own.begin && padding < own.end;
   const at::Tensor foreign_T =
       tokens_T.lt(own.begin).logical_or_(tokens_T.ge(own.end));
   return {.rows_T = (tokens_T - own.begin).masked_fill_(foreign_T, 0),
-          .foreign_T1 = foreign_T.unsqueeze(1)};
+          .foreign_T1 = foreign_T.unsqueeze(1),
+          .padding = has_padding ? padding - own.begin : -1};
 }
 
 at::Tensor Decoder::Embed(const PackedBatch& batch) const {
@@ -309,7 +312,8 @@ void Decoder::EmbedBackward(const BackwardPass& pass,
   const TokenRows own = RowsOf(pass.batch.tokens_T);
   lora::LoraEmbeddingBackward(
       own.foreign_T1.defined() ? d_TH.masked_fill(own.foreign_T1, 0) : d_TH,
-      own.rows_T, pass.batch.routing, pass.gradients, embedding_scale_);
+      own.rows_T, pass.batch.routing, pass.gradients, embedding_scale_,
+      own.padding);
 }
 
 at::Tensor Decoder::FinalNorm(const at::Tensor& x_RH) const {

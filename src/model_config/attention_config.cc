@@ -16,11 +16,18 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxWindow = 1 << 28;
 constexpr double kMaxScalar = 1e6;
 
+// Returns whether use_sliding_window and max_window_layers decide which layers
+// have windows.
+bool IsSwitched(WindowScheme scheme) {
+  return scheme == WindowScheme::kLateLayers ||
+         scheme == WindowScheme::kEvenLayers;
+}
+
 // Returns the window in tokens; 0 means that there is none.
 absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   const bool off = fields.IsNull("sliding_window");
   // transformers 5 writes 0 for a Qwen2-MoE without windows.
-  const int64_t least = family.windows == WindowScheme::kLateLayers ? 0 : 1;
+  const int64_t least = IsSwitched(family.windows) ? 0 : 1;
   WEFT_ASSIGN_OR_RETURN(const int64_t window,
                         fields.IntOr("sliding_window", least, kMaxWindow,
                                      off ? 0 : family.window));
@@ -30,9 +37,8 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   const WindowScheme scheme = family.windows;
   WEFT_ASSIGN_OR_RETURN(
       const bool use_window,
-      fields.BoolOr("use_sliding_window", scheme != WindowScheme::kLateLayers));
-  if (!use_window &&
-      (scheme == WindowScheme::kLateLayers || scheme == WindowScheme::kNone)) {
+      fields.BoolOr("use_sliding_window", !IsSwitched(scheme)));
+  if (!use_window && (IsSwitched(scheme) || scheme == WindowScheme::kNone)) {
     return 0;
   }
   if (!use_window && window > 0) {
@@ -47,18 +53,36 @@ absl::StatusOr<int64_t> ReadWindow(JsonFields& fields, const Family& family) {
   return window;
 }
 
+// Returns whether the scheme gives the layer a window. max_layers: the field
+// max_window_layers.
+bool HasWindow(int layer, WindowScheme scheme, int64_t max_layers,
+               int64_t pattern) {
+  switch (scheme) {
+    case WindowScheme::kNone:
+      return false;
+    case WindowScheme::kEveryLayer:
+      return true;
+    case WindowScheme::kLateLayers:
+      return layer >= max_layers;
+    case WindowScheme::kEvenLayers:
+      return layer < max_layers && layer % 2 == 0;
+    case WindowScheme::kPattern:
+      return (layer + 1) % pattern != 0;
+  }
+  return false;
+}
+
 // Returns which layers have a sliding window if the file has no layer_types.
 absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
                                              const Family& family,
                                              int64_t window, int num_layers) {
-  int64_t first = 0;
-  const bool is_late = family.windows == WindowScheme::kLateLayers;
-  if (is_late || window == 0) {  // Without windows, the value does not matter.
-    WEFT_ASSIGN_OR_RETURN(first,
+  int64_t max_layers = 0;
+  // Without windows, the value does not matter.
+  if (IsSwitched(family.windows) || window == 0) {
+    WEFT_ASSIGN_OR_RETURN(max_layers,
                           fields.IntOr("max_window_layers", 0, kMaxWindow,
-                                       family.first_late_layer));
+                                       family.max_window_layers));
   }
-  if (!is_late) first = 0;
   int64_t pattern = family.pattern;
   if (family.local_theta > 0) {  // Only files of Gemma 3 can set the pattern.
     WEFT_ASSIGN_OR_RETURN(pattern, fields.IntOr("sliding_window_pattern", 1,
@@ -75,10 +99,10 @@ absl::StatusOr<std::vector<bool>> ReadScheme(JsonFields& fields,
           absl::StrCat(pattern, ", or any beside layer_types"));
     }
   }
-  std::vector<bool> slides(num_layers, false);
+  std::vector<bool> slides(num_layers);
   for (int i = 0; i < num_layers; ++i) {
-    slides[i] = i >= first && (pattern == 0 || (i + 1) % pattern != 0) &&
-                (window > 0 || pattern > 0);
+    slides[i] = (window > 0 || family.windows == WindowScheme::kPattern) &&
+                HasWindow(i, family.windows, max_layers, pattern);
   }
   return slides;
 }

@@ -239,10 +239,13 @@ absl::Status ReadGlm(JsonFields& fields, const Family& family,
 
 // Checks what MiniMax's own files say about the model.
 absl::Status CheckMiniMax(JsonFields& fields) {
-  WEFT_RETURN_IF_ERROR(fields.Only("use_qk_norm", true));
   WEFT_RETURN_IF_ERROR(fields.Only("use_routing_bias", true));
   WEFT_RETURN_IF_ERROR(fields.Only("qk_norm_type", "per_layer"));
-  WEFT_RETURN_IF_ERROR(fields.Only("shared_intermediate_size", 0));
+  // The sizes of layers that this release does not have, and how it would add
+  // a shared expert.
+  WEFT_RETURN_IF_ERROR(
+      fields.IntOr("mlp_intermediate_size", 0, kMaxFfn, 0).status());
+  WEFT_RETURN_IF_ERROR(fields.StringOr("shared_moe_mode", "").status());
   const Json* types = fields.Find("attn_type_list");
   if (types != nullptr &&
       !(types->is_array() && std::ranges::all_of(*types, [](const Json& type) {
@@ -419,6 +422,22 @@ absl::Status ReadActivation(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
+// Reads pad_token_id. A number outside the vocabulary is no row of the
+// embedding, except that one below 0 counts from the end, as in PyTorch.
+absl::Status ReadPadding(JsonFields& fields, const Family& family,
+                         ModelConfig& config) {
+  const int64_t usual =
+      fields.IsNull("pad_token_id") ? -1 : family.padding_token;
+  WEFT_ASSIGN_OR_RETURN(int64_t token, fields.IntOr("pad_token_id", -kMaxVocab,
+                                                    kMaxVocab, usual));
+  if (token < 0 && fields.Find("pad_token_id") != nullptr) {
+    token += config.vocab;
+  }
+  config.padding_token =
+      token < config.vocab ? std::max<int64_t>(token, -1) : -1;
+  return absl::OkStatus();
+}
+
 absl::Status ReadHead(JsonFields& fields, const Family& family,
                       ModelConfig& config) {
   WEFT_ASSIGN_OR_RETURN(config.tied_embeddings,
@@ -452,8 +471,23 @@ absl::Status ReadMultipliers(JsonFields& fields, const Family& family,
   return absl::OkStatus();
 }
 
-// Refuses values that turn on features that the decoder does not support.
-absl::Status CheckInertFields(JsonFields& fields) {
+// Refuses values that turn on features that the decoder does not support. Files
+// of any family may have these fields with the values that say what the model
+// has anyway.
+absl::Status CheckInertFields(JsonFields& fields, const ModelConfig& config) {
+  WEFT_RETURN_IF_ERROR(
+      fields.Only("use_qk_norm", config.qk_norm != QkNorm::kNone));
+  if (config.moe.shape.shared_ffn == 0) {
+    for (const char* name :
+         {"shared_expert_intermediate_size", "shared_intermediate_size"}) {
+      WEFT_RETURN_IF_ERROR(fields.Only(name, 0));
+    }
+  }
+  for (const char* name :
+       {"layernorm_full_attention_beta", "layernorm_linear_attention_beta",
+        "layernorm_mlp_beta"}) {
+    WEFT_RETURN_IF_ERROR(fields.Only(name, 1.0));
+  }
   WEFT_RETURN_IF_ERROR(fields.Only("chunk_size_feed_forward", 0));
   for (const char* name :
        {"rope_interleaved", "is_encoder_decoder", "use_mrope"}) {
@@ -482,8 +516,9 @@ absl::StatusOr<ModelConfig> ReadDecoder(JsonFields& fields,
   WEFT_RETURN_IF_ERROR(ReadDelta(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMultipliers(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadHead(fields, family, config));
+  WEFT_RETURN_IF_ERROR(ReadPadding(fields, family, config));
   WEFT_RETURN_IF_ERROR(ReadMoe(fields, family, config));
-  WEFT_RETURN_IF_ERROR(CheckInertFields(fields));
+  WEFT_RETURN_IF_ERROR(CheckInertFields(fields, config));
   WEFT_RETURN_IF_ERROR(ReadRope(fields, family, config));
   return config;
 }

@@ -19,6 +19,8 @@ enum class WindowScheme {
   kEveryLayer,  // All layers.
   kLateLayers,  // Layers from max_window_layers on, if use_sliding_window is
                 // true.
+  kEvenLayers,  // Every other layer below max_window_layers, the first one
+                // included, if use_sliding_window is true.
   kPattern,     // All layers except every nth (Family::pattern).
 };
 
@@ -132,8 +134,8 @@ struct Family {
   DeltaFields delta = DeltaFields::kNone;
   bool norms_from_one = false;  // ModelConfig::norms_from_one.
   WindowScheme windows = WindowScheme::kNone;
-  int64_t window = 0;             // Used if sliding_window is absent.
-  int64_t first_late_layer = 28;  // Used if max_window_layers is absent.
+  int64_t window = 0;              // Used if sliding_window is absent.
+  int64_t max_window_layers = 28;  // Used if max_window_layers is absent.
   int64_t pattern = 0;  // n of kPattern: every nth layer has no window.
   // Each query head has a sink: a learned logit that takes part in the softmax
   // but has no value vector.
@@ -164,6 +166,7 @@ struct Family {
   // and logits_scaling.
   bool multipliers = false;
   bool tied = false;  // Used if tie_word_embeddings is absent.
+  int64_t padding_token = -1;  // Used if pad_token_id is absent; -1: none.
   // Gemma stores norm weights minus one. It scales embeddings by sqrt(hidden).
   // The scale of attention is 1 / sqrt(query_pre_attn_scalar). The activation's
   // field is hidden_activation.

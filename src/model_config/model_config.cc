@@ -27,7 +27,8 @@ constexpr weights::JsonLimits kConfigLimits = {.max_bytes = size_t{4} << 20,
 constexpr size_t kMaxEosTokens = 256;
 
 // Fields about the model's origin, its initialisation, its training or how
-// transformers runs it. They do not change what the decoder computes.
+// transformers runs it. They do not change what the decoder computes. auto_map
+// names code beside the weights; transformers has its own for every family here.
 constexpr absl::string_view kBookkeepingFields[] = {
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -36,6 +37,7 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
+    "auto_map",
     "bos_token_id",
     "cache_implementation",
     "dtype",
@@ -50,7 +52,6 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "max_sequence_length",
     "output_attentions",
     "output_hidden_states",
-    "pad_token_id",
     "pretraining_tp",
     "resid_pdrop",
     "residual_dropout",
@@ -218,7 +219,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
     WEFT_ASSIGN_OR_RETURN(ModelConfig config,
                           ReadText(outer, family, kImageFields));
     config.model_type = model_type;
-    config.is_wrapped = true;
+    config.is_wrapped = config.has_wrapper = true;
     return config;
   }
   if (text == nullptr || !text->is_object()) {
@@ -231,6 +232,7 @@ absl::StatusOr<ModelConfig> ReadWrapped(JsonFields& outer,
   if (!config.ok()) return weights::InFile("text_config", config.status());
   config->model_type = model_type;
   config->is_wrapped = !wrappers.front().loads_text;
+  config->has_wrapper = true;
   const bool inner_tied = config->tied_embeddings;
   WEFT_ASSIGN_OR_RETURN(config->tied_embeddings,
                         outer.BoolOr("tie_word_embeddings", inner_tied));
@@ -257,6 +259,8 @@ ModelShape ModelConfig::shape() const {
           .experts = moe.shape,
           .delta = delta,
           .names = is_wrapped ? DecoderNames::kWrapped : DecoderNames::kPlain,
+          .wrapper_names =
+              has_wrapper ? DecoderNames::kWrapped : DecoderNames::kPlain,
           .head_order = head_order,
           .fused_qkv = fused_qkv,
           .fused_gate_up = fused_gate_up};

@@ -64,10 +64,13 @@ struct ModelConfig {
   // Another part, such as one for images, is beside the decoder in the class
   // that transformers' AutoModelForCausalLM loads.
   bool is_wrapped = false;
+  // As is_wrapped, in the class that config.json names.
+  bool has_wrapper = false;
   int num_layers = 0;
   int64_t hidden = 0;
   int64_t ffn = 0;
   int64_t vocab = 0;
+  int64_t padding_token = -1;  // LoRA does not learn its embedding. -1: none.
   int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;

@@ -113,6 +113,9 @@ struct ModelShape {
   ExpertShape experts;
   DeltaShape delta;
   DecoderNames names = DecoderNames::kPlain;
+  // As `names`, for programs that load the whole wrapper of a model whose text
+  // part transformers' AutoModelForCausalLM loads alone (Wrapper::loads_text).
+  DecoderNames wrapper_names = DecoderNames::kPlain;
   // The order in files of the features of a head of q or k
   // (ModelConfig::head_order).
   std::vector<int> head_order;

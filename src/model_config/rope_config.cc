@@ -265,6 +265,12 @@ absl::Status Scale(JsonFields& rope, const std::string& kind,
         rope.Find("original_max_position_embeddings") != nullptr;
     WEFT_ASSIGN_OR_RETURN(const YarnScaling scaling,
                           ReadYarn(rope, inputs.max_positions));
+    if (const Json* other = rope.Find("attn_factor"); other != nullptr) {
+      return UnsupportedField(
+          "attn_factor", *other,
+          "absent: transformers does not read it, and vLLM does. Remove it for "
+          "transformers' model, or set attention_factor for another one");
+    }
     ScaleAsYarn(scaling, inputs.theta, inputs.rotary_features,
                 table.frequencies);
     table.score_factor = scaling.attention_factor * scaling.attention_factor;
@@ -422,7 +428,6 @@ absl::StatusOr<std::vector<RopeTable>> ReadRopeTables(JsonFields& config,
   if (family.long_rope) {
     // Microsoft's files have these fields. transformers, which has the model's
     // code itself, does not read them.
-    static_cast<void>(config.Find("auto_map"));
     for (const char* name : {"full_attn_mod", "interpolate_factor"}) {
       WEFT_RETURN_IF_ERROR(config.IntOr(name, 1, 1, 1).status());
     }

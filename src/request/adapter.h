@@ -171,9 +171,14 @@ struct ReleaseSnapshotRequest {
   std::string name;
 };
 
+// A program that loads exported adapters. Each reads PEFT's folders by rules of
+// its own (src/lora/loader_rules.h).
+enum class Loader : uint8_t { kPeft, kVllm, kLlamaCpp };
+
 struct ExportAdapterRequest {
   std::string adapter_id;
   std::string snapshot;  // Empty: the latest weights.
+  Loader loader = Loader::kPeft;
 };
 
 // The files of a PEFT folder, as pairs of name (without folder) and contents.

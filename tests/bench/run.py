@@ -25,14 +25,30 @@ NAMES = (
     *("mixed_load", "moe", "multi_adapter"),
     *("rpc_overhead", "sample", "soak", "train_step"),
 )
-BENCHES = {name: importlib.import_module(name).main for name in NAMES}
+MODULES = {name: importlib.import_module(name) for name in NAMES}
+BENCHES = {name: module.main for name, module in MODULES.items()}
+
+
+def missing_program(name: str) -> Path | None:
+    """Returns a program of the bench that is not built. The bench might find out only
+    after minutes."""
+    for value in vars(MODULES[name]).values():
+        is_program = isinstance(value, Path) and value.name.endswith("_bench")
+        if is_program and not value.exists():
+            return Path(value)
+    return None
 
 
 def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in BENCHES:
         print(f"usage: run.py {{{','.join(BENCHES)}}} [options]", file=sys.stderr)
         return 2
-    status: int = BENCHES[sys.argv[1]](sys.argv[2:])
+    name = sys.argv[1]
+    if missing := missing_program(name):
+        command = f"cmake --build --preset cpu --target {missing.name}"
+        print(f"{name}: {missing} is not built: {command}", file=sys.stderr)
+        return 2
+    status: int = BENCHES[name](sys.argv[2:])
     return status
 
 

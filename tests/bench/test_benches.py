@@ -4,6 +4,7 @@ sizes are tiny, so the times mean nothing. test_peers.py has the benches with pe
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:
     assert ours["tokens"] == 2 * 23
     assert 0 < ours["mean_difference"] < ours["largest_difference"]
     assert 0 < ours["same_likeliest_token"] <= 1
+
+
+def test_a_program_that_is_not_built_is_named_first(tmp_path: Path) -> None:
+    script = str(processes.HERE / "run.py")
+    done = subprocess.run(
+        [sys.executable, script, "sample"],
+        env={**os.environ, "WEFT_BUILD_DIR": str(tmp_path)},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "_bench is not built: cmake --build --preset cpu --target" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["peer_options", "timing"])

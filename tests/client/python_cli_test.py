@@ -195,10 +195,66 @@ def test_a_folder_gets_what_other_programs_need(
     # The Hub would refuse a path in the card's header.
     assert (f"base_model: {name}\n" in card) == header
     assert f"`{name}`: rank 4, alpha 32, on q_proj, v_proj." in card
-    assert f"vllm serve {name} --enable-lora --max-lora-rank 16 " in card
-    assert "--lora-modules words=./words" in card
+    assert 'AutoPeftModelForCausalLM.from_pretrained("words")' in card
+    assert "This folder is for PEFT." in card
     for file in ("tokenizer.json", "tokenizer_config.json"):
         assert (folder / file).read_bytes() == (model_dir / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("loader", "line"),
+    [
+        ("vllm", "--enable-lora --max-lora-rank 16 --lora-modules words=./words"),
+        ("llama.cpp", "convert_lora_to_gguf.py words --base org/toy"),
+        ("peft", 'PeftModel.from_pretrained(model, "words")'),
+    ],
+)
+def test_a_card_has_the_lines_of_its_program(
+    loader: str, line: str, tmp_path: Path
+) -> None:
+    parameters = ["layers.0.mlp.experts.down_proj", "layers.1.mlp.up_proj.weight"]
+    # The model has image parts, so PEFT needs another class.
+    more = {"target_parameters": parameters, "exclude_modules": ".*visual.*"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**CONFIG, **more}))
+    peft_extras.add(tmp_path, "words", "org/toy", None, loader)
+    card = (tmp_path / "README.md").read_text("utf-8")
+    assert line in card and card.count("```") == 2
+    assert "on q_proj, v_proj, down_proj, up_proj." in card
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--lr", "-1"),
+        ("--lr", "nan"),
+        ("--weight-decay", "-0.1"),
+        ("--max-grad-norm", "inf"),
+        ("--export", "model"),
+        ("--export", "/proc/nowhere"),
+    ],
+)
+def test_numbers_and_folders_are_checked_before_the_first_call(
+    wrong: tuple[str, str], tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
+    with pytest.raises(SystemExit) as caught:
+        main(["sft", "--data", "x", "--adapter", "a", *wrong])
+    assert caught.value.code == 2
+    assert f"argument {wrong[0]}: {wrong[1]}" in capsys.readouterr().err
+    assert [path.name for path in Path("model").iterdir()] == ["config.json"]
+
+
+def test_a_run_that_gives_up_names_the_way_back(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    def away(_: object) -> None:
+        raise weft.Unavailable("gone")
+
+    monkeypatch.setattr("weft.recipes.sft.run", away)
+    assert main(["sft", "--data", "x", "--adapter", "a"]) == 1
+    assert "the same command with --resume goes on" in capsys.readouterr().err
 
 
 def test_an_export_names_the_base_model_and_keeps_the_template(

@@ -29,6 +29,16 @@ def test_delays_grow_to_their_bound_and_end() -> None:
     assert delays == [1, 2, 3, None]
 
 
+def test_an_unreachable_server_is_waited_for_until_the_deadline() -> None:
+    away = make_error("UNAVAILABLE", "")
+    patient = weft.RetryPolicy(jitter=0)
+    assert next_delay(patient, 1, away, 100) == 0.2
+    assert next_delay(patient, 10_000, away, 100) == 5
+    assert next_delay(patient, 10_000, away, 5) is None
+    assert patient.time_left(10_000, away, 77) == 77
+    assert POLICY.time_left(3, away, 77) == 3
+
+
 def test_hints_are_followed_until_the_deadline() -> None:
     full = make_error("RESOURCE_EXHAUSTED", "", 2.5)
     assert next_delay(POLICY, 0, full, 100) == 2.5

@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   // The written file parses to the same config.
   const auto again = weft::lora::ParsePeftConfig(
-      weft::lora::WritePeftConfig(*config, kShape, "base"), kShape);
+      weft::lora::WritePeftConfig(*config, kShape, {}, "base"), kShape);
   if (!again.ok() || !(*again == *config)) std::abort();
   return 0;
 }

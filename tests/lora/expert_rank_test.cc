@@ -96,7 +96,7 @@ TEST(PeftExpertsTest, AConfigReturnsFromItsFileWithTheSameLayout) {
        {model_config::ExpertNames::kMlp, model_config::ExpertNames::kMixtral}) {
     const model_config::ModelShape shape = Shape(names);
     const auto config = WithExpertRank({.rank = 16, .alpha = 8}, shape);
-    const std::string file = WritePeftConfig(*config, shape, "base");
+    const std::string file = WritePeftConfig(*config, shape, {}, "base");
     const Json json = Json::parse(file);
     EXPECT_EQ(json["r"], 4);
     for (const auto& [path, rank] : json["rank_pattern"].items()) {

@@ -24,6 +24,7 @@ constexpr model_config::ModelShape kShape = {.num_layers = 1,
                                              .vocab = 9};
 constexpr int64_t kRows = 23;
 constexpr double kScale = 4.875;  // Exact in every dtype.
+constexpr int64_t kPadding = 3;   // Both adapters have this token.
 
 AdapterVersionPtr MakeVersion(int rank, at::ScalarType dtype,
                               std::vector<TargetModule> modules) {
@@ -82,7 +83,7 @@ struct Result {
 };
 
 // Computes the formula in f64, with a one-hot product for the embedding, and
-// differentiates it by autograd.
+// differentiates it by autograd, but the padding token's column of A.
 Result Oracle(const Problem& problem) {
   Result result;
   at::Tensor x = problem.base_TH.to(at::kDouble);
@@ -96,8 +97,11 @@ Result Oracle(const Problem& problem) {
     flats.push_back(flat);
     for (const LoraFactor& factor :
          version.layout->group(0, ProjectionGroup::kEmbedTokens).factors) {
+      const at::Tensor whole_RV = version.A(flat, factor);
+      const at::Tensor a_RV = at::where(at::arange(kShape.vocab).eq(kPadding),
+                                        whole_RV.detach(), whole_RV);
       const at::Tensor delta = one_hot.slice(0, segment.begin, segment.end)
-                                   .matmul(version.A(flat, factor).t())
+                                   .matmul(a_RV.t())
                                    .matmul(version.B(flat, factor).t()) *
                                (factor.scale * kScale);
       x = x + at::constant_pad_nd(delta,
@@ -125,7 +129,7 @@ Result Evaluate(const Problem& problem) {
   Result result{.x_TH = problem.base_TH.clone()};
   AddLoraEmbedding(problem.tokens_T, problem.routing, kScale, result.x_TH);
   LoraEmbeddingBackward(problem.dx_TH, problem.tokens_T, problem.routing,
-                        gradients, kScale);
+                        gradients, kScale, kPadding);
   for (const LoraGradient& gradient : gradients) {
     result.gradients.push_back(gradient.gradient_N);
   }
@@ -173,7 +177,7 @@ TEST(LoraEmbeddingRoutingTest, ChangesColumnsOfItsTokensAlone) {
       problem.tokens_T.slice(0, segment.begin, segment.end);
   for (int64_t token = 0; token < kShape.vocab; ++token) {
     EXPECT_EQ(change.select(1, token).any().item<bool>(),
-              tokens.eq(token).any().item<bool>())
+              token != kPadding && tokens.eq(token).any().item<bool>())
         << token;
   }
 }
@@ -206,7 +210,8 @@ TEST(LoraEmbeddingRoutingTest, SumsInTheSameOrderEachTime) {
     gradients.push_back(at::zeros_like(version->compute_N));
     LoraEmbeddingBackward(
         dx, tokens, {{.begin = 0, .end = kMany, .version = version}},
-        {{.version = version, .gradient_N = gradients.back()}}, kScale);
+        {{.version = version, .gradient_N = gradients.back()}}, kScale,
+        /*padding=*/-1);
   }
   at::set_num_threads(threads);
   const LoraFactor& factor = version->layout->factors()[0];

@@ -183,14 +183,16 @@ TEST(WritePeftConfig, ComesBackAsItWas) {
         .rank = 3,
         .alpha = alpha,
         .target_modules = {TargetModule::kKProj, TargetModule::kLmHead}};
-    const std::string text = WritePeftConfig(config, kShape, "bad \xff name");
+    const std::string text =
+        WritePeftConfig(config, kShape, {}, "bad \xff name");
     const auto read = ParsePeftConfig(text, kShape).value();
     EXPECT_EQ(read, config);
   }
 }
 
 TEST(WritePeftConfig, WritesAWholeAlphaAsAnInteger) {
-  const Json json = Json::parse(WritePeftConfig({.alpha = 32}, kShape, "m"));
+  const Json json =
+      Json::parse(WritePeftConfig({.alpha = 32}, kShape, {}, "m"));
   EXPECT_TRUE(json["lora_alpha"].is_number_integer());
   EXPECT_EQ(json["base_model_name_or_path"], "m");
 }

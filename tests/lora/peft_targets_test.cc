@@ -215,7 +215,7 @@ TEST(WriteTargets, ComesBackAsItWas) {
   for (const PeftJson& changes : cases) {
     const auto config = Parse(changes);
     ASSERT_THAT(config, IsOk()) << changes;
-    const std::string text = WritePeftConfig(*config, kShape, "base");
+    const std::string text = WritePeftConfig(*config, kShape, {}, "base");
     const auto again = ParsePeftConfig(text, kShape);
     ASSERT_THAT(again, IsOk()) << text;
     EXPECT_EQ(*again, *config) << text;
@@ -226,7 +226,7 @@ TEST(WriteTargets, NamesAModuleOnceWhereEveryLayerHasIt) {
   const auto config =
       Parse({{"target_modules", {"up_proj", Q(3), Q(4)}}}).value();
   nlohmann::json root;
-  WriteTargets(config, kShape, root);
+  WriteTargets(config, kShape, {}, root);
   EXPECT_THAT(root["target_modules"].get<std::vector<std::string>>(),
               UnorderedElementsAreArray({std::string("up_proj"), Q(3), Q(4)}));
 }

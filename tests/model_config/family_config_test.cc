@@ -147,6 +147,53 @@ TEST(FamilyConfig, Qwen2HasBiasesOnQkvAndWindowsInItsLateLayers) {
   EXPECT_THAT(Parse(json), IsStatus(kInvalid, "layer_types entry is \"sli"));
 }
 
+TEST(FamilyConfig, Qwen2MoeHasWindowsInEveryOtherEarlyLayer) {
+  Json json = Qwen2();
+  json["model_type"] = "qwen2_moe";
+  json["num_hidden_layers"] = 6;
+  json["max_window_layers"] = 4;
+  EXPECT_THAT(Windows(json), Each(0));
+  json["use_sliding_window"] = true;
+  EXPECT_THAT(Windows(json), ElementsAre(32768, 0, 32768, 0, 0, 0));
+  json["layer_types"] = Json(6, "full_attention");
+  json["layer_types"][5] = "sliding_attention";
+  EXPECT_THAT(Windows(json), ElementsAre(0, 0, 0, 0, 0, 32768));
+}
+
+TEST(FamilyConfig, ThePaddingTokenIsTheFilesOrElseTheFamilys) {
+  Json json = Gemma2();
+  json["pad_token_id"] = 7;
+  EXPECT_EQ(Parsed(json).padding_token, 7);
+  json["pad_token_id"] = -1;
+  EXPECT_EQ(Parsed(json).padding_token, Parsed(json).vocab - 1);
+  json["pad_token_id"] = 1 << 20;
+  EXPECT_EQ(Parsed(json).padding_token, -1);
+  json["pad_token_id"] = nullptr;
+  EXPECT_EQ(Parsed(json).padding_token, -1);
+  json.erase("pad_token_id");
+  EXPECT_EQ(Parsed(json).padding_token, 0);
+  EXPECT_EQ(Parsed(Qwen2()).padding_token, -1);
+}
+
+TEST(FamilyConfig, EveryFamilyMayHaveFieldsThatSayWhatItHasAnyway) {
+  Json json = Qwen2();
+  json["auto_map"] = {{"AutoConfig", "configuration_qwen.QwenConfig"}};
+  for (const char* field :
+       {"shared_expert_intermediate_size", "shared_intermediate_size"}) {
+    json[field] = 0;
+    EXPECT_THAT(Parse(json), IsOk());
+    json[field] = 8;
+    EXPECT_THAT(Parse(json), IsStatus(kUnsupported, field));
+    json.erase(field);
+  }
+  json["use_qk_norm"] = false;
+  EXPECT_THAT(Parse(json), IsOk());
+  json["use_qk_norm"] = true;
+  EXPECT_THAT(Parse(json), IsStatus(kUnsupported, "use_qk_norm is true"));
+  json["model_type"] = "qwen3";
+  EXPECT_THAT(Parse(json), IsOk());
+}
+
 TEST(FamilyConfig, ReadsGemma2) {
   Json json = Gemma2();
   const auto config = Parsed(json);

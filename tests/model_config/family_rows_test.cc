@@ -127,7 +127,6 @@ TEST(FamilyRows, LongRopeEndsAtTheOriginalPositions) {
   EXPECT_DOUBLE_EQ(config.attention[0].rule.scale, 0.5 * factor);
   Json json = LongRope();
   json["full_attn_mod"] = json["interpolate_factor"] = 1;
-  json["auto_map"] = {{"AutoConfig", "configuration_phi3.Phi3Config"}};
   json["head_dim"] = 8;
   json["partial_rotary_factor"] = 0.5;
   EXPECT_DOUBLE_EQ(Parsed(json).rope_magnitude, std::sqrt(factor));
@@ -457,6 +456,9 @@ TEST(FamilyRows, MiniMaxHasItsCorrectionBesideTheRouter) {
                                   {"qk_norm_type", "per_layer"},
                                   {"use_mtp", true},
                                   {"num_mtp_modules", 3},
+                                  {"layernorm_mlp_beta", 1.0},
+                                  {"mlp_intermediate_size", 8192},
+                                  {"shared_moe_mode", "sigmoid"},
                                   {"shared_intermediate_size", 0}}));
   EXPECT_TRUE(config.moe.sigmoid && config.moe.normalizes_weights);
   EXPECT_EQ(config.qk_norm, QkNorm::kWhole);
@@ -475,6 +477,7 @@ TEST(FamilyRows, RefusesAnotherMiniMax) {
            {"qk_norm_type", "per_head"},
            {"attn_type_list", {1, 0}},
            {"shared_intermediate_size", 8},
+           {"layernorm_mlp_beta", 0.5},
            {"quantization_config", {{"quant_method", "fp8"}}}}) {
     const absl::StatusOr<ModelConfig> config =
         Parse(Small("minimax_m2", {{field, value}, {"num_local_experts", 8}}));

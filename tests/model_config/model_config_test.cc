@@ -290,7 +290,6 @@ TEST(ParseModelConfig, RefusesWhatItDoesNotHonourByName) {
        {{"bits", 4}},
        kUnsupported,
        "quantization_config"},
-      {"auto_map", {{"AutoModel", "x.Y"}}, kUnsupported, "auto_map"},
       {"sliding_window", 4096, kUnsupported, "sliding_window is 4096"},
       {"partial_rotary_factor", 0.5, kUnsupported,
        "partial_rotary_factor is 0.5"},

@@ -291,6 +291,38 @@ def _without(value: Any, names: set[str]) -> Any:
 
 
 @pytest.mark.parametrize(
+    "kind",
+    (
+        "qwen2",
+        "qwen2-moe",
+        "qwen3",
+        "qwen2-5-vl",
+        "gemma2",
+        "gemma3",
+        "gpt-oss",
+        "olmo3",
+    ),
+)
+def test_windows_are_in_the_layers_of_transformers(
+    kind: str, digest_of: DigestOf, tmp_path: Path
+) -> None:
+    """A file without layer_types, and one with those that transformers fills in."""
+    bare, told = (_copy(kind, tmp_path / name) for name in ("bare", "told"))
+    config = json.loads((bare / "config.json").read_text("utf-8"))
+    text = config.get("text_config", config)
+    del text["layer_types"]
+    text["sliding_window"] = 20
+    if "max_window_layers" in text:
+        text |= {"use_sliding_window": True, "max_window_layers": 2}
+    (bare / "config.json").write_text(json.dumps(config), "utf-8")
+    filled = AutoConfig.from_pretrained(bare).get_text_config()
+    assert "sliding_attention" in filled.layer_types
+    text["layer_types"] = filled.layer_types
+    (told / "config.json").write_text(json.dumps(config), "utf-8")
+    assert digest_of(bare) == digest_of(told)
+
+
+@pytest.mark.parametrize(
     ("kind", "kind_key"),
     (
         ("llama-tied", "rope_type"),

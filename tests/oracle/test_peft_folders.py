@@ -16,11 +16,8 @@ from models import TINY
 from reference import ALL_LINEAR, AdapterShape, read_weights
 from texts import next_token, sequences
 
-# The models of test_experts.py have experts.
-DENSE = [kind for kind, values in TINY.items() if "num_experts_per_tok" not in values]
 
-
-@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, *DENSE))
+@pytest.mark.parametrize("kind", (SHORT_SMOLLM2, *TINY))
 def test_exported_adapter_gives_our_logprobs_in_peft(
     kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
 ) -> None:
@@ -44,6 +41,8 @@ def test_exported_adapter_gives_our_logprobs_in_peft(
         for one, other in zip(again.forward(data).results, results, strict=True):
             np.testing.assert_array_equal(one.logprobs, other.logprobs)
     with reference.adapter(tmp_path / "exported") as adapted:
+        # peft warns of no tensor that has no place in the model.
+        assert len(adapted.parameters) == len(read_weights(tmp_path / "exported"))
         for sequence, result in zip(tokens, results, strict=True):
             expected = adapted.logprobs(sequence[:-1], sequence[1:]).detach().numpy()
             tolerance.assert_near(result.logprobs, expected)
@@ -185,3 +184,36 @@ def test_import_refuses_what_it_cannot_honour(
             client.import_adapter(unique("refused"), folder)
         assert field in str(refusal.value) or str(value) in str(refusal.value)
         assert client.info().num_adapters == before
+
+
+@pytest.mark.parametrize("kind", ("llama-tied", "gemma2", "olmo2", "ministral3"))
+def test_the_embedding_of_the_padding_token_learns_as_in_peft(
+    kind: str, both_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """llama has no such token, and the others have it as a default."""
+    reference, daemon = both_for(kind)
+    padding = reference.config.pad_token_id
+    tokens = [5, 0, 1, 11, 7, 0, 1, 11, 30, 2]
+    data = [next_token(tokens)]
+    shape = AdapterShape(4, 8.0, ("embed_tokens", "q_proj"))
+    folder = reference.make_adapter(tmp_path / "start", shape, seed=8)
+    with reference.adapter(folder) as adapted:
+        adapted.cross_entropy_backward(data)
+        (gradient,) = (
+            parameter.grad
+            for name, parameter in adapted.parameters.items()
+            if "lora_embedding_A" in name
+        )
+    learnt = set(gradient.any(0).nonzero().flatten().tolist())
+    assert learnt == set(tokens[:-1]) - {padding}
+    assert (padding is None) == (kind == "llama-tied")
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("padding"), folder)
+        adapter.forward_backward(data)
+        adapter.optim_step(learning_rate=1e-2, weight_decay=0.0)
+        adapter.export(tmp_path / "trained")
+    before, after = (
+        next(v for n, v in read_weights(path).items() if "lora_embedding_A" in n)
+        for path in (folder, tmp_path / "trained")
+    )
+    assert set(np.flatnonzero((before != after).any(0))) == learnt

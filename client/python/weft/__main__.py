@@ -9,11 +9,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from weft import chat, data
 from weft.client import Client
-from weft.errors import InvalidArgument, WeftError
+from weft.errors import InvalidArgument, Unavailable, WeftError
 from weft.openai_front import command as openai
 from weft.recipes import adapters, dpo, grpo, sft, sweep
 from weft.routing import split_model
@@ -92,8 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     export = add("export", summary, _export)
     adapters.add_folder_arguments(export)
     export.add_argument("--adapter", required=True, help="or ADAPTER@SNAPSHOT")
-    export.add_argument("--output", type=Path, required=True, help="the folder")
-    export.add_argument("--base-model", help=adapters.BASE_MODEL)
+    export.add_argument(
+        "--output", type=adapters.export_folder, required=True, help="the folder"
+    )
+    adapters.add_export_arguments(export)
     summary = "Records of text (JSONL, Parquet) to token ids (JSONL)."
     tokenize = add("tokenize", summary, _tokenize)
     adapters.add_model_arguments(tokenize)
@@ -116,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.run(options)
     except (WeftError, OSError) as error:
         print(f"weft: {error}", file=sys.stderr)
+        if isinstance(error, Unavailable) and hasattr(options, "save_every"):
+            print("weft: the same command with --resume goes on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("weft: interrupted", file=sys.stderr)

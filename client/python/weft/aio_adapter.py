@@ -9,7 +9,7 @@ from typing import Unpack
 
 from weft import convert, custom_loss, methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2
-from weft.convert import durability_name
+from weft.convert import durability_name, loader_name
 from weft.core import StepCore
 from weft.data import ModelTokenizer
 from weft.datum import Datum
@@ -451,25 +451,29 @@ class AsyncAdapter(AsyncSampler):
         snapshot: str | None = None,
         base_model: str | None = None,
         model_dir: StrPath | None = None,
+        loader: str = "peft",
     ) -> None:
         """Writes the latest weights, or a snapshot, to a PEFT folder on this machine.
 
-        base_model: what other programs load the base model from, a name of the Hub or a
-        folder; None writes the server's name for it. model_dir: a model folder whose
-        tokenizer files are copied. With either, the folder also gets a model card.
-        Files in the folder are replaced only after the last byte has arrived. Raises
-        InvalidArgument if model_dir has no file of a tokenizer.
+        loader: the program that loads the folder, "peft", "vllm" or "llama.cpp". Others
+        may load it without an error and compute something else. base_model: what other
+        programs load the base model from, a name of the Hub or a folder; None writes
+        the server's name for it. model_dir: a model folder whose tokenizer files are
+        copied. With either, the folder also gets a model card. Files in the folder are
+        replaced only after the last byte has arrived. Raises InvalidArgument if
+        model_dir has no file of a tokenizer, and FailedPrecondition if the program has
+        no place for a part of the adapter.
         """
         self._caller.require_open()
         request = adapters_pb2.ExportAdapterRequest(
-            adapter_id=self.id, snapshot=snapshot or ""
+            adapter_id=self.id, snapshot=snapshot or "", loader=loader_name(loader)
         )
         with FolderWriter(folder) as writer:
             async for message in self._driver.stream(
                 methods.EXPORT_ADAPTER, request, self._caller.timeout
             ):
                 writer.add(message.chunk)
-            writer.commit(base_model, model_dir)
+            writer.commit(base_model, model_dir, loader)
 
     async def info(self) -> AdapterInfo:
         """Returns what the server knows about the adapter. Raises NotFound if the

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 T = TypeVar("T")
+# The programs that load exports (Loader in adapters.proto).
+LOADERS = ("peft", "vllm", "llama.cpp")
 _FINISH: dict[int, FinishReason] = {1: "stop", 2: "length"}
 TrainRequest = TypeVar(
     "TrainRequest", training_pb2.ForwardBackwardRequest, training_pb2.ForwardRequest
@@ -75,6 +77,16 @@ def durability_name(name: str | None) -> str:
     if name is None:
         return "DURABILITY_UNSPECIFIED"
     return _enum_name(adapters_pb2.Durability, "durability", name)
+
+
+def loader_name(name: str) -> str:
+    """Returns the protobuf name of a program that loads exports. Raises
+    InvalidArgument for an unknown name."""
+    if name not in LOADERS:
+        raise InvalidArgument(
+            f"loader is {name!r}, must be one of {', '.join(LOADERS)}"
+        )
+    return f"LOADER_{name.upper().replace('.', '_')}"
 
 
 def _optimizer_name(number: adapters_pb2.Optimizer) -> str:

@@ -21,6 +21,9 @@ CHUNK_BYTES = 1 << 20
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer_state.json"
+# A folder with one of these has a model.
+MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
+PREFIX = ".weft-export-"
 
 
 class FileRequests(Iterator[RequestT]):
@@ -108,6 +111,17 @@ def _chunks(paths: Iterable[Path]) -> Iterator[adapters_pb2.FileChunk]:
                 yield adapters_pb2.FileChunk(name=path.name, data=data)
 
 
+def check_folder(folder: Path) -> None:
+    """Raises InvalidArgument if the folder holds a model, whose tokenizer an export
+    would replace, and OSError if nothing can be written to it."""
+    model = next((one for one in MODEL_FILES if (folder / one).is_file()), None)
+    if model is not None:
+        raise InvalidArgument(f"{folder} holds a model ({model}): name another folder")
+    above = next(one for one in folder.absolute().parents if one.is_dir())
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=above):
+        pass
+
+
 class FolderWriter:
     """Writes exported chunks to files beside `folder`. `commit` moves the files
     into `folder`.
@@ -118,9 +132,10 @@ class FolderWriter:
 
     def __init__(self, folder: StrPath) -> None:
         self._folder = Path(folder)
+        check_folder(self._folder)
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         self._scratch = tempfile.TemporaryDirectory(
-            prefix=".weft-export-", dir=self._folder.parent
+            prefix=PREFIX, dir=self._folder.parent
         )
         self._name = ""
         self._file: BinaryIO | None = None
@@ -145,13 +160,17 @@ class FolderWriter:
         self._file.write(chunk.data)
 
     def commit(
-        self, base_model: str | None = None, model_dir: StrPath | None = None
+        self,
+        base_model: str | None = None,
+        model_dir: StrPath | None = None,
+        loader: str = "peft",
     ) -> None:
         """Moves the files into the folder and replaces files with the same names, but
         no README.md that Weft did not write.
 
-        base_model, model_dir: see peft_extras.add. Raises DataLoss if the chunks lack
-        one of PEFT's two files, and InvalidArgument as peft_extras.add does.
+        base_model, model_dir, loader: see peft_extras.add. Raises DataLoss if the
+        chunks lack one of PEFT's two files, and InvalidArgument as peft_extras.add
+        does.
         """
         self._close()
         scratch = Path(self._scratch.name)
@@ -159,7 +178,7 @@ class FolderWriter:
             raise DataLoss("the server's export ended before its last file")
         if base_model is not None or model_dir is not None:
             name = self._folder.resolve().name
-            peft_extras.add(scratch, name, base_model, model_dir)
+            peft_extras.add(scratch, name, base_model, model_dir, loader)
         self._folder.mkdir(exist_ok=True)
         peft_extras.prepare(self._folder, scratch)
         for path in sorted(scratch.iterdir()):

@@ -42,18 +42,39 @@ tags:
 
 A LoRA adapter of `{base}`: rank {rank}, alpha {alpha:g}, on {modules}. {made}
 
-```python
+{lines}
+This folder is for {program}. Another program may load it without an error and compute
+something else: export it again with `--for` of that program.
+"""
+# How each program loads the folder. "wrapped": PEFT, where the model has other parts,
+# such as one for images, beside the decoder.
+LINES = {
+    "peft": """```python
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoTokenizer
 
 model = AutoPeftModelForCausalLM.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
+""",
+    "wrapped": """```python
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 
+model = AutoModelForImageTextToText.from_pretrained("{base}")
+model = PeftModel.from_pretrained(model, "{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
 ```
+""",
+    "vllm": """```
 vllm serve {base} --enable-lora --max-lora-rank {limit} --lora-modules {name}=./{name}
 ```
-"""
+""",
+    "llama.cpp": """```
+python convert_lora_to_gguf.py {name} --base {base} --outfile {name}.gguf
+```
+""",
+}
 
 
 def add(
@@ -61,12 +82,14 @@ def add(
     name: str,
     base_model: str | None,
     model_dir: str | os.PathLike[str] | None,
+    loader: str = "peft",
 ) -> None:
     """Completes a PEFT folder.
 
     name: the folder's name, for the model card. base_model: the Hub's name of the base
     model, or its folder; None keeps the server's name. model_dir: the folder whose
-    tokenizer files are copied; None copies none. Raises InvalidArgument if model_dir
+    tokenizer files are copied; None copies none. loader: the program that the folder is
+    for, of which the model card has the lines. Raises InvalidArgument if model_dir
     has none.
     """
     if base_model is not None and Path(base_model).is_dir():
@@ -78,7 +101,7 @@ def add(
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if model_dir is not None:
         copy_tokenizer(Path(model_dir), folder)
-    (folder / CARD_FILE).write_text(_card(config, name), encoding="utf-8")
+    (folder / CARD_FILE).write_text(_card(config, name, loader), encoding="utf-8")
 
 
 def copy_tokenizer(model_dir: Path, folder: Path) -> None:
@@ -101,20 +124,28 @@ def prepare(folder: Path, scratch: Path) -> None:
         (folder / TEMPLATE).unlink(missing_ok=True)
 
 
-def _card(config: dict[str, Any], name: str) -> str:
+def _card(config: dict[str, Any], name: str, loader: str) -> str:
     """Returns the model card. Its header names the base model only if that is a name of
     the Hub, because the Hub refuses others."""
     base = str(config[BASE])
     on_hub = base.count("/") == 1 and not base.startswith((".", "/"))
-    modules = config["target_modules"]
+    paths = [*config["target_modules"], *config.get("target_parameters", ())]
+    modules = {path.removesuffix(".weight").rpartition(".")[2]: None for path in paths}
     highest = max(config["r"], *config.get("rank_pattern", {}).values(), 0)
+    wrapped = loader == "peft" and "exclude_modules" in config
+    lines = LINES["wrapped" if wrapped else loader].format(
+        name=name,
+        base=base,
+        limit=next((one for one in VLLM_RANKS if one >= highest), highest),
+    )
     return CARD.format(
         header=f"base_model: {base}\n" if on_hub else "",
         name=name,
         made=MADE,
         base=base,
         rank=config["r"],
-        limit=next((one for one in VLLM_RANKS if one >= highest), highest),
         alpha=config["lora_alpha"],
-        modules=", ".join(modules) if isinstance(modules, list) else modules,
+        modules=", ".join(modules),
+        lines=lines,
+        program={"peft": "PEFT", "vllm": "vLLM"}.get(loader, loader),
     )

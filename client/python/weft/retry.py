@@ -13,13 +13,13 @@ from weft.errors import ResourceExhausted, Unavailable, WeftError
 class RetryPolicy:
     """Bounded exponential back-off with jitter.
 
-    The default delays add up to about 16 seconds, which outlasts a short restart of
-    the server. If the server says when to retry, retries continue until the call's
-    deadline. A client that never had an answer from the server gives up within 3
-    seconds.
+    Retries continue until the call's deadline, so that a run outlives a restart of the
+    server's machine. A client that never had an answer from the server gives up within
+    3 seconds.
     """
 
-    max_attempts: int = 8  # Consecutive attempts without a server's hint; 1: no retry.
+    # Consecutive attempts without a server's hint; None: no limit; 1: no retry.
+    max_attempts: int | None = None
     initial_delay: float = 0.2  # Seconds before the first repetition.
     multiplier: float = 2.0
     max_delay: float = 5.0  # Seconds.
@@ -28,7 +28,7 @@ class RetryPolicy:
     def time_left(self, attempt: int, error: WeftError, remaining: float) -> float:
         """Returns for how many seconds a failed call is repeated at most. attempt,
         error, remaining: as in next_delay."""
-        if error.retry_after is not None:
+        if error.retry_after is not None or self.max_attempts is None:
             return remaining
         powers = range(attempt - 1, self.max_attempts - 1)
         delays = (self.initial_delay * self.multiplier**power for power in powers)
@@ -61,8 +61,14 @@ def next_delay(
         # The jitter spreads the retries of many refused clients. It only adds time, so
         # that no client retries earlier than the hint says.
         delay = max(hint, policy.initial_delay) * uniform(1, 1 + policy.jitter)
-    elif isinstance(error, Unavailable) and attempt < policy.max_attempts:
-        delay = policy.initial_delay * policy.multiplier ** (attempt - 1)
+    elif isinstance(error, Unavailable) and (
+        policy.max_attempts is None or attempt < policy.max_attempts
+    ):
+        delay = policy.initial_delay
+        for _ in range(attempt - 1):
+            if delay >= policy.max_delay:
+                break
+            delay *= policy.multiplier
         delay = min(delay, policy.max_delay)
         delay *= uniform(1 - policy.jitter, 1 + policy.jitter)
     else:

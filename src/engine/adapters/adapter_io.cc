@@ -20,6 +20,7 @@
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
+#include "src/lora/loader_rules.h"
 #include "src/lora/peft_format.h"
 
 namespace weft::engine {
@@ -64,8 +65,9 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
                                              const lora::BaseModel& base,
                                              bool weights_only) {
   const model_config::ModelShape& shape = base.shape;
-  WEFT_ASSIGN_OR_RETURN(lora::PeftAdapter peft,
-                        lora::ReadPeft(folder.files, shape, base.model_dir));
+  WEFT_ASSIGN_OR_RETURN(
+      lora::PeftAdapter peft,
+      lora::ReadPeft(folder.files, shape, base.model_dir, &info.config));
   // Compares layouts, not configs, because different configs may describe the
   // same matrices. For example, one config may give the experts' rank in
   // `rank`, and the other may give it in `overrides`.
@@ -358,9 +360,12 @@ absl::StatusOr<lora::PeftAdapter> AdapterIo::Import(
   return lora::ReadPeft(files, base_.shape, base_.model_dir);
 }
 
-PeftFiles AdapterIo::Export(const LoraConfig& config,
-                            const std::vector<float>& weights) const {
-  return lora::WritePeft(config, base_.shape, weights, base_.name);
+absl::StatusOr<PeftFiles> AdapterIo::Export(const LoraConfig& config,
+                                            const std::vector<float>& weights,
+                                            Loader loader) const {
+  WEFT_RETURN_IF_ERROR(lora::CheckLoader(
+      loader, lora::AdapterLayout(base_.shape, config), base_.shape));
+  return lora::WritePeft(config, base_.shape, weights, base_.name, loader);
 }
 
 std::string AdapterIo::AdapterDir(const std::string& adapter_id) const {

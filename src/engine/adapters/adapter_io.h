@@ -111,8 +111,10 @@ class AdapterIo {
 
   // Reads a PEFT folder. Errors: those of ReadPeft.
   absl::StatusOr<lora::PeftAdapter> Import(const PeftFiles& files) const;
-  PeftFiles Export(const LoraConfig& config,
-                   const std::vector<float>& weights) const;
+  // Writes a PEFT folder. Errors: those of CheckLoader.
+  absl::StatusOr<PeftFiles> Export(const LoraConfig& config,
+                                   const std::vector<float>& weights,
+                                   Loader loader) const;
 
  private:
   struct Stored {

@@ -316,9 +316,9 @@ void AdapterManager::ExportNow(AdapterKey key,
   if (!status.ok()) return context_.Reply(done, status);
   context_.PostIo(request.adapter_id,
                   [this, done, config = context_.adapters.Find(key)->config(),
-                   weights = std::move(weights)] {
-                    context_.Reply(done,
-                                   context_.files.Export(config, weights));
+                   weights = std::move(weights), loader = request.loader] {
+                    context_.Reply(
+                        done, context_.files.Export(config, weights, loader));
                   });
 }
 

@@ -17,10 +17,12 @@ from pathlib import Path
 from weft import peft_extras
 from weft.adapter import Adapter
 from weft.client import Client
+from weft.convert import LOADERS
 from weft.data import ModelTokenizer
 from weft.data.tokenizer import template_text
 from weft.datum import Datum
 from weft.errors import FailedPrecondition, InvalidArgument, NotFound, WeftError
+from weft.folders import check_folder
 from weft.recipes import runs
 from weft.recipes.batches import requests
 from weft.recipes.schedule import SCHEDULES, learning_rate
@@ -92,6 +94,22 @@ def number(least: float, below: float = math.inf) -> Callable[[str], float]:
     return parse
 
 
+RATE = number(0, 1000)
+
+
+def export_folder(text: str) -> Path:
+    """Parses an argument that is a folder to which an export will be written, perhaps
+    hours later."""
+    folder = Path(text)
+    try:
+        check_folder(folder)
+    except InvalidArgument as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{folder}: {error.strerror}") from error
+    return folder
+
+
 def switches(text: str) -> dict[str, object]:
     """Parses an argument that is a JSON object."""
     try:
@@ -150,7 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--adapter", required=True, help="its name on the server")
     rank = f"LoRA rank of a new adapter; default: that of --init, or {RANK}"
     add("--rank", type=at_least(1), help=rank)
-    add("--lr", type=float, default=2e-4, help="learning rate at its highest")
+    add("--lr", type=RATE, default=2e-4, help="learning rate at its highest")
     add("--seed", type=at_least(0), default=0, help=SEED)
     resume = "go on with an adapter that was trained before; otherwise it is refused"
     add("--resume", action="store_true", help=resume)
@@ -158,8 +176,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     every = "steps; 0: at start and end only"
     add("--eval-every", type=at_least(0), default=0, help=every)
     add("--save-every", type=at_least(0), default=0, help="steps; 0: at the end only")
-    add("--export", type=Path, help="folder for the adapter in PEFT's form")
-    add("--base-model", help=BASE_MODEL)
+    add("--export", type=export_folder, help="folder for the adapter in PEFT's form")
+    add_export_arguments(parser)
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what the files of an export depend on."""
+    parser.add_argument("--base-model", help=BASE_MODEL)
+    program = "the program that loads the export"
+    parser.add_argument(
+        "--for", dest="loader", choices=LOADERS, default="peft", help=program
+    )
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,8 +202,8 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     add("--alpha", type=float, help=f"{alpha}; default: that of --init, or {ALPHA:g}")
     add("--schedule", choices=SCHEDULES, default="cosine")
     add("--warmup", type=at_least(0), default=0, help="steps until the rate is full")
-    add("--weight-decay", type=float, default=0.0)
-    add("--max-grad-norm", type=float, default=1.0, help="clips; 0: no clipping")
+    add("--weight-decay", type=number(0), default=0.0)
+    add("--max-grad-norm", type=number(0), default=1.0, help="clips; 0: no clipping")
     add("--output", type=Path, help="folder of log and plot; default: run/ADAPTER")
     add("--log-format", choices=FORMATS, default="jsonl")
 
@@ -208,6 +235,7 @@ def export(
             snapshot=snapshot,
             base_model=base_model,
             model_dir=files if has_any else None,
+            loader=options.loader,
         )
     print(f"exported {adapter.id} to {folder}", flush=True)
     if getattr(options, "chat_template_kwargs", None):

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # The reward of a single reply is its group's mean, so it would teach nothing.
     add("--samples", type=adapters.at_least(2), default=8, help="of each prompt")
     add("--max-tokens", type=adapters.at_least(1), default=128, help="of a reply")
-    add("--temperature", type=float, default=1.0)
+    add("--temperature", type=adapters.number(0), default=1.0)
     add("--loss", choices=LOSSES, default="importance_sampling")
     updates = "optimizer steps on the replies of a step; ratios are 1 in the first"
     add("--updates", type=adapters.at_least(1), default=1, help=updates)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ranks = "LoRA ranks"
     add("--rank", type=adapters.at_least(1), nargs="+", default=[16], help=ranks)
     rates = "learning rates at their highest"
-    add("--lr", type=float, nargs="+", default=[1e-4, 2e-4, 5e-4], help=rates)
+    add("--lr", type=adapters.RATE, nargs="+", default=[1e-4, 2e-4, 5e-4], help=rates)
     parser.set_defaults(resume=None)
     add(
         "--eval-every",
