@@ -30,7 +30,7 @@ constexpr int64_t kValuesOfMicroBatch = int64_t{32} << 20;
 // A step that ran when this many processes ended does not run again.
 constexpr uint64_t kMaxEnds = 2;
 
-// Returns LossGraph::num_calls. The graph of a step from the log is read for it.
+// Returns LossGraph::num_calls. Reads the graph of a step from the log for it.
 int64_t CallsOf(const CustomLoss& loss) {
   if (loss.num_calls > 0) return loss.num_calls;
   const absl::StatusOr<LossGraph> graph = ReadLossGraph(loss);

@@ -29,8 +29,8 @@ bool TrainsEmbedding(const LoraGradients& gradients);
 
 // Adds dLoss/dA and dLoss/dB of each segment to the gradient [N] of its
 // version, if `gradients` has that version. Adds nothing to the column
-// `padding` of A; -1: there is none. Always sums the rows of a token in the same
-// order.
+// `padding` of A; -1: there is none. Always sums the rows of a token in the
+// same order.
 // Shapes:  dx_TH like x_TH.
 void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
                            const LoraRouting& routing,

@@ -25,8 +25,8 @@ inline constexpr int kMaxFileRank = 4096;
 absl::StatusOr<LoraConfig> ParsePeftConfig(
     absl::string_view json, const model_config::ModelShape& shape);
 
-// Returns the file for an adapter. `config` has what the file's tensors have: if
-// rules.one_rank, the rank of all of them. Equal inputs give equal bytes.
+// Returns the file for an adapter. `config` has what the file's tensors have:
+// if rules.one_rank, the rank of all of them. Equal inputs give equal bytes.
 std::string WritePeftConfig(const LoraConfig& config,
                             const model_config::ModelShape& shape,
                             const FileRules& rules,

@@ -30,9 +30,9 @@ struct PeftAdapter {
 // of the base model's weights, but no other tensor. The copies
 // must equal the tensors of `model_dir`; if it is empty, only their shapes are
 // checked. Accepts every spelling of DecoderNames. `expected`, if not null, is
-// the config of an adapter that WritePeft wrote: some files of new adapters mean
-// the same with two layouts. Errors: INVALID_ARGUMENT, which names the violated
-// rule.
+// the config of an adapter that WritePeft wrote: some files of new adapters
+// mean the same with two layouts. Errors: INVALID_ARGUMENT, which names the
+// violated rule.
 absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
                                      const model_config::ModelShape& model,
                                      const std::string& model_dir = "",

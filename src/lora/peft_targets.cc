@@ -224,8 +224,8 @@ std::string FusedPath(const LoraFactor& site,
       shape.names);
 }
 
-// Returns the path of the parameter that contains the site's weight: that of all
-// experts of a layer, or the weight of a linear layer.
+// Returns the path of the parameter that contains the site's weight: that of
+// all experts of a layer, or the weight of a linear layer.
 std::string ParameterPath(const LoraFactor& site,
                           const model_config::ModelShape& shape) {
   const int expert = site.expert;
@@ -394,9 +394,9 @@ absl::StatusOr<std::vector<LoraShape>> ShapesOf(
 }
 
 // Returns an error if experts of the same layer have different ranks or alphas
-// for a module. LoraConfig has only one LoraShape for each module of a layer. The
-// shared expert may have half the rank of gate and up of all others, which is
-// what each of these has with FusedForm::kParts.
+// for a module. LoraConfig has only one LoraShape for each module of a layer.
+// The shared expert may have half the rank of gate and up of all others, which
+// is what each of these has with FusedForm::kParts.
 absl::Status CheckExpertsAgree(const std::vector<LoraFactor>& sites,
                                const std::vector<LoraShape>& loras,
                                const model_config::ModelShape& shape) {

@@ -97,8 +97,8 @@ class Decoder {
   // The row of each token in the rank's part of the embedding. `foreign_T1`
   // marks tokens whose embedding is on another rank. Such a token has row 0,
   // and the caller discards its result. `foreign_T1` is undefined if the rank
-  // has the whole vocabulary. `padding` is the row of the padding token; -1: the
-  // rank does not have it.
+  // has the whole vocabulary. `padding` is the row of the padding token; -1:
+  // the rank does not have it.
   struct TokenRows {
     at::Tensor rows_T;
     at::Tensor foreign_T1 = {};

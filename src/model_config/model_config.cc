@@ -28,7 +28,7 @@ constexpr size_t kMaxEosTokens = 256;
 
 // Fields about the model's origin, its initialisation, its training or how
 // transformers runs it. They do not change what the decoder computes. auto_map
-// names code beside the weights; transformers has its own for every family here.
+// names code beside the weights; transformers has its own for every family.
 constexpr absl::string_view kBookkeepingFields[] = {
     "_attn_implementation",
     "_attn_implementation_autoset",

@@ -120,7 +120,7 @@ def test_refusals_with_a_hint_are_waited_out(
     server: FakeWeftd, client: weft.Client
 ) -> None:
     server.retry_hint(1)
-    for _ in range(3 * FAST.max_attempts):
+    for _ in range(12):
         server.refuse("Sample", FULL, "the queue is full")
     assert len(client.sample_many([[1], [2], [3]], max_tokens=2)) == 3
 

@@ -120,7 +120,7 @@ def test_modules_with_other_scales(both_for: Any, unique: Any, tmp_path: Path) -
     """Only PEFT knows an alpha for each module."""
     kind = "llama-tied"
     reference, daemon = both_for(kind)
-    shape = AdapterShape(4, 6.0, ["q_proj", "up_proj", "o_proj"], False)
+    shape = AdapterShape(4, 6.0, ("q_proj", "up_proj", "o_proj"), False)
     folder = reference.make_adapter(tmp_path / "start", shape, seed=8)
     config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
     config["alpha_pattern"] = {"layers.1.self_attn.q_proj": 5.0, "up_proj": 1.0}
