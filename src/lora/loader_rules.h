@@ -12,8 +12,8 @@
 // names, and wants the fused form of experts where such a class has
 // is_3d_moe_weight, else single experts.
 //
-// llama.cpp (convert_lora_to_gguf.py, src/llama-adapter.h) divides lora_alpha by
-// the module's own rank, and has no names for fused experts.
+// llama.cpp (convert_lora_to_gguf.py, src/llama-adapter.h) divides lora_alpha
+// by the module's own rank, and has no names for fused experts.
 #ifndef WEFT_SRC_LORA_LOADER_RULES_H_
 #define WEFT_SRC_LORA_LOADER_RULES_H_
 

@@ -165,7 +165,7 @@ struct Family {
   // The fields embedding_multiplier, residual_multiplier, attention_multiplier
   // and logits_scaling.
   bool multipliers = false;
-  bool tied = false;  // Used if tie_word_embeddings is absent.
+  bool tied = false;           // Used if tie_word_embeddings is absent.
   int64_t padding_token = -1;  // Used if pad_token_id is absent; -1: none.
   // Gemma stores norm weights minus one. It scales embeddings by sqrt(hidden).
   // The scale of attention is 1 / sqrt(query_pre_attn_scalar). The activation's
