@@ -22,23 +22,22 @@ constexpr int64_t kReservationBytes = 128;
 
 using Files = std::vector<FileSource>;
 
-// Returns at least the bytes that an export holds: the weights, their copy with
-// one scale, the tensors that the file has in another form, and the file. For
-// llama.cpp the last two have the largest rank of a tensor, in which up to 3
-// modules are one, in place of a module's own.
+// Returns about the bytes that an export holds: the weights, their copy with one
+// scale, the tensors that the file has in another form, and the file. The last
+// two are up to half as large again where modules are one. For llama.cpp they
+// have the largest rank in place of a module's own.
 int64_t ExportBytes(const AdapterInfo& info, Loader loader) {
   const auto of_weights = static_cast<int64_t>(4 * info.num_parameters);
-  if (loader == Loader::kPeft) return 3 * of_weights;
-  if (loader == Loader::kVllm) return 4 * of_weights;
+  if (loader == Loader::kPeft) return 4 * of_weights;
+  if (loader == Loader::kVllm) return 5 * of_weights;
   int lowest = info.config.rank, highest = info.config.rank;
   for (const LoraOverride& other : info.config.overrides) {
     if (other.shape.rank == 0) continue;
     lowest = std::min(lowest, other.shape.rank);
     highest = std::max(highest, other.shape.rank);
   }
-  constexpr int kMostFused = 3;
-  const int times = (kMostFused * highest + lowest - 1) / lowest;
-  return (2 + 2 * int64_t{times}) * of_weights;
+  const int times = (highest + lowest - 1) / lowest;
+  return (4 + 2 * int64_t{times}) * of_weights;
 }
 
 // Charges the caller for the files before the engine makes them, and then has

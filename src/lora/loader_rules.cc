@@ -10,6 +10,7 @@ namespace weft::lora {
 namespace {
 
 using model_config::DecoderNames;
+using model_config::ExpertShape;
 using model_config::ModelShape;
 
 // Returns whether the model's class in vLLM has is_3d_moe_weight.
@@ -20,23 +21,20 @@ bool IsFusedInVllm(const ModelShape& shape) {
 
 }  // namespace
 
-FileRules RulesOf(Loader loader, const ModelShape& shape) {
+FileRules RulesOf(std::optional<Loader> loader, const ModelShape& shape) {
   const bool has_experts = shape.experts.count > 0;
   FileRules rules{.names = shape.names};
-  bool fuses = shape.fused_qkv || shape.fused_gate_up;
-  switch (loader) {
-    case Loader::kPeft:
-      rules.mlp_parameters = has_experts;
-      fuses |= has_experts;
-      break;
-    case Loader::kVllm:
-      rules.names = shape.wrapper_names;
-      rules.one_scale = true;
-      fuses |= has_experts && IsFusedInVllm(shape);
-      break;
-    case Loader::kLlamaCpp:
-      rules.one_scale = rules.one_rank = true;
-      break;
+  bool fuses = shape.fused_qkv || shape.fused_gate_up ||
+               (shape.experts.is_fused() && loader != Loader::kLlamaCpp);
+  if (loader == Loader::kPeft) {
+    rules.mlp_parameters = has_experts;
+    fuses |= has_experts;
+  } else if (loader == Loader::kVllm) {
+    rules.names = shape.wrapper_names;
+    rules.one_scale = true;
+    fuses |= has_experts && IsFusedInVllm(shape);
+  } else if (loader == Loader::kLlamaCpp) {
+    rules.one_scale = rules.one_rank = true;
   }
   if (fuses) rules.form = FusedForm::kParts;
   return rules;
@@ -44,17 +42,34 @@ FileRules RulesOf(Loader loader, const ModelShape& shape) {
 
 absl::Status CheckLoader(Loader loader, const AdapterLayout& layout,
                          const ModelShape& shape) {
-  if (loader != Loader::kLlamaCpp || !shape.experts.is_fused()) {
-    return absl::OkStatus();
-  }
-  for (const LoraFactor& factor : layout.factors()) {
-    if (factor.expert == kNoExpert) continue;
+  const ExpertShape& experts = shape.experts;
+  const FileRules rules = RulesOf(loader, shape);
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    if (!experts.InLayer(layer)) continue;
+    const auto& both = layout.group(layer, ProjectionGroup::kGateUp, 0).factors;
+    const auto& down = layout.group(layer, ProjectionGroup::kDown, 0).factors;
+    if (both.empty() && down.empty()) continue;
+    const std::string path =
+        ExpertPath(layer, 0, experts);  // Such as "...mlp.experts.0".
+    if (loader == Loader::kLlamaCpp && experts.is_fused()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "loader is llama.cpp, which has no name for LoRA of this model's "
+          "experts, and the adapter has LoRA in ",
+          path,
+          ": export it for peft, or train an adapter without gate_proj, "
+          "up_proj and down_proj"));
+    }
+    if (rules.form != FusedForm::kParts || both.empty()) continue;
+    if (both.size() == 2 && both[0].rank == both[1].rank &&
+        (rules.one_scale || both[0].scale == both[1].scale)) {
+      continue;
+    }
     return absl::FailedPreconditionError(absl::StrCat(
-        "loader is llama.cpp, which has no name for LoRA of this model's "
-        "experts, and the adapter has LoRA in ",
-        FilePath(factor, shape),
-        ": export it for peft, or train an adapter without gate_proj, up_proj "
-        "and down_proj"));
+        "loader has gate_proj and up_proj of experts as one parameter, and "
+        "LoRA "
+        "in ",
+        path, " has ", both.size(), " of them, or two ranks or scales",
+        loader == Loader::kPeft ? ": export it for vllm or llama.cpp" : ""));
   }
   return absl::OkStatus();
 }

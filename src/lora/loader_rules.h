@@ -37,10 +37,13 @@ struct FileRules {
   bool one_scale = false;  // All modules have the same alpha / rank.
   bool one_rank = false;   // All tensors have the same rank.
 };
-FileRules RulesOf(Loader loader, const model_config::ModelShape& shape);
+// Without a loader: the rules of the server's own checkpoints.
+FileRules RulesOf(std::optional<Loader> loader,
+                  const model_config::ModelShape& shape);
 
-// Returns an error if the loader has no place for a part of the adapter.
-// Errors: FAILED_PRECONDITION, which names the modules.
+// Returns an error if the loader has no place for a part of the adapter, or if
+// gate and up of experts, which it has as one, differ in rank or scale. Errors:
+// FAILED_PRECONDITION, which names the modules.
 absl::Status CheckLoader(Loader loader, const AdapterLayout& layout,
                          const model_config::ModelShape& shape);
 

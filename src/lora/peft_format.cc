@@ -446,7 +446,8 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
 PeftFiles WritePeft(const LoraConfig& config,
                     const model_config::ModelShape& model,
                     absl::Span<const float> weights,
-                    const std::string& base_model_name, Loader loader) {
+                    const std::string& base_model_name,
+                    std::optional<Loader> loader) {
   const FileRules rules = RulesOf(loader, model);
   model_config::ModelShape shape = model;
   shape.names = rules.names;

@@ -4,6 +4,7 @@
 #ifndef WEFT_SRC_LORA_PEFT_FORMAT_H_
 #define WEFT_SRC_LORA_PEFT_FORMAT_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,14 +41,15 @@ absl::StatusOr<PeftAdapter> ReadPeft(const PeftFiles& files,
 
 // Returns the files of a PEFT folder for an adapter with these weights, which
 // have the layout AdapterLayout(model, config). The folder is for a loader that
-// CheckLoader (loader_rules.h) accepts, and ReadPeft reads it, too: with the
-// same config if it is for PEFT, and with others that compute the same. Tensors
-// are F32. Equal inputs give equal bytes.
+// CheckLoader (loader_rules.h) accepts, or, without one, for ReadPeft alone,
+// which then returns the same layout. ReadPeft reads the others, too, as
+// adapters that compute the same. Tensors are F32. Equal inputs give equal
+// bytes.
 PeftFiles WritePeft(const LoraConfig& config,
                     const model_config::ModelShape& model,
                     absl::Span<const float> weights,
                     const std::string& base_model_name,
-                    Loader loader = Loader::kPeft);
+                    std::optional<Loader> loader = std::nullopt);
 
 // A buffer of optimizer state, such as "exp_avg", in the adapter's layout.
 struct NamedBuffer {

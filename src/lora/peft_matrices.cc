@@ -341,16 +341,18 @@ std::vector<PeftTensor> Scatter(absl::Span<const float> buffer,
   for (const PeftMatrix& matrix : matrices) {
     const auto [place, is_new] =
         places.try_emplace(matrix.name, tensors.size());
-    if (is_new) {
-      tensors.push_back({.name = matrix.name,
-                         .rows = matrix.tensor_rows,
-                         .columns = matrix.tensor_columns,
-                         .values = std::vector<float>(matrix.tensor_rows *
-                                                      matrix.tensor_columns)});
-    }
-    std::vector<float>& values = tensors[place->second].values;
+    if (is_new) tensors.push_back({.name = matrix.name});
+    PeftTensor& tensor = tensors[place->second];
+    tensor.rows = std::max(tensor.rows, matrix.tensor_rows);
+    tensor.columns = std::max(tensor.columns, matrix.tensor_columns);
+  }
+  for (PeftTensor& tensor : tensors) {
+    tensor.values.resize(tensor.rows * tensor.columns);
+  }
+  for (const PeftMatrix& matrix : matrices) {
+    PeftTensor& tensor = tensors[places.at(matrix.name)];
     for (int64_t i = 0; i < matrix.rows; ++i) {
-      float* row = values.data() + matrix.TensorRow(i) * matrix.tensor_columns +
+      float* row = tensor.values.data() + matrix.TensorRow(i) * tensor.columns +
                    matrix.first_column;
       for (int64_t j = 0; j < matrix.columns; ++j) {
         row[j * matrix.column_step] =

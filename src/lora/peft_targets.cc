@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -247,15 +248,19 @@ absl::StatusOr<std::vector<bool>> SelectParameters(
                    absl::StrCat("null, or a list of at most ",
                                 MaxEntries(shape), " names"));
   }
+  // The sites of each parameter. Those of all experts of a layer are together.
+  std::map<std::string, std::vector<size_t>> parameters;
+  for (size_t i = 0; i < sites.size(); ++i) {
+    if (sites[i].module == TargetModule::kEmbedTokens) continue;
+    parameters[ParameterPath(sites[i], shape)].push_back(i);
+  }
   for (const PeftJson& entry : value) {
     const auto* name = entry.get_ptr<const std::string*>();
     bool is_there = false;
-    for (size_t i = 0; name != nullptr && i < sites.size(); ++i) {
-      if (sites[i].module == TargetModule::kEmbedTokens ||
-          !IsSuffix(*name, ParameterPath(sites[i], shape))) {
-        continue;
-      }
-      is_there = selected[i] = true;
+    for (const auto& [path, places] : parameters) {
+      if (name == nullptr || !IsSuffix(*name, path)) continue;
+      is_there = true;
+      for (const size_t i : places) selected[i] = true;
     }
     if (is_there) continue;
     return Refused("target_parameters entry", entry,

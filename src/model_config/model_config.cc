@@ -52,6 +52,7 @@ constexpr absl::string_view kBookkeepingFields[] = {
     "max_sequence_length",
     "output_attentions",
     "output_hidden_states",
+    "pad_token_id",
     "pretraining_tp",
     "resid_pdrop",
     "residual_dropout",

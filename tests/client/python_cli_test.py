@@ -205,7 +205,7 @@ def test_a_folder_gets_what_other_programs_need(
     ("loader", "line"),
     [
         ("vllm", "--enable-lora --max-lora-rank 16 --lora-modules words=./words"),
-        ("llama.cpp", "convert_lora_to_gguf.py words --base org/toy"),
+        ("llama.cpp", "convert_lora_to_gguf.py words --base-model-id org/toy"),
         ("peft", 'PeftModel.from_pretrained(model, "words")'),
     ],
 )

@@ -80,6 +80,35 @@ TEST(LoaderRules, PeftHasMlpsAndExpertsAsParameters) {
   EXPECT_EQ(json["r"], 4);
 }
 
+// The server's own folders come back as they were, whatever gate and up have.
+// Programs that have them as one would read others.
+TEST(LoaderRules, GateAndUpThatDifferAreForLoadersThatHaveThemApart) {
+  LoraConfig alone = Config(), ranks = Config(), scales = Config();
+  std::erase(alone.target_modules, TargetModule::kGateProj);
+  std::erase_if(alone.overrides, [](const LoraOverride& other) {
+    return other.module == TargetModule::kGateProj;
+  });
+  ranks.overrides[1].shape = {.rank = 4, .alpha = 6};
+  scales.overrides[1].shape.alpha = 9;
+  model_config::ModelShape wrapper = Shape();
+  wrapper.wrapper_names = model_config::DecoderNames::kWrapped;
+  for (const LoraConfig& config : {alone, ranks, scales}) {
+    const AdapterLayout layout(Shape(), config);
+    const PeftFiles files = WritePeft(config, Shape(), Counting(config), "b");
+    const auto read = ReadPeft(files, Shape());
+    ASSERT_THAT(read, IsOk());
+    EXPECT_EQ(AdapterLayout(Shape(), read->config).factors(), layout.factors());
+    EXPECT_EQ(read->weights, Counting(config));
+    EXPECT_THAT(CheckLoader(Loader::kPeft, layout, Shape()),
+                IsStatus(kFailed, "model.layers.1.mlp.experts.0 has"));
+    EXPECT_THAT(CheckLoader(Loader::kVllm, layout, Shape()), IsOk());
+    EXPECT_THAT(CheckLoader(Loader::kLlamaCpp, layout, Shape()), IsOk());
+    const bool one_scale_is_enough = config == scales;
+    EXPECT_EQ(CheckLoader(Loader::kVllm, layout, wrapper).ok(),
+              one_scale_is_enough);
+  }
+}
+
 TEST(LoaderRules, VllmHasSingleExpertsUnlessItsClassIsAWrapper) {
   const LoraConfig config = Config();
   const auto tensors = [&](model_config::ModelShape shape) {
@@ -128,7 +157,7 @@ TEST(LoaderRules, LlamaCppHasNoNamesForFusedExperts) {
       Shape(model_config::ExpertNames::kFused);
   const AdapterLayout all(shape, Config());
   EXPECT_THAT(CheckLoader(Loader::kLlamaCpp, all, shape),
-              IsStatus(kFailed, "mlp.experts.0.gate_proj"));
+              IsStatus(kFailed, "adapter has LoRA in model.layers.1.mlp."));
   EXPECT_THAT(CheckLoader(Loader::kVllm, all, shape), IsOk());
   const AdapterLayout attention(shape,
                                 {.target_modules = {TargetModule::kQProj}});

@@ -380,6 +380,8 @@ def stop_rule(stop: Stop, ignore_eos: bool) -> sampling_pb2.StopRule:
         )
     # A string is one entry, although Python can iterate over its characters.
     for entry in (stop,) if isinstance(stop, (str, bytes)) else stop:
+        if isinstance(entry, (str, bytes)) and not entry:
+            raise InvalidArgument("stop has an empty text, which would end every text")
         if isinstance(entry, str):
             rule.byte_strings.append(entry.encode())
         elif isinstance(entry, bytes):
@@ -419,7 +421,7 @@ def sample_request(
     if allowed is not None and len(allowed) == 0:  # In a request, none means all.
         raise InvalidArgument("allowed_token_ids is empty, must have at least one")
     settings: dict[str, Any] = {"num_samples": 1, **options}
-    stop = settings.pop("stop", None) or ()
+    stop = settings.pop("stop", None)
     ignore_eos = settings.pop("ignore_eos", False)
     biases = settings.pop("logit_bias", None) or {}
     targets = settings.pop("prompt_targets", None)
@@ -430,7 +432,7 @@ def sample_request(
     }
     with _sendable():
         config = sampling_pb2.SamplingConfig(
-            stop=stop_rule(stop, ignore_eos),
+            stop=stop_rule(() if stop is None else stop, ignore_eos),
             logit_bias=[
                 sampling_pb2.TokenBias(token=token, bias=bias)
                 for token, bias in dict(biases).items()

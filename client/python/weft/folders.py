@@ -117,9 +117,14 @@ def check_folder(folder: Path) -> None:
     model = next((one for one in MODEL_FILES if (folder / one).is_file()), None)
     if model is not None:
         raise InvalidArgument(f"{folder} holds a model ({model}): name another folder")
-    above = next(one for one in folder.absolute().parents if one.is_dir())
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=above):
-        pass
+    if folder.exists() and not folder.is_dir():
+        raise InvalidArgument(f"{folder} is a file: name a folder")
+    # The files are written beside the folder, and then moved into it.
+    parents = folder.absolute().parents
+    above = next((one for one in parents if one.is_dir()), folder)
+    for place in {above, folder if folder.is_dir() else above}:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place):
+            pass
 
 
 class FolderWriter:

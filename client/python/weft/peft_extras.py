@@ -71,7 +71,7 @@ vllm serve {base} --enable-lora --max-lora-rank {limit} --lora-modules {name}=./
 ```
 """,
     "llama.cpp": """```
-python convert_lora_to_gguf.py {name} --base {base} --outfile {name}.gguf
+python convert_lora_to_gguf.py {name} {option} {base} --outfile {name}.gguf
 ```
 """,
 }
@@ -136,6 +136,7 @@ def _card(config: dict[str, Any], name: str, loader: str) -> str:
     lines = LINES["wrapped" if wrapped else loader].format(
         name=name,
         base=base,
+        option="--base-model-id" if on_hub else "--base",  # The other is a folder.
         limit=next((one for one in VLLM_RANKS if one >= highest), highest),
     )
     return CARD.format(

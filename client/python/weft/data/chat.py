@@ -134,6 +134,8 @@ class ChatTemplate:
                     why = f"{name!r} has its value from Weft"
                 raise InvalidArgument(f"chat template: {why}; its switches: {known}")
         self._names = {**special, **(kwargs or {})}
+        self._shows_tools = "tools" in read
+        self._shows_calls = "tool_calls" in source
 
     def render(
         self,
@@ -143,7 +145,8 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
     ) -> str:
         """Returns the chat as text. Raises InvalidArgument if the template refuses the
-        chat."""
+        chat, or reads no tools or calls of tools that it has."""
+        self._check_shown(messages, tools)
         return self._render(messages, tools, add_generation_prompt)[0]
 
     def spans(
@@ -165,6 +168,7 @@ class ChatTemplate:
         a chat differently from the same turn within a chat. For such a template, only
         the last turn can be found, so use `last`.
         """
+        self._check_shown(messages, tools)
         text, marked = self._render(messages, tools, False)
         turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
         if not turns or (last and turns[-1] != len(messages) - 1):
@@ -189,6 +193,22 @@ class ChatTemplate:
         if last:
             used = [turn for turn in used if turn == turns[-1]]
         return text, list(self._added(text, messages, tools, used, common)), False
+
+    def _check_shown(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None
+    ) -> None:
+        """Raises InvalidArgument for tools that the template would leave out without a
+        word."""
+        if tools and not self._shows_tools:
+            raise InvalidArgument("the chat template shows no tools")
+        if self._shows_calls:
+            return
+        for index, message in enumerate(messages):
+            if isinstance(message, Mapping) and message.get("tool_calls"):
+                raise InvalidArgument(
+                    f"messages[{index}] has tool_calls, which the chat template does "
+                    "not show"
+                )
 
     def _added(
         self,

@@ -124,6 +124,8 @@ class Encoder:
     def example(self, record: Record) -> Example:
         """Returns the record's example. Raises InvalidArgument for the record of a
         pair, and for a record of no known form."""
+        if record.get("label") is False:  # KTO's records have answers of both kinds.
+            raise InvalidArgument('"label" is false: this answer is not to be learnt')
         record = as_messages(record)
         if "messages" in record:
             messages = _messages(record, "messages")
@@ -143,8 +145,11 @@ class Encoder:
 
     def pair(self, record: Record) -> Pair:
         """Returns the record's two answers. Raises InvalidArgument if an answer is
-        missing."""
-        return Pair(self._answer(record, "chosen"), self._answer(record, "rejected"))
+        missing, or if both are equal, perhaps only within max_tokens."""
+        pair = Pair(self._answer(record, "chosen"), self._answer(record, "rejected"))
+        if pair.chosen == pair.rejected:
+            raise InvalidArgument('"chosen" and "rejected" are equal: nothing to learn')
+        return pair
 
     def prompt(self, record: Record) -> list[int]:
         """Returns the token ids of a prompt, [P].

@@ -1,6 +1,10 @@
-"""Turns the records of other programs, Alpaca's and ShareGPT's, into messages."""
+"""Turns the records of other programs, Alpaca's, ShareGPT's and OpenAI's, into messages
+as chat templates read them."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
 
 from weft.data.sources import Record
 from weft.errors import InvalidArgument
@@ -84,3 +88,41 @@ def text_field(record: Record, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f'"{name}" is not a text')
     return value
+
+
+def with_parsed_calls(
+    messages: Sequence[Mapping[str, object]],
+) -> list[Mapping[str, object]]:
+    """Returns the messages with the arguments of tool calls as objects. In OpenAI's
+    form they are JSON in a text, which templates would write as JSON of a text. Raises
+    InvalidArgument for a text that is no JSON object."""
+    return [
+        {
+            **message,
+            "tool_calls": [
+                _parsed(call, f"messages[{m}].tool_calls[{c}]")
+                for c, call in enumerate(calls)
+            ],
+        }
+        if isinstance(calls := message.get("tool_calls"), list)
+        else message
+        for m, message in enumerate(messages)
+    ]
+
+
+def _parsed(call: object, where: str) -> object:
+    if not isinstance(call, Mapping):
+        return call
+    function = call.get("function")
+    if isinstance(function, Mapping):
+        return {**call, "function": _parsed(function, f"{where}.function")}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidArgument(f"{where}.arguments is a text, but no JSON object")
+    return {**call, "arguments": parsed}

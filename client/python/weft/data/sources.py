@@ -15,6 +15,8 @@ Record = Mapping[str, object]
 Source = StrPath | Iterable[Record]
 
 HUB = "hf:"
+# Files of other forms, which would be one error in each line.
+OTHERS = (".csv", ".tsv", ".xlsx", ".arrow", ".gz", ".zip", ".zst")
 ROWS = 1024  # The number of rows of a Parquet file that are in memory at once.
 
 
@@ -40,9 +42,16 @@ def read(source: Source) -> Iterator[Located]:
     if text.startswith(HUB):
         return _hub(text)
     path = Path(text)
-    if not path.exists() or path.is_dir():  # Unlike is_file, accepts pipes.
+    if not path.exists():  # Unlike is_file, accepts pipes.
         raise InvalidArgument(f"{path}: no such file")
-    return _parquet(path) if path.suffix == ".parquet" else _lines(path)
+    if path.is_dir() or path.suffix in OTHERS:
+        kind = "is a folder" if path.is_dir() else f"has the form {path.suffix}"
+        raise InvalidArgument(
+            f"{path} {kind}; read are .jsonl, .json (a list), .parquet and {HUB}NAME"
+        )
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    return _array(path) if path.suffix == ".json" else _lines(path)
 
 
 def _located(where: str, value: object) -> Located:
@@ -66,6 +75,17 @@ def _lines(path: Path) -> Iterator[Located]:
                 yield _located(where, json.loads(line))
             except (ValueError, RecursionError) as error:  # JSON may nest too deeply.
                 yield Located(where, None, f"not JSON: {error}")
+
+
+def _array(path: Path) -> Iterator[Located]:
+    """Reads a list of records, or lines of records under the other name."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return _lines(path)
+    if not isinstance(value, list):
+        value = [value]
+    return _numbered(value, f"{path}:")
 
 
 def _parquet(path: Path) -> Iterator[Located]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from weft.data.chat import ChatTemplate, Message
 from weft.data.contents import Contents, Tokens, encode_text
+from weft.data.forms import with_parsed_calls
 from weft.errors import InvalidArgument
 from weft.types import StrPath
 
@@ -43,7 +44,8 @@ class ModelTokenizer:
 
     tokenizer: a Tokenizer of the package `tokenizers`. eos_ids: the tokens that end
     the model's output; training data ends with the first. template: the chat
-    template; None for a model without chats.
+    template; None for a model without chats. tool_template: that of chats with tools;
+    None: the same.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class ModelTokenizer:
         tokenizer: Tokenizer,
         eos_ids: Sequence[int] = (),
         template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
         # tokenizer.json may ask for padding and truncation to a fixed length.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self._template = template
+        self._tool_template = tool_template or template
         self.eos_ids = tuple(eos_ids)
         # Ids lie below it: those of a server's model, once the server has named it.
         self.vocab_size = 1 << 32
@@ -74,8 +78,8 @@ class ModelTokenizer:
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> ModelTokenizer:
         """Reads tokenizer.json and, if they exist, tokenizer_config.json,
-        special_tokens_map.json, added_tokens.json, generation_config.json, config.json
-        and chat_template.jinja.
+        special_tokens_map.json, added_tokens.json, generation_config.json, config.json,
+        chat_template.jinja and additional_chat_templates/tool_use.jinja.
 
         chat_template: a file with a Jinja template that replaces the folder's.
         chat_template_kwargs: the template's own switches, such as
@@ -107,28 +111,31 @@ class ModelTokenizer:
         _add_tokens(tokenizer, Path(folder), config, set(special.values()))
         _check_special(tokenizer, special)
         if chat_template is None:
-            source = _template_source(Path(folder), config)
+            sources = _template_sources(Path(folder), config)
         else:
-            source = template_text(Path(chat_template))
+            sources = {"default": template_text(Path(chat_template))}
+        source = sources.get("default")
         if source is None and chat_template_kwargs:
             raise InvalidArgument(
                 f"chat_template_kwargs: {folder} has no chat template that reads them"
             )
-        template = None
-        if source is not None:
-            template = ChatTemplate(source, special, chat_template_kwargs)
+        template, tool_template = (
+            None if one is None else ChatTemplate(one, special, chat_template_kwargs)
+            for one in (source, sources.get("tool_use"))
+        )
         eos_ids: list[int] = []
         own = tokenizer.token_to_id(special.get("eos_token", ""))
         for entry in (own, *_eos_entries(Path(folder))):
             if isinstance(entry, int) and entry not in eos_ids:
                 eos_ids.append(entry)
-        return cls(tokenizer, eos_ids, template)
+        return cls(tokenizer, eos_ids, template, tool_template)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text, [N].
 
         special: adds the special tokens that the tokenizer puts around a text, such
-        as a first token. An end of sequence that the tokenizer would add is left out,
+        as a first token, unless the text begins with it, as one that a chat template
+        has written does. An end of sequence that the tokenizer would add is left out,
         because the model goes on with the text, and an Encoder ends it. Raises
         InvalidArgument for a string that is no valid text, such as half a surrogate
         pair.
@@ -139,7 +146,9 @@ class ModelTokenizer:
         end = len(ids)
         while end > self._num_first and added[end - 1] and ids[end - 1] in self.eos_ids:
             end -= 1
-        return ids[:end]
+        first = self._num_first
+        is_double = special and 0 < first < end and ids[first] == ids[first - 1]
+        return ids[: first - 1] + ids[first:end] if is_double else ids[:end]
 
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of each token."""
@@ -185,8 +194,8 @@ class ModelTokenizer:
         last: marks only the last message. Raises InvalidArgument if no message is the
         assistant's, if the template refuses the chat, or if there is no template.
         """
-        text, spans, marked = self._chat_template().spans(
-            self._contents.mark(messages),
+        text, spans, marked = self._chat_template(tools).spans(
+            self._contents.mark(with_parsed_calls(messages)),
             self._contents.mark(tools),
             last,
             self._common,
@@ -219,9 +228,9 @@ class ModelTokenizer:
 
         Raises InvalidArgument if the template refuses the chat or there is no template.
         """
-        template = self._chat_template()
+        template = self._chat_template(tools)
         text = template.render(
-            self._contents.mark(messages),
+            self._contents.mark(with_parsed_calls(messages)),
             tools=self._contents.mark(tools),
             add_generation_prompt=True,
         )
@@ -252,10 +261,11 @@ class ModelTokenizer:
     def _contents(self) -> Contents:
         return Contents(self._tokenizer)
 
-    def _chat_template(self) -> ChatTemplate:
-        if self._template is None:
+    def _chat_template(self, tools: Sequence[Message] | None) -> ChatTemplate:
+        template = self._template if tools is None else self._tool_template
+        if template is None:
             raise InvalidArgument("the model folder has no chat template")
-        return self._template
+        return template
 
 
 def _added_tokens(folder: Path, config: Mapping[str, object]) -> dict[int, object]:
@@ -350,13 +360,19 @@ def template_text(path: StrPath) -> str:
         raise InvalidArgument(f"chat template {path}: {error}") from None
 
 
-def _template_source(folder: Path, config: Mapping[str, object]) -> str | None:
+def _template_sources(folder: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """Returns the folder's chat templates by name. A chat with tools has "tool_use", if
+    there is one, and all others "default"."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return template_text(path)
+        more = folder / "additional_chat_templates" / "tool_use.jinja"
+        found = {"default": path, "tool_use": more}
+        return {n: template_text(p) for n, p in found.items() if p.is_file()}
     source = config.get("chat_template")
-    if isinstance(source, list):  # A model may have several templates with names.
-        entries = [entry for entry in source if isinstance(entry, dict)]
-        named = {entry.get("name"): entry.get("template") for entry in entries}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+    if isinstance(source, str):
+        return {"default": source}
+    entries = (
+        [e for e in source if isinstance(e, dict)] if isinstance(source, list) else []
+    )
+    named = {str(e.get("name")): e.get("template") for e in entries}
+    return {n: text for n, text in named.items() if isinstance(text, str)}

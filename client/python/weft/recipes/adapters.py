@@ -194,12 +194,21 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
     add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
-    add("--timeout", type=float, default=3600.0, help="seconds of a call and its wait")
+    add(
+        "--timeout",
+        type=number(0),
+        default=3600.0,
+        help="seconds of a call and its wait",
+    )
     add_model_arguments(parser)
     owner = "owner of a new adapter; default: the token's, or else the name --adapter"
     add("--tenant", help=owner)
     alpha = "LoRA alpha of a new adapter, whose output counts alpha / rank times"
-    add("--alpha", type=float, help=f"{alpha}; default: that of --init, or {ALPHA:g}")
+    add(
+        "--alpha",
+        type=number(0),
+        help=f"{alpha}; default: that of --init, or {ALPHA:g}",
+    )
     add("--schedule", choices=SCHEDULES, default="cosine")
     add("--warmup", type=at_least(0), default=0, help="steps until the rate is full")
     add("--weight-decay", type=number(0), default=0.0)

@@ -39,7 +39,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.1,
         help="of --data, held out",
     )
-    add("--epochs", type=float, default=1.0)
+    add("--epochs", type=adapters.number(0), default=1.0)
     add(
         "--steps",
         type=adapters.at_least(1),
