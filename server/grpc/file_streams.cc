@@ -22,10 +22,10 @@ constexpr int64_t kReservationBytes = 128;
 
 using Files = std::vector<FileSource>;
 
-// Returns about the bytes that an export holds: the weights, their copy with one
-// scale, the tensors that the file has in another form, and the file. The last
-// two are up to half as large again where modules are one. For llama.cpp they
-// have the largest rank in place of a module's own.
+// Returns about the bytes that an export holds: the weights, their copy with
+// one scale, the tensors that the file has in another form, and the file. The
+// last two are up to half as large again where modules are one. For llama.cpp
+// they have the largest rank in place of a module's own.
 int64_t ExportBytes(const AdapterInfo& info, Loader loader) {
   const auto of_weights = static_cast<int64_t>(4 * info.num_parameters);
   if (loader == Loader::kPeft) return 4 * of_weights;

@@ -32,8 +32,7 @@ def call(arguments: object) -> dict[str, Any]:
 def test_arguments_in_a_text_are_parsed(text: object, parsed: object) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call(text)]}
     (found,) = with_parsed_calls([message])
-    (one,) = found["tool_calls"]  # type: ignore[misc, attr-defined]
-    assert one == call(text if parsed is None else parsed)
+    assert found["tool_calls"] == [call(text if parsed is None else parsed)]
     assert message["tool_calls"] == [call(text)]
 
 
@@ -49,13 +48,10 @@ def test_arguments_that_are_no_object_are_named(text: str, tmp_path: Path) -> No
 
 def test_a_call_is_learnt_as_the_template_writes_its_object(tmp_path: Path) -> None:
     encode = data.Encoder(tokenizer_with(tmp_path, SHOWS), eos=False)
+    calls: list[list[Any]] = [[call('{"city": "six"}')], [call({"city": "six"})], []]
+    answer = {"role": "assistant", "content": "three"}
     examples = [
-        encode({"messages": [USER, {"role": "assistant", "content": "three", **more}]})
-        for more in (
-            {"tool_calls": [call('{"city": "six"}')]},
-            {"tool_calls": [call({"city": "six"})]},
-            {"tool_calls": []},
-        )
+        encode({"messages": [USER, {**answer, "tool_calls": one}]}) for one in calls
     ]
     assert examples[0] == examples[1] != examples[2]
 
