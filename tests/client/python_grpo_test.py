@@ -88,6 +88,13 @@ def samples(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "run/samples.jsonl").open()]
 
 
+def test_replies_longer_than_the_context_are_named(
+    base: Options, play: list[str], capsys: Capture
+) -> None:
+    assert main(["grpo", *base, *play, "--max-tokens", "9999999"]) == 1
+    assert "--max-tokens 9999999: must be less than" in capsys.readouterr().err
+
+
 def test_replies_are_kept_and_the_best_and_the_worst_shown(
     base: Options, play: list[str], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -118,7 +118,10 @@ def load_prompts(
     def encode(record: Mapping[str, object]) -> Prompt:
         tokens = encoder.prompt(record)
         if len(tokens) > most:
-            raise InvalidArgument(f"a prompt of {len(tokens)} tokens > {most}")
+            raise InvalidArgument(
+                f"a prompt of {len(tokens)} tokens > {most}, the model's context "
+                "without --max-tokens"
+            )
         return Prompt(record, tokens)
 
     return data.Dataset(source, encode).load()
@@ -305,7 +308,13 @@ def run(options: argparse.Namespace) -> None:
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         tokenizer = adapters.tokenizer(client, options)
-        most = info.model.context_length - options.max_tokens
+        context = info.model.context_length
+        most = context - options.max_tokens
+        if most < 1:
+            raise InvalidArgument(
+                f"--max-tokens {options.max_tokens}: must be less than the model's "
+                f"context of {context} tokens"
+            )
         prompts = load_prompts(options.data, tokenizer, most)
         held_out = (
             load_prompts(options.eval_data, tokenizer, most)
