@@ -297,6 +297,18 @@ def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
     return values
 
 
+def longest_prompt(options: argparse.Namespace, info: ServerInfo) -> int:
+    """Returns the tokens that a prompt may have. Raises InvalidArgument if replies of
+    --max-tokens leave no room for one."""
+    context = info.model.context_length
+    if options.max_tokens >= context:
+        raise InvalidArgument(
+            f"--max-tokens {options.max_tokens}: must be less than the model's context "
+            f"of {context} tokens"
+        )
+    return context - int(options.max_tokens)
+
+
 def run(options: argparse.Namespace) -> None:
     """Samples, scores, trains, evaluates and saves.
 
@@ -308,13 +320,7 @@ def run(options: argparse.Namespace) -> None:
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         tokenizer = adapters.tokenizer(client, options)
-        context = info.model.context_length
-        most = context - options.max_tokens
-        if most < 1:
-            raise InvalidArgument(
-                f"--max-tokens {options.max_tokens}: must be less than the model's "
-                f"context of {context} tokens"
-            )
+        most = longest_prompt(options, info)
         prompts = load_prompts(options.data, tokenizer, most)
         held_out = (
             load_prompts(options.eval_data, tokenizer, most)
