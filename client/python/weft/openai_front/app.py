@@ -383,8 +383,10 @@ async def _serve(
 
 
 def _whole(blocks: list[bytes]) -> Response:
-    """Returns an answer that is sent block by block. A long one in one piece would be
-    copied while all other callers wait."""
+    """Returns an answer. A long one is sent block by block, because in one piece it
+    would be copied while all other callers wait."""
+    if len(blocks) == 1:
+        return Response(blocks[0], media_type="application/json")
 
     async def parts() -> AsyncIterator[bytes]:
         for block in blocks:
