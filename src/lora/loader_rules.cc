@@ -49,8 +49,7 @@ absl::Status CheckLoader(Loader loader, const AdapterLayout& layout,
     const auto& both = layout.group(layer, ProjectionGroup::kGateUp, 0).factors;
     const auto& down = layout.group(layer, ProjectionGroup::kDown, 0).factors;
     if (both.empty() && down.empty()) continue;
-    const std::string path =
-        ExpertPath(layer, 0, experts);  // Such as "...mlp.experts.0".
+    const std::string path = ExpertPath(layer, 0, experts);
     if (loader == Loader::kLlamaCpp && experts.is_fused()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "loader is llama.cpp, which has no name for LoRA of this model's "
@@ -66,8 +65,7 @@ absl::Status CheckLoader(Loader loader, const AdapterLayout& layout,
     }
     return absl::FailedPreconditionError(absl::StrCat(
         "loader has gate_proj and up_proj of experts as one parameter, and "
-        "LoRA "
-        "in ",
+        "LoRA in ",
         path, " has ", both.size(), " of them, or two ranks or scales",
         loader == Loader::kPeft ? ": export it for vllm or llama.cpp" : ""));
   }

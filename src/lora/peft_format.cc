@@ -347,13 +347,14 @@ absl::StatusOr<std::vector<float>> ReadPeftTensors(
   WEFT_ASSIGN_OR_RETURN(
       FusedForm form, FormOf(tensors, in_file, shape,
                              FileMatrices(in_file, shape, FusedForm::kFused)));
-  LoraConfig parts = WithParts(in_file, shape);
-  if (form == FusedForm::kFused && expected != nullptr &&
-      AdapterLayout(shape, parts).factors() ==
-          AdapterLayout(shape, *expected).factors()) {
-    form = FusedForm::kParts;
+  if (form != FusedForm::kSingle) {
+    LoraConfig parts = WithParts(in_file, shape);
+    const bool is_expected =
+        expected != nullptr && AdapterLayout(shape, parts).factors() ==
+                                   AdapterLayout(shape, *expected).factors();
+    if (is_expected) form = FusedForm::kParts;
+    if (form == FusedForm::kParts) config = std::move(parts);
   }
-  if (form == FusedForm::kParts) config = std::move(parts);
   const AdapterLayout layout(shape, config);
   const std::vector<PeftMatrix> matrices = FileMatrices(layout, shape, form);
   WEFT_ASSIGN_OR_RETURN(const std::vector<BaseCopy> copies,

@@ -222,11 +222,6 @@ class FusedTensors {
   absl::flat_hash_map<std::string, std::vector<float>> converted_;
 };
 
-bool IsExpert(const LoraFactor& factor,
-              const model_config::ExpertShape& experts) {
-  return factor.expert != kNoExpert && factor.expert < experts.count;
-}
-
 // Returns whether the rows of the module in `all`, the whole B that contains
 // `parts` modules, are zero outside the module's part of the columns
 // (FusedForm::kParts).
@@ -262,6 +257,11 @@ bool HasRoomForHalves(const LoraFactor& gate, const AdapterLayout& layout,
 }
 
 }  // namespace
+
+bool IsExpert(const LoraFactor& factor,
+              const model_config::ExpertShape& experts) {
+  return factor.expert != kNoExpert && factor.expert < experts.count;
+}
 
 std::vector<PeftMatrix> MatricesOf(const AdapterLayout& layout,
                                    const model_config::ModelShape& shape,

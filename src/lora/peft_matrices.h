@@ -15,10 +15,10 @@
 // their A is one, too, and B has rows of q, then of k, then of v.
 //
 // Such modules, and gate and up of experts, may still have an A and a B of
-// their own, each with a half or a third of R (FusedForm::kParts).
-// Gate then uses the first half of R: B's other columns are zero in rows of
-// gate. Up uses the second half in the same way. Weft writes this form for
-// modules that cannot be alone.
+// their own, each with a half or a third of R (FusedForm::kParts). Gate then
+// uses the first half of R: B's other columns are zero in rows of gate. Up uses
+// the second half in the same way. Weft writes this form for modules that
+// cannot be alone, or that a loader has as one (loader_rules.h).
 #ifndef WEFT_SRC_LORA_PEFT_MATRICES_H_
 #define WEFT_SRC_LORA_PEFT_MATRICES_H_
 
@@ -69,6 +69,11 @@ enum class FusedForm : uint8_t {
   kFused,   // One pair of matrices for all experts, or for q, k and v.
   kParts,   // As kFused, with a part of the rank for each module.
 };
+
+// Returns whether the factor is of one of the experts that files may have as
+// one parameter: not of the shared expert.
+bool IsExpert(const LoraFactor& factor,
+              const model_config::ExpertShape& experts);
 
 // Returns A and B of each factor of the layout, in order, with their places in
 // a file of the form `form`. Names begin with `prefix`.

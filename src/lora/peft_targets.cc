@@ -19,6 +19,7 @@
 #include "src/lora/adapter_layout.h"
 #include "src/lora/path_expression.h"
 #include "src/lora/peft_config.h"
+#include "src/lora/peft_matrices.h"
 #include "src/request/adapter.h"
 #include "src/weights/strict_json.h"
 
@@ -229,10 +230,9 @@ std::string FusedPath(const LoraFactor& site,
 // all experts of a layer, or the weight of a linear layer.
 std::string ParameterPath(const LoraFactor& site,
                           const model_config::ModelShape& shape) {
-  const int expert = site.expert;
-  return expert == kNoExpert || expert == shape.experts.count
-             ? absl::StrCat(FilePath(site, shape), ".weight")
-             : FusedPath(site, shape);
+  return IsExpert(site, shape.experts)
+             ? FusedPath(site, shape)
+             : absl::StrCat(FilePath(site, shape), ".weight");
 }
 
 // Returns, for every site, whether target_parameters selects it
@@ -463,11 +463,10 @@ class TargetWriter {
 void AddParameters(const LoraConfig& config,
                    const model_config::ModelShape& shape,
                    const FileRules& rules, TargetWriter& writer) {
-  const int count = shape.experts.count;
   for (const LoraFactor& site : EverySite(shape)) {
     LoraShape lora = config.ShapeOf(site.layer, site.module);
     if (lora.rank == 0 || !IsOfMlp(site.module)) continue;
-    const bool is_expert = site.expert != kNoExpert && site.expert < count;
+    const bool is_expert = IsExpert(site, shape.experts);
     if (is_expert ? site.expert > 0 || site.module == TargetModule::kUpProj
                   : !rules.mlp_parameters) {
       continue;
@@ -498,10 +497,7 @@ void AddModule(TargetModule module, const LoraConfig& config,
   for (const LoraFactor& site : EverySite(shape)) {
     const LoraShape lora = config.ShapeOf(site.layer, module);
     if (site.module != module || lora.rank == 0) continue;
-    if (skips_experts && site.expert != kNoExpert &&
-        site.expert < shape.experts.count) {
-      continue;
-    }
+    if (skips_experts && IsExpert(site, shape.experts)) continue;
     const std::string path = FilePath(site, shape);
     if (!everywhere) writer.Add("target_modules", path);
     writer.AddShape(path,

@@ -96,18 +96,15 @@ def with_parsed_calls(
     """Returns the messages with the arguments of tool calls as objects. In OpenAI's
     form they are JSON in a text, which templates would write as JSON of a text. Raises
     InvalidArgument for a text that is no JSON object."""
-    return [
-        {
-            **message,
-            "tool_calls": [
-                _parsed(call, f"messages[{m}].tool_calls[{c}]")
-                for c, call in enumerate(calls)
-            ],
-        }
-        if isinstance(calls := message.get("tool_calls"), list)
-        else message
-        for m, message in enumerate(messages)
-    ]
+    result: list[Mapping[str, object]] = []
+    for place, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            where = f"messages[{place}].tool_calls"
+            parsed = [_parsed(call, f"{where}[{c}]") for c, call in enumerate(calls)]
+            message = {**message, "tool_calls": parsed}
+        result.append(message)
+    return result
 
 
 def _parsed(call: object, where: str) -> object:
