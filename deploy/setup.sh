@@ -176,17 +176,60 @@ venv_stage() {
   [[ -x "${VENV}/bin/uv" ]] || run_stage "uv" install_uv
 }
 
-# pip_settings_for_uv: exports pip's index and links under the names that uv reads.
+# pip_settings_for_uv: exports pip's settings under the names that uv reads, unless
+# the user has set these.
+UV_FLAGS=()
 pip_settings_for_uv() {
-  local setting value
-  while IFS='=' read -r setting value; do
-    value="${value//\'/}"
-    case "${setting##*.}" in
-      index-url) export UV_DEFAULT_INDEX="${value}" ;;
-      extra-index-url) export UV_INDEX="${value}" ;;
-      find-links) export UV_FIND_LINKS="${value}" ;;
-    esac
-  done < <("${VENV}/bin/python" -m pip config list)
+  local name value
+  while IFS='=' read -r -d '' name value; do
+    if [[ "${name}" == --* ]]; then
+      UV_FLAGS+=("${name}")
+    elif [[ ! -v "${name}" ]]; then
+      export "${name}=${value}"
+    fi
+  done < <(uv_settings)
+  # uv, unlike pip, stops if it cannot write its cache.
+  local cache
+  cache="$("${VENV}/bin/uv" cache dir)" || cache=""
+  if ! mkdir -p "${cache}" || [[ ! -w "${cache}" ]]; then
+    export UV_NO_CACHE=1
+  fi 2>/dev/null
+}
+
+uv_settings() {
+  "${VENV}/bin/python" - <<'PYTHON'
+import ast, os, subprocess, sys
+
+pip = [sys.executable, "-m", "pip", "config", "list"]
+lines = subprocess.run(pip, capture_output=True, text=True).stdout.splitlines()
+settings = {}
+for level in ("global", "install", ":env:"):  # A later one counts for more.
+    for line in lines:
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section == level:
+            settings[name] = ast.literal_eval(value)
+# Lists of pip are separated by any spaces.
+for name, separator, own, older in (
+    ("index-url", "", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    ("extra-index-url", " ", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
+    ("find-links", ",", "UV_FIND_LINKS", ""),
+    ("trusted-host", " ", "UV_INSECURE_HOST", ""),
+    ("proxy", "", "ALL_PROXY", ""),
+    ("cert", "", "SSL_CERT_FILE", ""),
+    ("client-cert", "", "SSL_CLIENT_CERT", ""),
+):
+    value = settings.get(name, "")
+    if separator:
+        value = separator.join(value.split())
+    if value and older not in os.environ:
+        print(own, value, sep="=", end="\0")
+# pip takes the best version of all indexes. The hashes say which file it may be.
+if "extra-index-url" in settings:
+    print("UV_INDEX_STRATEGY=unsafe-best-match", end="\0")
+if settings.get("no-index", "").lower() in ("1", "t", "true", "y", "yes", "on"):
+    print("--no-index", end="\0")
+PYTHON
 }
 
 # install_into PYTHON ARGUMENTS...: installs packages. uv takes a fifth of pip's
@@ -194,7 +237,7 @@ pip_settings_for_uv() {
 # compiles a module at its first import. It refuses a file that has none of the
 # hashes in constraints.txt.
 install_into() {
-  UV_SYSTEM_CERTS=1 "${VENV}/bin/uv" pip install --quiet --python "$@"
+  UV_SYSTEM_CERTS=1 "${VENV}/bin/uv" pip install --quiet "${UV_FLAGS[@]}" --python "$@"
 }
 
 python_install() { install_into "${VENV}/bin/python" "$@"; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import socket
@@ -86,6 +87,91 @@ def test_setup_refuses_unknown_options() -> None:
     )
     assert done.returncode == 2
     assert "unknown option --gpu" in done.stderr
+
+
+def settings_of_uv(folder: Path, pip_conf: str, **variables: str) -> dict[str, str]:
+    """Runs setup.sh in a checkout with a uv that installs nothing. Returns the
+    environment that uv gets, and its words as `words`."""
+    shutil.copytree(DEPLOY, folder / "deploy")
+    (folder / "pip.conf").write_text(pip_conf)
+    python, uv = (str(ROOT / ".venv/bin" / name) for name in ("python", "uv"))
+    seen = folder / "seen"
+    scripts = {
+        "bin/dpkg-query": "true",
+        "bin/apt-get": "true",
+        ".venv/bin/python": f'exec {python} "$@"',
+        ".venv/bin/uv": f"""
+            if [ "$1" = cache ]; then exec {uv} "$@"; fi
+            env -0 >{seen}; printf 'words=%s\\0' "$*" >>{seen}""",
+    }
+    for name, text in scripts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    own = {
+        "PATH": path,
+        "HOME": str(folder),
+        "PIP_CONFIG_FILE": str(folder / "pip.conf"),
+    }
+    subprocess.run(
+        [folder / "deploy/setup.sh", "--cpu"], env={**own, **variables}, check=True
+    )
+    entries = seen.read_text().rstrip("\0").split("\0")
+    return dict(entry.split("=", 1) for entry in entries)
+
+
+PIP_CONF = """
+[global]
+index-url = https://index.example/simple
+extra-index-url =
+    https://one.example/simple
+    https://two.example/it's
+find-links = /wheels /more
+proxy = http://proxy.example:3128
+cert = /etc/a file.pem
+no-index = yes
+[install]
+trusted-host = one.example
+    two.example:8080
+[download]
+index-url = https://other.example/simple
+"""
+
+
+def test_uv_gets_the_settings_of_pip(tmp_path: Path) -> None:
+    settings = settings_of_uv(tmp_path, PIP_CONF)
+    assert (
+        settings.items()
+        >= {
+            "UV_DEFAULT_INDEX": "https://index.example/simple",
+            "UV_INDEX": "https://one.example/simple https://two.example/it's",
+            "UV_FIND_LINKS": "/wheels,/more",
+            "UV_INSECURE_HOST": "one.example two.example:8080",
+            "ALL_PROXY": "http://proxy.example:3128",
+            "SSL_CERT_FILE": "/etc/a file.pem",
+        }.items()
+    )
+    assert " --no-index " in settings["words"]
+
+
+def test_the_users_own_settings_of_uv_win(tmp_path: Path) -> None:
+    own = {
+        "UV_INDEX_URL": "https://mine.example/simple",
+        "UV_INDEX": "",
+        "SSL_CERT_FILE": "/my.pem",
+        "PIP_FIND_LINKS": "/variable",
+    }
+    settings = settings_of_uv(tmp_path, PIP_CONF, **own)
+    assert settings.items() >= own.items()
+    assert "UV_DEFAULT_INDEX" not in settings
+    assert settings["UV_FIND_LINKS"] == "/variable"
+
+
+def test_a_user_without_a_home_installs_without_a_cache(tmp_path: Path) -> None:
+    settings = settings_of_uv(tmp_path / "without", "", HOME="/dev/null")
+    assert settings["UV_NO_CACHE"] == "1"
+    assert "UV_NO_CACHE" not in settings_of_uv(tmp_path / "with", "")
 
 
 PINNED = re.compile(r"([a-z0-9-]+)==([\w.+]+)((?: --hash=sha256:[0-9a-f]{64})+)")
