@@ -171,6 +171,7 @@ bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
 // Reads the fields that checkpoints of older servers may lack.
 bool GetProperties(const json& fields, CheckpointInfo* info) {
   uint64_t ttl_seconds = 0;
+  double ttl_from = absl::ToDoubleSeconds(info->created_at - absl::UnixEpoch());
   if (!GetNamed(fields, "kind", kNumCheckpointKinds, CheckpointKindName,
                 &info->kind) ||
       !GetNamed(fields, "optimizer", kNumOptimizers, OptimizerName,
@@ -178,14 +179,17 @@ bool GetProperties(const json& fields, CheckpointInfo* info) {
       !GetMetadata(fields, &info->metadata) ||
       !GetOptional(fields, "ttl_seconds", &ttl_seconds) ||
       ttl_seconds > kMaxStoredTtlSeconds ||
+      !GetOptional(fields, "ttl_from", &ttl_from) || ttl_from < 0 ||
+      ttl_from > kMaxCreatedAt ||
       !GetOptional(fields, "tenant", &info->tenant) ||
       !GetOptional(fields, "base_model_name", &info->base_model) ||
       !GetOptional(fields, "base_fingerprint", &info->base_fingerprint)) {
     return false;
   }
+  info->ttl_from = absl::UnixEpoch() + absl::Seconds(ttl_from);
   if (ttl_seconds > 0) {
     info->expires_at =
-        info->created_at + absl::Seconds(static_cast<int64_t>(ttl_seconds));
+        info->ttl_from + absl::Seconds(static_cast<int64_t>(ttl_seconds));
   }
   return true;
 }
@@ -228,15 +232,19 @@ json WriteCheckpointFields(const CheckpointInfo& info,
 void WriteExpiry(CheckpointInfo* info, json* fields) {
   if (info->expires_at == absl::InfiniteFuture()) {
     fields->erase("ttl_seconds");
+    fields->erase("ttl_from");
     return;
   }
-  // The creation may be in the future, after the clock was set back.
   const int64_t seconds =
       std::clamp(absl::ToInt64Seconds(absl::Ceil(
-                     info->expires_at - info->created_at, absl::Seconds(1))),
+                     info->expires_at - info->ttl_from, absl::Seconds(1))),
                  int64_t{1}, static_cast<int64_t>(kMaxStoredTtlSeconds));
-  info->expires_at = info->created_at + absl::Seconds(seconds);
+  info->expires_at = info->ttl_from + absl::Seconds(seconds);
   (*fields)["ttl_seconds"] = static_cast<uint64_t>(seconds);
+  if (info->ttl_from != info->created_at) {
+    (*fields)["ttl_from"] =
+        absl::ToDoubleSeconds(info->ttl_from - absl::UnixEpoch());
+  }
 }
 
 absl::StatusOr<json> ParseCheckpointFields(absl::string_view text,

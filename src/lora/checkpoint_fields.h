@@ -34,8 +34,8 @@ nlohmann::json WriteCheckpointFields(const CheckpointInfo& info,
                                      const model_config::ModelShape& shape);
 
 // Writes when the checkpoint expires. Fields have this in whole seconds after
-// the creation, at least one and at most kMaxStoredTtlSeconds, to which
-// `info->expires_at` is changed.
+// `info->ttl_from`, at least one and at most kMaxStoredTtlSeconds, to which
+// `info->expires_at` is changed. Older servers count from the creation.
 void WriteExpiry(CheckpointInfo* info, nlohmann::json* fields);
 
 // Parses the text of a client's file that has the manifest's fields. Errors:
@@ -45,8 +45,8 @@ absl::StatusOr<nlohmann::json> ParseCheckpointFields(absl::string_view text,
                                                      absl::string_view file);
 
 // Reads the fields. Accepts fields of older servers, which may lack overrides,
-// kind, optimizer, metadata, ttl_seconds, tenant, base_model_name and
-// base_fingerprint.
+// kind, optimizer, metadata, ttl_seconds, ttl_from, tenant, base_model_name
+// and base_fingerprint.
 // Errors: DATA_LOSS if another field is missing, or if a field has another type
 // or exceeds its limit.
 absl::StatusOr<CheckpointInfo> ReadCheckpointFields(

@@ -47,6 +47,8 @@ struct CheckpointInfo {
   CheckpointKind kind = CheckpointKind::kTrain;
   CheckpointMetadata metadata;
   absl::Time expires_at = absl::InfiniteFuture();
+  // Since when expires_at counts: no later than created_at.
+  absl::Time ttl_from;
   // Old checkpoints lack the three fields below, which are then empty.
   std::string tenant;
   std::string base_model;  // Name of the base model.

@@ -146,6 +146,13 @@ absl::Time ExpiryOf(absl::Time from, uint64_t ttl_seconds) {
   return from + absl::Seconds(static_cast<int64_t>(ttl_seconds));
 }
 
+// Sets when a new checkpoint expires. After the clock was set back, its
+// creation is in the future, because it comes after the adapter's newest.
+void SetExpiry(uint64_t ttl_seconds, CheckpointInfo* info) {
+  info->ttl_from = std::min(info->created_at, absl::Now());
+  info->expires_at = ExpiryOf(info->ttl_from, ttl_seconds);
+}
+
 }  // namespace
 
 absl::StatusOr<CheckpointInfo> AdapterIo::Save(
@@ -162,7 +169,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
                       .tenant = adapter.tenant,
                       .base_model = base_.name,
                       .base_fingerprint = base_.fingerprint};
-  info.expires_at = ExpiryOf(info.created_at, request.ttl_seconds);
+  SetExpiry(request.ttl_seconds, &info);
   WEFT_RETURN_IF_ERROR(WriteOnce(adapter.state, request.overwrite, &info));
   if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
   return info;
@@ -258,7 +265,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
   info.name = request.name;
   info.tenant = request.tenant;
   info.created_at = NextCreation(request.adapter_id);
-  info.expires_at = ExpiryOf(info.created_at, request.ttl_seconds);
+  SetExpiry(request.ttl_seconds, &info);
   info.base_model = base_.name;
   info.base_fingerprint = base_.fingerprint;
   state.optim_steps = info.optim_steps;  // 0 if only weights were read.
@@ -290,8 +297,7 @@ std::optional<CheckpointInfo> AdapterIo::SavedBefore(
   if (!saved.ok() || saved->expires_at <= absl::Now() ||
       !lora::CheckBaseModel(folder->fields, base_).ok() ||
       saved->kind != info.kind || saved->metadata != info.metadata ||
-      saved->expires_at - saved->created_at !=
-          info.expires_at - info.created_at ||
+      saved->expires_at - saved->ttl_from != info.expires_at - info.ttl_from ||
       saved->last_step != info.last_step ||
       saved->optim_steps != info.optim_steps || saved->config != info.config) {
     return std::nullopt;
@@ -515,6 +521,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
                         lora::ReadCheckpointFields(*fields));
   info.adapter_id = request.adapter_id;
   info.name = request.name;
+  info.ttl_from = std::min(info.ttl_from, absl::Now());
   info.expires_at = ExpiryOf(absl::Now(), request.ttl_seconds);
   lora::WriteExpiry(&info, &*fields);
   WEFT_RETURN_IF_ERROR(ReplaceDurableFields(dir, request.name, *fields));

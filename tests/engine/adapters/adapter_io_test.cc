@@ -487,6 +487,7 @@ TEST_F(AdapterIoTest, RefusesDamagedProperties) {
       {"metadata", many},
       {"ttl_seconds", -1},
       {"ttl_seconds", lora::kMaxStoredTtlSeconds + 1},
+      {"ttl_from", -1},
       {"created_at", 1e300},
       {"created_at", -1},
       {"last_step", uint64_t{1} << 63},
@@ -712,6 +713,30 @@ TEST_F(AdapterIoTest, ACheckpointIsTheNewestAlsoIfTheClockWasSetBack) {
                 IsOk());
   }
   EXPECT_THAT(Names(), ::testing::ElementsAre("c5", "c4", "c3"));
+}
+
+TEST_F(AdapterIoTest, ATimeToLiveCountsFromNowAlsoIfTheClockWasSetBack) {
+  Save(Uneven());
+  const double ahead =
+      absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) + 3600;
+  EditFields("c", [ahead](json& fields) { fields["created_at"] = ahead; });
+  AdapterIo next(folder_, kBase);
+  for (int i = 0; i < 2; ++i) {  // The second save is known as the first.
+    const auto saved =
+        next.Save({.adapter_id = "a", .name = "brief", .ttl_seconds = 60},
+                  CopyOf({.rank = 2, .alpha = 3}))
+            .value();
+    EXPECT_GT(saved.created_at, absl::Now() + absl::Minutes(59));
+    EXPECT_LE(saved.expires_at, absl::Now() + absl::Seconds(60));
+  }
+  for (const char* name : {"brief", "c"}) {
+    const auto set =
+        next.SetTtl({.adapter_id = "a", .name = name, .ttl_seconds = 9});
+    EXPECT_LE(set->expires_at, absl::Now() + absl::Seconds(10));
+  }
+  for (const CheckpointInfo& info : AdapterIo(folder_, kBase).List("a")) {
+    EXPECT_LE(info.expires_at, absl::Now() + absl::Seconds(10)) << info.name;
+  }
 }
 
 }  // namespace
