@@ -95,8 +95,9 @@ bool NeedsQuotes(std::string_view text) {
          text.find_first_of(" \"\\=\n\r\t") != std::string_view::npos;
 }
 
-// The service continues even if its log cannot be written.
-void WriteToStderr(std::string_view lines) {
+// Returns how many lines could not be written. The service continues without
+// them.
+uint64_t WriteToStderr(std::string_view lines) {
   while (!lines.empty()) {
     const ssize_t count = ::write(STDERR_FILENO, lines.data(), lines.size());
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) {
@@ -104,9 +105,12 @@ void WriteToStderr(std::string_view lines) {
       ::poll(&room, 1, /*timeout=*/1000);
       continue;
     }
-    if (count <= 0) return;
+    if (count <= 0) {
+      return static_cast<uint64_t>(std::ranges::count(lines, '\n'));
+    }
     lines.remove_prefix(static_cast<size_t>(count));
   }
+  return 0;
 }
 
 std::string MakeLine(LogLevel level, std::string_view message,
@@ -149,6 +153,11 @@ class LogQueue {
     }
   }
 
+  void AddDropped(uint64_t lines) {
+    MutexLock lock(&mu_);
+    num_dropped_ += lines;
+  }
+
   uint64_t num_dropped() {
     MutexLock lock(&mu_);
     return num_dropped_;
@@ -161,7 +170,6 @@ class LogQueue {
     uint64_t reported = 0;
     for (;;) {
       std::string lines;
-      uint64_t dropped = 0;
       {
         MutexLock lock(&mu_);
         writes_ = false;
@@ -169,13 +177,14 @@ class LogQueue {
         while (waiting_.empty()) changed_.Wait(&mu_);
         writes_ = true;
         lines.swap(waiting_);
-        dropped = num_dropped_;
       }
-      WriteToStderr(lines);
+      AddDropped(WriteToStderr(lines));
+      const uint64_t dropped = num_dropped();
       if (dropped == reported) continue;
-      WriteToStderr(MakeLine(LogLevel::kWarning, "log lines were dropped",
-                             {{"lines", dropped - reported}}));
-      reported = dropped;
+      const std::string report =
+          MakeLine(LogLevel::kWarning, "log lines were dropped",
+                   {{"lines", dropped - reported}});
+      if (WriteToStderr(report) == 0) reported = dropped;
     }
   }
 
@@ -233,7 +242,7 @@ void Log(LogLevel level, std::string_view message,
          std::initializer_list<LogField> fields) {
   if (level < g_minimum.load()) return;
   const std::string line = MakeLine(level, message, fields);
-  if (!Queue().Add(line)) WriteToStderr(line);
+  if (!Queue().Add(line)) Queue().AddDropped(WriteToStderr(line));
 }
 
 void StartLogThread() { Queue().Start(); }

@@ -64,7 +64,8 @@ void Log(LogLevel level, std::string_view message,
 
 // From now on a thread writes the lines, so that a reader of stderr that stops
 // reading blocks nobody. If more than a mebibyte of lines waits, further lines
-// are dropped, and a line says how many when the reader goes on. Call it once,
+// are dropped, and a line says how many when the reader goes on. So are lines
+// that cannot be written, for example to a full disk. Call it once,
 // after the process has set its signal mask.
 void StartLogThread();
 // Waits until the lines so far are written, or `limit` has passed. Call it

@@ -119,7 +119,7 @@ std::vector<MetricFamily> ProcessCollector::Collect() const {
   }
   Append(&families, "weft_log_lines_dropped_total",
          "Log lines dropped because nobody reads stderr and a mebibyte of "
-         "lines waits.",
+         "lines waits, or because stderr cannot be written.",
          MetricType::Counter, static_cast<double>(NumDroppedLogLines()));
   return families;
 }

@@ -1,5 +1,6 @@
 #include "src/base/observe/log.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -107,6 +108,27 @@ TEST(LogThreadDeathTest, AReaderThatStopsBlocksNobody) {
         std::_Exit(0);
       },
       testing::ExitedWithCode(0), "info dropped");
+}
+
+TEST(LogThreadDeathTest, LinesThatCannotBeWrittenAreCounted) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const int told = dup(STDERR_FILENO);
+        dup2(open("/dev/full", O_WRONLY), STDERR_FILENO);
+        Log(LogLevel::kInfo, "without a thread");
+        StartLogThread();
+        for (int i = 0; i < 2; ++i) {
+          Log(LogLevel::kInfo, "x");
+          FlushLog(absl::Seconds(30));
+        }
+        const uint64_t dropped = NumDroppedLogLines();
+        dup2(told, STDERR_FILENO);
+        Log(LogLevel::kInfo, "the disk has room");
+        FlushLog(absl::Seconds(30));
+        std::_Exit(dropped == 3 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "room\n.* log lines were dropped lines=3");
 }
 
 }  // namespace
