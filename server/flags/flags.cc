@@ -34,6 +34,16 @@ constexpr absl::string_view kClientVariables[] = {
     "SERVER", "TOKEN",       "TOKEN_FILE", "TLS",
     "CA",     "CLIENT_CERT", "CLIENT_KEY", "SERVER_NAME"};
 
+// Returns whether Kubernetes has set the variable ("NAME=VALUE") for a Service
+// whose name begins with "weft", such as WEFT_PORT=tcp://10.0.0.1:80,
+// WEFT_SERVICE_HOST and WEFT_PORT_80_TCP_ADDR.
+bool IsServiceLink(absl::string_view entry) {
+  return absl::StrContains(entry, "=tcp://") ||
+         absl::StrContains(entry, "_SERVICE_HOST=") ||
+         absl::StrContains(entry, "_SERVICE_PORT") ||
+         absl::StrContains(entry, "_TCP_");
+}
+
 void ReadEnvironment(const Environment& environment, Settings* settings,
                      std::vector<std::string>* errors) {
   for (const Flag& flag : FlagTable()) {
@@ -41,8 +51,6 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
     const std::string name = flag.environment();
     const std::optional<std::string> value = environment(name);
     if (!value.has_value()) continue;
-    // For a Service named "weft", Kubernetes sets variables such as
-    // WEFT_PORT=tcp://10.0.0.1:80.
     if (absl::StrContains(*value, "://")) {
       errors->push_back(
           absl::StrCat(name, "=", *value,
@@ -222,7 +230,7 @@ std::vector<std::string> UnknownVariables(const char* const* environment) {
         std::ranges::any_of(FlagTable(), [name](const Flag& flag) {
           return flag.environment() == name;
         });
-    if (known) continue;
+    if (known || IsServiceLink(entry)) continue;
     found.push_back(
         absl::StrCat(name, " sets no flag of weftd",
                      NearFlag(absl::StrReplaceAll(absl::AsciiStrToLower(rest),

@@ -322,5 +322,16 @@ TEST(FlagsTest, NamesVariablesThatSetNothing) {
                           "--help"));
 }
 
+TEST(FlagsTest, AServiceOfKubernetesMaySetVariables) {
+  const char* const environment[] = {"WEFT_PORT=tcp://10.0.0.7:50051",
+                                     "WEFT_PORT_50051_TCP=tcp://10.0.0.7:50051",
+                                     "WEFT_PORT_50051_TCP_ADDR=10.0.0.7",
+                                     "WEFT_PORT_50051_TCP_PORT=50051",
+                                     "WEFT_SERVICE_HOST=10.0.0.7",
+                                     "WEFT_SERVICE_PORT_GRPC=50051",
+                                     nullptr};
+  EXPECT_THAT(UnknownVariables(environment), IsEmpty());
+}
+
 }  // namespace
 }  // namespace weft::server
