@@ -53,8 +53,8 @@ absl::Status ValidateSettings(const Settings& settings);
 std::string HelpText(absl::string_view word = "");
 
 // Returns, for each variable ("NAME=VALUE") whose name begins with WEFT_ but is
-// neither a flag's nor one of the clients nor set by Kubernetes for a Service, a
-// complaint that names it.
+// neither a flag's nor one of the clients nor set by Kubernetes for a Service,
+// a complaint that names it.
 std::vector<std::string> UnknownVariables(const char* const* environment);
 
 }  // namespace weft::server

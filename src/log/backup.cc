@@ -56,6 +56,15 @@ absl::Status Sync(const std::string& path) {
   return SyncDirectory(fd.get(), path);
 }
 
+// Returns whether a path leads into the folder, also through links.
+bool IsWithin(const fs::path& path, const fs::path& folder) {
+  std::error_code error;
+  const fs::path inner = fs::weakly_canonical(fs::absolute(path), error);
+  if (error) return false;  // Then making the copy fails.
+  const fs::path outer = fs::canonical(folder, error);
+  return !error && std::ranges::mismatch(outer, inner).in1 == outer.end();
+}
+
 class Copy {
  public:
   Copy(std::string from, std::string to)
@@ -155,6 +164,10 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
   }
   if (!fs::exists(absl::StrCat(from, "/FORMAT"), error)) {
     return absl::NotFoundError(absl::StrCat(from, " is not a state folder"));
+  }
+  if (IsWithin(path, from)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " is within ", from, ": name a folder outside, as the copy's"));
   }
   const std::string draft = absl::StrCat(path, ".partial");
   for (int i = 0; i < kTries; ++i) {

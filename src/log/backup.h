@@ -22,8 +22,9 @@ struct BackupReport {
 // and folders and the parent folder of `to`. If only the sync of this parent
 // fails, `to` exists.
 // Errors: ALREADY_EXISTS (`to`), NOT_FOUND (`from` is absent or not a state
-// folder), UNAVAILABLE (a snapshot was written during each of several tries),
-// DATA_LOSS (a file became shorter), and those of file_io.h.
+// folder), INVALID_ARGUMENT (`to` is within `from`), UNAVAILABLE (a snapshot
+// was written during each of several tries), DATA_LOSS (a file became shorter),
+// and those of file_io.h.
 // Blocks on both disks. Threads: any.
 absl::StatusOr<BackupReport> BackUp(const std::string& from,
                                     const std::string& to);

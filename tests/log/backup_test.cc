@@ -56,6 +56,18 @@ TEST_F(BackUpTest, MakesACopyWhosePathEndsInASlash) {
   EXPECT_FALSE(fs::exists(copy_ + "/.partial"));
 }
 
+TEST_F(BackUpTest, ACopyIsNotWithinItsFolder) {
+  const std::string link = copy_ + ".link";
+  fs::create_directory_symlink(files_.path(), link);
+  for (const std::string& folder : {files_.path(), link}) {
+    EXPECT_THAT(BackUp(files_.path() + "/", folder + "/sub"),
+                IsStatus(absl::StatusCode::kInvalidArgument,
+                         folder + "/sub is within " + files_.path()));
+  }
+  fs::remove(link);
+  EXPECT_FALSE(fs::exists(files_.path() + "/sub.partial"));
+}
+
 TEST_F(BackUpTest, MakesACopyInTheCurrentFolder) {
   const fs::path before = fs::current_path();
   fs::current_path(fs::path(copy_).parent_path());
