@@ -100,6 +100,11 @@ def test_every_alert_links_its_section_of_the_runbook() -> None:
         assert link in found, link
 
 
+def test_a_page_that_refuses_prometheus_is_a_cause_of_weft_down() -> None:
+    (row,) = (line for line in sections()["weftdown"].splitlines() if "421" in line)
+    assert "`--allowed-hosts`" in row
+
+
 def exported() -> set[str]:
     """Returns all quoted words in the sources. They include the metrics' names."""
     sources = [
