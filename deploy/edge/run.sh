@@ -15,7 +15,7 @@ Usage: run.sh [--dir DIR] [--mtls] [-- COMMAND...]
   --mtls     clients must show a certificate that DIR/tls/ca.crt has signed
   COMMAND    for example weftd with its flags. SIGTERM goes to it first, and
              nginx serves until it has ended
-Files of DIR that change are used within three seconds.
+Files of DIR that change are used within three seconds, and after SIGHUP.
 USAGE
 }
 
@@ -117,11 +117,11 @@ reload() {
   answer="$(certificate_problem)"
   if [[ -z "${answer}" ]] && answer="$(nginx_here -t -q 2>&1)"; then
     kill -HUP "${nginx}"
-    say info "reloaded, because files have changed"
+    say info "reloaded"
     warn_of_expiry
     warn_of_missing_issuer
   else
-    say error "the changed files are bad, so the old ones stay: $(head -n 1 <<<"${answer//[\"\\]/}")"
+    say error "the files are bad, so the old ones stay: $(head -n 1 <<<"${answer//[\"\\]/}")"
   fi
 }
 
@@ -145,6 +145,7 @@ mkfifo "${work}/out" "${work}/err"
 "${HERE}/log.pl" <"${work}/out" >&3 3>&- 4>&- & loggers+=($!)
 "${HERE}/log.pl" <"${work}/err" >&4 3>&- 4>&- & loggers+=($!)
 exec >"${work}/out" 2>"${work}/err"
+trap 'used=""' HUP # Like nginx, uses its files anew.
 warn_of_expiry
 warn_of_missing_issuer
 # Own sessions: Ctrl-C must reach this script alone, which ends both in order.
@@ -162,7 +163,7 @@ stop() {
   stopping=1
   if [[ -n "${beside}" ]]; then kill -TERM "${beside}" 2>/dev/null || true; fi
 }
-trap stop TERM INT HUP
+trap stop TERM INT
 
 alive() { [[ -n "$1" ]] && kill -0 "$1" 2>/dev/null; }
 # Waits in spite of signals, and returns the status of the process.

@@ -150,6 +150,21 @@ def test_the_command_drains_before_nginx_ends(tmp_path: Path) -> None:
     assert process.returncode == 0, output
 
 
+def test_a_hangup_makes_nginx_use_its_files_anew(tmp_path: Path) -> None:
+    process = edge_alone(tmp_path, "sleep", "60")
+    port = int((tmp_path / "port").read_text())
+    wait_until(lambda: accepts(port), lambda: "the edge does not serve", 20)
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout is not None
+    while "edge: reloaded" not in (line := process.stdout.readline()):
+        assert line, "the edge has ended"
+    assert accepts(port)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    # `sleep` ends with the status of SIGTERM.
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_a_certificate_near_its_end_is_logged(tmp_path: Path) -> None:
     process = edge_alone(tmp_path, "sleep", "1")
     process.communicate(timeout=20)
