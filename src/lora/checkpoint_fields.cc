@@ -171,10 +171,13 @@ bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
 // Reads the fields that checkpoints of older servers may lack.
 bool GetProperties(const json& fields, CheckpointInfo* info) {
   uint64_t ttl_seconds = 0;
+  info->accumulated_tokens = kUncountedTokens;
   if (!GetNamed(fields, "kind", kNumCheckpointKinds, CheckpointKindName,
                 &info->kind) ||
       !GetNamed(fields, "optimizer", kNumOptimizers, OptimizerName,
                 &info->optimizer) ||
+      !GetOptional(fields, "accumulated_tokens", &info->accumulated_tokens) ||
+      info->accumulated_tokens > kMaxStoredStep ||
       !GetMetadata(fields, &info->metadata) ||
       !GetOptional(fields, "ttl_seconds", &ttl_seconds) ||
       ttl_seconds > kMaxStoredTtlSeconds ||
@@ -183,6 +186,7 @@ bool GetProperties(const json& fields, CheckpointInfo* info) {
       !GetOptional(fields, "base_fingerprint", &info->base_fingerprint)) {
     return false;
   }
+  if (info->kind == CheckpointKind::kSampler) info->accumulated_tokens = 0;
   if (ttl_seconds > 0) {
     info->expires_at =
         info->created_at + absl::Seconds(static_cast<int64_t>(ttl_seconds));
@@ -210,6 +214,7 @@ json WriteCheckpointFields(const CheckpointInfo& info,
                  {"last_step", info.last_step},
                  {"optim_steps", info.optim_steps},
                  {"optimizer", OptimizerName(info.optimizer)},
+                 {"accumulated_tokens", info.accumulated_tokens},
                  {"size_bytes", info.size_bytes},
                  {"created_at",
                   absl::ToDoubleSeconds(info.created_at - absl::UnixEpoch())},
