@@ -83,6 +83,12 @@ Future<OptimReply> AdapterHandle::OptimStep(v1::AdamWConfig adamw) {
   return Submit(&Training::OptimStep, std::move(request));
 }
 
+Future<OptimReply> AdapterHandle::ZeroGrad() {
+  v1::OptimStepRequest request;
+  request.set_discard(true);
+  return Submit(&Training::OptimStep, std::move(request));
+}
+
 absl::Status AdapterHandle::Resync() {
   if (absl::Status idle = counter_->CheckIdle(); !idle.ok()) return idle;
   v1::GetAdapterRequest request;

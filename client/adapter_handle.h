@@ -48,6 +48,8 @@ class AdapterHandle {
   Future<ForwardReply> Score(std::vector<v1::Datum> data, v1::LossConfig loss,
                              absl::string_view snapshot = "");
   Future<OptimReply> OptimStep(v1::AdamWConfig adamw = {});
+  // Drops the accumulated gradient.
+  Future<OptimReply> ZeroGrad();
 
   // Asks the server for the number of the last step. The next step gets the
   // number after that. Errors: FAILED_PRECONDITION while steps are in flight;

@@ -2,6 +2,7 @@
 #ifndef WEFT_CLIENT_CONNECTION_H_
 #define WEFT_CLIENT_CONNECTION_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -34,6 +35,10 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // Whether a call has had an answer (CallOptions).
+  const std::shared_ptr<std::atomic<bool>>& answered() const {
+    return answered_;
+  }
   v1::AdapterService::Stub& adapters() { return *adapters_; }
   v1::SamplingService::Stub& sampling() { return *sampling_; }
   v1::ServerService::Stub& server() { return *server_; }
@@ -48,6 +53,8 @@ class Connection {
 
  private:
   std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<std::atomic<bool>> answered_ =
+      std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<v1::AdapterService::Stub> adapters_;
   std::unique_ptr<v1::SamplingService::Stub> sampling_;
   std::unique_ptr<v1::ServerService::Stub> server_;

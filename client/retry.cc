@@ -28,7 +28,10 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
     delay = std::max(*failure.retry_after, policy.initial_delay);
     delay *= 1 + policy.jitter * draw;
   } else {
-    if (attempt >= policy.max_attempts) return std::nullopt;
+    if (!failure.answered && attempt >= kFirstAttempts) return std::nullopt;
+    if (policy.max_attempts && attempt >= *policy.max_attempts) {
+      return std::nullopt;
+    }
     // Limits the shift below, so that it cannot overflow. 2^20 initial delays
     // exceed any max_delay in use.
     const int doublings = std::min(attempt - 1, 20);

@@ -10,13 +10,18 @@
 
 namespace weft::client {
 
-// How a failed call is repeated. If the server says when to retry (a hint), the
-// client repeats the call until the call's deadline. Otherwise the delay
-// doubles with each attempt, up to max_delay, with jitter. The default delays
-// add up to about 16 seconds, which outlasts a short restart of the daemon.
+// A client that has never had an answer makes so many attempts, within about
+// 3 seconds.
+inline constexpr int kFirstAttempts = 5;
+
+// How a failed call is repeated: until the call's deadline, so that a program
+// outlives a restart of the server's machine. If the server says when to retry
+// (a hint), the client does so. Otherwise the delay doubles with each attempt,
+// up to max_delay, with jitter.
 struct RetryPolicy {
-  // The most attempts in a row that fail without a hint. 1: never repeat.
-  int max_attempts = 8;
+  // The most attempts in a row that fail without a hint. None: no limit. 1:
+  // never repeat.
+  std::optional<int> max_attempts = std::nullopt;
   absl::Duration initial_delay = absl::Milliseconds(200);
   absl::Duration max_delay = absl::Seconds(5);
   // Delays vary by up to this fraction. After a hint, they only get longer.
@@ -28,6 +33,7 @@ struct Failure {
   absl::Status status;
   std::optional<absl::Duration> retry_after;  // The server's hint, if any.
   bool repeatable = true;  // False: the server asks clients not to retry.
+  bool answered = true;    // The client has had an answer before.
 };
 
 // Returns how long to wait after an attempt failed, or nullopt to give up. A

@@ -2,6 +2,7 @@
 #ifndef WEFT_CLIENT_UNARY_CALL_H_
 #define WEFT_CLIENT_UNARY_CALL_H_
 
+#include <atomic>
 #include <functional>
 #include <future>
 #include <memory>
@@ -25,6 +26,8 @@ struct CallOptions {
   absl::Duration timeout;
   RetryPolicy retry;
   std::string token;  // The bearer token; empty: none.
+  // Whether the client has had an answer, which the call sets; null: yes.
+  std::shared_ptr<std::atomic<bool>> answered = nullptr;
 };
 
 // The result of a call.
@@ -109,12 +112,17 @@ class UnaryCall final
 
   void OnAttempt(const grpc::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     if (status.ok()) {
+      NoteAnswer();
       const bool replayed =
           context_->GetServerTrailingMetadata().count("weft-replayed") > 0;
       End(Reply<Response>{std::move(response_), replayed});
       return;
     }
-    const Failure failure = ReadFailure(status, *context_);
+    Failure failure = ReadFailure(status, *context_);
+    if (failure.retry_after || !absl::IsUnavailable(failure.status)) {
+      NoteAnswer();
+    }
+    failure.answered = options_.answered == nullptr || *options_.answered;
     unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
     const auto delay = NextDelay(options_.retry, unanswered_, failure,
                                  deadline_ - SteadyNow(), DrawJitter());
@@ -128,6 +136,10 @@ class UnaryCall final
       }
     }
     End(failure.status);
+  }
+
+  void NoteAnswer() {
+    if (options_.answered != nullptr) *options_.answered = true;
   }
 
   // Releases the connection before the caller gets the result. So if the caller

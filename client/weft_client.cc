@@ -114,8 +114,8 @@ Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
       connection_(std::make_shared<Connection>(std::move(channel))) {}
 
 CallOptions Client::call_options(bool repeat) const {
-  CallOptions options{options_.timeout, options_.retry,
-                      options_.security.token};
+  CallOptions options{options_.timeout, options_.retry, options_.security.token,
+                      connection_->answered()};
   if (!repeat) options.retry.max_attempts = 1;
   return options;
 }

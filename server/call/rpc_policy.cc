@@ -16,6 +16,8 @@ constexpr RpcPolicy kPolicies[] = {
      kNoOwnLimit},
     {"/weft.v1.TrainingService/Forward", kUnary, kTrain, kHasStep, kNoOwnLimit},
     {"/weft.v1.TrainingService/OptimStep", kUnary, kTrain, kHasStep},
+    // A drain waits for training steps, whose clients report on them.
+    {"/weft.v1.TrainingService/ReportMetrics", kUnary, kTrain, kGoesOnInADrain},
     {"/weft.v1.SamplingService/Sample", kUnary, kSample, kNoTraits,
      kMaxPromptRequestBytes},
     {"/weft.v1.SamplingService/SampleStream", kServerStream, kSample, kNoTraits,

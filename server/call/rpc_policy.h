@@ -15,6 +15,7 @@ enum class Rpc : uint8_t {
   kForwardBackward,
   kForward,
   kOptimStep,
+  kReportMetrics,
   kSample,
   kSampleStream,
   kCreateAdapter,

@@ -1,5 +1,5 @@
-// The table of adapters, and the loss and facts of the selected one.
-import { draw, smooth, sparkline } from "./charts.js";
+// The table of adapters, and the facts of the selected one.
+import { sparkline } from "./charts.js";
 import {
   NONE, ago, byId, bytes, count, el, fillPairs, loss, rate, setText, svg, table,
 } from "./dom.js";
@@ -8,6 +8,11 @@ const last = (values) => values[values.length - 1];
 
 // Where the adapter's tensors are, unless the server still restores it.
 const stateOf = (a) => (a.restoring ? "restoring" : a.location);
+
+// Adapters that were used so lately stand first, by name, so that rows rest.
+const IN_USE_SECONDS = 60;
+
+const lastUse = (a, now) => (now - a.last_used_at < IN_USE_SECONDS ? -Infinity : -a.last_used_at);
 
 // A column: title, class, text of an adapter, what rows are sorted by.
 // Narrow pages leave out "mid", "wide" and "widest" columns.
@@ -23,7 +28,7 @@ const COLUMNS = [
   ["Trend", "trend", null, null],
   ["Train/s", "num mid", (a) => rate(a.train_rate), (a) => -(a.train_rate ?? 0)],
   ["Sample/s", "num mid", (a) => rate(a.sample_rate), (a) => -(a.sample_rate ?? 0)],
-  ["Used", "num mid", (a, now) => ago(a.last_used_at, now), (a) => -a.last_used_at],
+  ["Used", "num mid", (a, now) => ago(a.last_used_at, now), lastUse],
 ];
 
 export class Adapters {
@@ -31,7 +36,7 @@ export class Adapters {
   constructor(changed) {
     this.changed = changed;
     this.selected = "";
-    this.sorted = 0; // The column's index.
+    this.sorted = COLUMNS.length - 1; // The column's index.
     this.down = false;
     this.rows = new Map(); // Rows by adapter.
     this.body = el("tbody");
@@ -97,11 +102,11 @@ export class Adapters {
     for (const other of this.body.rows) other.tabIndex = other === row ? 0 : -1;
   }
 
-  ordered(adapters) {
+  ordered({ adapters, now }) {
     const order = COLUMNS[this.sorted][3];
     const sign = this.down ? -1 : 1;
     return [...adapters].sort((a, b) => {
-      const [x, y] = [order(a), order(b)];
+      const [x, y] = [order(a, now), order(b, now)];
       return sign * (x < y ? -1 : x > y ? 1 : 0) || (a.id < b.id ? -1 : 1);
     });
   }
@@ -117,7 +122,7 @@ export class Adapters {
       cell.setAttribute("aria-sort", i === this.sorted ? sort : "none");
     });
     const kept = new Map();
-    for (const adapter of this.ordered(state.adapters)) {
+    for (const adapter of this.ordered(state)) {
       const entry = this.rows.get(adapter.id) ?? this.makeRow(adapter.id);
       kept.set(adapter.id, entry);
       this.fill(entry, adapter, state.now);
@@ -170,79 +175,6 @@ export class Adapters {
   }
 }
 
-// Draws the losses of several adapters by their steps.
-function drawCompared(compared) {
-  const xs = [...new Set(compared.flatMap((a) => a.steps))].sort((a, b) => a - b);
-  const series = compared.map((adapter, i) => {
-    const at = new Map(adapter.steps.map((step, k) => [step, adapter.losses[k]]));
-    return { name: adapter.id, ys: xs.map((step) => at.get(step)), kind: `of-${i}` };
-  });
-  setText(byId("loss-title"), "Losses");
-  draw(byId("loss"), {
-    xs,
-    series,
-    fromZero: false,
-    xText: (step) => (Number.isInteger(step) ? String(step) : ""),
-    yText: (value) => String(Number(value.toPrecision(6))),
-    readout: (i) => `step ${xs[i]}: ` + series
-      .filter((line) => line.ys[i] !== undefined)
-      .map((line) => `${line.name} ${loss(line.ys[i])}`)
-      .join(", "),
-    label: `Losses of ${compared.length} adapters by step. Arrow keys read values.`,
-    empty: "No training step has ended since the server started.",
-  });
-  setText(byId("loss-note"), "The listed adapters that were used last, at most eight. " +
-    "Search to choose others.");
-}
-
-// Draws the gradient norms of the selected adapter.
-export function showGradients(state) {
-  const { update_steps: steps, grad_norms: norms, id } = state.selected ?? {};
-  const known = !state.compared && (norms?.length ?? 0) > 0;
-  byId("gradients-part").hidden = !known;
-  if (!known) return;
-  draw(byId("gradients"), {
-    xs: steps.map((_, i) => i),
-    series: [{ name: "", ys: norms, kind: "two" }],
-    fromZero: true,
-    height: 110,
-    xText: (i) => (Number.isInteger(i) && i in steps ? String(steps[i]) : ""),
-    yText: (value) => String(Number(value.toPrecision(3))),
-    readout: (i) => `step ${steps[i]}: ${loss(norms[i])}`,
-    label: `Gradient norms of the last ${steps.length} updates of ${id}. ` +
-      "Arrow keys read values.",
-    empty: "",
-  });
-}
-
-// Draws the loss of the selected adapter, or those of several.
-export function showLoss(state, wanted) {
-  if (state.compared) return drawCompared(state.compared);
-  const selected = state.selected ?? { id: wanted, steps: [], losses: [] };
-  setText(byId("loss-title"), selected.id ? `Loss of ${selected.id}` : "Loss");
-  const { steps, losses } = selected;
-  const smoothed = smooth(losses, 0.8);
-  draw(byId("loss"), {
-    xs: steps.map((_, i) => i),
-    series: [
-      { name: "each step", ys: losses, kind: "raw" },
-      { name: "smoothed", ys: smoothed, kind: "one" },
-    ],
-    fromZero: false,
-    xText: (i) => (Number.isInteger(i) && i in steps ? String(steps[i]) : ""),
-    yText: (value) => String(Number(value.toPrecision(6))),
-    readout: (i) =>
-      `step ${steps[i]}: ${loss(losses[i])}, ${count(selected.tokens[i])} tokens, ` +
-      new Date(selected.ended_at[i] * 1000).toLocaleTimeString("en-GB"),
-    label: `Loss of the last ${steps.length} training steps of ${selected.id}, ` +
-      `from ${loss(smoothed[0])} to ${loss(last(smoothed))}. Arrow keys read values.`,
-    empty: wanted ? "No training step has ended since the server started." : "",
-  });
-  const what =
-    "By step: the sum of the losses divided by the sum of the weights, per ForwardBackward.";
-  setText(byId("loss-note"), steps.length ? what : "");
-}
-
 // Lists the facts of the selected adapter.
 export function showFacts(state) {
   const selected = state.selected;
@@ -253,6 +185,7 @@ export function showFacts(state) {
   fillPairs(byId("selected"), [
     ["Step", `${count(adapter.step)}, durable ${count(adapter.durable_step)}`],
     ["Updates", count(adapter.optim_steps)],
+    ["Gradient", adapter.accumulated_tokens ? `${count(adapter.accumulated_tokens)} tokens` : NONE],
     ["LoRA", `rank ${adapter.rank}, alpha ${selected.alpha}`],
     ["Parameters", count(selected.parameters)],
     ["Targets", selected.targets.map((t) => t.replace("_proj", "")).join(" ")],

@@ -99,7 +99,7 @@ Admission ServeState(const EnginePort& port, const HttpRequest& header,
                                    {.search = query["q"],
                                     .selected = query["adapter"],
                                     .history = query["history"] == "1",
-                                    .compare = query["compare"] == "1"});
+                                    .compare = query["compare"]});
             if (query["checkpoints"] == "1" && state.contains("selected")) {
               return WithCheckpoints(port, {.caller = caller, .peer = peer},
                                      std::move(state), respond);

@@ -1,6 +1,7 @@
 // Asks the server every two seconds and shows the answer.
-import { Adapters, showCheckpoints, showFacts, showGradients, showLoss } from "./adapters.js";
+import { Adapters, showCheckpoints, showFacts } from "./adapters.js";
 import { makeReadable } from "./charts.js";
+import { comparedCurve, showCurve, showGradients, whenChosen } from "./curves.js";
 import { byId, setText } from "./dom.js";
 import {
   showErrors, showMemory, showPhase, showServer, showSpeed, showTenants, showTiles,
@@ -36,7 +37,7 @@ function address() {
   const id = adapters.selected;
   const query = new URLSearchParams({ q: byId("search").value.trim(), adapter: id });
   if (speed.length === 0) query.set("history", "1");
-  if (comparing) query.set("compare", "1");
+  if (comparing) query.set("compare", comparedCurve());
   if (id && (id !== checkpoints.id || polls % CHECKPOINT_POLLS === 0)) {
     query.set("checkpoints", "1");
   }
@@ -160,7 +161,7 @@ function take(fresh) {
 
 function drawAll() {
   if (!state?.adapters) return;
-  showLoss(state, adapters.selected);
+  showCurve(state, adapters.selected);
   showGradients(state);
   showFacts(state);
   const known = state.selected && checkpoints.id === state.selected.id;
@@ -210,6 +211,7 @@ byId("search").addEventListener("input", () => {
 byId("token-form").addEventListener("submit", submitToken);
 byId("forget").addEventListener("click", forget);
 byId("compare").addEventListener("click", compare);
+whenChosen(() => (comparing ? poll() : drawAll()));
 document.addEventListener("keydown", key);
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) poll();

@@ -25,12 +25,13 @@ constexpr size_t kAdaptersPerPage = 100;
 constexpr size_t kListedPoints = 32;
 constexpr size_t kSelectedPoints = 256;
 constexpr size_t kMaxSnapshots = 50;
+constexpr char kLossCurve[] = "loss";
 
 // An adapter, and its total numbers of tokens.
 struct Entry {
   AdapterInfo info;
   std::string engine_name;
-  AdapterActivity totals;  // `points` and `updates` are empty.
+  AdapterActivity totals;  // Without points, updates and curves.
 };
 
 double Seconds(absl::Time time) {
@@ -181,6 +182,39 @@ void FillTotals(const ServiceCore& core, const engine::Engine& engine,
   (*out)["queued"] = {{"all", own.tenants[0].queued_requests}};
 }
 
+// Returns the adapter's curve of this name; see state.h for the loss. It has no
+// points if there is no such curve.
+MetricCurve CurveOf(const AdapterActivity& activity, const std::string& name) {
+  const auto reported =
+      std::ranges::find(activity.curves, name, &MetricCurve::name);
+  if (reported != activity.curves.end()) return *reported;
+  MetricCurve curve{.name = name};
+  if (name != kLossCurve) return curve;
+  for (const TrainPoint& point : activity.points) {
+    if (point.surrogate) continue;
+    curve.points.push_back(
+        {.optim_steps = point.optim_steps, .value = point.loss});
+  }
+  return curve;
+}
+
+Json ValuesOf(const MetricCurve& curve) {
+  Json values = Json::array();
+  for (const MetricCurve::Point& point : curve.points) {
+    values.push_back(Rounded(point.value));
+  }
+  return values;
+}
+
+Json CurveJson(const MetricCurve& curve) {
+  Json at = Json::array();
+  for (const MetricCurve::Point& point : curve.points) {
+    at.push_back(point.optim_steps);
+  }
+  return {
+      {"name", curve.name}, {"at", std::move(at)}, {"values", ValuesOf(curve)}};
+}
+
 bool Matches(const AdapterInfo& info, const std::string& search) {
   const auto has = [&search](const std::string& text) {
     return absl::StrContains(absl::AsciiStrToLower(text), search);
@@ -191,10 +225,6 @@ bool Matches(const AdapterInfo& info, const std::string& search) {
 Json AdapterJson(const Entry& entry, const AdapterActivity& latest) {
   constexpr const char* kLocations[] = {"device", "host", "disk"};
   const AdapterInfo& info = entry.info;
-  Json losses = Json::array();
-  for (const TrainPoint& point : latest.points) {
-    losses.push_back(Rounded(point.loss));
-  }
   return {{"id", info.adapter_id},
           {"tenant", info.tenant},
           {"rank", info.config.rank},
@@ -209,7 +239,8 @@ Json AdapterJson(const Entry& entry, const AdapterActivity& latest) {
           {"last_used_at", Seconds(info.last_used_at)},
           {"train_tokens", entry.totals.train_tokens},
           {"sampled_tokens", entry.totals.sampled_tokens},
-          {"losses", std::move(losses)}};
+          {"accumulated_tokens", info.accumulated_tokens},
+          {"losses", ValuesOf(CurveOf(latest, kLossCurve))}};
 }
 
 Json SelectedJson(const engine::Engine& engine, const Entry& entry) {
@@ -224,6 +255,8 @@ Json SelectedJson(const engine::Engine& engine, const Entry& entry) {
               {"num_snapshots", info.snapshots.size()},
               {"snapshots", Json::array()},
               {"targets", Json::array()},
+              {"curves", Json::array()},
+              {"surrogate", false},
               {"steps", Json::array()},
               {"losses", Json::array()},
               {"tokens", Json::array()},
@@ -238,7 +271,11 @@ Json SelectedJson(const engine::Engine& engine, const Entry& entry) {
   for (const TargetModule module : info.config.target_modules) {
     out["targets"].push_back(TargetModuleName(module));
   }
+  for (const MetricCurve& curve : activity.adapters[0].curves) {
+    out["curves"].push_back(CurveJson(curve));
+  }
   for (const TrainPoint& point : activity.adapters[0].points) {
+    out["surrogate"] = point.surrogate;
     out["steps"].push_back(point.step);
     out["losses"].push_back(Rounded(point.loss));
     out["tokens"].push_back(point.num_tokens);
@@ -251,8 +288,8 @@ Json SelectedJson(const engine::Engine& engine, const Entry& entry) {
   return out;
 }
 
-// Returns the losses of the adapters that were used last.
-Json ComparedJson(const engine::Engine& engine,
+// Returns the curves of this name of the adapters that were used last.
+Json ComparedJson(const engine::Engine& engine, const std::string& curve,
                   std::vector<const Entry*> entries) {
   const auto used = [](const Entry* entry) { return entry->info.last_used_at; };
   std::ranges::sort(entries, std::greater(), used);
@@ -264,15 +301,9 @@ Json ComparedJson(const engine::Engine& engine,
   const Activity activity = engine.activity(query);
   Json out = Json::array();
   for (size_t i = 0; i < entries.size(); ++i) {
-    Json steps = Json::array();
-    Json losses = Json::array();
-    for (const TrainPoint& point : activity.adapters[i].points) {
-      steps.push_back(point.step);
-      losses.push_back(Rounded(point.loss));
-    }
-    out.push_back({{"id", entries[i]->info.adapter_id},
-                   {"steps", std::move(steps)},
-                   {"losses", std::move(losses)}});
+    Json compared = CurveJson(CurveOf(activity.adapters[i], curve));
+    compared["id"] = entries[i]->info.adapter_id;
+    out.push_back(std::move(compared));
   }
   return out;
 }
@@ -321,7 +352,9 @@ void FillAdapters(const engine::Engine& engine,
       entries, [](const Entry& entry) { return entry.info.restoring; });
   (*out)["num_matching"] = matching;
   (*out)["adapters"] = std::move(rows);
-  if (query.compare) (*out)["compared"] = ComparedJson(engine, listed);
+  if (!query.compare.empty()) {
+    (*out)["compared"] = ComparedJson(engine, query.compare, listed);
+  }
   for (const Entry& entry : entries) {
     if (entry.info.adapter_id == query.selected) {
       (*out)["selected"] = SelectedJson(engine, entry);

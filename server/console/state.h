@@ -9,6 +9,10 @@
 // "all". While the engine starts, only "now", "server", "caller" and "errors"
 // are present. "selected" is present only if StateQuery::selected names an
 // adapter.
+//
+// A curve is {"name", "at": [OptimSteps], "values": [...]}. The adapter's loss
+// is the curve "loss" that its client reports (ReportMetrics), or else that of
+// its ForwardBackwards, unless their losses are surrogates (TrainPoint).
 #ifndef WEFT_SERVER_CONSOLE_STATE_H_
 #define WEFT_SERVER_CONSOLE_STATE_H_
 
@@ -41,9 +45,9 @@ struct StateQuery {
   // Asks for "history": [time, train, sampled] for each interval of
   // LoadHistory, where train and sampled are tokens per second.
   bool history = false;
-  // Asks for "compared": the losses of the kMaxCompared listed adapters that
-  // were used last.
-  bool compare = false;
+  // Asks for "compared": the curve of this name of the kMaxCompared listed
+  // adapters that were used last. Empty: does not ask.
+  std::string compare;
 };
 
 // Returns the JSON that is described at the head of this file. This takes some

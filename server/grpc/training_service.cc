@@ -1,4 +1,4 @@
-// weft.v1.TrainingService: ForwardBackward, Forward, OptimStep.
+// weft.v1.TrainingService: ForwardBackward, Forward, OptimStep, ReportMetrics.
 #include "server/grpc/services.h"
 #include "server/grpc/unary_call.h"
 #include "weft/v1/training.pb.h"
@@ -12,6 +12,8 @@ std::unique_ptr<RawService> MakeTrainingService(ServiceCore* core) {
       service.get(), Rpc::kForward, &engine::Engine::Train);
   AddUnary<v1::OptimStepRequest, v1::OptimStepResponse>(
       service.get(), Rpc::kOptimStep, &engine::Engine::OptimStep);
+  AddUnary<v1::ReportMetricsRequest, v1::ReportMetricsResponse>(
+      service.get(), Rpc::kReportMetrics, &engine::Engine::ReportMetrics);
   return service;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "src/request/activity.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 #include "src/request/profile.h"
@@ -64,6 +65,7 @@ RequestFields FieldsOf(SetCheckpointTtlRequest* request);
 RequestFields FieldsOf(PublishSnapshotRequest* request);
 RequestFields FieldsOf(RefusedStep* request);
 RequestFields FieldsOf(ReleaseSnapshotRequest* request);
+RequestFields FieldsOf(MetricReport* report);
 RequestFields FieldsOf(ExportAdapterRequest* request);
 RequestFields FieldsOf(ImportAdapterRequest* request);
 RequestFields FieldsOf(ProfileRequest* request);

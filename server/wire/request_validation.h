@@ -19,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "src/base/options/options.h"
 #include "src/engine/engine.h"
+#include "src/request/activity.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 #include "src/request/profile.h"
@@ -112,6 +113,8 @@ absl::StatusOr<SetCheckpointTtlRequest> Validate(
 
 absl::StatusOr<PublishSnapshotRequest> Validate(
     const v1::PublishSnapshotRequest& request, const RequestLimits& limits);
+absl::StatusOr<MetricReport> Validate(const v1::ReportMetricsRequest& request,
+                                      const RequestLimits& limits);
 absl::StatusOr<ReleaseSnapshotRequest> Validate(
     const v1::ReleaseSnapshotRequest& request, const RequestLimits& limits);
 absl::StatusOr<ExportAdapterRequest> Validate(

@@ -101,6 +101,7 @@ void ToProto(const OptimStepResult& result, v1::OptimStepResponse* out) {
   out->set_grad_norm(result.grad_norm);
   out->set_version(result.version);
   out->set_step(result.step);
+  out->set_accumulated_tokens(result.accumulated_tokens);
 }
 
 void ToProto(const SampleResult& result, v1::SampleResponse* out) {
@@ -164,6 +165,7 @@ void ToProto(const AdapterInfo& info, v1::Adapter* out) {
   out->set_next_step(info.next_step);
   out->set_optim_steps(info.optim_steps);
   out->set_optimizer(OptimizerOf(info));
+  out->set_accumulated_tokens(info.accumulated_tokens);
   out->set_version(info.version);
   out->set_num_parameters(info.num_parameters);
   out->set_resident_bytes(info.resident_bytes);
@@ -184,6 +186,7 @@ void ToProto(const CheckpointInfo& info, v1::Checkpoint* out) {
   out->set_last_step(info.last_step);
   out->set_optim_steps(info.optim_steps);
   out->set_optimizer(OptimizerOf(info));
+  out->set_accumulated_tokens(info.accumulated_tokens);
   out->set_size_bytes(info.size_bytes);
   out->set_created_at(UnixSecondsOf(info.created_at));
   ToProto(info.config, out->mutable_config());

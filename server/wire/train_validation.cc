@@ -250,6 +250,12 @@ absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
   out.adapter_id = request.adapter_id();
   out.step = request.step();
   out.epoch = request.epoch();
+  out.discard = request.discard();
+  if (out.discard && (request.has_adamw() || request.has_muon())) {
+    return BadField("discard", "is set beside ",
+                    request.has_muon() ? "muon" : "adamw",
+                    ": leave one of them out");
+  }
   if (request.has_muon()) {
     if (request.has_adamw()) {
       return BadField("muon", "is set beside adamw: leave one of them out");
@@ -258,6 +264,23 @@ absl::StatusOr<OptimStepRequest> Validate(const v1::OptimStepRequest& request,
     return out;
   }
   WEFT_ASSIGN_OR_RETURN(out.adamw, ReadAdamW(request.adamw()));
+  return out;
+}
+
+absl::StatusOr<MetricReport> Validate(const v1::ReportMetricsRequest& request,
+                                      const RequestLimits& limits) {
+  WEFT_RETURN_IF_ERROR(
+      CheckAdapterId("adapter_id", request.adapter_id(), limits.engine_names));
+  WEFT_RETURN_IF_ERROR(CheckCount("the number of metrics",
+                                  static_cast<uint64_t>(request.metrics_size()),
+                                  1, kMaxMetricCurves));
+  for (const auto& [name, value] : request.metrics()) {
+    WEFT_RETURN_IF_ERROR(CheckName("metrics", name));
+  }
+  MetricReport out{
+      .adapter_id = request.adapter_id(),
+      .metrics = {request.metrics().begin(), request.metrics().end()}};
+  if (request.has_optim_steps()) out.optim_steps = request.optim_steps();
   return out;
 }
 

@@ -127,6 +127,16 @@ Activity AdapterDesk::Watch(const ActivityQuery& query) const {
   return activity;
 }
 
+absl::Status AdapterDesk::Report(const MetricReport& report) {
+  MutexLock lock(&s_.mu);
+  const auto key = s_.keys.find(report.adapter_id);
+  AdapterRecord* const record =
+      key == s_.keys.end() ? nullptr : s_.Find(key->second);
+  if (record == nullptr) return NoSuchAdapter(report.adapter_id);
+  record->history.Add(report, record->info.optim_steps);
+  return absl::OkStatus();
+}
+
 std::optional<AdapterKey> AdapterDesk::KeyOf(const std::string& id) const {
   MutexLock lock(&s_.mu);
   return s_.KeyOf(id);

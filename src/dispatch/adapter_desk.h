@@ -33,6 +33,8 @@ class AdapterDesk {
   // Returns the recent activity of the query's adapters and the load of its
   // tenants. Holds the lock for one adapter or tenant at a time.
   Activity Watch(const ActivityQuery& query) const;
+  // Does what Engine::ReportMetrics does. Errors: NOT_FOUND.
+  absl::Status Report(const MetricReport& report);
   std::optional<AdapterKey> KeyOf(const std::string& id) const;
   // Does what Engine::Ahead does.
   uint64_t Ahead(const std::string& id, uint64_t step) const;

@@ -11,11 +11,13 @@ namespace weft::dispatch {
 namespace {
 
 absl::Status OtherPayload(uint64_t step) {
-  return WithReason(
-      absl::AlreadyExistsError(
-          absl::StrCat("step ", step, " was sent before with another payload")),
-      {.name = "STEP_HAS_ANOTHER_PAYLOAD",
-       .values = {{"step", absl::StrCat(step)}}});
+  return WithReason(absl::AlreadyExistsError(absl::StrCat(
+                        "step ", step,
+                        " was sent before with another payload: "
+                        "another client trains this adapter, or this one has "
+                        "counted wrong. Read next_step to go on from there")),
+                    {.name = "STEP_HAS_ANOTHER_PAYLOAD",
+                     .values = {{"step", absl::StrCat(step)}}});
 }
 
 // Returns whether `digest` may be that of the step's payload. The digest of a

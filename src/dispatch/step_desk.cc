@@ -267,10 +267,16 @@ void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
     RaiseDurableStep(record, work.step);
   }
   if (const auto* trained = std::get_if<TrainResult>(&result)) {
-    record.history.Add(std::get<TrainRequest>(work.request), *trained,
+    const auto& request = std::get<TrainRequest>(work.request);
+    record.history.Add(request, *trained, record.info.optim_steps,
                        s_.env.clock->Now());
+    if (request.backward) {
+      record.info.accumulated_tokens +=
+          static_cast<uint64_t>(request.num_tokens());
+    }
   }
-  if (const auto* updated = std::get_if<OptimStepResult>(&result)) {
+  const auto* updated = std::get_if<OptimStepResult>(&result);
+  if (updated != nullptr && !std::get<OptimStepRequest>(work.request).discard) {
     record.history.Add(*updated);
   }
 }

@@ -1,6 +1,7 @@
 // An adapter's recent activity: its token totals, a TrainPoint for each of the
-// latest ForwardBackward steps, and an UpdatePoint for each of the latest
-// OptimSteps.
+// latest ForwardBackward steps, an UpdatePoint for each of the latest
+// OptimSteps, and the curves that the client reports. It takes at most about
+// 60 KiB.
 // Threads: not thread-safe.
 #ifndef WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
 #define WEFT_SRC_DISPATCH_TRAIN_HISTORY_H_
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -29,15 +32,19 @@ class TrainHistory {
   // Adds the point of a step that has succeeded. Does nothing for a Forward. If
   // there are kMaxPoints already, the new point replaces the oldest one.
   void Add(const TrainRequest& request, const TrainResult& result,
-           absl::Time now);
+           uint64_t optim_steps, absl::Time now);
 
   void Add(const OptimStepResult& result) {
     updates_.Add({.step = result.step,
                   .grad_norm = static_cast<float>(result.grad_norm)});
   }
 
-  // Returns the totals and the latest points and updates, at most `max_points`
-  // of each.
+  // Adds the values to their curves. A name that would be one more than
+  // kMaxMetricCurves takes the place of the one reported longest ago.
+  void Add(const MetricReport& report, uint64_t optim_steps);
+
+  // Returns the totals and the latest points, updates and points of each curve,
+  // at most `max_points` of each.
   AdapterActivity Latest(size_t max_points) const;
 
  private:
@@ -67,8 +74,15 @@ class TrainHistory {
     size_t oldest_ = 0;  // The place of the oldest point in a full ring.
   };
 
+  struct Curve {
+    Ring<MetricCurve::Point> points;
+    uint64_t last_report = 0;
+  };
+
   Ring<TrainPoint> trained_;
   Ring<UpdatePoint> updates_;
+  std::map<std::string, Curve> curves_;
+  uint64_t num_reports_ = 0;
   uint64_t train_tokens_ = 0;
   uint64_t sampled_tokens_ = 0;
 };

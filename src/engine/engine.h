@@ -143,6 +143,10 @@ class Engine {
   virtual void ImportAdapter(ImportAdapterRequest request,
                              Callback<AdapterInfo> done) = 0;
 
+  // Adds the report to the adapter's activity. Runs `done` before it returns.
+  // Any thread may call it.
+  virtual void ReportMetrics(MetricReport report, Callback<bool> done) = 0;
+
   // Returns the number of adapters, with those that are still restored. Any
   // thread may call it.
   virtual size_t num_adapters() const = 0;

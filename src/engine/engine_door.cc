@@ -330,6 +330,12 @@ void EngineImpl::ListAdapters(ListAdaptersRequest request,
   done(dispatcher_.adapters().List(request));
 }
 
+void EngineImpl::ReportMetrics(MetricReport report, Callback<bool> done) {
+  if (!IsReady(dispatcher_, report.adapter_id, done)) return;
+  const absl::Status status = dispatcher_.adapters().Report(report);
+  status.ok() ? done(true) : done(status);
+}
+
 CancelHandle EngineImpl::Profile(const ProfileRequest& request,
                                  Callback<std::string> done) {
   return profile_.Start(request, std::move(done));

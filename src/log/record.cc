@@ -46,6 +46,7 @@ void Fields(const auto& f, Is<OptimStepResult> auto& result) {
   f("grad_norm", result.grad_norm);
   f("version", result.version);
   f("step", result.step);
+  f("accumulated_tokens", result.accumulated_tokens);
 }
 
 void Fields(const auto& f, Is<CheckpointInfo> auto& info) {
@@ -54,6 +55,7 @@ void Fields(const auto& f, Is<CheckpointInfo> auto& info) {
   f("last_step", info.last_step);
   f("optim_steps", info.optim_steps);
   f("optimizer", info.optimizer);
+  f("accumulated_tokens", info.accumulated_tokens);
   f("size_bytes", info.size_bytes);
   f("created_at_us", info.created_at);
   f("config", info.config);
@@ -75,6 +77,7 @@ void Fields(const auto& f, Is<AdapterInfo> auto& info) {
   f("durable_step", info.durable_step);
   f("optim_steps", info.optim_steps);
   f("optimizer", info.optimizer);
+  f("accumulated_tokens", info.accumulated_tokens);
   f("version", info.version);
   f("num_parameters", info.num_parameters);
   f("resident_bytes", info.resident_bytes);
@@ -124,6 +127,7 @@ void Fields(const auto& f, Is<ImageRecord> auto& image) {
   f("file", image.file);
   f("optim_steps", image.optim_steps);
   f("optimizer", image.optimizer);
+  f("accumulated_tokens", image.accumulated_tokens);
   f("versions", image.versions);
   f("snapshots", image.snapshots);
 }
@@ -196,6 +200,7 @@ void Fields(const auto& f, Is<LoadedRecord> auto& loaded) {
   f("last_step", loaded.last_step);
   f("accepted", loaded.accepted);
   f("optimizer", loaded.optimizer);
+  f("accumulated_tokens", loaded.accumulated_tokens);
 }
 
 void Fields(const auto& f, Is<ReleaseRecord> auto& release) {

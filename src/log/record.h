@@ -37,6 +37,7 @@ struct ImageRecord {
   std::string file;
   uint64_t optim_steps = 0;
   Optimizer optimizer = Optimizer::kAdamW;
+  uint64_t accumulated_tokens = kUncountedTokens;
   std::vector<uint64_t> versions;             // Version numbers, latest first.
   std::map<std::string, uint64_t> snapshots;  // Maps a name to a version.
 };
@@ -113,6 +114,7 @@ struct LoadedRecord {
   uint64_t last_step = 0;  // The steps that the state has.
   uint64_t accepted = 0;   // As in DoneRecord.
   Optimizer optimizer = Optimizer::kAdamW;
+  uint64_t accumulated_tokens = kUncountedTokens;
 };
 
 struct ReleaseRecord {

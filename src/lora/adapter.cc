@@ -177,11 +177,13 @@ Adapter::Adapter(const LoraConfig& config,
       moment1_N_(ops::BulkCopyTo(image.moment1_N, device)),
       moment2_N_(ops::BulkCopyTo(image.moment2_N, device)),
       optim_steps_(image.optim_steps),
-      optimizer_(image.optimizer) {}
+      optimizer_(image.optimizer),
+      accumulated_tokens_(image.accumulated_tokens) {}
 
 AdapterImage Adapter::ToImage() const {
   return {.optim_steps = optim_steps_,
           .optimizer = optimizer_,
+          .accumulated_tokens = accumulated_tokens_,
           .gradient_N = ops::BulkCopyTo(gradient_N_, at::kCPU),
           .moment1_N = ops::BulkCopyTo(moment1_N_, at::kCPU),
           .moment2_N = ops::BulkCopyTo(moment2_N_, at::kCPU),
@@ -206,7 +208,7 @@ at::Tensor Adapter::NextWeights() {
 void Adapter::FinishStep(at::Tensor next_weights, Optimizer optimizer) {
   ++optim_steps_;
   optimizer_ = optimizer;
-  gradient_N_.zero_();
+  ClearGradient();
   Publish(std::move(next_weights));
 }
 
@@ -216,7 +218,8 @@ AdapterState Adapter::GetState() const {
           .moment1 = ToVector(moment1_N_),
           .moment2 = ToVector(moment2_N_),
           .optim_steps = optim_steps_,
-          .optimizer = optimizer_};
+          .optimizer = optimizer_,
+          .accumulated_tokens = accumulated_tokens_};
 }
 
 void Adapter::SetState(const AdapterState& state) {
@@ -227,6 +230,7 @@ void Adapter::SetState(const AdapterState& state) {
   FromVector(state.moment2, moment2_N_);
   optim_steps_ = state.optim_steps;
   optimizer_ = state.optimizer;
+  accumulated_tokens_ = state.accumulated_tokens;
   Publish(std::move(weights));
 }
 

@@ -65,6 +65,7 @@ struct AdapterState {
   uint64_t optim_steps = 0;
   // The optimizer that made optim_steps, and whose state the moments are.
   Optimizer optimizer = Optimizer::kAdamW;
+  uint64_t accumulated_tokens = 0;  // Of the gradient.
 };
 
 // An adapter version, with its weights on the host.
@@ -88,6 +89,7 @@ AdapterVersionPtr RestoreVersion(
 struct AdapterImage {
   uint64_t optim_steps = 0;
   Optimizer optimizer = Optimizer::kAdamW;
+  uint64_t accumulated_tokens = 0;
   at::Tensor gradient_N;  // [N] f32 on the host, like the moments.
   at::Tensor moment1_N;
   at::Tensor moment2_N;
@@ -127,15 +129,20 @@ class Adapter {
   Optimizer optimizer() const { return optimizer_; }
   // REQUIRES: optim_steps() is 0.
   void set_optimizer(Optimizer optimizer) { optimizer_ = optimizer; }
+  // Returns the tokens of the requests whose gradients gradient() has.
+  uint64_t accumulated_tokens() const { return accumulated_tokens_; }
   // Returns the size of latest(), gradient(), scratch() and moments, in bytes.
   uint64_t resident_bytes() const;
 
   // The buffer to which the micro-batches of a request add gradients. After the
-  // last micro-batch has succeeded, CommitScratch adds this buffer to
-  // gradient().
+  // last micro-batch has succeeded, CommitScratch adds this buffer, of a request
+  // of `num_tokens` tokens, to gradient().
   at::Tensor& scratch() { return scratch_N_; }
   void ClearScratch() { scratch_N_.zero_(); }
-  void CommitScratch() { gradient_N_.add_(scratch_N_); }
+  void CommitScratch(int64_t num_tokens) {
+    gradient_N_.add_(scratch_N_);
+    accumulated_tokens_ += static_cast<uint64_t>(num_tokens);
+  }
 
   // An optimizer step uses the next methods. It reads gradient() and
   // latest()->weights_N, updates the moments in place, and writes the new
@@ -144,6 +151,10 @@ class Adapter {
   at::Tensor& gradient() { return gradient_N_; }
   at::Tensor& moment1() { return moment1_N_; }
   at::Tensor& moment2() { return moment2_N_; }
+  void ClearGradient() {
+    gradient_N_.zero_();
+    accumulated_tokens_ = 0;
+  }
   // Returns the latest version's own buffer if nobody else uses that version,
   // otherwise a new buffer. Also allocates the tensors that FinishStep needs.
   // So a step that runs out of memory fails before it changes the adapter.
@@ -173,6 +184,7 @@ class Adapter {
   at::Tensor moment2_N_;
   uint64_t optim_steps_ = 0;
   Optimizer optimizer_ = Optimizer::kAdamW;
+  uint64_t accumulated_tokens_ = 0;
 };
 
 // A buffer to which a backward pass adds the gradients of an adapter.

@@ -172,10 +172,13 @@ bool GetMetadata(const json& fields, CheckpointMetadata* metadata) {
 bool GetProperties(const json& fields, CheckpointInfo* info) {
   uint64_t ttl_seconds = 0;
   double ttl_from = absl::ToDoubleSeconds(info->created_at - absl::UnixEpoch());
+  info->accumulated_tokens = kUncountedTokens;
   if (!GetNamed(fields, "kind", kNumCheckpointKinds, CheckpointKindName,
                 &info->kind) ||
       !GetNamed(fields, "optimizer", kNumOptimizers, OptimizerName,
                 &info->optimizer) ||
+      !GetOptional(fields, "accumulated_tokens", &info->accumulated_tokens) ||
+      info->accumulated_tokens > kMaxStoredStep ||
       !GetMetadata(fields, &info->metadata) ||
       !GetOptional(fields, "ttl_seconds", &ttl_seconds) ||
       ttl_seconds > kMaxStoredTtlSeconds ||
@@ -187,6 +190,7 @@ bool GetProperties(const json& fields, CheckpointInfo* info) {
     return false;
   }
   info->ttl_from = absl::UnixEpoch() + absl::Seconds(ttl_from);
+  if (info->kind == CheckpointKind::kSampler) info->accumulated_tokens = 0;
   if (ttl_seconds > 0) {
     info->expires_at =
         info->ttl_from + absl::Seconds(static_cast<int64_t>(ttl_seconds));
@@ -214,6 +218,7 @@ json WriteCheckpointFields(const CheckpointInfo& info,
                  {"last_step", info.last_step},
                  {"optim_steps", info.optim_steps},
                  {"optimizer", OptimizerName(info.optimizer)},
+                 {"accumulated_tokens", info.accumulated_tokens},
                  {"size_bytes", info.size_bytes},
                  {"created_at",
                   absl::ToDoubleSeconds(info.created_at - absl::UnixEpoch())},

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,11 +17,15 @@ namespace weft {
 // A ForwardBackward that has succeeded.
 struct TrainPoint {
   uint64_t step = 0;
+  uint64_t optim_steps = 0;  // Before this step.
   absl::Time ended_at;
   // The sum of the losses, divided by the sum of the magnitudes of the data's
-  // weights. If the magnitudes sum to 0, the divisor is 1. May be infinite or
-  // NaN.
+  // weights, or by the number of data for a custom loss. If the divisor is 0, it
+  // is 1. May be infinite or NaN.
   float loss = 0;
+  // The loss has the gradient of what the client optimizes, but its value says
+  // nothing: that of a policy, or a cross-entropy with negative weights.
+  bool surrogate = false;
   uint32_t num_tokens = 0;
 };
 
@@ -29,6 +35,26 @@ struct UpdatePoint {
   float grad_norm = 0;
 };
 
+// Values that a client has measured itself.
+struct MetricReport {
+  std::string adapter_id;
+  std::optional<uint64_t> optim_steps;  // None: the adapter's present number.
+  std::map<std::string, double> metrics;
+};
+
+// The values of one name in the client's reports, in their order.
+struct MetricCurve {
+  struct Point {
+    uint64_t optim_steps = 0;
+    float value = 0;
+  };
+  std::string name;
+  std::vector<Point> points;
+};
+
+// An adapter has the curves of the names that were reported last.
+inline constexpr size_t kMaxMetricCurves = 8;
+
 struct AdapterActivity {
   // Totals since the adapter came into this process: tokens of ForwardBackward
   // and Forward, and drawn tokens of finished samples.
@@ -36,6 +62,7 @@ struct AdapterActivity {
   uint64_t sampled_tokens = 0;
   std::vector<TrainPoint> points;  // The latest points, in order of `ended_at`.
   std::vector<UpdatePoint> updates;  // The latest updates, in their order.
+  std::vector<MetricCurve> curves;   // The latest reports, by name.
 };
 
 struct TenantLoad {
@@ -47,7 +74,7 @@ struct TenantLoad {
 };
 
 // Asks for the activity of adapters and the load of tenants. The answer has at
-// most `max_points` points, and as many updates, for each adapter.
+// most `max_points` points, updates and points of a curve for each adapter.
 struct ActivityQuery {
   std::vector<std::string> adapter_ids;
   std::vector<std::string> tenants;

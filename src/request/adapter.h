@@ -106,6 +106,10 @@ inline constexpr int kNumOptimizers = 2;
 // Returns "adamw" or "muon".
 const char* OptimizerName(Optimizer optimizer);
 
+// The accumulated tokens of a state that an earlier version of the server
+// wrote, which did not count them: a gradient may be there.
+inline constexpr uint64_t kUncountedTokens = 1;
+
 // What a restarted server restores of an adapter without a request. kMemory:
 // nothing. kStep: every answered step. kDefault occurs only in requests and
 // means kStep with --state-dir, otherwise kMemory.
@@ -125,6 +129,8 @@ struct AdapterInfo {
   uint64_t durable_step = 0;
   uint64_t optim_steps = 0;
   Optimizer optimizer = Optimizer::kAdamW;  // That of optim_steps.
+  // Of the ForwardBackwards whose gradients the accumulator has.
+  uint64_t accumulated_tokens = 0;
   uint64_t version = 0;
   uint64_t num_parameters = 0;
   uint64_t resident_bytes = 0;  // Bytes on the device.

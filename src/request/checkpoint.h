@@ -41,6 +41,7 @@ struct CheckpointInfo {
   uint64_t last_step = 0;
   uint64_t optim_steps = 0;
   Optimizer optimizer = Optimizer::kAdamW;  // That of optim_steps.
+  uint64_t accumulated_tokens = 0;          // As in AdapterInfo.
   uint64_t size_bytes = 0;
   absl::Time created_at;
   LoraConfig config;

@@ -159,16 +159,21 @@ void Fields(const auto& f, Is<PublishSnapshotRequest> auto& request) {
 void Fields(const auto& /*f*/, Is<RefusedStep> auto& /*request*/) {}
 
 void Fields(const auto& f, Is<StepRequest> auto& request) {
-  // An OptimStep with Muon is a kind of its own in the log.
+  // OptimSteps with Muon, and those that discard, are kinds of their own in the
+  // log.
   std::optional<MuonConfig> muon;
+  std::optional<bool> discard;
   if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
     muon = optim->muon;
+    if (optim->discard) discard = true;
   }
   f("muon", muon);
-  if (!muon) {
+  // Digests of other requests are as they were before there was this kind.
+  if (f.kReads || discard) f("discard", discard);
+  if (!muon && !discard) {
     f.OneOf({"train", "optim", "save", "load", "publish", nullptr}, request);
   } else if constexpr (std::decay_t<decltype(f)>::kReads) {
-    request = OptimStepRequest{.muon = muon};
+    request = OptimStepRequest{.muon = muon, .discard = discard.has_value()};
   }
   std::visit(
       [&f](auto& kind) {

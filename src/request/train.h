@@ -198,6 +198,7 @@ struct OptimStepRequest {
   uint64_t epoch = 0;
   AdamWConfig adamw;               // Without a meaning beside `muon`.
   std::optional<MuonConfig> muon;  // Set: the step is one of Muon.
+  bool discard = false;            // Set: the step only clears the gradient.
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<void> charge = nullptr;  // See step.h.
 
@@ -213,6 +214,7 @@ struct OptimStepResult {
   double grad_norm = 0;
   uint64_t version = 0;
   uint64_t step = 0;
+  uint64_t accumulated_tokens = 0;  // Of the gradient.
 };
 
 }  // namespace weft

@@ -27,6 +27,17 @@ TEST(NextDelayTest, GrowsToItsBoundAndEnds) {
   EXPECT_EQ(Delay(4, failure), std::nullopt);
 }
 
+// A run outlives a restart of the server, however long it takes. But a client
+// with a wrong address says so at once.
+TEST(NextDelayTest, HasNoLimitOnceThereWasAnAnswer) {
+  Failure failure{absl::UnavailableError(""), {}};
+  const absl::Duration left = absl::Minutes(10);
+  EXPECT_EQ(NextDelay({}, 100, failure, left, kMiddle), absl::Seconds(5));
+  failure.answered = false;
+  EXPECT_TRUE(NextDelay({}, kFirstAttempts - 1, failure, left, kMiddle));
+  EXPECT_FALSE(NextDelay({}, kFirstAttempts, failure, left, kMiddle));
+}
+
 TEST(NextDelayTest, VariesByTheJitter) {
   const Failure failure{absl::UnavailableError(""), {}};
   EXPECT_EQ(Delay(1, failure, 0), absl::Milliseconds(800));

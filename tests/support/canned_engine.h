@@ -100,6 +100,7 @@ class CannedEngine final : public engine::Engine {
   void GetAdapter(std::string adapter_id, Callback<AdapterInfo> done) override;
   void ListAdapters(ListAdaptersRequest request,
                     Callback<AdapterPage> done) override;
+  void ReportMetrics(MetricReport report, Callback<bool> done) override;
   size_t num_adapters() const override;
   Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;

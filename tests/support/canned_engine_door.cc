@@ -126,6 +126,12 @@ void CannedEngine::GetAdapter(std::string adapter_id,
   done(dispatcher_.adapters().Info(adapter_id));
 }
 
+void CannedEngine::ReportMetrics(MetricReport report, Callback<bool> done) {
+  if (!Admit("ReportMetrics", 0, done)) return;
+  const absl::Status status = dispatcher_.adapters().Report(report);
+  status.ok() ? done(true) : done(status);
+}
+
 void CannedEngine::ListAdapters(ListAdaptersRequest request,
                                 Callback<AdapterPage> done) {
   done(dispatcher_.adapters().List(request));

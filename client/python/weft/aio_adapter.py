@@ -262,6 +262,10 @@ class AsyncSubmit(AsyncSamplerSubmit):
         """Applies an optimizer to the accumulated gradient and clears it."""
         return self._driver.submit(self._steps.optim_step(options))
 
+    def zero_grad(self) -> Task[OptimResult]:
+        """Drops the accumulated gradient, after the steps submitted earlier."""
+        return self._driver.submit(self._steps.zero_grad())
+
     @takes(SaveOptions)
     def save(
         self, name: str, overwrite: bool = False, **options: Unpack[SaveOptions]
@@ -385,6 +389,25 @@ class AsyncAdapter(AsyncSampler):
     async def optim_step(self, **options: Unpack[OptimOptions]) -> OptimResult:
         """Applies an optimizer to the accumulated gradient and clears it."""
         return await self._driver.run(self._steps.optim_step(options))
+
+    async def zero_grad(self) -> OptimResult:
+        """Drops the accumulated gradient. It is a step, so all earlier ones have ended
+        when it returns; its result tells how many tokens the gradient had. A program
+        that goes on after a failure calls it, so that no gradient counts twice."""
+        return await self._driver.run(self._steps.zero_grad())
+
+    async def report(
+        self, metrics: Mapping[str, float], optim_steps: int | None = None
+    ) -> None:
+        """Adds a point to the adapter's curves on the server's console: values of your
+        own by name, at most 8, such as "loss", "reward" or "eval_loss".
+
+        optim_steps: the number of optimizer steps before the values were measured;
+        None: the adapter's present number. The console takes a curve "loss" for the
+        adapter's loss.
+        """
+        request = convert.report_request(self.id, metrics, optim_steps)
+        await self._call(methods.REPORT_METRICS, request)
 
     @takes(SaveOptions)
     async def save(

@@ -366,6 +366,16 @@ def optim_config(options: OptimOptions) -> dict[str, Any]:
         return {optimizer: config(**settings)}
 
 
+def report_request(
+    adapter_id: str, metrics: Mapping[str, float], optim_steps: int | None
+) -> training_pb2.ReportMetricsRequest:
+    """Raises InvalidArgument for values that the message cannot hold."""
+    with _sendable():
+        return training_pb2.ReportMetricsRequest(
+            adapter_id=adapter_id, metrics=dict(metrics), optim_steps=optim_steps
+        )
+
+
 def to_optim_result(reply: Reply[training_pb2.OptimStepResponse]) -> OptimResult:
     return _same_fields(OptimResult, reply.message, replayed=reply.replayed)
 

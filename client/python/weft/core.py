@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from weft import convert, methods
 from weft._proto import adapters_pb2, training_pb2
@@ -73,8 +73,12 @@ class StepCore:
         return self._step(method, build, convert_reply)
 
     def optim_step(self, options: OptimOptions) -> Operation[OptimResult]:
-        config = convert.optim_config(options)
+        return self._optim_step(convert.optim_config(options))
 
+    def zero_grad(self) -> Operation[OptimResult]:
+        return self._optim_step({"discard": True})
+
+    def _optim_step(self, config: dict[str, Any]) -> Operation[OptimResult]:
         def build(slot: StepSlot) -> training_pb2.OptimStepRequest:
             return training_pb2.OptimStepRequest(
                 adapter_id=self._adapter_id,

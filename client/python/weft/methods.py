@@ -108,6 +108,7 @@ FORWARD_BACKWARD = _method(
 )
 FORWARD = _method(training.ForwardRequest, training.ForwardResponse)
 OPTIM_STEP = _method(training.OptimStepRequest, training.OptimStepResponse)
+REPORT_METRICS = _method(training.ReportMetricsRequest, training.ReportMetricsResponse)
 SAMPLE = _method(sampling.SampleRequest, sampling.SampleResponse)
 SAMPLE_STREAM = _method(sampling.SampleStreamRequest, sampling.SampleStreamResponse)
 GET_INFO = _method(server.GetInfoRequest, server.GetInfoResponse)

@@ -252,6 +252,7 @@ class AdapterInfo:
     next_step: int  # The number of the next step; it never goes back.
     optim_steps: int
     optimizer: str  # That of optim_steps: "adamw" or "muon"; "": there are none.
+    accumulated_tokens: int  # Of the gradient that no optimizer step has used.
     version: int
     num_parameters: int
     resident_bytes: int
@@ -262,6 +263,7 @@ class AdapterInfo:
     epoch: int  # Tells the adapter from earlier ones of the same name.
     durable_step: int  # Steps up to this number survive the end of the server.
     durability: str  # "memory" or "step", as in create_adapter.
+    last_used_at: float  # Unix time in seconds of the last step, or of creation.
     restoring: bool  # A restarted server lists it, but has not restored it yet.
 
 
@@ -274,6 +276,7 @@ class CheckpointInfo:
     last_step: int
     optim_steps: int
     optimizer: str  # As in AdapterInfo.
+    accumulated_tokens: int  # As in AdapterInfo.
     size_bytes: int
     created_at: float  # Unix time in seconds.
     config: LoraConfig
@@ -366,6 +369,7 @@ class OptimResult:
     grad_norm: float  # The gradient's L2 norm before clipping.
     version: int
     step: int
+    accumulated_tokens: int  # Of the gradient.
     replayed: bool
 
 

@@ -95,6 +95,7 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
   }
   state.optim_steps = info.optim_steps;
   state.optimizer = info.optimizer;
+  state.accumulated_tokens = info.accumulated_tokens;
   return state;
 }
 
@@ -157,18 +158,22 @@ void SetExpiry(uint64_t ttl_seconds, CheckpointInfo* info) {
 
 absl::StatusOr<CheckpointInfo> AdapterIo::Save(
     const SaveCheckpointRequest& request, const AdapterCopy& adapter) {
-  CheckpointInfo info{.adapter_id = request.adapter_id,
-                      .name = request.name,
-                      .last_step = adapter.last_step,
-                      .optim_steps = adapter.state.optim_steps,
-                      .optimizer = adapter.state.optimizer,
-                      .created_at = NextCreation(request.adapter_id),
-                      .config = adapter.config,
-                      .kind = request.kind,
-                      .metadata = request.metadata,
-                      .tenant = adapter.tenant,
-                      .base_model = base_.name,
-                      .base_fingerprint = base_.fingerprint};
+  CheckpointInfo info{
+      .adapter_id = request.adapter_id,
+      .name = request.name,
+      .last_step = adapter.last_step,
+      .optim_steps = adapter.state.optim_steps,
+      .optimizer = adapter.state.optimizer,
+      .accumulated_tokens = request.kind == CheckpointKind::kTrain
+                                ? adapter.state.accumulated_tokens
+                                : 0,
+      .created_at = NextCreation(request.adapter_id),
+      .config = adapter.config,
+      .kind = request.kind,
+      .metadata = request.metadata,
+      .tenant = adapter.tenant,
+      .base_model = base_.name,
+      .base_fingerprint = base_.fingerprint};
   SetExpiry(request.ttl_seconds, &info);
   WEFT_RETURN_IF_ERROR(WriteOnce(adapter.state, request.overwrite, &info));
   if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);

@@ -258,10 +258,12 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
                             .created_at = made.created_at,
                             .optimizer = made.optimizer};
   if (!adapter.image.empty()) {
-    record.image = log::ImageRecord{.file = adapter.image,
-                                    .optim_steps = made.optim_steps,
-                                    .optimizer = made.optimizer,
-                                    .versions = {made.version}};
+    record.image =
+        log::ImageRecord{.file = adapter.image,
+                         .optim_steps = made.optim_steps,
+                         .optimizer = made.optimizer,
+                         .accumulated_tokens = made.accumulated_tokens,
+                         .versions = {made.version}};
   }
   if (request.durability != Durability::kMemory) {
     context_.recorder.Write(record);

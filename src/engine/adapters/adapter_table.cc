@@ -66,6 +66,7 @@ dispatch::AdapterFacts AdapterTable::Facts(AdapterKey key) const {
   if (entry.adapter) {
     info.optim_steps = entry.adapter->optim_steps();
     info.optimizer = entry.adapter->optimizer();
+    info.accumulated_tokens = entry.adapter->accumulated_tokens();
     info.version = entry.adapter->latest()->number;
     info.resident_bytes =
         entry.adapter->resident_bytes() + facts.image_bytes -
@@ -73,6 +74,7 @@ dispatch::AdapterFacts AdapterTable::Facts(AdapterKey key) const {
   } else {
     info.optim_steps = entry.image.optim_steps;
     info.optimizer = entry.image.optimizer;
+    info.accumulated_tokens = entry.image.accumulated_tokens;
     info.version = entry.image.versions.front().number;
   }
   for (const auto& [name, snapshot] : entry.snapshots) {

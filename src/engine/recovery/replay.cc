@@ -214,6 +214,7 @@ void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
                                         adapter->layout().num_parameters()));
         state.optim_steps = loaded.optim_steps;
         state.optimizer = loaded.optimizer;
+        state.accumulated_tokens = loaded.accumulated_tokens;
         return steps_.SetState(
             context_.dispatcher.recovery().BeginStep(
                 loaded.key, loaded.step, loaded.digest, *loaded.request),

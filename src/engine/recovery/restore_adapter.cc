@@ -11,6 +11,7 @@ lora::AdapterImage ImageOf(const log::ImageRecord& record) {
   lora::AdapterImage image;
   image.optim_steps = record.optim_steps;
   image.optimizer = record.optimizer;
+  image.accumulated_tokens = record.accumulated_tokens;
   for (const uint64_t number : record.versions) {
     image.versions.push_back({.number = number});
   }

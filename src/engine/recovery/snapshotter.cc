@@ -214,6 +214,7 @@ log::ImageRecord Snapshotter::RecordOf(AdapterKey key, const std::string& file,
   log::ImageRecord record{.file = file,
                           .optim_steps = image.optim_steps,
                           .optimizer = image.optimizer,
+                          .accumulated_tokens = image.accumulated_tokens,
                           .versions = {},
                           .snapshots = context_.adapters.Snapshots(key)};
   for (const lora::VersionImage& version : image.versions) {

@@ -182,8 +182,9 @@ struct BatchTrainer::MicroBatch {
   // the gradients of a request until the request's last slice.
   struct Touched {
     lora::Adapter* adapter;
-    bool fresh;     // This is the request's first slice.
-    bool complete;  // This is the request's last slice.
+    bool fresh;          // This is the request's first slice.
+    bool complete;       // This is the request's last slice.
+    int64_t num_tokens;  // Of the request.
     // The scratch before this batch. Set if may_run_again and not `fresh`.
     at::Tensor before_N;
   };
@@ -228,7 +229,8 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
         // gradients of the earlier ones.
         batch.touched.push_back({.adapter = adapter,
                                  .fresh = slice.first_datum == 0,
-                                 .complete = slice.last});
+                                 .complete = slice.last,
+                                 .num_tokens = part.request().num_tokens()});
         batch.gradients.push_back(
             {.version = piece.version, .gradient_N = adapter->scratch()});
       }
@@ -337,7 +339,7 @@ absl::Status BatchTrainer::RunSlices(const dispatch::RunTrain& train,
   WEFT_RETURN_IF_ERROR(context_.guard.Compute("adding gradients", [&] {
     const profile::Span span("add gradients");
     for (const MicroBatch::Touched& touched : batch.touched) {
-      if (touched.complete) touched.adapter->CommitScratch();
+      if (touched.complete) touched.adapter->CommitScratch(touched.num_tokens);
     }
   }));
 

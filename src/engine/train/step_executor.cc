@@ -124,9 +124,9 @@ std::optional<absl::StatusOr<StepResult>> StepExecutor::RunPart(
 
 absl::StatusOr<StepResult> StepExecutor::End(
     const StepTask& step, absl::StatusOr<StepResult> result) {
-  std::optional<dispatch::AdapterFacts> facts;
-  if (result.ok()) facts = context_.adapters.Facts(step.adapter);
-  return Complete(step, std::move(result), facts);
+  // A step that failed may have cleared the gradient.
+  return Complete(step, std::move(result),
+                  context_.adapters.Facts(step.adapter));
 }
 
 absl::StatusOr<StepResult> StepExecutor::Complete(
@@ -146,10 +146,11 @@ std::optional<absl::StatusOr<StepResult>> StepExecutor::OptimPart(
   lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
   const auto begun = optim_.extract(step.id);
   OptimProgress progress = begun.empty() ? OptimProgress() : begun.mapped();
-  if (progress.next_part == 0) {
+  if (progress.next_part == 0 && !request.discard) {
     const absl::Status status = CheckOptimizer(adapter, request);
     if (!status.ok()) return status;
   }
+  const uint64_t accumulated_tokens = adapter.accumulated_tokens();
   const absl::Time start = SteadyNow();
   double& norm = progress.norm;
   bool fits = true;
@@ -157,11 +158,8 @@ std::optional<absl::StatusOr<StepResult>> StepExecutor::OptimPart(
   const profile::Span span("optimizer step");
   const absl::Status status = context_.guard.Compute("OptimStep", [&] {
     if (progress.next_part == 0) norm = loss::GradientNorm(adapter.gradient());
-    fits = loss::SquareFits(request.max_grad_norm(), norm);
-    if (!fits) {
-      adapter.gradient().zero_();
-      return;
-    }
+    fits = request.discard || loss::SquareFits(request.max_grad_norm(), norm);
+    if (request.discard || !fits) return adapter.ClearGradient();
     at::Tensor next = adapter.NextWeights();
     ended = RunOptimizer(request, progress.next_part, norm, adapter, next);
     if (ended) adapter.FinishStep(std::move(next), request.optimizer());
@@ -172,13 +170,16 @@ std::optional<absl::StatusOr<StepResult>> StepExecutor::OptimPart(
     optim_.emplace(step.id, progress);
     return std::nullopt;
   }
-  context_.probe.ObserveOptim(fits, norm, request.max_grad_norm(),
-                              progress.elapsed);
+  if (!request.discard) {
+    context_.probe.ObserveOptim(fits, norm, request.max_grad_norm(),
+                                progress.elapsed);
+  }
   if (!status.ok()) return status;
   if (!fits) return NotFinite(norm);
   return OptimStepResult{.grad_norm = norm,
                          .version = adapter.latest()->number,
-                         .step = step.step};
+                         .step = step.step,
+                         .accumulated_tokens = accumulated_tokens};
 }
 
 void StepExecutor::Save(const StepTask& step,
@@ -263,7 +264,8 @@ absl::Status StepExecutor::SetState(const StepTask& step,
                            .file = image,
                            .optim_steps = state.optim_steps,
                            .last_step = last_step,
-                           .optimizer = state.optimizer};
+                           .optimizer = state.optimizer,
+                           .accumulated_tokens = state.accumulated_tokens};
   if (step.kept) {
     loaded.accepted = step.id;
   } else {

@@ -21,12 +21,18 @@ from weft.convert import LOADERS
 from weft.data import ModelTokenizer
 from weft.data.tokenizer import template_text
 from weft.datum import Datum
-from weft.errors import FailedPrecondition, InvalidArgument, NotFound, WeftError
+from weft.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    WeftError,
+)
 from weft.folders import check_folder
 from weft.recipes import runs
 from weft.recipes.batches import requests
 from weft.recipes.schedule import SCHEDULES, learning_rate
-from weft.recipes.watch import FORMATS, last_number
+from weft.recipes.watch import FORMATS
 from weft.served_tokenizer import ServedTokenizer
 from weft.types import (
     AdapterInfo,
@@ -40,9 +46,6 @@ from weft.types import (
     TrainResult,
 )
 
-# The prefix of checkpoints that keep the state of an interrupted run. No run resumes
-# from these checkpoints.
-CUT = "cut-"
 MODEL_DIR = "folder with tokenizer.json; default: the server's"
 BASE_MODEL = (
     "the export's base model, a name of the Hub or a folder; default: --model-dir if "
@@ -54,6 +57,8 @@ INIT = (
 )
 # The snapshot of the weights of --init. A user would not give it this name.
 START = "weft-init"
+# An adapter whose last step is not older may have another client.
+RECENT_SECONDS = 60.0
 RANK = 16
 ALPHA = 32.0
 SEED = "order of the data, draws, new weights"
@@ -170,14 +175,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=at_least(1), help=rank)
     add("--lr", type=RATE, default=2e-4, help="learning rate at its highest")
     add("--seed", type=at_least(0), default=0, help=SEED)
-    resume = "go on with an adapter that was trained before; otherwise it is refused"
-    add("--resume", action="store_true", help=resume)
     add("--init", metavar="ADAPTER[/CHECKPOINT]", help=INIT)
+    add_course_arguments(parser)
+    add("--export", type=export_folder, help="folder for the adapter in PEFT's form")
+    add_export_arguments(parser)
+
+
+def add_course_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a run's course."""
+    add = parser.add_argument
+    resume = "go on with what was trained before; otherwise it is refused"
+    add("--resume", action="store_true", help=resume)
     every = "steps; 0: at start and end only"
     add("--eval-every", type=at_least(0), default=0, help=every)
     add("--save-every", type=at_least(0), default=0, help="steps; 0: at the end only")
-    add("--export", type=export_folder, help="folder for the adapter in PEFT's form")
-    add_export_arguments(parser)
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -286,12 +297,19 @@ def open_adapter(
 
     With --init, a new adapter starts with the weights of that checkpoint, and keeps
     them as the snapshot START. With --resume, loads the adapter's last checkpoint if
-    the server has lost the adapter, or if the adapter may hold a part of a gradient.
-    Raises FailedPrecondition for an adapter that was trained before, without --resume,
-    and for one that does not have the --init or the shape of the options.
+    the server has lost the adapter. Raises FailedPrecondition for an adapter that was
+    trained before, without --resume, and for one that does not have the --init or the
+    shape of the options.
     """
     before = runs.check(options)
-    saved = _resumable(client, options.adapter) if options.resume else []
+    adapter, optim_steps = take(client, options)
+    runs.keep(options, info, before)
+    return adapter, optim_steps
+
+
+def take(client: Client, options: argparse.Namespace) -> tuple[Adapter, int]:
+    """Does what open_adapter does, but for run.json."""
+    saved = client.checkpoints(options.adapter) if options.resume else []
     last = max(saved, key=lambda checkpoint: checkpoint.optim_steps, default=None)
     adapter = _existing(client, options.adapter)
     state = None if adapter is None else adapter.info()
@@ -305,27 +323,40 @@ def open_adapter(
         _take_shape(options, shaped.config)
     if adapter is None:
         adapter = make(client, options, last or start)
+    if state is not None and state.next_step > 1:
+        _settle(adapter, state)
     if start is not None:
         _load_start(adapter, start, is_new=state is None)
+    if last is not None and (start or state is None or not state.last_step):
+        adapter.load(last.name)
+        adapter.zero_grad()
     state = adapter.info()
-    if last is not None and (start is not None or not state.last_step):
-        state = adapter.load(last.name)
-    logged = last_number(options.output, options.log_format)
-    is_logged = state.next_step - 1 == logged
-    is_saved = state.last_step in (0, *(one.last_step for one in saved))
-    if not is_logged and not is_saved and start is None:
-        state = _without_gradient(adapter, state, last)
     if state.optim_steps:
         print(f"{adapter.id} goes on behind step {state.optim_steps}", flush=True)
     _take_shape(options, state.config)
-    runs.keep(options, info, before)
     return adapter, state.optim_steps
 
 
-def _resumable(client: Client, name: str) -> list[CheckpointInfo]:
-    """Returns the adapter's checkpoints, without those of interrupted runs."""
-    saved = client.checkpoints(name)
-    return [one for one in saved if not one.name.startswith(CUT)]
+def _settle(adapter: Adapter, before: AdapterInfo) -> None:
+    """Waits until the server has made all steps of earlier runs, and drops a gradient
+    that no optimizer step has used, so that it does not count twice. before: the
+    adapter's state before that."""
+    idle = time.time() - before.last_used_at
+    if 0 <= idle < RECENT_SECONDS:
+        print(
+            f"{adapter.id}: its last step came {idle:.0f} s ago; if another client "
+            "trains it, this run takes it over"
+        )
+    while True:
+        try:
+            dropped = adapter.zero_grad().accumulated_tokens
+            break
+        except AlreadyExists:  # Another client has taken the number.
+            adapter.resync()
+    if adapter.next_step > before.next_step + 1:
+        print(f"{adapter.id}: taken over from another client, which trained it")
+    if dropped:
+        print(f"{adapter.id}: dropped a gradient of {dropped} tokens without an update")
 
 
 def _existing(client: Client, name: str) -> Adapter | None:
@@ -347,8 +378,7 @@ def _check_start(options: argparse.Namespace, state: AdapterInfo | None) -> None
             f"--init: adapter {state.adapter_id!r} exists and did not start so; give "
             "another name, or delete it (weftctl adapters delete)"
         )
-    unused = began and options.init and not state.optim_steps
-    if state.last_step and not options.resume and not unused:
+    if state.optim_steps and not options.resume:
         raise FailedPrecondition(
             f"adapter {state.adapter_id!r} was trained before, {state.optim_steps} "
             "steps: give --resume to go on, or another name"
@@ -385,7 +415,7 @@ def _start(client: Client, init: str) -> CheckpointInfo:
     """Returns the checkpoint that --init names. Raises InvalidArgument if there is
     none."""
     name, _, checkpoint = init.partition("/")
-    saved = client.checkpoints(name) if checkpoint else _resumable(client, name)
+    saved = client.checkpoints(name)
     found = [one for one in saved if checkpoint in ("", one.name)]
     if not found:
         known = ", ".join(f"{name}/{one.name}" for one in saved) or "none"
@@ -418,26 +448,6 @@ def reference(
     return [result.logprobs for answer in answers for result in answer.results]
 
 
-def _without_gradient(
-    adapter: Adapter, info: AdapterInfo, last: CheckpointInfo | None
-) -> AdapterInfo:
-    """Saves the present state under a name with the prefix CUT, then loads the last
-    checkpoint. Without a checkpoint, only prints a warning.
-
-    The adapter's last step is missing from the log and from all checkpoints. So a run
-    was interrupted, maybe between a gradient and its optimizer step. A run that
-    continued from the present state would add the gradient twice.
-    """
-    if last is None:
-        print(f"{adapter.id} may hold a part of a gradient, and has no checkpoint")
-        return info
-    kept = f"{CUT}{info.last_step}"
-    adapter.save(kept, overwrite=True)
-    print(f"{adapter.id} may hold a part of a gradient: back to {last.name}", end="")
-    print(f", what it was is {kept}", flush=True)
-    return adapter.load(last.name)
-
-
 def make(
     client: Client, options: argparse.Namespace, last: CheckpointInfo | None
 ) -> Adapter:
@@ -458,7 +468,6 @@ class Update:
 
     loss: float  # The sum of the data's weighted losses.
     grad_norm: float  # The gradient's L2 norm before clipping.
-    number: int  # The number of the OptimStep among the adapter's steps.
     metrics: list[dict[str, float]]  # The metrics of each request.
 
 
@@ -480,7 +489,7 @@ class Pending:
         metrics = [gradient.result().metrics for gradient in self.gradients]
         result = self.step.result()
         total = sum(values["loss:sum"] for values in metrics)
-        return Update(total, result.grad_norm, result.step, metrics)
+        return Update(total, result.grad_norm, metrics)
 
 
 def submit_update(

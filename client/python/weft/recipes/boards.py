@@ -1,4 +1,5 @@
-"""Sends a run's values to the boards that are installed: TensorBoard, W&B, MLflow."""
+"""Sends a run's values to the server's console, and to the boards that are installed:
+TensorBoard, W&B, MLflow."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
+
+from weft.adapter import Adapter
 
 _LOG = logging.getLogger("weft")
 
@@ -17,9 +20,34 @@ _LOG = logging.getLogger("weft")
 class Board(Protocol):
     """Where values go."""
 
-    def add(self, tag: str, value: float, step: int) -> None: ...
+    def add(self, values: Mapping[str, float], step: int) -> None: ...
 
     def close(self, *, failed: bool) -> None: ...
+
+
+class _Console:
+    """The curves of the run's adapters on the server's console. The values of one of
+    several adapters are named VALUE/ADAPTER."""
+
+    # What the server knows itself, and what is no curve of the adapter.
+    _LEFT_OUT = frozenset({"grad_norm", "lr", "seconds", "tokens_per_second"})
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self._adapters = {adapter.id: adapter for adapter in adapters}
+        self._only = adapters[0].id if len(adapters) == 1 else ""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        curves: dict[str, dict[str, float]] = {}
+        for tag, value in values.items():
+            name, _, of = tag.partition("/")
+            if name not in self._LEFT_OUT:
+                curves.setdefault(of or self._only, {})[name] = value
+        for of, reported in curves.items():
+            if of in self._adapters:
+                self._adapters[of].report(reported)
+
+    def close(self, *, failed: bool) -> None:
+        pass
 
 
 class _TensorBoard:
@@ -28,8 +56,9 @@ class _TensorBoard:
     def __init__(self, module: ModuleType, folder: Path) -> None:
         self._writer = module.SummaryWriter(str(folder))
 
-    def add(self, tag: str, value: float, step: int) -> None:
-        self._writer.add_scalar(tag, value, step)
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
 
     def close(self, *, failed: bool) -> None:
         self._writer.close()
@@ -43,8 +72,8 @@ class _Wandb:
 
         self._run = wandb.init(name=folder.name, dir=str(folder), config={**settings})
 
-    def add(self, tag: str, value: float, step: int) -> None:
-        self._run.log({tag: value}, step=int(step))
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=int(step))
 
     def close(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
@@ -60,8 +89,8 @@ class _Mlflow:
         mlflow.start_run(run_name=folder.name)
         mlflow.log_params(dict(settings))
 
-    def add(self, tag: str, value: float, step: int) -> None:
-        self._mlflow.log_metric(tag, value, step=int(step))
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        self._mlflow.log_metrics(dict(values), step=int(step))
 
     def close(self, *, failed: bool) -> None:
         self._mlflow.end_run(status="FAILED" if failed else "FINISHED")
@@ -70,13 +99,19 @@ class _Mlflow:
 class Boards:
     """The boards of a run. W&B and MLflow also need their environment variable, because
     they send the values away. settings: the options of the run, for the boards.
+    adapters: those that the run trains.
 
     A board that raises is left out from then on, with a warning, because the training
     must not end with it.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, object]) -> None:
-        self._boards: list[Board] = []
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, object],
+        adapters: Sequence[Adapter] = (),
+    ) -> None:
+        self._boards: list[Board] = [_Console(adapters)] if adapters else []
         if _installed("tensorboardX"):
             self._open(lambda: _TensorBoard(_tensorboard_x(), folder))
         elif _installed("tensorboard") and _installed("torch"):
@@ -89,13 +124,8 @@ class Boards:
 
     def add(self, step: int, row: Mapping[str, float]) -> None:
         """Sends the values of a step."""
-
-        def send(board: Board) -> None:
-            for name, value in row.items():
-                if name != "step":
-                    board.add(name, value, step)
-
-        self._each(send)
+        values = {name: value for name, value in row.items() if name != "step"}
+        self._each(lambda board: board.add(values, step))
 
     def close(self, *, failed: bool) -> None:
         """Ends the boards' runs. failed: the run ended by an error."""

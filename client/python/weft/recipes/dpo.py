@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> None:
             ).result()
             values = {**scores.values(), "grad_norm": result.grad_norm}
             num_tokens = sum(len(datum.tokens) for datum in batch)
-            return loop.Step(num_tokens, values, result.number)
+            return loop.Step(num_tokens, values)
 
         def evaluated(_: int) -> dict[str, float]:
             if not pairs.held_out:

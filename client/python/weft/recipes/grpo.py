@@ -7,7 +7,8 @@ import copy
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -31,6 +32,8 @@ SUMMARY = "Train an adapter by the rewards of its own replies (GRPO)."
 KL = "kl_sample_train_v1:mean"
 LOSSES = ("importance_sampling", "ppo", "cispo", "gspo", "dro", "stable_reinforce")
 CLIPPED = ("ppo", "cispo", "gspo")
+# The prefix of the snapshots that kept_policy makes.
+POLICY = "weft-policy-"
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,12 @@ class Player:
         self._max_tokens = max_tokens
 
     def draw(
-        self, prompts: Sequence[Prompt], samples: int, temperature: float, seed: int
+        self,
+        prompts: Sequence[Prompt],
+        samples: int,
+        temperature: float,
+        seed: int,
+        snapshot: str | None = None,
     ) -> list[list[Sample]]:
         """Returns replies to each prompt."""
         results = self._adapter.sample_many(
@@ -158,6 +166,7 @@ class Player:
             max_tokens=self._max_tokens,
             temperature=temperature,
             seed=seed,
+            snapshot=snapshot,
             return_routing=self._return_routing,
         )
         return [result.samples for result in results]
@@ -270,24 +279,48 @@ def learn(
     info: ServerInfo,
     options: argparse.Namespace,
     optim: OptimOptions,
+    updates: int,
 ) -> adapters.Update:
-    """Makes the optimizer steps of one step of the run, --updates, and returns the last
-    one. If the batch is empty, they have gradient 0, because a resumed run counts
-    optimizer steps."""
+    """Makes the optimizer steps of one step of the run, and returns the last one. If
+    the batch is empty, they have gradient 0, because a resumed run counts optimizer
+    steps."""
     pending = [
         adapters.submit_update(
             adapter, [batch], info, options.loss, loss_options(options), optim
         )
-        for _ in range(options.updates)
+        for _ in range(updates)
     ]
     return [one.result() for one in pending][-1]
+
+
+@contextmanager
+def kept_policy(
+    adapter: Adapter, step: int, updates: int, made: int
+) -> Iterator[str | None]:
+    """Keeps the weights of the start of a step of several updates as a snapshot, and
+    yields its name. So a run that ended within the step draws the same replies again,
+    and goes on with the step's other updates. made: the updates that the step has had.
+    Yields None, for the present weights, if nothing keeps others."""
+    if updates == 1:
+        yield None
+        return
+    name = f"{POLICY}{step}"
+    kept = [one for one in adapter.info().snapshots if one.startswith(POLICY)]
+    if made:
+        yield name if name in kept else None
+    else:
+        for old in kept:
+            adapter.release_snapshot(old)
+        adapter.snapshot(name)
+        yield name
+    adapter.release_snapshot(name)
 
 
 def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
     """Returns a step's values for the log."""
     values = {"reward": mean_reward(groups), "grad_norm": result.grad_norm}
     if result.metrics:
-        values["loss"] = result.loss
+        values["policy_loss"] = result.loss
     kl = [metrics[KL] for metrics in result.metrics if KL in metrics]
     if kl:
         values["kl"] = float(np.mean(kl))
@@ -328,7 +361,7 @@ def run(options: argparse.Namespace) -> None:
             else []
         )
         adapter, optim_steps = adapters.open_adapter(client, options, info)
-        done = optim_steps // options.updates
+        done, made = divmod(optim_steps, options.updates)
         has_experts = info.model.expert_layers > 0
         player = Player(adapter, tokenizer, reward, options.max_tokens, has_experts)
         order = BatchOrder(len(prompts), options.prompts, options.seed)
@@ -336,9 +369,22 @@ def run(options: argparse.Namespace) -> None:
 
         def make_step(step: int, optim: OptimOptions) -> loop.Step:
             chosen = [prompts[i] for i in order.indices(step)]
+            had = made if step == done else 0
+            with kept_policy(adapter, step, options.updates, had) as policy:
+                return play(step, chosen, optim, options.updates - had, policy)
+
+        def play(
+            step: int,
+            chosen: Sequence[Prompt],
+            optim: OptimOptions,
+            updates: int,
+            policy: str | None,
+        ) -> loop.Step:
             # Prompt i of a step uses seed + i, and steps must not share seeds.
             seed = options.seed + step * options.prompts
-            drawn = player.draw(chosen, options.samples, options.temperature, seed)
+            drawn = player.draw(
+                chosen, options.samples, options.temperature, seed, policy
+            )
             with adapters.saved_on_error(adapter, step):
                 groups = player.score(chosen, drawn)
             lines = log.add(step + 1, groups, evaluation=False)
@@ -348,10 +394,10 @@ def run(options: argparse.Namespace) -> None:
             if options.kl_coef and batch:
                 held = held_to_start(client, adapter, batch, info, options)
                 batch, more["kl_start"] = held
-            result = learn(adapter, batch, info, options, optim)
+            result = learn(adapter, batch, info, options, optim, updates)
             num_tokens = sum(len(s.tokens) for samples in drawn for s in samples)
             values = {**shown(groups, result), **more}
-            return loop.Step(num_tokens, values, result.number, lines)
+            return loop.Step(num_tokens, values, lines)
 
         def evaluated(step: int) -> dict[str, float]:
             if not held_out:

@@ -20,7 +20,6 @@ class Step:
 
     num_tokens: int
     values: Mapping[str, float]  # For the log.
-    number: int  # The number of the adapter's last step.
     lines: Sequence[str] = ()  # Printed below the values.
 
 
@@ -57,6 +56,7 @@ def train(
         done=done,
         plot=plot,
         settings=runs.settings(options),
+        adapters=[adapter],
     )
     with watch, Interrupt() as interrupt:
 
@@ -70,7 +70,7 @@ def train(
             optim = adapters.optim_options(options, step, total)
             made = make_step(step, optim)
             values = {**made.values, "lr": optim["learning_rate"]}
-            watch.step(step + 1, made.num_tokens, values, number=made.number)
+            watch.step(step + 1, made.num_tokens, values)
             for line in made.lines:
                 print(line, flush=True)
             if adapters.is_due(step + 1, options.eval_every, total):

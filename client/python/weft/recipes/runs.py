@@ -31,8 +31,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
     --output, by default run/ADAPTER, and the --init of a resumed run.
 
     Raises FailedPrecondition if the folder holds steps of another run, or, without
-    --resume, of any run, and if --resume changes what the run's steps mean. --resume is
-    None for a command that lacks it.
+    --resume, of any run, and if --resume changes what the run's steps mean.
     """
     options.output = options.output or Path("run", options.adapter)
     before = _read(options.output / FILE)
@@ -114,8 +113,7 @@ def _check_same(options: argparse.Namespace, before: dict[str, Any]) -> None:
     if same and options.resume:
         return
     what = f"{owner[0]} of adapter {owner[1]!r}" if before else "another run"
-    resumes = same and options.resume is not None
-    wayout = "--resume to go on with it, or " if resumes else ""
+    wayout = "--resume to go on with it, or " if same else ""
     raise FailedPrecondition(
         f"--output {options.output} holds the files of {what}: give {wayout}another "
         "--output"

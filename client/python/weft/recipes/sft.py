@@ -148,7 +148,7 @@ def run(options: argparse.Namespace) -> None:
             ).result()
             values = {"loss": result.loss, "grad_norm": result.grad_norm}
             num_tokens = sum(len(datum.tokens) for datum in batch)
-            return loop.Step(num_tokens, values, result.number)
+            return loop.Step(num_tokens, values)
 
         def evaluated(_: int) -> dict[str, float]:
             if not examples.held_out:

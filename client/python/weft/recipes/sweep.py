@@ -6,15 +6,17 @@ import argparse
 import csv
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from weft import data
 from weft.adapter import Adapter
 from weft.channel import Security
 from weft.client import Client
+from weft.datum import Datum
 from weft.errors import DeadlineExceeded, FailedPrecondition, Unavailable, WeftError
 from weft.recipes import adapters, plots, runs, sft
 from weft.recipes.batches import BatchOrder, requests
@@ -38,13 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=adapters.at_least(1), nargs="+", default=[16], help=ranks)
     rates = "learning rates at their highest"
     add("--lr", type=adapters.RATE, nargs="+", default=[1e-4, 2e-4, 5e-4], help=rates)
-    parser.set_defaults(resume=None)
-    add(
-        "--eval-every",
-        type=adapters.at_least(0),
-        default=0,
-        help="steps; 0: at the end",
-    )
+    parser.set_defaults(init=None)
+    adapters.add_course_arguments(parser)
     seeds = f"{adapters.SEED}; the first one chooses what is held out"
     add("--seed", type=adapters.at_least(0), nargs="+", default=[0], help=seeds)
 
@@ -56,6 +53,7 @@ class Run:
     adapter: Adapter
     options: argparse.Namespace
     order: BatchOrder
+    done: int  # The steps that it has made when the sweep begins, or goes on.
 
     @property
     def label(self) -> str:
@@ -67,8 +65,8 @@ class Run:
 def open_runs(
     client: Client, options: argparse.Namespace, info: ServerInfo, count: int
 ) -> list[Run]:
-    """Creates the adapters. Raises FailedPrecondition if one exists, or if the server
-    has no room for all.
+    """Makes the adapters, or, with --resume, goes on with those that are there. Raises
+    FailedPrecondition if one exists otherwise, or if the server has no room for all.
 
     Without a token, which has its tenant, they belong to the tenant --adapter, so that
     a sweep takes the share of one tenant.
@@ -78,7 +76,7 @@ def open_runs(
     values = map(dict.fromkeys, (options.rank, options.lr, options.seed))
     for rank, rate, seed in itertools.product(*values):
         name = f"{options.adapter}-r{rank}-lr{rate:g}-s{seed}"
-        if name in taken:
+        if name in taken and not options.resume:
             raise FailedPrecondition(
                 f"adapter {name!r} exists: give another --adapter, or delete it "
                 f"(weftctl adapters delete {name})"
@@ -88,9 +86,10 @@ def open_runs(
             own["tenant"] = options.tenant or options.adapter
         chosen.append(argparse.Namespace(**{**vars(options), **own}))
     room = info.max_adapters - info.num_adapters
-    if len(chosen) > room:
+    new = sum(one.adapter not in taken for one in chosen)
+    if new > room:
         raise FailedPrecondition(
-            f"{len(chosen)} adapters: the server has room for {room} more "
+            f"{new} adapters: the server has room for {room} more "
             "(--max-adapters); give fewer values, or delete adapters"
         )
     per_step = options.batch * options.accumulate
@@ -98,7 +97,8 @@ def open_runs(
     with deleted_on_error(made):
         for one in chosen:
             order = BatchOrder(count, per_step, one.seed)
-            made.append(Run(adapters.make(client, one, None), one, order))
+            adapter, done = adapters.take(client, one)
+            made.append(Run(adapter, one, order, done))
     return made
 
 
@@ -127,23 +127,39 @@ def learn(
 ) -> tuple[int, list[float]]:
     """Makes step `step` of every run. Sends all of it before it waits, so that the
     server trains all adapters in one batch. Returns the number of tokens, and the loss
-    of each run; infinity for a run that has diverged."""
+    of each run; infinity for a run that has diverged. A run that made the step before
+    the sweep went on is only scored."""
     num_tokens = 0
-    pending = []
+    pending: list[Callable[[], float]] = []
     for run_ in runs_:
         batch = sft.weighted([examples[i] for i in run_.order.indices(step)])
         num_tokens += sum(len(datum.tokens) for datum in batch)
-        optim = adapters.optim_options(run_.options, step, total)
         parts = sft.batches(batch, run_.options.batch)
-        pending.append(
-            adapters.submit_update(
-                run_.adapter, parts, info, "cross_entropy", {}, optim
-            )
+        if step < run_.done:
+            pending.append(_scored(run_.adapter, parts, info))
+            continue
+        optim = adapters.optim_options(run_.options, step, total)
+        update = adapters.submit_update(
+            run_.adapter, parts, info, "cross_entropy", {}, optim
         )
-    return num_tokens, [
-        math.inf if one.diverged() else _comparable(one.result().loss)
-        for one in pending
+        pending.append(partial(_loss_of, update))
+    return num_tokens, [loss() for loss in pending]
+
+
+def _loss_of(update: adapters.Pending) -> float:
+    return math.inf if update.diverged() else _comparable(update.result().loss)
+
+
+def _scored(
+    adapter: Adapter, parts: Sequence[Sequence[Datum]], info: ServerInfo
+) -> Callable[[], float]:
+    """Scores the data, and returns a function that waits for their loss."""
+    pending = [
+        adapter.submit.forward(request)
+        for part in parts
+        for request in requests(part, info)
     ]
+    return lambda: _comparable(sum(one.result().metrics["loss:sum"] for one in pending))
 
 
 def _comparable(loss: float) -> float:
@@ -282,11 +298,11 @@ def train(
     watch: Watch,
     progress: Progress,
 ) -> None:
-    """Makes all steps, and saves the best adapter. Raises FailedPrecondition if all
-    have diverged. After an interrupt, ends with the current step and raises
-    KeyboardInterrupt."""
+    """Makes all steps that are left, and saves the best adapter. Raises
+    FailedPrecondition if all have diverged. After an interrupt, ends with the current
+    step, saves all adapters and raises KeyboardInterrupt."""
     with Interrupt() as interrupt:
-        for step in range(total):
+        for step in range(first_step(members, total), total):
             num_tokens, losses = learn(members, examples.train, info, step, total)
             made = list(zip(members, losses, strict=True))
             progress.diverged += [Result(*m, None) for m in made if m[1] == math.inf]
@@ -311,11 +327,25 @@ def train(
                 more={f"loss/{one.adapter.id}": loss for one, loss in made},
             )
             note(watch, step + 1, progress.results)
-            if ends:
+            if interrupt.asked or (not ends and is_saved(step + 1, options)):
+                for one in members:
+                    adapters.save(one.adapter, step + 1)
+            elif ends:
                 adapters.save(best(progress.results).run.adapter, step + 1)
+            if ends:
                 break
         if interrupt.asked:
             raise KeyboardInterrupt
+
+
+def first_step(members: Sequence[Run], total: int) -> int:
+    """Returns the step with which the sweep begins or goes on. The last step is scored
+    again if all have made it, because the results may be missing."""
+    return min([total - 1, *(one.done for one in members)])
+
+
+def is_saved(step: int, options: argparse.Namespace) -> bool:
+    return bool(options.save_every and step % options.save_every == 0)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -333,7 +363,14 @@ def run(options: argparse.Namespace) -> None:
         total = sft.num_steps(options, len(examples.train), per_step)
         print(f"{len(members)} adapters, {total} steps each", flush=True)
         settings = runs.settings(options)
-        watch = Watch(options.output, total, options.log_format, settings=settings)
+        watch = Watch(
+            options.output,
+            total,
+            options.log_format,
+            done=first_step(members, total),
+            settings=settings,
+            adapters=[one.adapter for one in members],
+        )
         progress = Progress()
         with watch, deleted_on_error(members):
             try:

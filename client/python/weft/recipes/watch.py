@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from weft.adapter import Adapter
 from weft.errors import InvalidArgument
 from weft.recipes import plots
 from weft.recipes.boards import Boards
 
 Row = dict[str, float]
 FORMATS = ("jsonl", "csv")
-NUMBER = "adapter_step"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Watch:
     Continues an existing log after its step `done`. If the existing log has later
     steps, keeps it under `old_name`. The values also go to the boards that are
     installed (boards.py). total: the number of steps of the run. settings: the options
-    of the run, for the boards. It is a context manager. Raises InvalidArgument for an
+    of the run, for the boards. adapters: those that the run trains, whose curves the
+    server's console shows. It is a context manager. Raises InvalidArgument for an
     unknown form, and for an existing file that is not a log.
     """
 
@@ -51,6 +52,7 @@ class Watch:
         done: int = 0,
         plot: Plot | None = None,
         settings: Mapping[str, object] | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self._path = _log_path(folder, form)
         self._plot = plot
@@ -62,7 +64,7 @@ class Watch:
         if len(self._rows) < len(rows):
             shutil.copyfile(self._path, old_name(self._path))
             self._write()
-        self._boards = Boards(folder, settings or {})
+        self._boards = Boards(folder, settings or {}, adapters)
         self._start = self._last = time.monotonic()
         self._num_new = 0
 
@@ -89,13 +91,11 @@ class Watch:
         num_tokens: int,
         values: Mapping[str, float],
         *,
-        number: int | None = None,
         more: Mapping[str, float] | None = None,
     ) -> None:
         """Logs the end of step `step`, counted from 1, which took num_tokens tokens.
 
-        number: the adapter's last step number, logged as "adapter_step". more: values
-        that are logged and not printed.
+        more: values that are logged and not printed.
         """
         now = time.monotonic()
         seconds, self._last = now - self._last, now
@@ -103,8 +103,7 @@ class Watch:
         rate = num_tokens / max(seconds, 1e-9)
         row = {"step": step, **values, **(more or {})}
         row |= {"tokens_per_second": rate, "seconds": seconds}
-        logged = row if number is None else {**row, NUMBER: number}
-        self._rows.append(logged)
+        self._rows.append(row)
         self._write()
         left = (now - self._start) / self._num_new * (self._total - step)
         shown = [f"{name} {value:.4g}" for name, value in values.items()]
@@ -176,14 +175,6 @@ def old_name(path: Path) -> Path:
         if not old.exists():
             return old
         number += 1
-
-
-def last_number(folder: Path, form: str) -> int | None:
-    """Returns the adapter's last step number in the folder's log, or None if the log
-    has none. Raises InvalidArgument as Watch does."""
-    rows = read_log(_log_path(folder, form))
-    number = rows[-1].get(NUMBER) if rows else None
-    return None if number is None else int(number)
 
 
 def _log_path(folder: Path, form: str) -> Path:
