@@ -4,8 +4,10 @@ that wait, and values that no message can hold."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -190,6 +192,17 @@ def test_a_client_from_before_a_fork_says_so_and_its_parent_goes_on() -> None:
         server.finish.set()
         assert len(list(parts)) == 1
         assert client.info().model.name == "toy"
+
+
+def test_what_has_a_connection_is_not_pickled(server: FakeWeftd) -> None:
+    with weft.Client(server.target, retry=FAST) as client:
+        adapter = client.create_adapter("a")
+        slow = weft.AsyncClient(server.target)
+        for thing in (client, adapter, slow):
+            for use in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(TypeError, match="make a client there") as caught:
+                    use(thing)
+                assert f"weft: {thing!r} has a connection" in str(caught.value)
 
 
 def test_an_asyncio_client_may_be_made_outside_of_its_loop() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from asyncio import Task
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Unpack
+from typing import NoReturn, Unpack
 
 from weft import convert, custom_loss, methods
 from weft._proto import adapters_pb2, sampling_pb2, server_pb2
@@ -75,6 +75,12 @@ class AsyncSampler:
         self._caller = caller
         self._driver = driver
         self._sampler = SamplerCore(caller, adapter_id)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"weft: {self!r} has a connection, so it is neither pickled nor copied: "
+            "pass on the server's address and the adapter's id, and make a client there"
+        )
 
     async def _call(
         self,
