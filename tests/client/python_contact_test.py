@@ -4,10 +4,12 @@ never reached."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -24,6 +26,16 @@ from weft.contact import Contact
 
 Code = grpc.StatusCode
 SECONDS = 3.0  # Within which a client gives up.
+
+
+def answer_as_nginx(edge: socket.socket) -> None:
+    """Answers plaintext as nginx's TLS port does, until the socket is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = edge.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def refusal(target: str, security: weft.Security | None = None) -> str:
@@ -89,6 +101,10 @@ def test_errors_of_tls_are_told_at_once(tmp_path: Path) -> None:
             assert words in refusal(target, security)
         assert time.monotonic() - begin < 1.0
         assert "If it speaks TLS, so must the client" in refusal(tls.target)
+    with socket.create_server(("127.0.0.1", 0)) as edge:
+        target = f"127.0.0.1:{edge.getsockname()[1]}"
+        threading.Thread(target=answer_as_nginx, args=(edge,), daemon=True).start()
+        assert "so must the client (WEFT_TLS=1, WEFT_CA)" in refusal(target)
     with pytest.raises(weft.InvalidArgument, match="no certificate in PEM"):
         weft.Client(tls.target, security=weft.Security(root_certificates=b"ca.pem"))
 

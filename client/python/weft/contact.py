@@ -45,7 +45,8 @@ class Contact:
         if delay is not None and now - began + delay + now - sent < FIRST_SECONDS:
             return
         tls = ""
-        if "Socket closed" in error.message:
+        # What gRPC's and nginx's TLS ports answer to plaintext.
+        if "Socket closed" in error.message or "http1.x" in error.message:
             tls = " If it speaks TLS, so must the client (WEFT_TLS=1, WEFT_CA)."
         raise Unavailable(
             f"no connection to {self.target}: is weftd running there?{tls} "
