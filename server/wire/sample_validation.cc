@@ -184,8 +184,12 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
   if (in.has_temperature()) out.temperature = in.temperature();
   if (in.has_top_p()) out.top_p = in.top_p();
   if (out.temperature != 0) {
-    WEFT_RETURN_IF_ERROR(CheckReal("config.temperature", out.temperature,
-                                   {.low = 1e-8, .high = 1e8}));
+    const absl::Status valid = CheckReal("config.temperature", out.temperature,
+                                         {.low = 1e-8, .high = 1e8});
+    if (!valid.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(valid.message(), " or 0 for the likeliest token"));
+    }
   }
   WEFT_RETURN_IF_ERROR(CheckReal("config.top_p", out.top_p,
                                  {.low = 0, .high = 1, .low_open = true}));

@@ -61,6 +61,23 @@ def test_tokenizes_what_a_pipe_brings(model_dir: Path) -> None:
     assert json.loads(made.stdout)["tokens"] == [1, 6]
 
 
+def test_a_reader_that_ends_first_is_no_error(model_dir: Path) -> None:
+    texts = model_dir / "texts.jsonl"
+    command = f"{sys.executable} -m weft tokenize --model-dir {model_dir}"
+    for count in (1, 10_000):  # The output waits for the end, or fills the pipe.
+        texts.write_text('{"text": "one"}\n' * count)
+        done = subprocess.run(
+            [
+                "bash",
+                "-c",
+                f"{command} --input {texts} | true; echo ${{PIPESTATUS[0]}}",
+            ],
+            capture_output=True,
+            text=True,
+        )
+        assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 @pytest.mark.parametrize("line", ["{}", "[1]", "{"])
 def test_bad_records_fail(model_dir: Path, line: str, capsys: Capture) -> None:
     texts = model_dir / "texts.jsonl"
@@ -106,6 +123,7 @@ def test_a_chat_goes_on_until_its_input_ends(
 ) -> None:
     client.create_adapter("a").snapshot("s")
     lines = ["/retry", "one", "/retry", "", "two", "/clear", "three", "/help"]
+    lines += ["/save it", "/quit", "four"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     asked: list[list[int]] = []
     stream = weft.Adapter.sample_stream
@@ -128,7 +146,8 @@ def test_a_chat_goes_on_until_its_input_ends(
     printed = capsys.readouterr().out
     assert "there is no answer yet" in printed
     assert printed.count("two three four") == 2
-    assert printed.count("Ctrl-D ends") == 2
+    assert printed.count("Ctrl-D ends") == 3
+    assert "/save it is no command." in printed
 
 
 def test_a_turn_that_fails_leaves_the_chat_as_it_was(

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -109,12 +110,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line. Returns 0 for success, 1 for failure and 130 for Ctrl-C.
-    For wrong usage argparse exits with 2."""
+    """Runs a command line. Returns 0 for success, 1 for failure, 130 for Ctrl-C and 141
+    if nobody reads the output. For wrong usage argparse exits with 2."""
     logging.basicConfig(format="weft: %(message)s")
     options = _parser().parse_args(argv)
     try:
         options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # As after `| head -1`. Python's end would flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (WeftError, OSError) as error:
         print(f"weft: {error}", file=sys.stderr)
         if isinstance(error, Unavailable) and hasattr(options, "save_every"):

@@ -14,10 +14,11 @@ from weft.recipes import adapters
 from weft.routing import split_model
 from weft.types import SampleDelta, SampleOptions
 
+ENDS = ("/quit", "/bye", "/exit", "exit")
 SUMMARY = "Chat with an adapter or the base model."
 HELP = (
-    "Ctrl-D ends, Ctrl-C stops an answer. /clear forgets the chat, /retry asks for "
-    "another answer."
+    "Ctrl-D ends, as /quit does, Ctrl-C stops an answer. /clear forgets the chat, "
+    "/retry asks for another answer."
 )
 
 
@@ -27,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     add = parser.add_argument
     add("--adapter", default="", help="or ADAPTER@SNAPSHOT; default: base model")
     add("--max-tokens", type=adapters.at_least(1), default=max_tokens)
-    add("--temperature", type=float, default=1.0)
-    add("--seed", type=int)
+    add("--temperature", type=adapters.number(0), default=1.0)
+    add("--seed", type=adapters.at_least(0))
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +105,8 @@ def run(options: argparse.Namespace) -> None:
         print(HELP)
         messages = list(start)
         attempt = 0
-        while (text := _read()) is not None:
+        while (text := _read()) is not None and text not in ENDS:
+            command = text.partition(" ")[0]
             if text == "/clear":
                 messages = list(start)
                 continue
@@ -114,8 +116,8 @@ def run(options: argparse.Namespace) -> None:
                     continue
                 asked = messages[:-1]
                 attempt += 1
-            elif text.startswith("/") and text[1:].isalpha():
-                print(HELP)
+            elif text.startswith("/") and command[1:].isalpha():
+                print(HELP if command == "/help" else f"{text} is no command. {HELP}")
                 continue
             elif text:
                 asked = [*messages, {"role": "user", "content": text}]

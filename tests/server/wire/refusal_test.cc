@@ -55,7 +55,8 @@ TEST(RefusalTest, Sample) {
         "config.max_tokens is 30, must be in [1, 29]"},
        {"config.max_tokens = 4294967295", "config.max_tokens is 4294967295"},
        {"config.temperature = -1",
-        "config.temperature is -1, must be in [1e-08, 1e+08]"},
+        "config.temperature is -1, must be in [1e-08, 1e+08] or 0 for the "
+        "likeliest token"},
        {"config.top_p = 0", "config.top_p is 0, must be in (0, 1]"}});
 }
 
