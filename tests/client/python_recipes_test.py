@@ -322,7 +322,16 @@ def test_an_epoch_is_shuffled_once(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [(None, "no Python file"), ("x = 1\n", "no function reward")]
+    ("text", "reason"),
+    [
+        (None, "no Python file"),
+        ("x = 1\n", "no function reward"),
+        (
+            "def reward(prompt, completion):\n    return 1.0\n",
+            "reward: missing a required argument: 'completion'; a reward takes one",
+        ),
+        ("def reward(*, text):\n    return 1.0\n", "takes one Reply"),
+    ],
 )
 def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -> None:
     path = tmp_path / "score.py"
@@ -330,6 +339,57 @@ def test_a_reward_must_be_there(tmp_path: Path, text: str | None, reason: str) -
         path.write_text(text)
     with pytest.raises(weft.InvalidArgument, match=reason):
         grpo.load_reward(str(path))
+
+
+PAIR = {"prompt": "w1", "chosen": "w2", "rejected": "w3"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "warning"),
+    [
+        ("dpo", ["--beta", "0"], "--beta 0: no pair teaches anything\n"),
+        ("dpo", ["--warmup", "3"], "--warmup 3: of 2 steps, none has the full rate"),
+        ("dpo", ["--warmup", "2"], ""),
+        ("grpo", ["--warmup", "3"], "--warmup 3: of 2 steps, none has the full rate"),
+        ("grpo", [":same"], "this step teaches nothing: each prompt's replies have"),
+        ("grpo", [], ""),
+    ],
+)
+def test_what_teaches_nothing_is_said(
+    recipe: str,
+    options: Options,
+    warning: str,
+    base: Options,
+    play: Options,
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    words = [*base, "--steps", "2"]
+    if recipe == "dpo":
+        pairs = tmp_path / "pairs.jsonl"
+        pairs.write_text((json.dumps(PAIR) + "\n") * 4)
+        words += ["--data", str(pairs)]
+    else:
+        code = "\ndef same(reply):\n    return 1.0\n"
+        with (tmp_path / "score.py").open("a") as file:
+            file.write(code)
+        words += [*play, "--prompts", "2"]
+        if options == [":same"]:
+            words[words.index("--reward") + 1] += options.pop()
+    assert main([recipe, *words, *options]) == 0
+    printed = capsys.readouterr().out
+    assert warning in printed
+    if not warning:
+        assert "--" not in printed and "teaches nothing" not in printed
+
+
+def test_a_plot_that_is_not_drawn_is_said(
+    base: Options, texts: Options, monkeypatch: Patch, capsys: Capture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["sft", *base, *texts, "--steps", "1"]) == 0
+    assert "no plot.png: pip install matplotlib\n" in capsys.readouterr().out
+    assert not (tmp_path / "run/plot.png").exists()
 
 
 def test_what_an_export_leaves_out_is_said(

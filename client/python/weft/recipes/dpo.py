@@ -84,6 +84,8 @@ def score(
 def run(options: argparse.Namespace) -> None:
     """Trains, evaluates and saves. Raises WeftError if a call fails. After an
     interrupt, saves the current step and raises KeyboardInterrupt."""
+    if options.beta == 0:
+        print("--beta 0: no pair teaches anything")
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         encode = sft.encoder(client, options, info)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from weft.errors import InvalidArgument
 from weft.recipes import adapters, loop
 from weft.recipes.batches import BatchOrder
 from weft.recipes.replies import Group, ReplyLog
+from weft.recipes.schedule import warn_of_warmup
 from weft.recipes.watch import Plot
 from weft.types import FloatArray, LossOptions, OptimOptions, Sample, ServerInfo
 
@@ -69,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # The reward of a single reply is its group's mean, so it would teach nothing.
     add("--samples", type=adapters.at_least(2), default=8, help="of each prompt")
     add("--max-tokens", type=adapters.at_least(1), default=128, help="of a reply")
-    add("--temperature", type=adapters.number(0), default=1.0)
+    # A temperature of 0 would draw the same reply each time.
+    add("--temperature", type=adapters.number(1e-8), default=1.0)
     add("--loss", choices=LOSSES, default="importance_sampling")
     updates = "optimizer steps on the replies of a step; ratios are 1 in the first"
     add("--updates", type=adapters.at_least(1), default=1, help=updates)
@@ -108,6 +111,15 @@ def load_reward(argument: str) -> Reward:
     function = getattr(module, name or "reward", None)
     if not callable(function):
         raise InvalidArgument(f"--reward {file}: no function {name or 'reward'}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"--reward {file}: {name or 'reward'}: {error}; a reward takes one Reply, "
+            "which has text, finished and record"
+        ) from None
+    except ValueError:  # A function in C may have no signature.
+        pass
     return cast(Reward, function)
 
 
@@ -330,6 +342,27 @@ def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
     return values
 
 
+def train(
+    client: Client,
+    adapter: Adapter,
+    groups: Sequence[Group],
+    info: ServerInfo,
+    options: argparse.Namespace,
+    optim: OptimOptions,
+    updates: int,
+) -> dict[str, float]:
+    """Learns from a step's replies. Returns the step's values for the log."""
+    # Without a difference of rewards, the distance still teaches.
+    batch = make_batch(groups, all_groups=options.kl_coef > 0)
+    more = {}
+    if options.kl_coef and batch:
+        batch, more["kl_start"] = held_to_start(client, adapter, batch, info, options)
+    if not batch:
+        print("this step teaches nothing: each prompt's replies have equal rewards")
+    result = learn(adapter, batch, info, options, optim, updates)
+    return {**shown(groups, result), **more}
+
+
 def longest_prompt(options: argparse.Namespace, info: ServerInfo) -> int:
     """Returns the tokens that a prompt may have. Raises InvalidArgument if replies of
     --max-tokens leave no room for one."""
@@ -350,16 +383,15 @@ def run(options: argparse.Namespace) -> None:
     """
     reward = load_reward(options.reward)
     loss_options(options)
+    warn_of_warmup(options.warmup, options.steps)
     with Client(options.server, timeout=options.timeout) as client:
         info = adapters.server_info(client)
         tokenizer = adapters.tokenizer(client, options)
         most = longest_prompt(options, info)
         prompts = load_prompts(options.data, tokenizer, most)
-        held_out = (
-            load_prompts(options.eval_data, tokenizer, most)
-            if options.eval_data
-            else []
-        )
+        held_out = []
+        if options.eval_data:
+            held_out = load_prompts(options.eval_data, tokenizer, most)
         adapter, optim_steps = adapters.open_adapter(client, options, info)
         done, made = divmod(optim_steps, options.updates)
         has_experts = info.model.expert_layers > 0
@@ -388,15 +420,8 @@ def run(options: argparse.Namespace) -> None:
             with adapters.saved_on_error(adapter, step):
                 groups = player.score(chosen, drawn)
             lines = log.add(step + 1, groups, evaluation=False)
-            # Without a difference of rewards, the distance still teaches.
-            batch = make_batch(groups, all_groups=options.kl_coef > 0)
-            more = {}
-            if options.kl_coef and batch:
-                held = held_to_start(client, adapter, batch, info, options)
-                batch, more["kl_start"] = held
-            result = learn(adapter, batch, info, options, optim, updates)
+            values = train(client, adapter, groups, info, options, optim, updates)
             num_tokens = sum(len(s.tokens) for samples in drawn for s in samples)
-            values = {**shown(groups, result), **more}
             return loop.Step(num_tokens, values, lines)
 
         def evaluated(step: int) -> dict[str, float]:

@@ -65,8 +65,11 @@ def by_step(
     path: Path, series: Mapping[str, Points], *, title: str, value: str
 ) -> None:
     """Writes a picture of all series. value: the name of the values and their unit."""
+    if not any(series.values()):
+        return
     page = figure(7.2)
-    if page is None or not any(series.values()):
+    if page is None:
+        print(f"no {path.name}: pip install matplotlib")
         return
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""Computes the learning rate of each step. Pure functions."""
+"""Computes the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import math
 from weft.errors import InvalidArgument
 
 SCHEDULES = ("constant", "cosine", "linear")
+
+
+def warn_of_warmup(warmup: int, total: int) -> None:
+    """Says that the rate does not become full within `total` steps."""
+    if warmup > total:
+        print(f"--warmup {warmup}: of {total} steps, none has the full rate of --lr")
 
 
 def learning_rate(

@@ -14,6 +14,7 @@ from weft.client import Client
 from weft.datum import Datum
 from weft.recipes import adapters, loop
 from weft.recipes.batches import BatchOrder, requests
+from weft.recipes.schedule import warn_of_warmup
 from weft.recipes.watch import Plot
 from weft.types import OptimOptions, ServerInfo
 
@@ -39,7 +40,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.1,
         help="of --data, held out",
     )
-    add("--epochs", type=adapters.number(0), default=1.0)
+    add("--epochs", type=adapters.number(0.001), default=1.0)
     add(
         "--steps",
         type=adapters.at_least(1),
@@ -124,9 +125,11 @@ def batches(batch: Sequence[Datum], size: int) -> list[Sequence[Datum]]:
 
 
 def num_steps(options: argparse.Namespace, num_examples: int, per_step: int) -> int:
-    """Returns --steps, or the steps of --epochs."""
+    """Returns --steps, or the steps of --epochs. Warns of a --warmup beyond them."""
     by_epochs = max(round(options.epochs * num_examples / per_step), 1)
-    return int(options.steps or by_epochs)
+    total = int(options.steps or by_epochs)
+    warn_of_warmup(options.warmup, total)
+    return total
 
 
 def run(options: argparse.Namespace) -> None:
