@@ -8,10 +8,11 @@ readonly HERE
 
 usage() {
   cat <<'USAGE'
-Usage: run.sh [--dir DIR] [--mtls] [-- COMMAND...]
+Usage: run.sh [--dir DIR] [--listen [ADDRESS:]PORT] [--mtls] [-- COMMAND...]
   --dir DIR  has the folder tls with tls.crt and tls.key, and optionally an
              nginx.conf in place of the one beside this script (default:
              run/edge of the checkout)
+  --listen   in place of the port of nginx.conf, 8443 on all addresses
   --mtls     clients must show a certificate that DIR/tls/ca.crt has signed
   COMMAND    for example weftd with its flags. SIGTERM goes to it first, and
              nginx serves until it has ended
@@ -20,18 +21,24 @@ USAGE
 }
 
 dir="${HERE}/../../run/edge"
+listen=""
 mtls=0
 command=()
 while (($# > 0)); do
   case "$1" in
     --dir) dir="${2:?--dir needs a folder}"; shift 2 ;;
+    --listen) listen="${2:?--listen needs a port}"; shift 2 ;;
     --mtls) mtls=1; shift ;;
     --) shift; command=("$@"); break ;;
     -h | --help) usage; exit 0 ;;
     *) echo "edge: unknown option $1" >&2; usage >&2; exit 2 ;;
   esac
 done
-readonly NEAR_DAYS=21
+readonly listen NEAR_DAYS=21
+if [[ -n "${listen}" && ! "${listen}" =~ ^([][0-9a-zA-Z.:-]+:)?[0-9]+$ ]]; then
+  echo "edge: --listen is '${listen}', must be PORT or ADDRESS:PORT" >&2
+  exit 2
+fi
 
 say() { # LEVEL MESSAGE
   printf '{"ts":"%s","level":"%s","msg":"edge: %s"}\n' "$(date -u +%FT%TZ)" "$1" "$2" >&2
@@ -60,21 +67,21 @@ loggers=()
 trap 'exec >/dev/null 2>&1; wait "${loggers[@]}" || true; rm -rf "${work}"' EXIT
 conf="${HERE}/nginx.conf"
 if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
-ln -s "${conf}" "${work}/nginx.conf"
 ln -s "${dir}/tls" "${work}/tls"
 if ((mtls)); then ln -s "${HERE}/mtls.conf" "${work}/mtls.conf"; fi
-# nginx does not start with addresses that the machine lacks.
-listen_on_ipv6() {
+write_conf() {
+  sed -E "${listen:+s@^( *listen )[^ ;]+@\1${listen}@}" "${conf}" >"${work}/nginx.conf"
+  # nginx does not start with addresses that the machine lacks.
   if grep -q . /proc/net/if_inet6 2>/dev/null; then
     sed -nE 's/^ *listen ([0-9]+) (.*);.*/listen [::]:\1 \2 ipv6only=on;/p' \
-      "${conf}" >"${work}/ipv6.conf"
+      "${work}/nginx.conf" >"${work}/ipv6.conf"
   fi
 }
-listen_on_ipv6
+write_conf
 
 nginx_here() { nginx -p "${work}" -c nginx.conf -e stderr "$@"; }
 contents() {
-  cat "${work}/nginx.conf" "${work}"/tls/{tls.crt,tls.key,ca.crt} 2>/dev/null | cksum || true
+  cat "${conf}" "${work}"/tls/{tls.crt,tls.key,ca.crt} 2>/dev/null | cksum || true
 }
 warn_of_expiry() {
   local until
@@ -113,7 +120,7 @@ warn_of_missing_issuer() {
 }
 reload() {
   local answer
-  listen_on_ipv6
+  write_conf
   answer="$(certificate_problem)"
   if [[ -z "${answer}" ]] && answer="$(nginx_here -t -q 2>&1)"; then
     kill -HUP "${nginx}"
@@ -133,11 +140,7 @@ if [[ -n "${problem}" ]]; then
   echo "edge: ${dir}/tls: ${problem}" >&2
   exit 1
 fi
-nginx_here -t -q
-if ((mtls)) && ! grep -q '^ *ssl_verify_client on;' <<<"$(nginx_here -T -q 2>/dev/null)"; then
-  echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
-  exit 1
-fi
+trap 'used=""' HUP # Like nginx, uses its files anew.
 # nginx and this script wait for no reader of their log. The command has the
 # descriptors that this script was started with.
 exec 3>&1 4>&2
@@ -145,7 +148,13 @@ mkfifo "${work}/out" "${work}/err"
 "${HERE}/log.pl" <"${work}/out" >&3 3>&- 4>&- & loggers+=($!)
 "${HERE}/log.pl" <"${work}/err" >&4 3>&- 4>&- & loggers+=($!)
 exec >"${work}/out" 2>"${work}/err"
-trap 'used=""' HUP # Like nginx, uses its files anew.
+# With these, because the check opens the log, and stdout may be a socket, or a
+# file that this user may not open.
+nginx_here -t -q
+if ((mtls)) && ! grep -q '^ *ssl_verify_client on;' <<<"$(nginx_here -T -q 2>/dev/null)"; then
+  echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
+  exit 1
+fi
 warn_of_expiry
 warn_of_missing_issuer
 # Own sessions: Ctrl-C must reach this script alone, which ends both in order.

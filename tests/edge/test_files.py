@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -87,7 +88,7 @@ def test_a_bad_certificate_leaves_the_old_one(edge: Edge) -> None:
     wait_until(lambda: edge.log().count("reloaded") >= 1, edge.log, 10)
 
 
-def edge_alone(folder: Path, *command: str) -> subprocess.Popen[str]:
+def edge_alone(folder: Path, *command: str, listen: str = "") -> subprocess.Popen[str]:
     """Starts run.sh with a command beside it."""
     port = daemon_module.free_port()
     subprocess.run(
@@ -95,8 +96,9 @@ def edge_alone(folder: Path, *command: str) -> subprocess.Popen[str]:
     )
     (folder / "nginx.conf").write_text(configuration({}, port))
     (folder / "port").write_text(str(port))
+    options = ["--listen", listen] if listen else []
     return subprocess.Popen(
-        [EDGE / "run.sh", "--dir", folder, "--", *command],
+        [EDGE / "run.sh", "--dir", folder, *options, "--", *command],
         start_new_session=True,
         text=True,
         stdout=subprocess.PIPE,
@@ -148,6 +150,27 @@ def test_the_command_drains_before_nginx_ends(tmp_path: Path) -> None:
     output, _ = process.communicate(timeout=20)
     assert "draining" in output and "status 404" in output, output
     assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize("listen", ["{}", "127.0.0.1:{}", "localhost:{}"])
+def test_the_edge_listens_where_it_is_told(listen: str, tmp_path: Path) -> None:
+    port = daemon_module.free_port()
+    process = edge_alone(tmp_path, "sleep", "60", listen=listen.format(port))
+    wait_until(lambda: accepts(port), lambda: "the edge does not serve", 20)
+    with pytest.raises(ConnectionRefusedError):
+        accepts(int((tmp_path / "port").read_text()))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+
+def test_stdout_may_be_a_socket(tmp_path: Path) -> None:
+    """As of a unit of systemd. No program can open it by its name."""
+    edge_alone(tmp_path, "true").communicate(timeout=20)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = [EDGE / "run.sh", "--dir", tmp_path, "--", "true"]
+        done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, timeout=20)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_hangup_makes_nginx_use_its_files_anew(tmp_path: Path) -> None:
@@ -268,6 +291,7 @@ def test_the_workers_end_if_nginx_is_killed(tmp_path: Path) -> None:
     [
         (["run.sh", "--dir", "{}"], "deploy/edge/certificate.sh makes them"),
         (["run.sh", "--tls"], "unknown option --tls"),
+        (["run.sh", "--listen", "a b:1"], "must be PORT or ADDRESS:PORT"),
         (["certificate.sh", "--dir", "{}"], "Usage"),
         (["certificate.sh", "--dir", "{}", "a b"], "neither a name nor an address"),
         (["certificate.sh", "--dir", "{}", "--client", "x"], "has no authority"),
