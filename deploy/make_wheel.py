@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Makes a wheel of the server and the client, for those who do not compile.
 
-    deploy/make_wheel.py --build build/cpu --out dist
+    .venv/bin/python deploy/make_wheel.py --build build/cpu --out dist
     pip install dist/weftd-*.whl && weftd --model DIR
 
 The wheel is the client's wheel with the tree of `cmake --install` in `weft/server`. It
-requires the version of torch with which the build was linked.
+requires the version of torch with which the build was linked. PyPI's torch has CUDA,
+which takes gigabytes. A machine without a GPU gets a smaller one before:
+
+    pip install torch==VERSION --index-url https://download.pytorch.org/whl/cpu
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Debian 12, on which weftd is built, has glibc 2.36.
 TAG = "py3-none-manylinux_2_36_x86_64"
+SETUPTOOLS = 77  # The least version, as client/python/pyproject.toml has it.
 PROGRAMS = "weftctl = weft.server:weftctl\nweftd = weft.server:weftd\n"
 
 
@@ -33,6 +38,20 @@ def torch_version() -> str:
     found = re.search(r"^torch==(\S+)", pinned, re.MULTILINE)
     assert found is not None
     return found[1]
+
+
+def check_python() -> None:
+    """Ends the program if this Python lacks what builds the client's wheel."""
+    try:
+        if int(metadata.version("setuptools").partition(".")[0]) >= SETUPTOOLS:
+            metadata.version("grpcio-tools")
+            return
+    except metadata.PackageNotFoundError:
+        pass
+    sys.exit(
+        f"{sys.executable} lacks setuptools {SETUPTOOLS} or grpcio-tools: use the "
+        "Python of deploy/setup.sh, .venv/bin/python"
+    )
 
 
 def client_files(folder: Path) -> dict[str, bytes]:
@@ -66,7 +85,7 @@ def _linked(path: Path) -> bool:
     )
 
 
-def metadata(files: dict[str, bytes], info: str) -> None:
+def change_metadata(files: dict[str, bytes], info: str) -> None:
     """Changes the client's metadata to that of the wheel with the server."""
     lines = files[f"{info}/METADATA"].decode().split("\n")
     at = next(i for i, line in enumerate(lines) if line.startswith("Requires-Dist:"))
@@ -83,7 +102,7 @@ def make(build: Path, out: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         files = client_files(Path(scratch) / "client")
         info = next(name for name in files if name.endswith("/METADATA")).split("/")[0]
-        metadata(files, info)
+        change_metadata(files, info)
         files["weft/server/__init__.py"] = (
             ROOT / "deploy/wheel/server.py"
         ).read_bytes()
@@ -115,6 +134,7 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "cpu")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
+    check_python()
     path = make(options.build, options.out)
     print(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
 

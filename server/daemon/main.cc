@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -146,7 +147,16 @@ void* FindInService(const weft::ServerOptions& options, const char* name,
   // libraries too.
   void* const library = ::dlopen("weftd.so", mode);
   void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
-  if (function == nullptr) std::fprintf(stderr, "weftd: %s\n", ::dlerror());
+  if (function == nullptr) {
+    const absl::string_view error = ::dlerror();
+    const bool is_torch = absl::StrContains(error, "libtorch") ||
+                          absl::StrContains(error, "libc10");
+    std::fprintf(stderr, "weftd: %s%s\n", error.data(),
+                 is_torch ? "; install the package torch of the version that "
+                            "weftd was built with (pip install torch==...), or "
+                            "name its folder with --torch-dir"
+                          : "");
+  }
   return function;
 }
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -127,12 +128,27 @@ def test_a_wheel_serves_in_an_empty_environment(
     assert str(venv) in wheels.run(*imported, cwd=tmp_path)
 
 
+def test_a_python_that_makes_no_wheel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("76.1.0", None):
+
+        def found(name: str, version: str | None = version) -> str:
+            if version is None:
+                raise metadata.PackageNotFoundError(name)
+            return version
+
+        monkeypatch.setattr(metadata, "version", found)
+        with pytest.raises(SystemExit, match=r"use the .*\.venv/bin/python") as no:
+            make_wheel.check_python()
+        assert f"{sys.executable} lacks setuptools 77" in str(no.value)
+
+
 def test_without_torch_it_says_what_is_missing(tree: Path, tmp_path: Path) -> None:
     weftd = tree / "bin" / "weftd"
     model = models.tiny_model("llama-tied")
     flags = [f"--model={model}", f"--checkpoint-dir={tmp_path / 'c'}"]
     for extra, words in (
         ((), "libtorch_cpu.so"),
+        ((), "pip install torch=="),
         ((f"--torch-dir={tmp_path}",), f"--torch-dir={tmp_path}"),
     ):
         done = subprocess.run(
