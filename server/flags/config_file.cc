@@ -39,10 +39,10 @@ class Reader {
       file = json::parse(text, note_twice, /*allow_exceptions=*/true,
                          /*ignore_comments=*/true);
     } catch (const json::parse_error& error) {
-      const auto end = text.begin() + static_cast<ptrdiff_t>(
-                                          std::min(error.byte, text.size()));
+      const std::string read = text.substr(0, error.byte);
       errors_.push_back(absl::StrCat(
-          path_, ":", 1 + std::count(text.begin(), end, '\n'), ": not JSON"));
+          path_, ":", 1 + std::count(read.begin(), read.end(), '\n'),
+          ": not JSON at column ", read.size() - (read.rfind('\n') + 1)));
       return;
     } catch (const json::out_of_range&) {
       return Complain("has a number that is out of range");

@@ -193,7 +193,7 @@ def test_check_config_checks_what_a_start_checks(tmp_path: Path) -> None:
     done = _check_config(folder, *cpu, WEFT_MAX_RANKS="8")
     assert done.returncode == 2
     assert "WEFT_MAX_RANKS sets no flag of weftd; did you mean" in done.stderr
-    service = {"WEFT_PORT": "tcp://10.0.0.7:50051", "WEFT_SERVICE_HOST": "10.0.0.7"}
+    service = {"WEFT_PORT": "tcp://weft.example", "WEFT_SERVICE_HOST": "10.0.0.7"}
     assert _check_config(folder, *cpu, **service).returncode == 0
     (tmp_path / "file").touch()
     done = _check_config(folder, *cpu, "--state-dir", str(tmp_path / "file" / "state"))

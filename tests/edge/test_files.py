@@ -168,8 +168,10 @@ def test_stdout_may_be_a_socket(tmp_path: Path) -> None:
     edge_alone(tmp_path, "true").communicate(timeout=20)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        words = [EDGE / "run.sh", "--dir", tmp_path, "--", "true"]
-        done = subprocess.run(words, stdout=theirs, stderr=subprocess.PIPE, timeout=20)
+        words = [str(EDGE / "run.sh"), "--dir", str(tmp_path), "--", "true"]
+        done = subprocess.run(
+            words, stdout=theirs.fileno(), stderr=subprocess.PIPE, timeout=20
+        )
     assert done.returncode == 0, done.stderr
 
 

@@ -6,8 +6,10 @@ use it.
 
 from __future__ import annotations
 
+import difflib
 from asyncio import Task
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Unpack
 
 from google.protobuf import wrappers_pb2
@@ -217,9 +219,17 @@ class AsyncClient(AsyncSampler):
     async def adapter(self, adapter_id: str) -> AsyncAdapter:
         """Returns an existing adapter, which continues after its last step.
 
-        Raises NotFound if there is no adapter of that name.
+        Raises NotFound if there is no adapter of that name. The message has the name of
+        an adapter that is spelled almost so.
         """
-        return self._handle(await self._get(adapter_id))
+        try:
+            return self._handle(await self._get(adapter_id))
+        except NotFound as error:
+            with suppress(WeftError):
+                ids = [info.adapter_id for info in await self.adapters()]
+                for near in difflib.get_close_matches(adapter_id, ids, n=1):
+                    error.message += f"; did you mean {near!r}?"
+            raise
 
     async def adapters(self) -> list[AdapterInfo]:
         """Returns all adapters, ordered by id."""

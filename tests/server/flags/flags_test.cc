@@ -148,7 +148,7 @@ TEST_F(ConfigFileTest, NamesEveryMistakeAtOnce) {
 
 TEST_F(ConfigFileTest, RefusesWhatIsNoFlatObject) {
   EXPECT_THAT(Error({Write("{\n\"max-rank\": 8,\n}")}),
-              HasSubstr(":3: not JSON"));
+              HasSubstr(":3: not JSON at column 1"));
   EXPECT_THAT(Error({Write("")}), HasSubstr(":1: not JSON"));
   EXPECT_THAT(Error({Write(R"({"sampling-share": 1e999})")}),
               HasSubstr("has a number that is out of range"));

@@ -124,10 +124,12 @@ def load_reward(argument: str) -> Reward:
 
 
 def load_prompts(
-    source: str, tokenizer: data.ModelTokenizer, most: int
+    source: str | None, tokenizer: data.ModelTokenizer, most: int
 ) -> list[Prompt]:
-    """Reads prompts, and leaves out those of more than `most` tokens. Raises
-    InvalidArgument if none is left."""
+    """Reads prompts, and leaves out those of more than `most` tokens. None has no
+    prompts. Raises InvalidArgument if none is left."""
+    if source is None:
+        return []
     encoder = data.Encoder(tokenizer, eos=False)
 
     def encode(record: Mapping[str, object]) -> Prompt:
@@ -389,9 +391,7 @@ def run(options: argparse.Namespace) -> None:
         tokenizer = adapters.tokenizer(client, options)
         most = longest_prompt(options, info)
         prompts = load_prompts(options.data, tokenizer, most)
-        held_out = []
-        if options.eval_data:
-            held_out = load_prompts(options.eval_data, tokenizer, most)
+        held_out = load_prompts(options.eval_data, tokenizer, most)
         adapter, optim_steps = adapters.open_adapter(client, options, info)
         done, made = divmod(optim_steps, options.updates)
         has_experts = info.model.expert_layers > 0
@@ -414,9 +414,8 @@ def run(options: argparse.Namespace) -> None:
         ) -> loop.Step:
             # Prompt i of a step uses seed + i, and steps must not share seeds.
             seed = options.seed + step * options.prompts
-            drawn = player.draw(
-                chosen, options.samples, options.temperature, seed, policy
-            )
+            count, heat = options.samples, options.temperature
+            drawn = player.draw(chosen, count, heat, seed, policy)
             with adapters.saved_on_error(adapter, step):
                 groups = player.score(chosen, drawn)
             lines = log.add(step + 1, groups, evaluation=False)
