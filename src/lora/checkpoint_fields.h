@@ -45,8 +45,8 @@ absl::StatusOr<nlohmann::json> ParseCheckpointFields(absl::string_view text,
                                                      absl::string_view file);
 
 // Reads the fields. Accepts fields of older servers, which may lack overrides,
-// kind, optimizer, accumulated_tokens, metadata, ttl_seconds, tenant, base_model_name and
-// base_fingerprint.
+// kind, optimizer, accumulated_tokens, metadata, ttl_seconds, tenant,
+// base_model_name and base_fingerprint.
 // Errors: DATA_LOSS if another field is missing, or if a field has another type
 // or exceeds its limit.
 absl::StatusOr<CheckpointInfo> ReadCheckpointFields(
