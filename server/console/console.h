@@ -7,8 +7,8 @@
 //   GET /console/v1/state  the JSON of state.h; needs a token of scope read, if
 //                          the server has tokens: "Authorization: Bearer TOKEN"
 // The query of `state` may have q (StateQuery::search), adapter
-// (StateQuery::selected), history=1 and compare=CURVE. With checkpoints=1 the JSON
-// also has the latest checkpoints of the selected adapter.
+// (StateQuery::selected), history=1 and compare=CURVE. With checkpoints=1 the
+// JSON also has the latest checkpoints of the selected adapter.
 #ifndef WEFT_SERVER_CONSOLE_CONSOLE_H_
 #define WEFT_SERVER_CONSOLE_CONSOLE_H_
 

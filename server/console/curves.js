@@ -5,6 +5,8 @@ import { byId, count, el, loss, setText } from "./dom.js";
 // The curve of the losses that the server computes, by ForwardBackward.
 const STEPS = "steps";
 const LOSS = "loss";
+// What an adapter is judged by, if its client reports it.
+const JUDGED_BY = [LOSS, "reward"];
 
 let wanted = ""; // The name of the curve that the user chose, if any.
 
@@ -15,8 +17,8 @@ const valueText = (value) => String(Number(value.toPrecision(6)));
 // Returns the names of the selected adapter's curves, what it is judged by first.
 function namesOf({ curves, surrogate, steps }) {
   const reported = curves.map((curve) => curve.name);
-  const others = reported.filter((name) => name !== LOSS);
-  const first = reported.includes(LOSS) ? [LOSS] : [];
+  const first = JUDGED_BY.filter((name) => reported.includes(name));
+  const others = reported.filter((name) => !first.includes(name));
   const own = steps.length > 0 ? [STEPS] : [];
   return surrogate ? [...first, ...others, ...own] : [...first, ...own, ...others];
 }

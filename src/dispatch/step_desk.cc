@@ -275,8 +275,9 @@ void StepDesk::NoteResult(AdapterRecord& record, const StepWork& work,
           static_cast<uint64_t>(request.num_tokens());
     }
   }
+  const auto* optim = std::get_if<OptimStepRequest>(&work.request);
   const auto* updated = std::get_if<OptimStepResult>(&result);
-  if (updated != nullptr && !std::get<OptimStepRequest>(work.request).discard) {
+  if (optim != nullptr && updated != nullptr && !optim->discard) {
     record.history.Add(*updated);
   }
 }

@@ -10,8 +10,8 @@ namespace {
 // The metric that every loss function gives.
 constexpr char kLossSum[] = "loss:sum";
 
-// Returns what a point's loss is divided by, so that requests of different sizes
-// have comparable points.
+// Returns what a point's loss is divided by, so that requests of different
+// sizes have comparable points.
 double TotalWeight(const TrainRequest& request) {
   if (request.loss.function == LossFunction::kCustom) {
     return static_cast<double>(request.data.size());
@@ -26,8 +26,8 @@ double TotalWeight(const TrainRequest& request) {
   return total > 0 ? total : 1;
 }
 
-// A client that computes its loss itself sends the loss's gradient as weights of
-// a cross-entropy, of both signs.
+// A client that computes its loss itself sends the loss's gradient as weights
+// of a cross-entropy, of both signs.
 bool IsSurrogate(const TrainRequest& request) {
   if (HasPolicy(request.loss.function)) return true;
   if (request.loss.function != LossFunction::kCrossEntropy) return false;

@@ -135,8 +135,8 @@ class Adapter {
   uint64_t resident_bytes() const;
 
   // The buffer to which the micro-batches of a request add gradients. After the
-  // last micro-batch has succeeded, CommitScratch adds this buffer, of a request
-  // of `num_tokens` tokens, to gradient().
+  // last micro-batch has succeeded, CommitScratch adds this buffer to
+  // gradient(). The request has `num_tokens` tokens.
   at::Tensor& scratch() { return scratch_N_; }
   void ClearScratch() { scratch_N_.zero_(); }
   void CommitScratch(int64_t num_tokens) {

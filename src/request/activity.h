@@ -20,8 +20,8 @@ struct TrainPoint {
   uint64_t optim_steps = 0;  // Before this step.
   absl::Time ended_at;
   // The sum of the losses, divided by the sum of the magnitudes of the data's
-  // weights, or by the number of data for a custom loss. If the divisor is 0, it
-  // is 1. May be infinite or NaN.
+  // weights, or by the number of data for a custom loss. If the divisor is 0,
+  // it is 1. May be infinite or NaN.
   float loss = 0;
   // The loss has the gradient of what the client optimizes, but its value says
   // nothing: that of a policy, or a cross-entropy with negative weights.

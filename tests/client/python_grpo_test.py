@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Capture, Options, Sent, log
+from conftest import Capture, Options, Patch, Sent, log, wait_until
 from fake_weftd import canned_logprobs
 
 import weft
@@ -194,6 +195,34 @@ def test_a_step_of_several_updates_clips_where_the_loss_does(
     assert "the run began with 3" in capsys.readouterr().err
     assert client.adapter("a").info().optim_steps == 6
     assert {c.name for c in client.checkpoints("a")} == {"step-1", "step-2"}
+
+
+def test_a_run_that_ended_between_the_updates_of_a_step_goes_on_from_there(
+    base: Options, play: Options, client: weft.Client, sent: Sent, monkeypatch: Patch
+) -> None:
+    command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4"]
+    command += ["--updates", "3", "--steps", "2"]
+    submit_update = adapters.submit_update
+    calls = itertools.count()
+
+    def ends(*args: Any) -> adapters.Pending:
+        if next(calls) == 4:  # After the first update of the second step.
+            raise KeyboardInterrupt
+        return submit_update(*args)
+
+    monkeypatch.setattr(adapters, "submit_update", ends)
+    assert main(command) == 130
+    monkeypatch.setattr(adapters, "submit_update", submit_update)
+    wait_until(lambda: client.adapter("a").info().optim_steps == 4)
+    assert client.adapter("a").info().snapshots == [f"{grpo.POLICY}1"]
+    drawn = [m for m in sent if type(m).__name__ == "SampleRequest"][-2:]
+    assert all(m.snapshot == f"{grpo.POLICY}1" for m in drawn)
+    sent.clear()
+    assert main([*command, "--resume"]) == 0
+    again = [m for m in sent if type(m).__name__ == "SampleRequest"]
+    assert again == drawn
+    info = client.adapter("a").info()
+    assert (info.optim_steps, info.snapshots) == (6, [])
 
 
 def test_advantages_hold_the_policy_near_its_start(client: weft.Client) -> None:

@@ -167,7 +167,7 @@ def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
         seen.append(("init", kwargs))
         return run
 
-    calls = ("start_run", "log_params", "log_metric", "end_run")
+    calls = ("start_run", "log_params", "log_metrics", "end_run")
     fakes = {
         "wandb": SimpleNamespace(init=init),
         "mlflow": SimpleNamespace(**{name: recorder(name) for name in calls}),
@@ -189,7 +189,7 @@ def test_wandb_and_mlflow_get_values_and_settings_where_they_are_asked_for(
         ("start_run", {"run_name": "a"}),
         ("log_params", settings, {}),
         ("log", {"eval_loss": 0.25}, {"step": 0}),
-        ("log_metric", "eval_loss", 0.25, {"step": 0}),
+        ("log_metrics", {"eval_loss": 0.25}, {"step": 0}),
         ("finish", {"exit_code": 0}),
         ("end_run", {"status": "FINISHED"}),
     ]
@@ -351,7 +351,7 @@ PAIR = {"prompt": "w1", "chosen": "w2", "rejected": "w3"}
         ("dpo", ["--warmup", "3"], "--warmup 3: of 2 steps, none has the full rate"),
         ("dpo", ["--warmup", "2"], ""),
         ("grpo", ["--warmup", "3"], "--warmup 3: of 2 steps, none has the full rate"),
-        ("grpo", [":same"], "this step teaches nothing: each prompt's replies have"),
+        ("grpo", [":same"], "this step teaches nothing: a prompt's replies have"),
         ("grpo", [], ""),
     ],
 )

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,7 +89,66 @@ def test_a_sweep_takes_no_adapter_that_exists(
     client.delete_adapter("a-r4-lr5e-05-s0")
     assert main(sweep) == 0
     assert main(sweep) == 1
-    assert "files of sweep of adapter 'a': give another" in capsys.readouterr().err
+    assert "files of sweep of adapter 'a': give --resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_sweep_that_ended_within_a_step_goes_on_from_there(
+    lost: bool,
+    sweep: Options,
+    client: weft.Client,
+    sent: Sent,
+    tmp_path: Path,
+    monkeypatch: Patch,
+) -> None:
+    assert main(sweep) == 0
+    names = [info.adapter_id for info in client.adapters()]
+    expected = {name: steps_of(sent, name) for name in names}
+    for checkpoint in client.checkpoints():
+        client.delete_checkpoint(checkpoint.adapter_id, checkpoint.name)
+    for name in names:
+        client.delete_adapter(name)
+    shutil.rmtree(tmp_path / "run")
+    sent.clear()
+
+    submit_update = adapters.submit_update
+    calls = itertools.count()
+
+    def ends(*args: Any) -> adapters.Pending:
+        """Ends the run when two of four adapters have the second step."""
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return submit_update(*args)
+
+    monkeypatch.setattr(adapters, "submit_update", ends)
+    assert main([*sweep, "--save-every", "1"]) == 130
+    monkeypatch.setattr(adapters, "submit_update", submit_update)
+    assert sorted(c.adapter_id for c in client.checkpoints()) == sorted(names)
+    if lost:  # All go back to the checkpoint behind the first step.
+        for name in names:
+            client.delete_adapter(name)
+    assert main([*sweep, "--resume"]) == 0
+    for name in names:
+        assert client.adapter(name).info().optim_steps == 3
+        learnt = steps_of(sent, name)
+        # What was made before the end, and again if it was lost with the server.
+        again = 1 if lost and len(learnt) > 3 else 0
+        assert learnt[:1] + learnt[1 + again :] == expected[name]
+    assert [row["step"] for row in log(tmp_path)] == [1, 2, 3]
+    with (tmp_path / "run/sweep.csv").open(newline="") as file:
+        assert {row["adapter"] for row in csv.DictReader(file)} == set(names)
+    sent.clear()
+    assert main([*sweep, "--resume"]) == 0  # Nothing is left to do.
+    assert not any(steps_of(sent, name) for name in names)
+
+
+def test_a_sweep_reports_each_adapters_loss(sweep: Options, sent: Sent) -> None:
+    assert main([*sweep, "--eval-fraction", "0.25"]) == 0
+    reports = [m for m in sent if type(m).__name__ == "ReportMetricsRequest"]
+    named = {(m.adapter_id, *sorted(m.metrics)) for m in reports}
+    assert ("a-r2-lr0.001-s0", "loss") in named
+    assert ("a-r4-lr5e-05-s0", "eval_loss") in named
+    assert all({"loss", "eval_loss"} >= {*m.metrics} for m in reports)
 
 
 def test_a_sweep_needs_room_for_all_its_adapters(

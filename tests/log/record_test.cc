@@ -275,6 +275,7 @@ TEST(RecordTest, EveryOtherRequestKeepsItsDigest) {
                                           .weight_decay = 0.3,
                                           .ns_steps = 7,
                                           .max_grad_norm = 4}},
+      OptimStepRequest{.adapter_id = "a", .step = 6, .discard = true},
       SaveCheckpointRequest{.adapter_id = "a", .name = "n", .overwrite = true},
       SaveCheckpointRequest{.adapter_id = "a",
                             .name = "n",
@@ -370,6 +371,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
             .image = ImageRecord{.file = "f",
                                  .optim_steps = 6,
                                  .optimizer = Optimizer::kMuon,
+                                 .accumulated_tokens = 8,
                                  .versions = {7, 3},
                                  .snapshots = {{"s", 3}}},
             .replies = {{.step = 20,
@@ -398,6 +400,7 @@ TEST(RecordTest, AnAdapterKeepsItsShapeItsImageAndItsReplies) {
   EXPECT_EQ(adapter.image->snapshots.at("s"), 3);
   EXPECT_EQ(adapter.image->optim_steps, 6);
   EXPECT_EQ(adapter.image->optimizer, Optimizer::kMuon);
+  EXPECT_EQ(adapter.image->accumulated_tokens, 8);
   EXPECT_EQ(std::get<PublishedSnapshot>(*adapter.replies.at(0).result).version,
             3);
   EXPECT_EQ(std::get<AdapterInfo>(*adapter.replies.at(1).result).config,
@@ -423,9 +426,11 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
                          .file = "f",
                          .optim_steps = 5,
                          .last_step = 6,
-                         .optimizer = Optimizer::kMuon});
+                         .optimizer = Optimizer::kMuon,
+                         .accumulated_tokens = 8});
   EXPECT_EQ(loaded.file, "f");
   EXPECT_EQ(loaded.optimizer, Optimizer::kMuon);
+  EXPECT_EQ(loaded.accumulated_tokens, 8);
   EXPECT_EQ(PayloadDigest(*loaded.request), PayloadDigest(request));
   EXPECT_EQ(Again(SettingsRecord{.settings = "threads=2"}).settings,
             "threads=2");

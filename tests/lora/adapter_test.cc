@@ -47,7 +47,8 @@ AdapterState RampState(int64_t size) {
           .moment1 = Ramp(size, 2000),
           .moment2 = Ramp(size, 3000),
           .optim_steps = 17,
-          .optimizer = Optimizer::kMuon};
+          .optimizer = Optimizer::kMuon,
+          .accumulated_tokens = 11};
 }
 
 // Version numbers count within one adapter, so another adapter has the same
@@ -75,6 +76,7 @@ TEST(AdapterTest, StartsWithInitialWeightsAndNothingElse) {
   EXPECT_THAT(state.moment1, Each(0.0f));
   EXPECT_THAT(state.moment2, Each(0.0f));
   EXPECT_EQ(state.optim_steps, 0u);
+  EXPECT_EQ(state.accumulated_tokens, 0U);
   EXPECT_EQ(adapter.latest()->number, 1u);
   EXPECT_EQ(adapter.layout().factors()[0].scale, 3.0);
   EXPECT_EQ(adapter.latest()->HostWeights(), state.weights);
@@ -132,7 +134,7 @@ TEST(AdapterTest, ScratchReachesTheGradientOnlyWhenCommitted) {
   EXPECT_THAT(adapter.GetState().gradient, Each(0.0f));
   adapter.ClearScratch();
   adapter.scratch().add_(3);
-  adapter.CommitScratch();
+  adapter.CommitScratch(7);
   EXPECT_THAT(adapter.GetState().gradient, Each(3.0f));
 }
 
@@ -141,9 +143,13 @@ TEST(AdapterTest, CommittedRequestsAddUp) {
   for (const float value : {1.0F, 4.0F}) {
     adapter.ClearScratch();
     adapter.scratch().add_(value);
-    adapter.CommitScratch();
+    adapter.CommitScratch(7);
   }
   EXPECT_THAT(adapter.GetState().gradient, Each(5.0f));
+  EXPECT_EQ(adapter.accumulated_tokens(), 14U);
+  adapter.ClearGradient();
+  EXPECT_THAT(adapter.GetState().gradient, Each(0.0f));
+  EXPECT_EQ(adapter.accumulated_tokens(), 0U);
 }
 
 TEST(AdapterTest, AStepReusesABufferThatNobodyPinned) {
@@ -178,12 +184,13 @@ TEST(AdapterTest, AStepNeverChangesAPinnedVersion) {
 TEST(AdapterTest, AStepPublishesCountsAndClearsTheGradient) {
   Adapter adapter = MakeAdapter(at::kBFloat16);
   adapter.scratch().fill_(1);
-  adapter.CommitScratch();
+  adapter.CommitScratch(7);
   adapter.moment1().fill_(4);
   at::Tensor next = adapter.NextWeights();
   next.fill_(0.7);
   adapter.FinishStep(next);
   EXPECT_EQ(adapter.optim_steps(), 1u);
+  EXPECT_EQ(adapter.accumulated_tokens(), 0U);
   EXPECT_EQ(adapter.latest()->number, 2u);
   EXPECT_THAT(Host(adapter.gradient()), Each(0.0f));
   EXPECT_THAT(Host(adapter.moment1()), Each(4.0f));
@@ -202,6 +209,7 @@ TEST(AdapterTest, StateComesBackAsItWas) {
   EXPECT_EQ(read.moment2, state.moment2);
   EXPECT_EQ(read.optim_steps, 17u);
   EXPECT_EQ(read.optimizer, Optimizer::kMuon);
+  EXPECT_EQ(read.accumulated_tokens, 11U);
 }
 
 TEST(AdapterTest, StateWithWeightsAloneClearsTheRest) {
@@ -260,6 +268,7 @@ void ExpectGoesOnFromItsImage(at::ScalarType dtype, at::Device device) {
   EXPECT_EQ(actual.moment2, expected.moment2);
   EXPECT_EQ(actual.optim_steps, 17u);
   EXPECT_EQ(actual.optimizer, Optimizer::kMuon);
+  EXPECT_EQ(actual.accumulated_tokens, 11U);
   EXPECT_EQ(back.resident_bytes(), stayed.resident_bytes());
 }
 

@@ -121,6 +121,7 @@ TEST(DigestTest, RequestsWithTheSameFieldsAndDifferentTypesDiffer) {
       PublishSnapshotRequest{.adapter_id = "a", .name = "n"},
       LoadCheckpointRequest{.adapter_id = "a", .name = "n"},
       OptimStepRequest{.adapter_id = "a"},
+      OptimStepRequest{.adapter_id = "a", .discard = true},
       OptimStepRequest{.adapter_id = "a", .muon = MuonConfig()}};
   std::set<std::string> digests;
   for (const StepRequest& request : requests) {

@@ -60,6 +60,7 @@ void CannedAdapters::LoadNew(LoadCheckpointRequest request,
     if (!request.weights_only) {
       made.adapter.optim_steps = info->optim_steps;
       made.adapter.optimizer = info->optimizer;
+      made.adapter.accumulated_tokens = info->accumulated_tokens;
       made.last_step = info->last_step;
     }
     Post(done,
@@ -110,6 +111,7 @@ dispatch::AdapterFacts CannedAdapters::Facts(AdapterKey key) const {
                    .durability = adapter.durability,
                    .optim_steps = adapter.optim_steps,
                    .optimizer = adapter.optimizer,
+                   .accumulated_tokens = adapter.accumulated_tokens,
                    .version = adapter.version,
                    .num_parameters = kCannedAdapterParameters,
                    .resident_bytes = kCannedAdapterBytes,
@@ -199,11 +201,16 @@ void CannedAdapters::Run(const StepTask& step) {
   Adapter& adapter = adapters_.at(step.adapter);
   StepResult result;
   if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
-    ++adapter.optim_steps;
-    adapter.optimizer = optim->optimizer();
-    result = OptimStepResult{.grad_norm = kCannedGradNorm,
-                             .version = ++adapter.version,
-                             .step = step.step};
+    if (!optim->discard) {
+      ++adapter.optim_steps;
+      ++adapter.version;
+      adapter.optimizer = optim->optimizer();
+    }
+    result = OptimStepResult{
+        .grad_norm = kCannedGradNorm,
+        .version = adapter.version,
+        .step = step.step,
+        .accumulated_tokens = std::exchange(adapter.accumulated_tokens, 0)};
   } else {
     const auto& publish = std::get<PublishSnapshotRequest>(request);
     adapter.snapshots[publish.name] = adapter.version;
@@ -221,6 +228,7 @@ void CannedAdapters::Save(const StepTask& step,
                       .last_step = step.step > 0 ? step.step : step.last_step,
                       .optim_steps = adapter.optim_steps,
                       .optimizer = adapter.optimizer,
+                      .accumulated_tokens = adapter.accumulated_tokens,
                       .size_bytes = kCannedCheckpointBytes,
                       .created_at = kCannedCreation,
                       .config = adapter.config,
@@ -259,6 +267,8 @@ void CannedAdapters::Load(const StepTask& step,
       }
       const bool whole = !request.weights_only;
       adapter->second.optim_steps = whole ? loaded->optim_steps : 0;
+      adapter->second.accumulated_tokens =
+          whole ? loaded->accumulated_tokens : 0;
       if (whole) adapter->second.optimizer = loaded->optimizer;
       ++adapter->second.version;
       dispatcher_.steps().Complete(

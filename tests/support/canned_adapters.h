@@ -50,6 +50,11 @@ class CannedAdapters {
   // is done.
   void Run(const StepTask& step);
   void Run(const dispatch::Move& move);
+  // Notes that the adapter's gradient has that many tokens more.
+  void CountTrained(AdapterKey adapter, int64_t num_tokens) {
+    adapters_.at(adapter).accumulated_tokens +=
+        static_cast<uint64_t>(num_tokens);
+  }
   // Returns the version from which the request samples. Errors: NOT_FOUND (no
   // such snapshot).
   absl::StatusOr<uint64_t> Version(AdapterKey adapter,
@@ -61,6 +66,7 @@ class CannedAdapters {
     uint64_t version = 1;
     uint64_t optim_steps = 0;
     Optimizer optimizer = Optimizer::kAdamW;
+    uint64_t accumulated_tokens = 0;
     std::map<std::string, uint64_t> snapshots;
     PeftFiles files;
     AdapterLocation location = AdapterLocation::kDevice;

@@ -197,8 +197,11 @@ void CannedEngine::RunBatch(const dispatch::RunTrain& train) {
       continue;
     }
     if (!Start(step)) continue;
-    desk.Complete(
-        step.id, CannedTrain(std::get<TrainRequest>(*step.request), step.step));
+    const auto& request = std::get<TrainRequest>(*step.request);
+    if (request.backward) {
+      adapters_.CountTrained(step.adapter, request.num_tokens());
+    }
+    desk.Complete(step.id, CannedTrain(request, step.step));
   }
 }
 

@@ -43,6 +43,7 @@ def server() -> Iterator[ConsoleServer]:
                 for i in range(steps):
                     data = [weft.Datum.next_token([1, 2, 40 - i])]
                     adapter.forward_backward(data)
+                    adapter.optim_step()
                 adapter.save(f"{name}-saved")
         yield running
 
@@ -163,7 +164,7 @@ def test_the_page_works_from_the_keyboard(
     page.keyboard.press("End")
     # The step's targets 2 and 29 have the canned losses 3/8 and 30/8.
     playwright.expect(page.locator("#loss .readout")).to_contain_text(
-        "step 12: 2.063, 2 tokens"
+        "step 23: 2.063, 2 tokens"
     )
 
 
@@ -354,7 +355,9 @@ def test_losses_are_compared_in_one_chart(
     assert page.locator("#loss path.line").count() == 2
     page.focus("#loss")
     page.keyboard.press("Home")
-    playwright.expect(page.locator("#loss .readout")).to_contain_text("step 1: second")
+    playwright.expect(page.locator("#loss .readout")).to_contain_text(
+        "update 0: second"
+    )
     page.click("#compare")
     playwright.expect(page.locator("#loss-title")).to_have_text("Loss of second")
 

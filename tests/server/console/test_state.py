@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import urllib.error
 import urllib.request
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from console_server import DATA, ConsoleServer
 from fake_weftd import FakeWeftd
@@ -63,16 +65,47 @@ def test_several_adapters_are_compared_and_updates_have_norms(
             adapter = client.create_adapter(name, rank=4)
             adapter.forward_backward(DATA)
             adapter.optim_step(learning_rate=1e-3)
-    state = server.state(q="pair-", compare="1", adapter="pair-a")
+        client.create_adapter("pair-c", rank=4).report({"reward": 1.0})
+    state = server.state(q="pair-", compare="loss", adapter="pair-a")
     compared = {entry["id"]: entry for entry in state["compared"]}
-    assert sorted(compared) == ["pair-a", "pair-b"]
-    assert (compared["pair-a"]["steps"], compared["pair-a"]["losses"]) == (
-        [1],
-        [0.4375],
-    )
+    assert compared == {
+        "pair-a": {"id": "pair-a", "name": "loss", "at": [0], "values": [0.4375]},
+        "pair-b": {"id": "pair-b", "name": "loss", "at": [0], "values": [0.4375]},
+        "pair-c": {"id": "pair-c", "name": "loss", "at": [], "values": []},
+    }
     assert state["selected"]["update_steps"] == [2]
     assert len(state["selected"]["grad_norms"]) == 1
     assert "compared" not in server.state() and "history" not in server.state()
+
+
+def test_a_surrogate_is_no_loss_and_the_clients_values_are(
+    server: ConsoleServer,
+) -> None:
+    def row() -> Any:
+        return next(a for a in server.state()["adapters"] if a["id"] == "prefers")
+
+    with server.client() as client:
+        adapter = client.create_adapter("prefers", rank=4)
+        signed = weft.Datum.next_token([1, 2, 3])
+        signed.weights = np.array([1, -1], dtype=np.float32)
+        adapter.forward_backward([signed])
+        assert row()["losses"] == []
+        assert row()["accumulated_tokens"] == 2
+        adapter.report({"loss": 0.6931, "accuracy": 0.5})
+        adapter.optim_step()
+        adapter.report({"loss": 0.25, "reward": math.inf})
+        adapter.report({"eval_loss": 0.5}, optim_steps=7)
+    assert row()["losses"] == [0.6931, 0.25]
+    state = server.state(adapter="prefers", compare="eval_loss", q="prefers")
+    selected = state["selected"]
+    assert selected["surrogate"] and len(selected["losses"]) == 1
+    assert selected["curves"] == [
+        {"name": "accuracy", "at": [0], "values": [0.5]},
+        {"name": "eval_loss", "at": [7], "values": [0.5]},
+        {"name": "loss", "at": [0, 1], "values": [0.6931, 0.25]},
+        {"name": "reward", "at": [1], "values": [None]},
+    ]
+    assert [(c["name"], c["at"]) for c in state["compared"]] == [("eval_loss", [7])]
 
 
 def test_the_server_remembers_its_load(server: ConsoleServer) -> None:

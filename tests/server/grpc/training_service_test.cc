@@ -147,6 +147,35 @@ TEST_F(TrainingServiceTest, OptimStepFillsInDefaults) {
             (MuonConfig{.momentum = 0.5, .nesterov = false}));
 }
 
+TEST_F(TrainingServiceTest, AGradientMayBeDiscarded) {
+  ASSERT_TRUE(Send(GoodStep()).ok());
+  const auto left = [this] {
+    return Answer<v1::GetAdapterResponse>(
+               Make<v1::GetAdapterRequest>("adapter_id = 'a'"))
+        .adapter()
+        .accumulated_tokens();
+  };
+  EXPECT_EQ(left(), 3U);
+  const auto response = Answer<v1::OptimStepResponse>(
+      Make<v1::OptimStepRequest>("adapter_id = 'a'; discard = true"));
+  EXPECT_EQ(response.accumulated_tokens(), 3U);
+  EXPECT_EQ(response.version(), 1U);
+  EXPECT_EQ(left(), 0U);
+}
+
+TEST_F(TrainingServiceTest, AReportBecomesACurve) {
+  (void)Answer<v1::ReportMetricsResponse>(Make<v1::ReportMetricsRequest>(
+      "adapter_id = 'a'; metrics += {key: 'reward', value: 0.5}"));
+  const Activity activity =
+      engine_.activity({.adapter_ids = {"a"}, .max_points = 1});
+  ASSERT_EQ(activity.adapters[0].curves.size(), 1U);
+  EXPECT_EQ(activity.adapters[0].curves[0].name, "reward");
+  EXPECT_EQ(Send(Make<v1::ReportMetricsRequest>(
+                     "adapter_id = 'x'; metrics += {key: 'loss', value: 1}"))
+                .error_code(),
+            grpc::StatusCode::NOT_FOUND);
+}
+
 TEST_F(TrainingServiceTest, RepeatedStepIsMarkedReplayed) {
   v1::ForwardBackwardRequest request = GoodStep();
   request.set_step(1);

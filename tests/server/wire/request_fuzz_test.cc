@@ -275,6 +275,8 @@ TEST_F(RequestFuzzTest, Training) {
   optim.clear_adamw();
   optim.mutable_muon()->set_learning_rate(1e-3);
   Fuzz(optim);
+  Fuzz(Edited(Named<v1::ReportMetricsRequest>(),
+              "optim_steps = 3; metrics += {key: 'loss', value: 0.5}"));
   EXPECT_EQ(fuzzed_, RequestsOf(*v1::OptimStepRequest::descriptor()->file()));
 }
 

@@ -299,6 +299,9 @@ TEST(RefusalTest, OptimStep) {
   ExpectRefusals<Optim>(
       good, {{"muon = {}; adamw = {}",
               "muon is set beside adamw: leave one of them out"},
+             {"discard = true; muon = {}",
+              "discard is set beside muon: leave one of them out"},
+             {"discard = true; adamw = {}", "discard is set beside adamw"},
              {"muon.learning_rate = -1e-4",
               "muon.learning_rate is -0.0001, must be in [0, 1000]"},
              {"muon.momentum = 1", "muon.momentum is 1, must be in [0, 1)"},
@@ -306,6 +309,22 @@ TEST(RefusalTest, OptimStep) {
              {"muon.ns_steps = 0", "muon.ns_steps is 0, must be in [1, 10]"},
              {"muon.max_grad_norm = -1",
               "muon.max_grad_norm is -1, must be in [0, 1e+30]"}});
+}
+
+TEST(RefusalTest, ReportMetrics) {
+  ExpectRefusals<v1::ReportMetricsRequest>(
+      Edited(v1::ReportMetricsRequest(),
+             "adapter_id = 'a'; metrics += {key: 'loss', value: nan}"),
+      {{"clear adapter_id", "adapter_id is required"},
+       {"clear metrics", "the number of metrics is 0, must be in [1, 8]"},
+       {"metrics += {key: 'a b', value: 1}", "metrics is \"a b\", must match"},
+       {"names",
+        [](auto& r) {
+          for (int i = 0; i < 8; ++i) {
+            (*r.mutable_metrics())[std::to_string(i)] = 1;
+          }
+        },
+        "the number of metrics is 9, must be in [1, 8]"}});
 }
 
 }  // namespace

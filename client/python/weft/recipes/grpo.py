@@ -124,12 +124,10 @@ def load_reward(argument: str) -> Reward:
 
 
 def load_prompts(
-    source: str | None, tokenizer: data.ModelTokenizer, most: int
+    source: str, tokenizer: data.ModelTokenizer, most: int
 ) -> list[Prompt]:
-    """Reads prompts, and leaves out those of more than `most` tokens. None has no
-    prompts. Raises InvalidArgument if none is left."""
-    if source is None:
-        return []
+    """Reads prompts, and leaves out those of more than `most` tokens. Raises
+    InvalidArgument if none is left."""
     encoder = data.Encoder(tokenizer, eos=False)
 
     def encode(record: Mapping[str, object]) -> Prompt:
@@ -344,27 +342,6 @@ def shown(groups: Sequence[Group], result: adapters.Update) -> dict[str, float]:
     return values
 
 
-def train(
-    client: Client,
-    adapter: Adapter,
-    groups: Sequence[Group],
-    info: ServerInfo,
-    options: argparse.Namespace,
-    optim: OptimOptions,
-    updates: int,
-) -> dict[str, float]:
-    """Learns from a step's replies. Returns the step's values for the log."""
-    # Without a difference of rewards, the distance still teaches.
-    batch = make_batch(groups, all_groups=options.kl_coef > 0)
-    more = {}
-    if options.kl_coef and batch:
-        batch, more["kl_start"] = held_to_start(client, adapter, batch, info, options)
-    if not batch:
-        print("this step teaches nothing: each prompt's replies have equal rewards")
-    result = learn(adapter, batch, info, options, optim, updates)
-    return {**shown(groups, result), **more}
-
-
 def longest_prompt(options: argparse.Namespace, info: ServerInfo) -> int:
     """Returns the tokens that a prompt may have. Raises InvalidArgument if replies of
     --max-tokens leave no room for one."""
@@ -375,6 +352,82 @@ def longest_prompt(options: argparse.Namespace, info: ServerInfo) -> int:
             f"of {context} tokens"
         )
     return context - int(options.max_tokens)
+
+
+class Course:
+    """Makes the steps of a run. done: the steps that are made, and made: the updates of
+    the step behind them, if the run ended within it."""
+
+    def __init__(
+        self,
+        client: Client,
+        adapter: Adapter,
+        player: Player,
+        prompts: Sequence[Prompt],
+        options: argparse.Namespace,
+        info: ServerInfo,
+        done: int,
+        made: int,
+    ) -> None:
+        self._client = client
+        self._adapter = adapter
+        self._player = player
+        self._prompts = prompts
+        self._options = options
+        self._info = info
+        self._done = done
+        self._made = made
+        self._order = BatchOrder(len(prompts), options.prompts, options.seed)
+        self._log = ReplyLog(options.output, done)
+
+    def step(self, step: int, optim: OptimOptions) -> loop.Step:
+        """Samples, scores and trains."""
+        updates = self._options.updates
+        made = self._made if step == self._done else 0
+        with kept_policy(self._adapter, step, updates, made) as policy:
+            return self._play(step, optim, updates - made, policy)
+
+    def _play(
+        self, step: int, optim: OptimOptions, updates: int, policy: str | None
+    ) -> loop.Step:
+        options = self._options
+        prompts = [self._prompts[i] for i in self._order.indices(step)]
+        # Prompt i of a step uses seed + i, and steps must not share seeds.
+        seed = options.seed + step * options.prompts
+        drawn = self._player.draw(
+            prompts, options.samples, options.temperature, seed, policy
+        )
+        groups = self._score(step, prompts, drawn)
+        lines = self._log.add(step + 1, groups, evaluation=False)
+        # Without a difference of rewards, the distance still teaches.
+        batch = make_batch(groups, all_groups=options.kl_coef > 0)
+        more = {}
+        if options.kl_coef and batch:
+            batch, more["kl_start"] = held_to_start(
+                self._client, self._adapter, batch, self._info, options
+            )
+        if not batch:
+            lines.append(
+                "this step teaches nothing: a prompt's replies have one reward"
+            )
+        result = learn(self._adapter, batch, self._info, options, optim, updates)
+        num_tokens = sum(len(s.tokens) for samples in drawn for s in samples)
+        return loop.Step(num_tokens, {**shown(groups, result), **more}, lines)
+
+    def evaluate(self, step: int, held_out: Sequence[Prompt]) -> dict[str, float]:
+        """Scores one greedy reply to each prompt. Does not train."""
+        if not held_out:
+            return {}
+        drawn = self._player.draw(held_out, 1, 0.0, self._options.seed)
+        groups = self._score(step, held_out, drawn)
+        self._log.add(step, groups, evaluation=True)
+        return {"eval_reward": mean_reward(groups)}
+
+    def _score(
+        self, step: int, prompts: Sequence[Prompt], drawn: Sequence[list[Sample]]
+    ) -> list[Group]:
+        with adapters.saved_on_error(self._adapter, step):
+            return self._player.score(prompts, drawn)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -391,48 +444,19 @@ def run(options: argparse.Namespace) -> None:
         tokenizer = adapters.tokenizer(client, options)
         most = longest_prompt(options, info)
         prompts = load_prompts(options.data, tokenizer, most)
-        held_out = load_prompts(options.eval_data, tokenizer, most)
+        held_out: list[Prompt] = []
+        if options.eval_data:
+            held_out = load_prompts(options.eval_data, tokenizer, most)
         adapter, optim_steps = adapters.open_adapter(client, options, info)
         done, made = divmod(optim_steps, options.updates)
         has_experts = info.model.expert_layers > 0
         player = Player(adapter, tokenizer, reward, options.max_tokens, has_experts)
-        order = BatchOrder(len(prompts), options.prompts, options.seed)
-        log = ReplyLog(options.output, done)
-
-        def make_step(step: int, optim: OptimOptions) -> loop.Step:
-            chosen = [prompts[i] for i in order.indices(step)]
-            had = made if step == done else 0
-            with kept_policy(adapter, step, options.updates, had) as policy:
-                return play(step, chosen, optim, options.updates - had, policy)
-
-        def play(
-            step: int,
-            chosen: Sequence[Prompt],
-            optim: OptimOptions,
-            updates: int,
-            policy: str | None,
-        ) -> loop.Step:
-            # Prompt i of a step uses seed + i, and steps must not share seeds.
-            seed = options.seed + step * options.prompts
-            count, heat = options.samples, options.temperature
-            drawn = player.draw(chosen, count, heat, seed, policy)
-            with adapters.saved_on_error(adapter, step):
-                groups = player.score(chosen, drawn)
-            lines = log.add(step + 1, groups, evaluation=False)
-            values = train(client, adapter, groups, info, options, optim, updates)
-            num_tokens = sum(len(s.tokens) for samples in drawn for s in samples)
-            return loop.Step(num_tokens, values, lines)
-
-        def evaluated(step: int) -> dict[str, float]:
-            if not held_out:
-                return {}
-            drawn = player.draw(held_out, 1, 0.0, options.seed)
-            with adapters.saved_on_error(adapter, step):
-                groups = player.score(held_out, drawn)
-            log.add(step, groups, evaluation=True)
-            return {"eval_reward": mean_reward(groups)}
-
+        course = Course(client, adapter, player, prompts, options, info, done, made)
         title = f"{options.adapter}: mean reward"
         plot = Plot(["reward", "eval_reward"], title, "reward of a reply")
         steps = range(done, options.steps)
-        loop.train(client, adapter, options, steps, make_step, evaluated, plot)
+
+        def evaluate(step: int) -> dict[str, float]:
+            return course.evaluate(step, held_out)
+
+        loop.train(client, adapter, options, steps, course.step, evaluate, plot)
