@@ -232,7 +232,7 @@ def begin(tmp_path: Path, inputs: Path) -> Iterator[Callable[[str], list[Trainer
 
 def finish(trainers: Sequence[Trainer]) -> dict[str, dict[str, bytes]]:
     """Waits for the end of all, and returns their tensors."""
-    found = {}
+    found: dict[str, dict[str, bytes]] = {}
     for trainer in trainers:
         trainer.expect_success()
         found |= trainer.server.tensors(trainer.name)
