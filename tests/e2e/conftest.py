@@ -37,6 +37,8 @@ from durable import Durable  # noqa: E402  Needs the path that is set above.
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seconds", default=16.0, type=float, help="of test_storm.py")
+    away = "seconds without a server in test_outage.py"
+    parser.addoption("--away", default=45.0, type=float, help=away)
 
 
 @pytest.fixture
