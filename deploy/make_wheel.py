@@ -5,10 +5,9 @@
     pip install dist/weftd-*.whl && weftd --model DIR
 
 The wheel is the client's wheel with the tree of `cmake --install` in `weft/server`. It
-requires the version of torch with which the build was linked. PyPI's torch has CUDA,
-which takes gigabytes. A machine without a GPU gets a smaller one before:
-
-    pip install torch==VERSION --index-url https://download.pytorch.org/whl/cpu
+requires the version of torch with which the build was linked. pip's own index has it
+with CUDA, which takes gigabytes; for a machine without a GPU install it from PyTorch's
+index of CPU wheels before.
 """
 
 from __future__ import annotations
