@@ -101,9 +101,7 @@ absl::Status StartSample(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
                         front.port.engine());
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
-  WEFT_ASSIGN_OR_RETURN(
-      TranslatedSample sample,
-      TranslateSample(call->body, engine->info().context_length));
+  WEFT_ASSIGN_OR_RETURN(TranslatedSample sample, TranslateSample(call->body));
   sample.request.set_adapter_id(sampler.adapter);
   // Without records the client's own values serve.
   if (!engine->info().keeps_sample_records) sample.request.clear_record();

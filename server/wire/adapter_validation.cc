@@ -91,6 +91,7 @@ absl::StatusOr<LoraConfig> ReadLoraConfig(const v1::LoraConfig& in,
 RequestLimits MakeLimits(const EngineInfo& info, const ServerOptions& options) {
   return {.vocab_size = info.vocab_size,
           .context_length = info.context_length,
+          .cached_tokens = info.cached_tokens,
           .eos_token_ids = info.eos_token_ids,
           .max_rank = info.max_rank,
           .num_experts = info.num_experts,

@@ -11,6 +11,7 @@
 #define WEFT_SERVER_WIRE_REQUEST_VALIDATION_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,11 +41,15 @@ inline constexpr size_t kMaxStopEntries = 64;
 inline constexpr uint32_t kMaxTopLogprobs = 1024;
 inline constexpr uint32_t kMaxAlternatives = 64;
 inline constexpr int kMaxLogitBiases = 1024;
+// The value of `max_tokens` that means as many as fit.
+inline constexpr uint32_t kAllThatFit = std::numeric_limits<uint32_t>::max();
 
 // The limits that the running model and the operator's options set.
 struct RequestLimits {
   int vocab_size = 0;
   int context_length = 0;
+  // EngineInfo::cached_tokens.
+  int64_t cached_tokens = std::numeric_limits<int64_t>::max();
   std::vector<int32_t> eos_token_ids;
   int max_rank = 0;
   // The next three fields are 0 for a model without experts.

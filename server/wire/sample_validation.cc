@@ -168,9 +168,13 @@ absl::StatusOr<SamplingConfig> ReadConfig(const v1::SamplingConfig& in,
                                           const RequestLimits& limits) {
   const auto room = static_cast<uint32_t>(limits.context_length) -
                     static_cast<uint32_t>(prompt_length);
-  const uint32_t max_tokens = in.max_tokens() == 0
-                                  ? std::min(kDefaultMaxTokens, room)
-                                  : in.max_tokens();
+  // A prompt that the cache has no room for is refused later.
+  const auto fitting = static_cast<uint32_t>(std::clamp<int64_t>(
+      limits.cached_tokens - static_cast<int64_t>(prompt_length), 1, room));
+  const uint32_t asked =
+      in.max_tokens() == 0 ? kDefaultMaxTokens : in.max_tokens();
+  const bool is_default = in.max_tokens() == 0 || asked == kAllThatFit;
+  const uint32_t max_tokens = is_default ? std::min(asked, fitting) : asked;
   if (max_tokens > room) {
     return BadField("config.max_tokens", "is ", max_tokens, ", must be in [1, ",
                     room, "]: context length ", limits.context_length,

@@ -177,6 +177,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
                 SettingsOf(parts_.options, *parts_.decoder),
                 [this](log::AcceptedRecord& step) { Resume(step); }) {
+  parts_.info.cached_tokens = sample_loop_.cached_tokens();
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
   ShowMemory(parts_.memory.value_or(MemorySplit()), registry);
   adapter_io_.RemoveStaleFiles();

@@ -3,6 +3,7 @@
 #define WEFT_SRC_REQUEST_ENGINE_INFO_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ struct EngineInfo {
   int hidden_size = 0;
   int vocab_size = 0;
   int context_length = 0;
+  // The most tokens of a prompt and one of its samples together for which the
+  // cache of keys and values has room, however many samples there are.
+  int64_t cached_tokens = std::numeric_limits<int64_t>::max();
   std::vector<int32_t> eos_token_ids;
   uint64_t num_parameters = 0;
   // A dense model has 0 in the three fields below.

@@ -108,11 +108,15 @@ class OptimOptions(TypedDict, total=False):
     max_grad_norm: float
 
 
+ALL_THAT_FIT = 2**32 - 1  # A value of SampleOptions.max_tokens.
+
+
 class SampleOptions(TypedDict, total=False):
     """How to draw samples. An absent setting takes its default.
 
     num_samples: How many samples to draw. Default 1.
-    max_tokens: The most tokens of a sample, at least 1. Default 128.
+    max_tokens: The most tokens of a sample, at least 1. Default 128, or what fits if
+        that is less. ALL_THAT_FIT: what the context and the server's cache leave.
     temperature: Logits are divided by it; 0 takes the most likely token. Default 1.0.
     top_k: Draws from the k most likely tokens; 0: all. Default 0.
     top_p: Total probability of the likeliest tokens to draw from. Default 1.0.

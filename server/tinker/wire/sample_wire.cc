@@ -13,6 +13,7 @@
 #include "server/tinker/wire/fields.h"
 #include "server/tinker/wire/tensor.h"
 #include "server/wire/field_checks.h"
+#include "server/wire/request_validation.h"
 #include "src/base/status_macros.h"
 
 namespace weft::server::tinker {
@@ -42,11 +43,9 @@ absl::Status ReadStop(const Json& params, v1::SamplingConfig* out) {
   return absl::OkStatus();
 }
 
-absl::Status ReadParams(const Json& params, int64_t room,
-                        v1::SamplingConfig* out) {
-  WEFT_ASSIGN_OR_RETURN(
-      const uint32_t max_tokens,
-      Count(params, "max_tokens", std::max<int64_t>(1, room)));
+absl::Status ReadParams(const Json& params, v1::SamplingConfig* out) {
+  WEFT_ASSIGN_OR_RETURN(const uint32_t max_tokens,
+                        Count(params, "max_tokens", kAllThatFit));
   out->set_max_tokens(max_tokens);
   WEFT_ASSIGN_OR_RETURN(const auto temperature, Number(params, "temperature"));
   if (temperature) out->set_temperature(*temperature);
@@ -227,15 +226,13 @@ PromptAltTokens AltTokens(const std::vector<weft::TopLogprobs>& draws,
 
 }  // namespace
 
-absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
-                                                 int context_length) {
+absl::StatusOr<TranslatedSample> TranslateSample(const Json& body) {
   TranslatedSample out;
   WEFT_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
                         ReadModelInput(body, "prompt"));
   if (prompt.empty()) {
     return BadField("prompt", "is empty, must have at least one token");
   }
-  const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   out.request.mutable_prompt()->Add(prompt.begin(), prompt.end());
   WEFT_ASSIGN_OR_RETURN(const uint32_t num_samples,
                         Count(body, "num_samples", 1));
@@ -248,8 +245,7 @@ absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
   WEFT_RETURN_IF_ERROR(ReadPromptScores(body, &out));
   WEFT_ASSIGN_OR_RETURN(const Json* const params,
                         Object(body, "sampling_params"));
-  WEFT_RETURN_IF_ERROR(ReadParams(*params, context_length - prompt_tokens,
-                                  out.request.mutable_config()));
+  WEFT_RETURN_IF_ERROR(ReadParams(*params, out.request.mutable_config()));
   return out;
 }
 

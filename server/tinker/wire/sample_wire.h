@@ -35,10 +35,8 @@ struct TranslatedSample {
   SampleFormat format;
 };
 
-// Converts a request. If max_tokens is absent, the sample may fill the context:
-// max_tokens is then `context_length` minus the prompt's tokens, at least 1.
-absl::StatusOr<TranslatedSample> TranslateSample(const Json& body,
-                                                 int context_length);
+// Converts a request. If max_tokens is absent, it is kAllThatFit.
+absl::StatusOr<TranslatedSample> TranslateSample(const Json& body);
 
 // Returns a serialized SampleResponse.
 std::string SampleOutput(const SampleResult& result,

@@ -62,10 +62,12 @@ class SampleLoop {
   SampleLoop(executor::Executor* executor, const SampleLoopOptions& options,
              const sampling::TokenBytes* token_bytes, EngineProbe* probe);
 
-  // Any thread may call the method below.
+  // Any thread may call the two methods below.
 
-  // Returns RESOURCE_EXHAUSTED if one sample would not fit into an empty cache.
+  // Returns INVALID_ARGUMENT if one sample would not fit into an empty cache.
   absl::Status CheckFits(const SampleRequest& request) const;
+  // Returns EngineInfo::cached_tokens.
+  int64_t cached_tokens() const { return sequences_.cached_tokens(); }
 
   // The engine thread calls the methods below.
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,11 +10,12 @@
 namespace weft::engine {
 namespace {
 
-int64_t SequenceTokens(const SampleRequest& request) {
-  // The model does not read the last drawn token, so the cache has no slot for
-  // the token.
-  return static_cast<int64_t>(request.prompt.size()) +
-         request.config.max_tokens - 1;
+// Returns the most tokens of a prompt and one of its samples for which an empty
+// cache has room. Several samples share the prompt's full pages, and a copy of
+// the partly filled page needs one page more. The model does not read the last
+// drawn token, so the cache has no slot for it.
+int64_t MostTokens(int64_t num_pages, int num_samples) {
+  return (num_pages - (num_samples > 1 ? 1 : 0)) * kPageTokens + 1;
 }
 
 }  // namespace
@@ -35,17 +37,28 @@ SampleSequences::SampleSequences(executor::Executor* executor,
 }
 
 absl::Status SampleSequences::CheckFits(const SampleRequest& request) const {
-  // Several samples share the prompt's full pages. A copy of the partly filled
-  // page needs one page more.
-  const int64_t needed = KvPool::PagesFor(SequenceTokens(request)) +
-                         (request.num_samples > 1 ? 1 : 0);
-  if (needed <= pool_.num_pages()) return absl::OkStatus();
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t most =
+      MostTokens(pool_.num_pages(), request.num_samples) - prompt;
+  if (request.config.max_tokens <= most) return absl::OkStatus();
   const int64_t states = pool_.num_slots() * pool_.bytes_per_state();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "prompt and config.max_tokens need ", needed * pool_.bytes_per_page(),
-      " bytes of key/value cache, there are ",
-      pool_.num_pages() * pool_.bytes_per_page(), " (--kv-cache-bytes",
-      states > 0 ? absl::StrCat(", of which states take ", states) : "", ")"));
+  const std::string cache = absl::StrCat(
+      "the cache of keys and values has ",
+      pool_.num_pages() * pool_.bytes_per_page(), " bytes for ",
+      pool_.num_pages() * kPageTokens, " tokens; raise --kv-cache-bytes",
+      states > 0 ? absl::StrCat(", of which states take ", states) : "");
+  if (most < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prompt has ", prompt, " values, must have at most ",
+                     prompt + most - 1, ": ", cache));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "config.max_tokens is ", request.config.max_tokens, ", must be in [1, ",
+      most, "] after a prompt of ", prompt, ": ", cache));
+}
+
+int64_t SampleSequences::cached_tokens() const {
+  return MostTokens(pool_.num_pages(), /*num_samples=*/2);
 }
 
 bool SampleSequences::HasRoom(const SampleRequest& request,

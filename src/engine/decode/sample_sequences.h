@@ -59,10 +59,12 @@ class SampleSequences {
                   int max_running, std::map<std::string, int64_t> weights,
                   LatestVersion latest, EngineProbe* probe);
 
-  // Any thread may call the method below.
+  // Any thread may call the two methods below.
 
-  // Returns RESOURCE_EXHAUSTED if one sample would not fit into an empty cache.
+  // Returns INVALID_ARGUMENT if one sample would not fit into an empty cache.
   absl::Status CheckFits(const SampleRequest& request) const;
+  // Returns EngineInfo::cached_tokens.
+  int64_t cached_tokens() const;
 
   // The engine thread calls the methods below.
 

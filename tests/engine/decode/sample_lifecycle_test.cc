@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "src/engine/decode/sample_loop.h"
 #include "tests/engine/decode/sample_loop_fixture.h"
 #include "tests/support/tolerance.h"
@@ -23,6 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 class SampleLifecycleTest : public SampleLoopTest {
  protected:
@@ -321,12 +324,24 @@ TEST_F(SampleLifecycleTest, RefusesWhatNeverFits) {
   EXPECT_TRUE(loop_->CheckFits(Request(1, 1, room, 0)).ok());
   SampleRequest group = Request(1, 1, room, 0);
   group.num_samples = 2;
-  for (const SampleRequest& request : {Request(1, 2, room, 0), group}) {
+  const SampleRequest too_long = Request(1, room + 1, 1, 0);
+  for (const auto& [request, message] :
+       {std::pair(
+            Request(1, 2, room, 0),
+            absl::StrCat("config.max_tokens is ", room, ", must be in [1, ",
+                         room - 1, "] after a prompt of 2: ")),
+        std::pair(group, absl::StrCat("config.max_tokens is ", room)),
+        std::pair(too_long,
+                  absl::StrCat("prompt has ", room + 1,
+                               " values, must have at most ", room, ": "))}) {
     const absl::Status refused = loop_->CheckFits(request);
-    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(refused.message(), HasSubstr("config.max_tokens"));
+    // No wait helps, so no client shall try again.
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()), StartsWith(message));
     EXPECT_THAT(refused.message(), HasSubstr("--kv-cache-bytes"));
   }
+  group.config.max_tokens = static_cast<int>(loop_->cached_tokens()) - 1;
+  EXPECT_TRUE(loop_->CheckFits(group).ok());
 }
 
 TEST_F(SampleLifecycleTest, CountsThePagesThatAdmittedRequestsWillTake) {

@@ -20,6 +20,7 @@
 #include "server/tinker/wire/sample_wire.h"
 #include "server/tinker/wire/tensor.h"
 #include "server/tinker/wire/train_wire.h"
+#include "server/wire/request_validation.h"
 #include "tests/support/status_matchers.h"
 #include "weft/v1/adapters.pb.h"
 #include "weft/v1/sampling.pb.h"
@@ -380,9 +381,9 @@ TEST(TinkerSampleOutputTest, ScoresHaveThePlacesOfTheirTargets) {
         TranslateSample({{"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}}}}}},
                          {"prompt_alt_tokens_k", 2},
                          {"target_prompt_logprobs", targets},
-                         {"sampling_params", Json::object()}},
-                        16)
+                         {"sampling_params", Json::object()}})
             .value();
+    EXPECT_EQ(asked.request.config().max_tokens(), kAllThatFit);
     const v1::PromptTargets& read = asked.request.prompt_targets();
     EXPECT_THAT(read.counts(), ElementsAre(1, 1));
     EXPECT_THAT(read.tokens(), ElementsAre(7, 9));

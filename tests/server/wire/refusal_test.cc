@@ -53,7 +53,7 @@ TEST(RefusalTest, Sample) {
         "prompt_targets.tokens[0] is 100, must be in [0, 100)"},
        {"config.max_tokens = 30",
         "config.max_tokens is 30, must be in [1, 29]"},
-       {"config.max_tokens = 4294967295", "config.max_tokens is 4294967295"},
+       {"config.max_tokens = 4294967294", "config.max_tokens is 4294967294"},
        {"config.temperature = -1",
         "config.temperature is -1, must be in [1e-08, 1e+08] or 0 for the "
         "likeliest token"},

@@ -74,6 +74,26 @@ TEST(ValidationTest, AMillionTokensTakeMilliseconds) {
   EXPECT_LT(best_ms, 200);
 }
 
+// A default must not ask for more than the cache of keys and values holds.
+TEST(ValidationTest, ADefaultOfMaxTokensFits) {
+  RequestLimits limits = {
+      .vocab_size = 10, .context_length = 500, .max_samples = 1};
+  v1::SampleRequest request;
+  request.add_prompt(1);
+  const auto max_tokens = [&](uint32_t asked) {
+    request.mutable_config()->set_max_tokens(asked);
+    return Validate(request, limits).value().config.max_tokens;
+  };
+  EXPECT_EQ(max_tokens(0), 128);
+  EXPECT_EQ(max_tokens(kAllThatFit), 499);
+  limits.cached_tokens = 65;
+  EXPECT_EQ(max_tokens(0), 64);
+  EXPECT_EQ(max_tokens(kAllThatFit), 64);
+  EXPECT_EQ(max_tokens(65), 65);  // The engine refuses it.
+  limits.cached_tokens = 1;
+  EXPECT_EQ(max_tokens(kAllThatFit), 1);
+}
+
 TEST(ValidationTest, AcceptsTheEdgesOfEveryRange) {
   const RequestLimits limits = {.vocab_size = 10,
                                 .context_length = 4,
