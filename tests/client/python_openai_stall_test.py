@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from conftest import CLIENT, Patch, wait_until
@@ -31,6 +32,7 @@ from weft.channel import Security
 from weft.client import Client
 from weft.convert import to_sample_delta
 from weft.data import ModelTokenizer
+from weft.openai_front import app as app_module
 from weft.openai_front import log as log_module
 from weft.openai_front.answers import Envelope, dumps, in_blocks
 from weft.openai_front.app import Front
@@ -291,3 +293,60 @@ def test_lines_that_are_dropped_are_counted(
         log.handle(record)
         rest = f"weft openai: {dropped - 5} lines of the log were dropped\n"
         assert rest in lines
+
+
+@pytest.fixture
+def waiting(monkeypatch: Patch) -> Iterator[tuple[SmallServer, str]]:
+    """A server whose streams wait for `begin`, and the URL of a front."""
+    monkeypatch.setattr(app_module, "STATUS_SECONDS", 0.2)
+    monkeypatch.setattr(app_module, "COMMENT_SECONDS", 0.05)
+    with SmallServer() as server:
+        server.begin.clear()
+        tokenizer = ModelTokenizer(Bytes())  # type: ignore[arg-type]
+        with running(Front(server.target, tokenizer, Security())) as (port, _):
+            yield server, f"http://127.0.0.1:{port}/v1/completions"
+
+
+BODY = {"model": "toy", "prompt": [5], "stream": True}
+
+
+def test_a_stream_that_waits_is_not_silent(waiting: tuple[SmallServer, str]) -> None:
+    server, url = waiting
+    with httpx.stream("POST", url, json=BODY, timeout=20) as reply:
+        assert reply.status_code == 200  # Its head is there before its first token.
+        lines = filter(None, reply.iter_lines())
+        assert [next(lines) for _ in range(3)] == [": waiting"] * 3
+        server.begin.set()
+        server.finish.set()
+        rest = [line for line in lines if line != ": waiting"]
+    assert '"text": "A"' in rest[0] and rest[-1] == "data: [DONE]"
+    counted = httpx.get(url.replace("v1/completions", "metrics")).text
+    path = 'path="/v1/completions",status="200"'
+    assert f"weft_openai_requests_total{{{path}}} 1" in counted
+    assert 'answer_seconds_bucket{le="0.1"} 0' in counted  # It began with the token.
+
+
+def test_a_refusal_of_a_stream_has_a_status_unless_it_comes_late(
+    waiting: tuple[SmallServer, str],
+) -> None:
+    server, url = waiting
+    server.refusal = grpc.StatusCode.INVALID_ARGUMENT, "no such token"
+    with httpx.stream("POST", url, json=BODY, timeout=20) as reply:
+        assert reply.status_code == 200
+        server.begin.set()
+        events = [line for line in reply.iter_lines() if line.startswith("data: ")]
+    (error,) = (json.loads(event.removeprefix("data: ")) for event in events)
+    assert error["error"]["type"] == "invalid_request_error"
+    assert "no such token" in error["error"]["message"]
+    assert httpx.post(url, json=BODY, timeout=20).status_code == 400
+
+
+def test_a_client_that_leaves_a_stream_that_waits_ends_its_call(
+    waiting: tuple[SmallServer, str],
+) -> None:
+    server, url = waiting
+    with httpx.stream("POST", url, json=BODY, timeout=20) as reply:
+        next(reply.iter_lines())
+    page = url.replace("v1/completions", "metrics")
+    wait_until(lambda: "requests_open 0" in httpx.get(page).text)
+    assert server.named("SampleStream")

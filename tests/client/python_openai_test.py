@@ -12,12 +12,15 @@ from fake_weftd import FakeWeftd
 from fronts import Bytes, byte_level, front_of
 from grpc import StatusCode
 from pydantic import ValidationError
+from small_server import SmallServer
 from tokenizers import Tokenizer, decoders, models
 
 from weft.data import ModelTokenizer
+from weft.data.chat import ChatTemplate
 from weft.openai_front.answers import Scored
 from weft.openai_front.schema import ChatRequest, CompletionRequest
 from weft.openai_front.text import Answer, Decoder, StopCutter
+from weft.types import ALL_THAT_FIT
 
 TEXT = "Ein Fuchs 🦊 läuft — schnell. 漢字!\nEnd"
 
@@ -196,7 +199,7 @@ def test_fields_that_change_nothing_are_taken() -> None:
         ("best_of", 3),
         ("ignore_eos", True),
         ("skip_special_tokens", False),
-        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("chat_template_kwargs", {"enable_thinking": [False]}),
     ],
 )
 def test_their_other_values_are_refused_by_name(name: str, value: object) -> None:
@@ -223,6 +226,7 @@ def test_their_other_values_are_refused_by_name(name: str, value: object) -> Non
         ),
         ({"content": "a"}, "messages[1].role is missing"),
         ({"role": None, "content": "a"}, "messages[1].role is missing"),
+        ({"role": "tool", "content": "a"}, "messages[1].role is 'tool', must follow"),
     ],
 )
 def test_a_message_without_a_text_is_refused_by_name(message: Any, words: str) -> None:
@@ -255,3 +259,97 @@ def test_a_request_has_few_errors(field: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate({"model": "m", **field})
     assert caught.value.error_count() <= 4
+
+
+# Shows no tools and no calls of tools, and reads one switch.
+CHATML = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}quiet{% endif %}"
+)
+
+
+def test_a_chat_without_max_tokens_gets_what_fits() -> None:
+    template = ChatTemplate(CHATML, {})
+    tokenizer = ModelTokenizer(byte_level(), template=template)
+    chat = {"model": "toy", "messages": MESSAGES}
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        for fields in ({}, {"max_tokens": 5}, {"max_completion_tokens": 6}):
+            sent = front.post("/v1/chat/completions", json={**chat, **fields})
+            assert sent.status_code == 200, sent.text
+        kept = [asked.config.max_tokens for asked in server.asked]
+        assert kept == [ALL_THAT_FIT, 5, 6]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_no_wait_cures_is_no_429(tokenizer: ModelTokenizer, stream: bool) -> None:
+    body = {"model": "toy", "prompt": [5], "stream": stream}
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        server.refusal = StatusCode.RESOURCE_EXHAUSTED, "the request is too large"
+        refused = front.post("/v1/completions", json=body)
+        assert refused.status_code == 400 and "Retry-After" not in refused.headers
+        assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_history_with_tools_needs_a_template_that_shows_them() -> None:
+    calls = [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]
+    chat = {
+        "model": "toy",
+        "messages": [
+            *MESSAGES,
+            {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "b"},
+        ],
+    }
+    shown = CHATML.replace("m.content", "m.content ~ m.tool_calls|string")
+    with SmallServer() as server:
+        for source, status in ((CHATML, 400), (shown, 200)):
+            tokenizer = ModelTokenizer(byte_level(), template=ChatTemplate(source, {}))
+            with front_of(server.target, tokenizer) as front:
+                reply = front.post("/v1/chat/completions", json=chat)
+            assert reply.status_code == status, reply.text
+            if status == 400:
+                assert "messages[1] has tool_calls" in reply.json()["error"]["message"]
+
+
+def test_the_switches_of_a_template_are_offered() -> None:
+    tokenizer = ModelTokenizer(byte_level(), template=ChatTemplate(CHATML, {}))
+    chat: dict[str, Any] = {"model": "toy", "messages": MESSAGES}
+    prompts = []
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        for switches in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+            chat["chat_template_kwargs"] = switches
+            reply = front.post("/v1/chat/completions", json=chat)
+            assert reply.status_code == 200, reply.text
+            prompts.append(tokenizer.decode(server.asked[-1].prompt))
+        for name in ("thinking", "messages"):
+            chat["chat_template_kwargs"] = {name: True}
+            reply = front.post("/v1/chat/completions", json=chat)
+            assert reply.status_code == 400
+            error = reply.json()["error"]["message"]
+            assert name in error and "its switches: enable_thinking" in error
+    assert prompts == ["user:a;", "user:a;quiet", "user:a;"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tools": [{}]}, "tools", "unsupported_parameter"),
+        ({"suffix": "a"}, "suffix", "unknown_parameter"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "unknown_parameter"),
+        ({"ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
+        ({"stream_options": {}}, "stream_options", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"temperature": "hot"}, "temperature", None),
+    ],
+)
+def test_an_error_names_its_field(
+    tokenizer: ModelTokenizer, fields: Any, param: str, code: str | None
+) -> None:
+    body = {"model": "toy", "messages": MESSAGES, **fields}
+    with SmallServer() as server, front_of(server.target, tokenizer) as front:
+        reply = front.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert param in error["message"]

@@ -19,8 +19,10 @@ class SmallServer(grpc.GenericRpcHandler):
 
     token: the token that each call must have; None: no call needs one. credentials:
     serves TLS with these. calls: the methods and metadata of the calls so far. A stream
-    sends one token and then waits for `finish`. draining: what info says. Threads: the
-    fields are for the test's thread, between calls.
+    waits for `begin`, which is set, sends one token and waits for `finish`. asked: the
+    requests for whole samples. refusal: what all samples get, a stream after `begin`.
+    draining: what info says. Threads: the fields are for the test's thread, between
+    calls.
     """
 
     def __init__(
@@ -32,6 +34,10 @@ class SmallServer(grpc.GenericRpcHandler):
         self.model = "toy"
         self.draining = False
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[sampling_pb2.SampleRequest] = []
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.begin = threading.Event()
+        self.begin.set()
         self.finish = threading.Event()
         self._server = grpc.server(ThreadPoolExecutor(8), handlers=[self])
         if credentials is None:
@@ -45,6 +51,7 @@ class SmallServer(grpc.GenericRpcHandler):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.begin.set()
         self.finish.set()
         self._server.stop(None).wait()
 
@@ -60,6 +67,7 @@ class SmallServer(grpc.GenericRpcHandler):
             "Check": lambda _: b"\x08\x01",  # SERVING.
             "GetInfo": self._info,
             "GetAdapter": self._adapter,
+            "ListAdapters": self._adapters,
             "Sample": self._sample,
         }
         bearer = f"Bearer {self.token}"
@@ -68,6 +76,8 @@ class SmallServer(grpc.GenericRpcHandler):
         def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
             if refused:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token")
+            if name == "Sample" and self.refusal is not None:
+                context.abort(*self.refusal)
             try:
                 return answers[name](request)
             except KeyError:
@@ -75,6 +85,9 @@ class SmallServer(grpc.GenericRpcHandler):
                 raise
 
         def stream(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+            self.begin.wait(60)
+            if self.refusal is not None:
+                context.abort(*self.refusal)
             part = sampling_pb2.SampleStreamResponse(tokens=[65], logprobs=[-1.0])
             yield part.SerializeToString()
             self.finish.wait(60)
@@ -97,6 +110,11 @@ class SmallServer(grpc.GenericRpcHandler):
         found = {"mine": adapters_pb2.Adapter(adapter_id="mine")}[asked]
         return adapters_pb2.GetAdapterResponse(adapter=found).SerializeToString()
 
-    def _sample(self, _: bytes) -> bytes:
+    def _adapters(self, _: bytes) -> bytes:
+        found = [adapters_pb2.Adapter(adapter_id="mine")]
+        return adapters_pb2.ListAdaptersResponse(adapters=found).SerializeToString()
+
+    def _sample(self, request: bytes) -> bytes:
+        self.asked.append(sampling_pb2.SampleRequest.FromString(request))
         sample = sampling_pb2.Sample(tokens=[65], logprobs=[-1.0])
         return sampling_pb2.SampleResponse(samples=[sample]).SerializeToString()

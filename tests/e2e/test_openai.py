@@ -358,7 +358,7 @@ BAD = [
     ({"prompt": "a", "logit_bias": {"5": 101}}, "bias is 101, must be in [-100, 100]"),
     ({"prompt": "a", "min_p": 2}, "min_p is 2, must be in [0, 1]"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
-    ({"prompt": "a", "magic": 1}, "'magic' is not known"),
+    ({"prompt": "a", "magic": 1}, "magic is not known"),
     ({"prompt": "a", "temperature": -1}, "temperature"),
     ({"prompt": [5, 10**6]}, "prompt"),
     ({"prompt": []}, "prompt has no tokens"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn
 
@@ -125,14 +125,9 @@ class ChatTemplate:
         # Python itself refuses what is nested too deeply.
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise InvalidArgument(f"chat template: {error}") from error
-        switches = read - {*special, *_OWN_NAMES, *environment.globals}
-        for name in kwargs or ():
-            if name not in switches:
-                known = ", ".join(sorted(switches)) or "none"
-                why = f"it reads no switch {name!r}"
-                if name in read:
-                    why = f"{name!r} has its value from Weft"
-                raise InvalidArgument(f"chat template: {why}; its switches: {known}")
+        self._read = read
+        self._switches = read - {*special, *_OWN_NAMES, *environment.globals}
+        self._check_switches(kwargs or {})
         self._names = {**special, **(kwargs or {})}
         self._shows_tools = "tools" in read
         self._shows_calls = "tool_calls" in source
@@ -143,11 +138,14 @@ class ChatTemplate:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = False,
+        switches: Mapping[str, object] | None = None,
     ) -> str:
-        """Returns the chat as text. Raises InvalidArgument if the template refuses the
-        chat, or reads no tools or calls of tools that it has."""
+        """Returns the chat as text. switches: those of this chat, which go before the
+        template's `kwargs`. Raises InvalidArgument if the template refuses the chat, or
+        reads no tools or calls of tools that it has, or not one of the switches."""
         self._check_shown(messages, tools)
-        return self._render(messages, tools, add_generation_prompt)[0]
+        self._check_switches(switches or {})
+        return self._render(messages, tools, add_generation_prompt, switches)[0]
 
     def spans(
         self,
@@ -193,6 +191,15 @@ class ChatTemplate:
         if last:
             used = [turn for turn in used if turn == turns[-1]]
         return text, list(self._added(text, messages, tools, used, common)), False
+
+    def _check_switches(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._switches:
+                known = ", ".join(sorted(self._switches)) or "none"
+                why = f"it reads no switch {name[:60]!r}"
+                if name in self._read:
+                    why = f"{name!r} has its value from Weft"
+                raise InvalidArgument(f"chat template: {why}; its switches: {known}")
 
     def _check_shown(
         self, messages: Sequence[Message], tools: Sequence[Message] | None
@@ -247,6 +254,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Message] | None,
         add_generation_prompt: bool,
+        switches: Mapping[str, object] | None = None,
     ) -> tuple[str, list[Span]]:
         from weft.data.sandbox import Deadline
 
@@ -260,7 +268,7 @@ class ChatTemplate:
                         tools=tools,
                         documents=None,
                         add_generation_prompt=add_generation_prompt,
-                        **self._names,
+                        **{**self._names, **(switches or {})},
                     ):
                         self._pieces.append(piece)
             # A template is a program that can raise any exception. This treats every

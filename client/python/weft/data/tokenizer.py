@@ -222,17 +222,23 @@ class ModelTokenizer:
         return tokens, written
 
     def chat_prompt(
-        self, messages: Sequence[Message], *, tools: Sequence[Message] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        switches: Mapping[str, object] | None = None,
     ) -> list[int]:
         """Returns the token ids of a chat whose next turn is the assistant's, [P].
 
-        Raises InvalidArgument if the template refuses the chat or there is no template.
+        switches: the template's own, for this chat. Raises InvalidArgument if the
+        template refuses the chat or reads no such switch, or there is no template.
         """
         template = self._chat_template(tools)
         text = template.render(
             self._contents.mark(with_parsed_calls(messages)),
             tools=self._contents.mark(tools),
             add_generation_prompt=True,
+            switches=self._contents.mark(switches or {}),
         )
         return list(self._encode_chat(text).ids)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -40,11 +40,18 @@ from weft.openai_front.errors import (
 from weft.openai_front.hosts import HostCheck
 from weft.openai_front.intake import Intake
 from weft.openai_front.metrics import Metrics
-from weft.openai_front.names import find_created, find_weights, model_ids
+from weft.openai_front.names import (
+    find_created,
+    find_weights,
+    is_base,
+    is_of_tinker,
+    model_ids,
+)
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
+from weft.openai_front.tinker import SCHEME, TinkerPort
 from weft.openai_front.trace import REQUEST_ID, RequestIds
 from weft.retry import NO_RETRY, RetryPolicy
-from weft.types import SampleOptions, ServerInfo
+from weft.types import ALL_THAT_FIT, SampleOptions, ServerInfo
 
 T = TypeVar("T")
 
@@ -56,9 +63,16 @@ ANSWER_SECONDS = 1.5
 TOKENIZER_SECONDS = 30.0
 # A caller of a server that is gone learns it within two seconds.
 _RETRY = RetryPolicy(max_attempts=3)
-# Callers' keys of this form are server tokens.
-_TOKEN = re.compile(r"(?i:bearer) +(weft_[!-~]{1,400}) *")
+# Callers' keys of this form are server tokens, also in the form of the Tinker API.
+_TOKEN = re.compile(r"(?i:bearer) +(?:tml-)?(weft_[!-~]{1,400}) *")
 _POLL_SECONDS = 0.5  # The interval at which a call checks for a disconnect.
+# The second prefix is that of Tinker's own endpoint for clients of OpenAI's API.
+PREFIXES = ("/v1", "/oai/api/v1")
+# A refusal within this time sets the status of a stream. Then the stream begins, and
+# has a comment at this interval until its first token, because proxies close silent
+# connections, most after 60 s.
+STATUS_SECONDS = 2.0
+COMMENT_SECONDS = 15.0
 
 
 @dataclasses.dataclass
@@ -75,12 +89,18 @@ class Front:
 
     own: the tokenizer to use in place of the server's; None: the server's. security:
     the credentials of all connections. If they have no token, a caller's key that
-    starts with "weft_" is the token. Raises what `Security.check` raises.
+    starts with "weft_" is the token. tinker: where the names of the Tinker API come
+    from; None: models have only those of gRPC. Raises what `Security.check` raises.
     """
 
     def __init__(
-        self, target: str, own: ModelTokenizer | None, security: Security
+        self,
+        target: str,
+        own: ModelTokenizer | None,
+        security: Security,
+        tinker: TinkerPort | None = None,
     ) -> None:
+        self._tinker = tinker
         self._own = own
         self._tokenizer: ModelTokenizer | None = None
         self._fingerprint = ""  # Of the server's tokenizer when it was got.
@@ -141,7 +161,11 @@ class Front:
             caller.info = None
             if isinstance(error, Unauthenticated):
                 # Wrong keys take no places of good ones.
-                self._callers.pop(self._token(request), None)
+                token = self._token(request)
+                self._callers.pop(token, None)
+                if token is None and "authorization" in request.headers:
+                    text = "the API key is no token of this server: use weft_..."
+                    raise Unauthenticated(text) from None
             raise
 
     async def _ask(self, client: AsyncClient) -> ServerInfo:
@@ -178,16 +202,45 @@ class Front:
         NotFound if there is no such model, and Unavailable if the server does not
         answer in time."""
         client = self.client(request)
+        if model.startswith(SCHEME):
+            model = await self._adapter_of(request, model)
         async with self.limit(ANSWER_SECONDS):
             base = (await self.info(request)).model.name
             try:
                 return await look(client, base, model)
             except NotFound:
                 # The server may have started again with another base model.
-                renewed = (await self.info(request, renew=True)).model.name
-                if renewed == base:
+                info = (await self.info(request, renew=True)).model
+                renewed = info.name
+                if renewed != base:
+                    return await look(client, renewed, model)
+                names = [base]
+                if self._tinker is not None:
+                    names = await self._tinker.base_names(self._token(request))
+                if not is_base(model, names, info.context_length):
                     raise
-                return await look(client, renewed, model)
+                return await look(client, base, base)
+
+    async def _adapter_of(self, request: Request, path: str) -> str:
+        if self._tinker is None:
+            raise NotFound(
+                f"the model {path[:300]!r} is one of the Tinker API: start the front "
+                "with --tinker HOST:PORT"
+            )
+        return await self._tinker.adapter_of(self._token(request), path)
+
+    async def models(self, request: Request) -> dict[str, int]:
+        """Returns the names that the caller may use, with Unix times of creation. With
+        the Tinker API, models and samplers of its clients have its paths."""
+        await self.info(request)
+        async with self.limit(ANSWER_SECONDS):
+            names = await model_ids(self.client(request))
+            if self._tinker is None:
+                return names
+            token = self._token(request)
+            aliases = dict.fromkeys(await self._tinker.base_names(token), 0)
+            own = {name: t for name, t in names.items() if not is_of_tinker(name)}
+            return {**aliases, **own, **await self._tinker.sampler_paths(token)}
 
     async def serves(self) -> bool:
         """Returns whether the server takes work, as far as it says so without a key. A
@@ -206,6 +259,8 @@ class Front:
     async def close(self) -> None:
         for client in (self._probe, *(c.client for c in self._callers.values())):
             await client.close()
+        if self._tinker is not None:
+            await self._tinker.close()
 
 
 def make_app(
@@ -234,25 +289,8 @@ def make_app(
     async def health() -> Response:
         return Response(status_code=200 if await front.serves() else 503)
 
-    @app.get("/v1/models")
-    async def models(request: Request) -> Json:
-        await front.info(request)
-        async with front.limit(ANSWER_SECONDS):
-            names = await model_ids(front.client(request))
-        entries = [_model(name, created) for name, created in names.items()]
-        return {"object": "list", "data": entries}
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str, request: Request) -> Json:
-        return _model(name, await front.find(request, name, find_created))
-
-    @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await _serve(await _completion(front, body, request), body, request)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await _serve(await _chat(front, body, request), body, request)
+    for prefix in PREFIXES:
+        app.include_router(_routes(front), prefix=prefix)
 
     served: ASGIApp = Intake(app, max_body_bytes, front.info)
     if allowed_origins:
@@ -265,6 +303,34 @@ def make_app(
         )
     counted = Metrics(served)
     return RequestIds(HostCheck(counted, allowed_hosts, allowed_origins))
+
+
+def _routes(front: Front) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("")
+    async def paths() -> Json:
+        return {"paths": ["/models", "/completions", "/chat/completions"]}
+
+    @router.get("/models")
+    async def models(request: Request) -> Json:
+        names = await front.models(request)
+        entries = [_model(name, created) for name, created in names.items()]
+        return {"object": "list", "data": entries}
+
+    @router.get("/models/{name:path}")
+    async def model(name: str, request: Request) -> Json:
+        return _model(name, await front.find(request, name, find_created))
+
+    @router.post("/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await _serve(await _completion(front, body, request), body, request)
+
+    @router.post("/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await _serve(await _chat(front, body, request), body, request)
+
+    return router
 
 
 def _model(name: str, created: int) -> Json:
@@ -337,13 +403,13 @@ async def _completion(
 
 async def _chat(front: Front, body: ChatRequest, request: Request) -> sampling.Job:
     tokenizer = await front.tokenizer(request)
-    prompt = await asyncio.to_thread(tokenizer.chat_prompt, body.messages)
+    prompt = await asyncio.to_thread(
+        tokenizer.chat_prompt, body.messages, switches=body.chat_template_kwargs
+    )
     options = _options(body, top=body.top_logprobs or 0)
-    most = body.max_completion_tokens or body.max_tokens
-    if most is None:
-        info = await front.info(request)
-        most = max(1, info.model.context_length - len(prompt))
-    options["max_tokens"] = most
+    options["max_tokens"] = (
+        body.max_completion_tokens or body.max_tokens or ALL_THAT_FIT
+    )
     return sampling.Job(
         **await _job(front, body, request),
         envelope=Envelope("chat.completion", body.model),
@@ -364,22 +430,38 @@ async def _serve(
     # A refusal arrives in place of the first sampled token. In a chat, a role event for
     # each sample comes before that token.
     count = (job.num_samples if job.chat else 0) + 1
-    early = await _while_connected(request, _first(events, count))
+    early = asyncio.ensure_future(_first(events, count))
+    try:
+        await _while_connected(request, asyncio.wait({early}, timeout=STATUS_SECONDS))
+        if early.done():
+            early.result()
+    except BaseException:
+        early.cancel()
+        raise
+    return StreamingResponse(_lines(early, events), media_type="text/event-stream")
 
-    async def rest() -> AsyncIterator[str]:
-        for event in early:
+
+async def _lines(
+    early: asyncio.Future[list[str]], events: AsyncIterator[str]
+) -> AsyncIterator[str]:
+    """Yields the lines of a stream: the first ones when they are there, then the rest.
+    An error becomes an event."""
+    try:
+        while not early.done():
+            yield ": waiting\n\n"
+            await asyncio.wait({early}, timeout=COMMENT_SECONDS)
+        for event in early.result():
             yield event
-        try:
-            async for event in events:
-                yield event
-        except WeftError as error:
-            yield sampling.line(describe(error)[1])
-        except asyncio.CancelledError:
-            # The time for a stop is over, or the client has left and reads nothing.
-            text = "the front stops: send the request again"
-            yield sampling.line(body_of(text, "server_error"))
-
-    return StreamingResponse(rest(), media_type="text/event-stream")
+        async for event in events:
+            yield event
+    except WeftError as error:
+        yield sampling.line(describe(error)[1])
+    except asyncio.CancelledError:
+        # The time for a stop is over, or the client has left and reads nothing.
+        text = "the front stops: send the request again"
+        yield sampling.line(body_of(text, "server_error"))
+    finally:
+        early.cancel()
 
 
 def _whole(blocks: list[bytes]) -> Response:

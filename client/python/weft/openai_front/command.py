@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "caller's key, if it is a token)",
     )
     parser.add_argument(
+        "--tinker",
+        metavar="HOST:PORT",
+        help="the server's --tinker-listen: models have the names of the Tinker API, "
+        "too, such as tinker:// paths",
+    )
+    parser.add_argument(
         "--max-body-bytes", type=int, default=4 << 20, help="of a request"
     )
     parser.add_argument(
@@ -71,9 +77,11 @@ def run(options: argparse.Namespace) -> None:
         from weft.openai_front.app import Front, make_app
         from weft.openai_front.log import Log
         from weft.openai_front.server import Server, config
+        from weft.openai_front.tinker import TinkerPort
     except ImportError as error:
         raise InvalidArgument(
-            f"the front needs the package {error.name}: pip install fastapi uvicorn"
+            f"the front needs the package {error.name}: pip install fastapi httpx "
+            "uvicorn"
         ) from None
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdecimal():
@@ -92,8 +100,9 @@ def run(options: argparse.Namespace) -> None:
     own = None
     if options.model_dir:
         own = ModelTokenizer.from_folder(options.model_dir)
+    tinker = TinkerPort(options.tinker) if options.tinker else None
     app = make_app(
-        Front(options.server, own, security),
+        Front(options.server, own, security, tinker),
         options.max_body_bytes,
         options.allowed_hosts,
         options.allow_origin,

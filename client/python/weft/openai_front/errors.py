@@ -49,6 +49,9 @@ def body_of(
 
 def describe(error: WeftError) -> tuple[int, dict[str, object]]:
     """Returns the HTTP status and the body of an error."""
+    if isinstance(error, ResourceExhausted) and error.retry_after is None:
+        # No wait makes room for the request, so no client shall send it again.
+        return 400, body_of(str(error), "invalid_request_error")
     status, kind = next(
         (entry for known, entry in _STATUS.items() if isinstance(error, known)),
         (500, "server_error"),
@@ -84,16 +87,19 @@ async def on_bad_request(_: Request, error: Exception) -> JSONResponse:
     the value must be."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    context = first.get("ctx", {})
     # If a field may have several types, the path ends with the type that was tried.
     path = [str(part) for part in first["loc"] if part != "body"]
     name = path[0] if path and not path[0].isdigit() else None
     text = first["msg"].removeprefix("Value error, ")
     value = repr(first.get("input"))
     if first["type"] == "json_invalid":
-        message = f"the body is not JSON: {first.get('ctx', {}).get('error', text)}"
+        message = f"the body is not JSON: {context.get('error', text)}"
     elif name is None:
         message = text
     else:
         shown = value if len(value) <= 60 else value[:57] + "..."
         message = f"{name} is {shown}: {text}"
-    return JSONResponse(body_of(message, "invalid_request_error", name), 400)
+    code = first["type"] if "param" in context else None
+    param = context.get("param", name)
+    return JSONResponse(body_of(message, "invalid_request_error", param, code), 400)

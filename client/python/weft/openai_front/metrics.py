@@ -15,6 +15,7 @@ PATH = "/metrics"
 # The upper ends of the buckets, in seconds.
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 # Other paths count as one, so that a stranger cannot make metrics without end.
+COMMENT = b":"  # Begins a line of a stream that only keeps the connection open.
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models", "/health")
 
 
@@ -37,14 +38,15 @@ class Metrics:
             await PlainTextResponse(self._page())(scope, receive, send)
             return
         start = time.monotonic()
+        status = 0  # Of an answer whose first bytes have not come.
 
         async def counted(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in _PATHS else "other"
-                self._requests[path, message["status"]] += 1
-                seconds = time.monotonic() - start
-                self._buckets[bisect_left(BUCKETS, seconds)] += 1
-                self._seconds += seconds
+                status = message["status"]
+            elif status and not message.get("body", b"").startswith(COMMENT):
+                self._count(scope["path"], status, time.monotonic() - start)
+                status = 0
             await send(message)
 
         self._open += 1
@@ -52,6 +54,14 @@ class Metrics:
             await self._app(scope, receive, counted)
         finally:
             self._open -= 1
+            if status:
+                self._count(scope["path"], status, time.monotonic() - start)
+
+    def _count(self, path: str, status: int, seconds: float) -> None:
+        path = path.removeprefix("/oai/api")
+        self._requests[path if path in _PATHS else "other", status] += 1
+        self._buckets[bisect_left(BUCKETS, seconds)] += 1
+        self._seconds += seconds
 
     def _page(self) -> str:
         lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from weft.aio import AsyncClient
@@ -10,6 +11,33 @@ from weft.aio_adapter import AsyncAdapter, AsyncSampler
 from weft.errors import InvalidArgument, NotFound
 from weft.routing import is_name, split_model
 from weft.types import ArrayLike, SampleDelta, SampleOptions, SampleResult
+
+# Names of adapters that clients of the Tinker API made, and of those that the front
+# for this API has loaded.
+_OF_TINKER = re.compile(r"([^~]*~)?([0-9a-f]{32}\.train\.|tinker-sampler\.)")
+# Ends Tinker's names of variants of a model, before the most tokens of a sequence.
+_VARIANT = ":peft:"
+
+
+def is_of_tinker(model: str) -> bool:
+    """Returns whether a name is one that no client of the Tinker API has seen, though
+    the model is its own."""
+    return _OF_TINKER.match(model) is not None
+
+
+def is_base(model: str, names: Iterable[str], context: int) -> bool:
+    """Returns whether a name is one of `names`, also behind a slash, in another case or
+    as a variant, as for the Tinker API. Raises InvalidArgument if the variant has
+    longer sequences than the server, which has `context` tokens."""
+    plain, variant, number = model.partition(_VARIANT)
+    if not any(f"/{plain}".lower().endswith(f"/{name}".lower()) for name in names):
+        return False
+    if variant and not (number.isdecimal() and 1 <= int(number[:9]) <= context):
+        raise InvalidArgument(
+            f"model is {model[:300]!r}, the number must be in [1, {context}]: use "
+            f"{plain[:300]!r}"
+        )
+    return True
 
 
 def _missing(model: str) -> NotFound:

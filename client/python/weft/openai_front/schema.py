@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
 
@@ -22,6 +23,12 @@ def _text(value: str) -> str:
     """Raises ValueError for a string that is no valid text."""
     value.encode()
     return value
+
+
+def _refusal(param: str, why: str, code: str = "invalid_value") -> PydanticCustomError:
+    """Returns the error of a field. param: the field, also if it is in a message."""
+    context = {"param": param.partition("[")[0], "text": f"{param} {why}"}
+    return PydanticCustomError(code, "{text}", context)
 
 
 class StreamOptions(BaseModel):
@@ -71,7 +78,6 @@ class SamplingRequest(BaseModel):
     length_penalty: float = 1
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
 
     def unoffered(self) -> dict[str, object]:
         """Returns true values for the fields that would change the answer."""
@@ -80,7 +86,6 @@ class SamplingRequest(BaseModel):
             "length_penalty": self.length_penalty != 1,
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": not self.skip_special_tokens,
-            "chat_template_kwargs": self.chat_template_kwargs,
         }
 
     @model_validator(mode="before")
@@ -92,16 +97,18 @@ class SamplingRequest(BaseModel):
             return data
         for name in data:
             if name not in cls.model_fields:
-                raise ValueError(f"{str(name)[:60]!r} is not known, and so not offered")
+                why = "is not known, and so not offered"
+                raise _refusal(str(name)[:60], why, "unknown_parameter")
         return {name: value for name, value in data.items() if value is not None}
 
     @model_validator(mode="after")
     def refuse_unoffered(self) -> SamplingRequest:
         for name, value in self.unoffered().items():
             if value:
-                raise ValueError(f"{name} is not offered: leave it out")
+                why = "is not offered: leave it out"
+                raise _refusal(name, why, "unsupported_parameter")
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only for stream=true")
+            raise _refusal("stream_options", "is only for stream=true")
         return self
 
     @model_validator(mode="after")
@@ -115,9 +122,9 @@ class SamplingRequest(BaseModel):
         for key, bias in (self.logit_bias or {}).items():
             name = f"logit_bias[{key[:20]!r}]"
             if not (key.isascii() and key.isdigit() and len(key) < 10):
-                raise ValueError(f"{name} is not the id of a token")
+                raise _refusal(name, "is not the id of a token")
             if isinstance(bias, bool) or not isinstance(bias, (int, float)):
-                raise ValueError(f"{name} is {str(bias)[:20]!r}, must be a number")
+                raise _refusal(name, f"is {str(bias)[:20]!r}, must be a number")
             biases[int(key)] = bias
         return biases
 
@@ -136,16 +143,21 @@ class CompletionRequest(SamplingRequest):
     logprobs: int | None = Field(default=None, ge=0)
     echo: bool = False
     suffix: str | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
     def unoffered(self) -> dict[str, object]:
-        return {**super().unoffered(), "suffix": self.suffix}
+        return {
+            **super().unoffered(),
+            "suffix": self.suffix,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
 
     @model_validator(mode="after")
     def check_echo(self) -> CompletionRequest:
         if self.echo and self.stream:
-            raise ValueError("echo is not offered with stream=true")
+            raise _refusal("echo", "is not offered with stream=true")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens is 0, must be at least 1 without echo")
+            raise _refusal("max_tokens", "is 0, must be at least 1 without echo")
         return self
 
     def prompts(self) -> list[str | list[int]]:
@@ -176,6 +188,8 @@ class ChatRequest(SamplingRequest):
     tools: Several[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
+    # The template's own switches, such as {"enable_thinking": false}.
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
 
     def unoffered(self) -> dict[str, object]:
         choice = None if self.tool_choice == "none" else self.tool_choice
@@ -185,13 +199,19 @@ class ChatRequest(SamplingRequest):
     def join_texts(self) -> ChatRequest:
         """Joins each content that is a list of texts into one text, because chat
         templates expect a text. A template would take a message without a content for
-        an empty one, so only a message that calls tools may be without."""
+        an empty one, so only a message that calls tools may be without. A template that
+        shows no calls refuses them, so the result of a tool must follow its call."""
+        called = False
         for index, message in enumerate(self.messages):
             name = f"messages[{index}]"
             if not isinstance(message.get("role"), str):
-                raise ValueError(f"{name}.role is missing or not a text")
+                raise _refusal(f"{name}.role", "is missing or not a text")
+            if message["role"] == "tool" and not called:
+                why = "is 'tool', must follow a message with tool_calls"
+                raise _refusal(f"{name}.role", why)
             content = message.get("content")
             calls = message["role"] == "assistant" and message.get("tool_calls")
+            called = called or bool(calls)
             if content is None and calls:
                 message["content"] = ""
                 continue
@@ -202,13 +222,13 @@ class ChatRequest(SamplingRequest):
                 ):
                     content = message["content"] = "\n".join(map(str, texts))
             if content is None:
-                raise ValueError(f"{name}.content is missing, must be a text")
+                raise _refusal(f"{name}.content", "is missing, must be a text")
             if not isinstance(content, str):
-                raise ValueError(f"{name}.content is not a text")
+                raise _refusal(f"{name}.content", "is not a text")
         return self
 
     @model_validator(mode="after")
     def check_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is only for logprobs=true")
+            raise _refusal("top_logprobs", "is only for logprobs=true")
         return self
