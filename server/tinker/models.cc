@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/tinker/adapters.h"
@@ -162,6 +163,34 @@ absl::Status StartModel(Front& front, const std::string& id,
   return refused;
 }
 
+// Ends Tinker's names of variants of a model, before the most tokens of a
+// sequence: "NAME:peft:N".
+constexpr absl::string_view kVariant = ":peft:";
+
+absl::string_view WithoutVariant(absl::string_view base_model) {
+  return base_model.substr(0, base_model.find(kVariant));
+}
+
+// Returns INVALID_ARGUMENT if the name is that of a variant with longer
+// sequences than this server has, or with no number.
+absl::Status CheckVariant(const Front& front, const std::string& base_model) {
+  const size_t plain = WithoutVariant(base_model).size();
+  if (plain == base_model.size()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
+                        front.port.engine());
+  const int most = engine->info().context_length;
+  int asked = 0;
+  if (absl::SimpleAtoi(base_model.substr(plain + kVariant.size()), &asked) &&
+      asked >= 1 && asked <= most) {
+    return absl::OkStatus();
+  }
+  return BadField(
+      "base_model",
+      absl::StrCat("is ", Quoted(base_model), ", the number must be in [1, ",
+                   most, "]: use ", Quoted(WithoutVariant(base_model)),
+                   ", or a server with a larger --max-context"));
+}
+
 Json InfoOf(const Front& front, const engine::Engine& engine,
             const std::string& model, const std::string& base,
             const std::string& optimizer, const AdapterInfo& info) {
@@ -172,7 +201,7 @@ Json InfoOf(const Front& front, const engine::Engine& engine,
       {"model_data",
        {{"arch", engine.info().architecture},
         {"model_name", base},
-        {"tokenizer_id", base}}},
+        {"tokenizer_id", std::string(WithoutVariant(base))}}},
       {"is_lora", true},
       {"lora_rank", info.config.rank},
       {"optimizer_config",
@@ -197,10 +226,11 @@ std::string ModelOfAdapter(absl::string_view adapter_id) {
 absl::Status CheckBaseModel(const Front& front,
                             const absl::StatusOr<std::string>& base_model) {
   WEFT_RETURN_IF_ERROR(base_model.status());
+  const absl::string_view plain = WithoutVariant(*base_model);
   for (const std::string& name : front.model_names()) {
-    if (absl::EqualsIgnoreCase(*base_model, name) ||
-        absl::EndsWithIgnoreCase(*base_model, absl::StrCat("/", name))) {
-      return absl::OkStatus();
+    if (absl::EqualsIgnoreCase(plain, name) ||
+        absl::EndsWithIgnoreCase(plain, absl::StrCat("/", name))) {
+      return CheckVariant(front, *base_model);
     }
   }
   return absl::UnimplementedError(absl::StrCat(

@@ -351,6 +351,26 @@ TEST_F(TinkerRequestsTest, TheBaseModelHasFurtherNamesWithoutCase) {
   EXPECT_THAT(names, ::testing::ElementsAre("toy", "Qwen/Qwen3-8B", "other"));
 }
 
+// Tinker's names of variants say for how many tokens they are.
+TEST_F(TinkerRequestsTest, AVariantOfTheBaseModelHasItsName) {
+  Start();
+  for (const char* base : {"toy:peft:32", "hub/Toy:peft:1"}) {
+    const Json made = NewModel(base);
+    ASSERT_TRUE(made.contains("model_id")) << made;
+    const Json info = Post("get_info", {{"model_id", made["model_id"]}});
+    EXPECT_EQ(info["model_data"]["model_name"], base);
+    EXPECT_EQ(info["model_data"]["tokenizer_id"],
+              std::string(base).substr(0, std::string(base).find(':')));
+  }
+  for (const char* base :
+       {"toy:peft:33", "toy:peft:0", "toy:peft:x", "toy:peft:"}) {
+    EXPECT_EQ(NewModel(base)["error"],
+              absl::StrCat("base_model is \"", base,
+                           "\", the number must be in [1, 32]: use \"toy\", or "
+                           "a server with a larger --max-context"));
+  }
+}
+
 TEST_F(TinkerRequestsTest, ARepeatedKeyGetsTheSameSession) {
   const std::string other = AddKey("b", {Scope::kTrain}, "birch");
   const std::string own = key_ = AddKey("a", {Scope::kTrain});
