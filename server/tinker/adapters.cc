@@ -10,6 +10,7 @@
 #include "server/tinker/credentials.h"
 #include "server/tinker/front.h"
 #include "server/tinker/handlers.h"
+#include "src/base/clock.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
@@ -196,6 +197,35 @@ absl::Status Adapters::Use(const CallPtr& call, const std::string& model_path,
         }));
   };
   return FindCheckpoint(front_, call, path, IfOk(done, use));
+}
+
+absl::Status Adapters::Lend(const CallPtr& call, const std::string& model_path,
+                            const Callback<std::string>& done) {
+  const auto lend = [this, caller = call->caller,
+                     done](const std::string& adapter) {
+    Loaded& loaded = loaded_.at(KeyOf(caller, adapter));
+    const absl::Time before =
+        std::exchange(loaded.lent_until, SteadyNow() + kLease);
+    if (before == absl::InfinitePast()) {
+      EndLoans(caller, adapter);
+    } else {
+      Leave(caller, adapter);
+    }
+    done(adapter);
+  };
+  return Use(call, model_path, /*note=*/false, IfOk(done, lend));
+}
+
+void Adapters::EndLoans(const Caller& caller, const std::string& adapter) {
+  const auto found = loaded_.find(KeyOf(caller, adapter));
+  if (found == loaded_.end()) return;
+  const absl::Duration left = found->second.lent_until - SteadyNow();
+  if (left > absl::ZeroDuration()) {
+    return front_.after(left,
+                        [this, caller, adapter] { EndLoans(caller, adapter); });
+  }
+  found->second.lent_until = absl::InfinitePast();
+  Leave(caller, adapter);
 }
 
 void Adapters::Leave(const Caller& caller, const std::string& adapter) {

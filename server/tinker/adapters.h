@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "server/call/call.h"
 #include "server/call/engine_port.h"
 #include "src/request/adapter.h"
@@ -41,6 +42,9 @@ absl::Status GetAdapterOf(Front& front, CallOrigin origin,
 
 // The names of adapters that are loaded for sampling begin with this prefix.
 inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
+
+// Longer than most samples take, so that few name an adapter that is gone.
+inline constexpr absl::Duration kLease = absl::Minutes(15);
 
 class Adapters {
  public:
@@ -65,6 +69,11 @@ class Adapters {
   absl::Status Use(const std::shared_ptr<const Call>& call,
                    const std::string& model_path, bool note,
                    const Callback<std::string>& done);
+  // Like Use without `note`, but nobody calls Leave: the adapter stays until
+  // kLease after the last loan.
+  absl::Status Lend(const std::shared_ptr<const Call>& call,
+                    const std::string& model_path,
+                    const Callback<std::string>& done);
   // Subtracts one user. If no user is left, has the adapter deleted. Does
   // nothing if the front has not loaded the adapter.
   void Leave(const Caller& caller, const std::string& adapter);
@@ -80,7 +89,10 @@ class Adapters {
   // An adapter that is loaded for sampling sessions.
   struct Loaded {
     bool ready = false;  // The load has ended.
-    int users = 0;       // The sampling sessions that use the adapter.
+    // The sampling sessions that use the adapter; all its loans are one user.
+    int users = 0;
+    // When its last loan ends; InfinitePast if it is not lent.
+    absl::Time lent_until = absl::InfinitePast();
     // Callbacks for the end of the load, one per sampling session that waits.
     std::vector<Callback<std::string>> waiting;
   };
@@ -115,6 +127,8 @@ class Adapters {
   // adapter over gRPC, loads another one.
   void UseReady(const CallOrigin& origin, const std::string& adapter,
                 const CheckpointInfo& info, const Callback<std::string>& done);
+  // Subtracts the user that the loans are, when the last of them is over.
+  void EndLoans(const Caller& caller, const std::string& adapter);
 
   Front& front_;
   // Keys have owner and adapter.

@@ -144,6 +144,10 @@ Handler CopyWeights;
 // INVALID_ARGUMENT if the path is malformed or its kind is not kExternal; those
 // of FindCheckpoint.
 Handler GetArchive;
+// Redirects to a tar archive of a checkpoint's PEFT files, of any kind, whose
+// URL is signed as those are. SDKs up to 0.33 ask for it. Errors: those of
+// FindCheckpoint.
+Handler RedirectToArchive;
 // Serves the file of a signed URL, or responds with the error if the file
 // cannot be opened. Errors: NOT_FOUND if the URL has expired, or if this
 // process has not signed it; INTERNAL if the system has no random bits for the
@@ -166,6 +170,9 @@ Handler RunSample;
 // Cancels a sample by the id of its future, which fails if the cancellation
 // comes in time. Does nothing if the sample has ended.
 Answer CancelFuture;
+// Responds with the adapter that has the weights of `model_path` for some time
+// (Adapters::Lend), so that the OpenAI front can name it in its calls of gRPC.
+Handler LendAdapter;
 
 // steps.cc
 

@@ -6,13 +6,14 @@ namespace {
 
 constexpr Rpc kRead = Rpc::kGetInfo;
 constexpr bool kClosed = false;
+constexpr bool kOpen = true;
 constexpr bool kLarge = true;
 constexpr char kNoSharing[] =
     "checkpoints cannot be published: each is its tenant's. Another tenant "
     "gets one by the files of save_weights_external, or of gRPC's "
     "DownloadCheckpoint and UploadCheckpoint";
 constexpr Route kRoutes[] = {
-    {"GET", "healthz", kRead, GetHealth},
+    {"GET", "healthz", kRead, GetHealth, kOpen},
     {"POST", "auth/token", kRead, GetAuthToken},
     {"GET", "auth/apikey/me", kRead, GetApiKey},
     {"DELETE", "auth/apikey/me", kRead,
@@ -56,6 +57,7 @@ constexpr Route kRoutes[] = {
     {"POST", "create_sampling_session", Rpc::kSample, CreateSampler},
     {"GET", "samplers/*", kRead, GetSampler},
     {"POST", "asample", Rpc::kSample, RunSample, kClosed, kLarge},
+    {"POST", "weft/lend_adapter", Rpc::kSample, LendAdapter},
     {"POST", "retrieve_future", kRead, RetrieveFuture},
     {"POST", "cancel_future", Rpc::kSample, CancelFuture},
     {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},
@@ -70,7 +72,9 @@ constexpr Route kRoutes[] = {
     {"DELETE", "training_runs/*/checkpoints/*/*/publish", kRead, kNoSharing},
     {"GET", "training_runs/*/checkpoints/*/*/external_weights_urls",
      Rpc::kExportAdapter, GetArchive},
-    {"GET", "files/*/*/*/*/*", kRead, DownloadFile, true},
+    {"GET", "training_runs/*/checkpoints/*/*/archive", Rpc::kExportAdapter,
+     RedirectToArchive},
+    {"GET", "files/*/*/*/*/*", kRead, DownloadFile, kOpen},
     {"GET", "checkpoints", Rpc::kListCheckpoints, ListAllCheckpoints},
     {"POST", "weights_info", Rpc::kListCheckpoints, GetWeightsInfo},
     {"POST", "copy_weights", Rpc::kUploadCheckpoint, CopyWeights}};

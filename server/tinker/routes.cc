@@ -70,22 +70,22 @@ absl::StatusOr<std::string> TokenHashOf(absl::string_view key) {
   return absl::UnauthenticatedError("an API key begins with tml-");
 }
 
-// Returns the caller to whom the access token belongs. The authenticator counts
-// and logs a refusal. Errors: those of Authenticator::Check; that of
-// `token_hash`, even on a server without tokens.
-absl::StatusOr<Caller> FindCaller(const ServiceCore& core, const Route& route,
-                                  const absl::StatusOr<std::string>& token_hash,
-                                  const HttpRequest& http) {
-  absl::StatusOr<Caller> caller = Caller();
-  if (core.authenticator != nullptr) {
-    const absl::string_view target = http.target;
-    caller = core.authenticator->CheckHash(
-        RpcPath(route.scope), token_hash.value_or(""),
-        absl::StrCat(http.method, " ", target.substr(0, target.find('?'))),
-        http.peer);
-  }
-  if (!token_hash.ok()) return token_hash.status();
-  return caller;
+// Sets call->caller and `token_hash` from the access token. The authenticator
+// counts and logs a refusal. Errors: those of TokenHashOf and of
+// Authenticator::CheckHash.
+absl::Status FindCaller(Authenticator& authenticator, const Route& route,
+                        Call* call) {
+  const HttpRequest& http = call->http;
+  const absl::StatusOr<std::string> hash = TokenHashOf(http.api_key);
+  const absl::string_view target = http.target;
+  absl::StatusOr<Caller> caller = authenticator.CheckHash(
+      RpcPath(route.scope), hash.value_or(""),
+      absl::StrCat(http.method, " ", target.substr(0, target.find('?'))),
+      http.peer);
+  WEFT_RETURN_IF_ERROR(hash.status());
+  WEFT_ASSIGN_OR_RETURN(call->caller, std::move(caller));
+  call->token_hash = *hash;
+  return absl::OkStatus();
 }
 
 // Returns the most bytes of a route's body, before and after inflation.
@@ -127,17 +127,16 @@ absl::Status ReadBody(const Front& front, const Route& route, Call* call) {
 }
 
 // Returns the route of a request. Unless the route is open, sets call->caller,
-// `token_hash` and `jwt` from the API key or the JWT in its place. Then clears
-// the key and the Authorization header. If Judge returns an error, `call` must
-// not be used.
+// `token_hash` and `jwt` from the API key or the JWT in its place. A server
+// without tokens takes any key, and none. Then clears the key and the
+// Authorization header. If Judge returns an error, `call` must not be used.
 absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   WEFT_ASSIGN_OR_RETURN(const Route* const route, FindRoute(call));
   if (!route->open) {
-    const ServiceCore& core = *front.port.core();
-    const absl::StatusOr<std::string> hash = TokenHashOf(call->http.api_key);
-    WEFT_ASSIGN_OR_RETURN(call->caller,
-                          FindCaller(core, *route, hash, call->http));
-    call->token_hash = *hash;
+    const auto& authenticator = front.port.core()->authenticator;
+    if (authenticator != nullptr) {
+      WEFT_RETURN_IF_ERROR(FindCaller(*authenticator, *route, call));
+    }
     if (IsJwt(call->http.api_key)) call->jwt = call->http.api_key;
   }
   call->http.api_key.clear();

@@ -206,6 +206,15 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   return absl::OkStatus();
 }
 
+absl::Status LendAdapter(Front& front, const CallPtr& call,
+                         const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const std::string path, Text(call->body, "model_path"));
+  return front.adapters.Lend(call, path,
+                             ReplyWith(respond, [](const std::string& adapter) {
+                               return Json{{"adapter_id", adapter}};
+                             }));
+}
+
 absl::StatusOr<Json> CancelFuture(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, Text(call.body, "request_id"));
   const auto found = front.running.FindOf(call.owner(), id);

@@ -1,9 +1,11 @@
 #include "server/tinker/transfers.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/http/replies.h"
@@ -131,6 +133,11 @@ constexpr absl::Duration kUrlLifetime = absl::Hours(1);
 constexpr const char* kFiles[] = {"adapter_config.json",
                                   "adapter_model.safetensors"};
 
+// The file that a URL of RedirectToArchive names: a tar archive of kFiles.
+constexpr char kArchive[] = "archive.tar";
+constexpr size_t kTarBlock = 512;
+constexpr uint64_t kMaxTarFile = uint64_t{1} << 33;  // Eleven octal digits.
+
 constexpr uint64_t kArchivePieceBytes = 1 << 20;
 constexpr size_t kMaxOpening = 256;
 
@@ -140,24 +147,66 @@ const char* SchemeOf(const HttpRequest& request) {
   return request.forwarded_proto == "https" ? "https" : "http";
 }
 
-// Returns the signed URLs of a checkpoint's files, and when they expire.
-absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
+// Returns the signed URL of a file of a checkpoint.
+absl::StatusOr<std::string> UrlOf(const Call& call, const CheckpointPath& path,
+                                  const char* file, absl::Time expires) {
   std::string adapter = AdapterOfModel(path.run);
   WEFT_RETURN_IF_ERROR(call.caller.Qualify(FieldsOf(&adapter)));
+  const Ticket ticket{.expires = absl::ToUnixSeconds(expires),
+                      .adapter = adapter,
+                      .checkpoint = path.WeftName(),
+                      .file = file};
+  WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
+  return absl::StrCat(SchemeOf(call.http), "://", call.http.host,
+                      "/api/v1/files/", ticket.Path(), "/", signature);
+}
+
+// Returns the signed URLs of a checkpoint's files, and when they expire.
+absl::StatusOr<Json> UrlsOf(const Call& call, const CheckpointPath& path) {
   const absl::Time expires = absl::Now() + kUrlLifetime;
   Json urls = Json::object();
   for (const char* const file : kFiles) {
-    const Ticket ticket{.expires = absl::ToUnixSeconds(expires),
-                        .adapter = adapter,
-                        .checkpoint = path.WeftName(),
-                        .file = file};
-    WEFT_ASSIGN_OR_RETURN(const std::string signature, Sign(ticket.Path()));
-    urls[file] = absl::StrCat(SchemeOf(call.http), "://", call.http.host,
-                              "/api/v1/files/", ticket.Path(), "/", signature);
+    WEFT_ASSIGN_OR_RETURN(urls[file], UrlOf(call, path, file, expires));
   }
   return Json{{"urls", urls},
               {"expires", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires,
                                            absl::UTCTimeZone())}};
+}
+
+// Returns the header of a file in a tar archive (POSIX ustar), one block.
+std::string TarHeader(const std::string& name, uint64_t size) {
+  std::string block(kTarBlock, '\0');
+  const auto put = [&block](size_t at, const std::string& text) {
+    block.replace(at, text.size(), text);
+  };
+  put(0, name);
+  put(100, "0000644");
+  put(124, absl::StrFormat("%011o", size));
+  put(136, "00000000000");
+  put(148, "        ");  // The sum of the header counts itself as blanks.
+  put(156, "0");         // A plain file.
+  put(257, "ustar");
+  put(263, "00");
+  int sum = 0;
+  for (const char c : block) sum += static_cast<unsigned char>(c);
+  put(148, absl::StrFormat("%06o", sum));
+  block[154] = '\0';
+  return block;
+}
+
+// Returns the parts of a tar archive of the files, and of an empty file that
+// says that the checkpoint is whole. The SDK's command line looks for it.
+std::vector<FileSource> TarOf(std::vector<FileSource> files) {
+  files.emplace_back("checkpoint_complete", "");
+  std::vector<FileSource> parts;
+  for (FileSource& file : files) {
+    const uint64_t rest = (kTarBlock - file.size() % kTarBlock) % kTarBlock;
+    parts.emplace_back("header", TarHeader(file.name(), file.size()));
+    parts.push_back(std::move(file));
+    parts.emplace_back("padding", std::string(rest, '\0'));
+  }
+  parts.emplace_back("end", std::string(2 * kTarBlock, '\0'));
+  return parts;
 }
 
 absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
@@ -168,19 +217,41 @@ absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
                         OpenDirectoryAt(root.get(), ticket.adapter));
   WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
                         OpenDirectoryAt(adapter.get(), ticket.checkpoint));
-  WEFT_ASSIGN_OR_RETURN(FileSource file,
-                        FileSource::OpenAt(checkpoint.get(), ticket.file));
-  return std::make_shared<Download>(
-      Download{.owner = OwnerOf(ticket.adapter), .file = std::move(file)});
+  Download download{.owner = OwnerOf(ticket.adapter)};
+  if (ticket.file != kArchive) {
+    WEFT_ASSIGN_OR_RETURN(FileSource file,
+                          FileSource::OpenAt(checkpoint.get(), ticket.file));
+    download.parts.push_back(std::move(file));
+    return std::make_shared<Download>(std::move(download));
+  }
+  std::vector<FileSource> files;
+  for (const char* const name : kFiles) {
+    WEFT_ASSIGN_OR_RETURN(FileSource file,
+                          FileSource::OpenAt(checkpoint.get(), name));
+    if (file.size() >= kMaxTarFile) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, " has ", file.size(),
+                       " bytes, an archive holds files of less than ",
+                       kMaxTarFile, ": use get_external_weights_urls"));
+    }
+    files.push_back(std::move(file));
+  }
+  download.parts = TarOf(std::move(files));
+  return std::make_shared<Download>(std::move(download));
 }
 
 // Reads the next piece, of at most kArchivePieceBytes. Returns an empty piece
-// if the read fails or the file has no more bytes.
+// if the read fails or there are no more bytes.
 std::string ReadPiece(Download* download) {
-  auto piece = download->file.Read(download->sent, kArchivePieceBytes);
-  if (!piece.ok()) return "";
-  download->sent += piece->size();
-  return *std::move(piece);
+  for (; download->part < download->parts.size(); ++download->part) {
+    auto piece = download->parts[download->part].Read(download->sent,
+                                                      kArchivePieceBytes);
+    if (!piece.ok()) return "";
+    download->sent += piece->size();
+    if (!piece->empty()) return *std::move(piece);
+    download->sent = 0;
+  }
+  return "";
 }
 
 }  // namespace
@@ -199,8 +270,10 @@ void Transfers::NextPiece(const DownloadPtr& download,
 
 HttpReply Transfers::FileReply(const DownloadPtr& download) {
   HttpReply reply{.content_type = "application/octet-stream", .body = ""};
+  uint64_t size = 0;
+  for (const FileSource& part : download->parts) size += part.size();
   reply.stream = ReplyStream{
-      .size = download->file.size(),
+      .size = size,
       .next = [this, download](const std::function<void(std::string)>& then) {
         NextPiece(download, then);
       }};
@@ -239,6 +312,25 @@ absl::Status GetArchive(Front& front, const CallPtr& call,
     return UrlsOf(*call, path);
   };
   return FindCheckpoint(front, call, path, ReplyWith(respond, give));
+}
+
+absl::Status RedirectToArchive(Front& front, const CallPtr& call,
+                               const Respond& respond) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path, PathOf(*call));
+  const auto redirect = [&front, call, path,
+                         respond](const CheckpointInfo& /*info*/) {
+    const absl::Time expires = absl::Now() + kUrlLifetime;
+    const auto url = UrlOf(*call, path, kArchive, expires);
+    if (!url.ok()) return Fail(respond, url.status());
+    front.accounts.Note(call->caller, "read", path, "download");
+    HttpReply reply = JsonReply(Json::object(), 302);
+    reply.headers = {
+        {"Location", *url},
+        {"Expires", absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", expires,
+                                     absl::UTCTimeZone())}};
+    respond(std::move(reply));
+  };
+  return FindCheckpoint(front, call, path, IfOk(respond, redirect));
 }
 
 absl::Status DownloadFile(Front& front, const CallPtr& call,

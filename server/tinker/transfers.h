@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -36,11 +37,12 @@ struct Ticket {
   }
 };
 
-// A file that is being sent to a client.
+// What is being sent to a client: files and what lies between them.
 struct Download {
   std::string owner;
-  FileSource file;
-  uint64_t sent = 0;
+  std::vector<FileSource> parts = {};
+  size_t part = 0;    // The part that is being sent,
+  uint64_t sent = 0;  // and how many of its bytes were sent.
 };
 using DownloadPtr = std::shared_ptr<Download>;
 

@@ -3,10 +3,19 @@ with those of the gRPC client."""
 
 from __future__ import annotations
 
+import http.client
+import io
+import json
+import tarfile
+import time
+import urllib.request
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+from raw_client import RawClient
 from tinker_daemon import TinkerDaemon
 
 import weft
@@ -53,6 +62,45 @@ def test_numbers_are_those_of_the_grpc_client(server: TinkerDaemon) -> None:
         np.testing.assert_array_equal(
             np.asarray(out["after"][0], np.float32), after.results[0].logprobs
         )
+
+
+def test_sdks_up_to_0_33_download_an_archive(server: TinkerDaemon) -> None:
+    """They ask for a redirect to it, for checkpoints of each kind."""
+    client = RawClient(server)
+    model = client.model(client.session())
+    paths = [
+        client.result(client.must(save, model_id=model, seq_id=seq, path="kept"))[
+            "path"
+        ]
+        for seq, save in enumerate(
+            ("save_weights", "save_weights_for_sampler", "save_weights_external"), 1
+        )
+    ]
+    host = server.url.removeprefix("http://")
+    for path in paths:
+        run, _, checkpoint = path.removeprefix("tinker://").partition("/")
+        connection = http.client.HTTPConnection(host, timeout=60)
+        where = f"/api/v1/training_runs/{run}/checkpoints/{checkpoint}/archive"
+        connection.request("GET", where, headers={"X-API-Key": "tml-any"})
+        reply = connection.getresponse()
+        assert reply.status == 302, reply.read()
+        expires = parsedate_to_datetime(reply.headers["Expires"])
+        assert 3000 < expires.timestamp() - time.time() < 3700
+        # The URL needs no key.
+        with urllib.request.urlopen(reply.headers["Location"]) as sent:
+            archive = io.BytesIO(sent.read())
+        with tarfile.open(fileobj=archive, mode="r:") as tar:
+            names = tar.getnames()
+            weights = tar.extractfile("adapter_model.safetensors")
+            config = tar.extractfile("adapter_config.json")
+            assert weights is not None and config is not None
+            assert json.loads(config.read())["r"] == 4
+            assert len(safetensors.numpy.load(weights.read())) > 0
+        assert names == [
+            *("adapter_config.json", "adapter_model.safetensors"),
+            "checkpoint_complete",
+        ]
+        connection.close()
 
 
 def test_refusals_have_a_category_and_leave_no_gap(server: TinkerDaemon) -> None:

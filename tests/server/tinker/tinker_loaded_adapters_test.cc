@@ -107,5 +107,28 @@ TEST_F(TinkerLoadedAdaptersTest, AnAdapterGoesAtTheStartIfNoSessionHasIt) {
   EXPECT_EQ(engine_->num_adapters(), 1u);
 }
 
+// The OpenAI front asks for the adapter of each request.
+TEST_F(TinkerLoadedAdaptersTest, LoansOfACheckpointShareOneAdapter) {
+  const std::string session = StartSession();
+  const std::string path = SaveSampler(session);
+  const auto lend = [&] {
+    return Post("weft/lend_adapter", {{"model_path", path}})["adapter_id"];
+  };
+  const Json adapter = lend();
+  EXPECT_THAT(std::string(adapter),
+              ::testing::StartsWith(kSamplerAdapterPrefix));
+  EXPECT_EQ(lend(), adapter);
+  EXPECT_EQ(Calls(kLoadAdapter), 1);
+  EXPECT_EQ(SampleFrom(session, path).status, 200);
+  Finish(session);
+  AwaitDeletions();
+  EXPECT_EQ(lend(),
+            adapter);  // It outlives the session, as long as it is lent.
+  EXPECT_EQ(Ask("POST", "weft/lend_adapter",
+                {{"model_path", "tinker://none/sampler_weights/x"}})
+                .status,
+            404);
+}
+
 }  // namespace
 }  // namespace weft::server::tinker
