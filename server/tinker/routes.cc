@@ -51,6 +51,11 @@ bool Matches(const Route& route, const Call& call,
 
 // Parses the call's target into `args` and `query`, and returns its route.
 absl::StatusOr<const Route*> FindRoute(Call* call) {
+  if (absl::StartsWith(call->http.target, "/oai/")) {
+    return absl::NotFoundError(
+        "OpenAI's API is served by `python -m weft openai --tinker HOST:PORT`, "
+        "and behind the edge by this address, too");
+  }
   WEFT_ASSIGN_OR_RETURN(Url url, ParseUrl(call->http.target, "/api/v1/"));
   call->query = std::move(url.query);
   for (const Route& route : Routes()) {

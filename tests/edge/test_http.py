@@ -78,8 +78,9 @@ def web(echo: Edge) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/oai/api/v1/models"])
 def test_a_front_gets_the_edges_headers_and_not_the_strangers(
-    web: httpx.Client, echo: Edge
+    web: httpx.Client, echo: Edge, path: str
 ) -> None:
     forged = {
         "X-Real-IP": "6.6.6.6",
@@ -90,7 +91,7 @@ def test_a_front_gets_the_edges_headers_and_not_the_strangers(
         "X_Real_IP": "6.6.6.6",
         "Authorization": "Bearer me",
     }
-    with web.stream("GET", "/v1/models", headers=forged) as reply:
+    with web.stream("GET", path, headers=forged) as reply:
         start = time.monotonic()
         lines = reply.iter_lines()
         got = {
