@@ -55,8 +55,8 @@ std::string ModelOfAdapter(absl::string_view adapter_id);
 
 // Returns UNIMPLEMENTED if the server does not run `base_model`, or the error
 // of `base_model`. It must be one of Front::model_names, or end in "/" and such
-// a name. Upper and lower case are equal. The name may have ":peft:N" behind it;
-// returns INVALID_ARGUMENT if N is above the context length.
+// a name. Upper and lower case are equal. The name may have ":peft:N" behind
+// it; returns INVALID_ARGUMENT if N is above the context length.
 absl::Status CheckBaseModel(const Front& front,
                             const absl::StatusOr<std::string>& base_model);
 // Writes the model to the ledger. `done` gets the outcome after the write.
