@@ -38,6 +38,7 @@ from weft.errors import (
 from weft.retry import NO_RETRY, RetryPolicy
 from weft.server_loss import ServerLoss, trace_loss
 from weft.types import (
+    ALL_THAT_FIT,
     AdapterInfo,
     AdapterOptions,
     CheckpointInfo,
@@ -60,6 +61,7 @@ from weft.types import (
 
 __version__ = "0.1.0"
 __all__ = [
+    "ALL_THAT_FIT",
     "Aborted",
     "Adapter",
     "AdapterInfo",

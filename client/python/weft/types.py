@@ -115,8 +115,8 @@ class SampleOptions(TypedDict, total=False):
     """How to draw samples. An absent setting takes its default.
 
     num_samples: How many samples to draw. Default 1.
-    max_tokens: The most tokens of a sample, at least 1. Default 128, or what fits if
-        that is less. ALL_THAT_FIT: what the context and the server's cache leave.
+    max_tokens: The most tokens of a sample, at least 1; ALL_THAT_FIT: what the context
+        and the server's cache leave, which also bounds the default. Default 128.
     temperature: Logits are divided by it; 0 takes the most likely token. Default 1.0.
     top_k: Draws from the k most likely tokens; 0: all. Default 0.
     top_p: Total probability of the likeliest tokens to draw from. Default 1.0.

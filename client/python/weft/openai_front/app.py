@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.aio import AsyncClient
 from weft.channel import Security
@@ -438,7 +438,23 @@ async def _serve(
     except BaseException:
         early.cancel()
         raise
-    return StreamingResponse(_lines(early, events), media_type="text/event-stream")
+    return _Stream(early, events)
+
+
+class _Stream(StreamingResponse):
+    """An answer whose work ends with it, also if the client leaves before a line."""
+
+    def __init__(
+        self, early: asyncio.Future[list[str]], events: AsyncIterator[str]
+    ) -> None:
+        super().__init__(_lines(early, events), media_type="text/event-stream")
+        self._early = early
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._early.cancel()
 
 
 async def _lines(
@@ -460,8 +476,6 @@ async def _lines(
         # The time for a stop is over, or the client has left and reads nothing.
         text = "the front stops: send the request again"
         yield sampling.line(body_of(text, "server_error"))
-    finally:
-        early.cancel()
 
 
 def _whole(blocks: list[bytes]) -> Response:
