@@ -23,6 +23,7 @@ from weft.openai_front.tinker import TinkerPort
 
 RUN = "0" * 32 + ":train:0"
 PATH = f"tinker://{RUN}/sampler_weights/kept"
+FULL = f"tinker://{RUN}/sampler_weights/full"
 MODELS = [{"model_name": "toy"}, {"model_name": "Qwen/Qwen3-8B"}]
 
 
@@ -43,12 +44,16 @@ class FakeTinker(BaseHTTPRequestHandler):
         assert self.path == "/api/v1/weft/lend_adapter"
         if asked == {"model_path": PATH}:
             return self._answer(200, {"adapter_id": "mine"})
+        if asked == {"model_path": FULL}:
+            return self._answer(429, {"detail": "no adapter is free"})
         return self._answer(404, {"detail": "there is no such checkpoint"})
 
     def _answer(self, status: int, body: object) -> None:
         self.keys.append(self.headers["X-API-Key"])
         text = json.dumps(body).encode()
         self.send_response(status)
+        if status == 429:
+            self.send_header("Retry-After", "1")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -101,6 +106,8 @@ def test_names_of_the_tinker_api_are_models(
                 refused = ask(web, model)
                 assert refused.status_code == 404, refused.text
                 assert refused.json()["error"]["code"] == "model_not_found"
+            refused = ask(web, FULL)
+            assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
             refused = ask(web, "Qwen/Qwen3-8B:peft:4097")
             assert refused.status_code == 400
             assert "must be in [1, 4096]" in refused.json()["error"]["message"]

@@ -109,6 +109,11 @@ def test_a_server_without_tokens_takes_any_key(small: TinkerDaemon) -> None:
             assert ask(small, "GET", f"/api/v1/{path}", key=key)[0] == 200
 
 
+def test_the_path_of_openais_clients_says_who_serves_it(small: TinkerDaemon) -> None:
+    status, reply = ask(small, "GET", "/oai/api/v1/models")
+    assert status == 404 and "python -m weft openai --tinker" in reply["detail"]
+
+
 @pytest.mark.parametrize(
     ("path", "key", "size", "status"),
     [

@@ -11,6 +11,7 @@ from weft.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
+    ResourceExhausted,
     Unauthenticated,
     Unavailable,
     WeftError,
@@ -26,6 +27,7 @@ _ERRORS: dict[int, type[WeftError]] = {
     401: Unauthenticated,
     403: PermissionDenied,
     404: NotFound,
+    429: ResourceExhausted,
 }
 
 
@@ -87,6 +89,6 @@ class TinkerPort:
         if reply.status_code == 200:
             return answer
         made = _ERRORS.get(reply.status_code, Unavailable)(str(answer.get("detail")))
-        if isinstance(made, Unavailable):
-            made.retry_after = float(reply.headers.get("Retry-After", 1))
+        if "Retry-After" in reply.headers:
+            made.retry_after = float(reply.headers["Retry-After"])
         raise made
