@@ -19,8 +19,10 @@ namespace weft::server {
 namespace {
 
 constexpr const char* kNames[] = {
-    "added_tokens.json",       "chat_template.jinja", "generation_config.json",
-    "special_tokens_map.json", "tokenizer.json",      "tokenizer_config.json"};
+    "added_tokens.json",       "additional_chat_templates/tool_use.jinja",
+    "chat_template.jinja",     "generation_config.json",
+    "special_tokens_map.json", "tokenizer.json",
+    "tokenizer_config.json"};
 
 constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
 

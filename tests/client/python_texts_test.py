@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import re
 import urllib.request
@@ -114,6 +115,31 @@ def test_the_tokenizer_is_kept_and_got_again_only_if_it_differs(
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+def test_chats_with_tools_have_the_servers_own_template(
+    model_dir: Path, cache: Path, tmp_path: Path
+) -> None:
+    own = json.loads((model_dir / "tokenizer_config.json").read_text())["chat_template"]
+    (model_dir / "chat_template.jinja").write_text(own)
+    (model_dir / "additional_chat_templates").mkdir()
+    more = "additional_chat_templates/tool_use.jinja"
+    (model_dir / more).write_text("{{ tools[0].name }} " + own)
+    chat = [{"role": "user", "content": "w2"}]
+    with (
+        FakeWeftd(f"--model={model_dir}") as server,
+        weft.Client(server.target) as client,
+    ):
+        tokenizer = client.tokenizer()
+        plain = tokenizer.chat_prompt(chat)
+        assert tokenizer.chat_prompt(chat, tools=[{"name": "w7"}]) == [7, *plain]
+        # An export has it, too, and loses it with the next tokenizer.
+        adapter = client.create_adapter("a", rank=2)
+        adapter.export(tmp_path / "export", base_model="o/b", model_dir=model_dir)
+        assert (tmp_path / "export" / more).is_file()
+        (model_dir / more).unlink()
+        adapter.export(tmp_path / "export", base_model="o/b", model_dir=model_dir)
+        assert not (tmp_path / "export" / more).exists()
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(

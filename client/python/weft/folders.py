@@ -186,8 +186,12 @@ class FolderWriter:
             peft_extras.add(scratch, name, base_model, model_dir, loader)
         self._folder.mkdir(exist_ok=True)
         peft_extras.prepare(self._folder, scratch)
-        for path in sorted(scratch.iterdir()):
-            os.replace(path, self._folder / path.name)
+        for path in sorted(scratch.rglob("*")):
+            place = self._folder / path.relative_to(scratch)
+            if path.is_dir():
+                place.mkdir(exist_ok=True)
+            else:
+                os.replace(path, place)
 
     def _close(self) -> None:
         if self._file is not None:

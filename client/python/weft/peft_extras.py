@@ -13,13 +13,16 @@ from weft.errors import InvalidArgument
 
 CONFIG = "adapter_config.json"
 BASE = "base_model_name_or_path"
+TEMPLATE = "chat_template.jinja"
+TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 # The tokenizer's files in a model folder. A folder has some of them.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE,
+    TOOLS_TEMPLATE,
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
@@ -28,7 +31,6 @@ TOKENIZER_FILES = (
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 CARD_FILE = "README.md"
 TOKENIZER = "tokenizer.json"
-TEMPLATE = "chat_template.jinja"
 MADE = "Weft trained it."
 CARD = """---
 {header}library_name: peft
@@ -106,11 +108,12 @@ def add(
 
 def copy_tokenizer(model_dir: Path, folder: Path) -> None:
     """Copies the files of a tokenizer. Raises InvalidArgument if there is none."""
-    found = [path for name in TOKENIZER_FILES if (path := model_dir / name).is_file()]
+    found = [name for name in TOKENIZER_FILES if (model_dir / name).is_file()]
     if not found:
         raise InvalidArgument(f"model_dir {model_dir}: no file of a tokenizer")
-    for path in found:
-        shutil.copyfile(path, folder / path.name)
+    for name in found:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(model_dir / name, folder / name)
 
 
 def prepare(folder: Path, scratch: Path) -> None:
@@ -120,8 +123,10 @@ def prepare(folder: Path, scratch: Path) -> None:
     card = folder / CARD_FILE
     if card.is_file() and MADE not in card.read_text("utf-8", "replace"):
         (scratch / CARD_FILE).unlink(missing_ok=True)
-    if (scratch / TOKENIZER).is_file() and not (scratch / TEMPLATE).is_file():
-        (folder / TEMPLATE).unlink(missing_ok=True)
+    if (scratch / TOKENIZER).is_file():
+        for name in (TEMPLATE, TOOLS_TEMPLATE):
+            if not (scratch / name).is_file():
+                (folder / name).unlink(missing_ok=True)
 
 
 def _card(config: dict[str, Any], name: str, loader: str) -> str:

@@ -25,6 +25,7 @@ from weft.types import ModelInfo, ServerInfo, StrPath
 # The files of ServerService.GetTokenizer, in its order.
 _NAMES = (
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "generation_config.json",
     "special_tokens_map.json",
@@ -103,8 +104,8 @@ class ServedTokenizer:
 
     def is_cached(self) -> bool:
         """Returns whether the folder has the files that the server has."""
-        paths = [self.folder / name for name in _NAMES]
-        found = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        paths = {name: self.folder / name for name in _NAMES}
+        found = {n: path.read_bytes() for n, path in paths.items() if path.is_file()}
         return _fingerprint(found) == self._model.tokenizer_fingerprint
 
     def add(self, chunk: server_pb2.TokenizerChunk) -> None:
@@ -128,6 +129,7 @@ class ServedTokenizer:
             if name in self._received:
                 # Another process may write or read the same file.
                 part = self.folder / f"{name}.{os.getpid()}"
+                part.parent.mkdir(exist_ok=True)
                 part.write_bytes(self._received[name])
                 part.replace(self.folder / name)
 
