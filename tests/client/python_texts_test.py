@@ -18,6 +18,7 @@ from fronts import front_of
 from tokenizers import Tokenizer, models
 
 import weft
+from weft import peft_extras
 from weft._proto import server_pb2
 from weft.data import BadRecord, Dataset, Encoder, ModelTokenizer
 from weft.openai_front import app
@@ -133,13 +134,15 @@ def test_chats_with_tools_have_the_servers_own_template(
         tokenizer = client.tokenizer()
         plain = tokenizer.chat_prompt(chat)
         assert tokenizer.chat_prompt(chat, tools=[{"name": "w7"}]) == [7, *plain]
-        # An export has it, too, and loses it with the next tokenizer.
-        adapter = client.create_adapter("a", rank=2)
-        adapter.export(tmp_path / "export", base_model="o/b", model_dir=model_dir)
-        assert (tmp_path / "export" / more).is_file()
-        (model_dir / more).unlink()
-        adapter.export(tmp_path / "export", base_model="o/b", model_dir=model_dir)
-        assert not (tmp_path / "export" / more).exists()
+    # An export has it, too, and loses it with the next tokenizer.
+    export, scratch = tmp_path / "export", tmp_path / "scratch"
+    for folder in (export, scratch):
+        folder.mkdir()
+        peft_extras.copy_tokenizer(model_dir, folder)
+        (model_dir / more).unlink(missing_ok=True)
+    assert (export / more).is_file() and not (scratch / more).exists()
+    peft_extras.prepare(export, scratch)
+    assert not (export / more).exists()
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
