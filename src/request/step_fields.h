@@ -135,6 +135,10 @@ void Fields(const auto& f, Is<MuonConfig> auto& muon) {
   f("max_grad_norm", muon.max_grad_norm);
 }
 
+// Stands for an OptimStepRequest that discards.
+struct Discard {};
+void Fields(const auto& /*f*/, Is<Discard> auto& /*discard*/) {}
+
 void Fields(const auto& f, Is<SaveCheckpointRequest> auto& request) {
   f("name", request.name);
   f("overwrite", request.overwrite);
@@ -162,10 +166,10 @@ void Fields(const auto& f, Is<StepRequest> auto& request) {
   // OptimSteps with Muon, and those that discard, are kinds of their own in the
   // log.
   std::optional<MuonConfig> muon;
-  std::optional<bool> discard;
+  std::optional<Discard> discard;
   if (const auto* optim = std::get_if<OptimStepRequest>(&request)) {
     muon = optim->muon;
-    if (optim->discard) discard = true;
+    if (optim->discard) discard.emplace();
   }
   f("muon", muon);
   // Digests of other requests are as they were before there was this kind.

@@ -70,7 +70,8 @@ T Again(const T& record) {
 }
 
 // Sets every field of a message. In a oneof it sets the field of this number,
-// and all kinds of steps have the number `step_kind`. Sets field `changed`,
+// and all kinds of steps have the number `step_kind`, modulo their number. Sets
+// field `changed`,
 // counted from 1, to another value than without `changed`.
 class EveryField {
  public:
@@ -82,7 +83,8 @@ class EveryField {
     for (int i = 0; i < type.field_count(); ++i) {
       const auto* oneof = type.field(i)->real_containing_oneof();
       const int kind = type.name() == "Record" ? record_kind_ : step_kind_;
-      if (oneof == nullptr || oneof->field(kind) == type.field(i)) {
+      if (oneof == nullptr ||
+          oneof->field(kind % oneof->field_count()) == type.field(i)) {
         SetField(message, type.field(i));
       }
     }
@@ -146,7 +148,7 @@ TEST(RecordTest, EveryFieldOfTheLogIsReadAndWritten) {
       proto::Record::descriptor()->oneof_decl(0)->field_count();
   const int step_kinds =
       proto::Request::descriptor()->oneof_decl(0)->field_count();
-  ASSERT_EQ(step_kinds,
+  ASSERT_GE(step_kinds,
             proto::Result::descriptor()->oneof_decl(0)->field_count());
   for (int i = 0; i < record_kinds * step_kinds; ++i) {
     proto::Record record;
@@ -418,16 +420,15 @@ TEST(RecordTest, BatchesLoadsRemovalsAndReleasesComeBack) {
                 .work_id = 5, .first_datum = 2, .num_data = 3, .last = true}));
   EXPECT_FALSE(batch.slices.at(1).last);
   const LoadCheckpointRequest request{.adapter_id = "a", .name = "n"};
-  const LoadedRecord loaded =
-      Again(LoadedRecord{.key = AdapterKey{3},
-                         .step = 4,
-                         .digest = "d",
-                         .request = request,
-                         .file = "f",
-                         .optim_steps = 5,
-                         .last_step = 6,
-                         .optimizer = Optimizer::kMuon,
-                         .accumulated_tokens = 8});
+  const LoadedRecord loaded = Again(LoadedRecord{.key = AdapterKey{3},
+                                                 .step = 4,
+                                                 .digest = "d",
+                                                 .request = request,
+                                                 .file = "f",
+                                                 .optim_steps = 5,
+                                                 .last_step = 6,
+                                                 .optimizer = Optimizer::kMuon,
+                                                 .accumulated_tokens = 8});
   EXPECT_EQ(loaded.file, "f");
   EXPECT_EQ(loaded.optimizer, Optimizer::kMuon);
   EXPECT_EQ(loaded.accumulated_tokens, 8);
