@@ -187,17 +187,7 @@ pip_settings_for_uv() {
     elif [[ ! -v "${name}" ]]; then
       export "${name}=${value}"
     fi
-  done < <(uv_settings)
-  # uv, unlike pip, stops if it cannot write its cache.
-  local cache
-  cache="$("${VENV}/bin/uv" cache dir)" || cache=""
-  if ! mkdir -p "${cache}" || [[ ! -w "${cache}" ]]; then
-    export UV_NO_CACHE=1
-  fi 2>/dev/null
-}
-
-uv_settings() {
-  "${VENV}/bin/python" - <<'PYTHON'
+  done < <("${VENV}/bin/python" - <<'PYTHON'
 import ast, os, subprocess, sys
 
 pip = [sys.executable, "-m", "pip", "config", "list"]
@@ -215,7 +205,8 @@ for name, separator, own, older in (
     ("extra-index-url", " ", "UV_INDEX", "UV_EXTRA_INDEX_URL"),
     ("find-links", ",", "UV_FIND_LINKS", ""),
     ("trusted-host", " ", "UV_INSECURE_HOST", ""),
-    ("proxy", "", "ALL_PROXY", ""),
+    ("proxy", "", "HTTPS_PROXY", ""),
+    ("proxy", "", "HTTP_PROXY", ""),
     ("cert", "", "SSL_CERT_FILE", ""),
     ("client-cert", "", "SSL_CLIENT_CERT", ""),
 ):
@@ -230,6 +221,13 @@ if "extra-index-url" in settings:
 if settings.get("no-index", "").lower() in ("1", "t", "true", "y", "yes", "on"):
     print("--no-index", end="\0")
 PYTHON
+  )
+  # uv, unlike pip, stops if it cannot write its cache.
+  local cache
+  cache="$("${VENV}/bin/uv" cache dir)" || cache=""
+  if ! mkdir -p "${cache}" || [[ ! -w "${cache}" ]]; then
+    export UV_NO_CACHE=1
+  fi 2>/dev/null
 }
 
 # install_into PYTHON ARGUMENTS...: installs packages. uv takes a fifth of pip's

@@ -65,12 +65,16 @@ readonly work
 loggers=()
 # The loggers end with their last writer.
 trap 'exec >/dev/null 2>&1; wait "${loggers[@]}" || true; rm -rf "${work}"' EXIT
-conf="${HERE}/nginx.conf"
-if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
 ln -s "${dir}/tls" "${work}/tls"
 if ((mtls)); then ln -s "${HERE}/mtls.conf" "${work}/mtls.conf"; fi
+choose_conf() {
+  conf="${HERE}/nginx.conf"
+  if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
+}
 write_conf() {
-  sed -E "${listen:+s@^( *listen )[^ ;]+@\1${listen}@}" "${conf}" >"${work}/nginx.conf"
+  choose_conf
+  sed -E "${listen:+s@^( *listen )[^ ;]+@\1${listen}@}" "${conf}" >"${work}/nginx.draft" || return
+  mv "${work}/nginx.draft" "${work}/nginx.conf"
   # nginx does not start with addresses that the machine lacks.
   if grep -q . /proc/net/if_inet6 2>/dev/null; then
     sed -nE 's/^ *listen ([0-9]+) (.*);.*/listen [::]:\1 \2 ipv6only=on;/p' \
@@ -81,6 +85,7 @@ write_conf
 
 nginx_here() { nginx -p "${work}" -c nginx.conf -e stderr "$@"; }
 contents() {
+  choose_conf
   cat "${conf}" "${work}"/tls/{tls.crt,tls.key,ca.crt} 2>/dev/null | cksum || true
 }
 warn_of_expiry() {
@@ -120,7 +125,7 @@ warn_of_missing_issuer() {
 }
 reload() {
   local answer
-  write_conf
+  write_conf || return 0 # The file goes as this reads it.
   answer="$(certificate_problem)"
   if [[ -z "${answer}" ]] && answer="$(nginx_here -t -q 2>&1)"; then
     kill -HUP "${nginx}"

@@ -225,6 +225,19 @@ def test_a_run_that_ended_between_the_updates_of_a_step_goes_on_from_there(
     assert (info.optim_steps, info.snapshots) == (6, [])
 
 
+def test_a_step_whose_policy_is_lost_has_its_other_updates(
+    base: Options, play: Options, client: weft.Client
+) -> None:
+    command = ["grpo", *base, *play, "--prompts", "2", "--samples", "4"]
+    command += ["--updates", "3", "--save-every", "1"]
+    assert main([*command, "--steps", "1"]) == 0
+    client.adapter("a").optim_step()  # As of an update of an earlier version's run.
+    assert main([*command, "--steps", "2", "--resume"]) == 0
+    assert client.adapter("a").info().optim_steps == 6
+    saved = {c.name: c.optim_steps for c in client.checkpoints("a")}
+    assert saved == {"step-1": 3, "step-2": 6}
+
+
 def test_advantages_hold_the_policy_near_its_start(client: weft.Client) -> None:
     group = Group("", [sample(8, 9), sample(10)], ["", ""], [1.0, 0.0])
     batch = grpo.make_batch([group])

@@ -142,6 +142,34 @@ def test_a_sweep_that_ended_within_a_step_goes_on_from_there(
     assert not any(steps_of(sent, name) for name in names)
 
 
+def test_an_adapter_that_is_behind_catches_up_alone(
+    sweep: Options, client: weft.Client, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    options = [*sweep, "--save-every", "1", "--steps", "4"]
+    submit_update = adapters.submit_update
+    calls = itertools.count()
+
+    def ends(*args: Any) -> adapters.Pending:
+        if next(calls) == 12:
+            raise KeyboardInterrupt
+        return submit_update(*args)
+
+    monkeypatch.setattr(adapters, "submit_update", ends)
+    assert main(options) == 130  # Behind the third step.
+    monkeypatch.setattr(adapters, "submit_update", submit_update)
+    lost = "a-r4-lr0.001-s0"
+    client.delete_adapter(lost)
+    for checkpoint in client.checkpoints(lost):
+        client.delete_checkpoint(lost, checkpoint.name)
+    assert main([*options, "--resume"]) == 0
+    assert {info.optim_steps for info in client.adapters()} == {4}
+    assert [row["step"] for row in log(tmp_path)] == [1, 2, 3, 4]
+    saved = client.checkpoints()
+    assert len(saved) == 10 and all(
+        checkpoint.name == f"step-{checkpoint.optim_steps}" for checkpoint in saved
+    )
+
+
 def test_a_sweep_reports_each_adapters_loss(sweep: Options, sent: Sent) -> None:
     assert main([*sweep, "--eval-fraction", "0.25"]) == 0
     reports = [m for m in sent if type(m).__name__ == "ReportMetricsRequest"]

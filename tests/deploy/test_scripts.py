@@ -148,7 +148,7 @@ def test_uv_gets_the_settings_of_pip(tmp_path: Path) -> None:
             "UV_INDEX": "https://one.example/simple https://two.example/it's",
             "UV_FIND_LINKS": "/wheels,/more",
             "UV_INSECURE_HOST": "one.example two.example:8080",
-            "ALL_PROXY": "http://proxy.example:3128",
+            "HTTPS_PROXY": "http://proxy.example:3128",
             "SSL_CERT_FILE": "/etc/a file.pem",
         }.items()
     )

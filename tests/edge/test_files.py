@@ -190,6 +190,20 @@ def test_a_hangup_makes_nginx_use_its_files_anew(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_the_edge_outlives_the_end_of_its_own_nginx_conf(tmp_path: Path) -> None:
+    """Then it has the one beside run.sh."""
+    port = daemon_module.free_port()
+    process = edge_alone(tmp_path, "sleep", "60", listen=f"127.0.0.1:{port}")
+    wait_until(lambda: accepts(port), lambda: "the edge does not serve", 20)
+    (tmp_path / "nginx.conf").unlink()
+    assert process.stdout is not None
+    while '"edge: ' not in (line := process.stdout.readline()):
+        assert line, "the edge has ended"
+    assert accepts(port) and process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+
 def test_a_certificate_near_its_end_is_logged(tmp_path: Path) -> None:
     process = edge_alone(tmp_path, "sleep", "1")
     process.communicate(timeout=20)

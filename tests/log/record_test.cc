@@ -70,9 +70,8 @@ T Again(const T& record) {
 }
 
 // Sets every field of a message. In a oneof it sets the field of this number,
-// and all kinds of steps have the number `step_kind`, modulo their number. Sets
-// field `changed`,
-// counted from 1, to another value than without `changed`.
+// and all kinds of steps have the number `step_kind`, modulo their count. Sets
+// field `changed`, counted from 1, to another value than without `changed`.
 class EveryField {
  public:
   EveryField(int record_kind, int step_kind, int changed = 0)

@@ -213,7 +213,14 @@ void CannedAdapters::Run(const StepTask& step) {
         .accumulated_tokens = std::exchange(adapter.accumulated_tokens, 0)};
   } else {
     const auto& publish = std::get<PublishSnapshotRequest>(request);
-    adapter.snapshots[publish.name] = adapter.version;
+    const auto [there, added] =
+        adapter.snapshots.emplace(publish.name, adapter.version);
+    if (there->second != adapter.version) {
+      dispatcher_.steps().Complete(
+          step.id, absl::AlreadyExistsError(absl::StrCat(
+                       "name: snapshot '", publish.name, "' exists")));
+      return;
+    }
     result =
         PublishedSnapshot{.name = publish.name, .version = adapter.version};
   }

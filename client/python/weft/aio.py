@@ -216,15 +216,18 @@ class AsyncClient(AsyncSampler):
             )
         return self._handle(adapter)
 
-    async def adapter(self, adapter_id: str) -> AsyncAdapter:
+    async def adapter(self, adapter_id: str, *, suggests: bool = True) -> AsyncAdapter:
         """Returns an existing adapter, which continues after its last step.
 
-        Raises NotFound if there is no adapter of that name. The message has the name of
-        an adapter that is spelled almost so.
+        Raises NotFound if there is no adapter of that name. If `suggests`, the message
+        has the name of an adapter that is spelled almost so, which takes calls that
+        list all adapters.
         """
         try:
             return self._handle(await self._get(adapter_id))
         except NotFound as error:
+            if not suggests:
+                raise
             with suppress(WeftError):
                 ids = [info.adapter_id for info in await self.adapters()]
                 for near in difflib.get_close_matches(adapter_id, ids, n=1):

@@ -184,7 +184,7 @@ struct BatchTrainer::MicroBatch {
     lora::Adapter* adapter;
     bool fresh;          // This is the request's first slice.
     bool complete;       // This is the request's last slice.
-    int64_t num_tokens;  // Of the request.
+    int64_t num_tokens;  // Of the request, and of those behind it.
     // The scratch before this batch. Set if may_run_again and not `fresh`.
     at::Tensor before_N;
   };
@@ -223,8 +223,12 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
       batch.copy_bytes[piece.teacher] = progress.teacher->copy_bytes;
     }
     if (lora::Adapter* adapter = context_.adapters.Find(step.adapter)) {
-      if (train.backward &&
-          (batch.touched.empty() || batch.touched.back().adapter != adapter)) {
+      const bool known = !batch.touched.empty() &&
+                         batch.touched.back().adapter == adapter;
+      if (train.backward && known) {
+        // The batch has several whole requests of the adapter.
+        batch.touched.back().num_tokens += part.request().num_tokens();
+      } else if (train.backward) {
         // A request's first slice clears the scratch. A later slice adds to the
         // gradients of the earlier ones.
         batch.touched.push_back({.adapter = adapter,

@@ -65,6 +65,7 @@ TOKENIZER_SECONDS = 30.0
 _RETRY = RetryPolicy(max_attempts=3)
 # Callers' keys of this form are server tokens, also in the form of the Tinker API.
 _TOKEN = re.compile(r"(?i:bearer) +(?:tml-)?(weft_[!-~]{1,400}) *")
+NAMES_SECONDS = 60.0  # Further names of the base model are asked for so often.
 _POLL_SECONDS = 0.5  # The interval at which a call checks for a disconnect.
 # The second prefix is that of Tinker's own endpoint for clients of OpenAI's API.
 PREFIXES = ("/v1", "/oai/api/v1")
@@ -101,6 +102,8 @@ class Front:
         tinker: TinkerPort | None = None,
     ) -> None:
         self._tinker = tinker
+        self._names: list[str] = []
+        self._names_until = -math.inf
         self._own = own
         self._tokenizer: ModelTokenizer | None = None
         self._fingerprint = ""  # Of the server's tokenizer when it was got.
@@ -206,20 +209,41 @@ class Front:
             model = await self._adapter_of(request, model)
         async with self.limit(ANSWER_SECONDS):
             base = (await self.info(request)).model.name
+            if model in await self._base_names(request):
+                return await look(client, base, base)
             try:
                 return await look(client, base, model)
             except NotFound:
                 # The server may have started again with another base model.
                 info = (await self.info(request, renew=True)).model
-                renewed = info.name
-                if renewed != base:
-                    return await look(client, renewed, model)
-                names = [base]
-                if self._tinker is not None:
-                    names = await self._tinker.base_names(self._token(request))
+                if info.name != base:
+                    return await look(client, info.name, model)
+                names = [base, *await self._base_names(request)]
                 if not is_base(model, names, info.context_length):
                     raise
                 return await look(client, base, base)
+
+    async def _base_names(self, request: Request) -> list[str]:
+        """Returns what clients of the Tinker API call the base model, as it was at most
+        NAMES_SECONDS ago."""
+        if self._tinker is None:
+            return []
+        if time.monotonic() >= self._names_until:
+            with contextlib.suppress(Unavailable):  # Other names serve meanwhile.
+                self._names = await self._tinker.base_names(self._token(request))
+            self._names_until = time.monotonic() + NAMES_SECONDS
+        return self._names
+
+    async def created(self, request: Request, model: str) -> int:
+        """Returns when the model was created. Raises what `find` raises."""
+        if self._tinker is None or not model.startswith(SCHEME):
+            return await self.find(request, model, find_created)
+        await self.info(request)
+        async with self.limit(ANSWER_SECONDS):
+            paths = await self._tinker.sampler_paths(self._token(request))
+        if model not in paths:
+            raise NotFound(f"the model {model[:300]!r} does not exist")
+        return paths[model]
 
     async def _adapter_of(self, request: Request, path: str) -> str:
         if self._tinker is None:
@@ -238,7 +262,7 @@ class Front:
             if self._tinker is None:
                 return names
             token = self._token(request)
-            aliases = dict.fromkeys(await self._tinker.base_names(token), 0)
+            aliases = dict.fromkeys(await self._base_names(request), 0)
             own = {name: t for name, t in names.items() if not is_of_tinker(name)}
             return {**aliases, **own, **await self._tinker.sampler_paths(token)}
 
@@ -320,15 +344,17 @@ def _routes(front: Front) -> APIRouter:
 
     @router.get("/models/{name:path}")
     async def model(name: str, request: Request) -> Json:
-        return _model(name, await front.find(request, name, find_created))
+        return _model(name, await front.created(request, name))
 
     @router.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await _serve(await _completion(front, body, request), body, request)
+        job = await _while_connected(request, _completion(front, body, request))
+        return await _serve(job, body, request)
 
     @router.post("/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await _serve(await _chat(front, body, request), body, request)
+        job = await _while_connected(request, _chat(front, body, request))
+        return await _serve(job, body, request)
 
     return router
 

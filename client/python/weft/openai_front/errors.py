@@ -49,7 +49,11 @@ def body_of(
 
 def describe(error: WeftError) -> tuple[int, dict[str, object]]:
     """Returns the HTTP status and the body of an error."""
-    if isinstance(error, ResourceExhausted) and error.retry_after is None:
+    if (
+        isinstance(error, ResourceExhausted)
+        and error.retry_after is None
+        and error.reason != "OUT_OF_MEMORY"
+    ):
         # No wait makes room for the request, so no client shall send it again.
         return 400, body_of(str(error), "invalid_request_error")
     status, kind = next(

@@ -133,6 +133,6 @@ def _split(model: str) -> tuple[str, str | None]:
 async def _adapter(client: AsyncClient, adapter: str, model: str) -> AsyncAdapter:
     with _named(model):
         try:
-            return await client.adapter(adapter)
+            return await client.adapter(adapter, suggests=False)
         except InvalidArgument as error:  # No adapter can have this name.
             raise _missing(model) from error

@@ -347,12 +347,16 @@ def _settle(adapter: Adapter, before: AdapterInfo) -> None:
             f"{adapter.id}: its last step came {idle:.0f} s ago; if another client "
             "trains it, this run takes it over"
         )
+    dropped = 0
     while True:
         try:
-            dropped = adapter.zero_grad().accumulated_tokens
-            break
+            dropped += adapter.zero_grad().accumulated_tokens
+            # A step that had waited for a lost one may have run behind this one.
+            if adapter.info().next_step == adapter.next_step:
+                break
         except AlreadyExists:  # Another client has taken the number.
-            adapter.resync()
+            pass
+        adapter.resync()
     if adapter.next_step > before.next_step + 1:
         print(f"{adapter.id}: taken over from another client, which trained it")
     if dropped:
@@ -402,6 +406,10 @@ def _load_start(adapter: Adapter, start: CheckpointInfo, *, is_new: bool) -> Non
     """Loads the weights of --init and keeps them as START. Deletes a new adapter if
     that fails, because it would then look like one that starts with new weights."""
     try:
+        if not is_new and START in adapter.info().snapshots:
+            adapter.release_snapshot(
+                START
+            )  # Of a run that ended before its first step.
         adapter.load(start.name, source=start.adapter_id, weights_only=True)
         adapter.snapshot(START)
     except WeftError:

@@ -313,18 +313,16 @@ def kept_policy(
     yields its name. So a run that ended within the step draws the same replies again,
     and goes on with the step's other updates. made: the updates that the step has had.
     Yields None, for the present weights, if nothing keeps others."""
-    if updates == 1:
-        yield None
-        return
     name = f"{POLICY}{step}"
     kept = [one for one in adapter.info().snapshots if one.startswith(POLICY)]
-    if made:
-        yield name if name in kept else None
-    else:
+    if updates == 1 or (made and name not in kept):
+        yield None
+        return
+    if not made:
         for old in kept:
             adapter.release_snapshot(old)
         adapter.snapshot(name)
-        yield name
+    yield name
     adapter.release_snapshot(name)
 
 
@@ -426,6 +424,8 @@ class Course:
     def _score(
         self, step: int, prompts: Sequence[Prompt], drawn: Sequence[list[Sample]]
     ) -> list[Group]:
+        if self._made and step == self._done:  # The adapter is not behind a step.
+            return self._player.score(prompts, drawn)
         with adapters.saved_on_error(self._adapter, step):
             return self._player.score(prompts, drawn)
 
@@ -459,4 +459,13 @@ def run(options: argparse.Namespace) -> None:
         def evaluate(step: int) -> dict[str, float]:
             return course.evaluate(step, held_out)
 
-        loop.train(client, adapter, options, steps, course.step, evaluate, plot)
+        loop.train(
+            client,
+            adapter,
+            options,
+            steps,
+            course.step,
+            evaluate,
+            plot,
+            within_step=made > 0,
+        )

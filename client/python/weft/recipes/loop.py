@@ -37,15 +37,18 @@ def train(
     make_step: MakeStep,
     evaluate: Evaluate,
     plot: Plot,
+    *,
+    within_step: bool = False,
 ) -> None:
     """Makes the steps, evaluates, saves, logs and exports.
 
-    steps: from the number of steps that are done to the number of all steps. Raises
-    WeftError if a call fails. After an interrupt, saves the current step and raises
-    KeyboardInterrupt.
+    steps: from the number of steps that are done to the number of all steps.
+    within_step: the adapter has a part of the step behind those. Raises WeftError if a
+    call fails. After an interrupt, saves the current step and raises KeyboardInterrupt.
     """
     done, total = steps.start, steps.stop
-    if done and adapters.is_due(done, options.save_every, total):
+    is_due = adapters.is_due(done, options.save_every, total)
+    if done and is_due and not within_step:
         adapters.save_missing(client, adapter, done)
     if not steps:
         print(f"nothing left to do: {adapter.id} is behind step {done} of {total}")

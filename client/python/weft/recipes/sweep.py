@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -294,15 +294,16 @@ def train(
     examples: sft.Split[data.Example],
     info: ServerInfo,
     options: argparse.Namespace,
-    total: int,
+    steps: range,
     watch: Watch,
     progress: Progress,
 ) -> None:
-    """Makes all steps that are left, and saves the best adapter. Raises
+    """Makes the steps, and saves the best adapter. Raises
     FailedPrecondition if all have diverged. After an interrupt, ends with the current
     step, saves all adapters and raises KeyboardInterrupt."""
+    total = steps.stop
     with Interrupt() as interrupt:
-        for step in range(first_step(members, total), total):
+        for step in steps:
             num_tokens, losses = learn(members, examples.train, info, step, total)
             made = list(zip(members, losses, strict=True))
             progress.diverged += [Result(*m, None) for m in made if m[1] == math.inf]
@@ -339,9 +340,36 @@ def train(
 
 
 def first_step(members: Sequence[Run], total: int) -> int:
-    """Returns the step with which the sweep begins or goes on. The last step is scored
-    again if all have made it, because the results may be missing."""
-    return min([total - 1, *(one.done for one in members)])
+    """Returns the step with which the sweep begins or goes on: that of the adapters
+    that are ahead, if all of them are at the same one, else the one before, which the
+    others of them have not made. The last step is scored again if it is made, because
+    the results may be missing."""
+    ahead = max(one.done for one in members)
+    if any(one.done == ahead - 1 for one in members):
+        ahead -= 1
+    return min(ahead, total - 1)
+
+
+def catch_up(
+    members: Sequence[Run],
+    examples: Sequence[data.Example],
+    info: ServerInfo,
+    first: int,
+    total: int,
+) -> list[Run]:
+    """Makes the steps before `first` of those that are behind, such as one whose
+    checkpoints are lost, or that had diverged. Returns those that have them."""
+    kept = []
+    for one in members:
+        losses = [0.0]
+        for step in range(one.done, first):
+            _, losses = learn([one], examples, info, step, total)
+            if losses == [math.inf]:
+                print(f"{one.adapter.id} has diverged at step {step + 1}", flush=True)
+                break
+        if losses != [math.inf]:
+            kept.append(replace(one, done=max(one.done, first)))
+    return kept
 
 
 def is_saved(step: int, options: argparse.Namespace) -> bool:
@@ -362,19 +390,22 @@ def run(options: argparse.Namespace) -> None:
         per_step = options.batch * options.accumulate
         total = sft.num_steps(options, len(examples.train), per_step)
         print(f"{len(members)} adapters, {total} steps each", flush=True)
+        first = first_step(members, total)
+        members = catch_up(members, examples.train, info, first, total)
         settings = runs.settings(options)
         watch = Watch(
             options.output,
             total,
             options.log_format,
-            done=first_step(members, total),
+            done=first,
             settings=settings,
             adapters=[one.adapter for one in members],
         )
         progress = Progress()
         with watch, deleted_on_error(members):
             try:
-                train(members, examples, info, options, total, watch, progress)
+                steps = range(first, total)
+                train(members, examples, info, options, steps, watch, progress)
             finally:
                 title = f"{options.adapter}: loss per learnt token"
                 draw(progress.results, watch, options.output / "plot.png", title)
