@@ -20,7 +20,7 @@ def tokens_of(data: list[Any]) -> int:
 
 def accumulated(server: Durable, adapter_id: str = "a") -> int:
     with server.daemon.client() as client:
-        return client.adapter(adapter_id).info().accumulated_tokens
+        return int(client.adapter(adapter_id).info().accumulated_tokens)
 
 
 def test_a_gradient_has_the_tokens_of_all_its_requests(durable: Durable) -> None:

@@ -390,21 +390,21 @@ def run(options: argparse.Namespace) -> None:
         per_step = options.batch * options.accumulate
         total = sft.num_steps(options, len(examples.train), per_step)
         print(f"{len(members)} adapters, {total} steps each", flush=True)
-        first = first_step(members, total)
-        members = catch_up(members, examples.train, info, first, total)
+        begin = first_step(members, total)
+        members = catch_up(members, examples.train, info, begin, total)
         settings = runs.settings(options)
         watch = Watch(
             options.output,
             total,
             options.log_format,
-            done=first,
+            done=begin,
             settings=settings,
             adapters=[one.adapter for one in members],
         )
         progress = Progress()
         with watch, deleted_on_error(members):
             try:
-                steps = range(first, total)
+                steps = range(begin, total)
                 train(members, examples, info, options, steps, watch, progress)
             finally:
                 title = f"{options.adapter}: loss per learnt token"
