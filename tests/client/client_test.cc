@@ -101,7 +101,7 @@ TEST_F(ClientTest, RepeatsRequestsOnWholeAdaptersOnlyWithANumber) {
   const auto send = [&](uint64_t first_step, auto expected) {
     const auto call = [&](const char* rpc, auto method, auto& request) {
       request.set_adapter_id("a");
-      request.set_name("x");
+      request.set_name(first_step > 0 ? "y" : "x");
       if (first_step > 0) request.set_step(first_step++);
       server_.wire().LoseReply(rpc, {grpc::StatusCode::UNAVAILABLE, "lost"});
       EXPECT_EQ(((*client_).*method)(request).status().code(), expected) << rpc;
