@@ -223,8 +223,8 @@ BatchTrainer::MicroBatch BatchTrainer::MakeMicroBatch(
       batch.copy_bytes[piece.teacher] = progress.teacher->copy_bytes;
     }
     if (lora::Adapter* adapter = context_.adapters.Find(step.adapter)) {
-      const bool known = !batch.touched.empty() &&
-                         batch.touched.back().adapter == adapter;
+      const bool known =
+          !batch.touched.empty() && batch.touched.back().adapter == adapter;
       if (train.backward && known) {
         // The batch has several whole requests of the adapter.
         batch.touched.back().num_tokens += part.request().num_tokens();
