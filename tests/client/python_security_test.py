@@ -249,6 +249,10 @@ def requests_on(adapter: str) -> list[tuple[methods.Method[Any, Any], Any]]:
         (methods.FORWARD_BACKWARD, training_pb2.ForwardBackwardRequest(**train)),
         (methods.FORWARD, training_pb2.ForwardRequest(**train)),
         (methods.OPTIM_STEP, training_pb2.OptimStepRequest(adapter_id=adapter)),
+        (
+            methods.REPORT_METRICS,
+            training_pb2.ReportMetricsRequest(adapter_id=adapter, metrics={"loss": 1}),
+        ),
         (methods.SAMPLE, sample),
         (methods.SAMPLE_STREAM, sampling_pb2.SampleStreamRequest(request=sample)),
         (methods.GET_ADAPTER, adapters_pb2.GetAdapterRequest(adapter_id=adapter)),

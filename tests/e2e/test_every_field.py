@@ -80,6 +80,9 @@ def requests() -> dict[str, Message]:
         "OPTIM_STEP": training_pb2.OptimStepRequest(
             adapter_id="victim", adamw={"learning_rate": 1e-3}
         ),
+        "REPORT_METRICS": training_pb2.ReportMetricsRequest(
+            adapter_id="victim", optim_steps=3, metrics={"loss": 0.5}
+        ),
         "OPTIM_STEP of Muon": training_pb2.OptimStepRequest(
             adapter_id="muon-victim", muon={"learning_rate": 1e-3}
         ),
