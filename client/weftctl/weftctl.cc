@@ -1,6 +1,7 @@
 #include "client/weftctl/weftctl.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "src/base/status_macros.h"
+#include "src/base/typo.h"
 
 namespace weft::client::weftctl {
 namespace {
@@ -108,6 +110,27 @@ const Command* Find(const std::vector<Command>& commands,
   return nullptr;
 }
 
+// Returns the name of the command that is spelled almost as the first words
+// are; empty if there is none.
+std::string NearCommand(const std::vector<Command>& commands,
+                        const std::vector<std::string>& given) {
+  std::string best;
+  size_t best_distance = SIZE_MAX;
+  for (const Command& command : commands) {
+    const auto words = static_cast<size_t>(
+        1 + std::count(command.name.begin(), command.name.end(), ' '));
+    const auto end = given.begin() +
+                     static_cast<std::ptrdiff_t>(std::min(words, given.size()));
+    const std::string name = absl::StrJoin(given.begin(), end, " ");
+    const size_t distance = EditDistance(name, command.name);
+    if (distance <= FarthestTypo(name) && distance < best_distance) {
+      best = command.name;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
 int ReportUsage(absl::string_view message, const Streams& streams) {
   streams.err << "weftctl: " << Printable(message) << "\n";
   return kUsage;
@@ -185,9 +208,13 @@ int RunWeftctl(const std::vector<std::string>& given, const Streams& streams) {
     return help ? kDone : kUsage;
   }
   if (command == nullptr) {
-    return ReportUsage(absl::StrCat("no command '", given[0],
-                                    "' of these words (see: weftctl --help)"),
-                       streams);
+    const std::string near = NearCommand(commands, given);
+    return ReportUsage(
+        absl::StrCat(
+            "no command '", given[0], "' of these words ",
+            near.empty() ? "" : absl::StrCat("(did you mean '", near, "'?) "),
+            "(see: weftctl --help)"),
+        streams);
   }
   return RunCommand(*command, rest, streams);
 }

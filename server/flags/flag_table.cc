@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/flags/flag_values.h"
+#include "src/base/typo.h"
 
 namespace weft::server {
 namespace {
@@ -74,23 +75,6 @@ Flag MakeFlag(const char* group, T& (*field)(Settings&), const char* name,
   return flag;
 }
 
-// Returns the Levenshtein distance, computed one row at a time.
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1,
-                         diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row[b.size()];
-}
-
 }  // namespace
 
 std::string Flag::environment() const {
@@ -145,7 +129,7 @@ std::string NearFlag(absl::string_view name) {
            "by --request-memory, and a tenant has half of what others leave";
   }
   const Flag* best = nullptr;
-  size_t best_distance = 1 + name.size() / 3;
+  size_t best_distance = FarthestTypo(name);
   for (const Flag& flag : FlagTable()) {
     const size_t distance = EditDistance(name, flag.name);
     const bool is_prefix =

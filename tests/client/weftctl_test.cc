@@ -332,6 +332,18 @@ TEST_F(WeftctlTest, AWrongCommandLineEndsWithTwo) {
   }
 }
 
+TEST_F(WeftctlTest, NamesTheCommandThatIsMeant) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"adapters", "lst"}, "did you mean 'adapters list'?"},
+      {{"checkpoint", "list"}, "did you mean 'checkpoints list'?"},
+      {{"drian"}, "did you mean 'drain'?"},
+      {{"nothing", "alike"}, "of these words (see: weftctl --help)"}};
+  for (const auto& [words, message] : cases) {
+    EXPECT_EQ(Run(words), 2);
+    EXPECT_THAT(err_.str(), HasSubstr(message));
+  }
+}
+
 TEST_F(WeftctlTest, HelpsPerCommand) {
   EXPECT_EQ(Run({"--help"}), 0);
   EXPECT_THAT(out_.str(), HasSubstr("checkpoints save"));
