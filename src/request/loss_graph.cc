@@ -189,6 +189,12 @@ class GraphReader {
 
   absl::Status ReadCall(const std::string& op, const std::string& target,
                         GraphNode* out) const {
+    if (op == "get_attr") {
+      return BadNode(
+          "has the op get_attr, a tensor that the function holds: a loss reads "
+          "only its inputs. Make it of one, as torch.arange(x.shape[0]) does, "
+          "or send it as an input");
+    }
     if (op != "call_function" && op != "call_method") {
       return BadNode(
           "has the op ", op.empty() ? "\"\"" : Shortened(op),

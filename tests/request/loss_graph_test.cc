@@ -133,7 +133,7 @@ TEST(LossGraphTest, RefusesBadNodesByName) {
        {"a module", [](Json& n) { n[2]["op"] = "call_module"; },
         "nodes[2] (mul) has the op call_module, must be placeholder"},
        {"a constant", [](Json& n) { n[2]["op"] = "get_attr"; },
-        "nodes[2] (mul) has the op get_attr, must be placeholder"},
+        "nodes[2] (mul) has the op get_attr, a tensor that the function holds"},
        {"no op", [](Json& n) { n[2].erase("op"); },
         "nodes[2] (mul) has the op \"\", must be placeholder"},
        {"no object", [](Json& n) { n[2] = 7; }, "nodes[2] must be an object"},
