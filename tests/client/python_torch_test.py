@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,17 @@ def test_a_loss_is_traced_for_the_server(sent: Sent, client: weft.Client) -> Non
     ):
         with pytest.raises(weft.InvalidArgument):
             wrong()
+
+
+def test_losses_are_traced_in_several_threads() -> None:
+    torch = pytest.importorskip("torch")
+
+    def loss(logprobs: Any, a: Any) -> tuple[Any, dict[str, Any]]:
+        total = logprobs
+        for _ in range(20):
+            total = torch.exp(total) * a
+        return total.sum(), {}
+
+    with ThreadPoolExecutor(8) as pool:
+        traced = list(pool.map(lambda _: weft.trace_loss(loss, a=1), range(200)))
+    assert len({one.graph for one in traced}) == 1

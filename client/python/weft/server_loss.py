@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ from weft.errors import InvalidArgument
 if TYPE_CHECKING:
     import torch
     import torch.fx
+
+# torch.fx patches its module while it traces, so two threads must not.
+_TRACING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,13 @@ def trace_loss(
     dict of scalar tensors with names like "custom/kl:mean" or "custom/kl:sum".
     ranks: the number of dimensions of each input after logprobs, which has one; give
     logprobs=2 for soft targets [N, K]. Needs torch. Raises InvalidArgument for what
-    torch.fx cannot trace, such as a branch on a tensor's value.
+    torch.fx cannot trace, such as a branch on a tensor's value. Threads: any.
     """
     import torch.fx
 
     try:
-        nodes = list(torch.fx.symbolic_trace(fn).graph.nodes)
+        with _TRACING:
+            nodes = list(torch.fx.symbolic_trace(fn).graph.nodes)
         graph = {"format": 1, "nodes": [_node(node) for node in nodes]}
     except Exception as error:  # Runs fn, which may raise anything.
         raise InvalidArgument(f"the loss cannot be traced: {error}") from error
