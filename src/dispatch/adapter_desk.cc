@@ -108,9 +108,7 @@ Activity AdapterDesk::Watch(const ActivityQuery& query) const {
   Activity activity;
   for (const std::string& id : query.adapter_ids) {
     MutexLock lock(&s_.mu);
-    const auto key = s_.keys.find(id);
-    const AdapterRecord* const record =
-        key == s_.keys.end() ? nullptr : s_.Find(key->second);
+    const AdapterRecord* const record = s_.Find(id);
     activity.adapters.push_back(record == nullptr
                                     ? AdapterActivity()
                                     : record->history.Latest(query.max_points));
@@ -129,9 +127,7 @@ Activity AdapterDesk::Watch(const ActivityQuery& query) const {
 
 absl::Status AdapterDesk::Report(const MetricReport& report) {
   MutexLock lock(&s_.mu);
-  const auto key = s_.keys.find(report.adapter_id);
-  AdapterRecord* const record =
-      key == s_.keys.end() ? nullptr : s_.Find(key->second);
+  AdapterRecord* const record = s_.Find(report.adapter_id);
   if (record == nullptr) return NoSuchAdapter(report.adapter_id);
   record->history.Add(report, record->info.optim_steps);
   return absl::OkStatus();

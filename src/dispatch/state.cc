@@ -65,6 +65,11 @@ AdapterKey State::SchedulersKey(AdapterKey adapter, const std::string& tenant) {
   return it->second;
 }
 
+AdapterRecord* State::Find(const std::string& id) {
+  const auto key = keys.find(id);
+  return key == keys.end() ? nullptr : Find(key->second);
+}
+
 AdapterRecord* State::Find(AdapterKey adapter) {
   const auto it = adapters.find(adapter);
   return it == adapters.end() ? nullptr : &it->second;

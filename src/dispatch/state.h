@@ -76,6 +76,7 @@ struct State {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns null for the base model and for an adapter that no longer exists.
   AdapterRecord* Find(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  AdapterRecord* Find(const std::string& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns what clients see of an adapter. REQUIRES: the adapter exists.
   AdapterInfo InfoOf(AdapterKey adapter) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -3,29 +3,23 @@ Chromium beside runs of `dpo`, `grpo` and `sft`."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import HAS_PLAYWRIGHT, needs_chromium, running_chromium
 from conftest import Options
 from fake_weftd import FakeWeftd
 
 from weft.__main__ import main
 
-CHROMIUM = shutil.which("chromium")
-HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
 if HAS_PLAYWRIGHT:
     from playwright import sync_api as playwright
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or not HAS_PLAYWRIGHT,
-    reason="no Chromium or Playwright: deploy/setup.sh --tests installs them",
-)
+pytestmark = needs_chromium
 
 # A folder for screenshots of the pages, to look at.
 SCREENSHOTS = os.environ.get("WEFT_SCREENSHOTS")
@@ -65,10 +59,7 @@ def runs(base: Options, texts: Options, play: Options, tmp_path: Path) -> Option
 
 @pytest.fixture
 def open_page(server: FakeWeftd) -> Iterator[Callable[[int], Any]]:
-    with playwright.sync_playwright() as library:
-        browser = library.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
+    with running_chromium() as browser:
 
         def open_one(width: int) -> Any:
             page = browser.new_page(viewport={"width": width, "height": 900})
@@ -78,7 +69,6 @@ def open_page(server: FakeWeftd) -> Iterator[Callable[[int], Any]]:
             return page
 
         yield open_one
-        browser.close()
 
 
 def choose(page: Any, name: str) -> list[str]:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests" / "client"), str(ROOT / "client" / "python")]
+from fake_weftd import FakeWeftd
 
-from fake_weftd import FakeWeftd  # noqa: E402
-
-import weft  # noqa: E402
+import weft
 
 DATA = [weft.Datum.next_token([1, 2, 3])]
 

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import HAS_PLAYWRIGHT, needs_chromium, running_chromium
 from console_server import ConsoleServer
 from token_file import Tokens
 
 import weft
 
-CHROMIUM = shutil.which("chromium")
-HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
 if HAS_PLAYWRIGHT:
     from playwright import sync_api as playwright
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or not HAS_PLAYWRIGHT,
-    reason="no Chromium or Playwright: deploy/setup.sh --tests installs them",
-)
+pytestmark = needs_chromium
 
 HOSTILE = "<img src=x onerror=window.hit=1>"
 WIDTHS = (400, 900, 1600)
@@ -50,13 +44,8 @@ def server() -> Iterator[ConsoleServer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as library:
-        # Chromium's own sandbox does not run as root.
-        chromium = library.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"]
-        )
+    with running_chromium() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -313,9 +313,12 @@ def kept_policy(
     yields its name. So a run that ended within the step draws the same replies again,
     and goes on with the step's other updates. made: the updates that the step has had.
     Yields None, for the present weights, if nothing keeps others."""
+    if updates == 1:
+        yield None
+        return
     name = f"{POLICY}{step}"
     kept = [one for one in adapter.info().snapshots if one.startswith(POLICY)]
-    if updates == 1 or (made and name not in kept):
+    if made and name not in kept:
         yield None
         return
     if not made:

@@ -328,7 +328,8 @@ def train(
                 more={f"loss/{one.adapter.id}": loss for one, loss in made},
             )
             note(watch, step + 1, progress.results)
-            if interrupt.asked or (not ends and is_saved(step + 1, options)):
+            saves = adapters.is_due(step + 1, options.save_every, total)
+            if interrupt.asked or (saves and not ends):
                 for one in members:
                     adapters.save(one.adapter, step + 1)
             elif ends:
@@ -370,10 +371,6 @@ def catch_up(
         if losses != [math.inf]:
             kept.append(replace(one, done=max(one.done, first)))
     return kept
-
-
-def is_saved(step: int, options: argparse.Namespace) -> bool:
-    return bool(options.save_every and step % options.save_every == 0)
 
 
 def run(options: argparse.Namespace) -> None:
