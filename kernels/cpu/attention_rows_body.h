@@ -20,9 +20,7 @@ WEFT_INLINE void FillZeros(float* row, int64_t begin, int64_t end) {
 // Lane l of x belongs to key i + l. Returns x with `fill` in the lanes of keys
 // that the query does not see.
 WEFT_INLINE Vec Seen(const SoftmaxKeys& keys, int64_t i, Vec x, float fill) {
-  IntVec index;
-  for (int32_t lane = 0; lane < kWidth; ++lane) index[lane] = lane;
-  index += static_cast<int32_t>(i);
+  const IntVec index = LaneNumbers() + static_cast<int32_t>(i);
   const IntVec seen = (index >= static_cast<int32_t>(keys.begin)) &
                       (index < static_cast<int32_t>(keys.end));
   return seen ? x : Fill(fill);

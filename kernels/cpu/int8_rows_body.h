@@ -11,13 +11,16 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-// Returns the scale of the group to which input `i` belongs. `row` may have any
-// alignment.
-WEFT_INLINE float Int8Scale(const int8_t* row, int64_t inputs, int64_t i) {
+// Returns the scale at `bytes`, which may have any alignment.
+WEFT_INLINE float Int8ScaleAt(const int8_t* bytes) {
   uint16_t half;
-  __builtin_memcpy(&half, row + inputs + i / kInt8Group * kInt8ScaleBytes,
-                   sizeof(half));
+  __builtin_memcpy(&half, bytes, sizeof(half));
   return __builtin_bit_cast(float, uint32_t{half} << 16);
+}
+
+// Returns the scale of the group to which input `i` belongs.
+WEFT_INLINE float Int8Scale(const int8_t* row, int64_t inputs, int64_t i) {
+  return Int8ScaleAt(row + inputs + i / kInt8Group * kInt8ScaleBytes);
 }
 
 // Returns the bits of the largest |x| of a group. The bits of positive floats,

@@ -15,7 +15,7 @@
 #include "kernels/cpu/paged_attention.h"
 #include "kernels/cpu/panel_product.h"
 #include "kernels/cpu/row_arguments.h"
-#include "kernels/cpu/skinny_product.h"
+#include "kernels/cpu/row_product.h"
 
 namespace weft::kernels::cpu {
 
@@ -130,22 +130,24 @@ struct KernelTable {
   void (*lse_merge_rows)(const float* part, const float* part_lse,
                          int64_t num_rows, int64_t head_features, float* out,
                          float* lse);
-  // Computes y = scale x W^T + bias, or adds this result to y, for few rows of
-  // x and the item's range of outputs. W [O, I] is f32, bf16 or in 8 bits
-  // (int8_rows.h). It is widened in registers, and sums are f32. W is read from
-  // memory once for all rows of x. y does not overlap other operands. The bits
-  // of an element of y do not depend on other rows or on the range. A NaN in x
+  // Computes y = x W^T + bias for the item's range of outputs. W [O, I] is f32,
+  // bf16 or in 8 bits (int8_rows.h). It is widened to f32, and sums are f32. W
+  // is read from memory once for all of up to kFewRows rows of x, or for
+  // kRowBlock rows of more. y does not overlap other operands. The bits of an
+  // element of y do not depend on other rows or on the range. A NaN in x
   // affects only its row of y, and a NaN in W only its output.
-  void (*skinny_product_f32)(const SkinnyProduct& item, const float* weight);
-  void (*skinny_product_bf16)(const SkinnyProduct& item,
-                              const uint16_t* weight);
-  void (*skinny_product_int8)(const SkinnyProduct& item, const int8_t* weight);
+  // Source: Goto and van de Geijn 2008, with both operands read along the sum.
+  void (*row_product_f32)(const RowProduct& item, const float* weight);
+  void (*row_product_bf16)(const RowProduct& item, const uint16_t* weight);
+  void (*row_product_int8)(const RowProduct& item, const int8_t* weight);
   // Writes x [inputs] in 8 bits to `row` (int8_rows.h). Returns whether all x
   // are finite; if not, `row` is incomplete.
   bool (*quantize_row)(const float* x, int64_t inputs, int8_t* row);
   // Writes the weights [begin, end) of an 8-bit row to `out`, as exact f32.
   void (*widen_int8_row)(const int8_t* row, int64_t inputs, int64_t begin,
                          int64_t end, float* out);
+  // Writes `count` bf16 numbers to `out` as f32.
+  void (*widen_bf16_row)(const uint16_t* row, int64_t count, float* out);
   // Computes out = scale left right, or adds this product to out, in f32. `out`
   // does not overlap other operands. The bits of an element of `out` do not
   // depend on other rows or columns, nor on whether the right matrix is in
@@ -154,8 +156,6 @@ struct KernelTable {
   void (*panel_product)(const PanelProduct& item);
   // Copies a matrix to panels, which panel_product of the same table reads.
   void (*copy_panels)(const PanelCopy& copy);
-  // Sums matrices in order, and adds the sum to another matrix.
-  void (*add_parts)(const PartSum& sum);
   // Makes one AdamW update of `count` weights, and of their moments in place.
   // Writes the new weights to weights_out, which may equal `weights`.
   void (*adamw)(const AdamWScalars& scalars, int64_t count,

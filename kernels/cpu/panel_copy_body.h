@@ -1,5 +1,4 @@
-// Implements copy_panels and add_parts of kernels.h. Compiled only in
-// table_*.cc.
+// Implements copy_panels of kernels.h. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_PANEL_COPY_BODY_H_
 #define WEFT_KERNELS_CPU_PANEL_COPY_BODY_H_
 
@@ -22,12 +21,6 @@ WEFT_INLINE Square LoadSquare(const float* p, int64_t stride) {
 
 WEFT_INLINE void StoreSquare(float* p, int64_t stride, const Square& s) {
   for (int64_t i = 0; i < 4; ++i) StoreQuad(p + i * stride, s.row[i]);
-}
-
-WEFT_INLINE Square Add(const Square& a, const Square& b) {
-  Square sum;
-  for (int64_t i = 0; i < 4; ++i) sum.row[i] = a.row[i] + b.row[i];
-  return sum;
 }
 
 WEFT_INLINE Square Transpose(const Square& s) {
@@ -109,43 +102,6 @@ void CopyPanels(const PanelCopy& copy) {
       CopyRows(copy, copy.from_KN + n, columns, width, to);
     } else {
       CopyColumns(copy, copy.from_KN + n * copy.n_stride, columns, width, to);
-    }
-  }
-}
-
-WEFT_INLINE void AddElement(const PartSum& sum, int64_t m, int64_t n) {
-  const float* part = sum.parts + m * sum.row_stride + n;
-  float total = 0;
-  for (int64_t i = 0; i < sum.num_parts; ++i, part += sum.part_stride) {
-    total += *part;
-  }
-  sum.out_MN[m * sum.m_stride + n * sum.n_stride] += total;
-}
-
-WEFT_INLINE void AddSquare(const PartSum& sum, int64_t m, int64_t n) {
-  const float* part = sum.parts + m * sum.row_stride + n;
-  Square total = {};
-  for (int64_t i = 0; i < sum.num_parts; ++i, part += sum.part_stride) {
-    total = Add(total, LoadSquare(part, sum.row_stride));
-  }
-  float* out = sum.out_MN + m * sum.m_stride + n * sum.n_stride;
-  if (sum.n_stride == 1) {
-    StoreSquare(out, sum.m_stride, Add(LoadSquare(out, sum.m_stride), total));
-  } else {
-    StoreSquare(out, sum.n_stride,
-                Add(LoadSquare(out, sum.n_stride), Transpose(total)));
-  }
-}
-
-void AddParts(const PartSum& sum) {
-  const int64_t rows = sum.num_rows / 4 * 4;
-  const int64_t columns = sum.num_columns / 4 * 4;
-  for (int64_t m = 0; m < rows; m += 4) {
-    for (int64_t n = 0; n < columns; n += 4) AddSquare(sum, m, n);
-  }
-  for (int64_t m = 0; m < sum.num_rows; ++m) {
-    for (int64_t n = m < rows ? columns : 0; n < sum.num_columns; ++n) {
-      AddElement(sum, m, n);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Arguments of panel_product, copy_panels and add_parts of kernels.h. A panel
+// Arguments of panel_product and copy_panels of kernels.h. A panel
 // is a copy of a few adjacent columns of a product's right matrix, in the order
 // in which the product reads them.
 //
@@ -45,23 +45,12 @@ struct PanelProduct {
   int64_t num_columns = 0;   // N.
   float scale = 1;           // Multiplies the product.
   bool adds = false;         // True: adds to out_MN; false: overwrites it.
+  // True: every sum begins with what it adds to, and adds its terms one after
+  // another. Then the bits are the same if the terms are cut into several
+  // products, each of which adds to the one before. `scale` must be 1.
+  bool in_order = false;
   float* out_MN = nullptr;
   int64_t out_stride = 0;
-};
-
-// A sum of num_parts matrices [M, N], which is added to out_MN.
-struct PartSum {
-  const float* parts = nullptr;  // The first matrix.
-  int64_t row_stride = 0;        // Floats from one row to the next.
-  int64_t part_stride = 0;       // Floats from one matrix to the next.
-  int64_t num_parts = 1;
-  int64_t num_rows = 0;
-  int64_t num_columns = 0;
-  // The element (m, n) is at m * m_stride + n * n_stride. One of the two
-  // strides is 1.
-  float* out_MN = nullptr;
-  int64_t m_stride = 0;
-  int64_t n_stride = 1;
 };
 
 }  // namespace weft::kernels::cpu

@@ -64,31 +64,48 @@ WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
   }
 }
 
-// Writes scale * sums to `out`, or adds it to `out` if `adds`, for the first
-// `count` lanes.
-WEFT_INLINE void WriteSums(Vec scale, Vec sums, bool adds, int64_t count,
-                           float* out) {
+WEFT_INLINE Vec LoadFirst(const float* p, int64_t count) {
+  return count < kWidth ? LoadPart(p, count, 0) : Load(p);
+}
+
+WEFT_INLINE void StoreFirst(float* p, Vec v, int64_t count) {
   if (count < kWidth) {
-    const Vec before = adds ? LoadPart(out, count, 0) : Vec{};
-    StorePart(out, MultiplyAdd(scale, sums, before), count);
+    StorePart(p, v, count);
   } else {
-    const Vec before = adds ? Load(out) : Vec{};
-    Store(out, MultiplyAdd(scale, sums, before));
+    Store(p, v);
   }
 }
 
 template <int64_t kRows, int64_t kVectors, bool kPadded>
 void PanelTile(const PanelProduct& p, const PanelPart& part, int64_t row) {
   Vec sums[kRows][kVectors] = {};
-  SumPanel<kRows, kVectors, kPadded>(p, part, row, sums);
+  float* out = p.out_MN + row * p.out_stride + part.first_column;
+  const auto count_of = [&](int64_t v) {
+    return v + 1 == kVectors ? part.last_count : kWidth;
+  };
   const bool adds = p.adds || part.first_term > 0;
+  if (adds && p.in_order) {
+    WEFT_UNROLL
+    for (int64_t r = 0; r < kRows; ++r) {
+      WEFT_UNROLL
+      for (int64_t v = 0; v < kVectors; ++v) {
+        sums[r][v] =
+            LoadFirst(out + r * p.out_stride + v * kWidth, count_of(v));
+      }
+    }
+  }
+  SumPanel<kRows, kVectors, kPadded>(p, part, row, sums);
   WEFT_UNROLL
   for (int64_t r = 0; r < kRows; ++r) {
-    float* out = p.out_MN + (row + r) * p.out_stride + part.first_column;
     WEFT_UNROLL
     for (int64_t v = 0; v < kVectors; ++v) {
-      WriteSums(Fill(p.scale), sums[r][v], adds,
-                v + 1 == kVectors ? part.last_count : kWidth, out + v * kWidth);
+      float* const to = out + r * p.out_stride + v * kWidth;
+      Vec result = sums[r][v];
+      if (!p.in_order) {
+        const Vec before = adds ? LoadFirst(to, count_of(v)) : Vec{};
+        result = MultiplyAdd(Fill(p.scale), result, before);
+      }
+      StoreFirst(to, result, count_of(v));
     }
   }
 }

@@ -79,15 +79,38 @@ WEFT_INLINE Vec Load(const float* p) {
 
 WEFT_INLINE void Store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
+// Returns the lanes' own numbers.
+WEFT_INLINE IntVec LaneNumbers() {
+  IntVec index;
+  for (int32_t lane = 0; lane < kWidth; ++lane) index[lane] = lane;
+  return index;
+}
+
 // Loads the first `count` < kWidth floats. The other lanes get `fill`.
 WEFT_INLINE Vec LoadPart(const float* p, int64_t count, float fill) {
+#if defined(__AVX512F__)
+  const auto mask = (uint16_t)((1U << count) - 1);
+  return __builtin_ia32_loadups512_mask(p, Fill(fill), mask);
+#elif defined(__AVX2__)
+  const IntVec mask = LaneNumbers() < static_cast<int32_t>(count);
+  const Vec v = __builtin_ia32_maskloadps256((const Vec*)p, mask);
+  return mask ? v : Fill(fill);
+#else
   Vec v = Fill(fill);
   for (int64_t i = 0; i < count; ++i) v[i] = p[i];
   return v;
+#endif
 }
 
 WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
+#if defined(__AVX512F__)
+  __builtin_ia32_storeups512_mask(p, v, (uint16_t)((1U << count) - 1));
+#elif defined(__AVX2__)
+  const IntVec mask = LaneNumbers() < static_cast<int32_t>(count);
+  __builtin_ia32_maskstoreps256((Vec*)p, mask, v);
+#else
   for (int64_t i = 0; i < count; ++i) p[i] = v[i];
+#endif
 }
 
 // A vector of four floats, which every instruction set has.

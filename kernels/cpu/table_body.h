@@ -14,7 +14,7 @@
 #include "kernels/cpu/panel_copy_body.h"
 #include "kernels/cpu/panel_product_body.h"
 #include "kernels/cpu/rms_norm_body.h"
-#include "kernels/cpu/skinny_product_body.h"
+#include "kernels/cpu/row_product_body.h"
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vocab_rows_body.h"
 
@@ -49,14 +49,14 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .softmax_step_row = SoftmaxStepRow,
           .softmax_gradient_row = SoftmaxGradientRow,
           .lse_merge_rows = LseMergeRows,
-          .skinny_product_f32 = RunSkinnyProduct<float>,
-          .skinny_product_bf16 = RunSkinnyProduct<uint16_t>,
-          .skinny_product_int8 = RunSkinnyProduct<int8_t>,
+          .row_product_f32 = RunRowProduct<float>,
+          .row_product_bf16 = RunRowProduct<uint16_t>,
+          .row_product_int8 = RunRowProduct<int8_t>,
           .quantize_row = QuantizeRow,
           .widen_int8_row = WidenInt8Row,
+          .widen_bf16_row = WidenBf16Row,
           .panel_product = RunPanelProduct,
           .copy_panels = CopyPanels,
-          .add_parts = AddParts,
           .adamw = AdamW,
           .sum_of_squares = SumOfSquares,
           .exp = ExpAll};

@@ -133,11 +133,11 @@ Weight Weight::Outputs(int64_t begin, int64_t end) const {
   return part;
 }
 
-// Rounds scale * x to bf16 and writes the result to `to`.
+// Rounds x to bf16 and writes the result to `to`.
 void RoundRows(const cpu::Rows& x, int64_t num_rows, int64_t num_columns,
-               float scale, const RoundedRows& to) {
+               const RoundedRows& to) {
   for (int64_t row = 0; row < num_rows; ++row) {
-    ops::Bf16Table().round_row(x.From(row).data, scale, num_columns,
+    ops::Bf16Table().round_row(x.From(row).data, /*scale=*/1, num_columns,
                                to.From(row).data);
   }
 }
@@ -283,17 +283,17 @@ Weight WeightOfB(const LoraSegment& segment, const LoraFactor& factor) {
           .num_outputs = factor.out};
 }
 
-// Computes x A^T of the segments that have more than 32 rows and whose adapters
-// adapt the site. Legend: as in lora_linear.h.
-class ManyRows {
+// Computes scale x A^T of the segments whose adapters adapt the site. Legend: as
+// in lora_linear.h.
+class ShrunkRows {
  public:
-  ManyRows(const LoraPass& pass, const LoraSite& site,
-           const at::TensorOptions& options)
+  ShrunkRows(const LoraPass& pass, const LoraSite& site,
+             const at::TensorOptions& options)
       : pass_(pass), site_(site), results_(pass.routing.size()) {
     for (size_t i = 0; i < results_.size(); ++i) {
       const LoraSegment& segment = pass.routing[i];
       const GroupLayout& group = Group(i);
-      if (group.factors.empty() || cpu::HasFewRows(segment)) continue;
+      if (group.factors.empty()) continue;
       cpu::AddChunks(pass.routing, i, chunks_);
       results_[i] =
           at::empty({segment.end - segment.begin, group.total_rank}, options);
@@ -307,9 +307,9 @@ class ManyRows {
     }
   }
 
-  // Computes x A^T for x in bf16. If `rounded` is defined, also writes
-  // scale * (x A^T) to `rounded` in bf16. Each factor begins at an even column
-  // of `rounded`.
+  // Computes scale x A^T for x in bf16. If `rounded` is defined, also writes the
+  // result to `rounded` in bf16. Each factor begins at an even column of
+  // `rounded`.
   void Shrink(const at::Tensor& x, const at::Tensor& rounded) const {
     cpu::ForEachChunk(
         chunks_, {.num_floats = num_floats_,
@@ -329,12 +329,12 @@ class ManyRows {
   }
 
   // Allocates the `rounded` argument of Shrink, with all rows of x. Shrink
-  // writes only the rows of this class's segments.
+  // writes only the rows that have adapters.
   at::Tensor EmptyRounded(const at::Tensor& x) const {
     return at::empty({x.size(0), rounded_width_}, x.options());
   }
 
-  // Returns the terms of y += (scale x A^T) B^T for this class's segments.
+  // Returns the terms of y += (scale x A^T) B^T.
   std::vector<RowTerms> Expansion() const {
     std::vector<RowTerms> all;
     for (size_t i = 0; i < results_.size(); ++i) {
@@ -354,12 +354,7 @@ class ManyRows {
     return all;
   }
 
-  // Moves x A^T of each of this class's segments to its place in `all`.
-  void MoveTo(ShrunkInputs& all) {
-    for (size_t i = 0; i < results_.size(); ++i) {
-      if (results_[i].defined()) all[i] = std::move(results_[i]);
-    }
-  }
+  ShrunkInputs Take() && { return std::move(results_); }
 
  private:
   const GroupLayout& Group(size_t segment) const {
@@ -373,16 +368,23 @@ class ManyRows {
   void ShrinkChunk(const RowChunk& chunk, const RoundedRows& x,
                    const float* panels) const {
     const GroupLayout& group = Group(chunk.segment);
-    MultiplyPanels(x.From(chunk.begin), chunk.end - chunk.begin, panels,
-                   group.factors.front().in, group.total_rank, ResultOf(chunk));
+    const int64_t num_rows = chunk.end - chunk.begin;
+    Rows result = ResultOf(chunk);
+    MultiplyPanels(x.From(chunk.begin), num_rows, panels,
+                   group.factors.front().in, group.total_rank, result);
+    for (const LoraFactor& factor : group.factors) {
+      if (factor.scale != 1) {
+        cpu::ScaleColumns(result, num_rows, factor.rank, factor.scale);
+      }
+      result = result.From(0, factor.rank);
+    }
   }
 
   void RoundChunk(const RowChunk& chunk, const RoundedRows& to) const {
     int64_t column = 0, rounded_column = 0;
     for (const LoraFactor& factor : Group(chunk.segment).factors) {
       RoundRows(ResultOf(chunk).From(0, column), chunk.end - chunk.begin,
-                factor.rank, static_cast<float>(factor.scale),
-                to.From(chunk.begin, rounded_column));
+                factor.rank, to.From(chunk.begin, rounded_column));
       column += factor.rank;
       rounded_column += RoundUpToEven(factor.rank);
     }
@@ -390,7 +392,7 @@ class ManyRows {
 
   const LoraPass& pass_;
   const LoraSite& site_;
-  ShrunkInputs results_;  // x A^T; undefined for skipped segments.
+  ShrunkInputs results_;  // Undefined for segments without factors.
   std::vector<RowChunk> chunks_;
   int64_t num_floats_ = 0;
   int64_t rounded_width_ = 0;
@@ -433,23 +435,20 @@ at::Tensor Forward(const at::Tensor& x_TI, const BaseLinear& base,
                    const LoraPass& pass, const LoraSite& site,
                    ShrunkInputs& shrunk) {
   const at::Tensor x = ops::RoundToBf16(x_TI);
-  ManyRows many(pass, site, x_TI.options());
-  const at::Tensor rounded = many.EmptyRounded(x);
-  many.Shrink(x, rounded);
-  at::Tensor y_TO = Multiply(x, base.weight_OI.t(), many.Expansion(), rounded);
+  ShrunkRows rows(pass, site, x_TI.options());
+  const at::Tensor rounded = rows.EmptyRounded(x);
+  rows.Shrink(x, rounded);
+  at::Tensor y_TO = Multiply(x, base.weight_OI.t(), rows.Expansion(), rounded);
   if (base.bias_O.defined()) y_TO.add_(base.bias_O);
-  shrunk = cpu::ForwardFewRows(x_TI, pass, site, y_TO);
-  many.MoveTo(shrunk);
+  shrunk = std::move(rows).Take();
   return y_TO;
 }
 
 ShrunkInputs Shrink(const at::Tensor& x_TI, const LoraPass& pass,
                     const LoraSite& site) {
-  ManyRows many(pass, site, x_TI.options());
-  many.Shrink(ops::RoundToBf16(x_TI), /*rounded=*/{});
-  ShrunkInputs shrunk = cpu::ForwardFewRows(x_TI, pass, site, /*y_TO=*/{});
-  many.MoveTo(shrunk);
-  return shrunk;
+  ShrunkRows rows(pass, site, x_TI.options());
+  rows.Shrink(ops::RoundToBf16(x_TI), /*rounded=*/{});
+  return std::move(rows).Take();
 }
 
 at::Tensor Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,

@@ -17,13 +17,13 @@
 namespace weft::lora::bf16 {
 
 // The functions below compute the formulas of lora_linear.h.
-// REQUIRES: the base's product is in bf16 (ops::IsBf16Linear, IsBf16Product).
+// REQUIRES: the base's product is in bf16 (ops::IsBf16Product).
 // Errors:  throw c10::Error.
 // Threads: any, for distinct outputs.
 // Source:  the formulas in f64 on rounded operands.
 
-// Returns y [T, O], and sets `shrunk`. The bits of a row depend only on the
-// row, its adapter, and whether its segment has more than 32 rows.
+// Returns y [T, O], and sets `shrunk`. The bits of a row depend only on the row
+// and its adapter.
 at::Tensor Forward(const at::Tensor& x_TI, const BaseLinear& base,
                    const LoraPass& pass, const LoraSite& site,
                    ShrunkInputs& shrunk);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -15,12 +16,8 @@ namespace weft::lora::cpu {
 namespace {
 
 // A segment is cut into the fewest chunks of at most this many rows. With
-// smaller chunks, copying matrices and storing sums would take too much of the
-// time. A segment of over 1024 rows has larger chunks, because kMaxChunks
-// limits their number.
-constexpr int64_t kChunkRows = 64;
-// The largest number of chunks of a segment. It limits the memory for sums.
-constexpr int64_t kMaxChunks = 16;
+// smaller chunks, copying matrices would take too much of the time.
+constexpr int64_t kChunkRows = 128;
 
 int64_t NumWorkers(size_t count) {
   const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
@@ -37,47 +34,20 @@ void RunWorkers(size_t count, const Work& work) {
   });
 }
 
-using kernels::cpu::SkinnyProduct;
+using kernels::cpu::Kernels;
+using kernels::cpu::PanelFloats;
+using kernels::cpu::RowProduct;
 
-// The usual number of weight elements in a task. Much smaller tasks would not
-// repay the cost of waking a thread.
+// The usual number of weight elements in a task of few rows. Much smaller tasks
+// would not repay the cost of waking a thread.
 constexpr int64_t kTaskElements = 8192;
 
-struct Task {
-  SkinnyProduct product;
-  const float* weight_OI = nullptr;
-};
-
-// Products, cut by their outputs into tasks of about the same size.
-class TaskList {
- public:
-  // Adds one product, whose outputs are [0, outputs), as tasks.
-  void Add(SkinnyProduct product, int64_t outputs, const float* weight_OI) {
-    const int64_t inputs = std::max<int64_t>(1, product.num_inputs);
-    const int64_t groups =
-        kTaskElements / inputs / kernels::cpu::kSkinnyOutputs;
-    const int64_t step =
-        std::max<int64_t>(1, groups) * kernels::cpu::kSkinnyOutputs;
-    for (int64_t begin = 0; begin < outputs; begin += step) {
-      product.begin = begin;
-      product.end = std::min(begin + step, outputs);
-      tasks_.push_back({product, weight_OI});
-    }
-  }
-
-  void Run() const {
-    const auto count = static_cast<int64_t>(tasks_.size());
-    ops::ParallelFor(count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        kernels::cpu::Kernels().skinny_product_f32(tasks_[i].product,
-                                                   tasks_[i].weight_OI);
-      }
-    });
-  }
-
- private:
-  std::vector<Task> tasks_;
-};
+// The columns of y in a task of the expansion. The number is a multiple of the
+// columns of every kernel's panel.
+constexpr int64_t kSliceColumns = 96;
+// The most rows of y in such a task. Packing the slice of B takes a small part
+// of the time of so many rows.
+constexpr int64_t kSliceRows = 256;
 
 int64_t NumRows(const LoraSegment& segment) {
   return segment.end - segment.begin;
@@ -87,179 +57,182 @@ const float* WeightsOf(const LoraSegment& segment) {
   return segment.version->compute_N.const_data_ptr<float>();
 }
 
-using kernels::cpu::Kernels;
-using kernels::cpu::PanelFloats;
-
-// The largest number of rows of x A^T that are computed before these rows are
-// multiplied by B.
-constexpr int64_t kForwardBlockRows = 64;
-
-// Returns the number of floats in a segment's panels: A^T [I, R], then every
-// B^T [rank, out].
-int64_t NumFloats(const GroupLayout& group) {
-  int64_t floats = PanelFloats(group.factors.front().in, group.total_rank);
-  for (const LoraFactor& factor : group.factors) {
-    floats += PanelFloats(factor.rank, factor.out);
+// The products of a batch's segments, cut into tasks of about the same size. S
+// is the number of floats in x A^T of all segments. Their matrices [rows, R] are
+// stored one after another.
+class Shrink {
+ public:
+  Shrink(const float* x_TI, const LoraRouting& routing, const LoraSite& site,
+         float* shrunk_S) {
+    for (const LoraSegment& segment : routing) {
+      const GroupLayout& group = GroupOf(segment, site);
+      if (group.factors.empty()) continue;
+      const LoraFactor& first = group.factors.front();
+      Add({.x_BI = x_TI + segment.begin * first.in,
+           .x_stride = first.in,
+           .num_rows = NumRows(segment),
+           .num_inputs = first.in,
+           .weight_stride = first.in,
+           .y_BO = shrunk_S,
+           .y_stride = group.total_rank,
+           .end = group.total_rank},
+          WeightsOf(segment) + first.a_offset, group);
+      shrunk_S += NumRows(segment) * group.total_rank;
+    }
   }
-  return floats;
-}
 
-void CopyForwardPanels(const LoraSegment& segment, const GroupLayout& group,
-                       float* panels) {
-  const auto* weights = segment.version->compute_N.const_data_ptr<float>();
-  const auto add = [&](int64_t offset, int64_t terms, int64_t columns) {
-    Kernels().copy_panels({.from_KN = weights + offset,
+  void Run() const {
+    ops::ParallelFor(std::ssize(tasks_), 1, [&](int64_t begin, int64_t end) {
+      std::unique_ptr<float[]> memory;
+      if (has_many_rows_) {
+        memory = std::make_unique_for_overwrite<float[]>(
+            kernels::cpu::kRowProductFloats);
+      }
+      for (int64_t i = begin; i < end; ++i) RunTask(tasks_[i], memory.get());
+    });
+  }
+
+ private:
+  struct Task {
+    RowProduct product;
+    const float* weight_OI = nullptr;
+    const GroupLayout* group = nullptr;
+  };
+
+  // Cuts few rows by their outputs, and many by their rows.
+  void Add(RowProduct product, const float* weight_OI,
+           const GroupLayout& group) {
+    const int64_t rows = product.num_rows, outputs = product.end;
+    int64_t row_step = rows, output_step = outputs;
+    if (rows > kernels::cpu::kFewRows) {
+      has_many_rows_ = true;
+      row_step = kernels::cpu::kRowBlock;
+    } else {
+      const int64_t inputs = std::max<int64_t>(1, product.num_inputs);
+      const int64_t groups = kTaskElements / inputs / kernels::cpu::kRowOutputs;
+      output_step = std::max<int64_t>(1, groups) * kernels::cpu::kRowOutputs;
+    }
+    for (int64_t row = 0; row < rows; row += row_step) {
+      product.num_rows = std::min(row_step, rows - row);
+      for (int64_t output = 0; output < outputs; output += output_step) {
+        product.begin = output;
+        product.end = std::min(output + output_step, outputs);
+        tasks_.push_back({product, weight_OI, &group});
+      }
+      product.x_BI += row_step * product.x_stride;
+      product.y_BO += row_step * product.y_stride;
+    }
+  }
+
+  static void RunTask(const Task& task, float* memory) {
+    RowProduct product = task.product;
+    product.memory = memory;
+    Kernels().row_product_f32(product, task.weight_OI);
+    int64_t column = 0;
+    for (const LoraFactor& factor : task.group->factors) {
+      const int64_t begin = std::max(product.begin, column);
+      column += factor.rank;
+      const int64_t end = std::min(product.end, column);
+      if (begin >= end || factor.scale == 1) continue;
+      ScaleColumns({product.y_BO + begin, product.y_stride}, product.num_rows,
+                   end - begin, factor.scale);
+    }
+  }
+
+  std::vector<Task> tasks_;
+  bool has_many_rows_ = false;
+};
+
+// The terms y += s B^T of a batch's segments, where s is scale x A^T. Each task
+// packs a slice of a B^T, and multiplies rows with it.
+class Expansion {
+ public:
+  Expansion(const float* shrunk_S, const LoraRouting& routing,
+            const LoraSite& site, const model_config::ModelShape& shape,
+            const Rows& y_TO) {
+    for (const LoraSegment& segment : routing) {
+      const GroupLayout& group = GroupOf(segment, site);
+      int64_t column = 0;
+      for (const LoraFactor& factor : group.factors) {
+        Add({.shrunk =
+                 Rows(const_cast<float*>(shrunk_S) + column, group.total_rank),
+             .y = y_TO.From(segment.begin,
+                            LoraSite::ColumnOf(factor.module, shape)),
+             .num_rows = NumRows(segment),
+             .b = WeightsOf(segment) + factor.b_offset,
+             .rank = factor.rank,
+             .columns = factor.out});
+        column += factor.rank;
+      }
+      shrunk_S += NumRows(segment) * group.total_rank;
+    }
+  }
+
+  void Run() const {
+    ops::ParallelFor(std::ssize(tasks_), 1, [&](int64_t begin, int64_t end) {
+      const auto panels =
+          std::make_unique_for_overwrite<float[]>(panel_floats_);
+      for (int64_t i = begin; i < end; ++i) RunTask(tasks_[i], panels.get());
+    });
+  }
+
+ private:
+  struct Task {
+    Rows shrunk, y;
+    int64_t num_rows;
+    const float* b;  // Rows [rank], one for each column.
+    int64_t rank;
+    int64_t columns;
+  };
+
+  void Add(const Task& all) {
+    panel_floats_ =
+        std::max(panel_floats_, PanelFloats(all.rank, kSliceColumns));
+    for (int64_t column = 0; column < all.columns; column += kSliceColumns) {
+      for (int64_t row = 0; row < all.num_rows; row += kSliceRows) {
+        tasks_.push_back(
+            {.shrunk = all.shrunk.From(row),
+             .y = all.y.From(row, column),
+             .num_rows = std::min(kSliceRows, all.num_rows - row),
+             .b = all.b + column * all.rank,
+             .rank = all.rank,
+             .columns = std::min(kSliceColumns, all.columns - column)});
+      }
+    }
+  }
+
+  static void RunTask(const Task& task, float* panels) {
+    Kernels().copy_panels({.from_KN = task.b,
                            .k_stride = 1,
-                           .n_stride = terms,
-                           .num_terms = terms,
-                           .num_columns = columns,
+                           .n_stride = task.rank,
+                           .num_terms = task.rank,
+                           .num_columns = task.columns,
                            .panels = panels});
-    panels += PanelFloats(terms, columns);
-  };
-  const LoraFactor& first = group.factors.front();
-  add(first.a_offset, first.in, group.total_rank);
-  for (const LoraFactor& factor : group.factors) {
-    add(factor.b_offset, factor.rank, factor.out);
+    AddExpansion(task.shrunk, task.rank, panels, task.num_rows, task.y,
+                 task.columns);
   }
-}
 
-// Writes x A^T of some rows to `shrunk`. If y is not null, also adds the
-// products of x A^T and B to y.
-void RunRows(const Rows& x, const GroupLayout& group,
-             const model_config::ModelShape& shape, const float* panels,
-             int64_t num_rows, const Rows& shrunk, const Rows& y) {
-  const int64_t in = group.factors.front().in;
-  Kernels().panel_product({.left_MK = x.data,
-                           .m_stride = x.stride,
-                           .right_KN = panels,
-                           .num_rows = num_rows,
-                           .num_terms = in,
-                           .num_columns = group.total_rank,
-                           .out_MN = shrunk.data,
-                           .out_stride = shrunk.stride});
-  if (y.data == nullptr) return;
-  panels += PanelFloats(in, group.total_rank);
-  int64_t column = 0;
-  for (const LoraFactor& factor : group.factors) {
-    AddExpansion(shrunk.From(0, column), factor.rank, panels,
-                 static_cast<float>(factor.scale), num_rows,
-                 y.From(0, LoraSite::ColumnOf(factor.module, shape)),
-                 factor.out);
-    panels += PanelFloats(factor.rank, factor.out);
-    column += factor.rank;
-  }
-}
+  std::vector<Task> tasks_;
+  int64_t panel_floats_ = 0;
+};
 
-// Like Forward (lora_cpu.h), but only for segments of more than 32 rows. Sets
-// only the elements of `shrunk` for these segments.
-void ForwardManyRows(const at::Tensor& x_TI, const LoraPass& pass,
-                     const LoraSite& site, const at::Tensor& y_TO,
-                     ShrunkInputs& shrunk) {
-  const LoraRouting& routing = pass.routing;
-  const Rows x(x_TI), y(y_TO);
-  std::vector<RowChunk> chunks;
-  std::vector<Rows> shrunk_rows;
-  ChunkWork work;
-  for (size_t i = 0; i < routing.size(); ++i) {
-    const GroupLayout& group = GroupOf(routing[i], site);
-    if (!group.factors.empty() && !HasFewRows(routing[i])) {
-      AddChunks(routing, i, chunks);
-      work.num_floats = std::max(work.num_floats, NumFloats(group));
-      shrunk[i] =
-          at::empty({routing[i].end - routing[i].begin, group.total_rank},
-                    x_TI.options());
-    }
-    shrunk_rows.emplace_back(shrunk[i]);
-  }
-  if (chunks.empty()) return;
-  work.begin = [&](size_t segment, float* panels) {
-    CopyForwardPanels(routing[segment], GroupOf(routing[segment], site),
-                      panels);
-  };
-  work.run = [&](size_t i, float* panels) {
-    const auto& [segment, begin, end] = chunks[i];
-    const GroupLayout& group = GroupOf(routing[segment], site);
-    for (int64_t row = begin; row < end; row += kForwardBlockRows) {
-      RunRows(x.From(row), group, pass.shape, panels,
-              std::min(kForwardBlockRows, end - row),
-              shrunk_rows[segment].From(row - routing[segment].begin),
-              y.data == nullptr ? y : y.From(row));
-    }
-  };
-  ForEachChunk(chunks, work);
-}
-
-// The next four functions compute the segments for which HasFewRows is true. S
-// is the number of floats in x A^T of these segments. Their matrices [rows, R]
-// are stored one after another.
 int64_t NumShrunk(const LoraRouting& routing, const LoraSite& site) {
   int64_t size = 0;
   for (const LoraSegment& segment : routing) {
-    if (!HasFewRows(segment)) continue;
     size += NumRows(segment) * GroupOf(segment, site).total_rank;
   }
   return size;
 }
 
-// Computes x A^T [S].
-void ShrinkFewRows(const float* x_TI, const LoraRouting& routing,
-                   const LoraSite& site, float* shrunk_S) {
-  TaskList tasks;
-  for (const LoraSegment& segment : routing) {
-    const GroupLayout& group = GroupOf(segment, site);
-    if (group.factors.empty() || !HasFewRows(segment)) continue;
-    const LoraFactor& first = group.factors.front();
-    tasks.Add({.x_BI = x_TI + segment.begin * first.in,
-               .x_stride = first.in,
-               .num_rows = NumRows(segment),
-               .num_inputs = first.in,
-               .weight_stride = first.in,
-               .y_BO = shrunk_S,
-               .y_stride = group.total_rank},
-              group.total_rank, WeightsOf(segment) + first.a_offset);
-    shrunk_S += NumRows(segment) * group.total_rank;
-  }
-  tasks.Run();
-}
-
-// Computes y += scale_a (x A_a^T) B_a^T.
-void ExpandFewRows(const float* shrunk_S, const LoraRouting& routing,
-                   const LoraSite& site, const model_config::ModelShape& shape,
-                   const Rows& y_TO) {
-  TaskList tasks;
-  for (const LoraSegment& segment : routing) {
-    if (!HasFewRows(segment)) continue;
-    const GroupLayout& group = GroupOf(segment, site);
-    int64_t column = 0;
-    for (const LoraFactor& factor : group.factors) {
-      const Rows y =
-          y_TO.From(segment.begin, LoraSite::ColumnOf(factor.module, shape));
-      tasks.Add({.x_BI = shrunk_S + column,
-                 .x_stride = group.total_rank,
-                 .num_rows = NumRows(segment),
-                 .num_inputs = factor.rank,
-                 .weight_stride = factor.rank,
-                 .scale = static_cast<float>(factor.scale),
-                 .adds = true,
-                 .y_BO = y.data,
-                 .y_stride = y.stride},
-                factor.out, WeightsOf(segment) + factor.b_offset);
-      column += factor.rank;
-    }
-    shrunk_S += NumRows(segment) * group.total_rank;
-  }
-  tasks.Run();
-}
-
-// Returns a view of `shrunk_S` for each segment, undefined for other segments
-// and where the adapter does not adapt the site.
+// Returns a view of `shrunk_S` for each segment, undefined where the adapter
+// does not adapt the site.
 ShrunkInputs SplitShrunk(const at::Tensor& shrunk_S, const LoraRouting& routing,
                          const LoraSite& site) {
   ShrunkInputs result(routing.size());
   int64_t offset = 0;
   for (size_t i = 0; i < routing.size(); ++i) {
     const int64_t rank = GroupOf(routing[i], site).total_rank;
-    if (rank == 0 || !HasFewRows(routing[i])) continue;
+    if (rank == 0) continue;
     const int64_t rows = NumRows(routing[i]);
     result[i] = shrunk_S.narrow(0, offset, rows * rank).view({rows, rank});
     offset += rows * rank;
@@ -274,7 +247,7 @@ void AddChunks(const LoraRouting& routing, size_t segment,
   const int64_t begin = routing[segment].begin;
   const int64_t rows = routing[segment].end - begin;
   const int64_t count =
-      std::clamp<int64_t>((rows + kChunkRows - 1) / kChunkRows, 1, kMaxChunks);
+      std::max<int64_t>(1, (rows + kChunkRows - 1) / kChunkRows);
   for (int64_t i = 0; i < count; ++i) {
     chunks.push_back({.segment = segment,
                       .begin = begin + rows * i / count,
@@ -308,40 +281,35 @@ void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work) {
   });
 }
 
-bool HasFewRows(const LoraSegment& segment) {
-  return NumRows(segment) <= kernels::cpu::kSkinnyRows;
+void ScaleColumns(const Rows& rows, int64_t num_rows, int64_t columns,
+                  double scale) {
+  const auto factor = static_cast<float>(scale);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    float* const x = rows.From(row).data;
+    for (int64_t i = 0; i < columns; ++i) x[i] *= factor;
+  }
 }
 
-void AddFewRows(const float* x_TI, const LoraRouting& routing,
-                const LoraSite& site, const model_config::ModelShape& shape,
-                const Rows& y_TO) {
+void Add(const float* x_TI, const LoraRouting& routing, const LoraSite& site,
+         const model_config::ModelShape& shape, const Rows& y_TO) {
   const int64_t size = NumShrunk(routing, site);
   if (size == 0) return;
   const auto shrunk_S = std::make_unique_for_overwrite<float[]>(size);
-  ShrinkFewRows(x_TI, routing, site, shrunk_S.get());
-  ExpandFewRows(shrunk_S.get(), routing, site, shape, y_TO);
-}
-
-ShrunkInputs ForwardFewRows(const at::Tensor& x_TI, const LoraPass& pass,
-                            const LoraSite& site, const at::Tensor& y_TO) {
-  at::Tensor few_S;
-  if (const int64_t size = NumShrunk(pass.routing, site); size > 0) {
-    few_S = at::empty({size}, x_TI.options());
-    auto* shrunk_S = few_S.mutable_data_ptr<float>();
-    ShrinkFewRows(x_TI.const_data_ptr<float>(), pass.routing, site, shrunk_S);
-    if (y_TO.defined()) {
-      ExpandFewRows(shrunk_S, pass.routing, site, pass.shape, Rows(y_TO));
-    }
-  }
-  return SplitShrunk(few_S, pass.routing, site);
+  Shrink(x_TI, routing, site, shrunk_S.get()).Run();
+  Expansion(shrunk_S.get(), routing, site, shape, y_TO).Run();
 }
 
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO) {
-  if (pass.routing.empty()) return {};
-  ShrunkInputs shrunk = ForwardFewRows(x_TI, pass, site, y_TO);
-  ForwardManyRows(x_TI, pass, site, y_TO, shrunk);
-  return shrunk;
+  const int64_t size = NumShrunk(pass.routing, site);
+  if (size == 0) return ShrunkInputs(pass.routing.size());
+  const at::Tensor shrunk_S = at::empty({size}, x_TI.options());
+  auto* shrunk = shrunk_S.mutable_data_ptr<float>();
+  Shrink(x_TI.const_data_ptr<float>(), pass.routing, site, shrunk).Run();
+  if (y_TO.defined()) {
+    Expansion(shrunk, pass.routing, site, pass.shape, Rows(y_TO)).Run();
+  }
+  return SplitShrunk(shrunk_S, pass.routing, site);
 }
 
 }  // namespace weft::lora::cpu

@@ -25,20 +25,19 @@ namespace weft::lora::cpu {
 // Threads: any, for distinct outputs.
 // Source:  the path by at::mm in lora_linear.cc.
 
-// Computes y += scale_a (x A_a^T) B_a^T, and returns x A^T (ShrunkInputs). If
-// y_TO is undefined, computes only x A^T. The bits of a row depend only on the
-// row, its adapter, and whether its segment has more than 32 rows.
+// Here `shrunk` is scale_a x A_a^T. So it is multiplied by B, and by dy, as it
+// is.
+
+// Computes y += (scale_a x A_a^T) B_a^T, and returns scale_a x A_a^T. If y_TO is
+// undefined, computes only the latter. The bits of a row depend only on the row
+// and its adapter.
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO);
 
-// Like Forward, but only for segments of at most 32 rows. For each other
-// segment, leaves y unchanged and returns an undefined tensor.
-ShrunkInputs ForwardFewRows(const at::Tensor& x_TI, const LoraPass& pass,
-                            const LoraSite& site, const at::Tensor& y_TO);
-
 // Adds dLoss/dA and dLoss/dB to the gradients. If dx_TI is defined, adds the
-// adapters' part of dLoss/dx to it. The bits of a gradient depend only on the
-// segments of its adapter.
+// adapters' part of dLoss/dx to it. Each element of a gradient adds its rows one
+// after another, in the order of the rows. So its bits depend only on the rows
+// of its adapter, and not on how they are cut into batches.
 void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const LoraPass& pass, const LoraSite& site,
               const ShrunkInputs& shrunk, const LoraGradients& gradients,
@@ -72,12 +71,15 @@ struct Rows {
   }
 };
 
-// Computes y += scale * shrunk W, where W [rank, features] is packed in
-// `panels`. Computes a few rows at a time, so that the processor reads and
-// writes few memory streams at once.
+// Multiplies the first `columns` columns of the rows by `scale`.
+void ScaleColumns(const Rows& rows, int64_t num_rows, int64_t columns,
+                  double scale);
+
+// Computes y += shrunk W, where W [rank, features] is packed in `panels`.
+// Computes a few rows at a time, so that the processor reads and writes few
+// memory streams at once.
 inline void AddExpansion(const Rows& shrunk, int64_t rank, const float* panels,
-                         float scale, int64_t num_rows, const Rows& y,
-                         int64_t features) {
+                         int64_t num_rows, const Rows& y, int64_t features) {
   constexpr int64_t kStep = 8;
   for (int64_t row = 0; row < num_rows; row += kStep) {
     kernels::cpu::Kernels().panel_product(
@@ -87,7 +89,6 @@ inline void AddExpansion(const Rows& shrunk, int64_t rank, const float* panels,
          .num_rows = std::min(kStep, num_rows - row),
          .num_terms = rank,
          .num_columns = features,
-         .scale = scale,
          .adds = true,
          .out_MN = y.From(row).data,
          .out_stride = y.stride});
@@ -95,10 +96,7 @@ inline void AddExpansion(const Rows& shrunk, int64_t rank, const float* panels,
 }
 
 // Rows [begin, end) of the packed batch, which belong to one segment: the work
-// of one thread. Only the number of a segment's rows determines its chunks. A
-// gradient adds the sums of its chunks in the order of the chunks. So the bits
-// of an adapter's results do not depend on other adapters or the number of
-// threads.
+// of one thread.
 struct RowChunk {
   size_t segment = 0;
   int64_t begin = 0;
@@ -126,15 +124,11 @@ struct ChunkWork {
 // chunks of a segment are adjacent in `chunks`.
 void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work);
 
-// Returns whether the segment has at most 32 rows.
-bool HasFewRows(const LoraSegment& segment);
-
-// Computes y += scale_a (x A_a^T) B_a^T for the segments for which HasFewRows
-// is true, on raw pointers, because a tensor operation for every adapter and
-// projection would cost more than the products. Shapes: x_TI [T, I] contiguous.
-void AddFewRows(const float* x_TI, const LoraRouting& routing,
-                const LoraSite& site, const model_config::ModelShape& shape,
-                const Rows& y_TO);
+// Computes y += (scale_a x A_a^T) B_a^T on raw pointers, because a tensor
+// operation for every adapter and projection would cost more than the products
+// of few rows. Shapes: x_TI [T, I] contiguous.
+void Add(const float* x_TI, const LoraRouting& routing, const LoraSite& site,
+         const model_config::ModelShape& shape, const Rows& y_TO);
 
 }  // namespace weft::lora::cpu
 

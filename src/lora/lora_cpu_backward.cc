@@ -11,17 +11,16 @@ namespace {
 
 using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
-using kernels::cpu::PartSum;
 
-// A block has up to kBackwardBlockRows rows of a chunk. A slice has up to
-// kSliceColumns columns of a block's dy. The slice stays in the second-level
-// cache while it is multiplied by B and by x A^T. kSliceColumns is a multiple
-// of the width of every kernel's panel.
-constexpr int64_t kBackwardBlockRows = 256;
-constexpr int64_t kSliceColumns = 192;
+// The terms of a product with B are cut into parts of this size.
+constexpr int64_t kPartColumns = 192;
+
+// The columns of x or dy in a task of the gradients. The number is a multiple of
+// the columns of every kernel's panel.
+constexpr int64_t kGradientColumns = 96;
 
 // Returns the number of floats in a segment's panels: every B [out, rank], cut
-// into slices of kSliceColumns rows, then the stacked A [R, I]. Row i of B
+// into parts of kPartColumns rows, then the stacked A [R, I]. Row i of B
 // multiplies column i of dy.
 int64_t NumPanelFloats(const GroupLayout& group) {
   int64_t floats = PanelFloats(group.total_rank, group.factors.front().in);
@@ -31,22 +30,12 @@ int64_t NumPanelFloats(const GroupLayout& group) {
   return floats;
 }
 
-// Returns the number of floats in the sums of a chunk: dA [R, I], then every
-// dB^T [rank, out].
-int64_t NumSums(const GroupLayout& group) {
-  int64_t floats = group.total_rank * group.factors.front().in;
-  for (const LoraFactor& factor : group.factors) {
-    floats += factor.rank * factor.out;
-  }
-  return floats;
-}
-
 void CopyBackwardPanels(const LoraSegment& segment, const GroupLayout& group,
                         float* panels) {
   const auto* weights = segment.version->compute_N.const_data_ptr<float>();
   for (const LoraFactor& factor : group.factors) {
-    for (int64_t begin = 0; begin < factor.out; begin += kSliceColumns) {
-      const int64_t count = std::min(kSliceColumns, factor.out - begin);
+    for (int64_t begin = 0; begin < factor.out; begin += kPartColumns) {
+      const int64_t count = std::min(kPartColumns, factor.out - begin);
       Kernels().copy_panels(
           {.from_KN = weights + factor.b_offset + begin * factor.rank,
            .k_stride = factor.rank,
@@ -64,250 +53,198 @@ void CopyBackwardPanels(const LoraSegment& segment, const GroupLayout& group,
                          .panels = panels});
 }
 
-// The rows of one block, at most kBackwardBlockRows.
-struct Block {
-  int64_t num_rows;
-  Rows dy, x, shrunk, ds, dx;
-  float* sums;  // Null if the adapter does not learn.
-  bool adds;    // If true, adds to the sums; otherwise overwrites them.
-};
-
-// Computes ds. If the adapter learns, also adds the block's part of dB to the
-// sums, or overwrites the sums (Block::adds). Both products read a slice of dy
-// while the slice is in the cache. ds includes each factor's scale, so one
-// product by the stacked A serves all factors. Returns the address of A's
+// Computes ds = scale dy B of some rows. ds includes each factor's scale, so
+// one product by the stacked A serves all factors. Returns the address of A's
 // panels, which follow B's.
-const float* MultiplyByB(const Block& block, const GroupLayout& group,
+const float* MultiplyByB(const Rows& dy, int64_t num_rows,
+                         const GroupLayout& group,
                          const model_config::ModelShape& shape,
-                         const float* panels) {
-  float* sums = block.sums;
-  if (sums != nullptr) sums += group.total_rank * group.factors.front().in;
+                         const float* panels, const Rows& ds) {
   int64_t rank_column = 0;
   for (const LoraFactor& factor : group.factors) {
-    const Rows ds = block.ds.From(0, rank_column);
-    const Rows shrunk = block.shrunk.From(0, rank_column);
-    const auto scale = static_cast<float>(factor.scale);
-    for (int64_t begin = 0; begin < factor.out; begin += kSliceColumns) {
-      const int64_t count = std::min(kSliceColumns, factor.out - begin);
-      const Rows dy =
-          block.dy.From(0, LoraSite::ColumnOf(factor.module, shape) + begin);
-      Kernels().panel_product({.left_MK = dy.data,
-                               .m_stride = dy.stride,
-                               .right_KN = panels,
-                               .num_rows = block.num_rows,
-                               .num_terms = count,
-                               .num_columns = factor.rank,
-                               .scale = scale,
-                               .adds = begin > 0,
-                               .out_MN = ds.data,
-                               .out_stride = ds.stride});
+    for (int64_t begin = 0; begin < factor.out; begin += kPartColumns) {
+      const int64_t count = std::min(kPartColumns, factor.out - begin);
+      Kernels().panel_product(
+          {.left_MK =
+               dy.From(0, LoraSite::ColumnOf(factor.module, shape) + begin)
+                   .data,
+           .m_stride = dy.stride,
+           .right_KN = panels,
+           .num_rows = num_rows,
+           .num_terms = count,
+           .num_columns = factor.rank,
+           .scale = static_cast<float>(factor.scale),
+           .adds = begin > 0,
+           .out_MN = ds.From(0, rank_column).data,
+           .out_stride = ds.stride});
       panels += PanelFloats(count, factor.rank);
-      if (sums == nullptr) continue;
-      Kernels().panel_product({.left_MK = shrunk.data,
-                               .m_stride = 1,
-                               .k_stride = shrunk.stride,
-                               .right_KN = dy.data,
-                               .right_stride = dy.stride,
-                               .num_rows = factor.rank,
-                               .num_terms = block.num_rows,
-                               .num_columns = count,
-                               .scale = scale,
-                               .adds = block.adds,
-                               .out_MN = sums + begin,
-                               .out_stride = factor.out});
     }
-    if (sums != nullptr) sums += factor.rank * factor.out;
     rank_column += factor.rank;
   }
   return panels;
 }
 
-void RunBlock(const Block& block, const GroupLayout& group,
-              const model_config::ModelShape& shape, const float* panels) {
-  const float* panels_of_a = MultiplyByB(block, group, shape, panels);
-  const int64_t in = group.factors.front().in;
-  if (block.sums != nullptr) {
-    Kernels().panel_product({.left_MK = block.ds.data,
-                             .m_stride = 1,
-                             .k_stride = block.ds.stride,
-                             .right_KN = block.x.data,
-                             .right_stride = block.x.stride,
-                             .num_rows = group.total_rank,
-                             .num_terms = block.num_rows,
-                             .num_columns = in,
-                             .adds = block.adds,
-                             .out_MN = block.sums,
-                             .out_stride = in});
-  }
-  if (block.dx.data != nullptr) {
-    AddExpansion(block.ds, group.total_rank, panels_of_a, /*scale=*/1,
-                 block.num_rows, block.dx, in);
-  }
-}
-
-// Appends to `sums` the tasks that add the results of `num_parts` chunks to
-// `gradient`. Different threads may run different tasks.
-void AddSums(const GroupLayout& group, const float* parts, int64_t num_parts,
-             float* gradient, std::vector<PartSum>& sums) {
-  const int64_t part_stride = NumSums(group);
-  const auto add = [&](int64_t rank, int64_t features, float* out,
-                       int64_t m_stride, int64_t n_stride) {
-    for (int64_t begin = 0; begin < features; begin += kSliceColumns) {
-      sums.push_back({.parts = parts + begin,
-                      .row_stride = features,
-                      .part_stride = part_stride,
-                      .num_parts = num_parts,
-                      .num_rows = rank,
-                      .num_columns = std::min(kSliceColumns, features - begin),
-                      .out_MN = out + begin * n_stride,
-                      .m_stride = m_stride,
-                      .n_stride = n_stride});
-    }
-    parts += rank * features;
-  };
-  const LoraFactor& first = group.factors.front();
-  add(group.total_rank, first.in, gradient + first.a_offset, first.in, 1);
-  for (const LoraFactor& factor : group.factors) {
-    add(factor.rank, factor.out, gradient + factor.b_offset, 1, factor.rank);
-  }
-}
-
-// The chunks of one adapter, which may have several segments.
-struct Learner {
-  float* gradient = nullptr;  // Null if the adapter does not learn.
-  size_t first_chunk = 0;
-  int64_t num_chunks = 0;
-  // The sums of the chunks, one after another. Null if the adapter does not
-  // learn, or if it has only one chunk. The thread that computes a single chunk
-  // also adds the chunk's sums to the gradient.
-  float* sums = nullptr;
-};
-
 class BackwardPass {
  public:
+  // Arguments: as those of Backward. Writes ds to the rows of ds_TR that have
+  // adapters.
   BackwardPass(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                const LoraPass& pass, const LoraSite& site,
                const ShrunkInputs& shrunk, const at::Tensor& dx_TI,
-               const at::Tensor& ds_TR = {})
+               const at::Tensor& ds_TR)
       : pass_(pass), site_(site), dy_(dy_TO), x_(x_TI), dx_(dx_TI), ds_(ds_TR) {
     for (const at::Tensor& s_nR : shrunk) shrunk_.emplace_back(s_nR);
   }
 
   void Run(const LoraGradients& gradients) {
-    const std::vector<LoraSegment>& routing = pass_.routing;
-    std::vector<bool> seen(routing.size());
-    for (size_t i = 0; i < routing.size(); ++i) {
-      if (!seen[i] && shrunk_[i].data != nullptr)
-        AddLearner(i, gradients, seen);
-    }
-    ReserveSums();
-    ForEachChunk(
-        chunks_,
-        {.num_floats = num_floats_,
-         .begin =
-             [&](size_t segment, float* memory) {
-               CopyBackwardPanels(routing[segment], Group(segment), memory);
-             },
-         .run = [&](size_t chunk, float* memory) { RunChunk(chunk, memory); }});
-    std::vector<PartSum> sums;
-    for (const Learner& learner : learners_) {
-      if (learner.sums == nullptr) continue;
-      AddSums(Group(chunks_[learner.first_chunk].segment), learner.sums,
-              learner.num_chunks, learner.gradient, sums);
-    }
-    ForEachOf(sums.size(), [&](size_t i) { Kernels().add_parts(sums[i]); });
+    RunRows();
+    AddTasks(gradients);
+    ForEachOf(tasks_.size(), [&](size_t i) { RunTask(tasks_[i]); });
   }
 
  private:
+  // Adds to the gradient of an adapter's A, or of one of its B: to the columns
+  // of A, or the rows of B, [begin, begin + count).
+  struct Task {
+    size_t first_segment;  // Of the adapter's segments.
+    size_t factor;         // The place of B in the group.
+    bool is_a;
+    int64_t begin, count;
+    float* gradient_N;
+  };
+
   const GroupLayout& Group(size_t segment) const {
     return GroupOf(pass_.routing[segment], site_);
   }
 
-  // Adds a Learner for a segment's adapter, and the chunks of all segments of
-  // that adapter. Sets `seen` for these segments.
-  void AddLearner(size_t segment, const LoraGradients& gradients,
-                  std::vector<bool>& seen) {
-    const std::vector<LoraSegment>& routing = pass_.routing;
-    const AdapterVersionPtr& version = routing[segment].version;
-    const at::Tensor gradient_N = GradientOf(gradients, version);
-    Learner learner{.first_chunk = chunks_.size()};
-    if (gradient_N.defined()) {
-      learner.gradient = gradient_N.mutable_data_ptr<float>();
+  // Computes ds and adds to dx.
+  void RunRows() const {
+    std::vector<RowChunk> chunks;
+    int64_t num_floats = 0;
+    for (size_t i = 0; i < pass_.routing.size(); ++i) {
+      if (shrunk_[i].data == nullptr) continue;
+      AddChunks(pass_.routing, i, chunks);
+      num_floats = std::max(num_floats, NumPanelFloats(Group(i)));
     }
-    for (size_t i = segment; i < routing.size(); ++i) {
-      if (routing[i].version != version) continue;
-      seen[i] = true;
-      AddChunks(routing, i, chunks_);
-    }
-    learner.num_chunks = chunks_.size() - learner.first_chunk;
-    learner_of_chunk_.resize(chunks_.size(), learners_.size());
-    learners_.push_back(learner);
-    const GroupLayout& group = Group(segment);
-    num_floats_ =
-        std::max(num_floats_, NumPanelFloats(group) +
-                                  kBackwardBlockRows * group.total_rank +
-                                  NumSums(group));
+    ForEachChunk(chunks, {.num_floats = num_floats,
+                          .begin =
+                              [&](size_t segment, float* panels) {
+                                CopyBackwardPanels(pass_.routing[segment],
+                                                   Group(segment), panels);
+                              },
+                          .run =
+                              [&](size_t i, const float* panels) {
+                                RunChunk(chunks[i], panels);
+                              }});
   }
 
-  void ReserveSums() {
-    int64_t size = 0;
-    const auto size_of = [this](const Learner& learner) {
-      if (learner.gradient == nullptr || learner.num_chunks == 1)
-        return int64_t{0};
-      return learner.num_chunks *
-             NumSums(Group(chunks_[learner.first_chunk].segment));
+  void RunChunk(const RowChunk& chunk, const float* panels) const {
+    const GroupLayout& group = Group(chunk.segment);
+    const int64_t num_rows = chunk.end - chunk.begin;
+    const Rows ds = ds_.From(chunk.begin);
+    const float* panels_of_a = MultiplyByB(dy_.From(chunk.begin), num_rows,
+                                           group, pass_.shape, panels, ds);
+    if (dx_.data == nullptr) return;
+    AddExpansion(ds, group.total_rank, panels_of_a, num_rows,
+                 dx_.From(chunk.begin), group.factors.front().in);
+  }
+
+  void AddTasks(const LoraGradients& gradients) {
+    const LoraRouting& routing = pass_.routing;
+    for (size_t i = 0; i < routing.size(); ++i) {
+      const at::Tensor gradient_N = GradientOf(gradients, routing[i].version);
+      if (shrunk_[i].data == nullptr || !gradient_N.defined()) continue;
+      const bool is_first = std::none_of(
+          routing.begin(), routing.begin() + i, [&](const LoraSegment& other) {
+            return other.version == routing[i].version;
+          });
+      if (is_first) AddTasks(i, gradient_N.mutable_data_ptr<float>());
+    }
+  }
+
+  void AddTasks(size_t segment, float* gradient_N) {
+    const std::vector<LoraFactor>& factors = Group(segment).factors;
+    const auto add = [&](size_t factor, bool is_a, int64_t features) {
+      for (int64_t begin = 0; begin < features; begin += kGradientColumns) {
+        tasks_.push_back({segment, factor, is_a, begin,
+                          std::min(kGradientColumns, features - begin),
+                          gradient_N});
+      }
     };
-    for (const Learner& learner : learners_) size += size_of(learner);
-    sums_S_ = at::empty({size}, at::kFloat);
-    auto* next = sums_S_.mutable_data_ptr<float>();
-    for (Learner& learner : learners_) {
-      if (size_of(learner) > 0) learner.sums = next;
-      next += size_of(learner);
+    add(0, /*is_a=*/true, factors.front().in);
+    for (size_t i = 0; i < factors.size(); ++i) {
+      add(i, /*is_a=*/false, factors[i].out);
     }
   }
 
-  // `memory` has the panels of the weights, then room for ds and for sums.
-  void RunChunk(size_t index, float* memory) const {
-    const auto& [segment, begin, end] = chunks_[index];
-    const Learner& learner = learners_[learner_of_chunk_[index]];
-    const GroupLayout& group = Group(segment);
-    const int64_t rank = group.total_rank;
-    float* ds = memory + NumPanelFloats(group);
-    float* sums = nullptr;
-    if (learner.sums != nullptr) {
-      sums = learner.sums + (index - learner.first_chunk) * NumSums(group);
-    } else if (learner.gradient != nullptr) {
-      sums = ds + kBackwardBlockRows * rank;
+  void RunTask(const Task& task) const {
+    const LoraRouting& routing = pass_.routing;
+    for (size_t i = task.first_segment; i < routing.size(); ++i) {
+      if (routing[i].version != routing[task.first_segment].version) continue;
+      Kernels().panel_product(task.is_a ? GradientOfA(task, i)
+                                        : GradientOfB(task, i));
     }
-    for (int64_t row = begin; row < end; row += kBackwardBlockRows) {
-      RunBlock(
-          {.num_rows = std::min(kBackwardBlockRows, end - row),
-           .dy = dy_.From(row),
-           .x = x_.From(row),
-           .shrunk = shrunk_[segment].From(row - pass_.routing[segment].begin),
-           .ds = ds_.data == nullptr ? Rows(ds, rank) : ds_.From(row),
-           .dx = dx_.data == nullptr ? dx_ : dx_.From(row),
-           .sums = sums,
-           .adds = row > begin},
-          group, pass_.shape, memory);
-    }
-    if (sums == nullptr || learner.sums != nullptr) return;
-    std::vector<PartSum> own;
-    AddSums(group, sums, /*num_parts=*/1, learner.gradient, own);
-    for (const PartSum& sum : own) Kernels().add_parts(sum);
+  }
+
+  // Returns dA += ds^T x, for a segment's rows.
+  kernels::cpu::PanelProduct GradientOfA(const Task& task, size_t i) const {
+    const LoraSegment& segment = pass_.routing[i];
+    const GroupLayout& group = Group(i);
+    const LoraFactor& first = group.factors.front();
+    return {.left_MK = ds_.From(segment.begin).data,
+            .m_stride = 1,
+            .k_stride = ds_.stride,
+            .right_KN = x_.From(segment.begin, task.begin).data,
+            .right_stride = x_.stride,
+            .num_rows = group.total_rank,
+            .num_terms = segment.end - segment.begin,
+            .num_columns = task.count,
+            .adds = true,
+            .in_order = true,
+            .out_MN = task.gradient_N + first.a_offset + task.begin,
+            .out_stride = first.in};
+  }
+
+  // Returns dB += dy^T s, for a segment's rows.
+  kernels::cpu::PanelProduct GradientOfB(const Task& task, size_t i) const {
+    const LoraSegment& segment = pass_.routing[i];
+    const std::vector<LoraFactor>& factors = Group(i).factors;
+    const LoraFactor& factor = factors[task.factor];
+    int64_t rank_column = 0;
+    for (size_t f = 0; f < task.factor; ++f) rank_column += factors[f].rank;
+    const int64_t column =
+        LoraSite::ColumnOf(factor.module, pass_.shape) + task.begin;
+    return {
+        .left_MK = dy_.From(segment.begin, column).data,
+        .m_stride = 1,
+        .k_stride = dy_.stride,
+        .right_KN = shrunk_[i].From(0, rank_column).data,
+        .right_stride = shrunk_[i].stride,
+        .num_rows = task.count,
+        .num_terms = segment.end - segment.begin,
+        .num_columns = factor.rank,
+        .adds = true,
+        .in_order = true,
+        .out_MN = task.gradient_N + factor.b_offset + task.begin * factor.rank,
+        .out_stride = factor.rank};
   }
 
   const LoraPass& pass_;
   const LoraSite& site_;
   const Rows dy_, x_, dx_;
-  const Rows ds_;  // Null if the caller does not want ds.
+  const Rows ds_;
   std::vector<Rows> shrunk_;
-  std::vector<RowChunk> chunks_;
-  std::vector<size_t> learner_of_chunk_;
-  std::vector<Learner> learners_;
-  int64_t num_floats_ = 0;  // The size of a thread's memory.
-  at::Tensor sums_S_;
+  std::vector<Task> tasks_;
 };
+
+// Returns the largest R of a segment.
+int64_t LargestRank(const LoraPass& pass, const LoraSite& site) {
+  int64_t rank = 0;
+  for (const LoraSegment& segment : pass.routing) {
+    rank = std::max<int64_t>(rank, GroupOf(segment, site).total_rank);
+  }
+  return rank;
+}
 
 }  // namespace
 
@@ -315,18 +252,18 @@ void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const LoraPass& pass, const LoraSite& site,
               const ShrunkInputs& shrunk, const LoraGradients& gradients,
               const at::Tensor& dx_TI) {
-  BackwardPass(dy_TO, x_TI, pass, site, shrunk, dx_TI).Run(gradients);
+  const int64_t rank = LargestRank(pass, site);
+  if (rank == 0) return;
+  const at::Tensor ds_TR = at::empty({dy_TO.size(0), rank}, dy_TO.options());
+  BackwardPass(dy_TO, x_TI, pass, site, shrunk, dx_TI, ds_TR).Run(gradients);
 }
 
 at::Tensor AddGradients(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                         const LoraPass& pass, const LoraSite& site,
                         const ShrunkInputs& shrunk,
                         const LoraGradients& gradients) {
-  int64_t rank = 0;
-  for (const LoraSegment& segment : pass.routing) {
-    rank = std::max<int64_t>(rank, GroupOf(segment, site).total_rank);
-  }
-  at::Tensor ds_TR = at::zeros({dy_TO.size(0), rank}, dy_TO.options());
+  at::Tensor ds_TR =
+      at::zeros({dy_TO.size(0), LargestRank(pass, site)}, dy_TO.options());
   BackwardPass(dy_TO, x_TI, pass, site, shrunk, /*dx_TI=*/{}, ds_TR)
       .Run(gradients);
   return ds_TR;

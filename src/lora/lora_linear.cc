@@ -82,20 +82,14 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
   }
 }
 
-// Returns whether bf16::Forward computes the layer. It does if a CPU computes
-// the base product in bf16 and some rows have adapters. Experts are excluded,
-// because an expert has too few rows for bf16 to pay off.
-bool TakesBf16(const at::Tensor& x_TI, const BaseLinear& base,
+// Returns whether the functions of lora_bf16.h compute the layer, for rows of x
+// or dy. They do if a CPU computes the base product in bf16 and some rows have
+// adapters. Experts are excluded, because an expert has too few rows for bf16 to
+// pay off.
+bool TakesBf16(const at::Tensor& rows, const BaseLinear& base,
                const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&
-         ops::IsBf16Linear(x_TI, base.weight_OI);
-}
-
-// Returns whether bf16::Backward computes the layer.
-bool TakesBf16Backward(const at::Tensor& dy_TO, const BaseLinear& base,
-                       const LoraPass& pass, const LoraSite& site) {
-  return !pass.routing.empty() && site.expert == kNoExpert &&
-         ops::IsBf16Product(dy_TO, base.weight_OI);
+         ops::IsBf16Product(rows, base.weight_OI);
 }
 
 // Returns the layer's output without adapters.
@@ -103,15 +97,14 @@ at::Tensor BaseOutput(const at::Tensor& x_TI, const BaseLinear& base) {
   return base.groups != nullptr
              ? ops::GroupedLinear(x_TI, base.weight_OI, base.bias_O,
                                   *base.groups)
-             : ops::Linear(x_TI, base.weight_OI, base.bias_O, base.row_count);
+             : ops::Linear(x_TI, base.weight_OI, base.bias_O);
 }
 
 // Returns dLoss/dx without the adapters' part.
 at::Tensor BaseGradient(const at::Tensor& dy_TO, const BaseLinear& base) {
   return base.groups != nullptr
              ? ops::GroupedMatMul(dy_TO, base.weight_OI, *base.groups)
-             : ops::MatMul(dy_TO, base.weight_OI, /*bias_N=*/{},
-                           base.row_count);
+             : ops::MatMul(dy_TO, base.weight_OI);
 }
 
 }  // namespace
@@ -273,7 +266,7 @@ at::Tensor LoraLinearBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
                               const LoraSite& site, const ShrunkInputs& shrunk,
                               const LoraGradients& gradients,
                               bool want_input_gradient) {
-  if (TakesBf16Backward(dy_TO, base, pass, site)) {
+  if (TakesBf16(dy_TO, base, pass, site)) {
     return bf16::Backward(dy_TO, x_TI, base, pass, site, shrunk, gradients,
                           want_input_gradient);
   }

@@ -50,7 +50,6 @@ struct ExpertRouting {
 struct BaseLinear {
   at::Tensor weight_OI;  // May be in 8 bits (ops/int8_weight.h).
   at::Tensor bias_O;     // Undefined if there is no bias.
-  ops::RowCount row_count = ops::RowCount::kRecurs;
   // If not null, each group of rows has its own weight and bias. The weights
   // are stacked, and so are the biases (ops::GroupedLinear).
   const ops::RowGroups* groups = nullptr;
@@ -118,8 +117,8 @@ struct LoraPass {
   const cuda::RoutingTable* table = nullptr;
 };
 
-// x A^T, which the backward pass needs. Without a table, there is one tensor
-// [rows, R] for each segment. A segment's tensor is undefined if its adapter
+// x A^T, which the backward pass needs; in f32 on a CPU, times each factor's
+// scale. Without a table, there is one tensor [rows, R] for each segment. A segment's tensor is undefined if its adapter
 // does not adapt the site. With a table, there is one tensor for all rows,
 // called S in lora_cuda.h. S is undefined if no adapter adapts the site.
 using ShrunkInputs = std::vector<at::Tensor>;

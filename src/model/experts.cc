@@ -71,7 +71,7 @@ const float* BiasOf(const at::Tensor& bias, int64_t first) {
 bool FewRowExperts::Take(const at::Tensor& x_NH, const ExpertRows& rows) {
   return ops::HasCpuKernel(x_NH) &&
          std::ranges::all_of(rows.parts, [](const ExpertPart& part) {
-           return NumRows(part) <= kernels::cpu::kSkinnyRows;
+           return NumRows(part) <= kernels::cpu::kFewRows;
          });
 }
 
@@ -101,17 +101,17 @@ void FewRowExperts::GateUp(const ExpertPart& part, float* gate_up_n2F) const {
   const int64_t wide = 2 * shape_.ffn;
   const int64_t first = (part.expert - layer_.shape.experts.own.begin) * wide;
   const float* x_nH = x_ + part.begin * shape_.hidden;
-  ops::RunSkinny({.x_BI = x_nH,
-                  .x_stride = shape_.hidden,
-                  .num_rows = NumRows(part),
-                  .num_inputs = shape_.hidden,
-                  .weight_stride = w.gate_up_GH.stride(0),
-                  .bias_O = BiasOf(w.gate_up_bias_G, first),
-                  .y_BO = gate_up_n2F,
-                  .y_stride = wide,
-                  .end = wide},
-                 w.gate_up_GH, first);
-  lora::cpu::AddFewRows(x_nH, part.routing,
+  ops::RunRowProduct({.x_BI = x_nH,
+                      .x_stride = shape_.hidden,
+                      .num_rows = NumRows(part),
+                      .num_inputs = shape_.hidden,
+                      .weight_stride = w.gate_up_GH.stride(0),
+                      .bias_O = BiasOf(w.gate_up_bias_G, first),
+                      .y_BO = gate_up_n2F,
+                      .y_stride = wide,
+                      .end = wide},
+                     w.gate_up_GH, first);
+  lora::cpu::Add(x_nH, part.routing,
                         {.layer = layer_.layer,
                          .group = ProjectionGroup::kGateUp,
                          .expert = part.expert},
@@ -136,16 +136,16 @@ void FewRowExperts::Down(const ExpertPart& part,
   const int64_t hidden = shape_.hidden;
   const int64_t first = (part.expert - layer_.shape.experts.own.begin) * hidden;
   float* y_nH = y_ + part.begin * hidden;
-  ops::RunSkinny({.x_BI = activated_nF,
-                  .x_stride = shape_.ffn,
-                  .num_rows = NumRows(part),
-                  .num_inputs = shape_.ffn,
-                  .weight_stride = w.down_DF.stride(0),
-                  .y_BO = y_nH,
-                  .y_stride = hidden,
-                  .end = hidden},
-                 w.down_DF, first);
-  lora::cpu::AddFewRows(activated_nF, part.routing,
+  ops::RunRowProduct({.x_BI = activated_nF,
+                      .x_stride = shape_.ffn,
+                      .num_rows = NumRows(part),
+                      .num_inputs = shape_.ffn,
+                      .weight_stride = w.down_DF.stride(0),
+                      .y_BO = y_nH,
+                      .y_stride = hidden,
+                      .end = hidden},
+                     w.down_DF, first);
+  lora::cpu::Add(activated_nF, part.routing,
                         {.layer = layer_.layer,
                          .group = ProjectionGroup::kDown,
                          .expert = part.expert},
@@ -298,8 +298,6 @@ ExpertMlp::ExpertMlp(const ExpertLayer& layer, int expert,
     down_.weight_OI = w.shared_down_HS;
     return;
   }
-  gate_up_.row_count = ops::RowCount::kVaries;
-  down_.row_count = ops::RowCount::kVaries;
   const int64_t place = expert - layer.shape.experts.own.begin;
   const int64_t wide = 2 * shape_.ffn;
   gate_up_.weight_OI = w.gate_up_GH.narrow(0, place * wide, wide);

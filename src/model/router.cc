@@ -31,8 +31,7 @@ at::Tensor Operand(const at::Tensor& tensor,
 at::Tensor Logits(const at::Tensor& x_TH, const RouterWeights& weights,
                   const model_config::MoeConfig& config) {
   at::Tensor logits_TE =
-      ops::Linear(Operand(x_TH, config), Operand(weights.router_EH, config),
-                  /*bias_O=*/{}, ops::RowCount::kVaries);
+      ops::Linear(Operand(x_TH, config), Operand(weights.router_EH, config));
   if (weights.bias_E.defined()) logits_TE.add_(weights.bias_E);
   return logits_TE;
 }
@@ -287,15 +286,12 @@ at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
   const at::Tensor d_logits_TE =
       LogitsGradient(d_weights_TK, routing, router.size(0), config)
           .to(config.wide_logits ? router.scalar_type() : dtype);
-  return ops::MatMul(d_logits_TE, router, /*bias_N=*/{}, ops::RowCount::kVaries)
-      .to(dtype);
+  return ops::MatMul(d_logits_TE, router).to(dtype);
 }
 
 at::Tensor SharedWeight(const at::Tensor& x_TH, const at::Tensor& gate_1H) {
   if (!gate_1H.defined()) return at::ones({x_TH.size(0), 1}, x_TH.options());
-  return ops::Linear(x_TH, gate_1H.to(x_TH.scalar_type()), /*bias_O=*/{},
-                     ops::RowCount::kVaries)
-      .sigmoid_();
+  return ops::Linear(x_TH, gate_1H.to(x_TH.scalar_type())).sigmoid_();
 }
 
 void SharedWeightBackward(const at::Tensor& d_weight_T,

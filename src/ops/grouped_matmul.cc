@@ -93,8 +93,7 @@ at::Tensor GroupedLinear(const at::Tensor& x_NI, const at::Tensor& weights_GI,
                             groups.ends_P)
           : OneByOne(x_NI, weights_GI, groups,
                      [](const at::Tensor& x, const at::Tensor& weight) {
-                       return Linear(x, weight, /*bias_O=*/{},
-                                     RowCount::kVaries);
+                       return Linear(x, weight);
                      });
   if (bias_G.defined()) {
     y_NO.add_(bias_G.view({NumGroups(groups), -1})
@@ -110,7 +109,7 @@ at::Tensor GroupedMatMul(const at::Tensor& y_NO, const at::Tensor& weights_GI,
   }
   return OneByOne(y_NO, weights_GI, groups,
                   [](const at::Tensor& y, const at::Tensor& weight) {
-                    return MatMul(y, weight, /*bias_N=*/{}, RowCount::kVaries);
+                    return MatMul(y, weight);
                   });
 }
 

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "kernels/cpu/kernels.h"
-#include "src/ops/column_product.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 
@@ -17,6 +16,9 @@ namespace {
 
 using kernels::cpu::Int8RowInputs;
 using kernels::cpu::kInt8Group;
+
+// About this many elements of a weight are widened at a time.
+constexpr int64_t kWidenedElements = 16 << 20;
 
 // Widens inputs [begin, end) of every row of a weight of 8 bits to f32. Returns
 // [O, end - begin]. `begin` is the first input of a group.
@@ -126,30 +128,32 @@ void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
 }
 
 at::Tensor MatMulOfInt8(const at::Tensor& a_MK, const at::Tensor& int8_KN,
-                        const at::Tensor& bias_N, RowCount row_count) {
-  const at::ScalarType dtype = a_MK.scalar_type();
+                        const at::Tensor& bias_N) {
   const bool is_transposed = int8_KN.stride(0) == 1;
   const at::Tensor weight = is_transposed ? int8_KN.t() : int8_KN;
+  const int64_t rows = weight.size(0);
+  const int64_t inputs = Int8RowInputs(weight.size(1));
+  at::Tensor y_MN =
+      at::empty({a_MK.size(0), is_transposed ? rows : inputs}, a_MK.options());
   if (is_transposed && TakesInt8FewRows(a_MK, weight)) {
-    at::Tensor y_MN = at::empty({a_MK.size(0), weight.size(0)}, a_MK.options());
     Int8FewRows(a_MK, weight, bias_N, y_MN);
     return y_MN;
   }
-  const int64_t rows = std::max<int64_t>(1, weight.size(0));
-  const int64_t inputs = Int8RowInputs(weight.size(1));
-  if (is_transposed) {
-    return MatMulByColumns(
-        a_MK, rows, std::max<int64_t>(1, kWidenedElements / inputs), bias_N,
-        row_count, [&](int64_t begin, int64_t end) {
-          return Widened(weight.narrow(0, begin, end - begin), dtype).t();
-        });
+  const at::ScalarType dtype = a_MK.scalar_type();
+  const int64_t length = std::max<int64_t>(1, is_transposed ? inputs : rows);
+  // Parts of rows are widened in whole groups.
+  const int64_t unit = is_transposed ? 1 : kInt8Group;
+  const int64_t step =
+      std::max<int64_t>(1, kWidenedElements / length / unit) * unit;
+  for (int64_t n = 0; n < y_MN.size(1); n += step) {
+    const int64_t count = std::min(step, y_MN.size(1) - n);
+    y_MN.narrow(1, n, count)
+        .copy_(at::mm(a_MK, is_transposed
+                                ? Widened(weight.narrow(0, n, count), dtype).t()
+                                : Widen(weight, n, n + count, dtype)));
   }
-  const int64_t groups =
-      std::max<int64_t>(1, kWidenedElements / rows / kInt8Group);
-  return MatMulByColumns(a_MK, inputs, groups * kInt8Group, bias_N, row_count,
-                         [&](int64_t begin, int64_t end) {
-                           return Widen(weight, begin, end, dtype);
-                         });
+  if (bias_N.defined()) y_MN.add_(bias_N);
+  return y_MN;
 }
 
 }  // namespace weft::ops

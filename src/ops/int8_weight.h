@@ -3,7 +3,7 @@
 // The weight is an int8 tensor [O, Int8RowBytes(I)]. Its rows have the format
 // of kernels/cpu/int8_rows.h: the integers, then the scales of groups of 64
 // inputs. So narrow() and index_select() of rows work as for any weight. The
-// functions of matmul.h, RunSkinny and the functions below know the format.
+// functions of matmul.h, RunRowProduct and the functions below know the format.
 #ifndef WEFT_SRC_OPS_INT8_WEIGHT_H_
 #define WEFT_SRC_OPS_INT8_WEIGHT_H_
 
@@ -56,11 +56,11 @@ bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight);
 void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
                  const at::Tensor& bias_O, at::Tensor y_MO);
 
-// Returns a b + bias_N as MatMul does, where b is a weight of 8 bits or its
-// transposed view, for any number of rows. Calls Int8FewRows if it takes the
-// product, and otherwise widens a part of b at a time.
+// Returns a b + bias_N as MatMul does where no kernel of kernels/cpu takes the
+// product. b is a weight of 8 bits or its transposed view. Calls Int8FewRows if
+// it takes the product, and otherwise widens a part of b at a time.
 at::Tensor MatMulOfInt8(const at::Tensor& a_MK, const at::Tensor& int8_KN,
-                        const at::Tensor& bias_N, RowCount row_count);
+                        const at::Tensor& bias_N);
 
 }  // namespace weft::ops
 

@@ -2,22 +2,18 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <optional>
-#include <string_view>
+#include <memory>
 
 #include "kernels/cpu/bf16_product.h"
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/skinny_product.h"
-#include "src/ops/column_product.h"
+#include "kernels/cpu/panel_product.h"
+#include "kernels/cpu/row_product.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/int8_weight.h"
-#include "src/ops/small_products.h"
 #include "src/ops/thread_team.h"
 
 namespace weft::ops {
@@ -27,22 +23,14 @@ using kernels::cpu::Bf16KernelTable;
 using kernels::cpu::Bf16Panel;
 using kernels::cpu::kBf16PanelInputs;
 using kernels::cpu::kBf16PanelOutputs;
+using kernels::cpu::PanelProduct;
+using kernels::cpu::RowProduct;
 
 // Threads divide a product into groups. A group is this many rows of one panel.
 // The number is a multiple of the rows of every full tile of multiply_panel.
 constexpr int64_t kRowGroup = 24;
 
 std::atomic<bool> is_allowed = false;
-
-bool IsInBf16(const at::Tensor& rows, const at::Tensor& weight,
-              int64_t input_stride, int64_t output_stride) {
-  if (!AreBf16ProductsAllowed() || !HasCpuKernel(rows) ||
-      weight.scalar_type() != at::kBFloat16) {
-    return false;
-  }
-  const bool is_forward = input_stride == 1 && output_stride != 1;
-  return !is_forward || rows.size(0) > kernels::cpu::kSkinnyRows;
-}
 
 // The product of rounded rows with one weight.
 class Product {
@@ -144,40 +132,186 @@ class Product {
   const int64_t num_rows_, num_inputs_, num_outputs_;
 };
 
+// Returns whether the tensor is a weight, or its transposed view, that the f32
+// kernels read.
+bool HasKernelWeight(const at::Tensor& weight) {
+  return weight.is_cpu() &&
+         (weight.scalar_type() == at::kFloat ||
+          weight.scalar_type() == at::kBFloat16 || IsInt8(weight));
+}
+
+// Returns whether the kernels compute the product in f32.
+bool TakesKernels(const at::Tensor& a_MK, const at::Tensor& weight) {
+  return HasCpuKernel(a_MK) && HasKernelWeight(weight) && a_MK.numel() > 0;
+}
+
+at::Tensor WithAdjacentElements(const at::Tensor& rows) {
+  return rows.size(1) < 2 || rows.stride(1) == 1 ? rows : rows.contiguous();
+}
+
+// The outputs that a task of a product of many rows computes, at least. Each
+// task copies its rows of x, which costs little beside so many outputs.
+constexpr int64_t kTaskOutputs = 128;
+
+// Rows are cut at multiples of this number, which is a multiple of the rows of
+// every kernel's tile.
+constexpr int64_t kRowUnit = 6;
+
+// Computes `whole` for many rows. A task is a block of rows with some outputs.
+// A thread with adjacent tasks copies the rows of a block once.
+void RunManyRows(const RowProduct& whole, const at::Tensor& weight) {
+  const int64_t num_units = CeilDiv(whole.num_rows, kRowUnit);
+  const int64_t num_blocks =
+      CeilDiv(num_units, kernels::cpu::kRowBlock / kRowUnit);
+  const int64_t num_slices = CeilDiv(whole.end, kTaskOutputs);
+  const auto row_of = [&](int64_t block) {
+    return std::min(whole.num_rows, num_units * block / num_blocks * kRowUnit);
+  };
+  at::parallel_for(
+      0, num_blocks * num_slices, RowGrain(kTaskOutputs * whole.num_inputs),
+      [&](int64_t begin, int64_t end) {
+        const auto memory = std::make_unique_for_overwrite<float[]>(
+            kernels::cpu::kRowProductFloats);
+        while (begin < end) {
+          const int64_t block = begin / num_slices;
+          const int64_t first = block * num_slices;
+          const int64_t stop = std::min(end, first + num_slices);
+          RowProduct part = whole;
+          part.x_BI += row_of(block) * part.x_stride;
+          part.y_BO += row_of(block) * part.y_stride;
+          part.num_rows = row_of(block + 1) - row_of(block);
+          part.begin = (begin - first) * kTaskOutputs;
+          part.end = std::min((stop - first) * kTaskOutputs, whole.end);
+          part.memory = memory.get();
+          RunRowProduct(part, weight, /*first_row=*/0);
+          begin = stop;
+        }
+      });
+}
+
+// Computes y = a W^T + bias_N. `weight` is W [N, K] or its transposed view, and
+// `stride` is the distance between rows of W.
+void MultiplyByRows(const at::Tensor& a_MK, const at::Tensor& weight,
+                    int64_t stride, const at::Tensor& bias_N,
+                    const at::Tensor& y_MN) {
+  const at::Tensor a = WithAdjacentElements(a_MK);
+  at::Tensor bias;
+  if (bias_N.defined()) bias = bias_N.to(at::kFloat).contiguous();
+  const int64_t outputs = y_MN.size(1);
+  const RowProduct whole{
+      .x_BI = a.const_data_ptr<float>(),
+      .x_stride = a.stride(0),
+      .num_rows = a.size(0),
+      .num_inputs = a.size(1),
+      .weight_stride = stride,
+      .bias_O = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
+      .y_BO = y_MN.mutable_data_ptr<float>(),
+      .y_stride = y_MN.stride(0),
+      .end = outputs};
+  if (a.size(0) > kernels::cpu::kFewRows) return RunManyRows(whole, weight);
+  const SharedRows rows = RowsOf(weight, outputs, stride);
+  ParallelForRows(rows, [&](int64_t begin, int64_t end) {
+    RowProduct part = whole;
+    part.begin = begin * rows.group_rows;
+    part.end = std::min(end * rows.group_rows, outputs);
+    RunRowProduct(part, weight, /*first_row=*/0);
+  });
+}
+
 // The number of columns of b that are copied and multiplied at a time. It is a
-// multiple of the columns of every kernel's panel.
+// multiple of the columns of every kernel's panel, and of kInt8Group / 2.
 constexpr int64_t kSliceColumns = 96;
+
+// The number of terms that are copied at a time. It is a multiple of the terms
+// of the parts in which panel_product cuts a sum.
+constexpr int64_t kSliceTerms = 1024;
 
 // From this many rows on, copying the columns takes a small part of the time.
 constexpr int64_t kLeastBlockRows = 128;
 
-bool HasAdjacentElements(const at::Tensor& matrix) {
-  return matrix.stride(0) == 1 || matrix.stride(1) == 1;
-}
+// Products of rows of a with slices of b, for one thread. A slice has up to
+// kSliceColumns columns. b is f32, bf16 or in 8 bits, and elements of a row of b
+// are adjacent. Few rows read an f32 slice where it is; otherwise a slice is
+// copied or widened. The bits are the same.
+class SliceMultiplier {
+ public:
+  SliceMultiplier(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                  const at::Tensor& y_MN)
+      : b_KN_(b_KN),
+        whole_{.left_MK = a_MK.const_data_ptr<float>(),
+               .m_stride = a_MK.stride(0),
+               .k_stride = a_MK.stride(1),
+               .num_rows = a_MK.size(0),
+               .num_terms = a_MK.size(1),
+               .num_columns = y_MN.size(1),
+               .out_MN = y_MN.mutable_data_ptr<float>(),
+               .out_stride = y_MN.stride(0)} {}
 
-// Returns whether PanelMatMul takes the operands: they are f32 on a CPU and not
-// empty.
-bool TakesPanels(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return HasCpuKernel(a_MK) && HasCpuKernel(b_KN) && a_MK.numel() > 0 &&
-         b_KN.numel() > 0;
-}
+  // Computes y for `num_rows` rows and `columns` columns.
+  void Run(int64_t row, int64_t num_rows, int64_t column, int64_t columns) {
+    PanelProduct part = whole_;
+    part.num_rows = num_rows;
+    part.num_columns = columns;
+    part.out_MN += row * part.out_stride + column;
+    part.left_MK += row * part.m_stride;
+    for (int64_t term = 0; term < whole_.num_terms; term += kSliceTerms) {
+      part.num_terms = std::min(kSliceTerms, whole_.num_terms - term);
+      part.adds = term > 0;
+      PlaceSlice(term, column, part);
+      kernels::cpu::Kernels().panel_product(part);
+      part.left_MK += kSliceTerms * part.k_stride;
+    }
+  }
 
-// Returns a b + bias_N. An undefined bias adds nothing. Copies b to panels
-// (kernels/cpu/panel_product.h), a few columns at a time. On one core this is
-// about as fast as MKL, and 5 % slower than oneDNN, which first compiles code
-// for each shape (Zen 4, from 128 rows on). The bits of a row do not depend on
-// other rows or on the number of threads.
-// REQUIRES: TakesPanels(a_MK, b_KN).
-// Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
-//          also a transposed view. Returns [M, N].
-// Errors:  throws c10::Error.
-// Threads: any.
-at::Tensor PanelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                       const at::Tensor& bias_N) {
-  const int64_t rows = a_MK.size(0), columns = b_KN.size(1);
-  const at::Tensor b = HasAdjacentElements(b_KN) ? b_KN : b_KN.contiguous();
-  at::Tensor y_MN = at::empty({rows, columns}, a_MK.options());
-  if (bias_N.defined()) y_MN.copy_(bias_N.expand({rows, columns}));
+ private:
+  // Sets the right matrix of `part`, whose first term and column are given.
+  void PlaceSlice(int64_t term, int64_t column, PanelProduct& part) {
+    const kernels::cpu::KernelTable& kernels = kernels::cpu::Kernels();
+    const int64_t stride = b_KN_.stride(0);
+    if (b_KN_.scalar_type() == at::kFloat) {
+      const float* from =
+          b_KN_.const_data_ptr<float>() + term * stride + column;
+      if (part.num_rows <= kernels::cpu::kFewRows) {
+        part.right_KN = from;
+        part.right_stride = stride;
+        return;
+      }
+      kernels.copy_panels({.from_KN = from,
+                           .k_stride = stride,
+                           .n_stride = 1,
+                           .num_terms = part.num_terms,
+                           .num_columns = part.num_columns,
+                           .panels = slice_.get()});
+      part.right_KN = slice_.get();
+      return;
+    }
+    part.right_KN = slice_.get();
+    part.right_stride = kSliceColumns;
+    for (int64_t k = 0; k < part.num_terms; ++k) {
+      float* to = slice_.get() + k * kSliceColumns;
+      if (IsInt8(b_KN_)) {
+        kernels.widen_int8_row(
+            b_KN_.const_data_ptr<int8_t>() + (term + k) * stride,
+            whole_.num_columns, column, column + part.num_columns, to);
+      } else {
+        kernels.widen_bf16_row(
+            static_cast<const uint16_t*>(b_KN_.const_data_ptr()) +
+                (term + k) * stride + column,
+            part.num_columns, to);
+      }
+    }
+  }
+
+  const at::Tensor& b_KN_;
+  const PanelProduct whole_;
+  const std::unique_ptr<float[]> slice_ =
+      std::make_unique_for_overwrite<float[]>(kSliceTerms * kSliceColumns);
+};
+
+// Computes y = a b. The elements of a row of b are adjacent.
+void MultiplyByColumns(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                       const at::Tensor& y_MN) {
+  const int64_t rows = y_MN.size(0), columns = y_MN.size(1);
   const int64_t num_slices = CeilDiv(columns, kSliceColumns);
   // A weight of few columns, such as a router's, has fewer slices than there
   // are threads. So each slice is multiplied with several blocks of rows.
@@ -186,155 +320,36 @@ at::Tensor PanelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   const int64_t block_rows = std::max(
       kLeastBlockRows, CeilDiv(rows, CeilDiv(num_threads, num_slices)));
   const int64_t num_blocks = CeilDiv(rows, block_rows);
-  at::parallel_for(
-      0, num_slices * num_blocks, RowGrain(kSliceColumns * b_KN.size(0)),
-      [&](int64_t begin, int64_t end) {
-        const c10::InferenceMode no_autograd;
-        PanelMultiplier multiplier;
-        for (int64_t task = begin; task < end; ++task) {
-          const int64_t first = task / num_blocks * kSliceColumns;
-          const int64_t count = std::min(kSliceColumns, columns - first);
-          const int64_t row = task % num_blocks * block_rows;
-          const int64_t num_rows = std::min(block_rows, rows - row);
-          multiplier.Multiply(
-              y_MN.narrow(0, row, num_rows).narrow(1, first, count),
-              a_MK.narrow(0, row, num_rows), b.narrow(1, first, count),
-              /*adds=*/bias_N.defined(), /*alpha=*/1);
-        }
-      });
-  return y_MN;
-}
-
-// A skinny product of up to kSkinnyRows rows reads a weight of bf16 or 8 bits
-// once. Up to this many such products cost less than widening the weight.
-constexpr int64_t kMaxNarrowPasses = 4;
-
-// The only operator through which LibTorch exposes oneDNN's dense product. It
-// takes x [M, K], weight [N, K] of any strides, a bias, and a function to apply
-// to the product, which is "none" here.
-using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&,
-                                   const std::optional<at::Tensor>&,
-                                   std::string_view,
-                                   c10::List<std::optional<at::Scalar>>,
-                                   std::optional<std::string_view>);
-
-const char* const kOperator = "mkldnn::_linear_pointwise";
-
-at::Tensor OneDnnMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                        const std::optional<at::Tensor>& bias_N) {
-  static const auto linear = c10::Dispatcher::singleton()
-                                 .findSchemaOrThrow(kOperator, "")
-                                 .typed<LinearPointwise>();
-  return linear.call(a_MK.contiguous(), b_KN.t(), bias_N, "none",
-                     c10::List<std::optional<at::Scalar>>(), std::nullopt);
-}
-
-// Returns whether oneDNN is present and worth using. In measurements it was
-// faster only on AMD processors. Some builds of LibTorch lack the operator.
-bool HasOneDnn() {
-#if defined(__x86_64__)
-  return __builtin_cpu_is("amd") &&
-         c10::Dispatcher::singleton().findSchema({kOperator, ""}).has_value();
-#else
-  return false;
-#endif
-}
-
-bool PrefersOneDnn(const at::Tensor& a_MK) {
-  static const bool has_one_dnn = HasOneDnn();
-  // oneDNN gains nothing for an empty product.
-  return has_one_dnn && HasCpuKernel(a_MK) && a_MK.numel() > 0;
-}
-
-// Returns whether skinny products take a and this weight [O, I] or its
-// transposed view: a is f32 on a CPU, contiguous, not empty and has few rows,
-// and the weight is f32, bf16 or in 8 bits.
-bool HasSkinnyRows(const at::Tensor& a_MK, const at::Tensor& weight) {
-  const bool is_narrow =
-      weight.scalar_type() == at::kBFloat16 || IsInt8(weight);
-  const int64_t most =
-      kernels::cpu::kSkinnyRows * (is_narrow ? kMaxNarrowPasses : 1);
-  return HasCpuKernel(a_MK) && a_MK.numel() > 0 && a_MK.size(0) <= most &&
-         a_MK.is_contiguous() &&
-         (is_narrow || weight.scalar_type() == at::kFloat);
-}
-
-bool IsSkinny(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return (b_KN.stride(0) == 1 || b_KN.size(0) == 1) &&
-         HasSkinnyRows(a_MK, b_KN);
-}
-
-void RunPasses(kernels::cpu::SkinnyProduct item, const at::Tensor& weight) {
-  const int64_t num_rows = item.num_rows;
-  for (int64_t row = 0; row < num_rows; row += kernels::cpu::kSkinnyRows) {
-    item.num_rows = std::min(kernels::cpu::kSkinnyRows, num_rows - row);
-    RunSkinny(item, weight, /*first_row=*/0);
-    item.x_BI += item.num_rows * item.x_stride;
-    item.y_BO += item.num_rows * item.y_stride;
-  }
-}
-
-// Returns a W^T + bias_N. `weight` is W [O, I] or its transposed view, and
-// `stride` is the distance between rows of W.
-at::Tensor SkinnyMatMul(const at::Tensor& a_MK, const at::Tensor& weight,
-                        int64_t outputs, int64_t stride,
-                        const at::Tensor& bias_N) {
-  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
-  at::Tensor bias;
-  if (bias_N.defined()) bias = bias_N.to(at::kFloat).contiguous();
-  const kernels::cpu::SkinnyProduct whole{
-      .x_BI = a_MK.const_data_ptr<float>(),
-      .x_stride = a_MK.size(1),
-      .num_rows = a_MK.size(0),
-      .num_inputs = a_MK.size(1),
-      .weight_stride = stride,
-      .bias_O = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
-      .y_BO = y_MN.mutable_data_ptr<float>(),
-      .y_stride = outputs};
-  const SharedRows rows = RowsOf(weight, outputs, stride);
-  ParallelForRows(rows, [&](int64_t begin, int64_t end) {
-    kernels::cpu::SkinnyProduct part = whole;
-    part.begin = begin * rows.group_rows;
-    part.end = std::min(end * rows.group_rows, outputs);
-    RunPasses(part, weight);
-  });
-  return y_MN;
-}
-
-// Returns whether the panel kernel reads b itself: both operands are f32 on a
-// CPU and not empty, b is stored row by row, and a has so few rows that copying
-// b would not pay off.
-bool IsRowProduct(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return b_KN.stride(1) == 1 && a_MK.size(0) <= kernels::cpu::kSkinnyRows &&
-         TakesPanels(a_MK, b_KN);
-}
-
-at::Tensor RowMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                     const at::Tensor& bias_N) {
-  const int64_t inputs = b_KN.size(0), outputs = b_KN.size(1);
-  at::Tensor y_MN = at::empty({a_MK.size(0), outputs}, a_MK.options());
-  const kernels::cpu::PanelProduct whole{
-      .left_MK = a_MK.const_data_ptr<float>(),
-      .m_stride = a_MK.stride(0),
-      .k_stride = a_MK.stride(1),
-      .right_KN = b_KN.const_data_ptr<float>(),
-      .right_stride = b_KN.stride(0),
-      .num_rows = a_MK.size(0),
-      .num_terms = inputs,
-      .out_MN = y_MN.mutable_data_ptr<float>(),
-      .out_stride = outputs};
-  ParallelFor(CeilDiv(outputs, kSliceColumns), RowGrain(kSliceColumns * inputs),
+  ParallelFor(num_slices * num_blocks, RowGrain(kSliceColumns * b_KN.size(0)),
               [&](int64_t begin, int64_t end) {
-                const int64_t first = begin * kSliceColumns;
-                kernels::cpu::PanelProduct part = whole;
-                part.right_KN += first;
-                part.out_MN += first;
-                part.num_columns =
-                    std::min(end * kSliceColumns, outputs) - first;
-                kernels::cpu::Kernels().panel_product(part);
+                SliceMultiplier slices(a_MK, b_KN, y_MN);
+                for (int64_t task = begin; task < end; ++task) {
+                  const int64_t column = task / num_blocks * kSliceColumns;
+                  const int64_t row = task % num_blocks * block_rows;
+                  slices.Run(row, std::min(block_rows, rows - row), column,
+                             std::min(kSliceColumns, columns - column));
+                }
               });
+}
+
+// Returns whether b is W^T, and the elements of a row of W are adjacent.
+bool IsTransposed(const at::Tensor& b_KN) { return b_KN.stride(0) == 1; }
+
+// Returns the number of columns of b: of the numbers, if b is in 8 bits.
+int64_t NumColumns(const at::Tensor& b_KN) {
+  return IsInt8(b_KN) && b_KN.stride(1) == 1
+             ? kernels::cpu::Int8RowInputs(b_KN.size(1))
+             : b_KN.size(1);
+}
+
+// Computes y = a b + bias_N in f32 on a CPU.
+void KernelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
+                  const at::Tensor& bias_N, const at::Tensor& y_MN) {
+  if (IsTransposed(b_KN)) {
+    return MultiplyByRows(a_MK, b_KN, b_KN.stride(1), bias_N, y_MN);
+  }
+  MultiplyByColumns(a_MK, WithAdjacentElements(b_KN), y_MN);
   if (bias_N.defined()) y_MN.add_(bias_N);
-  return y_MN;
 }
 
 at::Tensor Bf16MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
@@ -343,17 +358,6 @@ at::Tensor Bf16MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   Bf16Product(RoundToBf16(a_MK), b_KN, y_MN);
   if (bias_N.defined()) y_MN.add_(bias_N);
   return y_MN;
-}
-
-// Returns a b + bias_N. Widens b to the dtype of a, one part at a time.
-at::Tensor WidenedMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                         const at::Tensor& bias_N, RowCount row_count) {
-  const int64_t inputs = std::max<int64_t>(1, b_KN.size(0));
-  return MatMulByColumns(
-      a_MK, b_KN.size(1), std::max<int64_t>(1, kWidenedElements / inputs),
-      bias_N, row_count, [&](int64_t begin, int64_t end) {
-        return b_KN.narrow(1, begin, end - begin).to(a_MK.scalar_type());
-      });
 }
 
 }  // namespace
@@ -374,11 +378,8 @@ bool AllowBf16Products(bool allowed) {
 bool AreBf16ProductsAllowed() { return is_allowed; }
 
 bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return IsInBf16(a_MK, b_KN, b_KN.stride(0), b_KN.stride(1));
-}
-
-bool IsBf16Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI) {
-  return IsInBf16(x_MI, weight_OI, weight_OI.stride(1), weight_OI.stride(0));
+  return AreBf16ProductsAllowed() && HasCpuKernel(a_MK) &&
+         b_KN.scalar_type() == at::kBFloat16;
 }
 
 at::Tensor RoundToBf16(const at::Tensor& a_MK) {
@@ -412,72 +413,62 @@ void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,
     return;
   }
   const Product product(kernels, rounded, b_KN, y_MN, make_terms);
-  at::parallel_for(
-      0, product.num_groups(), RowGrain(kRowGroup * inputs),
-      [&](int64_t begin, int64_t end) { product.Run(begin, end); });
+  ParallelFor(product.num_groups(), RowGrain(kRowGroup * inputs),
+              [&](int64_t begin, int64_t end) { product.Run(begin, end); });
 }
 
-void RunSkinny(const kernels::cpu::SkinnyProduct& item,
-               const at::Tensor& weight, int64_t first_row) {
+void RunRowProduct(const kernels::cpu::RowProduct& item,
+                   const at::Tensor& weight, int64_t first_row) {
   const int64_t first = first_row * item.weight_stride;
   const kernels::cpu::KernelTable& kernels = kernels::cpu::Kernels();
   if (weight.scalar_type() == at::kFloat) {
-    kernels.skinny_product_f32(item, weight.const_data_ptr<float>() + first);
+    kernels.row_product_f32(item, weight.const_data_ptr<float>() + first);
   } else if (IsInt8(weight)) {
-    kernels.skinny_product_int8(item, weight.const_data_ptr<int8_t>() + first);
+    kernels.row_product_int8(item, weight.const_data_ptr<int8_t>() + first);
   } else {
     TORCH_CHECK(weight.scalar_type() == at::kBFloat16,
                 "a weight of few rows is ", weight.scalar_type());
-    kernels.skinny_product_bf16(
+    kernels.row_product_bf16(
         item, static_cast<const uint16_t*>(weight.const_data_ptr()) + first);
   }
 }
 
-at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN) {
-  return MatMul(a_MK, b_KN, at::Tensor());
-}
-
 at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
-                  const at::Tensor& bias_O, RowCount row_count) {
+                  const at::Tensor& bias_O) {
   // For few rows, does not make the transposed view of the weight, because that
   // would take a noticeable part of a decode step.
-  if (x_MI.size(0) <= kernels::cpu::kSkinnyRows && weight_OI.size(1) > 1 &&
-      weight_OI.stride(1) == 1 && HasSkinnyRows(x_MI, weight_OI)) {
-    return SkinnyMatMul(x_MI, weight_OI, weight_OI.size(0), weight_OI.stride(0),
-                        bias_O);
+  if (x_MI.size(0) <= kernels::cpu::kFewRows && weight_OI.size(1) > 1 &&
+      weight_OI.stride(1) == 1 && TakesKernels(x_MI, weight_OI) &&
+      !IsBf16Product(x_MI, weight_OI)) {
+    at::Tensor y_MO =
+        at::empty({x_MI.size(0), weight_OI.size(0)}, x_MI.options());
+    MultiplyByRows(x_MI, weight_OI, weight_OI.stride(0), bias_O, y_MO);
+    return y_MO;
   }
-  return MatMul(x_MI, weight_OI.t(), bias_O, row_count);
+  return MatMul(x_MI, weight_OI.t(), bias_O);
 }
 
 at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                  const at::Tensor& bias_N, RowCount row_count) {
+                  const at::Tensor& bias_N) {
   if (IsBf16Product(a_MK, b_KN)) return Bf16MatMul(a_MK, b_KN, bias_N);
-  if (IsSkinny(a_MK, b_KN)) {
-    return SkinnyMatMul(a_MK, b_KN, b_KN.size(1), b_KN.stride(1), bias_N);
+  if (TakesKernels(a_MK, b_KN)) {
+    at::Tensor y_MN =
+        at::empty({a_MK.size(0), NumColumns(b_KN)}, a_MK.options());
+    KernelMatMul(a_MK, b_KN, bias_N, y_MN);
+    return y_MN;
   }
-  if (IsInt8(b_KN)) {
-    return MatMulOfInt8(a_MK, b_KN, bias_N, row_count);
-  }
-  if (b_KN.scalar_type() != a_MK.scalar_type()) {
-    return WidenedMatMul(a_MK, b_KN, bias_N, row_count);
-  }
-  if (IsRowProduct(a_MK, b_KN)) return RowMatMul(a_MK, b_KN, bias_N);
-  if (row_count == RowCount::kVaries && TakesPanels(a_MK, b_KN)) {
-    return PanelMatMul(a_MK, b_KN, bias_N);
-  }
-  if (!PrefersOneDnn(a_MK)) {
-    return bias_N.defined() ? at::addmm(bias_N, a_MK, b_KN)
-                            : at::mm(a_MK, b_KN);
-  }
-  return OneDnnMatMul(
-      a_MK, b_KN,
-      bias_N.defined() ? std::optional<at::Tensor>(bias_N) : std::nullopt);
+  if (IsInt8(b_KN)) return MatMulOfInt8(a_MK, b_KN, bias_N);
+  const at::Tensor b = b_KN.to(a_MK.scalar_type());
+  return bias_N.defined() ? at::addmm(bias_N.to(a_MK.scalar_type()), a_MK, b)
+                          : at::mm(a_MK, b);
 }
 
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
                 at::Tensor y_MN) {
   if (IsBf16Product(a_MK, b_KN)) {
     Bf16Product(RoundToBf16(a_MK), b_KN, y_MN);
+  } else if (TakesKernels(a_MK, b_KN) && y_MN.stride(1) == 1) {
+    KernelMatMul(a_MK, b_KN, /*bias_N=*/{}, y_MN);
   } else {
     y_MN.copy_(MatMul(a_MK, b_KN));
   }

@@ -11,16 +11,9 @@
 #include <functional>
 
 #include "kernels/cpu/bf16_product.h"
-#include "kernels/cpu/skinny_product.h"
+#include "kernels/cpu/row_product.h"
 
 namespace weft::ops {
-
-// How the number of rows changes between products with the same weight.
-// kRecurs: the same numbers come again, such as the token counts of batches.
-// kVaries: most products have a new number, such as the token count of an
-// expert. A product whose rows must have the same bits in batches of any size
-// also says kVaries, such as a router's: its bits choose a token's experts.
-enum class RowCount { kRecurs, kVaries };
 
 // Returns a b. On a CPU, b may be bf16 while a is f32, so that weights may be
 // stored in bf16. MatMul computes this product in f32, or in bf16 with f32 sums
@@ -31,39 +24,28 @@ enum class RowCount { kRecurs, kVaries };
 // multiplies with the exact numbers. Then the bits of a row of the result do
 // not depend on the other rows of a.
 //
-// If the product is not in bf16, and a is contiguous, f32, on a CPU and has few
-// rows, a kernel of kernels/cpu computes the product. Then a row of the result
-// has the same bits for any such number of rows. Libraries choose their code by
-// the number of rows, and on some processors this choice changes the bits. Few
-// means up to 32 rows, or up to 128 if b is a transposed view of a weight of
-// bf16 or 8 bits. Such a view is read once for every 32 rows.
+// On a CPU, the bits of a row of the result depend on this row of a and on b,
+// and not on other rows, their number, or threads. The kernels read a weight as
+// it is stored, in f32, bf16 or 8 bits:
 //
-// With more rows, and if the product is not in bf16, MatMul first widens a bf16
-// or 8-bit b, one part at a time. In f32 on an AMD processor, oneDNN then
-// computes the product if LibTorch has it, because MKL, LibTorch's default,
-// takes an older code path on AMD. On Zen 4 with two cores and the sizes of
-// training, oneDNN reaches 220 GFLOP/s and MKL 190. oneDNN keeps compiled code
-// for each shape, and server/daemon/main.cc bounds the number of shapes. On
-// processors without AVX512, oneDNN's bits of a row depend on the number of
-// rows. With kVaries, PanelMatMul computes f32 products on any CPU instead, and
-// they do not.
+//  product                   kernel           reads
+//  x W^T (forward)           row_product      rows of x and W along the sum
+//  dy W (backward)           panel_product    columns of W, in copies of a few
+//  either, in bf16           multiply_panel   W in copies, rounded rows
+//  f64, and all on CUDA      LibTorch         -
+//
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view; of the same dtype, except as above. Returns
 //          [M, N] in the dtype of a.
 // Errors:  throws c10::Error.
 // Threads: any.
-at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN);
-
-// Returns a b + bias_N, for operands as above. An undefined bias adds nothing.
 at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                  const at::Tensor& bias_N,
-                  RowCount row_count = RowCount::kRecurs);
+                  const at::Tensor& bias_N = {});
 
 // Returns x W^T + bias_O, the same as MatMul with the transposed weight.
 // Shapes:  x_MI [M, I], weight_OI [O, I].
 at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
-                  const at::Tensor& bias_O = {},
-                  RowCount row_count = RowCount::kRecurs);
+                  const at::Tensor& bias_O = {});
 
 // Computes y = MatMul(a, b), where y [M, N] may be rows of a larger matrix.
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
@@ -86,17 +68,10 @@ bool AllowBf16Products(bool allowed);
 // Returns what AllowBf16Products returned last, or false before its first call.
 bool AreBf16ProductsAllowed();
 
-// Returns whether MatMul computes the product of these operands in bf16: such
-// products are allowed, a is f32 on a CPU, and b is bf16. If b is a transposed
-// view, as in a forward pass, a must have more than 32 rows. Fewer rows take
-// the skinny product, which reads b once and is f32. If b is stored row by row,
-// as in a backward pass, a may have any number of rows.
+// Returns whether MatMul computes the product of these operands, of which b may
+// be transposed, in bf16: such products are allowed, a is f32 on a CPU, and b is
+// bf16.
 bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN);
-
-// Returns whether Linear computes the product of these operands in bf16. Takes
-// the weight itself, because making its transposed view would take longer than
-// this check.
-bool IsBf16Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI);
 
 // Returns f32 rows [M, K] rounded to bf16 for Bf16Product: [M, K + K % 2], with
 // a zero at the end of each row if K is odd.
@@ -141,8 +116,8 @@ void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,
 //          item.weight_stride is the distance between the weight's rows.
 // Errors:  throws c10::Error if the weight is of another dtype.
 // Threads: any. Concurrent calls write distinct outputs.
-void RunSkinny(const kernels::cpu::SkinnyProduct& item,
-               const at::Tensor& weight, int64_t first_row);
+void RunRowProduct(const kernels::cpu::RowProduct& item,
+                   const at::Tensor& weight, int64_t first_row);
 
 }  // namespace weft::ops
 

@@ -226,7 +226,7 @@ class Team {
 }  // namespace
 
 SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows, int64_t stride) {
-  constexpr int64_t kGroup = kernels::cpu::kSkinnyOutputs;
+  constexpr int64_t kGroup = kernels::cpu::kRowOutputs;
   return {.data = static_cast<const char*>(weight.const_data_ptr()),
           .num_groups = CeilDiv(num_rows, kGroup),
           .group_rows = kGroup,

@@ -15,13 +15,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/skinny_product.h"
+#include "kernels/cpu/row_product.h"
 
 namespace weft::ops {
 
 // The most rows of a step for which a team is useful. With more rows, ATen
 // computes some products, and ATen has only one thread within a team.
-inline constexpr int64_t kMaxTeamRows = kernels::cpu::kSkinnyRows;
+inline constexpr int64_t kMaxTeamRows = kernels::cpu::kFewRows;
 
 // The rows of a weight in groups. Each thread computes some of the groups.
 struct SharedRows {

@@ -4,8 +4,10 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <tuple>
 
@@ -43,8 +45,8 @@ TEST_P(MatMulTest, MatchesF64) {
   const at::Tensor rows = at::cat({a, a}).narrow(0, m, m);
   ExpectClose(MatMul(rows, b), expected, k, dtype);
   for (const at::Tensor& view : {b, b.t().contiguous().t()}) {
-    ExpectClose(MatMul(rows, view, bias, RowCount::kVaries),
-                expected + bias.to(at::kDouble), k, dtype);
+    ExpectClose(MatMul(rows, view, bias), expected + bias.to(at::kDouble), k,
+                dtype);
   }
 }
 
@@ -91,8 +93,8 @@ INSTANTIATE_TEST_SUITE_P(FewAndManyRows, MatMulOfBf16WeightTest,
                            return absl::StrCat("Rows", test.param);
                          });
 
-// The weight has more elements than are widened at a time.
-TEST(MatMulOfLargeBf16WeightTest, WidensALargeOneInParts) {
+// The weight has more inputs than a kernel reads at a time.
+TEST(MatMulOfLargeBf16WeightTest, MatchesTheWidenedOne) {
   at::manual_seed(6);
   const at::Tensor a = at::randn({130, 4096}), bias = at::randn({5000});
   const at::Tensor weight_NK = at::randn({5000, 4096}).to(at::kBFloat16);
@@ -147,14 +149,6 @@ TEST_F(Bf16ArithmeticTest, OperandsAreRoundedAndSumsAreF32) {
   }
 }
 
-TEST_F(Bf16ArithmeticTest, FewRowsOfTheForwardPassAreF32) {
-  const at::Tensor a = at::randn({32, 70});
-  const at::Tensor weight_NK = at::randn({90, 70}).to(at::kBFloat16);
-  const at::Tensor y = MatMul(a, weight_NK.t());
-  AllowBf16Products(false);
-  EXPECT_TRUE(at::equal(MatMul(a, weight_NK.t()), y));
-}
-
 TEST_F(Bf16ArithmeticTest, ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
   at::manual_seed(8);
   const at::Tensor a = at::randn({150, 70});
@@ -163,7 +157,7 @@ TEST_F(Bf16ArithmeticTest, ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
   const int before = at::get_num_threads();
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
-    for (const int64_t rows : {33, 47, 48, 100}) {
+    for (const int64_t rows : {1, 2, 7, 31, 33, 47, 48, 100}) {
       EXPECT_TRUE(at::equal(MatMul(a.narrow(0, 20, rows), weight.t()),
                             all.narrow(0, 20, rows)));
     }
@@ -180,24 +174,6 @@ TEST_F(Bf16ArithmeticTest, NothingElseIsRounded) {
   const at::Tensor in_f32 = MatMul(a, b);
   AllowBf16Products(false);
   EXPECT_TRUE(at::equal(MatMul(a, b), in_f32));
-}
-
-TEST(MatMulFewRowsTest, ARowIsTheSameToTheBitInEveryBatch) {
-  at::manual_seed(5);
-  const at::Tensor a = at::randn({32, 70});
-  // The forward pass reads a weight as a transposed view, the backward pass as
-  // it is stored.
-  for (const at::Tensor& b :
-       {at::randn({145, 70}).t(), at::randn({70, 145}), at::randn({70, 3})}) {
-    const at::Tensor all = MatMul(a, b);
-    for (int64_t rows = 1; rows < 32; ++rows) {
-      const int64_t begin = 32 - rows;
-      EXPECT_TRUE(
-          at::equal(MatMul(a.narrow(0, 0, rows), b), all.narrow(0, 0, rows)));
-      EXPECT_TRUE(at::equal(MatMul(a.narrow(0, begin, rows), b),
-                            all.narrow(0, begin, rows)));
-    }
-  }
 }
 
 TEST(LinearTest, HasTheBitsOfTheProductWithTheTransposedWeight) {
@@ -225,28 +201,95 @@ TEST(LinearTest, HasTheBitsOfTheProductWithTheTransposedWeight) {
   }
 }
 
-TEST(MatMulOfVaryingRowsTest,
-     ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
-  at::manual_seed(8);
-  const at::Tensor a = at::randn({700, 70});
-  const int num_threads = at::get_num_threads();
-  // For few columns, threads divide the rows, too.
-  for (const at::Tensor& b :
-       {at::randn({245, 70}).t(), at::randn({70, 245}), at::randn({1, 70}).t(),
-        at::randn({60, 70}).t()}) {
-    const at::Tensor bias = at::randn({b.size(1)});
-    const at::Tensor all = MatMul(a, b, bias, RowCount::kVaries);
-    for (const int64_t rows : {33, 64, 101, 199, 513}) {
-      for (const int threads : {1, 3, 7}) {
-        at::set_num_threads(threads);
-        EXPECT_TRUE(
-            at::equal(MatMul(a.narrow(0, 0, rows), b, bias, RowCount::kVaries),
-                      all.narrow(0, 0, rows)));
-      }
-      at::set_num_threads(num_threads);
+enum class Stored { kF32, kBf16, kInt8 };
+
+at::Tensor Weight(int64_t outputs, int64_t inputs, Stored stored) {
+  const at::Tensor wide_OI = at::randn({outputs, inputs});
+  if (stored == Stored::kF32) return wide_OI;
+  if (stored == Stored::kBf16) return wide_OI.to(at::kBFloat16);
+  at::Tensor weight = at::empty({outputs, Int8RowBytes(inputs)}, at::kChar);
+  EXPECT_FALSE(QuantizeRows(wide_OI, weight).has_value());
+  return weight;
+}
+
+class MatMulBatchTest : public ::testing::TestWithParam<Stored> {
+ protected:
+  void TearDown() override { at::set_num_threads(num_threads_); }
+
+  // Expects that rows of a have the bits of `all`, the product of all rows, in
+  // random batches and on any number of threads.
+  void ExpectSameInEveryBatch(const at::Tensor& a, const at::Tensor& b,
+                              const at::Tensor& bias, const at::Tensor& all) {
+    for (int64_t begin = 0; begin < a.size(0);) {
+      at::set_num_threads(static_cast<int>(Number(4)));
+      const int64_t rows =
+          std::min(Number(3) == 1 ? 1 : Number(a.size(0)), a.size(0) - begin);
+      ASSERT_TRUE(at::equal(MatMul(a.narrow(0, begin, rows), b, bias),
+                            all.narrow(0, begin, rows)))
+          << rows << " rows from " << begin << " of " << a.sizes() << " with "
+          << b.sizes();
+      begin += rows;
     }
   }
+
+  int64_t Number(int64_t most) {
+    return std::uniform_int_distribution<int64_t>(1, most)(random_);
+  }
+
+ private:
+  const int num_threads_ = at::get_num_threads();
+  std::mt19937 random_{11};
+};
+
+// The promise to users: on a CPU, a row's result depends on the row, the
+// weights and nothing else.
+TEST_P(MatMulBatchTest, ARowIsTheSameToTheBitInEveryBatchAndOnEveryThread) {
+  at::manual_seed(8);
+  for (int i = 0; i < 60; ++i) {
+    const int64_t rows = Number(300), inputs = Number(i % 5 == 0 ? 2500 : 200),
+                  outputs = Number(i % 7 == 0 ? 3000 : 300);
+    const at::Tensor weight = Weight(outputs, inputs, GetParam());
+    const bool forward = i % 2 == 0;
+    const int64_t terms = forward ? inputs : outputs;
+    const int64_t results = forward ? outputs : inputs;
+    // Rows of a larger matrix, or rows on their own.
+    const at::Tensor a = i % 3 == 0
+                             ? at::randn({rows, terms + 3}).narrow(1, 2, terms)
+                             : at::randn({rows, terms});
+    const at::Tensor bias = i % 4 < 2 ? at::randn({results}) : at::Tensor();
+    const at::Tensor b = forward ? weight.t() : weight;
+    ExpectSameInEveryBatch(a, b, bias, MatMul(a, b, bias));
+    if (HasFatalFailure()) return;
+  }
 }
+
+// 8-bit and bf16 weights have the bits of the same weights in f32.
+TEST_P(MatMulBatchTest, HasTheBitsOfTheWidenedWeight) {
+  at::manual_seed(9);
+  for (const int64_t rows : {1, 3, 20, 40, 150}) {
+    const at::Tensor weight = Weight(210, 130, GetParam());
+    const at::Tensor wide = Widened(weight, at::kFloat);
+    const at::Tensor x = at::randn({rows, 130}), dy = at::randn({rows, 210});
+    EXPECT_TRUE(at::equal(MatMul(x, weight.t()), MatMul(x, wide.t())));
+    EXPECT_TRUE(at::equal(MatMul(dy, weight), MatMul(dy, wide)));
+  }
+}
+
+std::string StoredName(const ::testing::TestParamInfo<Stored>& test) {
+  switch (test.param) {
+    case Stored::kF32:
+      return "F32";
+    case Stored::kBf16:
+      return "Bf16";
+    default:
+      return "Int8";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, MatMulBatchTest,
+                         ::testing::Values(Stored::kF32, Stored::kBf16,
+                                           Stored::kInt8),
+                         StoredName);
 
 TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});

@@ -140,8 +140,7 @@ TEST_P(ThreadTeamTest, ProductsHaveTheSameBits) {
   const at::Tensor second_OI = at::randn({301, 1000}).to(at::kBFloat16);
   const at::Tensor x_MI = at::randn({3, 96});
   const auto product = [&] {
-    return Linear(Linear(x_MI, first_OI, {}, RowCount::kRecurs), second_OI, {},
-                  RowCount::kRecurs);
+    return Linear(Linear(x_MI, first_OI), second_OI);
   };
   const at::Tensor expected = product();
   const SharedRows first = RowsOf(first_OI, 1000, 96);

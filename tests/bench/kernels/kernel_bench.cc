@@ -138,7 +138,7 @@ BENCHMARK(AdamWAten);
 // Returns the kernel's argument for the product of x [rows, kFeatures] with a
 // weight [kVocab, kFeatures]. In f32, the weight has 113 MB. The benches below
 // take the number of rows as their argument.
-SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
+RowProduct FewRows(const at::Tensor& x, at::Tensor& y) {
   return {.x_BI = x.const_data_ptr<float>(),
           .x_stride = kFeatures,
           .num_rows = x.size(0),
@@ -150,32 +150,32 @@ SkinnyProduct FewRows(const at::Tensor& x, at::Tensor& y) {
           .end = kVocab};
 }
 
-void SkinnyF32Kernel(benchmark::State& state) {
+void RowProductF32Kernel(benchmark::State& state) {
   const at::Tensor x = at::randn({state.range(0), kFeatures});
   const at::Tensor weight = at::randn({kVocab, kFeatures});
   at::Tensor y = at::empty({state.range(0), kVocab});
   for (auto _ : state) {
-    Kernels().skinny_product_f32(FewRows(x, y), weight.const_data_ptr<float>());
+    Kernels().row_product_f32(FewRows(x, y), weight.const_data_ptr<float>());
   }
   CountBytes(state, kVocab * kFeatures);
 }
-BENCHMARK(SkinnyF32Kernel)->Arg(1)->Arg(8)->Arg(32);
+BENCHMARK(RowProductF32Kernel)->Arg(1)->Arg(8)->Arg(32);
 
 // Counts bytes as if the weight were f32, so that the rates are comparable with
-// those of SkinnyF32Kernel.
-void SkinnyBf16Kernel(benchmark::State& state) {
+// those of RowProductF32Kernel.
+void RowProductBf16Kernel(benchmark::State& state) {
   const at::Tensor x = at::randn({state.range(0), kFeatures});
   const at::Tensor weight =
       at::randn({kVocab, kFeatures}).to(at::kBFloat16).view(at::kShort);
   at::Tensor y = at::empty({state.range(0), kVocab});
   for (auto _ : state) {
-    Kernels().skinny_product_bf16(
+    Kernels().row_product_bf16(
         FewRows(x, y),
         reinterpret_cast<const uint16_t*>(weight.const_data_ptr<int16_t>()));
   }
   CountBytes(state, kVocab * kFeatures);
 }
-BENCHMARK(SkinnyBf16Kernel)->Arg(1)->Arg(8)->Arg(32);
+BENCHMARK(RowProductBf16Kernel)->Arg(1)->Arg(8)->Arg(32);
 
 void FewRowsAten(benchmark::State& state) {
   const at::Tensor x = at::randn({state.range(0), kFeatures});

@@ -61,7 +61,7 @@ struct Problem {
     std::vector<float> wide_x, wide_weight;
     for (const uint16_t value : x) wide_x.push_back(Widened(value));
     for (const uint16_t value : weight) wide_weight.push_back(Widened(value));
-    return reference::SkinnyProduct(wide_x, wide_weight, {}, rows, outputs);
+    return reference::RowProduct(wide_x, wide_weight, {}, rows, outputs);
   }
 };
 

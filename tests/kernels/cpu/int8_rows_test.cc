@@ -149,27 +149,27 @@ std::vector<float> Product(const Problem& problem, Kernel kernel,
   const std::vector<float> x = RandomValues(problem.rows * problem.inputs, 6);
   const std::vector<float> bias = RandomValues(problem.outputs, 7);
   std::vector<float> y(problem.rows * problem.outputs);
+  std::vector<float> memory(kRowProductFloats);
   kernel({.x_BI = x.data(),
           .x_stride = problem.inputs,
           .num_rows = problem.rows,
           .num_inputs = problem.inputs,
           .weight_stride = stride,
           .bias_O = bias.data(),
-          .scale = 0.5F,
-          .adds = true,
           .y_BO = y.data(),
           .y_stride = problem.outputs,
           .begin = begin,
-          .end = end},
+          .end = end,
+          .memory = memory.data()},
          weight.data());
   return y;
 }
 
 // The 8-bit product has the bits of the f32 product. So it has the property
-// that skinny_product_test.cc checks for f32: no element depends on other rows
+// that row_product_test.cc checks for f32: no element depends on other rows
 // or on the range.
 TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
-  for (const int64_t rows : {1, 2, 5, 6, 7, 32}) {
+  for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 33, 100}) {
     for (const int64_t inputs : kLengths) {
       for (const int64_t outputs : {1, 4, 7, 12, 19}) {
         const Problem problem{rows, inputs, outputs};
@@ -184,9 +184,9 @@ TEST_P(Int8RowsTest, AProductHasTheBitsOfTheProductWithTheWidenedWeight) {
           wide.insert(wide.end(), wide_row.begin(), wide_row.end());
         }
         for (const int64_t begin : {int64_t{0}, outputs / 2}) {
-          ASSERT_EQ(Product(problem, table_->skinny_product_int8, weight,
-                            stride, begin, outputs),
-                    Product(problem, table_->skinny_product_f32, wide, inputs,
+          ASSERT_EQ(Product(problem, table_->row_product_int8, weight, stride,
+                            begin, outputs),
+                    Product(problem, table_->row_product_f32, wide, inputs,
                             begin, outputs))
               << rows << " x " << inputs << " x " << outputs;
         }

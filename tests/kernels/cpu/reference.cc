@@ -71,10 +71,10 @@ std::vector<double> SwiGluRow(const std::vector<float>& gate,
   return out;
 }
 
-std::vector<double> SkinnyProduct(const std::vector<float>& x,
-                                  const std::vector<float>& weight,
-                                  const std::vector<float>& bias,
-                                  size_t num_rows, size_t num_outputs) {
+std::vector<double> RowProduct(const std::vector<float>& x,
+                               const std::vector<float>& weight,
+                               const std::vector<float>& bias, size_t num_rows,
+                               size_t num_outputs) {
   const size_t inputs = x.size() / num_rows;
   std::vector<double> y(num_rows * num_outputs);
   for (size_t b = 0; b < num_rows; ++b) {

@@ -27,7 +27,7 @@ std::vector<double> SwiGluRow(const std::vector<float>& gate,
 
 // Returns y [B, O] = x W^T + bias for x [B, I], weight W [O, I] and bias [O].
 // An empty bias adds nothing.
-std::vector<double> SkinnyProduct(const std::vector<float>& x,
+std::vector<double> RowProduct(const std::vector<float>& x,
                                   const std::vector<float>& weight,
                                   const std::vector<float>& bias,
                                   size_t num_rows, size_t num_outputs);

@@ -1,12 +1,14 @@
-// Compares the skinny products with the plain f64 loop of
+// Compares the row products with the plain f64 loop of
 // tests/kernels/cpu/reference.h, for every instruction set that this processor
 // has.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,7 @@
 #include "tests/kernels/cpu/reference.h"
 #include "tests/support/tolerance.h"
 
-namespace weft::kernels::cpu::skinny_product_test {
+namespace weft::kernels::cpu::row_product_test {
 namespace {
 
 // The gap between the rows of every matrix reveals a wrong stride.
@@ -41,7 +43,7 @@ struct Problem {
   }
 
   std::vector<double> Expected(bool with_bias) const {
-    return reference::SkinnyProduct(
+    return reference::RowProduct(
         x, weight, with_bias ? bias : std::vector<float>(), rows, outputs);
   }
 };
@@ -60,7 +62,7 @@ std::vector<T> WithGaps(const std::vector<U>& values, int64_t width,
 
 enum class Stored { kF32, kBf16 };
 
-class SkinnyProductTest
+class RowProductTest
     : public ::testing::TestWithParam<std::tuple<Isa, Stored>> {
  protected:
   void SetUp() override {
@@ -73,35 +75,34 @@ class SkinnyProductTest
   // Returns y [B, O + kGap] with the outputs [begin, end). The rest is
   // kUntouched.
   std::vector<float> Run(const Problem& problem, bool with_bias, int64_t begin,
-                         int64_t end, float scale = 1,
-                         bool adds = false) const {
+                         int64_t end) const {
     const int64_t y_stride = problem.outputs + kGap;
     const auto same = [](float value) { return value; };
     const std::vector<float> x =
         WithGaps<float>(problem.x, problem.inputs, same);
     std::vector<float> y(problem.rows * y_stride, kUntouched);
-    const SkinnyProduct item{
+    std::vector<float> memory(kRowProductFloats);
+    const RowProduct item{
         .x_BI = x.data(),
         .x_stride = problem.inputs + kGap,
         .num_rows = problem.rows,
         .num_inputs = problem.inputs,
         .weight_stride = problem.inputs + kGap,
         .bias_O = with_bias ? problem.bias.data() : nullptr,
-        .scale = scale,
-        .adds = adds,
         .y_BO = y.data(),
         .y_stride = y_stride,
         .begin = begin,
-        .end = end};
+        .end = end,
+        .memory = problem.rows > kFewRows ? memory.data() : nullptr};
     if (std::get<1>(GetParam()) == Stored::kF32) {
       const auto weight = WithGaps<float>(problem.weight, problem.inputs, same);
-      table_->skinny_product_f32(item, weight.data());
+      table_->row_product_f32(item, weight.data());
     } else {
       const auto weight =
           WithGaps<uint16_t>(problem.weight, problem.inputs, [](float value) {
             return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
           });
-      table_->skinny_product_bf16(item, weight.data());
+      table_->row_product_bf16(item, weight.data());
     }
     return y;
   }
@@ -126,7 +127,7 @@ class SkinnyProductTest
   const KernelTable* table_ = nullptr;
 };
 
-TEST_P(SkinnyProductTest, MatchesTheReference) {
+TEST_P(RowProductTest, MatchesTheReference) {
   for (const int64_t rows : {1, 2, 3, 5, 6, 7, 8, 13, 32, 33}) {
     for (const int64_t inputs : {1, 3, 4, 15, 16, 17, 33, 64, 257}) {
       for (const int64_t outputs : {1, 3, 4, 5, 11, 16}) {
@@ -141,52 +142,51 @@ TEST_P(SkinnyProductTest, MatchesTheReference) {
   }
 }
 
-TEST_P(SkinnyProductTest, ScalesTheProductAndAddsToWhatIsThere) {
-  for (const int64_t rows : {1, 3, 8}) {
-    const Problem problem(rows, 35, 11);
-    const std::vector<float> y =
-        Run(problem, /*with_bias=*/true, 0, 11, /*scale=*/0.5F, /*adds=*/true);
-    const std::vector<double> product = problem.Expected(/*with_bias=*/false);
-    for (int64_t i = 0; i < rows * 11; ++i) {
-      const double expected =
-          kUntouched + 0.5 * product[i] + problem.bias[i % 11];
-      EXPECT_NEAR(y[i / 11 * (11 + kGap) + i % 11], expected,
-                  Tolerance(kEpsilonF32, problem.inputs, 100));
-    }
-  }
+// Longer sums and more rows than a kernel computes at a time.
+TEST_P(RowProductTest, MatchesTheReferenceBeyondItsBlocks) {
+  ExpectMatchesReference(Problem(7, kRowPart + 24, 9), /*with_bias=*/true);
+  ExpectMatchesReference(Problem(kRowBlock + 2, 2 * kRowPart + 5, 21),
+                         /*with_bias=*/true);
+  ExpectMatchesReference(Problem(2 * kRowBlock + 37, kRowPart, 18),
+                         /*with_bias=*/false);
 }
 
-// Sampling relies on this: a row's logits do not depend on the batch, nor on
-// how threads share the outputs.
-TEST_P(SkinnyProductTest, ARowIsTheSameToTheBitInEveryBatchAndRange) {
-  const Problem all(33, 67, 23);
-  // These are the options of LoRA's expansion. The compiler must fuse the last
-  // multiplication and addition in all tiles or in none.
-  const auto run = [this](const Problem& problem, int64_t begin, int64_t end) {
-    return Run(problem, /*with_bias=*/true, begin, end, /*scale=*/0.3F,
-               /*adds=*/true);
+// Everything that does not depend on the batch relies on this: an element is
+// the same in every batch, and however threads share the rows and outputs.
+TEST_P(RowProductTest, ARowIsTheSameToTheBitInEveryBatchAndRange) {
+  std::mt19937 random(7);
+  const auto number = [&random](int64_t most) {
+    return std::uniform_int_distribution<int64_t>(1, most)(random);
   };
-  const std::vector<float> whole = run(all, 0, 23);
-  const int64_t y_stride = all.outputs + kGap;
-  for (int64_t rows = 1; rows <= all.rows; ++rows) {
-    Problem first = all;
-    first.rows = rows;
-    first.x.resize(rows * all.inputs);
-    for (const int64_t split : {0, 1, 4, 9, 22}) {
-      std::vector<float> y = run(first, 0, split);
-      const std::vector<float> rest = run(first, split, all.outputs);
-      for (size_t i = 0; i < y.size(); ++i) {
-        if (y[i] == kUntouched) y[i] = rest[i];
+  for (int i = 0; i < 40; ++i) {
+    const Problem all(number(300), number(i % 4 == 0 ? 2500 : 90), number(40));
+    const bool with_bias = i % 2 == 0;
+    const std::vector<float> whole = Run(all, with_bias, 0, all.outputs);
+    const int64_t y_stride = all.outputs + kGap;
+    for (int64_t begin = 0; begin < all.rows;) {
+      const int64_t rows =
+          std::min(i % 3 == 0 ? 1 : number(120), all.rows - begin);
+      Problem part = all;
+      part.rows = rows;
+      part.x.assign(all.x.begin() + begin * all.inputs,
+                    all.x.begin() + (begin + rows) * all.inputs);
+      const int64_t split = number(all.outputs) - 1;
+      std::vector<float> y = Run(part, with_bias, 0, split);
+      const std::vector<float> rest = Run(part, with_bias, split, all.outputs);
+      for (size_t e = 0; e < y.size(); ++e) {
+        if (y[e] == kUntouched) y[e] = rest[e];
       }
-      ASSERT_EQ(
-          y, std::vector<float>(whole.begin(), whole.begin() + rows * y_stride))
-          << rows << " rows, split at " << split;
+      const auto expected = whole.begin() + begin * y_stride;
+      ASSERT_EQ(y, std::vector<float>(expected, expected + rows * y_stride))
+          << all.rows << " x " << all.inputs << " x " << all.outputs << ", "
+          << rows << " rows from " << begin << ", split at " << split;
+      begin += rows;
     }
   }
 }
 
-TEST_P(SkinnyProductTest, NanStaysInItsRowAndOutput) {
-  for (const int64_t rows : {1, 8}) {
+TEST_P(RowProductTest, NanStaysInItsRowAndOutput) {
+  for (const int64_t rows : {1, 8, 40}) {
     Problem problem(rows, 21, 9);
     const float nan = std::numeric_limits<float>::quiet_NaN();
     problem.x[20] = nan;
@@ -201,16 +201,16 @@ TEST_P(SkinnyProductTest, NanStaysInItsRowAndOutput) {
 }
 
 std::string CaseName(
-    const ::testing::TestParamInfo<SkinnyProductTest::ParamType>& test) {
+    const ::testing::TestParamInfo<RowProductTest::ParamType>& test) {
   const auto& [isa, stored] = test.param;
   return IsaName(isa) + (stored == Stored::kF32 ? "_F32" : "_Bf16");
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, SkinnyProductTest,
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, RowProductTest,
                          ::testing::Combine(kEveryIsa,
                                             ::testing::Values(Stored::kF32,
                                                               Stored::kBf16)),
                          CaseName);
 
 }  // namespace
-}  // namespace weft::kernels::cpu::skinny_product_test
+}  // namespace weft::kernels::cpu::row_product_test

@@ -1,0 +1,322 @@
+// Implements row_product_f32, _bf16 and _int8 of kernels.h, tile by tile.
+// Compiled only in table_*.cc.
+#ifndef WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
+#define WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/cpu/row_tile.h"
+#include "kernels/cpu/row_weights.h"
+#include "kernels/cpu/simd.h"
+
+namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
+namespace {
+
+WEFT_INLINE int64_t Fewer(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Returns the number of inputs that fill whole vectors. AddRest adds the
+// others.
+WEFT_INLINE int64_t WholeInputs(const RowProduct& p) {
+  return p.num_inputs / kWidth * kWidth;
+}
+
+// Returns `sum` plus the products of the inputs after the last whole vector,
+// added one by one. Uses explicit fused operations, because otherwise the
+// surrounding code would decide whether the compiler fuses.
+template <typename Weight>
+WEFT_INLINE float AddRest(const RowProduct& p, const float* x,
+                          const Weight* weight, float sum) {
+  for (int64_t i = WholeInputs(p); i < p.num_inputs; ++i) {
+    sum = __builtin_fmaf(x[i], WeightAt(p, weight, i), sum);
+  }
+  return sum;
+}
+
+// Writes an element of y, given the sum of its inputs in whole vectors.
+template <typename Weight>
+WEFT_INLINE void WriteOutput(const RowProduct& p, const Weight* weight,
+                             int64_t row, int64_t output, float sum) {
+  sum = AddRest(p, p.x_BI + row * p.x_stride, weight + output * p.weight_stride,
+                sum);
+  if (p.bias_O != nullptr) sum += p.bias_O[output];
+  p.y_BO[row * p.y_stride + output] = sum;
+}
+
+// Writes kRowOutputs elements of a row of y, given their sums.
+template <typename Weight>
+WEFT_INLINE void WriteOutputs(const RowProduct& p, const Weight* weight,
+                              int64_t row, int64_t output, const float* sums) {
+  if (WholeInputs(p) < p.num_inputs) {
+    for (int64_t o = 0; o < kRowOutputs; ++o) {
+      WriteOutput(p, weight, row, output + o, sums[o]);
+    }
+    return;
+  }
+  Quad sum = LoadQuad(sums);
+  if (p.bias_O != nullptr) sum += LoadQuad(p.bias_O + output);
+  StoreQuad(p.y_BO + row * p.y_stride + output, sum);
+}
+
+// Returns the sum of the inputs in whole vectors, for one row of x and the
+// weight's row `output`.
+template <typename Weight>
+WEFT_INLINE float SumRow(const RowProduct& p, const float* x,
+                         const Weight* weight, int64_t output) {
+  const int64_t whole = WholeInputs(p);
+  float total = 0;
+  for (int64_t begin = 0; begin < whole; begin += kRowPart) {
+    const int64_t inputs = Fewer(kRowPart, whole - begin);
+    const Weight* from = weight + output * p.weight_stride + begin;
+    Vec sum{};
+    for (int64_t i = 0; i < inputs; i += kWidth) {
+      __builtin_prefetch((const char*)(from + i) + kAheadBytes);
+      sum = MultiplyAdd(Load(x + begin + i), LoadWeights(from + i), sum);
+    }
+    total = begin == 0 ? Sum(sum) : total + Sum(sum);
+  }
+  return total;
+}
+
+WEFT_INLINE float SumRow(const RowProduct& p, const float* x,
+                         const int8_t* weight, int64_t output) {
+  const int64_t whole = WholeInputs(p);
+  const int8_t* row = weight + output * p.weight_stride;
+  float total = 0;
+  for (int64_t begin = 0; begin < whole; begin += kRowPart) {
+    const int64_t end = begin + Fewer(kRowPart, whole - begin);
+    Vec sum{};
+    for (int64_t i = begin; i < end; i += kWidth) {
+      const Vec scale = Fill(Int8Scale(row, p.num_inputs, i));
+      sum = MultiplyAdd(Load(x + i), LoadWeights(row + i) * scale, sum);
+    }
+    total = begin == 0 ? Sum(sum) : total + Sum(sum);
+  }
+  return total;
+}
+
+// The number of weight rows in 8 bits that SumRows multiplies at a time. Their
+// sums and scales fit in the vector registers.
+inline constexpr int64_t kInt8Outputs = kWidth == 16 ? 8 : kRowOutputs;
+
+// Computes what SumRow does for kInt8Outputs rows of a weight in 8 bits. With
+// one weight row, each addition would wait for the addition before it (Zen 5,
+// from the second-level cache: 29 GB/s with 1 row, 38 with 4, 47 with 8).
+// Prefetches the weight rows that follow (two cores, from memory: 58 GB/s with
+// 4 rows and 1 KB ahead, 74 with 8 rows and 4 KB ahead).
+WEFT_INLINE void SumRows(const RowProduct& p, const float* x,
+                         const int8_t* weight, float* totals) {
+  constexpr int64_t kLine = Fetch::kLineBytes;
+  const int64_t stride = p.weight_stride;
+  const int64_t all = kInt8Outputs * stride;
+  const char* next = (const char*)weight + all + kAheadBytes;
+  const int64_t whole = WholeInputs(p);
+  int64_t fetched = 0;
+  for (int64_t o = 0; o < kInt8Outputs; ++o) totals[o] = 0;
+  for (int64_t part = 0; part < whole; part += kRowPart) {
+    const int64_t part_end = part + Fewer(kRowPart, whole - part);
+    Vec sums[kInt8Outputs] = {};
+    for (int64_t begin = part; begin < part_end; begin += kInt8Group) {
+      const int64_t end = Fewer(begin + kInt8Group, part_end);
+      for (int64_t line = 0; line < kInt8Outputs && fetched < all; ++line) {
+        __builtin_prefetch(next + fetched);
+        fetched += kLine;
+      }
+      Vec scales[kInt8Outputs];
+      for (int64_t o = 0; o < kInt8Outputs; ++o) {
+        scales[o] = Fill(Int8Scale(weight + o * stride, p.num_inputs, begin));
+      }
+      for (int64_t i = begin; i < end; i += kWidth) {
+        const Vec x_vec = Load(x + i);
+        for (int64_t o = 0; o < kInt8Outputs; ++o) {
+          const Vec w = LoadWeights(weight + o * stride + i) * scales[o];
+          sums[o] = MultiplyAdd(x_vec, w, sums[o]);
+        }
+      }
+    }
+    for (int64_t o = 0; o < kInt8Outputs; ++o) {
+      totals[o] = part == 0 ? Sum(sums[o]) : totals[o] + Sum(sums[o]);
+    }
+  }
+}
+
+// Computes outputs of a single row of x. Goes over one weight row after
+// another, which is faster than a tile, which reads several in parallel.
+template <typename Weight>
+void RunOneRow(const RowProduct& p, const Weight* weight) {
+  for (int64_t o = p.begin; o < p.end; ++o) {
+    WriteOutput(p, weight, 0, o, SumRow(p, p.x_BI, weight, o));
+  }
+}
+
+void RunOneRow(const RowProduct& p, const int8_t* weight) {
+  int64_t o = p.begin;
+  for (; o + kInt8Outputs <= p.end; o += kInt8Outputs) {
+    float totals[kInt8Outputs];
+    SumRows(p, p.x_BI, weight + o * p.weight_stride, totals);
+    for (int64_t i = 0; i < kInt8Outputs; ++i) {
+      WriteOutput(p, weight, 0, o + i, totals[i]);
+    }
+  }
+  for (; o < p.end; ++o) {
+    WriteOutput(p, weight, 0, o, SumRow(p, p.x_BI, weight, o));
+  }
+}
+
+// Cuts the rows of x into tiles of nearly equal size. Runs each tile on the
+// inputs [begin, begin + inputs) of kRowOutputs rows of a weight.
+template <typename Weight>
+WEFT_INLINE void RunTiles(const RowProduct& p, const WeightRows<Weight>& weight,
+                          int64_t begin, int64_t inputs, Fetch& fetch,
+                          float* totals) {
+  const int64_t num_tiles = (p.num_rows + kTileRows - 1) / kTileRows;
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    const int64_t row = p.num_rows * tile / num_tiles;
+    RunTile(p.num_rows * (tile + 1) / num_tiles - row,
+            {p.x_BI + row * p.x_stride + begin, p.x_stride, kWidth}, weight,
+            inputs, fetch, begin == 0, totals + row * kRowOutputs, kRowOutputs);
+  }
+}
+
+// Returns the prefetches of the weight rows that follow the kRowOutputs rows
+// from `output` on, for a step of each vector of each tile.
+template <typename Weight>
+WEFT_INLINE Fetch FetchAfter(const RowProduct& p, const Weight* weight,
+                             int64_t output) {
+  const int64_t num_tiles = (p.num_rows + kTileRows - 1) / kTileRows;
+  const int64_t num_steps = num_tiles * (p.num_inputs / kWidth + 1);
+  const int64_t next_rows = Fewer(p.end - output - kRowOutputs, kRowOutputs);
+  // Four weight rows in bf16 or 8 bits are multiplied too fast to hide the
+  // latency of memory, so their prefetches are further ahead.
+  constexpr int64_t kAhead = sizeof(Weight) < sizeof(float) ? kAheadBytes : 0;
+  const char* next =
+      (const char*)(weight + (output + kRowOutputs) * p.weight_stride) + kAhead;
+  const int64_t bytes = next_rows * p.weight_stride * int64_t{sizeof(Weight)};
+  return {.at = next,
+          .end = next + bytes,
+          .step_bytes = (bytes + num_steps - 1) / num_steps};
+}
+
+// Computes kRowOutputs outputs of up to kFewRows rows of x. The first tile
+// brings the weight rows into the first-level cache, so that they are read from
+// memory once for all rows of x.
+template <typename Weight>
+WEFT_INLINE void RunFewRows(const RowProduct& p, const Weight* weight,
+                            int64_t output) {
+  float totals[kFewRows * kRowOutputs] = {};
+  float wide[sizeof(Weight) < sizeof(float) ? kRowOutputs * kRowPart : 1];
+  Fetch fetch = FetchAfter(p, weight, output);
+  const int64_t whole = WholeInputs(p);
+  for (int64_t begin = 0; begin < whole; begin += kRowPart) {
+    const int64_t inputs = Fewer(kRowPart, whole - begin);
+    // With more than two tiles, widening once is faster than in every tile.
+    if (sizeof(Weight) < sizeof(float) && p.num_rows > 2 * kTileRows) {
+      WidenRows(p, weight, output, kRowOutputs, begin, inputs, wide);
+      RunTiles(p, WeightRows<float>{wide, kRowPart}, begin, inputs, fetch,
+               totals);
+    } else {
+      RunTiles(p, RowsAt(p, weight, output, begin), begin, inputs, fetch,
+               totals);
+    }
+  }
+  for (int64_t row = 0; row < p.num_rows; ++row) {
+    WriteOutputs(p, weight, row, output, totals + row * kRowOutputs);
+  }
+}
+
+// Copies inputs [begin, begin + inputs) of the rows to `copy`. A tile's vectors
+// are in the order in which the tile reads them.
+WEFT_INLINE void CopyTiles(const RowProduct& p, int64_t begin, int64_t inputs,
+                           float* copy) {
+  for (int64_t row = 0; row < p.num_rows; row += kTileRows) {
+    const int64_t rows = Fewer(kTileRows, p.num_rows - row);
+    const float* from = p.x_BI + row * p.x_stride + begin;
+    for (int64_t i = 0; i < inputs; i += kWidth) {
+      for (int64_t r = 0; r < rows; ++r, copy += kWidth) {
+        Store(copy, Load(from + r * p.x_stride + i));
+      }
+    }
+  }
+}
+
+// Multiplies the rows that CopyTiles copied with the rows [output, end) of the
+// weight. Keeps the sums of the parts so far in y.
+template <typename Weight>
+WEFT_INLINE void RunCopiedTiles(const RowProduct& p, const Weight* weight,
+                                int64_t output, int64_t end, int64_t begin,
+                                int64_t inputs) {
+  float* wide = p.memory + kRowBlock * kRowPart;
+  if (sizeof(Weight) < sizeof(float)) {
+    WidenRows(p, weight, output, end - output, begin, inputs, wide);
+  }
+  NoFetch no_fetch;
+  for (int64_t row = 0; row < p.num_rows; row += kTileRows) {
+    const int64_t rows = Fewer(kTileRows, p.num_rows - row);
+    const TileRows x{p.memory + row * inputs, kWidth, rows * kWidth};
+    for (int64_t o = output; o < end; o += kRowOutputs) {
+      float* totals = p.y_BO + row * p.y_stride + o;
+      if constexpr (sizeof(Weight) < sizeof(float)) {
+        RunTile(rows, x,
+                WeightRows<float>{wide + (o - output) * kRowPart, kRowPart},
+                inputs, no_fetch, begin == 0, totals, p.y_stride);
+      } else {
+        RunTile(rows, x, RowsAt(p, weight, o, begin), inputs, no_fetch,
+                begin == 0, totals, p.y_stride);
+      }
+    }
+  }
+}
+
+// Computes the outputs [begin, end) of up to kRowBlock rows of x.
+template <typename Weight>
+void RunBlock(const RowProduct& p, const Weight* weight, int64_t first,
+              int64_t end) {
+  const int64_t whole = WholeInputs(p);
+  for (int64_t begin = 0; begin < whole; begin += kRowPart) {
+    const int64_t inputs = Fewer(kRowPart, whole - begin);
+    CopyTiles(p, begin, inputs, p.memory);
+    for (int64_t o = first; o < end; o += kWideOutputs) {
+      RunCopiedTiles(p, weight, o, Fewer(o + kWideOutputs, end), begin, inputs);
+    }
+  }
+  if (whole == p.num_inputs && p.bias_O == nullptr) return;
+  for (int64_t row = 0; row < p.num_rows; ++row) {
+    float* y = p.y_BO + row * p.y_stride;
+    for (int64_t o = first; o < end; ++o) {
+      WriteOutput(p, weight, row, o, whole > 0 ? y[o] : 0);
+    }
+  }
+}
+
+template <typename Weight>
+void RunManyRows(const RowProduct& p, const Weight* weight, int64_t end) {
+  RowProduct block = p;
+  for (int64_t row = 0; row < p.num_rows; row += kRowBlock) {
+    block.num_rows = Fewer(kRowBlock, p.num_rows - row);
+    RunBlock(block, weight, p.begin, end);
+    block.x_BI += kRowBlock * p.x_stride;
+    block.y_BO += kRowBlock * p.y_stride;
+  }
+}
+
+template <typename Weight>
+void RunRowProduct(const RowProduct& p, const Weight* weight) {
+  if (p.num_rows == 1) return RunOneRow(p, weight);
+  const int64_t end = p.begin + (p.end - p.begin) / kRowOutputs * kRowOutputs;
+  if (p.num_rows > kFewRows) {
+    RunManyRows(p, weight, end);
+  } else {
+    for (int64_t o = p.begin; o < end; o += kRowOutputs) {
+      RunFewRows(p, weight, o);
+    }
+  }
+  for (int64_t o = end; o < p.end; ++o) {
+    for (int64_t row = 0; row < p.num_rows; ++row) {
+      WriteOutput(p, weight, row, o,
+                  SumRow(p, p.x_BI + row * p.x_stride, weight, o));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu::WEFT_KERNEL_ISA
+
+#endif  // WEFT_KERNELS_CPU_ROW_PRODUCT_BODY_H_
