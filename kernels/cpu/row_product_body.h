@@ -237,13 +237,37 @@ WEFT_INLINE void CopyTiles(const RowProduct& p, int64_t begin, int64_t inputs,
   }
 }
 
+// Prefetches a part of some weight rows, a few cache lines at a time.
+struct RowsAhead {
+  const char* row = nullptr;
+  int64_t stride = 0;  // In bytes.
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t done = 0;  // Bytes of the current row.
+
+  WEFT_INLINE void Step(int64_t lines) {
+    for (; rows > 0 && lines > 0; --lines) {
+      __builtin_prefetch(row + done, 0, 2);
+      done += Fetch::kLineBytes;
+      if (done < row_bytes) continue;
+      done = 0;
+      row += stride;
+      --rows;
+    }
+  }
+};
+
 // Multiplies the rows that CopyTiles copied with the rows [output, end) of the
-// weight. Keeps the sums of the parts so far in y.
+// weight. Keeps the sums of the parts so far in y. Meanwhile prefetches `ahead`.
 template <typename Weight>
 WEFT_INLINE void RunCopiedTiles(const RowProduct& p, const Weight* weight,
                                 int64_t output, int64_t end, int64_t begin,
-                                int64_t inputs) {
+                                int64_t inputs, RowsAhead ahead) {
   float* wide = p.memory + kRowBlock * kRowPart;
+  const int64_t lines = ahead.rows * (ahead.row_bytes / Fetch::kLineBytes + 1);
+  const int64_t tiles =
+      (p.num_rows + kTileRows - 1) / kTileRows * ((end - output) / kRowOutputs);
+  const int64_t step = (lines + tiles - 1) / tiles;
   if (sizeof(Weight) < sizeof(float)) {
     WidenRows(p, weight, output, end - output, begin, inputs, wide);
   }
@@ -253,6 +277,7 @@ WEFT_INLINE void RunCopiedTiles(const RowProduct& p, const Weight* weight,
     const TileRows x{p.memory + row * inputs, kWidth, rows * kWidth};
     for (int64_t o = output; o < end; o += kRowOutputs) {
       float* totals = p.y_BO + row * p.y_stride + o;
+      ahead.Step(step);
       if constexpr (sizeof(Weight) < sizeof(float)) {
         RunTile(rows, x,
                 WeightRows<float>{wide + (o - output) * kRowPart, kRowPart},
@@ -274,7 +299,13 @@ void RunBlock(const RowProduct& p, const Weight* weight, int64_t first,
     const int64_t inputs = Fewer(kRowPart, whole - begin);
     CopyTiles(p, begin, inputs, p.memory);
     for (int64_t o = first; o < end; o += kWideOutputs) {
-      RunCopiedTiles(p, weight, o, Fewer(o + kWideOutputs, end), begin, inputs);
+      const int64_t next = Fewer(o + kWideOutputs, end);
+      RunCopiedTiles(
+          p, weight, o, next, begin, inputs,
+          {.row = (const char*)(weight + next * p.weight_stride + begin),
+           .stride = p.weight_stride * int64_t{sizeof(Weight)},
+           .rows = Fewer(kWideOutputs, end - next),
+           .row_bytes = inputs * int64_t{sizeof(Weight)}});
     }
   }
   if (whole == p.num_inputs && p.bias_O == nullptr) return;

@@ -83,12 +83,10 @@ class Shrink {
 
   void Run() const {
     ops::ParallelFor(std::ssize(tasks_), 1, [&](int64_t begin, int64_t end) {
-      std::unique_ptr<float[]> memory;
-      if (has_many_rows_) {
-        memory = std::make_unique_for_overwrite<float[]>(
-            kernels::cpu::kRowProductFloats);
-      }
-      for (int64_t i = begin; i < end; ++i) RunTask(tasks_[i], memory.get());
+      float* const memory =
+          has_many_rows_ ? ops::ThreadMemory(kernels::cpu::kRowProductFloats)
+                         : nullptr;
+      for (int64_t i = begin; i < end; ++i) RunTask(tasks_[i], memory);
     });
   }
 
@@ -170,9 +168,8 @@ class Expansion {
 
   void Run() const {
     ops::ParallelFor(std::ssize(tasks_), 1, [&](int64_t begin, int64_t end) {
-      const auto panels =
-          std::make_unique_for_overwrite<float[]>(panel_floats_);
-      for (int64_t i = begin; i < end; ++i) RunTask(tasks_[i], panels.get());
+      float* const panels = ops::ThreadMemory(panel_floats_);
+      for (int64_t i = begin; i < end; ++i) RunTask(tasks_[i], panels);
     });
   }
 

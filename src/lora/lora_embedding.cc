@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "src/lora/lora_linear.h"
+#include "src/ops/matmul.h"
 
 namespace weft::lora {
 namespace {
@@ -41,9 +42,8 @@ void AddLoraEmbedding(const at::Tensor& tokens_T, const LoraRouting& routing,
         version.A(version.compute_N, *factor)
             .index_select(1, SegmentRows(tokens_T, segment));
     at::Tensor x_view = SegmentRows(x_TH, segment);
-    at::addmm_out(x_view, x_view, a_Rn.t(),
-                  version.B(version.compute_N, *factor).t(), /*beta=*/1,
-                  /*alpha=*/embedding_scale * factor->scale);
+    ops::AddMatMul(x_view, a_Rn.t(), version.B(version.compute_N, *factor).t(),
+                   embedding_scale * factor->scale);
   }
 }
 
@@ -68,7 +68,7 @@ void LoraEmbeddingBackward(const at::Tensor& dx_TH, const at::Tensor& tokens_T,
     const at::Tensor a_Rn =
         version.A(version.compute_N, *factor).index_select(1, tokens_n);
     AddProduct(version.B(gradient_N, *factor), dx_nH.t(), a_Rn.t(), scale);
-    at::Tensor d_nR = at::mm(dx_nH, version.B(version.compute_N, *factor));
+    at::Tensor d_nR = ops::MatMul(dx_nH, version.B(version.compute_N, *factor));
     if (padding >= 0) {
       d_nR.masked_fill_(tokens_n.eq(padding).unsqueeze(1), 0);
     }

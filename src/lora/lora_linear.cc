@@ -113,7 +113,7 @@ void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
                 double scale) {
   const at::ScalarType dtype = gradient.scalar_type();
   if (a.scalar_type() == dtype) {
-    at::addmm_out(gradient, gradient, a, b, /*beta=*/1, /*alpha=*/scale);
+    ops::AddMatMul(gradient, a, b, scale);
   } else if (a.is_cuda()) {
     gradient.add_(at::mm(a, b, dtype), scale);
   } else {

@@ -18,14 +18,6 @@ namespace {
 constexpr int64_t kCpuSliceLogits = int64_t{4} << 20;
 constexpr int64_t kCpuSliceLength = 4096;
 
-// With fewer rows than kCpuFewRows, BLAS libraries may use matrix-vector
-// kernels, which sum a whole column number by number. For a vocabulary of
-// 49152, such a sum has a relative error of 1e-4, but a sum by blocks has only
-// 5e-7. So ComputeProjection sums few rows over blocks of kCpuSumLength
-// vocabulary entries.
-constexpr int64_t kCpuFewRows = 64;
-constexpr int64_t kCpuSumLength = 512;
-
 // On CUDA, a weight in 8 bits is widened in parts of this many vocabulary
 // entries.
 constexpr int64_t kCudaWidenedLength = 16384;
@@ -120,22 +112,7 @@ void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH) {
   if (!p_RV.is_cpu()) return CudaProjection(p_RV, weight_VH, out_RH);
-  const bool same_type = p_RV.scalar_type() == weight_VH.scalar_type();
-  const bool few_rows = p_RV.size(0) < kCpuFewRows;
-  if (same_type && !few_rows) {
-    out_RH.copy_(ops::MatMul(p_RV, weight_VH));
-    return;
-  }
-  out_RH.zero_();
-  const int64_t vocab = weight_VH.size(0);
-  const int64_t block = few_rows ? kCpuSumLength : kCpuSliceLength;
-  for (int64_t v = 0; v < vocab; v += block) {
-    const int64_t count = std::min(block, vocab - v);
-    // Does not call addmm, because it may use a matrix-vector kernel that sums
-    // number by number.
-    out_RH.add_(
-        ops::MatMul(p_RV.narrow(1, v, count), weight_VH.narrow(0, v, count)));
-  }
+  ops::MatMulInto(p_RV, weight_VH, out_RH);
 }
 
 void ComputeFilteredProjection(const at::Tensor& p_RV,
@@ -211,7 +188,7 @@ std::vector<at::Tensor> HeadLora::Shrink(const at::Tensor& hidden_RH) const {
     const LoraSegment& segment = routing_[s];
     const at::Tensor rows =
         hidden_RH.narrow(0, segment.begin, segment.end - segment.begin);
-    shrunk_nR[s] = at::mm(rows.to(compute_type_), A(s).t());
+    shrunk_nR[s] = ops::Linear(rows.to(compute_type_), A(s));
   }
   return shrunk_nR;
 }
@@ -221,9 +198,10 @@ void HeadLora::AddLogits(const std::vector<at::Tensor>& shrunk_nR,
   for (const Overlap& rows : OverlapsOf(chunk_begin, logits_RV.size(0))) {
     const LoraSegment& segment = routing_[rows.segment];
     at::Tensor part = logits_RV.narrow(0, rows.begin - chunk_begin, rows.count);
-    part.addmm_(shrunk_nR[rows.segment].narrow(0, rows.begin - segment.begin,
-                                               rows.count),
-                B(rows.segment).t(), /*beta=*/1, Factor(rows.segment).scale);
+    ops::AddMatMul(part,
+                   shrunk_nR[rows.segment].narrow(0, rows.begin - segment.begin,
+                                                  rows.count),
+                   B(rows.segment).t(), Factor(rows.segment).scale);
   }
 }
 
@@ -247,8 +225,9 @@ void HeadLora::Project(const at::Tensor& p_RV, int64_t chunk_begin,
 void HeadLora::AddGradientOfHidden(size_t s, const at::Tensor& ds_nR,
                                    at::Tensor& dhidden_RH) const {
   const LoraSegment& segment = routing_[s];
-  dhidden_RH.narrow(0, segment.begin, segment.end - segment.begin)
-      .addmm_(ds_nR, A(s), /*beta=*/1, Factor(s).scale);
+  ops::AddMatMul(
+      dhidden_RH.narrow(0, segment.begin, segment.end - segment.begin), ds_nR,
+      A(s), Factor(s).scale);
 }
 
 void HeadLora::AddGradientOfA(size_t s, const at::Tensor& ds_nR,

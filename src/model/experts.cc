@@ -112,10 +112,10 @@ void FewRowExperts::GateUp(const ExpertPart& part, float* gate_up_n2F) const {
                       .end = wide},
                      w.gate_up_GH, first);
   lora::cpu::Add(x_nH, part.routing,
-                        {.layer = layer_.layer,
-                         .group = ProjectionGroup::kGateUp,
-                         .expert = part.expert},
-                        shape_, {gate_up_n2F, wide});
+                 {.layer = layer_.layer,
+                  .group = ProjectionGroup::kGateUp,
+                  .expert = part.expert},
+                 shape_, {gate_up_n2F, wide});
 }
 
 void FewRowExperts::Activate(const ExpertPart& part, const float* gate_up_n2F,
@@ -146,10 +146,10 @@ void FewRowExperts::Down(const ExpertPart& part,
                       .end = hidden},
                      w.down_DF, first);
   lora::cpu::Add(activated_nF, part.routing,
-                        {.layer = layer_.layer,
-                         .group = ProjectionGroup::kDown,
-                         .expert = part.expert},
-                        shape_, {y_nH, hidden});
+                 {.layer = layer_.layer,
+                  .group = ProjectionGroup::kDown,
+                  .expert = part.expert},
+                 shape_, {y_nH, hidden});
   const float* bias_H = BiasOf(w.down_bias_D, first);
   if (bias_H == nullptr) return;
   for (int64_t row = 0; row < NumRows(part); ++row) {
@@ -394,7 +394,7 @@ void ExpertMlp::AddDownBiasGradient(const at::Tensor& dy_nH,
                                     at::Tensor& d_n) const {
   if (!down_bias_PH_.defined()) return;
   if (down_.groups == nullptr) {
-    d_n.add_(at::mv(dy_nH, down_bias_PH_.squeeze(0)));
+    d_n.add_(ops::Linear(dy_nH, down_bias_PH_).squeeze(1));
     return;
   }
   // Multiplies with the biases of all experts, because this product [n, P] is

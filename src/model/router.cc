@@ -300,7 +300,7 @@ void SharedWeightBackward(const at::Tensor& d_weight_T,
   if (!gate_1H.defined()) return;
   const at::Tensor d_gate_T1 =
       at::sigmoid_backward(d_weight_T.unsqueeze(1), weight_T1);
-  dx_TH.add_(at::mm(d_gate_T1, gate_1H.to(dx_TH.scalar_type())));
+  dx_TH.add_(ops::MatMul(d_gate_T1, gate_1H.to(dx_TH.scalar_type())));
 }
 
 ExpertRows SortByExpert(const at::Tensor& experts_TK,

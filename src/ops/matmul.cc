@@ -170,8 +170,7 @@ void RunManyRows(const RowProduct& whole, const at::Tensor& weight) {
   at::parallel_for(
       0, num_blocks * num_slices, RowGrain(kTaskOutputs * whole.num_inputs),
       [&](int64_t begin, int64_t end) {
-        const auto memory = std::make_unique_for_overwrite<float[]>(
-            kernels::cpu::kRowProductFloats);
+        float* const memory = ThreadMemory(kernels::cpu::kRowProductFloats);
         while (begin < end) {
           const int64_t block = begin / num_slices;
           const int64_t first = block * num_slices;
@@ -182,7 +181,7 @@ void RunManyRows(const RowProduct& whole, const at::Tensor& weight) {
           part.num_rows = row_of(block + 1) - row_of(block);
           part.begin = (begin - first) * kTaskOutputs;
           part.end = std::min((stop - first) * kTaskOutputs, whole.end);
-          part.memory = memory.get();
+          part.memory = memory;
           RunRowProduct(part, weight, /*first_row=*/0);
           begin = stop;
         }
@@ -230,12 +229,13 @@ constexpr int64_t kSliceTerms = 1024;
 constexpr int64_t kLeastBlockRows = 128;
 
 // Products of rows of a with slices of b, for one thread. A slice has up to
-// kSliceColumns columns. b is f32, bf16 or in 8 bits, and elements of a row of b
-// are adjacent. Few rows read an f32 slice where it is; otherwise a slice is
-// copied or widened. The bits are the same.
+// kSliceColumns columns. b is f32, or bf16 or in 8 bits with adjacent elements of
+// a row. Few rows read an f32 slice where it is; otherwise a slice is copied or
+// widened. The bits are the same.
 class SliceMultiplier {
  public:
-  SliceMultiplier(const at::Tensor& a_MK, const at::Tensor& b_KN,
+  // If `adds`, adds the product to y, term by term.
+  SliceMultiplier(const at::Tensor& a_MK, const at::Tensor& b_KN, bool adds,
                   const at::Tensor& y_MN)
       : b_KN_(b_KN),
         whole_{.left_MK = a_MK.const_data_ptr<float>(),
@@ -244,6 +244,8 @@ class SliceMultiplier {
                .num_rows = a_MK.size(0),
                .num_terms = a_MK.size(1),
                .num_columns = y_MN.size(1),
+               .adds = adds,
+               .in_order = adds,
                .out_MN = y_MN.mutable_data_ptr<float>(),
                .out_stride = y_MN.stride(0)} {}
 
@@ -256,7 +258,7 @@ class SliceMultiplier {
     part.left_MK += row * part.m_stride;
     for (int64_t term = 0; term < whole_.num_terms; term += kSliceTerms) {
       part.num_terms = std::min(kSliceTerms, whole_.num_terms - term);
-      part.adds = term > 0;
+      part.adds = whole_.adds || term > 0;
       PlaceSlice(term, column, part);
       kernels::cpu::Kernels().panel_product(part);
       part.left_MK += kSliceTerms * part.k_stride;
@@ -269,26 +271,26 @@ class SliceMultiplier {
     const kernels::cpu::KernelTable& kernels = kernels::cpu::Kernels();
     const int64_t stride = b_KN_.stride(0);
     if (b_KN_.scalar_type() == at::kFloat) {
-      const float* from =
-          b_KN_.const_data_ptr<float>() + term * stride + column;
-      if (part.num_rows <= kernels::cpu::kFewRows) {
+      const float* from = b_KN_.const_data_ptr<float>() + term * stride +
+                          column * b_KN_.stride(1);
+      if (part.num_rows <= kernels::cpu::kFewRows && b_KN_.stride(1) == 1) {
         part.right_KN = from;
         part.right_stride = stride;
         return;
       }
       kernels.copy_panels({.from_KN = from,
                            .k_stride = stride,
-                           .n_stride = 1,
+                           .n_stride = b_KN_.stride(1),
                            .num_terms = part.num_terms,
                            .num_columns = part.num_columns,
-                           .panels = slice_.get()});
-      part.right_KN = slice_.get();
+                           .panels = slice_});
+      part.right_KN = slice_;
       return;
     }
-    part.right_KN = slice_.get();
+    part.right_KN = slice_;
     part.right_stride = kSliceColumns;
     for (int64_t k = 0; k < part.num_terms; ++k) {
-      float* to = slice_.get() + k * kSliceColumns;
+      float* to = slice_ + k * kSliceColumns;
       if (IsInt8(b_KN_)) {
         kernels.widen_int8_row(
             b_KN_.const_data_ptr<int8_t>() + (term + k) * stride,
@@ -304,13 +306,12 @@ class SliceMultiplier {
 
   const at::Tensor& b_KN_;
   const PanelProduct whole_;
-  const std::unique_ptr<float[]> slice_ =
-      std::make_unique_for_overwrite<float[]>(kSliceTerms * kSliceColumns);
+  float* const slice_ = ThreadMemory(kSliceTerms * kSliceColumns);
 };
 
-// Computes y = a b. The elements of a row of b are adjacent.
+// Computes y = a b, or adds the product to y if `adds`. See SliceMultiplier.
 void MultiplyByColumns(const at::Tensor& a_MK, const at::Tensor& b_KN,
-                       const at::Tensor& y_MN) {
+                       bool adds, const at::Tensor& y_MN) {
   const int64_t rows = y_MN.size(0), columns = y_MN.size(1);
   const int64_t num_slices = CeilDiv(columns, kSliceColumns);
   // A weight of few columns, such as a router's, has fewer slices than there
@@ -322,7 +323,7 @@ void MultiplyByColumns(const at::Tensor& a_MK, const at::Tensor& b_KN,
   const int64_t num_blocks = CeilDiv(rows, block_rows);
   ParallelFor(num_slices * num_blocks, RowGrain(kSliceColumns * b_KN.size(0)),
               [&](int64_t begin, int64_t end) {
-                SliceMultiplier slices(a_MK, b_KN, y_MN);
+                SliceMultiplier slices(a_MK, b_KN, adds, y_MN);
                 for (int64_t task = begin; task < end; ++task) {
                   const int64_t column = task / num_blocks * kSliceColumns;
                   const int64_t row = task % num_blocks * block_rows;
@@ -348,7 +349,7 @@ void KernelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   if (IsTransposed(b_KN)) {
     return MultiplyByRows(a_MK, b_KN, b_KN.stride(1), bias_N, y_MN);
   }
-  MultiplyByColumns(a_MK, WithAdjacentElements(b_KN), y_MN);
+  MultiplyByColumns(a_MK, WithAdjacentElements(b_KN), /*adds=*/false, y_MN);
   if (bias_N.defined()) y_MN.add_(bias_N);
 }
 
@@ -461,6 +462,21 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   const at::Tensor b = b_KN.to(a_MK.scalar_type());
   return bias_N.defined() ? at::addmm(bias_N.to(a_MK.scalar_type()), a_MK, b)
                           : at::mm(a_MK, b);
+}
+
+void AddMatMul(at::Tensor y_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
+               double scale) {
+  if (!HasCpuKernel(y_MN) || !HasCpuKernel(a_MK) || !HasCpuKernel(b_KN) ||
+      y_MN.stride(1) != 1) {
+    at::addmm_out(y_MN, y_MN, a_MK, b_KN, /*beta=*/1, scale);
+    return;
+  }
+  if (y_MN.numel() == 0 || a_MK.size(1) == 0) return;
+  const bool scales_a = scale != 1 && a_MK.numel() <= b_KN.numel();
+  const at::Tensor a = scales_a ? a_MK * scale : a_MK;
+  const at::Tensor b = scale != 1 && !scales_a ? b_KN * scale : b_KN;
+  MultiplyByColumns(a, b.stride(0) == 1 ? b : WithAdjacentElements(b),
+                    /*adds=*/true, y_MN);
 }
 
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,

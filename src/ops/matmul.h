@@ -47,6 +47,15 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
 at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
                   const at::Tensor& bias_O = {});
 
+// Computes y += scale a b, for operands of one floating-point dtype. In f32 on a
+// CPU, each element adds its terms one after another to what is there, so its
+// bits do not depend on how the terms are cut into calls.
+// Shapes:  y_MN [M, N], a_MK [M, K], b_KN [K, N] of any strides.
+// Errors:  throws c10::Error.
+// Threads: any.
+void AddMatMul(at::Tensor y_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
+               double scale);
+
 // Computes y = MatMul(a, b), where y [M, N] may be rows of a larger matrix.
 void MatMulInto(const at::Tensor& a_MK, const at::Tensor& b_KN,
                 at::Tensor y_MN);

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <new>
 #include <thread>
 
 #include "absl/cleanup/cleanup.h"
@@ -249,6 +251,24 @@ void ParallelFor(int64_t count, int64_t grain, Body run) {
 void ParallelForRows(const SharedRows& rows, Body run) {
   if (current_team != nullptr) current_team->Follow(rows);
   ParallelFor(rows.num_groups, rows.grain, run);
+}
+
+float* ThreadMemory(int64_t floats) {
+  constexpr size_t kAlignment = 64;  // A vector of any kernel.
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<float, Free> memory;
+  thread_local int64_t capacity = 0;
+  if (capacity < floats) {
+    const size_t bytes =
+        CeilDiv(floats * int64_t{sizeof(float)}, kAlignment) * kAlignment;
+    capacity = 0;
+    memory.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
+    if (memory == nullptr) throw std::bad_alloc();
+    capacity = floats;
+  }
+  return memory.get();
 }
 
 void WithThreadTeam(const std::vector<SharedRows>& order,

@@ -52,6 +52,11 @@ void ParallelFor(int64_t count, int64_t grain,
 void ParallelForRows(const SharedRows& rows,
                      c10::function_ref<void(int64_t, int64_t)> run);
 
+// Returns memory of the calling thread for at least `floats` floats, which a
+// kernel uses for copies. It is valid until the thread's next call. Fresh memory
+// for each product would cost a page fault for each 4 KiB.
+float* ThreadMemory(int64_t floats);
+
 // Calls `step` on the calling thread. Until `step` returns, all threads of
 // at::parallel_for belong to the caller's team, so at::parallel_for runs loops
 // on the calling thread only. `order` has the weights in the order in which
