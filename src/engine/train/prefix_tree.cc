@@ -29,41 +29,85 @@ class TreeBuilder {
     std::ranges::stable_sort(order_, [&](size_t a, size_t b) {
       return std::ranges::lexicographical_compare(sequences_[a], sequences_[b]);
     });
-    AddGroup(0, order_.size(), /*depth=*/0, /*parent=*/-1);
+    FindRoots(0, order_.size());
+    // Gradients add up in the order of rows. So sequences that share nothing are
+    // in the given order, however they are cut into batches.
+    std::ranges::sort(roots_, {}, [&](const Group& root) {
+      return *std::min_element(order_.begin() + root.first,
+                               order_.begin() + root.last);
+    });
+    for (const Group& root : roots_) {
+      AddGroup(root.first, root.last, /*depth=*/0, /*parent=*/-1);
+    }
     return std::move(tree_);
   }
 
  private:
+  // The sequences order_[first, last).
+  struct Group {
+    size_t first, last;
+  };
+
   const Sequence& At(size_t place) const { return sequences_[order_[place]]; }
 
-  // Adds rows of the sequences order_[first, last). Their first `depth` tokens
-  // are equal and already have rows, in `parent` and its ancestors.
-  void AddGroup(size_t first, size_t last, size_t depth, int64_t parent) {
-    if (first == last) return;
-    if (last - first == 1) {
-      AddNode(first, last, depth, At(first).size(), parent);
-      return;
-    }
+  // Returns the number of tokens that all sequences of the group begin with.
+  size_t CommonTokens(size_t first, size_t last) const {
     const Sequence& low = At(first);
-    const Sequence& high = At(last - 1);
-    const size_t common =
-        std::ranges::mismatch(low.subspan(depth), high.subspan(depth)).in1 -
-        low.begin();
-    const int64_t saved = static_cast<int64_t>(common - depth) *
-                          static_cast<int64_t>(last - first - 1);
-    const bool shares = saved >= min_saved_rows_;
-    if (shares) parent = AddNode(first, last, depth, common, parent);
-    // Sequences that end at the branching point sort first.
+    return std::ranges::mismatch(low, At(last - 1)).in1 - low.begin();
+  }
+
+  // Returns whether a node with `count` tokens of the group saves enough rows.
+  bool Shares(size_t first, size_t last, size_t count) const {
+    return static_cast<int64_t>(count) *
+               static_cast<int64_t>(last - first - 1) >=
+           min_saved_rows_;
+  }
+
+  // Calls visit(first, last) for each part of the group whose sequences have the
+  // same next token after `common` tokens, or none.
+  template <typename Visit>
+  void ForEachBranch(size_t first, size_t last, size_t common, Visit visit) {
     size_t next = first;
+    // Sequences that end at the branching point sort first.
     for (; next < last && At(next).size() == common; ++next) {
-      if (!shares) AddNode(next, next + 1, depth, common, parent);
+      visit(next, next + 1);
     }
     while (next < last) {
       const size_t begin = next;
       const int32_t branch = At(begin)[common];
       while (next < last && At(next)[common] == branch) ++next;
-      AddGroup(begin, next, shares ? common : depth, parent);
+      visit(begin, next);
     }
+  }
+
+  // Appends to roots_ the parts of the group that share a first node, and the
+  // sequences that share none.
+  void FindRoots(size_t first, size_t last) {
+    if (first == last) return;
+    const size_t common = CommonTokens(first, last);
+    if (last - first == 1 || Shares(first, last, common)) {
+      roots_.push_back({first, last});
+      return;
+    }
+    ForEachBranch(first, last, common,
+                  [&](size_t begin, size_t end) { FindRoots(begin, end); });
+  }
+
+  // Adds rows of the sequences order_[first, last). Their first `depth` tokens
+  // are equal and already have rows, in `parent` and its ancestors.
+  void AddGroup(size_t first, size_t last, size_t depth, int64_t parent) {
+    if (last - first == 1) {
+      if (At(first).size() > depth) {
+        AddNode(first, last, depth, At(first).size(), parent);
+      }
+      return;
+    }
+    const size_t common = CommonTokens(first, last);
+    const bool shares = Shares(first, last, common - depth);
+    if (shares) parent = AddNode(first, last, depth, common, parent);
+    ForEachBranch(first, last, common, [&](size_t begin, size_t end) {
+      AddGroup(begin, end, shares ? common : depth, parent);
+    });
     if (shares) tree_.nodes[parent].subtree_end = num_rows();
   }
 
@@ -93,6 +137,7 @@ class TreeBuilder {
   const std::vector<Sequence>& sequences_;
   const int64_t min_saved_rows_;
   std::vector<size_t> order_;
+  std::vector<Group> roots_;
   PrefixTree tree_;
 };
 

@@ -1,0 +1,102 @@
+"""What a sequence's numbers depend on: itself, its adapter, and nothing else. For
+every family, steps of eight adapters at once give the bits of the same steps one at a
+time, on one thread, cut into micro-batches; with bases in every form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import exported
+import models
+import numpy as np
+import pytest
+from daemon import DEVICE, Daemon, running
+
+import weft
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="promised on CPUs")
+
+ADAPTERS = 8
+# Of sequences of an adapter. Some fill more rows than a kernel computes at a time.
+LENGTHS = (5, 33, 2, 70)
+TARGETS = ["all-linear"]
+Trained = tuple[list[Any], dict[str, bytes]]
+
+
+def _data(seed: int) -> list[weft.Datum]:
+    random = np.random.default_rng(seed)
+    lengths = random.permutation(LENGTHS)[: 1 + seed % len(LENGTHS)]
+    return [
+        weft.Datum.next_token(random.integers(5, 90, length + 1)) for length in lengths
+    ]
+
+
+def _train(client: weft.Client, seed: int, folder: Path) -> Trained:
+    """Makes two steps. Returns every number of the replies, and the weights."""
+    adapter = client.create_adapter(f"a{seed}", rank=4 + seed, seed=seed)
+    numbers: list[Any] = []
+    for step in range(2):
+        result = adapter.forward_backward(_data(10 * step + seed))
+        numbers += [result.metrics["loss:sum"], *(list(d.logprobs) for d in result.results)]
+        optim = adapter.optim_step(learning_rate=1e-2)
+        numbers.append(optim.grad_norm)
+    prompt = _data(seed)[0].tokens
+    for scored in (adapter.forward(_data(seed)), adapter.forward([_data(seed)[0]])):
+        numbers += [list(d.logprobs) for d in scored.results]
+    sample = adapter.sample(
+        prompt, max_tokens=8, temperature=0.0, prompt_logprobs=True
+    )
+    numbers.append([list(s.tokens) + list(s.logprobs) for s in sample.samples])
+    numbers.append([float(x) for x in sample.prompt_logprobs[1:]])
+    return numbers, exported.files(adapter, folder)
+
+
+def _alone(daemon: Daemon, folder: Path) -> list[Trained]:
+    with daemon.client() as client:
+        return [_train(client, seed, folder / str(seed)) for seed in range(ADAPTERS)]
+
+
+def _together(daemon: Daemon, folder: Path) -> list[Trained]:
+    with daemon.client() as client, ThreadPoolExecutor(ADAPTERS) as pool:
+        started = [
+            pool.submit(_train, client, seed, folder / str(seed))
+            for seed in range(ADAPTERS)
+        ]
+        return [future.result(300) for future in started]
+
+
+def _expect_same(
+    model: Path, folder: Path, *flags: str, also: tuple[str, ...] = ()
+) -> None:
+    """Expects equal bits of a daemon that gets all adapters' calls at once, and of one
+    that gets them one at a time and cuts them."""
+    results: dict[str, list[Trained]] = {}
+    ways: dict[str, tuple[Callable[..., list[Trained]], tuple[str, ...]]] = {
+        "alone": (_alone, ("--threads", "1", "--max-batch-tokens", "80")),
+        "together": (_together, ("--threads", "2", *also)),
+    }
+    for name, (run, own) in ways.items():
+        with running(model, folder / name, *flags, *own) as daemon:
+            results[name] = run(daemon, folder / f"{name}-files")
+    for seed, (alone, together) in enumerate(
+        zip(results["alone"], results["together"], strict=True)
+    ):
+        for i, (one, other) in enumerate(zip(alone[0], together[0], strict=True)):
+            assert one == other, f"adapter {seed}, number {i}"
+        assert alone[1] == together[1], f"adapter {seed}"
+
+
+@pytest.mark.parametrize("kind", models.TINY)
+def test_a_sequence_has_the_same_bits_in_every_batch(kind: str, tmp_path: Path) -> None:
+    _expect_same(models.tiny_model(kind), tmp_path)
+
+
+@pytest.mark.parametrize("flags", [("--dtype", "bf16"), ("--weights", "int8")])
+@pytest.mark.parametrize("kind", ["llama-tied", "mixtral", "qwen3-next"])
+def test_in_other_forms_of_the_base(
+    kind: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    _expect_same(models.tiny_model(kind), tmp_path, *flags)
