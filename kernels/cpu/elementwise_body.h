@@ -1,4 +1,4 @@
-// Implements rotary_head, add_row, adamw, sum_of_squares and exp of kernels.h.
+// Implements rotary_head, add_row, sigmoid_row, adamw, sum_of_squares and exp of kernels.h.
 // Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 #define WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
@@ -34,6 +34,22 @@ void AddRow(const float* x, int64_t count, float* y) {
   for (; i + kWidth <= count; i += kWidth)
     Store(y + i, Load(y + i) + Load(x + i));
   for (; i < count; ++i) y[i] += x[i];
+}
+
+// Has one loop for whole and part vectors, so that an element has the same bits
+// in both.
+void SigmoidRow(const float* x, int64_t count, float* y) {
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const int64_t left = count - i;
+    const bool is_whole = left >= kWidth;
+    const Vec value =
+        Sigmoid(is_whole ? Load(x + i) : LoadPart(x + i, left, 0));
+    if (is_whole) {
+      Store(y + i, value);
+    } else {
+      StorePart(y + i, value, left);
+    }
+  }
 }
 
 // Runs a plain loop, because the vector extension has no square root. The

@@ -42,6 +42,8 @@ struct KernelTable {
                       int64_t half_features, bool inverse);
   // Computes y += x for `count` elements.
   void (*add_row)(const float* x, int64_t count, float* y);
+  // Computes y = 1 / (1 + e^-x) for `count` elements.
+  void (*sigmoid_row)(const float* x, int64_t count, float* y);
   // Computes out [F] = silu(gate) * up.
   void (*swiglu_row)(const float* gate, const float* up, int64_t features,
                      float* out);

@@ -28,6 +28,7 @@ constexpr KernelTable MakeTable(Isa isa, const char* name) {
           .rms_norm_backward_row = RmsNormBackwardRow,
           .rotary_head = RotaryHead,
           .add_row = AddRow,
+          .sigmoid_row = SigmoidRow,
           .swiglu_row = GatedRow<Silu>,
           .swiglu_backward_row = GatedBackwardRow<Silu>,
           .geglu_row = GatedRow<GeluTanh>,

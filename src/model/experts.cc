@@ -31,9 +31,10 @@ using lora::ProjectionGroup;
 // Legend: as in experts.h; N rows of all experts, n of one.
 class FewRowExperts {
  public:
-  // Returns whether the class supports these rows: f32 on a CPU, with at most
-  // 32 rows for every expert.
-  static bool Take(const at::Tensor& x_NH, const ExpertRows& rows);
+  // Returns whether the class supports these rows: f32 arithmetic on a CPU, with
+  // at most 32 rows for every expert.
+  static bool Take(const ExpertLayer& layer, const at::Tensor& x_NH,
+                   const ExpertRows& rows);
 
   // The arguments outlive the object.
   // Shapes:  x_NH and y_NH [N, H] contiguous, weights_TK as in Routing.
@@ -68,8 +69,15 @@ const float* BiasOf(const at::Tensor& bias, int64_t first) {
   return bias.defined() ? bias.const_data_ptr<float>() + first : nullptr;
 }
 
-bool FewRowExperts::Take(const at::Tensor& x_NH, const ExpertRows& rows) {
+// Computes y += factor x.
+void AddScaled(float factor, const float* x, int64_t count, float* y) {
+  for (int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
+}
+
+bool FewRowExperts::Take(const ExpertLayer& layer, const at::Tensor& x_NH,
+                         const ExpertRows& rows) {
   return ops::HasCpuKernel(x_NH) &&
+         !ops::IsBf16Product(x_NH, layer.weights.gate_up_GH) &&
          std::ranges::all_of(rows.parts, [](const ExpertPart& part) {
            return NumRows(part) <= kernels::cpu::kFewRows;
          });
@@ -153,10 +161,8 @@ void FewRowExperts::Down(const ExpertPart& part,
   const float* bias_H = BiasOf(w.down_bias_D, first);
   if (bias_H == nullptr) return;
   for (int64_t row = 0; row < NumRows(part); ++row) {
-    const float weight = weights_[pairs_[part.begin + row]];
-    for (int64_t i = 0; i < hidden; ++i) {
-      y_nH[row * hidden + i] += weight * bias_H[i];
-    }
+    AddScaled(weights_[pairs_[part.begin + row]], bias_H, hidden,
+              y_nH + row * hidden);
   }
 }
 
@@ -384,6 +390,15 @@ at::Tensor ExpertMlp::GateUp(const at::Tensor& x_nH, PartTape* tape) const {
 void ExpertMlp::AddDownBias(const at::Tensor& weight_n1,
                             at::Tensor& y_nH) const {
   if (!down_bias_PH_.defined()) return;
+  if (ops::HasCpuKernel(y_nH) && down_.groups == nullptr) {
+    const at::Tensor bias_H = down_bias_PH_.to(at::kFloat);
+    for (int64_t row = 0; row < y_nH.size(0); ++row) {
+      AddScaled(weight_n1.const_data_ptr<float>()[row * weight_n1.stride(0)],
+                bias_H.const_data_ptr<float>(), y_nH.size(1),
+                y_nH.mutable_data_ptr<float>() + row * y_nH.stride(0));
+    }
+    return;
+  }
   y_nH.addcmul_(weight_n1, down_.groups == nullptr
                                ? down_bias_PH_
                                : down_bias_PH_.index_select(
@@ -504,7 +519,8 @@ at::Tensor RowOutputs(const ExpertLayer& layer, const at::Tensor& x_TH,
   }
   if (keeps) tape.parts.resize(rows.parts.size());
   at::Tensor y_NH = ResultsOf(rows, x_NH);
-  if (!keeps && HasPartPerThread(rows) && FewRowExperts::Take(x_NH, rows)) {
+  if (!keeps && HasPartPerThread(rows) &&
+      FewRowExperts::Take(layer, x_NH, rows)) {
     const FewRowExperts few(layer, rows, tape.routing.weights_TK, x_NH, y_NH);
     ForEachPart(rows, [&](size_t i) { few.Run(rows.parts[i]); });
     return y_NH;

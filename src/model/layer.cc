@@ -7,6 +7,7 @@
 #include "src/model/layer_projections.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/paged_attention.h"
+#include "src/ops/pointwise.h"
 #include "src/ops/rms_norm.h"
 #include "src/ops/tree_attention.h"
 
@@ -142,8 +143,7 @@ at::Tensor Attention::Gates(const at::Tensor& qkv_TW) const {
 at::Tensor Attention::Gated(const at::Tensor& attended_TW,
                             const at::Tensor& qkv_TW) const {
   if (!layer_.config.output_gate) return attended_TW;
-  return Gates(qkv_TW)
-      .sigmoid()
+  return ops::Sigmoid(Gates(qkv_TW))
       .mul_(attended_TW.view(
           {-1, layer_.config.num_heads, layer_.config.head_dim}))
       .view_as(attended_TW);
@@ -155,7 +155,7 @@ at::Tensor Attention::GatedBackward(const at::Tensor& d_gated_TW,
   if (!layer_.config.output_gate) return d_gated_TW;
   const at::Tensor& attended_TQC = tape.attention.out_THC;
   const at::Tensor d_gated_TQC = d_gated_TW.view_as(attended_TQC);
-  const at::Tensor gate_TQC = Gates(tape.qkv_TW).sigmoid();
+  const at::Tensor gate_TQC = ops::Sigmoid(Gates(tape.qkv_TW));
   at::Tensor d_TQC = d_gated_TQC * gate_TQC;
   // The derivative of the sigmoid s is s (1 - s).
   Gates(dqkv_TW).copy_(d_TQC * attended_TQC * (1 - gate_TQC));

@@ -13,6 +13,7 @@
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/matmul.h"
+#include "src/ops/pointwise.h"
 
 namespace weft::model {
 namespace {
@@ -196,7 +197,7 @@ void ChooseRows(const at::Tensor& scores_TE, const at::Tensor& given_TK,
 at::Tensor Scores(const at::Tensor& x_TH, const RouterWeights& weights,
                   const model_config::MoeConfig& config) {
   at::Tensor logits_TE = Logits(x_TH, weights, config);
-  if (config.sigmoid) return logits_TE.to(WideType(logits_TE)).sigmoid_();
+  if (config.sigmoid) return ops::Sigmoid(logits_TE.to(WideType(logits_TE)));
   return config.softmax_of_chosen ? logits_TE : Softmax(logits_TE);
 }
 
@@ -291,7 +292,7 @@ at::Tensor RouteBackward(const at::Tensor& d_weights_TK, const Routing& routing,
 
 at::Tensor SharedWeight(const at::Tensor& x_TH, const at::Tensor& gate_1H) {
   if (!gate_1H.defined()) return at::ones({x_TH.size(0), 1}, x_TH.options());
-  return ops::Linear(x_TH, gate_1H.to(x_TH.scalar_type())).sigmoid_();
+  return ops::Sigmoid(ops::Linear(x_TH, gate_1H.to(x_TH.scalar_type())));
 }
 
 void SharedWeightBackward(const at::Tensor& d_weight_T,

@@ -9,6 +9,7 @@
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_delta.h"
 #include "src/ops/host_copy.h"
+#include "src/ops/pointwise.h"
 #include "src/ops/thread_team.h"
 
 namespace weft::ops {
@@ -82,8 +83,8 @@ DeltaRows WithGates(const at::Tensor& mixed_TW, const DeltaInputs& inputs,
                     const DeltaParameters& p) {
   const at::ScalarType compute = mixed_TW.scalar_type();
   const at::Tensor softplus =
-      at::softplus(inputs.alpha_TH.to(compute) + p.dt_bias_H);
-  return {mixed_TW, inputs.beta_TH.to(compute).sigmoid(),
+      Softplus(inputs.alpha_TH.to(compute) + p.dt_bias_H);
+  return {mixed_TW, Sigmoid(inputs.beta_TH.to(compute)),
           softplus * p.a_log_H.exp().neg()};
 }
 
@@ -325,10 +326,9 @@ void MixDeltaRowsBackward(const DeltaRows& gradient, const DeltaInputs& inputs,
                           const DeltaInputs& into) {
   QkvBackward(gradient.mixed_TW, inputs, p, plan, into.qkv_TW);
   const at::ScalarType compute = gradient.g_TH.scalar_type();
-  const at::Tensor beta = inputs.beta_TH.to(compute).sigmoid();
+  const at::Tensor beta = Sigmoid(inputs.beta_TH.to(compute));
   into.beta_TH.copy_(gradient.beta_TH * beta * (1 - beta));
-  const at::Tensor slope =
-      (inputs.alpha_TH.to(compute) + p.dt_bias_H).sigmoid();
+  const at::Tensor slope = Sigmoid(inputs.alpha_TH.to(compute) + p.dt_bias_H);
   into.alpha_TH.copy_(gradient.g_TH * slope * p.a_log_H.exp().neg());
 }
 

@@ -13,6 +13,7 @@
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
+#include "src/ops/pointwise.h"
 
 namespace weft::ops {
 namespace {
@@ -434,9 +435,10 @@ void AddSinks(const at::Tensor& sinks_H, at::Tensor& out_NHC,
               at::Tensor& lse_NH) {
   if (!sinks_H.defined()) return;
   // share_NH is the part of the softmax that the sink leaves to the keys.
-  const at::Tensor share_NH = (lse_NH - sinks_H).sigmoid_();
+  const at::Tensor share_NH = Sigmoid(lse_NH - sinks_H);
   out_NHC.mul_(share_NH.unsqueeze(-1));
-  lse_NH.copy_(at::logaddexp(lse_NH, sinks_H));
+  lse_NH.copy_(at::maximum(lse_NH, sinks_H) +
+               Softplus((lse_NH - sinks_H).abs_().neg_()));
 }
 
 int64_t ScoreBytes(const AttentionRule& rule, int64_t element_bytes,

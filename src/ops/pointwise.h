@@ -1,0 +1,20 @@
+// Functions of single numbers. In f32 on a CPU, the bits of an element depend on
+// this element alone. LibTorch's functions compute the last elements of a range
+// by other code than the rest, so a row's bits would depend on its place in a
+// batch.
+#ifndef WEFT_SRC_OPS_POINTWISE_H_
+#define WEFT_SRC_OPS_POINTWISE_H_
+
+#include <ATen/core/Tensor.h>
+
+namespace weft::ops {
+
+// Returns 1 / (1 + e^-x), contiguous. Errors: throw c10::Error. Threads: any.
+at::Tensor Sigmoid(const at::Tensor& x);
+
+// Returns log(1 + e^x), contiguous.
+at::Tensor Softplus(const at::Tensor& x);
+
+}  // namespace weft::ops
+
+#endif  // WEFT_SRC_OPS_POINTWISE_H_
