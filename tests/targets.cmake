@@ -18,6 +18,10 @@ endfunction()
 set(WEFT_AVX2_ENVIRONMENT ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
     MKL_ENABLE_INSTRUCTIONS=AVX2 GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F)
 
+# What makes kernels/cpu compute as on any processor of its family.
+set(WEFT_BASELINE_ENVIRONMENT
+    GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA)
+
 # weft_cc_test(NAME name [TORCH] [AVX2] [ALONE] [ISOLATED] [ONE_THREAD] [SHARDS n]
 #              [PCH owner] SRCS ... DEPS ... LABELS ...)
 # The program is one ctest entry, because a program that links LibTorch takes

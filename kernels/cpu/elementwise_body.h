@@ -1,5 +1,5 @@
-// Implements rotary_head, add_row, sigmoid_row, adamw, sum_of_squares and exp of kernels.h.
-// Compiled only in table_*.cc.
+// Implements rotary_head, add_row, sigmoid_row, adamw, sum_of_squares and exp
+// of kernels.h. Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 #define WEFT_KERNELS_CPU_ELEMENTWISE_BODY_H_
 

@@ -57,10 +57,6 @@ void PrintLines(const absl::Status& status) {
 // Sets environment variables before LibTorch and its libraries read them. Keeps
 // the values that the operator has set.
 void SetLibraryDefaults() {
-  // oneDNN and LibTorch's layer above it each cache up to 1024 compiled matrix
-  // products of 0.3 MB by default. Every new batch length adds one.
-  ::setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128", /*replace=*/0);
-  ::setenv("LRU_CACHE_CAPACITY", "128", /*replace=*/0);
   // Compute threads that wait for each other spin for some microseconds, then
   // sleep. Longer spinning gains nothing on idle cores. On shared cores, it
   // takes time from other threads. The count would overrule OMP_WAIT_POLICY.

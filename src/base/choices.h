@@ -8,8 +8,8 @@ enum class Device { kCpu, kCuda, kAuto };
 enum class Dtype { kF32, kBf16, kAuto };
 
 // How a CPU multiplies by bf16 weights. kOff widens the weights to f32. kAuto
-// multiplies in bf16 and sums in f32 if the CPU has AVX512_BF16. On other CPUs,
-// and for the few rows of a decode step, kAuto does what kOff does.
+// multiplies in bf16 and sums in f32 if the CPU has AVX512_BF16. On other CPUs
+// kAuto does what kOff does.
 enum class CpuBf16 { kAuto, kOff };
 
 // Where weights come from. kAuto reads the files of the model's folder. kDummy

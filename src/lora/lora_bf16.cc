@@ -283,8 +283,8 @@ Weight WeightOfB(const LoraSegment& segment, const LoraFactor& factor) {
           .num_outputs = factor.out};
 }
 
-// Computes scale x A^T of the segments whose adapters adapt the site. Legend: as
-// in lora_linear.h.
+// Computes scale x A^T of the segments whose adapters adapt the site. Legend:
+// as in lora_linear.h.
 class ShrunkRows {
  public:
   ShrunkRows(const LoraPass& pass, const LoraSite& site,
@@ -307,8 +307,8 @@ class ShrunkRows {
     }
   }
 
-  // Computes scale x A^T for x in bf16. If `rounded` is defined, also writes the
-  // result to `rounded` in bf16. Each factor begins at an even column of
+  // Computes scale x A^T for x in bf16. If `rounded` is defined, also writes
+  // the result to `rounded` in bf16. Each factor begins at an even column of
   // `rounded`.
   void Shrink(const at::Tensor& x, const at::Tensor& rounded) const {
     cpu::ForEachChunk(

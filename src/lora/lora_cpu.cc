@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -18,21 +17,6 @@ namespace {
 // A segment is cut into the fewest chunks of at most this many rows. With
 // smaller chunks, copying matrices would take too much of the time.
 constexpr int64_t kChunkRows = 128;
-
-int64_t NumWorkers(size_t count) {
-  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  return std::min<int64_t>(threads, static_cast<int64_t>(count));
-}
-
-// Calls work(worker, i) for all i < count. A free worker takes the next i, so
-// each worker sees ascending values of i.
-template <typename Work>
-void RunWorkers(size_t count, const Work& work) {
-  std::atomic<size_t> next = 0;
-  at::parallel_for(0, NumWorkers(count), 1, [&](int64_t worker, int64_t) {
-    for (size_t i = next++; i < count; i = next++) work(worker, i);
-  });
-}
 
 using kernels::cpu::Kernels;
 using kernels::cpu::PanelFloats;
@@ -58,8 +42,8 @@ const float* WeightsOf(const LoraSegment& segment) {
 }
 
 // The products of a batch's segments, cut into tasks of about the same size. S
-// is the number of floats in x A^T of all segments. Their matrices [rows, R] are
-// stored one after another.
+// is the number of floats in x A^T of all segments. Their matrices [rows, R]
+// are stored one after another.
 class Shrink {
  public:
   Shrink(const float* x_TI, const LoraRouting& routing, const LoraSite& site,
@@ -252,23 +236,19 @@ void AddChunks(const LoraRouting& routing, size_t segment,
   }
 }
 
-void ForEachOf(size_t count, const std::function<void(size_t)>& work) {
-  RunWorkers(count, [&work](int64_t, size_t i) { work(i); });
-}
-
 void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work) {
   struct Worker {
     size_t segment = SIZE_MAX;
     float* memory = nullptr;
   };
-  std::vector<Worker> workers(NumWorkers(chunks.size()));
+  std::vector<Worker> workers(ops::NumWorkers(std::ssize(chunks)));
   const at::Tensor memory_WF =
       at::empty({static_cast<int64_t>(workers.size()), work.num_floats});
   for (size_t i = 0; i < workers.size(); ++i) {
     workers[i].memory =
         memory_WF.mutable_data_ptr<float>() + i * work.num_floats;
   }
-  RunWorkers(chunks.size(), [&](int64_t index, size_t i) {
+  ops::ForEachTask(std::ssize(chunks), [&](int64_t index, int64_t i) {
     Worker& worker = workers[index];
     if (worker.segment != chunks[i].segment) {
       worker.segment = chunks[i].segment;

@@ -28,16 +28,16 @@ namespace weft::lora::cpu {
 // Here `shrunk` is scale_a x A_a^T. So it is multiplied by B, and by dy, as it
 // is.
 
-// Computes y += (scale_a x A_a^T) B_a^T, and returns scale_a x A_a^T. If y_TO is
-// undefined, computes only the latter. The bits of a row depend only on the row
-// and its adapter.
+// Computes y += (scale_a x A_a^T) B_a^T, and returns scale_a x A_a^T. If y_TO
+// is undefined, computes only the latter. The bits of a row depend only on the
+// row and its adapter.
 ShrunkInputs Forward(const at::Tensor& x_TI, const LoraPass& pass,
                      const LoraSite& site, const at::Tensor& y_TO);
 
 // Adds dLoss/dA and dLoss/dB to the gradients. If dx_TI is defined, adds the
-// adapters' part of dLoss/dx to it. Each element of a gradient adds its rows one
-// after another, in the order of the rows. So its bits depend only on the rows
-// of its adapter, and not on how they are cut into batches.
+// adapters' part of dLoss/dx to it. Each element of a gradient adds its rows
+// one after another, in the order of the rows. So its bits depend only on the
+// rows of its adapter, and not on how they are cut into batches.
 void Backward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
               const LoraPass& pass, const LoraSite& site,
               const ShrunkInputs& shrunk, const LoraGradients& gradients,
@@ -106,9 +106,6 @@ struct RowChunk {
 // Appends the chunks of a segment to `chunks`, in the order of its rows.
 void AddChunks(const LoraRouting& routing, size_t segment,
                std::vector<RowChunk>& chunks);
-
-// Calls work(i) for all i < count, on the available threads.
-void ForEachOf(size_t count, const std::function<void(size_t)>& work);
 
 // The functions that ForEachChunk calls. `memory` belongs to the calling
 // thread.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/lora/lora_cpu.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::lora::cpu {
 namespace {
@@ -15,8 +16,8 @@ using kernels::cpu::PanelFloats;
 // The terms of a product with B are cut into parts of this size.
 constexpr int64_t kPartColumns = 192;
 
-// The columns of x or dy in a task of the gradients. The number is a multiple of
-// the columns of every kernel's panel.
+// The columns of x or dy in a task of the gradients. The number is a multiple
+// of the columns of every kernel's panel.
 constexpr int64_t kGradientColumns = 96;
 
 // Returns the number of floats in a segment's panels: every B [out, rank], cut
@@ -99,7 +100,8 @@ class BackwardPass {
   void Run(const LoraGradients& gradients) {
     RunRows();
     AddTasks(gradients);
-    ForEachOf(tasks_.size(), [&](size_t i) { RunTask(tasks_[i]); });
+    ops::ForEachTask(std::ssize(tasks_),
+                     [&](int64_t, int64_t i) { RunTask(tasks_[i]); });
   }
 
  private:

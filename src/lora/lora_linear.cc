@@ -84,8 +84,8 @@ void SegmentBackward(const at::Tensor& dy_TO, const at::Tensor& x_TI,
 
 // Returns whether the functions of lora_bf16.h compute the layer, for rows of x
 // or dy. They do if a CPU computes the base product in bf16 and some rows have
-// adapters. Experts are excluded, because an expert has too few rows for bf16 to
-// pay off.
+// adapters. Experts are excluded, because an expert has too few rows for bf16
+// to pay off.
 bool TakesBf16(const at::Tensor& rows, const BaseLinear& base,
                const LoraPass& pass, const LoraSite& site) {
   return !pass.routing.empty() && site.expert == kNoExpert &&

@@ -118,9 +118,10 @@ struct LoraPass {
 };
 
 // x A^T, which the backward pass needs; in f32 on a CPU, times each factor's
-// scale. Without a table, there is one tensor [rows, R] for each segment. A segment's tensor is undefined if its adapter
-// does not adapt the site. With a table, there is one tensor for all rows,
-// called S in lora_cuda.h. S is undefined if no adapter adapts the site.
+// scale. Without a table, there is one tensor [rows, R] for each segment. A
+// segment's tensor is undefined if its adapter does not adapt the site. With a
+// table, there is one tensor for all rows, called S in lora_cuda.h. S is
+// undefined if no adapter adapts the site.
 using ShrunkInputs = std::vector<at::Tensor>;
 
 // Returns y [T, O]. If `shrunk` is not null, sets it to x A^T.

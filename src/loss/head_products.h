@@ -28,8 +28,7 @@ at::ScalarType HeadComputeType(const at::Tensor& weight_VH);
 void ComputeLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
                    at::Tensor& logits_RV);
 
-// Computes out = p W, which is a sum over the vocabulary. On a CPU, sums by
-// blocks keep the rounding errors of few rows as small as those of many rows.
+// Computes out = p W, which is a sum over the vocabulary.
 // Shapes: out_RH in the compute type, and on a CPU p_RV too.
 void ComputeProjection(const at::Tensor& p_RV, const at::Tensor& weight_VH,
                        at::Tensor& out_RH);

@@ -17,6 +17,7 @@
 #include "src/ops/gated_product.h"
 #include "src/ops/grouped_matmul.h"
 #include "src/ops/matmul.h"
+#include "src/ops/pointwise.h"
 
 namespace weft::model {
 namespace {
@@ -31,8 +32,8 @@ using lora::ProjectionGroup;
 // Legend: as in experts.h; N rows of all experts, n of one.
 class FewRowExperts {
  public:
-  // Returns whether the class supports these rows: f32 arithmetic on a CPU, with
-  // at most 32 rows for every expert.
+  // Returns whether the class supports these rows: f32 arithmetic on a CPU,
+  // with at most 32 rows for every expert.
   static bool Take(const ExpertLayer& layer, const at::Tensor& x_NH,
                    const ExpertRows& rows);
 
@@ -67,11 +68,6 @@ int64_t NumRows(const ExpertPart& part) { return part.end - part.begin; }
 
 const float* BiasOf(const at::Tensor& bias, int64_t first) {
   return bias.defined() ? bias.const_data_ptr<float>() + first : nullptr;
-}
-
-// Computes y += factor x.
-void AddScaled(float factor, const float* x, int64_t count, float* y) {
-  for (int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 
 bool FewRowExperts::Take(const ExpertLayer& layer, const at::Tensor& x_NH,
@@ -160,10 +156,10 @@ void FewRowExperts::Down(const ExpertPart& part,
                  shape_, {y_nH, hidden});
   const float* bias_H = BiasOf(w.down_bias_D, first);
   if (bias_H == nullptr) return;
-  for (int64_t row = 0; row < NumRows(part); ++row) {
-    AddScaled(weights_[pairs_[part.begin + row]], bias_H, hidden,
-              y_nH + row * hidden);
-  }
+  const auto weight = [&](int64_t row) {
+    return weights_[pairs_[part.begin + row]];
+  };
+  ops::AddScaledRow(bias_H, weight, NumRows(part), hidden, y_nH);
 }
 
 // What a pass through all experts at once needs besides the rows.
@@ -390,14 +386,13 @@ at::Tensor ExpertMlp::GateUp(const at::Tensor& x_nH, PartTape* tape) const {
 void ExpertMlp::AddDownBias(const at::Tensor& weight_n1,
                             at::Tensor& y_nH) const {
   if (!down_bias_PH_.defined()) return;
-  if (ops::HasCpuKernel(y_nH) && down_.groups == nullptr) {
-    const at::Tensor bias_H = down_bias_PH_.to(at::kFloat);
-    for (int64_t row = 0; row < y_nH.size(0); ++row) {
-      AddScaled(weight_n1.const_data_ptr<float>()[row * weight_n1.stride(0)],
-                bias_H.const_data_ptr<float>(), y_nH.size(1),
-                y_nH.mutable_data_ptr<float>() + row * y_nH.stride(0));
-    }
-    return;
+  if (ops::HasCpuKernel(y_nH)) {
+    const float* const weights = weight_n1.const_data_ptr<float>();
+    const int64_t stride = weight_n1.stride(0);
+    return ops::AddScaledRow(
+        BiasOf(down_bias_PH_, 0),
+        [&](int64_t r) { return weights[r * stride]; }, y_nH.size(0),
+        y_nH.size(1), y_nH.mutable_data_ptr<float>());
   }
   y_nH.addcmul_(weight_n1, down_.groups == nullptr
                                ? down_bias_PH_

@@ -149,16 +149,14 @@ at::Tensor WithAdjacentElements(const at::Tensor& rows) {
   return rows.size(1) < 2 || rows.stride(1) == 1 ? rows : rows.contiguous();
 }
 
-// The outputs that a task of a product of many rows computes, at least. Each
-// task copies its rows of x, which costs little beside so many outputs.
-constexpr int64_t kTaskOutputs = 128;
-
+// The most outputs of a task of a product of many rows. Each task copies its
+// rows of x, which costs little beside so many outputs.
+constexpr int64_t kTaskOutputs = 192;
 // Rows are cut at multiples of this number, which is a multiple of the rows of
 // every kernel's tile.
 constexpr int64_t kRowUnit = 6;
 
 // Computes `whole` for many rows. A task is a block of rows with some outputs.
-// A thread with adjacent tasks copies the rows of a block once.
 void RunManyRows(const RowProduct& whole, const at::Tensor& weight) {
   const int64_t num_units = CeilDiv(whole.num_rows, kRowUnit);
   const int64_t num_blocks =
@@ -167,25 +165,17 @@ void RunManyRows(const RowProduct& whole, const at::Tensor& weight) {
   const auto row_of = [&](int64_t block) {
     return std::min(whole.num_rows, num_units * block / num_blocks * kRowUnit);
   };
-  at::parallel_for(
-      0, num_blocks * num_slices, RowGrain(kTaskOutputs * whole.num_inputs),
-      [&](int64_t begin, int64_t end) {
-        float* const memory = ThreadMemory(kernels::cpu::kRowProductFloats);
-        while (begin < end) {
-          const int64_t block = begin / num_slices;
-          const int64_t first = block * num_slices;
-          const int64_t stop = std::min(end, first + num_slices);
-          RowProduct part = whole;
-          part.x_BI += row_of(block) * part.x_stride;
-          part.y_BO += row_of(block) * part.y_stride;
-          part.num_rows = row_of(block + 1) - row_of(block);
-          part.begin = (begin - first) * kTaskOutputs;
-          part.end = std::min((stop - first) * kTaskOutputs, whole.end);
-          part.memory = memory;
-          RunRowProduct(part, weight, /*first_row=*/0);
-          begin = stop;
-        }
-      });
+  ForEachTask(num_blocks * num_slices, [&](int64_t, int64_t task) {
+    const int64_t block = task / num_slices;
+    RowProduct part = whole;
+    part.x_BI += row_of(block) * part.x_stride;
+    part.y_BO += row_of(block) * part.y_stride;
+    part.num_rows = row_of(block + 1) - row_of(block);
+    part.begin = task % num_slices * kTaskOutputs;
+    part.end = std::min(part.begin + kTaskOutputs, whole.end);
+    part.memory = ThreadMemory(kernels::cpu::kRowProductFloats);
+    RunRowProduct(part, weight, /*first_row=*/0);
+  });
 }
 
 // Computes y = a W^T + bias_N. `weight` is W [N, K] or its transposed view, and
@@ -229,9 +219,9 @@ constexpr int64_t kSliceTerms = 1024;
 constexpr int64_t kLeastBlockRows = 128;
 
 // Products of rows of a with slices of b, for one thread. A slice has up to
-// kSliceColumns columns. b is f32, or bf16 or in 8 bits with adjacent elements of
-// a row. Few rows read an f32 slice where it is; otherwise a slice is copied or
-// widened. The bits are the same.
+// kSliceColumns columns. b is f32, or bf16 or in 8 bits with adjacent elements
+// of a row. Few rows read an f32 slice where it is; otherwise a slice is copied
+// or widened. The bits are the same.
 class SliceMultiplier {
  public:
   // If `adds`, adds the product to y, term by term.
@@ -321,16 +311,19 @@ void MultiplyByColumns(const at::Tensor& a_MK, const at::Tensor& b_KN,
   const int64_t block_rows = std::max(
       kLeastBlockRows, CeilDiv(rows, CeilDiv(num_threads, num_slices)));
   const int64_t num_blocks = CeilDiv(rows, block_rows);
-  ParallelFor(num_slices * num_blocks, RowGrain(kSliceColumns * b_KN.size(0)),
-              [&](int64_t begin, int64_t end) {
-                SliceMultiplier slices(a_MK, b_KN, adds, y_MN);
-                for (int64_t task = begin; task < end; ++task) {
-                  const int64_t column = task / num_blocks * kSliceColumns;
-                  const int64_t row = task % num_blocks * block_rows;
-                  slices.Run(row, std::min(block_rows, rows - row), column,
-                             std::min(kSliceColumns, columns - column));
-                }
-              });
+  // Few columns of few terms are not worth waking a thread.
+  const int64_t tasks = num_slices * num_blocks;
+  const int64_t step = std::min(tasks, RowGrain(kSliceColumns * b_KN.size(0)));
+  ForEachTask(CeilDiv(tasks, step), [&](int64_t, int64_t index) {
+    SliceMultiplier slices(a_MK, b_KN, adds, y_MN);
+    const int64_t end = std::min(tasks, (index + 1) * step);
+    for (int64_t task = index * step; task < end; ++task) {
+      const int64_t column = task / num_blocks * kSliceColumns;
+      const int64_t row = task % num_blocks * block_rows;
+      slices.Run(row, std::min(block_rows, rows - row), column,
+                 std::min(kSliceColumns, columns - column));
+    }
+  });
 }
 
 // Returns whether b is W^T, and the elements of a row of W are adjacent.

@@ -28,12 +28,14 @@ namespace weft::ops {
 // and not on other rows, their number, or threads. The kernels read a weight as
 // it is stored, in f32, bf16 or 8 bits:
 //
-//  product                   kernel           reads
-//  x W^T (forward)           row_product      rows of x and W along the sum
-//  dy W (backward)           panel_product    columns of W, in copies of a few
-//  either, in bf16           multiply_panel   W in copies, rounded rows
-//  f64, and all on CUDA      LibTorch         -
+//  product              kernel          reads
+//  x W^T (forward)      row_product     rows of x and of W, along the sum
+//  dy W (backward)      panel_product   copies of 96 columns of W
+//  either, in bf16      multiply_panel  copies of W, and rounded rows
+//  f64, and on CUDA     LibTorch        -
 //
+// No weight is packed at load: both directions read it as it is stored. Narrow
+// weights are widened 16 rows or 96 columns at a time.
 // Shapes:  a_MK [M, K], whose rows may be rows of a larger matrix; b_KN [K, N],
 //          also a transposed view; of the same dtype, except as above. Returns
 //          [M, N] in the dtype of a.
@@ -47,8 +49,8 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
 at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
                   const at::Tensor& bias_O = {});
 
-// Computes y += scale a b, for operands of one floating-point dtype. In f32 on a
-// CPU, each element adds its terms one after another to what is there, so its
+// Computes y += scale a b, for operands of one floating-point dtype. In f32 on
+// a CPU, each element adds its terms one after another to what is there, so its
 // bits do not depend on how the terms are cut into calls.
 // Shapes:  y_MN [M, N], a_MK [M, K], b_KN [K, N] of any strides.
 // Errors:  throws c10::Error.
@@ -78,8 +80,8 @@ bool AllowBf16Products(bool allowed);
 bool AreBf16ProductsAllowed();
 
 // Returns whether MatMul computes the product of these operands, of which b may
-// be transposed, in bf16: such products are allowed, a is f32 on a CPU, and b is
-// bf16.
+// be transposed, in bf16: such products are allowed, a is f32 on a CPU, and b
+// is bf16.
 bool IsBf16Product(const at::Tensor& a_MK, const at::Tensor& b_KN);
 
 // Returns f32 rows [M, K] rounded to bf16 for Bf16Product: [M, K + K % 2], with

@@ -248,6 +248,18 @@ void ParallelFor(int64_t count, int64_t grain, Body run) {
   }
 }
 
+int64_t NumWorkers(int64_t count) {
+  const int threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  return std::min<int64_t>(threads, count);
+}
+
+void ForEachTask(int64_t count, Body run) {
+  std::atomic<int64_t> next = 0;
+  at::parallel_for(0, NumWorkers(count), 1, [&](int64_t worker, int64_t) {
+    for (int64_t i = next++; i < count; i = next++) run(worker, i);
+  });
+}
+
 void ParallelForRows(const SharedRows& rows, Body run) {
   if (current_team != nullptr) current_team->Follow(rows);
   ParallelFor(rows.num_groups, rows.grain, run);

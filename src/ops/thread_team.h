@@ -46,6 +46,13 @@ SharedRows RowsOf(const at::Tensor& weight, int64_t num_rows, int64_t stride);
 void ParallelFor(int64_t count, int64_t grain,
                  c10::function_ref<void(int64_t, int64_t)> run);
 
+// Calls run(worker, i) for all i < count, on the threads of at::parallel_for. A
+// free worker takes the next i, so each worker sees ascending values of i, and
+// a slow core delays no other. Workers count from 0 to NumWorkers(count) - 1.
+int64_t NumWorkers(int64_t count);
+void ForEachTask(int64_t count,
+                 c10::function_ref<void(int64_t worker, int64_t i)> run);
+
 // Calls ParallelFor for the groups of a weight. Within a team, each thread runs
 // its part and then, while it waits, prefetches its groups of the next weight
 // in the `order` of WithThreadTeam.
@@ -53,8 +60,8 @@ void ParallelForRows(const SharedRows& rows,
                      c10::function_ref<void(int64_t, int64_t)> run);
 
 // Returns memory of the calling thread for at least `floats` floats, which a
-// kernel uses for copies. It is valid until the thread's next call. Fresh memory
-// for each product would cost a page fault for each 4 KiB.
+// kernel uses for copies. It is valid until the thread's next call. Fresh
+// memory for each product would cost a page fault for each 4 KiB.
 float* ThreadMemory(int64_t floats);
 
 // Calls `step` on the calling thread. Until `step` returns, all threads of

@@ -40,16 +40,18 @@ def _train(client: weft.Client, seed: int, folder: Path) -> Trained:
     numbers: list[Any] = []
     for step in range(2):
         result = adapter.forward_backward(_data(10 * step + seed))
-        numbers += [result.metrics["loss:sum"], *(list(d.logprobs) for d in result.results)]
+        numbers += [
+            result.metrics["loss:sum"],
+            *(list(d.logprobs) for d in result.results),
+        ]
         optim = adapter.optim_step(learning_rate=1e-2)
         numbers.append(optim.grad_norm)
     prompt = _data(seed)[0].tokens
     for scored in (adapter.forward(_data(seed)), adapter.forward([_data(seed)[0]])):
         numbers += [list(d.logprobs) for d in scored.results]
-    sample = adapter.sample(
-        prompt, max_tokens=8, temperature=0.0, prompt_logprobs=True
-    )
+    sample = adapter.sample(prompt, max_tokens=8, temperature=0.0, prompt_logprobs=True)
     numbers.append([list(s.tokens) + list(s.logprobs) for s in sample.samples])
+    assert sample.prompt_logprobs is not None
     numbers.append([float(x) for x in sample.prompt_logprobs[1:]])
     return numbers, exported.files(adapter, folder)
 

@@ -35,8 +35,7 @@ MOST_KILLS = 4 * CRASHES + 20
 # A call is repeated for this long, because kills may interrupt it several times.
 CALL_SECONDS = 120.0
 FAILPOINTS = daemon_module.BUILD_DIR / "tests" / "support" / "libweft_failpoints.so"
-# A matrix product of at most 32 rows gives a row the same bits in every batch
-# (src/ops/matmul.h). So it does not matter which requests share a batch.
+# Small batches, so that kills fall between the batches of a request.
 FLAGS = ("--max-batch-tokens", "32", "--snapshot-log-bytes", "30000")
 
 

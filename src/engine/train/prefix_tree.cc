@@ -30,8 +30,8 @@ class TreeBuilder {
       return std::ranges::lexicographical_compare(sequences_[a], sequences_[b]);
     });
     FindRoots(0, order_.size());
-    // Gradients add up in the order of rows. So sequences that share nothing are
-    // in the given order, however they are cut into batches.
+    // Gradients add up in the order of rows. So sequences that share nothing
+    // are in the given order, however they are cut into batches.
     std::ranges::sort(roots_, {}, [&](const Group& root) {
       return *std::min_element(order_.begin() + root.first,
                                order_.begin() + root.last);
@@ -63,8 +63,8 @@ class TreeBuilder {
            min_saved_rows_;
   }
 
-  // Calls visit(first, last) for each part of the group whose sequences have the
-  // same next token after `common` tokens, or none.
+  // Calls visit(first, last) for each part of the group whose sequences have
+  // the same next token after `common` tokens, or none.
   template <typename Visit>
   void ForEachBranch(size_t first, size_t last, size_t common, Visit visit) {
     size_t next = first;
