@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <numeric>
@@ -18,6 +17,7 @@
 #include "src/ops/grouped_matmul.h"
 #include "src/ops/matmul.h"
 #include "src/ops/pointwise.h"
+#include "src/ops/thread_team.h"
 
 namespace weft::model {
 namespace {
@@ -438,14 +438,10 @@ void ForEachPart(const ExpertRows& rows,
   std::ranges::stable_sort(order, std::greater(), [&parts](size_t i) {
     return parts[i].end - parts[i].begin;
   });
-  std::atomic<size_t> next = 0;
-  at::parallel_for(
-      0, at::get_num_threads(), /*grain_size=*/1, [&](int64_t, int64_t) {
-        const at::InferenceMode no_autograd;
-        for (size_t place = next++; place < order.size(); place = next++) {
-          work(order[place]);
-        }
-      });
+  ops::ForEachTask(std::ssize(order), [&](int64_t, int64_t place) {
+    const at::InferenceMode no_autograd;
+    work(order[place]);
+  });
 }
 
 at::Tensor RowsOf(const at::Tensor& tensor, const ExpertPart& part) {
