@@ -32,7 +32,11 @@ struct PanelPart {
   int64_t last_count;  // Columns of the last vector, at most kWidth.
 };
 
-// Computes the sums of kRows rows. If kPadded, reads the whole last vector of
+inline constexpr int64_t kLinePart = 16;  // Of a cache line.
+
+// Computes the sums of kRows rows. Meanwhile prefetches the rows of the next
+// tile, because the hardware does not predict addresses that are a row apart. If
+// kPadded, reads the whole last vector of
 // the panel; otherwise reads only the first `last_count` columns of that
 // vector.
 template <int64_t kRows, int64_t kVectors, bool kPadded>
@@ -51,6 +55,12 @@ WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
       b[v] = kPadded || v + 1 < kVectors
                  ? Load(right + v * kWidth)
                  : LoadPart(right + v * kWidth, part.last_count, 0);
+    }
+    if (k % kLinePart == 0) {
+      WEFT_UNROLL
+      for (int64_t r = 0; r < kRows; ++r) {
+        __builtin_prefetch(left[r] + k * p.k_stride + kRows * p.m_stride);
+      }
     }
     WEFT_UNROLL
     for (int64_t r = 0; r < kRows; ++r) {
@@ -84,6 +94,11 @@ void PanelTile(const PanelProduct& p, const PanelPart& part, int64_t row) {
     return v + 1 == kVectors ? part.last_count : kWidth;
   };
   const bool adds = p.adds || part.first_term > 0;
+  for (int64_t r = 0; r < kRows; ++r) {
+    for (int64_t v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(out + (kRows + r) * p.out_stride + v * kWidth, 1);
+    }
+  }
   if (adds && p.in_order) {
     WEFT_UNROLL
     for (int64_t r = 0; r < kRows; ++r) {
