@@ -32,13 +32,12 @@ struct PanelPart {
   int64_t last_count;  // Columns of the last vector, at most kWidth.
 };
 
-inline constexpr int64_t kLinePart = 16;  // Of a cache line.
+inline constexpr int64_t kLinePart = 16;  // Floats of a cache line.
 
 // Computes the sums of kRows rows. Meanwhile prefetches the rows of the next
-// tile, because the hardware does not predict addresses that are a row apart. If
-// kPadded, reads the whole last vector of
-// the panel; otherwise reads only the first `last_count` columns of that
-// vector.
+// tile, because the hardware does not predict addresses that are a row apart.
+// If kPadded, reads the whole last vector of the panel; otherwise reads only
+// the first `last_count` columns of that vector.
 template <int64_t kRows, int64_t kVectors, bool kPadded>
 WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
                           int64_t row, Vec (&sums)[kRows][kVectors]) {
