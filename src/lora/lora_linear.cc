@@ -113,7 +113,9 @@ void AddProduct(at::Tensor gradient, const at::Tensor& a, const at::Tensor& b,
                 double scale) {
   const at::ScalarType dtype = gradient.scalar_type();
   if (a.scalar_type() == dtype) {
-    ops::AddMatMul(gradient, a, b, scale);
+    // A and B have fixed sizes, so the smaller operand may take the scale.
+    if (a.numel() <= b.numel()) return ops::AddMatMul(gradient, a, b, scale);
+    ops::AddMatMul(gradient, a, scale == 1 ? b : b * scale, /*scale=*/1);
   } else if (a.is_cuda()) {
     gradient.add_(at::mm(a, b, dtype), scale);
   } else {

@@ -339,6 +339,7 @@ int64_t NumColumns(const at::Tensor& b_KN) {
 // Computes y = a b + bias_N in f32 on a CPU.
 void KernelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                   const at::Tensor& bias_N, const at::Tensor& y_MN) {
+  if (y_MN.numel() == 0) return;
   if (IsTransposed(b_KN)) {
     return MultiplyByRows(a_MK, b_KN, b_KN.stride(1), bias_N, y_MN);
   }
@@ -465,10 +466,9 @@ void AddMatMul(at::Tensor y_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
     return;
   }
   if (y_MN.numel() == 0 || a_MK.size(1) == 0) return;
-  const bool scales_a = scale != 1 && a_MK.numel() <= b_KN.numel();
-  const at::Tensor a = scales_a ? a_MK * scale : a_MK;
-  const at::Tensor b = scale != 1 && !scales_a ? b_KN * scale : b_KN;
-  MultiplyByColumns(a, b.stride(0) == 1 ? b : WithAdjacentElements(b),
+  // Always scales a: a choice by the sizes would depend on the number of rows.
+  const at::Tensor a = scale == 1 ? a_MK : a_MK * scale;
+  MultiplyByColumns(a, b_KN.stride(0) == 1 ? b_KN : WithAdjacentElements(b_KN),
                     /*adds=*/true, y_MN);
 }
 

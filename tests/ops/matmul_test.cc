@@ -291,6 +291,20 @@ INSTANTIATE_TEST_SUITE_P(Forms, MatMulBatchTest,
                                            Stored::kInt8),
                          StoredName);
 
+TEST(AddMatMulTest, ARowIsTheSameToTheBitInEveryBatch) {
+  at::manual_seed(12);
+  const at::Tensor a = at::randn({60, 16}), b = at::randn({16, 40});
+  const at::Tensor before = at::randn({60, 40});
+  const double scale = 1.3;  // Not a power of two, so it rounds.
+  at::Tensor all = before.clone();
+  AddMatMul(all, a, b, scale);
+  for (const int64_t rows : {1, 39, 40, 41}) {
+    at::Tensor part = before.narrow(0, 0, rows).clone();
+    AddMatMul(part, a.narrow(0, 0, rows), b, scale);
+    EXPECT_TRUE(at::equal(part, all.narrow(0, 0, rows)));
+  }
+}
+
 TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});
   EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));
