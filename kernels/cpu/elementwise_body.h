@@ -40,15 +40,7 @@ void AddRow(const float* x, int64_t count, float* y) {
 // in both.
 void SigmoidRow(const float* x, int64_t count, float* y) {
   for (int64_t i = 0; i < count; i += kWidth) {
-    const int64_t left = count - i;
-    const bool is_whole = left >= kWidth;
-    const Vec value =
-        Sigmoid(is_whole ? Load(x + i) : LoadPart(x + i, left, 0));
-    if (is_whole) {
-      Store(y + i, value);
-    } else {
-      StorePart(y + i, value, left);
-    }
+    StoreFirst(y + i, Sigmoid(LoadFirst(x + i, count - i)), count - i);
   }
 }
 

@@ -10,8 +10,6 @@
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
-WEFT_INLINE int64_t Fewer(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // Returns the number of inputs that fill whole vectors. AddRest adds the
 // others.
 WEFT_INLINE int64_t WholeInputs(const RowProduct& p) {
@@ -63,7 +61,7 @@ WEFT_INLINE float SumRow(const RowProduct& p, const float* x,
   const int64_t whole = WholeInputs(p);
   float total = 0;
   for (int64_t begin = 0; begin < whole; begin += kRowPart) {
-    const int64_t inputs = Fewer(kRowPart, whole - begin);
+    const int64_t inputs = Smaller(kRowPart, whole - begin);
     const Weight* from = weight + output * p.weight_stride + begin;
     Vec sum{};
     for (int64_t i = 0; i < inputs; i += kWidth) {
@@ -81,7 +79,7 @@ WEFT_INLINE float SumRow(const RowProduct& p, const float* x,
   const int8_t* row = weight + output * p.weight_stride;
   float total = 0;
   for (int64_t begin = 0; begin < whole; begin += kRowPart) {
-    const int64_t end = begin + Fewer(kRowPart, whole - begin);
+    const int64_t end = begin + Smaller(kRowPart, whole - begin);
     Vec sum{};
     for (int64_t i = begin; i < end; i += kWidth) {
       const Vec scale = Fill(Int8Scale(row, p.num_inputs, i));
@@ -111,10 +109,10 @@ WEFT_INLINE void SumRows(const RowProduct& p, const float* x,
   int64_t fetched = 0;
   for (int64_t o = 0; o < kInt8Outputs; ++o) totals[o] = 0;
   for (int64_t part = 0; part < whole; part += kRowPart) {
-    const int64_t part_end = part + Fewer(kRowPart, whole - part);
+    const int64_t part_end = part + Smaller(kRowPart, whole - part);
     Vec sums[kInt8Outputs] = {};
     for (int64_t begin = part; begin < part_end; begin += kInt8Group) {
-      const int64_t end = Fewer(begin + kInt8Group, part_end);
+      const int64_t end = Smaller(begin + kInt8Group, part_end);
       for (int64_t line = 0; line < kInt8Outputs && fetched < all; ++line) {
         __builtin_prefetch(next + fetched);
         fetched += kLine;

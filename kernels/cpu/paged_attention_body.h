@@ -14,8 +14,6 @@ namespace {
 // The most query heads that AttendHeads computes at a time.
 constexpr int64_t kMaxRows = 32;
 
-WEFT_INLINE int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // The softmax of one query head over the tokens so far: their largest score,
 // and the sum of e^(score - max). The head's row of `out` holds the sum of
 // e^(score - max) v.
@@ -129,16 +127,16 @@ void PagedAttention(const PagedAttentionItem& item, float* out_NGC,
                     float* lse_NG) {
   const int64_t features = item.head_features;
   const int64_t group = item.group_size;
-  const int64_t queries = Least(group, kMaxRows);
+  const int64_t queries = Smaller(group, kMaxRows);
   const int64_t heads = kMaxRows / queries;
   for (int64_t n = 0; n < item.num_heads;) {
     PagedAttentionItem piece = item;
     piece.k_pages += n * features;
     piece.v_pages += n * features;
-    piece.num_heads = Least(heads, item.num_heads - n);
+    piece.num_heads = Smaller(heads, item.num_heads - n);
     for (int64_t g = 0; g < group; g += queries) {
       const int64_t row = n * group + g;
-      piece.group_size = Least(queries, group - g);
+      piece.group_size = Smaller(queries, group - g);
       piece.q_NGC = item.q_NGC + row * features;
       AttendHeads(piece, out_NGC + row * features, lse_NG + row);
     }

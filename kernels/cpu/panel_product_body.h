@@ -15,10 +15,9 @@ namespace {
 
 // The K terms of each sum are cut into parts of this size. The terms of a part
 // are summed one after another, and then the sums of the parts are added. This
-// keeps rounding errors small for any number of terms.
+// keeps rounding errors small for any number of terms. With
+// PanelProduct::in_order a sum goes on from part to part.
 inline constexpr int64_t kPartTerms = 256;
-
-WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Multiplies all rows, tile by tile, with a part of one panel.
 template <int64_t kVectors, bool kPadded>

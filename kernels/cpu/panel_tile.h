@@ -73,18 +73,6 @@ WEFT_INLINE void SumPanel(const PanelProduct& p, const PanelPart& part,
   }
 }
 
-WEFT_INLINE Vec LoadFirst(const float* p, int64_t count) {
-  return count < kWidth ? LoadPart(p, count, 0) : Load(p);
-}
-
-WEFT_INLINE void StoreFirst(float* p, Vec v, int64_t count) {
-  if (count < kWidth) {
-    StorePart(p, v, count);
-  } else {
-    Store(p, v);
-  }
-}
-
 template <int64_t kRows, int64_t kVectors, bool kPadded>
 void PanelTile(const PanelProduct& p, const PanelPart& part, int64_t row) {
   Vec sums[kRows][kVectors] = {};

@@ -34,7 +34,7 @@ WEFT_INLINE Fetch FetchAfter(const RowProduct& p, const Weight* weight,
                              int64_t output) {
   const int64_t num_tiles = (p.num_rows + kTileRows - 1) / kTileRows;
   const int64_t num_steps = num_tiles * (p.num_inputs / kWidth + 1);
-  const int64_t next_rows = Fewer(p.end - output - kRowOutputs, kRowOutputs);
+  const int64_t next_rows = Smaller(p.end - output - kRowOutputs, kRowOutputs);
   // Four weight rows in bf16 or 8 bits are multiplied too fast to hide the
   // latency of memory, so their prefetches are further ahead.
   constexpr int64_t kAhead = sizeof(Weight) < sizeof(float) ? kAheadBytes : 0;
@@ -57,7 +57,7 @@ WEFT_INLINE void RunFewRows(const RowProduct& p, const Weight* weight,
   Fetch fetch = FetchAfter(p, weight, output);
   const int64_t whole = WholeInputs(p);
   for (int64_t begin = 0; begin < whole; begin += kRowPart) {
-    const int64_t inputs = Fewer(kRowPart, whole - begin);
+    const int64_t inputs = Smaller(kRowPart, whole - begin);
     // With more than two tiles, widening once is faster than in every tile.
     if (sizeof(Weight) < sizeof(float) && p.num_rows > 2 * kTileRows) {
       WidenRows(p, weight, output, kRowOutputs, begin, inputs, wide);
@@ -78,7 +78,7 @@ WEFT_INLINE void RunFewRows(const RowProduct& p, const Weight* weight,
 WEFT_INLINE void CopyTiles(const RowProduct& p, int64_t begin, int64_t inputs,
                            float* copy) {
   for (int64_t row = 0; row < p.num_rows; row += kTileRows) {
-    const int64_t rows = Fewer(kTileRows, p.num_rows - row);
+    const int64_t rows = Smaller(kTileRows, p.num_rows - row);
     const float* from = p.x_BI + row * p.x_stride + begin;
     for (int64_t i = 0; i < inputs; i += kWidth) {
       for (int64_t r = 0; r < rows; ++r, copy += kWidth) {
@@ -120,12 +120,12 @@ WEFT_INLINE void RunCopiedTiles(const RowProduct& p, const Weight* weight,
   const int64_t tiles =
       (p.num_rows + kTileRows - 1) / kTileRows * ((end - output) / kRowOutputs);
   const int64_t step = (lines + tiles - 1) / tiles;
-  if (sizeof(Weight) < sizeof(float)) {
+  if constexpr (sizeof(Weight) < sizeof(float)) {
     WidenRows(p, weight, output, end - output, begin, inputs, wide);
   }
   NoFetch no_fetch;
   for (int64_t row = 0; row < p.num_rows; row += kTileRows) {
-    const int64_t rows = Fewer(kTileRows, p.num_rows - row);
+    const int64_t rows = Smaller(kTileRows, p.num_rows - row);
     const TileRows x{p.memory + row * inputs, kWidth, rows * kWidth};
     for (int64_t o = output; o < end; o += kRowOutputs) {
       float* totals = p.y_BO + row * p.y_stride + o;
@@ -148,15 +148,15 @@ void RunBlock(const RowProduct& p, const Weight* weight, int64_t first,
               int64_t end) {
   const int64_t whole = WholeInputs(p);
   for (int64_t begin = 0; begin < whole; begin += kRowPart) {
-    const int64_t inputs = Fewer(kRowPart, whole - begin);
+    const int64_t inputs = Smaller(kRowPart, whole - begin);
     CopyTiles(p, begin, inputs, p.memory);
     for (int64_t o = first; o < end; o += kWideOutputs) {
-      const int64_t next = Fewer(o + kWideOutputs, end);
+      const int64_t next = Smaller(o + kWideOutputs, end);
       RunCopiedTiles(
           p, weight, o, next, begin, inputs,
           {.row = (const char*)(weight + next * p.weight_stride + begin),
            .stride = p.weight_stride * int64_t{sizeof(Weight)},
-           .rows = Fewer(kWideOutputs, end - next),
+           .rows = Smaller(kWideOutputs, end - next),
            .row_bytes = inputs * int64_t{sizeof(Weight)}});
     }
   }
@@ -173,7 +173,7 @@ template <typename Weight>
 void RunManyRows(const RowProduct& p, const Weight* weight, int64_t end) {
   RowProduct block = p;
   for (int64_t row = 0; row < p.num_rows; row += kRowBlock) {
-    block.num_rows = Fewer(kRowBlock, p.num_rows - row);
+    block.num_rows = Smaller(kRowBlock, p.num_rows - row);
     RunBlock(block, weight, p.begin, end);
     block.x_BI += kRowBlock * p.x_stride;
     block.y_BO += kRowBlock * p.y_stride;

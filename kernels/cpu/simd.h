@@ -113,6 +113,21 @@ WEFT_INLINE void StorePart(float* p, Vec v, int64_t count) {
 #endif
 }
 
+// Load and store the first `count` floats, or a whole vector if there are more.
+WEFT_INLINE Vec LoadFirst(const float* p, int64_t count) {
+  return count < kWidth ? LoadPart(p, count, 0) : Load(p);
+}
+
+WEFT_INLINE void StoreFirst(float* p, Vec v, int64_t count) {
+  if (count < kWidth) {
+    StorePart(p, v, count);
+  } else {
+    Store(p, v);
+  }
+}
+
+WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // A vector of four floats, which every instruction set has.
 typedef float Quad __attribute__((vector_size(16)));
 

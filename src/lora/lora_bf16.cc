@@ -373,9 +373,7 @@ class ShrunkRows {
     MultiplyPanels(x.From(chunk.begin), num_rows, panels,
                    group.factors.front().in, group.total_rank, result);
     for (const LoraFactor& factor : group.factors) {
-      if (factor.scale != 1) {
-        cpu::ScaleColumns(result, num_rows, factor.rank, factor.scale);
-      }
+      cpu::ScaleColumns(result, num_rows, factor.rank, factor.scale);
       result = result.From(0, factor.rank);
     }
   }

@@ -1,7 +1,6 @@
 #include "src/lora/lora_cpu.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/cpu_dispatch.h"
 #include "src/ops/thread_team.h"
 
 namespace weft::lora::cpu {
@@ -115,7 +115,7 @@ class Shrink {
       const int64_t begin = std::max(product.begin, column);
       column += factor.rank;
       const int64_t end = std::min(product.end, column);
-      if (begin >= end || factor.scale == 1) continue;
+      if (begin >= end) continue;
       ScaleColumns({product.y_BO + begin, product.y_stride}, product.num_rows,
                    end - begin, factor.scale);
     }
@@ -129,15 +129,13 @@ class Shrink {
 // packs a slice of a B^T, and multiplies rows with it.
 class Expansion {
  public:
-  Expansion(const float* shrunk_S, const LoraRouting& routing,
-            const LoraSite& site, const model_config::ModelShape& shape,
-            const Rows& y_TO) {
+  Expansion(float* shrunk_S, const LoraRouting& routing, const LoraSite& site,
+            const model_config::ModelShape& shape, const Rows& y_TO) {
     for (const LoraSegment& segment : routing) {
       const GroupLayout& group = GroupOf(segment, site);
       int64_t column = 0;
       for (const LoraFactor& factor : group.factors) {
-        Add({.shrunk =
-                 Rows(const_cast<float*>(shrunk_S) + column, group.total_rank),
+        Add({.shrunk = Rows(shrunk_S + column, group.total_rank),
              .y = y_TO.From(segment.begin,
                             LoraSite::ColumnOf(factor.module, shape)),
              .num_rows = NumRows(segment),
@@ -227,8 +225,7 @@ void AddChunks(const LoraRouting& routing, size_t segment,
                std::vector<RowChunk>& chunks) {
   const int64_t begin = routing[segment].begin;
   const int64_t rows = routing[segment].end - begin;
-  const int64_t count =
-      std::max<int64_t>(1, (rows + kChunkRows - 1) / kChunkRows);
+  const int64_t count = std::max<int64_t>(1, ops::CeilDiv(rows, kChunkRows));
   for (int64_t i = 0; i < count; ++i) {
     chunks.push_back({.segment = segment,
                       .begin = begin + rows * i / count,
@@ -260,6 +257,7 @@ void ForEachChunk(const std::vector<RowChunk>& chunks, const ChunkWork& work) {
 
 void ScaleColumns(const Rows& rows, int64_t num_rows, int64_t columns,
                   double scale) {
+  if (scale == 1) return;
   const auto factor = static_cast<float>(scale);
   for (int64_t row = 0; row < num_rows; ++row) {
     float* const x = rows.From(row).data;

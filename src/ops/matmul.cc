@@ -145,6 +145,16 @@ bool TakesKernels(const at::Tensor& a_MK, const at::Tensor& weight) {
   return HasCpuKernel(a_MK) && HasKernelWeight(weight) && a_MK.numel() > 0;
 }
 
+// The kernels take raw pointers, so a wrong size must not reach them.
+void CheckSizes(const at::Tensor& a_MK, int64_t terms, const at::Tensor& bias_N,
+                int64_t columns) {
+  TORCH_CHECK(a_MK.dim() == 2 && a_MK.size(1) == terms, "rows of ",
+              a_MK.sizes(), " for a weight of ", terms, " terms");
+  TORCH_CHECK(!bias_N.defined() || bias_N.numel() == columns, "a bias of ",
+              bias_N.defined() ? bias_N.numel() : 0, " for ", columns,
+              " columns");
+}
+
 at::Tensor WithAdjacentElements(const at::Tensor& rows) {
   return rows.size(1) < 2 || rows.stride(1) == 1 ? rows : rows.contiguous();
 }
@@ -208,7 +218,7 @@ void MultiplyByRows(const at::Tensor& a_MK, const at::Tensor& weight,
 }
 
 // The number of columns of b that are copied and multiplied at a time. It is a
-// multiple of the columns of every kernel's panel, and of kInt8Group / 2.
+// multiple of the columns of every kernel's panel.
 constexpr int64_t kSliceColumns = 96;
 
 // The number of terms that are copied at a time. It is a multiple of the terms
@@ -329,16 +339,18 @@ void MultiplyByColumns(const at::Tensor& a_MK, const at::Tensor& b_KN,
 // Returns whether b is W^T, and the elements of a row of W are adjacent.
 bool IsTransposed(const at::Tensor& b_KN) { return b_KN.stride(0) == 1; }
 
-// Returns the number of columns of b: of the numbers, if b is in 8 bits.
-int64_t NumColumns(const at::Tensor& b_KN) {
-  return IsInt8(b_KN) && b_KN.stride(1) == 1
-             ? kernels::cpu::Int8RowInputs(b_KN.size(1))
-             : b_KN.size(1);
+// Returns the size of one of b's dimensions: the number of weights, if b is in
+// 8 bits.
+int64_t NumWeights(const at::Tensor& b_KN, int64_t dimension) {
+  const int64_t size = b_KN.size(dimension);
+  const bool is_row = b_KN.stride(dimension) == 1;
+  return IsInt8(b_KN) && is_row ? kernels::cpu::Int8RowInputs(size) : size;
 }
 
 // Computes y = a b + bias_N in f32 on a CPU.
 void KernelMatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
                   const at::Tensor& bias_N, const at::Tensor& y_MN) {
+  CheckSizes(a_MK, NumWeights(b_KN, 0), bias_N, y_MN.size(1));
   if (y_MN.numel() == 0) return;
   if (IsTransposed(b_KN)) {
     return MultiplyByRows(a_MK, b_KN, b_KN.stride(1), bias_N, y_MN);
@@ -422,7 +434,7 @@ void RunRowProduct(const kernels::cpu::RowProduct& item,
     kernels.row_product_int8(item, weight.const_data_ptr<int8_t>() + first);
   } else {
     TORCH_CHECK(weight.scalar_type() == at::kBFloat16,
-                "a weight of few rows is ", weight.scalar_type());
+                "a weight of row products is ", weight.scalar_type());
     kernels.row_product_bf16(
         item, static_cast<const uint16_t*>(weight.const_data_ptr()) + first);
   }
@@ -435,6 +447,7 @@ at::Tensor Linear(const at::Tensor& x_MI, const at::Tensor& weight_OI,
   if (x_MI.size(0) <= kernels::cpu::kFewRows && weight_OI.size(1) > 1 &&
       weight_OI.stride(1) == 1 && TakesKernels(x_MI, weight_OI) &&
       !IsBf16Product(x_MI, weight_OI)) {
+    CheckSizes(x_MI, NumWeights(weight_OI, 1), bias_O, weight_OI.size(0));
     at::Tensor y_MO =
         at::empty({x_MI.size(0), weight_OI.size(0)}, x_MI.options());
     MultiplyByRows(x_MI, weight_OI, weight_OI.stride(0), bias_O, y_MO);
@@ -448,7 +461,7 @@ at::Tensor MatMul(const at::Tensor& a_MK, const at::Tensor& b_KN,
   if (IsBf16Product(a_MK, b_KN)) return Bf16MatMul(a_MK, b_KN, bias_N);
   if (TakesKernels(a_MK, b_KN)) {
     at::Tensor y_MN =
-        at::empty({a_MK.size(0), NumColumns(b_KN)}, a_MK.options());
+        at::empty({a_MK.size(0), NumWeights(b_KN, 1)}, a_MK.options());
     KernelMatMul(a_MK, b_KN, bias_N, y_MN);
     return y_MN;
   }
@@ -465,6 +478,10 @@ void AddMatMul(at::Tensor y_MN, const at::Tensor& a_MK, const at::Tensor& b_KN,
     at::addmm_out(y_MN, y_MN, a_MK, b_KN, /*beta=*/1, scale);
     return;
   }
+  CheckSizes(a_MK, b_KN.size(0), /*bias_N=*/{}, y_MN.size(1));
+  TORCH_CHECK(y_MN.size(0) == a_MK.size(0) && y_MN.size(1) == b_KN.size(1),
+              "a product of ", a_MK.sizes(), " and ", b_KN.sizes(),
+              " is added to ", y_MN.sizes());
   if (y_MN.numel() == 0 || a_MK.size(1) == 0) return;
   // Always scales a: a choice by the sizes would depend on the number of rows.
   const at::Tensor a = scale == 1 ? a_MK : a_MK * scale;

@@ -120,9 +120,9 @@ void Bf16Product(const at::Tensor& rounded, const at::Tensor& b_KN,
                  const at::Tensor& y_MN,
                  const MakeTermsOfBlock& make_terms = {});
 
-// Computes `item`, a product of few rows on raw memory, so that a caller can
-// divide it among threads without a tensor for each part. Output o of the item
-// is the product with row first_row + o of `weight`.
+// Computes `item` on raw memory, so that a caller can divide a product among
+// threads without a tensor for each part. Output o of the item is the product
+// with row first_row + o of `weight`.
 // Shapes:  `weight` [O, I] of f32, bf16 or 8 bits, or its transposed view.
 //          item.weight_stride is the distance between the weight's rows.
 // Errors:  throws c10::Error if the weight is of another dtype.

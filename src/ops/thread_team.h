@@ -19,8 +19,8 @@
 
 namespace weft::ops {
 
-// The most rows of a step for which a team is useful. With more rows, ATen
-// computes some products, and ATen has only one thread within a team.
+// The most rows of a step for which a team is useful. ForEachTask, which
+// computes products of more rows, has only one thread within a team.
 inline constexpr int64_t kMaxTeamRows = kernels::cpu::kFewRows;
 
 // The rows of a weight in groups. Each thread computes some of the groups.

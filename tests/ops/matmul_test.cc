@@ -305,6 +305,24 @@ TEST(AddMatMulTest, ARowIsTheSameToTheBitInEveryBatch) {
   }
 }
 
+TEST(MatMulSizesTest, RefusesOperandsThatDoNotFit) {
+  for (const int64_t rows : {1, 20, 60}) {
+    const at::Tensor a = at::randn({rows, 30}), bias = at::randn({9});
+    for (const Stored stored : {Stored::kF32, Stored::kBf16, Stored::kInt8}) {
+      const at::Tensor weight = Weight(/*outputs=*/20, /*inputs=*/31, stored);
+      EXPECT_THROW(MatMul(a, weight.t()), c10::Error);
+      EXPECT_THROW(Linear(a, weight), c10::Error);
+      EXPECT_THROW(MatMul(a, weight), c10::Error);
+      const at::Tensor fits = Weight(/*outputs=*/20, /*inputs=*/30, stored);
+      EXPECT_THROW(Linear(a, fits, bias), c10::Error);
+    }
+    EXPECT_THROW(AddMatMul(at::zeros({rows, 5}), a, at::randn({31, 5}), 1),
+                 c10::Error);
+    EXPECT_THROW(AddMatMul(at::zeros({rows, 6}), a, at::randn({30, 5}), 1),
+                 c10::Error);
+  }
+}
+
 TEST(MatMulRepeatTest, GivesTheSameBitsAgain) {
   const at::Tensor a = at::randn({70, 40}), b = at::randn({40, 30});
   EXPECT_TRUE(at::equal(MatMul(a, b), MatMul(a, b)));

@@ -51,9 +51,12 @@ class TreeBuilder {
   const Sequence& At(size_t place) const { return sequences_[order_[place]]; }
 
   // Returns the number of tokens that all sequences of the group begin with.
-  size_t CommonTokens(size_t first, size_t last) const {
+  // The first `known` of them are equal.
+  size_t CommonTokens(size_t first, size_t last, size_t known) const {
     const Sequence& low = At(first);
-    return std::ranges::mismatch(low, At(last - 1)).in1 - low.begin();
+    const Sequence& high = At(last - 1);
+    return std::ranges::mismatch(low.subspan(known), high.subspan(known)).in1 -
+           low.begin();
   }
 
   // Returns whether a node with `count` tokens of the group saves enough rows.
@@ -84,7 +87,7 @@ class TreeBuilder {
   // sequences that share none.
   void FindRoots(size_t first, size_t last) {
     if (first == last) return;
-    const size_t common = CommonTokens(first, last);
+    const size_t common = CommonTokens(first, last, /*known=*/0);
     if (last - first == 1 || Shares(first, last, common)) {
       roots_.push_back({first, last});
       return;
@@ -102,7 +105,7 @@ class TreeBuilder {
       }
       return;
     }
-    const size_t common = CommonTokens(first, last);
+    const size_t common = CommonTokens(first, last, depth);
     const bool shares = Shares(first, last, common - depth);
     if (shares) parent = AddNode(first, last, depth, common, parent);
     ForEachBranch(first, last, common, [&](size_t begin, size_t end) {

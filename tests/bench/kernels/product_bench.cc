@@ -1,14 +1,14 @@
 // Times the products of a training step (src/ops/matmul.h) beside those of MKL
-// (at::mm) and oneDNN, and beside the core's peak. The sizes are SmolLM2's. The
-// weights of a product take turns, so that they come from memory as in a model.
+// (at::mm) and oneDNN. The sizes are SmolLM2's. The weights of a product take
+// turns, so that they come from memory as in a model.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <benchmark/benchmark.h>
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include "kernels/cpu/kernels.h"
 #include "src/ops/matmul.h"
 
 namespace weft::ops {
@@ -73,28 +73,6 @@ void Products(benchmark::State& state) {
 WEFT_PRODUCTS(kOurs);
 WEFT_PRODUCTS(kMkl);
 WEFT_PRODUCTS(kOneDnn);
-
-// What the core can do: a tile that stays in the first-level cache.
-void Peak(benchmark::State& state) {
-  constexpr int64_t kTile = 6, kInputs = 512;
-  const at::Tensor x = at::randn({kTile, kInputs}), w = at::randn({4, kInputs});
-  at::Tensor y = at::empty({kTile, 4});
-  for (auto _ : state) {
-    kernels::cpu::Kernels().row_product_f32(
-        {.x_BI = x.const_data_ptr<float>(),
-         .x_stride = kInputs,
-         .num_rows = kTile,
-         .num_inputs = kInputs,
-         .weight_stride = kInputs,
-         .y_BO = y.mutable_data_ptr<float>(),
-         .y_stride = 4,
-         .end = 4},
-        w.const_data_ptr<float>());
-    benchmark::ClobberMemory();
-  }
-  CountFlops(state, 2 * kTile * kInputs * 4);
-}
-BENCHMARK(Peak);
 
 }  // namespace
 }  // namespace weft::ops

@@ -326,6 +326,33 @@ TEST_P(CpuKernelsTest, AdamWMatchesTheReference) {
   }
 }
 
+// The last elements of a range take part of a vector.
+TEST_P(CpuKernelsTest, SigmoidIsThatOfF64AndTheSameInEveryPlace) {
+  std::vector<float> x = RandomValues(83, 4, /*scale=*/20);
+  x.insert(x.end(), {-200, -88, 0, 88, 200});
+  const auto run = [&](size_t begin, size_t count) {
+    std::vector<float> y(count + 1, -77.0F);
+    table_->sigmoid_row(x.data() + begin, static_cast<int64_t>(count),
+                        y.data());
+    EXPECT_EQ(y.back(), -77) << "wrote beyond the row";
+    y.pop_back();
+    return y;
+  };
+  const std::vector<float> all = run(0, x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    EXPECT_NEAR(all[i], 1 / (1 + std::exp(-static_cast<double>(x[i]))),
+                Tolerance(kEpsilonF32, 16, 1));
+  }
+  for (size_t begin = 0; begin + 21 <= x.size(); begin += 5) {
+    for (const size_t count : {1, 3, 8, 17, 21}) {
+      const auto expected = all.begin() + static_cast<int64_t>(begin);
+      EXPECT_EQ(
+          run(begin, count),
+          std::vector<float>(expected, expected + static_cast<int64_t>(count)));
+    }
+  }
+}
+
 TEST_P(CpuKernelsTest, AddsARow) {
   for (size_t n : kLengths) {
     const std::vector<float> x = RandomValues(n, 16);
