@@ -156,11 +156,10 @@ class BackwardPass {
     for (size_t i = 0; i < routing.size(); ++i) {
       const at::Tensor gradient_N = GradientOf(gradients, routing[i].version);
       if (shrunk_[i].data == nullptr || !gradient_N.defined()) continue;
-      bool is_first = true;
-      for (size_t j = 0; j < i; ++j) {
-        is_first &= shrunk_[j].data == nullptr ||
-                    routing[j].version != routing[i].version;
-      }
+      const bool is_first = std::none_of(
+          routing.begin(), routing.begin() + i, [&](const LoraSegment& other) {
+            return other.version == routing[i].version;
+          });
       if (is_first) AddTasks(i, gradient_N.mutable_data_ptr<float>());
     }
   }

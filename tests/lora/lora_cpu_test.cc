@@ -129,11 +129,6 @@ TEST(LoraCpuTest, SegmentsOfOneAdapterAddUp) {
       MakeProblem(kQkv, {40, 9, 130, 20}, {one, other, one, other}));
 }
 
-TEST(LoraCpuTest, AnEmptySegmentLeavesTheOthersTheirGradient) {
-  const AdapterVersionPtr one = MakeVersion(4);
-  ExpectMatchesTheFormula(MakeProblem(kQkv, {0, 40, 9}, {one, one, one}));
-}
-
 TEST(LoraCpuTest, AnAdapterHasTheSameBitsAloneAndWithAnyNumberOfThreads) {
   const std::vector<AdapterVersionPtr> versions = {
       MakeVersion(8), MakeVersion(3), MakeVersion(8), MakeVersion(20)};
