@@ -1,4 +1,4 @@
-// Implements softmax_step_row and softmax_gradient_row of kernels.h. Compiled
+// Implements softmax_row and softmax_gradient_row of kernels.h. Compiled
 // only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_
 #define WEFT_KERNELS_CPU_ATTENTION_ROWS_BODY_H_
@@ -30,13 +30,14 @@ WEFT_INLINE Vec Capped(Vec x, float softcap) {
   return softcap > 0 ? softcap * Tanh(x * (1.0F / softcap)) : x;
 }
 
-float SoftmaxStepRow(const SoftmaxKeys& keys, float softcap, float* scores,
-                     SoftmaxState* state) {
+// Not inlined in paged_attention: see CapBlock.
+[[gnu::noinline]] SoftmaxSum SoftmaxRow(const SoftmaxKeys& keys, float softcap,
+                                        float* scores) {
   const int64_t first = RoundDown(keys.begin);
   const int64_t last = RoundUp(keys.end);
   if (keys.begin >= keys.end) {
     FillZeros(scores, 0, RoundUp(keys.size));
-    return 1;
+    return {};
   }
   FillZeros(scores, 0, first);
   FillZeros(scores, last, RoundUp(keys.size));
@@ -47,19 +48,14 @@ float SoftmaxStepRow(const SoftmaxKeys& keys, float softcap, float* scores,
     Store(scores + i, x);
     best = Max(best, x);
   }
-  const float before = state->max;
-  const float found = MaxLane(best);
-  const float max = found > before ? found : before;
+  const float max = MaxLane(best);
   Vec sum{};
   for (int64_t i = first; i < last; i += kWidth) {
     const Vec weight = Exp(Load(scores + i) - max);
     Store(scores + i, weight);
     sum += weight;
   }
-  const float shrink = max > before ? __builtin_expf(before - max) : 1.0F;
-  state->max = max;
-  state->sum = state->sum * shrink + Sum(sum);
-  return shrink;
+  return {.max = max, .sum = Sum(sum)};
 }
 
 void SoftmaxGradientRow(const SoftmaxKeys& keys, float softcap, float lse,

@@ -93,6 +93,9 @@ struct KernelTable {
   void (*vocab_row)(float* logits, int64_t vocab,
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
+  // Writes softcap tanh(x / softcap) of `count` numbers x to y, which may be x.
+  // Returns the largest.
+  float (*softcap_row)(const float* x, int64_t count, float softcap, float* y);
   // Returns the largest of `count` logits, ignoring NaN. If all logits are NaN
   // or -inf, returns the lowest finite number.
   float (*max_block)(const float* logits, int64_t count);
@@ -106,17 +109,17 @@ struct KernelTable {
   // G, C], and the log-sum-exp of the scores to lse [N, G]. PagedAttentionItem
   // defines the letters. lse_merge_rows merges results over disjoint tokens.
   // Reads a key/value head from memory once for up to 32 of its query heads.
-  // The bits of a query head's result do not depend on other query heads.
-  // Source: online softmax, Milakov and Gimelshein 2018.
+  // The bits of a query head's result do not depend on other query heads. They
+  // are those of panel_product with k^T, softmax_row and panel_product with v,
+  // in_order.
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
-  // Adds keys to the softmax `state` of one query. Replaces scores [size] by
-  // the weights e^(softcap(score) - state->max), which are 0 for keys that the
-  // query may not see. Returns the factor e^(old max - new max) for the
-  // caller's sums of values, or 1 if the query sees none of the keys.
-  // softcap(x) is x if softcap is 0, otherwise softcap * tanh(x / softcap).
-  float (*softmax_step_row)(const SoftmaxKeys& keys, float softcap,
-                            float* scores, SoftmaxState* state);
+  // Replaces scores [size] by the weights e^(softcap(score) - max), which are 0
+  // for keys that the query may not see. Returns their largest score and their
+  // sum. softcap(x) is x if softcap is 0, otherwise softcap * tanh(x /
+  // softcap).
+  SoftmaxSum (*softmax_row)(const SoftmaxKeys& keys, float softcap,
+                            float* scores);
   // Replaces scores [size] by the weights w = e^(softcap(score) - lse).
   // Replaces dweights, which holds dLoss/dw, by dLoss/dscore = w (dLoss/dw -
   // delta) softcap'(score). Both results are 0 for keys that the query may not

@@ -6,6 +6,12 @@
 
 namespace weft::kernels::cpu {
 
+// Attention cuts the keys of a sequence at multiples of this number, and merges
+// the results of the chunks in order. Every path does so. So a query has the
+// same bits in training, in a prefix tree, in a piece of a prompt and in a
+// decode step.
+inline constexpr int64_t kAttentionChunk = 256;
+
 // Attention of one token over tokens [begin, end) of its sequence, for N
 // adjacent key/value heads. G query heads share each key/value head.
 //
@@ -17,7 +23,7 @@ struct PagedAttentionItem {
   const float* v_pages = nullptr;
   const int32_t* page_table = nullptr;  // The sequence's page numbers in order.
   int64_t begin = 0;
-  int64_t end = 0;            // > begin.
+  int64_t end = 0;            // > begin, in the same chunk.
   int64_t num_heads = 1;      // N.
   int64_t group_size = 1;     // G.
   int64_t num_kv_heads = 1;   // K.

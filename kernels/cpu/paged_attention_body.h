@@ -1,134 +1,195 @@
-// Implements paged_attention of kernels.h by a running softmax over blocks of
-// tokens. Compiled only in table_*.cc.
+// Implements paged_attention of kernels.h: the products of panel_product with
+// keys and values where the pages have them, and softmax_row between the two.
+// So the bits are those of the products of whole matrices. Compiled only in
+// table_*.cc.
 #ifndef WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
 #define WEFT_KERNELS_CPU_PAGED_ATTENTION_BODY_H_
 
+#include "kernels/cpu/attention_rows_body.h"
 #include "kernels/cpu/kernels.h"
-#include "kernels/cpu/kv_block.h"
+#include "kernels/cpu/panel_copy_body.h"
+#include "kernels/cpu/panel_product_body.h"
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/simd_math.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
 
 // The most query heads that AttendHeads computes at a time.
-constexpr int64_t kMaxRows = 32;
+constexpr int64_t kMaxHeads = 32;
 
-// The softmax of one query head over the tokens so far: their largest score,
-// and the sum of e^(score - max). The head's row of `out` holds the sum of
-// e^(score - max) v.
-struct RunningSoftmax {
-  float max = -__builtin_inff();
-  float sum = 0;
+// Consecutive tokens, whose keys fill one panel.
+struct TokenGroup {
+  int64_t begin = 0;
+  int64_t count = 0;
+  // Floats from the first row of the pages to the token's row.
+  int64_t offsets[kPanelColumns];
+
+  int64_t end() const { return begin + count; }
 };
 
-WEFT_INLINE void ScaleRow(float* row, float factor, int64_t size) {
-  int64_t c = 0;
-  for (; c + kWidth <= size; c += kWidth) {
-    Store(row + c, Load(row + c) * factor);
-  }
-  for (; c < size; ++c) row[c] *= factor;
-}
-
-// Applies the softcap to kBlockTokens scores. Scores after the block's tokens
-// must be 0.
-WEFT_INLINE void CapScores(float softcap, float* scores) {
-  const float inverse = 1.0F / softcap;
-  for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
-    Store(scores + t, softcap * Tanh(Load(scores + t) * inverse));
-  }
-}
-
-WEFT_INLINE void AddBlock(const PagedAttentionItem& item, const KvBlock& block,
-                          const float* q_C, RunningSoftmax& state,
-                          float* out_C) {
-  const int64_t head_features = item.head_features;
-  float weights[kBlockTokens];
-  DotKeys(block, q_C, head_features, weights);
-  for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
-    Store(weights + t, item.scale * Load(weights + t));
-  }
-  if (item.softcap > 0) CapScores(item.softcap, weights);
-  for (int64_t t = block.num_tokens; t < kBlockTokens; ++t) {
-    weights[t] = -__builtin_inff();
-  }
-  Vec best = Fill(state.max);
-  for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
-    best = Max(best, Load(weights + t));
-  }
-  const float max = MaxLane(best);
-  if (max > state.max) {
-    const float shrink = __builtin_expf(state.max - max);
-    state.sum *= shrink;
-    ScaleRow(out_C, shrink, head_features);
-    state.max = max;
-  }
-  Vec sum{};
-  for (int64_t t = 0; t < kBlockTokens; t += kWidth) {
-    const Vec weight = Exp(Load(weights + t) - max);
-    Store(weights + t, weight);
-    sum += weight;
-  }
-  state.sum += Sum(sum);
-  AddValues(block, weights, head_features, out_C);
-}
-
-// Adds a block to the softmax of each query head of the item. Meanwhile,
-// `fetch` prefetches the next block. For the last block, `fetch` has nothing
-// left to do.
-WEFT_INLINE void AddBlockToHeads(const PagedAttentionItem& item, KvBlock block,
-                                 BlockFetch& fetch, RunningSoftmax* states,
-                                 float* out_NGC) {
-  const int64_t features = item.head_features;
-  for (int64_t n = 0; n < item.num_heads; ++n) {
-    for (int64_t g = 0; g < item.group_size; ++g) {
-      const int64_t row = n * item.group_size + g;
-      fetch.Step();
-      AddBlock(item, block, item.q_NGC + row * features, states[row],
-               out_NGC + row * features);
+WEFT_INLINE TokenGroup GroupAt(const PagedAttentionItem& item, int64_t begin) {
+  TokenGroup group{.begin = begin,
+                   .count = Smaller(kPanelColumns, item.end - begin)};
+  const int64_t stride = item.num_kv_heads * item.head_features;
+  int64_t page = begin / item.page_tokens;
+  int64_t row = begin % item.page_tokens;
+  for (int64_t i = 0; i < group.count; ++i) {
+    group.offsets[i] =
+        (item.page_table[page] * item.page_tokens + row) * stride;
+    if (++row == item.page_tokens) {
+      row = 0;
+      ++page;
     }
-    block.k += features;
-    block.v += features;
+  }
+  return group;
+}
+
+// Prefetches `size` floats of a token's row. The model's weights have evicted
+// the row since the last decode step, and the hardware does not prefetch it,
+// because the rows of a head are not adjacent. Callers spread the prefetches
+// over their work, because a core keeps only so many lines in flight.
+WEFT_INLINE void FetchRow(const float* row, int64_t size) {
+  for (int64_t c = 0; c < size; c += kLinePart) __builtin_prefetch(row + c);
+}
+
+// Copies `num_features` features of the group's keys to a panel. Columns after
+// the last token get some token's key. Meanwhile prefetches the next group.
+WEFT_INLINE void CopyKeys(const float* keys, const TokenGroup& group,
+                          const TokenGroup& next, int64_t num_features,
+                          int64_t width, float* panel) {
+  for (int64_t t = 0; t < width; t += 4) {
+    const float* row[4];
+    for (int64_t i = 0; i < 4; ++i) {
+      row[i] = keys + group.offsets[Smaller(t + i, group.count - 1)];
+      if (t + i < next.count)
+        FetchRow(keys + next.offsets[t + i], num_features);
+    }
+    int64_t c = 0;
+    for (; c + 4 <= num_features; c += 4) {
+      StoreSquare(panel + c * width + t, width,
+                  Transpose({{LoadQuad(row[0] + c), LoadQuad(row[1] + c),
+                              LoadQuad(row[2] + c), LoadQuad(row[3] + c)}}));
+    }
+    for (; c < num_features; ++c) {
+      for (int64_t i = 0; i < 4; ++i) panel[c * width + t + i] = row[i][c];
+    }
   }
 }
 
-// Computes an item with at most kMaxRows query heads.
+// Writes the scaled scores of the group's tokens for the query heads of
+// key/value head n to scores [N G, kAttentionChunk].
+WEFT_INLINE void ScoreGroup(const PagedAttentionItem& item,
+                            const TokenGroup& group, const TokenGroup& next,
+                            int64_t n, float* scores) {
+  const int64_t features = item.head_features;
+  const int64_t width = RoundUp(group.count);
+  float panel[kPartTerms * kPanelColumns];
+  for (int64_t c = 0; c < features; c += kPartTerms) {
+    const int64_t terms = Smaller(kPartTerms, features - c);
+    CopyKeys(item.k_pages + n * features + c, group, next, terms, width, panel);
+    RunPanelProduct({.left_MK = item.q_NGC + n * item.group_size * features + c,
+                     .m_stride = features,
+                     .right_KN = panel,
+                     .num_rows = item.group_size,
+                     .num_terms = terms,
+                     .num_columns = group.count,
+                     .scale = item.scale,
+                     .adds = c > 0,
+                     .out_MN = scores + n * item.group_size * kAttentionChunk,
+                     .out_stride = kAttentionChunk});
+  }
+}
+
+// Adds the group's values, times the weights, to the rows of `out` of the query
+// heads of key/value head n. `weights` are those of the group's first token.
+WEFT_INLINE void AddValues(const PagedAttentionItem& item,
+                           const TokenGroup& group, const TokenGroup& next,
+                           int64_t n, const float* weights, float* out_NGC) {
+  const int64_t features = item.head_features;
+  const int64_t stride = item.num_kv_heads * features;
+  const float* const values = item.v_pages + n * features;
+  int64_t end = 0;
+  for (int64_t t = 0; t < group.count; t = end) {
+    // Takes rows that follow each other in memory.
+    end = t + 1;
+    while (end < group.count &&
+           group.offsets[end] == group.offsets[end - 1] + stride) {
+      ++end;
+    }
+    for (int64_t i = t; i < Smaller(end, next.count); ++i) {
+      FetchRow(values + next.offsets[i], features);
+    }
+    RunPanelProduct(
+        {.left_MK = weights + n * item.group_size * kAttentionChunk + t,
+         .m_stride = kAttentionChunk,
+         .right_KN = values + group.offsets[t],
+         .right_stride = stride,
+         .num_rows = item.group_size,
+         .num_terms = end - t,
+         .num_columns = features,
+         .adds = group.begin + t > item.begin,
+         .in_order = true,
+         .out_MN = out_NGC + n * item.group_size * features,
+         .out_stride = features});
+  }
+}
+
+// Calls run(group, next) for all groups of the item's tokens.
+template <typename Run>
+WEFT_INLINE void ForGroups(const PagedAttentionItem& item, Run run) {
+  TokenGroup group = GroupAt(item, item.begin);
+  while (group.count > 0) {
+    const TokenGroup next = GroupAt(item, group.end());
+    run(group, next);
+    group = next;
+  }
+}
+
+// Computes an item with at most kMaxHeads query heads.
 void AttendHeads(const PagedAttentionItem& item, float* out_NGC,
                  float* lse_NG) {
   const int64_t features = item.head_features;
-  const int64_t rows = item.num_heads * item.group_size;
-  RunningSoftmax states[kMaxRows];
-  for (int64_t i = 0; i < rows * features; ++i) out_NGC[i] = 0;
-  const int64_t step = (kBlockTokens + rows - 1) / rows;
-  BlockFetch fetch{.block = BlockAt(item, item.begin),
-                   .features = item.num_heads * features,
-                   .step = kBlockTokens};
-  fetch.Step();
-  for (int64_t token = item.begin; token < item.end;) {
-    const KvBlock block = fetch.block;
-    token += block.num_tokens;
-    if (token < item.end) {
-      fetch = {.block = BlockAt(item, token),
-               .features = fetch.features,
-               .step = step};
+  // Vectors of scores begin where those of a whole chunk do.
+  const int64_t skipped = item.begin % kSoftmaxPadding;
+  float scores[kMaxHeads * kAttentionChunk];
+  const auto column = [&](const TokenGroup& group) {
+    return scores + skipped + group.begin - item.begin;
+  };
+  ForGroups(item, [&](const TokenGroup& group, const TokenGroup& next) {
+    for (int64_t n = 0; n < item.num_heads; ++n) {
+      ScoreGroup(item, group, next, n, column(group));
     }
-    AddBlockToHeads(item, block, fetch, states, out_NGC);
-  }
+  });
+  const SoftmaxKeys keys{.begin = skipped,
+                         .end = skipped + item.end - item.begin,
+                         .size = skipped + item.end - item.begin};
+  const int64_t rows = item.num_heads * item.group_size;
+  SoftmaxSum sums[kMaxHeads];
   for (int64_t row = 0; row < rows; ++row) {
-    ScaleRow(out_NGC + row * features, 1.0F / states[row].sum, features);
-    lse_NG[row] = states[row].max + __builtin_logf(states[row].sum);
+    sums[row] = SoftmaxRow(keys, item.softcap, scores + row * kAttentionChunk);
+  }
+  ForGroups(item, [&](const TokenGroup& group, const TokenGroup& next) {
+    for (int64_t n = 0; n < item.num_heads; ++n) {
+      AddValues(item, group, next, n, column(group), out_NGC);
+    }
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    const float factor = 1.0F / sums[row].sum;
+    float* const out_C = out_NGC + row * features;
+    for (int64_t c = 0; c < features; ++c) out_C[c] *= factor;
+    lse_NG[row] = sums[row].max + __builtin_logf(sums[row].sum);
   }
 }
 
-// Cuts the item into pieces of at most kMaxRows query heads. A piece has some
+// Cuts the item into pieces of at most kMaxHeads query heads. A piece has some
 // key/value heads with all their query heads, or a part of the query heads of
 // one key/value head.
 void PagedAttention(const PagedAttentionItem& item, float* out_NGC,
                     float* lse_NG) {
   const int64_t features = item.head_features;
   const int64_t group = item.group_size;
-  const int64_t queries = Smaller(group, kMaxRows);
-  const int64_t heads = kMaxRows / queries;
+  const int64_t queries = Smaller(group, kMaxHeads);
+  const int64_t heads = kMaxHeads / queries;
   for (int64_t n = 0; n < item.num_heads;) {
     PagedAttentionItem piece = item;
     piece.k_pages += n * features;

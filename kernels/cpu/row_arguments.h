@@ -26,9 +26,9 @@ struct SoftmaxKeys {
   int64_t size = 0;
 };
 
-// The softmax of one query over the keys so far: their largest softcapped
-// score, and the sum of e^(score - max).
-struct SoftmaxState {
+// The softmax of one query over some keys: their largest softcapped score, and
+// the sum of e^(score - max).
+struct SoftmaxSum {
   float max = -__builtin_inff();
   float sum = 0;
 };

@@ -1,5 +1,5 @@
 // One block of a row of logits: its maximum, its exponentials and their sums.
-// Implements max_block and weigh_block of kernels.h. Compiled only in
+// Implements softcap_row, max_block and weigh_block of kernels.h. Compiled only in
 // table_*.cc.
 #ifndef WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
 #define WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
@@ -19,8 +19,11 @@ struct BlockSums {
   float weighted;
 };
 
-// Writes the softcapped logits of a block, and returns their maximum.
-float CapBlock(const float* x, int64_t count, float softcap, float* capped) {
+// Writes the softcapped logits of a block, and returns their maximum. `capped`
+// may be x. It is not inlined, because the compiler could fuse other operations
+// at each place, and a logit's bits would depend on the place.
+[[gnu::noinline]] float CapBlock(const float* x, int64_t count, float softcap,
+                                 float* capped) {
   const float inverse = 1.0F / softcap;
   Vec best = Fill(kLowest);
   int64_t i = 0;

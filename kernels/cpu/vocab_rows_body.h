@@ -27,11 +27,9 @@ struct RowSums {
   double weighted = 0;  // Sum of d e^d, for the entropy.
 };
 
-WEFT_INLINE float Lane0(Vec v) { return v[0]; }
-
 WEFT_INLINE float SoftcapOne(float x, float softcap) {
-  if (softcap <= 0) return x;
-  return softcap * Lane0(Tanh(Fill(x / softcap)));
+  if (softcap > 0) CapBlock(&x, 1, softcap, &x);
+  return x;
 }
 
 // Makes the sums relative to a new maximum.

@@ -14,6 +14,7 @@
 #include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/int8_weight.h"
+#include "src/ops/pointwise.h"
 
 namespace weft::loss {
 namespace {
@@ -444,7 +445,7 @@ at::Tensor HeadLogits(const at::Tensor& hidden_RH, const at::Tensor& weight_VH,
   ComputeLogits(hidden_RH, weight_VH, logits_RV);
   const HeadLora lora(routing, compute_type);
   lora.AddLogits(lora.Shrink(hidden_RH), /*chunk_begin=*/0, logits_RV);
-  if (softcap > 0) logits_RV.div_(softcap).tanh_().mul_(softcap);
+  if (softcap > 0) ops::SoftcapInPlace(softcap, logits_RV);
   if (shard.group != nullptr) logits_RV = GatherColumns(logits_RV, shard);
   return logits_RV.to(at::kFloat).contiguous();
 }

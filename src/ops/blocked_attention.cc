@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/attention_blocks.h"
+#include "src/ops/cpu_dispatch.h"
 #include "src/ops/matmul.h"
 #include "src/ops/small_products.h"
 #include "src/ops/tree_attention.h"
@@ -21,56 +23,53 @@
 namespace weft::ops {
 namespace {
 
+using kernels::cpu::kAttentionChunk;
+using kernels::cpu::kSoftmaxPadding;
 using kernels::cpu::SoftmaxKeys;
 
-// The softmax of one query over chunks of keys, in the type Real. Step does
-// what softmax_step_row of kernels/cpu/kernels.h does, Gradient what
-// softmax_gradient_row does.
+// The softmax of one query over a chunk of keys, in the type Real. Run does what
+// softmax_row of kernels/cpu/kernels.h does, Gradient what softmax_gradient_row
+// does, and Merge what lse_merge_rows does.
 template <typename Real>
 struct SoftmaxRow;
 
 template <>
 struct SoftmaxRow<float> {
-  using State = kernels::cpu::SoftmaxState;
-
-  static float Step(const SoftmaxKeys& keys, float softcap, float* scores,
-                    State* state) {
-    return kernels::cpu::Kernels().softmax_step_row(keys, softcap, scores,
-                                                    state);
+  static kernels::cpu::SoftmaxSum Run(const SoftmaxKeys& keys, float softcap,
+                                      float* scores) {
+    return kernels::cpu::Kernels().softmax_row(keys, softcap, scores);
   }
   static void Gradient(const SoftmaxKeys& keys, float softcap, float lse,
                        float delta, float* scores, float* dweights) {
     kernels::cpu::Kernels().softmax_gradient_row(keys, softcap, lse, delta,
                                                  scores, dweights);
   }
+  static void Merge(const float* part, const float* part_lse, int64_t rows,
+                    int64_t features, float* out, float* lse) {
+    kernels::cpu::Kernels().lse_merge_rows(part, part_lse, rows, features, out,
+                                           lse);
+  }
 };
 
 template <>
 struct SoftmaxRow<double> {
-  struct State {
+  struct Sum {
     double max = -std::numeric_limits<double>::infinity();
     double sum = 0;
   };
 
-  static double Step(const SoftmaxKeys& keys, double softcap, double* scores,
-                     State* state) {
-    const double before = state->max;
+  static Sum Run(const SoftmaxKeys& keys, double softcap, double* scores) {
+    Sum result;
     for (int64_t i = keys.begin; i < keys.end; ++i) {
       scores[i] = Capped(softcap, scores[i]);
-      state->max = std::max(state->max, scores[i]);
+      result.max = std::max(result.max, scores[i]);
     }
-    if (keys.begin >= keys.end) {
-      std::fill_n(scores, keys.size, 0.0);
-      return 1;
-    }
-    const double shrink = std::exp(before - state->max);
-    state->sum *= shrink;
     for (int64_t i = 0; i < keys.size; ++i) {
       const bool seen = i >= keys.begin && i < keys.end;
-      scores[i] = seen ? std::exp(scores[i] - state->max) : 0;
-      state->sum += scores[i];
+      scores[i] = seen ? std::exp(scores[i] - result.max) : 0;
+      result.sum += scores[i];
     }
-    return shrink;
+    return result;
   }
 
   static void Gradient(const SoftmaxKeys& keys, double softcap, double lse,
@@ -87,39 +86,25 @@ struct SoftmaxRow<double> {
     }
   }
 
+  static void Merge(const double* part, const double* part_lse, int64_t rows,
+                    int64_t features, double* out, double* lse) {
+    for (int64_t row = 0; row < rows; ++row) {
+      if (std::isinf(part_lse[row])) continue;  // It sees no key of the part.
+      const double high = std::max(lse[row], part_lse[row]);
+      const double both = high + std::log(std::exp(lse[row] - high) +
+                                          std::exp(part_lse[row] - high));
+      for (int64_t i = row * features; i < (row + 1) * features; ++i) {
+        out[i] = out[i] * std::exp(lse[row] - both) +
+                 part[i] * std::exp(part_lse[row] - both);
+      }
+      lse[row] = both;
+    }
+  }
+
  private:
   static double Capped(double softcap, double score) {
     return softcap > 0 ? softcap * std::tanh(score / softcap) : score;
   }
-};
-
-// Returns the last `count` rows (or all, if fewer) of the path that leads from
-// the root to `node` and ends before row `end`.
-std::vector<RowRange> PathRows(const std::vector<AttentionNode>& nodes,
-                               int64_t node, int64_t end, int64_t count) {
-  std::vector<RowRange> ranges;
-  while (node >= 0 && count > 0) {
-    const int64_t size = std::min(count, end - nodes[node].begin);
-    if (size > 0) ranges.push_back({end - size, size});
-    count -= size;
-    node = nodes[node].parent;
-    if (node >= 0) end = nodes[node].end;
-  }
-  std::ranges::reverse(ranges);
-  return ranges;
-}
-
-// A sequence has `keys` keys. Returns how many of them are seen by at least one
-// of the sequence's last `rows` tokens.
-int64_t VisibleKeys(int64_t keys, int64_t rows, int64_t window) {
-  return window > 0 ? std::min(keys, rows + window - 1) : keys;
-}
-
-// Consecutive key rows of a block. `first` is the number of the block's keys
-// before the chunk.
-struct Chunk {
-  RowRange rows;
-  int64_t first = 0;
 };
 
 // Computes blocks of one call of BlockedAttention or BlockedAttentionBackward,
@@ -132,7 +117,8 @@ template <typename Real>
 class BlockWorker {
  public:
   // Takes blocks of at most `block_rows` rows, with chunks of at most
-  // `chunk_keys` keys. `inputs` outlives the object.
+  // `chunk_keys` keys, of which there is a whole number of vectors. `inputs`
+  // outlives the object.
   BlockWorker(const AttentionInputs& inputs, int64_t block_rows,
               int64_t chunk_keys);
 
@@ -179,6 +165,17 @@ class BlockWorker {
     }
   }
 
+  // Computes out = a b, or adds this product to out if `adds`, term by term. So
+  // the bits do not depend on where keys are cut into pieces.
+  void MultiplyInOrder(at::Tensor out, const at::Tensor& a, const at::Tensor& b,
+                       bool adds) {
+    if constexpr (std::is_same_v<Real, float>) {
+      panels_.MultiplyInOrder(out, a, b, adds);
+    } else {
+      Multiply(out, a, b, adds, 1);
+    }
+  }
+
   // Computes a gradient of q, k or v: out = alpha a b, or adds this product to
   // out if `adds`. Uses bf16 if rounded_ is set. Other products never use bf16,
   // because the gradient of a score may be a small difference of large
@@ -197,25 +194,34 @@ class BlockWorker {
   at::Tensor Gather(const at::Tensor& x_THC, const AttentionBlock& block,
                     int64_t kv_head, const at::Tensor& scratch_MC) const;
 
-  // Returns the chunk's rows of x for one key head, a view [S, C].
-  static at::Tensor Keys(const at::Tensor& x_TKC, const Chunk& chunk,
+  // Returns rows of x for one key head, a view [S, C].
+  static at::Tensor Keys(const at::Tensor& x_TKC, const RowRange& rows,
                          int64_t kv_head) {
-    return x_TKC.select(1, kv_head)
-        .narrow(0, chunk.rows.begin, chunk.rows.size);
+    return x_TKC.select(1, kv_head).narrow(0, rows.begin, rows.size);
   }
 
-  // Returns the keys of the chunk that query i of the block sees. The block has
-  // num_keys keys.
-  SoftmaxKeys VisibleKeys(const AttentionBlock& block, const Chunk& chunk,
-                          int64_t num_keys, int64_t i) const {
-    const int64_t end = num_keys - block.queries.size + i + 1 - chunk.first;
+  // Computes alpha a x^T for the chunk's keys x of one key head. The result
+  // [M, S] is a view of `scratch_MS`.
+  at::Tensor MultiplyKeys(const at::Tensor& a_MC, const at::Tensor& x_TKC,
+                          const KeyChunk& chunk, int64_t kv_head, double alpha,
+                          const at::Tensor& scratch_MS);
+
+  // Returns the keys of the chunk that query i of the block sees. The last
+  // query sees the keys before position `last` of the sequence.
+  SoftmaxKeys VisibleKeys(const AttentionBlock& block, const KeyChunk& chunk,
+                          int64_t last, int64_t i) const {
+    const int64_t end = last - block.queries.size + i + 1 - chunk.first;
     const int64_t window = inputs_.rule.window;
     const int64_t begin = window > 0 ? end - window : 0;
-    const int64_t size = chunk.rows.size;
-    return {.begin = std::clamp<int64_t>(begin, 0, size),
-            .end = std::clamp<int64_t>(end, 0, size),
-            .size = size};
+    return {.begin = std::clamp<int64_t>(begin, 0, chunk.size),
+            .end = std::clamp<int64_t>(end, 0, chunk.size),
+            .size = chunk.size};
   }
+
+  // Writes the attention of the block's queries q over one chunk.
+  void AttendChunk(const AttentionBlock& block, int64_t kv_head,
+                   const at::Tensor& q_MC, const KeyChunk& chunk,
+                   at::Tensor out, Real* lse);
 
   // Copies the log-sum-exp of the block's rows to lse_, and writes the inner
   // products of out and dout to delta_.
@@ -227,17 +233,14 @@ class BlockWorker {
   const int64_t features_;
   const int64_t chunk_keys_;
   const Real softcap_;
-  at::Tensor q_MC_, sum_MC_, scores_MS_;
+  at::Tensor q_MC_, out_MC_, scores_MS_;
+  at::Tensor part_MC_;                // Only if a block has several chunks.
   at::Tensor dout_MC_, dweights_MS_;  // Only for the backward pass.
-  std::vector<typename SoftmaxRow<Real>::State> states_;
-  std::vector<Real> lse_, delta_;
+  std::vector<Real> lse_, part_lse_, factors_, delta_;
   PanelMultiplier panels_;
   // Set if MultiplyGradient computes in bf16 (AreBf16ProductsAllowed).
   std::optional<Bf16Multiplier> rounded_;
 };
-
-// The most keys of a chunk, so that the chunk's scores stay in a core's cache.
-constexpr int64_t kMaxChunkKeys = 512;
 
 // A tensor [T, heads, C] with unit stride in C, or a tensor [T, heads].
 template <typename Real>
@@ -256,36 +259,19 @@ struct HeadRows {
   int64_t head_stride;
 };
 
-std::vector<Chunk> ChunksOf(const AttentionBlock& block) {
-  std::vector<Chunk> chunks;
-  int64_t first = 0;
-  for (const RowRange& range : block.keys) {
-    for (int64_t done = 0; done < range.size; done += kMaxChunkKeys) {
-      const int64_t size = std::min(kMaxChunkKeys, range.size - done);
-      chunks.push_back({{range.begin + done, size}, first});
-      first += size;
-    }
-  }
-  return chunks;
-}
-
 template <typename Real>
 Real* Data(const at::Tensor& x) {
   return x.mutable_data_ptr<Real>();
 }
 
-// Returns the number of keys of the longest chunk of these blocks, rounded up
-// to whole vectors.
+// Returns the most keys of a chunk of these blocks, rounded up to whole vectors.
 int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks) {
   int64_t longest = 0;
   for (const AttentionBlock& block : blocks) {
-    for (const RowRange& range : block.keys) {
-      longest = std::max(longest, range.size);
-    }
+    longest = std::max(longest, block.num_keys());
   }
-  constexpr int64_t kPadding = kernels::cpu::kSoftmaxPadding;
-  return std::min(kMaxChunkKeys,
-                  (longest + kPadding - 1) / kPadding * kPadding);
+  return std::min(kAttentionChunk,
+                  CeilDiv(longest, kSoftmaxPadding) * kSoftmaxPadding);
 }
 
 template <typename Real>
@@ -299,10 +285,11 @@ BlockWorker<Real>::BlockWorker(const AttentionInputs& inputs,
   const int64_t rows = group_ * block_rows;
   const auto options = inputs.q_THC.options();
   q_MC_ = at::empty({rows, features_}, options);
-  sum_MC_ = at::empty({rows, features_}, options);
+  out_MC_ = at::empty({rows, features_}, options);
   scores_MS_ = at::empty({rows, chunk_keys_}, options);
-  states_.resize(rows);
   lse_.resize(rows);
+  part_lse_.resize(rows);
+  factors_.resize(rows);
   delta_.resize(rows);
   if (AreBf16ProductsAllowed() && std::is_same_v<Real, float>) {
     rounded_.emplace();
@@ -327,37 +314,66 @@ at::Tensor BlockWorker<Real>::Gather(const at::Tensor& x_THC,
 }
 
 template <typename Real>
+at::Tensor BlockWorker<Real>::MultiplyKeys(const at::Tensor& a_MC,
+                                           const at::Tensor& x_TKC,
+                                           const KeyChunk& chunk,
+                                           int64_t kv_head, double alpha,
+                                           const at::Tensor& scratch_MS) {
+  at::Tensor result =
+      scratch_MS.narrow(0, 0, a_MC.size(0)).narrow(1, 0, chunk.size);
+  for (const KeyChunk::Piece& piece : chunk.pieces) {
+    Multiply(result.narrow(1, piece.column, piece.rows.size), a_MC,
+             Keys(x_TKC, piece.rows, kv_head).t(), /*adds=*/false, alpha);
+  }
+  return result;
+}
+
+template <typename Real>
+void BlockWorker<Real>::AttendChunk(const AttentionBlock& block,
+                                    int64_t kv_head, const at::Tensor& q_MC,
+                                    const KeyChunk& chunk, at::Tensor out,
+                                    Real* lse) {
+  const int64_t rows = q_MC.size(0), last = block.end_key();
+  const at::Tensor scores = MultiplyKeys(q_MC, inputs_.k_TKC, chunk, kv_head,
+                                         inputs_.rule.scale, scores_MS_);
+  for (int64_t m = 0; m < rows; ++m) {
+    const auto sum = SoftmaxRow<Real>::Run(
+        VisibleKeys(block, chunk, last, m % block.queries.size), softcap_,
+        Data<Real>(scores_MS_) + m * chunk_keys_);
+    factors_[m] = sum.sum > 0 ? 1 / sum.sum : 0;
+    lse[m] = sum.max + std::log(sum.sum);
+  }
+  for (const KeyChunk::Piece& piece : chunk.pieces) {
+    MultiplyInOrder(out, scores.narrow(1, piece.column, piece.rows.size),
+                    Keys(inputs_.v_TKC, piece.rows, kv_head),
+                    /*adds=*/piece.column > 0);
+  }
+  Real* const sums = Data<Real>(out);
+  for (int64_t m = 0; m < rows; ++m) {
+    Scale(sums + m * features_, factors_[m], sums + m * features_);
+  }
+}
+
+template <typename Real>
 void BlockWorker<Real>::Forward(const AttentionBlock& block, int64_t kv_head,
                                 AttentionOutput& result) {
   const int64_t rows = group_ * block.queries.size;
-  const int64_t num_keys = block.num_keys();
   const at::Tensor q = Gather(inputs_.q_THC, block, kv_head, q_MC_);
-  at::Tensor sum = sum_MC_.narrow(0, 0, rows);
-  Real* const sums = Data<Real>(sum_MC_);
-  Real* const score_rows = Data<Real>(scores_MS_);
-  std::fill_n(states_.begin(), rows, typename SoftmaxRow<Real>::State());
-  for (const Chunk& chunk : ChunksOf(block)) {
-    at::Tensor scores =
-        scores_MS_.narrow(0, 0, rows).narrow(1, 0, chunk.rows.size);
-    Multiply(scores, q, Keys(inputs_.k_TKC, chunk, kv_head).t(),
-             /*adds=*/false, inputs_.rule.scale);
-    for (int64_t m = 0; m < rows; ++m) {
-      const Real shrink = SoftmaxRow<Real>::Step(
-          VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
-          score_rows + m * chunk_keys_, &states_[m]);
-      if (chunk.first == 0 || shrink == 1) continue;
-      Scale(sums + m * features_, shrink, sums + m * features_);
-    }
-    Multiply(sum, scores, Keys(inputs_.v_TKC, chunk, kv_head),
-             /*adds=*/chunk.first > 0, 1);
+  const std::vector<KeyChunk> chunks = ChunksOf(block);
+  AttendChunk(block, kv_head, q, chunks[0], out_MC_.narrow(0, 0, rows),
+              lse_.data());
+  Real* const outs = Data<Real>(out_MC_);
+  for (size_t i = 1; i < chunks.size(); ++i) {
+    if (!part_MC_.defined()) part_MC_ = at::empty_like(out_MC_);
+    AttendChunk(block, kv_head, q, chunks[i], part_MC_.narrow(0, 0, rows),
+                part_lse_.data());
+    SoftmaxRow<Real>::Merge(Data<Real>(part_MC_), part_lse_.data(), rows,
+                            features_, outs, lse_.data());
   }
-  const HeadRows<Real> out(result.out_THC);
+  const HeadRows<Real> out(result.out_THC), lse(result.lse_TH);
   ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
-    Scale(sums + m * features_, 1 / states_[m].sum, out.At(row, head));
-  });
-  const HeadRows<Real> lse(result.lse_TH);
-  ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
-    *lse.At(row, head) = states_[m].max + std::log(states_[m].sum);
+    std::copy_n(outs + m * features_, features_, out.At(row, head));
+    *lse.At(row, head) = lse_[m];
   });
 }
 
@@ -384,8 +400,7 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
                                  const AttentionOutput& forward,
                                  at::Tensor& dq_THC, const at::Tensor& dk_TKC,
                                  const at::Tensor& dv_TKC) {
-  const int64_t rows = group_ * block.queries.size;
-  const int64_t num_keys = block.num_keys();
+  const int64_t rows = group_ * block.queries.size, last = block.end_key();
   const double scale = inputs_.rule.scale;
   if (!dweights_MS_.defined()) {
     dout_MC_ = at::empty_like(q_MC_);
@@ -394,33 +409,34 @@ void BlockWorker<Real>::Backward(const AttentionBlock& block, int64_t kv_head,
   const at::Tensor q = Gather(inputs_.q_THC, block, kv_head, q_MC_);
   const at::Tensor dout = Gather(dout_THC, block, kv_head, dout_MC_);
   ReadForward(block, kv_head, dout, forward);
-  at::Tensor dq = sum_MC_.narrow(0, 0, rows);
-  Real* const score_rows = Data<Real>(scores_MS_);
-  Real* const dweight_rows = Data<Real>(dweights_MS_);
-  for (const Chunk& chunk : ChunksOf(block)) {
-    const auto chunk_of = [&](const at::Tensor& x_MS) {
-      return x_MS.narrow(0, 0, rows).narrow(1, 0, chunk.rows.size);
-    };
-    at::Tensor weights = chunk_of(scores_MS_);
-    at::Tensor dscores = chunk_of(dweights_MS_);
-    const at::Tensor k = Keys(inputs_.k_TKC, chunk, kv_head);
-    Multiply(weights, q, k.t(), /*adds=*/false, scale);
-    Multiply(dscores, dout, Keys(inputs_.v_TKC, chunk, kv_head).t(),
-             /*adds=*/false, 1);
+  at::Tensor dq = out_MC_.narrow(0, 0, rows);
+  bool adds = false;
+  for (const KeyChunk& chunk : ChunksOf(block)) {
+    const at::Tensor weights =
+        MultiplyKeys(q, inputs_.k_TKC, chunk, kv_head, scale, scores_MS_);
+    const at::Tensor dscores = MultiplyKeys(dout, inputs_.v_TKC, chunk, kv_head,
+                                            /*alpha=*/1, dweights_MS_);
     for (int64_t m = 0; m < rows; ++m) {
       SoftmaxRow<Real>::Gradient(
-          VisibleKeys(block, chunk, num_keys, m % block.queries.size), softcap_,
-          lse_[m], delta_[m], score_rows + m * chunk_keys_,
-          dweight_rows + m * chunk_keys_);
+          VisibleKeys(block, chunk, last, m % block.queries.size), softcap_,
+          lse_[m], delta_[m], Data<Real>(scores_MS_) + m * chunk_keys_,
+          Data<Real>(dweights_MS_) + m * chunk_keys_);
     }
-    MultiplyGradient(Keys(dv_TKC, chunk, kv_head), weights.t(), dout,
-                     /*adds=*/true, 1);
-    MultiplyGradient(Keys(dk_TKC, chunk, kv_head), dscores.t(), q,
-                     /*adds=*/true, scale);
-    MultiplyGradient(dq, dscores, k, /*adds=*/chunk.first > 0, scale);
+    for (const KeyChunk::Piece& piece : chunk.pieces) {
+      const auto of_piece = [&](const at::Tensor& x_MS) {
+        return x_MS.narrow(1, piece.column, piece.rows.size);
+      };
+      MultiplyGradient(Keys(dv_TKC, piece.rows, kv_head), of_piece(weights).t(),
+                       dout, /*adds=*/true, 1);
+      MultiplyGradient(Keys(dk_TKC, piece.rows, kv_head), of_piece(dscores).t(),
+                       q, /*adds=*/true, scale);
+      MultiplyGradient(dq, of_piece(dscores),
+                       Keys(inputs_.k_TKC, piece.rows, kv_head), adds, scale);
+      adds = true;
+    }
   }
   const HeadRows<Real> dq_rows(dq_THC);
-  const Real* const sums = Data<Real>(sum_MC_);
+  const Real* const sums = Data<Real>(out_MC_);
   ForRows(block, kv_head, [&](int64_t m, int64_t row, int64_t head) {
     std::copy_n(sums + m * features_, features_, dq_rows.At(row, head));
   });
@@ -559,50 +575,6 @@ void RunBackward(const at::Tensor& dout_THC, const AttentionInputs& inputs,
 }
 
 }  // namespace
-
-int64_t AttentionBlock::num_keys() const {
-  int64_t count = 0;
-  for (const RowRange& range : keys) count += range.size;
-  return count;
-}
-
-std::vector<AttentionBlock> TreeBlocks(const std::vector<AttentionNode>& nodes,
-                                       int64_t window, int64_t max_rows) {
-  std::vector<AttentionBlock> blocks;
-  int64_t tree = -1;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    if (nodes[i].parent < 0) ++tree;
-    for (int64_t row = nodes[i].begin; row < nodes[i].end; row += max_rows) {
-      const int64_t size = std::min(max_rows, nodes[i].end - row);
-      const int64_t keys =
-          VisibleKeys(std::numeric_limits<int64_t>::max(), size, window);
-      blocks.push_back(
-          {.queries = {row, size},
-           .keys = PathRows(nodes, static_cast<int64_t>(i), row + size, keys),
-           .tree = tree});
-    }
-  }
-  return blocks;
-}
-
-std::vector<AttentionBlock> SuffixBlocks(
-    const std::vector<SuffixRows>& sequences, int64_t window,
-    int64_t max_rows) {
-  std::vector<AttentionBlock> blocks;
-  int64_t tree = 0;
-  for (const SuffixRows& rows : sequences) {
-    for (int64_t row = 0; row < rows.q_size; row += max_rows) {
-      const int64_t size = std::min(max_rows, rows.q_size - row);
-      const int64_t end = rows.k_size - rows.q_size + row + size;
-      const int64_t keys = VisibleKeys(end, size, window);
-      blocks.push_back({.queries = {rows.q_begin + row, size},
-                        .keys = {{rows.k_begin + end - keys, keys}},
-                        .tree = tree});
-    }
-    ++tree;
-  }
-  return blocks;
-}
 
 bool BlockedSupports(const at::Tensor& q_THC) {
   return q_THC.is_cpu() && (q_THC.scalar_type() == at::kFloat ||

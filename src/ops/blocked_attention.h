@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/ops/attention_blocks.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::ops {
@@ -34,35 +35,6 @@ struct AttentionGradients {
   at::Tensor& dk_TKC;
   at::Tensor& dv_TKC;
 };
-
-struct RowRange {
-  int64_t begin = 0;
-  int64_t size = 0;
-};
-
-// Consecutive query rows of one sequence or of one node of a prefix tree, and
-// the key rows that at least one of these queries sees. The key rows are in the
-// order of positions. The last key and the last query belong to the same token.
-// So query i of n sees the first (num_keys() - n + i + 1) keys; with a window,
-// only the last `window` of these.
-struct AttentionBlock {
-  RowRange queries;
-  std::vector<RowRange> keys;
-  int64_t tree = 0;  // Blocks of different trees share no key.
-
-  int64_t num_keys() const;
-};
-
-// Returns the blocks of prefix trees. A block has at most `max_rows` query rows
-// of one node, and the keys on the path from the root that these queries see.
-// The blocks cover all rows in order.
-std::vector<AttentionBlock> TreeBlocks(const std::vector<AttentionNode>& nodes,
-                                       int64_t window, int64_t max_rows);
-
-// Returns the blocks of SuffixAttention. A block has at most `max_rows` query
-// rows of one sequence. Every sequence counts as a tree.
-std::vector<AttentionBlock> SuffixBlocks(
-    const std::vector<SuffixRows>& sequences, int64_t window, int64_t max_rows);
 
 // Returns whether the tensor is f32 or f64 on a CPU.
 bool BlockedSupports(const at::Tensor& q_THC);

@@ -147,10 +147,10 @@ at::Tensor MatMulOfInt8(const at::Tensor& a_MK, const at::Tensor& int8_KN,
       std::max<int64_t>(1, kWidenedElements / length / unit) * unit;
   for (int64_t n = 0; n < y_MN.size(1); n += step) {
     const int64_t count = std::min(step, y_MN.size(1) - n);
-    y_MN.narrow(1, n, count)
-        .copy_(at::mm(a_MK, is_transposed
-                                ? Widened(weight.narrow(0, n, count), dtype).t()
-                                : Widen(weight, n, n + count, dtype)));
+    at::Tensor part = y_MN.narrow(1, n, count);
+    at::mm_out(part, a_MK,
+               is_transposed ? Widened(weight.narrow(0, n, count), dtype).t()
+                             : Widen(weight, n, n + count, dtype));
   }
   if (bias_N.defined()) y_MN.add_(bias_N);
   return y_MN;

@@ -19,34 +19,28 @@
 namespace weft::ops {
 namespace {
 
-// The tokens of a sequence are cut into parts. The parts are computed in
-// parallel and merged in order. The number of parts depends only on the number
-// of visible tokens, so a sequence has the same bits in every batch and with
-// any number of threads. If there are P > 1 parts, each has at least 16 P
-// tokens. So longer contexts use more threads, and merging takes little of the
-// time.
-constexpr int64_t kMaxParts = 16;
-constexpr int64_t kPartTokens = 16;
+using kernels::cpu::kAttentionChunk;
 
 // Tokens [begin, end) that a sequence's newest token sees.
 struct Tokens {
   int64_t begin;
   int64_t end;
-
-  int64_t size() const { return end - begin; }
 };
 
 Tokens VisibleTokens(int64_t length, int64_t window) {
   return {window > 0 ? std::max<int64_t>(0, length - window) : 0, length};
 }
 
+// A part is what lies in one chunk. A sequence without tokens has one part.
 int64_t NumParts(const Tokens& tokens) {
-  int64_t parts = 1;
-  while (parts < kMaxParts &&
-         tokens.size() >= kPartTokens * (2 * parts) * (2 * parts)) {
-    parts *= 2;
-  }
-  return parts;
+  return std::max<int64_t>(
+      1, CeilDiv(tokens.end, kAttentionChunk) - tokens.begin / kAttentionChunk);
+}
+
+Tokens TokensOfPart(const Tokens& all, int64_t part) {
+  const int64_t chunk = all.begin / kAttentionChunk + part;
+  return {std::max(all.begin, chunk * kAttentionChunk),
+          std::min(all.end, (chunk + 1) * kAttentionChunk)};
 }
 
 // The work of one task: a part of the tokens of sequence `b`, for some of its
@@ -82,13 +76,11 @@ class Launch {
  public:
   Launch(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
          const at::Tensor& v_pages_PSKC, const at::Tensor& page_table_BL,
-         const at::Tensor& lengths_B, const AttentionRule& rule,
-         const at::Tensor& sinks_H)
+         const at::Tensor& lengths_B, const AttentionRule& rule)
       : heads_(q_BHC.size(1)),
         features_(q_BHC.size(2)),
         page_table_(page_table_BL.const_data_ptr<int32_t>()),
         table_entries_(page_table_BL.size(1)),
-        sinks_(sinks_H.defined() ? sinks_H.const_data_ptr<float>() : nullptr),
         item_{.q_NGC = q_BHC.const_data_ptr<float>(),
               .k_pages = k_pages_PSKC.const_data_ptr<float>(),
               .v_pages = v_pages_PSKC.const_data_ptr<float>(),
@@ -103,29 +95,36 @@ class Launch {
       const Tokens tokens = VisibleTokens(lengths[b], rule.window);
       sequences_.push_back({.tokens = tokens,
                             .num_parts = NumParts(tokens),
-                            .first_part = num_parts_});
+                            .later_parts = num_parts_ - b});
       num_parts_ += sequences_.back().num_parts;
     }
   }
 
   int64_t num_parts() const { return num_parts_; }
 
-  // Writes out [B, H, C]. Computes the first part of a sequence in `out`, and
-  // the other parts in `parts` [num_parts, H, C], which is null if there are
-  // none. Writes the log-sum-exp of each part to lse [num_parts, H].
-  void Run(float* out, float* parts, float* lse) const {
+  // Writes out [B, H, C] and its log-sum-exp [B, H]. Computes the first part of
+  // a sequence there, and the other parts in `parts` [num_parts - B, H, C] and
+  // parts_lse [num_parts - B, H].
+  void Run(float* out, float* lse, float* parts, float* parts_lse) const {
     const std::vector<Piece> pieces = Pieces();
     ParallelFor(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        RunPiece(pieces[i], out, parts, lse);
+        const Piece& piece = pieces[i];
+        if (piece.part == 0) {
+          RunPiece(piece, out + piece.b * row_size(), lse + piece.b * heads_);
+        } else {
+          const int64_t part = sequences_[piece.b].later_parts + piece.part - 1;
+          RunPiece(piece, parts + part * row_size(), parts_lse + part * heads_);
+        }
       }
     });
     const auto batch = std::ssize(sequences_);
-    if (num_parts_ == batch && sinks_ == nullptr) return;
+    if (num_parts_ == batch) return;
     ParallelFor(batch, RowGrain(num_parts_ / batch * row_size()),
                 [&](int64_t begin, int64_t end) {
                   for (int64_t b = begin; b < end; ++b) {
-                    Finish(b, out + b * row_size(), parts, lse);
+                    Merge(b, parts, parts_lse, out + b * row_size(),
+                          lse + b * heads_);
                   }
                 });
   }
@@ -134,7 +133,7 @@ class Launch {
   struct Sequence {
     Tokens tokens;
     int64_t num_parts = 0;
-    int64_t first_part = 0;  // The sequence's first part among all parts.
+    int64_t later_parts = 0;  // Where they begin among those of all sequences.
   };
 
   int64_t row_size() const { return heads_ * features_; }
@@ -157,27 +156,17 @@ class Launch {
     return pieces;
   }
 
-  static Tokens TokensOfPart(const Sequence& sequence, int64_t part) {
-    const Tokens& all = sequence.tokens;
-    return {all.begin + all.size() * part / sequence.num_parts,
-            all.begin + all.size() * (part + 1) / sequence.num_parts};
-  }
-
-  void RunPiece(const Piece& piece, float* out, float* parts,
-                float* lse) const {
-    const Sequence& sequence = sequences_[piece.b];
-    const Tokens tokens = TokensOfPart(sequence, piece.part);
-    const int64_t part = sequence.first_part + piece.part;
+  // Writes the rows of the piece's heads to out [H, C] and lse [H].
+  void RunPiece(const Piece& piece, float* out, float* lse) const {
+    const Tokens tokens = TokensOfPart(sequences_[piece.b].tokens, piece.part);
     const int64_t head = piece.first_head * item_.group_size;
+    out += head * features_;
+    lse += head;
     kernels::cpu::PagedAttentionItem item = item_;
-    lse += part * heads_ + head;
-    float* const to = (piece.part == 0 ? out + piece.b * row_size()
-                                       : parts + part * row_size()) +
-                      head * features_;
-    if (tokens.size() == 0) {
+    if (tokens.begin == tokens.end) {
       const int64_t num_heads = piece.num_heads * item.group_size;
       std::fill_n(lse, num_heads, -INFINITY);
-      std::fill_n(to, num_heads * features_, 0.0F);
+      std::fill_n(out, num_heads * features_, 0.0F);
       return;
     }
     item.begin = tokens.begin;
@@ -187,34 +176,24 @@ class Launch {
     item.k_pages += piece.first_head * features_;
     item.v_pages += piece.first_head * features_;
     item.page_table = page_table_ + piece.b * table_entries_;
-    kernels::cpu::Kernels().paged_attention(item, to, lse);
+    kernels::cpu::Kernels().paged_attention(item, out, lse);
   }
 
-  // Merges the parts of sequence `b` into `out`, which holds the first part.
-  // Then adds the sinks.
-  void Finish(int64_t b, float* out, const float* parts, float* lse) const {
+  // Merges the later parts of sequence b into its row of the output.
+  void Merge(int64_t b, const float* parts, const float* parts_lse, float* out,
+             float* lse) const {
     const Sequence& sequence = sequences_[b];
-    float* const lse_H = lse + sequence.first_part * heads_;
-    for (int64_t i = 1; i < sequence.num_parts; ++i) {
-      kernels::cpu::Kernels().lse_merge_rows(
-          parts + (sequence.first_part + i) * row_size(), lse_H + i * heads_,
-          heads_, features_, out, lse_H);
-    }
-    if (sinks_ == nullptr) return;
-    for (int64_t h = 0; h < heads_; ++h) {
-      // `share` is the part of the softmax that the sink leaves to the keys.
-      // AddSinks would compute it in vectors over the whole batch, so its bits
-      // would depend on the sequence's place in the batch.
-      const float share = 1 / (1 + std::exp(sinks_[h] - lse_H[h]));
-      float* const out_C = out + h * features_;
-      for (int64_t c = 0; c < features_; ++c) out_C[c] *= share;
+    for (int64_t i = 0; i + 1 < sequence.num_parts; ++i) {
+      const int64_t part = sequence.later_parts + i;
+      kernels::cpu::Kernels().lse_merge_rows(parts + part * row_size(),
+                                             parts_lse + part * heads_, heads_,
+                                             features_, out, lse);
     }
   }
 
   const int64_t heads_, features_;
   const int32_t* const page_table_;
   const int64_t table_entries_;
-  const float* const sinks_;  // Null if there are none.
   // Holds the values that all pieces share. RunPiece copies the item and sets
   // the values of its piece.
   const kernels::cpu::PagedAttentionItem item_;
@@ -224,7 +203,8 @@ class Launch {
 
 // Computes PagedAttention of f32 tensors on the CPU. The caller has checked the
 // arguments, and there is at least one sequence. The bits of a sequence depend
-// neither on the batch nor on the number of threads.
+// neither on the batch nor on the number of threads, and are those of
+// BlockedAttention.
 void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
                        const at::Tensor& v_pages_PSKC,
                        const at::Tensor& page_table_BL,
@@ -233,18 +213,16 @@ void PagedAttentionCpu(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
   const at::Tensor q = q_BHC.contiguous();
   const at::Tensor table = page_table_BL.contiguous();
   const at::Tensor lengths = lengths_B.contiguous();
-  const at::Tensor sinks = sinks_H.defined() ? sinks_H.contiguous() : sinks_H;
-  const Launch launch(q, k_pages_PSKC, v_pages_PSKC, table, lengths, rule,
-                      sinks);
-  const int64_t num_parts = launch.num_parts();
-  at::Tensor lse = at::empty({num_parts, q.size(1)}, q.options());
-  at::Tensor parts;
-  if (num_parts > q.size(0)) {
-    parts = at::empty({num_parts, q.size(1), q.size(2)}, q.options());
-  }
-  launch.Run(out_BHC.mutable_data_ptr<float>(),
-             parts.defined() ? parts.mutable_data_ptr<float>() : nullptr,
-             lse.mutable_data_ptr<float>());
+  const Launch launch(q, k_pages_PSKC, v_pages_PSKC, table, lengths, rule);
+  const int64_t later = launch.num_parts() - q.size(0);
+  at::Tensor lse = at::empty({q.size(0), q.size(1)}, q.options());
+  const at::Tensor parts_lse = at::empty({later, q.size(1)}, q.options());
+  const at::Tensor parts =
+      at::empty({later, q.size(1), q.size(2)}, q.options());
+  launch.Run(out_BHC.mutable_data_ptr<float>(), lse.mutable_data_ptr<float>(),
+             parts.mutable_data_ptr<float>(),
+             parts_lse.mutable_data_ptr<float>());
+  AddSinks(sinks_H, out_BHC, lse);
 }
 
 // Computes PagedAttention with ATen on copies of each sequence's pages. Takes

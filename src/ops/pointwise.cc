@@ -46,4 +46,17 @@ at::Tensor Softplus(const at::Tensor& x) {
   });
 }
 
+void SoftcapInPlace(double softcap, at::Tensor& x) {
+  if (!HasCpuKernel(x)) {
+    x.div_(softcap).tanh_().mul_(softcap);
+    return;
+  }
+  constexpr int64_t kGrain = 16384;
+  auto* data = x.mutable_data_ptr<float>();
+  ParallelFor(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    kernels::cpu::Kernels().softcap_row(
+        data + begin, end - begin, static_cast<float>(softcap), data + begin);
+  });
+}
+
 }  // namespace weft::ops

@@ -17,6 +17,9 @@ at::Tensor Sigmoid(const at::Tensor& x);
 // Returns log(1 + e^x), contiguous.
 at::Tensor Softplus(const at::Tensor& x);
 
+// Replaces x, which is contiguous, by softcap * tanh(x / softcap).
+void SoftcapInPlace(double softcap, at::Tensor& x);
+
 // Adds factor(row) * x to each row of y. Shapes: x [features], y [rows,
 // features] contiguous.
 template <typename Factor>

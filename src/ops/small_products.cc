@@ -19,6 +19,18 @@ using kernels::cpu::kBf16PanelOutputs;
 
 void PanelMultiplier::Multiply(const at::Tensor& out, const at::Tensor& a,
                                const at::Tensor& b, bool adds, double alpha) {
+  Run(out, a, b, {.scale = static_cast<float>(alpha), .adds = adds});
+}
+
+void PanelMultiplier::MultiplyInOrder(const at::Tensor& out,
+                                      const at::Tensor& a, const at::Tensor& b,
+                                      bool adds) {
+  Run(out, a, b, {.adds = adds, .in_order = true});
+}
+
+void PanelMultiplier::Run(const at::Tensor& out, const at::Tensor& a,
+                          const at::Tensor& b,
+                          kernels::cpu::PanelProduct product) {
   namespace k = kernels::cpu;
   const int64_t terms = b.size(0), columns = b.size(1);
   const int64_t floats = k::PanelFloats(terms, columns);
@@ -32,17 +44,16 @@ void PanelMultiplier::Multiply(const at::Tensor& out, const at::Tensor& a,
                             .num_terms = terms,
                             .num_columns = columns,
                             .panels = panels_.get()});
-  k::Kernels().panel_product({.left_MK = a.const_data_ptr<float>(),
-                              .m_stride = a.stride(0),
-                              .k_stride = a.stride(1),
-                              .right_KN = panels_.get(),
-                              .num_rows = a.size(0),
-                              .num_terms = terms,
-                              .num_columns = columns,
-                              .scale = static_cast<float>(alpha),
-                              .adds = adds,
-                              .out_MN = out.mutable_data_ptr<float>(),
-                              .out_stride = out.stride(0)});
+  product.left_MK = a.const_data_ptr<float>();
+  product.m_stride = a.stride(0);
+  product.k_stride = a.stride(1);
+  product.right_KN = panels_.get();
+  product.num_rows = a.size(0);
+  product.num_terms = terms;
+  product.num_columns = columns;
+  product.out_MN = out.mutable_data_ptr<float>();
+  product.out_stride = out.stride(0);
+  k::Kernels().panel_product(product);
 }
 
 Bf16Multiplier::Rows Bf16Multiplier::RoundRows(const Bf16KernelTable& kernels,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cpu/bf16_product.h"
+#include "kernels/cpu/panel_product.h"
 
 namespace weft::ops {
 
@@ -26,7 +27,16 @@ class PanelMultiplier {
   void Multiply(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                 bool adds, double alpha);
 
+  // Does the same with an alpha of 1, but adds term by term, so that the bits
+  // do not depend on how terms are cut into products that are added.
+  void MultiplyInOrder(const at::Tensor& out, const at::Tensor& a,
+                       const at::Tensor& b, bool adds);
+
  private:
+  // Computes a product that has its scale and its order.
+  void Run(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+           kernels::cpu::PanelProduct product);
+
   std::unique_ptr<float[]> panels_;
   int64_t capacity_ = 0;  // The number of floats in `panels_`.
 };

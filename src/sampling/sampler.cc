@@ -32,6 +32,7 @@ constexpr size_t kFirstCandidates = 256;
 struct Distribution {
   absl::Span<const float> logits;
   float max_logit = 0;
+  float temperature = 1;
   float inverse_temperature = 1;
 
   double LogWeight(size_t token) const {
@@ -178,11 +179,10 @@ std::vector<int32_t> FilteredTokens(const Distribution& distribution,
   return tokens;
 }
 
-// Draws one of `tokens`, whose weights add up to `total`.
+// Draws one of `tokens`.
 size_t DrawAmong(const Distribution& distribution,
-                 const std::vector<int32_t>& tokens, double total,
-                 float uniform) {
-  double rest = uniform * total;
+                 const std::vector<int32_t>& tokens, float uniform) {
+  double rest = uniform * WeightOf(distribution, tokens);
   for (const int32_t token : tokens) {
     rest -= distribution.Weight(token);
     if (rest < 0) return token;
@@ -190,26 +190,56 @@ size_t DrawAmong(const Distribution& distribution,
   return tokens.back();
 }
 
-// Sets the lists of the result. `kept` has the tokens that the filters keep,
-// the likeliest first; empty without filters. Log-probabilities are log weights
-// less `log_total`.
-void FillLists(const Distribution& distribution, const DrawConfig& config,
-               std::vector<int32_t> kept, double log_total,
-               DrawResult& result) {
+// Returns the log-probabilities of tokens among all, with the bits of a forward
+// pass that scores them.
+std::vector<float> LogprobsAmongAll(const Distribution& distribution,
+                                    const std::vector<int32_t>& tokens) {
+  const std::vector<int64_t> targets(tokens.begin(), tokens.end());
+  std::vector<float> logprobs(tokens.size());
+  // Without write_softmax, the kernel does not write to the logits.
+  kernels::cpu::Kernels().vocab_row(
+      const_cast<float*>(distribution.logits.data()),
+      static_cast<int64_t>(distribution.logits.size()),
+      {.temperature = distribution.temperature}, targets.data(),
+      static_cast<int64_t>(targets.size()), logprobs.data(),
+      /*entropy=*/nullptr);
+  return logprobs;
+}
+
+// Returns the log-probabilities of tokens among `kept`.
+std::vector<float> LogprobsAmong(const Distribution& distribution,
+                                 const std::vector<int32_t>& kept,
+                                 const std::vector<int32_t>& tokens) {
+  const double log_total = std::log(WeightOf(distribution, kept));
+  std::vector<float> logprobs;
+  for (const int32_t token : tokens) {
+    logprobs.push_back(
+        static_cast<float>(distribution.LogWeight(token) - log_total));
+  }
+  return logprobs;
+}
+
+// Sets the log-probability of the result's token, and its lists. `kept` has the
+// tokens that the filters keep, the likeliest first; empty without filters.
+void Score(const Distribution& distribution, const DrawConfig& config,
+           std::vector<int32_t> kept, DrawResult& result) {
   const size_t vocab = distribution.logits.size();
+  const bool among_kept = config.truncated_logprobs && !kept.empty();
+  std::vector<int32_t> tokens;  // The likeliest, then the drawn token.
   if (config.top_logprobs > 0) {
     const size_t count =
         std::min(static_cast<size_t>(config.top_logprobs), vocab);
-    std::vector<int32_t> likeliest = kept;
-    if (!config.truncated_logprobs || kept.empty()) {
-      likeliest = LikeliestTokens(distribution.logits, count);
-    }
-    likeliest.resize(std::min(count, likeliest.size()));
-    for (const int32_t id : likeliest) {
-      result.top_logprobs.emplace_back(
-          id, static_cast<float>(distribution.LogWeight(id) - log_total));
-    }
+    tokens = among_kept ? kept : LikeliestTokens(distribution.logits, count);
+    tokens.resize(std::min(count, tokens.size()));
   }
+  tokens.push_back(result.token);
+  const std::vector<float> logprobs =
+      among_kept ? LogprobsAmong(distribution, kept, tokens)
+                 : LogprobsAmongAll(distribution, tokens);
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    result.top_logprobs.emplace_back(tokens[i], logprobs[i]);
+  }
+  result.logprob = logprobs.back();
   if (!config.support || kept.size() == vocab) return;
   std::ranges::sort(kept);
   result.support = std::move(kept);
@@ -246,8 +276,9 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   Distribution distribution{.logits = logits, .max_logit = best.logit};
   if (!is_greedy) {
     // This limit prevents 0 * infinity, which is NaN, at a tiny temperature.
-    distribution.inverse_temperature =
-        static_cast<float>(std::min(1.0 / config.temperature, 1e30));
+    distribution.temperature =
+        static_cast<float>(std::max(config.temperature, 1e-30));
+    distribution.inverse_temperature = 1 / distribution.temperature;
   }
   const double total = TotalWeight(distribution);
   // If all logits are -inf, best.logit is the lowest finite number. But the
@@ -255,7 +286,6 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   if (!std::isfinite(best.logit) || !std::isfinite(total) || total == 0) {
     return std::nullopt;
   }
-  double log_total = std::log(total);
 
   size_t token = 0;
   std::vector<int32_t> kept;
@@ -264,17 +294,13 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
             logits.begin();
   } else if (config.top_k > 0 || config.top_p < 1 || config.min_p > 0) {
     kept = FilteredTokens(distribution, config, total);
-    const double kept_total = WeightOf(distribution, kept);
-    token = DrawAmong(distribution, kept, kept_total, uniform);
-    if (config.truncated_logprobs) log_total = std::log(kept_total);
+    token = DrawAmong(distribution, kept, uniform);
   } else {
     token = DrawUnfiltered(distribution, total, uniform);
   }
   DrawResult result;
   result.token = static_cast<int32_t>(token);
-  result.logprob =
-      static_cast<float>(distribution.LogWeight(token) - log_total);
-  FillLists(distribution, config, std::move(kept), log_total, result);
+  Score(distribution, config, std::move(kept), result);
   return result;
 }
 

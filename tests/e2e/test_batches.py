@@ -1,6 +1,7 @@
 """What a sequence's numbers depend on: itself, its adapter, and nothing else. For
 every family, steps of eight adapters at once give the bits of the same steps one at a
-time, on one thread, cut into micro-batches; with bases in every form."""
+time, on one thread, cut into micro-batches; with bases in every form. And samples have
+the log-probabilities that Forward computes for their tokens, to the last bit."""
 
 from __future__ import annotations
 
@@ -104,3 +105,77 @@ def test_in_other_forms_of_the_base(
     kind: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     _expect_same(models.tiny_model(kind), tmp_path, *flags)
+
+
+# Of prompts. Attention cuts keys at multiples of 256, and pages have 16 tokens.
+PROMPTS = (5, 33, 250, 300)
+DRAWN = 20  # Of a sample.
+# These have a chunked form in training and prompts, and another in decoding.
+RECURRENT = ("qwen3-5", "qwen3-next")
+TEMPERATURES = (1.0, 0.7, 0.0)
+
+
+def _expect_samples_of_forward(model: Path, folder: Path, *flags: str) -> None:
+    """Expects Forward, alone, to give the bits of samples that shared their batches,
+    and of prompts that ran in pieces."""
+
+    def trained(client: weft.Client, seed: int) -> weft.Adapter:
+        adapter = client.create_adapter(f"a{seed}", rank=4 + seed, seed=seed)
+        adapter.forward_backward(_data(seed))
+        adapter.optim_step(learning_rate=1e-2)
+        return adapter
+
+    def draw(adapter: weft.Adapter, seed: int) -> weft.SampleResult:
+        random = np.random.default_rng(seed)
+        length = min(PROMPTS[seed % len(PROMPTS)], context - DRAWN)
+        return adapter.sample(
+            random.integers(5, 90, length).tolist(),
+            num_samples=2,
+            max_tokens=DRAWN,
+            temperature=TEMPERATURES[seed % len(TEMPERATURES)],
+            seed=seed,
+            ignore_eos=True,
+            prompt_logprobs=True,
+        )
+
+    pieces = ("--max-batch-tokens", "128", "--threads", "2")
+    with (
+        running(model, folder, *flags, *pieces) as daemon,
+        daemon.client() as client,
+        ThreadPoolExecutor(ADAPTERS) as pool,
+    ):
+        context = client.info().model.context_length
+        adapters = [trained(client, seed) for seed in range(ADAPTERS)]
+        results = list(pool.map(draw, adapters, range(ADAPTERS)))
+        for seed, (adapter, result) in enumerate(zip(adapters, results, strict=True)):
+            temperature = TEMPERATURES[seed % len(TEMPERATURES)] or 1.0
+            for sample in result.samples:
+                scored = adapter.forward(
+                    [weft.Datum.from_sample(sample)], temperature=temperature
+                )
+                drawn = scored.results[0].logprobs[len(sample.prompt) - 1 :]
+                assert list(drawn) == list(sample.logprobs), f"adapter {seed}"
+            prompt = result.samples[0].prompt
+            scored = adapter.forward([weft.Datum.next_token(prompt)])
+            assert result.prompt_logprobs is not None
+            assert list(scored.results[0].logprobs) == [
+                float(x) for x in result.prompt_logprobs[1:]
+            ], f"prompt of adapter {seed}"
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in models.TINY if not kind.startswith(RECURRENT)]
+)
+def test_samples_have_the_bits_of_forward(kind: str, tmp_path: Path) -> None:
+    _expect_samples_of_forward(models.tiny_model(kind), tmp_path)
+
+
+# Rounded products, which some processors have, are not promised.
+@pytest.mark.parametrize(
+    "flags", [("--dtype", "bf16", "--cpu-bf16", "off"), ("--weights", "int8")]
+)
+@pytest.mark.parametrize("kind", ["llama-tied", "mixtral"])
+def test_samples_of_other_forms_of_the_base(
+    kind: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    _expect_samples_of_forward(models.tiny_model(kind), tmp_path, *flags)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "src/ops/tree_attention.h"
 #include "tests/support/tensors_near.h"
 
 namespace weft::ops {
@@ -202,6 +203,102 @@ TEST(PagedAttentionTest, BitsDependNeitherOnTheBatchNorOnThreads) {
       }
     }
     at::set_num_threads(num_threads);
+  }
+}
+
+// One sequence, and the attention of all its tokens at once.
+struct Whole {
+  at::Tensor q_THC, k_TKC, v_TKC, sinks_H;
+  AttentionRule rule;
+  at::Tensor out_THC;
+
+  int64_t size() const { return q_THC.size(0); }
+};
+
+Whole AttendAtOnce(const Shape& shape, const AttentionRule& rule,
+                   bool has_sinks) {
+  const int64_t size = shape.lengths[0];
+  Whole whole{.q_THC = at::randn({size, shape.query_heads, shape.features}),
+              .k_TKC = at::randn({size, shape.kv_heads, shape.features}),
+              .v_TKC = at::randn({size, shape.kv_heads, shape.features}),
+              .rule = rule};
+  if (has_sinks) whole.sinks_H = at::randn({shape.query_heads});
+  whole.out_THC =
+      TreeAttention(whole.q_THC, whole.k_TKC, whole.v_TKC,
+                    {{.begin = 0, .end = size, .subtree_end = size}}, rule,
+                    AttentionMethod::kFused, whole.sinks_H)
+          .out_THC;
+  return whole;
+}
+
+// The sequence as nodes of a prefix tree, each a part of the one before.
+void ExpectSameBitsInATree(const Whole& whole, int64_t node_size) {
+  std::vector<AttentionNode> nodes;
+  for (int64_t begin = 0; begin < whole.size(); begin += node_size) {
+    nodes.push_back({.begin = begin,
+                     .end = std::min(whole.size(), begin + node_size),
+                     .parent = std::ssize(nodes) - 1,
+                     .subtree_end = whole.size()});
+  }
+  EXPECT_TRUE(at::equal(
+      TreeAttention(whole.q_THC, whole.k_TKC, whole.v_TKC, nodes, whole.rule,
+                    AttentionMethod::kFused, whole.sinks_H)
+          .out_THC,
+      whole.out_THC))
+      << "nodes of " << node_size;
+}
+
+// The last `count` tokens, with the others in a cache.
+void ExpectSameBitsInAPiece(const Whole& whole, int64_t count) {
+  const int64_t first = whole.size() - count;
+  const at::Tensor out = SuffixAttention(
+      whole.q_THC.narrow(0, first, count), whole.k_TKC, whole.v_TKC,
+      {{.q_size = count, .k_size = whole.size()}}, whole.rule, whole.sinks_H);
+  EXPECT_TRUE(at::equal(out, whole.out_THC.narrow(0, first, count)))
+      << "a piece of " << count;
+}
+
+void ExpectSameBitsInDecoding(const Whole& whole, Shape shape) {
+  for (const int64_t length : {1, 16, 40, 255, 256, 257, 599, 600}) {
+    if (length > whole.size()) continue;
+    shape.lengths = {static_cast<int32_t>(length)};
+    const Cache cache =
+        MakeCache(shape, at::kFloat, {whole.k_TKC.narrow(0, 0, length)},
+                  {whole.v_TKC.narrow(0, 0, length)});
+    at::Tensor out = at::empty({1, shape.query_heads, shape.features});
+    PagedAttention(whole.q_THC.narrow(0, length - 1, 1), cache.k_PSKC,
+                   cache.v_PSKC, cache.table_BL, cache.lengths_B, whole.rule,
+                   out, whole.sinks_H);
+    EXPECT_TRUE(at::equal(out[0], whole.out_THC[length - 1]))
+        << "token " << length << " of pages of " << shape.page_tokens;
+  }
+}
+
+// A token's attention does not depend on what is computed beside it, on the
+// prefix tree, on how a prompt is cut, or on whether it is trained or sampled.
+TEST(PagedAttentionTest, HasTheBitsOfTrainingAndOfPrompts) {
+  for (const Shape& shape :
+       {Shape{4, 4, 16, 16, {600}}, Shape{9, 3, 64, 16, {600}},
+        Shape{6, 2, 20, 5, {300}}, Shape{2, 1, 260, 32, {520}},
+        Shape{40, 1, 8, 4, {270}}}) {
+    for (const int64_t window : {0, 7, 50, 300}) {
+      for (const double softcap : {0.0, 0.8}) {
+        SCOPED_TRACE(::testing::Message()
+                     << shape.query_heads << " heads of " << shape.features
+                     << " features, window " << window << ", softcap "
+                     << softcap);
+        const Whole whole = AttendAtOnce(
+            shape, {.scale = 0.3, .window = window, .softcap = softcap},
+            /*has_sinks=*/softcap > 0);
+        for (const int64_t size : {3, 100, 256}) {
+          ExpectSameBitsInATree(whole, size);
+        }
+        for (const int64_t count : {1, 20, 200}) {
+          ExpectSameBitsInAPiece(whole, count);
+        }
+        ExpectSameBitsInDecoding(whole, shape);
+      }
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
+#include "kernels/cpu/paged_attention.h"
 
 namespace weft::kernels::cpu {
 namespace {
@@ -50,8 +51,6 @@ void PagedAttentionKernel(benchmark::State& state) {
   PagedAttentionItem item{.q_NGC = a.q.const_data_ptr<float>(),
                           .k_pages = a.k.const_data_ptr<float>(),
                           .v_pages = a.v.const_data_ptr<float>(),
-                          .begin = 0,
-                          .end = a.tokens,
                           .num_heads = a.heads,
                           .group_size = a.group,
                           .num_kv_heads = a.heads,
@@ -61,8 +60,11 @@ void PagedAttentionKernel(benchmark::State& state) {
   int64_t sequence = 0;
   for (auto _ : state) {
     item.page_table = table.data() + sequence * a.pages;
-    Kernels().paged_attention(item, out.mutable_data_ptr<float>(),
-                              lse.mutable_data_ptr<float>());
+    for (item.begin = 0; item.begin < a.tokens; item.begin = item.end) {
+      item.end = std::min(item.begin + kAttentionChunk, a.tokens);
+      Kernels().paged_attention(item, out.mutable_data_ptr<float>(),
+                                lse.mutable_data_ptr<float>());
+    }
     benchmark::ClobberMemory();
     sequence = (sequence + 1) % a.sequences;
   }

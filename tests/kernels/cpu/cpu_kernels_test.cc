@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -289,6 +290,35 @@ TEST_P(CpuKernelsTest, WeightsOfABlockAreThoseOfF64) {
   }
 }
 
+TEST_P(CpuKernelsTest, SoftcapsAreThoseOfF64AndOfTheScoredRows) {
+  constexpr float kSoftcap = 3;
+  for (const size_t n : kLengths) {
+    const std::vector<float> logits = RandomValues(n, 21, /*scale=*/5);
+    std::vector<float> capped = logits;
+    const auto count = static_cast<int64_t>(n);
+    const float max =
+        table_->softcap_row(capped.data(), count, kSoftcap, capped.data());
+    EXPECT_EQ(max, *std::ranges::max_element(capped));
+    for (size_t i = 0; i < n; ++i) {
+      EXPECT_NEAR(
+          capped[i],
+          kSoftcap * std::tanh(static_cast<double>(logits[i]) / kSoftcap),
+          Tolerance(kEpsilonF32, 4, kSoftcap));
+    }
+    // A row that is capped first has the bits of one that vocab_row caps.
+    std::vector<int64_t> targets(n);
+    std::iota(targets.begin(), targets.end(), 0);
+    std::vector<float> logprobs(n), expected(n);
+    std::vector<float> row = logits;
+    table_->vocab_row(row.data(), count,
+                      {.softcap = kSoftcap, .temperature = 0.7F},
+                      targets.data(), count, expected.data(), nullptr);
+    table_->vocab_row(capped.data(), count, {.temperature = 0.7F},
+                      targets.data(), count, logprobs.data(), nullptr);
+    EXPECT_EQ(logprobs, expected);
+  }
+}
+
 TEST_P(CpuKernelsTest, TheMaximumOfABlockIsThatOfItsNumbers) {
   const std::vector<float> logits = {kNan, -3, kNan, 2, -kInf, kNan};
   EXPECT_EQ(table_->max_block(logits.data(), 6), 2);
@@ -394,12 +424,11 @@ void ExpectSoftmaxRows(const KernelTable& table, size_t n, float softcap) {
     const auto expected =
         reference::SoftmaxOfRow(scores, upstream, keys, softcap, 0.3);
     std::vector<float> weights = PaddedRow(scores);
-    SoftmaxState state;
-    EXPECT_EQ(table.softmax_step_row(keys, softcap, weights.data(), &state), 0);
-    EXPECT_NEAR(state.max + std::log(state.sum), expected.lse,
+    const SoftmaxSum sum = table.softmax_row(keys, softcap, weights.data());
+    EXPECT_NEAR(sum.max + std::log(sum.sum), expected.lse,
                 Tolerance(kEpsilonF32, size, 10));
     weights.resize(n);
-    for (float& w : weights) w /= state.sum;
+    for (float& w : weights) w /= sum.sum;
     ExpectNear(weights, expected.weights, Tolerance(kEpsilonF32, size, 10));
     std::vector<float> again = PaddedRow(scores), dscores = PaddedRow(upstream);
     table.softmax_gradient_row(keys, softcap, static_cast<float>(expected.lse),
@@ -419,25 +448,12 @@ TEST_P(CpuKernelsTest, SoftmaxRowsMatchTheReference) {
   }
 }
 
-TEST_P(CpuKernelsTest, SoftmaxStepsAddUpToTheSoftmaxOfAllKeys) {
-  std::vector<float> all = RandomValues(64, 23, 3);
-  all[40] = 60;  // This large score scales the earlier sums to nearly 0.
-  const auto expected = reference::SoftmaxOfRow(all, all, {0, 64, 64}, 0, 0);
-  SoftmaxState state;
-  for (size_t begin = 0; begin < all.size(); begin += 16) {
-    std::vector<float> step(all.begin() + begin, all.begin() + begin + 16);
-    const float before = state.max;
-    const float shrink =
-        table_->softmax_step_row({0, 16, 16}, 0, step.data(), &state);
-    EXPECT_NEAR(shrink, std::exp(before - state.max),
-                Tolerance(kEpsilonF32, 1, 1));
-    std::vector<float> hidden(16, 5);
-    EXPECT_EQ(table_->softmax_step_row({7, 7, 16}, 0, hidden.data(), &state),
-              1);
-    EXPECT_EQ(hidden, std::vector<float>(16, 0));
-  }
-  EXPECT_NEAR(state.max + std::log(state.sum), expected.lse,
-              Tolerance(kEpsilonF32, 64, 60));
+TEST_P(CpuKernelsTest, AQueryThatSeesNoKeyHasNoWeights) {
+  std::vector<float> scores = PaddedRow(std::vector<float>(16, 5));
+  const SoftmaxSum sum = table_->softmax_row({7, 7, 16}, 0, scores.data());
+  EXPECT_EQ(sum.max, -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(sum.sum, 0);
+  EXPECT_EQ(scores, std::vector<float>(16, 0));
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, CpuKernelsTest, kEveryIsa,

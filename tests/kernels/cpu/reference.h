@@ -28,9 +28,9 @@ std::vector<double> SwiGluRow(const std::vector<float>& gate,
 // Returns y [B, O] = x W^T + bias for x [B, I], weight W [O, I] and bias [O].
 // An empty bias adds nothing.
 std::vector<double> RowProduct(const std::vector<float>& x,
-                                  const std::vector<float>& weight,
-                                  const std::vector<float>& bias,
-                                  size_t num_rows, size_t num_outputs);
+                               const std::vector<float>& weight,
+                               const std::vector<float>& bias, size_t num_rows,
+                               size_t num_outputs);
 
 // Returns the product [M, N] of left [M, K] and right [K, N].
 std::vector<double> Product(const std::vector<float>& left,
