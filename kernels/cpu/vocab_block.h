@@ -1,6 +1,6 @@
 // One block of a row of logits: its maximum, its exponentials and their sums.
-// Implements softcap_row, max_block and weigh_block of kernels.h. Compiled only in
-// table_*.cc.
+// Implements softcap_row, max_block and weigh_block of kernels.h. Compiled only
+// in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
 #define WEFT_KERNELS_CPU_VOCAB_BLOCK_H_
 

@@ -27,9 +27,9 @@ using kernels::cpu::kAttentionChunk;
 using kernels::cpu::kSoftmaxPadding;
 using kernels::cpu::SoftmaxKeys;
 
-// The softmax of one query over a chunk of keys, in the type Real. Run does what
-// softmax_row of kernels/cpu/kernels.h does, Gradient what softmax_gradient_row
-// does, and Merge what lse_merge_rows does.
+// The softmax of one query over a chunk of keys, in the type Real. Run does
+// what softmax_row of kernels/cpu/kernels.h does, Gradient what
+// softmax_gradient_row does, and Merge what lse_merge_rows does.
 template <typename Real>
 struct SoftmaxRow;
 
@@ -264,7 +264,8 @@ Real* Data(const at::Tensor& x) {
   return x.mutable_data_ptr<Real>();
 }
 
-// Returns the most keys of a chunk of these blocks, rounded up to whole vectors.
+// Returns the most keys of a chunk of these blocks, rounded up to whole
+// vectors.
 int64_t ChunkKeys(const std::vector<AttentionBlock>& blocks) {
   int64_t longest = 0;
   for (const AttentionBlock& block : blocks) {

@@ -179,3 +179,32 @@ def test_samples_of_other_forms_of_the_base(
     kind: str, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     _expect_samples_of_forward(models.tiny_model(kind), tmp_path, *flags)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in models.TINY if not kind.startswith(RECURRENT)]
+)
+def test_a_shared_prompt_changes_no_logprob(kind: str, tmp_path: Path) -> None:
+    """Ends of 3 to 40 tokens on prompts that fill less and more than one chunk."""
+    scored, batches = [], []
+    limit = ("--max-batch-tokens", "384")
+    for flag in ("--share-prompts", "--no-share-prompts"):
+        with (
+            running(models.tiny_model(kind), tmp_path / flag, flag, *limit) as daemon,
+            daemon.client() as client,
+        ):
+            adapter = client.create_adapter("a", rank=4, seed=1)
+            context = client.info().model.context_length
+            random = np.random.default_rng(1)
+            for length in (90, min(300, context - 41)):
+                prompt = random.integers(5, 90, length)
+                ends = [random.integers(5, 90, size) for size in (3, 20, 40)]
+                data = [
+                    weft.Datum.next_token(np.concatenate([prompt, end])) for end in ends
+                ]
+                result = adapter.forward_backward(data)
+                scored.append([list(d.logprobs) for d in result.results])
+            batches.append(daemon.metric("weft_batch_tokens_count", 'kind="train"'))
+    # Only with a shared prompt do the data of a call fit into one batch.
+    assert batches[0] == 2 < batches[1]
+    assert scored[:2] == scored[2:]

@@ -337,7 +337,7 @@ class Datum:
 
         advantage, weight: one number, or one for each drawn token, [S]. Without an
         advantage the datum is for cross_entropy. `forward` of such a datum, at the
-        sample's temperature, returns `sample.logprobs` up to rounding if the adapter
+        sample's temperature, returns `sample.logprobs` (in f32 on a CPU to the last bit) if the adapter
         has not changed. If the sample has routing or supports, the datum gets these,
         too. If it has a sequence_id, the datum's `sampled` names its drawn tokens, and
         a loss must use this (replay_logprobs=True, for example).
