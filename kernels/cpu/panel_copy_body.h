@@ -5,34 +5,10 @@
 #include "kernels/cpu/panel_product.h"
 #include "kernels/cpu/panel_product_body.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/transpose.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {
-
-// A 4 x 4 block of a matrix, by rows.
-struct Square {
-  Quad row[4];
-};
-
-WEFT_INLINE Square LoadSquare(const float* p, int64_t stride) {
-  return {{LoadQuad(p), LoadQuad(p + stride), LoadQuad(p + 2 * stride),
-           LoadQuad(p + 3 * stride)}};
-}
-
-WEFT_INLINE void StoreSquare(float* p, int64_t stride, const Square& s) {
-  for (int64_t i = 0; i < 4; ++i) StoreQuad(p + i * stride, s.row[i]);
-}
-
-WEFT_INLINE Square Transpose(const Square& s) {
-  const Quad ab_low = __builtin_shufflevector(s.row[0], s.row[1], 0, 4, 1, 5);
-  const Quad ab_high = __builtin_shufflevector(s.row[0], s.row[1], 2, 6, 3, 7);
-  const Quad cd_low = __builtin_shufflevector(s.row[2], s.row[3], 0, 4, 1, 5);
-  const Quad cd_high = __builtin_shufflevector(s.row[2], s.row[3], 2, 6, 3, 7);
-  return {{__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
-           __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
-           __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-           __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)}};
-}
 
 // Copies `columns` columns of a matrix to a panel of `width` columns, and fills
 // the panel's other columns with zeros. The elements of each matrix row are
@@ -49,29 +25,6 @@ void CopyRows(const PanelCopy& copy, const float* from, int64_t columns,
   }
 }
 
-// Copies the terms [begin, end) of four columns of a matrix. The elements of
-// each column are adjacent. `columns` is the number of columns left to copy,
-// and may be negative. If fewer than 4 are left, zeros replace the missing
-// columns.
-WEFT_INLINE void CopyFourColumns(const PanelCopy& copy, const float* from,
-                                 int64_t columns, int64_t begin, int64_t end,
-                                 int64_t width, float* to) {
-  int64_t k = begin;
-  if (columns >= 4) {
-    for (; k + 4 <= end; k += 4) {
-      StoreSquare(to + k * width, width,
-                  Transpose(LoadSquare(from + k, copy.n_stride)));
-    }
-  }
-  for (; k < end; ++k) {
-    Quad quad = {};
-    for (int64_t n = 0; n < Smaller(columns, 4); ++n) {
-      quad[n] = from[n * copy.n_stride + k];
-    }
-    StoreQuad(to + k * width, quad);
-  }
-}
-
 // Does what CopyRows does, for a matrix in which the elements of each column
 // are adjacent. Reads one cache line of each column at a time, because lines of
 // different columns may evict each other from the cache. Prefetches later
@@ -81,14 +34,19 @@ WEFT_INLINE void CopyFourColumns(const PanelCopy& copy, const float* from,
 void CopyColumns(const PanelCopy& copy, const float* from, int64_t columns,
                  int64_t width, float* to) {
   constexpr int64_t kLine = 16;
+  constexpr float kZeros[kLine] = {};
   for (int64_t begin = 0; begin < copy.num_terms; begin += kLine) {
-    const int64_t end = Smaller(begin + kLine, copy.num_terms);
+    const int64_t terms = Smaller(kLine, copy.num_terms - begin);
     for (int64_t n = 0; n < columns; ++n) {
       __builtin_prefetch(from + n * copy.n_stride + begin + 2 * kLine);
     }
-    for (int64_t n = 0; n < width; n += 4) {
-      CopyFourColumns(copy, from + n * copy.n_stride, columns - n, begin, end,
-                      width, to + n);
+    for (int64_t n = 0; n < width; n += kWidth) {
+      const float* column[kWidth];
+      for (int64_t i = 0; i < kWidth; ++i) {
+        column[i] =
+            n + i < columns ? from + (n + i) * copy.n_stride + begin : kZeros;
+      }
+      StoreTransposed(column, terms, width, to + begin * width + n);
     }
   }
 }

@@ -31,11 +31,16 @@ void PanelTiles(const PanelProduct& p, const PanelPart& part) {
     PanelTile<4, kVectors, kPadded>(p, part, row);
     row += 4;
   }
-  if (row + 2 <= p.num_rows) {
-    PanelTile<2, kVectors, kPadded>(p, part, row);
-    row += 2;
+  switch (p.num_rows - row) {
+    case 3:
+      return PanelTile<3, kVectors, kPadded>(p, part, row);
+    case 2:
+      return PanelTile<2, kVectors, kPadded>(p, part, row);
+    case 1:
+      return PanelTile<1, kVectors, kPadded>(p, part, row);
+    default:
+      return;
   }
-  if (row < p.num_rows) PanelTile<1, kVectors, kPadded>(p, part, row);
 }
 
 template <int64_t kVectors>
