@@ -8,8 +8,8 @@
 #include "kernels/cpu/attention_rows_body.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/panel_product_body.h"
+#include "kernels/cpu/quads.h"
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/transpose.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {

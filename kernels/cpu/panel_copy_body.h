@@ -4,8 +4,8 @@
 
 #include "kernels/cpu/panel_product.h"
 #include "kernels/cpu/panel_product_body.h"
+#include "kernels/cpu/quads.h"
 #include "kernels/cpu/simd.h"
-#include "kernels/cpu/transpose.h"
 
 namespace weft::kernels::cpu::WEFT_KERNEL_ISA {
 namespace {

@@ -8,6 +8,7 @@
 #ifndef WEFT_KERNELS_CPU_ROW_TILE_H_
 #define WEFT_KERNELS_CPU_ROW_TILE_H_
 
+#include "kernels/cpu/quads.h"
 #include "kernels/cpu/row_product.h"
 #include "kernels/cpu/row_weights.h"
 #include "kernels/cpu/simd.h"
@@ -66,6 +67,20 @@ WEFT_INLINE void SumTile(const TileRows& x, WeightRows<Weight> weight,
   }
 }
 
+// Returns the sums of kQuads rows, from `first` on. Takes the last row in place
+// of rows that are missing.
+template <int64_t kRows>
+WEFT_INLINE Vec SumRows(const Vec (&sums)[kRows][kRowOutputs], int64_t first) {
+  Vec rows[kRowOutputs][kQuads];
+  WEFT_UNROLL
+  for (int64_t o = 0; o < kRowOutputs; ++o) {
+    for (int64_t q = 0; q < kQuads; ++q) {
+      rows[o][q] = sums[Smaller(first + q, kRows - 1)][o];
+    }
+  }
+  return SumQuads(rows);
+}
+
 // Computes a tile's sums over a part of the inputs, and adds them to the sums
 // of earlier parts, or overwrites these if `is_first`. The kRowOutputs sums of
 // row r are at totals + r * stride.
@@ -74,9 +89,11 @@ void Tile(const TileRows& x, const WeightRows<Weight>& weight, int64_t inputs,
           Prefetch& fetch, bool is_first, float* totals, int64_t stride) {
   Vec sums[kRows][kRowOutputs] = {};
   SumTile<kRows>(x, weight, inputs, fetch, sums);
+  Quads rows;
   WEFT_UNROLL
   for (int64_t r = 0; r < kRows; ++r) {
-    Quad sum = SumEach(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+    if (r % kQuads == 0) rows = SplitToQuads(SumRows(sums, r));
+    Quad sum = rows.part[r % kQuads];
     if (!is_first) sum = LoadQuad(totals + r * stride) + sum;
     StoreQuad(totals + r * stride, sum);
   }
