@@ -1,4 +1,5 @@
-// Transposes and sums in the quads of vectors, that is, groups of four lanes. Compiled only in table_*.cc.
+// Transposes and sums in the quads of vectors, that is, groups of four lanes.
+// Compiled only in table_*.cc.
 #ifndef WEFT_KERNELS_CPU_QUADS_H_
 #define WEFT_KERNELS_CPU_QUADS_H_
 
