@@ -126,7 +126,9 @@ WEFT_INLINE void StoreFirst(float* p, Vec v, int64_t count) {
   }
 }
 
-WEFT_INLINE constexpr int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+WEFT_INLINE constexpr int64_t Smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
 
 // A vector of four floats, which every instruction set has.
 typedef float Quad __attribute__((vector_size(16)));
@@ -173,20 +175,6 @@ WEFT_INLINE Quad FoldToQuad(Vec v) {
 WEFT_INLINE float Sum(Vec v) {
   const Quad q = FoldToQuad(v);
   return (q[0] + q[2]) + (q[1] + q[3]);
-}
-
-// Returns {Sum(a), Sum(b), Sum(c), Sum(d)}, with the same bits as Sum.
-WEFT_INLINE Quad SumEach(Vec a, Vec b, Vec c, Vec d) {
-  const Quad qa = FoldToQuad(a), qb = FoldToQuad(b);
-  const Quad qc = FoldToQuad(c), qd = FoldToQuad(d);
-  // Adds lanes 0 + 2 and 1 + 3 of each vector. The four lanes of `ab` are sums
-  // of a, b, a and b. The four lanes of `cd` are sums of c, d, c and d.
-  const Quad ab = __builtin_shufflevector(qa, qb, 0, 4, 1, 5) +
-                  __builtin_shufflevector(qa, qb, 2, 6, 3, 7);
-  const Quad cd = __builtin_shufflevector(qc, qd, 0, 4, 1, 5) +
-                  __builtin_shufflevector(qc, qd, 2, 6, 3, 7);
-  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) +
-         __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
 // Returns the larger of each pair of lanes, or a's lane if one of them is NaN.

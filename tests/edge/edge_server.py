@@ -189,8 +189,12 @@ class Edge:
 
 
 def accepts(port: int) -> bool:
-    """Returns whether somebody listens. Otherwise raises OSError."""
-    socket.create_connection(("127.0.0.1", port)).close()
+    """Returns whether the edge serves. Otherwise raises OSError. `nginx -t`, with which
+    the edge starts, listens for a moment, too, but speaks no TLS."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(("127.0.0.1", port), 5) as plain:
+        context.wrap_socket(plain).close()
     return True
 
 
