@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ import openai
 import pytest
 import tinker_sdk
 from deploy_files import ROOT
-from edge_server import Edge, accepts, wait_until
+from edge_server import Edge, wait_until
 from tinker_sdk import SDK
 
 SCRIPT = ROOT / "tests" / "tinker" / "sdk_script.py"
@@ -174,7 +175,10 @@ def test_openais_client_chats_over_https(tmp_path: Path) -> None:
         command += ["--listen", front_address]
         front = subprocess.Popen(command)
         try:
-            wait_until(lambda: accepts(port), edge.log)
+            wait_until(
+                lambda: not socket.create_connection(("127.0.0.1", port)).close(),
+                edge.log,
+            )
             with openai.OpenAI(
                 base_url=f"{edge.url}/v1",
                 api_key=edge.alice,
