@@ -163,6 +163,11 @@ def test_the_tinker_sdk_trains_over_https(echo: Edge) -> None:
     assert json.loads(results[0].removeprefix("result "))["models"] == ["toy"]
 
 
+def _listens(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port)):
+        return True
+
+
 def test_openais_client_chats_over_https(tmp_path: Path) -> None:
     model = models.short_demo_model()
     port = daemon_module.free_port()
@@ -175,10 +180,7 @@ def test_openais_client_chats_over_https(tmp_path: Path) -> None:
         command += ["--listen", front_address]
         front = subprocess.Popen(command)
         try:
-            wait_until(
-                lambda: not socket.create_connection(("127.0.0.1", port)).close(),
-                edge.log,
-            )
+            wait_until(lambda: _listens(port), edge.log)
             with openai.OpenAI(
                 base_url=f"{edge.url}/v1",
                 api_key=edge.alice,
