@@ -30,9 +30,8 @@ WEFT_INLINE Vec Capped(Vec x, float softcap) {
   return softcap > 0 ? softcap * Tanh(x * (1.0F / softcap)) : x;
 }
 
-// Not inlined in paged_attention: see CapBlock.
-[[gnu::noinline]] SoftmaxSum SoftmaxRow(const SoftmaxKeys& keys, float softcap,
-                                        float* scores) {
+WEFT_ONE_BODY SoftmaxSum SoftmaxRow(const SoftmaxKeys& keys, float softcap,
+                                    float* scores) {
   const int64_t first = RoundDown(keys.begin);
   const int64_t last = RoundUp(keys.end);
   if (keys.begin >= keys.end) {

@@ -13,9 +13,16 @@ void LseMergeRows(const float* part, const float* part_lse, int64_t num_rows,
   for (int64_t row = 0; row < num_rows; ++row) {
     const float ours = lse[row];
     const float theirs = part_lse[row];
-    // Skips a row that has no keys in `part`. If the row has no keys in `out`
-    // either, `ours - high` would be -inf minus -inf, which is NaN.
+    // Skips a row that has no keys in `part`.
     if (theirs == -__builtin_inff()) continue;
+    if (ours == -__builtin_inff()) {  // `out` has no keys, and may hold NaN.
+      for (int64_t c = row * head_features; c < (row + 1) * head_features;
+           ++c) {
+        out[c] = part[c];
+      }
+      lse[row] = theirs;
+      continue;
+    }
     const float high = ours > theirs ? ours : theirs;
     // Divides by the sum instead of computing e^(lse - l) with the new
     // log-sum-exp l, because a large l has a large rounding error.

@@ -7,9 +7,9 @@
 namespace weft::kernels::cpu {
 
 // Attention cuts the keys of a sequence at multiples of this number, and merges
-// the results of the chunks in order. Every path does so. So a query has the
-// same bits in training, in a prefix tree, in a piece of a prompt and in a
-// decode step.
+// the results of the chunks in order. Every path on a CPU does so in f32. So a
+// query has the same bits in training, in a prefix tree, in a piece of a prompt
+// and in a decode step.
 inline constexpr int64_t kAttentionChunk = 256;
 
 // Attention of one token over tokens [begin, end) of its sequence, for N

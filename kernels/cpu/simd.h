@@ -26,6 +26,14 @@
 #define WEFT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
 #endif
 
+// A function that is compiled once. Of a copy, the compiler could fuse other
+// operations, so its bits would depend on the caller.
+#ifdef __clang__
+#define WEFT_ONE_BODY [[gnu::noinline]]
+#else
+#define WEFT_ONE_BODY [[gnu::noipa]]
+#endif
+
 // Unrolls the loop that follows, so that its array of vectors is in registers.
 #ifdef __clang__
 #define WEFT_UNROLL _Pragma("clang loop unroll(full)")

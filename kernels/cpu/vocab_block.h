@@ -20,10 +20,9 @@ struct BlockSums {
 };
 
 // Writes the softcapped logits of a block, and returns their maximum. `capped`
-// may be x. It is not inlined, because the compiler could fuse other operations
-// at each place, and a logit's bits would depend on the place.
-[[gnu::noinline]] float CapBlock(const float* x, int64_t count, float softcap,
-                                 float* capped) {
+// may be x.
+WEFT_ONE_BODY float CapBlock(const float* x, int64_t count, float softcap,
+                             float* capped) {
   const float inverse = 1.0F / softcap;
   Vec best = Fill(kLowest);
   int64_t i = 0;

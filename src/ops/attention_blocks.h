@@ -16,23 +16,22 @@ struct RowRange {
 };
 
 // Consecutive query rows of one sequence or of one node of a prefix tree, and
-// the key rows that at least one of these queries sees. The key rows are in the
-// order of positions. The last key and the last query belong to the same token.
+// the key rows that at least one of these queries sees, with a few more before
+// them if there is a window. The key rows are in the order of positions. The last key and the last query belong to the same token.
 // So query i of n sees the first (num_keys() - n + i + 1) keys; with a window,
 // only the last `window` of these.
 struct AttentionBlock {
   RowRange queries;
   std::vector<RowRange> keys;
-  int64_t first_key =
-      0;             // The position of the first of `keys` in its sequence.
-  int64_t tree = 0;  // Blocks of different trees share no key.
+  int64_t first_key = 0;  // The position of the first key in its sequence.
+  int64_t tree = 0;       // Blocks of different trees share no key.
 
   int64_t num_keys() const;
   int64_t end_key() const;  // The position after the last key.
 };
 
 // Returns the blocks of prefix trees. A block has at most `max_rows` query rows
-// of one node, and the keys on the path from the root that these queries see.
+// of one node, and keys on the path from the root.
 // The blocks cover all rows in order.
 std::vector<AttentionBlock> TreeBlocks(const std::vector<AttentionNode>& nodes,
                                        int64_t window, int64_t max_rows);

@@ -90,6 +90,11 @@ struct SoftmaxRow<double> {
                     int64_t features, double* out, double* lse) {
     for (int64_t row = 0; row < rows; ++row) {
       if (std::isinf(part_lse[row])) continue;  // It sees no key of the part.
+      if (std::isinf(lse[row])) {  // It saw none before, and may hold NaN.
+        std::copy_n(part + row * features, features, out + row * features);
+        lse[row] = part_lse[row];
+        continue;
+      }
       const double high = std::max(lse[row], part_lse[row]);
       const double both = high + std::log(std::exp(lse[row] - high) +
                                           std::exp(part_lse[row] - high));

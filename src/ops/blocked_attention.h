@@ -1,9 +1,9 @@
 // Attention on a CPU by blocks of query rows, each with only the keys that at
-// least one of its rows sees, and the division into blocks. Private to src/ops.
+// least one of its rows may see (attention_blocks.h). Private to src/ops.
 //
 // LibTorch's kernel for a CPU multiplies queries with all keys and then masks
 // half of the scores. It has no windows, no softcaps and no prefix trees. Here
-// a block takes its keys in chunks, with one running softmax over all chunks.
+// a block takes its keys in chunks, whose results are merged in order.
 // The query heads that share a key head are multiplied with its keys in one
 // product. The bits of a tree's rows do not depend on other trees or on the
 // number of threads.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/kernels.h"
@@ -48,28 +50,17 @@ Tokens TokensOfPart(const Tokens& all, int64_t part) {
 struct Piece {
   int64_t b = 0;
   int64_t part = 0;
+  Tokens tokens = {};
   int64_t first_head = 0;
   int64_t num_heads = 0;
+  int64_t work = 0;  // Tokens times heads.
 };
 
-// Returns the number of key/value heads of a piece. A piece with all heads is
-// best, because the keys and values of all heads are adjacent in memory. If
-// threads would be idle with such pieces, pieces get fewer heads.
-int64_t HeadsOfPiece(int64_t num_parts, int64_t num_heads) {
-  const int64_t threads = at::get_num_threads();
-  // Returns the work of the busiest thread if a piece has `heads` heads. The
-  // unit is one head of one part.
-  const auto cost = [&](int64_t heads) {
-    return CeilDiv(num_parts * CeilDiv(num_heads, heads), threads) * heads;
-  };
-  int64_t best = num_heads;
-  for (int64_t heads = num_heads; heads > 0; --heads) {
-    // Stops if the busiest thread has at most 9 / 8 of the average work.
-    if (8 * cost(best) * threads <= 9 * num_parts * num_heads) break;
-    if (cost(heads) < cost(best)) best = heads;
-  }
-  return best;
-}
+// The pieces of one thread. The unit of work is one head of one token.
+struct Hand {
+  std::vector<Piece> pieces;
+  int64_t work = 0;
+};
 
 // Computes PagedAttention for one batch.
 class Launch {
@@ -106,15 +97,11 @@ class Launch {
   // a sequence there, and the other parts in `parts` [num_parts - B, H, C] and
   // parts_lse [num_parts - B, H].
   void Run(float* out, float* lse, float* parts, float* parts_lse) const {
-    const std::vector<Piece> pieces = Pieces();
-    ParallelFor(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
+    const std::vector<Hand> hands = BestHands();
+    ParallelFor(std::ssize(hands), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const Piece& piece = pieces[i];
-        if (piece.part == 0) {
-          RunPiece(piece, out + piece.b * row_size(), lse + piece.b * heads_);
-        } else {
-          const int64_t part = sequences_[piece.b].later_parts + piece.part - 1;
-          RunPiece(piece, parts + part * row_size(), parts_lse + part * heads_);
+        for (const Piece& piece : hands[i].pieces) {
+          RunPiece(piece, out, lse, parts, parts_lse);
         }
       }
     });
@@ -138,30 +125,73 @@ class Launch {
 
   int64_t row_size() const { return heads_ * features_; }
 
-  std::vector<Piece> Pieces() const {
+  // Deals pieces of `step` key/value heads out to the threads, the longest
+  // first, each to the thread with the least work.
+  std::vector<Hand> Deal(int64_t step) const {
     const int64_t num_heads = item_.num_kv_heads;
-    const int64_t step = HeadsOfPiece(num_parts_, num_heads);
     std::vector<Piece> pieces;
     pieces.reserve(num_parts_ * CeilDiv(num_heads, step));
     for (int64_t b = 0; b < std::ssize(sequences_); ++b) {
       for (int64_t part = 0; part < sequences_[b].num_parts; ++part) {
+        const Tokens tokens = TokensOfPart(sequences_[b].tokens, part);
         for (int64_t k = 0; k < num_heads; k += step) {
+          const int64_t heads = std::min(step, num_heads - k);
           pieces.push_back({.b = b,
                             .part = part,
+                            .tokens = tokens,
                             .first_head = k,
-                            .num_heads = std::min(step, num_heads - k)});
+                            .num_heads = heads,
+                            .work = (tokens.end - tokens.begin) * heads});
         }
       }
     }
-    return pieces;
+    std::ranges::stable_sort(pieces, std::ranges::greater(), &Piece::work);
+    std::vector<Hand> hands(at::get_num_threads());
+    for (const Piece& piece : pieces) {
+      Hand& least = *std::ranges::min_element(hands, {}, &Hand::work);
+      least.pieces.push_back(piece);
+      least.work += piece.work;
+    }
+    return hands;
   }
 
-  // Writes the rows of the piece's heads to out [H, C] and lse [H].
-  void RunPiece(const Piece& piece, float* out, float* lse) const {
-    const Tokens tokens = TokensOfPart(sequences_[piece.b].tokens, piece.part);
+  // A piece with all heads is best, because the keys and values of all heads
+  // are adjacent in memory. If threads would be idle with such pieces, pieces
+  // get fewer heads.
+  std::vector<Hand> BestHands() const {
+    std::vector<Hand> best;
+    int64_t least = 0;
+    for (int64_t step = item_.num_kv_heads; step > 0; step /= 2) {
+      std::vector<Hand> hands = Deal(step);
+      int64_t busiest = 0, total = 0;
+      for (const Hand& hand : hands) {
+        busiest = std::max(busiest, hand.work);
+        total += hand.work;
+      }
+      if (best.empty() || busiest < least) {
+        least = busiest;
+        best = std::move(hands);
+      }
+      // Stops if the busiest thread has at most 9 / 8 of the average work.
+      if (8 * least * std::ssize(best) <= 9 * total) break;
+    }
+    return best;
+  }
+
+  // Writes the rows of the piece's heads; see Run.
+  void RunPiece(const Piece& piece, float* out, float* lse, float* parts,
+                float* parts_lse) const {
+    const Tokens& tokens = piece.tokens;
     const int64_t head = piece.first_head * item_.group_size;
-    out += head * features_;
-    lse += head;
+    const int64_t row = piece.part == 0
+                            ? piece.b
+                            : sequences_[piece.b].later_parts + piece.part - 1;
+    if (piece.part > 0) {
+      out = parts;
+      lse = parts_lse;
+    }
+    out += row * row_size() + head * features_;
+    lse += row * heads_ + head;
     kernels::cpu::PagedAttentionItem item = item_;
     if (tokens.begin == tokens.end) {
       const int64_t num_heads = piece.num_heads * item.group_size;

@@ -70,8 +70,8 @@ struct DrawResult {
 // Units:   Time is O(V) without filters and O(V log k) for top_k. top_p and
 // min_p alone sort as many of the likeliest tokens as they need. The weights of
 // all tokens are f32, summed in f32 within blocks and in f64 over blocks. The
-// weights of tokens that filters keep are f64. Allocates only for filters or
-// top_logprobs.
+// weights of tokens that filters keep are f64. Log-probabilities among all
+// tokens take one more pass, which sums as a forward pass does.
 // Threads: any.
 std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
                                     const DrawConfig& config, float uniform);

@@ -338,7 +338,7 @@ class Datum:
         advantage, weight: one number, or one for each drawn token, [S]. Without an
         advantage the datum is for cross_entropy. `forward` of such a datum, at the
         sample's temperature, returns `sample.logprobs` if the adapter has not changed:
-        in f32 on a CPU to the last bit, otherwise up to rounding. If the sample has
+        up to rounding, and README says where to the last bit. If the sample has
         routing or supports, the datum gets these, too. If it has a sequence_id, the
         datum's `sampled` names its drawn tokens, and a loss must use this
         (replay_logprobs=True, for example).

@@ -236,8 +236,8 @@ void AddTop(SampleJob& job, int32_t token, bool has_logprob,
   if (drawn.has_value()) row = std::move(drawn->top_logprobs);
   if (!has_logprob) return;
   // Clients compare prompt_logprobs with this list to see whether `token` is
-  // the likeliest. The two come from different matrix products and round
-  // differently, so the list gets `token`'s value from prompt_logprobs.
+  // the likeliest. On CUDA the two come from different matrix products and
+  // round differently, so the list gets `token`'s value from prompt_logprobs.
   for (auto& [id, logprob] : row) {
     if (id == token) logprob = job.result.prompt_logprobs.back();
   }
