@@ -17,13 +17,14 @@ struct RowRange {
 
 // Consecutive query rows of one sequence or of one node of a prefix tree, and
 // the key rows that at least one of these queries sees, with a few more before
-// them if there is a window. The key rows are in the order of positions. The last key and the last query belong to the same token.
-// So query i of n sees the first (num_keys() - n + i + 1) keys; with a window,
-// only the last `window` of these.
+// them if there is a window. The key rows are in the order of positions. The
+// last key and the last query belong to the same token. So query i of n sees
+// the keys before position (end_key() - n + i + 1); with a window, only the
+// last `window` of these.
 struct AttentionBlock {
   RowRange queries;
   std::vector<RowRange> keys;
-  int64_t first_key = 0;  // The position of the first key in its sequence.
+  int64_t first_key = 0;  // The first key's position in its sequence.
   int64_t tree = 0;       // Blocks of different trees share no key.
 
   int64_t num_keys() const;
