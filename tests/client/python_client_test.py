@@ -60,12 +60,14 @@ def test_scores_beside_the_steps(sent: Sent, client: weft.Client) -> None:
 
 
 def test_a_score_does_not_wait_for_a_missing_step(
-    server: FakeWeftd, client: weft.Client
+    server: FakeWeftd, sent: Sent, client: weft.Client
 ) -> None:
     adapter = client.create_adapter("a")
     server.retry_hint(2_000)
     server.refuse("Forward", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    before = len(sent)
     missing, ahead = adapter.submit.forward(DATA), adapter.submit.forward(DATA)
+    wait_until(lambda: len(sent) > before)  # So it is not the score that is refused.
     assert adapter.score(DATA).step == 0
     assert not missing.done() and not ahead.done()
 
