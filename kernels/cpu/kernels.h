@@ -94,8 +94,7 @@ struct KernelTable {
                     const VocabRowOptions& options, const int64_t* targets,
                     int64_t num_targets, float* logprobs, float* entropy);
   // Writes softcap tanh(x / softcap) of `count` numbers x to y, which may be x.
-  // REQUIRES: softcap > 0.
-  // Returns the largest.
+  // Returns the largest. REQUIRES: softcap > 0.
   float (*softcap_row)(const float* x, int64_t count, float softcap, float* y);
   // Returns the largest of `count` logits, ignoring NaN. If all logits are NaN
   // or -inf, returns the lowest finite number.

@@ -134,9 +134,7 @@ WEFT_INLINE void StoreFirst(float* p, Vec v, int64_t count) {
   }
 }
 
-WEFT_INLINE constexpr int64_t Smaller(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
+WEFT_INLINE int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // A vector of four floats, which every instruction set has.
 typedef float Quad __attribute__((vector_size(16)));

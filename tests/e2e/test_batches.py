@@ -112,6 +112,7 @@ PROMPTS = (5, 33, 250, 300)
 DRAWN = 20  # Of a sample.
 # These have a chunked form in training and prompts, and another in decoding.
 RECURRENT = ("qwen3-5", "qwen3-next")
+OTHERS = [kind for kind in models.TINY if not kind.startswith(RECURRENT)]
 TEMPERATURES = (1.0, 0.7, 0.0)
 
 
@@ -163,9 +164,7 @@ def _expect_samples_of_forward(model: Path, folder: Path, *flags: str) -> None:
             ], f"prompt of adapter {seed}"
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in models.TINY if not kind.startswith(RECURRENT)]
-)
+@pytest.mark.parametrize("kind", OTHERS)
 def test_samples_have_the_bits_of_forward(kind: str, tmp_path: Path) -> None:
     _expect_samples_of_forward(models.tiny_model(kind), tmp_path)
 
@@ -181,9 +180,7 @@ def test_samples_of_other_forms_of_the_base(
     _expect_samples_of_forward(models.tiny_model(kind), tmp_path, *flags)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in models.TINY if not kind.startswith(RECURRENT)]
-)
+@pytest.mark.parametrize("kind", OTHERS)
 def test_a_shared_prompt_changes_no_logprob(kind: str, tmp_path: Path) -> None:
     """Ends of 3 to 40 tokens on prompts that fill less and more than one chunk."""
     scored, batches = [], []
