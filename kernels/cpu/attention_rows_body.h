@@ -54,7 +54,8 @@ WEFT_ONE_BODY SoftmaxSum SoftmaxRow(const SoftmaxKeys& keys, float softcap,
     Store(scores + i, weight);
     sum += weight;
   }
-  return {.max = max, .sum = Sum(sum)};
+  const float total = Sum(sum);
+  return {.factor = 1.0F / total, .lse = max + __builtin_logf(total)};
 }
 
 void SoftmaxGradientRow(const SoftmaxKeys& keys, float softcap, float lse,

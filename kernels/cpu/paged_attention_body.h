@@ -192,10 +192,9 @@ void AttendHeads(const PagedAttentionItem& item, float* out_NGC,
                       /*adds=*/token > 0, out_NGC + n * group * features);
           });
   for (int64_t row = 0; row < item.num_heads * group; ++row) {
-    const float factor = 1.0F / sums[row].sum;
     float* const out_C = out_NGC + row * features;
-    for (int64_t c = 0; c < features; ++c) out_C[c] *= factor;
-    lse_NG[row] = sums[row].max + __builtin_logf(sums[row].sum);
+    for (int64_t c = 0; c < features; ++c) out_C[c] *= sums[row].factor;
+    lse_NG[row] = sums[row].lse;
   }
 }
 

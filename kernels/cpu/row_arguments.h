@@ -26,11 +26,11 @@ struct SoftmaxKeys {
   int64_t size = 0;
 };
 
-// The softmax of one query over some keys: their largest softcapped score, and
-// the sum of e^(score - max).
+// The softmax of one query over some keys: the factor that turns its weights
+// into shares of 1, and the log-sum-exp of the softcapped scores.
 struct SoftmaxSum {
-  float max = -__builtin_inff();
-  float sum = 0;
+  float factor = 0;
+  float lse = -__builtin_inff();
 };
 
 // The constants of AdamW update number t. The first update has t = 1. The

@@ -54,22 +54,23 @@ struct SoftmaxRow<float> {
 template <>
 struct SoftmaxRow<double> {
   struct Sum {
-    double max = -std::numeric_limits<double>::infinity();
-    double sum = 0;
+    double factor = 0;
+    double lse = -std::numeric_limits<double>::infinity();
   };
 
   static Sum Run(const SoftmaxKeys& keys, double softcap, double* scores) {
-    Sum result;
+    double max = -std::numeric_limits<double>::infinity(), total = 0;
     for (int64_t i = keys.begin; i < keys.end; ++i) {
       scores[i] = Capped(softcap, scores[i]);
-      result.max = std::max(result.max, scores[i]);
+      max = std::max(max, scores[i]);
     }
     for (int64_t i = 0; i < keys.size; ++i) {
       const bool seen = i >= keys.begin && i < keys.end;
-      scores[i] = seen ? std::exp(scores[i] - result.max) : 0;
-      result.sum += scores[i];
+      scores[i] = seen ? std::exp(scores[i] - max) : 0;
+      total += scores[i];
     }
-    return result;
+    if (keys.begin >= keys.end) return {};
+    return {.factor = 1 / total, .lse = max + std::log(total)};
   }
 
   static void Gradient(const SoftmaxKeys& keys, double softcap, double lse,
@@ -346,8 +347,8 @@ void BlockWorker<Real>::AttendChunk(const AttentionBlock& block,
     const auto sum = SoftmaxRow<Real>::Run(
         VisibleKeys(block, chunk, last, m % block.queries.size), softcap_,
         Data<Real>(scores_MS_) + m * chunk_keys_);
-    factors_[m] = sum.sum > 0 ? 1 / sum.sum : 0;
-    lse[m] = sum.max + std::log(sum.sum);
+    factors_[m] = sum.factor;
+    lse[m] = sum.lse;
   }
   for (const KeyChunk::Piece& piece : chunk.pieces) {
     MultiplyInOrder(out, scores.narrow(1, piece.column, piece.rows.size),
