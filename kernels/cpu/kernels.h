@@ -115,9 +115,9 @@ struct KernelTable {
   void (*paged_attention)(const PagedAttentionItem& item, float* out,
                           float* lse);
   // Replaces scores [size] by the weights e^(softcap(score) - max), which are 0
-  // for keys that the query may not see. Returns 1 / sum of the weights, and the
-  // log-sum-exp; 0 and -inf if the query sees none. softcap(x) is x if softcap
-  // is 0, otherwise softcap * tanh(x / softcap).
+  // for keys that the query may not see. Returns 1 / sum of the weights and the
+  // log-sum-exp, or 0 and -inf if the query sees none. softcap(x) is x if
+  // softcap is 0, otherwise softcap * tanh(x / softcap).
   SoftmaxSum (*softmax_row)(const SoftmaxKeys& keys, float softcap,
                             float* scores);
   // Replaces scores [size] by the weights w = e^(softcap(score) - lse).
