@@ -212,6 +212,7 @@ std::vector<float> LogprobsAmong(const Distribution& distribution,
                                  const std::vector<int32_t>& tokens) {
   const double log_total = std::log(WeightOf(distribution, kept));
   std::vector<float> logprobs;
+  logprobs.reserve(tokens.size());
   for (const int32_t token : tokens) {
     logprobs.push_back(
         static_cast<float>(distribution.LogWeight(token) - log_total));

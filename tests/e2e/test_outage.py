@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,6 +205,16 @@ def reach(trainers: Sequence[Trainer], share: float, chance: random.Random) -> N
     time.sleep(chance.random() / 5)
 
 
+@contextmanager
+def paused(trainers: Sequence[Trainer]) -> Iterator[None]:
+    """Holds all trainers, so that none comes to its end while servers start."""
+    for trainer in trainers:
+        trainer.pause(True)
+    yield
+    for trainer in trainers:
+        trainer.pause(False)
+
+
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
     folder = tmp_path / "inputs"
@@ -258,21 +269,18 @@ def test_runs_end_with_the_same_bits_whatever_is_killed(
         trainer.server.daemon.kill()
     time.sleep(float(request.config.getoption("--away")))
     assert all(trainer.is_running() for trainer in struck), [t.output() for t in struck]
-    for trainer in struck:
-        trainer.server.daemon.start()
+    with paused(struck):
+        for trainer in struck:
+            trainer.server.daemon.start()
     for part in range(5, 8):
         reach(struck, 0.1 * part, chance)
         for trainer in chance.sample(struck, 3):
             trainer.server.daemon.kill()
             trainer.server.daemon.launch()
-        # So none comes to its end while the servers start.
-        for trainer in struck:
-            trainer.pause(True)
-        for trainer in chance.sample(struck, 2):
-            trainer.kill()
-            trainer.server.daemon.wait_until_serving()
-            trainer.start()
-        for trainer in struck:
-            trainer.pause(False)
+        with paused(struck):
+            for trainer in chance.sample(struck, 2):
+                trainer.kill()
+                trainer.server.daemon.wait_until_serving()
+                trainer.start()
     tensors = finish(struck)
     assert [name for name in expected if tensors[name] != expected[name]] == []
