@@ -17,7 +17,7 @@ namespace {
 // are summed one after another, and then the sums of the parts are added. This
 // keeps rounding errors small for any number of terms. With
 // PanelProduct::in_order a sum goes on from part to part.
-inline constexpr int64_t kPartTerms = 256;
+inline constexpr int64_t kPartTerms = 384;
 
 // Multiplies all rows, tile by tile, with a part of one panel.
 template <int64_t kVectors, bool kPadded>
@@ -76,10 +76,20 @@ WEFT_INLINE void RunPart(const PanelProduct& p, int64_t term, int64_t column) {
   }
 }
 
+// Rows are cut into blocks of this size, so that a part of a block stays in the
+// second-level cache while it is multiplied with all panels.
+inline constexpr int64_t kBlockRows = 96;
+
 void RunPanelProduct(const PanelProduct& p) {
   for (int64_t term = 0; term < p.num_terms; term += kPartTerms) {
-    for (int64_t column = 0; column < p.num_columns; column += kPanelColumns) {
-      RunPart(p, term, column);
+    for (int64_t row = 0; row < p.num_rows; row += kBlockRows) {
+      PanelProduct block = p;
+      block.left_MK += row * p.m_stride;
+      block.out_MN += row * p.out_stride;
+      block.num_rows = Smaller(kBlockRows, p.num_rows - row);
+      for (int64_t n = 0; n < p.num_columns; n += kPanelColumns) {
+        RunPart(block, term, n);
+      }
     }
   }
 }

@@ -219,11 +219,11 @@ void MultiplyByRows(const at::Tensor& a_MK, const at::Tensor& weight,
 
 // The number of columns of b that are copied and multiplied at a time. It is a
 // multiple of the columns of every kernel's panel.
-constexpr int64_t kSliceColumns = 96;
+constexpr int64_t kSliceColumns = 192;
 
 // The number of terms that are copied at a time. It is a multiple of the terms
 // of the parts in which panel_product cuts a sum.
-constexpr int64_t kSliceTerms = 1024;
+constexpr int64_t kSliceTerms = 384;
 
 // From this many rows on, copying the columns takes a small part of the time.
 constexpr int64_t kLeastBlockRows = 128;
