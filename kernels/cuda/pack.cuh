@@ -15,6 +15,8 @@ namespace weft::kernels::cuda {
 
 inline constexpr int kAccessBytes = 16;
 
+using Word [[gnu::may_alias]] = unsigned;
+
 // The number of elements that the widest load or store moves.
 template <typename T>
 inline constexpr int kWidth = kAccessBytes / static_cast<int>(sizeof(T));
@@ -38,14 +40,18 @@ __device__ Pack<T, kN> LoadPack(const T* from) {
 }
 template <int kN, typename T>
 __device__ void StorePack(const Pack<T, kN>& pack, T* to) {
+  // __stwb stores a word at once. The compiler would split some plain
+  // assignments into narrower stores.
   if constexpr (sizeof(pack) % kAccessBytes == 0) {
-    // __stwb stores 16 bytes at once. The compiler would split some plain
-    // assignments into narrower stores.
 #pragma unroll
     for (size_t i = 0; i < sizeof(pack) / kAccessBytes; ++i) {
       __stwb(reinterpret_cast<uint4*>(to) + i,
              reinterpret_cast<const uint4*>(&pack)[i]);
     }
+  } else if constexpr (sizeof(pack) == sizeof(uint2)) {
+    __stwb(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2&>(pack));
+  } else if constexpr (sizeof(pack) == sizeof(Word)) {
+    __stwb(reinterpret_cast<Word*>(to), reinterpret_cast<const Word&>(pack));
   } else {
     *reinterpret_cast<Pack<T, kN>*>(to) = pack;
   }

@@ -190,7 +190,8 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
                                    dtype_, device(),
                                    /*decode=*/kv != nullptr && kv->decode);
   const Pass pass = {.batch = batch,
-                     .lora = {batch.routing, shape_, table.get()}};
+                     .lora = {batch.routing, shape_, table.get()},
+                     .delta = DeltaTreesOf(config_, batch, kv)};
   Stream stream = {.x_TH = Embed(batch)};
   if (config_.num_layers == 0) return stream.x_TH;
   stream.normed_TH = InputNorm(0, stream.x_TH);
@@ -253,7 +254,9 @@ void Decoder::BackwardLayers(const PackedBatch& batch, Tape& tape,
   const lora::RoutingTablePtr table = lora::MakeRoutingTable(
       batch.routing, gradients, shape_, dtype_, device());
   const BackwardPass pass = {
-      {.batch = batch, .lora = {batch.routing, shape_, table.get()}},
+      {.batch = batch,
+       .lora = {batch.routing, shape_, table.get()},
+       .delta = DeltaTreesOf(config_, batch, /*kv=*/nullptr)},
       gradients};
   at::Tensor d_TH = std::move(d_out_TH);
   for (int index = config_.num_layers - 1; index >= 0; --index) {

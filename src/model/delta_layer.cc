@@ -29,6 +29,15 @@ std::vector<ops::AttentionNode> SequencesOf(const KvAccess& kv,
 
 }  // namespace
 
+ops::DeltaTrees DeltaTreesOf(const model_config::ModelConfig& config,
+                             const PackedBatch& batch, const KvAccess* kv) {
+  if (!config.has_delta() || (kv != nullptr && kv->decode)) {
+    return ops::DeltaTrees({});
+  }
+  if (kv == nullptr) return ops::DeltaTrees(batch.nodes);
+  return ops::DeltaTrees(SequencesOf(*kv, batch), kv->state_slots_Q);
+}
+
 ops::DeltaParameters DeltaAttention::Parameters() const {
   const LayerWeights& w = layer_.weights;
   const model_config::DeltaShape& delta = layer_.shape.delta;
@@ -60,7 +69,7 @@ at::Tensor DeltaAttention::Run(const at::Tensor& inputs_TW, const Pass& pass,
                                LayerTape* tape, const KvAccess* kv) const {
   const ops::DeltaInputs inputs = RuleInputs(inputs_TW);
   if (kv == nullptr) {
-    return ops::GatedDelta(inputs, Parameters(), pass.batch.nodes,
+    return ops::GatedDelta(inputs, Parameters(), pass.delta,
                            tape != nullptr ? &tape->delta : nullptr);
   }
   const ops::DeltaStates states = {
@@ -68,8 +77,7 @@ at::Tensor DeltaAttention::Run(const at::Tensor& inputs_TW, const Pass& pass,
       .state_NHKV = kv->store->delta_NHKV[layer_.index],
       .slots_Q = kv->state_slots_Q};
   if (kv->decode) return ops::GatedDeltaStep(inputs, Parameters(), states);
-  return ops::GatedDeltaPrefill(inputs, Parameters(),
-                                SequencesOf(*kv, pass.batch), states);
+  return ops::GatedDeltaPrefill(inputs, Parameters(), pass.delta, states);
 }
 
 at::Tensor DeltaAttention::Normed(const at::Tensor& out_THV,
@@ -105,8 +113,7 @@ void DeltaAttention::Backward(const BackwardPass& pass, LayerTape& tape,
       layer_.weights.delta_norm_V, layer_.config.rms_norm_eps, d_out_THV,
       OutputGates(d_inputs_TW));
   ops::GatedDeltaBackward(d_out_THV, RuleInputs(tape.qkv_TW), Parameters(),
-                          pass.batch.nodes, tape.delta,
-                          RuleInputs(d_inputs_TW));
+                          pass.delta, tape.delta, RuleInputs(d_inputs_TW));
   ProjectInputsBackward(layer_, d_inputs_TW, pass, tape, d_TH);
 }
 

@@ -13,6 +13,11 @@
 
 namespace weft::model {
 
+// Returns the trees of a pass. Empty if no layer has the rule, or the pass
+// decodes.
+ops::DeltaTrees DeltaTreesOf(const model_config::ModelConfig& config,
+                             const PackedBatch& batch, const KvAccess* kv);
+
 // The product with the input projections, the rule (ops/gated_delta.h), the
 // norm of its output, gated by z, and the product with the output projection.
 // The references in `layer` outlive the object. Threads: engine thread.

@@ -50,6 +50,7 @@ struct Layer {
 struct Pass {
   const PackedBatch& batch;
   const lora::LoraPass lora;
+  const ops::DeltaTrees delta;
 };
 
 struct BackwardPass : Pass {

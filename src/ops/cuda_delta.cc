@@ -25,7 +25,7 @@ struct MixArguments {
   MixArguments(const DeltaInputs& inputs, const DeltaParameters& p,
                const DeltaPlan* plan, const at::Tensor& history_QRW);
 
-  at::Tensor weight_RW, bias_W, history, earlier_TR;
+  at::Tensor weight_RW, bias_W, history;
   kernel::DeltaMixRows rows;
 };
 
@@ -37,7 +37,14 @@ MixArguments::MixArguments(const DeltaInputs& inputs, const DeltaParameters& p,
     bias_W = p.conv_bias_W.to(weight_RW.scalar_type()).contiguous();
   }
   if (history_QRW.defined()) history = history_QRW.contiguous();
-  if (plan) earlier_TR = ToDevice(plan->earlier_TR, x_TW.device());
+  const int64_t* earlier = nullptr;
+  if (plan) {
+    at::Tensor& earlier_TR = plan->on_device.earlier_TR;
+    if (!earlier_TR.defined()) {
+      earlier_TR = ToDevice(plan->earlier_TR, x_TW.device());
+    }
+    earlier = earlier_TR.const_data_ptr<int64_t>();
+  }
   rows = {.dtype = DeltaTypeOf(x_TW),
           .weight_dtype = DeltaTypeOf(weight_RW),
           .num_rows = x_TW.size(0),
@@ -50,7 +57,7 @@ MixArguments::MixArguments(const DeltaInputs& inputs, const DeltaParameters& p,
           .query_scale = 1 / std::sqrt(static_cast<float>(p.key_features)),
           .x_TW = x_TW.const_data_ptr(),
           .x_stride = x_TW.stride(0),
-          .earlier_TR = plan ? earlier_TR.const_data_ptr<int64_t>() : nullptr,
+          .earlier_TR = earlier,
           .history_W = history.defined() ? history.const_data_ptr() : nullptr,
           .weight_RW = weight_RW.const_data_ptr(),
           .bias_W = bias_W.defined() ? bias_W.const_data_ptr() : nullptr,
@@ -62,31 +69,38 @@ MixArguments::MixArguments(const DeltaInputs& inputs, const DeltaParameters& p,
           .dt_bias_H = p.dt_bias_H.const_data_ptr<float>()};
 }
 
-// The rows that read each row, for kernel::DeltaLaterRows.
-struct LaterRows {
-  LaterRows(const DeltaPlan& plan, int64_t num_rows, int64_t num_earlier)
-      : offsets(num_rows + 1, 0) {
-    for (const int64_t row : plan.earlier_TR) {
-      if (row >= 0) ++offsets[row + 1];
-    }
-    for (int64_t t = 0; t < num_rows; ++t) offsets[t + 1] += offsets[t];
-    later.resize(offsets.back());
-    std::vector<int64_t> next(offsets.begin(), offsets.end() - 1);
-    for (int64_t i = 0; i < num_rows * num_earlier; ++i) {
-      const int64_t row = plan.earlier_TR[i];
-      if (row < 0) continue;
-      later[next[row]++] =
-          i / num_earlier * (num_earlier + 1) + i % num_earlier;
-    }
+// Makes the rows that read each row.
+void MakeLaterRows(const DeltaPlan& plan, int64_t num_rows, int64_t num_earlier,
+                   at::Device device) {
+  if (plan.on_device.offsets.defined()) return;
+  std::vector<int64_t> offsets(num_rows + 1, 0);
+  for (const int64_t row : plan.earlier_TR) {
+    if (row >= 0) ++offsets[row + 1];
   }
+  for (int64_t t = 0; t < num_rows; ++t) offsets[t + 1] += offsets[t];
+  std::vector<int32_t> later(2 * offsets.back());
+  std::vector<int64_t> next(offsets.begin(), offsets.end() - 1);
+  for (int64_t i = 0; i < num_rows * num_earlier; ++i) {
+    const int64_t row = plan.earlier_TR[i];
+    if (row < 0) continue;
+    const int64_t at = 2 * next[row]++;
+    later[at] = static_cast<int32_t>(i / num_earlier);
+    later[at + 1] = static_cast<int32_t>(i % num_earlier);
+  }
+  plan.on_device.offsets = ToDevice(offsets, device);
+  plan.on_device.later_N2 = ToDevice(later, device);
+}
 
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> later;
-};
+kernel::DeltaLaterRows LaterRows(const DeltaPlan& plan) {
+  static_assert(sizeof(kernel::DeltaLaterRow) == 2 * sizeof(int32_t));
+  return {.offsets = plan.on_device.offsets.const_data_ptr<int64_t>(),
+          .later = reinterpret_cast<const kernel::DeltaLaterRow*>(
+              plan.on_device.later_N2.const_data_ptr<int32_t>())};
+}
 
 kernel::DeltaRuleRows RuleRows(const DeltaRows& rows,
                                const DeltaParameters& p) {
-  return {.mixed_TW = rows.mixed_TW.const_data_ptr<float>(),
+  return {.mixed_TW = rows.mixed_TW.const_data_ptr(),
           .beta_TH = rows.beta_TH.const_data_ptr<float>(),
           .g_TH = rows.g_TH.const_data_ptr<float>(),
           .num_key_heads = p.num_key_heads,
@@ -95,44 +109,48 @@ kernel::DeltaRuleRows RuleRows(const DeltaRows& rows,
           .value_features = p.value_features};
 }
 
-// The chunks of a plan on the device.
-struct DeviceTrees {
-  DeviceTrees(const DeltaPlan& plan, at::Device device)
-      : chunks(ToDevice(Numbers(plan), device)),
-        tree_chunks(ToDevice(plan.tree_chunks, device)),
-        trees{.chunks = reinterpret_cast<const kernel::DeltaChunkRange*>(
-                  chunks.const_data_ptr<int64_t>()),
-              .tree_chunks = tree_chunks.const_data_ptr<int64_t>(),
-              .num_trees = static_cast<int64_t>(plan.tree_chunks.size()) - 1} {
-    if (!plan.slots_Q.defined()) return;
-    const at::Tensor states_M2 = chunks.view({-1, 4}).narrow(1, 2, 2);
-    states_M2.copy_(plan.slots_Q.index_select(0, states_M2.reshape({-1}))
-                        .view_as(states_M2));
-  }
-
-  static std::vector<int64_t> Numbers(const DeltaPlan& plan) {
+// Returns the chunks of a plan on the device.
+kernel::DeltaTrees TreesOf(const DeltaPlan& plan, at::Device device) {
+  DeltaDevicePlan& own = plan.on_device;
+  if (!own.chunks_M4.defined()) {
     static_assert(sizeof(kernel::DeltaChunkRange) == 4 * sizeof(int64_t));
     std::vector<int64_t> numbers;
     for (const DeltaChunk& chunk : plan.chunks) {
       numbers.insert(numbers.end(),
                      {chunk.begin, chunk.end, chunk.start, chunk.stop});
     }
-    return numbers;
+    own.chunks_M4 = ToDevice(numbers, device).view({-1, 4});
+    own.tree_chunks = ToDevice(plan.tree_chunks, device);
+    if (plan.slots_Q.defined()) {
+      const at::Tensor states_M2 = own.chunks_M4.narrow(1, 2, 2);
+      states_M2.copy_(plan.slots_Q.index_select(0, states_M2.reshape({-1}))
+                          .view_as(states_M2));
+    }
+  }
+  return {.chunks = reinterpret_cast<const kernel::DeltaChunkRange*>(
+              own.chunks_M4.const_data_ptr<int64_t>()),
+          .tree_chunks = own.tree_chunks.const_data_ptr<int64_t>(),
+          .num_trees = std::ssize(plan.tree_chunks) - 1,
+          .num_chunks = std::ssize(plan.chunks)};
+}
+
+// The scores of all chunks.
+struct Scores {
+  Scores(const DeltaRows& rows, const DeltaParameters& p,
+         const kernel::DeltaTrees& trees)
+      : both_2HTC(at::empty(
+            {2, p.num_value_heads, rows.mixed_TW.size(0), kDeltaChunkRows},
+            rows.mixed_TW.options())),
+        scores{.w_HTC = both_2HTC[0].mutable_data_ptr(),
+               .inverse_HTC = both_2HTC[1].mutable_data_ptr(),
+               .num_rows = rows.mixed_TW.size(0)} {
+    C10_CUDA_CHECK(kernel::ScoreDeltaChunks(RuleRows(rows, p), trees, scores,
+                                            CurrentStream()));
   }
 
-  at::Tensor chunks;
-  at::Tensor tree_chunks;
-  kernel::DeltaTrees trees;
+  at::Tensor both_2HTC;
+  kernel::DeltaScores scores;
 };
-
-// Returns the most bytes of shared memory of a block on the current device.
-int64_t MaxSharedBytes() {
-  int device = 0, bytes = 0;
-  C10_CUDA_CHECK(cudaGetDevice(&device));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(
-      &bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bytes;
-}
 
 kernel::DeltaHeads NormHeads(const at::Tensor& x_THV) {
   return {.data = x_THV.mutable_data_ptr(),
@@ -160,11 +178,11 @@ DeltaRows MixDeltaRows(const DeltaInputs& inputs, const DeltaParameters& p,
                        const DeltaPlan* plan, const at::Tensor& history_QRW) {
   const MixArguments arguments(inputs, p, plan, history_QRW);
   const auto options = inputs.qkv_TW.options().dtype(at::kFloat);
-  DeltaRows rows{at::empty(inputs.qkv_TW.sizes(), options),
+  DeltaRows rows{at::empty(inputs.qkv_TW.sizes(), inputs.qkv_TW.options()),
                  at::empty(inputs.beta_TH.sizes(), options),
                  at::empty(inputs.alpha_TH.sizes(), options)};
   C10_CUDA_CHECK(kernel::MixDeltaRows(
-      arguments.rows, rows.mixed_TW.mutable_data_ptr<float>(),
+      arguments.rows, rows.mixed_TW.mutable_data_ptr(),
       rows.beta_TH.mutable_data_ptr<float>(),
       rows.g_TH.mutable_data_ptr<float>(), CurrentStream()));
   return rows;
@@ -174,33 +192,31 @@ void MixDeltaRowsBackward(const at::Tensor& d_TW, const DeltaInputs& inputs,
                           const DeltaParameters& p, const DeltaPlan& plan,
                           const at::Tensor& into_TW) {
   const MixArguments arguments(inputs, p, &plan, /*history_QRW=*/{});
-  const LaterRows later(plan, d_TW.size(0), arguments.rows.num_taps - 1);
-  const at::Tensor offsets = ToDevice(later.offsets, d_TW.device());
-  const at::Tensor entries = ToDevice(later.later, d_TW.device());
+  MakeLaterRows(plan, d_TW.size(0), arguments.rows.num_taps - 1, d_TW.device());
   float* d = d_TW.mutable_data_ptr<float>();
   C10_CUDA_CHECK(
       kernel::MixDeltaRowsBackward(arguments.rows, d, CurrentStream()));
-  C10_CUDA_CHECK(kernel::DeltaConvBackward(
-      arguments.rows,
-      {.offsets = offsets.const_data_ptr<int64_t>(),
-       .later = entries.const_data_ptr<int64_t>()},
-      d, into_TW.mutable_data_ptr(), into_TW.stride(0), CurrentStream()));
+  C10_CUDA_CHECK(kernel::DeltaConvBackward(arguments.rows, LaterRows(plan), d,
+                                           into_TW.mutable_data_ptr(),
+                                           into_TW.stride(0), CurrentStream()));
 }
 
 bool TakesDeltaChunks(const at::Tensor& x_THV, const DeltaParameters& p) {
   return HasCudaKernel(x_THV) && x_THV.scalar_type() == at::kBFloat16 &&
-         kernel::TakesDeltaChunks(p.key_features, p.value_features) &&
-         MaxSharedBytes() >= kernel::DeltaChunksSharedBytes();
+         kernel::TakesDeltaChunks(p.key_features, p.value_features);
 }
 
 void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& p,
                     const DeltaPlan& plan, const at::Tensor& states_SHKV,
                     const at::Tensor& u_THV, const at::Tensor& out_THV) {
-  const DeviceTrees trees(plan, out_THV.device());
+  const kernel::DeltaTrees trees = TreesOf(plan, out_THV.device());
+  const Scores scores(rows, p, trees);
   C10_CUDA_CHECK(kernel::RunDeltaChunks(
-      RuleRows(rows, p), trees.trees, states_SHKV.mutable_data_ptr<float>(),
-      u_THV.defined() ? u_THV.mutable_data_ptr<float>() : nullptr,
-      out_THV.mutable_data_ptr(), CurrentStream()));
+      RuleRows(rows, p), trees, scores.scores,
+      {.states_SHKV = states_SHKV.mutable_data_ptr<float>(),
+       .u_THV = u_THV.defined() ? u_THV.mutable_data_ptr() : nullptr,
+       .out_THV = out_THV.mutable_data_ptr()},
+      CurrentStream()));
 }
 
 void RunDeltaChunksBackward(const at::Tensor& dout_THV, const DeltaTape& tape,
@@ -210,33 +226,34 @@ void RunDeltaChunksBackward(const at::Tensor& dout_THV, const DeltaTape& tape,
   const int64_t num_rows = dout_THV.size(0), keys = p.key_features;
   const int64_t slices = p.value_features / 64;
   const at::Tensor dout = dout_THV.contiguous();
-  const DeviceTrees trees(plan, dout.device());
-  std::vector<int64_t> kept_starts;
-  for (const DeltaChunk& chunk : kept.chunks) {
-    kept_starts.push_back(chunk.start);
-  }
-  const at::Tensor starts = ToDevice(kept_starts, dout.device());
+  const kernel::DeltaTrees trees = TreesOf(plan, dout.device());
+  const Scores scores(tape.rows, p, trees);
   const auto empty = [&](at::IntArrayRef sizes) {
-    return at::empty(sizes, tape.rows.mixed_TW.options());
+    return at::empty(sizes, dstates_SHKV.options());
   };
   const at::Tensor dq = empty({slices, num_rows, p.num_value_heads, keys});
   const at::Tensor dk = at::empty_like(dq), dv = empty(dout.sizes());
   const at::Tensor dbeta = empty({slices, num_rows, p.num_value_heads});
-  const at::Tensor dg = at::empty_like(dbeta);
-  C10_CUDA_CHECK(kernel::RunDeltaChunksBackward(
-      RuleRows(tape.rows, p), trees.trees,
-      {.states_SHKV = tape.states_SHKV.const_data_ptr<float>(),
-       .u_THV = tape.u_THV.const_data_ptr<float>(),
-       .dout_THV = dout.const_data_ptr(),
-       .starts = starts.const_data_ptr<int64_t>(),
-       .dstates_SHKV = dstates_SHKV.mutable_data_ptr<float>(),
-       .dq = dq.mutable_data_ptr<float>(),
-       .dk = dk.mutable_data_ptr<float>(),
-       .dbeta = dbeta.mutable_data_ptr<float>(),
-       .dg = dg.mutable_data_ptr<float>(),
-       .dv_THV = dv.mutable_data_ptr<float>(),
-       .num_rows = num_rows},
-      CurrentStream()));
+  const at::Tensor dg = at::empty_like(dbeta), dr = at::empty_like(dout);
+  const at::Tensor dstops = at::empty(tape.states_SHKV.sizes(), dout.options());
+  const kernel::DeltaChunksGradient gradient{
+      .kept_chunks = TreesOf(kept, dout.device()).chunks,
+      .states_SHKV = tape.states_SHKV.const_data_ptr<float>(),
+      .u_THV = tape.u_THV.const_data_ptr(),
+      .dout_THV = dout.const_data_ptr(),
+      .dstates_SHKV = dstates_SHKV.mutable_data_ptr<float>(),
+      .dstops_SHKV = dstops.mutable_data_ptr(),
+      .dr_THV = dr.mutable_data_ptr(),
+      .dq = dq.mutable_data_ptr<float>(),
+      .dk = dk.mutable_data_ptr<float>(),
+      .dbeta = dbeta.mutable_data_ptr<float>(),
+      .dg = dg.mutable_data_ptr<float>(),
+      .dv_THV = dv.mutable_data_ptr<float>()};
+  const kernel::DeltaRuleRows rows = RuleRows(tape.rows, p);
+  C10_CUDA_CHECK(kernel::RunDeltaStatesBackward(rows, trees, scores.scores,
+                                                gradient, CurrentStream()));
+  C10_CUDA_CHECK(kernel::RunDeltaRowsBackward(rows, trees, scores.scores,
+                                              gradient, CurrentStream()));
   const int64_t all_keys = p.num_key_heads * keys;
   // Adds up the slices, and the value heads that share a key head.
   const auto sum = [&](const at::Tensor& d_STHK) {

@@ -20,8 +20,7 @@ DeltaRows MixDeltaRows(const DeltaInputs& inputs,
 void MixDeltaRowsBackward(const at::Tensor& d_TW, const DeltaInputs& inputs,
                           const DeltaParameters& parameters,
                           const DeltaPlan& plan, const at::Tensor& into_TW);
-// Returns whether the chunks' kernels take rows of this dtype and these heads,
-// and the current device has the shared memory that they take.
+// Returns whether the chunks' kernels take rows of this dtype and these heads.
 bool TakesDeltaChunks(const at::Tensor& x_THV,
                       const DeltaParameters& parameters);
 void RunDeltaChunks(const DeltaRows& rows, const DeltaParameters& parameters,

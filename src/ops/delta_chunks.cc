@@ -37,7 +37,8 @@ at::Tensor HeadsOf(const at::Tensor& rows_CW, int64_t column, int64_t num_heads,
 ChunkParts PartsOf(const DeltaRows& rows, const DeltaParameters& p,
                    const DeltaChunk& chunk) {
   const int64_t size = chunk.end - chunk.begin;
-  const at::Tensor mixed = rows.mixed_TW.narrow(0, chunk.begin, size);
+  const at::Tensor mixed =
+      rows.mixed_TW.narrow(0, chunk.begin, size).to(rows.g_TH.scalar_type());
   const int64_t keys = p.num_key_heads * p.key_features;
   const int64_t repeats = p.num_value_heads / p.num_key_heads;
   ChunkParts c;
@@ -368,6 +369,7 @@ void StepByAten(const DeltaRows& rows, const DeltaParameters& p,
   const int64_t repeats = p.num_value_heads / p.num_key_heads;
   const auto heads = [&](int64_t column, int64_t num_heads, int64_t features) {
     return rows.mixed_TW.narrow(1, column, num_heads * features)
+        .to(rows.g_TH.scalar_type())
         .unflatten(1, {num_heads, features});
   };
   const at::Tensor q_QHK1 = heads(0, p.num_key_heads, p.key_features)
@@ -431,11 +433,12 @@ DeltaRows RunDeltaChunksBackward(const at::Tensor& dout_THV,
                                  const DeltaParameters& p,
                                  const DeltaPlan& kept, const DeltaPlan& plan) {
   const DeltaRows& rows = tape.rows;
-  DeltaRows d{at::empty_like(rows.mixed_TW), at::empty_like(rows.beta_TH),
-              at::empty_like(rows.g_TH)};
+  const at::TensorOptions options = rows.g_TH.options();
+  DeltaRows d{at::empty(rows.mixed_TW.sizes(), options),
+              at::empty_like(rows.beta_TH), at::empty_like(rows.g_TH)};
   const at::Tensor dstates_SHKV = at::zeros(
       {plan.num_states, p.num_value_heads, p.key_features, p.value_features},
-      rows.mixed_TW.options());
+      options);
   if constexpr (kHasCudaKernels) {
     if (cuda::TakesDeltaChunks(dout_THV, p)) {
       cuda::RunDeltaChunksBackward(dout_THV, tape, p, kept, plan, dstates_SHKV,

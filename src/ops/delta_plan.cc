@@ -1,6 +1,7 @@
 #include "src/ops/delta_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace weft::ops {
 namespace {
@@ -38,6 +39,21 @@ struct RowFinder {
 };
 
 }  // namespace
+
+DeltaTrees::DeltaTrees(std::vector<AttentionNode> nodes, at::Tensor slots_Q)
+    : nodes_(std::move(nodes)), slots_Q_(std::move(slots_Q)) {}
+
+DeltaTrees::~DeltaTrees() = default;
+
+const DeltaPlan& DeltaTrees::Plan(DeltaStateUse use,
+                                  int64_t num_earlier) const {
+  std::unique_ptr<DeltaPlan>& plan = plans_[static_cast<size_t>(use)];
+  if (plan == nullptr) {
+    plan = std::make_unique<DeltaPlan>(PlanDelta(nodes_, num_earlier, use));
+    if (use == DeltaStateUse::kContinue) plan->slots_Q = slots_Q_;
+  }
+  return *plan;
+}
 
 DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
                     int64_t num_earlier, DeltaStateUse use) {

@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "kernels/cpu/gated_delta.h"
+#include "src/ops/gated_delta.h"
 #include "src/ops/tree_attention.h"
 
 namespace weft::ops {
-
-using kernels::cpu::kDeltaChunkRows;
 
 // Rows [begin, end) of one node. `start` and `stop` are the indices of the
 // states before and after them. -1: starts with zeros, or nothing follows. A
@@ -23,6 +22,16 @@ struct DeltaChunk {
   int64_t end = 0;
   int64_t start = -1;
   int64_t stop = -1;
+};
+
+// Copies of a plan on the device. Undefined until a kernel needs them.
+struct DeltaDevicePlan {
+  at::Tensor earlier_TR;
+  // [M, 4] and [trees + 1]. The states of a plan with slots are their slots.
+  at::Tensor chunks_M4, tree_chunks;
+  // The rows that read each row: those of row t have the numbers [offsets[t],
+  // offsets[t + 1]) of later_N2, which has a row and its tap.
+  at::Tensor offsets, later_N2;
 };
 
 struct DeltaPlan {
@@ -39,12 +48,9 @@ struct DeltaPlan {
   // states; the caller of PlanDelta sets it.
   std::vector<int64_t> last_QR;
   at::Tensor slots_Q;
+  // What the kernels for CUDA read, made on the first use.
+  mutable DeltaDevicePlan on_device;
 };
-
-// kKeep: every state has its own index, for a backward pass. kReplace: a node
-// has one state. kContinue: the same, and root i starts with state i and
-// replaces it. Then all nodes are roots.
-enum class DeltaStateUse { kKeep, kReplace, kContinue };
 
 DeltaPlan PlanDelta(const std::vector<AttentionNode>& nodes,
                     int64_t num_earlier, DeltaStateUse use);

@@ -64,7 +64,8 @@ void CheckStates(const DeltaStates& states, const DeltaInputs& inputs,
                 {num_sequences});
 }
 
-void CheckNodes(const std::vector<AttentionNode>& nodes, int64_t num_rows) {
+void CheckNodes(const DeltaTrees& trees, int64_t num_rows) {
+  const std::vector<AttentionNode>& nodes = trees.nodes();
   TORCH_CHECK(!nodes.empty() && nodes.back().end == num_rows,
               "nodes of the gated delta rule end at row ",
               nodes.empty() ? 0 : nodes.back().end, ", there are ", num_rows);
@@ -79,7 +80,7 @@ at::Tensor NewStates(const at::Tensor& mixed_TW, const DeltaParameters& p,
                      int64_t num_states) {
   return at::empty(
       {num_states, p.num_value_heads, p.key_features, p.value_features},
-      mixed_TW.options());
+      mixed_TW.options().dtype(ComputeType(mixed_TW)));
 }
 
 // Replaces the last rows before the convolution of sequences that continue.
@@ -99,13 +100,11 @@ void StoreConvRows(const at::Tensor& qkv_TW, const at::Tensor& history_QRW,
 }  // namespace
 
 at::Tensor GatedDelta(const DeltaInputs& inputs, const DeltaParameters& p,
-                      const std::vector<AttentionNode>& nodes,
-                      DeltaTape* tape) {
+                      const DeltaTrees& trees, DeltaTape* tape) {
   CheckInputs(inputs, p);
-  CheckNodes(nodes, inputs.qkv_TW.size(0));
-  const DeltaPlan plan =
-      PlanDelta(nodes, NumEarlier(p),
-                tape ? DeltaStateUse::kKeep : DeltaStateUse::kReplace);
+  CheckNodes(trees, inputs.qkv_TW.size(0));
+  const DeltaPlan& plan = trees.Plan(
+      tape ? DeltaStateUse::kKeep : DeltaStateUse::kReplace, NumEarlier(p));
   DeltaTape own;
   DeltaTape& kept = tape ? *tape : own;
   kept.rows = MixDeltaRows(inputs, p, plan, /*history_QRW=*/{});
@@ -118,19 +117,17 @@ at::Tensor GatedDelta(const DeltaInputs& inputs, const DeltaParameters& p,
 }
 
 void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
-                        const DeltaParameters& p,
-                        const std::vector<AttentionNode>& nodes,
+                        const DeltaParameters& p, const DeltaTrees& trees,
                         DeltaTape& tape, const DeltaInputs& into) {
   CheckInputs(into, p);
   CheckArgument("dout", dout_THV, inputs.qkv_TW, inputs.qkv_TW.scalar_type(),
                 {inputs.qkv_TW.size(0), p.num_value_heads, p.value_features},
                 Layout::kAny);
   if (!tape.u_THV.defined()) {
-    static_cast<void>(GatedDelta(inputs, p, nodes, &tape));
+    static_cast<void>(GatedDelta(inputs, p, trees, &tape));
   }
-  const DeltaPlan kept = PlanDelta(nodes, NumEarlier(p), DeltaStateUse::kKeep);
-  const DeltaPlan plan =
-      PlanDelta(nodes, NumEarlier(p), DeltaStateUse::kReplace);
+  const DeltaPlan& kept = trees.Plan(DeltaStateUse::kKeep, NumEarlier(p));
+  const DeltaPlan& plan = trees.Plan(DeltaStateUse::kReplace, NumEarlier(p));
   const DeltaRows gradient =
       RunDeltaChunksBackward(dout_THV, tape, p, kept, plan);
   tape = {};
@@ -139,14 +136,15 @@ void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
 
 at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
                              const DeltaParameters& p,
-                             const std::vector<AttentionNode>& sequences,
+                             const DeltaTrees& sequences,
                              const DeltaStates& states) {
   CheckInputs(inputs, p);
   CheckNodes(sequences, inputs.qkv_TW.size(0));
-  CheckStates(states, inputs, p, static_cast<int64_t>(sequences.size()));
-  DeltaPlan plan =
-      PlanDelta(sequences, NumEarlier(p), DeltaStateUse::kContinue);
-  plan.slots_Q = states.slots_Q;
+  CheckStates(states, inputs, p, std::ssize(sequences.nodes()));
+  const DeltaPlan& plan =
+      sequences.Plan(DeltaStateUse::kContinue, NumEarlier(p));
+  TORCH_CHECK(plan.slots_Q.is_same(states.slots_Q),
+              "sequences of the gated delta rule have slots of other states");
   const at::Tensor history_QRW =
       states.conv_NRW.index_select(0, states.slots_Q);
   const DeltaRows rows = MixDeltaRows(inputs, p, plan, history_QRW);

@@ -28,7 +28,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/cpu/gated_delta.h"
@@ -66,54 +68,87 @@ struct DeltaInputs {
 
 // The rows of the rule, in f32 (f64 for f64).
 struct DeltaRows {
-  at::Tensor mixed_TW;  // q, k and v.
+  // q, k and v. The kernels for CUDA write them in the dtype of the inputs.
+  at::Tensor mixed_TW;
   at::Tensor beta_TH;
   at::Tensor g_TH;
 };
 
-// What GatedDelta keeps for its backward pass, in f32 (f64 for f64). The
-// backward pass computes it again if it is empty.
+// What GatedDelta keeps for its backward pass. The backward pass computes it
+// again if it is empty.
 struct DeltaTape {
   DeltaRows rows;
-  at::Tensor u_THV;
-  at::Tensor states_SHKV;  // Those after chunks that others follow.
+  at::Tensor u_THV;        // In the dtype of q, k and v.
+  at::Tensor states_SHKV;  // Those after chunks that others follow, in f32 (f64
+                           // for f64).
+};
+
+// kKeep: every state has its own index, for a backward pass. kReplace: a node
+// has one state. kContinue: the same, and root i starts with state i and
+// replaces it. Then all nodes are roots.
+enum class DeltaStateUse { kKeep, kReplace, kContinue };
+
+struct DeltaPlan;
+
+// The prefix trees of a pass. The layers of a pass share one, because it keeps
+// the plans that they all read, and the plans' copies on the device.
+// Threads: engine thread only.
+class DeltaTrees {
+ public:
+  // The nodes cover rows [0, T) in depth-first order, T >= 1. If slots_Q [Q] is
+  // defined, they are Q roots, and sequence i continues the state of its slot,
+  // which no other sequence has.
+  explicit DeltaTrees(std::vector<AttentionNode> nodes,
+                      at::Tensor slots_Q = {});
+  DeltaTrees(const DeltaTrees&) = delete;
+  DeltaTrees& operator=(const DeltaTrees&) = delete;
+  ~DeltaTrees();
+
+  const std::vector<AttentionNode>& nodes() const { return nodes_; }
+  // Returns a plan, made on the first call. All calls have one num_earlier.
+  const DeltaPlan& Plan(DeltaStateUse use, int64_t num_earlier) const;
+
+ private:
+  const std::vector<AttentionNode> nodes_;
+  const at::Tensor slots_Q_;
+  mutable std::array<std::unique_ptr<DeltaPlan>, 3> plans_;
 };
 
 // Returns the outputs o of all rows, [T, H, V] in the dtype of the inputs. If
 // `tape` is not null, fills it.
-// Shapes:  `nodes` cover rows [0, T) in depth-first order, T >= 1.
 // Errors:  throws c10::Error.
 // Threads: engine thread only.
 at::Tensor GatedDelta(const DeltaInputs& inputs,
                       const DeltaParameters& parameters,
-                      const std::vector<AttentionNode>& nodes, DeltaTape* tape);
+                      const DeltaTrees& trees, DeltaTape* tape);
 
 // Writes the gradients of the inputs to `into`, given dout = dLoss/dout. Clears
-// the tape. The weights get no gradient. Takes as many bytes as the tape, and
-// with the kernels for CUDA also (V / 64) 2 T H (K + 1) + T J K floats, for
-// parts of the gradients of q, k, beta and g and their sums.
+// the tape. The weights get no gradient. Takes as many elements as the tape, in
+// f32 (f64 for f64). The kernels for CUDA also take (V / 64) 2 T H (K + 1) +
+// T J K floats, for parts of the gradients of q, k, beta and g and their sums,
+// and T H (V + 2 C) + S H K V numbers in bf16, for C rows of a chunk.
 // Shapes:  dout like out; `into` like the inputs. The gradients may be views of
 //          one matrix. They may not alias the inputs.
 void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
                         const DeltaParameters& parameters,
-                        const std::vector<AttentionNode>& nodes,
-                        DeltaTape& tape, const DeltaInputs& into);
+                        const DeltaTrees& trees, DeltaTape& tape,
+                        const DeltaInputs& into);
 
 // The states of sequences, in slots. A new sequence has zeros.
 struct DeltaStates {
   at::Tensor conv_NRW;    // The last R rows before the convolution.
   at::Tensor state_NHKV;  // f32 (f64 for f64).
-  at::Tensor slots_Q;     // int64, [Q]: the slot of each sequence. Only
-                          // sequences whose results nobody reads may share one.
+  // int64, [Q]: the slot of each sequence. Only sequences whose results nobody
+  // reads may share one.
+  at::Tensor slots_Q;
 };
 
 // Returns the outputs of the next rows of sequences, like GatedDelta. Sequence
-// i starts with the state of slots_Q[i] and replaces it in its slot, which no
-// other sequence has.
-// Shapes: `sequences` are Q roots.
+// i starts with the state of slots_Q[i] and replaces it. `sequences` are made
+// with the same slots.
 at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,
                              const DeltaParameters& parameters,
-                             const std::vector<AttentionNode>& sequences,
+                             const DeltaTrees& sequences,
                              const DeltaStates& states);
 
 // Does the same for one row of each sequence (T = Q), in one pass over the

@@ -12,7 +12,6 @@
 #include "src/ops/gated_delta.h"
 #include "tests/support/cuda_on_host/cuda_runtime_api.h"
 #include "tests/support/host_device/host_device.h"
-#include "tests/support/tolerance.h"
 
 namespace weft::testing {
 namespace {
@@ -20,7 +19,6 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 
 // One key head of 128 features, and one value head of 64.
 constexpr int64_t kKeys = 128, kValues = 64, kWidth = 2 * kKeys + kValues;
@@ -68,12 +66,14 @@ class DeviceDeltaTest : public ::testing::Test {
         OnDevice(at::randn({4, 1, kKeys, kValues})),
         OnDevice(at::tensor({3, 1}, at::kLong))};
     Results r{.gradient = at::empty_like(fused), .states = states.state_NHKV};
+    const ops::DeltaTrees trees(kSequences);
     const DeviceRecording recording;
     ops::DeltaTape tape;
-    r.out = ops::GatedDelta(Split(fused), p_, kSequences, &tape);
-    ops::GatedDeltaBackward(dout, Split(fused), p_, kSequences, tape,
+    r.out = ops::GatedDelta(Split(fused), p_, trees, &tape);
+    ops::GatedDeltaBackward(dout, Split(fused), p_, trees, tape,
                             Split(r.gradient));
-    r.prefilled = ops::GatedDeltaPrefill(Split(fused), p_, kSequences, states);
+    r.prefilled = ops::GatedDeltaPrefill(
+        Split(fused), p_, ops::DeltaTrees(kSequences, states.slots_Q), states);
     EXPECT_THAT(recording.events().waits, IsEmpty());
     launches = recording.events().launches;
     return r;
@@ -84,27 +84,22 @@ class DeviceDeltaTest : public ::testing::Test {
   ops::DeltaParameters p_;
 };
 
-void ExpectClose(const at::Tensor& a, const at::Tensor& b, double error) {
-  const at::Tensor want = b.cpu().to(at::kDouble);
-  EXPECT_LE((a.cpu().to(at::kDouble) - want).norm().item<double>(),
-            error * want.norm().item<double>());
-}
-
-TEST_F(DeviceDeltaTest, ADeviceWithLittleSharedMemoryTakesOtherKernels) {
+TEST_F(DeviceDeltaTest, EveryDeviceWithTensorCoresForBf16TakesTheKernels) {
   const c10::InferenceMode no_grad;
   std::vector<std::string> launches;
   const Results want = RunAll(cuda_on_host::kSharedBytesOfHopper, launches);
-  EXPECT_THAT(launches, Contains(HasSubstr("DeltaChunkKernel")));
-  EXPECT_THAT(launches, Contains(HasSubstr("DeltaChunkBackwardKernel")));
-  const Results got = RunAll(kFewSharedBytes, launches);
-  EXPECT_THAT(launches, Not(Contains(HasSubstr("DeltaChunk"))));
-  // Four products in a row on tensor cores round two operands each, and a
-  // gradient goes through them twice.
-  constexpr double kError = 4 * 2 * kEpsilonBf16 / 2;
-  ExpectClose(got.out, want.out, kError);
-  ExpectClose(got.gradient, want.gradient, 2 * kError);
-  ExpectClose(got.prefilled, want.prefilled, kError);
-  ExpectClose(got.states, want.states, kError);
+  for (const char* kernel :
+       {"DeltaScoresKernel", "DeltaChunkKernel", "DeltaStatesBackwardKernel",
+        "DeltaRowsBackwardKernel"}) {
+    EXPECT_THAT(launches, Contains(HasSubstr(kernel)));
+  }
+  std::vector<std::string> same_launches;
+  const Results got = RunAll(kFewSharedBytes, same_launches);
+  EXPECT_EQ(same_launches, launches);
+  EXPECT_TRUE(got.out.cpu().equal(want.out.cpu()));
+  EXPECT_TRUE(got.gradient.cpu().equal(want.gradient.cpu()));
+  EXPECT_TRUE(got.prefilled.cpu().equal(want.prefilled.cpu()));
+  EXPECT_TRUE(got.states.cpu().equal(want.states.cpu()));
 }
 
 }  // namespace

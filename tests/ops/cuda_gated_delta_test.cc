@@ -49,12 +49,15 @@ Results RunAll(const at::Tensor& fused, const at::Tensor& dout,
   const c10::InferenceMode no_grad;
   Results r;
   DeltaTape tape;
-  r.out = GatedDelta(Split(fused, p), p, kNodes, &tape);
+  const DeltaTrees trees(kNodes);
+  r.out = GatedDelta(Split(fused, p), p, trees, &tape);
   r.gradient = at::empty_like(fused);
-  GatedDeltaBackward(dout, Split(fused, p), p, kNodes, tape,
+  GatedDeltaBackward(dout, Split(fused, p), p, trees, tape,
                      Split(r.gradient, p));
   r.prefilled = GatedDeltaPrefill(
-      Split(fused, p), p, {{0, 70, -1, 70}, {70, kRows, -1, kRows}}, states);
+      Split(fused, p), p,
+      DeltaTrees({{0, 70, -1, 70}, {70, kRows, -1, kRows}}, states.slots_Q),
+      states);
   r.stepped = GatedDeltaStep(Split(fused.narrow(0, 3, 2), p), p, states);
   r.conv = states.conv_NRW;
   r.state = states.state_NHKV;

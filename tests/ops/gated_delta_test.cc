@@ -212,15 +212,15 @@ TEST_P(GatedDeltaTest, MatchesTheDefinitionAndItsGradients) {
     const c10::InferenceMode no_grad;
     const DeltaInputs inputs = ViewsOf(fused, p);
     const double bound = Bound(dtype);
+    const DeltaTrees trees(pack.nodes);
     DeltaTape tape;
-    const at::Tensor out = GatedDelta(inputs, p, pack.nodes, &tape);
+    const at::Tensor out = GatedDelta(inputs, p, trees, &tape);
     EXPECT_EQ(out.scalar_type(), dtype);
     EXPECT_LE(RelativeError(out, want.detach()), bound);
-    EXPECT_LE(RelativeError(GatedDelta(inputs, p, pack.nodes, nullptr), out),
-              bound);
+    EXPECT_LE(RelativeError(GatedDelta(inputs, p, trees, nullptr), out), bound);
     for (DeltaTape kept : {tape, DeltaTape{}}) {
       const at::Tensor into = at::full_like(fused, 7);
-      GatedDeltaBackward(dout, inputs, p, pack.nodes, kept, ViewsOf(into, p));
+      GatedDeltaBackward(dout, inputs, p, trees, kept, ViewsOf(into, p));
       EXPECT_FALSE(kept.u_THV.defined());
       const DeltaInputs got = ViewsOf(into, p);
       const DeltaInputs gradient = ViewsOf(leaf.grad(), p);
@@ -275,8 +275,10 @@ TEST_P(GatedDeltaTest, ContinuesSequencesInTheirSlots) {
         Oracle(ViewsOf(fused.to(at::kDouble), p), wide, pack.nodes, &oracle);
     const DeltaInputs inputs = ViewsOf(fused, p);
     const at::Tensor out =
-        num_rows == 3 ? GatedDeltaStep(inputs, p, states)
-                      : GatedDeltaPrefill(inputs, p, pack.nodes, states);
+        num_rows == 3
+            ? GatedDeltaStep(inputs, p, states)
+            : GatedDeltaPrefill(inputs, p,
+                                DeltaTrees(pack.nodes, states.slots_Q), states);
     EXPECT_LE(RelativeError(out, want), bound);
     for (size_t i = 0; i < slots.size(); ++i) {
       EXPECT_LE(RelativeError(states.state_NHKV[slots[i]], oracle[i].state_HKV),
@@ -338,17 +340,25 @@ TEST(GatedDelta, RefusesShapesThatDoNotFit) {
   DeltaParameters p = MakeParameters({2, 2, 8, 8}, at::kFloat);
   const DeltaInputs inputs = ViewsOf(MakeFused(5, p, at::kFloat), p);
   const std::vector<AttentionNode> nodes{{0, 5, -1, 5}};
-  EXPECT_THROW((void)GatedDelta(inputs, p, {{0, 4, -1, 4}}, nullptr),
-               c10::Error);
+  const DeltaTrees trees(nodes);
+  EXPECT_THROW(
+      (void)GatedDelta(inputs, p, DeltaTrees({{0, 4, -1, 4}}), nullptr),
+      c10::Error);
   const DeltaInputs mixed{inputs.qkv_TW, inputs.beta_TH,
                           inputs.alpha_TH.to(at::kDouble)};
-  EXPECT_THROW((void)GatedDelta(mixed, p, nodes, nullptr), c10::Error);
+  EXPECT_THROW((void)GatedDelta(mixed, p, trees, nullptr), c10::Error);
   // A slot for each of two sequences, but there is one.
-  EXPECT_THROW((void)GatedDeltaPrefill(inputs, p, nodes,
-                                       MakeStates(p, at::kFloat, 3, {0, 1})),
+  const DeltaStates two = MakeStates(p, at::kFloat, 3, {0, 1});
+  EXPECT_THROW(
+      (void)GatedDeltaPrefill(inputs, p, DeltaTrees(nodes, two.slots_Q), two),
+      c10::Error);
+  // Trees of other slots.
+  const DeltaStates one = MakeStates(p, at::kFloat, 3, {1});
+  EXPECT_THROW((void)GatedDeltaPrefill(
+                   inputs, p, DeltaTrees(nodes, at::tensor({2L})), one),
                c10::Error);
   p.num_value_heads = 3;
-  EXPECT_THROW((void)GatedDelta(inputs, p, nodes, nullptr), c10::Error);
+  EXPECT_THROW((void)GatedDelta(inputs, p, trees, nullptr), c10::Error);
 }
 
 }  // namespace

@@ -10,98 +10,125 @@ struct ForwardMemory {
   KeyRows k;
   State state;  // Before the chunk.
   Scores w;
-  ValueRows u;
-  float kk[kRows][kRows + 1];
-  float x[kRows][kStride];  // U, and before that diag(beta) (V - ...).
+  Scores inverse;
+  ValueRows u;  // U, and before that V and diag(beta) (V - ...).
+  ValueRows u_to_end;
   Gates gates;
 };
+static_assert(sizeof(ForwardMemory) <= kBlockSharedBytes);
 
-// Fills x with diag(beta) (V - diag(e^G) K S0), and solves it.
-__device__ void SolveChunk(const Columns& columns, const DeltaChunkRange& chunk,
-                           ForwardMemory* m) {
-  ValuesOfState::Sums sums = {};
-  ValuesOfState::Multiply(m->k, m->state.Transposed(), &sums);
-  ValuesOfState::ForPairs(sums, [&](int row, int column, float a, float b) {
-    Pack<float, 2> v = {};
-    if (row < chunk.end - chunk.begin) {
-      v = LoadPack<2>(columns.v + (chunk.begin + row) * columns.stride +
-                      column);
-    }
-    const float beta = m->gates.beta[row], decay = m->gates.from_start[row];
-    m->x[row][column] = beta * (v[0] - decay * a);
-    m->x[row][column + 1] = beta * (v[1] - decay * b);
-  });
-  __syncthreads();
-  Solve<false>(m->kk, m->gates, m->x);
-  __syncthreads();
-}
+// Everything of a block that does not change from chunk to chunk.
+struct Block {
+  __device__ Block(const DeltaRuleRows& of_rows, const DeltaScores& of_scores,
+                   const DeltaChunksOutput& of_output)
+      : rows(of_rows),
+        scores(of_scores),
+        to(of_output),
+        place(of_rows),
+        columns(of_rows, place),
+        row_stride(rows.num_value_heads * rows.value_features),
+        column(place.head * rows.value_features + place.slice * kSlice) {}
 
-// Writes the state after the chunk. `start` is null for zeros.
-__device__ void AdvanceState(const float* start, int values, ForwardMemory* m,
-                             float* stop) {
-  __syncthreads();
-  ForElements<kRows, kSlice>([&](int row, int column) {
-    const float factor = m->gates.to_end[row];
-    m->u.Set(row, column, factor * m->x[row][column],
-             factor * m->x[row][column + 1]);
-  });
-  StateOfRows::Sums state = {};
-  if (start) LoadState(start, values, m->gates.whole(), &state);
-  __syncthreads();
-  StateOfRows::Multiply(m->k.Transposed(), m->u.Transposed(), &state);
-  StateOfRows::ForPairs(state, [&](int k, int v, float low, float high) {
-    StorePair(low, high, stop + k * values + v);
-  });
-}
-
-struct Output {
-  float* states_SHKV;
-  float* u_THV;
-  Bf16* out_THV;
+  DeltaRuleRows rows;
+  DeltaScores scores;
+  DeltaChunksOutput to;
+  Place place;
+  Columns columns;
+  int64_t row_stride;
+  int64_t column;
 };
 
+// Starts the copies of a chunk's operands, and fills its gates.
+__device__ void LoadOperands(const Block& b, const DeltaChunkRange& chunk,
+                             ForwardMemory* m) {
+  const auto size = static_cast<int>(chunk.end - chunk.begin);
+  const int64_t at = chunk.begin * b.columns.stride;
+  const int64_t scores = ScoresAt(b.scores, b.place.head, chunk.begin);
+  CopyRows(b.columns.k + at, b.columns.stride, size, &m->k);
+  CopyRows(b.columns.v + at, b.columns.stride, size, &m->u);
+  CopyRows(b.columns.q + at, b.columns.stride, size, &m->q);
+  CopyRows(Bf16Of(b.scores.inverse_HTC) + scores, kRows, size, &m->inverse);
+  CopyRows(Bf16Of(b.scores.w_HTC) + scores, kRows, size, &m->w);
+  EndCopyGroup();
+  if (WarpIndex() == 0) m->gates.Fill(b.rows, chunk, b.place.head);
+}
+
+// Fills U, given V.
+__device__ void SolveChunk(ForwardMemory* m) {
+  ValuesOfState::Sums sums = {};
+  ValuesOfState::Multiply(m->k, m->state.Transposed(), &sums);
+  ValuesOfState::ForPairs(sums, [&](int row, int v, float low, float high) {
+    const Pack<Bf16, 2> value = *m->u.At(row, v);
+    const float beta = m->gates.beta[row], decay = m->gates.from_start[row];
+    m->u.Set(row, v, beta * (value[0] - decay * low),
+             beta * (value[1] - decay * high));
+  });
+  __syncthreads();
+  ValuesOfScores::Sums u = {};
+  ValuesOfScores::Multiply(m->inverse, m->u.Transposed(), &u);
+  __syncthreads();
+  ValuesOfScores::ForPairs(u, [&](int row, int v, float low, float high) {
+    const float factor = m->gates.to_end[row];
+    m->u.Set(row, v, low, high);
+    m->u_to_end.Set(row, v, factor * low, factor * high);
+  });
+}
+
+// Writes the outputs of a chunk, and U if it is wanted.
+__device__ void WriteOutputs(const Block& b, const DeltaChunkRange& chunk,
+                             ForwardMemory* m) {
+  const auto size = static_cast<int>(chunk.end - chunk.begin);
+  const int64_t at = chunk.begin * b.row_stride + b.column;
+  if (b.to.u_THV) {
+    WriteRows(&m->u, b.row_stride, size, Bf16Of(b.to.u_THV) + at);
+  }
+  ValuesOfState::Sums out = {};
+  ValuesOfState::Multiply(m->q, m->state.Transposed(), &out);
+  ScaleRows<ValuesOfState>(m->gates.from_start, &out);
+  ValuesOfScores::Multiply(m->w, m->u.Transposed(), &out);
+  Bf16* to = Bf16Of(b.to.out_THV) + at;
+  ValuesOfScores::ForPairs(out, [&](int row, int v, float low, float high) {
+    if (row < size) StorePair(low, high, to + row * b.row_stride + v);
+  });
+}
+
 __global__ void __launch_bounds__(kThreads, 2)
-    DeltaChunkKernel(DeltaRuleRows rows, DeltaTrees trees, Output to) {
+    DeltaChunkKernel(DeltaRuleRows rows, DeltaTrees trees, DeltaScores scores,
+                     DeltaChunksOutput to) {
   auto* m = static_cast<ForwardMemory*>(DynamicShared());
-  const Place place(rows);
-  const Columns columns(rows, place);
+  const Block b(rows, scores, to);
   const auto values = static_cast<int>(rows.value_features);
-  const int row_stride = static_cast<int>(rows.num_value_heads) * values;
-  const int64_t column = place.head * values + place.slice * kSlice;
-  for (int64_t n = trees.tree_chunks[place.tree];
-       n < trees.tree_chunks[place.tree + 1]; ++n) {
+  // The state with the index `held` stays in registers, because the next chunk
+  // mostly starts with it.
+  StateOfRows::Sums state;
+  int64_t held = -1;
+  for (int64_t n = trees.tree_chunks[b.place.index];
+       n < trees.tree_chunks[b.place.index + 1]; ++n) {
     const DeltaChunkRange chunk = trees.chunks[n];
-    const auto size = static_cast<int>(chunk.end - chunk.begin);
     __syncthreads();
-    if (WarpIndex() == 0) m->gates.Fill(rows, chunk, place.head);
-    const int64_t at = chunk.begin * columns.stride;
-    const int64_t value = chunk.begin * row_stride + column;
-    float* u = to.u_THV ? to.u_THV + value : nullptr;
-    Bf16* out_rows = to.out_THV + value;
-    CopyRows(columns.q + at, columns.stride, size, &m->q);
-    CopyRows(columns.k + at, columns.stride, size, &m->k);
-    const float* start = StateOf(to.states_SHKV, chunk.start, rows, place);
-    CopyRows(start, values, start ? kKeys : 0, &m->state);
-    __syncthreads();
-    FillScores(m->q, m->k, m->gates, &m->w, m->kk);
-    SolveChunk(columns, chunk, m);
-    ForElements<kRows, kSlice>([&](int row, int v) {
-      m->u.Set(row, v, m->x[row][v], m->x[row][v + 1]);
-      if (u == nullptr || row >= size) return;
-      StorePair(m->x[row][v], m->x[row][v + 1], u + row * row_stride + v);
+    LoadOperands(b, chunk, m);
+    if (chunk.start < 0) {
+      state = {};
+    } else if (chunk.start != held) {
+      LoadState(StateOf(to.states_SHKV, chunk.start, rows, b.place), values,
+                &state);
+    }
+    StateOfRows::ForPairs(state, [&](int k, int v, float low, float high) {
+      m->state.Set(k, v, low, high);
     });
+    WaitForCopies<0>();
     __syncthreads();
-    ValuesOfState::Sums out = {};
-    ValuesOfState::Multiply(m->q, m->state.Transposed(), &out);
-    ScaleRows<ValuesOfState>(m->gates.from_start, &out);
-    ValuesOfScores::Multiply(m->w, m->u.Transposed(), &out);
-    ValuesOfScores::ForPairs(out, [&](int row, int v, float a, float b) {
-      if (row >= size) return;
-      StorePair(a, b, out_rows + row * row_stride + v);
+    SolveChunk(m);
+    __syncthreads();
+    WriteOutputs(b, chunk, m);
+    held = chunk.stop;
+    if (held < 0) continue;
+    ScaleState(m->gates.whole(), &state);
+    StateOfRows::Multiply(m->k.Transposed(), m->u_to_end.Transposed(), &state);
+    float* stop = StateOf(to.states_SHKV, held, rows, b.place);
+    StateOfRows::ForPairs(state, [&](int k, int v, float low, float high) {
+      StorePair(low, high, stop + k * values + v);
     });
-    if (chunk.stop < 0) continue;
-    AdvanceState(start, values, m,
-                 StateOf(to.states_SHKV, chunk.stop, rows, place));
   }
 }
 
@@ -109,20 +136,18 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace delta
 
 cudaError_t RunDeltaChunks(const DeltaRuleRows& rows, const DeltaTrees& trees,
-                           float* states_SHKV, float* u_THV, void* out_THV,
-                           cudaStream_t stream) {
+                           const DeltaScores& scores,
+                           const DeltaChunksOutput& to, cudaStream_t stream) {
   if (!TakesDeltaChunks(rows.key_features, rows.value_features)) {
     return cudaErrorInvalidValue;
   }
   if (trees.num_trees == 0) return cudaSuccess;
-  return LaunchShaped(
-      delta::DeltaChunkKernel,
-      {.grid_x = trees.num_trees * rows.num_value_heads,
-       .grid_y = rows.value_features / delta::kSlice,
-       .threads = delta::kThreads,
-       .shared_bytes = sizeof(delta::ForwardMemory)},
-      stream, rows, trees,
-      delta::Output{states_SHKV, u_THV, static_cast<__nv_bfloat16*>(out_THV)});
+  return LaunchShaped(delta::DeltaChunkKernel,
+                      {.grid_x = trees.num_trees * rows.num_value_heads,
+                       .grid_y = rows.value_features / delta::kSlice,
+                       .threads = delta::kThreads,
+                       .shared_bytes = sizeof(delta::ForwardMemory)},
+                      stream, rows, trees, scores, to);
 }
 
 }  // namespace weft::kernels::cuda

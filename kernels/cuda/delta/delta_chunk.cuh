@@ -1,7 +1,8 @@
 // What the forward and the backward pass of the gated delta rule in chunks
 // share. A block computes kSlice value features of one head of one tree, chunk
 // after chunk. All columns of a state are independent of each other, and the
-// gradients of keys and gates are sums over them.
+// gradients of keys and gates are sums over them. What depends on no state is
+// computed before, for all chunks at once (delta_scores.cu).
 //
 // Legend: that of gated_delta.h. Rows beyond a chunk's end have q, k, v and
 // beta 0 and g 0, so they change nothing.
@@ -13,6 +14,17 @@
 #include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda::delta {
+
+// Returns the sum of the values of all lanes up to the thread's own. All lanes
+// call it.
+template <typename T>
+__device__ T PrefixSum(T sum) {
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const T other = __shfl_up_sync(kAllLanes, sum, offset);
+    if (Lane() >= offset) sum += other;
+  }
+  return sum;
+}
 
 // The gates of a chunk's rows. G, the running sum of g, may be large while the
 // difference of two G is small, so it is the sum of two floats.
@@ -41,11 +53,7 @@ struct Gates {
       own[j] = t < size ? rows.g_TH[at] : 0.0F;
     }
     own[1] += own[0];
-    double sum = own[1];
-    for (int offset = 1; offset < kWarp; offset *= 2) {
-      const double other = __shfl_up_sync(kAllLanes, sum, offset);
-      if (Lane() >= offset) sum += other;
-    }
+    const double sum = PrefixSum(own[1]);
     const double before = sum - own[1];
     const double last = __shfl_sync(kAllLanes, sum, kWarp - 1);
     for (int j = 0; j < 2; ++j) {
@@ -59,78 +67,47 @@ struct Gates {
   }
 };
 
-// The block's head and slice of value features.
+// What a block computes: a head of one tree (or chunk), and some of its value
+// features.
 struct Place {
-  int64_t tree;
+  int64_t index;  // Of the tree or the chunk.
   int64_t head;
   int64_t slice;
 
   __device__ explicit Place(const DeltaRuleRows& rows)
-      : tree(blockIdx.x / rows.num_value_heads),
+      : index(blockIdx.x / rows.num_value_heads),
         head(blockIdx.x % rows.num_value_heads),
         slice(blockIdx.y) {}
 };
 
 // Pointers to the columns of a head, at row 0.
 struct Columns {
-  const float* q;
-  const float* k;
-  const float* v;
-  int stride;
+  const Bf16* q;
+  const Bf16* k;
+  const Bf16* v;
+  int64_t stride;
 
   __device__ Columns(const DeltaRuleRows& rows, const Place& place) {
     const int64_t keys = rows.num_key_heads * kKeys;
     const int64_t group = rows.num_value_heads / rows.num_key_heads;
-    stride =
-        static_cast<int>(2 * keys + rows.num_value_heads * rows.value_features);
-    q = rows.mixed_TW + place.head / group * kKeys;
+    const auto* mixed = static_cast<const Bf16*>(rows.mixed_TW);
+    stride = 2 * keys + rows.num_value_heads * rows.value_features;
+    q = mixed + place.head / group * kKeys;
     k = q + keys;
-    v = rows.mixed_TW + 2 * keys + place.head * rows.value_features +
+    v = mixed + 2 * keys + place.head * rows.value_features +
         place.slice * kSlice;
   }
 };
 
-// Writes W = decay q k^T to `w`, and decay k k^T below the diagonal, and 0
-// elsewhere, to `kk`.
-__device__ inline void FillScores(const KeyRows& q, const KeyRows& k,
-                                  const Gates& gates, Scores* w,
-                                  float (*kk)[kRows + 1]) {
-  ScoresOfKeys::Sums sums = {};
-  ScoresOfKeys::Multiply(q, k, &sums);
-  ScoresOfKeys::ForPairs(sums, [&](int row, int column, float a, float b) {
-    w->Set(row, column, a * gates.Decay(row, column),
-           b * gates.Decay(row, column + 1));
-  });
-  sums = {};
-  ScoresOfKeys::Multiply(k, k, &sums);
-  ScoresOfKeys::ForPairs(sums, [&](int row, int column, float a, float b) {
-    kk[row][column] = column < row ? a * gates.Decay(row, column) : 0.0F;
-    kk[row][column + 1] =
-        column + 1 < row ? b * gates.Decay(row, column + 1) : 0.0F;
-  });
+__device__ inline const Bf16* Bf16Of(const void* data) {
+  return static_cast<const Bf16*>(data);
 }
+__device__ inline Bf16* Bf16Of(void* data) { return static_cast<Bf16*>(data); }
 
-// Replaces x by (I + diag(beta) kk)^-1 x, or by the product with the transposed
-// inverse. Four lanes share a column.
-template <bool kTransposed>
-__device__ void Solve(const float (*kk)[kRows + 1], const Gates& gates,
-                      float (*x)[kStride]) {
-  const int column = static_cast<int>(threadIdx.x) / 4;
-  const int part = static_cast<int>(threadIdx.x) % 4;
-  for (int n = 1; n < kRows; ++n) {
-    const int t = kTransposed ? kRows - 1 - n : n;
-    float sum = 0;
-#pragma unroll 2
-    for (int j = part; j < n; j += 4) {
-      const int i = kTransposed ? kRows - 1 - j : j;
-      sum += kTransposed ? gates.beta[i] * kk[i][t] * x[i][column]
-                         : gates.beta[t] * kk[t][i] * x[i][column];
-    }
-    sum += __shfl_xor_sync(kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(kAllLanes, sum, 2);
-    if (part == 0) x[t][column] -= sum;
-    __syncwarp();
-  }
+// Returns the place of a row of W or of the inverse, in [H, T, C].
+__device__ inline int64_t ScoresAt(const DeltaScores& scores, int64_t head,
+                                   int64_t row) {
+  return (head * scores.num_rows + row) * kRows;
 }
 
 // Returns the block's slice of a state [K, V] of its head, or null for -1.
@@ -144,15 +121,51 @@ __device__ T* StateOf(T* states_SHKV, int64_t index, const DeltaRuleRows& rows,
          place.slice * kSlice;
 }
 
-// Fills the sums with `factor` times the state at `from`.
-__device__ inline void LoadState(const float* from, int stride, float factor,
+// Fills the sums with the state at `from`.
+__device__ inline void LoadState(const float* from, int stride,
                                  StateOfRows::Sums* sums) {
   ChangePairs<StateOfRows>(sums, [&](int k, int v, float* low, float* high) {
     const auto pair = LoadPack<2>(from + k * stride + v);
-    *low = factor * pair[0];
-    *high = factor * pair[1];
+    *low = pair[0];
+    *high = pair[1];
   });
 }
+
+__device__ inline void ScaleState(float factor, StateOfRows::Sums* sums) {
+  ChangePairs<StateOfRows>(sums, [&](int, int, float* low, float* high) {
+    *low *= factor;
+    *high *= factor;
+  });
+}
+
+// Everything of a block of the backward pass that does not change from chunk to
+// chunk.
+struct GradientBlock {
+  __device__ GradientBlock(const DeltaRuleRows& of_rows,
+                           const DeltaScores& of_scores,
+                           const DeltaChunksGradient& of_gradient)
+      : rows(of_rows),
+        scores(of_scores),
+        gradient(of_gradient),
+        place(of_rows),
+        columns(of_rows, place),
+        row_stride(rows.num_value_heads * rows.value_features),
+        column(place.head * rows.value_features + place.slice * kSlice) {}
+
+  // The place of a row's element in dbeta and dg.
+  __device__ int64_t Gate(int64_t row) const {
+    return (place.slice * scores.num_rows + row) * rows.num_value_heads +
+           place.head;
+  }
+
+  DeltaRuleRows rows;
+  DeltaScores scores;
+  DeltaChunksGradient gradient;
+  Place place;
+  Columns columns;
+  int64_t row_stride;
+  int64_t column;
+};
 
 }  // namespace weft::kernels::cuda::delta
 

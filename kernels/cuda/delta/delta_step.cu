@@ -32,9 +32,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t t = blockIdx.x / heads, h = blockIdx.x % heads;
   const int64_t v = int64_t{blockIdx.y} * kWarp + Lane();
   const int64_t all_keys = rows.num_key_heads * keys;
-  const float* row = rows.mixed_TW + t * (2 * all_keys + heads * values);
-  const float* q = row + h / (heads / rows.num_key_heads) * keys;
-  const float* k = q + all_keys;
+  const T* row = static_cast<const T*>(rows.mixed_TW) +
+                 t * (2 * all_keys + heads * values);
+  const T* q = row + h / (heads / rows.num_key_heads) * keys;
+  const T* k = q + all_keys;
   const float decay = expf(rows.g_TH[t * heads + h]);
   const bool is_there = v < values;
   float* state = state_NHKV + (slots_T[t] * heads + h) * keys * values + v;
@@ -49,18 +50,19 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < kStepRows; ++j) {
     const int i = j * kStepWarps + WarpIndex();
     s[j] *= decay;
-    if (i < keys) sum += k[i] * s[j];
+    if (i < keys) sum += ToFloat(k[i]) * s[j];
   }
   sum = SumOverWarps(sum, partial[0]);
-  const float value = is_there ? row[2 * all_keys + h * values + v] : 0;
+  const float value =
+      is_there ? ToFloat(row[2 * all_keys + h * values + v]) : 0;
   const float u = rows.beta_TH[t * heads + h] * (value - sum);
   float out = 0;
 #pragma unroll
   for (int j = 0; j < kStepRows; ++j) {
     const int i = j * kStepWarps + WarpIndex();
     if (i >= keys) continue;
-    s[j] += k[i] * u;
-    out += q[i] * s[j];
+    s[j] += ToFloat(k[i]) * u;
+    out += ToFloat(q[i]) * s[j];
     if (is_there) state[i * values] = s[j];
   }
   out = SumOverWarps(out, partial[1]);

@@ -9,11 +9,12 @@
 namespace weft::kernels::cuda::delta {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kRows = 64;    // C.
-inline constexpr int kKeys = 128;   // K.
-inline constexpr int kSlice = 64;   // Value features of a block.
-inline constexpr int kStride = 72;  // Of rows of a matrix that is solved: four
-                                    // rows are in different banks.
+inline constexpr int kRows = 64;   // C.
+inline constexpr int kKeys = 128;  // K.
+inline constexpr int kSlice = 64;  // Value features of a block.
+// The least shared memory that a block can have on devices whose tensor cores
+// multiply bf16: that of the compute capabilities 8.6, 8.9 and 12.0.
+inline constexpr size_t kBlockSharedBytes = 99 * 1024;
 
 // A bf16 matrix in shared memory, as an operand whose outer index is its row,
 // or, transposed, its column.
@@ -99,25 +100,41 @@ __device__ void ScaleRows(const float* factors, typename Tile::Sums* sums) {
   });
 }
 
-// Calls run(row, column) for all elements with an even column of a matrix with
-// kC columns and kR rows. All threads call it; warps get whole rows.
+// Returns the place of the elements [chunk * 8, chunk * 8 + 8) of a row.
 template <int kR, int kC>
-__device__ void ForElements(auto run) {
-  constexpr int kPairs = kC / 2;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kR * kPairs; i += kThreads) {
-    run(i / kPairs, i % kPairs * 2);
+__device__ Pack<Bf16, kChunk>* ChunkAt(SharedMatrix<kR, kC>* matrix, int row,
+                                       int chunk) {
+  return reinterpret_cast<Pack<Bf16, kChunk>*>(
+      &matrix->chunks[matrix->Place(row, chunk)]);
+}
+
+// Calls run(row, chunk, at) for all chunks of a matrix, where `at` is their
+// place. All threads call it.
+template <int kR, int kC>
+__device__ void ForChunks(SharedMatrix<kR, kC>* matrix, auto run) {
+  constexpr int kRowChunks = kC / kChunk;
+  static_assert(kR * kRowChunks % kThreads == 0);
+#pragma unroll
+  for (int j = 0; j < kR * kRowChunks / kThreads; ++j) {
+    const int i = j * kThreads + static_cast<int>(threadIdx.x);
+    const int row = i / kRowChunks, chunk = i % kRowChunks;
+    run(row, chunk, ChunkAt(matrix, row, chunk));
   }
 }
 
-// Copies rows of f32 or bf16 to a matrix. Rows from `size` on become 0.
-template <int kR, int kC, typename T>
-__device__ void CopyRows(const T* from, int stride, int size,
+// Starts to copy rows of bf16. Rows from `size` on become 0.
+template <int kR, int kC>
+__device__ void CopyRows(const Bf16* from, int64_t stride, int size,
                          SharedMatrix<kR, kC>* to) {
-  ForElements<kR, kC>([&](int row, int column) {
-    Pack<T, 2> pair = {};
-    if (row < size) pair = LoadPack<2>(from + row * stride + column);
-    to->Set(row, column, pair[0], pair[1]);
+  to->Copy({from, stride, size, kC}, /*is_aligned=*/true);
+}
+
+// Writes rows of a matrix to memory, up to row `size`.
+template <int kR, int kC>
+__device__ void WriteRows(SharedMatrix<kR, kC>* from, int64_t stride, int size,
+                          Bf16* to) {
+  ForChunks(from, [&](int row, int chunk, const Pack<Bf16, kChunk>* at) {
+    if (row < size) StorePack(*at, to + row * stride + chunk * kChunk);
   });
 }
 

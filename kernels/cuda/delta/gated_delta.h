@@ -46,23 +46,31 @@ struct DeltaMixRows {
   const float* dt_bias_H = nullptr;
 };
 
-// Writes q, k, v and the gates of the rule, in f32 without gaps. Reads (R + 1)
-// W and writes W numbers for each row; the R rows before are in the L2 cache.
-// Source: reference::MixRow.
-[[nodiscard]] cudaError_t MixDeltaRows(const DeltaMixRows& rows,
-                                       float* mixed_TW, float* beta_TH,
-                                       float* g_TH, cudaStream_t stream);
+// Writes q, k and v in `dtype` and the gates of the rule in f32, all without
+// gaps. Reads (R + 1) W and writes W numbers for each row; the R rows before
+// are in the L2 cache. Reads 16 bytes at a time if the rows and heads allow it
+// and there are four taps.
+// Source: reference::MixRow.   Errors: also more than 8 taps.
+[[nodiscard]] cudaError_t MixDeltaRows(const DeltaMixRows& rows, void* mixed_TW,
+                                       float* beta_TH, float* g_TH,
+                                       cudaStream_t stream);
 
 // Replaces d [T, W], the gradients of q, k and v, by those of the convolution.
 [[nodiscard]] cudaError_t MixDeltaRowsBackward(const DeltaMixRows& rows,
                                                float* d_TW,
                                                cudaStream_t stream);
 
+// A row whose convolution reads another row as its tap.
+struct DeltaLaterRow {
+  int32_t row = 0;
+  int32_t tap = 0;
+};
+
 // The rows that read a row: those of row t are later[offsets[t]] to
-// later[offsets[t + 1] - 1]. An element is (R + 1) * row + tap.
+// later[offsets[t + 1] - 1].
 struct DeltaLaterRows {
   const int64_t* offsets = nullptr;  // [T + 1].
-  const int64_t* later = nullptr;
+  const DeltaLaterRow* later = nullptr;
 };
 
 // Writes the gradients of x, given those of the convolution. Adds up the rows
@@ -73,9 +81,10 @@ struct DeltaLaterRows {
                                             int64_t dx_stride,
                                             cudaStream_t stream);
 
-// The rows of the rule, in f32 without gaps.
+// The rows of the rule without gaps. q, k and v have the dtype of the outputs,
+// so that the chunks and the step see the same numbers.
 struct DeltaRuleRows {
-  const float* mixed_TW = nullptr;
+  const void* mixed_TW = nullptr;
   const float* beta_TH = nullptr;
   const float* g_TH = nullptr;
   int64_t num_key_heads = 0;    // J.
@@ -110,6 +119,7 @@ struct DeltaTrees {
   const DeltaChunkRange* chunks = nullptr;
   const int64_t* tree_chunks = nullptr;
   int64_t num_trees = 0;
+  int64_t num_chunks = 0;
 };
 
 // Returns whether RunDeltaChunks and its backward pass take these heads.
@@ -117,30 +127,56 @@ constexpr bool TakesDeltaChunks(int64_t key_features, int64_t value_features) {
   return key_features == 128 && value_features % 64 == 0;
 }
 
-// Returns the bytes of shared memory that a block of the backward pass takes.
-// One of the forward pass takes less.
-int64_t DeltaChunksSharedBytes();
+// What a chunk's rows give each value head without any state, in bf16: W and
+// (I + A)^-1 of src/ops/delta_chunks.h. Row t has the columns of its chunk.
+struct DeltaScores {
+  void* w_HTC = nullptr;
+  void* inverse_HTC = nullptr;
+  int64_t num_rows = 0;  // T.
+};
+
+// Fills the scores of all chunks at once. A block computes a chunk of one value
+// head: 2.1 MFLOP, 32 KB of q and k, of which the L2 cache has most, and 16 KB
+// of scores. Inverts 16 x 16 blocks on the diagonal in f32, and then the blocks
+// below it.
+[[nodiscard]] cudaError_t ScoreDeltaChunks(const DeltaRuleRows& rows,
+                                           const DeltaTrees& trees,
+                                           const DeltaScores& to,
+                                           cudaStream_t stream);
+
+struct DeltaChunksOutput {
+  float* states_SHKV = nullptr;
+  void* u_THV = nullptr;    // bf16. Null: not wanted.
+  void* out_THV = nullptr;  // bf16.
+};
 
 // Computes the rule in chunks on tensor cores, with bf16 operands, f32 sums and
-// f32 states. Writes out [T, H, V] in bf16 and, if u is not null, u [T, H, V].
-// Reads and writes states [S, H, K, V] by the chunks. A block computes 64 value
-// features of one head of one tree. A chunk takes it 5.9 MFLOP (the products
-// take 2 C (2 C K + 3 K 64 + C 64)) and 200 KB: q, k, v, the start state twice,
-// u, out and the end state.
+// f32 states. Reads and writes states [S, H, K, V] by the chunks. A block
+// computes 64 value features of one head of one tree, and keeps the state in
+// registers from a chunk to the one that follows it. A chunk takes it 4.2 MFLOP
+// (the products take 2 C (3 K 64 + 2 C 64)) and 104 KB: q, k, v, the scores, u,
+// out and the end state. All matrices begin at multiples of 16 bytes.
 // Source: src/ops/delta_chunks.h.
 [[nodiscard]] cudaError_t RunDeltaChunks(const DeltaRuleRows& rows,
                                          const DeltaTrees& trees,
-                                         float* states_SHKV, float* u_THV,
-                                         void* out_THV, cudaStream_t stream);
+                                         const DeltaScores& scores,
+                                         const DeltaChunksOutput& to,
+                                         cudaStream_t stream);
 
+// The trees of a backward pass have one state for each node, which each chunk
+// of the node replaces.
 struct DeltaChunksGradient {
+  // The same chunks with the states of the forward pass, one for each chunk.
+  const DeltaChunkRange* kept_chunks = nullptr;
   const float* states_SHKV = nullptr;  // Of the forward pass.
-  const float* u_THV = nullptr;
-  const void* dout_THV = nullptr;  // bf16, without gaps.
-  // The states before each chunk, by the indices of the forward pass.
-  const int64_t* starts = nullptr;
-  // The gradients of states, by the chunks' indices; zeros before the call.
+  const void* u_THV = nullptr;         // bf16, like dout.
+  const void* dout_THV = nullptr;
+  // The gradients of the nodes' states; zeros before the call.
   float* dstates_SHKV = nullptr;
+  // In bf16, for the rows' gradients: those of the states of the forward pass,
+  // and those of diag(beta) (V - ...).
+  void* dstops_SHKV = nullptr;
+  void* dr_THV = nullptr;
   // Sums over 64 value features each, [V / 64, T, H, ...]. The caller adds them
   // up, and the heads that share a key head.
   float* dq = nullptr;     // [V / 64, T, H, K].
@@ -148,15 +184,23 @@ struct DeltaChunksGradient {
   float* dbeta = nullptr;  // [V / 64, T, H].
   float* dg = nullptr;     // [V / 64, T, H].
   float* dv_THV = nullptr;
-  int64_t num_rows = 0;  // T.
 };
 
-// Writes the gradients of the rows. A chunk takes a block 14.4 MFLOP (the
-// products take 2 C (6 C K + 6 K 64 + 3 C 64)) and 400 KB: what the forward
-// pass moves, and dout, the gradients of both states, q, k and v.
-[[nodiscard]] cudaError_t RunDeltaChunksBackward(
+// Writes the gradients of states and values: dv, dr and dstops. A block
+// computes a tree's chunks in reverse order. A chunk takes it 4.2 MFLOP (the
+// products take 2 C (3 K 64 + 2 C 64)) and 96 KB.
+[[nodiscard]] cudaError_t RunDeltaStatesBackward(
     const DeltaRuleRows& rows, const DeltaTrees& trees,
-    const DeltaChunksGradient& gradient, cudaStream_t stream);
+    const DeltaScores& scores, const DeltaChunksGradient& gradient,
+    cudaStream_t stream);
+
+// Then writes the gradients of q, k, beta and g, of all chunks at once. A block
+// computes a chunk of 64 value features of one head: 9.4 MFLOP (the products
+// take 2 C (5 C K + 3 K 64 + 2 C 64)) and 184 KB.
+[[nodiscard]] cudaError_t RunDeltaRowsBackward(
+    const DeltaRuleRows& rows, const DeltaTrees& trees,
+    const DeltaScores& scores, const DeltaChunksGradient& gradient,
+    cudaStream_t stream);
 
 // Heads [T, H, V] whose features are adjacent.
 struct DeltaHeads {

@@ -106,21 +106,27 @@ FirstPart AttentionPart(const model_config::ModelConfig& config,
 }
 
 // Returns the bytes that the kernels for CUDA take in the backward pass of a
-// gated delta rule: the gradients of q, k, beta and g as parts of each value
-// head and each 64 value features, that of v, and a sum of the parts of q or k.
+// gated delta rule: in f32 the gradients of q, k, beta and g as parts of each
+// value head and each 64 value features, that of v, and a sum of the parts of q
+// or k; in bf16 the chunks' scores, and the gradients of u and of the states.
 int64_t DeltaPartialBytes(const model_config::DeltaShape& delta,
-                          int64_t num_rows) {
+                          int64_t num_rows, int64_t state_bytes) {
+  constexpr int64_t kBf16Bytes = 2;
   const int64_t slices = delta.value_features / 64;
   const int64_t parts =
       slices * delta.value_heads * (2 * delta.key_features + 2);
-  return num_rows * (parts + delta.value_width() + delta.key_width()) *
-         kFloatBytes;
+  const int64_t scores = 2 * ops::kDeltaChunkRows * delta.value_heads;
+  return num_rows *
+             ((parts + delta.value_width() + delta.key_width()) * kFloatBytes +
+              (scores + delta.value_width()) * kBf16Bytes) +
+         state_bytes * kBf16Bytes / kFloatBytes;
 }
 
 // Returns the bytes of a gated delta rule: the input projections, the output
-// before its norm and, in f32, ops::DeltaTape. The backward pass needs the
-// gradients of all these except u, and those of the normed output. Activations
-// in bf16 are on CUDA. Zeros if the model has no such layers.
+// before its norm and ops::DeltaTape, of which gates and states are in f32. The
+// backward pass needs the gradients of all these except u, in f32 those of the
+// tape, and those of the normed output. Activations in bf16 are on CUDA. Zeros
+// if the model has no such layers.
 FirstPart DeltaPart(const model_config::ModelConfig& config,
                     int64_t element_bytes, int max_rank,
                     const BatchRows& batch) {
@@ -133,16 +139,20 @@ FirstPart DeltaPart(const model_config::ModelConfig& config,
   const int64_t state = delta.value_width() * delta.key_features * kFloatBytes;
   // A node ends a chunk, and its children start with its state.
   const int64_t states = batch.rows / ops::kDeltaChunkRows + 2 * batch.nodes;
-  const int64_t rows_and_states =
-      batch.rows * (delta.conv_width() + gates) * kFloatBytes + states * state;
+  const int64_t gates_and_states =
+      batch.rows * gates * kFloatBytes + states * state;
   const int64_t partial =
-      element_bytes < kFloatBytes ? DeltaPartialBytes(delta, batch.rows) : 0;
-  return {.kept = batch.rows * (kept * element_bytes +
-                                delta.value_width() * kFloatBytes) +
-                  rows_and_states,
+      element_bytes < kFloatBytes
+          ? DeltaPartialBytes(delta, batch.rows, states * state)
+          : 0;
+  return {.kept = batch.rows *
+                      (kept + delta.conv_width() + delta.value_width()) *
+                      element_bytes +
+                  gates_and_states,
           .backward =
-              batch.rows * (inputs + 2 * delta.value_width()) * element_bytes +
-              rows_and_states + partial};
+              batch.rows * ((inputs + 2 * delta.value_width()) * element_bytes +
+                            delta.conv_width() * kFloatBytes) +
+              gates_and_states + partial};
 }
 
 // Elements per token that a layer needs for its MLP, or for its experts if they

@@ -122,15 +122,24 @@ _INT8 = {
     ),
 }
 
-# A chunk's operands are converted on their way to shared memory, so there is no
-# asynchronous copy. Its memory is that of delta::ForwardMemory and BackwardMemory.
+# The memory of the kernels of chunks is that of delta::ScoresMemory, ForwardMemory,
+# StatesMemory and RowsMemory. Two blocks fit on an SM, or three of the first.
+_CHUNKS = ("HMMA", "LDSM", "LDGSTS.128", "STG.64")
 _DELTA = {
-    rf"DeltaMix(Backward)?Kernel<{_T}, {_T}>": Rule(256, 32),
-    rf"DeltaConvBackwardKernel<{_T}, {_T}>": Rule(256, 48),
+    rf"DeltaMixKernel<{_T}, {_T}, 1, 8>": Rule(256, 24),
+    rf"DeltaMixKernel<{_T}, {_T}, {_N}, 4>": Rule(256, 32, WIDE),
+    rf"DeltaMixBackwardKernel<{_T}, {_T}, 1, 8>": Rule(256, 24),
+    rf"DeltaMixBackwardKernel<{_T}, {_T}, {_N}, 4>": Rule(256, 24, WIDE),
+    rf"DeltaConvBackwardKernel<{_T}, {_T}, 1>": Rule(256, 48),
+    rf"DeltaConvBackwardKernel<{_T}, {_T}, {_N}>": Rule(256, 40, WIDE),
     rf"DeltaStepKernel<{_T}>": Rule(256, 16),  # 16 loads in flight.
     rf"GatedNorm(Backward)?Kernel<{_T}, {_T}>": Rule(256, 32),
-    "delta::DeltaChunkKernel": Rule(256, 16, ("HMMA", "LDSM"), 101888),
-    "delta::DeltaChunkBackwardKernel": Rule(256, 8, ("HMMA", "LDSM"), 163072),
+    "delta::DeltaScoresKernel": Rule(
+        256, 24, ("HMMA", "LDSM", "LDGSTS.128", "STG.128"), 67328
+    ),
+    "delta::DeltaChunkKernel": Rule(256, 16, (*_CHUNKS, "STG.128"), 83200),
+    "delta::DeltaStatesBackwardKernel": Rule(256, 16, (*_CHUNKS, "STG.128"), 83200),
+    "delta::DeltaRowsBackwardKernel": Rule(256, 16, (*_CHUNKS, "LDG.128"), 96768),
 }
 
 # The kernels that LaunchEarly starts. They wait for earlier launches themselves.

@@ -120,8 +120,8 @@ TEST_P(CudaGatedDeltaTest, StepsMatchTheRule) {
     const int64_t heads = 4, size = keys * values;
     const std::vector<float> states = RandomFloats(6 * heads * size, 4);
     const std::vector<int64_t> slots = {4, 0, 3};
-    const DeviceBuffer<float> mixed(rule.mixed), beta(rule.beta), g(rule.g);
-    const DeviceBuffer<float> state(states);
+    const DeviceArray mixed(GetParam(), rule.mixed);
+    const DeviceBuffer<float> beta(rule.beta), g(rule.g), state(states);
     const DeviceBuffer<int64_t> slots_device(slots);
     const DeviceArray out(GetParam(),
                           std::vector<float>(3 * heads * values, kNan));
@@ -156,8 +156,10 @@ struct MixProblem {
   MixProblem(DType dtype, int64_t rows, int64_t key_features)
       : num_rows(rows),
         keys(key_features),
-        width(2 * kKeyHeads * keys + kHeads * 150),
-        x(Rounded(dtype, RandomFloats(rows * (width + 3), 1))),
+        width(2 * kKeyHeads * keys + kHeads * 152),
+        // Whole packs of 16 bytes, if the heads have them.
+        stride(width + (keys % 8 == 0 ? 8 : 3)),
+        x(Rounded(dtype, RandomFloats(rows * stride, 1))),
         history(Rounded(dtype, RandomFloats(3 * width, 2))),
         weight(Rounded(dtype, RandomFloats(kTaps * width, 3, 0.5F))),
         bias(Rounded(dtype, RandomFloats(width, 4))),
@@ -181,7 +183,7 @@ struct MixProblem {
     for (int64_t r = 0; r < kTaps; ++r) {
       const int64_t row = r + 1 == kTaps ? t : earlier[t * (kTaps - 1) + r];
       if (row < 0) continue;
-      const float* tap = row < num_rows ? &of[row * (width + 3)]
+      const float* tap = row < num_rows ? &of[row * stride]
                                         : &history[(row - num_rows) * width];
       for (int64_t i = 0; i < width; ++i) {
         conv[i] += double{weight[r * width + i]} * tap[i];
@@ -194,7 +196,7 @@ struct MixProblem {
     return reference::MixRow(conv, 2 * kKeyHeads, keys, 1e-3F, 0.25);
   }
 
-  int64_t num_rows, keys, width;
+  int64_t num_rows, keys, width, stride;
   std::vector<float> x, history, weight, bias, gates, a_log, dt_bias;
   std::vector<int64_t> earlier;
 };
@@ -221,7 +223,7 @@ struct MixDevice {
             .l2_eps = 1e-3F,
             .query_scale = 0.25F,
             .x_TW = x.data(),
-            .x_stride = p.width + 3,
+            .x_stride = p.stride,
             .earlier_TR = earlier.data(),
             .history_W = history.data(),
             .weight_RW = weight.data(),
@@ -241,10 +243,10 @@ struct MixDevice {
 };
 
 TEST_P(CudaGatedDeltaTest, MixedRowsMatchTheReference) {
-  for (const int64_t keys : {5, 32, 128}) {
+  for (const int64_t keys : {5, 32, 128, 272, 300}) {
     const MixProblem p(GetParam(), 7, keys);
     const MixDevice device(GetParam(), p);
-    const DeviceBuffer<float> mixed(std::vector<float>(7 * p.width, kNan));
+    const DeviceArray mixed(GetParam(), std::vector<float>(7 * p.width, kNan));
     const DeviceBuffer<float> beta(std::vector<float>(14, kNan)),
         g(std::vector<float>(14, kNan));
     ASSERT_EQ(
@@ -254,7 +256,7 @@ TEST_P(CudaGatedDeltaTest, MixedRowsMatchTheReference) {
                              gs = g.Read();
     for (int64_t t = 0; t < 7; ++t) {
       ExpectClose(Columns(rows, p.width, t, t + 1, 0, p.width),
-                  p.Mix(p.Conv(t, p.x)), kF32Error, "mixed");
+                  p.Mix(p.Conv(t, p.x)), StoredError(GetParam()), "mixed");
       for (int64_t h = 0; h < 2; ++h) {
         const double b = p.gates[t * 4 + h];
         const double a = double{p.gates[t * 4 + 2 + h]} + p.dt_bias[h];
@@ -271,7 +273,7 @@ TEST_P(CudaGatedDeltaTest, StepsReadTheirHistory) {
   const MixProblem p(GetParam(), 1, 16);
   MixDevice device(GetParam(), p);
   device.rows.earlier_TR = nullptr;
-  const DeviceBuffer<float> mixed(std::vector<float>(p.width, kNan));
+  const DeviceArray mixed(GetParam(), std::vector<float>(p.width, kNan));
   const DeviceBuffer<float> beta(std::vector<float>(2)),
       g(std::vector<float>(2));
   ASSERT_EQ(
@@ -280,47 +282,50 @@ TEST_P(CudaGatedDeltaTest, StepsReadTheirHistory) {
   MixProblem whole = p;
   whole.earlier = {1, 2, 3};
   ExpectClose(Columns(mixed.Read(), p.width, 0, 1, 0, p.width),
-              p.Mix(whole.Conv(0, p.x)), kF32Error, "mixed");
+              p.Mix(whole.Conv(0, p.x)), StoredError(GetParam()), "mixed");
 }
 
 TEST_P(CudaGatedDeltaTest, MixedRowsPassTheirGradients) {
-  MixProblem p(GetParam(), 7, 32);
-  // The backward pass has no history.
-  for (int64_t& row : p.earlier) row = row < p.num_rows ? row : -1;
-  const MixDevice device(GetParam(), p);
-  const std::vector<float> d = RandomFloats(7 * p.width, 8);
-  std::vector<int64_t> offsets = {0}, later;
-  for (int64_t t = 0; t < 7; ++t) {
-    for (int64_t i = 0; i < 7 * 3; ++i) {
-      if (p.earlier[i] == t) later.push_back(i / 3 * 4 + i % 3);
+  for (const int64_t keys : {5, 32, 272}) {
+    MixProblem p(GetParam(), 7, keys);
+    // The backward pass has no history.
+    for (int64_t& row : p.earlier) row = row < p.num_rows ? row : -1;
+    const MixDevice device(GetParam(), p);
+    const std::vector<float> d = RandomFloats(7 * p.width, 8);
+    std::vector<int64_t> offsets = {0};
+    std::vector<DeltaLaterRow> later;
+    for (int64_t t = 0; t < 7; ++t) {
+      for (int32_t i = 0; i < 7 * 3; ++i) {
+        if (p.earlier[i] == t) later.push_back({i / 3, i % 3});
+      }
+      offsets.push_back(std::ssize(later));
     }
-    offsets.push_back(static_cast<int64_t>(later.size()));
-  }
-  const DeviceBuffer<int64_t> offsets_device(offsets), later_device(later);
-  const DeviceBuffer<float> d_device(d);
-  const int64_t stride = p.width + 1;
-  const DeviceArray dx(GetParam(), std::vector<float>(7 * stride, kNan));
-  ASSERT_EQ(MixDeltaRowsBackward(device.rows, d_device.data(), nullptr),
-            cudaSuccess);
-  ASSERT_EQ(DeltaConvBackward(device.rows,
-                              {offsets_device.data(), later_device.data()},
-                              d_device.data(), dx.data(), stride, nullptr),
-            cudaSuccess);
-  std::vector<double> want(7 * p.width, 0.0);
-  for (int64_t t = 0; t < 7; ++t) {
-    const std::vector<double> dconv = reference::Differences(
-        [&](const std::vector<double>& conv) { return p.Mix(conv); },
-        p.Conv(t, p.x), Slice(d, t * p.width, p.width));
-    for (int64_t r = 0; r < 4; ++r) {
-      const int64_t row = r == 3 ? t : p.earlier[t * 3 + r];
-      if (row < 0) continue;
-      for (int64_t i = 0; i < p.width; ++i) {
-        want[row * p.width + i] += p.weight[r * p.width + i] * dconv[i];
+    const DeviceBuffer<int64_t> offsets_device(offsets);
+    const DeviceBuffer<DeltaLaterRow> later_device(later);
+    const DeviceBuffer<float> d_device(d);
+    const DeviceArray dx(GetParam(), std::vector<float>(7 * p.stride, kNan));
+    ASSERT_EQ(MixDeltaRowsBackward(device.rows, d_device.data(), nullptr),
+              cudaSuccess);
+    ASSERT_EQ(DeltaConvBackward(device.rows,
+                                {offsets_device.data(), later_device.data()},
+                                d_device.data(), dx.data(), p.stride, nullptr),
+              cudaSuccess);
+    std::vector<double> want(7 * p.width, 0.0);
+    for (int64_t t = 0; t < 7; ++t) {
+      const std::vector<double> dconv = reference::Differences(
+          [&](const std::vector<double>& conv) { return p.Mix(conv); },
+          p.Conv(t, p.x), Slice(d, t * p.width, p.width));
+      for (int64_t r = 0; r < 4; ++r) {
+        const int64_t row = r == 3 ? t : p.earlier[t * 3 + r];
+        if (row < 0) continue;
+        for (int64_t i = 0; i < p.width; ++i) {
+          want[row * p.width + i] += p.weight[r * p.width + i] * dconv[i];
+        }
       }
     }
+    ExpectClose(Columns(dx.Read(), p.stride, 0, 7, 0, p.width), want,
+                StoredError(GetParam()), "dx");
   }
-  ExpectClose(Columns(dx.Read(), stride, 0, 7, 0, p.width), want,
-              StoredError(GetParam()), "dx");
 }
 
 TEST_P(CudaGatedDeltaTest, GatedNormAndItsGradientsMatchTheReference) {
@@ -472,51 +477,62 @@ class CudaDeltaChunksTest : public CudaKernelTest {
 
 TEST_F(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
   const Plan kept(true), plan(false);
-  const DeviceBuffer<float> mixed(rule_.mixed), beta(rule_.beta), g(rule_.g);
+  const DeviceArray mixed(DType::kBf16, rule_.mixed);
+  const DeviceBuffer<float> beta(rule_.beta), g(rule_.g);
   rule_.shape.mixed_TW = mixed.data();
   rule_.shape.beta_TH = beta.data();
   rule_.shape.g_TH = g.data();
   const auto filled = [](int64_t count, float x) {
     return DeviceBuffer<float>(std::vector<float>(count, x));
   };
+  const auto nans = [](int64_t count) {
+    return DeviceArray(DType::kBf16, std::vector<float>(count, kNan));
+  };
   const DeviceBuffer<DeltaChunkRange> kept_chunks(kept.chunks),
       chunks(plan.chunks);
-  const DeviceBuffer<int64_t> trees(plan.trees);
+  const DeviceBuffer<int64_t> tree_chunks(plan.trees);
+  const DeltaTrees kept_trees{kept_chunks.data(), tree_chunks.data(), 2,
+                              std::ssize(kept.chunks)};
+  DeltaTrees trees = kept_trees;
+  trees.chunks = chunks.data();
+  const DeviceArray w = nans(kRows * kHeads * 64),
+                    inverse = nans(w.Read().size());
+  const DeltaScores scores{w.data(), inverse.data(), kRows};
+  ASSERT_EQ(ScoreDeltaChunks(rule_.shape, trees, scores, nullptr), cudaSuccess);
   const auto states = filled(kept.num_states * kHeads * kF * kF, kNan);
-  const auto u = filled(kRows * kWidth, kNan);
-  const DeviceArray out(DType::kBf16, std::vector<float>(kRows * kWidth, kNan));
-  ASSERT_EQ(RunDeltaChunks(rule_.shape, {kept_chunks.data(), trees.data(), 2},
-                           states.data(), u.data(), out.data(), nullptr),
+  const DeviceArray u = nans(kRows * kWidth), out = nans(kRows * kWidth);
+  ASSERT_EQ(RunDeltaChunks(rule_.shape, kept_trees, scores,
+                           {states.data(), u.data(), out.data()}, nullptr),
             cudaSuccess);
 
   const std::vector<float> dout =
       Rounded(DType::kBf16, RandomFloats(kRows * kWidth, 9));
   const DeviceArray dout_device(DType::kBf16, dout);
-  std::vector<int64_t> starts;
-  for (const DeltaChunkRange& chunk : kept.chunks)
-    starts.push_back(chunk.start);
-  const DeviceBuffer<int64_t> starts_device(starts);
   const auto dstates = filled(plan.num_states * kHeads * kF * kF, 0);
+  const DeviceArray dstops = nans(kept.num_states * kHeads * kF * kF);
+  const DeviceArray dr = nans(kRows * kWidth);
   const auto dq = filled(kSlices * kRows * kWidth, kNan);
   const auto dk = filled(kSlices * kRows * kWidth, kNan);
   const auto dv = filled(kRows * kWidth, kNan);
   const auto dbeta = filled(kSlices * kRows * kHeads, kNan);
   const auto dg = filled(kSlices * kRows * kHeads, kNan);
+  const DeltaChunksGradient gradient{.kept_chunks = kept_chunks.data(),
+                                     .states_SHKV = states.data(),
+                                     .u_THV = u.data(),
+                                     .dout_THV = dout_device.data(),
+                                     .dstates_SHKV = dstates.data(),
+                                     .dstops_SHKV = dstops.data(),
+                                     .dr_THV = dr.data(),
+                                     .dq = dq.data(),
+                                     .dk = dk.data(),
+                                     .dbeta = dbeta.data(),
+                                     .dg = dg.data(),
+                                     .dv_THV = dv.data()};
   ASSERT_EQ(
-      RunDeltaChunksBackward(rule_.shape, {chunks.data(), trees.data(), 2},
-                             {.states_SHKV = states.data(),
-                              .u_THV = u.data(),
-                              .dout_THV = dout_device.data(),
-                              .starts = starts_device.data(),
-                              .dstates_SHKV = dstates.data(),
-                              .dq = dq.data(),
-                              .dk = dk.data(),
-                              .dbeta = dbeta.data(),
-                              .dg = dg.data(),
-                              .dv_THV = dv.data(),
-                              .num_rows = kRows},
-                             nullptr),
+      RunDeltaStatesBackward(rule_.shape, trees, scores, gradient, nullptr),
       cudaSuccess);
+  ASSERT_EQ(RunDeltaRowsBackward(rule_.shape, trees, scores, gradient, nullptr),
+            cudaSuccess);
   for (int64_t h = 0; h < kHeads; ++h) {
     const std::vector<DeltaOutput> want = Outputs(h);
     const std::vector<DeltaHead> gradients = Gradients(h, want, dout);
@@ -541,9 +557,13 @@ TEST_F(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
 
 TEST_F(CudaDeltaChunksTest, RefuseHeadsOfOtherSizes) {
   rule_.shape.key_features = 64;
-  EXPECT_EQ(RunDeltaChunks(rule_.shape, {}, nullptr, nullptr, nullptr, nullptr),
+  EXPECT_EQ(ScoreDeltaChunks(rule_.shape, {}, {}, nullptr),
             cudaErrorInvalidValue);
-  EXPECT_EQ(RunDeltaChunksBackward(rule_.shape, {}, {}, nullptr),
+  EXPECT_EQ(RunDeltaChunks(rule_.shape, {}, {}, {}, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(RunDeltaStatesBackward(rule_.shape, {}, {}, {}, nullptr),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(RunDeltaRowsBackward(rule_.shape, {}, {}, {}, nullptr),
             cudaErrorInvalidValue);
   rule_.shape.key_features = kMaxDeltaStepKeys + 1;
   EXPECT_EQ(DeltaStep(rule_.shape, 1, nullptr, nullptr, DType::kF32, nullptr,

@@ -26,9 +26,12 @@ struct dim3 {
   unsigned y;
   unsigned z;
 };
-// Kernels copy elements of every type as uint4, so uint4 may alias every type.
+// Kernels copy elements of every type as these, so they may alias every type.
 struct alignas(16) [[gnu::may_alias]] uint4 {
   unsigned x, y, z, w;
+};
+struct alignas(8) [[gnu::may_alias]] uint2 {
+  unsigned x, y;
 };
 struct alignas(16) float4 {
   float x, y, z, w;
@@ -146,7 +149,10 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 // On a device, this store has the same cache policy as an assignment.
-inline void __stwb(uint4* to, uint4 value) { *to = value; }
+template <typename T>
+void __stwb(T* to, T value) {
+  *to = value;
+}
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
