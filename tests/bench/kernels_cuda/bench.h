@@ -96,6 +96,7 @@ void BenchHead(const Device& device);
 void BenchAttention(const Device& device);
 void BenchSampler(const Device& device);
 void BenchInt8(const Device& device);
+void BenchDelta(const Device& device);
 void BenchLora(const Device& device);
 void BenchLoraFew(const Device& device);
 void BenchLoraAddOn(const Device& device);

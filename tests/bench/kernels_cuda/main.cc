@@ -23,15 +23,12 @@ struct Bench {
   void (*run)(const Device& device);
 };
 
-constexpr Bench kBenches[] = {{"rows", BenchRows},
-                              {"optimizer", BenchOptimizer},
-                              {"head", BenchHead},
-                              {"attention", BenchAttention},
-                              {"sampler", BenchSampler},
-                              {"int8", BenchInt8},
-                              {"lora", BenchLora},
-                              {"lora_few", BenchLoraFew},
-                              {"lora_add_on", BenchLoraAddOn}};
+constexpr Bench kBenches[] = {
+    {"rows", BenchRows},        {"optimizer", BenchOptimizer},
+    {"head", BenchHead},        {"attention", BenchAttention},
+    {"sampler", BenchSampler},  {"int8", BenchInt8},
+    {"delta", BenchDelta},      {"lora", BenchLora},
+    {"lora_few", BenchLoraFew}, {"lora_add_on", BenchLoraAddOn}};
 
 int Run(const std::vector<std::string_view>& names) {
   for (const std::string_view name : names) {
