@@ -400,6 +400,16 @@ TINY: dict[str, dict[str, Any]] = {
         },
         "wrapper": "qwen3_5",
     },
+    # The sizes of heads for which a device in bf16 has kernels over chunks.
+    "qwen3-5-wide": {
+        **_DELTA,
+        "architecture": "qwen3_5_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 64,
+    },
     "qwen3-5-moe": {**_DELTA_EXPERTS, "architecture": "qwen3_5_moe_text"},
     "qwen3-next": {**_DELTA_EXPERTS, "architecture": "qwen3_next"},
 }

@@ -9,6 +9,7 @@ tokens have an error of 1e-4, which is as large as the bound tolerance.GRADIENTS
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -260,6 +261,11 @@ class Adapted:
         self.config = peft_model.config.get_text_config()
         experts.keep_halves_apart(self.parameters, self.config)
         fused.keep_parts_apart(self.parameters, self.config)
+
+    def in_bf16(self) -> Adapted:
+        """Returns a copy that computes in bf16, as transformers does for its users. It
+        has the gradients that are already here."""
+        return Adapted(copy.deepcopy(self.model).to(torch.bfloat16))
 
     def logprobs(
         self, tokens: Sequence[int], targets: Sequence[int], temperature: float = 1.0

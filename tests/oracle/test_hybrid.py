@@ -12,7 +12,6 @@ import daemon as daemon_module
 import numpy as np
 import pytest
 import tolerance
-import torch
 from conftest import model_folder
 from daemon import DTYPE
 from reference import mixed_shapes
@@ -21,7 +20,7 @@ from texts import next_token, random_tokens, sequences
 
 import weft
 
-KINDS = ("qwen3-5", "qwen3-next")
+KINDS = ("qwen3-5", "qwen3-5-wide", "qwen3-next")
 CHUNK = 64  # The most rows of a chunk of the rule.
 
 
@@ -131,34 +130,46 @@ def test_layers_that_are_computed_again(
 
 @pytest.mark.bf16
 @pytest.mark.skipif(DTYPE != "bf16", reason="compares the rounding errors of bf16")
-@pytest.mark.parametrize("kind", ("qwen3-5", "qwen3-5-tied"))
-def test_bf16_moves_gradients_less_than_in_transformers(
-    kind: str, daemon_for: Any, reference_for: Any, unique: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    "kind,forks",
+    (
+        ("qwen3-5", False),
+        ("qwen3-5-tied", False),
+        ("qwen3-5-wide", False),
+        ("qwen3-5-wide", True),
+    ),
+)
+def test_bf16_moves_numbers_less_than_in_transformers(
+    kind: str, forks: bool, both_for: Any, unique: Any, tmp_path: Path
 ) -> None:
     """Both sides differ from f64 by the errors of bf16, which the norms enlarge. The
     daemon rounds only the inputs of products, and transformers every result."""
-    reference, daemon = reference_for(kind), daemon_for(kind)
-    data = [next_token(t) for t in sequences(kind, Path(), reference.vocab)]
+    reference, daemon = both_for(kind)
+    data = forked_data(reference.vocab)
+    if not forks:
+        data = [next_token(t) for t in sequences(kind, Path(), reference.vocab)]
     folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[2], seed=4)
     with daemon.client() as client:
         adapter = client.import_adapter(unique("bf16"), folder)
-        adapter.forward_backward(data)
+        results = adapter.forward_backward(data).results
         measured = checkpoints.gradients(daemon, adapter)
+    with reference.adapter(folder) as adapted:
+        rounded = adapted.in_bf16().step(data)
+        exact = adapted.step(data)
 
-    def of_reference(dtype: torch.dtype) -> Any:
-        with reference.adapter(folder) as adapted:
-            adapted.model.to(dtype)
-            adapted.cross_entropy_backward(data)
-            return adapted.gradients()
-
-    exact = of_reference(torch.float64)
-    rounded = of_reference(torch.bfloat16)
-    reference.model.double()
-
-    def error(gradients: dict[str, np.ndarray]) -> float:
+    def worst(gradients: dict[str, np.ndarray]) -> float:
         return max(
             tolerance.relative_difference(gradients[name], gradient)
-            for name, gradient in exact.items()
+            for name, gradient in exact.gradients.items()
         )
 
-    assert error(measured) <= error(rounded)
+    def scored(logprobs: list[Any]) -> np.ndarray:
+        # The daemon gives 0 for tokens of weight 0.
+        masks = [1 if d.weights is None else np.asarray(d.weights) != 0 for d in data]
+        return np.concatenate([p * m for p, m in zip(logprobs, masks, strict=True)])
+
+    assert worst(measured) <= worst(rounded.gradients)
+    wanted = scored(exact.logprobs)
+    assert tolerance.relative_difference(
+        scored([result.logprobs for result in results]), wanted
+    ) <= tolerance.relative_difference(scored(rounded.logprobs), wanted)

@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import daemon as daemon_module
+import numpy as np
 import pytest
 import tolerance
 import torch
 from batching import together
 from conftest import model_folder
+from daemon import DTYPE
 from reference import mixed_shapes
+from test_sampling import scored
 from texts import random_tokens
 
 KINDS = ("qwen3-5", "qwen3-5-tied", "qwen3-next")
+# A state of this model needs more than LITTLE_CACHE has.
+WIDE = "qwen3-5-wide"
 GREEDY_TOKENS = 40
 # Two whole pages, and a part of a third.
 PROMPT_TOKENS = 45
@@ -48,7 +53,7 @@ def metric(daemon: Any, name: str) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, WIDE))
 def test_greedy_equals_generate(kind: str, daemon_for: Any, reference_for: Any) -> None:
     """The second time, prompts begin with their cached prefixes."""
     reference = reference_for(kind)
@@ -71,7 +76,7 @@ def test_greedy_equals_generate(kind: str, daemon_for: Any, reference_for: Any) 
             assert drawn == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, WIDE))
 @pytest.mark.parametrize("piece", (1024, 24))
 def test_prompts_with_one_beginning(
     kind: str, piece: int, reference_for: Any, tmp_path: Path
@@ -101,11 +106,49 @@ def test_prompts_with_one_beginning(
 
 def expect_logprobs(model: Any, prompts: list[list[int]], samples: list[Any]) -> None:
     for prompt, sample in zip(prompts, samples, strict=True):
-        tokens = [*prompt, *(int(token) for token in sample.tokens)]
-        expected = model.logprobs(tokens[:-1], tokens[1:])[len(prompt) - 1 :]
-        if isinstance(expected, torch.Tensor):
-            expected = expected.detach().numpy()
+        expected = drawn_logprobs(model, prompt, sample)
         tolerance.assert_near(sample.logprobs, expected)
+
+
+def drawn_logprobs(model: Any, prompt: list[int], sample: Any) -> np.ndarray:
+    tokens = [*prompt, *(int(token) for token in sample.tokens)]
+    logprobs = model.logprobs(tokens[:-1], tokens[1:])[len(prompt) - 1 :]
+    return np.asarray(torch.as_tensor(logprobs).detach())
+
+
+@pytest.mark.bf16
+@pytest.mark.parametrize("kind", ("qwen3-5", WIDE))
+def test_steps_score_as_chunks(
+    kind: str, both_for: Any, unique: Any, tmp_path: Path
+) -> None:
+    """Samples compute the rule step by step, and Forward by chunks. On a device in bf16
+    the chunks round the inputs of their products, and the steps do not. No bound
+    follows from bf16 alone, because the rule's norms enlarge its errors. If each side
+    is as near to f64 as transformers in bf16, the sides differ by at most twice
+    transformers' error."""
+    reference, daemon = both_for(kind)
+    prompt = random_tokens(reference.vocab, PROMPT_TOKENS, 3)
+    folder = reference.make_adapter(tmp_path / "a", mixed_shapes(kind)[1], seed=22)
+    with daemon.client() as client:
+        adapter = client.import_adapter(unique("steps"), folder)
+        # The sequences have three chunks.
+        samples = adapter.sample(
+            prompt, num_samples=3, max_tokens=110, seed=5, ignore_eos=True
+        ).samples
+        trained = [scored(adapter, prompt, s.tokens, 1.0) for s in samples]
+    sampled = np.concatenate([sample.logprobs for sample in samples])
+    difference = sampled - np.concatenate(trained)
+    if DTYPE == "f32":
+        tolerance.assert_near(
+            difference, np.zeros_like(difference), tolerance.SAMPLER_VERSUS_TRAINER
+        )
+        return
+    with reference.adapter(folder) as adapted, torch.no_grad():
+        exact, rounded = (
+            np.concatenate([drawn_logprobs(model, prompt, s) for s in samples])
+            for model in (adapted, adapted.in_bf16())
+        )
+    assert np.linalg.norm(difference) <= 2 * np.linalg.norm(rounded - exact)
 
 
 @pytest.mark.parametrize("kind", KINDS)
