@@ -16,7 +16,7 @@
 namespace weft::executor {
 namespace {
 
-using ::weft::testing::HybridConfig;
+using ::weft::testing::WideDelta;
 
 // While this object exists, every wait through LibTorch throws. Intended waits
 // call CUDA directly and do not throw.
@@ -41,12 +41,8 @@ class DeviceWaitsTest : public ::testing::TestWithParam<bool> {
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
     at::manual_seed(5);
-    config_ = GetParam() ? HybridConfig() : TinyConfig();
-    if (GetParam()) {
-      // The kernels for chunks take these features.
-      config_.delta.key_features = 128;
-      config_.delta.value_features = 64;
-    }
+    config_ = TinyConfig(/*num_layers=*/3);
+    if (GetParam()) config_.delta = WideDelta();
     decoder_ = std::make_unique<model::Decoder>(
         config_,
         model::MakeDummyWeights(config_, at::kBFloat16,

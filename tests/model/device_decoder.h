@@ -51,6 +51,13 @@ inline model_config::ModelConfig WideConfig(int num_layers) {
   return config;
 }
 
+// Returns the options of states and gates beside tensors of `options`: f64
+// beside f64, otherwise f32.
+inline at::TensorOptions OfStates(at::TensorOptions options) {
+  return options.dtype(options.dtype() == at::kDouble ? at::kDouble
+                                                      : at::kFloat);
+}
+
 // Converts weights to `options`. Matrices in 8 bits stay in 8 bits.
 inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
                                        at::TensorOptions options) {
@@ -75,6 +82,8 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
                                &w.gate_up.bias_O,
                                &w.down.weight_OI,
                                &w.down.bias_O,
+                               &w.conv_WR1,
+                               &w.delta_norm_V,
                                &w.experts.router_EH,
                                &w.experts.gate_up_GH,
                                &w.experts.down_DF,
@@ -82,6 +91,9 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
                                &w.experts.shared_down_HS,
                                &w.experts.shared_gate_1H}) {
       move(*tensor);
+    }
+    for (at::Tensor* tensor : {&w.a_log_H, &w.dt_bias_H}) {
+      if (tensor->defined()) *tensor = tensor->to(OfStates(options));
     }
   }
   move(weights.embedding_VH);
@@ -111,16 +123,18 @@ inline model::PackedBatch BatchTo(model::PackedBatch batch,
 inline model::KvAccess AccessTo(model::KvAccess kv, model::KvStore* store,
                                 at::Device device) {
   kv.store = store;
-  for (at::Tensor* tensor :
-       {&kv.slots_T, &kv.key_slots_S, &kv.page_table_TL, &kv.lengths_T}) {
+  for (at::Tensor* tensor : {&kv.slots_T, &kv.key_slots_S, &kv.page_table_TL,
+                             &kv.lengths_T, &kv.state_slots_Q}) {
     if (tensor->defined()) *tensor = tensor->to(device);
   }
   return kv;
 }
 
-// Fills every slot with random numbers, so that tests can read unwritten pages.
+// Fills every slot with random numbers, so that tests can read unwritten pages
+// and states.
 inline model::KvStore RandomStore(const model_config::ModelConfig& config,
                                   int64_t num_pages, int64_t page_tokens) {
+  constexpr int64_t kStates = 8;
   model::KvStore store;
   const auto pages = [&] {
     return RandomTensor(
@@ -130,16 +144,33 @@ inline model::KvStore RandomStore(const model_config::ModelConfig& config,
   for (int layer = 0; layer < config.num_layers; ++layer) {
     store.k_pages_PSKC.push_back(pages());
     store.v_pages_PSKC.push_back(pages());
+    const model_config::DeltaShape& delta = config.delta;
+    const bool has_states = config.has_delta() && delta.InLayer(layer);
+    store.conv_NRW.push_back(
+        has_states
+            ? RandomTensor({kStates, delta.conv_kernel - 1, delta.conv_width()},
+                           1, at::kBFloat16)
+            : at::Tensor());
+    store.delta_NHKV.push_back(
+        has_states ? RandomTensor({kStates, delta.value_heads,
+                                   delta.key_features, delta.value_features},
+                                  1 / std::sqrt(delta.key_features), at::kFloat)
+                   : at::Tensor());
   }
   return store;
 }
 
 inline model::KvStore StoreTo(model::KvStore store, at::TensorOptions options) {
-  for (auto* pages : {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
-    for (at::Tensor& tensor : *pages) {
-      tensor = tensor.to(options, /*non_blocking=*/false, /*copy=*/true);
+  const auto move = [](std::vector<at::Tensor>& tensors, at::TensorOptions to) {
+    for (at::Tensor& tensor : tensors) {
+      if (!tensor.defined()) continue;
+      tensor = tensor.to(to, /*non_blocking=*/false, /*copy=*/true);
     }
-  }
+  };
+  move(store.k_pages_PSKC, options);
+  move(store.v_pages_PSKC, options);
+  move(store.conv_NRW, options);
+  move(store.delta_NHKV, OfStates(options));
   return store;
 }
 

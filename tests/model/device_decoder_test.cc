@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <utility>
@@ -12,10 +13,14 @@
 
 #include "tests/model/decoder_fixture.h"
 #include "tests/model/int8_weights.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/support/host_device/host_device.h"
 
 namespace weft::testing {
 namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
 
 using model::Decoder;
 using model::KvAccess;
@@ -32,6 +37,17 @@ const at::TensorOptions kBf16OnDevice =
 // A layer rounds products, norms, sums and intermediate values when it stores
 // them in bf16.
 constexpr int64_t kRoundingsPerLayer = 16;
+// A gated delta rule over chunks rounds the two operands of each of its four
+// products in a row.
+constexpr int64_t kRoundingsPerRule = 8;
+
+int64_t RoundingsUpTo(const model_config::ModelConfig& config, int num_layers) {
+  int64_t roundings = num_layers * kRoundingsPerLayer;
+  for (int layer = 0; layer < num_layers; ++layer) {
+    if (config.delta.InLayer(layer)) roundings += kRoundingsPerRule;
+  }
+  return roundings;
+}
 
 class DeviceDecoderTest : public ::testing::Test {
  protected:
@@ -131,7 +147,8 @@ class DeviceDecoderTest : public ::testing::Test {
         GradientsOf(pair.exact, BatchTo(batch, kExact), dx_TH, &expected_TH);
     const auto actual = GradientsOf(
         pair.on_device, BatchTo(batch, kBf16OnDevice), dx_TH, &actual_TH);
-    const int64_t forward = pair.exact.config().num_layers * kRoundingsPerLayer;
+    const model_config::ModelConfig& config = pair.exact.config();
+    const int64_t forward = RoundingsUpTo(config, config.num_layers);
     ExpectNearInAll(actual_TH, expected_TH, forward, "x");
     // The backward pass has about twice as many roundings as the forward pass.
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -140,12 +157,12 @@ class DeviceDecoderTest : public ::testing::Test {
   }
 
   // Compares the same pass in f64 and on the device: its result, and what it
-  // leaves in the pages.
+  // leaves in the pages and states.
   static void ExpectSamePass(const Pair& pair, const PackedBatch& batch,
                              const KvAccess& kv) {
-    const int num_layers = pair.exact.config().num_layers;
-    const KvStore store =
-        RandomStore(pair.exact.config(), /*num_pages=*/24, kPageTokens);
+    const model_config::ModelConfig& config = pair.exact.config();
+    const int num_layers = config.num_layers;
+    const KvStore store = RandomStore(config, /*num_pages=*/24, kPageTokens);
     KvStore exact_store = StoreTo(store, kExact);
     KvStore device_store = StoreTo(store, kBf16OnDevice);
     KvAccess exact_kv = AccessTo(kv, &exact_store, at::kCPU);
@@ -154,9 +171,16 @@ class DeviceDecoderTest : public ::testing::Test {
         Mode::kEval, BatchTo(batch, kExact), nullptr, 0, &exact_kv);
     const at::Tensor actual = pair.on_device.ForwardLayers(
         Mode::kEval, BatchTo(batch, kBf16OnDevice), nullptr, 0, &device_kv);
-    ExpectNearInAll(actual, expected, num_layers * kRoundingsPerLayer, "x");
+    ExpectNearInAll(actual, expected, RoundingsUpTo(config, num_layers), "x");
     for (int layer = 0; layer < num_layers; ++layer) {
-      const int64_t roundings = (layer + 1) * kRoundingsPerLayer;
+      const int64_t roundings = RoundingsUpTo(config, layer + 1);
+      if (config.delta.InLayer(layer)) {
+        ExpectNearInAll(device_store.conv_NRW[layer],
+                        exact_store.conv_NRW[layer], roundings, "conv rows");
+        ExpectNearInAll(device_store.delta_NHKV[layer],
+                        exact_store.delta_NHKV[layer], roundings, "states");
+        continue;
+      }
       ExpectNearInAll(device_store.k_pages_PSKC[layer],
                       exact_store.k_pages_PSKC[layer], roundings, "keys");
       ExpectNearInAll(device_store.v_pages_PSKC[layer],
@@ -174,7 +198,8 @@ class DeviceDecoderTest : public ::testing::Test {
                    {.slots_T = at::arange(6) * 4 * kPageTokens + positions_T,
                     .decode = true,
                     .page_table_TL = at::arange(24, at::kInt).view({6, 4}),
-                    .lengths_T = positions_T + 1});
+                    .lengths_T = positions_T + 1,
+                    .state_slots_Q = at::arange(6, 0, -1)});
   }
 
   const c10::InferenceMode no_autograd_;
@@ -231,6 +256,74 @@ TEST_F(DeviceDecoderTest, DecodesAndTrainsWithWeightsOf8Bits) {
   ExpectSameDecoding(pair, MakeRouting(6));
   ExpectSameStep(pair, MakeTrainBatch(),
                  RandomTensor({40, 128}, 1, at::kBFloat16));
+}
+
+// The heads of the rule have the sizes for which a device has kernels over
+// chunks.
+class DeviceHybridTest : public DeviceDecoderTest {
+ protected:
+  static Pair HybridPair() {
+    model_config::ModelConfig config = WideConfig(kLayers);
+    config.delta = WideDelta();
+    config.max_positions = 256;
+    const model::DecoderWeights weights = HybridWeights(config, at::kBFloat16);
+    return {config, weights};
+  }
+
+  static lora::LoraRouting Routing(const Pair& pair, int64_t rows) {
+    using enum TargetModule;
+    return {{.begin = rows / 3,
+             .end = rows,
+             .version = TinyVersion(
+                 pair.exact.config(),
+                 {.rank = 8,
+                  .alpha = 4,
+                  .target_modules = {kQProj, kInProjQkv, kOutProj, kDownProj}},
+                 at::kBFloat16)}};
+  }
+};
+
+// A prompt of a chunk is shared at its edge and inside of a chunk.
+TEST_F(DeviceHybridTest, TrainsOverChunks) {
+  const Pair pair = HybridPair();
+  const at::Tensor positions = at::cat({at::arange(74), at::arange(74, 77),
+                                        at::arange(64, 150), at::arange(70)})
+                                   .to(at::kInt);
+  const int64_t rows = positions.numel();
+  const DeviceRecording recording;
+  ExpectSameStep(pair,
+                 {.tokens_T = at::randint(53, {rows}, at::kLong),
+                  .positions_T = positions,
+                  .nodes = {{0, 64, -1, 163},
+                            {64, 74, 0, 77},
+                            {74, 77, 1, 77},
+                            {77, 163, 0, 163},
+                            {163, rows, -1, rows}},
+                  .routing = Routing(pair, rows)},
+                 RandomTensor({rows, 128}, 1, at::kBFloat16));
+  EXPECT_THAT(recording.events().launches,
+              Contains(HasSubstr("DeltaChunkBackwardKernel")));
+}
+
+// The first sequence continues from a state, and the second one begins.
+TEST_F(DeviceHybridTest, PrefillsOverChunks) {
+  const Pair pair = HybridPair();
+  const PackedBatch batch{
+      .tokens_T = at::arange(75) * 3 % 53,
+      .positions_T = at::cat({at::arange(5, 73), at::arange(7)}).to(at::kInt),
+      .nodes = {{0, 68, -1, 68}, {68, 75, -1, 75}},
+      .routing = Routing(pair, 75)};
+  ExpectSamePass(pair, batch,
+                 {.slots_T = at::cat({at::arange(5, 73), at::arange(80, 87)}),
+                  .suffixes = {{0, 68, 0, 73}, {68, 7, 73, 7}},
+                  .key_slots_S = at::cat({at::arange(73), at::arange(80, 87)}),
+                  .state_slots_Q = at::tensor({3L, 1L})});
+}
+
+TEST_F(DeviceHybridTest, DecodesByTheRulesSteps) {
+  const Pair pair = HybridPair();
+  ExpectSameDecoding(pair, {});
+  ExpectSameDecoding(pair, Routing(pair, 6));
 }
 
 TEST_F(DeviceDecoderTest, DecodesHighRanks) {

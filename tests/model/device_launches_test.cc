@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -20,6 +21,7 @@
 #include "src/model/decoder.h"
 #include "tests/model/device_decoder.h"
 #include "tests/model/int8_weights.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/support/host_device/host_device.h"
 #include "tests/support/op_observer.h"
 
@@ -82,6 +84,10 @@ struct StepValues {
   KvStore store;
 };
 
+constexpr std::array kStoreParts = {&KvStore::k_pages_PSKC,
+                                    &KvStore::v_pages_PSKC, &KvStore::conv_NRW,
+                                    &KvStore::delta_NHKV};
+
 // A decode step as a graph records it. Its inputs stay at the same addresses,
 // and the host does not know their values.
 class RecordedStep {
@@ -101,7 +107,8 @@ class RecordedStep {
             .kv = {.slots_T = at::empty_like(values.kv.slots_T),
                    .decode = true,
                    .page_table_TL = at::empty_like(values.kv.page_table_TL),
-                   .lengths_T = at::empty_like(values.kv.lengths_T)},
+                   .lengths_T = at::empty_like(values.kv.lengths_T),
+                   .state_slots_Q = at::empty_like(values.kv.state_slots_Q)},
             .store = StoreTo(values.store, kBf16OnDevice)} {
     table_->Bind(bytes_.const_data_ptr());
     places_.kv.store = &places_.store;
@@ -120,9 +127,12 @@ class RecordedStep {
     places_.kv.slots_T.copy_(values.kv.slots_T);
     places_.kv.page_table_TL.copy_(values.kv.page_table_TL);
     places_.kv.lengths_T.copy_(values.kv.lengths_T);
-    for (size_t layer = 0; layer < values.store.k_pages_PSKC.size(); ++layer) {
-      places_.store.k_pages_PSKC[layer].copy_(values.store.k_pages_PSKC[layer]);
-      places_.store.v_pages_PSKC[layer].copy_(values.store.v_pages_PSKC[layer]);
+    places_.kv.state_slots_Q.copy_(values.kv.state_slots_Q);
+    for (const auto part : kStoreParts) {
+      for (size_t layer = 0; layer < (values.store.*part).size(); ++layer) {
+        const at::Tensor& from = (values.store.*part)[layer];
+        if (from.defined()) (places_.store.*part)[layer].copy_(from);
+      }
     }
   }
 
@@ -149,6 +159,16 @@ class DeviceLaunchesTest : public ::testing::Test {
     const model::DecoderWeights weights = TinyWeights(config, at::kBFloat16);
     return {config,
             WeightsTo(is_int8 ? Quantized(weights) : weights, kBf16OnDevice),
+            config.max_positions};
+  }
+
+  // Two of three layers compute a gated delta rule.
+  static Decoder MakeHybrid() {
+    at::manual_seed(3);
+    model_config::ModelConfig config = WideConfig(/*num_layers=*/3);
+    config.delta = WideDelta();
+    return {config,
+            WeightsTo(HybridWeights(config, at::kBFloat16), kBf16OnDevice),
             config.max_positions};
   }
 
@@ -185,7 +205,7 @@ class DeviceLaunchesTest : public ::testing::Test {
   }
 
   // Makes the values of a step over sequences of `length` or more tokens. With
-  // `is_padded` the last row is padding.
+  // `is_padded` the last row is padding. State 0 is for padding.
   static StepValues MakeValues(const model_config::ModelConfig& config,
                                int64_t length, bool is_padded,
                                lora::LoraRouting routing) {
@@ -199,9 +219,11 @@ class DeviceLaunchesTest : public ::testing::Test {
     at::Tensor slots_T =
         page_T * kPageTokens + positions_T.remainder(kPageTokens);
     at::Tensor lengths_T = (positions_T + 1).to(at::kInt);
+    at::Tensor states_Q = at::arange(kSequences, 0, -1) + length - 3;
     if (is_padded) {
       slots_T[kSequences - 1] = -1;
       lengths_T[kSequences - 1] = 0;
+      states_Q[kSequences - 1] = 0;
     }
     return {.batch = BatchTo({.tokens_T = at::arange(kSequences) + 5 * length,
                               .positions_T = positions_T.to(at::kInt),
@@ -210,7 +232,8 @@ class DeviceLaunchesTest : public ::testing::Test {
             .kv = AccessTo({.slots_T = slots_T,
                             .decode = true,
                             .page_table_TL = pages_TL.to(at::kInt),
-                            .lengths_T = lengths_T},
+                            .lengths_T = lengths_T,
+                            .state_slots_Q = states_Q},
                            /*store=*/nullptr, at::kCUDA),
             .store = StoreTo(RandomStore(config, 2 * kSequences, kPageTokens),
                              kBf16OnDevice)};
@@ -270,6 +293,49 @@ class DeviceLaunchesTest : public ::testing::Test {
     return step;
   }
 
+  // Expects the same bits from a recorded step and from passes whose routing
+  // the host knows: results, pages and states.
+  static void ExpectSameAtFixedPlaces(const Decoder& decoder) {
+    const model_config::ModelConfig& config = decoder.config();
+    const auto version = [&](const LoraConfig& lora) {
+      return TinyVersion(config, lora, at::kBFloat16);
+    };
+    using enum TargetModule;
+    const std::vector<StepValues> all = {
+        MakeValues(config, 3, true, MakeRouting(config, kSequences - 1)),
+        MakeValues(config, 5, false,
+                   {{.begin = 0,
+                     .end = 3,
+                     .version = version({.rank = 4,
+                                         .alpha = 8,
+                                         .target_modules = {kVProj, kUpProj}})},
+                    {.begin = 3,
+                     .end = kSequences,
+                     .version = version({.rank = 16, .alpha = 4})}}),
+        MakeValues(config, 4, false,
+                   {{.begin = 2,
+                     .end = 3,
+                     .version = version({.rank = 8, .alpha = 4})}})};
+    RecordedStep step(decoder, all[0]);
+    for (const StepValues& values : all) {
+      step.Put(values);
+      const at::Tensor x_TH = step.Run();
+      KvStore store = StoreTo(values.store, kBf16OnDevice);
+      KvAccess kv = AccessTo(values.kv, &store, at::kCUDA);
+      const at::Tensor expected_TH =
+          decoder.ForwardLayers(Mode::kEval, values.batch, nullptr, 0, &kv);
+      EXPECT_TRUE(at::equal(x_TH.cpu(), expected_TH.cpu()));
+      for (const auto part : kStoreParts) {
+        for (size_t layer = 0; layer < (store.*part).size(); ++layer) {
+          const at::Tensor& expected = (store.*part)[layer];
+          if (!expected.defined()) continue;
+          EXPECT_TRUE(
+              at::equal((step.store().*part)[layer].cpu(), expected.cpu()));
+        }
+      }
+    }
+  }
+
   static void ExpectAtMost(int limit, const DeviceEvents& one_layer,
                            const DeviceEvents& two_layers) {
     const Counts counts = Beyond(one_layer.launches, two_layers.launches);
@@ -293,8 +359,7 @@ TEST_F(DeviceLaunchesTest, DecodesALayerInFew) {
 // The host takes no part in a decode step, and the step keeps no memory except
 // its result.
 TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
-  const auto record = [](int num_layers) {
-    const Decoder decoder = MakeDecoder(num_layers);
+  const auto record = [](const Decoder& decoder) {
     const model_config::ModelConfig& config = decoder.config();
     const StepValues values =
         MakeValues(config, 3, true, MakeRouting(config, kSequences - 1));
@@ -311,49 +376,19 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
     EXPECT_THAT(recording.events().uploads, ::testing::IsEmpty());
     return recording.events();
   };
-  ExpectAtMost(kDecodeLaunchesWithAdapters, record(1), record(2));
+  for (const bool is_int8 : {false, true}) {
+    ExpectAtMost(kDecodeLaunchesWithAdapters, record(MakeDecoder(1, is_int8)),
+                 record(MakeDecoder(2, is_int8)));
+  }
+  EXPECT_THAT(record(MakeHybrid()).waits, ::testing::IsEmpty());
 }
 
 // A recorded step gives the same bits as a pass whose routing the host knows.
 // Earlier values of the step's inputs do not matter.
 TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
-  const Decoder decoder = MakeDecoder(2);
-  const model_config::ModelConfig& config = decoder.config();
-  const auto version = [&](const LoraConfig& lora) {
-    return TinyVersion(config, lora, at::kBFloat16);
-  };
-  using enum TargetModule;
-  const std::vector<StepValues> all = {
-      MakeValues(config, 3, true, MakeRouting(config, kSequences - 1)),
-      MakeValues(
-          config, 5, false,
-          {{.begin = 0,
-            .end = 3,
-            .version = version(
-                {.rank = 4, .alpha = 8, .target_modules = {kVProj, kUpProj}})},
-           {.begin = 3,
-            .end = kSequences,
-            .version = version({.rank = 16, .alpha = 4})}}),
-      MakeValues(config, 4, false,
-                 {{.begin = 2,
-                   .end = 3,
-                   .version = version({.rank = 8, .alpha = 4})}})};
-  RecordedStep step(decoder, all[0]);
-  for (const StepValues& values : all) {
-    step.Put(values);
-    const at::Tensor x_TH = step.Run();
-    KvStore store = StoreTo(values.store, kBf16OnDevice);
-    KvAccess kv = AccessTo(values.kv, &store, at::kCUDA);
-    const at::Tensor expected_TH =
-        decoder.ForwardLayers(Mode::kEval, values.batch, nullptr, 0, &kv);
-    EXPECT_TRUE(at::equal(x_TH.cpu(), expected_TH.cpu()));
-    for (size_t layer = 0; layer < store.k_pages_PSKC.size(); ++layer) {
-      EXPECT_TRUE(at::equal(step.store().k_pages_PSKC[layer].cpu(),
-                            store.k_pages_PSKC[layer].cpu()));
-      EXPECT_TRUE(at::equal(step.store().v_pages_PSKC[layer].cpu(),
-                            store.v_pages_PSKC[layer].cpu()));
-    }
-  }
+  ExpectSameAtFixedPlaces(MakeDecoder(2));
+  ExpectSameAtFixedPlaces(MakeDecoder(2, /*is_int8=*/true));
+  ExpectSameAtFixedPlaces(MakeHybrid());
 }
 
 TEST_F(DeviceLaunchesTest, TrainsALayerInFew) {

@@ -27,6 +27,15 @@ inline model_config::ModelConfig HybridConfig() {
   return config;
 }
 
+// Returns the same layers with the sizes of heads for which a device in bf16
+// has kernels over chunks.
+inline model_config::DeltaShape WideDelta() {
+  model_config::DeltaShape delta = HybridConfig().delta;
+  delta.key_features = 128;
+  delta.value_features = 64;
+  return delta;
+}
+
 inline model::DecoderWeights HybridWeights(
     const model_config::ModelConfig& config, at::ScalarType dtype) {
   const model_config::DeltaShape& delta = config.delta;

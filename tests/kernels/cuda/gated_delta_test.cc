@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tests/kernels/cpu/gated_delta_reference.h"
@@ -20,9 +21,11 @@ using reference::DeltaOutput;
 
 // The largest relative error of f32 sums of a few hundred terms.
 constexpr double kF32Error = 8 * 20 * kEpsilonF32;
-// That of four products in a row on tensor cores. Each rounds two operands to
-// half an epsilon of bf16.
-constexpr double kTensorError = 4 * 2 * kEpsilonBf16 / 2;
+// Returns that of `products` products in a row on tensor cores. Each rounds two
+// operands to half an epsilon of bf16, independently.
+double TensorError(int products) {
+  return kEpsilonBf16 / 2 * std::sqrt(2 * products);
+}
 
 double StoredError(DType dtype) {
   return kF32Error + (dtype == DType::kBf16 ? kEpsilonBf16 : 0);
@@ -386,17 +389,19 @@ INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaGatedDeltaTest,
                          DTypeName);
 
 // A prompt of two chunks with two children, of which one has a child, and a
-// sequence by itself.
-const std::vector<Node> kNodes = {
-    {0, 70, -1}, {70, 80, 0}, {80, 83, 1}, {83, 148, 0}, {148, 165, -1}};
+// sequence by itself that ends at row `num_rows`.
+std::vector<Node> Nodes(int64_t num_rows) {
+  return {
+      {0, 70, -1}, {70, 80, 0}, {80, 83, 1}, {83, 148, 0}, {148, num_rows, -1}};
+}
 
 // The chunks of the nodes. If `keeps`, each chunk that another one follows has
 // a state of its own, otherwise each node has one.
 struct Plan {
-  explicit Plan(bool keeps) {
-    std::vector<int64_t> stops(kNodes.size(), -1);
-    for (size_t n = 0; n < kNodes.size(); ++n) {
-      const Node& node = kNodes[n];
+  Plan(const std::vector<Node>& nodes, bool keeps) {
+    std::vector<int64_t> stops(nodes.size(), -1);
+    for (size_t n = 0; n < nodes.size(); ++n) {
+      const Node& node = nodes[n];
       if (node.parent < 0) trees.push_back(std::ssize(chunks));
       int64_t start = node.parent < 0 ? -1 : stops[node.parent];
       int64_t own = -1;
@@ -419,20 +424,22 @@ struct Plan {
   int64_t num_states = 0;
 };
 
-class CudaDeltaChunksTest : public CudaKernelTest {
+struct ChunkSizes {
+  int64_t key_heads, value_heads, values, rows;
+};
+
+class CudaDeltaChunksTest : public CudaKernelTest,
+                            public ::testing::WithParamInterface<ChunkSizes> {
  protected:
-  static constexpr int64_t kRows = 165, kHeads = 2, kF = 128;
-  static constexpr int64_t kWidth = kHeads * kF;
-  static constexpr int64_t kSlices = kF / 64;
+  static constexpr int64_t kKeys = 128;
 
   // The outputs of all nodes of a head by the rule.
   std::vector<DeltaOutput> Outputs(int64_t h) const {
     std::vector<DeltaOutput> outputs;
-    for (const Node& node : kNodes) {
-      const std::vector<double> zeros(kF * kF, 0.0);
+    for (const Node& node : nodes_) {
       outputs.push_back(reference::RunDelta(
           rule_.Head(h, node.begin, node.end,
-                     node.parent < 0 ? zeros : outputs[node.parent].stop)));
+                     node.parent < 0 ? zeros_ : outputs[node.parent].stop)));
     }
     return outputs;
   }
@@ -441,42 +448,54 @@ class CudaDeltaChunksTest : public CudaKernelTest {
   std::vector<DeltaHead> Gradients(int64_t h,
                                    const std::vector<DeltaOutput>& outputs,
                                    const std::vector<float>& dout) const {
-    std::vector<DeltaHead> gradients(kNodes.size());
-    std::vector<std::vector<double>> dstops(kNodes.size(),
-                                            std::vector<double>(kF * kF, 0.0));
-    for (int64_t n = std::ssize(kNodes) - 1; n >= 0; --n) {
-      const Node& node = kNodes[n];
+    std::vector<DeltaHead> gradients(nodes_.size());
+    std::vector<std::vector<double>> dstops(nodes_.size(), zeros_);
+    for (int64_t n = std::ssize(nodes_) - 1; n >= 0; --n) {
+      const Node& node = nodes_[n];
       gradients[n] = reference::RunDeltaBackward(
           rule_.Head(h, node.begin, node.end,
-                     node.parent < 0 ? std::vector<double>(kF * kF, 0.0)
-                                     : outputs[node.parent].stop),
-          Columns(dout, kWidth, node.begin, node.end, h * kF, kF), dstops[n]);
+                     node.parent < 0 ? zeros_ : outputs[node.parent].stop),
+          HeadColumns(dout, node, h), dstops[n]);
       if (node.parent < 0) continue;
-      for (int64_t i = 0; i < kF * kF; ++i) {
+      for (size_t i = 0; i < zeros_.size(); ++i) {
         dstops[node.parent][i] += gradients[n].start[i];
       }
     }
     return gradients;
   }
 
+  // Returns a head's columns of [T, H, V] for a node's rows.
+  std::vector<double> HeadColumns(const std::vector<float>& x, const Node& node,
+                                  int64_t h) const {
+    return Columns(x, width_, node.begin, node.end, h * sizes_.values,
+                   sizes_.values);
+  }
+
   // Sums the slices of [V / 64, T, H, count] for rows of a head.
-  static std::vector<double> Slices(const std::vector<float>& x, int64_t count,
-                                    const Node& node, int64_t h) {
+  std::vector<double> Slices(const std::vector<float>& x, int64_t count,
+                             const Node& node, int64_t h) const {
     std::vector<double> sums((node.end - node.begin) * count, 0.0);
-    for (int64_t slice = 0; slice < kSlices; ++slice) {
-      const std::vector<double> part =
-          Columns(x, kHeads * count, slice * kRows + node.begin,
-                  slice * kRows + node.end, h * count, count);
+    for (int64_t slice = 0; slice < num_slices_; ++slice) {
+      const std::vector<double> part = Columns(
+          x, sizes_.value_heads * count, slice * sizes_.rows + node.begin,
+          slice * sizes_.rows + node.end, h * count, count);
       for (size_t i = 0; i < sums.size(); ++i) sums[i] += part[i];
     }
     return sums;
   }
 
-  Rule rule_{kRows, 1, kHeads, kF, kF};
+  const ChunkSizes sizes_ = GetParam();
+  const int64_t width_ = sizes_.value_heads * sizes_.values;
+  const int64_t num_slices_ = sizes_.values / 64;
+  const std::vector<Node> nodes_ = Nodes(sizes_.rows);
+  const std::vector<double> zeros_ =
+      std::vector<double>(kKeys * sizes_.values, 0.0);
+  Rule rule_{sizes_.rows, sizes_.key_heads, sizes_.value_heads, kKeys,
+             sizes_.values};
 };
 
-TEST_F(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
-  const Plan kept(true), plan(false);
+TEST_P(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
+  const Plan kept(nodes_, true), plan(nodes_, false);
   const DeviceArray mixed(DType::kBf16, rule_.mixed);
   const DeviceBuffer<float> beta(rule_.beta), g(rule_.g);
   rule_.shape.mixed_TW = mixed.data();
@@ -488,6 +507,8 @@ TEST_F(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
   const auto nans = [](int64_t count) {
     return DeviceArray(DType::kBf16, std::vector<float>(count, kNan));
   };
+  const int64_t rows = sizes_.rows, heads = sizes_.value_heads;
+  const int64_t state = heads * kKeys * sizes_.values;
   const DeviceBuffer<DeltaChunkRange> kept_chunks(kept.chunks),
       chunks(plan.chunks);
   const DeviceBuffer<int64_t> tree_chunks(plan.trees);
@@ -495,27 +516,27 @@ TEST_F(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
                               std::ssize(kept.chunks)};
   DeltaTrees trees = kept_trees;
   trees.chunks = chunks.data();
-  const DeviceArray w = nans(kRows * kHeads * 64),
-                    inverse = nans(w.Read().size());
-  const DeltaScores scores{w.data(), inverse.data(), kRows};
+  const DeviceArray w = nans(rows * heads * 64),
+                    inverse = nans(rows * heads * 64);
+  const DeltaScores scores{w.data(), inverse.data(), rows};
   ASSERT_EQ(ScoreDeltaChunks(rule_.shape, trees, scores, nullptr), cudaSuccess);
-  const auto states = filled(kept.num_states * kHeads * kF * kF, kNan);
-  const DeviceArray u = nans(kRows * kWidth), out = nans(kRows * kWidth);
+  const auto states = filled(kept.num_states * state, kNan);
+  const DeviceArray u = nans(rows * width_), out = nans(rows * width_);
   ASSERT_EQ(RunDeltaChunks(rule_.shape, kept_trees, scores,
                            {states.data(), u.data(), out.data()}, nullptr),
             cudaSuccess);
 
   const std::vector<float> dout =
-      Rounded(DType::kBf16, RandomFloats(kRows * kWidth, 9));
+      Rounded(DType::kBf16, RandomFloats(rows * width_, 9));
   const DeviceArray dout_device(DType::kBf16, dout);
-  const auto dstates = filled(plan.num_states * kHeads * kF * kF, 0);
-  const DeviceArray dstops = nans(kept.num_states * kHeads * kF * kF);
-  const DeviceArray dr = nans(kRows * kWidth);
-  const auto dq = filled(kSlices * kRows * kWidth, kNan);
-  const auto dk = filled(kSlices * kRows * kWidth, kNan);
-  const auto dv = filled(kRows * kWidth, kNan);
-  const auto dbeta = filled(kSlices * kRows * kHeads, kNan);
-  const auto dg = filled(kSlices * kRows * kHeads, kNan);
+  const auto dstates = filled(plan.num_states * state, 0);
+  const DeviceArray dstops = nans(kept.num_states * state);
+  const DeviceArray dr = nans(rows * width_);
+  const auto dq = filled(num_slices_ * rows * heads * kKeys, kNan);
+  const auto dk = filled(num_slices_ * rows * heads * kKeys, kNan);
+  const auto dv = filled(rows * width_, kNan);
+  const auto dbeta = filled(num_slices_ * rows * heads, kNan);
+  const auto dg = filled(num_slices_ * rows * heads, kNan);
   const DeltaChunksGradient gradient{.kept_chunks = kept_chunks.data(),
                                      .states_SHKV = states.data(),
                                      .u_THV = u.data(),
@@ -533,42 +554,52 @@ TEST_F(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
       cudaSuccess);
   ASSERT_EQ(RunDeltaRowsBackward(rule_.shape, trees, scores, gradient, nullptr),
             cudaSuccess);
-  for (int64_t h = 0; h < kHeads; ++h) {
+  const double error = TensorError(4), gradient_error = TensorError(8);
+  for (int64_t h = 0; h < heads; ++h) {
     const std::vector<DeltaOutput> want = Outputs(h);
     const std::vector<DeltaHead> gradients = Gradients(h, want, dout);
-    for (size_t n = 0; n < kNodes.size(); ++n) {
+    for (size_t n = 0; n < nodes_.size(); ++n) {
       SCOPED_TRACE(::testing::Message() << "head " << h << ", node " << n);
-      const Node& node = kNodes[n];
-      const auto rows = [&](const std::vector<float>& x) {
-        return Columns(x, kWidth, node.begin, node.end, h * kF, kF);
-      };
-      ExpectClose(rows(out.Read()), want[n].out, kTensorError, "out");
-      ExpectClose(rows(u.Read()), want[n].u, kTensorError, "u");
+      const Node& node = nodes_[n];
+      ExpectClose(HeadColumns(out.Read(), node, h), want[n].out, error, "out");
+      ExpectClose(HeadColumns(u.Read(), node, h), want[n].u, error, "u");
       const DeltaHead& d = gradients[n];
-      ExpectClose(Slices(dq.Read(), kF, node, h), d.q, 2 * kTensorError, "dq");
-      ExpectClose(Slices(dk.Read(), kF, node, h), d.k, 2 * kTensorError, "dk");
-      ExpectClose(rows(dv.Read()), d.v, 2 * kTensorError, "dv");
-      ExpectClose(Slices(dbeta.Read(), 1, node, h), d.beta, 2 * kTensorError,
+      ExpectClose(Slices(dq.Read(), kKeys, node, h), d.q, gradient_error, "dq");
+      ExpectClose(Slices(dk.Read(), kKeys, node, h), d.k, gradient_error, "dk");
+      ExpectClose(HeadColumns(dv.Read(), node, h), d.v, gradient_error, "dv");
+      ExpectClose(Slices(dbeta.Read(), 1, node, h), d.beta, gradient_error,
                   "dbeta");
-      ExpectClose(Slices(dg.Read(), 1, node, h), d.g, 2 * kTensorError, "dg");
+      ExpectClose(Slices(dg.Read(), 1, node, h), d.g, gradient_error, "dg");
     }
   }
 }
 
-TEST_F(CudaDeltaChunksTest, RefuseHeadsOfOtherSizes) {
-  rule_.shape.key_features = 64;
-  EXPECT_EQ(ScoreDeltaChunks(rule_.shape, {}, {}, nullptr),
+INSTANTIATE_TEST_SUITE_P(Sizes, CudaDeltaChunksTest,
+                         ::testing::Values(ChunkSizes{1, 2, 128, 165},
+                                           ChunkSizes{2, 6, 64, 340},
+                                           ChunkSizes{2, 6, 192, 165}),
+                         [](const auto& sizes) {
+                           return "Heads" +
+                                  std::to_string(sizes.param.value_heads) +
+                                  "Values" + std::to_string(sizes.param.values);
+                         });
+
+class CudaDeltaSizesTest : public CudaKernelTest {};
+
+TEST_F(CudaDeltaSizesTest, HeadsOfOtherSizesAreRefused) {
+  DeltaRuleRows shape{
+      .num_key_heads = 1, .num_value_heads = 2, .value_features = 128};
+  shape.key_features = 64;
+  EXPECT_EQ(ScoreDeltaChunks(shape, {}, {}, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(RunDeltaChunks(shape, {}, {}, {}, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(RunDeltaStatesBackward(shape, {}, {}, {}, nullptr),
             cudaErrorInvalidValue);
-  EXPECT_EQ(RunDeltaChunks(rule_.shape, {}, {}, {}, nullptr),
+  EXPECT_EQ(RunDeltaRowsBackward(shape, {}, {}, {}, nullptr),
             cudaErrorInvalidValue);
-  EXPECT_EQ(RunDeltaStatesBackward(rule_.shape, {}, {}, {}, nullptr),
-            cudaErrorInvalidValue);
-  EXPECT_EQ(RunDeltaRowsBackward(rule_.shape, {}, {}, {}, nullptr),
-            cudaErrorInvalidValue);
-  rule_.shape.key_features = kMaxDeltaStepKeys + 1;
-  EXPECT_EQ(DeltaStep(rule_.shape, 1, nullptr, nullptr, DType::kF32, nullptr,
-                      nullptr),
-            cudaErrorInvalidValue);
+  shape.key_features = kMaxDeltaStepKeys + 1;
+  EXPECT_EQ(
+      DeltaStep(shape, 1, nullptr, nullptr, DType::kF32, nullptr, nullptr),
+      cudaErrorInvalidValue);
 }
 
 }  // namespace
