@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "src/executor/decode_graph.h"
@@ -12,6 +13,8 @@
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
 #include "tests/executor/decode_plan.h"
+#include "tests/model/device_decoder.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/model/tiny_model.h"
 
 namespace weft::executor {
@@ -19,22 +22,42 @@ namespace {
 
 constexpr int64_t kMaxRows = 8;
 
-class DecodeGraphCudaTest : public ::testing::Test {
+using MatrixFormat = model_config::MatrixFormat;
+
+struct Form {
+  std::string name;
+  // Whether some layers compute a gated delta rule. Then the model has widths
+  // that all kernels take. Otherwise no vector divides its widths.
+  bool has_delta = false;
+  MatrixFormat format = MatrixFormat::kDtype;
+};
+
+class DecodeGraphCudaTest : public ::testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
     at::manual_seed(5);
-    const model_config::ModelConfig config = TinyConfig();
+    model_config::ModelConfig config = TinyConfig();
+    if (GetParam().has_delta) {
+      config = testing::WideConfig(/*num_layers=*/3);
+      config.delta = testing::WideDelta();
+    }
     decoder_ = std::make_unique<model::Decoder>(
         config,
         model::MakeDummyWeights(config, at::kBFloat16, at::Device(at::kCUDA, 0),
-                                /*seed=*/3, parallel::Shard()),
+                                /*seed=*/3, parallel::Shard(),
+                                GetParam().format),
         config.max_positions);
     rank_ = std::make_unique<ModelRunner>(*decoder_,
                                           loss::HeadOptions{.softcap = 20});
     for (const int rank : {8, 24}) {
       LoraConfig lora = {.rank = rank, .alpha = 8};
       if (rank == 8) lora.target_modules = {TargetModule::kQProj};
+      if (GetParam().has_delta) {
+        lora.target_modules.insert(
+            lora.target_modules.end(),
+            {TargetModule::kInProjQkv, TargetModule::kOutProj});
+      }
       const lora::AdapterLayout layout(config.shape(), lora);
       versions_.push_back(MakeVersion(
           *decoder_, lora,
@@ -59,6 +82,7 @@ class DecodeGraphCudaTest : public ::testing::Test {
     pad(plan.batch.positions_T, 0);
     pad(plan.kv.slots_T, -1);
     pad(plan.kv.lengths_T, 0);
+    if (GetParam().has_delta) pad(plan.kv.state_slots_Q, kPaddingState);
     plan.kv.page_table_TL = at::constant_pad_nd(
         plan.kv.page_table_TL,
         {0, 512 / kPageTokens - kPagesOfSequence, 0, padding});
@@ -76,16 +100,11 @@ class DecodeGraphCudaTest : public ::testing::Test {
       EXPECT_EQ(output.drawn[r].value().token, expected.drawn[r].value().token);
       EXPECT_EQ(output.drawn[r]->logprob, expected.drawn[r]->logprob) << r;
     }
-    for (size_t layer = 0; layer < store_.k_pages_PSKC.size(); ++layer) {
-      EXPECT_TRUE(
-          store_.k_pages_PSKC[layer].equal(graph_store_.k_pages_PSKC[layer]));
-      EXPECT_TRUE(
-          store_.v_pages_PSKC[layer].equal(graph_store_.v_pages_PSKC[layer]));
-    }
+    ExpectSameCache(store_, graph_store_);
   }
 
   CachePlan Plan(int64_t num_rows, int64_t salt) const {
-    return DecodePlan(num_rows, salt, decoder_->config().vocab);
+    return DecodePlan(num_rows, salt, decoder_->config());
   }
 
   const at::InferenceMode no_autograd_;
@@ -96,7 +115,7 @@ class DecodeGraphCudaTest : public ::testing::Test {
   std::unique_ptr<DecodeGraphs> graphs_;
 };
 
-TEST_F(DecodeGraphCudaTest, ReplaysOfTheBaseModelHaveTheBitsOfLaunches) {
+TEST_P(DecodeGraphCudaTest, ReplaysOfTheBaseModelHaveTheBitsOfLaunches) {
   for (int64_t salt = 0; salt < 6; ++salt) {
     ExpectSame(Plan(1, salt), 1);
     ExpectSame(Plan(5 + salt % 4, salt), 8);
@@ -104,18 +123,20 @@ TEST_F(DecodeGraphCudaTest, ReplaysOfTheBaseModelHaveTheBitsOfLaunches) {
   EXPECT_EQ(graphs_->stats().graphs, 2);
 }
 
-TEST_F(DecodeGraphCudaTest, RulesChangeBetweenReplays) {
+TEST_P(DecodeGraphCudaTest, RulesChangeBetweenReplays) {
   for (int64_t salt = 0; salt < 6; ++salt) {
-    CachePlan plan = Plan(3, salt);
+    const double step = 0.1 * static_cast<double>(salt);
+    CachePlan plan = Plan(4, salt);
     plan.draws[0].config = {.temperature = 0};
-    plan.draws[1].config = {.temperature = 0.5 + 0.1 * salt, .top_k = 5};
-    plan.draws[2].config = {.top_p = 0.9 - 0.1 * salt};
+    plan.draws[1].config = {.temperature = 0.5 + step, .top_k = 5};
+    plan.draws[2].config = {.top_p = 0.9 - step};
+    plan.draws[3].config = {.temperature = 2 - step, .min_p = step};
     ExpectSame(plan, 4);
   }
   EXPECT_EQ(graphs_->stats().graphs, 1);
 }
 
-TEST_F(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
+TEST_P(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
   for (int64_t salt = 0; salt < 6; ++salt) {
     CachePlan plan = Plan(7, salt);
     // The first segment has 1 to 3 rows. At most one row of the base model
@@ -131,7 +152,7 @@ TEST_F(DecodeGraphCudaTest, AdaptersChangeBetweenReplays) {
   EXPECT_EQ(graphs_->stats().graphs, 1);
 }
 
-TEST_F(DecodeGraphCudaTest, AReplayWaitsForItsTokensAlone) {
+TEST_P(DecodeGraphCudaTest, AReplayWaitsForItsTokensAlone) {
   static_cast<void>(graphs_->Run(Plan(2, 1)));
   auto& state = c10::cuda::warning_state();
   state.set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
@@ -142,7 +163,7 @@ TEST_F(DecodeGraphCudaTest, AReplayWaitsForItsTokensAlone) {
 }
 
 // A step that cannot be recorded does no harm to later ones.
-TEST_F(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
+TEST_P(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
   const std::unique_ptr<StepDevice> device = MakeStepDevice(*decoder_);
   const at::Tensor numbers = at::ones({64}, at::kCUDA);
   EXPECT_ANY_THROW(static_cast<void>(
@@ -156,6 +177,12 @@ TEST_F(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
   for (int time = 0; time < 3; ++time) graph->Replay();
   EXPECT_EQ(total.item<float>(), 3 * 64);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, DecodeGraphCudaTest,
+    ::testing::Values(Form{"Attention"}, Form{"GatedDelta", true},
+                      Form{"GatedDeltaInt8", true, MatrixFormat::kInt8}),
+    [](const auto& form) { return form.param.name; });
 
 }  // namespace
 }  // namespace weft::executor

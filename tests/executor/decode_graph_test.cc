@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "src/dispatch/state_slot.h"
 #include "src/executor/model_runner.h"
 #include "src/lora/lora_cuda.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/sampling/draw_rows.h"
 #include "tests/executor/decode_plan.h"
+#include "tests/model/int8_weights.h"
 #include "tests/model/tiny_hybrid.h"
 #include "tests/model/tiny_model.h"
 #include "tests/support/op_observer.h"
@@ -147,12 +147,7 @@ class DecodeGraphTest : public ::testing::Test {
                 std::make_unique<HostStepDevice>(&counts_)) {}
 
   CachePlan Plan(int64_t num_rows, int64_t salt) const {
-    CachePlan plan = DecodePlan(num_rows, salt, decoder_.config().vocab);
-    if (decoder_.config().has_delta()) {
-      // In another order than the rows.
-      plan.kv.state_slots_Q = at::arange(num_rows, 0, -1);
-    }
-    return plan;
+    return DecodePlan(num_rows, salt, decoder_.config());
   }
 
   // Runs the plan by a graph and by launches, each with its own cache. Results
@@ -167,24 +162,7 @@ class DecodeGraphTest : public ::testing::Test {
       EXPECT_EQ(output.drawn[r]->token, expected.drawn[r]->token) << r;
       EXPECT_EQ(output.drawn[r]->logprob, expected.drawn[r]->logprob) << r;
     }
-    for (const auto part :
-         {&model::KvStore::k_pages_PSKC, &model::KvStore::v_pages_PSKC}) {
-      ExpectSameLayers(part, /*first=*/0);
-    }
-    for (const auto part :
-         {&model::KvStore::conv_NRW, &model::KvStore::delta_NHKV}) {
-      ExpectSameLayers(part, /*first=*/kPaddingState + 1);
-    }
-  }
-  // Compares a part of both caches from page or slot `first` on.
-  void ExpectSameLayers(std::vector<at::Tensor> model::KvStore::*part,
-                        int64_t first) const {
-    for (size_t layer = 0; layer < (store_.*part).size(); ++layer) {
-      const at::Tensor& launches = (store_.*part)[layer];
-      if (!launches.defined()) continue;
-      EXPECT_TRUE(launches.slice(0, first).equal(
-          (graph_store_.*part)[layer].slice(0, first)));
-    }
+    ExpectSameCache(store_, graph_store_);
   }
 
   const at::InferenceMode no_autograd_;
@@ -218,6 +196,32 @@ class HybridGraphTest : public DecodeGraphTest {
 TEST_F(HybridGraphTest, RowsReplaceTheirStatesAndPaddingItsOwn) {
   for (const int64_t num_rows : {11, 9, 12, 10}) {
     ExpectSame(Plan(num_rows, num_rows));
+  }
+  EXPECT_EQ(counts_.records, 1);
+}
+
+class Int8GraphTest : public DecodeGraphTest {
+ protected:
+  Int8GraphTest() : DecodeGraphTest(Int8Decoder()) {}
+
+  static model::Decoder Int8Decoder() {
+    const model::Decoder exact = TinyDecoder(at::kFloat, /*seed=*/7);
+    return {exact.config(), testing::Quantized(exact.weights()),
+            exact.config().max_positions};
+  }
+};
+
+TEST_F(Int8GraphTest, RowsHaveTheBitsOfLaunches) {
+  for (const int64_t num_rows : {3, 4}) ExpectSame(Plan(num_rows, num_rows));
+  EXPECT_EQ(counts_.records, 1);
+}
+
+TEST_F(DecodeGraphTest, RulesChangeBetweenReplays) {
+  for (int64_t salt = 0; salt < 4; ++salt) {
+    CachePlan plan = Plan(3, salt);
+    plan.draws[1].config = {.temperature = 0};
+    plan.draws[2].config = {.min_p = 0.1 * static_cast<double>(salt)};
+    ExpectSame(plan);
   }
   EXPECT_EQ(counts_.records, 1);
 }
