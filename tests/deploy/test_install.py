@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -172,30 +173,53 @@ class Bundle:
         subprocess.run(["tar", "-C", folder, "-xzf", archive], check=True)
         self.folder = folder / "weft-device"
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs the bundle's run.sh with this Python."""
+    def run(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script of tests/device with this Python, on the CPU."""
         return subprocess.run(
-            [self.folder / "tests" / "device" / "run.sh", *words],
+            [self.folder / "tests" / "device" / script, "--device", "cpu", *words],
             env={**environment(), "PYTHON": sys.executable},
             cwd=self.folder.parent,
             capture_output=True,
             text=True,
         )
 
+    @contextmanager
+    def with_program(self, name: str, line: str) -> Iterator[None]:
+        """Replaces a program by a line of shell."""
+        program = self.folder / "libexec" / name
+        original = program.read_bytes()
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        yield
+        program.write_bytes(original)
 
-def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -> None:
-    bundle = Bundle(tree, tmp_path)
-    steps = ("optim", "memcheck", "train_step", "decode_moe")
-    done = bundle.run("--device", "cpu", "--output", "out", *steps)
+
+@pytest.fixture(scope="module")
+def bundle(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle(tree, tmp_path_factory.mktemp("bundle"))
+
+
+def test_a_bundle_runs_tests_and_benches_elsewhere(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    steps = (
+        *("optim", "memcheck", "muon"),
+        *("train_step=qwen3.5-0.8b", "decode_moe", "decode_bench=qwen3.5-0.8b"),
+    )
+    done = bundle.run("run.sh", "--output", str(tmp_path), *steps)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), done.stdout
+    assert done.stdout.endswith("5 passed, 0 failed, 1 skipped\n"), done.stdout
     assert "skipped  memcheck: for a CUDA device alone\n" in done.stdout
-    for name in ("train_step", "decode_moe"):
-        line = json.loads((tmp_path / "out" / f"{name}.json").read_text("utf-8"))
+    for name in ("train_step", "decode_moe", "decode_bench"):
+        line = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
         assert line["bench"] == name
+        if name != "decode_moe":
+            assert "tiny-hybrid" in json.dumps(line["command"])
         assert line["machine"]["cores"] > 0 and line["command"]
         if name == "train_step":
             assert line["ratio"].keys() == {"speed weft/naive", "model FLOPs/GEMM rate"}
+    # The step `recovery` makes files fail.
+    support = bundle.folder / "build" / "tests" / "support"
+    assert (support / "libweft_failpoints.so").exists()
     # The client's packages load from the bundle alone: -S hides the packages of
     # this Python.
     program = (
@@ -209,3 +233,37 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(tree: Path, tmp_path: Path) -
         text=True,
     )
     assert all(Path(p).is_relative_to(bundle.folder) for p in own.stdout.split())
+
+
+def test_only_some_steps_run_in_part(bundle: Bundle, tmp_path: Path) -> None:
+    for step, words in (("optim=x", "can run in part"), ("nothing=x", "no step")):
+        done = bundle.run("run.sh", "--output", str(tmp_path), step)
+        assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_a_quarter_of_an_hour_ends_at_a_failure_or_in_time(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    kernels = "cuda_kernels_on_host_test"
+    with bundle.with_program(kernels, "true"), bundle.with_program("ops_test", "false"):
+        done = bundle.run("quarter.sh", "--output", str(tmp_path / "failed"))
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[0].startswith("passed   kernels: ")
+    assert lines[1].startswith("FAILED   ops: ")
+    others = [line for line in lines[3:-1] if not line.startswith("  | ")]
+    assert len(others) > 20
+    assert all(line.endswith(": an earlier step failed") for line in others)
+    assert "running  ops: 2 of " in done.stderr
+    with bundle.with_program(kernels, "sleep 600"):
+        late = ("--output", str(tmp_path / "late"), "--total", "3")
+        done = bundle.run("quarter.sh", *late)
+    first, second, *_ = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"skipped  kernels: cut off after [23] s, because no time is left", first
+    )
+    assert second == "skipped  ops: no time is left"
+    summary = (tmp_path / "late" / "summary.txt").read_text("utf-8")
+    assert "preset cpu" in summary and summary.endswith(done.stdout)
+    assert (tmp_path / "late" / "kernels.log").exists()

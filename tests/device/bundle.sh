@@ -43,7 +43,7 @@ build="${ROOT}/build/${preset}"
 programs=(ops/ops_test lora/lora_test loss/head_test loss/optim_test
   model/model_test executor/executor_test sampling/draw_rows_test engine/device_test
   bench/decode_bench bench/head_bench oracle/dump_weights)
-targets=()
+targets=(weft_failpoints_preload)
 if [[ "${preset}" == cuda ]]; then
   programs+=(kernels/cuda/kernels_cuda_test ../kernels/cuda/cuda_kernel_bench)
   targets+=(cuda_trace)
@@ -54,7 +54,7 @@ fi
 scratch="$(mktemp -d)"
 trap 'rm -rf "${scratch}"' EXIT
 bundle="${scratch}/weft-device"
-mkdir -p "${bundle}"/{bin,libexec,lib,build/client,build/tests,tests,client}
+mkdir -p "${bundle}"/{bin,libexec,lib,build/client,build/tests/support,tests,client}
 
 if [[ -z "${tree}" ]]; then
   cmake -S "${ROOT}" --preset "${preset}"
@@ -94,6 +94,8 @@ ln -s ../weft/bin "${bundle}/build/server"
 ln -s ../../weft/bin "${bundle}/build/client/weftctl"
 ln -s ../../bin "${bundle}/build/tests/bench"
 ln -s ../../bin "${bundle}/build/tests/oracle"
+strip -o "${bundle}/build/tests/support/libweft_failpoints.so" \
+  "${build}/tests/support/libweft_failpoints.so"
 
 for folder in tests/bench tests/oracle tests/e2e tests/device client/python proto; do
   mkdir -p "${bundle}/$(dirname "${folder}")"

@@ -2,15 +2,21 @@
 # Runs the device's tests and benches from an unpacked bundle (bundle.sh), and
 # prints one line for each step, which says how it ended:
 #
-#   tests/device/run.sh [OPTIONS] [STEP...]     (default: all steps)
+#   tests/device/run.sh [OPTIONS] [STEP[=PART]...]     (default: all steps)
 #
 #   --device NAME     cuda (default); cpu tries the steps on tiny sizes
 #   --output FOLDER   logs, and one JSON line per bench (default: results)
 #   --seconds N       time limit of each step (default: each step's own limit)
+#   --total N         time limit of all steps; cuts off the step that runs then
+#   --stop            runs no step after one that fails in its time
 #   --list            names of the steps
 #
+# Some steps can run in part. PART is a filter of GoogleTest (kernels, memcheck,
+# racecheck), names of benches such as int8,sampler (kernel_bench), or a shape
+# (train_step, sample, decode_bench, trace).
+#
 # A step is skipped, with the reason, if it needs a device, a tool or a package
-# that is missing. PYTHON is the Python with torch (default: python3). The
+# that is missing, or if no time is left. PYTHON is the Python with torch (default: python3). The
 # client's packages in the bundle are for the Python that --help prints last.
 # The exit status is 1 if a step failed, or on cuda if none passed.
 set -euo pipefail
@@ -28,17 +34,22 @@ usage() {
 
 readonly TESTS=(kernels ops lora head optim model runtime executor draw_rows
   memcheck racecheck)
-readonly SUITES=(oracle oracle_bf16 parallel e2e)
+readonly SUITES=(oracle oracle_bf16 hybrid hybrid_bf16 in_flight supports options
+  distill experts parallel e2e recovery muon)
 readonly BENCHES=(kernel_bench decode_bench logprobs train_step train_step_qwen
   adapters_8 adapters_64 group_prompt sample train_step_small sample_small moe
   decode_moe trace)
+readonly OF_PARTS=(kernels memcheck racecheck kernel_bench train_step sample
+  decode_bench trace)
 
-device=cuda output=results seconds='' steps=()
+device=cuda output=results seconds='' total='' stop='' steps=()
 while (($# > 0)); do
   case "$1" in
     --device) device="$2" && shift ;;
     --output) output="$2" && shift ;;
     --seconds) seconds="$2" && shift ;;
+    --total) total="$2" && shift ;;
+    --stop) stop=1 ;;
     --list) printf '%s\n' "${TESTS[@]}" "${SUITES[@]}" "${BENCHES[@]}" && exit 0 ;;
     -h | --help) usage && exit 0 ;;
     -*) echo "run.sh: unknown option $1" >&2 && exit 2 ;;
@@ -50,8 +61,12 @@ if ((${#steps[@]} == 0)); then
   steps=("${TESTS[@]}" "${SUITES[@]}" "${BENCHES[@]}")
 fi
 for step in "${steps[@]}"; do
-  if [[ " ${TESTS[*]} ${SUITES[*]} ${BENCHES[*]} " != *" ${step} "* ]]; then
+  if [[ " ${TESTS[*]} ${SUITES[*]} ${BENCHES[*]} " != *" ${step%%=*} "* ]]; then
     echo "run.sh: no step ${step}; --list names them" >&2
+    exit 2
+  fi
+  if [[ "${step}" == *=* && " ${OF_PARTS[*]} " != *" ${step%%=*} "* ]]; then
+    echo "run.sh: ${step}: only ${OF_PARTS[*]} can run in part" >&2
     exit 2
   fi
 done
@@ -106,11 +121,11 @@ for name in sys.argv[1:]:
 # --- Steps ---------------------------------------------------------------------
 
 kernels() {
-  if [[ "${device}" == cuda ]]; then
-    bin/kernels_cuda_test
-  else
-    bin/cuda_kernels_on_host_test
+  local program=bin/kernels_cuda_test
+  if [[ "${device}" != cuda ]]; then
+    program=bin/cuda_kernels_on_host_test
   fi
+  "${program}" --gtest_filter="${part:-*}"
 }
 
 # Runs pytest with up to six processes if pytest-xdist is installed. Most of the
@@ -125,15 +140,26 @@ oracles() {
     "${PYTHON}" -m pytest -q -rs -p no:cacheprovider "${workers[@]}" "$@"
 }
 
+# Prints the shape of tests/bench/shapes.py that a step takes: on a CPU a tiny one
+# with layers of the same kinds.
+shape_on_device() {
+  case "${device} $1" in
+    cuda*) echo "$1" ;;
+    *qwen3.5*) echo tiny-hybrid ;;
+    *moe*) echo tiny-moe ;;
+    *) echo tiny ;;
+  esac
+}
+
 # Runs a bench of tests/bench/run.py. On cpu the bench has tiny sizes.
 bench() {
-  local name="$1" shape="$2"
+  local name="$1" shape
+  shape="$(shape_on_device "$2")"
   shift 2
   if [[ "${device}" == cpu ]]; then
-    shape=tiny
     case "${name}" in
       logprobs) set -- --rows 32 ;;
-      moe) shape=tiny-moe && set -- --batch 2 --length 16 ;;
+      moe) set -- --batch 2 --length 16 ;;
       train_step) set -- --batch 2 --length 16 ;;
       multi_adapter) set -- --adapters 2 --sequences 2 --shortest 4 --longest 16 ;;
       group_prompt) set -- --group 2 --prompt 16 --completion 4 ;;
@@ -149,13 +175,19 @@ record() {
   "${PYTHON}" tests/device/record.py "${step}" "${output}/${step}.json" "${device}" "$@"
 }
 
-# Runs decode_bench on shape $1. On a CPU runs it on the tiny shape $2.
+kernel_bench() {
+  local names=()
+  IFS=, read -ra names <<<"${part}"
+  record bin/cuda_kernel_bench "${names[@]}"
+}
+
+# Runs decode_bench on a shape.
 decode() {
-  local shape="$1" dtype=bf16
+  local shape dtype=bf16 folder
+  shape="$(shape_on_device "$1")"
   if [[ "${device}" == cpu ]]; then
-    shape="$2" dtype=f32
+    dtype=f32
   fi
-  local folder
   folder="$("${PYTHON}" -c 'import sys
 sys.path[:0] = ["tests/bench", "tests/oracle"]
 import shapes
@@ -163,9 +195,9 @@ print(shapes.folder(*sys.argv[1:]))' "${shape}" "${device}")"
   record bin/decode_bench "${folder}" "${dtype}" 1 32 64 "$(nproc)" "${device}"
 }
 
-# Times the 8B shape. Then runs it again and records each kernel.
+# Times a shape. Then runs it again and records each kernel.
 trace() {
-  local program=(tests/device/trace/trace_weft.py llama-3.1-8b 16 512 32)
+  local program=(tests/device/trace/trace_weft.py "${part:-llama-3.1-8b}" 16 512 32)
   export WEFT_TEST_DEVICE="${device}" WEFT_TEST_DTYPE=bf16
   "${PYTHON}" "${program[@]}"
   rm -f "${output}"/trace.*.csv
@@ -197,16 +229,25 @@ run_step() {
     memcheck | racecheck)
       WEFT_UNDER="compute-sanitizer --tool $1 --error-exitcode 9" kernels
       ;;
-    oracle) oracles tests/oracle/test_{logprobs,gradients,training,peft_folders,sampling,experts}.py ;;
+    oracle) oracles tests/oracle/test_{logprobs,gradients,training,peft_folders,sampling}.py ;;
     oracle_bf16) WEFT_TEST_DTYPE=bf16 oracles -m bf16 tests/oracle ;;
+    hybrid) oracles tests/oracle/test_{hybrid,hybrid_sampling}.py ;;
+    hybrid_bf16) WEFT_TEST_DTYPE=bf16 oracles -m bf16 tests/oracle/test_{hybrid,hybrid_sampling}.py ;;
+    in_flight) oracles tests/oracle/test_in_flight.py ;;
+    supports) oracles tests/oracle/test_support.py ;;
+    options) oracles tests/oracle/test_sample_options.py ;;
+    distill) oracles tests/oracle/test_distill.py ;;
+    experts) oracles tests/oracle/test_{experts,routing}.py ;;
     parallel) oracles tests/oracle/test_parallel.py ;;
     e2e) oracles tests/e2e/test_{isolation,steps,residency}.py ;;
-    kernel_bench) record bin/cuda_kernel_bench ;;
-    decode_bench) decode llama-3.1-8b tiny ;;
-    decode_moe) decode moe-64 tiny-moe ;;
+    recovery) oracles tests/e2e/test_{recovery,snapshots,custom_loss}.py ;;
+    muon) oracles tests/e2e/test_muon.py ;;
+    kernel_bench) kernel_bench ;;
+    decode_bench) decode "${part:-llama-3.1-8b}" ;;
+    decode_moe) decode moe-64 ;;
     moe) bench moe moe-64 --batch 8 --length 512 ;;
     logprobs) bench logprobs llama-3.1-8b --hidden 4096 --vocab 131072 ;;
-    train_step) bench train_step llama-3.1-8b --rank 32 ;;
+    train_step) bench train_step "${part:-llama-3.1-8b}" --rank 32 ;;
     train_step_qwen) bench train_step qwen3-8b --rank 32 ;;
     train_step_small) bench train_step smollm2-135m --batch 32 ;;
     adapters_8) bench multi_adapter llama-3.1-8b --rank 32 --adapters 8 ;;
@@ -216,7 +257,7 @@ run_step() {
     group_prompt)
       bench group_prompt llama-3.1-8b --prompt 5000 --completion 256 --group 16
       ;;
-    sample) bench sample llama-3.1-8b --batches 1 8 64 256 ;;
+    sample) bench sample "${part:-llama-3.1-8b}" --batches 1 8 64 256 ;;
     sample_small) bench sample smollm2-135m --batches 1 8 64 256 ;;
     trace) trace ;;
   esac
@@ -234,25 +275,48 @@ all_skipped() {
   fi
 }
 
-passed=0 failed=0 skipped=0
+# Prints why a step does not begin, or nothing.
+held_back() {
+  if [[ -n "${stop}" ]] && ((wrong > 0)); then
+    echo "an earlier step failed"
+  elif [[ -n "${total}" ]] && ((SECONDS >= total)); then
+    echo "no time is left"
+  else
+    missing "$1"
+  fi
+}
+
+# `wrong` counts the failed steps that were not too late.
+passed=0 failed=0 skipped=0 wrong=0 number=0
 for step in "${steps[@]}"; do
-  reason="$(missing "${step}")"
+  part=''
+  if [[ "${step}" == *=* ]]; then
+    part="${step#*=}"
+  fi
+  step="${step%%=*}"
+  number=$((number + 1))
+  reason="$(held_back "${step}")"
   if [[ -n "${reason}" ]]; then
     echo "skipped  ${step}: ${reason}"
     skipped=$((skipped + 1))
     continue
   fi
+  echo "running  ${step}: ${number} of ${#steps[@]}, at ${SECONDS} s" >&2
   begin="${SECONDS}"
   log="${output}/${step}.log"
   # The step runs in its own process group, which is killed when time is up.
   status=0
-  setsid bash -c "$(declare -p ROOT PYTHON device output step)
-$(declare -f kernels oracles bench record decode trace run_step)
+  setsid bash -c "$(declare -p ROOT PYTHON device output step part)
+$(declare -f kernels oracles shape_on_device bench record kernel_bench decode trace run_step)
 set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
   group=$!
-  limit="${seconds:-$(limit_of "${step}")}"
+  limit="${seconds:-$(limit_of "${step}")}" cut_off='' late=''
+  if [[ -n "${total}" ]] && ((total - begin < limit)); then
+    limit=$((total - begin)) cut_off=1
+  fi
   while kill -0 "${group}" 2>/dev/null; do
-    if ((SECONDS - begin > limit)); then
+    if ((SECONDS - begin >= limit)); then
+      late=1
       echo "run.sh: not done in ${limit} s" >>"${log}"
       kill -KILL -- "-${group}" 2>/dev/null || true
     fi
@@ -267,7 +331,10 @@ set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
   fi
   took="$((SECONDS - begin)) s"
   reason="$(all_skipped "${log}")"
-  if ((status == 0)) && [[ -n "${reason}" ]]; then
+  if [[ -n "${late}" && -n "${cut_off}" ]]; then
+    skipped=$((skipped + 1))
+    echo "skipped  ${step}: cut off after ${took}, because no time is left"
+  elif ((status == 0)) && [[ -n "${reason}" ]]; then
     skipped=$((skipped + 1))
     echo "skipped  ${step}: ${reason}"
   elif ((status == 0)); then
@@ -275,6 +342,9 @@ set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
     echo "passed   ${step}: ${took}; $(outcome "${log}")"
   else
     failed=$((failed + 1))
+    if [[ -z "${late}" ]]; then
+      wrong=$((wrong + 1))
+    fi
     echo "FAILED   ${step}: ${took}, exit status ${status}; ${log} ends:"
     tail -n 15 "${log}" | sed 's/^/  | /'
   fi

@@ -17,7 +17,7 @@ import pytest
 import tolerance
 import torch
 from conftest import model_folder
-from parallel import SIZES
+from parallel import SIZES, need_devices
 from reference import mixed_shapes
 from texts import random_tokens
 
@@ -94,6 +94,7 @@ def versioned(
     with ExitStack() as stack:
         daemon = daemon_for(kind)
         if ranks:
+            need_devices(SIZES[ranks])
             daemon = stack.enter_context(
                 daemon_module.running(
                     model_folder(kind), tmp_path / "ranks", *SIZES[ranks]
