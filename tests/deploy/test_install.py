@@ -202,12 +202,12 @@ def test_a_bundle_runs_tests_and_benches_elsewhere(
     bundle: Bundle, tmp_path: Path
 ) -> None:
     steps = (
-        *("optim", "memcheck", "muon"),
+        *("optim", "executor", "device", "draw_rows", "memcheck", "muon"),
         *("train_step=qwen3.5-0.8b", "decode_moe", "decode_bench=qwen3.5-0.8b"),
     )
     done = bundle.run("run.sh", "--output", str(tmp_path), *steps)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("5 passed, 0 failed, 1 skipped\n"), done.stdout
+    assert done.stdout.endswith("8 passed, 0 failed, 1 skipped\n"), done.stdout
     assert "skipped  memcheck: for a CUDA device alone\n" in done.stdout
     for name in ("train_step", "decode_moe", "decode_bench"):
         line = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))

@@ -22,7 +22,7 @@ usage() { sed -n '2,/^set/ { /^set/d; s/^# \{0,1\}//; p }' "${BASH_SOURCE[0]}"; 
 readonly NEW='*Delta*:*Int8*:*Sampler*'
 readonly STEPS=(
   kernels ops
-  lora head optim model executor runtime draw_rows
+  lora head optim model executor device draw_rows
   "kernel_bench=int8,sampler,lora_few"
   memcheck="${NEW}" racecheck="${NEW}"
   hybrid hybrid_bf16 in_flight supports options distill experts
