@@ -153,11 +153,9 @@ const GroupLayout& AdapterLayout::group(int layer, ProjectionGroup group,
   if (expert != kNoExpert) {
     return groups_[index + 2 * static_cast<size_t>(expert)];
   }
-  const bool is_mlp =
-      group == ProjectionGroup::kGateUp || group == ProjectionGroup::kDown;
   static const GroupLayout kEmpty;
   const bool is_dense = groups_[first + 2].expert == kNoExpert;
-  return is_mlp && !is_dense ? kEmpty : groups_[index];
+  return IsOfMlp(group) && !is_dense ? kEmpty : groups_[index];
 }
 
 std::string PathInFile(const std::string& path,

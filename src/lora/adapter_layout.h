@@ -68,6 +68,11 @@ LayerGroups GroupsOf(const model_config::ModelShape& shape, int layer);
 // Returns the index of a group in GroupsOf.
 int IndexInLayer(ProjectionGroup group);
 
+// Returns whether the group is kGateUp or kDown, which every expert has.
+inline bool IsOfMlp(ProjectionGroup group) {
+  return group == ProjectionGroup::kGateUp || group == ProjectionGroup::kDown;
+}
+
 // Returns the modules of a group, in the order in which the base model stacks
 // their outputs (q, k, v; gate, up).
 std::span<const TargetModule> ModulesOf(ProjectionGroup group);

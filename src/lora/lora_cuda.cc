@@ -95,12 +95,22 @@ int LayoutList::NumberOf(const AdapterLayout& layout) {
   return number;
 }
 
+// Returns the site of a layer's group. In a layer of experts, the MLP's groups
+// are those of the shared expert, because every row passes through it. If there
+// is none, no adapter has LoRA at the site.
+LoraSite SiteOf(const model_config::ModelShape& shape, int layer,
+                ProjectionGroup group) {
+  const bool is_shared = shape.experts.InLayer(layer) &&
+                         shape.experts.shared_ffn > 0 && IsOfMlp(group);
+  return {layer, group, is_shared ? shape.experts.count : kNoExpert};
+}
+
 // Calls visit(site) for every site that has slots.
 template <typename Visit>
 void ForSites(const model_config::ModelShape& shape, Visit visit) {
   for (int layer = 0; layer < shape.num_layers; ++layer) {
     for (const ProjectionGroup group : GroupsOf(shape, layer)) {
-      visit(LoraSite{layer, group});
+      visit(SiteOf(shape, layer, group));
     }
   }
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
@@ -111,7 +121,7 @@ std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
                                    const model_config::ModelShape& shape) {
   std::vector<k::LoraMatrix> slots(static_cast<size_t>(NumSlots(shape)));
   ForSites(shape, [&](const LoraSite& site) {
-    SetSlots(layout.group(site.layer, site.group), site.group,
+    SetSlots(layout.group(site.layer, site.group, site.expert), site.group,
              FirstSlot(shape, site), /*start=*/0, slots);
   });
   return slots;
@@ -158,6 +168,7 @@ std::vector<int32_t> LargestRanks(const model_config::ModelShape& shape,
 model_config::ModelShape OneExpertLayer(const model_config::ModelShape& shape) {
   model_config::ModelShape one = shape.OfExpert(/*expert=*/0);
   one.num_layers = 1;
+  one.experts = {};
   return one;
 }
 
@@ -323,6 +334,7 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
 RoutingTable::RoutingTable(const model_config::ModelShape& shape,
                            int64_t end_row)
     : shape_(shape),
+      shared_shape_(shape.OfExpert(shape.experts.count)),
       max_ranks_(static_cast<size_t>(NumSlots(shape))),
       end_row_(end_row) {}
 
@@ -350,7 +362,8 @@ k::LoraProduct RoutingTable::ProductsOfA(const LoraSite& site) const {
                             .max_rank = max_ranks_[slot],
                             .counters = Counters()};
   product.projections[0] = {
-      .slot = slot, .features = InWidth(shape_, ModulesOf(site.group).front())};
+      .slot = slot,
+      .features = InWidth(ShapeAt(site), ModulesOf(site.group).front())};
   return product;
 }
 
@@ -365,8 +378,8 @@ k::LoraProduct RoutingTable::ProductsOfB(const LoraSite& site) const {
     product.max_rank = std::max<int64_t>(product.max_rank, max_ranks_[slot]);
     product.projections[product.num_projections++] = {
         .slot = slot,
-        .column = LoraSite::ColumnOf(module, shape_),
-        .features = OutWidth(shape_, module)};
+        .column = LoraSite::ColumnOf(module, ShapeAt(site)),
+        .features = OutWidth(ShapeAt(site), module)};
   }
   return product;
 }

@@ -35,7 +35,8 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
 
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
-// One upload serves all layers of a pass, except experts (ExpertTable). The
+// One upload serves all layers of a pass, with the shared experts, but without
+// the others (ExpertTable). The
 // weights and gradients outlive the table. Only one pass at a time may use the
 // table.
 class RoutingTable {
@@ -55,7 +56,8 @@ class RoutingTable {
   // Returns the smallest number of rows that x and y may have.
   int64_t end_row() const { return end_row_; }
   // Return the arguments of the products by a site's stacked A, or by the B of
-  // its projections. The caller adds the operands.
+  // its projections. The caller adds the operands. The site's expert is
+  // kNoExpert or the shared one.
   kernels::cuda::LoraProduct ProductsOfA(const LoraSite& site) const;
   kernels::cuda::LoraProduct ProductsOfB(const LoraSite& site) const;
 
@@ -71,9 +73,13 @@ class RoutingTable {
   void Upload(kernels::cuda::LoraTableBuilder& builder, at::Device device);
   // Returns the address of `counters_`, or null if there are none.
   unsigned* Counters() const;
+  const model_config::ModelShape& ShapeAt(const LoraSite& site) const {
+    return site.expert == kNoExpert ? shape_ : shared_shape_;
+  }
 
   model_config::ModelShape shape_;
-  std::vector<int32_t> max_ranks_;  // The largest rank of each slot.
+  model_config::ModelShape shared_shape_;  // That of the shared expert.
+  std::vector<int32_t> max_ranks_;         // The largest rank of each slot.
   int64_t end_row_;
   at::Tensor bytes_;
   // Counters for the kernels (LoraCounters in lora_product.h). Launches use

@@ -183,9 +183,12 @@ class ExpertMlp {
  public:
   // The MLP of one expert. `routing` has the segments of the expert's rows,
   // counted from the expert's first row. If `expert` is the layer's number of
-  // experts, it is the shared expert.
+  // experts, it is the shared expert, which has all rows. Only the shared
+  // expert has a table, that of the pass, because another expert's rows are
+  // those of a part.
   ExpertMlp(const ExpertLayer& layer, int expert,
-            const lora::LoraRouting& routing);
+            const lora::LoraRouting& routing,
+            const lora::cuda::RoutingTable* table = nullptr);
   // The MLPs of all experts that the rank has, without the shared one.
   ExpertMlp(const ExpertLayer& layer, const AllExperts& all);
 
@@ -287,13 +290,12 @@ std::optional<AllExperts> AllAtOnce(const ExpertLayer& layer,
 }
 
 ExpertMlp::ExpertMlp(const ExpertLayer& layer, int expert,
-                     const lora::LoraRouting& routing)
+                     const lora::LoraRouting& routing,
+                     const lora::cuda::RoutingTable* table)
     : layer_(layer),
       expert_(expert),
       shape_(layer.shape.OfExpert(expert)),
-      // The pass of one expert has no routing table on CUDA, because a table
-      // has the segments of all experts.
-      pass_{routing, shape_} {
+      pass_{routing, shape_, table} {
   const ExpertWeights& w = layer.weights;
   if (expert == layer.shape.experts.count) {
     gate_up_.weight_OI = w.shared_gate_up_S2H;
@@ -476,6 +478,10 @@ bool HasShared(const ExpertLayer& layer) {
   return layer.shape.experts.shared_ffn > 0;
 }
 
+ExpertMlp SharedMlp(const ExpertLayer& layer, const lora::LoraPass& pass) {
+  return {layer, layer.shape.experts.count, pass.routing, pass.table};
+}
+
 // Sets tape.routing, tape.rows and, if there is a shared expert,
 // tape.shared_weight_T1. The argument `routing` has the batch's segments.
 void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
@@ -590,17 +596,17 @@ ExpertMlp::InputGradients RowGradients(const ExpertLayer& layer,
 }  // namespace
 
 at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
-                          const lora::LoraRouting& routing,
-                          at::Tensor& experts_TK, ExpertTape* tape) {
+                          const lora::LoraPass& pass, at::Tensor& experts_TK,
+                          ExpertTape* tape) {
   ExpertTape passing;
   ExpertTape& own = tape != nullptr ? *tape : passing;
-  Dispatch(layer, x_TH, routing,
+  Dispatch(layer, x_TH, pass.routing,
            Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK), own);
   experts_TK = own.routing.experts_TK;
   at::Tensor y_TH = SumOfRows(RowOutputs(layer, x_TH, own, tape != nullptr),
                               own.rows.places_TK);
   if (HasShared(layer)) {
-    y_TH.add_(ExpertMlp(layer, layer.shape.experts.count, routing)
+    y_TH.add_(SharedMlp(layer, pass)
                   .Forward(x_TH, own.shared_weight_T1,
                            tape != nullptr ? &tape->shared : nullptr));
   }
@@ -608,22 +614,20 @@ at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
 }
 
 void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
-                      const lora::LoraRouting& routing,
-                      const at::Tensor& experts_TK, ExpertTape& tape) {
-  Dispatch(layer, x_TH, routing,
+                      const lora::LoraPass& pass, const at::Tensor& experts_TK,
+                      ExpertTape& tape) {
+  Dispatch(layer, x_TH, pass.routing,
            Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK,
                  /*all_given=*/true),
            tape);
   RecomputeRows(layer, x_TH, tape);
   if (HasShared(layer)) {
-    ExpertMlp(layer, layer.shape.experts.count, routing)
-        .Recompute(x_TH, tape.shared_weight_T1, tape.shared);
+    SharedMlp(layer, pass).Recompute(x_TH, tape.shared_weight_T1, tape.shared);
   }
 }
 
 at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
-                           const at::Tensor& x_TH,
-                           const lora::LoraRouting& routing,
+                           const at::Tensor& x_TH, const lora::LoraPass& pass,
                            const lora::LoraGradients& gradients,
                            ExpertTape& tape) {
   const ExpertMlp::InputGradients d_N =
@@ -637,7 +641,7 @@ at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
   if (HasShared(layer)) {
     const at::Tensor& weight_T1 = tape.shared_weight_T1;
     const ExpertMlp::InputGradients d =
-        ExpertMlp(layer, layer.shape.experts.count, routing)
+        SharedMlp(layer, pass)
             .Backward(dy_TH, x_TH, weight_T1, gradients,
                       std::move(tape.shared));
     dx_TH.add_(d.x_nH);

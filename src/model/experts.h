@@ -10,7 +10,8 @@
 //
 // On a CPU a thread computes whole experts, if there are enough of them. On
 // CUDA in bf16 the routed experts are computed at once (ExpertMlp). In other
-// dtypes one expert follows another.
+// dtypes one expert follows another. The shared expert's LoRA uses the table of
+// the pass, because the expert has the rows of the batch.
 //
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
 // E experts, K experts per token, P experts that the rank has, n rows of an
@@ -77,20 +78,19 @@ struct ExpertTape {
 // Shapes:  x_TH [T, H] contiguous.   Errors:  throws c10::Error.
 // Threads: engine thread only.
 at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
-                          const lora::LoraRouting& routing,
-                          at::Tensor& experts_TK, ExpertTape* tape);
+                          const lora::LoraPass& pass, at::Tensor& experts_TK,
+                          ExpertTape* tape);
 
 // Fills the tape as ForwardExperts does, but skips the product by `down`.
 // `experts_TK` has the experts of all tokens.
 void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
-                      const lora::LoraRouting& routing,
-                      const at::Tensor& experts_TK, ExpertTape& tape);
+                      const lora::LoraPass& pass, const at::Tensor& experts_TK,
+                      ExpertTape& tape);
 
 // Returns dLoss/dx [T, H]. With several ranks, it is this rank's part of a sum
 // over ranks. Adds to `gradients`. Consumes the tape.
 at::Tensor BackwardExperts(const ExpertLayer& layer, const at::Tensor& dy_TH,
-                           const at::Tensor& x_TH,
-                           const lora::LoraRouting& routing,
+                           const at::Tensor& x_TH, const lora::LoraPass& pass,
                            const lora::LoraGradients& gradients,
                            ExpertTape& tape);
 

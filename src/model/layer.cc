@@ -269,7 +269,7 @@ at::Tensor Mlp::Output(at::Tensor normed_TH, const Pass& pass, LayerTape* tape,
                        at::Tensor& experts_TK) const {
   if (layer_.has_experts()) {
     at::Tensor y_TH =
-        ForwardExperts(experts(), normed_TH, pass.lora.routing, experts_TK,
+        ForwardExperts(experts(), normed_TH, pass.lora, experts_TK,
                        tape != nullptr ? &tape->experts : nullptr);
     SumOverRanks(layer_.tensor_group, y_TH);
     return y_TH;
@@ -300,8 +300,8 @@ at::Tensor Mlp::Down(const at::Tensor& gate_up_T2F, const Pass& pass,
 void Mlp::Recompute(at::Tensor normed_TH, const Pass& pass,
                     LayerTape& tape) const {
   if (layer_.has_experts()) {
-    return RecomputeExperts(experts(), normed_TH, pass.lora.routing,
-                            tape.experts_TK, tape.experts);
+    return RecomputeExperts(experts(), normed_TH, pass.lora, tape.experts_TK,
+                            tape.experts);
   }
   tape.gate_up_T2F = GateUp(std::move(normed_TH), pass, &tape);
   if (layer_.config.has_output_norms()) {
@@ -322,8 +322,8 @@ void Mlp::Backward(const BackwardPass& pass, LayerTape& tape,
   at::Tensor d_normed_TH =
       layer_.has_experts()
           ? BackwardExperts(experts(), dy_TH,
-                            Norm(tape.x_mid_TH, w.mlp_norm_H, eps),
-                            pass.lora.routing, pass.gradients, tape.experts)
+                            Norm(tape.x_mid_TH, w.mlp_norm_H, eps), pass.lora,
+                            pass.gradients, tape.experts)
           : DenseBackward(pass, tape, dy_TH);
   SumOverRanks(layer_.tensor_group, d_normed_TH);
   NormBackward(d_normed_TH, tape.x_mid_TH, w.mlp_norm_H, eps, d_TH);

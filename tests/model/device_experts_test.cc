@@ -184,14 +184,24 @@ class DeviceExpertsTest : public ::testing::Test {
     at::Tensor experts_TK = GivenExperts().to(options.device());
     model::ExpertTape tape;
     Results results;
-    results.y_TH =
-        model::ForwardExperts(layer, x_TH, routing, experts_TK, &tape);
+    const auto table = [&](const lora::LoraGradients& of) {
+      return lora::MakeRoutingTable(routing, of, shape, x_TH.scalar_type(),
+                                    x_TH.device());
+    };
+    {
+      const lora::RoutingTablePtr forward = table({});
+      const lora::LoraPass pass = {routing, shape, forward.get()};
+      results.y_TH =
+          model::ForwardExperts(layer, x_TH, pass, experts_TK, &tape);
+    }
+    const lora::RoutingTablePtr backward = table(gradients);
+    const lora::LoraPass pass = {routing, shape, backward.get()};
     if (recomputes) {
       tape = {};
-      model::RecomputeExperts(layer, x_TH, routing, experts_TK, tape);
+      model::RecomputeExperts(layer, x_TH, pass, experts_TK, tape);
     }
     results.dx_TH =
-        model::BackwardExperts(layer, dy_TH, x_TH, routing, gradients, tape);
+        model::BackwardExperts(layer, dy_TH, x_TH, pass, gradients, tape);
     for (const lora::LoraGradient& gradient : gradients) {
       results.gradients.push_back(gradient.gradient_N);
     }

@@ -41,6 +41,7 @@ constexpr int64_t kPageTokens = 4;
 // Segments have more than 16 rows, because segments of fewer rows take other
 // kernels.
 constexpr int64_t kTrainRows = 40;
+constexpr int64_t kManyRows = 8;
 
 // Launches of a layer that decodes. Adapters add two launches to each of its
 // four products.
@@ -239,6 +240,74 @@ class DeviceLaunchesTest : public ::testing::Test {
                              kBf16OnDevice)};
   }
 
+  // Decodes kManyRows rows of a model like Qwen3.5-MoE: of four layers, three
+  // compute a gated delta rule and one attends; all have experts, of which one
+  // is shared. The rows have the adapters in turn.
+  static DeviceEvents DecodeHybridExperts(int num_layers,
+                                          int64_t num_adapters) {
+    at::manual_seed(3);
+    const model_config::ModelConfig config = HybridExperts(num_layers);
+    const Decoder decoder(
+        config, WeightsTo(HybridWeights(config, at::kBFloat16), kBf16OnDevice),
+        config.max_positions);
+    std::vector<lora::AdapterVersionPtr> versions;
+    for (int64_t i = 0; i < num_adapters; ++i) {
+      versions.push_back(
+          TinyVersion(config, {.rank = 4, .alpha = 8}, at::kBFloat16));
+    }
+    PackedBatch batch{.tokens_T = at::arange(kManyRows) % config.vocab,
+                      .positions_T = at::full({kManyRows}, 3, at::kInt)};
+    const int64_t rows = kManyRows / num_adapters;
+    for (int64_t i = 0; i < num_adapters; ++i) {
+      batch.routing.push_back(
+          {.begin = i * rows, .end = (i + 1) * rows, .version = versions[i]});
+    }
+    batch = BatchTo(std::move(batch), kBf16OnDevice);
+    KvStore store = StoreTo(HybridStore(config), kBf16OnDevice);
+    KvAccess kv = AccessTo(
+        {.slots_T = at::arange(kManyRows) * kPageTokens + 3,
+         .decode = true,
+         .page_table_TL = at::arange(kManyRows, at::kInt).view({-1, 1}),
+         .lengths_T = at::full({kManyRows}, 4, at::kInt),
+         .state_slots_Q = at::arange(kManyRows)},
+        &store, at::kCUDA);
+    const DeviceRecording recording;
+    static_cast<void>(
+        decoder.ForwardLayers(Mode::kEval, batch, nullptr, 0, &kv));
+    return recording.events();
+  }
+
+  static model_config::ModelConfig HybridExperts(int num_layers) {
+    model_config::ModelConfig config = WideConfig(num_layers);
+    config.delta = HybridConfig().delta;
+    config.delta.layers.clear();
+    for (int layer = 0; layer < num_layers; ++layer) {
+      config.delta.layers.push_back(layer % 4 != 3);
+    }
+    config.moe.shape = {.count = 8,
+                        .per_token = 2,
+                        .ffn = 16,
+                        .shared_ffn = 24,
+                        .layers = std::vector<bool>(num_layers, true)};
+    return config;
+  }
+
+  // Makes a store with a page and a state for each of kManyRows sequences.
+  static KvStore HybridStore(const model_config::ModelConfig& config) {
+    KvStore store = RandomStore(config, kManyRows, kPageTokens);
+    const model_config::DeltaShape& delta = config.delta;
+    for (int layer = 0; layer < config.num_layers; ++layer) {
+      store.conv_NRW.push_back(
+          RandomTensor({kManyRows, delta.conv_kernel - 1, delta.conv_width()},
+                       1, at::kBFloat16));
+      store.delta_NHKV.push_back(
+          RandomTensor({kManyRows, delta.value_heads, delta.key_features,
+                        delta.value_features},
+                       1, at::kFloat));
+    }
+    return store;
+  }
+
   struct Step {
     DeviceEvents forward;
     DeviceEvents backward;
@@ -389,6 +458,15 @@ TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
   ExpectSameAtFixedPlaces(MakeDecoder(2));
   ExpectSameAtFixedPlaces(MakeDecoder(2, /*is_int8=*/true));
   ExpectSameAtFixedPlaces(MakeHybrid());
+}
+
+// The launches of a decode step do not depend on the number of adapters, also
+// in layers of experts with a shared one.
+TEST_F(DeviceLaunchesTest, ManyAdaptersDecodeInTheLaunchesOfOne) {
+  const DeviceEvents one = DecodeHybridExperts(4, 1);
+  const DeviceEvents many = DecodeHybridExperts(4, kManyRows);
+  const Counts more = Beyond(one.launches, many.launches);
+  EXPECT_EQ(Sum(more), 0) << ListOf(more);
 }
 
 TEST_F(DeviceLaunchesTest, TrainsALayerInFew) {

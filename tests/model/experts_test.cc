@@ -50,7 +50,7 @@ class ExpertsTest : public ::testing::Test {
   at::Tensor Forward(const at::Tensor& x_TH, at::Tensor experts_TK = {}) const {
     return ForwardExperts(
         {.weights = weights_, .config = config_, .shape = shape_}, x_TH,
-        {{0, x_TH.size(0), version_}}, experts_TK,
+        {{{0, x_TH.size(0), version_}}, shape_}, experts_TK,
         /*tape=*/nullptr);
   }
 
@@ -139,10 +139,10 @@ TEST_F(ExpertsTest, FewRowsHaveTheSameBitsWithATape) {
         const lora::LoraRouting routing = {{0, tokens - 1, version_}};
         at::Tensor experts_TK, tape_experts_TK;
         ExpertTape tape;
-        const at::Tensor with_tape =
-            ForwardExperts(layer, x_TH, routing, tape_experts_TK, &tape);
+        const at::Tensor with_tape = ForwardExperts(
+            layer, x_TH, {routing, shape_}, tape_experts_TK, &tape);
         const at::Tensor without =
-            ForwardExperts(layer, x_TH, routing, experts_TK, nullptr);
+            ForwardExperts(layer, x_TH, {routing, shape_}, experts_TK, nullptr);
         // LibTorch may fuse the addition of the bias, which changes rounding.
         const double bound =
             has_bias ? Tolerance(kEpsilonF32, 4,

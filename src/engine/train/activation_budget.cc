@@ -184,7 +184,7 @@ MlpWidths WidthsOfMlp(const model_config::ModelShape& shape, int max_rank) {
 
 // Returns the largest number of bytes that the bf16 kernels on CUDA need for
 // the partial sums of a LoRA gradient. The kernels compute all experts at once,
-// with a row for each expert of each token.
+// with a row for each expert of each token, but the shared expert alone.
 int64_t PartialSumBytes(const model_config::ModelShape& shape, int max_rank,
                         int64_t num_rows) {
   const int64_t bytes = lora::GradientWorkspaceBytes(num_rows, shape, max_rank);
@@ -192,8 +192,11 @@ int64_t PartialSumBytes(const model_config::ModelShape& shape, int max_rank,
   if (experts.count == 0) return bytes;
   const int64_t chosen = std::min(experts.per_token, experts.num_own());
   return std::max(
-      bytes, lora::GradientWorkspaceBytes(
-                 num_rows * chosen, shape.OfExpert(/*expert=*/0), max_rank));
+      {bytes,
+       lora::GradientWorkspaceBytes(num_rows * chosen,
+                                    shape.OfExpert(/*expert=*/0), max_rank),
+       lora::GradientWorkspaceBytes(num_rows, shape.OfExpert(experts.count),
+                                    max_rank)});
 }
 
 // Returns the bytes that the head needs besides for rows with a teacher: the

@@ -142,8 +142,15 @@ TEST(ActivationsOfTest, CountsThePartialSumsOfExperts) {
   const auto working = [&](int64_t rows) {
     return bytes(rows).working - bytes(rows).kept_layer;
   };
-  const int64_t row = working(1024) - working(1023);
-  EXPECT_EQ(working(1025) - working(1024), row + 2 * (16 * 128) * 16 * 4);
+  constexpr int64_t kTwoParts = 2 * (16 * 128) * 16 * 4;
+  int64_t row = working(1024) - working(1023);
+  EXPECT_EQ(working(1025) - working(1024), row + kTwoParts);
+  // A shared expert of this width has one row for each token.
+  config.moe.shape.per_token = 1;
+  config.moe.shape.ffn = 8;
+  config.moe.shape.shared_ffn = 1000;
+  row = working(2048) - working(2047);
+  EXPECT_EQ(working(2049) - working(2048), row + kTwoParts);
 }
 
 // Measured on an H100: 8 sequences of 512 tokens in Llama-3.1-8B's shape, with
