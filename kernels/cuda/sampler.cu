@@ -79,9 +79,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t n = blockIdx.x / parts;
   const unsigned part = blockIdx.x % parts;
   const SampleRule rule = rows.rules_N[n];
-  if (part == 0 && threadIdx.x == 0) space.counters_N[n] = 0;
-  if (rule.row < 0) return;
-  if (part == 0 && threadIdx.x == 0) space.searches_N[n] = Search();
+  if (part == 0 && threadIdx.x == 0) {
+    space.counters_N[n] = 0;
+    space.searches_N[n] = Search();
+  }
   if (IsFiltered(rule) && rows.max_filters > 0) {
     auto* words = reinterpret_cast<uint4*>(&space.histograms_N[n]);
     for (size_t i = part * kThreads + threadIdx.x;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kCountThreads)
   const int64_t n = blockIdx.x / parts;
   const unsigned part = blockIdx.x % parts;
   const SampleRule rule = rows.rules_N[n];
-  if (rule.row < 0 || !IsFiltered(rule)) return;
+  if (!IsFiltered(rule)) return;
   Search search = space.searches_N[n];
   if (search.aim == Aim::kFound) return;
   __shared__ BlockHistogram counted;
@@ -229,10 +230,10 @@ __global__ void __launch_bounds__(kThreads, kDrawBlocks)
   const SampleRule rule = rows.rules_N[n];
   const bool filtered = IsFiltered(rule);
   Search search;
-  if (filtered && rule.row >= 0) search = space.searches_N[n];
+  if (filtered) search = space.searches_N[n];
   const int64_t chunk = part * kWarps + WarpIndex();
   float x[kOfLane];
-  bool counts = rule.row >= 0 && chunk < space.num_chunks;
+  bool counts = chunk < space.num_chunks;
   if (counts && filtered) {
     const float max = space.chunk_max_NC[n * space.num_chunks + chunk];
     counts = KeyOf(max) >= search.low;
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, kDrawBlocks)
   // Starts to load the chunk before RowMax reads the maxima, so that the two
   // loads overlap.
   if (counts) LoadChunk(rows, rule.row, chunk, x);
-  const float max = rule.row < 0 ? INFINITY : RowMax(space, n);
+  const float max = RowMax(space, n);
   if (!IsDistribution(max) || (filtered && search.aim != Aim::kFound)) {
     if (part == 0 && threadIdx.x == 0) {
       rows.tokens_N[n] = -1;

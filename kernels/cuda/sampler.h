@@ -22,15 +22,11 @@ struct SampleRule {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint32_t position = 0;
-  // The row of logits from which the rule draws. Rules may share a row. -1: the
-  // rule draws nothing.
-  int32_t row = 0;
+  int32_t row = 0;  // The logits from which it draws. Rules may share a row.
   float min_p = 0;  // In [0, 1]; 0 keeps all.
 };
 
-// All pointers are device pointers. The number and size of launches depend only
-// on num_rules, vocab and max_filters. So a captured CUDA graph can be replayed
-// after the rules in rules_N have changed.
+// All pointers are device pointers.
 struct SampleRows {
   int64_t num_rules = 0;  // N.
   int64_t vocab = 0;      // V, from 1 to kMaxSampleVocab.
@@ -52,8 +48,8 @@ size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab, int max_filters);
 // Draws a token for each rule, and writes the token and its logprob. The
 // logprob is that of softmax(logits / T), before the filters. T is the
 // temperature, or 1 for a temperature of 0. The token is -1 and the logprob is
-// NaN if the row has a NaN or +inf, if the row has only -inf, or if the rule's
-// row is -1. The same may happen if the rule has more than max_filters filters.
+// NaN if the row has a NaN or +inf, or if the row has only -inf. The same may
+// happen if the rule has more than max_filters filters.
 //
 // The draw inverts the cumulative distribution, as src/sampling/sampler.h does.
 // Without filters, the distribution is in the order of ids. With top_k, top_p

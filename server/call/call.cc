@@ -303,7 +303,7 @@ absl::Status CallRecord::HoldResult(const RequestFields& fields,
   // A front keeps only results that exist.
   const int64_t tokens = origin_.counted ? 0 : fields.token_bytes;
   const int64_t bytes = tokens + fields.list_bytes + fields.edit_bytes +
-                        fields.vocab_tables * info.vocab_size +
+                        fields.vocab_tables * (info.vocab_size / 8 + 1) +
                         fields.routed_tokens * info.expert_layers *
                             info.experts_per_token * kExpertBytes;
   WEFT_RETURN_IF_ERROR(Hold(bytes, FairBudget::Term::kLong));

@@ -31,18 +31,20 @@ int64_t SupportBytes(const SampleRequest& request, int64_t num_drawn) {
          (request.record.empty() ? kSupportIdBytes : kRecordedIdBytes);
 }
 
-// What the edit of a logit takes in its sequence, in a plan, and on the device.
-constexpr int64_t kEditBytes = 160;
+// What the edit of a logit takes on the host and on the device: one that all
+// samples of a request share, and one of a sample's own.
+constexpr int64_t kSharedEditBytes = 64;
+constexpr int64_t kOwnEditBytes = 160;
 
 // Returns what the edits take if all samples run at the same time.
 int64_t EditBytes(const SampleRequest& request) {
   const SamplingConfig& config = request.config;
-  auto edits = static_cast<int64_t>(config.logit_bias.size());
-  if (config.has_penalties()) edits += config.max_tokens;
+  auto shared = static_cast<int64_t>(config.logit_bias.size());
   if (config.repetition_penalty != 1) {
-    edits += static_cast<int64_t>(request.prompt.size());
+    shared += static_cast<int64_t>(request.prompt.size());
   }
-  return request.num_samples * edits * kEditBytes;
+  const int64_t own = config.has_penalties() ? config.max_tokens : 0;
+  return shared * kSharedEditBytes + request.num_samples * own * kOwnEditBytes;
 }
 
 int64_t RoutedTokens(const SampleRequest& request) {

@@ -44,7 +44,7 @@ struct RequestFields {
   // At most how many bytes of memory the result takes, for requests of a few
   // bytes whose results may be large: the tokens, the lists of likely tokens
   // and of supports, and the tokens with experts. The last two are for what
-  // samples need while they run: changes of logits, and tables with a byte for
+  // samples need while they run: changes of logits, and tables with a bit for
   // each token of the vocabulary.
   int64_t token_bytes = 0;
   int64_t list_bytes = 0;

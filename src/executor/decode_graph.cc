@@ -13,7 +13,6 @@
 #include "src/loss/fused_head.h"
 #include "src/ops/cuda_dispatch.h"
 #include "src/request/cache_copy.h"
-#include "src/sampling/draw_rows_cuda.h"
 
 namespace weft::executor {
 namespace {
@@ -53,21 +52,17 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   std::fill_n(end, count - values.numel(), padding);
 }
 
-// Returns whether the plan is a decode step that scores nothing and draws one
-// token from every row, without lists (sampling::DrawConfig) and from the
-// model's own logits.
+// Returns whether the plan is a decode step that scores nothing and draws from
+// the logits of all rows, in their order.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
-  const auto all = static_cast<size_t>(num_rows);
   if (!plan.kv.decode || num_rows == 0 || !plan.score_rows.empty() ||
-      !plan.edits.empty() || plan.draws.size() != all ||
-      plan.logit_rows.size() != all) {
+      plan.draws.empty() ||
+      plan.logit_rows.size() != static_cast<size_t>(num_rows)) {
     return false;
   }
   for (int64_t row = 0; row < num_rows; ++row) {
-    if (plan.logit_rows[row] != row || plan.draws[row].config.has_lists()) {
-      return false;
-    }
+    if (plan.logit_rows[row] != row) return false;
   }
   return true;
 }
@@ -157,8 +152,6 @@ DecodeInputs::DecodeInputs(const DecodeShape& shape,
   if (decoder.config().has_delta()) {
     states_ = Take(shape.rows * static_cast<int64_t>(sizeof(int64_t)), &bytes_);
   }
-  rules_ = Take(shape.rows * static_cast<int64_t>(sampling::cuda::kRuleBytes),
-                &bytes_);
   if constexpr (ops::kHasCudaKernels) {
     if (shape.max_rank > 0) {
       adapter_table_ = std::make_shared<lora::cuda::DecodeTable>(
@@ -182,10 +175,6 @@ bool DecodeInputs::Fits(const CachePlan& plan) const {
            adapter_table_->Fits(plan.batch.routing);
   }
   return true;
-}
-
-std::span<std::byte> DecodeInputs::RulePlaces(std::span<std::byte> to) const {
-  return to.subspan(rules_, shape_.rows * sampling::cuda::kRuleBytes);
 }
 
 int64_t DecodeInputs::Write(const CachePlan& plan,
@@ -244,8 +233,6 @@ DecodeStep DecodeInputs::At(const at::Tensor& buffer) const {
       step.batch.table = adapter_table_;
     }
   }
-  step.rules = view(rules_, at::kByte,
-                    rows * static_cast<int64_t>(sampling::cuda::kRuleBytes));
   return step;
 }
 
@@ -271,18 +258,16 @@ DecodeGraphs::DecodeGraphs(const model::Decoder& decoder,
       max_rows_(max_rows),
       device_(std::move(device)) {}
 
-std::optional<Draws> DecodeGraphs::Run(const CachePlan& plan) {
-  std::optional<DecodeShape> shape =
+std::optional<at::Tensor> DecodeGraphs::Run(const CachePlan& plan) {
+  const std::optional<DecodeShape> shape =
       ShapeOf(plan, decoder_, max_rows_, store_->page_tokens);
   if (!shape.has_value()) return std::nullopt;
-  shape->max_filters = device_->MaxFilters(plan.draws);
   Graph& graph = Find(*shape);
   if (!graph.inputs.Fits(plan)) return std::nullopt;
   if (!graph.tried) Record(*shape, graph);
   if (graph.recorded == nullptr) return std::nullopt;
   Upload(plan, graph);
-  graph.recorded->Replay();
-  return device_->FetchDraws(plan.draws, graph.draws);
+  return graph.recorded->Replay();
 }
 
 DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
@@ -295,13 +280,10 @@ DecodeGraphs::Graph& DecodeGraphs::Find(const DecodeShape& shape) {
   return found->second;
 }
 
-std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
-                                             Graph& graph) {
+StepFunction DecodeGraphs::MakeStep(const DecodeShape& shape, Graph& graph) {
   graph.buffer =
       at::empty({graph.inputs.bytes()},
                 at::TensorOptions(at::kByte).device(decoder_.device()));
-  graph.draws = device_->MakeDrawSpace(shape.rows, decoder_.config().vocab,
-                                       shape.max_filters);
   CachePlan empty;
   empty.batch.tokens_T = at::empty({0}, at::kLong);
   empty.batch.positions_T = at::empty({0}, at::kInt);
@@ -310,9 +292,7 @@ std::function<void()> DecodeGraphs::MakeStep(const DecodeShape& shape,
               .lengths_T = at::empty({0}, at::kInt),
               .state_slots_Q = at::empty({0}, at::kLong)};
   Upload(empty, graph);
-  return [this, step = graph.inputs.At(graph.buffer),
-          max_filters = shape.max_filters,
-          draws = graph.draws] { Queue(step, max_filters, draws); };
+  return [this, step = graph.inputs.At(graph.buffer)] { return Queue(step); };
 }
 
 void DecodeGraphs::TakeMemory(DecodeShape shape) {
@@ -328,7 +308,6 @@ void DecodeGraphs::Upload(const CachePlan& plan, const Graph& graph) {
   }
   const std::span<std::byte> bytes = BytesOf(host_inputs_);
   const int64_t count = graph.inputs.Write(plan, bytes);
-  device_->PutRules(plan.draws, graph.inputs.RulePlaces(bytes));
   device_->Upload(host_inputs_, count, graph.buffer);
 }
 
@@ -338,7 +317,7 @@ void DecodeGraphs::Record(const DecodeShape& shape, Graph& graph) {
   try {
     const int64_t before = device_->FreeBytes();
     if (!has_memory_) TakeMemory(shape);
-    const std::function<void()> step = MakeStep(shape, graph);
+    const StepFunction step = MakeStep(shape, graph);
     device_->Run(step);
     graph.recorded = device_->Record(step);
     graph.bytes = std::max<int64_t>(0, before - device_->FreeBytes());
@@ -351,7 +330,6 @@ void DecodeGraphs::Record(const DecodeShape& shape, Graph& graph) {
          {"max_rank", shape.max_rank},
          {"error", ReasonOf(error)}});
     graph.buffer.reset();
-    graph.draws = {};
     return;
   }
   ++stats_.graphs;
@@ -360,22 +338,18 @@ void DecodeGraphs::Record(const DecodeShape& shape, Graph& graph) {
       {{"rows", shape.rows},
        {"table_entries", shape.table_entries},
        {"max_rank", shape.max_rank},
-       {"max_filters", shape.max_filters},
        {"bytes", graph.bytes},
        {"milliseconds", absl::ToDoubleMilliseconds(SteadyNow() - start)}});
 }
 
-void DecodeGraphs::Queue(const DecodeStep& step, int max_filters,
-                         const sampling::cuda::DrawSpace& draws) const {
+at::Tensor DecodeGraphs::Queue(const DecodeStep& step) const {
   model::KvAccess kv = step.kv;
   kv.store = store_;
   const at::Tensor x_TH =
       decoder_.ForwardLayers(model::Mode::kEval, step.batch, /*tape=*/nullptr,
                              /*num_recomputed=*/0, &kv);
-  const at::Tensor logits_TV =
-      loss::HeadLogits(decoder_.FinalNorm(x_TH), decoder_.weights().head_VH,
-                       /*routing=*/{}, head_.softcap, head_.shard);
-  device_->QueueDraw(logits_TV, step.rules, max_filters, draws);
+  return loss::HeadLogits(decoder_.FinalNorm(x_TH), decoder_.weights().head_VH,
+                          /*routing=*/{}, head_.softcap, head_.shard);
 }
 
 void DecodeGraphs::DropOldest() {

@@ -8,6 +8,8 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <utility>
+
 #include "src/executor/decode_graph.h"
 #include "src/ops/cuda_dispatch.h"
 
@@ -37,31 +39,45 @@ class InPool {
 
 class CudaGraph final : public StepGraph {
  public:
-  explicit CudaGraph(cudaGraphExec_t graph) : graph_(graph) {}
+  CudaGraph(cudaGraphExec_t graph, at::Tensor result)
+      : graph_(graph), result_(std::move(result)) {}
   // Ignores the status, because it is an error only if the device is lost. A
   // lost device has nothing to free.
   ~CudaGraph() override { static_cast<void>(cudaGraphExecDestroy(graph_)); }
   CudaGraph(const CudaGraph&) = delete;
   CudaGraph& operator=(const CudaGraph&) = delete;
 
-  void Replay() override {
+  at::Tensor Replay() override {
     C10_CUDA_CHECK(cudaGraphLaunch(graph_, ops::cuda::CurrentStream()));
+    return result_;
   }
 
  private:
   const cudaGraphExec_t graph_;
+  const at::Tensor result_;
 };
 
-// Captures the launches that `step` queues on `stream`. The caller destroys the
-// graph.
-cudaGraph_t Capture(const std::function<void()>& step, cudaStream_t stream) {
+// Returns a view that does not keep the memory. The pool can then give a result
+// to the next graph, too. It keeps the memory as long as the StepDevice exists.
+at::Tensor WithoutOwner(const at::Tensor& tensor) {
+  return at::for_blob(tensor.data_ptr(), tensor.sizes())
+      .strides(tensor.strides())
+      .options(tensor.options())
+      .target_device(tensor.device())
+      .make_tensor();
+}
+
+// Captures the launches that `step` queues on `stream`, and sets *result to the
+// result without an owner. The caller destroys the graph.
+cudaGraph_t Capture(const StepFunction& step, cudaStream_t stream,
+                    at::Tensor* result) {
   // The capture is thread-local, because other threads may allocate and copy
   // during the capture.
   C10_CUDA_CHECK(
       cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   cudaGraph_t graph = nullptr;
   try {
-    step();
+    *result = WithoutOwner(step());
   } catch (...) {
     static_cast<void>(cudaStreamEndCapture(stream, &graph));
     if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
@@ -87,7 +103,7 @@ class CudaStepDevice final : public StepDevice {
   CudaStepDevice(const CudaStepDevice&) = delete;
   CudaStepDevice& operator=(const CudaStepDevice&) = delete;
 
-  void Run(const std::function<void()>& step) override {
+  void Run(const StepFunction& step) override {
     const auto run = [&] {
       OnStream([&](cudaStream_t /*stream*/) { step(); });
     };
@@ -102,16 +118,16 @@ class CudaStepDevice final : public StepDevice {
     run();
   }
 
-  std::unique_ptr<StepGraph> Record(
-      const std::function<void()>& step) override {
+  std::unique_ptr<StepGraph> Record(const StepFunction& step) override {
     std::unique_ptr<StepGraph> recorded;
     OnStream([&](cudaStream_t stream) {
-      cudaGraph_t const graph = Capture(step, stream);
+      at::Tensor result;
+      cudaGraph_t const graph = Capture(step, stream, &result);
       cudaGraphExec_t ready = nullptr;
       const cudaError_t made = cudaGraphInstantiate(&ready, graph, /*flags=*/0);
       static_cast<void>(cudaGraphDestroy(graph));
       C10_CUDA_CHECK(made);
-      recorded = std::make_unique<CudaGraph>(ready);
+      recorded = std::make_unique<CudaGraph>(ready, std::move(result));
       C10_CUDA_CHECK(cudaGraphUpload(ready, stream));
     });
     return recorded;
@@ -130,27 +146,6 @@ class CudaStepDevice final : public StepDevice {
               const at::Tensor& device) override {
     ops::cuda::QueueUpload(host.const_data_ptr(), bytes,
                            device.mutable_data_ptr());
-  }
-
-  int MaxFilters(const DrawRules& rules) override {
-    return sampling::cuda::MaxFilters(rules);
-  }
-  void PutRules(const DrawRules& rules, std::span<std::byte> places) override {
-    sampling::cuda::PutRules(rules, places);
-  }
-  sampling::cuda::DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab,
-                                          int max_filters) override {
-    return sampling::cuda::MakeDrawSpace(num_places, vocab, max_filters,
-                                         device_);
-  }
-  void QueueDraw(const at::Tensor& logits_TV, const at::Tensor& rules,
-                 int max_filters,
-                 const sampling::cuda::DrawSpace& space) override {
-    sampling::cuda::QueueDraw(logits_TV, rules, max_filters, space);
-  }
-  Draws FetchDraws(const DrawRules& rules,
-                   const sampling::cuda::DrawSpace& space) override {
-    return sampling::cuda::FetchDraws(/*logits_RV=*/{}, rules, space);
   }
 
  private:

@@ -83,6 +83,12 @@ int64_t NumLinear(const model_config::ModelConfig& config) {
   return std::ranges::count(config.delta.layers, true);
 }
 
+// Changes the logits as the plan says, and draws from them.
+Draws Draw(const at::Tensor& logits_RV, const CachePlan& plan) {
+  if (!plan.edits.empty()) sampling::EditRows(logits_RV, plan.edits);
+  return sampling::DrawRows(logits_RV, plan.draws);
+}
+
 // Returns the weights of a dense f32 model of attention layers on a CPU in the
 // order in which a decode step reads them. Returns an empty vector for other
 // models, which use no thread team: ATen computes a part of their layers, and
@@ -242,9 +248,12 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
                              DecodeGraphs* graphs) const {
   const profile::Span span("pass over pages", "rows",
                            plan.batch.tokens_T.size(0));
+  CacheOutput output;
   if (graphs != nullptr) {
-    if (std::optional<Draws> drawn = graphs->Run(plan)) {
-      return {.drawn = *std::move(drawn), .by_graph = true};
+    if (std::optional<at::Tensor> logits_RV = graphs->Run(plan)) {
+      output.drawn = Draw(*std::move(logits_RV), plan);
+      output.by_graph = true;
+      return output;
     }
   }
   model::KvAccess& kv = plan.kv;
@@ -273,10 +282,8 @@ CacheOutput ModelRunner::Run(CachePlan plan, model::KvStore* store,
                          plan.logit_routing, head_.softcap, head_.shard);
   }
   if (!IsFirst()) return {};
-  CacheOutput output;
-  if (!plan.edits.empty()) sampling::EditRows(logits_RV, plan.edits);
   if (!plan.draws.empty()) {
-    output.drawn = sampling::DrawRows(std::exchange(logits_RV, {}), plan.draws);
+    output.drawn = Draw(std::exchange(logits_RV, {}), plan);
   }
   ops::ToHost({&logprobs_E});
   output.logprobs_E = std::move(logprobs_E);

@@ -77,8 +77,8 @@ struct CachePlan {
   lora::LoraRouting logit_routing;
   // The rules for drawing tokens. Each rule names a row of the logits.
   DrawRules draws;
-  // Changes of these logits before the draws. Their tensors are on the device.
-  // Other ranks do not get them, because rank 0 draws.
+  // Changes of these logits before the draws. Other ranks do not get them,
+  // because rank 0 draws.
   std::vector<sampling::RowEdits> edits;
   // Distinct batch rows whose next tokens are scored.
   std::vector<int64_t> score_rows;

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "kernels/cuda/sampler.h"
@@ -19,9 +19,9 @@ namespace {
 
 namespace k = kernels::cuda;
 
-constexpr size_t kRulesAtOnce = 256;
-
-static_assert(sizeof(k::SampleRule) == kRuleBytes);
+// A prompt may have thousands of samples. So the workspace is for so many rules
+// at most, and later rules use it again.
+constexpr int64_t kRulesAtOnce = 256;
 
 k::SampleRule RuleOf(const DrawRule& rule) {
   auto temperature = static_cast<float>(rule.config.temperature);
@@ -79,19 +79,7 @@ class ListedDraws {
   std::vector<int64_t> rows_;
 };
 
-}  // namespace
-
-void PutRules(const std::vector<DrawRule>& rules, std::span<std::byte> places) {
-  const size_t num_places = places.size() / kRuleBytes;
-  TORCH_CHECK(rules.size() <= num_places, rules.size(), " rules for ",
-              num_places, " places");
-  for (size_t i = 0; i < num_places; ++i) {
-    const k::SampleRule rule =
-        i < rules.size() ? RuleOf(rules[i]) : k::SampleRule{.row = -1};
-    std::memcpy(places.data() + i * kRuleBytes, &rule, kRuleBytes);
-  }
-}
-
+// Returns the most filters of a rule, as in kernels::cuda::SampleRows.
 int MaxFilters(const std::vector<DrawRule>& rules) {
   int most = 0;
   for (const DrawRule& rule : rules) {
@@ -104,39 +92,51 @@ int MaxFilters(const std::vector<DrawRule>& rules) {
   return most;
 }
 
-DrawSpace MakeDrawSpace(int64_t num_places, int64_t vocab, int max_filters,
-                        at::Device device) {
-  const auto options = at::TensorOptions().device(device);
-  const size_t num_bytes =
-      k::SampleWorkspaceBytes(num_places, vocab, max_filters);
-  return {.results_2N = at::empty({2, num_places}, options.dtype(at::kInt)),
-          .workspace = at::empty({static_cast<int64_t>(num_bytes)},
-                                 options.dtype(at::kByte))};
+// Queues the draws. Returns [2, N] i32: tokens, then the bits of their
+// log-probabilities.
+at::Tensor QueueDraws(const at::Tensor& logits_RV,
+                      const std::vector<DrawRule>& rules) {
+  const auto num_rules = static_cast<int64_t>(rules.size());
+  const int64_t vocab = logits_RV.size(1);
+  const int max_filters = MaxFilters(rules);
+  const at::TensorOptions options(logits_RV.device());
+  std::vector<k::SampleRule> host_rules;
+  host_rules.reserve(rules.size());
+  std::ranges::transform(rules, std::back_inserter(host_rules), RuleOf);
+  const at::Tensor rules_N =
+      ops::ToDevice(std::as_bytes(std::span(host_rules)), logits_RV.device());
+  at::Tensor results_2N = at::empty({2, num_rules}, options.dtype(at::kInt));
+  auto* const tokens = results_2N.mutable_data_ptr<int32_t>();
+  auto* const logprobs = reinterpret_cast<float*>(tokens + num_rules);
+  const size_t workspace_bytes = k::SampleWorkspaceBytes(
+      std::min(num_rules, kRulesAtOnce), vocab, max_filters);
+  const at::Tensor workspace = at::empty(
+      {static_cast<int64_t>(workspace_bytes)}, options.dtype(at::kByte));
+  for (int64_t begin = 0; begin < num_rules; begin += kRulesAtOnce) {
+    C10_CUDA_CHECK(k::SampleTokens(
+        {.num_rules = std::min(num_rules - begin, kRulesAtOnce),
+         .vocab = vocab,
+         .logits_MV = logits_RV.const_data_ptr<float>(),
+         .row_stride = logits_RV.stride(0),
+         .rules_N =
+             static_cast<const k::SampleRule*>(rules_N.const_data_ptr()) +
+             begin,
+         .max_filters = max_filters,
+         .workspace = workspace.mutable_data_ptr(),
+         .tokens_N = tokens + begin,
+         .logprobs_N = logprobs + begin},
+        ops::cuda::CurrentStream()));
+  }
+  return results_2N;
 }
 
-void QueueDraw(const at::Tensor& logits_RV, const at::Tensor& rules,
-               int max_filters, const DrawSpace& space) {
-  const int64_t num_places = space.results_2N.size(1);
-  auto* tokens = space.results_2N.mutable_data_ptr<int32_t>();
-  C10_CUDA_CHECK(k::SampleTokens(
-      {.num_rules = num_places,
-       .vocab = logits_RV.size(1),
-       .logits_MV = logits_RV.const_data_ptr<float>(),
-       .row_stride = logits_RV.stride(0),
-       .rules_N =
-           reinterpret_cast<const k::SampleRule*>(rules.const_data_ptr()),
-       .max_filters = max_filters,
-       .workspace = space.workspace.mutable_data_ptr(),
-       .tokens_N = tokens,
-       .logprobs_N = reinterpret_cast<float*>(tokens + num_places)},
-      ops::cuda::CurrentStream()));
-}
+}  // namespace
 
-std::vector<std::optional<DrawResult>> FetchDraws(
-    const at::Tensor& logits_RV, const std::vector<DrawRule>& rules,
-    const DrawSpace& space) {
+std::vector<std::optional<DrawResult>> DrawRows(
+    const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
+  if (rules.empty()) return {};
   const ListedDraws listed(rules);
-  at::Tensor results_2N = space.results_2N;
+  at::Tensor results_2N = QueueDraws(logits_RV, rules);
   at::Tensor listed_LV = listed.Logits(logits_RV);
   ops::ToHost({&results_2N, &listed_LV});
 
@@ -149,32 +149,6 @@ std::vector<std::optional<DrawResult>> FetchDraws(
                           .logprob = std::bit_cast<float>(logprobs[i])};
   }
   listed.Draw(listed_LV, drawn);
-  return drawn;
-}
-
-std::vector<std::optional<DrawResult>> DrawRows(
-    const at::Tensor& logits_RV, const std::vector<DrawRule>& rules) {
-  std::vector<std::optional<DrawResult>> drawn;
-  drawn.reserve(rules.size());
-  // A prompt may have thousands of samples. To bound the workspace, the loop
-  // draws for at most kRulesAtOnce rules at a time.
-  for (size_t begin = 0; begin < rules.size(); begin += kRulesAtOnce) {
-    const size_t end = std::min(rules.size(), begin + kRulesAtOnce);
-    const std::vector<DrawRule> some(rules.begin() + begin,
-                                     rules.begin() + end);
-    std::vector<std::byte> places(some.size() * kRuleBytes);
-    PutRules(some, places);
-    const int max_filters = MaxFilters(some);
-    const DrawSpace space =
-        MakeDrawSpace(static_cast<int64_t>(some.size()), logits_RV.size(1),
-                      max_filters, logits_RV.device());
-    QueueDraw(
-        logits_RV,
-        ops::ToDevice(std::as_bytes(std::span(places)), logits_RV.device()),
-        max_filters, space);
-    std::ranges::move(FetchDraws(logits_RV, some, space),
-                      std::back_inserter(drawn));
-  }
   return drawn;
 }
 

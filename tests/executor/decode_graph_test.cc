@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <string>
 #include <utility>
@@ -41,20 +40,21 @@ struct Counts {
 
 class FunctionGraph final : public StepGraph {
  public:
-  FunctionGraph(std::function<void()> step, Counts* counts)
+  FunctionGraph(StepFunction step, Counts* counts)
       : step_(std::move(step)), counts_(*counts) {}
-  void Replay() override {
+  at::Tensor Replay() override {
     const OpObserver observer;
-    step_();
+    at::Tensor logits_TV = step_();
     counts_.ops.insert(observer.ops().begin(), observer.ops().end());
     for (const std::string& op : observer.HostReads()) {
       counts_.host_reads.insert(op);
     }
     ++counts_.replays;
+    return logits_TV;
   }
 
  private:
-  const std::function<void()> step_;
+  const StepFunction step_;
   Counts& counts_;
 };
 
@@ -62,9 +62,8 @@ class HostStepDevice final : public StepDevice {
  public:
   explicit HostStepDevice(Counts* counts) : counts_(*counts) {}
 
-  void Run(const std::function<void()>& step) override { step(); }
-  std::unique_ptr<StepGraph> Record(
-      const std::function<void()>& step) override {
+  void Run(const StepFunction& step) override { step(); }
+  std::unique_ptr<StepGraph> Record(const StepFunction& step) override {
     TORCH_CHECK(!counts_.fails, "out of memory");
     ++counts_.records;
     return std::make_unique<FunctionGraph>(step, &counts_);
@@ -82,57 +81,8 @@ class HostStepDevice final : public StepDevice {
     counts_.uploaded = bytes;
   }
 
-  // The fake device encodes a rule as its index in the last `rules` that
-  // PutRules got.
-  int MaxFilters(const DrawRules& rules) override {
-    return rules.front().config.top_k > 0 ? 1 : 0;
-  }
-  void PutRules(const DrawRules& rules, std::span<std::byte> places) override {
-    std::ranges::fill(places, std::byte{0xFF});
-    rules_ = rules;
-    for (size_t i = 0; i < rules.size(); ++i) {
-      const auto number = static_cast<int64_t>(i);
-      std::memcpy(places.data() + i * sampling::cuda::kRuleBytes, &number,
-                  sizeof(number));
-    }
-  }
-  sampling::cuda::DrawSpace MakeDrawSpace(int64_t num_places, int64_t /*vocab*/,
-                                          int /*max_filters*/) override {
-    return {.results_2N = at::full({2, num_places}, -5, at::kInt)};
-  }
-  void QueueDraw(const at::Tensor& logits_TV, const at::Tensor& rules,
-                 int /*max_filters*/,
-                 const sampling::cuda::DrawSpace& space) override {
-    auto* tokens = space.results_2N.mutable_data_ptr<int32_t>();
-    const int64_t num_places = space.results_2N.size(1);
-    for (int64_t i = 0; i < num_places; ++i) {
-      int64_t number = 0;
-      std::memcpy(&number,
-                  static_cast<const std::byte*>(rules.const_data_ptr()) +
-                      i * sampling::cuda::kRuleBytes,
-                  sizeof(number));
-      if (number < 0) continue;
-      const auto drawn = sampling::DrawRows(logits_TV, {rules_.at(number)});
-      const sampling::DrawResult result = drawn.front().value();
-      tokens[i] = result.token;
-      std::memcpy(tokens + num_places + i, &result.logprob, sizeof(float));
-    }
-  }
-  Draws FetchDraws(const DrawRules& rules,
-                   const sampling::cuda::DrawSpace& space) override {
-    Draws draws(rules.size());
-    const auto* tokens = space.results_2N.const_data_ptr<int32_t>();
-    for (size_t i = 0; i < rules.size(); ++i) {
-      draws[i] = sampling::DrawResult{.token = tokens[i]};
-      std::memcpy(&draws[i]->logprob, tokens + space.results_2N.size(1) + i,
-                  sizeof(float));
-    }
-    return draws;
-  }
-
  private:
   Counts& counts_;
-  DrawRules rules_;
 };
 
 class DecodeGraphTest : public ::testing::Test {
@@ -161,6 +111,8 @@ class DecodeGraphTest : public ::testing::Test {
     for (size_t r = 0; r < output.drawn.size(); ++r) {
       EXPECT_EQ(output.drawn[r]->token, expected.drawn[r]->token) << r;
       EXPECT_EQ(output.drawn[r]->logprob, expected.drawn[r]->logprob) << r;
+      EXPECT_EQ(output.drawn[r]->top_logprobs, expected.drawn[r]->top_logprobs);
+      EXPECT_EQ(output.drawn[r]->support, expected.drawn[r]->support) << r;
     }
     ExpectSameCache(store_, graph_store_);
   }
@@ -241,20 +193,41 @@ TEST_F(DecodeGraphTest, TheSearchFindsAnOpThatWaits) {
 }
 
 TEST_F(DecodeGraphTest, EachShapeIsRecordedOnce) {
-  CachePlan filtered = Plan(2, 1);
-  filtered.draws.front().config.top_k = 3;
   CachePlan longer = Plan(2, 1);
   longer.kv.page_table_TL = at::zeros({2, 33}, at::kInt);
   longer.kv.page_table_TL.narrow(1, 0, 3).copy_(Plan(2, 1).kv.page_table_TL);
   for (int time = 0; time < 2; ++time) {
     ExpectSame(Plan(1, 1));
     ExpectSame(Plan(2, 1));
-    ExpectSame(filtered);
     ExpectSame(longer);
   }
-  EXPECT_EQ(counts_.records, 4);
-  EXPECT_EQ(graphs_.stats().graphs, 4);
-  EXPECT_EQ(graphs_.stats().bytes, 40);
+  EXPECT_EQ(counts_.records, 3);
+  EXPECT_EQ(graphs_.stats().graphs, 3);
+  EXPECT_EQ(graphs_.stats().bytes, 30);
+}
+
+// What a request asks of its draws does not take the batch off the graph.
+TEST_F(DecodeGraphTest, AGraphServesEveryKindOfDraw) {
+  SamplingConfig config;
+  config.repetition_penalty = 2;
+  config.logit_bias = {{5, 30}};
+  config.allowed_token_ids = {3, 5};
+  const sampling::SharedEdits shared(config, {1, 2}, /*stops=*/{},
+                                     decoder_.config().vocab, at::kCPU);
+  sampling::SequenceEdits edits(&shared);
+  edits.Push(3);
+  ExpectSame(Plan(3, 1));
+  CachePlan plan = Plan(3, 1);
+  plan.draws[0].config = {.top_k = 3, .truncated_logprobs = true};
+  plan.draws[1].config = {.top_logprobs = 2};
+  plan.draws[2].config = {.top_p = 0.8, .support = true};
+  plan.edits = {{.row = 1, .edits = &edits}};
+  ExpectSame(plan);
+  const CacheOutput output = rank_.Run(plan, &graph_store_, &graphs_);
+  EXPECT_EQ(output.drawn[1]->token, 5);
+  EXPECT_EQ(output.drawn[1]->top_logprobs.front().first, 5);
+  EXPECT_FALSE(output.drawn[2]->support.empty());
+  EXPECT_EQ(counts_.records, 1);
 }
 
 TEST_F(DecodeGraphTest, OnlyRowsOfTheBatchHaveTheirTablesUploaded) {
@@ -300,9 +273,9 @@ TEST_F(DecodeGraphTest, AStepReadsItsAdaptersInTheBuffer) {
 }
 
 TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
-  std::vector<CachePlan> plans(7, Plan(2, 1));
+  std::vector<CachePlan> plans(6, Plan(2, 1));
   plans[0] = Plan(kMaxRows + 1, 1);
-  plans[1].draws[1].config.top_logprobs = 2;
+  plans[1].score_rows = {1};
   plans[2].draws.clear();
   plans[3].logit_rows = {1, 0};
   plans[4].kv.decode = false;
@@ -311,9 +284,8 @@ TEST_F(DecodeGraphTest, OtherPlansWantLaunches) {
       {.begin = 0,
        .end = 1,
        .version = TinyVersion(decoder_.config(), {.rank = 3}, at::kFloat)}};
-  plans[6].edits = {{.row = 1, .edits = {{.token = 3, .bias = 1}}}};
   for (const CachePlan& plan : plans) {
-    EXPECT_EQ(graphs_.Run(plan), std::nullopt) << &plan - plans.data();
+    EXPECT_FALSE(graphs_.Run(plan).has_value()) << &plan - plans.data();
   }
   EXPECT_EQ(counts_.uploads, 0);
 }

@@ -6,12 +6,8 @@
 
 #include <cmath>
 #include <cstddef>
-#include <span>
 #include <vector>
 
-#include "src/ops/cuda_dispatch.h"
-#include "src/ops/host_copy.h"
-#include "src/sampling/draw_rows_cuda.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::sampling {
@@ -133,27 +129,22 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
   }
 }
 
-// A captured graph may have places for more rules than a batch has.
-TEST(CudaDrawRowsTest, PlacesWithoutARuleAreLeftOut) {
+// A prompt may have more samples than the device draws at a time.
+TEST(CudaDrawRowsTest, DrawsForManyRules) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  if constexpr (ops::kHasCudaKernels) {
-    const std::vector<DrawRule> rules = SomeRules();
-    const at::Tensor logits = SomeLogits().to(at::kCUDA);
-    const auto expected = DrawRows(logits, rules);
-    std::vector<std::byte> places((rules.size() + 3) * cuda::kRuleBytes);
-    cuda::PutRules(rules, places);
-    const cuda::DrawSpace space = cuda::MakeDrawSpace(
-        static_cast<int64_t>(rules.size()) + 3, kVocab, 2, logits.device());
-    cuda::QueueDraw(
-        logits,
-        ops::ToDevice(std::as_bytes(std::span(places)), logits.device()), 2,
-        space);
-    const auto drawn = cuda::FetchDraws(logits, rules, space);
-    ASSERT_EQ(drawn.size(), rules.size());
-    for (size_t r = 0; r < rules.size(); ++r) {
-      EXPECT_EQ(drawn[r].value().token, expected[r].value().token) << r;
-      EXPECT_EQ(drawn[r]->logprob, expected[r]->logprob) << r;
-    }
+  std::vector<DrawRule> rules;
+  for (uint32_t i = 0; i < 600; ++i) {
+    rules.push_back({.config = SomeRules()[i % 4].config,
+                     .seed = 3,
+                     .sample_index = i,
+                     .row = static_cast<int32_t>(i % 2)});
+  }
+  const at::Tensor logits = SomeLogits().narrow(1, 0, 40).contiguous();
+  const auto expected = DrawRows(logits, rules);
+  const auto drawn = DrawRows(logits.to(at::kCUDA), rules);
+  ASSERT_EQ(drawn.size(), rules.size());
+  for (size_t i = 0; i < rules.size(); ++i) {
+    EXPECT_EQ(drawn[i].value().token, expected[i].value().token) << i;
   }
 }
 

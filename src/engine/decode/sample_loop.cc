@@ -45,7 +45,7 @@ executor::CachePlan PlanDecode(const std::vector<SampleSequence*>& rows) {
   std::vector<int32_t> table(count * table_width, 0);
   executor::CachePlan plan;
   for (int64_t r = 0; r < count; ++r) {
-    const SampleSequence& s = *rows[r];
+    SampleSequence& s = *rows[r];
     tokens.push_back(s.job->result.samples[s.sample_index].tokens.back());
     positions.push_back(static_cast<int32_t>(s.length));
     slots.push_back(s.pages->Slot(s.length));
@@ -134,7 +134,7 @@ void SampleLoop::Admit(const dispatch::SampleTask& task,
                   .version = std::move(version),
                   .pages = std::nullopt,
                   .stop = sampling::StopMatcher(job.stop, token_bytes_),
-                  .edits = {request->config, request->prompt}});
+                  .edits = sampling::SequenceEdits(&job.edits)});
 }
 
 absl::Status SampleLoop::CheckFits(const SampleRequest& request) const {
@@ -230,7 +230,7 @@ bool SampleLoop::StartSample(SampleJob& job) {
                         .pages = std::move(pages),
                         .length = prompt.length,
                         .stop = prompt.stop,
-                        .edits = prompt.edits};
+                        .edits = sampling::SequenceEdits(&job.edits)};
   const std::optional<sampling::DrawResult> drawn =
       std::exchange(job.first_draws[index], std::nullopt);
   if (!job.HasMoreToStart()) sequences_.Erase(prompt.age());

@@ -35,7 +35,7 @@ class PrefillRows {
   int64_t WantLogits(int64_t row, const lora::AdapterVersionPtr& version);
   void Draw(const sampling::DrawRule& rule) { plan_.draws.push_back(rule); }
   // Changes a row of the logits as the sequence asks.
-  void Edit(const SampleSequence& sequence, int64_t logit) {
+  void Edit(SampleSequence& sequence, int64_t logit) {
     sequence.AddEdits(logit, plan_.edits);
   }
 
@@ -409,7 +409,7 @@ void SamplePrefill::RunPieces(const std::vector<SamplePiece>& pieces) {
     if (!piece.ends_prompt()) continue;
     const int64_t logit = rows.WantLogits(rows.size() - 1, version);
     const model::Decoder& decoder = executor_.decoder();
-    job.SetBans(decoder.config().vocab, decoder.device());
+    job.MakeEdits(decoder.config().vocab, decoder.device());
     rows.Edit(*piece.sequence, logit);
     for (int i = 0; i < job.request->num_samples; ++i) {
       rows.Draw(job.RuleOf(i, logit));

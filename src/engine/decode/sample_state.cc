@@ -22,14 +22,9 @@ sampling::DrawRule SampleJob::RuleOf(int sample_index, int64_t row) const {
           .row = static_cast<int32_t>(row)};
 }
 
-void SampleJob::SetBans(int64_t vocab, at::Device device) {
-  const SamplingConfig& config = request->config;
-  const auto banned = [&](const std::vector<int32_t>& tokens) {
-    return sampling::BannedTokens(config.allowed_token_ids, tokens, vocab,
-                                  device);
-  };
-  banned_V = banned({});
-  if (config.min_tokens > 0) early_banned_V = banned(stop.token_ids);
+void SampleJob::MakeEdits(int64_t vocab, at::Device device) {
+  edits = sampling::SharedEdits(request->config, request->prompt,
+                                stop.token_ids, vocab, device);
 }
 
 int64_t SampleSequence::target() const {
@@ -83,15 +78,14 @@ std::vector<int32_t> SampleSequence::Tokens(int64_t count) const {
 }
 
 void SampleSequence::AddEdits(int64_t row,
-                              std::vector<sampling::RowEdits>& rows) const {
+                              std::vector<sampling::RowEdits>& rows) {
   const size_t drawn = sample_index == kPrompt
                            ? 0
                            : job->result.samples[sample_index].tokens.size();
   const bool early =
       drawn < static_cast<size_t>(job->request->config.min_tokens);
-  const at::Tensor& banned_V = early ? job->early_banned_V : job->banned_V;
-  if (edits.edits().empty() && !banned_V.defined()) return;
-  rows.push_back({.row = row, .edits = edits.edits(), .banned_V = banned_V});
+  if (edits.IsEmpty(early)) return;
+  rows.push_back({.row = row, .edits = &edits, .early = early});
 }
 
 }  // namespace weft::engine

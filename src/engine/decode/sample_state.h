@@ -40,9 +40,7 @@ struct SampleJob {
   bool streams = false;
   absl::Time accepted_at;
   StopRule stop;
-  // RowEdits::banned_V of samples, and of those that have fewer than min_tokens
-  // tokens. SetBans makes them.
-  at::Tensor banned_V, early_banned_V;
+  sampling::SharedEdits edits;  // MakeEdits sets it.
   // first_draws[i] is sample i's first draw, and is reset when the sample
   // starts. The vector is empty until the prompt is prefilled.
   std::vector<std::optional<sampling::DrawResult>> first_draws;
@@ -65,7 +63,7 @@ struct SampleJob {
   // logits.
   sampling::DrawRule RuleOf(int sample_index, int64_t row) const;
   // Called once, before the first draw. Throws c10::Error.
-  void SetBans(int64_t vocab, at::Device device);
+  void MakeEdits(int64_t vocab, at::Device device);
 };
 
 // The value of sample_index for a prompt.
@@ -97,7 +95,7 @@ struct SampleSequence {
   // sequence was not preempted or the request has no return_routing.
   at::Tensor experts_NE = {};
   sampling::StopMatcher stop;
-  sampling::SequenceEdits edits = {};
+  sampling::SequenceEdits edits;
 
   SampleAge age() const { return {job->order, sample_index}; }
   // Returns 0 for the base model.
@@ -126,8 +124,8 @@ struct SampleSequence {
   // Returns the first `count` tokens.
   std::vector<int32_t> Tokens(int64_t count) const;
   // Appends the changes of the logits of the sequence's next token, if there
-  // are any. `row` is the logits' row.
-  void AddEdits(int64_t row, std::vector<sampling::RowEdits>& rows) const;
+  // are any. `row` is the logits' row. The sequence outlives `rows`.
+  void AddEdits(int64_t row, std::vector<sampling::RowEdits>& rows);
 };
 
 }  // namespace weft::engine

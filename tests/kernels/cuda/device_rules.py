@@ -54,6 +54,7 @@ _SAMPLER = {
     "ChunkMaxKernel": Rule(256, 48, ("LDG.128",)),
     "CountKernel": Rule(512, 32, ("LDG.128",)),
     "DrawKernel": Rule(256, 40, ("LDG.128",)),
+    "EditLogitsKernel": Rule(1024, 32, ("LDG.128",)),
 }
 
 # A warp loads keys and values directly into the registers that it multiplies.

@@ -212,7 +212,7 @@ TEST_F(SamplingServiceTest, ChangesOfLogitsReachTheEngine) {
   EXPECT_EQ(seen.min_tokens, 3);
 }
 
-TEST(SampleFieldsTest, ChangesOfLogitsCountForEverySample) {
+TEST(SampleFieldsTest, SharedChangesOfLogitsCountOnceAndOwnOnesForEverySample) {
   SampleRequest request{.prompt = {1, 2, 3}, .num_samples = 4};
   request.config.max_tokens = 5;
   EXPECT_EQ(FieldsOf(&request).edit_bytes, 0);
@@ -220,11 +220,11 @@ TEST(SampleFieldsTest, ChangesOfLogitsCountForEverySample) {
   request.config.min_p = 0.1;
   EXPECT_EQ(FieldsOf(&request).edit_bytes, 0);
   request.config.logit_bias = {{1, 1.0F}};
-  EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * 160);
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 64);
   request.config.presence_penalty = 1;
-  EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * (1 + 5) * 160);
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, 64 + 4 * 5 * 160);
   request.config.repetition_penalty = 2;
-  EXPECT_EQ(FieldsOf(&request).edit_bytes, 4 * (1 + 5 + 3) * 160);
+  EXPECT_EQ(FieldsOf(&request).edit_bytes, (1 + 3) * 64 + 4 * 5 * 160);
   request.config.min_tokens = 1;
   EXPECT_EQ(FieldsOf(&request).vocab_tables, 2);
 }

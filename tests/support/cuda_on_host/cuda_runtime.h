@@ -154,6 +154,7 @@ void __stwb(T* to, T value) {
   *to = value;
 }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline float __fmul_rn(float x, float y) { return x * y; }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename... Parameters>

@@ -200,6 +200,11 @@ at::Tensor WideningMm(const at::Tensor& a, const at::Tensor& b,
   CurrentEvents().launches.emplace_back("mm");
   return DeviceOf(at::mm(HostOf(a).to(dtype), HostOf(b).to(dtype)));
 }
+at::Tensor& WideningMmOut(const at::Tensor& a, const at::Tensor& b,
+                          at::ScalarType dtype, at::Tensor& out) {
+  HostOf(out).copy_(HostOf(WideningMm(a, b, dtype)));
+  return out;
+}
 
 // Runs the CPU's product, after the checks of LibTorch's CUDA kernel. Records
 // two launches.
@@ -228,6 +233,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("resize_", &Resize);
   library.impl("copy_", &Copy);
   library.impl("mm.dtype", &WideningMm);
+  library.impl("mm.dtype_out", &WideningMmOut);
   library.impl("_grouped_mm", &GroupedMm);
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
   library.impl("view", &at::native::view);
