@@ -225,7 +225,10 @@ DecodeStep DecodeInputs::At(const at::Tensor& buffer) const {
       .page_table_TL = view(table_, at::kInt, rows * shape_.table_entries)
                            .view({rows, shape_.table_entries}),
       .lengths_T = view(lengths_, at::kInt, rows)};
-  if (states_ > 0) step.kv.state_slots_Q = view(states_, at::kLong, rows);
+  if (states_ > 0) {
+    step.kv.state_slots_Q = view(states_, at::kLong, rows);
+    step.kv.padding_state = kPaddingState;
+  }
   if constexpr (ops::kHasCudaKernels) {
     if (adapter_table_ != nullptr) {
       adapter_table_->Bind(

@@ -120,32 +120,50 @@ std::vector<ops::SharedRows> WeightsInOrder(const model::Decoder& decoder) {
 }
 
 void CopyInto(const PageCopy& copy, model::KvStore* store) {
-  for (std::vector<at::Tensor>* pages :
-       {&store->k_pages_PSKC, &store->v_pages_PSKC}) {
-    for (at::Tensor& layer : *pages) {
-      if (!layer.defined()) continue;
-      layer[copy.to]
-          .narrow(0, 0, copy.num_rows)
-          .copy_(layer[copy.from].narrow(0, 0, copy.num_rows));
-    }
+  for (const at::Tensor& part : store->pages) {
+    const auto rows_of = [&](PageId page) {
+      return part.select(1, page).narrow(1, 0, copy.num_rows);
+    };
+    rows_of(copy.to).copy_(rows_of(copy.from));
   }
-  if (!store->experts_PSE.defined()) return;
-  store->experts_PSE[copy.to]
-      .narrow(0, 0, copy.num_rows)
-      .copy_(store->experts_PSE[copy.from].narrow(0, 0, copy.num_rows));
 }
 
 void CopyInto(const StateCopy& copy, model::KvStore* store) {
-  for (std::vector<at::Tensor>* states :
-       {&store->conv_NRW, &store->delta_NHKV}) {
-    for (at::Tensor& layer : *states) {
-      if (!layer.defined()) continue;
-      if (copy.from.has_value()) {
-        layer[copy.to].copy_(layer[*copy.from]);
-      } else {
-        layer[copy.to].zero_();
-      }
+  for (const at::Tensor& part : store->states) {
+    const at::Tensor to = part.select(1, copy.to);
+    if (copy.from.has_value()) {
+      to.copy_(part.select(1, *copy.from));
+    } else {
+      to.zero_();
     }
+  }
+}
+
+// Allocates a part of the cache for all layers of the decoder that have the
+// gated delta rule (`delta`) or for all that do not, each of these sizes, and
+// gives the layers their views. Appends the memory to `whole`, unless no layer
+// has the part.
+void AllocatePart(const model::Decoder& decoder, bool delta,
+                  at::IntArrayRef sizes, at::ScalarType dtype,
+                  std::vector<at::Tensor>& layers,
+                  std::vector<at::Tensor>& whole) {
+  const model_config::ModelConfig& config = decoder.local_config();
+  layers.resize(config.num_layers);
+  std::vector<size_t> own;
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    if (config.delta.InLayer(layer) == delta) own.push_back(layer);
+  }
+  if (own.empty()) return;
+  std::vector<int64_t> all_sizes = {static_cast<int64_t>(own.size())};
+  all_sizes.insert(all_sizes.end(), sizes.begin(), sizes.end());
+  const at::Tensor part = whole.emplace_back(at::empty(
+      all_sizes, at::TensorOptions().dtype(dtype).device(decoder.device())));
+  if (part.is_cpu()) {
+    PreferHugePages(absl::MakeSpan(
+        static_cast<std::byte*>(part.mutable_data_ptr()), part.nbytes()));
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    layers[own[i]] = part.select(0, static_cast<int64_t>(i));
   }
 }
 
@@ -310,45 +328,27 @@ at::Tensor ModelRunner::RunLayers(CachePlan& plan) const {
 model::KvStore AllocateCache(const model::Decoder& decoder, int64_t num_pages,
                              int64_t page_tokens, int64_t num_states) {
   const model_config::ModelConfig& config = decoder.local_config();
-  const auto options =
-      at::TensorOptions().dtype(decoder.dtype()).device(decoder.device());
-  const auto allocate = [](at::IntArrayRef sizes,
-                           const at::TensorOptions& of_part) {
-    at::Tensor part = at::empty(sizes, of_part);
-    if (part.is_cpu()) {
-      PreferHugePages(absl::MakeSpan(
-          static_cast<std::byte*>(part.mutable_data_ptr()), part.nbytes()));
-    }
-    return part;
-  };
-  const auto layers = static_cast<size_t>(config.num_layers);
-  model::KvStore store{.k_pages_PSKC = std::vector<at::Tensor>(layers),
-                       .v_pages_PSKC = std::vector<at::Tensor>(layers),
-                       .conv_NRW = std::vector<at::Tensor>(layers),
-                       .delta_NHKV = std::vector<at::Tensor>(layers),
-                       .page_tokens = page_tokens};
   const model_config::DeltaShape& delta = config.delta;
-  for (size_t layer = 0; layer < layers; ++layer) {
-    if (delta.InLayer(static_cast<int>(layer))) {
-      store.conv_NRW[layer] = allocate(
-          {num_states, delta.conv_kernel - 1, delta.conv_width()}, options);
-      store.delta_NHKV[layer] =
-          allocate({num_states, delta.value_heads, delta.key_features,
-                    delta.value_features},
-                   options.dtype(StateType(decoder.dtype())));
-      continue;
-    }
-    for (std::vector<at::Tensor>* pages :
-         {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
-      (*pages)[layer] = allocate(
-          {num_pages, page_tokens, config.num_kv_heads, config.head_dim},
-          options);
-    }
+  const at::ScalarType dtype = decoder.dtype();
+  model::KvStore store{.page_tokens = page_tokens};
+  for (std::vector<at::Tensor>* layers :
+       {&store.k_pages_PSKC, &store.v_pages_PSKC}) {
+    AllocatePart(decoder, /*delta=*/false,
+                 {num_pages, page_tokens, config.num_kv_heads, config.head_dim},
+                 dtype, *layers, store.pages);
   }
+  AllocatePart(decoder, /*delta=*/true,
+               {num_states, delta.conv_kernel - 1, delta.conv_width()}, dtype,
+               store.conv_NRW, store.states);
+  AllocatePart(
+      decoder, /*delta=*/true,
+      {num_states, delta.value_heads, delta.key_features, delta.value_features},
+      StateType(dtype), store.delta_NHKV, store.states);
   if (config.moe.shape.count > 0) {
     store.experts_PSE =
         at::empty({num_pages, page_tokens, config.moe.shape.routing_width()},
-                  options.dtype(at::kShort));
+                  at::TensorOptions(at::kShort).device(decoder.device()));
+    store.pages.push_back(store.experts_PSE.unsqueeze(0));
   }
   return store;
 }

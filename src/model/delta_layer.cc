@@ -75,7 +75,8 @@ at::Tensor DeltaAttention::Run(const at::Tensor& inputs_TW, const Pass& pass,
   const ops::DeltaStates states = {
       .conv_NRW = kv->store->conv_NRW[layer_.index],
       .state_NHKV = kv->store->delta_NHKV[layer_.index],
-      .slots_Q = kv->state_slots_Q};
+      .slots_Q = kv->state_slots_Q,
+      .padding_slot = kv->padding_state};
   if (kv->decode) return ops::GatedDeltaStep(inputs, Parameters(), states);
   return ops::GatedDeltaPrefill(inputs, Parameters(), pass.delta, states);
 }

@@ -49,6 +49,11 @@ struct KvStore {
   int64_t page_tokens = 0;             // S.
   at::Tensor experts_PSE;  // i16, with the columns of PackedBatch.experts_TE.
                            // Undefined if the model has no experts.
+  // The memory of the above, of which the layers are views: tensors [L, P, S,
+  // ...] and [L, N, ...] of the L layers that have the part. So a page or a
+  // state is copied in all layers at once.
+  std::vector<at::Tensor> pages;
+  std::vector<at::Tensor> states;
 };
 
 // Describes how an evaluation pass uses the cache. The pass writes the batch's
@@ -76,10 +81,11 @@ struct KvAccess {
   // The slots of the states: of each sequence of a prefill, in the order of
   // its nodes or suffixes, or of each row of a decode pass. The pass starts
   // from these states and replaces them. If the pass throws, the states have no
-  // meaning. Rows without a sequence, which fill up a CUDA graph, share a slot
-  // whose state has no meaning. Undefined if the model has no layers of the
-  // gated delta rule.
+  // meaning. Undefined if the model has no layers of the gated delta rule.
   at::Tensor state_slots_Q;  // [Q] i64.
+  // The slot that rows without a sequence share, which fill up a CUDA graph.
+  // Its state has no meaning. -1: there are no such rows.
+  int64_t padding_state = -1;
 };
 
 }  // namespace weft::model

@@ -276,7 +276,7 @@ void RunDeltaStep(const DeltaRows& rows, const DeltaParameters& p,
                   const DeltaStates& states, const at::Tensor& out_THV) {
   C10_CUDA_CHECK(kernel::DeltaStep(
       RuleRows(rows, p), out_THV.size(0),
-      states.slots_Q.const_data_ptr<int64_t>(),
+      states.slots_Q.const_data_ptr<int64_t>(), states.padding_slot,
       states.state_NHKV.mutable_data_ptr<float>(), DeltaTypeOf(out_THV),
       out_THV.mutable_data_ptr(), CurrentStream()));
 }

@@ -138,9 +138,10 @@ void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
 struct DeltaStates {
   at::Tensor conv_NRW;    // The last R rows before the convolution.
   at::Tensor state_NHKV;  // f32 (f64 for f64).
-  // int64, [Q]: the slot of each sequence. Only sequences whose results nobody
-  // reads may share one.
-  at::Tensor slots_Q;
+  at::Tensor slots_Q;     // int64, [Q]: the slot of each sequence.
+  // Sequences in this slot are padding. Several may have it, nobody reads their
+  // results, and a step may leave out their states.
+  int64_t padding_slot = -1;
 };
 
 // Returns the outputs of the next rows of sequences, like GatedDelta. Sequence

@@ -303,5 +303,33 @@ TEST_F(DecodeGraphTest, AShapeThatCannotBeRecordedRunsByLaunches) {
   ExpectSame(Plan(3, 1));
 }
 
+// A copy replaces one page or state of every layer, and no other.
+TEST(CacheCopyTest, ReplacesOnePlaceOfEveryLayer) {
+  const at::InferenceMode no_autograd;
+  const model::Decoder decoder = testing::HybridDecoder(at::kFloat, 7);
+  model::KvStore store = FilledCache(decoder);
+  const model::KvStore before = FilledCache(decoder);
+  Copy(StateCopy{.from = 3, .to = 2}, &store);
+  Copy(StateCopy{.to = 4}, &store);
+  Copy(PageCopy{.from = 5, .to = 6, .num_rows = 7}, &store);
+  for (const size_t layer : {0, 1, 2}) {
+    for (const auto part :
+         {&model::KvStore::conv_NRW, &model::KvStore::delta_NHKV}) {
+      if (layer == 1) continue;
+      at::Tensor expected = (before.*part)[layer].clone();
+      expected[2].copy_(expected[3]);
+      expected[4].zero_();
+      EXPECT_TRUE((store.*part)[layer].equal(expected)) << layer;
+    }
+    for (const auto part :
+         {&model::KvStore::k_pages_PSKC, &model::KvStore::v_pages_PSKC}) {
+      if (layer != 1) continue;
+      at::Tensor expected = (before.*part)[layer].clone();
+      expected[6].narrow(0, 0, 7).copy_(expected[5].narrow(0, 0, 7));
+      EXPECT_TRUE((store.*part)[layer].equal(expected));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft::executor

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "src/executor/decode_graph.h"
@@ -13,6 +14,7 @@
 #include "src/sampling/logit_edits.h"
 #include "tests/executor/decode_plan.h"
 #include "tests/model/device_decoder.h"
+#include "tests/model/tiny_hybrid.h"
 #include "tests/support/host_device/host_device.h"
 
 namespace weft::executor {
@@ -141,6 +143,31 @@ TEST_F(DeviceDecodeTest, AGraphDrawsWhatLaunchesDraw) {
     by_graph.Push(drawn[2]->token);
     by_launches.Push(drawn[2]->token);
   }
+}
+
+// A fork copies a page and a state in all layers at once.
+TEST(DeviceCacheTest, ACopyIsALaunchForEachPart) {
+  const c10::InferenceMode no_autograd;
+  const model_config::ModelConfig config = weft::testing::HybridConfig();
+  model::DecoderWeights weights =
+      weft::testing::HybridWeights(config, at::kBFloat16);
+  for (at::Tensor* tensor : {&weights.embedding_VH, &weights.head_VH}) {
+    *tensor = tensor->to(at::kCUDA);
+  }
+  const model::Decoder decoder(config, std::move(weights),
+                               config.max_positions);
+  model::KvStore store = FilledCache(decoder);
+  const auto copies = [&](const CacheCopy& copy) {
+    const DeviceRecording recording;
+    Copy(copy, &store);
+    EXPECT_THAT(recording.events().waits, IsEmpty());
+    return recording.events().launches;
+  };
+  EXPECT_THAT(copies(StateCopy{.from = 3, .to = 2}),
+              ElementsAre("copy_", "copy_"));
+  EXPECT_THAT(copies(StateCopy{.to = 4}), ElementsAre("zero_", "zero_"));
+  EXPECT_THAT(copies(PageCopy{.from = 5, .to = 6, .num_rows = 7}),
+              ElementsAre("copy_", "copy_"));
 }
 
 }  // namespace

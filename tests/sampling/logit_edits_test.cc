@@ -21,6 +21,8 @@ using ::testing::SizeIs;
 
 // Not a multiple of 32, so that the last word of banned tokens has a rest.
 constexpr int64_t kEditVocab = 300;
+// A product with it is rounded.
+constexpr float kRepetition = 1.7F;
 
 at::Tensor FourRows() {
   at::manual_seed(6);
@@ -29,7 +31,7 @@ at::Tensor FourRows() {
 
 SamplingConfig PenaltyConfig() {
   SamplingConfig config;
-  config.repetition_penalty = 2;
+  config.repetition_penalty = kRepetition;
   config.presence_penalty = 0.5F;
   config.frequency_penalty = 0.25F;
   config.logit_bias = {{9, 3}, {2, -1}};
@@ -78,7 +80,7 @@ class SomeEdits {
     if (token == 9) x += 3;
     if (token == 2) x -= 1;
     const bool in_prompt = token == 4 || token == 2 || token == 60;
-    if (in_prompt || count > 0) x = x > 0 ? x / 2 : x * 2;
+    if (in_prompt || count > 0) x = x > 0 ? x / kRepetition : x * kRepetition;
     return count > 0 ? x - 0.5 - 0.25 * count : x;
   }
 
@@ -112,6 +114,8 @@ void ExpectEdited(SomeEdits& edits, at::Device device) {
 void ExpectEditedAsTheSampleGrows(at::Device device) {
   SomeEdits edits(device);
   ExpectEdited(edits, device);
+  // In another order than that of the shared edits.
+  for (const int32_t token : {60, 9, 4}) edits.Push(token);
   for (int draw = 0; draw < 100; ++draw) {
     edits.Push(draw % 3 == 0 ? draw % 4 : 10 + draw * 29 % 200);
     if (draw % 5 != 0 || draw > 90) continue;
@@ -196,15 +200,16 @@ TEST(SequenceEditsTest, RepetitionCountsThePromptAndTheOtherPenaltiesDoNot) {
       EXPECT_EQ(actual[i].penalty, expected[i].penalty);
     }
   };
-  expect(shared.edits(), {{.token = 2, .bias = -1, .repetition = 2},
-                          {.token = 4, .repetition = 2},
+  expect(shared.edits(), {{.token = 2, .bias = -1, .repetition = kRepetition},
+                          {.token = 4, .repetition = kRepetition},
                           {.token = 9, .bias = 3}});
   SequenceEdits edits(&shared);
   for (const int32_t token : {2, 7, 2, 7, 7, 9}) edits.Push(token);
   // The shared edits have the repetition penalty of token 2, not of token 9.
-  expect(edits.own(), {{.token = 2, .penalty = 1},
-                       {.token = 7, .repetition = 2, .penalty = 1.25F},
-                       {.token = 9, .repetition = 2, .penalty = 0.75F}});
+  expect(edits.own(),
+         {{.token = 2, .penalty = 1},
+          {.token = 7, .repetition = kRepetition, .penalty = 1.25F},
+          {.token = 9, .repetition = kRepetition, .penalty = 0.75F}});
 }
 
 TEST(SequenceEditsTest, BiasesAloneDoNotGrow) {

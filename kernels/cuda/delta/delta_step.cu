@@ -25,19 +25,24 @@ __device__ float SumOverWarps(float value, float (*partial)[kWarp]) {
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     DeltaStepKernel(DeltaRuleRows rows, const int64_t* slots_T,
-                    float* state_NHKV, T* out_THV) {
+                    int64_t padding_slot, float* state_NHKV, T* out_THV) {
   __shared__ float partial[2][kStepWarps][kWarp];
   const int64_t keys = rows.key_features, values = rows.value_features;
   const int64_t heads = rows.num_value_heads;
   const int64_t t = blockIdx.x / heads, h = blockIdx.x % heads;
   const int64_t v = int64_t{blockIdx.y} * kWarp + Lane();
+  const bool is_there = v < values;
+  T* const result = out_THV + (t * heads + h) * values + v;
+  if (slots_T[t] == padding_slot) {
+    if (WarpIndex() == 0 && is_there) Store(0, result);
+    return;
+  }
   const int64_t all_keys = rows.num_key_heads * keys;
   const T* row = static_cast<const T*>(rows.mixed_TW) +
                  t * (2 * all_keys + heads * values);
   const T* q = row + h / (heads / rows.num_key_heads) * keys;
   const T* k = q + all_keys;
   const float decay = expf(rows.g_TH[t * heads + h]);
-  const bool is_there = v < values;
   float* state = state_NHKV + (slots_T[t] * heads + h) * keys * values + v;
   float s[kStepRows];
   float sum = 0;
@@ -66,22 +71,21 @@ __global__ void __launch_bounds__(kThreads)
     if (is_there) state[i * values] = s[j];
   }
   out = SumOverWarps(out, partial[1]);
-  if (WarpIndex() == 0 && is_there) {
-    Store(out, out_THV + (t * heads + h) * values + v);
-  }
+  if (WarpIndex() == 0 && is_there) Store(out, result);
 }
 
 }  // namespace
 
 cudaError_t DeltaStep(const DeltaRuleRows& rows, int64_t num_rows,
-                      const int64_t* slots_T, float* state_NHKV, DType dtype,
-                      void* out, cudaStream_t stream) {
+                      const int64_t* slots_T, int64_t padding_slot,
+                      float* state_NHKV, DType dtype, void* out,
+                      cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
   if (rows.key_features > kMaxDeltaStepKeys) return cudaErrorInvalidValue;
   return WithType(dtype, [&]<typename T>(const T*) {
     return Launch(DeltaStepKernel<T>, num_rows * rows.num_value_heads,
                   CeilDiv(rows.value_features, kWarp), kThreads, stream, rows,
-                  slots_T, state_NHKV, static_cast<T*>(out));
+                  slots_T, padding_slot, state_NHKV, static_cast<T*>(out));
   });
 }
 

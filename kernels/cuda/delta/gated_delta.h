@@ -98,9 +98,11 @@ inline constexpr int64_t kMaxDeltaStepKeys = 128;
 
 // Computes one row of each of num_rows sequences, and replaces its state in
 // state_NHKV at its slot. Writes out [T, H, V] in `dtype`. Reads and writes
-// each state once: 8 K V bytes, and 6 K V operations, for each head.
+// each state once: 8 K V bytes, and 6 K V operations, for each head. Rows of
+// `padding_slot` have no sequence: their out is 0, and they leave the state.
 [[nodiscard]] cudaError_t DeltaStep(const DeltaRuleRows& rows, int64_t num_rows,
-                                    const int64_t* slots_T, float* state_NHKV,
+                                    const int64_t* slots_T,
+                                    int64_t padding_slot, float* state_NHKV,
                                     DType dtype, void* out,
                                     cudaStream_t stream);
 

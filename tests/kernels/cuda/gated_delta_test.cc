@@ -119,20 +119,21 @@ class CudaGatedDeltaTest : public CudaDtypeTest {};
 TEST_P(CudaGatedDeltaTest, StepsMatchTheRule) {
   for (const auto& [keys, values] :
        {std::pair<int64_t, int64_t>{128, 128}, {5, 7}, {33, 40}}) {
-    Rule rule(3, 2, 4, keys, values);
+    // The last rows are padding.
+    Rule rule(5, 2, 4, keys, values);
     const int64_t heads = 4, size = keys * values;
     const std::vector<float> states = RandomFloats(6 * heads * size, 4);
-    const std::vector<int64_t> slots = {4, 0, 3};
+    const std::vector<int64_t> slots = {4, 0, 3, 1, 1};
     const DeviceArray mixed(GetParam(), rule.mixed);
     const DeviceBuffer<float> beta(rule.beta), g(rule.g), state(states);
     const DeviceBuffer<int64_t> slots_device(slots);
     const DeviceArray out(GetParam(),
-                          std::vector<float>(3 * heads * values, kNan));
+                          std::vector<float>(5 * heads * values, kNan));
     rule.shape.mixed_TW = mixed.data();
     rule.shape.beta_TH = beta.data();
     rule.shape.g_TH = g.data();
-    ASSERT_EQ(DeltaStep(rule.shape, 3, slots_device.data(), state.data(),
-                        GetParam(), out.data(), nullptr),
+    ASSERT_EQ(DeltaStep(rule.shape, 5, slots_device.data(), /*padding_slot=*/1,
+                        state.data(), GetParam(), out.data(), nullptr),
               cudaSuccess);
     const std::vector<float> got = out.Read(), after = state.Read();
     for (int64_t t = 0; t < 3; ++t) {
@@ -149,6 +150,8 @@ TEST_P(CudaGatedDeltaTest, StepsMatchTheRule) {
     }
     EXPECT_EQ(Slice(after, heads * size, heads * size),
               Slice(states, heads * size, heads * size));
+    EXPECT_EQ(Slice(got, 3 * heads * values, 2 * heads * values),
+              std::vector<float>(2 * heads * values));
   }
 }
 
@@ -598,7 +601,7 @@ TEST_F(CudaDeltaSizesTest, HeadsOfOtherSizesAreRefused) {
             cudaErrorInvalidValue);
   shape.key_features = kMaxDeltaStepKeys + 1;
   EXPECT_EQ(
-      DeltaStep(shape, 1, nullptr, nullptr, DType::kF32, nullptr, nullptr),
+      DeltaStep(shape, 1, nullptr, -1, nullptr, DType::kF32, nullptr, nullptr),
       cudaErrorInvalidValue);
 }
 
