@@ -304,8 +304,8 @@ void BenchStep(const Device& device, const Rows& rows) {
         .AddBytes(device, 8.0 * static_cast<double>(count * kState),
                   [&] {
                     Check(DeltaStep(rows.rule, count, slots_device.data(),
-                                    states.data(), DType::kBf16, out.data(),
-                                    nullptr));
+                                    /*padding_slot=*/-1, states.data(),
+                                    DType::kBf16, out.data(), nullptr));
                   })
         .Print();
   }
