@@ -53,7 +53,7 @@ class DeviceDecodeTest : public ::testing::Test {
   }
 
   CachePlan Plan(int64_t salt) const {
-    return DecodePlan(kRows, salt, decoder_.config().vocab);
+    return DecodePlan(kRows, salt, decoder_.config());
   }
   sampling::SharedEdits MakeEdits(const SamplingConfig& config) const {
     return {config, /*prompt=*/{3, 1, 3}, /*stops=*/{2},

@@ -302,7 +302,7 @@ TEST_F(DeviceHybridTest, TrainsOverChunks) {
                   .routing = Routing(pair, rows)},
                  RandomTensor({rows, 128}, 1, at::kBFloat16));
   EXPECT_THAT(recording.events().launches,
-              Contains(HasSubstr("DeltaChunkBackwardKernel")));
+              Contains(HasSubstr("DeltaRowsBackwardKernel")));
 }
 
 // The first sequence continues from a state, and the second one begins.
