@@ -246,7 +246,8 @@ def test_a_quarter_of_an_hour_ends_at_a_failure_or_in_time(
 ) -> None:
     kernels = "cuda_kernels_on_host_test"
     with bundle.with_program(kernels, "true"), bundle.with_program("ops_test", "false"):
-        done = bundle.run("quarter.sh", "--output", str(tmp_path / "failed"))
+        failed = ("--output", str(tmp_path / "failed"), "--total", "30")
+        done = bundle.run("quarter.sh", *failed)
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert lines[0].startswith("passed   kernels: ")

@@ -286,6 +286,9 @@ held_back() {
   fi
 }
 
+# A step has its own process group, which must not outlive this script.
+group=''
+trap '[[ -z "${group}" ]] || kill -KILL -- "-${group}" 2>/dev/null || true' EXIT
 # `wrong` counts the failed steps that were not too late.
 passed=0 failed=0 skipped=0 wrong=0 number=0
 for step in "${steps[@]}"; do
@@ -324,6 +327,7 @@ set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
   done
   # The shell would report that the step was killed.
   { wait "${group}" || status=$?; } 2>/dev/null
+  group=''
   # The machine has a device, so a program that did not see it has tested
   # nothing.
   if [[ "${device}" == cuda ]] && grep -q 'no CUDA device' "${log}"; then
