@@ -22,6 +22,14 @@ constexpr int64_t Int8RowBytes(int64_t inputs) {
   return inputs + (inputs + kInt8Group - 1) / kInt8Group * kInt8ScaleBytes;
 }
 
+// Returns the distance in bytes between the rows of a weight in memory. All
+// rows begin at multiples of 16 bytes, because the kernels for CUDA load 16
+// bytes at a time.
+constexpr int64_t Int8RowStride(int64_t inputs) {
+  constexpr int64_t kAlignment = 16;
+  return (Int8RowBytes(inputs) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 // Returns the number of weights in a row of `bytes` bytes. Inverts
 // Int8RowBytes.
 constexpr int64_t Int8RowInputs(int64_t bytes) {

@@ -19,12 +19,11 @@ constexpr int kStages = 4;
 
 // A block has kRowTiles tiles of rows and kOutputTiles tiles of outputs. With
 // many rows, two tiles of outputs share the registers of x. Otherwise the loads
-// of x would take longer than those of the weight. If kIsWide, the kBlocks
-// blocks of a multiprocessor together have 64 or 96 KB of the weight in flight.
-// About 40 KB per multiprocessor keep an H100's memory busy.
-template <int kTiles, bool kIsWide>
+// of x would take longer than those of the weight. The kBlocks blocks of a
+// multiprocessor together have 64 or 96 KB of the weight in flight. About 40 KB
+// per multiprocessor keep an H100's memory busy.
+template <int kTiles>
 struct Shape {
-  static constexpr bool kWide = kIsWide;
   static constexpr int kRowTiles = kTiles;
   // Tiles of x in registers at a time. Eight of them would not fit.
   static constexpr int kBatch = kTiles > 4 ? 4 : kTiles;
@@ -33,23 +32,14 @@ struct Shape {
   // Chunks that a lane loads from each group of inputs.
   static constexpr int kChunks = 2 * kOutputTiles;
   static constexpr int kWarpWords =
-      kStages * kChunks * kWarp * ChunkRing<kIsWide>::kChunkWords;
+      kStages * kChunks * kWarp * (kInt8Chunk / 4);
   static constexpr size_t kBytes = kWarps * kWarpWords * sizeof(unsigned);
-  static constexpr int kBlocks = kTiles > 2 ? 1 : kIsWide ? 3 : 2;
+  static constexpr int kBlocks = kTiles > 2 ? 1 : 3;
 };
-
-// Returns whether 16-byte loads can read the rows of x.
-template <typename S>
-__device__ bool HasAlignedInputs(const Int8FewRowsProduct& product) {
-  return S::kWide ||
-         (product.weight.inputs % few_rows::kChunk == 0 &&
-          few_rows::IsAligned(static_cast<const Bf16*>(product.x_MI),
-                              product.x_stride));
-}
 
 // In each of the kTiles tiles from `first` on, loads the lane's 16 inputs of a
 // group from one row. Inputs and rows that do not exist are 0.
-template <bool kAligned, int kTiles>
+template <int kTiles>
 __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
                            int first, Chunk (&x)[kTiles][2]) {
   const auto inputs = static_cast<int>(product.weight.inputs);
@@ -61,19 +51,9 @@ __device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
                        row * static_cast<unsigned>(product.x_stride);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      x[i][half] =
-          few_rows::Load<kAligned>(from, input + half * few_rows::kChunk,
-                                   inputs, row < product.num_rows);
+      x[i][half] = few_rows::Load<true>(from, input + half * few_rows::kChunk,
+                                        inputs, row < product.num_rows);
     }
-  }
-}
-template <typename S>
-__device__ void LoadInputs(const Int8FewRowsProduct& product, int group,
-                           int first, Chunk (&x)[S::kBatch][2]) {
-  if (HasAlignedInputs<S>(product)) {
-    LoadInputs<true>(product, group, first, x);
-  } else {
-    LoadInputs<false>(product, group, first, x);
   }
 }
 
@@ -141,14 +121,14 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
     weight.Start(group + (kStages - 1) * kWarps,
                  (stage + kStages - 1) % kStages);
     Chunk x[S::kBatch][2];
-    LoadInputs<S>(product, group, 0, x);
+    LoadInputs(product, group, 0, x);
     unsigned next[S::kChunks];
     weight.LoadScales(group + kWarps, next);
     WaitForCopies<kStages - 1>();
     Int8Chunk chunks[S::kChunks];
 #pragma unroll
     for (int i = 0; i < S::kChunks; ++i) {
-      chunks[i] = weight.Read(i, group, stage);
+      chunks[i] = weight.Read(i, stage);
     }
     Operands operands[S::kOutputTiles];
 #pragma unroll
@@ -158,7 +138,7 @@ __device__ void AddGroups(const Int8FewRowsProduct& product, unsigned* ring,
 #pragma unroll
     for (int tile = 0; tile < S::kRowTiles; ++tile) {
       if (tile > 0 && tile % S::kBatch == 0) {
-        LoadInputs<S>(product, group, tile, x);
+        LoadInputs(product, group, tile, x);
       }
 #pragma unroll
       for (int i = 0; i < S::kOutputTiles; ++i) {
@@ -254,30 +234,29 @@ cudaError_t Run(const Int8FewRowsProduct& product, cudaStream_t stream) {
                       stream, product);
 }
 
-template <bool kWide>
 cudaError_t RunTiles(const Int8FewRowsProduct& product, cudaStream_t stream) {
   const int64_t tiles = CeilDiv(product.num_rows, kTileRows);
-  if (tiles <= 1) return Run<Shape<1, kWide>>(product, stream);
-  if (tiles <= 2) return Run<Shape<2, kWide>>(product, stream);
-  if (tiles <= 4) return Run<Shape<4, kWide>>(product, stream);
-  return Run<Shape<8, kWide>>(product, stream);
+  if (tiles <= 1) return Run<Shape<1>>(product, stream);
+  if (tiles <= 2) return Run<Shape<2>>(product, stream);
+  if (tiles <= 4) return Run<Shape<4>>(product, stream);
+  return Run<Shape<8>>(product, stream);
 }
 
 }  // namespace
 }  // namespace few_int8
 
+bool TakesInt8FewRows(const Int8FewRowsProduct& product) {
+  return product.num_rows <= kMaxInt8FewRows && TakesInt8(product.weight) &&
+         product.weight.stride <= kMaxInt8Stride &&
+         product.x_stride <= kMaxInt8Stride &&
+         IsWide<__nv_bfloat16>(product.x_MI, product.x_stride);
+}
+
 cudaError_t Int8FewRows(const Int8FewRowsProduct& product,
                         cudaStream_t stream) {
-  const Int8Weight& weight = product.weight;
-  if (product.num_rows > kMaxInt8FewRows || weight.stride > kMaxInt8Stride ||
-      product.x_stride > kMaxInt8Stride) {
-    return cudaErrorInvalidValue;
-  }
-  if (product.num_rows == 0 || weight.outputs == 0) return cudaSuccess;
-  const bool is_wide = HasWideRows(weight) && weight.inputs % kInt8Chunk == 0 &&
-                       IsWide<__nv_bfloat16>(product.x_MI, product.x_stride);
-  return is_wide ? few_int8::RunTiles<true>(product, stream)
-                 : few_int8::RunTiles<false>(product, stream);
+  if (!TakesInt8FewRows(product)) return cudaErrorInvalidValue;
+  if (product.num_rows == 0 || product.weight.outputs == 0) return cudaSuccess;
+  return few_int8::RunTiles(product, stream);
 }
 
 }  // namespace weft::kernels::cuda

@@ -19,84 +19,26 @@ static_assert(kGroup == 4 * kInt8Chunk);
 
 // A lane's part of the warp's ring in shared memory. It holds the chunks that
 // the lane has started to load. No lane reads another lane's chunks.
-template <bool kWide>
-class ChunkRing;
-
-// The ring for rows of whole chunks that begin at multiples of 16 bytes.
-template <>
-class ChunkRing<true> {
+class ChunkRing {
  public:
-  static constexpr int kChunkWords = kInt8Chunk / 4;
-
   __device__ explicit ChunkRing(unsigned* warp_ring)
       : chunks_(reinterpret_cast<uint4*>(warp_ring) + Lane()) {}
 
-  // Starts to load a chunk that begins `count` integers before the row's end.
-  // If count <= 0, the chunk does not exist and becomes 0.
-  __device__ void Start(const int8_t* from, int count, int place) const {
-    if (count > 0) {
+  // Starts to load a chunk. A chunk that does not exist becomes 0.
+  __device__ void Start(const int8_t* from, bool exists, int place) const {
+    if (exists) {
       CopyAsync(from, kInt8Chunk, chunks_ + place * kWarp);
     } else {
       chunks_[place * kWarp] = {};
     }
   }
   // Reads a chunk whose copies are complete.
-  __device__ Int8Chunk Read(const int8_t* /*from*/, int place) const {
+  __device__ Int8Chunk Read(int place) const {
     return {.whole = chunks_[place * kWarp]};
   }
 
  private:
   uint4* chunks_;
-};
-
-// The ring for chunks at any address. A whole chunk at an even address is
-// copied as the aligned words that contain it. The last word may reach into the
-// scales, which follow the row's integers. Other chunks are loaded bytewise.
-template <>
-class ChunkRing<false> {
- public:
-  static constexpr int kChunkWords = kInt8Chunk / 4 + 1;
-
-  __device__ explicit ChunkRing(unsigned* warp_ring)
-      : words_(warp_ring + Lane()) {}
-
-  __device__ void Start(const int8_t* from, int count, int place) const {
-    unsigned* to = words_ + place * kChunkWords * kWarp;
-    const int shift = ShiftOf(from);
-    if (count >= kInt8Chunk && shift % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i < kChunkWords; ++i) {
-        if (i < kChunkWords - 1 || shift > 0) {
-          CopyWordAsync(from - shift + 4 * i, to + i * kWarp);
-        }
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kChunkWords; ++i) to[i * kWarp] = 0;
-    for (int i = 0; i < count && i < kInt8Chunk; ++i) {
-      const int at = shift + i;
-      reinterpret_cast<int8_t*>(to + at / 4 * kWarp)[at % 4] = from[i];
-    }
-  }
-  __device__ Int8Chunk Read(const int8_t* from, int place) const {
-    const unsigned* words = words_ + place * kChunkWords * kWarp;
-    const unsigned which = 0x3210 + 0x1111 * ShiftOf(from);
-    Int8Chunk chunk;
-#pragma unroll
-    for (int i = 0; i < kInt8Chunk / 4; ++i) {
-      chunk.words[i] =
-          __byte_perm(words[i * kWarp], words[(i + 1) * kWarp], which);
-    }
-    return chunk;
-  }
-
- private:
-  static __device__ int ShiftOf(const int8_t* from) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
-  }
-
-  unsigned* words_;
 };
 
 // A lane's part of the weight. Chunk i belongs to output Lane() / 4 + 8 i of
@@ -119,22 +61,22 @@ class LaneWeight {
     if (group < num_groups()) {
 #pragma unroll
       for (int i = 0; i < S::kChunks; ++i) {
-        const int count = Exists(i) ? inputs_ - InputOf(group) : 0;
-        ring_.Start(PlaceOf(i, group), count, stage * S::kChunks + i);
+        ring_.Start(PlaceOf(i, group), Exists(i) && InputOf(group) < inputs_,
+                    stage * S::kChunks + i);
       }
     }
     EndCopyGroup();
   }
   // Reads chunk i of a group from a stage whose copies are complete.
-  __device__ Int8Chunk Read(int i, int group, int stage) const {
-    return ring_.Read(PlaceOf(i, group), stage * S::kChunks + i);
+  __device__ Int8Chunk Read(int i, int stage) const {
+    return ring_.Read(stage * S::kChunks + i);
   }
   // Loads the bits of a group's scales, or 0 if the group does not exist.
   __device__ void LoadScales(int group, unsigned (&scales)[S::kChunks]) const {
 #pragma unroll
     for (int i = 0; i < S::kChunks; ++i) {
       scales[i] = Exists(i) && group < num_groups()
-                      ? ScaleBitsOf<S::kWide>(rows_ + RowOf(i), inputs_, group)
+                      ? ScaleBitsOf(rows_ + RowOf(i), inputs_, group)
                       : 0;
     }
   }
@@ -155,7 +97,7 @@ class LaneWeight {
   unsigned stride_;
   int inputs_;
   int outputs_;  // Number of outputs from the lane's first output on.
-  ChunkRing<S::kWide> ring_;
+  ChunkRing ring_;
 };
 
 }  // namespace weft::kernels::cuda::few_int8

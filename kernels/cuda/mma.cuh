@@ -103,14 +103,6 @@ __device__ inline void CopyAsync(const void* from, int num_bytes,
                : "memory");
 }
 
-// Starts a copy of 4 bytes to shared memory. Both addresses are multiples of 4.
-__device__ inline void CopyWordAsync(const void* from, void* shared) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
-               :
-               : "r"(SharedAddress(shared)), "l"(from)
-               : "memory");
-}
-
 // Ends a group of copies. The group has all copies that the thread has started
 // since its last call of EndCopyGroup.
 __device__ inline void EndCopyGroup() {

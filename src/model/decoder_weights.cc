@@ -349,7 +349,7 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
                     .offset = size};
     slot.shape[0] = entry.slot_rows;
     if (format == MatrixFormat::kInt8 && MayBeInt8(entry.slot)) {
-      slot.shape[1] = ops::Int8RowBytes(slot.shape[1]);
+      slot.shape[1] = ops::Int8RowStride(slot.shape[1]);
       slot.dtype = at::kChar;
     }
     size += SlotBytes(entry, config,
@@ -366,8 +366,12 @@ DecoderWeights Allocate(const std::vector<WeightEntry>& entries,
   for (const SlotTensor& slot : slots) {
     const int64_t bytes = c10::multiply_integers(slot.shape) *
                           static_cast<int64_t>(c10::elementSize(slot.dtype));
-    FieldOf(w, *slot.entry) =
+    at::Tensor& field = FieldOf(w, *slot.entry);
+    field =
         buffer.narrow(0, slot.offset, bytes).view(slot.dtype).view(slot.shape);
+    if (ops::IsInt8(field)) {
+      field = ops::Int8WeightIn(field, slot.entry->part_shape[1]);
+    }
   }
   if (config.tied_embeddings) w.head_VH = w.embedding_VH;
   return w;

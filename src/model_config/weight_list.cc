@@ -449,7 +449,7 @@ int64_t SlotBytes(const WeightEntry& entry, const ModelConfig& config,
   constexpr int64_t kFloatBytes = 4;
   int64_t bytes = IsWide(entry.slot, config) ? kFloatBytes : element_bytes;
   if (format == MatrixFormat::kInt8 && MayBeInt8(entry.slot)) {
-    bytes = kernels::cpu::Int8RowBytes(entry.part_shape[1]);
+    bytes = kernels::cpu::Int8RowStride(entry.part_shape[1]);
   } else if (entry.part_shape.size() > 1) {
     bytes *= entry.part_shape[1];
   }

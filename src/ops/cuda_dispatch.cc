@@ -391,7 +391,7 @@ void PagedAttention(const at::Tensor& q_BHC, const at::Tensor& k_pages_PSKC,
 }
 
 bool TakesWidenInt8Rows(const at::Tensor& weight, at::ScalarType dtype) {
-  return HasRowsOfBytes(weight) &&
+  return HasRowsOfBytes(weight) && k::TakesInt8(Int8WeightOf(weight)) &&
          (dtype == at::kFloat || dtype == at::kBFloat16);
 }
 
@@ -407,9 +407,11 @@ at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin, int64_t end,
 
 bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight) {
   return HasRowsOfBytes(weight) && x_MI.is_cuda() &&
-         x_MI.scalar_type() == at::kBFloat16 &&
-         x_MI.size(0) <= k::kMaxInt8FewRows && x_MI.stride(1) == 1 &&
-         std::max(x_MI.stride(0), weight.stride(0)) <= k::kMaxInt8Stride;
+         x_MI.scalar_type() == at::kBFloat16 && x_MI.stride(1) == 1 &&
+         k::TakesInt8FewRows({.num_rows = x_MI.size(0),
+                              .weight = Int8WeightOf(weight),
+                              .x_MI = x_MI.const_data_ptr(),
+                              .x_stride = x_MI.stride(0)});
 }
 
 void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,

@@ -71,6 +71,11 @@ at::Tensor Widen(const at::Tensor& weight, int64_t begin, int64_t end,
 
 }  // namespace
 
+at::Tensor Int8Memory(const at::Tensor& weight) {
+  return weight.as_strided({weight.size(0), weight.stride(0)},
+                           {weight.stride(0), 1});
+}
+
 std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
                                     const at::Tensor& stored) {
   const at::Tensor wide_OI = rows_OI.to(at::kFloat).contiguous();
@@ -79,17 +84,19 @@ std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
                   stored.size(1) == Int8RowBytes(inputs) && IsInt8(stored),
               "rows ", wide_OI.sizes(), " do not fit 8-bit rows ",
               stored.sizes());
-  const bool direct = stored.is_cpu() && stored.is_contiguous();
-  const at::Tensor packed =
-      direct ? stored : at::empty(stored.sizes(), at::kChar);
+  // A device gets whole rows, because a copy of their parts would be slow.
+  const at::Tensor memory = stored.is_cpu() ? at::Tensor() : Int8Memory(stored);
+  const at::Tensor quantized =
+      stored.is_cpu() ? stored : at::empty(memory.sizes(), at::kChar);
+  const int64_t stride = quantized.stride(0);
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> refused = kNone;
   const float* from = wide_OI.const_data_ptr<float>();
-  auto* to = packed.mutable_data_ptr<int8_t>();
+  auto* to = quantized.mutable_data_ptr<int8_t>();
   at::parallel_for(0, rows, RowGrain(inputs), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       if (kernels::cpu::Kernels().quantize_row(from + row * inputs, inputs,
-                                               to + row * stored.size(1))) {
+                                               to + row * stride)) {
         continue;
       }
       int64_t least = refused;
@@ -99,7 +106,7 @@ std::optional<int64_t> QuantizeRows(const at::Tensor& rows_OI,
     }
   });
   if (refused != kNone) return refused.load();
-  if (!direct) stored.copy_(packed);
+  if (memory.defined()) memory.copy_(quantized);
   return std::nullopt;
 }
 
@@ -110,7 +117,11 @@ at::Tensor Widened(const at::Tensor& weight, at::ScalarType dtype) {
 
 at::Tensor WidenedRows(const at::Tensor& weight, const at::Tensor& index_T,
                        at::ScalarType dtype) {
-  return Widened(weight.index_select(0, index_T), dtype);
+  if (!IsInt8(weight)) return weight.index_select(0, index_T).to(dtype);
+  // The selected rows are as far apart as those of the weight.
+  return Widened(
+      Int8Memory(weight).index_select(0, index_T).narrow(1, 0, weight.size(1)),
+      dtype);
 }
 
 bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight) {

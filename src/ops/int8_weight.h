@@ -2,8 +2,9 @@
 //
 // The weight is an int8 tensor [O, Int8RowBytes(I)]. Its rows have the format
 // of kernels/cpu/int8_rows.h: the integers, then the scales of groups of 64
-// inputs. So narrow() and index_select() of rows work as for any weight. The
-// functions of matmul.h, RunRowProduct and the functions below know the format.
+// inputs. The rows are Int8RowStride(I) bytes apart, so the tensor is not
+// contiguous. narrow() of rows works as for any weight. The functions of
+// matmul.h, RunRowProduct and the functions below know the format.
 #ifndef WEFT_SRC_OPS_INT8_WEIGHT_H_
 #define WEFT_SRC_OPS_INT8_WEIGHT_H_
 
@@ -18,10 +19,19 @@
 namespace weft::ops {
 
 using kernels::cpu::Int8RowBytes;
+using kernels::cpu::Int8RowStride;
 
 inline bool IsInt8(const at::Tensor& weight) {
   return weight.scalar_type() == at::kChar;
 }
+
+// Returns the weight [O, Int8RowBytes(I)] that has this memory, an int8 tensor
+// [O, Int8RowStride(I)].
+inline at::Tensor Int8WeightIn(const at::Tensor& memory, int64_t inputs) {
+  return memory.narrow(1, 0, Int8RowBytes(inputs));
+}
+// Returns the memory of a weight, with the bytes behind its rows.
+at::Tensor Int8Memory(const at::Tensor& weight);
 
 // Quantises rows to `stored`, an int8 tensor [O, Int8RowBytes(I)] on any
 // device, and returns nullopt. If a row has an infinite value or NaN, instead
@@ -41,8 +51,9 @@ at::Tensor WidenedRows(const at::Tensor& weight, const at::Tensor& index_T,
                        at::ScalarType dtype);
 
 // Returns whether Int8FewRows takes the operands: they are on CUDA, x has up to
-// 64 rows of bf16, and both have contiguous rows of at most kMaxInt8Stride
-// elements (kernels/cuda/int8_weight.h).
+// 64 rows of bf16, both have contiguous rows of at most kMaxInt8Stride elements
+// (kernels/cuda/int8_weight.h) that begin at multiples of 16 bytes, and I is a
+// multiple of 8.
 bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight);
 
 // Computes y = x W^T + bias_O, where W is a weight of 8 bits, without widening

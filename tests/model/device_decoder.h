@@ -14,6 +14,7 @@
 #include "src/model/decoder.h"
 #include "src/ops/int8_weight.h"
 #include "tests/model/tiny_model.h"
+#include "tests/ops/quantized.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::testing {
@@ -63,8 +64,8 @@ inline model::DecoderWeights WeightsTo(model::DecoderWeights weights,
                                        at::TensorOptions options) {
   const auto move = [&](at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    tensor =
-        tensor.to(ops::IsInt8(tensor) ? options.dtype(at::kChar) : options);
+    tensor = ops::IsInt8(tensor) ? Int8To(tensor, options.device())
+                                 : tensor.to(options);
   };
   weights.dtype = c10::typeMetaToScalarType(options.dtype());
   for (model::LayerWeights& w : weights.layers) {

@@ -12,6 +12,7 @@
 #include "src/model/experts.h"
 #include "src/ops/int8_weight.h"
 #include "tests/model/device_decoder.h"
+#include "tests/ops/quantized.h"
 #include "tests/support/host_device/host_device.h"
 
 namespace weft::testing {
@@ -96,17 +97,10 @@ class DeviceExpertsTest : public ::testing::Test {
       w.down_bias_D = RandomTensor({num_own * config.hidden}, 3, at::kBFloat16);
     }
     if (variant.is_int8) {
-      w.gate_up_GH = Quantized(w.gate_up_GH);
-      w.down_DF = Quantized(w.down_DF);
+      w.gate_up_GH = QuantizedRows(w.gate_up_GH);
+      w.down_DF = QuantizedRows(w.down_DF);
     }
     return w;
-  }
-
-  static at::Tensor Quantized(const at::Tensor& weight_OI) {
-    at::Tensor stored = at::empty(
-        {weight_OI.size(0), ops::Int8RowBytes(weight_OI.size(1))}, at::kChar);
-    EXPECT_FALSE(ops::QuantizeRows(weight_OI, stored).has_value());
-    return stored;
   }
 
   static model::ExpertWeights MovedTo(model::ExpertWeights w,
@@ -116,7 +110,7 @@ class DeviceExpertsTest : public ::testing::Test {
           &w.down_bias_D, &w.shared_gate_up_S2H, &w.shared_down_HS,
           &w.shared_gate_1H}) {
       if (!tensor->defined()) continue;
-      *tensor = ops::IsInt8(*tensor) ? tensor->to(options.device())
+      *tensor = ops::IsInt8(*tensor) ? Int8To(*tensor, options.device())
                                      : tensor->to(options);
     }
     return w;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "src/ops/gated_product.h"
-#include "src/ops/int8_weight.h"
+#include "tests/ops/quantized.h"
 #include "tests/support/tolerance.h"
 
 namespace weft::model::experts_test {
@@ -21,11 +21,7 @@ constexpr int64_t kFfn = 20;
 constexpr int kExperts = 6;
 
 at::Tensor Stored(const at::Tensor& weight_OI, at::ScalarType dtype) {
-  if (dtype != at::kChar) return weight_OI.to(dtype);
-  at::Tensor stored = at::empty(
-      {weight_OI.size(0), ops::Int8RowBytes(weight_OI.size(1))}, at::kChar);
-  EXPECT_FALSE(ops::QuantizeRows(weight_OI, stored).has_value());
-  return stored;
+  return dtype == at::kChar ? QuantizedRows(weight_OI) : weight_OI.to(dtype);
 }
 
 class ExpertsTest : public ::testing::Test {

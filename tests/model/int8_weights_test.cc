@@ -105,6 +105,8 @@ TEST_F(Int8LoadTest, ARankQuantisesItsPartOfEveryMatrixAndReadsNoOtherByte) {
         EXPECT_EQ(checkpoint->bytes_read() - between, between - before);
         ExpectSameMatrices(narrow, Quantized(plain));
         EXPECT_EQ(narrow.head_VH.is_same(narrow.embedding_VH), tied);
+        EXPECT_EQ(narrow.embedding_VH.stride(0),
+                  ops::Int8RowStride(config_.hidden));
         ExpectSame(narrow.final_norm_H, plain.final_norm_H);
         ExpectSame(narrow.layers[1].qkv.bias_O, plain.layers[1].qkv.bias_O);
         EXPECT_EQ(static_cast<int64_t>(narrow.embedding_VH.storage().nbytes()),

@@ -16,7 +16,9 @@ namespace {
 // The most rows that Int8FewRows takes.
 constexpr int64_t kMostRows = 64;
 
-at::Tensor OnDevice(const at::Tensor& x) { return x.to(at::kCUDA); }
+at::Tensor OnDevice(const at::Tensor& x) {
+  return IsInt8(x) ? Int8To(x, at::kCUDA) : x.to(at::kCUDA);
+}
 
 at::Tensor RandomRows(int64_t rows, int64_t columns) {
   return at::randn({rows, columns}).to(at::kBFloat16);
@@ -44,17 +46,19 @@ class CudaInt8Test : public ::testing::Test {
 
 TEST_F(CudaInt8Test, AProductIsThatOfTheNumbers) {
   at::manual_seed(11);
-  for (const int64_t inputs : {150, 512, 4096}) {
+  // No kernel takes 150 inputs, because they are not a multiple of 8.
+  for (const int64_t inputs : {150, 360, 576, 4096}) {
     const at::Tensor stored = QuantizedRows(at::randn({50, inputs}));
     const at::Tensor weight = OnDevice(stored);
     const at::Tensor bias = at::randn({50}).to(at::kBFloat16);
-    // Products of more than kMostRows rows read weights rounded to bf16. The
-    // backward pass also reads the rounded weights.
+    // Products of more than kMostRows rows, or without a kernel, read weights
+    // rounded to bf16. The backward pass also reads the rounded weights.
     const at::Tensor rounded = Widened(stored, at::kBFloat16).to(at::kDouble);
     for (const int64_t rows : {int64_t{1}, kMostRows, kMostRows + 1}) {
       const at::Tensor x = RandomRows(rows, inputs), dy = RandomRows(rows, 50);
-      const at::Tensor numbers =
-          rows <= kMostRows ? Widened(stored, at::kDouble) : rounded;
+      const at::Tensor numbers = rows <= kMostRows && inputs % 8 == 0
+                                     ? Widened(stored, at::kDouble)
+                                     : rounded;
       ExpectProduct(Linear(OnDevice(x), weight, OnDevice(bias)), x, numbers.t(),
                     bias);
       ExpectProduct(Linear(OnDevice(x), weight.narrow(0, 3, 9)), x,
@@ -78,7 +82,7 @@ TEST_F(CudaInt8Test, ARowOfFewHasTheSameBitsInEveryBatch) {
 TEST_F(CudaInt8Test, WidensToTheBitsOfTheCpu) {
   at::manual_seed(13);
   const at::Tensor index = at::tensor({3, 19, 3}, at::kLong);
-  for (const int64_t inputs : {150, 512}) {
+  for (const int64_t inputs : {150, 360, 512}) {
     const at::Tensor stored = QuantizedRows(at::randn({20, inputs}));
     const at::Tensor weight = OnDevice(stored);
     for (const at::ScalarType dtype :

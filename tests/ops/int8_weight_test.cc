@@ -106,8 +106,7 @@ TEST(Int8WeightTest, NamesTheFirstRowThatIsNotFinite) {
   at::Tensor rows = at::randn({700, 130});
   rows[650][2] = INFINITY;
   rows[333][129] = NAN;
-  at::Tensor stored = at::empty({700, Int8RowBytes(130)}, at::kChar);
-  EXPECT_EQ(QuantizeRows(rows, stored), 333);
+  EXPECT_EQ(QuantizeRows(rows, EmptyInt8(700, 130)), 333);
 }
 
 TEST(Int8WeightTest, OtherOperatorsRefuseIt) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/ops/int8_weight.h"
+#include "tests/ops/quantized.h"
 #include "tests/support/tensors_near.h"
 
 namespace weft::ops::matmul_test {
@@ -182,11 +183,8 @@ TEST(LinearTest, HasTheBitsOfTheProductWithTheTransposedWeight) {
        {at::kFloat, at::kBFloat16, at::kChar, at::kDouble}) {
     for (const int64_t inputs : {1, 70}) {
       const at::Tensor wide_OI = at::randn({45, inputs});
-      at::Tensor weight_OI = wide_OI.to(dtype);
-      if (dtype == at::kChar) {
-        weight_OI = at::empty({45, Int8RowBytes(inputs)}, dtype);
-        ASSERT_FALSE(QuantizeRows(wide_OI, weight_OI).has_value());
-      }
+      const at::Tensor weight_OI =
+          dtype == at::kChar ? QuantizedRows(wide_OI) : wide_OI.to(dtype);
       const at::ScalarType row_type =
           dtype == at::kDouble ? at::kDouble : at::kFloat;
       const at::Tensor bias_O = at::randn({45}, row_type);
@@ -207,9 +205,7 @@ at::Tensor Weight(int64_t outputs, int64_t inputs, Stored stored) {
   const at::Tensor wide_OI = at::randn({outputs, inputs});
   if (stored == Stored::kF32) return wide_OI;
   if (stored == Stored::kBf16) return wide_OI.to(at::kBFloat16);
-  at::Tensor weight = at::empty({outputs, Int8RowBytes(inputs)}, at::kChar);
-  EXPECT_FALSE(QuantizeRows(wide_OI, weight).has_value());
-  return weight;
+  return QuantizedRows(wide_OI);
 }
 
 class MatMulBatchTest : public ::testing::TestWithParam<Stored> {

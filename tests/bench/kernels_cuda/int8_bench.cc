@@ -15,19 +15,19 @@
 namespace weft::kernels::cuda::bench {
 namespace {
 
-using cpu::Int8RowBytes;
+using cpu::Int8RowStride;
 using cpu::kInt8Group;
 
-// The matrices of a layer of Llama-3.1-8B.
+// The matrices of a layer of Llama-3.1-8B, and two whose rows have padding.
 struct Matrix {
   const char* name;
   int64_t inputs;
   int64_t outputs;
 };
-constexpr Matrix kMatrices[] = {{"qkv", 4096, 6144},
-                                {"o", 4096, 4096},
-                                {"gate_up", 4096, 28672},
-                                {"down", 14336, 4096}};
+constexpr Matrix kMatrices[] = {
+    {"qkv", 4096, 6144},         {"o", 4096, 4096},
+    {"gate_up", 4096, 28672},    {"down", 14336, 4096},
+    {"smollm2_gate", 576, 1536}, {"llama2_down", 11008, 4096}};
 constexpr int64_t kRows[] = {1, 8, 16, 64};
 
 // Layers of one matrix each, all of the same shape. Together the layers exceed
@@ -43,18 +43,18 @@ class Weights {
   int64_t num_layers() const { return num_layers_; }
   // Returns the bytes of a layer.
   int64_t bytes() const {
-    return matrix_.outputs * Int8RowBytes(matrix_.inputs);
+    return matrix_.outputs * Int8RowStride(matrix_.inputs);
   }
   Int8Weight Layer(int64_t layer) const {
     return {.outputs = matrix_.outputs,
             .inputs = matrix_.inputs,
             .rows_OB = reinterpret_cast<const int8_t*>(words_.data()) +
                        layer * bytes(),
-            .stride = Int8RowBytes(matrix_.inputs)};
+            .stride = Int8RowStride(matrix_.inputs)};
   }
   // Returns a row of the first layer, widened to floats.
   std::vector<float> Row(int64_t output) const {
-    const int64_t row_words = Int8RowBytes(matrix_.inputs) / 2;
+    const int64_t row_words = Int8RowStride(matrix_.inputs) / 2;
     const std::vector<uint16_t> row =
         words_.Read(output * row_words, row_words);
     std::vector<int8_t> integers(static_cast<size_t>(matrix_.inputs));

@@ -97,29 +97,21 @@ _FEW_ROWS = {
 }
 
 
-def _ring(outputs: int, chunk_words: int) -> int:
+def _ring(outputs: int) -> int:
     """Returns the bytes of four stages for each of a block's eight warps. A stage holds
-    64 inputs of each output, in chunks of 16."""
-    return 8 * 4 * outputs * 4 * chunk_words * 4
+    64 inputs of each output."""
+    return 8 * 4 * outputs * 64
 
 
-# 8-bit weights go through shared memory to the registers that a warp multiplies. A
-# Shape<..., false> accepts rows that do not begin at multiples of 16 bytes.
+# 8-bit weights go through shared memory to the registers that a warp multiplies.
 _COPIED = ("LDG.128", "LDGSTS.128", "HMMA")
 _INT8 = {
-    rf"WidenInt8Kernel<{_T}>": Rule(256, 48),
-    rf"WidenInt8ChunksKernel<{_T}>": Rule(256, 48, WIDE),
-    "few_int8::Int8FewRowsKernel<few_int8::Shape<[12], true> >": Rule(
-        256, 24, _COPIED, _ring(16, 4)
+    rf"WidenInt8Kernel<{_T}>": Rule(256, 48, WIDE),
+    "few_int8::Int8FewRowsKernel<few_int8::Shape<[12]> >": Rule(
+        256, 24, _COPIED, _ring(16)
     ),
-    "few_int8::Int8FewRowsKernel<few_int8::Shape<[48], true> >": Rule(
-        256, 8, _COPIED, _ring(32, 4)
-    ),
-    "few_int8::Int8FewRowsKernel<few_int8::Shape<[12], false> >": Rule(
-        256, 16, ("LDGSTS", "HMMA"), _ring(16, 5)
-    ),
-    "few_int8::Int8FewRowsKernel<few_int8::Shape<[48], false> >": Rule(
-        256, 8, ("LDGSTS", "HMMA"), _ring(32, 5)
+    "few_int8::Int8FewRowsKernel<few_int8::Shape<[48]> >": Rule(
+        256, 8, _COPIED, _ring(32)
     ),
 }
 
@@ -147,7 +139,7 @@ _DELTA = {
 EARLY = re.compile(
     r"(GatedProduct|PagedAttention|RmsNorm|Rotary|RotaryBackward)Kernel<.*>"
     r"|few_rows::(Expand|Shrink)Kernel.*"
-    r"|WidenInt8(Chunks)?Kernel<.*>|few_int8::Int8FewRowsKernel<.*>"
+    r"|WidenInt8Kernel<.*>|few_int8::Int8FewRowsKernel<.*>"
 )
 
 RULES: dict[str, Rule] = {

@@ -17,24 +17,22 @@ namespace weft::kernels::cuda {
 namespace {
 
 using cpu::Int8RowBytes;
+using cpu::Int8RowStride;
 using cpu::kInt8Group;
 
-// A weight of random integers and scales. Rows begin `shift` bytes after a
-// multiple of 16 bytes and have `padding` bytes behind them.
+// A weight of random integers and scales. Bytes behind the rows are random.
 struct Weight {
-  Weight(int64_t num_outputs, int64_t num_inputs, int64_t padding = 0,
-         int64_t row_shift = 0)
+  Weight(int64_t num_outputs, int64_t num_inputs)
       : outputs(num_outputs),
         inputs(num_inputs),
-        stride(Int8RowBytes(inputs) + padding),
-        shift(row_shift),
-        bytes(static_cast<size_t>(shift + outputs * stride)) {
+        stride(Int8RowStride(inputs)),
+        bytes(static_cast<size_t>(outputs * stride)) {
     std::mt19937 generator(3);
     std::uniform_int_distribution<int> integer(-127, 127);
     std::uniform_real_distribution<float> scale(0.001F, 0.02F);
     for (int64_t o = 0; o < outputs; ++o) {
-      int8_t* row = bytes.data() + shift + o * stride;
-      for (int64_t i = 0; i < inputs; ++i) {
+      int8_t* row = bytes.data() + o * stride;
+      for (int64_t i = 0; i < stride; ++i) {
         row[i] = static_cast<int8_t>(integer(generator));
       }
       for (int64_t i = inputs; i < Int8RowBytes(inputs); i += 2) {
@@ -47,7 +45,7 @@ struct Weight {
 
   // Returns one weight, which f32 holds exactly.
   float At(int64_t output, int64_t input) const {
-    const int8_t* row = bytes.data() + shift + output * stride;
+    const int8_t* row = bytes.data() + output * stride;
     const int8_t* scale = row + inputs + input / kInt8Group * 2;
     const auto bits = static_cast<uint16_t>(
         static_cast<uint8_t>(scale[0]) | static_cast<uint8_t>(scale[1]) << 8);
@@ -56,29 +54,30 @@ struct Weight {
   Int8Weight On(const DeviceBuffer<int8_t>& buffer) const {
     return {.outputs = outputs,
             .inputs = inputs,
-            .rows_OB = buffer.data() + shift,
+            .rows_OB = buffer.data(),
             .stride = stride};
   }
 
-  int64_t outputs, inputs, stride, shift;
+  int64_t outputs, inputs, stride;
   std::vector<int8_t> bytes;
 };
 
-// Weights whose rows are whole chunks at multiples of 16 bytes, then weights
-// whose rows begin at other even addresses, then at any address.
+// Weights whose rows are whole chunks, then weights whose last chunk reaches
+// into the scales.
 std::vector<Weight> Weights() {
-  return {Weight(35, 512),
-          Weight(17, 528, /*padding=*/14),
-          Weight(3, 48, 14),
-          Weight(33, 2624, 14),
-          Weight(40, 0, 16),
-          Weight(19, 576),
-          Weight(18, 512, 0, /*row_shift=*/2),
-          Weight(21, 70),
-          Weight(5, 130, 4, 2),
-          Weight(9, 7),
-          Weight(18, 512, 0, 1),
-          Weight(1, 1)};
+  return {Weight(35, 512), Weight(17, 528), Weight(3, 48),  Weight(33, 2624),
+          Weight(40, 0),   Weight(19, 576), Weight(21, 72), Weight(5, 136),
+          Weight(18, 360), Weight(1, 8)};
+}
+
+// Returns the weight with rows at other addresses than multiples of 16 bytes,
+// and with a number of inputs that is not a multiple of 8.
+std::vector<Int8Weight> RefusedWeights(const Int8Weight& weight) {
+  std::vector<Int8Weight> refused(3, weight);
+  refused[0].rows_OB += 2;
+  refused[1].stride = Int8RowBytes(weight.inputs);
+  refused[2].inputs -= 4;
+  return refused;
 }
 
 class WidenInt8Test : public CudaDtypeTest {};
@@ -90,7 +89,7 @@ TEST_P(WidenInt8Test, GivesTheNumbersRoundedOnce) {
     for (int64_t begin = 0; begin <= weight.inputs && begin <= kInt8Group;
          begin += kInt8Group) {
       for (const int64_t count :
-           {weight.inputs - begin, int64_t{32}, int64_t{5}}) {
+           {weight.inputs - begin, int64_t{32}, int64_t{8}}) {
         if (begin + count > weight.inputs) continue;
         // The extra 7 at the end reveals a write behind the last number.
         const DeviceArray wide(
@@ -113,13 +112,19 @@ TEST_P(WidenInt8Test, GivesTheNumbersRoundedOnce) {
   }
 }
 
-TEST_P(WidenInt8Test, RefusesToBeginWithinAGroup) {
+TEST_P(WidenInt8Test, RefusesWhatItDoesNotTake) {
   const Weight weight(2, 128);
   const DeviceBuffer<int8_t> stored(weight.bytes);
   const DeviceArray wide(GetParam(), std::vector<float>(256));
-  EXPECT_EQ(WidenInt8Rows(weight.On(stored), 1, 128, GetParam(), wide.data(),
-                          nullptr),
-            cudaErrorInvalidValue);
+  const auto widen = [&](const Int8Weight& of, int64_t begin, int64_t end) {
+    return WidenInt8Rows(of, begin, end, GetParam(), wide.data(), nullptr);
+  };
+  EXPECT_EQ(widen(weight.On(stored), 0, 128), cudaSuccess);
+  EXPECT_EQ(widen(weight.On(stored), 1, 128), cudaErrorInvalidValue);
+  EXPECT_EQ(widen(weight.On(stored), 64, 70), cudaErrorInvalidValue);
+  for (const Int8Weight& refused : RefusedWeights(weight.On(stored))) {
+    EXPECT_EQ(widen(refused, 0, 64), cudaErrorInvalidValue);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryDtype, WidenInt8Test,
@@ -131,14 +136,12 @@ INSTANTIATE_TEST_SUITE_P(EveryDtype, WidenInt8Test,
 struct Product {
   static constexpr int64_t kMargin = 3;
 
-  // Rows of x are not aligned if x_margin is odd.
-  Product(const Weight& of, int64_t rows, DType dtype, bool has_bias,
-          int64_t x_margin = 8)
+  Product(const Weight& of, int64_t rows, DType dtype, bool has_bias)
       : weight(of),
         num_rows(rows),
         y_dtype(dtype),
         with_bias(has_bias),
-        x_stride(of.inputs + x_margin),
+        x_stride(of.inputs + 8),
         x(Rounded(DType::kBf16, RandomFloats(rows * of.inputs, 5))),
         bias(Rounded(DType::kBf16, RandomFloats(of.outputs, 6))) {}
 
@@ -218,7 +221,7 @@ TEST_F(Int8FewRowsTest, IsTheProductOfTheNumbers) {
 }
 
 TEST_F(Int8FewRowsTest, ARowHasTheSameBitsInEveryBatch) {
-  for (const Weight& weight : {Weight(20, 2624, 14), Weight(20, 130)}) {
+  for (const Weight& weight : {Weight(20, 2624), Weight(20, 136)}) {
     const std::vector<float> all =
         Product(weight, kMaxInt8FewRows, DType::kF32, true).Run();
     for (const int64_t rows : {1, 8, 9, 17, 33}) {
@@ -228,19 +231,8 @@ TEST_F(Int8FewRowsTest, ARowHasTheSameBitsInEveryBatch) {
   }
 }
 
-TEST_F(Int8FewRowsTest, RowsThatAreNotAlignedHaveTheSameBits) {
-  const Weight wide(20, 2624, 14);
-  const std::vector<float> expected = Product(wide, 9, DType::kF32, true).Run();
-  for (const Weight& narrow :
-       {Weight(20, 2624, 12, 2), Weight(20, 2624, 13, 1)}) {
-    EXPECT_EQ(Product(narrow, 9, DType::kF32, true).Run(), expected);
-  }
-  EXPECT_EQ(Product(wide, 9, DType::kF32, true, /*x_margin=*/1).Run(),
-            expected);
-}
-
 TEST_F(Int8FewRowsTest, ANanStaysInItsRow) {
-  for (const Weight& weight : {Weight(20, 512), Weight(20, 130)}) {
+  for (const Weight& weight : {Weight(20, 512), Weight(20, 136)}) {
     Product product(weight, 20, DType::kF32, false);
     const std::vector<float> before = product.Run();
     const int64_t stride = product.y_stride();
@@ -255,15 +247,25 @@ TEST_F(Int8FewRowsTest, ANanStaysInItsRow) {
   }
 }
 
-TEST_F(Int8FewRowsTest, RefusesSizesThatItDoesNotTake) {
+TEST_F(Int8FewRowsTest, RefusesWhatItDoesNotTake) {
   EXPECT_EQ(Int8FewRows({.num_rows = kMaxInt8FewRows + 1}, nullptr),
             cudaErrorInvalidValue);
   EXPECT_EQ(
-      Int8FewRows({.num_rows = 1, .weight = {.stride = kMaxInt8Stride + 1}},
+      Int8FewRows({.num_rows = 1, .weight = {.stride = kMaxInt8Stride + 16}},
                   nullptr),
       cudaErrorInvalidValue);
   EXPECT_EQ(
-      Int8FewRows({.num_rows = 1, .x_stride = kMaxInt8Stride + 1}, nullptr),
+      Int8FewRows({.num_rows = 1, .x_stride = kMaxInt8Stride + 8}, nullptr),
+      cudaErrorInvalidValue);
+  const Weight weight(2, 128);
+  const DeviceBuffer<int8_t> stored(weight.bytes);
+  for (const Int8Weight& refused : RefusedWeights(weight.On(stored))) {
+    EXPECT_EQ(Int8FewRows({.num_rows = 1, .weight = refused}, nullptr),
+              cudaErrorInvalidValue);
+  }
+  EXPECT_EQ(
+      Int8FewRows({.num_rows = 1, .weight = weight.On(stored), .x_stride = 132},
+                  nullptr),
       cudaErrorInvalidValue);
   // Without rows or outputs there is nothing to do.
   EXPECT_EQ(Int8FewRows({.num_rows = 0, .weight = {.outputs = 3}}, nullptr),

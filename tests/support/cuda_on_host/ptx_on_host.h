@@ -5,6 +5,7 @@
 #define WEFT_TESTS_SUPPORT_CUDA_ON_HOST_PTX_ON_HOST_H_
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -23,7 +24,10 @@ void* DynamicShared();
 
 // A device accepts only addresses that are multiples of num_bytes.
 inline void CheckAlignment(const void* address, int num_bytes) {
-  if (reinterpret_cast<uintptr_t>(address) % num_bytes != 0) std::abort();
+  if (reinterpret_cast<uintptr_t>(address) % num_bytes == 0) return;
+  std::fprintf(stderr, "cuda_on_host: %p is no multiple of %d\n", address,
+               num_bytes);
+  std::abort();
 }
 
 // Gives each lane its elements of four 8 x 8 matrices. Each lane passes the
@@ -123,9 +127,6 @@ inline unsigned SubtractBf16Pairs(unsigned a, unsigned b) {
 
 inline void CopyAsync(const void* from, int num_bytes, void* shared) {
   weft::testing::cuda_on_host::CopyLater(from, num_bytes, shared, 16);
-}
-inline void CopyWordAsync(const void* from, void* shared) {
-  weft::testing::cuda_on_host::CopyLater(from, 4, shared, 4);
 }
 inline void EndCopyGroup() { weft::testing::cuda_on_host::EndCopyGroup(); }
 template <int kPending>
