@@ -219,6 +219,7 @@ __device__ void Finish(const SampleRows& rows, const Workspace& space,
   const double d = (static_cast<double>(logits[token.item]) - draw.row.max) *
                    static_cast<double>(draw.row.inverse_temperature);
   rows.logprobs_N[n] = static_cast<float>(d - log_total);
+  rows.log_totals_N[n] = log_total;
 }
 
 // Computes the sum of each chunk. For each rule, the block that finishes last

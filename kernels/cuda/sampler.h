@@ -39,17 +39,19 @@ struct SampleRows {
   void* workspace = nullptr;  // SampleWorkspaceBytes, aligned to 16.
   int32_t* tokens_N = nullptr;
   float* logprobs_N = nullptr;
+  double* log_totals_N = nullptr;
 };
 
 // Returns the bytes of workspace that SampleTokens needs. It needs more if
 // max_filters > 0.
 size_t SampleWorkspaceBytes(int64_t num_rules, int64_t vocab, int max_filters);
 
-// Draws a token for each rule, and writes the token and its logprob. The
-// logprob is that of softmax(logits / T), before the filters. T is the
-// temperature, or 1 for a temperature of 0. The token is -1 and the logprob is
-// NaN if the row has a NaN or +inf, or if the row has only -inf. The same may
-// happen if the rule has more than max_filters filters.
+// Draws a token for each rule, and writes the token, its logprob, and the log
+// of the sum of exp((logits - their maximum) / T). The logprob is that of
+// softmax(logits / T), before the filters. T is the temperature, or 1 for a
+// temperature of 0. The token is -1 and the logprob is NaN if the row has a NaN
+// or +inf, or if the row has only -inf. The same may happen if the rule has
+// more than max_filters filters.
 //
 // The draw inverts the cumulative distribution, as src/sampling/sampler.h does.
 // Without filters, the distribution is in the order of ids. With top_k, top_p

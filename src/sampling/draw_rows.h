@@ -28,9 +28,11 @@ struct DrawRule {
 // rule's row are not a distribution.
 //
 // On a CPU, DrawToken draws. On a CUDA device, kernels::cuda::SampleTokens
-// draws, and only tokens and log-probabilities are copied to the host. But if a
-// rule has lists (DrawConfig), its row of logits is copied to the host, and
-// DrawToken draws from it. Except for rounding, both draw the same token.
+// draws, and only tokens and log-probabilities are copied to the host. For
+// rules with lists (DrawConfig), the likeliest tokens of the row are copied,
+// too (ListSize), and DrawFromList finds the lists. A row of which so many are
+// needed is copied whole, and DrawToken draws from it. Except for rounding,
+// both draw the same token.
 // Shapes:  logits_RV [R, V] f32 contiguous, V >= 1. Each rule's row is in
 // [0, R).
 // Errors:  throws c10::Error.

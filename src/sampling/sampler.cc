@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,9 @@ struct Distribution {
   float max_logit = 0;
   float temperature = 1;
   float inverse_temperature = 1;
+  // Set if the logits are only a part of the row: the log of the sum of the
+  // weights of the whole row.
+  std::optional<double> log_total = std::nullopt;
 
   double LogWeight(size_t token) const {
     return (static_cast<double>(logits[token]) - max_logit) *
@@ -142,12 +146,32 @@ double WeightOf(const Distribution& distribution,
   return sum;
 }
 
-// Returns the tokens that the filters keep, the likeliest first.
+bool IsFiltered(const DrawConfig& config) {
+  return config.temperature > 0 &&
+         (config.top_k > 0 || config.top_p < 1 || config.min_p > 0);
+}
+
+// Returns the distribution of logits whose maximum is `max_logit`.
+Distribution DistributionOf(absl::Span<const float> logits, float max_logit,
+                            double temperature) {
+  Distribution distribution{.logits = logits, .max_logit = max_logit};
+  if (temperature > 0) {
+    // This limit prevents 0 * infinity, which is NaN, at a tiny temperature.
+    distribution.temperature = static_cast<float>(std::max(temperature, 1e-30));
+    distribution.inverse_temperature = 1 / distribution.temperature;
+  }
+  return distribution;
+}
+
+// Returns the tokens that the filters keep, the likeliest first. `total` is the
+// weight of all tokens; it does not matter if top_k leaves some out.
 std::vector<int32_t> FilteredTokens(const Distribution& distribution,
                                     const DrawConfig& config, double total) {
   const size_t vocab = distribution.logits.size();
+  // A row has more tokens than a list of it.
   const bool has_top_k =
-      config.top_k > 0 && static_cast<size_t>(config.top_k) < vocab;
+      config.top_k > 0 && (distribution.log_total.has_value() ||
+                           static_cast<size_t>(config.top_k) < vocab);
   size_t count = has_top_k ? static_cast<size_t>(config.top_k)
                            : std::min(kFirstCandidates, vocab);
   std::vector<int32_t> tokens = LikeliestTokens(distribution.logits, count);
@@ -190,10 +214,27 @@ size_t DrawAmong(const Distribution& distribution,
   return tokens.back();
 }
 
-// Returns the log-probabilities of tokens among all, with the bits of a forward
-// pass that scores them.
+// Returns the log-probabilities of tokens, given the log of the sum of the
+// weights.
+std::vector<float> LogprobsOf(const Distribution& distribution,
+                              const std::vector<int32_t>& tokens,
+                              double log_total) {
+  std::vector<float> logprobs;
+  logprobs.reserve(tokens.size());
+  for (const int32_t token : tokens) {
+    logprobs.push_back(
+        static_cast<float>(distribution.LogWeight(token) - log_total));
+  }
+  return logprobs;
+}
+
+// Returns the log-probabilities of tokens among all; of a whole row with the
+// bits of a forward pass that scores them.
 std::vector<float> LogprobsAmongAll(const Distribution& distribution,
                                     const std::vector<int32_t>& tokens) {
+  if (distribution.log_total.has_value()) {
+    return LogprobsOf(distribution, tokens, *distribution.log_total);
+  }
   const std::vector<int64_t> targets(tokens.begin(), tokens.end());
   std::vector<float> logprobs(tokens.size());
   // Without write_softmax, the kernel does not write to the logits.
@@ -206,22 +247,9 @@ std::vector<float> LogprobsAmongAll(const Distribution& distribution,
   return logprobs;
 }
 
-// Returns the log-probabilities of tokens among `kept`.
-std::vector<float> LogprobsAmong(const Distribution& distribution,
-                                 const std::vector<int32_t>& kept,
-                                 const std::vector<int32_t>& tokens) {
-  const double log_total = std::log(WeightOf(distribution, kept));
-  std::vector<float> logprobs;
-  logprobs.reserve(tokens.size());
-  for (const int32_t token : tokens) {
-    logprobs.push_back(
-        static_cast<float>(distribution.LogWeight(token) - log_total));
-  }
-  return logprobs;
-}
-
-// Sets the log-probability of the result's token, and its lists. `kept` has the
-// tokens that the filters keep, the likeliest first; empty without filters.
+// Sets the log-probability of the result's token, if it has one, and its lists.
+// `kept` has the tokens that the filters keep, the likeliest first; empty
+// without filters.
 void Score(const Distribution& distribution, const DrawConfig& config,
            std::vector<int32_t> kept, DrawResult& result) {
   const size_t vocab = distribution.logits.size();
@@ -233,15 +261,20 @@ void Score(const Distribution& distribution, const DrawConfig& config,
     tokens = among_kept ? kept : LikeliestTokens(distribution.logits, count);
     tokens.resize(std::min(count, tokens.size()));
   }
-  tokens.push_back(result.token);
+  const size_t num_top = tokens.size();
+  if (result.token >= 0) tokens.push_back(result.token);
   const std::vector<float> logprobs =
-      among_kept ? LogprobsAmong(distribution, kept, tokens)
+      among_kept ? LogprobsOf(distribution, tokens,
+                              std::log(WeightOf(distribution, kept)))
                  : LogprobsAmongAll(distribution, tokens);
-  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+  for (size_t i = 0; i < num_top; ++i) {
     result.top_logprobs.emplace_back(tokens[i], logprobs[i]);
   }
-  result.logprob = logprobs.back();
-  if (!config.support || kept.size() == vocab) return;
+  if (result.token >= 0) result.logprob = logprobs.back();
+  if (!config.support ||
+      (kept.size() == vocab && !distribution.log_total.has_value())) {
+    return;
+  }
   std::ranges::sort(kept);
   result.support = std::move(kept);
 }
@@ -272,15 +305,9 @@ float CounterUniform(uint64_t seed, uint32_t sample_index, uint32_t position) {
 
 std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
                                     const DrawConfig& config, float uniform) {
-  const bool is_greedy = config.temperature == 0;
   const Best best = FindBest(logits);
-  Distribution distribution{.logits = logits, .max_logit = best.logit};
-  if (!is_greedy) {
-    // This limit prevents 0 * infinity, which is NaN, at a tiny temperature.
-    distribution.temperature =
-        static_cast<float>(std::max(config.temperature, 1e-30));
-    distribution.inverse_temperature = 1 / distribution.temperature;
-  }
+  const Distribution distribution =
+      DistributionOf(logits, best.logit, config.temperature);
   const double total = TotalWeight(distribution);
   // If all logits are -inf, best.logit is the lowest finite number. But the
   // total is 0, so this case is refused, too.
@@ -290,10 +317,10 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
 
   size_t token = 0;
   std::vector<int32_t> kept;
-  if (is_greedy) {
+  if (config.temperature == 0) {
     token = std::find(logits.begin() + best.block, logits.end(), best.logit) -
             logits.begin();
-  } else if (config.top_k > 0 || config.top_p < 1 || config.min_p > 0) {
+  } else if (IsFiltered(config)) {
     kept = FilteredTokens(distribution, config, total);
     token = DrawAmong(distribution, kept, uniform);
   } else {
@@ -302,6 +329,39 @@ std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
   DrawResult result;
   result.token = static_cast<int32_t>(token);
   Score(distribution, config, std::move(kept), result);
+  return result;
+}
+
+size_t ListSize(const DrawConfig& config, size_t vocab) {
+  auto size = static_cast<size_t>(config.top_logprobs);
+  if (IsFiltered(config) && (config.truncated_logprobs || config.support)) {
+    size = config.top_k > 0 ? std::max(size, static_cast<size_t>(config.top_k))
+                            : vocab;
+  }
+  return std::min(size, vocab);
+}
+
+DrawResult DrawFromList(const TokenList& list, const DrawConfig& config,
+                        float uniform, const DrawResult& drawn) {
+  Distribution distribution = DistributionOf(
+      list.logits, *std::ranges::max_element(list.logits), config.temperature);
+  distribution.log_total = list.log_total;
+  DrawResult result = drawn;
+  std::vector<int32_t> kept;
+  // From here to the end, tokens are places in the list; -1: none.
+  if (IsFiltered(config) && (config.truncated_logprobs || config.support)) {
+    kept = FilteredTokens(distribution, config, /*total=*/0);
+    result.token = static_cast<int32_t>(DrawAmong(distribution, kept, uniform));
+  } else {
+    const auto found = std::ranges::lower_bound(list.tokens, drawn.token);
+    result.token = found != list.tokens.end() && *found == drawn.token
+                       ? static_cast<int32_t>(found - list.tokens.begin())
+                       : -1;
+  }
+  Score(distribution, config, std::move(kept), result);
+  result.token = result.token >= 0 ? list.tokens[result.token] : drawn.token;
+  for (auto& [token, logprob] : result.top_logprobs) token = list.tokens[token];
+  for (int32_t& token : result.support) token = list.tokens[token];
   return result;
 }
 

@@ -76,6 +76,28 @@ struct DrawResult {
 std::optional<DrawResult> DrawToken(absl::Span<const float> logits,
                                     const DrawConfig& config, float uniform);
 
+// Returns how many of a row's likeliest tokens determine the lists of a result
+// and, if log-probabilities or supports depend on the kept tokens, the draw. 0:
+// the result has no lists.
+size_t ListSize(const DrawConfig& config, size_t vocab);
+
+// The likeliest tokens of a row, of equal logits those with the lowest ids, in
+// the order of ids; and the log of the sum of the weights exp((logits - their
+// maximum) / temperature) of all the row's tokens, where a temperature of 0
+// counts as 1.
+struct TokenList {
+  absl::Span<const int32_t> tokens;
+  absl::Span<const float> logits;
+  double log_total = 0;
+};
+
+// Returns the result of DrawToken, given at least ListSize tokens of the row,
+// which has more. `drawn` is a draw from the whole row without lists. The
+// support, and the draw if it depends on the list, have the bits of DrawToken.
+// Log-probabilities among all tokens round otherwise. Threads: any.
+DrawResult DrawFromList(const TokenList& list, const DrawConfig& config,
+                        float uniform, const DrawResult& drawn);
+
 // Returns 128 random bits of Philox4x32-10, a counter-based random number
 // generator: they depend only on the counter and the key. Threads: any. Source:
 // Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".

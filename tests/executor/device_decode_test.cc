@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -116,6 +117,21 @@ TEST_F(DeviceDecodeTest, EditsAddALaunch) {
   }
 }
 
+// Supports, which reinforcement learning asks for, and lists of likely tokens
+// add a launch and a copy. No row of logits is copied to the host.
+TEST_F(DeviceDecodeTest, ListsAddALaunch) {
+  CachePlan plan = Plan(1);
+  plan.draws[0].config = {.top_logprobs = 2};
+  plan.draws[2].config = {.top_k = 9, .top_p = 0.9, .support = true};
+  const DeviceEvents events = EventsOf(plan);
+  std::vector<std::string> launches = events.launches;
+  EXPECT_EQ(std::erase(launches, "CountKernel"), 7);
+  EXPECT_THAT(launches, ElementsAre("graph", "ChunkMaxKernel", "DrawKernel",
+                                    "ListTokensKernel"));
+  EXPECT_THAT(events.uploads, SizeIs(3));
+  EXPECT_THAT(events.waits, ElementsAre("cudaStreamSynchronize"));
+}
+
 // Samples with and without edits draw the same tokens by a graph and by
 // launches, while their edits grow.
 TEST_F(DeviceDecodeTest, AGraphDrawsWhatLaunchesDraw) {
@@ -125,6 +141,7 @@ TEST_F(DeviceDecodeTest, AGraphDrawsWhatLaunchesDraw) {
     SCOPED_TRACE(salt);
     CachePlan plan = Plan(salt);
     plan.draws[0].config = {.top_k = 4};
+    plan.draws[1].config = {.top_k = 9, .top_p = 0.9, .support = true};
     plan.draws[3].config = {.top_logprobs = 3};
     const auto run = [&](sampling::SequenceEdits* edits, model::KvStore* store,
                          DecodeGraphs* graphs) {
@@ -138,6 +155,7 @@ TEST_F(DeviceDecodeTest, AGraphDrawsWhatLaunchesDraw) {
       EXPECT_EQ(drawn[row].value().token, expected[row].value().token) << row;
       EXPECT_EQ(drawn[row]->logprob, expected[row]->logprob) << row;
       EXPECT_EQ(drawn[row]->top_logprobs, expected[row]->top_logprobs) << row;
+      EXPECT_EQ(drawn[row]->support, expected[row]->support) << row;
     }
     EXPECT_LE(drawn[2]->token, 7);
     by_graph.Push(drawn[2]->token);

@@ -178,7 +178,7 @@ TEST_P(DeviceWaitsTest, ADecodeIterationWaitsForItsTokensAlone) {
   model::KvStore store = MakeStore();
   const lora::LoraRouting routing = {
       {.begin = 0, .end = 2, .version = version_}};
-  // Only the first row's logits are copied to the host.
+  // Only the first row has a list of likely tokens.
   const CachePlan plan = {
       .batch = {.tokens_T = at::tensor({3L, 4L}),
                 .positions_T = at::tensor({0, 0}, at::kInt),

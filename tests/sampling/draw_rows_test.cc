@@ -24,6 +24,22 @@ std::vector<DrawRule> SomeRules() {
         DrawConfig{.temperature = 0.7, .top_p = 0.5},
         DrawConfig{.temperature = 2, .top_logprobs = 3},
         DrawConfig{.top_p = 0.9, .min_p = 0.1},
+        DrawConfig{.temperature = 0.8,
+        .top_k = 40,
+        .top_p = 0.9,
+        .top_logprobs = 60,
+        .support = true},
+        DrawConfig{.top_k = 9,
+        .min_p = 0.01,
+        .top_logprobs = 20,
+        .truncated_logprobs = true,
+        .support = true},
+        DrawConfig{.temperature = 0,
+        .top_k = 3,
+        .top_logprobs = 2,
+        .truncated_logprobs = true,
+        .support = true},
+        DrawConfig{.temperature = 1.5, .top_k = kVocab, .support = true},
         DrawConfig{
             .top_p = 0.8, .truncated_logprobs = true, .support = true}}) {
     const auto row = static_cast<uint32_t>(rules.size());
@@ -125,7 +141,17 @@ TEST(CudaDrawRowsTest, DrawsAsTheCpuDoes) {
     EXPECT_EQ(drawn[r]->token, expected[r]->token) << r;
     EXPECT_NEAR(drawn[r]->logprob, expected[r]->logprob,
                 Tolerance(kEpsilonF32, 1, 10));
-    EXPECT_EQ(drawn[r]->top_logprobs, expected[r]->top_logprobs);
+    EXPECT_EQ(drawn[r]->support, expected[r]->support) << r;
+    ASSERT_EQ(drawn[r]->top_logprobs.size(), expected[r]->top_logprobs.size());
+    for (size_t i = 0; i < drawn[r]->top_logprobs.size(); ++i) {
+      const auto& [token, logprob] = drawn[r]->top_logprobs[i];
+      EXPECT_EQ(token, expected[r]->top_logprobs[i].first) << r;
+      EXPECT_NEAR(logprob, expected[r]->top_logprobs[i].second,
+                  Tolerance(kEpsilonF32, 30, 10));
+      if (token == drawn[r]->token) {
+        EXPECT_EQ(logprob, drawn[r]->logprob);
+      }
+    }
   }
 }
 

@@ -7,9 +7,12 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "tests/support/tolerance.h"
 
 namespace weft::sampling {
 namespace {
@@ -354,6 +357,103 @@ TEST(DrawTokenTest, OneTokenVocabularyGivesItWithCertainty) {
   const DrawResult result = Draw(logits, {}, kJustBelowOne);
   EXPECT_EQ(result.token, 0);
   EXPECT_EQ(result.logprob, 0);
+}
+
+// Returns the arguments of DrawFromList for the likeliest `size` tokens.
+struct LikeliestList {
+  LikeliestList(const std::vector<float>& row, double temperature,
+                size_t size) {
+    ids.resize(row.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::ranges::stable_sort(
+        ids, [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+    const double max = row[ids.front()];
+    double total = 0;
+    for (const float x : row) total += std::exp((x - max) / temperature);
+    log_total = std::log(total);
+    ids.resize(size);
+    std::ranges::sort(ids);
+    for (const int32_t id : ids) logits.push_back(row[id]);
+  }
+  TokenList list() const {
+    return {.tokens = ids, .logits = logits, .log_total = log_total};
+  }
+
+  std::vector<int32_t> ids;
+  std::vector<float> logits;
+  double log_total = 0;
+};
+
+// Rows have many equal logits, and some have few tokens that may be drawn.
+TEST(DrawFromListTest, HasTheTokensAndSupportsOfDrawToken) {
+  const std::vector<DrawConfig> configs = {
+      {.temperature = 0.8, .top_k = 40, .top_p = 0.9, .support = true},
+      {.top_k = 9,
+       .min_p = 0.01,
+       .top_logprobs = 20,
+       .truncated_logprobs = true},
+      {.top_k = 100, .top_p = 0.7, .min_p = 0.1, .support = true}};
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 3);
+  for (int time = 0; time < 200; ++time) {
+    std::vector<float> row(700);
+    for (float& x : row) x = std::round(4 * normal(random)) / 4;
+    if (time % 4 == 0) {
+      std::fill(row.begin() + 30, row.end(),
+                -std::numeric_limits<float>::infinity());
+    }
+    for (const DrawConfig& config : configs) {
+      const LikeliestList part(row, config.temperature,
+                               ListSize(config, row.size()));
+      const float uniform = CounterUniform(8, 1, time);
+      const DrawResult expected = DrawToken(row, config, uniform).value();
+      const DrawResult result =
+          DrawFromList(part.list(), config, uniform, {.token = 4});
+      EXPECT_EQ(result.token, expected.token);
+      EXPECT_EQ(result.support, expected.support);
+      EXPECT_NEAR(result.logprob, expected.logprob,
+                  Tolerance(kEpsilonF32, 1, 10));
+      ASSERT_EQ(result.top_logprobs.size(), expected.top_logprobs.size());
+      for (size_t i = 0; i < result.top_logprobs.size(); ++i) {
+        EXPECT_EQ(result.top_logprobs[i], expected.top_logprobs[i]);
+      }
+    }
+  }
+}
+
+// A draw from the whole row may be no token of the list.
+TEST(DrawFromListTest, KeepsADrawThatNeedsNoList) {
+  const std::vector<float> row = {1, 4, 2, 3, 0};
+  const LikeliestList part(row, 1, 2);
+  const DrawConfig config{.top_logprobs = 2};
+  EXPECT_EQ(ListSize(config, row.size()), 2);
+  const DrawResult outside =
+      DrawFromList(part.list(), config, 0, {.token = 2, .logprob = -7});
+  EXPECT_EQ(outside.token, 2);
+  EXPECT_EQ(outside.logprob, -7);
+  const DrawResult inside =
+      DrawFromList(part.list(), config, 0, {.token = 3, .logprob = -7});
+  EXPECT_EQ(inside.token, 3);
+  for (const DrawResult& result : {outside, inside}) {
+    ASSERT_EQ(result.top_logprobs.size(), 2);
+    EXPECT_EQ(result.top_logprobs[0].first, 1);
+    EXPECT_EQ(result.top_logprobs[1].first, 3);
+  }
+  EXPECT_EQ(inside.logprob, inside.top_logprobs[1].second);
+}
+
+TEST(ListSizeTest, IsWhatTheListsAndTheKeptTokensNeed) {
+  const auto size = [](const DrawConfig& config) {
+    return ListSize(config, 50);
+  };
+  EXPECT_EQ(size({.top_k = 7, .top_p = 0.5}), 0);
+  EXPECT_EQ(size({.support = true}), 0);
+  EXPECT_EQ(size({.top_logprobs = 5}), 5);
+  EXPECT_EQ(size({.top_k = 7, .top_logprobs = 5, .support = true}), 7);
+  EXPECT_EQ(size({.top_k = 7, .top_logprobs = 9, .support = true}), 9);
+  EXPECT_EQ(size({.top_k = 70, .truncated_logprobs = true}), 50);
+  EXPECT_EQ(size({.top_p = 0.5, .truncated_logprobs = true}), 50);
+  EXPECT_EQ(size({.temperature = 0, .top_p = 0.5, .support = true}), 0);
 }
 
 }  // namespace

@@ -80,6 +80,7 @@ void BenchFilter(const Device& device, const FloatBuffer& logits,
   const Buffer<SampleRule> rules_device(rules);
   const Buffer<int32_t> tokens(std::vector<int32_t>(rules.size(), -1));
   const FloatBuffer logprobs(num_rows);
+  const Buffer<double> log_totals(std::vector<double>(rules.size(), 0));
   const size_t workspace_bytes =
       SampleWorkspaceBytes(num_rows, kVocab, max_filters);
   const FloatBuffer workspace(
@@ -93,7 +94,8 @@ void BenchFilter(const Device& device, const FloatBuffer& logits,
                         .max_filters = max_filters,
                         .workspace = workspace.data(),
                         .tokens_N = tokens.data(),
-                        .logprobs_N = logprobs.data()},
+                        .logprobs_N = logprobs.data(),
+                        .log_totals_N = log_totals.data()},
                        nullptr));
   };
   run();

@@ -55,6 +55,7 @@ _SAMPLER = {
     "CountKernel": Rule(512, 32, ("LDG.128",)),
     "DrawKernel": Rule(256, 40, ("LDG.128",)),
     "EditLogitsKernel": Rule(1024, 32, ("LDG.128",)),
+    "ListTokensKernel": Rule(1024, 32),
 }
 
 # A warp loads keys and values directly into the registers that it multiplies.

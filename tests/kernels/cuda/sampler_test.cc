@@ -19,6 +19,7 @@ namespace {
 struct Drawn {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<double> log_totals;
 };
 
 // Draws from the rows of `logits`. Between the rows are infinite values, which
@@ -39,6 +40,7 @@ Drawn DrawFromRows(const std::vector<std::vector<float>>& logits,
   const DeviceBuffer<SampleRule> rules_device(rules);
   const DeviceBuffer<int32_t> tokens(std::vector<int32_t>(rules.size(), -2));
   const DeviceBuffer<float> logprobs(std::vector<float>(rules.size(), 9));
+  const DeviceBuffer<double> log_totals(std::vector<double>(rules.size(), 9));
   // The result must not depend on what the workspace held before.
   const DeviceBuffer<uint8_t> workspace(std::vector<uint8_t>(
       SampleWorkspaceBytes(num_rules, vocab, max_filters), 0xA5));
@@ -50,10 +52,11 @@ Drawn DrawFromRows(const std::vector<std::vector<float>>& logits,
                           .max_filters = max_filters,
                           .workspace = workspace.data(),
                           .tokens_N = tokens.data(),
-                          .logprobs_N = logprobs.data()},
+                          .logprobs_N = logprobs.data(),
+                          .log_totals_N = log_totals.data()},
                          nullptr),
             cudaSuccess);
-  return {tokens.Read(), logprobs.Read()};
+  return {tokens.Read(), logprobs.Read(), log_totals.Read()};
 }
 
 Drawn DrawOnDevice(const std::vector<float>& logits,
@@ -307,6 +310,7 @@ TEST_F(CudaSamplerTest, RulesNameTheirRow) {
       const Drawn expected = DrawOnDevice(logits[rules[r].row], {alone});
       EXPECT_EQ(drawn.tokens[r], expected.tokens[0]) << r;
       EXPECT_EQ(drawn.logprobs[r], expected.logprobs[0]) << r;
+      EXPECT_EQ(drawn.log_totals[r], expected.log_totals[0]) << r;
     }
   }
 }

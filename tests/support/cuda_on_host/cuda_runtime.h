@@ -116,6 +116,16 @@ T __shfl_sync(unsigned /*mask*/, T value, int from) {
                                                static_cast<unsigned>(from));
 }
 
+// Returns a mask of the lanes whose value is true. All lanes make this call.
+inline unsigned __ballot_sync(unsigned mask, bool value) {
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    lanes |= static_cast<unsigned>(__shfl_sync(mask, value, lane)) << lane;
+  }
+  return lanes;
+}
+inline int __popc(unsigned x) { return std::popcount(x); }
+
 // Threads run one at a time, and blocks one after another, so atomics are plain
 // accesses.
 template <typename T>
