@@ -21,8 +21,10 @@ using ::testing::SizeIs;
 
 // Not a multiple of 32, so that the last word of banned tokens has a rest.
 constexpr int64_t kEditVocab = 300;
-// A product with it is rounded.
+// A product with the first is rounded, and so is its difference to the others.
 constexpr float kRepetition = 1.7F;
+constexpr float kPresence = 0.3F;
+constexpr float kFrequency = 0.23F;
 
 at::Tensor FourRows() {
   at::manual_seed(6);
@@ -32,8 +34,8 @@ at::Tensor FourRows() {
 SamplingConfig PenaltyConfig() {
   SamplingConfig config;
   config.repetition_penalty = kRepetition;
-  config.presence_penalty = 0.5F;
-  config.frequency_penalty = 0.25F;
+  config.presence_penalty = kPresence;
+  config.frequency_penalty = kFrequency;
   config.logit_bias = {{9, 3}, {2, -1}};
   return config;
 }
@@ -81,7 +83,7 @@ class SomeEdits {
     if (token == 2) x -= 1;
     const bool in_prompt = token == 4 || token == 2 || token == 60;
     if (in_prompt || count > 0) x = x > 0 ? x / kRepetition : x * kRepetition;
-    return count > 0 ? x - 0.5 - 0.25 * count : x;
+    return count > 0 ? x - kPresence - kFrequency * count : x;
   }
 
  private:
@@ -206,10 +208,13 @@ TEST(SequenceEditsTest, RepetitionCountsThePromptAndTheOtherPenaltiesDoNot) {
   SequenceEdits edits(&shared);
   for (const int32_t token : {2, 7, 2, 7, 7, 9}) edits.Push(token);
   // The shared edits have the repetition penalty of token 2, not of token 9.
-  expect(edits.own(),
-         {{.token = 2, .penalty = 1},
-          {.token = 7, .repetition = kRepetition, .penalty = 1.25F},
-          {.token = 9, .repetition = kRepetition, .penalty = 0.75F}});
+  expect(edits.own(), {{.token = 2, .penalty = kPresence + kFrequency * 2},
+                       {.token = 7,
+                        .repetition = kRepetition,
+                        .penalty = kPresence + kFrequency * 3},
+                       {.token = 9,
+                        .repetition = kRepetition,
+                        .penalty = kPresence + kFrequency}});
 }
 
 TEST(SequenceEditsTest, BiasesAloneDoNotGrow) {

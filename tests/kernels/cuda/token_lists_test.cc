@@ -22,7 +22,9 @@ struct Listed {
   std::vector<float> logits;
 };
 
-// Lists tokens of the rows. The lists lie one after another in the result.
+constexpr int32_t kUnlisted = -2;
+
+// Lists tokens of the rows. In the result, an unused place follows each list.
 Listed ListOnDevice(const std::vector<std::vector<float>>& logits,
                     std::vector<TokenList> lists) {
   const auto vocab = static_cast<int64_t>(logits[0].size());
@@ -34,11 +36,11 @@ Listed ListOnDevice(const std::vector<std::vector<float>>& logits,
   int64_t size = 0;
   for (TokenList& list : lists) {
     list.begin = size;
-    size += list.size;
+    size += list.size + 1;
   }
   const DeviceBuffer<float> rows_device(rows);
   const DeviceBuffer<TokenList> lists_device(lists);
-  const DeviceBuffer<int32_t> tokens(std::vector<int32_t>(size, -2));
+  const DeviceBuffer<int32_t> tokens(std::vector<int32_t>(size, kUnlisted));
   const DeviceBuffer<float> listed(std::vector<float>(size, NAN));
   EXPECT_EQ(ListTokens({.num_lists = static_cast<int64_t>(lists.size()),
                         .vocab = vocab,
@@ -75,6 +77,7 @@ void Expect(const std::vector<std::vector<float>>& logits,
       EXPECT_EQ(listed.logits[begin + i], row[expected[i]]) << i;
     }
     begin += expected.size();
+    EXPECT_EQ(listed.tokens[begin++], kUnlisted);
   }
 }
 
