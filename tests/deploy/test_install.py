@@ -265,6 +265,7 @@ def test_a_quarter_of_an_hour_ends_at_a_failure_or_in_time(
         r"skipped  kernels: cut off after [23] s, because no time is left", first
     )
     assert second == "skipped  ops: no time is left"
+    assert len(done.stderr.splitlines()) == 1  # The shell does not report the kill.
     summary = (tmp_path / "late" / "summary.txt").read_text("utf-8")
     assert "preset cpu" in summary and summary.endswith(done.stdout)
     assert (tmp_path / "late" / "kernels.log").exists()

@@ -322,6 +322,7 @@ set -euo pipefail; run_step '${step}'" >"${log}" 2>&1 &
       late=1
       echo "run.sh: not done in ${limit} s" >>"${log}"
       kill -KILL -- "-${group}" 2>/dev/null || true
+      break
     fi
     sleep 0.1
   done
