@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/pack.cuh"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace weft::testing::cuda_on_host {
@@ -282,6 +283,74 @@ TEST(CudaOnHostTest, CopiesAreThereWhenWaitedForAndNotBefore) {
     }
     EXPECT_EQ(out, expected);
   }
+}
+
+// Reads and writes four numbers at once.
+void CopyPackKernel(const float* from, float* to) {
+  kernels::cuda::StorePack(kernels::cuda::LoadPack<4>(from), to);
+}
+
+// Like CopyPackKernel, but two numbers at once, which takes 8 bytes.
+void CopyPairKernel(const float* from, float* to) {
+  kernels::cuda::StorePack(kernels::cuda::LoadPack<2>(from), to);
+}
+
+TEST(CudaOnHostDeathTest, AnAccessBetweenMultiplesOfItsSizeEndsTheProcess) {
+  alignas(16) float from[8] = {1, 2, 3, 4, 5};
+  alignas(16) float to[8];
+  EXPECT_EQ(RunBlock(kLanes, CopyPackKernel, from, to), cudaSuccess);
+  EXPECT_EQ(to[3], 4);
+  EXPECT_EQ(RunBlock(kLanes, CopyPairKernel, from + 2, to), cudaSuccess);
+  EXPECT_EQ(to[1], 4);
+  const char* const message = "misaligned address";
+  EXPECT_DEATH((void)RunBlock(kLanes, CopyPackKernel, from + 1, to), message);
+  EXPECT_DEATH((void)RunBlock(kLanes, CopyPackKernel, from, to + 2), message);
+  EXPECT_DEATH((void)RunBlock(kLanes, CopyPairKernel, from + 1, to), message);
+  EXPECT_DEATH((void)RunBlock(kLanes, CopyPairKernel, from, to + 3), message);
+}
+
+template <int kMost>
+void __launch_bounds__(kMost, 2) BoundKernel(int* num_threads) {
+  *num_threads = static_cast<int>(blockDim.x);
+}
+
+TEST(CudaOnHostTest, RefusesMoreThreadsThanTheLaunchBounds) {
+#ifdef __clang__
+  GTEST_SKIP() << "kernels have no bounds";
+#endif
+  int num_threads = 0;
+  EXPECT_EQ(RunBlock(96, BoundKernel<96>, &num_threads), cudaSuccess);
+  EXPECT_EQ(num_threads, 96);
+  EXPECT_EQ(RunBlock(128, BoundKernel<96>, &num_threads),
+            cudaErrorLaunchOutOfResources);
+  EXPECT_EQ(RunBlock(1024, BoundKernel<1024>, &num_threads), cudaSuccess);
+}
+
+TEST(CudaOnHostTest, RefusesMoreSharedMemoryThanTheDeviceAndTheKernelHave) {
+  constexpr int kDefault = 48 << 10, kAda = 99 << 10;
+  const auto launch = [](int num_bytes) {
+    int num_threads = 0;
+    cudaLaunchConfig_t config;
+    config.blockDim.x = kLanes;
+    config.dynamicSmemBytes = static_cast<size_t>(num_bytes);
+    return cudaLaunchKernelEx(&config, BoundKernel<32>, &num_threads);
+  };
+  const auto raise = [](int num_bytes) {
+    return cudaFuncSetAttribute(BoundKernel<32>,
+                                cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                num_bytes);
+  };
+  EXPECT_EQ(launch(kDefault), cudaSuccess);
+  EXPECT_EQ(launch(kDefault + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(raise(kSharedBytesOfHopper + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(raise(kAda + 1), cudaSuccess);
+  EXPECT_EQ(launch(kAda + 1), cudaSuccess);
+  EXPECT_EQ(launch(kAda + 2), cudaErrorInvalidValue);
+  max_shared_bytes = kAda;
+  EXPECT_EQ(launch(kAda + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(raise(kAda + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(launch(kAda), cudaSuccess);
+  max_shared_bytes = kSharedBytesOfHopper;
 }
 
 TEST(CudaOnHostTest, RefusesWhatADeviceRefuses) {

@@ -29,6 +29,7 @@ _USAGE = re.compile(
     re.MULTILINE,
 )
 _FUNCTION = re.compile(r"^\s*Function : (\S+)$")
+_WIDTH = re.compile(r"[US]?(8|16|64|128)")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 
 
@@ -52,6 +53,17 @@ class Kernel:
             found.split(".")[0] == head and set(parts) <= set(found.split("."))
             for found in self.instructions
         )
+
+    def narrowest_store(self) -> int:
+        """Returns the bits of the narrowest store to global memory, or 0 if there is
+        none. STG.E stores 32 bits, STG.E.U16 stores 16."""
+        bits = []
+        for instruction in self.instructions:
+            head, *parts = instruction.split(".")
+            widths = [int(width[1]) for width in map(_WIDTH.fullmatch, parts) if width]
+            if head == "STG":
+                bits.append(widths[0] if widths else 32)
+        return min(bits, default=0)
 
     def resident_warps(self, threads: int, dynamic_shared_bytes: int = 0) -> int:
         """Returns how many warps an SM holds at a time, in blocks of this many

@@ -5,7 +5,8 @@
   thread has one or two loads of 16 bytes in flight; fewer if it has several, or if
   whole stages are being copied to shared memory;
 - the instructions that must occur: 128-bit loads and stores if rows are moved; HMMA
-  fed by LDSM and LDGSTS if tiles are multiplied.
+  fed by LDSM and LDGSTS if tiles are multiplied;
+- the bits of its narrowest store to global memory, if nvcc must not split the stores.
 
 Kernels that read one element at a time (a width of 1, for rows that do not begin at
 multiples of 16 bytes) need no wide instructions."""
@@ -22,6 +23,7 @@ class Rule:
     warps: int
     instructions: tuple[str, ...] = ()
     dynamic_shared_bytes: int = 0
+    store_bits: int = 0  # 0: stores may have any width.
 
 
 WIDE = ("LDG.128", "STG.128")
@@ -33,17 +35,21 @@ _N = "[48]"  # Number of elements in 16 bytes.
 
 _ROWS = {
     rf"GatedProduct(Backward)?Kernel<{_T}, 1, \d>": Rule(256, 48),
-    rf"GatedProduct(Backward)?Kernel<{_T}, {_N}, \d>": Rule(256, 48, WIDE),
+    rf"GatedProduct(Backward)?Kernel<{_T}, {_N}, \d>": Rule(
+        256, 48, WIDE, store_bits=128
+    ),
     rf"HeadGradientKernel<{_T}, 1>": Rule(256, 48),
-    rf"HeadGradientKernel<{_T}, {_N}>": Rule(256, 40, WIDE),
+    rf"HeadGradientKernel<{_T}, {_N}>": Rule(256, 40, WIDE, store_bits=128),
     rf"LseMergeKernel<{_T}, 1>": Rule(256, 48),
     rf"LseMergeKernel<{_T}, {_N}>": Rule(256, 48, WIDE),
     rf"RmsNormKernel<{_T}, {_T}, 1, \w+>": Rule(512, 48),
-    rf"RmsNormKernel<{_T}, {_T}, {_N}, \w+>": Rule(512, 48, WIDE),
+    rf"RmsNormKernel<{_T}, {_T}, {_N}, \w+>": Rule(512, 48, WIDE, store_bits=128),
     rf"RmsNormBackwardKernel<{_T}, {_T}, 1>": Rule(512, 32),
-    rf"RmsNormBackwardKernel<{_T}, {_T}, {_N}>": Rule(512, 16, WIDE),
+    rf"RmsNormBackwardKernel<{_T}, {_T}, {_N}>": Rule(512, 16, WIDE, store_bits=128),
     rf"Rotary(Backward)?Kernel<{_T}, {_T}, 1, \w+>": Rule(384, 24),
-    rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(384, 24, WIDE),
+    rf"Rotary(Backward)?Kernel<{_T}, {_T}, {_N}, \w+>": Rule(
+        384, 24, WIDE, store_bits=128
+    ),
     r"VocabRowsKernel<1, \d>": Rule(512, 48),
     # A kernel without the softmax (0) writes no whole rows, so it has no wide stores.
     rf"VocabRowsKernel<{_N}, 0>": Rule(512, 48, ("LDG.128",)),
@@ -81,13 +87,13 @@ _TILES: dict[str, Rule] = {}
 for _rank, _blocks in ((16, 3), (32, 2), (64, 2), (128, 1)):
     _kind = rf"<TileKind<[01], {_rank}> >"
     _warps = 8 * _blocks
-    _shrink = _stages(_rank, 4 if _rank <= 64 else 3)
+    _bytes = _stages(_rank, 4 if _rank <= 64 else 3)
     _TILES |= {
-        f"ShrinkKernel{_kind}": Rule(256, _warps, TILES, _shrink),
+        f"ShrinkKernel{_kind}": Rule(256, _warps, TILES, _bytes),
         f"ExpandKernel{_kind}": Rule(
             256, 24, (*TILES, "STG.128"), _expand_bytes(_rank)
         ),
-        f"LoraGradientKernel{_kind}": Rule(256, _warps, TILES, _stages(_rank, 4)),
+        f"LoraGradientKernel{_kind}": Rule(256, _warps, TILES, _bytes),
     }
 
 # With few rows, a warp loads a matrix directly into the registers that it multiplies.
@@ -107,7 +113,7 @@ def _ring(outputs: int) -> int:
 # 8-bit weights go through shared memory to the registers that a warp multiplies.
 _COPIED = ("LDG.128", "LDGSTS.128", "HMMA")
 _INT8 = {
-    rf"WidenInt8Kernel<{_T}>": Rule(256, 48, WIDE),
+    rf"WidenInt8Kernel<{_T}>": Rule(256, 48, WIDE, store_bits=128),
     "few_int8::Int8FewRowsKernel<few_int8::Shape<[12]> >": Rule(
         256, 24, _COPIED, _ring(16)
     ),

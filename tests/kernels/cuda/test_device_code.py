@@ -50,7 +50,7 @@ def test_each_kernel_has_a_rule_and_each_rule_a_kernel(kernels: list[Kernel]) ->
 
 def test_nothing_is_kept_in_local_memory(kernels: list[Kernel]) -> None:
     spilled = [
-        f"{_label(kernel)}: {kernel.local_bytes} bytes"
+        f"{_label(kernel)}: {kernel.stack_bytes + kernel.local_bytes} bytes"
         for kernel in kernels
         if kernel.local_bytes or kernel.has("LDL") or kernel.has("STL")
     ]
@@ -80,6 +80,15 @@ def test_kernels_use_the_instructions_they_are_built_on(kernels: list[Kernel]) -
     assert not missing, "\n" + "\n".join(missing)
 
 
+def test_stores_are_as_wide_as_the_rule_says(kernels: list[Kernel]) -> None:
+    split = [
+        f"{_label(kernel)}: a store of {bits} bits < {least}"
+        for kernel in kernels
+        if (bits := kernel.narrowest_store()) < (least := _rule(kernel).store_bits)
+    ]
+    assert not split, "\n" + "\n".join(split)
+
+
 def test_kernels_that_start_early_wait_and_no_others(kernels: list[Kernel]) -> None:
     wrong = [
         _label(kernel)
@@ -100,6 +109,8 @@ arch = sm_90a
         /*0010*/                   LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
                                                                     /* 0x00000 */
         /*0020*/              @!P0 STL [R1], R4 ;
+        /*0030*/                   STG.E.128 desc[UR4][R2.64], R4 ;
+        /*0040*/              @!P0 STG.E desc[UR4][R2.64+0x10], R4 ;
 """
 
 
@@ -107,7 +118,12 @@ def test_reads_resources_and_instructions() -> None:
     (kernel,) = device_code.kernels_of(USAGE, CODE)
     assert (kernel.arch, kernel.registers, kernel.local_bytes) == ("sm_90a", 70, 16)
     assert kernel.name == "a::Kernel<float, 64>"
-    assert kernel.has("LDG.128") and kernel.has("STL") and not kernel.has("STG.128")
+    assert kernel.has("LDG.128") and kernel.has("STL") and not kernel.has("LDG.64")
+    assert kernel.narrowest_store() == 32
+    kernel.instructions.add("STG.E.U16")
+    assert kernel.narrowest_store() == 16
+    kernel.instructions = {"STG.E.EF.64", "STS.U16"}
+    assert kernel.narrowest_store() == 64
     # With 70 registers per thread, a warp takes 9 x 256 = 2304 registers.
     # 65536 / 2304 = 28 warps, or 7 blocks of 4 warps.
     assert kernel.resident_warps(128) == 28

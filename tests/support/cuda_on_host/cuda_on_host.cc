@@ -1,5 +1,6 @@
 #include <sanitizer/asan_interface.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -51,7 +53,8 @@ namespace {
 constexpr unsigned kWarp = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kStackWords = (32 << 10) / sizeof(uint64_t);
-constexpr size_t kMaxSharedBytes = 227 << 10;
+// The dynamic shared memory of a kernel whose limit was not raised.
+constexpr int kDefaultSharedBytes = 48 << 10;
 
 enum class Waits { kNot, kForWarp, kForBlock, kDone };
 
@@ -92,6 +95,29 @@ struct QueuedCopy {
   void* to = nullptr;
 };
 std::vector<QueuedCopy> queued_copies;
+
+// The raised limits of dynamic shared memory.
+std::unordered_map<const void*, int> raised_shared_bytes;
+
+// Returns the bound of the kernel's __launch_bounds__, or kMaxThreads.
+unsigned MaxThreadsOf(const void* kernel) {
+  constexpr unsigned char kNop = 0x90;
+  constexpr unsigned char kEndbr64[] = {0xF3, 0x0F, 0x1E, 0xFA};
+  const auto* code = static_cast<const unsigned char*>(kernel);
+  if (std::memcmp(code, kEndbr64, sizeof(kEndbr64)) == 0) {
+    code += sizeof(kEndbr64);
+  }
+  unsigned warps = 0;
+  while (code[warps] == kNop) ++warps;
+  return warps > 0 ? warps * kWarp : kMaxThreads;
+}
+
+bool FitsShared(const void* kernel, size_t num_bytes) {
+  const auto raised = raised_shared_bytes.find(kernel);
+  const int limit = raised == raised_shared_bytes.end() ? kDefaultSharedBytes
+                                                        : raised->second;
+  return num_bytes <= static_cast<size_t>(std::min(limit, max_shared_bytes));
+}
 
 void Wait(Waits reason) {
   Fiber& fiber = block.fibers[block.running];
@@ -221,16 +247,27 @@ void MakeQueuedCopies() {
   queued_copies.clear();
 }
 
-cudaError_t RunGrid(const cudaLaunchConfig_t& config,
+cudaError_t RaiseDynamicShared(const void* kernel, int num_bytes) {
+  if (num_bytes < 0 || num_bytes > max_shared_bytes) {
+    return cudaErrorInvalidValue;
+  }
+  raised_shared_bytes[kernel] = num_bytes;
+  return cudaSuccess;
+}
+
+cudaError_t RunGrid(const cudaLaunchConfig_t& config, const void* kernel,
                     const std::function<void()>& thread) {
   const dim3 grid = config.gridDim;
   const unsigned threads = config.blockDim.x;
   const bool fits = grid.x >= 1 && grid.y >= 1 && grid.z == 1 &&
                     grid.x <= 2147483647 && grid.y <= 65535 && threads >= 1 &&
                     threads <= kMaxThreads && threads % kWarp == 0 &&
-                    config.blockDim.y == 1 && config.blockDim.z == 1 &&
-                    config.dynamicSmemBytes <= kMaxSharedBytes;
+                    config.blockDim.y == 1 && config.blockDim.z == 1;
   if (!fits) return cudaErrorInvalidConfiguration;
+  if (threads > MaxThreadsOf(kernel)) return cudaErrorLaunchOutOfResources;
+  if (!FitsShared(kernel, config.dynamicSmemBytes)) {
+    return cudaErrorInvalidValue;
+  }
   MakeQueuedCopies();
   if (block.fibers.size() < threads) block.fibers.resize(kMaxThreads);
   gridDim = grid;

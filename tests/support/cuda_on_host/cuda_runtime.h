@@ -15,7 +15,14 @@
 #define __host__
 // One block runs at a time, so shared memory may be static.
 #define __shared__ static
+// A kernel begins with a NOP for each warp of its bound, where a launch reads
+// the bound. Clang cannot do this in templates, so its kernels have no bounds.
+#ifdef __clang__
 #define __launch_bounds__(...)
+#else
+#define __launch_bounds__(threads, ...) \
+  __attribute__((patchable_function_entry((threads) / 32)))
+#endif
 
 struct dim3 {
   // Implicit, like CUDA's dim3.
@@ -73,9 +80,11 @@ void __syncwarp();
 
 namespace weft::testing::cuda_on_host {
 
-// Runs `thread` once for every thread of every block.
-cudaError_t RunGrid(const cudaLaunchConfig_t& config,
+// Runs `thread`, a call of `kernel`, once for every thread of every block.
+cudaError_t RunGrid(const cudaLaunchConfig_t& config, const void* kernel,
                     const std::function<void()>& thread);
+// Lets launches of the kernel have more dynamic shared memory than 48 KiB.
+cudaError_t RaiseDynamicShared(const void* kernel, int num_bytes);
 
 constexpr unsigned kSlotBytes = 32;
 // Returns the kSlotBytes in which a lane of the running warp passes values. The
@@ -168,10 +177,10 @@ inline float __fmul_rn(float x, float y) { return x * y; }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename... Parameters>
-cudaError_t cudaFuncSetAttribute(void (* /*kernel*/)(Parameters...),
-                                 cudaFuncAttribute /*attribute*/,
-                                 int /*value*/) {
-  return cudaSuccess;
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...),
+                                 cudaFuncAttribute /*attribute*/, int value) {
+  return weft::testing::cuda_on_host::RaiseDynamicShared(
+      reinterpret_cast<const void*>(kernel), value);
 }
 
 template <typename... Parameters, typename... Arguments>
@@ -179,10 +188,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
                                void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
   namespace host = weft::testing::cuda_on_host;
-  if (host::observer.launches != nullptr) {
-    host::observer.launches(reinterpret_cast<const void*>(kernel));
-  }
-  return host::RunGrid(*config, [&] { kernel(arguments...); });
+  const auto* const address = reinterpret_cast<const void*>(kernel);
+  if (host::observer.launches != nullptr) host::observer.launches(address);
+  return host::RunGrid(*config, address, [&] { kernel(arguments...); });
 }
 
 #endif  // WEFT_TESTS_SUPPORT_CUDA_ON_HOST_CUDA_RUNTIME_H_

@@ -8,7 +8,13 @@
 // of the two orders gives a wrong result. All threads of a block must reach a
 // barrier, and all lanes of a warp must reach a warp operation. Otherwise the
 // process ends with a message. "Device" memory is the heap, so the address
-// sanitizer sees every access.
+// sanitizer sees every access. The kernels are compiled so that an access to an
+// address that is no multiple of its size also ends the process with a message.
+//
+// A launch fails if it has more threads than __launch_bounds__, or more dynamic
+// shared memory than the device (max_shared_bytes) or the kernel's attribute
+// allows. Static shared memory is not added, because a launch does not know it.
+// tests/kernels/cuda/test_device_code.py adds it.
 //
 // Tests here do not measure speed, and do not find behaviour that is undefined
 // only on a device.
@@ -21,7 +27,8 @@ enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
-  cudaErrorInvalidConfiguration = 9
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchOutOfResources = 701
 };
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
@@ -68,7 +75,7 @@ void MakeQueuedCopies();
 inline int compute_capability_major = 9;
 
 // The value of cudaDevAttrMaxSharedMemoryPerBlockOptin: that of compute
-// capability 9.
+// capability 9. It is 163 KiB in 8.0, and 99 KiB in 8.6, 8.9 and 12.0.
 inline constexpr int kSharedBytesOfHopper = 227 * 1024;
 inline int max_shared_bytes = kSharedBytesOfHopper;
 
