@@ -14,6 +14,7 @@
 #include "tests/model/decoder_fixture.h"
 #include "tests/model/int8_weights.h"
 #include "tests/model/tiny_hybrid.h"
+#include "tests/support/cuda_on_host/cuda_runtime_api.h"
 #include "tests/support/host_device/host_device.h"
 
 namespace weft::testing {
@@ -209,6 +210,21 @@ TEST_F(DeviceDecoderTest, Trains) {
   const Pair pair;
   ExpectSameStep(pair, MakeTrainBatch(),
                  RandomTensor({40, 128}, 1, at::kBFloat16));
+}
+
+// The projections q, k and v have more than 64 ranks together. Their kernels
+// must fit the compute capabilities 8.6, 8.9 and 12.0, too.
+TEST_F(DeviceDecoderTest, TrainsHighRanksWithLittleSharedMemory) {
+  cuda_on_host::max_shared_bytes = 99 << 10;
+  const Pair pair;
+  PackedBatch batch = MakeTrainBatch();
+  batch.routing = {
+      {.begin = 0,
+       .end = 40,
+       .version = TinyVersion(pair.exact.config(), {.rank = 40, .alpha = 8},
+                              at::kBFloat16)}};
+  ExpectSameStep(pair, batch, RandomTensor({40, 128}, 1, at::kBFloat16));
+  cuda_on_host::max_shared_bytes = cuda_on_host::kSharedBytesOfHopper;
 }
 
 // qwen3 adds head norms and can use flash attention. gemma3 has windows, which

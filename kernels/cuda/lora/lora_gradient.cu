@@ -7,7 +7,6 @@ namespace {
 
 // The number of rows in a step.
 constexpr int kStepDepth = 64;
-constexpr int kStages = 4;
 
 constexpr int kTileFeatures = kLoraTileFeatures;
 
@@ -19,7 +18,8 @@ inline constexpr bool kRanksAreRows =
 template <typename Kind>
 using GradientTile =
     Tile<kRanksAreRows<Kind> ? Kind::kRank : kTileFeatures,
-         kRanksAreRows<Kind> ? kTileFeatures : Kind::kRank, kStepDepth, kStages,
+         kRanksAreRows<Kind> ? kTileFeatures : Kind::kRank, kStepDepth,
+         Kind::kStages,
          /*kLeftDepthIsRows=*/true, /*kRightDepthIsRows=*/true>;
 
 // The part of a gradient that begins with the first element of the block's

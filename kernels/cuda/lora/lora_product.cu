@@ -14,8 +14,8 @@ constexpr int kBlockRows = kLoraBlockRows;
 constexpr int kExpandFeatures = 64;
 
 template <typename Kind>
-using ShrinkTile = Tile<kBlockRows, Kind::kRank, kStepDepth,
-                        Kind::kRank <= 64 ? 4 : 3, /*kLeftDepthIsRows=*/false,
+using ShrinkTile = Tile<kBlockRows, Kind::kRank, kStepDepth, Kind::kStages,
+                        /*kLeftDepthIsRows=*/false,
                         Kind::kOrder == LoraOrder::kFeaturesByRank>;
 // The depth is the rank: one step, or several steps for ranks above kStepDepth.
 template <typename Kind>

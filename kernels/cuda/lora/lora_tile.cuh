@@ -53,6 +53,8 @@ struct TileKind {
   static constexpr int kRank = kTheRank;  // One of the values of LoraRankTile.
   // Blocks per multiprocessor. This number limits the registers of a thread.
   static constexpr int kBlocks = kRank <= 16 ? 3 : kRank <= 64 ? 2 : 1;
+  // Steps in shared memory, of at most the 99 KiB that every device has.
+  static constexpr int kStages = kRank <= 64 ? 4 : 3;
 };
 // Calls run(TileKind) with the kind for kOrder and the product's largest rank.
 template <LoraOrder kOrder, typename Run>
