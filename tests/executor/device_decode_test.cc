@@ -163,17 +163,43 @@ TEST_F(DeviceDecodeTest, AGraphDrawsWhatLaunchesDraw) {
   }
 }
 
+// Makes a model on the device in which some layers have states.
+model::Decoder MakeHybrid() {
+  at::manual_seed(4);
+  const model_config::ModelConfig config = weft::testing::HybridConfig();
+  model::DecoderWeights weights =
+      WeightsTo(weft::testing::HybridWeights(config, at::kBFloat16),
+                at::TensorOptions(at::kBFloat16).device(at::kCUDA));
+  for (model::LayerWeights& layer : weights.layers) {
+    for (at::Tensor* tensor : {&layer.conv_WR1, &layer.a_log_H,
+                               &layer.dt_bias_H, &layer.delta_norm_V}) {
+      if (tensor->defined()) *tensor = tensor->to(at::kCUDA);
+    }
+  }
+  return {config, std::move(weights), config.max_positions};
+}
+
+// A row that fills up a graph neither reads nor writes a large state.
+TEST(DeviceCacheTest, PaddingLeavesItsState) {
+  const c10::InferenceMode no_autograd;
+  const model::Decoder decoder = MakeHybrid();
+  const ModelRunner rank(decoder, loss::HeadOptions{});
+  model::KvStore store = FilledCache(decoder);
+  DecodeGraphs graphs(decoder, rank.head(), &store, kMaxRows,
+                      MakeStepDevice(decoder));
+  const at::Tensor before = store.delta_NHKV[0].cpu();
+  CachePlan plan = DecodePlan(kRows - 1, 1, decoder.config().vocab);
+  plan.kv.state_slots_Q = at::arange(1, kRows);
+  EXPECT_TRUE(rank.Run(plan, &store, &graphs).by_graph);
+  const at::Tensor after = store.delta_NHKV[0].cpu();
+  EXPECT_TRUE(after[kPaddingState].equal(before[kPaddingState]));
+  EXPECT_FALSE(after[1].equal(before[1]));
+}
+
 // A fork copies a page and a state in all layers at once.
 TEST(DeviceCacheTest, ACopyIsALaunchForEachPart) {
   const c10::InferenceMode no_autograd;
-  const model_config::ModelConfig config = weft::testing::HybridConfig();
-  model::DecoderWeights weights =
-      weft::testing::HybridWeights(config, at::kBFloat16);
-  for (at::Tensor* tensor : {&weights.embedding_VH, &weights.head_VH}) {
-    *tensor = tensor->to(at::kCUDA);
-  }
-  const model::Decoder decoder(config, std::move(weights),
-                               config.max_positions);
+  const model::Decoder decoder = MakeHybrid();
   model::KvStore store = FilledCache(decoder);
   const auto copies = [&](const CacheCopy& copy) {
     const DeviceRecording recording;
