@@ -23,7 +23,7 @@ readonly NEW='*Delta*:*Int8*:*Sampler*'
 readonly STEPS=(
   kernels ops
   lora head optim model executor device draw_rows
-  "kernel_bench=int8,sampler,lora_few"
+  "kernel_bench=delta,int8,sampler,lora_few"
   memcheck="${NEW}" racecheck="${NEW}"
   hybrid hybrid_bf16 in_flight supports options distill experts
   e2e recovery muon
