@@ -14,6 +14,8 @@ namespace {
 
 namespace kernel = kernels::cuda;
 
+static_assert(kMaxDeltaTaps == kernel::kMaxDeltaMixTaps);
+
 kernel::DType DeltaTypeOf(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 ? kernel::DType::kBf16
                                                : kernel::DType::kF32;
@@ -87,8 +89,8 @@ void MakeLaterRows(const DeltaPlan& plan, int64_t num_rows, int64_t num_earlier,
     later[at] = static_cast<int32_t>(i / num_earlier);
     later[at + 1] = static_cast<int32_t>(i % num_earlier);
   }
-  plan.on_device.offsets = ToDevice(offsets, device);
   plan.on_device.later_N2 = ToDevice(later, device);
+  plan.on_device.offsets = ToDevice(offsets, device);
 }
 
 kernel::DeltaLaterRows LaterRows(const DeltaPlan& plan) {
@@ -119,13 +121,14 @@ kernel::DeltaTrees TreesOf(const DeltaPlan& plan, at::Device device) {
       numbers.insert(numbers.end(),
                      {chunk.begin, chunk.end, chunk.start, chunk.stop});
     }
-    own.chunks_M4 = ToDevice(numbers, device).view({-1, 4});
-    own.tree_chunks = ToDevice(plan.tree_chunks, device);
+    const at::Tensor chunks_M4 = ToDevice(numbers, device).view({-1, 4});
     if (plan.slots_Q.defined()) {
-      const at::Tensor states_M2 = own.chunks_M4.narrow(1, 2, 2);
+      const at::Tensor states_M2 = chunks_M4.narrow(1, 2, 2);
       states_M2.copy_(plan.slots_Q.index_select(0, states_M2.reshape({-1}))
                           .view_as(states_M2));
     }
+    own.tree_chunks = ToDevice(plan.tree_chunks, device);
+    own.chunks_M4 = chunks_M4;
   }
   return {.chunks = reinterpret_cast<const kernel::DeltaChunkRange*>(
               own.chunks_M4.const_data_ptr<int64_t>()),
@@ -138,17 +141,18 @@ kernel::DeltaTrees TreesOf(const DeltaPlan& plan, at::Device device) {
 struct Scores {
   Scores(const DeltaRows& rows, const DeltaParameters& p,
          const kernel::DeltaTrees& trees)
-      : both_2HTC(at::empty(
-            {2, p.num_value_heads, rows.mixed_TW.size(0), kDeltaChunkRows},
+      : all_3HTC(at::empty(
+            {3, p.num_value_heads, rows.mixed_TW.size(0), kDeltaChunkRows},
             rows.mixed_TW.options())),
-        scores{.w_HTC = both_2HTC[0].mutable_data_ptr(),
-               .inverse_HTC = both_2HTC[1].mutable_data_ptr(),
+        scores{.w_HTC = all_3HTC[0].mutable_data_ptr(),
+               .inverse_HTC = all_3HTC[1].mutable_data_ptr(),
+               .rest_HTC = all_3HTC[2].mutable_data_ptr(),
                .num_rows = rows.mixed_TW.size(0)} {
     C10_CUDA_CHECK(kernel::ScoreDeltaChunks(RuleRows(rows, p), trees, scores,
                                             CurrentStream()));
   }
 
-  at::Tensor both_2HTC;
+  at::Tensor all_3HTC;
   kernel::DeltaScores scores;
 };
 

@@ -1,5 +1,7 @@
 #include "src/ops/delta_plan.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -52,6 +54,10 @@ const DeltaPlan& DeltaTrees::Plan(DeltaStateUse use,
     plan = std::make_unique<DeltaPlan>(PlanDelta(nodes_, num_earlier, use));
     if (use == DeltaStateUse::kContinue) plan->slots_Q = slots_Q_;
   }
+  TORCH_CHECK(std::ssize(plan->earlier_TR) ==
+                  (nodes_.empty() ? 0 : nodes_.back().end) * num_earlier,
+              "a plan of the gated delta rule has ", plan->earlier_TR.size(),
+              " earlier rows, wanted ", num_earlier, " for each row");
   return *plan;
 }
 

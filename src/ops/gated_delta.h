@@ -126,7 +126,7 @@ at::Tensor GatedDelta(const DeltaInputs& inputs,
 // the tape. The weights get no gradient. Takes as many elements as the tape, in
 // f32 (f64 for f64). The kernels for CUDA also take (V / 64) 2 T H (K + 1) +
 // T J K floats, for parts of the gradients of q, k, beta and g and their sums,
-// and T H (V + 2 C) + S H K V numbers in bf16, for C rows of a chunk.
+// and T H (V + 3 C) + S H K V numbers in bf16, for C rows of a chunk.
 // Shapes:  dout like out; `into` like the inputs. The gradients may be views of
 //          one matrix. They may not alias the inputs.
 void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,

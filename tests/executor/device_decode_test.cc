@@ -188,7 +188,7 @@ TEST(DeviceCacheTest, PaddingLeavesItsState) {
   DecodeGraphs graphs(decoder, rank.head(), &store, kMaxRows,
                       MakeStepDevice(decoder));
   const at::Tensor before = store.delta_NHKV[0].cpu();
-  CachePlan plan = DecodePlan(kRows - 1, 1, decoder.config().vocab);
+  CachePlan plan = DecodePlan(kRows - 1, 1, decoder.config());
   plan.kv.state_slots_Q = at::arange(1, kRows);
   EXPECT_TRUE(rank.Run(plan, &store, &graphs).by_graph);
   const at::Tensor after = store.delta_NHKV[0].cpu();

@@ -11,6 +11,7 @@ struct ForwardMemory {
   State state;  // Before the chunk.
   Scores w;
   Scores inverse;
+  Scores rest;
   ValueRows u;  // U, and before that V and diag(beta) (V - ...).
   ValueRows u_to_end;
   Gates gates;
@@ -48,6 +49,7 @@ __device__ void LoadOperands(const Block& b, const DeltaChunkRange& chunk,
   CopyRows(b.columns.v + at, b.columns.stride, size, &m->u);
   CopyRows(b.columns.q + at, b.columns.stride, size, &m->q);
   CopyRows(Bf16Of(b.scores.inverse_HTC) + scores, kRows, size, &m->inverse);
+  CopyRows(Bf16Of(b.scores.rest_HTC) + scores, kRows, size, &m->rest);
   CopyRows(Bf16Of(b.scores.w_HTC) + scores, kRows, size, &m->w);
   EndCopyGroup();
   if (WarpIndex() == 0) m->gates.Fill(b.rows, chunk, b.place.head);
@@ -66,6 +68,7 @@ __device__ void SolveChunk(ForwardMemory* m) {
   __syncthreads();
   ValuesOfScores::Sums u = {};
   ValuesOfScores::Multiply(m->inverse, m->u.Transposed(), &u);
+  ValuesOfScores::Multiply(m->rest, m->u.Transposed(), &u);
   __syncthreads();
   ValuesOfScores::ForPairs(u, [&](int row, int v, float low, float high) {
     const float factor = m->gates.to_end[row];
@@ -102,8 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   // mostly starts with it.
   StateOfRows::Sums state;
   int64_t held = -1;
-  for (int64_t n = trees.tree_chunks[b.place.index];
-       n < trees.tree_chunks[b.place.index + 1]; ++n) {
+  const int64_t end = trees.tree_chunks[b.place.index + 1];
+  for (int64_t n = trees.tree_chunks[b.place.index]; n < end; ++n) {
     const DeltaChunkRange chunk = trees.chunks[n];
     __syncthreads();
     LoadOperands(b, chunk, m);
@@ -125,6 +128,11 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (held < 0) continue;
     ScaleState(m->gates.whole(), &state);
     StateOfRows::Multiply(m->k.Transposed(), m->u_to_end.Transposed(), &state);
+    // The next chunk writes the state if it replaces it.
+    if (n + 1 < end && trees.chunks[n + 1].start == held &&
+        trees.chunks[n + 1].stop == held) {
+      continue;
+    }
     float* stop = StateOf(to.states_SHKV, held, rows, b.place);
     StateOfRows::ForPairs(state, [&](int k, int v, float low, float high) {
       StorePair(low, high, stop + k * values + v);

@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 // The taps of all known models. Their number is known when the kernel is
 // compiled.
 constexpr int kUsualTaps = 4;
-constexpr int kMostTaps = 8;
+constexpr int kMostTaps = kMaxDeltaMixTaps;
 
 __device__ float Sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 
@@ -248,32 +248,32 @@ __global__ void __launch_bounds__(kThreads)
   StorePack(pack, dx_TW + t * dx_stride + i);
 }
 
-// Returns whether all rows and heads consist of whole packs of `width`
-// elements, which begin at multiples of 16 bytes.
+// Returns whether all rows and heads, also those of `out`, consist of whole
+// packs, which begin at multiples of 16 bytes.
 template <typename T, typename W>
-bool AreWide(const DeltaMixRows& rows) {
+bool AreWide(const DeltaMixRows& rows, const void* out) {
   constexpr int kN = kWidth<T>;
   return rows.num_features % kN == 0 && rows.key_features % kN == 0 &&
          IsWide<T>(rows.x_TW, rows.x_stride) && IsWide<T>(rows.history_W, 0) &&
-         IsWide<W>(rows.weight_RW, 0) && IsWide<W>(rows.bias_W, 0);
+         IsWide<W>(rows.weight_RW, 0) && IsWide<W>(rows.bias_W, 0) &&
+         IsWide<float>(out, 0);
 }
 
 // Calls run(t, w, width, taps) with null pointers of the rows' and the weight's
 // types, the elements of a pack and the number of taps.
 template <typename Run>
-cudaError_t WithKind(const DeltaMixRows& rows, Run run) {
-  return WithTypes(rows.dtype, rows.weight_dtype,
-                   [&]<typename T, typename W>(const T* t, const W* w) {
-                     using Narrow = std::integral_constant<int, 1>;
-                     if (rows.num_taps > kMostTaps)
-                       return cudaErrorInvalidValue;
-                     return AreWide<T, W>(rows) && rows.num_taps == kUsualTaps
-                                ? run(t, w,
-                                      std::integral_constant<int, kWidth<T>>(),
-                                      std::integral_constant<int, kUsualTaps>())
-                                : run(t, w, Narrow(),
-                                      std::integral_constant<int, kMostTaps>());
-                   });
+cudaError_t WithKind(const DeltaMixRows& rows, const void* out, Run run) {
+  return WithTypes(
+      rows.dtype, rows.weight_dtype,
+      [&]<typename T, typename W>(const T* t, const W* w) {
+        using Narrow = std::integral_constant<int, 1>;
+        if (rows.num_taps > kMostTaps) return cudaErrorInvalidValue;
+        return AreWide<T, W>(rows, out) && rows.num_taps == kUsualTaps
+                   ? run(t, w, std::integral_constant<int, kWidth<T>>(),
+                         std::integral_constant<int, kUsualTaps>())
+                   : run(t, w, Narrow(),
+                         std::integral_constant<int, kMostTaps>());
+      });
 }
 
 }  // namespace
@@ -281,24 +281,27 @@ cudaError_t WithKind(const DeltaMixRows& rows, Run run) {
 cudaError_t MixDeltaRows(const DeltaMixRows& rows, void* mixed_TW,
                          float* beta_TH, float* g_TH, cudaStream_t stream) {
   if (rows.num_rows == 0) return cudaSuccess;
-  return WithKind(rows, [&]<typename T, typename W>(const T*, const W*,
-                                                    auto width, auto taps) {
-    const Teams teams(rows, width);
-    return Launch(DeltaMixKernel<T, W, width(), taps()>, rows.num_rows,
-                  teams.GridY(), kThreads, stream, rows, teams,
-                  static_cast<T*>(mixed_TW), beta_TH, g_TH);
-  });
+  return WithKind(
+      rows, mixed_TW,
+      [&]<typename T, typename W>(const T*, const W*, auto width, auto taps) {
+        const Teams teams(rows, width);
+        return Launch(DeltaMixKernel<T, W, width(), taps()>, rows.num_rows,
+                      teams.GridY(), kThreads, stream, rows, teams,
+                      static_cast<T*>(mixed_TW), beta_TH, g_TH);
+      });
 }
 
 cudaError_t MixDeltaRowsBackward(const DeltaMixRows& rows, float* d_TW,
                                  cudaStream_t stream) {
   if (rows.num_rows == 0) return cudaSuccess;
-  return WithKind(rows, [&]<typename T, typename W>(const T*, const W*,
-                                                    auto width, auto taps) {
-    const Teams teams(rows, width);
-    return Launch(DeltaMixBackwardKernel<T, W, width(), taps()>, rows.num_rows,
-                  teams.GridY(), kThreads, stream, rows, teams, d_TW);
-  });
+  return WithKind(
+      rows, d_TW,
+      [&]<typename T, typename W>(const T*, const W*, auto width, auto taps) {
+        const Teams teams(rows, width);
+        return Launch(DeltaMixBackwardKernel<T, W, width(), taps()>,
+                      rows.num_rows, teams.GridY(), kThreads, stream, rows,
+                      teams, d_TW);
+      });
 }
 
 cudaError_t DeltaConvBackward(const DeltaMixRows& rows,
@@ -309,7 +312,8 @@ cudaError_t DeltaConvBackward(const DeltaMixRows& rows,
   return WithTypes(
       rows.dtype, rows.weight_dtype,
       [&]<typename T, typename W>(const T*, const W*) {
-        const bool is_wide = AreWide<T, W>(rows) && IsWide<T>(dx_TW, dx_stride);
+        const bool is_wide =
+            AreWide<T, W>(rows, d_TW) && IsWide<T>(dx_TW, dx_stride);
         return WithWidth<T>(is_wide, [&](auto width) {
           return Launch(DeltaConvBackwardKernel<T, W, width()>, rows.num_rows,
                         CeilDiv(rows.num_features, kThreads * width()),

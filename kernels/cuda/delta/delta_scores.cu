@@ -117,14 +117,18 @@ __global__ void __launch_bounds__(kThreads, 3)
   InvertBelow(m);
   const int64_t at = ScoresAt(to, place.head, chunk.begin);
   WriteRows(&m->w, kRows, size, Bf16Of(to.w_HTC) + at);
-  Bf16* inverse = Bf16Of(to.inverse_HTC) + at;
   ForChunks(&m->w, [&](int t, int part, const auto*) {
     if (t >= size) return;
-    Pack<Bf16, kChunk> pack;
+    Pack<Bf16, kChunk> rounded, rest;
+#pragma unroll
     for (int e = 0; e < kChunk; ++e) {
-      pack.Set(e, m->inverse[t][part * kChunk + e]);
+      const float x = m->inverse[t][part * kChunk + e];
+      rounded.Set(e, x);
+      rest.Set(e, x - rounded[e]);
     }
-    StorePack(pack, inverse + t * kRows + part * kChunk);
+    const int64_t own = at + t * kRows + part * kChunk;
+    StorePack(rounded, Bf16Of(to.inverse_HTC) + own);
+    StorePack(rest, Bf16Of(to.rest_HTC) + own);
   });
 }
 

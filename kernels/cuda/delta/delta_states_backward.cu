@@ -12,6 +12,7 @@ struct StatesMemory {
   ValueRows dr;  // dR, and before that the gradient of U.
   Scores w;
   Scores inverse;
+  Scores rest;
   State dstop;
   Gates gates;
 };
@@ -28,6 +29,7 @@ __device__ void LoadOperands(const GradientBlock& b,
   CopyRows(Bf16Of(b.gradient.dout_THV) + chunk.begin * b.row_stride + b.column,
            b.row_stride, size, &m->dout);
   CopyRows(Bf16Of(b.scores.inverse_HTC) + scores, kRows, size, &m->inverse);
+  CopyRows(Bf16Of(b.scores.rest_HTC) + scores, kRows, size, &m->rest);
   CopyRows(b.columns.q + at, b.columns.stride, size, &m->q);
   EndCopyGroup();
   if (WarpIndex() == 0) m->gates.Fill(b.rows, chunk, b.place.head);
@@ -48,6 +50,7 @@ __device__ void PassResidual(const GradientBlock& b,
   __syncthreads();
   ValuesOfScoresT::Sums dr = {};
   ValuesOfScoresT::Multiply(m->inverse.Transposed(), m->dr.Transposed(), &dr);
+  ValuesOfScoresT::Multiply(m->rest.Transposed(), m->dr.Transposed(), &dr);
   __syncthreads();
   ValuesOfScoresT::ForPairs(dr, [&](int row, int v, float low, float high) {
     m->dr.Set(row, v, low, high);

@@ -17,6 +17,9 @@ namespace weft::kernels::cuda {
 // All functions queue their work on `stream`, and nothing waits for it.
 // Errors:  those of the launch.   Threads: any.
 
+// The most taps of the convolution.
+inline constexpr int kMaxDeltaMixTaps = 8;
+
 // Rows before the rule, and what their convolution reads.
 struct DeltaMixRows {
   DType dtype = DType::kF32;         // Of x, history, beta and alpha.
@@ -50,7 +53,7 @@ struct DeltaMixRows {
 // gaps. Reads (R + 1) W and writes W numbers for each row; the R rows before
 // are in the L2 cache. Reads 16 bytes at a time if the rows and heads allow it
 // and there are four taps.
-// Source: reference::MixRow.   Errors: also more than 8 taps.
+// Source: reference::MixRow.   Errors: also more than kMaxDeltaMixTaps taps.
 [[nodiscard]] cudaError_t MixDeltaRows(const DeltaMixRows& rows, void* mixed_TW,
                                        float* beta_TH, float* g_TH,
                                        cudaStream_t stream);
@@ -130,15 +133,19 @@ constexpr bool TakesDeltaChunks(int64_t key_features, int64_t value_features) {
 }
 
 // What a chunk's rows give each value head without any state, in bf16: W and
-// (I + A)^-1 of src/ops/delta_chunks.h. Row t has the columns of its chunk.
+// (I + A)^-1 of src/ops/delta_chunks.h. Row t has the columns of its chunk. The
+// inverse is the sum of two matrices. One alone would be wrong in silence: rows
+// of a token that repeats have equal entries, whose roundings add up over a
+// chunk (0.1 of a row of out).
 struct DeltaScores {
   void* w_HTC = nullptr;
   void* inverse_HTC = nullptr;
-  int64_t num_rows = 0;  // T.
+  void* rest_HTC = nullptr;  // What rounding leaves of the inverse.
+  int64_t num_rows = 0;      // T.
 };
 
 // Fills the scores of all chunks at once. A block computes a chunk of one value
-// head: 2.1 MFLOP, 32 KB of q and k, of which the L2 cache has most, and 16 KB
+// head: 2.1 MFLOP, 32 KB of q and k, of which the L2 cache has most, and 24 KB
 // of scores. Inverts 16 x 16 blocks on the diagonal in f32, and then the blocks
 // below it.
 [[nodiscard]] cudaError_t ScoreDeltaChunks(const DeltaRuleRows& rows,
@@ -155,8 +162,8 @@ struct DeltaChunksOutput {
 // Computes the rule in chunks on tensor cores, with bf16 operands, f32 sums and
 // f32 states. Reads and writes states [S, H, K, V] by the chunks. A block
 // computes 64 value features of one head of one tree, and keeps the state in
-// registers from a chunk to the one that follows it. A chunk takes it 4.2 MFLOP
-// (the products take 2 C (3 K 64 + 2 C 64)) and 104 KB: q, k, v, the scores, u,
+// registers from a chunk to the one that follows it. A chunk takes it 4.7 MFLOP
+// (the products take 2 C (3 K 64 + 3 C 64)) and 112 KB: q, k, v, the scores, u,
 // out and the end state. All matrices begin at multiples of 16 bytes.
 // Source: src/ops/delta_chunks.h.
 [[nodiscard]] cudaError_t RunDeltaChunks(const DeltaRuleRows& rows,
@@ -189,8 +196,8 @@ struct DeltaChunksGradient {
 };
 
 // Writes the gradients of states and values: dv, dr and dstops. A block
-// computes a tree's chunks in reverse order. A chunk takes it 4.2 MFLOP (the
-// products take 2 C (3 K 64 + 2 C 64)) and 96 KB.
+// computes a tree's chunks in reverse order. A chunk takes it 4.7 MFLOP (the
+// products take 2 C (3 K 64 + 3 C 64)) and 104 KB.
 [[nodiscard]] cudaError_t RunDeltaStatesBackward(
     const DeltaRuleRows& rows, const DeltaTrees& trees,
     const DeltaScores& scores, const DeltaChunksGradient& gradient,

@@ -115,7 +115,7 @@ int64_t DeltaPartialBytes(const model_config::DeltaShape& delta,
   const int64_t slices = delta.value_features / 64;
   const int64_t parts =
       slices * delta.value_heads * (2 * delta.key_features + 2);
-  const int64_t scores = 2 * ops::kDeltaChunkRows * delta.value_heads;
+  const int64_t scores = 3 * ops::kDeltaChunkRows * delta.value_heads;
   return num_rows *
              ((parts + delta.value_width() + delta.key_width()) * kFloatBytes +
               (scores + delta.value_width()) * kBf16Bytes) +

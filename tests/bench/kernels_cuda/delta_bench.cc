@@ -194,8 +194,8 @@ class DeltaProblem {
   const Bf16Buffer dstops_;
   const FloatBuffer dstates_;
   const Bf16Buffer w_{kRows * kHeads * kChunkRows},
-      inverse_{kRows * kHeads * kChunkRows};
-  const DeltaScores scores_{w_.data(), inverse_.data(), kRows};
+      inverse_{kRows * kHeads * kChunkRows}, rest_{kRows * kHeads * kChunkRows};
+  const DeltaScores scores_{w_.data(), inverse_.data(), rest_.data(), kRows};
   const Bf16Buffer u_{kRows * kAllValues}, out_{kRows * kAllValues},
       dout_{kRows * kAllValues}, dr_{kRows * kAllValues};
   const FloatBuffer dq_{kSlices * kRows * kHeads * kKeys},
@@ -205,7 +205,7 @@ class DeltaProblem {
 };
 
 void BenchChunks(const Device& device, const Rows& rows) {
-  constexpr double kScoresBytes = 2.0 * 2 * kRows * kHeads * kChunkRows;
+  constexpr double kScoresBytes = 3.0 * 2 * kRows * kHeads * kChunkRows;
   constexpr double kKeysBytes = 2.0 * 2 * kRows * kAllKeys;
   constexpr double kValuesBytes = 2.0 * kRows * kAllValues;
   constexpr double kStatesBytes = 4.0 * kRows / kChunkRows * kState;
@@ -225,7 +225,7 @@ void BenchChunks(const Device& device, const Rows& rows) {
          kKeysBytes + kScoresBytes + 4 * kValuesBytes + kStatesBytes / 2,
          [&] { problem.StatesBackward(); });
     line("RunDeltaRowsBackward",
-         kKeysBytes + kScoresBytes / 2 + 4 * kValuesBytes + kStatesBytes * 1.5 +
+         kKeysBytes + kScoresBytes / 3 + 4 * kValuesBytes + kStatesBytes * 1.5 +
              2.0 * 4 * kSlices * kRows * kHeads * kKeys,
          [&] { problem.RowsBackward(); });
   }

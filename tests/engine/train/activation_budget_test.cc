@@ -246,7 +246,7 @@ TEST(ActivationsOfTest, CountsTheBackwardPassOfADeltaRuleOnCuda) {
   // In bf16, the gradients of the projections, the output and its norm; the
   // scores of the chunks; the gradients of u and of the states.
   const int64_t narrow =
-      2 * (kRows * (kW + 3 * kH * kV + 2 * kH) + kRows * kH * (2 * 64 + kV) +
+      2 * (kRows * (kW + 3 * kH * kV + 2 * kH) + kRows * kH * (3 * 64 + kV) +
            (15 + 2) * kH * kK * kV);
   const int64_t residual = 4 * kRows * config.hidden * 2;
   const int64_t lora = lora::GradientWorkspaceBytes(kRows, config.shape(), 8);

@@ -137,8 +137,8 @@ _DELTA = {
     "delta::DeltaScoresKernel": Rule(
         256, 24, ("HMMA", "LDSM", "LDGSTS.128", "STG.128"), 67328
     ),
-    "delta::DeltaChunkKernel": Rule(256, 16, (*_CHUNKS, "STG.128"), 83200),
-    "delta::DeltaStatesBackwardKernel": Rule(256, 16, (*_CHUNKS, "STG.128"), 83200),
+    "delta::DeltaChunkKernel": Rule(256, 16, (*_CHUNKS, "STG.128"), 91392),
+    "delta::DeltaStatesBackwardKernel": Rule(256, 16, (*_CHUNKS, "STG.128"), 91392),
     "delta::DeltaRowsBackwardKernel": Rule(256, 16, (*_CHUNKS, "LDG.128"), 96768),
 }
 

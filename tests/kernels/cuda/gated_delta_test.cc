@@ -519,9 +519,9 @@ TEST_P(CudaDeltaChunksTest, MatchTheRuleOverPrefixTrees) {
                               std::ssize(kept.chunks)};
   DeltaTrees trees = kept_trees;
   trees.chunks = chunks.data();
-  const DeviceArray w = nans(rows * heads * 64),
-                    inverse = nans(rows * heads * 64);
-  const DeltaScores scores{w.data(), inverse.data(), rows};
+  const int64_t size = rows * heads * 64;
+  const DeviceArray w = nans(size), inverse = nans(size), rest = nans(size);
+  const DeltaScores scores{w.data(), inverse.data(), rest.data(), rows};
   ASSERT_EQ(ScoreDeltaChunks(rule_.shape, trees, scores, nullptr), cudaSuccess);
   const auto states = filled(kept.num_states * state, kNan);
   const DeviceArray u = nans(rows * width_), out = nans(rows * width_);
@@ -588,6 +588,48 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CudaDeltaChunksTest,
                          });
 
 class CudaDeltaSizesTest : public CudaKernelTest {};
+
+// The entries of a repeated token's inverse are equal, so their roundings would
+// add up.
+TEST_F(CudaDeltaSizesTest, RowsOfARepeatedTokenAreExact) {
+  constexpr int64_t kRows = 130, kKeys = 128, kValues = 64;
+  Rule rule(kRows, 1, 1, kKeys, kValues);
+  for (int64_t t = 1; t < kRows; ++t) {
+    std::copy_n(rule.mixed.begin(), rule.width,
+                rule.mixed.begin() + t * rule.width);
+  }
+  std::ranges::fill(rule.beta, 0.9F);
+  std::ranges::fill(rule.g, 0.0F);
+  const DeviceArray mixed(DType::kBf16, rule.mixed);
+  const DeviceBuffer<float> beta(rule.beta), g(rule.g);
+  rule.shape.mixed_TW = mixed.data();
+  rule.shape.beta_TH = beta.data();
+  rule.shape.g_TH = g.data();
+  const std::vector<Node> nodes = {{0, kRows, -1}};
+  const Plan plan(nodes, /*keeps=*/false);
+  const DeviceBuffer<DeltaChunkRange> chunks(plan.chunks);
+  const DeviceBuffer<int64_t> tree_chunks(plan.trees);
+  const DeltaTrees trees{chunks.data(), tree_chunks.data(), 1,
+                         std::ssize(plan.chunks)};
+  const std::vector<float> nans(kRows * 64, kNan);
+  const DeviceArray w(DType::kBf16, nans), inverse(DType::kBf16, nans),
+      rest(DType::kBf16, nans), out(DType::kBf16, nans);
+  const DeltaScores scores{w.data(), inverse.data(), rest.data(), kRows};
+  const DeviceBuffer<float> states(
+      std::vector<float>(plan.num_states * kKeys * kValues, kNan));
+  ASSERT_EQ(ScoreDeltaChunks(rule.shape, trees, scores, nullptr), cudaSuccess);
+  ASSERT_EQ(RunDeltaChunks(rule.shape, trees, scores,
+                           {states.data(), nullptr, out.data()}, nullptr),
+            cudaSuccess);
+  const DeltaOutput want = reference::RunDelta(
+      rule.Head(0, 0, kRows, std::vector<double>(kKeys * kValues, 0.0)));
+  const std::vector<float> got = out.Read();
+  for (int64_t t = 0; t < kRows; ++t) {
+    const auto row = want.out.begin() + t * kValues;
+    ExpectClose(Columns(got, kValues, t, t + 1, 0, kValues),
+                std::vector<double>(row, row + kValues), TensorError(4), "out");
+  }
+}
 
 TEST_F(CudaDeltaSizesTest, HeadsOfOtherSizesAreRefused) {
   DeltaRuleRows shape{
