@@ -36,9 +36,8 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
 // One upload serves all layers of a pass, with the shared experts, but without
-// the others (ExpertTable). The
-// weights and gradients outlive the table. Only one pass at a time may use the
-// table.
+// the others (ExpertTable). The weights and gradients outlive the table. Only
+// one pass at a time may use the table.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. `gradients` and

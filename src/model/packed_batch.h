@@ -51,7 +51,8 @@ struct KvStore {
                            // Undefined if the model has no experts.
   // The memory of the above, of which the layers are views: tensors [L, P, S,
   // ...] and [L, N, ...] of the L layers that have the part. So a page or a
-  // state is copied in all layers at once.
+  // state is copied in all layers at once. LibTorch takes a launch for every 2
+  // GiB over which a part's copies are spread.
   std::vector<at::Tensor> pages;
   std::vector<at::Tensor> states;
 };

@@ -202,14 +202,18 @@ std::vector<std::optional<DrawResult>> DrawRows(
   const double* log_totals = results.log_totals_N.const_data_ptr<double>();
   const auto vocab = static_cast<size_t>(logits_RV.size(1));
   std::vector<std::optional<DrawResult>> drawn(rules.size());
+  std::vector<size_t> with_lists;
+  for (size_t i = 0; i < rules.size(); ++i) {
+    if (tokens[i] < 0) continue;
+    drawn[i] = DrawResult{.token = tokens[i],
+                          .logprob = std::bit_cast<float>(logprobs[i])};
+    if (ListSize(rules[i].config, vocab) > 0) with_lists.push_back(i);
+  }
+  // Without lists wakes no threads, because the device waits meanwhile.
   at::parallel_for(
-      0, static_cast<int64_t>(rules.size()), 1,
-      [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          if (tokens[i] < 0) continue;
-          drawn[i] = DrawResult{.token = tokens[i],
-                                .logprob = std::bit_cast<float>(logprobs[i])};
-          if (ListSize(rules[i].config, vocab) == 0) continue;
+      0, std::ssize(with_lists), 1, [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) {
+          const size_t i = with_lists[n];
           drawn[i] = listed.Draw(rules[i], *drawn[i], log_totals[i]);
         }
       });

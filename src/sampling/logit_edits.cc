@@ -85,6 +85,11 @@ void Ban(const at::Tensor& banned, int64_t vocab, float* logits) {
     const uint32_t word = bits[begin / kWordBits];
     if (word == 0) continue;
     const int64_t end = std::min(begin + kWordBits, vocab);
+    if (word == ~uint32_t{0}) {
+      std::fill(logits + begin, logits + end,
+                -std::numeric_limits<float>::infinity());
+      continue;
+    }
     for (int64_t token = begin; token < end; ++token) {
       if ((word >> (token - begin) & 1U) == 0) continue;
       logits[token] = -std::numeric_limits<float>::infinity();

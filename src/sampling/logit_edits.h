@@ -4,10 +4,11 @@
 //
 // On CUDA the edits stay on the device, and an iteration uploads only what the
 // sequences have drawn since their last edit, all in one copy. On the device a
-// request takes at most 16 bytes for each bias and token of its prompt, 32 for
-// each token that its samples draw, which is little beside a token's keys and
-// values, and V / 4 bytes if it bans tokens. The server charges the caller for
-// all of this before it accepts the request (server/wire/request_fields.cc).
+// request takes at most 16 bytes for each bias and token of its prompt, for
+// each sample 32 for each token that it draws and at least 1 KiB, which is
+// little beside keys and values, and V / 4 bytes if it bans tokens. The server
+// charges the caller for edits and bans before it accepts the request
+// (server/wire/request_fields.cc).
 //
 // Legend: R rows, V vocabulary.
 #ifndef WEFT_SRC_SAMPLING_LOGIT_EDITS_H_
