@@ -47,7 +47,9 @@ __device__ void LoadOperands(const GradientBlock& b,
       kRows, size, &m->w);
   const Bf16* dstop =
       StateOf(Bf16Of(b.gradient.dstops_SHKV), chunk.stop, b.rows, b.place);
-  CopyRows(dstop, b.rows.value_features, dstop ? kKeys : 0, &m->state);
+  // Without an end state reads nothing.
+  CopyRows(dstop ? dstop : b.columns.k, b.rows.value_features,
+           dstop ? kKeys : 0, &m->state);
   EndCopyGroup();
   if (WarpIndex() == 0) m->gates.Fill(b.rows, chunk, b.place.head);
 }

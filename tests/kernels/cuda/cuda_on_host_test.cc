@@ -296,6 +296,9 @@ void CopyPairKernel(const float* from, float* to) {
 }
 
 TEST(CudaOnHostDeathTest, AnAccessBetweenMultiplesOfItsSizeEndsTheProcess) {
+#ifdef __clang__
+  GTEST_SKIP() << "copies of classes have no checks";
+#endif
   alignas(16) float from[8] = {1, 2, 3, 4, 5};
   alignas(16) float to[8];
   EXPECT_EQ(RunBlock(kLanes, CopyPackKernel, from, to), cudaSuccess);
