@@ -219,7 +219,7 @@ void MultiplyByRows(const at::Tensor& a_MK, const at::Tensor& weight,
 
 // The number of columns of b that are copied and multiplied at a time. It is a
 // multiple of the columns of every kernel's panel.
-constexpr int64_t kSliceColumns = 192;
+constexpr int64_t kSliceColumns = 96;
 
 // The number of terms that are copied at a time. It is a multiple of the terms
 // of the parts in which panel_product cuts a sum.
