@@ -105,8 +105,9 @@ class EngineProbe {
       {"train", "forward", "optim", "prefill", "decode"}};
   LabelledCounters decode_iterations_{registry_,
                                       "weft_decode_iterations_total",
-                                      "Decode iterations, as one CUDA graph "
-                                      "or as separate launches.",
+                                      "Decode iterations, with the layers "
+                                      "and the head as one CUDA graph, or "
+                                      "as separate launches.",
                                       "way",
                                       {"graph", "launches"}};
   prometheus::Gauge& decode_graphs_ =
