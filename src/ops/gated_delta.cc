@@ -131,7 +131,8 @@ void GatedDeltaBackward(const at::Tensor& dout_THV, const DeltaInputs& inputs,
   const DeltaRows gradient =
       RunDeltaChunksBackward(dout_THV, tape, p, kept, plan);
   tape = {};
-  MixDeltaRowsBackward(gradient, inputs, p, plan, into);
+  // A forward pass that was computed again has uploaded this plan.
+  MixDeltaRowsBackward(gradient, inputs, p, kept, into);
 }
 
 at::Tensor GatedDeltaPrefill(const DeltaInputs& inputs,

@@ -1,5 +1,4 @@
 #include "kernels/cuda/delta/delta_chunk.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace weft::kernels::cuda {
 namespace delta {
@@ -15,28 +14,6 @@ struct ForwardMemory {
   ValueRows u;  // U, and before that V and diag(beta) (V - ...).
   ValueRows u_to_end;
   Gates gates;
-};
-static_assert(sizeof(ForwardMemory) <= kBlockSharedBytes);
-
-// Everything of a block that does not change from chunk to chunk.
-struct Block {
-  __device__ Block(const DeltaRuleRows& of_rows, const DeltaScores& of_scores,
-                   const DeltaChunksOutput& of_output)
-      : rows(of_rows),
-        scores(of_scores),
-        to(of_output),
-        place(of_rows),
-        columns(of_rows, place),
-        row_stride(rows.num_value_heads * rows.value_features),
-        column(place.head * rows.value_features + place.slice * kSlice) {}
-
-  DeltaRuleRows rows;
-  DeltaScores scores;
-  DeltaChunksOutput to;
-  Place place;
-  Columns columns;
-  int64_t row_stride;
-  int64_t column;
 };
 
 // Starts the copies of a chunk's operands, and fills its gates.
@@ -79,17 +56,18 @@ __device__ void SolveChunk(ForwardMemory* m) {
 
 // Writes the outputs of a chunk, and U if it is wanted.
 __device__ void WriteOutputs(const Block& b, const DeltaChunkRange& chunk,
+                             const DeltaChunksOutput& outputs,
                              ForwardMemory* m) {
   const auto size = static_cast<int>(chunk.end - chunk.begin);
   const int64_t at = chunk.begin * b.row_stride + b.column;
-  if (b.to.u_THV) {
-    WriteRows(&m->u, b.row_stride, size, Bf16Of(b.to.u_THV) + at);
+  if (outputs.u_THV) {
+    WriteRows(&m->u, b.row_stride, size, Bf16Of(outputs.u_THV) + at);
   }
   ValuesOfState::Sums out = {};
   ValuesOfState::Multiply(m->q, m->state.Transposed(), &out);
   ScaleRows<ValuesOfState>(m->gates.from_start, &out);
   ValuesOfScores::Multiply(m->w, m->u.Transposed(), &out);
-  Bf16* to = Bf16Of(b.to.out_THV) + at;
+  Bf16* to = Bf16Of(outputs.out_THV) + at;
   ValuesOfScores::ForPairs(out, [&](int row, int v, float low, float high) {
     if (row < size) StorePair(low, high, to + row * b.row_stride + v);
   });
@@ -99,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     DeltaChunkKernel(DeltaRuleRows rows, DeltaTrees trees, DeltaScores scores,
                      DeltaChunksOutput to) {
   auto* m = static_cast<ForwardMemory*>(DynamicShared());
-  const Block b(rows, scores, to);
+  const Block b(rows, scores);
   const auto values = static_cast<int>(rows.value_features);
   // The state with the index `held` stays in registers, because the next chunk
   // mostly starts with it.
@@ -123,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     SolveChunk(m);
     __syncthreads();
-    WriteOutputs(b, chunk, m);
+    WriteOutputs(b, chunk, to, m);
     held = chunk.stop;
     if (held < 0) continue;
     ScaleState(m->gates.whole(), &state);
@@ -146,16 +124,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 cudaError_t RunDeltaChunks(const DeltaRuleRows& rows, const DeltaTrees& trees,
                            const DeltaScores& scores,
                            const DeltaChunksOutput& to, cudaStream_t stream) {
-  if (!TakesDeltaChunks(rows.key_features, rows.value_features)) {
-    return cudaErrorInvalidValue;
-  }
-  if (trees.num_trees == 0) return cudaSuccess;
-  return LaunchShaped(delta::DeltaChunkKernel,
-                      {.grid_x = trees.num_trees * rows.num_value_heads,
-                       .grid_y = rows.value_features / delta::kSlice,
-                       .threads = delta::kThreads,
-                       .shared_bytes = sizeof(delta::ForwardMemory)},
-                      stream, rows, trees, scores, to);
+  return delta::LaunchBlocks<delta::ForwardMemory>(
+      delta::DeltaChunkKernel, trees.num_trees,
+      rows.value_features / delta::kSlice, stream, rows, trees, scores, to);
 }
 
 }  // namespace weft::kernels::cuda

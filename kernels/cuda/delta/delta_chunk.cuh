@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/delta/delta_tile.cuh"
 #include "kernels/cuda/delta/gated_delta.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda::delta {
@@ -138,19 +139,30 @@ __device__ inline void ScaleState(float factor, StateOfRows::Sums* sums) {
   });
 }
 
-// Everything of a block of the backward pass that does not change from chunk to
-// chunk.
-struct GradientBlock {
-  __device__ GradientBlock(const DeltaRuleRows& of_rows,
-                           const DeltaScores& of_scores,
-                           const DeltaChunksGradient& of_gradient)
+// Everything of a block that does not change from chunk to chunk.
+struct Block {
+  __device__ Block(const DeltaRuleRows& of_rows, const DeltaScores& of_scores)
       : rows(of_rows),
         scores(of_scores),
-        gradient(of_gradient),
         place(of_rows),
         columns(of_rows, place),
         row_stride(rows.num_value_heads * rows.value_features),
         column(place.head * rows.value_features + place.slice * kSlice) {}
+
+  DeltaRuleRows rows;
+  DeltaScores scores;
+  Place place;
+  Columns columns;
+  int64_t row_stride;
+  int64_t column;
+};
+
+// The same of the backward pass.
+struct GradientBlock : Block {
+  __device__ GradientBlock(const DeltaRuleRows& of_rows,
+                           const DeltaScores& of_scores,
+                           const DeltaChunksGradient& of_gradient)
+      : Block(of_rows, of_scores), gradient(of_gradient) {}
 
   // The place of a row's element in dbeta and dg.
   __device__ int64_t Gate(int64_t row) const {
@@ -158,14 +170,27 @@ struct GradientBlock {
            place.head;
   }
 
-  DeltaRuleRows rows;
-  DeltaScores scores;
   DeltaChunksGradient gradient;
-  Place place;
-  Columns columns;
-  int64_t row_stride;
-  int64_t column;
 };
+
+// Starts a kernel with blocks for `count` trees or chunks, for all value heads
+// and `slices` slices of their features.
+template <typename Memory, typename... Parameters, typename... Arguments>
+cudaError_t LaunchBlocks(void (*kernel)(DeltaRuleRows, Parameters...),
+                         int64_t count, int64_t slices, cudaStream_t stream,
+                         const DeltaRuleRows& rows, Arguments... arguments) {
+  static_assert(sizeof(Memory) <= kBlockSharedBytes);
+  if (!TakesDeltaChunks(rows.key_features, rows.value_features)) {
+    return cudaErrorInvalidValue;
+  }
+  if (count == 0) return cudaSuccess;
+  return LaunchShaped(kernel,
+                      {.grid_x = count * rows.num_value_heads,
+                       .grid_y = slices,
+                       .threads = kThreads,
+                       .shared_bytes = sizeof(Memory)},
+                      stream, rows, arguments...);
+}
 
 }  // namespace weft::kernels::cuda::delta
 

@@ -1,5 +1,4 @@
 #include "kernels/cuda/delta/delta_chunk.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace weft::kernels::cuda {
 namespace delta {
@@ -327,16 +326,9 @@ cudaError_t RunDeltaRowsBackward(const DeltaRuleRows& rows,
                                  const DeltaScores& scores,
                                  const DeltaChunksGradient& gradient,
                                  cudaStream_t stream) {
-  if (!TakesDeltaChunks(rows.key_features, rows.value_features)) {
-    return cudaErrorInvalidValue;
-  }
-  if (trees.num_chunks == 0) return cudaSuccess;
-  return LaunchShaped(delta::DeltaRowsBackwardKernel,
-                      {.grid_x = trees.num_chunks * rows.num_value_heads,
-                       .grid_y = rows.value_features / delta::kSlice,
-                       .threads = delta::kThreads,
-                       .shared_bytes = sizeof(delta::RowsMemory)},
-                      stream, rows, scores, gradient);
+  return delta::LaunchBlocks<delta::RowsMemory>(
+      delta::DeltaRowsBackwardKernel, trees.num_chunks,
+      rows.value_features / delta::kSlice, stream, rows, scores, gradient);
 }
 
 }  // namespace weft::kernels::cuda

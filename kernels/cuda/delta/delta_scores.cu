@@ -1,5 +1,4 @@
 #include "kernels/cuda/delta/delta_chunk.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace weft::kernels::cuda {
 namespace delta {
@@ -21,7 +20,6 @@ struct ScoresMemory {
   float inverse[kRows][kRows + 1];
   Gates gates;
 };
-static_assert(sizeof(ScoresMemory) <= kBlockSharedBytes);
 
 // Inverts the blocks on the diagonal of I + A. Each thread computes a column.
 __device__ void InvertDiagonal(ScoresMemory* m) {
@@ -137,15 +135,9 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 cudaError_t ScoreDeltaChunks(const DeltaRuleRows& rows, const DeltaTrees& trees,
                              const DeltaScores& to, cudaStream_t stream) {
-  if (!TakesDeltaChunks(rows.key_features, rows.value_features)) {
-    return cudaErrorInvalidValue;
-  }
-  if (trees.num_chunks == 0) return cudaSuccess;
-  return LaunchShaped(delta::DeltaScoresKernel,
-                      {.grid_x = trees.num_chunks * rows.num_value_heads,
-                       .threads = delta::kThreads,
-                       .shared_bytes = sizeof(delta::ScoresMemory)},
-                      stream, rows, trees.chunks, to);
+  return delta::LaunchBlocks<delta::ScoresMemory>(
+      delta::DeltaScoresKernel, trees.num_chunks, /*slices=*/1, stream, rows,
+      trees.chunks, to);
 }
 
 }  // namespace weft::kernels::cuda

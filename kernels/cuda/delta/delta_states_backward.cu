@@ -1,5 +1,4 @@
 #include "kernels/cuda/delta/delta_chunk.cuh"
-#include "kernels/cuda/launch.cuh"
 
 namespace weft::kernels::cuda {
 namespace delta {
@@ -16,7 +15,6 @@ struct StatesMemory {
   State dstop;
   Gates gates;
 };
-static_assert(sizeof(StatesMemory) <= kBlockSharedBytes);
 
 // Starts the copies of a chunk's operands, and fills its gates.
 __device__ void LoadOperands(const GradientBlock& b,
@@ -141,16 +139,10 @@ cudaError_t RunDeltaStatesBackward(const DeltaRuleRows& rows,
                                    const DeltaScores& scores,
                                    const DeltaChunksGradient& gradient,
                                    cudaStream_t stream) {
-  if (!TakesDeltaChunks(rows.key_features, rows.value_features)) {
-    return cudaErrorInvalidValue;
-  }
-  if (trees.num_trees == 0) return cudaSuccess;
-  return LaunchShaped(delta::DeltaStatesBackwardKernel,
-                      {.grid_x = trees.num_trees * rows.num_value_heads,
-                       .grid_y = rows.value_features / delta::kSlice,
-                       .threads = delta::kThreads,
-                       .shared_bytes = sizeof(delta::StatesMemory)},
-                      stream, rows, trees, scores, gradient);
+  return delta::LaunchBlocks<delta::StatesMemory>(
+      delta::DeltaStatesBackwardKernel, trees.num_trees,
+      rows.value_features / delta::kSlice, stream, rows, trees, scores,
+      gradient);
 }
 
 }  // namespace weft::kernels::cuda
