@@ -1,0 +1,90 @@
+// Keeps objects, which are bytes with a name, where they outlive machines. Many
+// processes may use a store at once: an object is whole or absent, and a
+// condition holds at the moment at which the object is written, so of all
+// writers of one name exactly one succeeds. A write or a deletion that has
+// ended is seen by every later read and listing.
+//
+// Keys are paths of printable ASCII below the store's prefix, with `/` between
+// parts and at most 512 bytes.
+//
+// Errors of all functions: UNAVAILABLE (the store does not answer or asks for
+// less; all attempts failed, and what they asked for may happen, even later),
+// PERMISSION_DENIED (the store refuses the credentials), DEADLINE_EXCEEDED (as
+// UNAVAILABLE, in the time of one request), INTERNAL (the store answers with
+// something else than its API; the message has what it said), and those that a
+// function names.
+// Threads: any. All functions block, and repeat what failed for a while.
+#ifndef WEFT_SRC_STORE_OBJECT_STORE_H_
+#define WEFT_SRC_STORE_OBJECT_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace weft::store {
+
+struct Object {
+  std::string bytes;
+  std::string etag;
+};
+
+struct ListedObject {
+  std::string key;
+  std::string etag;
+  uint64_t size = 0;  // Bytes.
+};
+
+class ObjectStore {
+ public:
+  virtual ~ObjectStore() = default;
+
+  // Writes a new object from the pieces, one after another, and returns its
+  // ETag. Errors: ALREADY_EXISTS if the object exists. That may be this call's
+  // own, if the answer to an attempt was lost: only its bytes tell.
+  virtual absl::StatusOr<std::string> Create(
+      const std::string& key, const std::vector<std::string_view>& pieces) = 0;
+
+  // Replaces an object that has the ETag, and returns the new one. Objects with
+  // equal bytes may have equal ETags, so versions must differ. Errors: ABORTED
+  // if the object is missing or has another ETag. That may be this call's own,
+  // as for Create.
+  virtual absl::StatusOr<std::string> Swap(const std::string& key,
+                                           std::string_view bytes,
+                                           const std::string& etag) = 0;
+
+  // Errors: NOT_FOUND; RESOURCE_EXHAUSTED if the object has more bytes than
+  // `max_bytes`.
+  virtual absl::StatusOr<Object> Get(const std::string& key,
+                                     uint64_t max_bytes) = 0;
+
+  // Reads bytes from `offset` on into `bytes`, and returns how many: fewer only
+  // at the object's end. Sets `*size` to the bytes of the whole object. Errors:
+  // NOT_FOUND.
+  virtual absl::StatusOr<size_t> GetRange(const std::string& key,
+                                          uint64_t offset,
+                                          std::span<char> bytes,
+                                          uint64_t* size) = 0;
+
+  // Returns the objects whose keys begin with `prefix` and come after `after`
+  // (empty: from the first), in the order of their keys' bytes, at most
+  // `max_objects` of them.
+  virtual absl::StatusOr<std::vector<ListedObject>> List(
+      const std::string& prefix, const std::string& after,
+      size_t max_objects) = 0;
+
+  // Removes an object. No error if it is missing.
+  virtual absl::Status Delete(const std::string& key) = 0;
+
+  // Returns the place of a key for messages, such as s3://bucket/prefix/key.
+  virtual std::string NameOf(const std::string& key) const = 0;
+};
+
+}  // namespace weft::store
+
+#endif  // WEFT_SRC_STORE_OBJECT_STORE_H_
