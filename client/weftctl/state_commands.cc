@@ -4,7 +4,8 @@
 #include "client/weftctl/output.h"
 #include "nlohmann/json.hpp"
 #include "src/base/status_macros.h"
-#include "src/log/backup.h"
+#include "src/log/folder/backup.h"
+#include "src/log/folder/state_folder.h"
 #include "src/log/verify.h"
 
 namespace weft::client::weftctl {
@@ -35,7 +36,10 @@ absl::Status CopyState(const Session& session) {
 }
 
 absl::StatusOr<json> ReadState(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const log::StateReport report, log::VerifyState(path));
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::StateFolder> folder,
+                        log::StateFolder::OpenExisting(path));
+  WEFT_ASSIGN_OR_RETURN(const log::StateReport report,
+                        log::VerifyState(*folder));
   return json{{"adapters", report.adapters},
               {"records", report.records},
               {"images", report.images},

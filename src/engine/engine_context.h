@@ -15,7 +15,7 @@
 #include "src/engine/device/engine_probe.h"
 #include "src/engine/records/sample_records.h"
 #include "src/log/recorder.h"
-#include "src/log/state_folder.h"
+#include "src/log/state.h"
 
 namespace weft::engine {
 
@@ -34,7 +34,7 @@ struct EngineContext {
   EngineProbe& probe;
   log::Recorder& recorder;
   SampleRecords& sample_records;
-  const log::StateFolder* state;  // Null without --state-dir.
+  log::State* state;  // Null without --state-dir.
   // Must be called before an adapter changes or is removed. If a running
   // snapshot still needs the adapter's old state, the call copies the old state
   // (snapshotter.h).

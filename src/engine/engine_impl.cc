@@ -173,7 +173,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                  trainer_.Forget(step_id);
                  step_executor_.Forget(step_id);
                }),
-      snapshots_(&context_, parts_.state.get(), parts_.spill.get()),
+      snapshots_(&context_, parts_.spill.get()),
       recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
                 SettingsOf(parts_.options, *parts_.decoder),
                 [this](log::AcceptedRecord& step) { Resume(step); }) {

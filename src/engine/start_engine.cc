@@ -143,7 +143,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
       .memory = rank.memory,
       .state = std::move(state)};
   if (parts.state != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(parts.running, log::RunningSteps::Open(*parts.state));
+    WEFT_ASSIGN_OR_RETURN(parts.running,
+                          log::RunningSteps::Open(parts.state->directory()));
   }
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =

@@ -69,6 +69,15 @@ void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
   out->append(bytes);
 }
 
+std::string EncodeGroup(uint64_t salt, uint64_t first_sequence,
+                        const std::vector<std::string>& records) {
+  std::string bytes;
+  for (uint32_t place = 0; place < records.size(); ++place) {
+    AppendRecord(salt, first_sequence + place, place, records[place], &bytes);
+  }
+  return bytes;
+}
+
 std::optional<RecordHeader> DecodeRecordHeader(uint64_t salt,
                                                std::string_view bytes) {
   if (NumberAt<uint32_t>(bytes, 0) != HeaderSum(salt, bytes)) {

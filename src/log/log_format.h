@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace weft::log {
 
@@ -73,6 +74,9 @@ std::optional<SegmentHeader> DecodeSegmentHeader(std::string_view bytes);
 // Appends a record, which is its header and its bytes, to `out`.
 void AppendRecord(uint64_t salt, uint64_t sequence, uint32_t place,
                   std::string_view bytes, std::string* out);
+// Returns consecutive records as one group.
+std::string EncodeGroup(uint64_t salt, uint64_t first_sequence,
+                        const std::vector<std::string>& records);
 // Returns none if the bytes are not the header of a record of this segment. The
 // caller checks the record's bytes against `crc`. REQUIRES: `bytes` has at
 // least RecordHeader::kBytes bytes.

@@ -1,6 +1,7 @@
 #include "src/log/log_summary.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -8,15 +9,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 
 namespace weft::log {
 namespace {
 
 class LogSurvey {
  public:
-  LogSurvey(const StateFolder* folder, const LogReading* reading)
-      : folder_(*folder), reading_(*reading) {}
+  LogSurvey(const State* state, const LogReading* reading)
+      : state_(*state), reading_(*reading) {}
 
   void Add(const Snapshot& snapshot) {
     first_sequence_ = snapshot.first_sequence;
@@ -33,10 +34,10 @@ class LogSurvey {
   }
 
   absl::StatusOr<LogSummary> Run() {
-    WEFT_ASSIGN_OR_RETURN(LogReader reader,
-                          LogReader::Open(folder_, first_sequence_));
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LogReader> reader,
+                          state_.OpenLog(first_sequence_));
     for (;;) {
-      WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
+      WEFT_ASSIGN_OR_RETURN(const auto record, reader->Next());
       if (!record) break;
       const absl::Status added = Add(*record);
       if (!added.ok()) {
@@ -45,10 +46,10 @@ class LogSurvey {
                                          " of the log: ", added.message()));
       }
     }
-    summary_.num_bytes = reader.read_bytes();
-    summary_.torn_bytes = reader.torn_bytes();
-    if (reading_.cuts) WEFT_RETURN_IF_ERROR(reader.Repair());
-    summary_.next_sequence = reader.next_sequence();
+    summary_.num_bytes = reader->read_bytes();
+    summary_.torn_bytes = reader->torn_bytes();
+    if (reading_.cuts) WEFT_RETURN_IF_ERROR(reader->Repair());
+    summary_.next_sequence = reader->next_sequence();
     for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
     for (const auto& [work, begun] : begun_) {
       if (begun.accepted && !begun.between_slices) continue;
@@ -226,7 +227,7 @@ class LogSurvey {
   absl::Status CheckImage(const std::string& file, size_t num_versions) const {
     const size_t num_blocks = kStateBlocks + num_versions;
     return reading_.check_image ? reading_.check_image(file, num_blocks)
-                                : CheckImageTable(folder_, file, num_blocks);
+                                : CheckImageTable(state_, file, num_blocks);
   }
 
   // Checks that the device has room for the adapters in `together` and all
@@ -242,7 +243,7 @@ class LogSurvey {
         reading_.max_resident, " (--max-resident-adapters)"));
   }
 
-  const StateFolder& folder_;
+  const State& state_;
   const LogReading& reading_;
   uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
@@ -253,19 +254,18 @@ class LogSurvey {
 
 }  // namespace
 
-absl::StatusOr<Snapshot> ReadSnapshot(const StateFolder& folder) {
+absl::StatusOr<Snapshot> ReadSnapshot(const State& state) {
   WEFT_ASSIGN_OR_RETURN(const std::optional<SnapshotFile> file,
-                        folder.ReadSnapshot());
+                        state.ReadSnapshot());
   if (!file) return Snapshot();
   WEFT_ASSIGN_OR_RETURN(Snapshot snapshot, DecodeSnapshot(file->bytes));
   snapshot.first_sequence = file->next_sequence;
   return snapshot;
 }
 
-absl::StatusOr<LogSummary> ReadLog(const StateFolder& folder,
-                                   const Snapshot& snapshot,
+absl::StatusOr<LogSummary> ReadLog(const State& state, const Snapshot& snapshot,
                                    const LogReading& reading) {
-  LogSurvey survey(&folder, &reading);
+  LogSurvey survey(&state, &reading);
   survey.Add(snapshot);
   return survey.Run();
 }

@@ -13,10 +13,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "src/log/log_reader.h"
 #include "src/log/record.h"
 #include "src/log/recorder.h"
-#include "src/log/state_folder.h"
+#include "src/log/state.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::log {
@@ -56,15 +55,14 @@ struct LogReading {
   bool cuts = true;  // Cut off the log's torn tail (log_reader.h).
 };
 
-// Returns the newest snapshot of the folder; an empty one if there is none.
-// Errors: DATA_LOSS, and those of StateFolder. Blocks on the disk.
-absl::StatusOr<Snapshot> ReadSnapshot(const StateFolder& folder);
+// Returns the newest snapshot; an empty one if there is none.
+// Errors: DATA_LOSS, and those of State. Blocks on the disk.
+absl::StatusOr<Snapshot> ReadSnapshot(const State& state);
 
 // Reads the log after the snapshot. Errors: DATA_LOSS (a damaged record or
 // image), FAILED_PRECONDITION (a record needs more adapters at once than the
 // device has room for), and those of LogReader. Blocks on the disk.
-absl::StatusOr<LogSummary> ReadLog(const StateFolder& folder,
-                                   const Snapshot& snapshot,
+absl::StatusOr<LogSummary> ReadLog(const State& state, const Snapshot& snapshot,
                                    const LogReading& reading);
 
 }  // namespace weft::log

@@ -1,20 +1,13 @@
 #include "src/log/log_writer.h"
 
-#include <fcntl.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/files/failpoint.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
-#include "src/log/log_format.h"
-#include "src/log/log_reader.h"
 
 namespace weft::log {
 namespace {
@@ -24,45 +17,12 @@ constexpr const char* kThreadName = "weft-log";
 // for, or when they have more bytes than this, or after this time.
 constexpr int64_t kMaxIdleBytes = 1 << 20;
 constexpr std::chrono::seconds kMaxIdleTime(1);
-// Limits the buffer into which WriteGroup copies the records of a group.
+// Limits the buffer into which a sink copies the records of a group.
 constexpr size_t kMaxGroupBytes = 16 << 20;
 
-// Checks that the log ends just before record `sequence`, so that a segment may
-// begin with this record.
-absl::Status CheckLogEndsAt(const StateFolder& folder, uint64_t sequence) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments,
-                        folder.Segments());
-  if (segments.empty()) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(LogReader reader,
-                        LogReader::Open(folder, segments.back()));
-  for (bool more = true; more;) {
-    WEFT_ASSIGN_OR_RETURN(const auto record, reader.Next());
-    more = record.has_value();
-  }
-  if (reader.torn_bytes() > 0) {
-    return absl::FailedPreconditionError("the log has a torn tail");
-  }
-  WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots,
-                        folder.Snapshots());
-  const uint64_t covered = snapshots.empty() ? 0 : snapshots.back();
-  const uint64_t end = reader.next_sequence();
-  if (sequence != std::max(end, covered)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the log goes on with record ", std::max(end, covered),
-                     ", not with ", sequence));
-  }
-  return absl::OkStatus();
-}
-
-uint64_t RandomSalt() {
-  std::random_device device;
-  return (uint64_t{device()} << 32) | device();
-}
-
-// Returns INTERNAL, even if the disk is full, because a caller would try again
-// after RESOURCE_EXHAUSTED.
-absl::Status Final(const std::string& what, const std::string& name) {
-  return absl::InternalError(ErrnoStatus(errno, what + name).message());
+bool MayTryAgain(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnavailable(status) ||
+         absl::IsDeadlineExceeded(status);
 }
 
 }  // namespace
@@ -74,8 +34,8 @@ LogMetrics::LogMetrics(prometheus::Registry* registry)
           AddCounter(registry, "weft_journal_records_total",
                      "Records of the log of --state-dir that are on disk.")),
       sync_seconds(AddHistogram(registry, "weft_journal_sync_seconds",
-                                "Duration of one sync of the log of "
-                                "--state-dir.",
+                                "Duration of one write of the log of "
+                                "--state-dir, with its sync.",
                                 ExponentialBuckets(0.001, 2, 14))),
       pending_bytes(AddGauge(registry, "weft_journal_pending_bytes",
                              "Bytes of records that wait for the disk of "
@@ -88,61 +48,22 @@ LogMetrics::LogMetrics(prometheus::Registry* registry)
                            "Steps that are refused because earlier processes "
                            "ended while they ran.")) {}
 
-absl::StatusOr<LogSegment> LogSegment::Create(const StateFolder& folder,
-                                              uint64_t first_sequence) {
-  const std::string name = StateFolder::SegmentName(first_sequence);
-  const uint64_t salt = RandomSalt();
-  const std::string header =
-      EncodeSegmentHeader({.salt = salt, .first_sequence = first_sequence});
-  WEFT_RETURN_IF_ERROR(
-      PublishFileAt(folder.log_directory(), name, {header}, true));
-  UniqueFd fd;
-  if (!Failpoint("journal.open_segment")) {
-    fd = UniqueFd(::openat(folder.log_directory(), name.c_str(),
-                           O_WRONLY | O_NOFOLLOW | O_CLOEXEC));
-  }
-  if (fd.get() < 0) return ErrnoStatus(errno, "opening " + name);
-  return LogSegment(std::move(fd), name, salt, header.size());
-}
-
-absl::Status LogSegment::Write(const std::string& bytes) {
-  const absl::Status status = WriteAt(fd_.get(), size_, bytes, name_);
-  if (status.ok()) {
-    size_ += bytes.size();
-    return status;
-  }
-  if (absl::IsResourceExhausted(status) &&
-      (Failpoint("journal.cut_back") ||
-       ::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0)) {
-    return Final("cutting back ", name_);
-  }
-  return status;
-}
-
-absl::Status LogSegment::Sync() {
-  if (Failpoint("journal.sync") || ::fdatasync(fd_.get()) != 0) {
-    return Final("syncing ", name_);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<LogWriter>> LogWriter::Open(
-    const StateFolder* folder, uint64_t next_sequence, Options options,
+    State* state, uint64_t next_sequence, Options options,
     LogMetrics* metrics) {
-  WEFT_RETURN_IF_ERROR(CheckLogEndsAt(*folder, next_sequence));
-  WEFT_ASSIGN_OR_RETURN(LogSegment segment,
-                        LogSegment::Create(*folder, next_sequence));
-  return std::unique_ptr<LogWriter>(new LogWriter(
-      folder, std::move(segment), next_sequence, options, metrics));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LogSink> sink,
+                        state->ContinueLog(next_sequence));
+  return std::unique_ptr<LogWriter>(
+      new LogWriter(state, std::move(sink), next_sequence, options, metrics));
 }
 
-LogWriter::LogWriter(const StateFolder* folder, LogSegment segment,
+LogWriter::LogWriter(const State* state, std::unique_ptr<LogSink> sink,
                      uint64_t next_sequence, Options options,
                      LogMetrics* metrics)
-    : folder_(folder),
+    : state_(state),
       options_(options),
       metrics_(metrics),
-      segment_(std::move(segment)),
+      sink_(std::move(sink)),
       last_segment_(next_sequence),
       next_sequence_(next_sequence),
       durable_sequence_(next_sequence),
@@ -217,7 +138,7 @@ absl::Status LogWriter::failure() const {
 }
 
 absl::Status LogWriter::StalledLocked() const {
-  if (!full_.ok()) return full_;
+  if (!stall_.ok()) return stall_;
   if (pending_bytes_ <= options_.max_pending_bytes) return reserve_;
   return absl::ResourceExhaustedError(
       absl::StrCat("the disk is slow: more than ", options_.max_pending_bytes,
@@ -260,9 +181,9 @@ LogWriter::Work LogWriter::WaitForWork() {
     if (work != Work::kNone) return work;
     auto until = std::chrono::steady_clock::time_point::max();
     if (failure_.ok()) {
-      if (!full_.ok()) until = retry_at_;
+      if (!stall_.ok()) until = retry_at_;
       if (room_may_differ_) until = std::min(until, check_at_);
-      if (full_.ok() && durable_sequence_ < next_sequence_) {
+      if (stall_.ok() && durable_sequence_ < next_sequence_) {
         until = std::min(until, write_at_);
       }
     }
@@ -281,7 +202,7 @@ LogWriter::Work LogWriter::NextWork() const {
   if (room_may_differ_ && !stopping_ && now >= check_at_) {
     return Work::kCheckRoom;
   }
-  const bool may_write = full_.ok() || now >= retry_at_;
+  const bool may_write = stall_.ok() || now >= retry_at_;
   const bool at_boundary =
       !segments_.empty() && segments_.front() == durable_sequence_;
   // If a segment is due, it begins before the next task runs. While the disk is
@@ -292,7 +213,7 @@ LogWriter::Work LogWriter::NextWork() const {
   }
   // A full disk is tried again, because no new work comes until it has room.
   const bool wanted = stopping_ || !tasks_.empty() || !segments_.empty() ||
-                      !full_.ok() || pending_bytes_ > kMaxIdleBytes ||
+                      !stall_.ok() || pending_bytes_ > kMaxIdleBytes ||
                       now >= write_at_;
   if (durable_sequence_ < next_sequence_) {
     return may_write && wanted ? Work::kWriteGroup : Work::kNone;
@@ -301,7 +222,7 @@ LogWriter::Work LogWriter::NextWork() const {
 }
 
 void LogWriter::CheckRoom() {
-  absl::Status room = folder_->CheckRoom(options_.disk_reserve_bytes);
+  absl::Status room = state_->CheckRoom(options_.disk_reserve_bytes);
   MutexLock lock(&mu_);
   if (!room.ok() && !absl::IsResourceExhausted(room)) {
     // The free room is unknown. Writes go on and report the disk's errors.
@@ -340,7 +261,7 @@ absl::Status LogWriter::BeginSegment() {
     MutexLock lock(&mu_);
     first = segments_.front();
   }
-  WEFT_ASSIGN_OR_RETURN(segment_, LogSegment::Create(*folder_, first));
+  WEFT_RETURN_IF_ERROR(sink_->BeginSegment(first));
   MutexLock lock(&mu_);
   segments_.pop_front();
   return absl::OkStatus();
@@ -359,18 +280,13 @@ void LogWriter::TakeGroup() {
 }
 
 absl::Status LogWriter::WriteGroup() {
-  const uint64_t first = durable_sequence();
-  std::string bytes;
-  for (uint32_t place = 0; place < group_.size(); ++place) {
-    AppendRecord(segment_.salt(), first + place, place, group_[place], &bytes);
-  }
-  WEFT_RETURN_IF_ERROR(segment_.Write(bytes));
   const auto start = std::chrono::steady_clock::now();
-  WEFT_RETURN_IF_ERROR(segment_.Sync());
+  WEFT_ASSIGN_OR_RETURN(const uint64_t bytes,
+                        sink_->WriteGroup(durable_sequence(), group_));
   const std::chrono::duration<double> seconds =
       std::chrono::steady_clock::now() - start;
   metrics_->sync_seconds.Observe(seconds.count());
-  metrics_->bytes.Increment(static_cast<double>(bytes.size()));
+  metrics_->bytes.Increment(static_cast<double>(bytes));
   metrics_->records.Increment(static_cast<double>(group_.size()));
   GroupIsDurable();
   return absl::OkStatus();
@@ -393,22 +309,28 @@ void LogWriter::GroupIsDurable() {
 void LogWriter::NoteResult(const absl::Status& status) {
   MutexLock lock(&mu_);
   if (status.ok()) {
-    if (!full_.ok()) Log(LogLevel::kInfo, "the log's disk has room again");
-    full_ = absl::OkStatus();
-  } else if (absl::IsResourceExhausted(status) && !stopping_) {
-    if (full_.ok()) {
-      Log(LogLevel::kError, "the log's disk is full",
+    if (!stall_.ok()) Log(LogLevel::kInfo, "the log can be written again");
+    stall_ = absl::OkStatus();
+  } else if (MayTryAgain(status) && !stopping_) {
+    if (stall_.ok()) {
+      Log(LogLevel::kError,
+          absl::IsResourceExhausted(status) ? "the log's disk is full"
+                                            : "the log's store does not answer",
           {{"reason", status.message()}});
     }
-    full_ = status;
+    stall_ = absl::IsDeadlineExceeded(status)
+                 ? absl::UnavailableError(status.message())
+                 : status;
     retry_at_ = std::chrono::steady_clock::now() +
                 absl::ToChronoNanoseconds(options_.retry);
   } else {
     Log(LogLevel::kError, "the log cannot be written",
         {{"reason", status.message()},
          {"records", next_sequence_ - durable_sequence_}});
-    failure_ = absl::UnavailableError(
-        absl::StrCat("the log cannot be written: ", status.message()));
+    failure_ = absl::IsAborted(status)
+                   ? status
+                   : absl::UnavailableError(absl::StrCat(
+                         "the log cannot be written: ", status.message()));
     records_.clear();
   }
   SetMetrics();

@@ -1,13 +1,11 @@
-// Appends records to the log of a state folder. The writer's own thread writes
-// them. It writes waiting records in groups, each with one write and one sync
-// (group commit).
+// Appends records to the log of a state. The writer's own thread writes them.
+// It writes waiting records in groups (group commit), one group at a time.
 //
-// While the disk is full, the log is stalled: records and tasks wait, and the
-// writer tries again until there is room. The log counts as stalled as soon as
-// the disk has less room than its reserve, so that callers stop before the disk
-// is full. Any other error of a write, and every error of a sync, is final.
-// After such an error the kernel may have dropped dirty pages, so only the next
-// start can tell what is on disk.
+// While the disk is full or the object store does not answer, the log is
+// stalled: records and tasks wait, and the writer tries again until it
+// succeeds. The log counts as stalled as soon as the disk has less room than
+// its reserve, so that callers stop before the disk is full. Any other error is
+// final. Then only the next start can tell what is on disk.
 //
 // Threads: any. Tasks run on the log's thread and must be short, because the
 // next group waits for them.
@@ -28,10 +26,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "src/base/files/file_io.h"
 #include "src/base/observe/metrics.h"
 #include "src/base/threads/mutex.h"
-#include "src/log/state_folder.h"
+#include "src/log/state.h"
 
 namespace weft::log {
 
@@ -44,34 +41,6 @@ struct LogMetrics {
   prometheus::Gauge& pending_bytes;
   prometheus::Gauge& stalled;
   prometheus::Counter& set_aside;
-};
-
-// A segment, which is one file of the log. Threads: one at a time. All
-// functions but salt() block on the disk.
-class LogSegment {
- public:
-  // Creates the file and writes its header durably. Replaces a file of the same
-  // name. Such a file has no records, because the log ends before
-  // `first_sequence`. After RESOURCE_EXHAUSTED the caller may try again.
-  static absl::StatusOr<LogSegment> Create(const StateFolder& folder,
-                                           uint64_t first_sequence);
-
-  // Appends bytes. After RESOURCE_EXHAUSTED nothing is appended and the caller
-  // may try again. Any other error is final.
-  absl::Status Write(const std::string& bytes);
-  // Syncs the appended bytes to disk. Every error is final.
-  absl::Status Sync();
-
-  uint64_t salt() const { return salt_; }
-
- private:
-  LogSegment(UniqueFd fd, std::string name, uint64_t salt, uint64_t size)
-      : fd_(std::move(fd)), name_(std::move(name)), salt_(salt), size_(size) {}
-
-  UniqueFd fd_;
-  std::string name_;
-  uint64_t salt_;
-  uint64_t size_;  // Bytes of the header and of all successful writes.
 };
 
 class LogWriter {
@@ -93,9 +62,10 @@ class LogWriter {
   // LogReader at the log's end, after Repair(). `folder` and `metrics` outlive
   // the writer. Errors: FAILED_PRECONDITION if the log does not end just before
   // `next_sequence` or has a torn tail, and those of state_folder.h.
-  static absl::StatusOr<std::unique_ptr<LogWriter>> Open(
-      const StateFolder* folder, uint64_t next_sequence, Options options,
-      LogMetrics* metrics);
+  static absl::StatusOr<std::unique_ptr<LogWriter>> Open(State* state,
+                                                         uint64_t next_sequence,
+                                                         Options options,
+                                                         LogMetrics* metrics);
   // Writes and syncs all appended records and runs the tasks. If a write or
   // sync fails, even because the disk is full, drops the records and tasks that
   // wait.
@@ -124,9 +94,10 @@ class LogWriter {
 
   // Returns RESOURCE_EXHAUSTED, with the reason, while the log is stalled: the
   // disk is full or has less room than the reserve, or too many bytes wait for
-  // the disk.
+  // the disk. Returns UNAVAILABLE while the object store does not answer.
   absl::Status stalled() const;
-  // Returns UNAVAILABLE after a final error. The process must then end.
+  // Returns UNAVAILABLE after a final error; ABORTED if another process has
+  // taken the log over. The process must then end.
   absl::Status failure() const;
 
  private:
@@ -145,7 +116,7 @@ class LogWriter {
     kWriteGroup
   };
 
-  LogWriter(const StateFolder* folder, LogSegment segment,
+  LogWriter(const State* state, std::unique_ptr<LogSink> sink,
             uint64_t next_sequence, Options options, LogMetrics* metrics);
 
   void Loop();
@@ -155,7 +126,7 @@ class LogWriter {
   void RunTask();
   absl::Status BeginSegment();
   // Moves records that wait into `group_`. Does nothing if `group_` still holds
-  // a group that could not be written because the disk was full.
+  // a group whose write stalled.
   void TakeGroup();
   absl::Status WriteGroup();
   void GroupIsDurable();
@@ -164,13 +135,13 @@ class LogWriter {
   void SetMetrics() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status StalledLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const StateFolder* const folder_;
+  const State* const state_;
   const Options options_;
   LogMetrics* const metrics_;
 
-  // Only the log's thread uses these: the segment, and the group that is being
-  // written to it.
-  LogSegment segment_;
+  // Only the log's thread uses these: where groups go, and the group
+  // that is being written.
+  const std::unique_ptr<LogSink> sink_;
   std::vector<std::string> group_;
 
   mutable Mutex mu_;
@@ -193,7 +164,7 @@ class LogWriter {
   // The free bytes need another check, at `check_at_` or later.
   bool room_may_differ_ ABSL_GUARDED_BY(mu_) = true;
   std::chrono::steady_clock::time_point check_at_ ABSL_GUARDED_BY(mu_);
-  absl::Status full_ ABSL_GUARDED_BY(mu_);
+  absl::Status stall_ ABSL_GUARDED_BY(mu_);
   std::chrono::steady_clock::time_point retry_at_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 

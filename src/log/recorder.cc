@@ -3,8 +3,6 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "src/base/reason.h"
 
 namespace weft::log {
@@ -174,11 +172,6 @@ void Recorder::Done(const StepTask& step, const StepResult& result) {
   Append(Encode(done));
 }
 
-std::string Recorder::NewImageName() {
-  return absl::StrCat(absl::ToUnixMicros(absl::Now()), "-",
-                      num_images_.fetch_add(1));
-}
-
 void Recorder::WhenDurable(std::function<void()> task) {
   if (LogWriter* const log = log_.load()) {
     log->WhenDurable(std::move(task));
@@ -191,7 +184,10 @@ absl::Status Recorder::CheckRoom() const {
   const LogWriter* const log = log_.load();
   const absl::Status room = log == nullptr ? absl::OkStatus() : log->stalled();
   if (room.ok()) return room;
-  return WithReason(room, {.name = "STATE_DISK_FULL", .values = {}});
+  return WithReason(
+      room, {.name = absl::IsUnavailable(room) ? "STATE_STORE_UNREACHABLE"
+                                               : "STATE_DISK_FULL",
+             .values = {}});
 }
 
 absl::Status Recorder::failure() const {

@@ -114,8 +114,6 @@ class Recorder {
   // Returns the notes whose names begin with `prefix`.
   Notes NotesWith(const std::string& prefix) const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Returns a new name for an image file.
-  std::string NewImageName();
   // Returns the image files that are named in a record since the last
   // BeginSnapshot or will be named in a later record. Leaves out files that are
   // named only in the snapshot.
@@ -150,7 +148,6 @@ class Recorder {
   int replaying_ = 0;         // Number of objects of class Replaying.
   std::set<uint64_t> begun_;  // Requests that have begun and not completed.
   std::set<AdapterKey> adapters_;  // The adapters that the log has.
-  std::atomic<uint64_t> num_images_{0};
   mutable Mutex mu_;
   ReplayCost cost_ ABSL_GUARDED_BY(mu_);
   // The cost when the running snapshot began.

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 
 namespace weft::log {
@@ -46,10 +47,9 @@ struct RunningSteps::File {
 };
 
 absl::StatusOr<std::unique_ptr<RunningSteps>> RunningSteps::Open(
-    const StateFolder& folder) {
+    int directory) {
   Suspects suspects;
-  const absl::StatusOr<std::string> bytes =
-      ReadFileAt(folder.directory(), kName);
+  const absl::StatusOr<std::string> bytes = ReadFileAt(directory, kName);
   if (!bytes.ok() && !absl::IsNotFound(bytes.status())) return bytes.status();
   File file;
   if (bytes.ok() && bytes->size() == sizeof(file)) {
@@ -70,11 +70,11 @@ absl::StatusOr<std::unique_ptr<RunningSteps>> RunningSteps::Open(
     if (used < kMaxSuspects) next.suspects[used++] = {name, ends};
   }
   WEFT_RETURN_IF_ERROR(PublishFileAt(
-      folder.directory(), kName,
+      directory, kName,
       {std::string_view(reinterpret_cast<const char*>(&next), sizeof(next))},
       /*replace=*/true));
   const UniqueFd fd(
-      ::openat(folder.directory(), kName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+      ::openat(directory, kName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "opening RUNNING");
   void* const mapped = ::mmap(nullptr, sizeof(File), PROT_READ | PROT_WRITE,
                               MAP_SHARED, fd.get(), 0);

@@ -22,7 +22,6 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "src/log/state_folder.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::log {
@@ -32,8 +31,7 @@ class RunningSteps {
   // Reads the suspects, to which the file adds the steps that ran at the end of
   // the latest process. A file of another size counts as empty. Errors: those
   // of file_io.h.
-  static absl::StatusOr<std::unique_ptr<RunningSteps>> Open(
-      const StateFolder& folder);
+  static absl::StatusOr<std::unique_ptr<RunningSteps>> Open(int directory);
   ~RunningSteps();
   RunningSteps(const RunningSteps&) = delete;
   RunningSteps& operator=(const RunningSteps&) = delete;

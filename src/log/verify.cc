@@ -1,29 +1,25 @@
 #include "src/log/verify.h"
 
 #include <limits>
-#include <memory>
 
 #include "src/base/status_macros.h"
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 #include "src/log/log_summary.h"
 #include "src/log/record.h"
-#include "src/log/state_folder.h"
 
 namespace weft::log {
 
-absl::StatusOr<StateReport> VerifyState(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<StateFolder> folder,
-                        StateFolder::OpenExisting(path));
+absl::StatusOr<StateReport> VerifyState(const State& state) {
   StateReport report;
   const auto check_image = [&](const std::string& name,
                                size_t num_blocks) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const uint64_t bytes,
-                          CheckImage(*folder, name, num_blocks));
+                          CheckImage(state, name, num_blocks));
     ++report.images;
     report.bytes += bytes;
     return absl::OkStatus();
   };
-  WEFT_ASSIGN_OR_RETURN(const Snapshot snapshot, ReadSnapshot(*folder));
+  WEFT_ASSIGN_OR_RETURN(const Snapshot snapshot, ReadSnapshot(state));
   for (const StoredAdapter& adapter : snapshot.adapters) {
     if (!adapter.image) continue;
     WEFT_RETURN_IF_ERROR(check_image(
@@ -31,7 +27,7 @@ absl::StatusOr<StateReport> VerifyState(const std::string& path) {
   }
   WEFT_ASSIGN_OR_RETURN(
       const LogSummary log,
-      ReadLog(*folder, snapshot,
+      ReadLog(state, snapshot,
               {.max_resident = std::numeric_limits<size_t>::max(),
                .check_image = check_image,
                .cuts = false}));

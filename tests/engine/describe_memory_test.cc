@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "src/engine/adapters/model_fingerprint.h"
 #include "src/engine/engine.h"
-#include "src/log/state_folder.h"
+#include "src/log/folder/state_folder.h"
 #include "src/model_config/weight_list.h"
 #include "src/weights/safetensors.h"
 #include "tests/support/status_matchers.h"

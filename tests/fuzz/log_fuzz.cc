@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "src/log/log_reader.h"
-#include "src/log/state_folder.h"
+#include "src/log/folder/state_folder.h"
 
 namespace {
 
@@ -31,17 +30,17 @@ struct Log {
 
 Log Read(const StateFolder& folder) {
   Log log;
-  auto reader = LogReader::Open(folder, 0);
+  auto reader = folder.OpenLog(0);
   if (!reader.ok()) std::abort();
   for (;;) {
-    auto record = reader->Next();
+    auto record = (*reader)->Next();
     log.good = record.ok();
     if (!record.ok() || !record->has_value()) break;
     if ((*record)->sequence != log.records.size()) std::abort();
     log.records.push_back(std::move((*record)->bytes));
   }
-  log.torn_bytes = reader->torn_bytes();
-  if (log.good && !reader->Repair().ok()) std::abort();
+  log.torn_bytes = (*reader)->torn_bytes();
+  if (log.good && !(*reader)->Repair().ok()) std::abort();
   return log;
 }
 

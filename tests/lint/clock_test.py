@@ -18,7 +18,7 @@ WALL = {
     "src/base/observe/log.cc": "the time of a log line",
     "src/dispatch/adapter_desk.cc": "when an adapter was used",
     "src/dispatch/state.cc": "when an adapter was used",
-    "src/log/recorder.cc": "the id of a run in the log",
+    "src/log/folder/state_images.cc": "the names of images",
     "src/engine/device/engine_probe.cc": "a metric that alerts compare with the time",
     "server/call/authenticator.cc": "expiry of tokens",
     "server/call/call.cc": "when a call failed, for the console",

@@ -1,4 +1,4 @@
-#include "src/log/backup.h"
+#include "src/log/folder/backup.h"
 
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"

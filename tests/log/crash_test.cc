@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 

@@ -15,9 +15,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "src/log/log_reader.h"
+#include "src/log/folder/state_folder.h"
 #include "src/log/log_writer.h"
-#include "src/log/state_folder.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft::log {
@@ -75,22 +74,23 @@ struct LogContents {
 inline LogContents ReadLog(const StateFolder& folder,
                            uint64_t first_sequence = 0, bool repair = false) {
   LogContents contents;
-  absl::StatusOr<LogReader> reader = LogReader::Open(folder, first_sequence);
+  absl::StatusOr<std::unique_ptr<LogReader>> reader =
+      folder.OpenLog(first_sequence);
   contents.status = reader.status();
   if (!reader.ok()) return contents;
   for (uint64_t sequence = first_sequence;; ++sequence) {
-    absl::StatusOr<std::optional<LogReader::Record>> record = reader->Next();
+    absl::StatusOr<std::optional<LogReader::Record>> record = (*reader)->Next();
     contents.status = record.status();
     if (!record.ok() || !record->has_value()) break;
     EXPECT_EQ((*record)->sequence, sequence);
     contents.records.push_back(std::move((*record)->bytes));
   }
-  contents.next_sequence = reader->next_sequence();
-  contents.torn_bytes = reader->torn_bytes();
+  contents.next_sequence = (*reader)->next_sequence();
+  contents.torn_bytes = (*reader)->torn_bytes();
   if (contents.status.ok()) {
-    EXPECT_LE(reader->read_bytes() + contents.torn_bytes,
-              reader->total_bytes());
-    if (repair) contents.status = reader->Repair();
+    EXPECT_LE((*reader)->read_bytes() + contents.torn_bytes,
+              (*reader)->total_bytes());
+    if (repair) contents.status = (*reader)->Repair();
   }
   return contents;
 }
@@ -98,7 +98,7 @@ inline LogContents ReadLog(const StateFolder& folder,
 // A writer with its own metrics.
 class TestLog {
  public:
-  TestLog(const StateFolder& folder, uint64_t next_sequence,
+  TestLog(StateFolder& folder, uint64_t next_sequence,
           LogWriter::Options options = {.retry = absl::Milliseconds(5)})
       : writer_(LogWriter::Open(&folder, next_sequence, options, &metrics_)
                     .value()) {}

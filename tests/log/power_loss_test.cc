@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 #include "tests/log/disk_recorder.h"
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"

@@ -1,9 +1,9 @@
-#include "src/log/state_folder.h"
+#include "src/log/folder/state_folder.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 #include "tests/log/journal_folder.h"
 #include "tests/support/failpoints.h"
 

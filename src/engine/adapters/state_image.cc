@@ -7,7 +7,7 @@
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/device/compute_guard.h"
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 
 namespace weft::engine {
 namespace {
@@ -34,8 +34,8 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
   for (const std::vector<float>* values : BuffersOf(state)) {
     blocks.emplace_back(values->empty() ? zeros : *values);
   }
-  const std::string image = context.recorder.NewImageName();
-  // Registers the image before its file exists, because StateFolder::Cut
+  const std::string image = context.state->NewImageName();
+  // Registers the image before its file exists, because State::Cut
   // removes files that the recorder does not know.
   context.recorder.AddImage(image, /*recorded=*/false);
   const absl::Status written = log::WriteImage(*context.state, image, blocks);
@@ -50,7 +50,7 @@ void DropState(const EngineContext& context, const std::string& image) {
   if (image.empty()) return;
   context.recorder.DropImage(image);
   context.PostIo("", [&context, image] {
-    const absl::Status removed = log::RemoveImage(*context.state, image);
+    const absl::Status removed = context.state->RemoveImage(image);
     if (!removed.ok() && !absl::IsNotFound(removed)) {
       Log(LogLevel::kWarning, "a file of the state folder stays",
           {{"reason", removed.message()}});
@@ -81,7 +81,7 @@ std::vector<std::span<const float>> BlocksOf(lora::AdapterImage& image) {
   return blocks;
 }
 
-absl::StatusOr<lora::AdapterState> ReadState(const log::StateFolder& folder,
+absl::StatusOr<lora::AdapterState> ReadState(const log::State& state_store,
                                              const std::string& image,
                                              int64_t num_parameters) {
   lora::AdapterState state;
@@ -90,7 +90,7 @@ absl::StatusOr<lora::AdapterState> ReadState(const log::StateFolder& folder,
     values->resize(static_cast<size_t>(num_parameters));
     blocks.emplace_back(*values);
   }
-  WEFT_RETURN_IF_ERROR(log::ReadImage(folder, image, blocks));
+  WEFT_RETURN_IF_ERROR(log::ReadImage(state_store, image, blocks));
   return state;
 }
 

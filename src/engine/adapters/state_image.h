@@ -42,7 +42,7 @@ std::vector<std::span<const float>> BlocksOf(lora::AdapterImage& image);
 // Reads the state of an adapter with `num_parameters` parameters from the file
 // `image`. The file does not store optim_steps and optimizer. Errors: those of
 // log::ReadImage.
-absl::StatusOr<lora::AdapterState> ReadState(const log::StateFolder& folder,
+absl::StatusOr<lora::AdapterState> ReadState(const log::State& state_store,
                                              const std::string& image,
                                              int64_t num_parameters);
 

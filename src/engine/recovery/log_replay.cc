@@ -12,7 +12,7 @@
 
 namespace weft::engine {
 
-void LogReplay::Start(log::LogReader reader,
+void LogReplay::Start(std::unique_ptr<log::LogReader> reader,
                       std::vector<log::AcceptedRecord> accepted,
                       std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);

@@ -22,9 +22,9 @@
 #include "src/engine/recovery/snapshotter.h"
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
-#include "src/log/log_reader.h"
 #include "src/log/log_summary.h"
 #include "src/log/record.h"
+#include "src/log/state.h"
 #include "src/request/adapter_key.h"
 
 namespace weft::engine {
@@ -60,7 +60,8 @@ class LogReplay {
   // are those of the snapshot. When the log is at its end, resumes all steps
   // that were accepted and have not ended. Then, or after the first error, runs
   // `done` with the status.
-  void Start(log::LogReader reader, std::vector<log::AcceptedRecord> accepted,
+  void Start(std::unique_ptr<log::LogReader> reader,
+             std::vector<log::AcceptedRecord> accepted,
              std::function<void(const absl::Status&)> done);
 
  private:
@@ -115,7 +116,7 @@ class LogReplay {
   std::string other_settings_;  // The log's settings in the last warning.
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
-  std::optional<log::LogReader> reader_;
+  std::unique_ptr<log::LogReader> reader_;
   // Maps the sequence number of an adapter's last record to the adapter's id.
   std::multimap<uint64_t, std::string> last_records_;
   bool in_turn_ = false;      // RunTurn is running.

@@ -31,8 +31,9 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
   context_.dispatcher.Post([&, this](const absl::Status& open) {
     began_at_ = SteadyNow();
     std::vector<log::AcceptedRecord> accepted;
-    absl::StatusOr<log::LogReader> reader =
-        open.ok() ? Read(&accepted) : absl::StatusOr<log::LogReader>(open);
+    absl::StatusOr<std::unique_ptr<log::LogReader>> reader =
+        open.ok() ? Read(&accepted)
+                  : absl::StatusOr<std::unique_ptr<log::LogReader>>(open);
     status = WayOut(reader.status());
     if (status.ok()) status = StartRecording(metrics);
     const absl::Status started = status;
@@ -54,7 +55,7 @@ absl::Status Recovery::failure() const {
   return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
 }
 
-absl::StatusOr<log::LogReader> Recovery::Read(
+absl::StatusOr<std::unique_ptr<log::LogReader>> Recovery::Read(
     std::vector<log::AcceptedRecord>* accepted) {
   WEFT_ASSIGN_OR_RETURN(log::Snapshot snapshot, ReadSnapshot(*context_.state));
   for (const log::StoredAdapter& adapter : snapshot.adapters) {
@@ -65,9 +66,8 @@ absl::StatusOr<log::LogReader> Recovery::Read(
                         ReadLog(*context_.state, snapshot,
                                 {.max_resident = static_cast<size_t>(
                                      context_.options.max_resident_adapters)}));
-  WEFT_ASSIGN_OR_RETURN(
-      log::LogReader reader,
-      log::LogReader::Open(*context_.state, snapshot.first_sequence));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<log::LogReader> reader,
+                        context_.state->OpenLog(snapshot.first_sequence));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   desk.Reserve(report_.log.next_key, report_.log.last_epoch,
                report_.log.next_work);

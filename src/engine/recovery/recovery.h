@@ -18,6 +18,7 @@
 #ifndef WEFT_SRC_ENGINE_RECOVERY_RECOVERY_H_
 #define WEFT_SRC_ENGINE_RECOVERY_RECOVERY_H_
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,9 +33,9 @@
 #include "src/engine/recovery/snapshotter.h"
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
-#include "src/log/log_reader.h"
 #include "src/log/log_writer.h"
 #include "src/log/record.h"
+#include "src/log/state.h"
 
 namespace weft::engine {
 
@@ -65,7 +66,7 @@ class Recovery {
  private:
   // Restores adapters from the snapshot, and reads the log. Returns a reader of
   // the log from the snapshot on, and sets `*accepted` to the snapshot's steps.
-  absl::StatusOr<log::LogReader> Read(
+  absl::StatusOr<std::unique_ptr<log::LogReader>> Read(
       std::vector<log::AcceptedRecord>* accepted);
   absl::Status StartRecording(log::LogMetrics* metrics);
   void Finish(absl::Status status);

@@ -2,7 +2,7 @@
 
 #include "src/base/status_macros.h"
 #include "src/engine/adapters/adapter_table.h"
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 
 namespace weft::engine {
 namespace {

@@ -12,7 +12,7 @@
 #include "src/base/status_macros.h"
 #include "src/engine/adapters/state_image.h"
 #include "src/engine/device/compute_guard.h"
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 
 namespace weft::engine {
 namespace {
@@ -250,7 +250,7 @@ void Snapshotter::Copy(AdapterKey key) {
     }
   });
   const log::ImageRecord record =
-      RecordOf(key, context_.recorder.NewImageName(), image);
+      RecordOf(key, context_.state->NewImageName(), image);
   adapters_.at(key).image = record;
   images_[key] = record;
   new_images_.push_back(record.file);
@@ -276,7 +276,7 @@ absl::Status Snapshotter::Write(const std::string& name, int64_t size,
   if (!spilled.name.empty()) {
     WEFT_RETURN_IF_ERROR(ReadTensors(context_, spill_, spilled, size, image));
   }
-  return log::WriteImage(*folder_, name, BlocksOf(image));
+  return log::WriteImage(*context_.state, name, BlocksOf(image));
 }
 
 void Snapshotter::Finish() {
@@ -302,12 +302,12 @@ void Snapshotter::Finish() {
     absl::StatusOr<std::string> bytes = Encode(snapshot);
     absl::Status status = bytes.status();
     if (status.ok()) {
-      status = folder_->WriteSnapshot(
+      status = context_.state->WriteSnapshot(
           {.next_sequence = sequence, .bytes = *std::move(bytes)});
     }
     if (status.ok()) {
       keep.merge(context_.recorder.Images());
-      status = folder_->Cut(sequence, keep);
+      status = context_.state->Cut(sequence, keep);
     }
     if (status.ok()) {
       Log(LogLevel::kInfo, "snapshot written, log cut",

@@ -26,7 +26,6 @@
 #include "src/engine/adapters/adapter_table.h"
 #include "src/engine/engine_context.h"
 #include "src/log/record.h"
-#include "src/log/state_folder.h"
 #include "src/request/reply.h"
 
 namespace weft::engine {
@@ -40,11 +39,9 @@ bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
 
 class Snapshotter {
  public:
-  // The arguments outlive the snapshotter. If `folder` is null, nothing is
-  // written.
-  Snapshotter(const EngineContext* context, log::StateFolder* folder,
-              const SpillFolder* spill)
-      : context_(*context), folder_(folder), spill_(*spill) {}
+  // The arguments outlive the snapshotter. Without a state nothing is written.
+  Snapshotter(const EngineContext* context, const SpillFolder* spill)
+      : context_(*context), spill_(*spill) {}
 
   // Notes that an adapter was restored from an image, so that the next snapshot
   // uses this image unless the adapter has changed.
@@ -98,7 +95,6 @@ class Snapshotter {
   void GiveUp(const absl::Status& status);
 
   const EngineContext& context_;
-  log::StateFolder* const folder_;
   const SpillFolder& spill_;
 
   // The latest image of each adapter that has not changed since this image was

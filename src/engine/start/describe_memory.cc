@@ -19,7 +19,7 @@
 #include "src/engine/engine.h"
 #include "src/engine/start/load_rank.h"
 #include "src/engine/start/memory_plan.h"
-#include "src/log/state_folder.h"
+#include "src/log/folder/state_folder.h"
 #include "src/model/decoder_weights.h"
 #include "src/model_config/model_shard.h"
 #include "src/model_config/weight_list.h"

@@ -1,20 +1,16 @@
-// The file's bytes, where u32 and u64 are little-endian numbers:
+// The bytes of an image, where u32 and u64 are little-endian numbers:
 // "WEFTIMG1" | u64 number of blocks | for each block: u64 number of floats,
 // u32 CRC32C (0 for a block of zeros), u32 0 for a block of zeros, otherwise 1
 // | u32 CRC32C of everything before | bytes of the blocks that are not all zero
-#include "src/log/image_file.h"
-
-#include <fcntl.h>
+#include "src/log/image.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "src/base/files/failpoint.h"
-#include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
 #include "src/log/log_format.h"
 
@@ -56,27 +52,19 @@ absl::Status Damaged(const std::string& name, const std::string& how) {
   return absl::DataLossError(absl::StrCat("image \"", name, "\" ", how));
 }
 
-absl::StatusOr<UniqueFd> OpenImage(const StateFolder& folder,
-                                   const std::string& name) {
-  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  UniqueFd fd;
-  if (!Failpoint("journal.open_image")) {
-    fd = UniqueFd(::openat(folder.images_directory(), name.c_str(),
-                           O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  }
-  if (fd.get() < 0) {
-    if (errno == ENOENT) return Damaged(name, "is missing");
-    return ErrnoStatus(errno, "opening " + name);
-  }
-  return fd;
+absl::StatusOr<std::unique_ptr<ImageReader>> Open(const State& state,
+                                                  const std::string& name) {
+  absl::StatusOr<std::unique_ptr<ImageReader>> image = state.OpenImage(name);
+  if (absl::IsNotFound(image.status())) return Damaged(name, "is missing");
+  return image;
 }
 
 // Reads and checks the table of an image of `num_blocks` blocks. Returns its
 // rows, kBlockBytes bytes for each block.
-absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
+absl::StatusOr<std::string> ReadTable(ImageReader& image, size_t num_blocks,
                                       const std::string& name) {
   std::string table(TableBytes(num_blocks), '\0');
-  WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(fd, 0, table, name));
+  WEFT_ASSIGN_OR_RETURN(const size_t size, image.Read(0, table));
   const size_t sum = table.size() - sizeof(uint32_t);
   const std::string head = TableHead(num_blocks);
   if (table.compare(0, head.size(), head) != 0) {
@@ -91,8 +79,9 @@ absl::StatusOr<std::string> ReadTable(int fd, size_t num_blocks,
 }
 
 // Reads a block and advances `offset` past its bytes.
-absl::Status ReadBlock(int fd, std::string_view row, std::span<float> block,
-                       const std::string& name, uint64_t* offset) {
+absl::Status ReadBlock(ImageReader& image, std::string_view row,
+                       std::span<float> block, const std::string& name,
+                       uint64_t* offset) {
   if (NumberAt<uint64_t>(row, 0) != block.size()) {
     return Damaged(name,
                    absl::StrCat("has a block of ", NumberAt<uint64_t>(row, 0),
@@ -104,7 +93,7 @@ absl::Status ReadBlock(int fd, std::string_view row, std::span<float> block,
   }
   const std::span<char> bytes(reinterpret_cast<char*>(block.data()),
                               block.size_bytes());
-  WEFT_ASSIGN_OR_RETURN(const size_t size, ReadAt(fd, *offset, bytes, name));
+  WEFT_ASSIGN_OR_RETURN(const size_t size, image.Read(*offset, bytes));
   if (size < bytes.size()) return Damaged(name, "is cut short");
   if (Crc32c(Bytes(block)) != NumberAt<uint32_t>(row, 8)) {
     return Damaged(name, "has a block with another sum");
@@ -115,7 +104,7 @@ absl::Status ReadBlock(int fd, std::string_view row, std::span<float> block,
 
 }  // namespace
 
-absl::Status WriteImage(const StateFolder& folder, const std::string& name,
+absl::Status WriteImage(State& state, const std::string& name,
                         const std::vector<std::span<const float>>& blocks) {
   std::string table = TableHead(blocks.size());
   std::vector<std::string_view> pieces(1);
@@ -127,61 +116,59 @@ absl::Status WriteImage(const StateFolder& folder, const std::string& name,
   }
   AppendNumber(Crc32c(table), &table);
   pieces[0] = table;
-  return PublishFileAt(folder.images_directory(), name, pieces, false);
+  return state.CreateImage(name, pieces);
 }
 
-absl::Status ReadImage(const StateFolder& folder, const std::string& name,
+absl::Status ReadImage(const State& state, const std::string& name,
                        const std::vector<std::span<float>>& blocks) {
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ImageReader> image,
+                        Open(state, name));
   WEFT_ASSIGN_OR_RETURN(const std::string table,
-                        ReadTable(fd.get(), blocks.size(), name));
+                        ReadTable(*image, blocks.size(), name));
   uint64_t offset = TableBytes(blocks.size());
   std::string_view rows = table;
   for (const std::span<float> block : blocks) {
-    WEFT_RETURN_IF_ERROR(ReadBlock(fd.get(), rows, block, name, &offset));
+    WEFT_RETURN_IF_ERROR(ReadBlock(*image, rows, block, name, &offset));
     rows.remove_prefix(kBlockBytes);
   }
-  WEFT_ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get(), name));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, image->Size());
   if (size != offset) return Damaged(name, "is longer than its blocks");
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> CheckImage(const StateFolder& folder,
-                                    const std::string& name,
+absl::StatusOr<uint64_t> CheckImage(const State& state, const std::string& name,
                                     size_t num_blocks) {
   std::vector<std::vector<float>> values;
   uint64_t size = 0;
   {
-    WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ImageReader> image,
+                          Open(state, name));
     WEFT_ASSIGN_OR_RETURN(const std::string rows,
-                          ReadTable(fd.get(), num_blocks, name));
-    WEFT_ASSIGN_OR_RETURN(size, FileSize(fd.get(), name));
+                          ReadTable(*image, num_blocks, name));
+    WEFT_ASSIGN_OR_RETURN(size, image->Size());
     for (size_t at = 0; at < rows.size(); at += kBlockBytes) {
       values.emplace_back(NumberAt<uint64_t>(rows, at));
     }
   }
   const std::vector<std::span<float>> blocks(values.begin(), values.end());
-  WEFT_RETURN_IF_ERROR(ReadImage(folder, name, blocks));
+  WEFT_RETURN_IF_ERROR(ReadImage(state, name, blocks));
   return size;
 }
 
-absl::Status CheckImageTable(const StateFolder& folder, const std::string& name,
+absl::Status CheckImageTable(const State& state, const std::string& name,
                              size_t num_blocks) {
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenImage(folder, name));
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ImageReader> image,
+                        Open(state, name));
   WEFT_ASSIGN_OR_RETURN(const std::string rows,
-                        ReadTable(fd.get(), num_blocks, name));
+                        ReadTable(*image, num_blocks, name));
   uint64_t end = TableBytes(num_blocks);
   for (size_t at = 0; at < rows.size(); at += kBlockBytes) {
     const bool stored = NumberAt<uint32_t>(rows, at + 12) != 0;
     if (stored) end += NumberAt<uint64_t>(rows, at) * sizeof(float);
   }
-  WEFT_ASSIGN_OR_RETURN(const uint64_t size, FileSize(fd.get(), name));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, image->Size());
   if (size != end) return Damaged(name, "has another size than its table says");
   return absl::OkStatus();
-}
-
-absl::Status RemoveImage(const StateFolder& folder, const std::string& name) {
-  return RemoveFileAt(folder.images_directory(), name);
 }
 
 }  // namespace weft::log

@@ -1,4 +1,4 @@
-#include "src/log/backup.h"
+#include "src/log/folder/backup.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

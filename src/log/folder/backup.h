@@ -1,6 +1,6 @@
 // Copies a state folder, even while a server uses it.
-#ifndef WEFT_SRC_LOG_BACKUP_H_
-#define WEFT_SRC_LOG_BACKUP_H_
+#ifndef WEFT_SRC_LOG_FOLDER_BACKUP_H_
+#define WEFT_SRC_LOG_FOLDER_BACKUP_H_
 
 #include <cstdint>
 #include <string>
@@ -31,4 +31,4 @@ absl::StatusOr<BackupReport> BackUp(const std::string& from,
 
 }  // namespace weft::log
 
-#endif  // WEFT_SRC_LOG_BACKUP_H_
+#endif  // WEFT_SRC_LOG_FOLDER_BACKUP_H_

@@ -12,33 +12,28 @@
 //
 // Errors of all functions: those of file_io.h. Messages name the file, not its
 // path.
-// Threads: only one thread at a time may call ReadSnapshot, WriteSnapshot or
-// Cut. Any thread may call the other functions. All functions that return a
-// status block on the disk.
-#ifndef WEFT_SRC_LOG_STATE_FOLDER_H_
-#define WEFT_SRC_LOG_STATE_FOLDER_H_
+// Threads: as state.h says.
+#ifndef WEFT_SRC_LOG_FOLDER_STATE_FOLDER_H_
+#define WEFT_SRC_LOG_FOLDER_STATE_FOLDER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/files/file_io.h"
+#include "src/log/state.h"
 
 namespace weft::log {
 
-struct SnapshotFile {
-  // The sequence of the first record that the snapshot does not contain.
-  uint64_t next_sequence = 0;
-  std::string bytes;
-};
-
-class StateFolder {
+class StateFolder : public State {
  public:
   // Creates the folder if it does not exist (its parent must exist), and
   // removes temporaries that a crash left. `model` is one line that identifies
@@ -61,25 +56,22 @@ class StateFolder {
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
-  // Returns the newest snapshot, or none if the folder has no snapshot. Errors:
-  // DATA_LOSS.
-  absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot() const;
-
-  // Writes a snapshot durably, as the newest one. The caller may then call Cut.
-  // Errors: FAILED_PRECONDITION if another snapshot contains more records.
-  absl::Status WriteSnapshot(const SnapshotFile& snapshot);
-
-  // Removes segments that hold only records before `next_sequence` (but not the
-  // last segment), all snapshots but the newest, and images not in
-  // `keep_images`. No image may be written during the call. After a crash or an
-  // error, some of these files may remain. Errors: FAILED_PRECONDITION if the
-  // newest snapshot does not contain all records before `next_sequence`.
+  absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
+      uint64_t first_sequence) const override;
+  absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
+      uint64_t next_sequence) override;
+  absl::Status CheckRoom(uint64_t reserve) const override;
+  absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot() const override;
+  absl::Status WriteSnapshot(const SnapshotFile& snapshot) override;
   absl::Status Cut(uint64_t next_sequence,
-                   const std::set<std::string>& keep_images);
-
-  // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Other
-  // errors: those of ReadDiskRoom (disk_room.h).
-  absl::Status CheckRoom(uint64_t reserve) const;
+                   const std::set<std::string>& keep_images) override;
+  std::string NewImageName() override;
+  absl::Status CreateImage(
+      const std::string& name,
+      const std::vector<std::string_view>& pieces) override;
+  absl::StatusOr<std::unique_ptr<ImageReader>> OpenImage(
+      const std::string& name) const override;
+  absl::Status RemoveImage(const std::string& name) override;
 
   // Returns the first sequence of each segment, ascending.
   absl::StatusOr<std::vector<uint64_t>> Segments() const;
@@ -92,7 +84,6 @@ class StateFolder {
 
   int directory() const { return root_.get(); }
   int log_directory() const { return log_.get(); }
-  int images_directory() const { return images_.get(); }
 
  private:
   explicit StateFolder(std::string path) : path_(std::move(path)) {}
@@ -115,8 +106,9 @@ class StateFolder {
   UniqueFd lock_;
   UniqueFd log_;
   UniqueFd images_;
+  std::atomic<uint64_t> num_images_ = 0;
 };
 
 }  // namespace weft::log
 
-#endif  // WEFT_SRC_LOG_STATE_FOLDER_H_
+#endif  // WEFT_SRC_LOG_FOLDER_STATE_FOLDER_H_

@@ -1,4 +1,4 @@
-#include "src/log/image_file.h"
+#include "src/log/image.h"
 
 #include <cmath>
 #include <cstring>

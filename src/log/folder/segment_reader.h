@@ -1,4 +1,4 @@
-// Reads the records of a log in their order.
+// Reads the records of the log of a state folder in their order.
 //
 // After a crash the last segment may have a torn tail: records of the group
 // that was being written, some of them incomplete. No caller was told that they
@@ -9,10 +9,11 @@
 // missing segment.
 //
 // Threads: one at a time.
-#ifndef WEFT_SRC_LOG_LOG_READER_H_
-#define WEFT_SRC_LOG_LOG_READER_H_
+#ifndef WEFT_SRC_LOG_FOLDER_SEGMENT_READER_H_
+#define WEFT_SRC_LOG_FOLDER_SEGMENT_READER_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,40 +22,25 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/files/file_io.h"
+#include "src/log/folder/state_folder.h"
 #include "src/log/log_format.h"
-#include "src/log/state_folder.h"
+#include "src/log/state.h"
 
 namespace weft::log {
 
-class LogReader {
+class SegmentReader : public LogReader {
  public:
-  struct Record {
-    uint64_t sequence = 0;
-    std::string bytes;
-  };
   // Opens the log for reading from record `first_sequence`. `folder` outlives
   // the reader.
-  static absl::StatusOr<LogReader> Open(const StateFolder& folder,
-                                        uint64_t first_sequence);
+  static absl::StatusOr<std::unique_ptr<SegmentReader>> Open(
+      const StateFolder& folder, uint64_t first_sequence);
 
-  // Returns the next record; none at the end of the log.
-  absl::StatusOr<std::optional<Record>> Next();
-
-  // Returns the sequence after the last record that Next has returned. Before
-  // the first record, returns `first_sequence`. At the end of the log, the
-  // result is the sequence of the next record to write.
-  uint64_t next_sequence() const { return next_sequence_; }
-
-  // Returns the number of bytes after the log's end in the last segment. Call
-  // it when Next has returned none.
-  uint64_t torn_bytes() const { return torn_bytes_; }
-  // Cuts off the torn tail durably. REQUIRES: Next has returned none.
-  absl::Status Repair();
-
-  // For a progress bar: the number of bytes to read from the segments, and the
-  // number read so far.
-  uint64_t total_bytes() const { return total_bytes_; }
-  uint64_t read_bytes() const { return read_bytes_; }
+  absl::StatusOr<std::optional<Record>> Next() override;
+  uint64_t next_sequence() const override { return next_sequence_; }
+  uint64_t torn_bytes() const override { return torn_bytes_; }
+  absl::Status Repair() override;
+  uint64_t total_bytes() const override { return total_bytes_; }
+  uint64_t read_bytes() const override { return read_bytes_; }
 
  private:
   // An open segment.
@@ -67,8 +53,8 @@ class LogReader {
     uint64_t offset = 0;  // Position of the first unread byte.
   };
 
-  LogReader(const StateFolder* folder, std::vector<uint64_t> segments,
-            uint64_t first_sequence)
+  SegmentReader(const StateFolder* folder, std::vector<uint64_t> segments,
+                uint64_t first_sequence)
       : folder_(folder),
         segments_(std::move(segments)),
         first_sequence_(first_sequence),
@@ -105,4 +91,4 @@ class LogReader {
 
 }  // namespace weft::log
 
-#endif  // WEFT_SRC_LOG_LOG_READER_H_
+#endif  // WEFT_SRC_LOG_FOLDER_SEGMENT_READER_H_

@@ -1,4 +1,4 @@
-#include "src/log/log_reader.h"
+#include "src/log/folder/segment_reader.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -29,19 +29,20 @@ absl::StatusOr<UniqueFd> OpenLog(int dir, const std::string& name, int mode) {
 
 }  // namespace
 
-absl::StatusOr<LogReader> LogReader::Open(const StateFolder& folder,
-                                          uint64_t first_sequence) {
+absl::StatusOr<std::unique_ptr<SegmentReader>> SegmentReader::Open(
+    const StateFolder& folder, uint64_t first_sequence) {
   WEFT_ASSIGN_OR_RETURN(std::vector<uint64_t> segments, folder.Segments());
   const auto after =
       std::upper_bound(segments.begin(), segments.end(), first_sequence);
   // If any segment holds record `first_sequence`, it is the one before `after`.
   if (after != segments.begin()) segments.erase(segments.begin(), after - 1);
-  LogReader reader(&folder, std::move(segments), first_sequence);
-  WEFT_RETURN_IF_ERROR(reader.SyncLastAndSumSizes());
+  std::unique_ptr<SegmentReader> reader(
+      new SegmentReader(&folder, std::move(segments), first_sequence));
+  WEFT_RETURN_IF_ERROR(reader->SyncLastAndSumSizes());
   return reader;
 }
 
-absl::Status LogReader::SyncLastAndSumSizes() {
+absl::Status SegmentReader::SyncLastAndSumSizes() {
   for (const uint64_t first : segments_) {
     const std::string name = StateFolder::SegmentName(first);
     WEFT_ASSIGN_OR_RETURN(const UniqueFd fd,
@@ -61,7 +62,7 @@ absl::Status LogReader::SyncLastAndSumSizes() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<LogReader::Record>> LogReader::Next() {
+absl::StatusOr<std::optional<SegmentReader::Record>> SegmentReader::Next() {
   while (!at_end_) {
     if (segment_.offset == segment_.size) {
       if (IsLast()) break;
@@ -87,7 +88,7 @@ absl::StatusOr<std::optional<LogReader::Record>> LogReader::Next() {
   return std::nullopt;
 }
 
-absl::Status LogReader::OpenSegment() {
+absl::Status SegmentReader::OpenSegment() {
   const uint64_t first = segments_[opened_];
   if (first > expected_ || (opened_ > 0 && first != expected_)) {
     return absl::DataLossError(absl::StrCat(
@@ -104,7 +105,7 @@ absl::Status LogReader::OpenSegment() {
   return ReadSegmentHeader();
 }
 
-absl::Status LogReader::ReadSegmentHeader() {
+absl::Status SegmentReader::ReadSegmentHeader() {
   std::string bytes(SegmentHeader::kBytes, '\0');
   WEFT_ASSIGN_OR_RETURN(const size_t size,
                         ReadAt(segment_.fd.get(), 0, bytes, segment_.name));
@@ -119,7 +120,7 @@ absl::Status LogReader::ReadSegmentHeader() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
+absl::StatusOr<std::optional<std::string>> SegmentReader::ReadRecord(
     uint64_t offset, RecordHeader* header) const {
   char head[RecordHeader::kBytes];
   WEFT_ASSIGN_OR_RETURN(const size_t size,
@@ -146,7 +147,7 @@ absl::StatusOr<std::optional<std::string>> LogReader::ReadRecord(
 // torn tail. The record is damaged if it is in an earlier segment than the
 // last, or if a later group follows. Returns DATA_LOSS for a damaged record.
 // Otherwise the log ends before the record.
-absl::Status LogReader::EndOrDamage() {
+absl::Status SegmentReader::EndOrDamage() {
   if (!IsLast()) return Damaged("a record is bad");
   WEFT_ASSIGN_OR_RETURN(const bool later, LaterGroupFollows());
   if (later) return Damaged("a record is bad, and good ones follow");
@@ -155,7 +156,7 @@ absl::Status LogReader::EndOrDamage() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
+absl::StatusOr<bool> SegmentReader::LaterGroupFollows() const {
   std::string window;
   for (uint64_t start = segment_.offset; start < segment_.size;
        start += kScanBytes) {
@@ -176,13 +177,13 @@ absl::StatusOr<bool> LogReader::LaterGroupFollows() const {
   return false;
 }
 
-absl::Status LogReader::Damaged(const std::string& how) const {
+absl::Status SegmentReader::Damaged(const std::string& how) const {
   return absl::DataLossError(
       absl::StrCat("segment ", segment_.name, " of the log, offset ",
                    segment_.offset, ": ", how, " (record ", expected_, ")"));
 }
 
-absl::Status LogReader::Repair() {
+absl::Status SegmentReader::Repair() {
   if (torn_bytes_ == 0) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const UniqueFd fd, OpenLog(folder_->log_directory(),
                                                    segment_.name, O_WRONLY));

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/files/disk_room.h"
 #include "src/base/status_macros.h"
+#include "src/log/folder/state_folder.h"
 #include "src/log/log_format.h"
-#include "src/log/state_folder.h"
 
 namespace weft::log {
 namespace {

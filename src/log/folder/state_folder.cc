@@ -1,4 +1,4 @@
-#include "src/log/state_folder.h"
+#include "src/log/folder/state_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

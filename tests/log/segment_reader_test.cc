@@ -1,4 +1,4 @@
-#include "src/log/log_reader.h"
+#include "src/log/folder/segment_reader.h"
 
 #include <sys/stat.h>
 
@@ -212,8 +212,8 @@ TEST_F(LogReaderTest, ReadsSegmentsOneAfterTheOther) {
   EXPECT_THAT(ReadLog(*folder_, 3).records, ElementsAre("3", "4", "5"));
   EXPECT_THAT(ReadLog(*folder_, 4).records, ElementsAre("4", "5"));
   EXPECT_THAT(ReadLog(*folder_, 6).records, ElementsAre());
-  const auto reader = LogReader::Open(*folder_, 5).value();
-  EXPECT_EQ(reader.total_bytes(),
+  const auto reader = folder_->OpenLog(5).value();
+  EXPECT_EQ(reader->total_bytes(),
             MakeSegment(5, {{"5"}}).size() + SegmentHeader::kBytes);
 }
 
