@@ -9,14 +9,17 @@
 //
 // Errors of all functions: UNAVAILABLE (the store does not answer or asks for
 // less; all attempts failed, and what they asked for may happen, even later),
-// PERMISSION_DENIED (the store refuses the credentials), DEADLINE_EXCEEDED (as
-// UNAVAILABLE, in the time of one request), INTERNAL (the store answers with
-// something else than its API; the message has what it said), and those that a
-// function names.
+// DEADLINE_EXCEEDED (as UNAVAILABLE, in the time of one request), CANCELLED (as
+// UNAVAILABLE, because of Stop), PERMISSION_DENIED (the store refuses the
+// credentials, or there are none), FAILED_PRECONDITION (there is no such
+// bucket, or the store's certificate is not trusted), INVALID_ARGUMENT (not a
+// key), INTERNAL (the store answers with something else than its API; the
+// message has what it said), and those that a function names.
 // Threads: any. All functions block, and repeat what failed for a while.
 #ifndef WEFT_SRC_STORE_OBJECT_STORE_H_
 #define WEFT_SRC_STORE_OBJECT_STORE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -39,6 +42,8 @@ struct ListedObject {
   std::string etag;
   uint64_t size = 0;  // Bytes.
 };
+
+inline constexpr size_t kAllObjects = SIZE_MAX;
 
 class ObjectStore {
  public:
@@ -83,7 +88,15 @@ class ObjectStore {
 
   // Returns the place of a key for messages, such as s3://bucket/prefix/key.
   virtual std::string NameOf(const std::string& key) const = 0;
+
+  // Ends all calls that run, and all later ones, with CANCELLED. Does not
+  // block. For a process that must end soon.
+  virtual void Stop() = 0;
 };
+
+// Returns INVALID_ARGUMENT if `key` is not a key: it is empty or too long, has
+// other bytes, or has a part that is empty, "." or "..".
+absl::Status CheckKey(std::string_view key);
 
 }  // namespace weft::store
 

@@ -14,18 +14,16 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "nlohmann/json.hpp"
 #include "src/base/files/durable_folder.h"
 #include "src/base/files/failpoint.h"
 #include "src/base/files/operator_file.h"
-#include "src/base/fingerprint.h"
 #include "src/base/status_macros.h"
+#include "src/log/state_format.h"
 
 namespace weft::log {
 namespace {
 
 constexpr char kLock[] = "LOCK";
-constexpr int kFormatVersion = 5;
 constexpr char kLogFolder[] = "log";
 constexpr char kImagesFolder[] = "images";
 constexpr char kSegmentSuffix[] = ".log";
@@ -40,34 +38,6 @@ absl::Status MakeFolder(int parent, const std::string& name,
     return ErrnoStatus(errno, "making " + what);
   }
   return absl::OkStatus();
-}
-
-// Returns the base model that FORMAT names.
-absl::StatusOr<std::string> ParseFormat(const std::string& text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("format_version") ||
-      !json["format_version"].is_number_integer() || !json.contains("model") ||
-      !json["model"].is_string()) {
-    return absl::DataLossError("FORMAT of the state folder is damaged");
-  }
-  if (const auto version = json["format_version"].get<int64_t>();
-      version != kFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the state folder has format version ", version,
-                     "; this program knows ", kFormatVersion,
-                     ". Save checkpoints with the version that wrote the "
-                     "folder, start this one with an empty --state-dir, and "
-                     "load them"));
-  }
-  return json["model"].get<std::string>();
-}
-
-absl::Status OtherModel(const std::string& stored, const std::string& model) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the state folder belongs to another base model than --model: ",
-      FingerprintDifference(stored, model),
-      ". Start with that model, or with --accept-base-model-change if the "
-      "adapters are to go on with this one"));
 }
 
 // Finds the file names that consist of prefix, number and suffix. Returns the
@@ -126,7 +96,7 @@ absl::Status StateFolder::Check(const std::string& path,
   const absl::StatusOr<std::string> text = ReadFileAt(root->get(), kFormat);
   if (absl::IsNotFound(text.status())) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(text.status());
-  WEFT_ASSIGN_OR_RETURN(const std::string stored, ParseFormat(*text));
+  WEFT_ASSIGN_OR_RETURN(const std::string stored, DecodeFormat(*text));
   return stored == model || accept_change ? absl::OkStatus()
                                           : OtherModel(stored, model);
 }
@@ -181,7 +151,7 @@ absl::Status StateFolder::CheckFormat(const std::optional<std::string>& model,
                                       bool accept_change) const {
   const absl::StatusOr<std::string> text = ReadFileAt(root_.get(), kFormat);
   if (text.ok()) {
-    WEFT_ASSIGN_OR_RETURN(const std::string stored, ParseFormat(*text));
+    WEFT_ASSIGN_OR_RETURN(const std::string stored, DecodeFormat(*text));
     if (!model || stored == *model) return absl::OkStatus();
     return accept_change ? WriteFormat(*model) : OtherModel(stored, *model);
   }
@@ -202,11 +172,8 @@ absl::Status StateFolder::CheckFormat(const std::optional<std::string>& model,
 }
 
 absl::Status StateFolder::WriteFormat(const std::string& model) const {
-  const nlohmann::json json = {{"format_version", kFormatVersion},
-                               {"model", model}};
-  const std::string written =
-      json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-  return PublishFileAt(root_.get(), kFormat, {written}, /*replace=*/true);
+  return PublishFileAt(root_.get(), kFormat, {EncodeFormat(model)},
+                       /*replace=*/true);
 }
 
 }  // namespace weft::log

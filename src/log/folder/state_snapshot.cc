@@ -1,48 +1,21 @@
 // Reads and writes snapshots, and removes the files that a snapshot replaces.
-//
-// The layout of the file, where u32 and u64 are little-endian numbers and
-// `bytes` is SnapshotFile::bytes:
-// "WEFTSNAP" | u64 next sequence | u64 length of `bytes` |
-// u32 CRC32C of `bytes` | u32 CRC32C of the fields so far | `bytes`
 #include <filesystem>
-#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/files/disk_room.h"
 #include "src/base/status_macros.h"
 #include "src/log/folder/state_folder.h"
-#include "src/log/log_format.h"
+#include "src/log/state_format.h"
 
 namespace weft::log {
-namespace {
-
-constexpr std::string_view kSnapshotMagic = "WEFTSNAP";
-constexpr size_t kHeaderBytes = 32;
-
-std::string EncodeHeader(uint64_t next_sequence, std::string_view bytes) {
-  std::string header(kSnapshotMagic);
-  AppendNumber(next_sequence, &header);
-  AppendNumber(uint64_t{bytes.size()}, &header);
-  AppendNumber(Crc32c(bytes), &header);
-  AppendNumber(Crc32c(header), &header);
-  return header;
-}
-
-}  // namespace
-
 absl::StatusOr<std::optional<SnapshotFile>> StateFolder::ReadSnapshot() const {
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
   if (snapshots.empty()) return std::nullopt;
   const std::string name = SnapshotName(snapshots.back());
-  SnapshotFile snapshot{.next_sequence = snapshots.back()};
-  WEFT_ASSIGN_OR_RETURN(snapshot.bytes, ReadFileAt(root_.get(), name));
-  const std::string header = snapshot.bytes.substr(0, kHeaderBytes);
-  snapshot.bytes.erase(0, kHeaderBytes);
-  if (header != EncodeHeader(snapshot.next_sequence, snapshot.bytes)) {
-    return absl::DataLossError(absl::StrCat(name, " is damaged"));
-  }
-  return snapshot;
+  WEFT_ASSIGN_OR_RETURN(std::string file, ReadFileAt(root_.get(), name));
+  return DecodeSnapshotFile(snapshots.back(), std::move(file), name);
 }
 
 absl::Status StateFolder::WriteSnapshot(const SnapshotFile& snapshot) {
@@ -53,7 +26,7 @@ absl::Status StateFolder::WriteSnapshot(const SnapshotFile& snapshot) {
         " exists; one of those before ", snapshot.next_sequence, " is older"));
   }
   const std::string header =
-      EncodeHeader(snapshot.next_sequence, snapshot.bytes);
+      SnapshotHeader(snapshot.next_sequence, snapshot.bytes);
   return PublishFileAt(root_.get(), SnapshotName(snapshot.next_sequence),
                        {header, snapshot.bytes}, true);
 }

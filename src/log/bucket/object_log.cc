@@ -1,0 +1,158 @@
+#include "src/log/bucket/object_log.h"
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
+#include "src/base/status_macros.h"
+
+namespace weft::log {
+namespace {
+
+// A group commit is small and a request to the store is slow, so a start reads
+// this many objects at once.
+constexpr size_t kReadAhead = 16;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ObjectLogReader>> ObjectLogReader::Open(
+    store::ObjectStore* store, uint64_t first_place, uint64_t first_sequence) {
+  std::unique_ptr<ObjectLogReader> reader(
+      new ObjectLogReader(store, first_sequence));
+  WEFT_RETURN_IF_ERROR(reader->List(first_place));
+  return reader;
+}
+
+ObjectLogReader::~ObjectLogReader() = default;
+
+absl::Status ObjectLogReader::List(uint64_t first_place) {
+  WEFT_ASSIGN_OR_RETURN(objects_,
+                        store_.List(kRecordsPrefix, KeyOfPlace(first_place - 1),
+                                    store::kAllObjects));
+  uint64_t place = first_place;
+  for (const store::ListedObject& object : objects_) {
+    if (PlaceOfKey(object.key) != place) {
+      return absl::DataLossError(
+          absl::StrCat("the log lacks ", store_.NameOf(KeyOfPlace(place)),
+                       ": the next object is ", object.key));
+    }
+    total_bytes_ += object.size;
+    ++place;
+  }
+  return absl::OkStatus();
+}
+
+void ObjectLogReader::ReadAhead() {
+  for (; asked_ < objects_.size() && asked_ < read_ + kReadAhead; ++asked_) {
+    coming_.push_back(std::async(std::launch::async,
+                                 [&store = store_, key = objects_[asked_].key] {
+                                   return store.Get(key, kMaxLogObjectBytes);
+                                 }));
+  }
+}
+
+absl::Status ObjectLogReader::ReadObject() {
+  ReadAhead();
+  const std::string& key = objects_[read_].key;
+  const absl::StatusOr<store::Object> bytes = coming_.front().get();
+  coming_.pop_front();
+  ++read_;
+  if (absl::IsNotFound(bytes.status())) {
+    return absl::DataLossError(
+        absl::StrCat("the log lacks ", store_.NameOf(key)));
+  }
+  WEFT_RETURN_IF_ERROR(bytes.status());
+  read_bytes_ += bytes->bytes.size();
+  next_in_object_ = 0;
+  WEFT_ASSIGN_OR_RETURN(object_,
+                        DecodeLogObject(bytes->bytes, store_.NameOf(key)));
+  // What an owner wrote after a later one had begun was never answered.
+  if (object_.epoch < epoch_) object_.records.clear();
+  epoch_ = std::max(epoch_, object_.epoch);
+  if (!object_.records.empty() && object_.first_sequence != next_sequence_) {
+    return absl::DataLossError(absl::StrCat(
+        store_.NameOf(key), " begins with record ", object_.first_sequence,
+        " of the log, not with ", next_sequence_));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<LogReader::Record>> ObjectLogReader::Next() {
+  while (next_in_object_ == object_.records.size()) {
+    if (read_ == objects_.size()) return std::nullopt;
+    WEFT_RETURN_IF_ERROR(ReadObject());
+  }
+  return Record{.sequence = next_sequence_++,
+                .bytes = std::move(object_.records[next_in_object_++])};
+}
+
+void SegmentPlaces::Add(uint64_t first_sequence, uint64_t place) {
+  {
+    MutexLock lock(&mu_);
+    places_[first_sequence] = place;
+  }
+  added_.NotifyAll();
+}
+
+absl::StatusOr<uint64_t> SegmentPlaces::Wait(uint64_t first_sequence,
+                                             absl::Duration timeout) {
+  const absl::Time until = SteadyNow() + timeout;
+  MutexLock lock(&mu_);
+  for (;;) {
+    const auto place = places_.find(first_sequence);
+    if (place != places_.end()) {
+      places_.erase(places_.begin(), place);
+      return place->second;
+    }
+    const absl::Duration left = until - SteadyNow();
+    if (left <= absl::ZeroDuration()) {
+      return absl::UnavailableError(
+          "the records before the snapshot are not in the store yet");
+    }
+    added_.WaitFor(&mu_, absl::ToChronoNanoseconds(left));
+  }
+}
+
+absl::Status ObjectLogWriter::BeginSegment(uint64_t first_sequence) {
+  places_.Add(first_sequence, next_place_);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> ObjectLogWriter::WriteGroup(
+    uint64_t first_sequence, const std::vector<std::string>& records) {
+  const std::string bytes =
+      EncodeLogObject(owner_.epoch(), first_sequence, records);
+  for (bool written = false; !written; ++next_place_) {
+    WEFT_RETURN_IF_ERROR(owner_.fenced());
+    const absl::Status created =
+        store_.Create(KeyOfPlace(next_place_), {bytes}).status();
+    written = created.ok();
+    // Whatever else the store says, its operator can mend it.
+    if (!written && !absl::IsAlreadyExists(created)) {
+      return absl::UnavailableError(created.message());
+    }
+    if (!written) {
+      WEFT_ASSIGN_OR_RETURN(written, IsWritten(bytes));
+    }
+  }
+  return bytes.size();
+}
+
+absl::StatusOr<bool> ObjectLogWriter::IsWritten(const std::string& bytes) {
+  const std::string key = KeyOfPlace(next_place_);
+  const absl::StatusOr<store::Object> there =
+      store_.Get(key, kMaxLogObjectBytes);
+  if (there.ok() && there->bytes == bytes) return true;
+  uint64_t epoch = owner_.epoch() + 1;  // A later owner has removed it.
+  if (!absl::IsNotFound(there.status())) {
+    WEFT_RETURN_IF_ERROR(there.status());
+    WEFT_ASSIGN_OR_RETURN(const LogObject object,
+                          DecodeLogObject(there->bytes, store_.NameOf(key)));
+    epoch = object.epoch;
+  }
+  if (epoch < owner_.epoch()) return false;
+  const absl::StatusOr<SeenManifest> seen = LookAtManifest(store_);
+  return owner_.Fence(seen.ok() ? seen->manifest.owner : Instance());
+}
+
+}  // namespace weft::log

@@ -1,0 +1,252 @@
+#include "src/log/bucket/state_bucket.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
+#include "src/base/files/file_io.h"
+#include "src/base/status_macros.h"
+#include "src/log/bucket/log_object.h"
+#include "src/log/state_format.h"
+
+namespace weft::log {
+namespace {
+
+constexpr char kFormat[] = "FORMAT";
+constexpr char kSnapshotsPrefix[] = "logs/0/snapshots/";
+constexpr char kImagesPrefix[] = "logs/0/images/";
+constexpr uint64_t kMaxFormatBytes = 1 << 20;
+constexpr uint64_t kMaxSnapshotBytes = uint64_t{16} << 30;
+// The table of an image, and small images, come with one request.
+constexpr uint64_t kFirstBytes = 64 << 10;
+// A snapshot waits so long for the records before it.
+constexpr absl::Duration kRecordsTimeout = absl::Seconds(5);
+
+// Returns the epoch with which the name of a snapshot or an image begins; 0 if
+// it has none.
+uint64_t EpochOf(const std::string& name) {
+  uint64_t epoch = 0;
+  const bool has_epoch =
+      absl::StartsWith(name, "e") &&
+      absl::SimpleAtoi(name.substr(1, name.find('-') - 1), &epoch);
+  return has_epoch ? epoch : 0;
+}
+
+class ObjectImageReader : public ImageReader {
+ public:
+  ObjectImageReader(store::ObjectStore* store, std::string key)
+      : store_(*store), key_(std::move(key)) {}
+
+  absl::Status Open() {
+    first_.resize(kFirstBytes);
+    WEFT_ASSIGN_OR_RETURN(const size_t read,
+                          store_.GetRange(key_, 0, first_, &size_));
+    first_.resize(read);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<size_t> Read(uint64_t offset, std::span<char> bytes) override {
+    const uint64_t wanted =
+        std::min<uint64_t>(bytes.size(), size_ - std::min(offset, size_));
+    if (offset + wanted <= first_.size()) {
+      std::memcpy(bytes.data(), first_.data() + offset, wanted);
+      return wanted;
+    }
+    return store_.GetRange(key_, offset, bytes.first(wanted), &size_);
+  }
+
+  absl::StatusOr<uint64_t> Size() override { return size_; }
+
+ private:
+  store::ObjectStore& store_;
+  const std::string key_;
+  std::string first_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StateBucket>> StateBucket::Open(
+    std::unique_ptr<store::ObjectStore> store,
+    const std::optional<std::string>& model, bool accept_change) {
+  std::unique_ptr<StateBucket> bucket(new StateBucket(std::move(store)));
+  WEFT_RETURN_IF_ERROR(bucket->CheckFormat(model, accept_change));
+  return bucket;
+}
+
+absl::Status StateBucket::CheckFormat(const std::optional<std::string>& model,
+                                      bool accept_change) {
+  absl::StatusOr<store::Object> format = store_->Get(kFormat, kMaxFormatBytes);
+  if (model && absl::IsNotFound(format.status())) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
+                          store_->List("", "", 1));
+    if (!objects.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          store_->NameOf(""), " has other objects, such as ", objects[0].key,
+          ", and no state: name a prefix without objects"));
+    }
+    const absl::Status created =
+        store_->Create(kFormat, {EncodeFormat(*model)}).status();
+    // Another process may have begun at the same time.
+    if (!created.ok() && !absl::IsAlreadyExists(created)) return created;
+    format = store_->Get(kFormat, kMaxFormatBytes);
+  }
+  WEFT_RETURN_IF_ERROR(format.status());
+  WEFT_ASSIGN_OR_RETURN(const std::string stored, DecodeFormat(format->bytes));
+  if (!model || stored == *model) return absl::OkStatus();
+  if (!accept_change) return OtherModel(stored, *model);
+  return store_->Swap(kFormat, EncodeFormat(*model), format->etag).status();
+}
+
+absl::StatusOr<bool> StateBucket::TryTake(const Instance& self,
+                                          LogWatch* watch) {
+  WEFT_ASSIGN_OR_RETURN(const SeenManifest seen, LookAtManifest(*store_));
+  seen_ = seen.manifest;
+  if (!watch->IsFree(seen, SteadyNow())) return false;
+  absl::StatusOr<std::unique_ptr<LogOwner>> owner =
+      LogOwner::Take(store_.get(), seen, self);
+  if (absl::IsAborted(owner.status())) return false;  // Another was faster.
+  WEFT_RETURN_IF_ERROR(owner.status());
+  owner_ = *std::move(owner);
+  return true;
+}
+
+absl::StatusOr<SnapshotPlace> StateBucket::Newest() const {
+  if (owner_ != nullptr) return owner_->snapshot();
+  WEFT_ASSIGN_OR_RETURN(const SeenManifest seen, LookAtManifest(*store_));
+  return seen.manifest.snapshot;
+}
+
+absl::StatusOr<std::unique_ptr<LogReader>> StateBucket::OpenLog(
+    uint64_t first_sequence) const {
+  WEFT_ASSIGN_OR_RETURN(const SnapshotPlace newest, Newest());
+  if (first_sequence != newest.next_sequence) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the log in the store begins with record ",
+                     newest.next_sequence, ", not with ", first_sequence));
+  }
+  return ObjectLogReader::Open(store_.get(), newest.place, first_sequence);
+}
+
+absl::StatusOr<std::unique_ptr<LogSink>> StateBucket::ContinueLog(
+    uint64_t next_sequence) {
+  auto writer =
+      std::make_unique<ObjectLogWriter>(store_.get(), owner_.get(), &places_);
+  WEFT_RETURN_IF_ERROR(writer->BeginSegment(next_sequence));
+  return writer;
+}
+
+absl::Status StateBucket::CheckRoom(uint64_t /*reserve*/) const {
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<SnapshotFile>> StateBucket::ReadSnapshot() const {
+  WEFT_ASSIGN_OR_RETURN(const SnapshotPlace newest, Newest());
+  if (newest.name.empty()) return std::nullopt;
+  const std::string key = absl::StrCat(kSnapshotsPrefix, newest.name);
+  absl::StatusOr<store::Object> file = store_->Get(key, kMaxSnapshotBytes);
+  if (absl::IsNotFound(file.status())) {
+    return absl::DataLossError(
+        absl::StrCat(store_->NameOf(key), " is missing"));
+  }
+  WEFT_RETURN_IF_ERROR(file.status());
+  return DecodeSnapshotFile(newest.next_sequence, std::move(file->bytes),
+                            store_->NameOf(key));
+}
+
+absl::Status StateBucket::WriteSnapshot(const SnapshotFile& snapshot) {
+  const uint64_t newest = owner_->snapshot().next_sequence;
+  if (newest > snapshot.next_sequence) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a snapshot of the records before ", newest, " exists"));
+  }
+  // A snapshot in the manifest replaces the records before it, so they must be
+  // in the store: else the owner's end would lose or repeat them.
+  WEFT_ASSIGN_OR_RETURN(const uint64_t place,
+                        places_.Wait(snapshot.next_sequence, kRecordsTimeout));
+  const std::string name =
+      absl::StrCat("e", owner_->epoch(), "-", snapshot.next_sequence);
+  WEFT_RETURN_IF_ERROR(
+      CreateOnce(absl::StrCat(kSnapshotsPrefix, name),
+                 {SnapshotHeader(snapshot.next_sequence, snapshot.bytes),
+                  snapshot.bytes}));
+  return owner_->NameSnapshot(
+      {.name = name, .next_sequence = snapshot.next_sequence, .place = place});
+}
+
+absl::Status StateBucket::Cut(uint64_t next_sequence,
+                              const std::set<std::string>& keep_images) {
+  const SnapshotPlace newest = owner_->snapshot();
+  if (newest.next_sequence < next_sequence) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "no snapshot contains all records before ", next_sequence));
+  }
+  // A seal stays for ever: where it was, an earlier owner that wakes could
+  // write, and answer what no start would find. The last object stays, too.
+  WEFT_RETURN_IF_ERROR(
+      RemoveIf(kRecordsPrefix, [&newest](const store::ListedObject& object) {
+        return PlaceOfKey(object.key) + 1 < newest.place &&
+               object.size != LogObject::kSealBytes;
+      }));
+  const auto removes = [this](const std::string& prefix, const auto& keeps) {
+    return RemoveIf(prefix, [&](const store::ListedObject& object) {
+      const std::string name = object.key.substr(prefix.size());
+      return !keeps(name) && EpochOf(name) <= owner_->epoch();
+    });
+  };
+  WEFT_RETURN_IF_ERROR(removes(
+      kSnapshotsPrefix,
+      [&newest](const std::string& name) { return name == newest.name; }));
+  return removes(kImagesPrefix, [&keep_images](const std::string& name) {
+    return keep_images.contains(name);
+  });
+}
+
+template <typename Removes>
+absl::Status StateBucket::RemoveIf(const std::string& prefix,
+                                   const Removes& removes) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
+                        store_->List(prefix, "", store::kAllObjects));
+  for (const store::ListedObject& object : objects) {
+    if (!removes(object)) continue;
+    WEFT_RETURN_IF_ERROR(owner_->fenced());
+    WEFT_RETURN_IF_ERROR(store_->Delete(object.key));
+  }
+  return absl::OkStatus();
+}
+
+std::string StateBucket::NewImageName() {
+  return absl::StrCat("e", owner_->epoch(), "-", num_images_.fetch_add(1));
+}
+
+absl::Status StateBucket::CreateImage(
+    const std::string& name, const std::vector<std::string_view>& pieces) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  return CreateOnce(kImagesPrefix + name, pieces);
+}
+
+absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
+    const std::string& name) const {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  auto image =
+      std::make_unique<ObjectImageReader>(store_.get(), kImagesPrefix + name);
+  WEFT_RETURN_IF_ERROR(image->Open());
+  return image;
+}
+
+absl::Status StateBucket::RemoveImage(const std::string& name) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  return store_->Delete(kImagesPrefix + name);
+}
+
+absl::Status StateBucket::CreateOnce(
+    const std::string& key, const std::vector<std::string_view>& pieces) {
+  const absl::Status created = store_->Create(key, pieces).status();
+  // The name is this call's own, so the object is, too: its answer was lost.
+  return absl::IsAlreadyExists(created) ? absl::OkStatus() : created;
+}
+
+}  // namespace weft::log

@@ -1,0 +1,94 @@
+// Keeps the state of a server in an object store, where it survives machines.
+//
+//   FORMAT                              version and base model
+//   owners/0, logs/0/records/<place>    manifest and log (log_owner.h)
+//   logs/0/snapshots/<name>             state after a part of the log
+//   logs/0/images/<name>                blocks of floats (image.h)
+//
+// The names of snapshots and images begin with their writer's epoch. A snapshot
+// counts when the manifest names it. An owner removes nothing of a later one.
+#ifndef WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_
+#define WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "src/log/bucket/log_owner.h"
+#include "src/log/bucket/object_log.h"
+#include "src/log/state.h"
+#include "src/store/object_store.h"
+
+namespace weft::log {
+
+// Threads: as state.h says; one at a time may call TryTake, before other
+// threads have the state.
+class StateBucket : public State {
+ public:
+  // Checks FORMAT, or writes it below a prefix that has no objects. `model` and
+  // `accept_change` are those of StateFolder::Open; without a model, only reads
+  // a state that exists. Errors: FAILED_PRECONDITION (another format version or
+  // model, or foreign objects), NOT_FOUND (without a model: no state),
+  // DATA_LOSS (FORMAT is damaged or missing), and those of object_store.h.
+  static absl::StatusOr<std::unique_ptr<StateBucket>> Open(
+      std::unique_ptr<store::ObjectStore> store,
+      const std::optional<std::string>& model, bool accept_change);
+
+  // Takes the log if it is free for `self` (LogWatch). Returns whether it did.
+  // Errors: UNAVAILABLE, and others that repeating does not mend.
+  absl::StatusOr<bool> TryTake(const Instance& self, LogWatch* watch);
+  // Returns the manifest that TryTake has seen last.
+  const Manifest& seen() const { return seen_; }
+  // Null before TryTake has returned true.
+  LogOwner* owner() const { return owner_.get(); }
+
+  absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
+      uint64_t first_sequence) const override;
+  absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
+      uint64_t next_sequence) override;
+  absl::Status CheckRoom(uint64_t reserve) const override;
+  absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot() const override;
+  absl::Status WriteSnapshot(const SnapshotFile& snapshot) override;
+  absl::Status Cut(uint64_t next_sequence,
+                   const std::set<std::string>& keep_images) override;
+  std::string NewImageName() override;
+  absl::Status CreateImage(
+      const std::string& name,
+      const std::vector<std::string_view>& pieces) override;
+  absl::StatusOr<std::unique_ptr<ImageReader>> OpenImage(
+      const std::string& name) const override;
+  absl::Status RemoveImage(const std::string& name) override;
+
+ private:
+  explicit StateBucket(std::unique_ptr<store::ObjectStore> store)
+      : store_(std::move(store)) {}
+
+  absl::Status CheckFormat(const std::optional<std::string>& model,
+                           bool accept_change);
+  absl::StatusOr<SnapshotPlace> Newest() const;
+  // Writes an object whose name no other process uses, and no other call.
+  absl::Status CreateOnce(const std::string& key,
+                          const std::vector<std::string_view>& pieces);
+  // Removes the objects below `prefix` that `removes` chooses.
+  template <typename Removes>
+  absl::Status RemoveIf(const std::string& prefix, const Removes& removes);
+
+  const std::unique_ptr<store::ObjectStore> store_;
+  Manifest seen_;
+  std::unique_ptr<LogOwner> owner_;
+  SegmentPlaces places_;
+  std::atomic<uint64_t> num_images_ = 0;
+};
+
+}  // namespace weft::log
+
+#endif  // WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_

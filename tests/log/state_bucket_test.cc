@@ -1,0 +1,463 @@
+#include "src/log/bucket/state_bucket.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "src/log/bucket/log_object.h"
+#include "src/log/bucket/log_owner.h"
+#include "src/log/bucket/manifest.h"
+#include "src/log/image.h"
+#include "tests/log/journal_folder.h"
+#include "tests/support/memory_store.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::log {
+namespace {
+
+using store::MemoryObjects;
+using store::MemoryStore;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Fate = MemoryObjects::Fate;
+
+constexpr absl::Duration kPatience = absl::ZeroDuration();
+
+// A process with a state in the store: it has taken the log, read it to its
+// end, and may write.
+class Process {
+ public:
+  explicit Process(MemoryObjects* objects, const std::string& name,
+                   absl::Duration patience = kPatience)
+      : self_{.name = name, .process = absl::StrCat("process-", ++last_)},
+        watch_(self_, patience) {
+    state =
+        StateBucket::Open(std::make_unique<MemoryStore>(objects), kModel, false)
+            .value();
+  }
+
+  absl::StatusOr<bool> TryTake() { return state->TryTake(self_, &watch_); }
+
+  // Takes the log, reads it, and goes on with it.
+  absl::Status Start() {
+    const absl::StatusOr<bool> taken = TryTake();
+    if (!taken.ok()) return taken.status();
+    if (!*taken) return absl::UnavailableError("not free");
+    return Read();
+  }
+
+  absl::Status Read() {
+    const auto snapshot = state->ReadSnapshot();
+    if (!snapshot.ok()) return snapshot.status();
+    next = *snapshot ? (*snapshot)->next_sequence : 1;
+    found = *snapshot ? (*snapshot)->bytes : "";
+    auto reader = state->OpenLog(next);
+    if (!reader.ok()) return reader.status();
+    for (;;) {
+      const auto record = (*reader)->Next();
+      if (!record.ok()) return record.status();
+      if (!*record) break;
+      EXPECT_EQ((*record)->sequence, next++);
+      found += (*record)->bytes;
+    }
+    if (state->owner() == nullptr) return absl::OkStatus();
+    auto sink = state->ContinueLog(next);
+    if (sink.ok()) log = *std::move(sink);
+    return sink.status();
+  }
+
+  // Appends a group of one-letter records. They stay in `group` until the
+  // store has them.
+  absl::Status Write(const std::string& letters) {
+    if (group.empty()) {
+      for (const char letter : letters) group.emplace_back(1, letter);
+    }
+    const absl::Status written = log->WriteGroup(next, group).status();
+    if (written.ok()) {
+      next += group.size();
+      for (const std::string& letter : group) found += letter;
+      group.clear();
+    }
+    return written;
+  }
+
+  // A snapshot of all that was written.
+  absl::Status Snapshot(const std::set<std::string>& keep = {}) {
+    EXPECT_THAT(log->BeginSegment(next), IsOk());
+    const absl::Status written =
+        state->WriteSnapshot({.next_sequence = next, .bytes = found});
+    return written.ok() ? state->Cut(next, keep) : written;
+  }
+
+  std::unique_ptr<StateBucket> state;
+  std::unique_ptr<LogSink> log;
+  uint64_t next = 0;
+  std::string found;  // The letters of all records, in order.
+  std::vector<std::string> group;
+
+ private:
+  static int last_;
+  const Instance self_;
+  LogWatch watch_;
+};
+
+int Process::last_ = 0;
+
+class StateBucketTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> Keys(const std::string& prefix) {
+    std::vector<std::string> keys;
+    const auto objects =
+        MemoryStore(&objects_).List(prefix, "", store::kAllObjects).value();
+    for (const store::ListedObject& object : objects) {
+      keys.push_back(object.key.substr(prefix.size()));
+    }
+    return keys;
+  }
+  // What a start finds.
+  std::string Found() {
+    Process process(&objects_, "reader");
+    EXPECT_THAT(process.Read(), IsOk());
+    return process.found;
+  }
+
+  MemoryObjects objects_;
+};
+
+TEST_F(StateBucketTest, ARestartFindsWhatWasWritten) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  EXPECT_EQ(first.found, "");
+  ASSERT_THAT(first.Write("ab"), IsOk());
+  ASSERT_THAT(first.Write("c"), IsOk());
+  Process second(&objects_, "a", absl::InfiniteDuration());
+  ASSERT_THAT(second.Start(), IsOk());
+  EXPECT_EQ(second.found, "abc");
+  EXPECT_EQ(second.state->owner()->epoch(), 2);
+  ASSERT_THAT(second.Write("d"), IsOk());
+  EXPECT_EQ(Found(), "abcd");
+}
+
+TEST_F(StateBucketTest, AnOwnerThatLivesIsLeftAlone) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  Process second(&objects_, "b", absl::InfiniteDuration());
+  EXPECT_THAT(second.TryTake(), IsOkAndHolds(false));
+  EXPECT_EQ(second.state->seen().owner.name, "a");
+  ASSERT_THAT(first.state->owner()->Release(), IsOk());
+  EXPECT_THAT(second.TryTake(), IsOkAndHolds(true));
+}
+
+TEST(LogWatchTest, AnOwnerIsDeadWhenItsManifestStaysTheSame) {
+  LogWatch watch({.name = "b"}, absl::Seconds(5));
+  SeenManifest seen{.etag = "1"};
+  seen.manifest.owner.name = "a";
+  const absl::Time start = absl::UnixEpoch();
+  EXPECT_FALSE(watch.IsFree(seen, start));
+  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(4)));
+  seen.etag = "2";  // A beat.
+  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(6)));
+  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(10)));
+  EXPECT_TRUE(watch.IsFree(seen, start + absl::Seconds(11)));
+}
+
+TEST_F(StateBucketTest, AFencedOwnerCanWriteNothing) {
+  Process zombie(&objects_, "a");
+  ASSERT_THAT(zombie.Start(), IsOk());
+  ASSERT_THAT(zombie.Write("a"), IsOk());
+  Process owner(&objects_, "b");
+  ASSERT_THAT(owner.Start(), IsOk());
+  for (int i = 0; i < 50; ++i) ASSERT_THAT(owner.Write("b"), IsOk());
+  ASSERT_THAT(owner.Snapshot(), IsOk());
+  // The place at which the zombie goes on has a seal, also after the cut.
+  EXPECT_THAT(zombie.Write("z"), IsStatus(absl::StatusCode::kAborted,
+                                          "instance b has taken the log over"));
+  EXPECT_THAT(zombie.state->owner()->fenced(),
+              IsStatus(absl::StatusCode::kAborted, ""));
+  EXPECT_EQ(Found(), "a" + std::string(50, 'b'));
+}
+
+TEST_F(StateBucketTest, AFencedOwnerNeitherBeatsNorNamesNorCuts) {
+  Process zombie(&objects_, "a");
+  ASSERT_THAT(zombie.Start(), IsOk());
+  ASSERT_THAT(zombie.Write("abc"), IsOk());
+  Process owner(&objects_, "b");
+  ASSERT_THAT(owner.Start(), IsOk());
+  ASSERT_THAT(owner.state->CreateImage("e2-7", {"image"}), IsOk());
+  EXPECT_THAT(zombie.Snapshot(), IsStatus(absl::StatusCode::kAborted, ""));
+  EXPECT_THAT(zombie.state->owner()->Beat(),
+              IsStatus(absl::StatusCode::kAborted, ""));
+  EXPECT_EQ(Found(), "abc");
+  EXPECT_THAT(Keys("logs/0/images/"), ElementsAre("e2-7"));
+}
+
+TEST_F(StateBucketTest, TwoProcessesWithOneNameAreToldSo) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  Process second(&objects_, "a");
+  ASSERT_THAT(second.Start(), IsOk());
+  EXPECT_THAT(first.Write("x"),
+              IsStatus(absl::StatusCode::kAborted, "--instance=a"));
+}
+
+TEST_F(StateBucketTest, ALostAnswerIsNoSecondRecord) {
+  for (const Fate fate : {Fate::kLost, Fate::kRepeated, Fate::kRefused}) {
+    MemoryObjects objects;
+    Process process(&objects, "a");
+    ASSERT_THAT(process.Start(), IsOk());
+    objects.fate = [fate, first = true](const auto&, const auto&) mutable {
+      return std::exchange(first, false) ? fate : Fate::kGood;
+    };
+    const absl::Status once = process.Write("ab");
+    if (fate != Fate::kRepeated) {
+      EXPECT_THAT(once, IsStatus(absl::StatusCode::kUnavailable, ""));
+      ASSERT_THAT(process.Write(""), IsOk());
+    } else {
+      ASSERT_THAT(once, IsOk());
+    }
+    ASSERT_THAT(process.Write("c"), IsOk());
+    Process next(&objects, "a");
+    ASSERT_THAT(next.Start(), IsOk());
+    EXPECT_EQ(next.found, "abc");
+  }
+}
+
+TEST_F(StateBucketTest, ALateSealOfAnEarlierEpochOnlyTakesAPlace) {
+  Process process(&objects_, "a");
+  ASSERT_THAT(process.Start(), IsOk());
+  ASSERT_THAT(process.Write("a"), IsOk());
+  Process second(&objects_, "a");
+  ASSERT_THAT(second.Start(), IsOk());
+  // A process that wanted epoch 1 and gave up.
+  const uint64_t place = second.state->owner()->first_place();
+  ASSERT_THAT(MemoryStore(&objects_).Create(KeyOfPlace(place), {EncodeSeal(1)}),
+              IsOk());
+  ASSERT_THAT(second.Write("bc"), IsOk());
+  ASSERT_THAT(second.Write("d"), IsOk());
+  EXPECT_EQ(Found(), "abcd");
+}
+
+TEST_F(StateBucketTest, RecordsOfAnEarlierEpochThanOneBeforeAreVoid) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  Process second(&objects_, "b");
+  ASSERT_THAT(second.Start(), IsOk());
+  ASSERT_THAT(MemoryStore(&objects_).Create(
+                  KeyOfPlace(second.state->owner()->first_place()),
+                  {EncodeLogObject(1, 1, {"z"})}),
+              IsOk());
+  ASSERT_THAT(second.Write("b"), IsOk());
+  EXPECT_EQ(Found(), "b");
+}
+
+TEST_F(StateBucketTest, OfTwoThatTakeTheLogOneSucceeds) {
+  Process first(&objects_, "a");
+  Process second(&objects_, "b");
+  // At each request of the first one, the second takes the whole log.
+  for (int at = 0; at < 8; ++at) {
+    MemoryObjects objects;
+    Process one(&objects, "a");
+    Process two(&objects, "b");
+    bool two_has_it = false;
+    objects.before = [&, left = at](const auto&, const auto&) mutable {
+      if (left-- != 0) return;
+      const auto taken = two.TryTake();
+      ASSERT_THAT(taken, IsOk());
+      two_has_it = *taken;
+    };
+    const absl::StatusOr<bool> one_has_it = one.TryTake();
+    objects.before = nullptr;
+    ASSERT_THAT(one_has_it, IsOk());
+    if (!two_has_it) {
+      EXPECT_TRUE(*one_has_it) << at;
+      continue;
+    }
+    ASSERT_THAT(two.Read(), IsOk());
+    const bool two_writes = two.Write("2").ok();
+    if (*one_has_it) {
+      ASSERT_THAT(one.Read(), IsOk());
+      EXPECT_NE(one.Write("1").ok(), two_writes) << at;
+    } else {
+      EXPECT_TRUE(two_writes) << at;
+    }
+  }
+}
+
+TEST_F(StateBucketTest, ATakeWhoseAnswersGetLostSucceedsLater) {
+  for (int at = 0; at < 2; ++at) {  // The manifest, the seal.
+    MemoryObjects objects;
+    Process process(&objects, "a");
+    objects.fate = [left = at](const auto&, const auto&) mutable {
+      return left-- == 0 ? Fate::kLost : Fate::kGood;
+    };
+    if (!process.Start().ok()) {
+      ASSERT_THAT(process.Start(), IsOk()) << at;
+    }
+    ASSERT_THAT(process.Write("a"), IsOk());
+    Process next(&objects, "a");
+    ASSERT_THAT(next.Start(), IsOk());
+    EXPECT_EQ(next.found, "a");
+  }
+}
+
+TEST_F(StateBucketTest, ASnapshotCutsTheLogButNoSeal) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  ASSERT_THAT(first.Write("a"), IsOk());
+  ASSERT_THAT(first.Write("b"), IsOk());
+  Process second(&objects_, "b");
+  ASSERT_THAT(second.Start(), IsOk());
+  ASSERT_THAT(second.Write("c"), IsOk());
+  ASSERT_THAT(second.Write("d"), IsOk());
+  for (const std::string name : {"e1-0", "e2-0", "e3-0", "other"}) {
+    ASSERT_THAT(second.state->CreateImage(name, {"image"}), IsOk());
+  }
+  ASSERT_THAT(second.Snapshot({"e1-0"}), IsOk());
+  // The seals, and the last object.
+  EXPECT_THAT(Keys(kRecordsPrefix),
+              ElementsAre("00000000000000000001", "00000000000000000004",
+                          "00000000000000000006"));
+  EXPECT_THAT(Keys("logs/0/images/"), ElementsAre("e1-0", "e3-0"));
+  EXPECT_THAT(Keys("logs/0/snapshots/"), ElementsAre("e2-5"));
+  ASSERT_THAT(second.Write("e"), IsOk());
+  EXPECT_EQ(Found(), "abcde");
+  ASSERT_THAT(second.Snapshot(), IsOk());
+  EXPECT_THAT(Keys("logs/0/snapshots/"), ElementsAre("e2-6"));
+  EXPECT_EQ(Found(), "abcde");
+}
+
+TEST(SegmentPlacesTest, ASnapshotWaitsForTheRecordsBeforeIt) {
+  SegmentPlaces places;
+  places.Add(1, 2);
+  EXPECT_THAT(places.Wait(9, absl::Milliseconds(1)),
+              IsStatus(absl::StatusCode::kUnavailable, "not in the store yet"));
+  std::thread log([&places] { places.Add(9, 4); });
+  EXPECT_THAT(places.Wait(9, absl::Minutes(1)), IsOkAndHolds(4));
+  log.join();
+}
+
+TEST_F(StateBucketTest, ASnapshotWhoseAnswerIsLostStaysGood) {
+  for (const std::string operation : {"create", "swap"}) {
+    MemoryObjects objects;
+    Process process(&objects, "a");
+    ASSERT_THAT(process.Start(), IsOk());
+    ASSERT_THAT(process.Write("ab"), IsOk());
+    objects.fate = [&](const std::string& now, const auto&) {
+      return now == operation ? Fate::kLost : Fate::kGood;
+    };
+    EXPECT_THAT(process.Snapshot(),
+                IsStatus(absl::StatusCode::kUnavailable, ""));
+    objects.fate = nullptr;
+    ASSERT_THAT(process.Write("c"), IsOk());
+    ASSERT_THAT(process.state->owner()->Beat(), IsOk());
+    ASSERT_THAT(process.Snapshot(), IsOk());
+    Process next(&objects, "a");
+    ASSERT_THAT(next.Start(), IsOk());
+    EXPECT_EQ(next.found, "abc");
+  }
+}
+
+TEST_F(StateBucketTest, ImagesComeBack) {
+  Process process(&objects_, "a");
+  ASSERT_THAT(process.Start(), IsOk());
+  std::vector<float> large(100'000, 1.5F);
+  std::vector<float> small = {1, 2, 3};
+  const std::string name = process.state->NewImageName();
+  EXPECT_NE(name, process.state->NewImageName());
+  ASSERT_THAT(WriteImage(*process.state, name, {small, large}), IsOk());
+  std::vector<float> read_small(small.size());
+  std::vector<float> read_large(large.size());
+  ASSERT_THAT(ReadImage(*process.state, name, {read_small, read_large}),
+              IsOk());
+  EXPECT_EQ(read_small, small);
+  EXPECT_EQ(read_large, large);
+  EXPECT_THAT(CheckImageTable(*process.state, name, 2), IsOk());
+  ASSERT_THAT(process.state->RemoveImage(name), IsOk());
+  EXPECT_THAT(CheckImageTable(*process.state, name, 2),
+              IsStatus(absl::StatusCode::kDataLoss, "missing"));
+}
+
+TEST_F(StateBucketTest, WhatIsMissingIsNamed) {
+  Process process(&objects_, "a");
+  ASSERT_THAT(process.Start(), IsOk());
+  for (const std::string letter : {"a", "b", "c"}) {
+    ASSERT_THAT(process.Write(letter), IsOk());
+  }
+  ASSERT_THAT(MemoryStore(&objects_).Delete(KeyOfPlace(3)), IsOk());
+  Process next(&objects_, "a");
+  EXPECT_THAT(next.Start(), IsStatus(absl::StatusCode::kDataLoss,
+                                     "lacks memory://" + KeyOfPlace(3)));
+}
+
+TEST_F(StateBucketTest, AnotherModelOrForeignObjectsAreRefused) {
+  const auto open = [this](const std::string& model, bool accept = false) {
+    return StateBucket::Open(std::make_unique<MemoryStore>(&objects_), model,
+                             accept)
+        .status();
+  };
+  ASSERT_THAT(MemoryStore(&objects_).Create("photo.jpg", {"x"}), IsOk());
+  EXPECT_THAT(open(kModel),
+              IsStatus(absl::StatusCode::kFailedPrecondition, "photo.jpg"));
+  EXPECT_THAT(Keys(""), ElementsAre("photo.jpg"));
+  ASSERT_THAT(MemoryStore(&objects_).Delete("photo.jpg"), IsOk());
+  ASSERT_THAT(open(kModel), IsOk());
+  EXPECT_THAT(
+      open("Other 0123456789abcdef"),
+      IsStatus(absl::StatusCode::kFailedPrecondition, "another base model"));
+  ASSERT_THAT(open("Other 0123456789abcdef", true), IsOk());
+  EXPECT_THAT(open("Other 0123456789abcdef"), IsOk());
+  EXPECT_THAT(StateBucket::Open(std::make_unique<MemoryStore>(&objects_),
+                                std::nullopt, false)
+                  .status(),
+              IsOk());
+}
+
+TEST(LogObjectTest, EveryDamagedByteIsFound) {
+  const std::string good = EncodeLogObject(7, 3, {"one", "", "three"});
+  const auto object = DecodeLogObject(good, "it");
+  ASSERT_THAT(object, IsOk());
+  EXPECT_EQ(object->epoch, 7);
+  EXPECT_EQ(object->first_sequence, 3);
+  EXPECT_THAT(object->records, ElementsAre("one", "", "three"));
+  for (size_t at = 0; at < good.size(); ++at) {
+    std::string bad = good;
+    bad[at] ^= 1;
+    EXPECT_THAT(DecodeLogObject(bad, "it"),
+                IsStatus(absl::StatusCode::kDataLoss, "it"))
+        << at;
+    EXPECT_THAT(DecodeLogObject(good.substr(0, at), "it"),
+                IsStatus(absl::StatusCode::kDataLoss, ""))
+        << at;
+  }
+  EXPECT_THAT(DecodeLogObject(good + "x", "it"),
+              IsStatus(absl::StatusCode::kDataLoss, ""));
+  EXPECT_EQ(EncodeSeal(7).size(), LogObject::kSealBytes);
+  EXPECT_THAT(DecodeLogObject(EncodeSeal(7), "it")->records, IsEmpty());
+}
+
+TEST(ManifestTest, IsReadAsItWasWritten) {
+  const Manifest manifest{
+      .epoch = 3,
+      .version = 9,
+      .owner = {.name = "a", .process = "p", .address = "host:50051"},
+      .released = true,
+      .snapshot = {.name = "e3-8", .next_sequence = 8, .place = 5}};
+  const auto read = DecodeManifest(EncodeManifest(manifest));
+  ASSERT_THAT(read, IsOk());
+  EXPECT_EQ(EncodeManifest(*read), EncodeManifest(manifest));
+  for (const std::string bad : {"", "{}", "[]", R"({"epoch": 1})"}) {
+    EXPECT_THAT(DecodeManifest(bad), IsStatus(absl::StatusCode::kDataLoss, ""));
+  }
+}
+
+}  // namespace
+}  // namespace weft::log
