@@ -448,7 +448,7 @@ TEST(ManifestTest, IsReadAsItWasWritten) {
   const Manifest manifest{
       .epoch = 3,
       .version = 9,
-      .owner = {.name = "a", .process = "p", .address = "host:50051"},
+      .owner = {.name = "a", .process = "p", .address = "host:1"},
       .released = true,
       .snapshot = {.name = "e3-8", .next_sequence = 8, .place = 5}};
   const auto read = DecodeManifest(EncodeManifest(manifest));
