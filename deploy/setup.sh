@@ -18,7 +18,7 @@ readonly BUILD_PACKAGES=(
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc
   libprotobuf-dev libprotoc-dev libabsl-dev libre2-dev nlohmann-json3-dev
   prometheus-cpp-dev libssl-dev zlib1g-dev libgoogle-perftools-dev libgloo-dev
-  libisal-dev libboost-dev libzstd-dev
+  libisal-dev libboost-dev libzstd-dev libcurl4-openssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # The server that speaks TLS in front of weftd (deploy/edge).

@@ -15,6 +15,8 @@ pkg_check_modules(WEFT_RE2 REQUIRED IMPORTED_TARGET re2)
 set_property(TARGET PkgConfig::WEFT_RE2 PROPERTY INTERFACE_COMPILE_OPTIONS "")
 # libisal computes CRC32C and CRC-32 with the processor's instructions.
 pkg_check_modules(WEFT_ISAL REQUIRED IMPORTED_TARGET libisal)
+# libcurl calls object stores.
+pkg_check_modules(WEFT_CURL REQUIRED IMPORTED_TARGET libcurl)
 find_package(Protobuf CONFIG QUIET)
 if(NOT Protobuf_FOUND)
   find_package(Protobuf REQUIRED)

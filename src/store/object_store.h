@@ -4,8 +4,8 @@
 // writers of one name exactly one succeeds. A write or a deletion that has
 // ended is seen by every later read and listing.
 //
-// Keys are paths of printable ASCII below the store's prefix, with `/` between
-// parts and at most 512 bytes.
+// Keys are paths of printable ASCII without `\` below the store's prefix, with
+// `/` between parts and at most 512 bytes.
 //
 // Errors of all functions: UNAVAILABLE (the store does not answer or asks for
 // less; all attempts failed, and what they asked for may happen, even later),
@@ -31,6 +31,11 @@
 #include "absl/status/statusor.h"
 
 namespace weft::store {
+
+// An object with more bytes is sent in parts. It is whole or absent, too, but
+// at some stores (such as SeaweedFS 4.48) several of its writers may succeed if
+// they end at the same moment. So it must not be what only one may create.
+inline constexpr uint64_t kMaxAtomicBytes = 64 << 20;
 
 struct Object {
   std::string bytes;
@@ -78,7 +83,9 @@ class ObjectStore {
 
   // Returns the objects whose keys begin with `prefix` and come after `after`
   // (empty: from the first), in the order of their keys' bytes, at most
-  // `max_objects` of them.
+  // `max_objects` of them. Some stores (such as SeaweedFS 4.48) have another
+  // order for keys of different folders. So if not all of the keys are in one
+  // folder, `after` must be empty, and `max_objects` enough for all.
   virtual absl::StatusOr<std::vector<ListedObject>> List(
       const std::string& prefix, const std::string& after,
       size_t max_objects) = 0;

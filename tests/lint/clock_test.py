@@ -19,6 +19,7 @@ WALL = {
     "src/dispatch/adapter_desk.cc": "when an adapter was used",
     "src/dispatch/state.cc": "when an adapter was used",
     "src/log/folder/state_images.cc": "the names of images",
+    "src/store/credentials.cc": "how long credentials last",
     "src/engine/device/engine_probe.cc": "a metric that alerts compare with the time",
     "server/call/authenticator.cc": "expiry of tokens",
     "server/call/call.cc": "when a call failed, for the console",

@@ -1,0 +1,43 @@
+#include "src/store/object_store.h"
+
+#include <algorithm>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace weft::store {
+namespace {
+
+constexpr size_t kMaxKeyBytes = 512;
+
+absl::Status NotAKey(std::string_view key, std::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the key \"",
+      absl::CHexEscape({key.data(), std::min(key.size(), size_t{64})}), "\" ",
+      absl::string_view(why.data(), why.size())));
+}
+
+}  // namespace
+
+absl::Status CheckKey(std::string_view key) {
+  if (key.size() > kMaxKeyBytes) {
+    return NotAKey(key,
+                   absl::StrCat("has ", key.size(), " bytes > ", kMaxKeyBytes));
+  }
+  for (const char c : key) {
+    if (c < ' ' || c > '~' || c == '\\') {
+      return NotAKey(key,
+                     "has bytes that are not printable ASCII, or a backslash");
+    }
+  }
+  for (const absl::string_view part :
+       absl::StrSplit(absl::string_view(key.data(), key.size()), '/')) {
+    if (part.empty() || part == "." || part == "..") {
+      return NotAKey(key, "has a part that is empty, \".\" or \"..\"");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::store
