@@ -37,4 +37,17 @@ std::optional<Reason> FindReason(const absl::Status& status) {
   return reason;
 }
 
+absl::Status MovedTo(const std::string& owner) {
+  if (owner.empty()) {
+    return WithReason(
+        absl::UnavailableError("this server stands by, and no server is known "
+                               "to have the state: try again"),
+        {.name = "STANDBY", .values = {}});
+  }
+  return WithReason(
+      absl::FailedPreconditionError(absl::StrCat(
+          "this server stands by: the server at ", owner, " has the state")),
+      {.name = "MOVED", .values = {{"address", owner}}});
+}
+
 }  // namespace weft

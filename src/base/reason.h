@@ -26,6 +26,12 @@ absl::Status WithReason(absl::Status status, const Reason& reason);
 // Returns nullopt if the status carries no reason.
 std::optional<Reason> FindReason(const absl::Status& status);
 
+// Returns the answer of a server that stands by while the one at `owner`
+// (HOST:PORT) has the state: FAILED_PRECONDITION with the reason MOVED. If
+// `owner` is empty, nobody is known to have it: UNAVAILABLE with the reason
+// STANDBY.
+absl::Status MovedTo(const std::string& owner);
+
 }  // namespace weft
 
 #endif  // WEFT_SRC_BASE_REASON_H_

@@ -16,6 +16,7 @@ from weft.errors import make_error, retry_hint
 from weft.methods import GET_ADAPTER
 from weft.operations import Call, Sleep
 from weft.retry import next_delay
+from weft.route import Route
 from weft.routing import call_metadata
 from weft.steps import Outcome, StepCounter
 from weft.threads import ThreadDriver, _Run
@@ -120,9 +121,10 @@ def test_a_step_withdrawn_while_its_call_starts_is_cancelled(
         return call
 
     def operation() -> Any:
-        yield Call(GET_ADAPTER, adapters_pb2.GetAdapterRequest(), 30.0, later)
+        request = adapters_pb2.GetAdapterRequest()
+        yield Call("127.0.0.1:1", GET_ADAPTER, request, 30.0, later)
 
-    driver = ThreadDriver("127.0.0.1:1", Security())
+    driver = ThreadDriver(Route("127.0.0.1:1", Security()))
     monkeypatch.setattr(driver, "start", start)
     run: _Run[None] = _Run(driver, operation())
     run.resume()
@@ -142,7 +144,7 @@ def test_a_cancelled_pause_ends_the_operation_at_once_and_for_good() -> None:
         finally:
             ended.set()
 
-    driver = ThreadDriver("127.0.0.1:1", Security())
+    driver = ThreadDriver(Route("127.0.0.1:1", Security()))
     run: _Run[None] = _Run(driver, operation())
     run.resume()
     run.cancel()

@@ -25,6 +25,7 @@ from weft.folders import FolderWriter, import_requests, upload_requests
 from weft.operations import Caller
 from weft.options import takes
 from weft.retry import RetryPolicy
+from weft.route import Route
 from weft.served_tokenizer import make_datum
 from weft.tasks import TaskDriver
 from weft.types import (
@@ -61,10 +62,12 @@ class AsyncClient(AsyncSampler):
     """A connection to one server, and a sampler of its base model. `async with` closes
     it at the end.
 
-    target: the server's address, host:port. timeout: the seconds that a call may
-    take, including retries; None: no limit. retry: how often and after which delays a
-    failed call is repeated. security: TLS and token; None reads them from the
-    environment.
+    target: the server's address, HOST:PORT, or those of several servers with commas
+    between them, of which the client calls the next when one cannot be reached. If
+    another server has the state, the client calls that one. timeout: the seconds that a
+    call may take, including retries; None: no limit. retry: how often and after which
+    delays a failed call is repeated. security: TLS and token for all servers; None
+    reads them from the environment.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class AsyncClient(AsyncSampler):
     ) -> None:
         if security is None:
             security = Security.from_environment()
-        driver = TaskDriver(target, security)
-        super().__init__(Caller(target, timeout, retry), driver)
+        route = Route(target, security)
+        driver = TaskDriver(route)
+        super().__init__(Caller(route, timeout, retry), driver)
         self.submit = AsyncBaseSubmit(self._sampler, driver)
 
     def __repr__(self) -> str:

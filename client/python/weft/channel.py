@@ -15,7 +15,7 @@ import grpc
 
 from weft.errors import FailedPrecondition, InvalidArgument
 
-ChannelT = TypeVar("ChannelT")
+ChannelT = TypeVar("ChannelT", bound=grpc.Channel | grpc.aio.Channel)
 Options = list[tuple[str, int | str]]
 # Only the server limits the size of messages. Keepalive finds a dead server during
 # long calls. Each client has its own connection, so that its large requests do not
@@ -34,14 +34,15 @@ OPTIONS: Options = [
 ]
 
 
-_SCHEMES = re.compile(r"dns:(//[^/]*/)?|ipv4:|ipv6:")
+_HOST_SCHEME = re.compile(r"dns:(//[^/]*/)?|ipv4:|ipv6:")
 _SOCKETS = ("unix:", "unix-abstract:")
+SCHEMES = (*_SOCKETS, "dns:", "ipv4:", "ipv6:", "vsock:", "xds:")
 _ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:/\[\]@]+):(\d{1,5})")
 
 
 def _plain(target: str) -> str:
     """Returns a target without gRPC's scheme of a host: HOST:PORT."""
-    match = _SCHEMES.match(target)
+    match = _HOST_SCHEME.match(target)
     return target[match.end() :] if match else target
 
 

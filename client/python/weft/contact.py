@@ -27,21 +27,26 @@ class Contact:
         """Notes that the server has answered."""
         self._is_made = True
 
+    def note(self, error: WeftError) -> None:
+        """Notes an answer that is an error."""
+        if error.from_server or error.retry_after is not None or error.reason:
+            self._is_made = True
+
     def check(
         self, error: WeftError, began: float, sent: float, delay: float | None
     ) -> None:
         """Raises Unavailable if there never was a connection, and none is likely within
         FIRST_SECONDS.
 
-        began, sent: when the call and its last attempt began, by time.monotonic().
+        began, sent: when the call and the attempts since its last pause began, by
+        time.monotonic().
         delay: the seconds until the next attempt; None: there is none.
         """
-        if error.from_server or error.retry_after is not None:
-            self._is_made = True
+        self.note(error)
         if self._is_made or not isinstance(error, Unavailable) or not error.repeatable:
             return
         now = time.monotonic()
-        # Another attempt would take as long as the last one.
+        # Further attempts would take as long as the last ones.
         if delay is not None and now - began + delay + now - sent < FIRST_SECONDS:
             return
         tls = ""

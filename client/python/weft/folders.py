@@ -3,7 +3,6 @@ DownloadCheckpoint and UploadCheckpoint."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,9 +25,10 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 PREFIX = ".weft-export-"
 
 
-class FileRequests(Iterator[RequestT]):
+class FileRequests(Iterable[RequestT]):
     """The messages that upload files: the first has `options`, the others the files,
-    which are read while the call sends them."""
+    which are read while the call sends them. A call that goes on to another server
+    begins anew."""
 
     def __init__(
         self,
@@ -37,13 +37,14 @@ class FileRequests(Iterator[RequestT]):
         paths: Sequence[Path],
     ) -> None:
         self.adapter_id = options.adapter_id
-        self._messages = itertools.chain(
-            [request_type(options=options)],
-            (request_type(chunk=chunk) for chunk in _chunks(paths)),
-        )
+        self._request_type = request_type
+        self._options = options
+        self._paths = paths
 
-    def __next__(self) -> RequestT:
-        return next(self._messages)
+    def __iter__(self) -> Iterator[RequestT]:
+        yield self._request_type(options=self._options)
+        for chunk in _chunks(self._paths):
+            yield self._request_type(chunk=chunk)
 
 
 def import_requests(

@@ -27,6 +27,7 @@ from weft.errors import (
 )
 from weft.methods import GET_ADAPTER, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
+from weft.route import Route, Trip
 from weft.steps import Outcome, StepCounter, StepSlot
 from weft.texts import Texts
 
@@ -57,9 +58,11 @@ _CHANGED = frozenset({"STALE_EPOCH", "STEP_HAS_ANOTHER_PAYLOAD"})
 class Call:
     """Asks the driver to perform one RPC and to tell `slot` how to cancel it.
 
-    timeout: seconds; infinite for a call without a deadline.
+    target: the address of the server. timeout: seconds; infinite for a call without a
+    deadline.
     """
 
+    target: str
     method: Method[Any, Any]
     request: Message | Iterable[Message]  # Several messages for an upload.
     timeout: float
@@ -118,7 +121,9 @@ class Caller:
     Raises InvalidArgument for a timeout that is negative or not a number.
     """
 
-    def __init__(self, target: str, timeout: float | None, policy: RetryPolicy) -> None:
+    def __init__(
+        self, route: Route, timeout: float | None, policy: RetryPolicy
+    ) -> None:
         if timeout is None:
             timeout = math.inf
         if not timeout >= 0:
@@ -127,7 +132,8 @@ class Caller:
             )
         self.timeout = timeout if timeout < MAX_SECONDS else math.inf
         self.policy = policy
-        self.contact = Contact(target)
+        self.route = route
+        self.contact = Contact(route.text)
         self.texts = Texts()
         self._closed = False
         self._process = os.getpid()
@@ -161,7 +167,8 @@ class Caller:
         gone_is_done: bool = False,
         on_refusal: Callable[[], None] | None = None,
     ) -> Operation[Reply[ResponseT]]:
-        """Builds one RPC with its repetitions, all within one deadline.
+        """Builds one RPC with its repetitions, all within one deadline. An attempt that
+        never ran goes on to another server (Trip), and counts as no repetition.
 
         slot: that of a step.
         gone_is_done: a repetition that gets NOT_FOUND counts as a success, because an
@@ -169,28 +176,34 @@ class Caller:
         before each repetition that follows RESOURCE_EXHAUSTED.
         """
         limit = self.timeout if timeout is None else timeout
-        began = time.monotonic()
+        began = sent = time.monotonic()
         deadline = began + limit
+        trip = Trip(self.route)
         repeated = False
         unanswered = 0  # Consecutive failures without a server's retry hint.
         while True:
-            now = time.monotonic()
-            remaining = deadline - now
+            remaining = deadline - time.monotonic()
+            target = self.route.target
             try:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
                 self.require_open()
-                reply: Reply[ResponseT] = yield Call(method, request, remaining, slot)
+                reply: Reply[ResponseT] = yield Call(
+                    target, method, request, remaining, slot
+                )
                 self.contact.made()
                 return reply
             except WeftError as error:
                 if gone_is_done and repeated and error.code == "NOT_FOUND":
                     return Reply(method.response_type())
+                if trip.goes_on(target, error):
+                    self.contact.note(error)
+                    continue
                 remaining = deadline - time.monotonic()
                 policy = self.policy if retry else NO_RETRY
                 unanswered = unanswered + 1 if error.retry_after is None else 0
                 delay = next_delay(policy, unanswered, error, remaining)
-                self.contact.check(error, began, now, delay)
+                self.contact.check(error, began, sent, delay)
                 if delay is None:
                     raise
                 left = policy.time_left(unanswered, error, remaining)
@@ -199,6 +212,7 @@ class Caller:
                     on_refusal()
             repeated = True
             yield Sleep(delay)
+            sent = time.monotonic()
 
     def submit_step(
         self,

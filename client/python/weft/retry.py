@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.errors import ResourceExhausted, Unavailable, WeftError
+from weft.route import MOVED
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def next_delay(
         # The jitter spreads the retries of many refused clients. It only adds time, so
         # that no client retries earlier than the hint says.
         delay = max(hint, policy.initial_delay) * uniform(1, 1 + policy.jitter)
-    elif isinstance(error, Unavailable) and (
+    elif (isinstance(error, Unavailable) or error.reason == MOVED) and (
         policy.max_attempts is None or attempt < policy.max_attempts
     ):
         delay = policy.initial_delay

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
@@ -11,10 +12,10 @@ import grpc
 
 from weft import errors, methods
 from weft._proto import sampling_pb2
-from weft.channel import Security
 from weft.convert import to_sample_delta
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Effect, Operation, Reply, Sleep, Work, none_ended, or_none
+from weft.route import Links, Route, Trip
 from weft.routing import call_metadata
 from weft.types import SampleDelta
 
@@ -22,39 +23,35 @@ T = TypeVar("T")
 
 
 class TaskDriver:
-    """Runs operations on a grpc.aio channel, inside one event loop: that of the first
-    call, which opens the channel."""
+    """Runs operations on grpc.aio channels, inside one event loop: that of the first
+    call."""
 
-    def __init__(self, target: str, security: Security) -> None:
-        security.check(target)
-        self._target = target
-        self._security = security
+    def __init__(self, route: Route) -> None:
+        self._route = route
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._channel: grpc.aio.Channel | None = None
-        self._metadata = security.metadata()
-        self._bound: dict[str, Bound] = {}
+        self._links = Links(self._open)
+        self._metadata = route.security.metadata()
         self._closed = asyncio.Event()
         self._pauses: set[asyncio.Event] = set()
 
-    def _open(self) -> grpc.aio.Channel:
+    def _open(self, target: str) -> grpc.aio.Channel:
+        return self._route.security.open(
+            target, grpc.aio.insecure_channel, grpc.aio.secure_channel
+        )
+
+    def _require_loop(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._channel is None:
+        if self._loop is None:
             self._loop = loop
-            self._channel = self._security.open(
-                self._target, grpc.aio.insecure_channel, grpc.aio.secure_channel
-            )
         if self._loop is not loop:
             raise errors.FailedPrecondition(
                 "the client made its first call in another event loop: make a client "
                 "in each loop"
             )
-        return self._channel
 
-    def _callable(self, method: Method[Any, Any]) -> Bound:
-        channel = self._open()
-        if method.path not in self._bound:
-            self._bound[method.path] = method.bind(channel)
-        return self._bound[method.path]
+    def _callable(self, target: str, method: Method[Any, Any]) -> Bound:
+        self._require_loop()
+        return self._links.bound(target, method)
 
     async def run(self, operation: Operation[T]) -> T:
         """Runs an operation and returns its result."""
@@ -132,7 +129,7 @@ class TaskDriver:
         if isinstance(effect, Sleep):
             await self._pause(effect)
             return None
-        call = self._callable(effect.method)(
+        call = self._callable(effect.target, effect.method)(
             effect.request,
             timeout=or_none(effect.timeout),
             metadata=self._metadata + call_metadata(effect.request),
@@ -174,16 +171,24 @@ class TaskDriver:
         """Yields the messages of a download. A caller that leaves the loop early
         cancels the call."""
         metadata = self._metadata + call_metadata(request)
-        call = self._callable(method)(
-            request, timeout=or_none(timeout), metadata=metadata
-        )
-        try:
-            async for message in call:
-                yield message
-        except grpc.RpcError as error:
-            raise errors.from_rpc_error(error) from None
-        finally:
-            call.cancel()
+        deadline = time.monotonic() + timeout
+        trip = Trip(self._route)
+        while True:
+            target = self._route.target
+            left = or_none(deadline - time.monotonic())
+            call = self._callable(target, method)(
+                request, timeout=left, metadata=metadata
+            )
+            try:
+                async for message in call:
+                    yield message
+                return
+            except grpc.RpcError as error:
+                failure = errors.from_rpc_error(error)
+            finally:
+                call.cancel()
+            if not trip.goes_on(target, failure):
+                raise failure
 
     async def deltas(
         self, request: sampling_pb2.SampleStreamRequest, timeout: float
@@ -196,5 +201,7 @@ class TaskDriver:
         self._closed.set()
         for woken in self._pauses:
             woken.set()
-        if self._channel is not None:
-            await self._open().close()
+        if self._loop is not None:
+            self._require_loop()
+        for channel in self._links.close():
+            await channel.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -17,12 +18,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from weft import errors, methods
 from weft._proto import sampling_pb2
 from weft.channel import Security
 from weft.convert import to_sample_delta
-from weft.methods import Bound, Method, RequestT, ResponseT
+from weft.methods import Method, RequestT, ResponseT
 from weft.operations import (
     Call,
     Effect,
@@ -33,6 +35,7 @@ from weft.operations import (
     none_ended,
     or_none,
 )
+from weft.route import Links, Route, Trip
 from weft.routing import call_metadata
 from weft.types import SampleDelta
 
@@ -178,9 +181,14 @@ def _require_may_wait(driver: ThreadDriver) -> None:
         )
 
 
-def _close(channel: grpc.Channel, process: int) -> None:
-    if os.getpid() == process:  # In a fork, the channel's threads are missing.
-        channel.close()
+def _open(security: Security, target: str) -> grpc.Channel:
+    return security.open(target, grpc.insecure_channel, grpc.secure_channel)
+
+
+def _close(links: Links[grpc.Channel], process: int) -> None:
+    if os.getpid() == process:  # In a fork, the channels' threads are missing.
+        for channel in links.close():
+            channel.close()
 
 
 def _put(ended: SimpleQueue[int], index: int, _: Future[T]) -> None:
@@ -188,25 +196,18 @@ def _put(ended: SimpleQueue[int], index: int, _: Future[T]) -> None:
 
 
 class ThreadDriver:
-    """Runs operations on a grpc channel. Threads: any."""
+    """Runs operations on grpc channels. Threads: any."""
 
-    def __init__(self, target: str, security: Security) -> None:
-        self._channel = security.open(
-            target, grpc.insecure_channel, grpc.secure_channel
-        )
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._links = Links(partial(_open, route.security))
         # A program may end without closing its client. gRPC would then wait forever for
         # the thread of `keep_connecting`, which no longer runs.
-        weakref.finalize(self, _close, self._channel, os.getpid())
-        self._metadata = security.metadata()
-        self._bound: dict[str, Bound] = {}
+        weakref.finalize(self, _close, self._links, os.getpid())
+        self._metadata = route.security.metadata()
         self.pausing: set[_Run[Any]] = set()
         self.closed = False
-        self._is_watched = False
-
-    def _callable(self, method: Method[Any, Any]) -> Bound:
-        if method.path not in self._bound:
-            self._bound[method.path] = method.bind(self._channel)
-        return self._bound[method.path]
+        self._watched: set[str] = set()
 
     def keep_connecting(self) -> None:
         """Lets a thread of gRPC drive the channel while a call waits to be repeated.
@@ -214,16 +215,19 @@ class ThreadDriver:
         Without it and without a call in flight, gRPC looks only every 5 seconds whether
         the connection that it is opening is open.
         """
-        if not self._is_watched:
-            self._is_watched = True
-            self._channel.subscribe(lambda state: None, try_to_connect=True)
+        target = self._route.target
+        if target not in self._watched and not self.closed:
+            self._watched.add(target)
+            channel = self._links.channel(target)
+            channel.subscribe(lambda state: None, try_to_connect=True)
 
     def start(self, call: Call) -> CallFuture:
         request = call.request
-        return self._callable(call.method).future(
-            request,
+        metadata = self._metadata + call_metadata(request)
+        return self._links.bound(call.target, call.method).future(
+            request if isinstance(request, Message) else iter(request),
             timeout=or_none(call.timeout),
-            metadata=self._metadata + call_metadata(request),
+            metadata=metadata,
         )
 
     def submit(self, operation: Operation[T]) -> Future[T]:
@@ -293,15 +297,23 @@ class ThreadDriver:
         """Yields the messages of a download. A caller that leaves the loop early
         cancels the call."""
         metadata = self._metadata + call_metadata(request)
-        call = self._callable(method)(
-            request, timeout=or_none(timeout), metadata=metadata
-        )
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise errors.from_rpc_error(error) from None
-        finally:
-            call.cancel()
+        deadline = time.monotonic() + timeout
+        trip = Trip(self._route)
+        while True:
+            target = self._route.target
+            left = or_none(deadline - time.monotonic())
+            call = self._links.bound(target, method)(
+                request, timeout=left, metadata=metadata
+            )
+            try:
+                yield from call
+                return
+            except grpc.RpcError as error:
+                failure = errors.from_rpc_error(error)
+            finally:
+                call.cancel()
+            if not trip.goes_on(target, failure):
+                raise failure
 
     def deltas(
         self, request: sampling_pb2.SampleStreamRequest, timeout: float
@@ -314,6 +326,7 @@ class ThreadDriver:
     def close(self) -> None:
         """Ends the calls in flight and the pauses."""
         self.closed = True
-        self._channel.close()
+        for channel in self._links.close():
+            channel.close()
         for run in list(self.pausing):
             run.end_pause()

@@ -204,7 +204,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of every recipe."""
     add = parser.add_argument
     server = os.environ.get("WEFT_SERVER", "127.0.0.1:50051")
-    add("--server", default=server, help="HOST:PORT; or WEFT_SERVER")
+    add("--server", default=server, help="HOST:PORT,... of servers; or WEFT_SERVER")
     add(
         "--timeout",
         type=number(0),
