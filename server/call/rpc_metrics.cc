@@ -81,7 +81,7 @@ RpcMetrics::RpcMetrics(prometheus::Registry* registry)
                  "no_room", "starting", "draining", "order"}),
       phase_(registry, "weft_startup_phase",
              "1 for the phase the server is in, 0 for the others.", "phase",
-             {"listening", "loading", "serving", "draining"}),
+             {"listening", "loading", "standby", "serving", "draining"}),
       inflight_(AddGauge(registry, "weft_requests_inflight",
                          "Calls accepted and not answered yet.")) {
   for (size_t i = 0; i < Index(Rpc::kCount); ++i) {

@@ -40,7 +40,13 @@ enum class RejectReason : uint8_t {
 // CallRecord changes kDraining to kStarting.
 RejectReason ReasonOf(const absl::Status& status);
 
-enum class StartupPhase : uint8_t { kListening, kLoading, kServing, kDraining };
+enum class StartupPhase : uint8_t {
+  kListening,
+  kLoading,
+  kStandby,
+  kServing,
+  kDraining
+};
 
 // Threads: any. The registry outlives the metrics.
 class RpcMetrics {

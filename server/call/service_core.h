@@ -5,8 +5,11 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "server/call/authenticator.h"
 #include "server/call/call_errors.h"
@@ -19,6 +22,8 @@
 #include "server/call/tenant_quota.h"
 #include "server/call/tokenizer_files.h"
 #include "src/base/options/options.h"
+#include "src/base/reason.h"
+#include "src/base/threads/mutex.h"
 #include "src/base/threads/worker.h"
 #include "src/engine/engine.h"
 
@@ -48,7 +53,21 @@ class EngineHolder {
           "the server is draining and takes no new work");
     }
     if (Peek() != nullptr) return Peek();
-    return absl::UnavailableError("the server is starting");
+    return NotYet();
+  }
+
+  // Notes that the process at `owner` (HOST:PORT, may be empty) has the state,
+  // and this one stands by for it.
+  void SetStandby(const std::string& owner) {
+    MutexLock lock(&mu_);
+    owner_ = owner;
+  }
+  // Returns why there is no engine: the process starts, or another one has the
+  // state, whose address the error has (MOVED).
+  absl::Status NotYet() const {
+    MutexLock lock(&mu_);
+    return owner_ ? MovedTo(*owner_)
+                  : absl::UnavailableError("the server is starting");
   }
 
   // Returns the engine, even during a drain; null while the daemon starts.
@@ -58,6 +77,8 @@ class EngineHolder {
   std::atomic<engine::Engine*> engine_{nullptr};
   std::atomic<bool> draining_{false};
   std::atomic<bool> finishing_{false};
+  mutable Mutex mu_;
+  std::optional<std::string> owner_ ABSL_GUARDED_BY(mu_);
 };
 
 // All handlers of calls share this object, which outlives the gRPC server.

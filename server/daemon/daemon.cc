@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "server/daemon/listeners.h"
 #include "server/flags/version.h"
 #include "server/grpc/grpc_log.h"
+#include "src/base/address.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 
@@ -28,6 +30,7 @@ namespace {
 
 constexpr int kExitFailed = 1;
 constexpr int kExitCutOff = 3;
+constexpr int kExitFenced = 4;
 
 // How long open calls may run after the engine has drained.
 constexpr absl::Duration kStreamGrace = absl::Seconds(2);
@@ -185,7 +188,7 @@ void LogDoubts(const Settings& settings) {
   for (const std::string& complaint : settings.unknown_variables) {
     Log(LogLevel::kWarning, complaint);
   }
-  if (!settings.engine.state_dir.empty()) return;
+  if (settings.engine.keeps_state()) return;
   Log(LogLevel::kWarning,
       "no --state-dir: a restart forgets adapters and every step after their "
       "last checkpoint");
@@ -197,6 +200,23 @@ void LogFailure(const char* what, const absl::Status& status) {
        {"error", std::string(status.message())}});
 }
 
+// Fills in the defaults of --instance and --advertise-address for a gRPC server
+// that listens on `address`.
+void NameInstance(const std::string& address, EngineOptions* options) {
+  char name[HOST_NAME_MAX + 1] = {};
+  gethostname(name, sizeof(name) - 1);
+  const absl::StatusOr<HostPort> listens = ParseHostPort("listen", address);
+  if (options->instance.empty()) {
+    options->instance =
+        listens.ok() ? absl::StrCat(name, "-", listens->port) : name;
+  }
+  // Nobody else reaches a Unix socket.
+  if (!options->advertise_address.empty() || !listens.ok()) return;
+  options->advertise_address = IsLoopback(listens->host)
+                                   ? address
+                                   : absl::StrCat(name, ":", listens->port);
+}
+
 // Starts the engine on a separate thread and watches for signals. A signal ends
 // the process at once, because no work was accepted and loading cannot be
 // interrupted. If another rank ends, loading might wait for the ended rank
@@ -204,12 +224,15 @@ void LogFailure(const char* what, const absl::Status& status) {
 // process ends. It also ends if loading succeeds although a rank has ended.
 absl::StatusOr<std::unique_ptr<engine::Engine>> Load(
     const EngineOptions& options, const EngineStarter& start_engine,
-    const StopSignals& signals, prometheus::Registry* registry,
-    LocalRanks* others) {
+    const StopSignals& signals, Listeners* listeners,
+    prometheus::Registry* registry, LocalRanks* others) {
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine;
   std::atomic<bool> done{false};
   std::thread loader([&] {
-    engine = start_engine(options, registry);
+    engine =
+        start_engine(options, registry, [listeners](const std::string& owner) {
+          listeners->SetStandby(owner);
+        });
     done.store(true);
   });
   absl::Time give_up = absl::InfiniteFuture();
@@ -251,13 +274,14 @@ absl::Status CheckHeartbeat(const engine::Engine& engine) {
 }
 
 // Stops without a drain. Calls that the engine does not answer soon are cut
-// off. Returns kExitFailed.
+// off. Returns the exit status.
 int Fail(const absl::Status& status, Listeners* listeners) {
   LogFailure("the engine has failed", status);
-  ExitLater(kExitFailed, kFailureGrace);
+  const int exit = absl::IsAborted(status) ? kExitFenced : kExitFailed;
+  ExitLater(exit, kFailureGrace);
   listeners->StartDraining();
   listeners->Shutdown(kFailureGrace / 2);
-  return kExitFailed;
+  return exit;
 }
 
 int Serve(const Settings& settings, const EngineStarter& start_engine,
@@ -266,7 +290,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
   StageLog stages;
   listeners->SetLoading();
   absl::StatusOr<std::unique_ptr<engine::Engine>> engine =
-      Load(settings.engine, start_engine, signals, registry, others);
+      Load(settings.engine, start_engine, signals, listeners, registry, others);
   if (!engine.ok()) {
     LogFailure("the engine did not start", engine.status());
     others->Kill();
@@ -352,7 +376,7 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   StageLog stages;
   const auto registry = std::make_shared<prometheus::Registry>();
   Settings own = settings;
-  own.server.state_dir = settings.engine.state_dir;
+  own.server.keeps_state = settings.engine.keeps_state();
   own.server.checkpoint_dir = settings.engine.checkpoint_dir;
   const auto listeners = Listeners::Start(
       own.server, registry, TokenizerFiles::Load(settings.engine.model_dir));
@@ -366,6 +390,7 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
       {{"listen", (*listeners)->address()},
        {"metrics", (*listeners)->metrics_address()},
        {"console", (*listeners)->console_url()}});
+  NameInstance((*listeners)->address(), &own.engine);
   return Serve(own, start_engine, signals, listeners->get(), registry.get(),
                others);
 }

@@ -14,7 +14,7 @@ namespace weft::server {
 
 using EngineStarter =
     std::function<absl::StatusOr<std::unique_ptr<engine::Engine>>(
-        const EngineOptions&, prometheus::Registry*)>;
+        const EngineOptions&, prometheus::Registry*, const engine::OnStandby&)>;
 
 // Runs the process of rank 0. Listens at once (readiness NOT_SERVING), starts
 // the engine, and serves until SIGTERM or SIGINT. Then drains until all
@@ -22,7 +22,8 @@ using EngineStarter =
 // `others` are the processes of the other ranks. Stops without a drain if one
 // of them ends, or if the engine fails or hangs for kHeartbeatLimit +
 // kHangGrace. Returns the exit status: 0 after a complete drain, 1 after a
-// failure, 3 if the drain was cut off. A signal before the engine has started
+// failure, 3 if the drain was cut off, 4 if another process has taken the
+// state over. A signal before the engine has started
 // ends the process with status 0. Threads: the main thread; takes over SIGTERM,
 // SIGINT, SIGPIPE.
 int RunDaemon(const Settings& settings, const EngineStarter& start_engine,

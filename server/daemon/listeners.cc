@@ -252,6 +252,11 @@ bool Listeners::IsServing(const char* service) const {
 
 void Listeners::SetLoading() { core_.metrics.SetPhase(StartupPhase::kLoading); }
 
+void Listeners::SetStandby(const std::string& owner) {
+  core_.engine.SetStandby(owner);
+  core_.metrics.SetPhase(StartupPhase::kStandby);
+}
+
 void Listeners::SetEngine(engine::Engine* engine) {
   core_.engine.Set(engine);
   const EngineInfo& info = engine->info();
@@ -298,9 +303,7 @@ void Listeners::StartDraining() {
 void Listeners::BeginDrain(Callback<bool> done) {
   const MutexLock lock(&drain_mu_);
   engine::Engine* const engine = core_.engine.Peek();
-  if (engine == nullptr) {
-    return done(absl::UnavailableError("the server is starting"));
-  }
+  if (engine == nullptr) return done(core_.engine.NotYet());
   RefuseWork();
   engine->Drain(std::move(done));
 }
@@ -318,8 +321,7 @@ absl::Status Listeners::EndDrain() {
         "the process has been told to end and cannot take new work");
   }
   engine::Engine* const engine = core_.engine.Peek();
-  if (engine == nullptr)
-    return absl::UnavailableError("the server is starting");
+  if (engine == nullptr) return core_.engine.NotYet();
   engine->Undrain();
   core_.engine.SetDraining(false);
   core_.metrics.SetPhase(StartupPhase::kServing);

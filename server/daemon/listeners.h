@@ -70,6 +70,10 @@ class Listeners {
   // Shows on the metrics page that the model is loading.
   void SetLoading();
 
+  // Answers calls with `owner`, the address of the process that has the state
+  // (MovedTo), until SetEngine. Any thread may call it.
+  void SetStandby(const std::string& owner);
+
   // Serves with `engine` from now on, unless draining. REQUIRES: `engine`
   // outlives Shutdown.
   void SetEngine(engine::Engine* engine);

@@ -23,8 +23,9 @@ extern "C" int WeftServe(const weft::server::Settings* settings,
   }
   return weft::server::RunDaemon(
       *settings,
-      [&](const weft::EngineOptions& options, prometheus::Registry* registry) {
-        return weft::engine::StartEngine(options, *world, registry);
+      [&](const weft::EngineOptions& options, prometheus::Registry* registry,
+          const weft::engine::OnStandby& on_standby) {
+        return weft::engine::StartEngine(options, *world, registry, on_standby);
       },
       others);
 }

@@ -195,7 +195,7 @@ void EndDrain(const ServiceCore& core, const Callback<bool>& done) {
 void WriteSnapshot(const ServiceCore& core, const Callback<bool>& done) {
   engine::Engine* const engine = core.engine.Peek();
   if (engine != nullptr) return engine->WriteSnapshot(done);
-  done(absl::UnavailableError("the server is starting"));
+  done(core.engine.NotYet());
 }
 
 // Sends the trace when the profile has ended. If the client goes away, the

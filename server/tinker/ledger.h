@@ -72,7 +72,7 @@ class Ledger {
     return Charge(owner, text_bytes).value_or(nullptr);
   }
   // Returns false without --state-dir.
-  bool keeps() const { return !port_.core()->options.state_dir.empty(); }
+  bool keeps() const { return port_.core()->options.keeps_state; }
 
  private:
   engine::Engine& engine() const { return *port_.core()->engine.Peek(); }

@@ -176,8 +176,8 @@ class Engine {
   virtual void WriteSnapshot(Callback<bool> done) = 0;
 
   // Returns an error if the engine can no longer compute or record, or if it
-  // cannot restore an adapter. The process must then end. Any thread may call
-  // it.
+  // cannot restore an adapter. ABORTED if another process has taken the state
+  // over. The process must then end. Any thread may call it.
   virtual absl::Status failure() const = 0;
 
   // Call it before the process ends while steps may run, unless they are the
@@ -191,8 +191,13 @@ class Engine {
   virtual absl::Time last_heartbeat() const = 0;
 };
 
-// Loads the base model, restores --state-dir, and starts the engine thread.
-// Shows progress on stderr. In a world of several ranks this process is rank 0,
+// Gets the --advertise-address of the process that has the state in --state.
+using OnStandby = std::function<void(const std::string& owner)>;
+
+// Loads the base model, restores the state, and starts the engine thread.
+// While another process has the state in --state, waits and calls `on_standby`,
+// at least once a second, on the caller's thread. Shows
+// progress on stderr. In a world of several ranks this process is rank 0,
 // and the call returns when all ranks have loaded. `registry` outlives the
 // engine. The engine's destructor cancels queued work and joins its threads.
 // Errors, among others: INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED
@@ -204,7 +209,7 @@ class Engine {
 // with "rank N: ".
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
-    prometheus::Registry* registry);
+    prometheus::Registry* registry, const OnStandby& on_standby);
 
 // Runs a rank other than 0: loads its part of the model and computes until rank
 // 0 ends. Runs `met` when all ranks are connected. Errors: those of StartEngine

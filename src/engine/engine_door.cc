@@ -373,6 +373,9 @@ void EngineImpl::WriteSnapshot(Callback<bool> done) {
 
 absl::Status EngineImpl::failure() const {
   absl::Status failure = guard_.failure();
+  if (failure.ok() && parts_.state != nullptr) {
+    failure = parts_.state->failure();
+  }
   if (failure.ok()) failure = recorder_.failure();
   return failure.ok() ? recovery_.failure() : failure;
 }

@@ -63,7 +63,7 @@ dispatch::Options DispatchOptionsOf(const EngineOptions& options, bool on_cpu) {
           .max_adapter_bytes_per_tenant =
               static_cast<uint64_t>(options.max_adapter_bytes_per_tenant),
           .max_stored_reply_bytes = options.max_stored_reply_bytes,
-          .records_steps = !options.state_dir.empty()};
+          .records_steps = options.keeps_state()};
 }
 
 // Returns the tenants that have metrics of their own.
@@ -200,6 +200,13 @@ void EngineImpl::Stop() {
   io_.Stop();
   recorder_.Stop();
   replies_.Stop();
+  if (parts_.state == nullptr || !recovery_.succeeded() || !failure().ok()) {
+    return;
+  }
+  if (const absl::Status released = parts_.state->Release(); !released.ok()) {
+    Log(LogLevel::kWarning, "the state could not be given back",
+        {{"reason", released.message()}});
+  }
 }
 
 absl::Status EngineImpl::Recover() {

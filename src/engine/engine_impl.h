@@ -40,10 +40,11 @@
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/executor/executor.h"
-#include "src/log/folder/state_folder.h"
 #include "src/log/log_writer.h"
 #include "src/log/recorder.h"
 #include "src/log/running_steps.h"
+#include "src/log/state.h"
+#include "src/store/store_metrics.h"
 #include "src/lora/checkpoint_fields.h"
 #include "src/model/decoder.h"
 #include "src/request/engine_info.h"
@@ -64,8 +65,9 @@ struct EngineParts {
   std::unique_ptr<DiskMetrics> disks;
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;  // Set on CUDA only.
-  // Null without --state-dir.
-  std::unique_ptr<log::StateFolder> state;
+  // Null without --state-dir and --state.
+  std::unique_ptr<store::StoreMetrics> store_metrics;
+  std::unique_ptr<log::State> state;
   std::unique_ptr<log::RunningSteps> running;
 };
 

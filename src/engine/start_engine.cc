@@ -17,6 +17,7 @@
 #include "src/engine/device/compute_guard.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/start/load_rank.h"
+#include "src/engine/start/open_state.h"
 #include "src/executor/remote_worker.h"
 
 namespace weft::engine {
@@ -93,16 +94,6 @@ absl::Status PrepareDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Returns null without --state-dir.
-absl::StatusOr<std::unique_ptr<log::StateFolder>> OpenState(
-    const EngineOptions& options,
-    const absl::StatusOr<std::string>& fingerprint) {
-  if (options.state_dir.empty()) return std::unique_ptr<log::StateFolder>();
-  WEFT_RETURN_IF_ERROR(fingerprint.status());
-  return log::StateFolder::Open(options.state_dir, *fingerprint,
-                                options.accept_base_model_change);
-}
-
 lora::BaseModel BaseOf(const EngineOptions& options,
                        const model::Decoder& decoder, std::string fingerprint) {
   const bool is_random = options.load_format == LoadFormat::kDummy;
@@ -117,18 +108,21 @@ lora::BaseModel BaseOf(const EngineOptions& options,
 
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
     const EngineOptions& options, const World& world,
-    prometheus::Registry* registry) {
+    prometheus::Registry* registry, const OnStandby& on_standby) {
   const absl::Time start = SteadyNow();
   WEFT_RETURN_IF_ERROR(ParseTenantWeights(options.tenant_weights).status());
   EngineOptions chosen = options;
   WEFT_RETURN_IF_ERROR(PrepareDirectory(chosen.checkpoint_dir));
   WEFT_ASSIGN_OR_RETURN(SpillFolder spill,
-                        SpillFolder::Open(chosen.checkpoint_dir + "/.spill"));
+                        SpillFolder::Open(chosen.spill_root()));
   absl::StatusOr<std::string> fingerprint = engine::ModelFingerprint(chosen);
-  // The state folder opens before the model loads, so that an unusable folder
+  // The state opens before the model loads, so that an unusable folder or store
   // fails at once.
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<log::StateFolder> state,
-                        OpenState(chosen, fingerprint));
+  engine::OpenedState opened;
+  if (fingerprint.ok()) {
+    WEFT_ASSIGN_OR_RETURN(opened,
+                          engine::OpenState(chosen, *fingerprint, registry));
+  }
   WEFT_ASSIGN_OR_RETURN(engine::LoadedRank rank,
                         engine::LoadRank(chosen, world));
   // LoadRank's errors come first: they say more about a bad model folder.
@@ -140,12 +134,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
       .decoder = std::move(rank.decoder),
       .disks = MakeDiskMetrics(chosen, spill, registry),
       .spill = std::make_unique<SpillFolder>(std::move(spill)),
-      .memory = rank.memory,
-      .state = std::move(state)};
-  if (parts.state != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(parts.running,
-                          log::RunningSteps::Open(parts.state->directory()));
-  }
+      .memory = rank.memory};
 
   absl::StatusOr<sampling::TokenBytes> token_bytes =
       sampling::TokenBytes::Load(options.model_dir);
@@ -169,6 +158,10 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"ranks", world.size},
        {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
+  WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options, on_standby));
+  parts.store_metrics = std::move(opened.metrics);
+  parts.state = std::move(opened.state);
+  parts.running = std::move(opened.running);
   std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {
     engine = std::make_unique<engine::EngineImpl>(std::move(parts), registry);

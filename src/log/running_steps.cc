@@ -18,7 +18,6 @@
 namespace weft::log {
 namespace {
 
-constexpr char kName[] = "RUNNING";
 constexpr size_t kMaxSuspects = 512;
 constexpr size_t kMaxRunning = 1024;  // Of more steps, these are noted.
 
@@ -47,9 +46,9 @@ struct RunningSteps::File {
 };
 
 absl::StatusOr<std::unique_ptr<RunningSteps>> RunningSteps::Open(
-    int directory) {
+    int directory, const std::string& file_name) {
   Suspects suspects;
-  const absl::StatusOr<std::string> bytes = ReadFileAt(directory, kName);
+  const absl::StatusOr<std::string> bytes = ReadFileAt(directory, file_name);
   if (!bytes.ok() && !absl::IsNotFound(bytes.status())) return bytes.status();
   File file;
   if (bytes.ok() && bytes->size() == sizeof(file)) {
@@ -70,11 +69,11 @@ absl::StatusOr<std::unique_ptr<RunningSteps>> RunningSteps::Open(
     if (used < kMaxSuspects) next.suspects[used++] = {name, ends};
   }
   WEFT_RETURN_IF_ERROR(PublishFileAt(
-      directory, kName,
+      directory, file_name,
       {std::string_view(reinterpret_cast<const char*>(&next), sizeof(next))},
       /*replace=*/true));
   const UniqueFd fd(
-      ::openat(directory, kName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+      ::openat(directory, file_name.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoStatus(errno, "opening RUNNING");
   void* const mapped = ::mmap(nullptr, sizeof(File), PROT_READ | PROT_WRITE,
                               MAP_SHARED, fd.get(), 0);

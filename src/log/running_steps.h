@@ -26,12 +26,16 @@
 
 namespace weft::log {
 
+// The name of the file in a state folder.
+inline constexpr char kRunningSteps[] = "RUNNING";
+
 class RunningSteps {
  public:
   // Reads the suspects, to which the file adds the steps that ran at the end of
   // the latest process. A file of another size counts as empty. Errors: those
   // of file_io.h.
-  static absl::StatusOr<std::unique_ptr<RunningSteps>> Open(int directory);
+  static absl::StatusOr<std::unique_ptr<RunningSteps>> Open(
+      int directory, const std::string& file_name);
   ~RunningSteps();
   RunningSteps(const RunningSteps&) = delete;
   RunningSteps& operator=(const RunningSteps&) = delete;

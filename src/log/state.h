@@ -95,6 +95,12 @@ class State {
  public:
   virtual ~State() = default;
 
+  // Returns ABORTED when another process has taken the state over. Does not
+  // block.
+  virtual absl::Status failure() const { return absl::OkStatus(); }
+  // Says that this process writes no more, so that another may begin at once.
+  virtual absl::Status Release() { return absl::OkStatus(); }
+
   // Opens the log for reading from record `first_sequence`, which begins the
   // log or follows the newest snapshot. The state outlives the reader.
   virtual absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(

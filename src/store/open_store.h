@@ -24,10 +24,13 @@ absl::StatusOr<S3Options> ParseS3Url(const std::string& url);
 absl::StatusOr<std::unique_ptr<ObjectStore>> OpenStore(const std::string& url,
                                                        StoreMetrics* metrics);
 
-// Writes an object below probe/, and deletes it. Returns FAILED_PRECONDITION if
-// the store ignores a condition: then two processes could own what only one may
-// own. Other errors are those of object_store.h, and say what the credentials
-// may not do.
+// The keys of the objects that CheckConditions writes begin with this.
+inline constexpr char kProbePrefix[] = "probe/";
+
+// Writes an object below kProbePrefix, and deletes it. Returns
+// FAILED_PRECONDITION if the store ignores a condition: then two processes
+// could own what only one may own. Other errors are those of object_store.h,
+// and say what the credentials may not do.
 absl::Status CheckConditions(ObjectStore* store);
 
 }  // namespace weft::store

@@ -66,7 +66,7 @@ bool Run(const std::vector<std::string>& words) {
        .dtype = words[6] == "bf16" ? weft::Dtype::kBf16 : weft::Dtype::kF32,
        .num_threads = static_cast<int>(numbers[3]),
        .checkpoint_dir = words[1] + ".d"},
-      weft::World(), &registry));
+      weft::World(), &registry, {}));
   CreateAdapter(*engine, static_cast<int>(numbers[1]));
   const double loss = Step(*engine, data);
   std::vector<double> seconds;

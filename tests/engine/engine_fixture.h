@@ -111,7 +111,8 @@ class EngineFixture : public ::testing::Test {
   void Start(const EngineOptions& options) {
     engine_.reset();
     registry_ = std::make_unique<prometheus::Registry>();
-    engine_ = engine::StartEngine(options, World(), registry_.get()).value();
+    engine_ =
+        engine::StartEngine(options, World(), registry_.get(), {}).value();
   }
 
   absl::StatusOr<AdapterInfo> Create(const std::string& id) {

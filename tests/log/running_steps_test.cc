@@ -11,7 +11,7 @@ const std::string kDigest = "t" + std::string(32, 'd');
 class RunningStepsTest : public testing::Test {
  protected:
   std::unique_ptr<RunningSteps> Open() {
-    return RunningSteps::Open(state_->directory()).value();
+    return RunningSteps::Open(state_->directory(), kRunningSteps).value();
   }
   // A process that ends while these steps of the adapter run.
   void EndWhile(uint64_t first, uint64_t last) {

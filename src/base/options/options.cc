@@ -47,14 +47,29 @@ class Complaints {
 };
 
 void CheckState(const EngineOptions& options, Complaints* complaints) {
-  if (!options.state_dir.empty() &&
+  if (!options.state_dir.empty() && !options.state.empty()) {
+    complaints->Add(
+        "--state-dir and --state are both given: the state is in a folder or "
+        "in a store");
+  }
+  if (!options.instance.empty() && !IsName(options.instance)) {
+    complaints->Add(absl::StrCat("--instance=", options.instance,
+                                 " does not match "
+                                 "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"));
+  }
+  if (!options.advertise_address.empty()) {
+    const auto address =
+        ParseHostPort("advertise-address", options.advertise_address);
+    if (!address.ok()) complaints->Add(std::string(address.status().message()));
+  }
+  if (options.keeps_state() &&
       options.max_stored_reply_bytes > kMaxDurableReplyBytes) {
     complaints->Add(absl::StrCat(
         "--max-stored-reply-bytes=", options.max_stored_reply_bytes,
         " is above ", kMaxDurableReplyBytes,
         ", which is the limit with --state-dir"));
   }
-  if (!options.state_dir.empty() &&
+  if (options.keeps_state() &&
       options.sample_record_bytes > kMaxDurableRecordBytes) {
     complaints->Add(absl::StrCat(
         "--sample-record-bytes=", options.sample_record_bytes, " is above ",

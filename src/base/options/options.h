@@ -41,6 +41,11 @@ struct EngineOptions {
 #define WEFT_ENGINE_FLAG WEFT_MEMBER
 #include "src/base/options/flags.inc"
 
+  bool keeps_state() const { return !state_dir.empty() || !state.empty(); }
+  std::string spill_root() const {
+    return spill_dir.empty() ? checkpoint_dir + "/.spill" : spill_dir;
+  }
+
   // Returns INVALID_ARGUMENT with one line for each value that does not go with
   // another. The line names the flag. ValidateSettings checks the ranges.
   absl::Status Validate() const;
@@ -60,8 +65,8 @@ absl::StatusOr<std::map<std::string, int64_t>> ParseTenantWeights(
 struct ServerOptions {
 #define WEFT_SERVER_FLAG WEFT_MEMBER
 #include "src/base/options/flags.inc"
-  // Copies of the same fields of EngineOptions, for the Tinker API.
-  std::string state_dir;
+  // Copies of what EngineOptions say, for the Tinker API.
+  bool keeps_state = false;
   std::string checkpoint_dir;
 
   // Validates like EngineOptions::Validate. gRPC and the Tinker API listen

@@ -11,6 +11,7 @@
 #include "src/base/status_macros.h"
 #include "src/log/bucket/log_object.h"
 #include "src/log/state_format.h"
+#include "src/store/open_store.h"
 
 namespace weft::log {
 namespace {
@@ -67,6 +68,21 @@ class ObjectImageReader : public ImageReader {
   uint64_t size_ = 0;
 };
 
+// Errors: FAILED_PRECONDITION if the store has objects besides those with which
+// a process that starts checks the store.
+absl::Status CheckEmpty(store::ObjectStore& store) {
+  constexpr size_t kSome = 100;
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
+                        store.List("", "", kSome));
+  for (const store::ListedObject& object : objects) {
+    if (absl::StartsWith(object.key, store::kProbePrefix)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(store.NameOf(object.key),
+                     " is there, and no state: name a prefix without objects"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateBucket>> StateBucket::Open(
@@ -81,13 +97,7 @@ absl::Status StateBucket::CheckFormat(const std::optional<std::string>& model,
                                       bool accept_change) {
   absl::StatusOr<store::Object> format = store_->Get(kFormat, kMaxFormatBytes);
   if (model && absl::IsNotFound(format.status())) {
-    WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
-                          store_->List("", "", 1));
-    if (!objects.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          store_->NameOf(""), " has other objects, such as ", objects[0].key,
-          ", and no state: name a prefix without objects"));
-    }
+    WEFT_RETURN_IF_ERROR(CheckEmpty(*store_));
     const absl::Status created =
         store_->Create(kFormat, {EncodeFormat(*model)}).status();
     // Another process may have begun at the same time.
@@ -112,6 +122,20 @@ absl::StatusOr<bool> StateBucket::TryTake(const Instance& self,
   WEFT_RETURN_IF_ERROR(owner.status());
   owner_ = *std::move(owner);
   return true;
+}
+
+void StateBucket::StartBeats() {
+  beats_ = std::make_unique<HeartbeatThread>(owner_.get());
+}
+
+absl::Status StateBucket::failure() const {
+  return owner_ == nullptr ? absl::OkStatus() : owner_->fenced();
+}
+
+absl::Status StateBucket::Release() {
+  if (owner_ == nullptr) return absl::OkStatus();
+  beats_.reset();
+  return owner_->Release();
 }
 
 absl::StatusOr<SnapshotPlace> StateBucket::Newest() const {

@@ -25,6 +25,7 @@
 #include "absl/time/time.h"
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/object_log.h"
+#include "src/log/bucket/standby.h"
 #include "src/log/state.h"
 #include "src/store/object_store.h"
 
@@ -51,6 +52,11 @@ class StateBucket : public State {
   // Null before TryTake has returned true.
   LogOwner* owner() const { return owner_.get(); }
 
+  // Beats from now on. REQUIRES: owner() is not null.
+  void StartBeats();
+
+  absl::Status failure() const override;
+  absl::Status Release() override;
   absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
       uint64_t first_sequence) const override;
   absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
@@ -86,6 +92,7 @@ class StateBucket : public State {
   Manifest seen_;
   std::unique_ptr<LogOwner> owner_;
   SegmentPlaces places_;
+  std::unique_ptr<HeartbeatThread> beats_;  // Ends before the owner.
   std::atomic<uint64_t> num_images_ = 0;
 };
 

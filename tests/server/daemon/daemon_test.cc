@@ -118,7 +118,8 @@ class DaemonProcess {
 // Returns a starter of an engine that `prepare` has changed.
 EngineStarter Canned(const std::function<void(CannedEngine&)>& prepare =
                          [](CannedEngine&) {}) {
-  return [prepare](const EngineOptions&, prometheus::Registry*)
+  return [prepare](const EngineOptions&, prometheus::Registry*,
+                   const engine::OnStandby&)
              -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
     auto engine = std::make_unique<CannedEngine>();
     prepare(*engine);
@@ -128,7 +129,8 @@ EngineStarter Canned(const std::function<void(CannedEngine&)>& prepare =
 
 // Returns a starter that reports a damaged file after `seconds`.
 EngineStarter FailAfter(double seconds) {
-  return [seconds](const EngineOptions&, prometheus::Registry*)
+  return [seconds](const EngineOptions&, prometheus::Registry*,
+                   const engine::OnStandby&)
              -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
     absl::SleepFor(absl::Seconds(seconds));
     return absl::DataLossError("rank 1: a damaged file");

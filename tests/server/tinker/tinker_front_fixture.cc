@@ -36,7 +36,7 @@ std::string TinkerFrontTest::AddKey(const std::string& id,
 void TinkerFrontTest::Start(ServerOptions options) {
   options_ = std::move(options);
   options_.model_name = "toy";
-  if (keeps_) options_.state_dir = folder_.path();
+  options_.keeps_state = keeps_;
   if (!records_.empty()) {
     options_.auth_tokens_file = folder_.path() + "/tokens";
     ASSERT_THAT(WriteTokenFile(options_.auth_tokens_file, records_), IsOk());

@@ -1,0 +1,86 @@
+#include "src/engine/start/open_state.h"
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "src/base/files/file_io.h"
+#include "src/base/status_macros.h"
+#include "src/log/bucket/standby.h"
+#include "src/log/folder/state_folder.h"
+#include "src/store/open_store.h"
+
+namespace weft::engine {
+namespace {
+
+std::string RandomName() {
+  std::random_device device;
+  return absl::StrFormat("%08x%08x%08x", device(), device(), device());
+}
+
+absl::Status OpenFolder(const EngineOptions& options, const std::string& model,
+                        OpenedState* opened) {
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<log::StateFolder> folder,
+      log::StateFolder::Open(options.state_dir, model,
+                             options.accept_base_model_change));
+  WEFT_ASSIGN_OR_RETURN(
+      opened->running,
+      log::RunningSteps::Open(folder->directory(), log::kRunningSteps));
+  opened->state = std::move(folder);
+  return absl::OkStatus();
+}
+
+absl::Status OpenBucket(const EngineOptions& options, const std::string& model,
+                        prometheus::Registry* registry, OpenedState* opened) {
+  opened->metrics = std::make_unique<store::StoreMetrics>(registry);
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
+                        store::OpenStore(options.state, opened->metrics.get()));
+  WEFT_RETURN_IF_ERROR(store::CheckConditions(objects.get()));
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<log::StateBucket> bucket,
+      log::StateBucket::Open(std::move(objects), model,
+                             options.accept_base_model_change));
+  // Each machine notes by itself which steps end its processes, so such a step
+  // may end a few of each before all refuse it.
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd directory,
+                        OpenDirectory(options.spill_root(), "--spill-dir"));
+  WEFT_ASSIGN_OR_RETURN(
+      opened->running,
+      log::RunningSteps::Open(
+          directory.get(),
+          absl::StrCat(log::kRunningSteps, "-", options.instance)));
+  opened->bucket = bucket.get();
+  opened->state = std::move(bucket);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
+                                      const std::string& model,
+                                      prometheus::Registry* registry) {
+  OpenedState opened;
+  if (!options.state_dir.empty()) {
+    WEFT_RETURN_IF_ERROR(OpenFolder(options, model, &opened));
+  } else if (!options.state.empty()) {
+    WEFT_RETURN_IF_ERROR(OpenBucket(options, model, registry, &opened));
+  }
+  return opened;
+}
+
+absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
+                       const OnStandby& on_standby) {
+  if (opened.bucket == nullptr) return absl::OkStatus();
+  return log::TakeWhenFree(
+      opened.bucket,
+      {.name = options.instance,
+       .process = RandomName(),
+       .address = options.advertise_address},
+      [&on_standby](const log::Manifest& seen) {
+        on_standby(seen.released ? "" : seen.owner.address);
+      });
+}
+
+}  // namespace weft::engine

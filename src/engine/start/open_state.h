@@ -1,0 +1,42 @@
+// Opens the state that a server goes on with.
+#ifndef WEFT_SRC_ENGINE_START_OPEN_STATE_H_
+#define WEFT_SRC_ENGINE_START_OPEN_STATE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "src/base/options/options.h"
+#include "src/engine/engine.h"
+#include "src/log/bucket/state_bucket.h"
+#include "src/log/running_steps.h"
+#include "src/log/state.h"
+#include "src/store/store_metrics.h"
+
+namespace weft::engine {
+
+// The state of --state-dir or --state. Empty without them.
+struct OpenedState {
+  std::unique_ptr<store::StoreMetrics> metrics;  // Of the object store.
+  std::unique_ptr<log::State> state;
+  log::StateBucket* bucket = nullptr;  // `state`, if it is in a store.
+  std::unique_ptr<log::RunningSteps> running;
+};
+
+// Opens the folder, or the store, which must keep conditions, and the steps
+// that ran when this machine's last process ended. `model` is the base model's
+// fingerprint. `registry` outlives the result. Errors: those of
+// StateFolder::Open, StateBucket::Open, CheckConditions and RunningSteps::Open.
+absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
+                                      const std::string& model,
+                                      prometheus::Registry* registry);
+
+// Returns when no other process has the state. Meanwhile calls `on_standby`.
+// Errors: those of TakeWhenFree.
+absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
+                       const OnStandby& on_standby);
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_START_OPEN_STATE_H_

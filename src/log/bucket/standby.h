@@ -1,0 +1,54 @@
+// Waits for the log in an object store, and shows others that its owner lives.
+#ifndef WEFT_SRC_LOG_BUCKET_STANDBY_H_
+#define WEFT_SRC_LOG_BUCKET_STANDBY_H_
+
+#include <functional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "src/base/threads/mutex.h"
+#include "src/log/bucket/log_owner.h"
+#include "src/log/bucket/manifest.h"
+
+namespace weft::log {
+
+class StateBucket;
+
+// An owner changes its manifest at this interval.
+inline constexpr absl::Duration kBeatInterval = absl::Seconds(2);
+// A standby looks at the manifest at this interval.
+inline constexpr absl::Duration kLookInterval = absl::Seconds(1);
+// An owner whose manifest does not change for this time counts as dead.
+inline constexpr absl::Duration kOwnerPatience = absl::Seconds(5);
+
+// Takes the log of `bucket` as soon as it is free for `self`. Until then, calls
+// `waiting` with the owner's manifest at each look. Errors: those of
+// StateBucket::TryTake but UNAVAILABLE, for which it looks again. Blocks.
+absl::Status TakeWhenFree(
+    StateBucket* bucket, const Instance& self,
+    const std::function<void(const Manifest& owner)>& waiting);
+
+// Beats at an interval, on a thread of its own, until another process has the
+// log or the object ends.
+class HeartbeatThread {
+ public:
+  explicit HeartbeatThread(LogOwner* owner);
+  ~HeartbeatThread();
+  HeartbeatThread(const HeartbeatThread&) = delete;
+  HeartbeatThread& operator=(const HeartbeatThread&) = delete;
+
+ private:
+  void Loop();
+
+  LogOwner& owner_;
+  Mutex mu_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace weft::log
+
+#endif  // WEFT_SRC_LOG_BUCKET_STANDBY_H_

@@ -1,0 +1,86 @@
+"""Daemons that share one state in an object store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import daemon as daemon_module
+import models
+from durable import KIND
+
+SECONDS = 60.0
+
+
+class Member(daemon_module.Daemon):
+    """A daemon that may stand by. It keeps its name and its port when it restarts."""
+
+    def __init__(
+        self, folder: Path, url: str, environment: dict[str, str], *flags: str
+    ) -> None:
+        self.name = folder.name
+        self._environment = environment
+        port = daemon_module.free_port()
+        super().__init__(
+            models.tiny_model(KIND),
+            folder,
+            *("--state", url, "--instance", folder.name),
+            *("--listen", f"127.0.0.1:{port}"),
+            *flags,
+        )
+
+    def launch(self, log: Any = None) -> None:
+        kept = dict(os.environ)
+        os.environ.update(self._environment)
+        try:
+            super().launch(log)
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+
+    def wait_for(self, *phases: str) -> str:
+        """Waits for a phase of the start, and returns it."""
+        limit = time.monotonic() + SECONDS
+        self._wait_for_ports(limit)
+        while True:
+            self._expect_alive(limit, f"did not reach {phases}")
+            for phase in phases:
+                if self.metric("weft_startup_phase", f'phase="{phase}"') == 1:
+                    return phase
+            time.sleep(0.02)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def log_text(self) -> str:
+        return self.log_path.read_text()
+
+
+class Fleet:
+    """All daemons of one prefix."""
+
+    def __init__(self, folder: Path, url: str, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.url = url
+        self.environment = environment
+        self.members: list[Member] = []
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members:
+            member.kill()
+
+    def add(self, name: str, *flags: str) -> Member:
+        """Starts a daemon and does not wait for it."""
+        member = Member(self.folder / name, self.url, self.environment, *flags)
+        self.members.append(member)
+        member.launch()
+        return member
