@@ -37,6 +37,7 @@
 #include "src/engine/recovery/snapshotter.h"
 #include "src/engine/start/memory_metrics.h"
 #include "src/engine/start/memory_split.h"
+#include "src/engine/start/open_state.h"
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/executor/executor.h"
@@ -44,7 +45,6 @@
 #include "src/log/recorder.h"
 #include "src/log/running_steps.h"
 #include "src/log/state.h"
-#include "src/store/store_metrics.h"
 #include "src/lora/checkpoint_fields.h"
 #include "src/model/decoder.h"
 #include "src/request/engine_info.h"
@@ -66,7 +66,7 @@ struct EngineParts {
   std::unique_ptr<SpillFolder> spill;
   std::optional<MemorySplit> memory;  // Set on CUDA only.
   // Null without --state-dir and --state.
-  std::unique_ptr<store::StoreMetrics> store_metrics;
+  std::unique_ptr<BucketMetrics> bucket_metrics;
   std::unique_ptr<log::State> state;
   std::unique_ptr<log::RunningSteps> running;
 };

@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
   WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options, on_standby));
-  parts.store_metrics = std::move(opened.metrics);
+  parts.bucket_metrics = std::move(opened.metrics);
   parts.state = std::move(opened.state);
   parts.running = std::move(opened.running);
   std::unique_ptr<engine::EngineImpl> engine;

@@ -105,7 +105,7 @@ int Serve(const std::vector<std::string>& arguments) {
   server::LocalRanks none;
   return server::RunDaemon(
       *settings,
-      [](const EngineOptions&, prometheus::Registry*)
+      [](const EngineOptions&, prometheus::Registry*, const engine::OnStandby&)
           -> absl::StatusOr<std::unique_ptr<engine::Engine>> {
         auto engine = std::make_unique<CannedEngine>(RoomyInfo());
         std::thread([&engine = *engine] { ObeyLines(engine); }).detach();

@@ -34,9 +34,10 @@ absl::Status OpenFolder(const EngineOptions& options, const std::string& model,
 
 absl::Status OpenBucket(const EngineOptions& options, const std::string& model,
                         prometheus::Registry* registry, OpenedState* opened) {
-  opened->metrics = std::make_unique<store::StoreMetrics>(registry);
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
-                        store::OpenStore(options.state, opened->metrics.get()));
+  opened->metrics = std::make_unique<BucketMetrics>(registry);
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<store::ObjectStore> objects,
+      store::OpenStore(options.state, &opened->metrics->store));
   WEFT_RETURN_IF_ERROR(store::CheckConditions(objects.get()));
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<log::StateBucket> bucket,
@@ -73,11 +74,11 @@ absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
 absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
                        const OnStandby& on_standby) {
   if (opened.bucket == nullptr) return absl::OkStatus();
+  const log::Instance self = {.name = options.instance,
+                              .process = RandomName(),
+                              .address = options.advertise_address};
   return log::TakeWhenFree(
-      opened.bucket,
-      {.name = options.instance,
-       .process = RandomName(),
-       .address = options.advertise_address},
+      opened.bucket, self, &opened.metrics->owner,
       [&on_standby](const log::Manifest& seen) {
         on_standby(seen.released ? "" : seen.owner.address);
       });

@@ -16,9 +16,17 @@
 
 namespace weft::engine {
 
+struct BucketMetrics {
+  explicit BucketMetrics(prometheus::Registry* registry)
+      : store(registry), owner(registry) {}
+
+  store::StoreMetrics store;
+  log::OwnerMetrics owner;
+};
+
 // The state of --state-dir or --state. Empty without them.
 struct OpenedState {
-  std::unique_ptr<store::StoreMetrics> metrics;  // Of the object store.
+  std::unique_ptr<BucketMetrics> metrics;  // Outlive `state`.
   std::unique_ptr<log::State> state;
   log::StateBucket* bucket = nullptr;  // `state`, if it is in a store.
   std::unique_ptr<log::RunningSteps> running;

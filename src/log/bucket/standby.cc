@@ -18,8 +18,17 @@ bool StoreIsAway(const absl::Status& status) {
 
 }  // namespace
 
+OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
+    : epoch(AddGauge(registry, "weft_state_epoch",
+                     "How many processes have had the state of --state, up to "
+                     "this one. 0: another process has it.")),
+      beat_age_seconds(
+          AddGauge(registry, "weft_state_beat_age_seconds",
+                   "Seconds since this process last told the store of --state "
+                   "that it lives. 0 without --state.")) {}
+
 absl::Status TakeWhenFree(
-    StateBucket* bucket, const Instance& self,
+    StateBucket* bucket, const Instance& self, OwnerMetrics* metrics,
     const std::function<void(const Manifest& owner)>& waiting) {
   LogWatch watch(self, kOwnerPatience);
   bool waits = false;
@@ -27,6 +36,8 @@ absl::Status TakeWhenFree(
   for (;; absl::SleepFor(kLookInterval)) {
     const absl::StatusOr<bool> taken = bucket->TryTake(self, &watch);
     if (taken.ok() && *taken) {
+      bucket->StartBeats(metrics);
+      metrics->epoch.Set(static_cast<double>(bucket->owner()->epoch()));
       Log(LogLevel::kInfo, "the state is this process's",
           {{"instance", self.name}, {"epoch", bucket->owner()->epoch()}});
       return absl::OkStatus();
@@ -47,8 +58,8 @@ absl::Status TakeWhenFree(
   }
 }
 
-HeartbeatThread::HeartbeatThread(LogOwner* owner)
-    : owner_(*owner), thread_([this] { Loop(); }) {}
+HeartbeatThread::HeartbeatThread(LogOwner* owner, OwnerMetrics* metrics)
+    : owner_(*owner), metrics_(metrics), thread_([this] { Loop(); }) {}
 
 HeartbeatThread::~HeartbeatThread() {
   {
@@ -61,7 +72,8 @@ HeartbeatThread::~HeartbeatThread() {
 
 void HeartbeatThread::Loop() {
   pthread_setname_np(pthread_self(), "weft-beat");
-  absl::Time next = SteadyNow() + kBeatInterval;
+  absl::Time last = SteadyNow();
+  absl::Time next = last + kBeatInterval;
   for (;;) {
     {
       MutexLock lock(&mu_);
@@ -70,10 +82,12 @@ void HeartbeatThread::Loop() {
       }
       if (stopping_) return;
     }
-    next = SteadyNow() + kBeatInterval;
-    // Only the log needs the store. It says so when it cannot write.
-    owner_.Beat().IgnoreError();
+    const absl::Time start = SteadyNow();
+    next = start + kBeatInterval;
+    // The log says when the store does not answer, so nothing is said here.
+    if (owner_.Beat().ok()) last = start;
     if (!owner_.fenced().ok()) return;
+    metrics_->beat_age_seconds.Set(absl::ToDoubleSeconds(SteadyNow() - last));
   }
 }
 

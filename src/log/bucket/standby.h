@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "src/base/observe/metrics.h"
 #include "src/base/threads/mutex.h"
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/manifest.h"
@@ -15,6 +16,13 @@
 namespace weft::log {
 
 class StateBucket;
+
+struct OwnerMetrics {
+  explicit OwnerMetrics(prometheus::Registry* registry);
+
+  prometheus::Gauge& epoch;
+  prometheus::Gauge& beat_age_seconds;
+};
 
 // An owner changes its manifest at this interval.
 inline constexpr absl::Duration kBeatInterval = absl::Seconds(2);
@@ -26,15 +34,16 @@ inline constexpr absl::Duration kOwnerPatience = absl::Seconds(5);
 // Takes the log of `bucket` as soon as it is free for `self`. Until then, calls
 // `waiting` with the owner's manifest at each look. Errors: those of
 // StateBucket::TryTake but UNAVAILABLE, for which it looks again. Blocks.
+// `metrics` outlives the bucket.
 absl::Status TakeWhenFree(
-    StateBucket* bucket, const Instance& self,
+    StateBucket* bucket, const Instance& self, OwnerMetrics* metrics,
     const std::function<void(const Manifest& owner)>& waiting);
 
 // Beats at an interval, on a thread of its own, until another process has the
 // log or the object ends.
 class HeartbeatThread {
  public:
-  explicit HeartbeatThread(LogOwner* owner);
+  HeartbeatThread(LogOwner* owner, OwnerMetrics* metrics);
   ~HeartbeatThread();
   HeartbeatThread(const HeartbeatThread&) = delete;
   HeartbeatThread& operator=(const HeartbeatThread&) = delete;
@@ -43,6 +52,7 @@ class HeartbeatThread {
   void Loop();
 
   LogOwner& owner_;
+  OwnerMetrics* const metrics_;
   Mutex mu_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;

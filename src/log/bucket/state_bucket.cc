@@ -124,8 +124,8 @@ absl::StatusOr<bool> StateBucket::TryTake(const Instance& self,
   return true;
 }
 
-void StateBucket::StartBeats() {
-  beats_ = std::make_unique<HeartbeatThread>(owner_.get());
+void StateBucket::StartBeats(OwnerMetrics* metrics) {
+  beats_ = std::make_unique<HeartbeatThread>(owner_.get(), metrics);
 }
 
 absl::Status StateBucket::failure() const {

@@ -53,7 +53,7 @@ class StateBucket : public State {
   LogOwner* owner() const { return owner_.get(); }
 
   // Beats from now on. REQUIRES: owner() is not null.
-  void StartBeats();
+  void StartBeats(OwnerMetrics* metrics);
 
   absl::Status failure() const override;
   absl::Status Release() override;
