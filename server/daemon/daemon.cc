@@ -377,7 +377,6 @@ int RunDaemon(const Settings& settings, const EngineStarter& start_engine,
   const auto registry = std::make_shared<prometheus::Registry>();
   Settings own = settings;
   own.server.keeps_state = settings.engine.keeps_state();
-  own.server.checkpoint_dir = settings.engine.checkpoint_dir;
   const auto listeners = Listeners::Start(
       own.server, registry, TokenizerFiles::Load(settings.engine.model_dir));
   if (!listeners.ok()) {

@@ -1,5 +1,6 @@
 #include "server/tinker/transfers.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,7 +16,6 @@
 #include "server/tinker/handlers.h"
 #include "server/tinker/sessions.h"
 #include "server/wire/field_checks.h"
-#include "src/base/files/file_io.h"
 #include "src/base/reason.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
@@ -209,32 +209,28 @@ std::vector<FileSource> TarOf(std::vector<FileSource> files) {
   return parts;
 }
 
-absl::StatusOr<DownloadPtr> OpenDownload(const std::string& checkpoint_dir,
-                                         const Ticket& ticket) {
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
-                        OpenDirectory(checkpoint_dir, "the checkpoints"));
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd adapter,
-                        OpenDirectoryAt(root.get(), ticket.adapter));
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd checkpoint,
-                        OpenDirectoryAt(adapter.get(), ticket.checkpoint));
+// Returns the parts that the ticket names, of a checkpoint's files.
+absl::StatusOr<DownloadPtr> MakeDownload(const Ticket& ticket,
+                                         std::vector<FileSource> files) {
   Download download{.owner = OwnerOf(ticket.adapter)};
+  std::erase_if(files, [&ticket](const FileSource& file) {
+    return ticket.file == kArchive ? !std::ranges::count(kFiles, file.name())
+                                   : file.name() != ticket.file;
+  });
+  if (files.empty()) {
+    return absl::NotFoundError(absl::StrCat(ticket.file, " does not exist"));
+  }
   if (ticket.file != kArchive) {
-    WEFT_ASSIGN_OR_RETURN(FileSource file,
-                          FileSource::OpenAt(checkpoint.get(), ticket.file));
-    download.parts.push_back(std::move(file));
+    download.parts = std::move(files);
     return std::make_shared<Download>(std::move(download));
   }
-  std::vector<FileSource> files;
-  for (const char* const name : kFiles) {
-    WEFT_ASSIGN_OR_RETURN(FileSource file,
-                          FileSource::OpenAt(checkpoint.get(), name));
+  for (const FileSource& file : files) {
     if (file.size() >= kMaxTarFile) {
       return absl::FailedPreconditionError(
-          absl::StrCat(name, " has ", file.size(),
+          absl::StrCat(file.name(), " has ", file.size(),
                        " bytes, an archive holds files of less than ",
                        kMaxTarFile, ": use get_external_weights_urls"));
     }
-    files.push_back(std::move(file));
   }
   download.parts = TarOf(std::move(files));
   return std::make_shared<Download>(std::move(download));
@@ -285,18 +281,24 @@ absl::Status Transfers::Send(const Ticket& ticket, const Respond& respond) {
   if (num_opening_ >= kMaxOpening) {
     return absl::UnavailableError("too many files are opened: ask again later");
   }
+  engine::Engine* const engine = front_.port.core()->engine.Peek();
+  if (engine == nullptr) {
+    return absl::UnavailableError("the server is starting");
+  }
   ++num_opening_;
-  front_.files.Post(
-      [this, ticket, respond = respond]() mutable {
-        const auto opened =
-            OpenDownload(front_.port.core()->options.checkpoint_dir, ticket);
-        front_.port.Post([this, opened, respond = std::move(respond)] {
+  engine->DownloadCheckpoint(
+      ticket.adapter, ticket.checkpoint,
+      [this, ticket,
+       respond](const absl::StatusOr<std::vector<FileSource>>& files) {
+        front_.port.Post([this, ticket, files, respond] {
           --num_opening_;
-          respond(opened.ok() ? FileReply(*opened)
-                              : ErrorReply(opened.status()));
+          const absl::StatusOr<DownloadPtr> download =
+              files.ok() ? MakeDownload(ticket, *files)
+                         : absl::StatusOr<DownloadPtr>(files.status());
+          respond(download.ok() ? FileReply(*download)
+                                : ErrorReply(download.status()));
         });
-      },
-      OwnerOf(ticket.adapter));
+      });
   return absl::OkStatus();
 }
 

@@ -120,8 +120,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
       guard_(parts_.device.get(), &executor_),
       adapters_(parts_.decoder->config().shape(), parts_.decoder->dtype(),
                 parts_.decoder->device()),
-      adapter_io_(parts_.options.checkpoint_dir, parts_.base,
-                  static_cast<uint64_t>(parts_.options.disk_reserve_bytes)),
+      adapter_io_(std::move(parts_.checkpoints), parts_.base),
       sample_loop_(
           &executor_,
           {.kv_cache_bytes = parts_.options.kv_cache_bytes,

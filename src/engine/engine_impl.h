@@ -20,6 +20,7 @@
 #include "src/base/files/spill_folder.h"
 #include "src/base/options/options.h"
 #include "src/base/threads/worker.h"
+#include "src/checkpoint/checkpoint_files.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/adapters/adapter_io.h"
 #include "src/engine/adapters/adapter_manager.h"
@@ -69,6 +70,7 @@ struct EngineParts {
   std::unique_ptr<BucketMetrics> bucket_metrics;
   std::unique_ptr<log::State> state;
   std::unique_ptr<log::RunningSteps> running;
+  std::unique_ptr<checkpoint::CheckpointFiles> checkpoints;
 };
 
 class EngineImpl final : public Engine {

@@ -70,8 +70,10 @@ std::unique_ptr<DiskMetrics> MakeDiskMetrics(const EngineOptions& options,
                                              const SpillFolder& spill,
                                              prometheus::Registry* registry) {
   std::vector<WatchedFolder> folders = {
-      {.label = "checkpoints", .path = options.checkpoint_dir},
       {.label = "spill", .path = spill.path()}};
+  if (options.state.empty()) {
+    folders.push_back({.label = "checkpoints", .path = options.checkpoint_dir});
+  }
   if (!options.state_dir.empty()) {
     folders.push_back({.label = "state", .path = options.state_dir});
   }
@@ -159,6 +161,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
   WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options, on_standby));
+  parts.checkpoints = engine::OpenCheckpoints(opened, parts.options);
   parts.bucket_metrics = std::move(opened.metrics);
   parts.state = std::move(opened.state);
   parts.running = std::move(opened.running);

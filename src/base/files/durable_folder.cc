@@ -13,30 +13,17 @@
 #include <optional>
 #include <system_error>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/files/failpoint.h"
 #include "src/base/files/file_io.h"
-#include "src/base/sha256.h"
+#include "src/base/files/folder_manifest.h"
 #include "src/base/status_macros.h"
 
 namespace weft {
 namespace {
 
-constexpr char kManifest[] = "MANIFEST.json";
-constexpr int kFormatVersion = 1;
 constexpr uint64_t kPieceBytes = 1 << 20;
-
-std::string Sha256Hex(const std::string& bytes) {
-  return absl::BytesToHexString(Sha256(bytes));
-}
-
-absl::Status Damaged(const std::string& folder, const std::string& file,
-                     const std::string& how) {
-  return absl::DataLossError(
-      absl::StrCat(file, " of folder \"", folder, "\" ", how));
-}
 
 // Returns a name that no other temporary folder of this process has. If an
 // earlier process has left a folder of this name, mkdir fails with EEXIST, and
@@ -95,30 +82,17 @@ class Temporary {
   std::string name_;
 };
 
-std::string ManifestText(const nlohmann::json& fields,
-                         const nlohmann::json& files) {
-  const nlohmann::json manifest = {
-      {"format_version", kFormatVersion}, {"fields", fields}, {"files", files}};
-  return manifest.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-// Returns a file's entry in the manifest.
-nlohmann::json FileEntry(const std::string& name, uint64_t size,
-                         const std::string& sha256) {
-  return {{"name", name}, {"size", size}, {"sha256", sha256}};
-}
-
 absl::Status WriteContents(int dir, const DurableFolder& folder) {
-  nlohmann::json files = nlohmann::json::array();
+  FolderManifest manifest{.fields = folder.fields};
   for (const auto& [name, contents] : folder.files) {
-    if (name == kManifest) {
+    if (name == kManifestFile) {
       return absl::InvalidArgumentError("MANIFEST.json is a reserved name");
     }
     WEFT_RETURN_IF_ERROR(WriteFileAt(dir, name, contents));
-    files.push_back(FileEntry(name, contents.size(), Sha256Hex(contents)));
+    manifest.files.push_back(DescribeFile(name, contents));
   }
   WEFT_RETURN_IF_ERROR(
-      WriteFileAt(dir, kManifest, ManifestText(folder.fields, files)));
+      WriteFileAt(dir, kManifestFile, EncodeManifest(manifest)));
   return SyncDirectory(dir, "the folder");
 }
 
@@ -147,48 +121,6 @@ absl::Status Publish(int parent_fd, const std::string& name, bool overwrite,
   }
   temporary.Keep();
   return absl::OkStatus();
-}
-
-struct Manifest {
-  struct File {
-    std::string name;
-    uint64_t size = 0;
-    std::string sha256;
-  };
-  nlohmann::json fields;
-  std::vector<File> files;
-};
-
-std::optional<Manifest::File> ParseFile(const nlohmann::json& json) {
-  if (!json.is_object()) return std::nullopt;
-  const auto name = json.find("name");
-  const auto size = json.find("size");
-  const auto sha256 = json.find("sha256");
-  if (name == json.end() || !name->is_string() || size == json.end() ||
-      !size->is_number_unsigned() || sha256 == json.end() ||
-      !sha256->is_string()) {
-    return std::nullopt;
-  }
-  return Manifest::File{.name = name->get<std::string>(),
-                        .size = size->get<uint64_t>(),
-                        .sha256 = sha256->get<std::string>()};
-}
-
-std::optional<Manifest> ParseManifest(const std::string& text) {
-  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("files") ||
-      !json["files"].is_array() || !json.contains("fields") ||
-      json.value("format_version", nlohmann::json()) != kFormatVersion) {
-    return std::nullopt;
-  }
-  Manifest manifest;
-  for (const nlohmann::json& entry : json["files"]) {
-    std::optional<Manifest::File> file = ParseFile(entry);
-    if (!file) return std::nullopt;
-    manifest.files.push_back(*std::move(file));
-  }
-  manifest.fields = std::move(json["fields"]);
-  return manifest;
 }
 
 // Opens the parent of a folder. It may not be a symbolic link itself: the link
@@ -220,43 +152,29 @@ absl::StatusOr<UniqueFd> OpenFolder(const std::string& parent,
   return dir;
 }
 
-absl::StatusOr<Manifest> ReadManifest(int dir, const std::string& folder) {
-  absl::StatusOr<std::string> text = ReadFileAt(dir, kManifest);
+absl::StatusOr<FolderManifest> ReadManifest(int dir,
+                                            const std::string& folder) {
+  absl::StatusOr<std::string> text = ReadFileAt(dir, kManifestFile);
   if (absl::IsNotFound(text.status())) {
-    return Damaged(folder, kManifest, "is missing");
+    return DamagedFile(folder, kManifestFile, "is missing");
   }
   if (!text.ok()) return text.status();
-  std::optional<Manifest> manifest = ParseManifest(*text);
-  if (!manifest) return Damaged(folder, kManifest, "is damaged");
+  std::optional<FolderManifest> manifest = ParseManifest(*text);
+  if (!manifest) return DamagedFile(folder, kManifestFile, "is damaged");
   return *std::move(manifest);
 }
 
-// Opens a file of the folder and checks its size and SHA-256. Passes what it
-// reads to `use`, at most `piece_bytes` at a time.
+// Opens a file of the folder and does what CheckFile does.
 absl::StatusOr<FileSource> OpenFile(
-    int dir, const std::string& folder, const Manifest::File& expected,
+    int dir, const std::string& folder, const FolderManifest::File& expected,
     uint64_t piece_bytes, const std::function<void(std::string)>& use) {
-  const auto unreadable = [&](const absl::Status& status) {
-    return Damaged(folder, expected.name,
-                   absl::StrCat("cannot be read: ", status.message()));
-  };
   absl::StatusOr<FileSource> file = FileSource::OpenAt(dir, expected.name);
-  if (!file.ok()) return unreadable(file.status());
-  if (file->size() != expected.size) {
-    return Damaged(
+  if (!file.ok()) {
+    return DamagedFile(
         folder, expected.name,
-        absl::StrCat("has ", file->size(), " bytes, not ", expected.size));
+        absl::StrCat("cannot be read: ", file.status().message()));
   }
-  Sha256Sum sum;
-  for (uint64_t offset = 0; offset < file->size(); offset += piece_bytes) {
-    absl::StatusOr<std::string> piece = file->Read(offset, piece_bytes);
-    if (!piece.ok()) return unreadable(piece.status());
-    sum.Add(*piece);
-    use(*std::move(piece));
-  }
-  if (absl::BytesToHexString(sum.Finish()) != expected.sha256) {
-    return Damaged(folder, expected.name, "has another SHA-256");
-  }
+  WEFT_RETURN_IF_ERROR(CheckFile(*file, folder, expected, piece_bytes, use));
   return file;
 }
 
@@ -288,10 +206,10 @@ absl::Status WriteDurableFolder(const std::string& parent,
 absl::StatusOr<DurableFolder> ReadDurableFolder(const std::string& parent,
                                                 const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
-  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  WEFT_ASSIGN_OR_RETURN(FolderManifest manifest, ReadManifest(dir.get(), name));
   DurableFolder folder;
   folder.fields = std::move(manifest.fields);
-  for (const Manifest::File& file : manifest.files) {
+  for (const FolderManifest::File& file : manifest.files) {
     std::string contents;
     const auto keep = [&contents](std::string all) {
       contents = std::move(all);
@@ -306,10 +224,10 @@ absl::StatusOr<DurableFolder> ReadDurableFolder(const std::string& parent,
 absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
                                                const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
-  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  WEFT_ASSIGN_OR_RETURN(FolderManifest manifest, ReadManifest(dir.get(), name));
   OpenedFolder folder;
   folder.fields = std::move(manifest.fields);
-  for (const Manifest::File& file : manifest.files) {
+  for (const FolderManifest::File& file : manifest.files) {
     WEFT_ASSIGN_OR_RETURN(
         FileSource opened,
         OpenFile(dir.get(), name, file, kPieceBytes, [](std::string) {}));
@@ -321,7 +239,7 @@ absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
 absl::StatusOr<nlohmann::json> ReadDurableFields(const std::string& parent,
                                                  const std::string& name) {
   WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
-  WEFT_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(dir.get(), name));
+  WEFT_ASSIGN_OR_RETURN(FolderManifest manifest, ReadManifest(dir.get(), name));
   return std::move(manifest.fields);
 }
 
@@ -329,12 +247,9 @@ absl::Status ReplaceDurableFields(const std::string& parent,
                                   const std::string& name,
                                   const nlohmann::json& fields) {
   WEFT_ASSIGN_OR_RETURN(const UniqueFd dir, OpenFolder(parent, name));
-  WEFT_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(dir.get(), name));
-  nlohmann::json files = nlohmann::json::array();
-  for (const Manifest::File& file : manifest.files) {
-    files.push_back(FileEntry(file.name, file.size, file.sha256));
-  }
-  return PublishFileAt(dir.get(), kManifest, {ManifestText(fields, files)},
+  WEFT_ASSIGN_OR_RETURN(FolderManifest manifest, ReadManifest(dir.get(), name));
+  manifest.fields = fields;
+  return PublishFileAt(dir.get(), kManifestFile, {EncodeManifest(manifest)},
                        /*replace=*/true);
 }
 
@@ -351,7 +266,7 @@ absl::StatusOr<std::vector<ListedFolder>> ListDurableFolders(
     std::error_code ignored;
     if (it->is_symlink(ignored) || !CheckName(name).ok()) continue;
     struct stat manifest {};
-    if (::lstat((it->path() / kManifest).c_str(), &manifest) == 0 &&
+    if (::lstat((it->path() / kManifestFile).c_str(), &manifest) == 0 &&
         S_ISREG(manifest.st_mode)) {
       folders.push_back({.name = name, .version = VersionOf(manifest)});
     }

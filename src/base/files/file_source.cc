@@ -34,6 +34,9 @@ FileSource::FileSource(std::string name, std::string contents)
       size_(contents.size()),
       contents_(std::make_shared<const std::string>(std::move(contents))) {}
 
+FileSource::FileSource(std::string name, uint64_t size, Reader read)
+    : name_(std::move(name)), size_(size), read_(std::move(read)) {}
+
 FileSource::FileSource(std::string name, UniqueFd file, uint64_t size)
     : name_(std::move(name)),
       size_(size),
@@ -42,7 +45,8 @@ FileSource::FileSource(std::string name, UniqueFd file, uint64_t size)
 absl::StatusOr<std::string> FileSource::Read(uint64_t offset,
                                              uint64_t count) const {
   count = std::min(count, size_ - std::min(offset, size_));
-  if (file_ == nullptr) return contents_->substr(offset, count);
+  if (contents_ != nullptr) return contents_->substr(offset, count);
+  if (read_) return read_(offset, count);
   std::string piece(count, '\0');
   WEFT_ASSIGN_OR_RETURN(const size_t read,
                         ReadAt(file_->get(), offset, piece, name_));

@@ -3,6 +3,7 @@
 #define WEFT_SRC_BASE_FILES_FILE_SOURCE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -20,11 +21,16 @@ class FileSource {
   static absl::StatusOr<FileSource> OpenAt(int dir, const std::string& name);
   // Makes a file of memory.
   FileSource(std::string name, std::string contents);
+  // Returns exactly `count` bytes from `offset`.
+  using Reader = std::function<absl::StatusOr<std::string>(uint64_t offset,
+                                                           uint64_t count)>;
+  // Makes a file of `size` bytes that `read` reads, on any thread.
+  FileSource(std::string name, uint64_t size, Reader read);
 
   const std::string& name() const { return name_; }
   uint64_t size() const { return size_; }
   // Returns `count` bytes from `offset`, or fewer where the file ends. May wait
-  // for the disk.
+  // for the disk or an object store.
   absl::StatusOr<std::string> Read(uint64_t offset, uint64_t count) const;
 
  private:
@@ -32,8 +38,10 @@ class FileSource {
 
   std::string name_;
   uint64_t size_ = 0;
-  std::shared_ptr<const UniqueFd> file_;  // Null: the file is `contents_`.
+  // One of these is set.
+  std::shared_ptr<const UniqueFd> file_;
   std::shared_ptr<const std::string> contents_;
+  Reader read_;
 };
 
 }  // namespace weft

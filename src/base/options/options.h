@@ -67,7 +67,6 @@ struct ServerOptions {
 #include "src/base/options/flags.inc"
   // Copies of what EngineOptions say, for the Tinker API.
   bool keeps_state = false;
-  std::string checkpoint_dir;
 
   // Validates like EngineOptions::Validate. gRPC and the Tinker API listen
   // beyond loopback only with --trusted-network and without tokens, because

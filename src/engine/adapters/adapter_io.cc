@@ -1,23 +1,15 @@
 #include "src/engine/adapters/adapter_io.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "src/base/files/disk_room.h"
 #include "src/base/files/durable_folder.h"
-#include "src/base/files/file_io.h"
 #include "src/base/observe/log.h"
-#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/base/tokens.h"
 #include "src/lora/loader_rules.h"
@@ -48,14 +40,6 @@ const std::string* FindFile(const DurableFolder& folder,
   const auto it = std::ranges::find(
       folder.files, name, &std::pair<std::string, std::string>::first);
   return it == folder.files.end() ? nullptr : &it->second;
-}
-
-// Reads the description of the checkpoint `name` in the adapter's folder.
-absl::StatusOr<CheckpointInfo> ReadInfo(const std::string& adapter_dir,
-                                        const std::string& name) {
-  WEFT_ASSIGN_OR_RETURN(const json fields,
-                        ReadDurableFields(adapter_dir, name));
-  return lora::ReadCheckpointFields(fields);
 }
 
 // Reads the tensors of a checkpoint. Reads only the weights if `weights_only`
@@ -97,6 +81,10 @@ absl::StatusOr<lora::AdapterState> ReadState(const DurableFolder& folder,
   state.optimizer = info.optimizer;
   state.accumulated_tokens = info.accumulated_tokens;
   return state;
+}
+
+checkpoint::CheckpointName SourceOf(const LoadCheckpointRequest& request) {
+  return {.adapter_id = request.source_adapter_id, .name = request.name};
 }
 
 // Turns DATA_LOSS into INVALID_ARGUMENT, because a client sent the damaged
@@ -190,24 +178,9 @@ absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
   }
   folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
   folder.files.emplace_back(kStateFile, folder.fields.dump(2));
-  const std::string parent = AdapterDir(info->adapter_id);
-  std::error_code ignored;  // Then the next call fails.
-  std::filesystem::create_directories(checkpoint_dir_, ignored);
-  if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST) {
-    return ErrnoStatus(errno, "making the adapter's folder");
-  }
-  absl::Status written =
-      CheckDiskRoom(parent, "the checkpoints", info->size_bytes, disk_reserve_);
-  if (written.ok()) {
-    written = WriteDurableFolder(
-        parent, info->name, folder,
-        overwrite || IsExpired(info->adapter_id, info->name));
-  }
-  if (!written.ok()) RemoveIfEmpty(info->adapter_id);
-  if (absl::IsResourceExhausted(written)) {
-    return WithReason(written, {.name = "CHECKPOINT_DISK_FULL", .values = {}});
-  }
-  WEFT_RETURN_IF_ERROR(written);
+  WEFT_RETURN_IF_ERROR(checkpoints_->Write(
+      {.adapter_id = info->adapter_id, .name = info->name}, folder,
+      info->size_bytes, overwrite || IsExpired(info->adapter_id, info->name)));
   next_expiry_ = std::min(next_expiry_, info->expires_at);
   stored_[info->adapter_id][info->name] = {.version = "", .info = *info};
   return absl::OkStatus();
@@ -216,7 +189,7 @@ absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
 absl::StatusOr<std::vector<FileSource>> AdapterIo::Download(
     const std::string& adapter_id, const std::string& name) const {
   absl::StatusOr<OpenedFolder> folder =
-      OpenDurableFolder(AdapterDir(adapter_id), name);
+      checkpoints_->Open({.adapter_id = adapter_id, .name = name});
   if (folder.ok() && IsExpired(adapter_id, name)) {
     folder = Expired(name);
   }
@@ -295,7 +268,7 @@ absl::Status AdapterIo::WriteOnce(const lora::AdapterState& state,
 std::optional<CheckpointInfo> AdapterIo::SavedBefore(
     const lora::AdapterState& state, const CheckpointInfo& info) const {
   const absl::StatusOr<DurableFolder> folder =
-      ReadDurableFolder(AdapterDir(info.adapter_id), info.name);
+      checkpoints_->Read({.adapter_id = info.adapter_id, .name = info.name});
   if (!folder.ok()) return std::nullopt;
   absl::StatusOr<CheckpointInfo> saved =
       lora::ReadCheckpointFields(folder->fields);
@@ -336,7 +309,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Check(
 absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
     const LoadCheckpointRequest& request) const {
   const absl::StatusOr<DurableFolder> folder =
-      ReadDurableFolder(AdapterDir(request.source_adapter_id), request.name);
+      checkpoints_->Read(SourceOf(request));
   if (!folder.ok()) {
     return NameOthers(folder.status(), request.source_adapter_id);
   }
@@ -359,7 +332,7 @@ absl::StatusOr<LoadedCheckpoint> AdapterIo::Load(
 absl::StatusOr<CheckpointInfo> AdapterIo::Describe(
     const LoadCheckpointRequest& request) const {
   const absl::StatusOr<json> fields =
-      ReadDurableFields(AdapterDir(request.source_adapter_id), request.name);
+      checkpoints_->ReadFields(SourceOf(request));
   if (!fields.ok()) {
     return NameOthers(fields.status(), request.source_adapter_id);
   }
@@ -379,90 +352,76 @@ absl::StatusOr<PeftFiles> AdapterIo::Export(const LoraConfig& config,
   return lora::WritePeft(config, base_.shape, weights, base_.name, loader);
 }
 
-std::string AdapterIo::AdapterDir(const std::string& adapter_id) const {
-  return absl::StrCat(checkpoint_dir_, "/", adapter_id);
+absl::StatusOr<CheckpointInfo> AdapterIo::ReadInfo(
+    const checkpoint::CheckpointName& name) const {
+  WEFT_ASSIGN_OR_RETURN(const json fields, checkpoints_->ReadFields(name));
+  return lora::ReadCheckpointFields(fields);
 }
 
-std::vector<std::string> AdapterIo::AdapterNames(
-    const std::string& prefix) const {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (std::filesystem::directory_iterator it(checkpoint_dir_, error), end;
-       !error && it != end; it.increment(error)) {
-    std::error_code ignored;
-    std::string name = it->path().filename().string();
-    // Skips folders of the daemon's own files, whose names begin with a dot.
-    // Adapter ids do not begin with a dot.
-    if (name.front() != '.' && name.starts_with(prefix) &&
-        !it->is_symlink(ignored) && it->is_directory(ignored)) {
-      names.push_back(std::move(name));
-    }
-  }
-  return names;
-}
-
-void AdapterIo::RemoveStaleFiles() const {
-  for (const std::string& adapter : AdapterNames("")) {
-    if (const absl::Status status = RemoveStaleTemporaries(AdapterDir(adapter));
-        !status.ok()) {
-      Log(LogLevel::kWarning, "stale files stay",
-          {{"reason", status.message()}});
-    }
-  }
-}
+void AdapterIo::RemoveStaleFiles() { checkpoints_->RemoveStaleFiles(); }
 
 bool AdapterIo::IsExpired(const std::string& adapter_id,
                           const std::string& name) const {
   const absl::StatusOr<CheckpointInfo> info =
-      ReadInfo(AdapterDir(adapter_id), name);
+      ReadInfo({.adapter_id = adapter_id, .name = name});
   return info.ok() && info->expires_at <= absl::Now();
 }
 
-std::map<std::string, AdapterIo::Stored> AdapterIo::ReadStored(
-    const std::string& adapter_id) const {
-  std::map<std::string, Stored> found;
-  const absl::StatusOr<std::vector<ListedFolder>> folders =
-      ListDurableFolders(AdapterDir(adapter_id));
-  if (!folders.ok()) {
-    Log(LogLevel::kWarning, "unreadable folder of checkpoints",
-        {{"adapter", adapter_id}, {"reason", folders.status().message()}});
+AdapterIo::StoredOf AdapterIo::ReadStored(const std::string& adapter_id) const {
+  StoredOf found;
+  const absl::StatusOr<std::vector<checkpoint::ListedCheckpoint>> listed =
+      checkpoints_->List(adapter_id, NamesAll(adapter_id));
+  if (!listed.ok()) {
+    Log(LogLevel::kWarning, "checkpoints cannot be listed",
+        {{"adapter", adapter_id}, {"reason", listed.status().message()}});
     return found;
   }
-  const auto known = stored_.find(adapter_id);
-  for (const auto& [name, version] : *folders) {
-    if (known != stored_.end()) {
-      const auto same = known->second.find(name);
-      if (same != known->second.end() && same->second.version == version) {
-        found.insert(known->second.extract(same));
-        continue;
-      }
-    }
-    absl::StatusOr<CheckpointInfo> info =
-        ReadInfo(AdapterDir(adapter_id), name);
-    if (!info.ok()) {
-      Log(LogLevel::kWarning, "damaged checkpoint",
-          {{"adapter", adapter_id}, {"name", name}});
+  std::vector<checkpoint::CheckpointName> names;  // Of what is not known yet.
+  std::vector<std::string> versions;
+  for (const auto& [name, version] : *listed) {
+    const Stored* const known = FindStored(name);
+    if (known != nullptr && known->version == version) {
+      found[name.adapter_id][name.name] = *known;
       continue;
     }
-    // Takes adapter_id and name from the path, because somebody may have moved
-    // the folder.
-    info->adapter_id = adapter_id;
+    names.push_back(name);
+    versions.push_back(version);
+  }
+  const std::vector<absl::StatusOr<json>> fields =
+      checkpoints_->ReadFieldsOf(names);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto& [adapter, name] = names[i];
+    absl::StatusOr<CheckpointInfo> info =
+        fields[i].ok() ? lora::ReadCheckpointFields(*fields[i])
+                       : absl::StatusOr<CheckpointInfo>(fields[i].status());
+    if (!info.ok()) {
+      Log(LogLevel::kWarning, "damaged checkpoint",
+          {{"adapter", adapter}, {"name", name}});
+      continue;
+    }
+    // Takes adapter_id and name from the place, because somebody may have moved
+    // the checkpoint.
+    info->adapter_id = adapter;
     info->name = name;
-    found[name] = {.version = version, .info = *std::move(info)};
+    found[adapter][name] = {.version = versions[i], .info = *std::move(info)};
   }
   return found;
 }
 
+const AdapterIo::Stored* AdapterIo::FindStored(
+    const checkpoint::CheckpointName& name) const {
+  const auto own = stored_.find(name.adapter_id);
+  if (own == stored_.end()) return nullptr;
+  const auto stored = own->second.find(name.name);
+  return stored == own->second.end() ? nullptr : &stored->second;
+}
+
 std::vector<CheckpointInfo> AdapterIo::ListAll(
     const std::string& adapter_id) const {
-  const std::vector<std::string> adapters =
-      NamesAll(adapter_id) ? AdapterNames(adapter_id) : std::vector{adapter_id};
-  std::map<std::string, std::map<std::string, Stored>> found;
+  StoredOf found = ReadStored(adapter_id);
   std::vector<CheckpointInfo> infos;
-  for (const std::string& adapter : adapters) {
-    std::map<std::string, Stored> checkpoints = ReadStored(adapter);
+  for (const auto& [adapter, checkpoints] : found) {
     for (const auto& [name, stored] : checkpoints) infos.push_back(stored.info);
-    if (!checkpoints.empty()) found.emplace(adapter, std::move(checkpoints));
   }
   std::erase_if(stored_, [&adapter_id](const auto& known) {
     return NamesAll(adapter_id) ? known.first.starts_with(adapter_id)
@@ -516,8 +475,9 @@ void AdapterIo::DeleteExpired() {
 
 absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
     const SetCheckpointTtlRequest& request) {
-  const std::string dir = AdapterDir(request.adapter_id);
-  absl::StatusOr<json> fields = ReadDurableFields(dir, request.name);
+  const checkpoint::CheckpointName name = {.adapter_id = request.adapter_id,
+                                           .name = request.name};
+  absl::StatusOr<json> fields = checkpoints_->ReadFields(name);
   if (fields.ok() && IsExpired(request.adapter_id, request.name)) {
     fields = Expired(request.name);
   }
@@ -529,7 +489,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
   info.ttl_from = std::min(info.ttl_from, absl::Now());
   info.expires_at = ExpiryOf(absl::Now(), request.ttl_seconds);
   lora::WriteExpiry(&info, &*fields);
-  WEFT_RETURN_IF_ERROR(ReplaceDurableFields(dir, request.name, *fields));
+  WEFT_RETURN_IF_ERROR(checkpoints_->ReplaceFields(name, *fields));
   next_expiry_ = std::min(next_expiry_, info.expires_at);
   stored_[info.adapter_id][info.name].version.clear();
   return info;
@@ -537,19 +497,14 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
 
 absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
-  WEFT_RETURN_IF_ERROR(RemoveDurableFolder(AdapterDir(adapter_id), name));
+  WEFT_RETURN_IF_ERROR(
+      checkpoints_->Remove({.adapter_id = adapter_id, .name = name}));
   const auto own = stored_.find(adapter_id);
   if (own != stored_.end() && own->second.erase(name) > 0 &&
       own->second.empty()) {
     stored_.erase(own);
   }
-  RemoveIfEmpty(adapter_id);
   return absl::OkStatus();
-}
-
-void AdapterIo::RemoveIfEmpty(const std::string& adapter_id) const {
-  // Fails, as it should, if the folder has checkpoints or is a link.
-  (void)::rmdir(AdapterDir(adapter_id).c_str());
 }
 
 uint64_t AdapterIo::stored_bytes() const {

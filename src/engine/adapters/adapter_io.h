@@ -1,11 +1,11 @@
-// Reads and writes adapters as files: checkpoints on the server's disk, and
-// PEFT folders for export.
+// Reads and writes adapters as files: checkpoints (src/checkpoint), and PEFT
+// folders for export.
 //
-// A checkpoint is the folder <checkpoint dir>/<adapter id>/<name>/ with
+// A checkpoint has the files
 //   adapter_config.json, adapter_model.safetensors   what PEFT loads;
 //   optimizer.safetensors   gradient and moments, not in kind sampler;
 //   trainer_state.json      the manifest's fields as of the save, for people;
-//   MANIFEST.json           sizes and checksums (durable_folder.h),
+//   MANIFEST.json           sizes and checksums (folder_manifest.h),
 //                           and the fields of src/lora/checkpoint_fields.h.
 // Threads: one at a time. The functions use no tensor of the engine.
 #ifndef WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_
@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "src/base/files/file_source.h"
+#include "src/checkpoint/checkpoint_files.h"
 #include "src/lora/adapter.h"
 #include "src/lora/checkpoint_fields.h"
 #include "src/lora/peft_format.h"
@@ -46,23 +48,21 @@ struct AdapterCopy {
 
 class AdapterIo {
  public:
-  // `base` is the server's base model. Save and Upload fail if the checkpoint's
-  // tensors would leave fewer than `disk_reserve` bytes of the disk free.
-  AdapterIo(std::string checkpoint_dir, lora::BaseModel base,
-            uint64_t disk_reserve = 0)
-      : checkpoint_dir_(std::move(checkpoint_dir)),
-        base_(std::move(base)),
-        disk_reserve_(disk_reserve) {}
+  // `base` is the server's base model.
+  AdapterIo(std::unique_ptr<checkpoint::CheckpointFiles> checkpoints,
+            lora::BaseModel base)
+      : checkpoints_(std::move(checkpoints)), base_(std::move(base)) {}
 
   // Removes what interrupted writes have left. Call it before any write.
-  void RemoveStaleFiles() const;
+  void RemoveStaleFiles();
 
   // Writes the checkpoint, and then deletes older ones as request.keep_newest
   // says. If the write fails because the checkpoint exists or the disk is full,
   // reads the stored checkpoint of this name. If the stored checkpoint has the
   // step, state and properties of this save, an earlier call wrote it, and Save
   // returns it. Errors: ALREADY_EXISTS without overwrite, RESOURCE_EXHAUSTED
-  // (the disk is full, or the reserve would be used), and others of file_io.h.
+  // (the disk is full, or the store does not answer), and others of
+  // checkpoint_files.h.
   absl::StatusOr<CheckpointInfo> Save(const SaveCheckpointRequest& request,
                                       const AdapterCopy& adapter);
   // Reads a checkpoint. With weights_only the result has only weights, and
@@ -91,7 +91,7 @@ class AdapterIo {
   absl::StatusOr<CheckpointInfo> Copy(const UploadCheckpointRequest& request);
   // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
   // returns those of all adapters whose names begin with it, and reads only
-  // their folders. Skips checkpoints that have expired.
+  // theirs. Skips checkpoints that have expired.
   // Skips a checkpoint with a damaged manifest and logs a warning.
   std::vector<CheckpointInfo> List(const std::string& adapter_id) const;
   // Adds the names of up to five of the adapter's checkpoints to the message of
@@ -102,7 +102,7 @@ class AdapterIo {
   // if it has expired), DATA_LOSS, RESOURCE_EXHAUSTED (the disk is full).
   absl::StatusOr<CheckpointInfo> SetTtl(const SetCheckpointTtlRequest& request);
   absl::Status Delete(const std::string& adapter_id, const std::string& name);
-  // Deletes the checkpoints that have expired. Reads the folders only if a
+  // Deletes the checkpoints that have expired. Reads the listings only if a
   // checkpoint may have expired, so frequent calls are cheap.
   void DeleteExpired();
   // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
@@ -118,7 +118,7 @@ class AdapterIo {
 
  private:
   struct Stored {
-    std::string version;  // Of the folder; empty if it has changed since.
+    std::string version;  // Of the files; empty if they have changed since.
     CheckpointInfo info;
   };
 
@@ -146,29 +146,28 @@ class AdapterIo {
   // `saved`, until at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns what List returns, and also the checkpoints that have expired.
-  // Brings stored_ up to date, because others may change the folders, too.
+  // Brings stored_ up to date, because others may change the files, too.
   std::vector<CheckpointInfo> ListAll(const std::string& adapter_id) const;
   // Reads the fields and checks that `request` may load the checkpoint.
   absl::StatusOr<CheckpointInfo> Check(const LoadCheckpointRequest& request,
                                        const nlohmann::json& fields) const;
   bool IsExpired(const std::string& adapter_id, const std::string& name) const;
-  // Returns the names of all adapters that have a folder and begin with
-  // `prefix`. A link is no adapter's folder.
-  std::vector<std::string> AdapterNames(const std::string& prefix) const;
-  std::string AdapterDir(const std::string& adapter_id) const;
-  // Returns the adapter's entries of stored_ as its folder has them now.
-  std::map<std::string, Stored> ReadStored(const std::string& adapter_id) const;
-  // Removes the adapter's folder if it has no checkpoint. Save makes it again.
-  void RemoveIfEmpty(const std::string& adapter_id) const;
+  // By adapter and name.
+  using StoredOf = std::map<std::string, std::map<std::string, Stored>>;
+  // Returns the entries of stored_ for which ListAll asks, as they are now.
+  StoredOf ReadStored(const std::string& adapter_id) const;
+  // Returns null if the checkpoint is not in stored_.
+  const Stored* FindStored(const checkpoint::CheckpointName& name) const;
+  // Returns the description of a checkpoint.
+  absl::StatusOr<CheckpointInfo> ReadInfo(
+      const checkpoint::CheckpointName& name) const;
 
-  const std::string checkpoint_dir_;
+  const std::unique_ptr<checkpoint::CheckpointFiles> checkpoints_;
   const lora::BaseModel base_;
-  const uint64_t disk_reserve_;
   // DeleteExpired does nothing before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
-  // The checkpoints by adapter and name, so that a listing reads a manifest
-  // only once.
-  mutable std::map<std::string, std::map<std::string, Stored>> stored_;
+  // So that a listing reads a manifest only once.
+  mutable StoredOf stored_;
 };
 
 }  // namespace weft::engine

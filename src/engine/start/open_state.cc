@@ -7,6 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
+#include "src/checkpoint/disk_checkpoints.h"
+#include "src/checkpoint/object_checkpoints.h"
 #include "src/log/bucket/standby.h"
 #include "src/log/folder/state_folder.h"
 #include "src/store/open_store.h"
@@ -82,6 +84,19 @@ absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
       [&on_standby](const log::Manifest& seen) {
         on_standby(seen.released ? "" : seen.owner.address);
       });
+}
+
+std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
+    const OpenedState& opened, const EngineOptions& options) {
+  if (opened.bucket == nullptr) {
+    return std::make_unique<checkpoint::DiskCheckpoints>(
+        options.checkpoint_dir,
+        static_cast<uint64_t>(options.disk_reserve_bytes));
+  }
+  log::LogOwner* const owner = opened.bucket->owner();
+  return std::make_unique<checkpoint::ObjectCheckpoints>(
+      opened.bucket->objects(), owner->epoch(),
+      [owner] { return owner->Beat(); });
 }
 
 }  // namespace weft::engine

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/options/options.h"
+#include "src/checkpoint/checkpoint_files.h"
 #include "src/engine/engine.h"
 #include "src/log/bucket/state_bucket.h"
 #include "src/log/running_steps.h"
@@ -44,6 +45,11 @@ absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
 // Errors: those of TakeWhenFree.
 absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
                        const OnStandby& on_standby);
+
+// Returns where checkpoints are kept: in the store, else in --checkpoint-dir.
+// Call it when this process has the state, which outlives the result.
+std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
+    const OpenedState& opened, const EngineOptions& options);
 
 }  // namespace weft::engine
 

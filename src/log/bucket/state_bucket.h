@@ -49,6 +49,7 @@ class StateBucket : public State {
   absl::StatusOr<bool> TryTake(const Instance& self, LogWatch* watch);
   // Returns the manifest that TryTake has seen last.
   const Manifest& seen() const { return seen_; }
+  store::ObjectStore* objects() const { return store_.get(); }
   // Null before TryTake has returned true.
   LogOwner* owner() const { return owner_.get(); }
 

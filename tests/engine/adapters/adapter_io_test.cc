@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "src/base/reason.h"
+#include "src/checkpoint/disk_checkpoints.h"
 #include "src/lora/adapter_layout.h"
 #include "tests/support/failpoints.h"
 #include "tests/support/status_matchers.h"
@@ -26,6 +28,11 @@
 
 namespace weft::engine::adapter_io_test {
 namespace {
+
+std::unique_ptr<checkpoint::CheckpointFiles> Disk(const std::string& folder,
+                                                  uint64_t reserve = 0) {
+  return std::make_unique<checkpoint::DiskCheckpoints>(folder, reserve);
+}
 
 using nlohmann::json;
 
@@ -117,7 +124,7 @@ class AdapterIoTest : public ::testing::Test {
 
   const TempFolder temporary_;
   const std::filesystem::path folder_ = temporary_.path();
-  AdapterIo io_{folder_, kBase};
+  AdapterIo io_{Disk(folder_), kBase};
   // Of what Save has saved.
   const LoadCheckpointRequest load_{.source_adapter_id = "a", .name = "c"};
 };
@@ -309,7 +316,7 @@ TEST_F(AdapterIoTest, AListingReadsAManifestOnce) {
   for (const char* const name : {"one", "two"}) {
     ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());
   }
-  AdapterIo next(folder_, kBase);
+  AdapterIo next(Disk(folder_), kBase);
   ASSERT_EQ(next.List("").size(), 2u);
   const ScopedFailpoints counted("");
   ASSERT_EQ(next.List("").size(), 2u);
@@ -434,7 +441,7 @@ TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
   lora::BaseModel other = kBase;
   other.name = "finetuned";
   other.fingerprint = "fedcba9876543210";
-  const AdapterIo server(folder_, other);
+  const AdapterIo server(Disk(folder_), other);
   EXPECT_THAT(server.Load(load_),
               IsStatus(absl::StatusCode::kFailedPrecondition,
                        "the checkpoint belongs to base model 'base' "
@@ -444,7 +451,7 @@ TEST_F(AdapterIoTest, RefusesTheCheckpointOfAnotherBaseModel) {
                        "what differs. A server with "
                        "--accept-base-model-change takes it"));
   other.accepts_change = true;
-  const auto loaded = AdapterIo(folder_, other).Load(load_).value();
+  const auto loaded = AdapterIo(Disk(folder_), other).Load(load_).value();
   EXPECT_EQ(loaded.state.moment2, StateOf(Uneven()).moment2);
 }
 
@@ -459,13 +466,13 @@ TEST_F(AdapterIoTest, ReadsManifestsFromBeforeTheProperties) {
   EditFields("c", make_old);
   lora::BaseModel other = kBase;
   other.fingerprint = "fedcba9876543210";
-  const auto loaded = AdapterIo(folder_, other).Load(load_).value();
+  const auto loaded = AdapterIo(Disk(folder_), other).Load(load_).value();
   EXPECT_EQ(loaded.info.kind, CheckpointKind::kTrain);
   EXPECT_EQ(loaded.info.expires_at, absl::InfiniteFuture());
   EXPECT_EQ(loaded.state.moment2, StateOf(Uneven()).moment2);
   // A base model of another shape is still refused.
   other.shape.ffn = 9;
-  EXPECT_THAT(AdapterIo(folder_, other).Load(load_),
+  EXPECT_THAT(AdapterIo(Disk(folder_), other).Load(load_),
               IsStatus(absl::StatusCode::kFailedPrecondition, "another shape"));
 }
 
@@ -530,7 +537,7 @@ TEST_F(AdapterIoTest, DeletesWhatHasExpired) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
               IsOk());
   EditFields("over", kLongAgo);
-  AdapterIo(folder_, kBase).DeleteExpired();
+  AdapterIo(Disk(folder_), kBase).DeleteExpired();
   EXPECT_FALSE(std::filesystem::exists(folder_ / "a" / "over"));
   EXPECT_THAT(Names(), ::testing::UnorderedElementsAre("kept", "later"));
   // DeleteExpired does nothing before the earliest expiry. A new checkpoint can
@@ -555,7 +562,7 @@ TEST_F(AdapterIoTest, ATimeToLiveIsSetAnew) {
   EXPECT_GE(set.expires_at, before + most);
   // The manifest has whole seconds, and doubles of the time have microseconds.
   EXPECT_LE(set.expires_at, absl::Now() + most + absl::Seconds(1));
-  AdapterIo next(folder_, kBase);
+  AdapterIo next(Disk(folder_), kBase);
   EXPECT_LT(absl::AbsDuration(next.List("a")[0].expires_at - set.expires_at),
             absl::Microseconds(1));
   EXPECT_THAT(io_.Load(load_), IsOk());
@@ -568,7 +575,7 @@ TEST_F(AdapterIoTest, ATimeToLiveIsSetAnew) {
   const lora::BaseModel other = {
       .name = "other", .fingerprint = "fe", .shape = {.num_layers = 9}};
   const auto old =
-      AdapterIo(folder_, other)
+      AdapterIo(Disk(folder_), other)
           .SetTtl(
               {.adapter_id = "a", .name = "c", .ttl_seconds = kMaxTtlSeconds})
           .value();
@@ -614,7 +621,7 @@ TEST_F(AdapterIoTest, ARepeatedSaveIsKnownByAllItsProperties) {
 
 TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "c"}), IsOk());
-  AdapterIo full(folder_, kBase, uint64_t{1} << 62);
+  AdapterIo full(Disk(folder_, uint64_t{1} << 62), kBase);
   const AdapterCopy copy = CopyOf({.rank = 2, .alpha = 3});
   const auto refused = full.Save({.adapter_id = "a", .name = "d"}, copy);
   EXPECT_THAT(refused, IsStatus(absl::StatusCode::kResourceExhausted,
@@ -657,7 +664,7 @@ TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "over", .ttl_seconds = 60}),
               IsOk());
   EditFields("over", kLongAgo);
-  AdapterIo next(folder_, kBase);
+  AdapterIo next(Disk(folder_), kBase);
   next.DeleteExpired();
   EXPECT_EQ(next.stored_bytes(), listed());
   EXPECT_GT(next.stored_bytes(), 0);
@@ -675,7 +682,7 @@ TEST_F(AdapterIoTest, AFolderEndsWithItsLastCheckpoint) {
   ASSERT_THAT(SaveAs({.adapter_id = "a", .name = "three"}), IsOk());
   EXPECT_THAT(Names(), ::testing::ElementsAre("three"));
   // A save that fails leaves no folder either.
-  AdapterIo reserved(folder_, kBase, std::numeric_limits<int64_t>::max());
+  AdapterIo reserved(Disk(folder_, std::numeric_limits<int64_t>::max()), kBase);
   EXPECT_THAT(reserved.Save({.adapter_id = "b", .name = "c"}, CopyOf(Uneven())),
               IsStatus(absl::StatusCode::kResourceExhausted, "disk"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "b"));
@@ -706,7 +713,7 @@ TEST_F(AdapterIoTest, ACheckpointIsTheNewestAlsoIfTheClockWasSetBack) {
   const double ahead =
       absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) + 3600;
   EditFields("c3", [ahead](json& fields) { fields["created_at"] = ahead; });
-  AdapterIo next(folder_, kBase);
+  AdapterIo next(Disk(folder_), kBase);
   for (const char* name : {"c4", "c5"}) {
     ASSERT_THAT(next.Save({.adapter_id = "a", .name = name, .keep_newest = 3},
                           CopyOf({.rank = 2, .alpha = 3})),
@@ -720,7 +727,7 @@ TEST_F(AdapterIoTest, ATimeToLiveCountsFromNowAlsoIfTheClockWasSetBack) {
   const double ahead =
       absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) + 3600;
   EditFields("c", [ahead](json& fields) { fields["created_at"] = ahead; });
-  AdapterIo next(folder_, kBase);
+  AdapterIo next(Disk(folder_), kBase);
   for (int i = 0; i < 2; ++i) {  // The second save is known as the first.
     const auto saved =
         next.Save({.adapter_id = "a", .name = "brief", .ttl_seconds = 60},
@@ -734,7 +741,7 @@ TEST_F(AdapterIoTest, ATimeToLiveCountsFromNowAlsoIfTheClockWasSetBack) {
         next.SetTtl({.adapter_id = "a", .name = name, .ttl_seconds = 9});
     EXPECT_LE(set->expires_at, absl::Now() + absl::Seconds(10));
   }
-  for (const CheckpointInfo& info : AdapterIo(folder_, kBase).List("a")) {
+  for (const CheckpointInfo& info : AdapterIo(Disk(folder_), kBase).List("a")) {
     EXPECT_LE(info.expires_at, absl::Now() + absl::Seconds(10)) << info.name;
   }
 }

@@ -1,0 +1,111 @@
+#include "src/base/files/folder_manifest.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "src/base/sha256.h"
+
+namespace weft {
+namespace {
+
+constexpr int kManifestVersion = 1;
+
+std::optional<FolderManifest::File> ParseFile(const nlohmann::json& json) {
+  if (!json.is_object()) return std::nullopt;
+  const auto name = json.find("name");
+  const auto size = json.find("size");
+  const auto sha256 = json.find("sha256");
+  if (name == json.end() || !name->is_string() || size == json.end() ||
+      !size->is_number_unsigned() || sha256 == json.end() ||
+      !sha256->is_string()) {
+    return std::nullopt;
+  }
+  return FolderManifest::File{.name = name->get<std::string>(),
+                              .size = size->get<uint64_t>(),
+                              .sha256 = sha256->get<std::string>()};
+}
+
+}  // namespace
+
+FolderManifest::File DescribeFile(const std::string& name,
+                                  const std::string& contents) {
+  return {.name = name,
+          .size = contents.size(),
+          .sha256 = absl::BytesToHexString(Sha256(contents))};
+}
+
+std::string EncodeManifest(const FolderManifest& manifest) {
+  nlohmann::json files = nlohmann::json::array();
+  for (const FolderManifest::File& file : manifest.files) {
+    files.push_back(
+        {{"name", file.name}, {"size", file.size}, {"sha256", file.sha256}});
+  }
+  nlohmann::json json = {{"format_version", kManifestVersion},
+                         {"fields", manifest.fields},
+                         {"files", std::move(files)}};
+  if (!manifest.place.empty()) {
+    json["place"] = manifest.place;
+    json["epoch"] = manifest.epoch;
+  }
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::optional<FolderManifest> ParseManifest(const std::string& text) {
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("files") ||
+      !json["files"].is_array() || !json.contains("fields") ||
+      json.value("format_version", nlohmann::json()) != kManifestVersion) {
+    return std::nullopt;
+  }
+  FolderManifest manifest;
+  for (const nlohmann::json& entry : json["files"]) {
+    std::optional<FolderManifest::File> file = ParseFile(entry);
+    if (!file) return std::nullopt;
+    manifest.files.push_back(*std::move(file));
+  }
+  manifest.fields = std::move(json["fields"]);
+  if (json.contains("place")) {
+    if (!json["place"].is_string() || !json.contains("epoch") ||
+        !json["epoch"].is_number_unsigned()) {
+      return std::nullopt;
+    }
+    manifest.place = json["place"].get<std::string>();
+    manifest.epoch = json["epoch"].get<uint64_t>();
+  }
+  return manifest;
+}
+
+absl::Status DamagedFile(const std::string& folder, const std::string& file,
+                         const std::string& how) {
+  return absl::DataLossError(
+      absl::StrCat(file, " of folder \"", folder, "\" ", how));
+}
+
+absl::Status CheckFile(const FileSource& file, const std::string& folder,
+                       const FolderManifest::File& expected,
+                       uint64_t piece_bytes,
+                       const std::function<void(std::string)>& use) {
+  if (file.size() != expected.size) {
+    return DamagedFile(
+        folder, expected.name,
+        absl::StrCat("has ", file.size(), " bytes, not ", expected.size));
+  }
+  Sha256Sum sum;
+  for (uint64_t offset = 0; offset < file.size(); offset += piece_bytes) {
+    absl::StatusOr<std::string> piece = file.Read(offset, piece_bytes);
+    if (!piece.ok()) {
+      return DamagedFile(
+          folder, expected.name,
+          absl::StrCat("cannot be read: ", piece.status().message()));
+    }
+    sum.Add(*piece);
+    use(*std::move(piece));
+  }
+  if (absl::BytesToHexString(sum.Finish()) != expected.sha256) {
+    return DamagedFile(folder, expected.name, "has another SHA-256");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft

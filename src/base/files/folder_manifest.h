@@ -1,0 +1,53 @@
+// The manifest of a folder that is whole or absent: its files with their sizes
+// and sums, and fields of its caller.
+#ifndef WEFT_SRC_BASE_FILES_FOLDER_MANIFEST_H_
+#define WEFT_SRC_BASE_FILES_FOLDER_MANIFEST_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "src/base/files/file_source.h"
+
+namespace weft {
+
+inline constexpr char kManifestFile[] = "MANIFEST.json";
+
+struct FolderManifest {
+  struct File {
+    std::string name;
+    uint64_t size = 0;
+    std::string sha256;  // Hexadecimal.
+  };
+  nlohmann::json fields;
+  std::vector<File> files;
+  // In an object store: where the files are, and the writer's epoch.
+  std::string place;
+  uint64_t epoch = 0;
+};
+
+FolderManifest::File DescribeFile(const std::string& name,
+                                  const std::string& contents);
+std::string EncodeManifest(const FolderManifest& manifest);
+// Returns none if the text is no manifest.
+std::optional<FolderManifest> ParseManifest(const std::string& text);
+
+// Says that a file of a folder is damaged.
+absl::Status DamagedFile(const std::string& folder, const std::string& file,
+                         const std::string& how);
+
+// Checks a file's size and SHA-256 against the manifest. Passes what it reads
+// to `use`, at most `piece_bytes` at a time. Errors: DATA_LOSS.
+absl::Status CheckFile(const FileSource& file, const std::string& folder,
+                       const FolderManifest::File& expected,
+                       uint64_t piece_bytes,
+                       const std::function<void(std::string)>& use);
+
+}  // namespace weft
+
+#endif  // WEFT_SRC_BASE_FILES_FOLDER_MANIFEST_H_

@@ -1,0 +1,69 @@
+// Keeps the files of checkpoints, each whole or absent, on a disk
+// (disk_checkpoints.h) or in an object store (object_checkpoints.h).
+//
+// Errors of all functions: those of durable_folder.h or of object_store.h, and
+// ABORTED if a later owner of the state has written the checkpoint.
+// Threads: one at a time. The functions block on the disk or the store.
+#ifndef WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
+#define WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "src/base/files/durable_folder.h"
+
+namespace weft::checkpoint {
+
+struct CheckpointName {
+  std::string adapter_id;
+  std::string name;
+};
+
+struct ListedCheckpoint {
+  CheckpointName name;
+  std::string version;  // Another one after each change.
+};
+
+class CheckpointFiles {
+ public:
+  virtual ~CheckpointFiles() = default;
+
+  // Removes what interrupted writes have left. Call it before any write.
+  virtual void RemoveStaleFiles() {}
+
+  // Writes a checkpoint whose tensors have `bytes`. Errors: ALREADY_EXISTS
+  // without `overwrite`; RESOURCE_EXHAUSTED with the reason
+  // CHECKPOINT_DISK_FULL or CHECKPOINT_STORE_UNREACHABLE.
+  virtual absl::Status Write(const CheckpointName& name,
+                             const DurableFolder& folder, uint64_t bytes,
+                             bool overwrite) = 0;
+
+  // These do what ReadDurableFolder, OpenDurableFolder, ReadDurableFields,
+  // ReplaceDurableFields and RemoveDurableFolder do.
+  virtual absl::StatusOr<DurableFolder> Read(
+      const CheckpointName& name) const = 0;
+  virtual absl::StatusOr<OpenedFolder> Open(
+      const CheckpointName& name) const = 0;
+  virtual absl::StatusOr<nlohmann::json> ReadFields(
+      const CheckpointName& name) const = 0;
+  virtual absl::Status ReplaceFields(const CheckpointName& name,
+                                     const nlohmann::json& fields) = 0;
+  virtual absl::Status Remove(const CheckpointName& name) = 0;
+
+  // Returns the fields of each, in order. May be faster than ReadFields.
+  virtual std::vector<absl::StatusOr<nlohmann::json>> ReadFieldsOf(
+      const std::vector<CheckpointName>& names) const;
+
+  // Returns the checkpoints of the adapter; if `is_prefix`, those of all
+  // adapters whose ids begin with `adapter_id`. Reads no file.
+  virtual absl::StatusOr<std::vector<ListedCheckpoint>> List(
+      const std::string& adapter_id, bool is_prefix) const = 0;
+};
+
+}  // namespace weft::checkpoint
+
+#endif  // WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_

@@ -1,0 +1,78 @@
+// Checkpoints in an object store.
+//
+//   checkpoints/<adapter id>/<name>              the manifest
+//   checkpoint-files/<adapter id>/<name>/<place>/<file>
+//
+// A write puts the files into a place of their own, then the manifest, which
+// names the place, and then removes the files of the manifest before it. So a
+// crash leaves at most files that no manifest names. A manifest has its
+// writer's epoch, and no earlier owner of the state replaces it.
+#ifndef WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
+#define WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/base/files/folder_manifest.h"
+#include "src/checkpoint/checkpoint_files.h"
+#include "src/store/object_store.h"
+
+namespace weft::checkpoint {
+
+class ObjectCheckpoints : public CheckpointFiles {
+ public:
+  // `epoch` is that of the state's owner. `check_owner` asks the store whether
+  // the owner still has the state; it is called before a checkpoint changes.
+  // `store` outlives the object and the files that Open returns.
+  ObjectCheckpoints(store::ObjectStore* store, uint64_t epoch,
+                    std::function<absl::Status()> check_owner)
+      : store_(*store), epoch_(epoch), check_owner_(std::move(check_owner)) {}
+
+  absl::Status Write(const CheckpointName& name, const DurableFolder& folder,
+                     uint64_t bytes, bool overwrite) override;
+  absl::StatusOr<DurableFolder> Read(const CheckpointName& name) const override;
+  absl::StatusOr<OpenedFolder> Open(const CheckpointName& name) const override;
+  absl::StatusOr<nlohmann::json> ReadFields(
+      const CheckpointName& name) const override;
+  absl::Status ReplaceFields(const CheckpointName& name,
+                             const nlohmann::json& fields) override;
+  absl::Status Remove(const CheckpointName& name) override;
+  std::vector<absl::StatusOr<nlohmann::json>> ReadFieldsOf(
+      const std::vector<CheckpointName>& names) const override;
+  absl::StatusOr<std::vector<ListedCheckpoint>> List(
+      const std::string& adapter_id, bool is_prefix) const override;
+
+ private:
+  struct Stored {
+    FolderManifest manifest;
+    std::string etag;  // Empty: there is no such checkpoint.
+  };
+
+  absl::Status WriteObjects(const CheckpointName& name,
+                            const DurableFolder& folder, bool overwrite);
+  // Errors: NOT_FOUND, DATA_LOSS.
+  absl::StatusOr<Stored> ReadManifest(const CheckpointName& name) const;
+  // Writes a manifest in place of `before`. Errors: ALREADY_EXISTS if there is
+  // one, and should not be; ABORTED if another process has changed it.
+  absl::Status WriteManifest(const CheckpointName& name,
+                             const FolderManifest& manifest,
+                             const Stored& before);
+  absl::StatusOr<FileSource> OpenFile(
+      const CheckpointName& name, const FolderManifest& manifest,
+      const FolderManifest::File& file, uint64_t piece_bytes,
+      const std::function<void(std::string)>& use) const;
+  // What stays is only room: no manifest names it.
+  void RemoveFiles(const CheckpointName& name, const FolderManifest& manifest);
+
+  store::ObjectStore& store_;
+  const uint64_t epoch_;
+  const std::function<absl::Status()> check_owner_;
+  uint64_t num_places_ = 0;
+};
+
+}  // namespace weft::checkpoint
+
+#endif  // WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
