@@ -52,12 +52,12 @@ void Put(const at::Tensor& values, T padding, int64_t count, std::byte* to) {
   std::fill_n(end, count - values.numel(), padding);
 }
 
-// Returns whether the plan is a decode step that scores nothing and draws from
-// the logits of all rows, in their order.
+// Returns whether the plan is a decode step that scores nothing, is given no
+// experts, and draws from the logits of all rows, in their order.
 bool DrawsFromAllRows(const CachePlan& plan) {
   const int64_t num_rows = plan.batch.tokens_T.size(0);
   if (!plan.kv.decode || num_rows == 0 || !plan.score_rows.empty() ||
-      plan.draws.empty() ||
+      plan.draws.empty() || plan.batch.experts_TE.defined() ||
       plan.logit_rows.size() != static_cast<size_t>(num_rows)) {
     return false;
   }
@@ -245,7 +245,7 @@ std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder) {
     const bool has_kernels =
         decoder.dtype() == at::kBFloat16 || decoder.dtype() == at::kFloat;
     if (decoder.device().is_cuda() && decoder.tensor_group() == nullptr &&
-        has_kernels) {
+        has_kernels && decoder.DecodesWithoutHost()) {
       return MakeCudaStepDevice(decoder.device());
     }
   }

@@ -54,10 +54,10 @@ struct DecodeShape {
 
 // Returns the shape in which the plan runs, or none if the plan cannot be
 // captured. A plan can be captured if it is a decode step of at most `max_rows`
-// rows. It must score nothing, draw tokens, and want the logits of all rows in
-// their order. If the plan has adapters, the device must be CUDA, the rows and
-// the adapters must be bf16, and only the layers may have LoRA. A page has
-// `page_tokens` tokens.
+// rows. It must score nothing, draw tokens, want the logits of all rows in
+// their order, and leave the experts to the router. If the plan has adapters,
+// the device must be CUDA, the rows and the adapters must be bf16, and only the
+// layers may have LoRA. A page has `page_tokens` tokens.
 std::optional<DecodeShape> ShapeOf(const CachePlan& plan,
                                    const model::Decoder& decoder,
                                    int64_t max_rows, int64_t page_tokens);
@@ -138,8 +138,8 @@ class StepDevice {
 };
 
 // Returns null if graphs are not available: in a build without CUDA, on a CPU,
-// if several ranks share every layer, or if the decoder's type is neither bf16
-// nor f32.
+// if several ranks share every layer, if the decoder's type is neither bf16 nor
+// f32, or if the host sorts rows by expert (Decoder::DecodesWithoutHost).
 std::unique_ptr<StepDevice> MakeStepDevice(const model::Decoder& decoder);
 // Makes the device for CUDA. Only a build with CUDA defines it.
 std::unique_ptr<StepDevice> MakeCudaStepDevice(at::Device device);

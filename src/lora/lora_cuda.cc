@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/lora/lora_expert_rows.h"
 #include "kernels/cuda/lora/lora_few_rows.h"
 #include "kernels/cuda/lora/lora_gradient.h"
 #include "kernels/cuda/lora/lora_product.h"
@@ -48,9 +50,22 @@ bool SameLayout(const AdapterLayout& a, const AdapterLayout& b) {
          x.target_modules == y.target_modules && x.overrides == y.overrides;
 }
 
+// In addition, each layer of experts has the slots of expert 0, for gate and up
+// and then for down, and a slot whose offset is the distance between the
+// matrices of one expert and those of the next.
+constexpr int64_t kExpertDistance = 2 * kSlotsPerSite;
+constexpr int64_t kExpertSlots = kExpertDistance + 1;
+
+// Returns the first slot of the experts of a layer.
+int64_t FirstExpertSlot(const model_config::ModelShape& shape, int layer) {
+  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite +
+         shape.experts.LayersBefore(layer) * kExpertSlots;
+}
+
 // Returns the number of slots for all linear layers of a model and its head.
 int64_t NumSlots(const model_config::ModelShape& shape) {
-  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite;
+  return (shape.num_layers * kGroupsPerLayer + 1) * kSlotsPerSite +
+         shape.experts.num_layers() * kExpertSlots;
 }
 
 // Returns the first slot of a site.
@@ -116,6 +131,34 @@ void ForSites(const model_config::ModelShape& shape, Visit visit) {
   visit(LoraSite{shape.num_layers, ProjectionGroup::kLmHead});
 }
 
+// Calls visit(layer) for every layer of experts.
+template <typename Visit>
+void ForExpertLayers(const model_config::ModelShape& shape, Visit visit) {
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    if (shape.experts.InLayer(layer)) visit(layer);
+  }
+}
+
+// Sets the slots of a layer's experts. If the rank lacks the first experts,
+// leaves the slots unchanged, because no decode pass uses them then.
+void SetExpertSlots(const AdapterLayout& layout,
+                    const model_config::ModelShape& shape, int layer,
+                    std::vector<k::LoraMatrix>& slots) {
+  const int64_t first = FirstExpertSlot(shape, layer);
+  int64_t slot = first;
+  for (const ProjectionGroup group :
+       {ProjectionGroup::kGateUp, ProjectionGroup::kDown}) {
+    const GroupLayout& zero = layout.group(layer, group, /*expert=*/0);
+    SetSlots(zero, group, slot, /*start=*/0, slots);
+    slot += kSlotsPerSite;
+    if (shape.experts.count == 1 || zero.factors.empty()) continue;
+    const GroupLayout& one = layout.group(layer, group, /*expert=*/1);
+    if (one.factors.empty()) continue;
+    slots[first + kExpertDistance].offset =
+        one.factors.front().a_offset - zero.factors.front().a_offset;
+  }
+}
+
 // Returns the contents of all slots for an adapter's layout.
 std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
                                    const model_config::ModelShape& shape) {
@@ -124,6 +167,8 @@ std::vector<k::LoraMatrix> SlotsOf(const AdapterLayout& layout,
     SetSlots(layout.group(site.layer, site.group, site.expert), site.group,
              FirstSlot(shape, site), /*start=*/0, slots);
   });
+  ForExpertLayers(
+      shape, [&](int layer) { SetExpertSlots(layout, shape, layer, slots); });
   return slots;
 }
 
@@ -153,14 +198,21 @@ void AddDecodeRows(const LoraRouting& routing, LayoutList* layouts,
 std::vector<int32_t> LargestRanks(const model_config::ModelShape& shape,
                                   int64_t rank) {
   std::vector<int32_t> ranks(static_cast<size_t>(NumSlots(shape)));
-  ForSites(shape, [&](const LoraSite& site) {
-    if (site.group == ProjectionGroup::kLmHead) return;
-    const int64_t first = FirstSlot(shape, site);
-    const auto num_modules = static_cast<int64_t>(ModulesOf(site.group).size());
+  const auto set = [&](int64_t first, ProjectionGroup group) {
+    const auto num_modules = static_cast<int64_t>(ModulesOf(group).size());
     ranks[first] = static_cast<int32_t>(num_modules * rank);
     for (int64_t i = 1; i <= num_modules; ++i) {
       ranks[first + i] = static_cast<int32_t>(rank);
     }
+  };
+  ForSites(shape, [&](const LoraSite& site) {
+    if (site.group == ProjectionGroup::kLmHead) return;
+    set(FirstSlot(shape, site), site.group);
+  });
+  ForExpertLayers(shape, [&](int layer) {
+    const int64_t first = FirstExpertSlot(shape, layer);
+    set(first, ProjectionGroup::kGateUp);
+    set(first + kSlotsPerSite, ProjectionGroup::kDown);
   });
   return ranks;
 }
@@ -313,6 +365,7 @@ RoutingTable::RoutingTable(const LoraRouting& routing,
                            const model_config::ModelShape& shape,
                            at::Device device, bool decode)
     : RoutingTable(shape, routing.empty() ? 0 : routing.back().end) {
+  is_decode_ = decode;
   k::LoraTableBuilder builder(NumSlots(shape));
   LayoutList layouts;
   if (decode) AddDecodeRows(routing, &layouts, &builder);
@@ -389,6 +442,46 @@ unsigned* RoutingTable::Counters() const {
                              : nullptr;
 }
 
+std::shared_ptr<const RoutingTable> RoutingTable::OfExperts(
+    int layer, const at::Tensor& experts_TK, const at::Tensor& pairs_N,
+    CUstream_st* stream) const {
+  TORCH_CHECK(is_decode_, "the table of a decode pass alone serves experts");
+  const model_config::ModelShape one = OneExpertLayer(shape_);
+  const int64_t num_rows = pairs_N.size(0);
+  const std::shared_ptr<RoutingTable> table(new RoutingTable(one, num_rows));
+  // The layer's slots are in the places of those of the one-layer model.
+  const int64_t first = FirstExpertSlot(shape_, layer);
+  const int64_t place = FirstSlot(one, {.group = ProjectionGroup::kGateUp});
+  std::copy_n(max_ranks_.begin() + first, kExpertDistance,
+              table->max_ranks_.begin() + place);
+  // The last of these entries has the memory of their number.
+  table->bytes_ = at::empty({(num_rows + 1) * int64_t{sizeof(k::LoraFewRows)}},
+                            experts_TK.options().dtype(at::kByte));
+  auto* few =
+      reinterpret_cast<k::LoraFewRows*>(table->bytes_.mutable_data_ptr());
+  auto* num_few = reinterpret_cast<int64_t*>(few + num_rows);
+  Check(
+      k::FindLoraExpertRows({.batch = table_,
+                             .slot_of_gate_up = first,
+                             .slot_of_down = first + kSlotsPerSite,
+                             .slot_of_distance = first + kExpertDistance,
+                             .experts_TK = experts_TK.const_data_ptr<int64_t>(),
+                             .pairs_N = pairs_N.const_data_ptr<int64_t>(),
+                             .num_rows = num_rows,
+                             .per_token = experts_TK.size(1),
+                             .few = few,
+                             .num_few = num_few},
+                            stream),
+      "adapters of the experts' rows");
+  table->table_ = {.matrices = table_.matrices + first - place,
+                   .num_slots = table_.num_slots,
+                   .few = few,
+                   .num_few = num_few,
+                   .max_few = num_rows,
+                   .max_few_rows = num_rows};
+  return table;
+}
+
 DecodeTable::DecodeTable(const DecodeCapacity& capacity,
                          const model_config::ModelShape& shape)
     : RoutingTable(shape, capacity.rows),
@@ -396,6 +489,7 @@ DecodeTable::DecodeTable(const DecodeCapacity& capacity,
       layout_({.num_slots = NumSlots(shape),
                .max_layouts = capacity.layouts,
                .max_rows = capacity.rows}) {
+  is_decode_ = true;
   max_ranks_ = LargestRanks(shape, capacity.rank);
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -35,9 +36,10 @@ bool TakesSegments(const LoraRouting& routing, at::ScalarType dtype,
 
 // A routing in the device's memory. For each segment it has the rows, the
 // address of the weights, and for a backward pass the address of the gradient.
-// One upload serves all layers of a pass, with the shared experts, but without
-// the others (ExpertTable). The weights and gradients outlive the table. Only
-// one pass at a time may use the table.
+// One upload serves all layers of a pass, with the shared experts. For the
+// other experts it serves decode passes alone (OfExperts, ExpertTable). The
+// weights and gradients outlive the table. Only one pass at a time may use the
+// table.
 class RoutingTable {
  public:
   // Queues the upload on the current stream and does not wait. `gradients` and
@@ -60,6 +62,20 @@ class RoutingTable {
   kernels::cuda::LoraProduct ProductsOfA(const LoraSite& site) const;
   kernels::cuda::LoraProduct ProductsOfB(const LoraSite& site) const;
 
+  // Returns whether the kernels for few rows compute all rows, as in a decode
+  // pass.
+  bool is_decode() const { return is_decode_; }
+  // Returns the table of a layer's experts, for rows that the device sorted by
+  // expert. Like an ExpertTable, it describes a one-layer model whose MLP is
+  // one expert. Queues the launch that finds the rows' adapters on `stream`.
+  // This launch and those of the result depend only on the number of rows and
+  // on the capacity of this table. This table outlives the result.
+  // REQUIRES: is_decode().
+  std::shared_ptr<const RoutingTable> OfExperts(int layer,
+                                                const at::Tensor& experts_TK,
+                                                const at::Tensor& pairs_N,
+                                                CUstream_st* stream) const;
+
  protected:
   // Makes a table without layouts and segments. Leaves `bytes_`, `counters_`
   // and `table_` empty.
@@ -80,6 +96,7 @@ class RoutingTable {
   model_config::ModelShape shared_shape_;  // That of the shared expert.
   std::vector<int32_t> max_ranks_;         // The largest rank of each slot.
   int64_t end_row_;
+  bool is_decode_ = false;
   at::Tensor bytes_;
   // Counters for the kernels (LoraCounters in lora_product.h). Launches use
   // them one after another. A DecodeTable has none.

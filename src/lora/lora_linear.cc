@@ -173,6 +173,25 @@ RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
   return nullptr;
 }
 
+bool FindsExpertRows(const LoraPass& pass) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (pass.table != nullptr) return pass.table->is_decode();
+  }
+  return pass.routing.empty();
+}
+
+RoutingTablePtr FindExpertRows(const LoraPass& pass, int layer,
+                               const at::Tensor& experts_TK,
+                               const at::Tensor& pairs_N) {
+  if constexpr (ops::kHasCudaKernels) {
+    if (pass.table != nullptr) {
+      return pass.table->OfExperts(layer, experts_TK, pairs_N,
+                                   ops::cuda::CurrentStream());
+    }
+  }
+  return nullptr;
+}
+
 int64_t GradientWorkspaceBytes(int64_t num_rows,
                                const model_config::ModelShape& shape,
                                int64_t rank) {

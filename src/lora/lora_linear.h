@@ -97,6 +97,26 @@ RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
                                 const model_config::ModelShape& shape,
                                 at::ScalarType dtype, at::Device device);
 
+// The arguments that are the same for all linear layers of a pass.
+struct LoraPass {
+  const LoraRouting& routing;
+  const model_config::ModelShape& shape;
+  // Null on a CPU. If the table is null on CUDA, at::mm computes one segment
+  // after another.
+  const cuda::RoutingTable* table = nullptr;
+};
+
+// Returns whether the device finds the adapters of rows that it sorted by
+// expert: if the pass has no adapters, or has the table of a decode pass.
+bool FindsExpertRows(const LoraPass& pass);
+// Like MakeExpertTable, but for rows in an order that the host does not know.
+// Queues a launch that finds the adapters of the rows. Returns null if the pass
+// has no adapters. REQUIRES: FindsExpertRows(pass).
+// Shapes:  experts_TK [T, K], pairs_N as in ExpertRows of model/router.h.
+RoutingTablePtr FindExpertRows(const LoraPass& pass, int layer,
+                               const at::Tensor& experts_TK,
+                               const at::Tensor& pairs_N);
+
 // Returns an upper bound, in bytes, of the workspace that the gradient of any A
 // or B of a layer needs if the pass has a table. The workspace holds partial
 // sums over rows. The bound holds for any split of `num_rows` rows among
@@ -107,15 +127,6 @@ RoutingTablePtr MakeExpertTable(const ExpertRouting& routing, int layer,
 int64_t GradientWorkspaceBytes(int64_t num_rows,
                                const model_config::ModelShape& shape,
                                int64_t rank);
-
-// The arguments that are the same for all linear layers of a pass.
-struct LoraPass {
-  const LoraRouting& routing;
-  const model_config::ModelShape& shape;
-  // Null on a CPU. If the table is null on CUDA, at::mm computes one segment
-  // after another.
-  const cuda::RoutingTable* table = nullptr;
-};
 
 // x A^T, which the backward pass needs; in f32 on a CPU, times each factor's
 // scale. Without a table, there is one tensor [rows, R] for each segment. A

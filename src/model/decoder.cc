@@ -13,6 +13,7 @@
 #include "src/model/layer.h"
 #include "src/model/packed_batch.h"
 #include "src/model_config/model_shard.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/int8_weight.h"
 #include "src/ops/rms_norm.h"
@@ -65,6 +66,13 @@ void KeepExperts(const at::Tensor& experts_TK, int layer,
   if (experts_PSE.is_cpu() && experts_TK.is_contiguous() &&
       kv.slots_T.is_contiguous()) {
     return KeepRowsCpu(experts_TK, kv.slots_T, column, experts_PSE);
+  }
+  if constexpr (ops::kHasCudaKernels) {
+    // Rows that fill up a CUDA graph have negative slots.
+    if (experts_PSE.is_cuda()) {
+      return ops::cuda::KeepExperts(experts_TK, kv.slots_T, column,
+                                    experts_PSE.flatten(0, 1));
+    }
   }
   experts_PSE.flatten(0, 1)
       .narrow(-1, column, experts.per_token)
@@ -214,6 +222,19 @@ at::Tensor Decoder::ForwardLayers(Mode mode, const PackedBatch& batch,
     }
   }
   return stream.x_TH;
+}
+
+bool Decoder::DecodesWithoutHost() const {
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    if (!shape_.experts.InLayer(layer)) continue;
+    if (!SortsOnDevice({.layer = layer,
+                        .weights = weights_.layers[layer].experts,
+                        .config = local_config_,
+                        .shape = shape_})) {
+      return false;
+    }
+  }
+  return true;
 }
 
 Layer Decoder::LayerAt(int index) const {

@@ -53,6 +53,9 @@ class Decoder {
   // (ops/matmul.h).
   at::ScalarType dtype() const { return dtype_; }
   at::Device device() const;
+  // Returns whether a decode pass queues all its work without a result from the
+  // device: in every layer of experts, SortsOnDevice.
+  bool DecodesWithoutHost() const;
 
   // In all methods below, the adapters, the cache and the tape are this rank's
   // parts.

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/lora/lora_cpu.h"
+#include "src/model/few_row_experts.h"
 #include "src/ops/cpu_dispatch.h"
 #include "src/ops/gated_product.h"
 #include "src/ops/grouped_matmul.h"
@@ -24,143 +24,6 @@ namespace {
 
 using lora::LoraSite;
 using lora::ProjectionGroup;
-
-// Computes experts that have few rows each, as in decoding, on a CPU. The
-// kernels run on raw memory, because making tensors for every expert would take
-// much time compared to reading the expert's weights.
-//
-// Legend: as in experts.h; N rows of all experts, n of one.
-class FewRowExperts {
- public:
-  // Returns whether the class supports these rows: f32 arithmetic on a CPU,
-  // with at most 32 rows for every expert.
-  static bool Take(const ExpertLayer& layer, const at::Tensor& x_NH,
-                   const ExpertRows& rows);
-
-  // The arguments outlive the object.
-  // Shapes:  x_NH and y_NH [N, H] contiguous, weights_TK as in Routing.
-  FewRowExperts(const ExpertLayer& layer, const ExpertRows& rows,
-                const at::Tensor& weights_TK, const at::Tensor& x_NH,
-                const at::Tensor& y_NH);
-
-  // Writes the part's rows of y: the output of the part's expert, multiplied by
-  // the router's weights. Threads: any, for distinct parts.
-  void Run(const ExpertPart& part) const;
-
- private:
-  void GateUp(const ExpertPart& part, float* gate_up_n2F) const;
-  void Activate(const ExpertPart& part, const float* gate_up_n2F,
-                float* activated_nF) const;
-  void Down(const ExpertPart& part, const float* activated_nF) const;
-
-  const ExpertLayer& layer_;
-  const model_config::ModelShape shape_;  // The shape of one expert.
-  const ops::GatedRow gated_row_;
-  // For each part: gate_up_n2F, then activated_nF.
-  const at::Tensor scratch_N3F_;
-  const int64_t* pairs_;
-  const float* weights_;
-  const float* x_;
-  float* y_;
-};
-
-int64_t NumRows(const ExpertPart& part) { return part.end - part.begin; }
-
-const float* BiasOf(const at::Tensor& bias, int64_t first) {
-  return bias.defined() ? bias.const_data_ptr<float>() + first : nullptr;
-}
-
-bool FewRowExperts::Take(const ExpertLayer& layer, const at::Tensor& x_NH,
-                         const ExpertRows& rows) {
-  return ops::HasCpuKernel(x_NH) &&
-         !ops::IsBf16Product(x_NH, layer.weights.gate_up_GH) &&
-         std::ranges::all_of(rows.parts, [](const ExpertPart& part) {
-           return NumRows(part) <= kernels::cpu::kFewRows;
-         });
-}
-
-FewRowExperts::FewRowExperts(const ExpertLayer& layer, const ExpertRows& rows,
-                             const at::Tensor& weights_TK,
-                             const at::Tensor& x_NH, const at::Tensor& y_NH)
-    : layer_(layer),
-      shape_(layer.shape.OfExpert(/*expert=*/0)),
-      gated_row_(ops::GatedRowOf(layer.config.activation)),
-      scratch_N3F_(at::empty({x_NH.size(0), 3 * shape_.ffn}, x_NH.options())),
-      pairs_(rows.pairs_N.const_data_ptr<int64_t>()),
-      weights_(weights_TK.const_data_ptr<float>()),
-      x_(x_NH.const_data_ptr<float>()),
-      y_(y_NH.mutable_data_ptr<float>()) {}
-
-void FewRowExperts::Run(const ExpertPart& part) const {
-  float* gate_up_n2F =
-      scratch_N3F_.mutable_data_ptr<float>() + part.begin * 3 * shape_.ffn;
-  float* activated_nF = gate_up_n2F + NumRows(part) * 2 * shape_.ffn;
-  GateUp(part, gate_up_n2F);
-  Activate(part, gate_up_n2F, activated_nF);
-  Down(part, activated_nF);
-}
-
-void FewRowExperts::GateUp(const ExpertPart& part, float* gate_up_n2F) const {
-  const ExpertWeights& w = layer_.weights;
-  const int64_t wide = 2 * shape_.ffn;
-  const int64_t first = (part.expert - layer_.shape.experts.own.begin) * wide;
-  const float* x_nH = x_ + part.begin * shape_.hidden;
-  ops::RunRowProduct({.x_BI = x_nH,
-                      .x_stride = shape_.hidden,
-                      .num_rows = NumRows(part),
-                      .num_inputs = shape_.hidden,
-                      .weight_stride = w.gate_up_GH.stride(0),
-                      .bias_O = BiasOf(w.gate_up_bias_G, first),
-                      .y_BO = gate_up_n2F,
-                      .y_stride = wide,
-                      .end = wide},
-                     w.gate_up_GH, first);
-  lora::cpu::Add(x_nH, part.routing,
-                 {.layer = layer_.layer,
-                  .group = ProjectionGroup::kGateUp,
-                  .expert = part.expert},
-                 shape_, {gate_up_n2F, wide});
-}
-
-void FewRowExperts::Activate(const ExpertPart& part, const float* gate_up_n2F,
-                             float* activated_nF) const {
-  const int64_t ffn = shape_.ffn;
-  for (int64_t row = 0; row < NumRows(part); ++row) {
-    const float* gate = gate_up_n2F + row * 2 * ffn;
-    float* activated = activated_nF + row * ffn;
-    gated_row_(gate, gate + ffn, ffn, activated);
-    const float weight = weights_[pairs_[part.begin + row]];
-    for (int64_t i = 0; i < ffn; ++i) activated[i] *= weight;
-  }
-}
-
-void FewRowExperts::Down(const ExpertPart& part,
-                         const float* activated_nF) const {
-  const ExpertWeights& w = layer_.weights;
-  const int64_t hidden = shape_.hidden;
-  const int64_t first = (part.expert - layer_.shape.experts.own.begin) * hidden;
-  float* y_nH = y_ + part.begin * hidden;
-  ops::RunRowProduct({.x_BI = activated_nF,
-                      .x_stride = shape_.ffn,
-                      .num_rows = NumRows(part),
-                      .num_inputs = shape_.ffn,
-                      .weight_stride = w.down_DF.stride(0),
-                      .y_BO = y_nH,
-                      .y_stride = hidden,
-                      .end = hidden},
-                     w.down_DF, first);
-  lora::cpu::Add(activated_nF, part.routing,
-                 {.layer = layer_.layer,
-                  .group = ProjectionGroup::kDown,
-                  .expert = part.expert},
-                 shape_, {y_nH, hidden});
-  const float* bias_H = BiasOf(w.down_bias_D, first);
-  if (bias_H == nullptr) return;
-  const auto weight = [&](int64_t row) {
-    return weights_[pairs_[part.begin + row]];
-  };
-  ops::AddScaledRow(bias_H, weight, NumRows(part), hidden, y_nH);
-}
 
 // What a pass through all experts at once needs besides the rows.
 //
@@ -266,6 +129,15 @@ std::vector<int64_t> EndsOf(const ExpertRows& rows,
 const lora::LoraRouting& NoSegments() {
   static const lora::LoraRouting kNone;
   return kNone;
+}
+
+// Returns all experts for rows that are sorted on the device.
+AllExperts SortedOnDevice(const ExpertLayer& layer, const lora::LoraPass& pass,
+                          const ExpertTape& tape) {
+  const ExpertRows& rows = tape.rows;
+  return {.groups = ops::RowGroups(rows.ends_E, rows.pairs_N.size(0)),
+          .table = lora::FindExpertRows(pass, layer.layer,
+                                        tape.routing.experts_TK, rows.pairs_N)};
 }
 
 // Returns nullopt if each expert must be computed by itself: if `x` is not bf16
@@ -392,7 +264,7 @@ void ExpertMlp::AddDownBias(const at::Tensor& weight_n1,
     const float* const weights = weight_n1.const_data_ptr<float>();
     const int64_t stride = weight_n1.stride(0);
     return ops::AddScaledRow(
-        BiasOf(down_bias_PH_, 0),
+        down_bias_PH_.const_data_ptr<float>(),
         [&](int64_t r) { return weights[r * stride]; }, y_nH.size(0),
         y_nH.size(1), y_nH.mutable_data_ptr<float>());
   }
@@ -483,13 +355,16 @@ ExpertMlp SharedMlp(const ExpertLayer& layer, const lora::LoraPass& pass) {
 }
 
 // Sets tape.routing, tape.rows and, if there is a shared expert,
-// tape.shared_weight_T1. The argument `routing` has the batch's segments.
+// tape.shared_weight_T1. The argument `routing` has the batch's segments. The
+// rows are sorted on the host, or on the device if `on_device` is true.
 void Dispatch(const ExpertLayer& layer, const at::Tensor& x_TH,
-              const lora::LoraRouting& routing, Routing experts,
+              const lora::LoraRouting& routing, Routing experts, bool on_device,
               ExpertTape& tape) {
   tape.routing = std::move(experts);
-  tape.rows =
-      SortByExpert(tape.routing.experts_TK, layer.shape.experts, routing);
+  const at::Tensor& experts_TK = tape.routing.experts_TK;
+  tape.rows = on_device
+                  ? SortOnDevice(experts_TK, layer.shape.experts.count)
+                  : SortByExpert(experts_TK, layer.shape.experts, routing);
   if (!HasShared(layer)) return;
   tape.shared_weight_T1 = SharedWeight(x_TH, layer.weights.shared_gate_1H);
 }
@@ -505,10 +380,14 @@ at::Tensor WithAbsent(const ExpertRows& rows, at::Tensor results) {
 // Like ResultsOf, appends a zero result if tokens have experts of other ranks.
 // Fills tape.parts if `keeps` is true.
 at::Tensor RowOutputs(const ExpertLayer& layer, const at::Tensor& x_TH,
-                      ExpertTape& tape, bool keeps) {
+                      const lora::LoraPass& pass, ExpertTape& tape,
+                      bool keeps) {
   const ExpertRows& rows = tape.rows;
   const at::Tensor x_NH = GatherRows(x_TH, rows.tokens_N);
-  if (const auto all = AllAtOnce(layer, x_NH, rows, /*gradients=*/{})) {
+  const std::optional<AllExperts> all =
+      rows.ends_E.defined() ? SortedOnDevice(layer, pass, tape)
+                            : AllAtOnce(layer, x_NH, rows, /*gradients=*/{});
+  if (all) {
     if (keeps) tape.parts.resize(1);
     return WithAbsent(rows, ExpertMlp(layer, *all)
                                 .Forward(x_NH, WeightsOf(tape.routing, rows),
@@ -595,16 +474,27 @@ ExpertMlp::InputGradients RowGradients(const ExpertLayer& layer,
 
 }  // namespace
 
+bool SortsOnDevice(const ExpertLayer& layer) {
+  const model_config::ExpertShape& experts = layer.shape.experts;
+  return experts.num_own() == experts.count &&
+         ops::TakesGroupedProduct(layer.weights.gate_up_GH, experts.count) &&
+         ops::TakesGroupedProduct(layer.weights.down_DF, experts.count);
+}
+
 at::Tensor ForwardExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
                           const lora::LoraPass& pass, at::Tensor& experts_TK,
                           ExpertTape* tape) {
   ExpertTape passing;
   ExpertTape& own = tape != nullptr ? *tape : passing;
+  // Only the sort on the host checks the experts that a caller gives.
+  const bool on_device = tape == nullptr && !experts_TK.defined() &&
+                         SortsOnDevice(layer) && lora::FindsExpertRows(pass);
   Dispatch(layer, x_TH, pass.routing,
-           Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK), own);
+           Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK),
+           on_device, own);
   experts_TK = own.routing.experts_TK;
-  at::Tensor y_TH = SumOfRows(RowOutputs(layer, x_TH, own, tape != nullptr),
-                              own.rows.places_TK);
+  at::Tensor y_TH = SumOfRows(
+      RowOutputs(layer, x_TH, pass, own, tape != nullptr), own.rows.places_TK);
   if (HasShared(layer)) {
     y_TH.add_(SharedMlp(layer, pass)
                   .Forward(x_TH, own.shared_weight_T1,
@@ -619,7 +509,7 @@ void RecomputeExperts(const ExpertLayer& layer, const at::Tensor& x_TH,
   Dispatch(layer, x_TH, pass.routing,
            Route(x_TH, RouterOf(layer), layer.config.moe, experts_TK,
                  /*all_given=*/true),
-           tape);
+           /*on_device=*/false, tape);
   RecomputeRows(layer, x_TH, tape);
   if (HasShared(layer)) {
     SharedMlp(layer, pass).Recompute(x_TH, tape.shared_weight_T1, tape.shared);

@@ -13,6 +13,10 @@
 // dtypes one expert follows another. The shared expert's LoRA uses the table of
 // the pass, because the expert has the rows of the batch.
 //
+// If grouped products compute the experts, the device sorts the rows of a
+// decode pass by expert (SortsOnDevice). Then the host does not wait, and a
+// CUDA graph can record the pass.
+//
 // Legend: T tokens, H hidden, F features of an expert, S of the shared expert,
 // E experts, K experts per token, P experts that the rank has, n rows of an
 // expert, G = 2 P F, D = P H.
@@ -71,6 +75,13 @@ struct ExpertTape {
   PartTape shared;
   at::Tensor shared_weight_T1;
 };
+
+// Returns whether the device can sort the layer's rows by expert while the host
+// goes on: if grouped products compute the layer (ops::TakesGroupedProduct),
+// and the rank has all experts. ForwardExperts does so if it gets no tape and
+// no experts, and the device finds the adapters of the rows
+// (lora::FindsExpertRows), as in decode passes.
+bool SortsOnDevice(const ExpertLayer& layer);
 
 // Returns y [T, H]. With several ranks, it is this rank's part of a sum over
 // ranks. On entry, `experts_TK` is undefined or gives experts, as `given_TK` of

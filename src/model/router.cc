@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "kernels/cpu/kernels.h"
 #include "src/ops/cpu_dispatch.h"
+#include "src/ops/cuda_dispatch.h"
 #include "src/ops/host_copy.h"
 #include "src/ops/matmul.h"
 #include "src/ops/pointwise.h"
@@ -356,6 +358,18 @@ ExpertRows SortByExpert(const at::Tensor& experts_TK,
              RoutingOf(tokens + begins[i], tokens + begins[i + 1], routing)});
   }
   return rows;
+}
+
+ExpertRows SortOnDevice(const at::Tensor& experts_TK, int64_t num_experts) {
+  if constexpr (ops::kHasCudaKernels) {
+    ops::cuda::ExpertOrder order =
+        ops::cuda::SortByExpert(experts_TK, num_experts);
+    return {.tokens_N = std::move(order.tokens_N),
+            .pairs_N = std::move(order.pairs_N),
+            .places_TK = std::move(order.places_TK),
+            .ends_E = std::move(order.ends_E)};
+  }
+  TORCH_CHECK(false, "a build without CUDA has no sort on a device");
 }
 
 at::Tensor GatherRows(const at::Tensor& x_TH, const at::Tensor& tokens_N) {

@@ -2,7 +2,7 @@
 // computes a routing weight for each chosen expert. The router is frozen, but
 // gradients pass through the routing weights to the router's input.
 //
-// SortByExpert sorts the rows of a batch by the chosen experts.
+// SortByExpert and SortOnDevice sort the rows of a batch by the chosen experts.
 //
 // Legend: T tokens, H hidden, E experts, K experts per token, N rows.
 #ifndef WEFT_SRC_MODEL_ROUTER_H_
@@ -91,6 +91,9 @@ struct ExpertRows {
   at::Tensor places_TK;           // i64
   bool has_absent = false;        // True if an entry of places_TK is N.
   std::vector<ExpertPart> parts;  // The experts with rows, ascending.
+  // Where the rows of each expert end, i32 on the device. Only SortOnDevice
+  // sets it, and leaves `parts` empty, because the host does not know them.
+  at::Tensor ends_E;
 };
 
 // Sorts the rows on the host by counting, in O(T K + experts.count). Then finds
@@ -101,6 +104,11 @@ struct ExpertRows {
 ExpertRows SortByExpert(const at::Tensor& experts_TK,
                         const model_config::ExpertShape& experts,
                         const lora::LoraRouting& routing);
+
+// Sorts the rows on a CUDA device in one launch, and does not wait. The rows
+// are those of SortByExpert if the rank has all experts.
+// Shapes:  as for SortByExpert. Does not check the entries of experts_TK.
+ExpertRows SortOnDevice(const at::Tensor& experts_TK, int64_t num_experts);
 
 // Returns the rows [N, H] of x_TH that `tokens_N` names.
 // Shapes:  x_TH [T, H].   Errors:  throws c10::Error.

@@ -9,6 +9,7 @@
 #include "kernels/cpu/int8_rows.h"
 #include "kernels/cuda/adamw.h"
 #include "kernels/cuda/dtype.h"
+#include "kernels/cuda/expert_rows.h"
 #include "kernels/cuda/gated_product.h"
 #include "kernels/cuda/head_gradient.h"
 #include "kernels/cuda/int8_weight.h"
@@ -436,6 +437,48 @@ void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
        .y_MO = y_MO.mutable_data_ptr(),
        .y_stride = y_MO.stride(0)},
       CurrentStream()));
+}
+
+ExpertOrder SortByExpert(const at::Tensor& experts_TK, int64_t num_experts) {
+  TORCH_CHECK(experts_TK.is_cuda() && experts_TK.is_contiguous() &&
+                  experts_TK.scalar_type() == at::kLong,
+              "a sort by expert wants contiguous i64 on a CUDA device");
+  const int64_t num_rows = experts_TK.numel();
+  ExpertOrder order{
+      .tokens_N = at::empty({num_rows}, experts_TK.options()),
+      .pairs_N = at::empty({num_rows}, experts_TK.options()),
+      .places_TK = at::empty_like(experts_TK),
+      .ends_E = at::empty({num_experts}, experts_TK.options().dtype(at::kInt))};
+  C10_CUDA_CHECK(
+      k::SortByExpert({.experts_TK = experts_TK.const_data_ptr<int64_t>(),
+                       .num_rows = num_rows,
+                       .per_token = experts_TK.size(1),
+                       .num_experts = num_experts,
+                       .tokens_N = order.tokens_N.mutable_data_ptr<int64_t>(),
+                       .pairs_N = order.pairs_N.mutable_data_ptr<int64_t>(),
+                       .places_TK = order.places_TK.mutable_data_ptr<int64_t>(),
+                       .ends_E = order.ends_E.mutable_data_ptr<int32_t>()},
+                      CurrentStream()));
+  return order;
+}
+
+void KeepExperts(const at::Tensor& experts_TK, const at::Tensor& slots_T,
+                 int64_t column, const at::Tensor& experts_SW) {
+  const int64_t num_tokens = experts_TK.size(0);
+  const at::Tensor experts = experts_TK.contiguous();
+  TORCH_CHECK(experts_SW.is_cuda() && experts_SW.is_contiguous() &&
+                  column + experts.size(1) <= experts_SW.size(1) &&
+                  slots_T.is_contiguous() && slots_T.numel() == num_tokens,
+              "kept experts want a slot for each token, and contiguous slots");
+  C10_CUDA_CHECK(
+      k::KeepExperts({.experts_TK = experts.const_data_ptr<int64_t>(),
+                      .num_tokens = num_tokens,
+                      .per_token = experts.size(1),
+                      .slots_T = slots_T.const_data_ptr<int64_t>(),
+                      .experts_SW = experts_SW.mutable_data_ptr<int16_t>(),
+                      .width = experts_SW.size(1),
+                      .column = column},
+                     CurrentStream()));
 }
 
 void AdamW(const kernels::cpu::AdamWScalars& scalars,

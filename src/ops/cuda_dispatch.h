@@ -114,6 +114,17 @@ at::Tensor WidenInt8Rows(const at::Tensor& weight, int64_t begin, int64_t end,
 bool TakesInt8FewRows(const at::Tensor& x_MI, const at::Tensor& weight);
 void Int8FewRows(const at::Tensor& x_MI, const at::Tensor& weight,
                  const at::Tensor& bias_O, at::Tensor& y_MO);
+// Sorts the rows of tokens by expert, as SortByExpert of src/model/router.h
+// does. All tensors are contiguous i64, but ends_E is i32. The host need not
+// know the experts.
+struct ExpertOrder {
+  at::Tensor tokens_N, pairs_N, places_TK, ends_E;
+};
+ExpertOrder SortByExpert(const at::Tensor& experts_TK, int64_t num_experts);
+// Writes the experts of tokens [T, K] i64 to columns [column, column + K) of
+// their slots in experts_SW, i16. Skips tokens whose slot is negative.
+void KeepExperts(const at::Tensor& experts_TK, const at::Tensor& slots_T,
+                 int64_t column, const at::Tensor& experts_SW);
 // Makes one AdamW update (KernelTable::adamw). All tensors are [N] f32.
 void AdamW(const kernels::cpu::AdamWScalars& scalars,
            const at::Tensor& weights_N, const at::Tensor& gradient_N,

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "src/ops/cuda_dispatch.h"
@@ -19,10 +18,6 @@ constexpr uintptr_t kAlignment = 16;
 // group. It refuses 1024 or more groups.
 constexpr int64_t kMaxGroups = 1023;
 
-int64_t NumGroups(const RowGroups& groups) {
-  return static_cast<int64_t>(groups.ends.size());
-}
-
 bool IsAligned(const at::Tensor& matrix) {
   return matrix.scalar_type() == at::kBFloat16 && matrix.is_contiguous() &&
          matrix.size(1) % kVector == 0 &&
@@ -33,27 +28,24 @@ bool IsAligned(const at::Tensor& matrix) {
 // weights or with the transposed weights.
 bool TakesGroupedMm(const at::Tensor& rows, const at::Tensor& weights_GI,
                     const RowGroups& groups) {
-  if constexpr (kHasCudaKernels) {
-    const int64_t outputs = weights_GI.size(0) / NumGroups(groups);
-    return rows.is_cuda() && IsAligned(rows) && IsAligned(weights_GI) &&
-           outputs % kVector == 0 && NumGroups(groups) <= kMaxGroups &&
-           cuda::HasGroupedProduct();
-  }
-  return false;
+  return rows.is_cuda() && IsAligned(rows) &&
+         TakesGroupedProduct(weights_GI, groups.num_groups());
 }
 
 at::Tensor Stacked(const at::Tensor& weights_GI, const RowGroups& groups) {
-  return weights_GI.view({NumGroups(groups), -1, weights_GI.size(1)});
+  return weights_GI.view({groups.num_groups(), -1, weights_GI.size(1)});
 }
 
 // Returns product(rows, weight) of each group's rows and weight.
 template <typename Product>
 at::Tensor OneByOne(const at::Tensor& rows, const at::Tensor& weights_GI,
                     const RowGroups& groups, Product product) {
-  const int64_t outputs = weights_GI.size(0) / NumGroups(groups);
+  TORCH_CHECK(!groups.ends.empty(), "products one by one want ",
+              groups.num_groups(), " ends on the host, got none");
+  const int64_t outputs = weights_GI.size(0) / groups.num_groups();
   at::Tensor results;
   int64_t begin = 0;
-  for (int64_t group = 0; group < NumGroups(groups); ++group) {
+  for (int64_t group = 0; group < groups.num_groups(); ++group) {
     const int64_t count = groups.ends[group] - begin;
     if (count == 0) continue;
     const at::Tensor result =
@@ -72,17 +64,24 @@ at::Tensor OneByOne(const at::Tensor& rows, const at::Tensor& weights_GI,
 
 RowGroups::RowGroups(std::vector<int64_t> ends_of_groups, at::Device device)
     : ends(std::move(ends_of_groups)),
-      ends_P(ToDevice(ends, device, at::kInt)) {}
+      ends_P(ToDevice(ends, device, at::kInt)),
+      num_rows(ends.back()) {}
+
+RowGroups::RowGroups(at::Tensor ends_on_device, int64_t total)
+    : ends_P(std::move(ends_on_device)), num_rows(total) {}
 
 at::Tensor RowGroups::GroupOfRows() const {
-  std::vector<int64_t> group_of_row(ends.back());
-  int64_t begin = 0;
-  for (size_t group = 0; group < ends.size(); ++group) {
-    std::fill(group_of_row.begin() + begin, group_of_row.begin() + ends[group],
-              static_cast<int64_t>(group));
-    begin = ends[group];
+  return at::searchsorted(ends_P, at::arange(num_rows, ends_P.options()),
+                          /*out_int32=*/false, /*right=*/true);
+}
+
+bool TakesGroupedProduct(const at::Tensor& weights_GI, int64_t num_groups) {
+  if constexpr (kHasCudaKernels) {
+    return weights_GI.is_cuda() && IsAligned(weights_GI) &&
+           weights_GI.size(0) / num_groups % kVector == 0 &&
+           num_groups <= kMaxGroups && cuda::HasGroupedProduct();
   }
-  return ToDevice(group_of_row, ends_P.device());
+  return false;
 }
 
 at::Tensor GroupedLinear(const at::Tensor& x_NI, const at::Tensor& weights_GI,
@@ -96,7 +95,7 @@ at::Tensor GroupedLinear(const at::Tensor& x_NI, const at::Tensor& weights_GI,
                        return Linear(x, weight);
                      });
   if (bias_G.defined()) {
-    y_NO.add_(bias_G.view({NumGroups(groups), -1})
+    y_NO.add_(bias_G.view({groups.num_groups(), -1})
                   .index_select(0, groups.GroupOfRows()));
   }
   return y_NO;

@@ -17,14 +17,24 @@ struct RowGroups {
   // `device` is the device of the rows. Queues an upload of the ends to
   // `device` and does not wait.
   RowGroups(std::vector<int64_t> ends_of_groups, at::Device device);
+  // Groups of which only the device knows the ends, i32. The last end is
+  // `total`.
+  RowGroups(at::Tensor ends_on_device, int64_t total);
 
-  // Returns the group of each row, [N] i64 on the device of the rows. Queues
-  // an upload and does not wait.
+  int64_t num_groups() const { return ends_P.size(0); }
+  // Returns the group of each row, [N] i64 on the device of the rows. Does not
+  // wait.
   at::Tensor GroupOfRows() const;
 
-  std::vector<int64_t> ends;
+  std::vector<int64_t> ends;  // Empty if only the device knows them.
   at::Tensor ends_P;  // The same numbers, i32 on the device of the rows.
+  int64_t num_rows = 0;
 };
+
+// Returns whether LibTorch's grouped product multiplies rows in bf16 by these
+// stacked weights of `num_groups` groups. Then it does not matter whether the
+// host knows the ends.
+bool TakesGroupedProduct(const at::Tensor& weights_GI, int64_t num_groups);
 
 // In both functions, the weights of the groups are stacked: weights_GI is
 // [P O, I], as in Linear, and may be in 8 bits. There is at least one row.
@@ -32,7 +42,7 @@ struct RowGroups {
 // LibTorch's grouped product computes all groups in two launches. It needs a
 // device for which cuda::HasGroupedProduct() is true, rows and weights in bf16,
 // and multiples of 8 for I and O. Otherwise the products of matmul.h compute
-// one group after another.
+// one group after another, for which the host must know the ends.
 //
 // LibTorch's grouped product chooses between two kernels by the number of rows
 // and of groups. Neither kernel splits a sum over blocks, but they may add up a

@@ -2,6 +2,7 @@
 // of tests/support/host_device. A graph counts as one launch.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +16,7 @@
 #include "src/sampling/logit_edits.h"
 #include "tests/executor/decode_plan.h"
 #include "tests/model/device_decoder.h"
+#include "tests/model/int8_weights.h"
 #include "tests/model/tiny_hybrid.h"
 #include "tests/support/host_device/host_device.h"
 
@@ -161,6 +163,133 @@ TEST_F(DeviceDecodeTest, AGraphDrawsWhatLaunchesDraw) {
     by_graph.Push(drawn[2]->token);
     by_launches.Push(drawn[2]->token);
   }
+}
+
+// Makes a model on the device whose layers have experts and a shared one.
+model::Decoder MakeExperts(bool is_int8 = false) {
+  at::set_num_threads(1);
+  at::manual_seed(6);
+  model_config::ModelConfig config = WideConfig(/*num_layers=*/2);
+  config.moe.shape = {.count = 8,
+                      .per_token = 2,
+                      .ffn = 16,
+                      .shared_ffn = 24,
+                      .layers = {true, true}};
+  config.moe.normalizes_weights = true;
+  const model::DecoderWeights weights = TinyWeights(config, at::kBFloat16);
+  return {config,
+          WeightsTo(is_int8 ? weft::testing::Quantized(weights) : weights,
+                    at::TensorOptions(at::kBFloat16).device(at::kCUDA)),
+          config.max_positions};
+}
+
+// Runs iterations of a model with experts by graphs and by launches.
+class DeviceExpertsDecodeTest : public ::testing::Test {
+ protected:
+  DeviceExpertsDecodeTest()
+      : decoder_(MakeExperts()),
+        rank_(decoder_, loss::HeadOptions{}),
+        store_(FilledCache(decoder_)),
+        graph_store_(FilledCache(decoder_)),
+        graphs_(decoder_, rank_.head(), &graph_store_, kMaxRows,
+                MakeStepDevice(decoder_)) {
+    for (model::KvStore* store : {&store_, &graph_store_}) {
+      store->experts_PSE.fill_(-7);
+    }
+  }
+
+  lora::AdapterVersionPtr Version(const LoraConfig& lora) const {
+    auto version = std::make_shared<lora::AdapterVersion>(
+        *TinyVersion(decoder_.config(), lora, at::kBFloat16));
+    version->compute_N = version->compute_N.to(at::kCUDA);
+    return version;
+  }
+
+  CachePlan Plan(int64_t num_rows, int64_t salt) const {
+    return DecodePlan(num_rows, salt, decoder_.config());
+  }
+
+  // Runs the plan by a graph and by launches.
+  void ExpectSame(const CachePlan& plan) {
+    const CacheOutput output = rank_.Run(plan, &graph_store_, &graphs_);
+    ASSERT_TRUE(output.by_graph);
+    const CacheOutput expected = rank_.Run(plan, &store_);
+    ASSERT_THAT(output.drawn, SizeIs(expected.drawn.size()));
+    for (size_t row = 0; row < output.drawn.size(); ++row) {
+      EXPECT_EQ(output.drawn[row].value().token,
+                expected.drawn[row].value().token)
+          << row;
+      EXPECT_EQ(output.drawn[row]->logprob, expected.drawn[row]->logprob)
+          << row;
+    }
+    ExpectSameCache(store_, graph_store_);
+    EXPECT_TRUE(store_.experts_PSE.cpu().equal(graph_store_.experts_PSE.cpu()));
+  }
+
+  const c10::InferenceMode no_autograd_;
+  const model::Decoder decoder_;
+  const ModelRunner rank_;
+  model::KvStore store_, graph_store_;
+  DecodeGraphs graphs_;
+};
+
+// The last of four rows may be padding, which has experts, too.
+TEST_F(DeviceExpertsDecodeTest, AGraphHasTheBitsOfLaunches) {
+  for (int64_t salt = 0; salt < 5; ++salt) {
+    SCOPED_TRACE(salt);
+    ExpectSame(Plan(kRows, salt));
+    ExpectSame(Plan(kRows - 1, salt));
+  }
+  EXPECT_EQ(graphs_.stats().graphs, 1);
+}
+
+// The adapters of a graph's iterations differ in their rows, in their rank, and
+// in whether they have LoRA on experts at all.
+TEST_F(DeviceExpertsDecodeTest, AGraphServesAdaptersOfExperts) {
+  using enum TargetModule;
+  const std::vector<lora::AdapterVersionPtr> versions = {
+      Version({.rank = 8, .alpha = 16}),
+      Version({.rank = 4, .alpha = 8, .target_modules = {kQProj}}),
+      Version({.rank = 16, .alpha = 8, .target_modules = {kDownProj}}),
+      Version({.rank = 3, .alpha = 8, .target_modules = {kUpProj, kVProj}})};
+  for (size_t salt = 0; salt < 2 * versions.size(); ++salt) {
+    SCOPED_TRACE(salt);
+    CachePlan plan =
+        Plan(salt % 2 == 0 ? kRows : kRows - 1, static_cast<int64_t>(salt));
+    plan.batch.routing = {
+        {.begin = 0, .end = 1, .version = versions[salt % versions.size()]},
+        {.begin = 1,
+         .end = 3,
+         .version = versions[(salt + 1) % versions.size()]}};
+    ExpectSame(plan);
+  }
+  EXPECT_EQ(graphs_.stats().graphs, 1);
+}
+
+TEST_F(DeviceExpertsDecodeTest, AnIterationIsAGraphAndADraw) {
+  ExpectSame(Plan(kRows, 0));
+  const DeviceRecording recording;
+  EXPECT_TRUE(rank_.Run(Plan(kRows, 1), &graph_store_, &graphs_).by_graph);
+  EXPECT_THAT(recording.events().launches,
+              ElementsAre("graph", "ChunkMaxKernel", "DrawKernel"));
+  EXPECT_THAT(recording.events().waits, ElementsAre("cudaStreamSynchronize"));
+}
+
+// A batch that gives its tokens experts must not have others without a word.
+TEST_F(DeviceExpertsDecodeTest, GivenExpertsWantLaunches) {
+  CachePlan plan = Plan(kRows, 1);
+  plan.batch.experts_TE = at::zeros({kRows, 4}, at::kShort);
+  EXPECT_FALSE(graphs_.Run(plan).has_value());
+}
+
+// Where the host sorts the rows of experts, there are no graphs.
+TEST(DeviceStepTest, ExpertsThatTheHostSortsHaveNoGraphs) {
+  const c10::InferenceMode no_autograd;
+  EXPECT_NE(MakeStepDevice(MakeExperts()), nullptr);
+  EXPECT_EQ(MakeStepDevice(MakeExperts(/*is_int8=*/true)), nullptr);
+  weft::testing::cuda_on_host::compute_capability_major = 8;
+  EXPECT_EQ(MakeStepDevice(MakeExperts()), nullptr);
+  weft::testing::cuda_on_host::compute_capability_major = 9;
 }
 
 // Makes a model on the device in which some layers have states.

@@ -158,6 +158,11 @@ inline model::KvStore RandomStore(const model_config::ModelConfig& config,
                                   1 / std::sqrt(delta.key_features), at::kFloat)
                    : at::Tensor());
   }
+  if (config.moe.shape.count > 0) {
+    store.experts_PSE =
+        at::full({num_pages, page_tokens, config.moe.shape.routing_width()}, -7,
+                 at::kShort);
+  }
   return store;
 }
 
@@ -172,6 +177,10 @@ inline model::KvStore StoreTo(model::KvStore store, at::TensorOptions options) {
   move(store.v_pages_PSKC, options);
   move(store.conv_NRW, options);
   move(store.delta_NHKV, OfStates(options));
+  if (store.experts_PSE.defined()) {
+    store.experts_PSE = store.experts_PSE.to(
+        options.device(), at::kShort, /*non_blocking=*/false, /*copy=*/true);
+  }
   return store;
 }
 

@@ -240,6 +240,71 @@ TEST_F(DeviceExpertsTest, TrainsAsInF64) {
   }
 }
 
+// A pass of decoding, which sorts the rows on the device, gives the bits of a
+// pass for which the host sorts them. It does not wait, unless experts must be
+// computed one by one or are on another rank.
+TEST_F(DeviceExpertsTest, DecodesAsIfTheHostSortedTheRows) {
+  for (const Variant& variant : Variants()) {
+    SCOPED_TRACE(variant.name);
+    SetComputeCapability(variant.compute_capability);
+    const model_config::ModelConfig config = ConfigOf(variant);
+    const model::ExpertWeights weights =
+        MovedTo(WeightsOf(variant), kBf16OnDevice);
+    const model_config::ModelShape shape = config.shape();
+    const model::ExpertLayer layer = {
+        .layer = 1, .weights = weights, .config = config, .shape = shape};
+    const at::Tensor x_TH =
+        RandomTensor({kTokens, config.hidden}, 1, at::kBFloat16)
+            .to(kBf16OnDevice);
+    for (const bool has_adapters : {true, false}) {
+      const lora::LoraRouting routing =
+          has_adapters ? BatchTo({.tokens_T = x_TH,
+                                  .positions_T = x_TH,
+                                  .routing = MakeRouting(config)},
+                                 kBf16OnDevice)
+                             .routing
+                       : lora::LoraRouting();
+      const auto forward = [&](bool decode, model::ExpertTape* tape,
+                               at::Tensor& experts_TK) {
+        const lora::RoutingTablePtr table = lora::MakeRoutingTable(
+            routing, {}, shape, at::kBFloat16, x_TH.device(), decode);
+        return model::ForwardExperts(layer, x_TH, {routing, shape, table.get()},
+                                     experts_TK, tape);
+      };
+      at::Tensor experts_TK, expected_experts_TK;
+      model::ExpertTape tape;
+      const at::Tensor expected_TH =
+          forward(/*decode=*/false, &tape, expected_experts_TK);
+      const DeviceRecording recording;
+      const at::Tensor y_TH = forward(/*decode=*/true, nullptr, experts_TK);
+      EXPECT_EQ(recording.events().waits.empty(), model::SortsOnDevice(layer));
+      EXPECT_TRUE(at::equal(y_TH.cpu(), expected_TH.cpu()));
+      EXPECT_TRUE(at::equal(experts_TK.cpu(), expected_experts_TK.cpu()));
+    }
+  }
+}
+
+// The host must count rows unless grouped products compute all experts.
+TEST_F(DeviceExpertsTest, SortsOnTheDeviceIfThatIsEnough) {
+  for (const Variant& variant : Variants()) {
+    SCOPED_TRACE(variant.name);
+    SetComputeCapability(variant.compute_capability);
+    const model_config::ModelConfig config = ConfigOf(variant);
+    const model::ExpertWeights weights = WeightsOf(variant);
+    const model_config::ModelShape shape = config.shape();
+    const auto sorts = [&](const at::TensorOptions& options) {
+      const model::ExpertWeights moved = MovedTo(weights, options);
+      return model::SortsOnDevice(
+          {.layer = 1, .weights = moved, .config = config, .shape = shape});
+    };
+    EXPECT_EQ(sorts(kBf16OnDevice),
+              variant.name == "all at once" ||
+                  variant.name == "biases and a shared expert");
+    EXPECT_FALSE(sorts(kBf16OnDevice.dtype(at::kFloat)));
+    EXPECT_FALSE(sorts(at::kBFloat16));
+  }
+}
+
 // A rank may have none of the experts that a batch's tokens chose.
 TEST_F(DeviceExpertsTest, ARankWithoutRowsAddsNothing) {
   const Variant variant = {.has_biases = true, .own = {3, 4}};

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -47,6 +48,10 @@ constexpr int64_t kManyRows = 8;
 // four products.
 constexpr int kDecodeLaunches = 9;
 constexpr int kDecodeLaunchesWithAdapters = kDecodeLaunches + 8;
+// The same for a layer that attends and has experts with a shared one. Adapters
+// add two launches to each of its six products, and one that finds the
+// adapters of the experts' rows.
+constexpr int kDecodeLaunchesOfExperts = 32;
 
 using Counts = std::map<std::string, int>;
 
@@ -134,6 +139,9 @@ class RecordedStep {
         const at::Tensor& from = (values.store.*part)[layer];
         if (from.defined()) (places_.store.*part)[layer].copy_(from);
       }
+    }
+    if (values.store.experts_PSE.defined()) {
+      places_.store.experts_PSE.copy_(values.store.experts_PSE);
     }
   }
 
@@ -242,14 +250,11 @@ class DeviceLaunchesTest : public ::testing::Test {
 
   // Decodes kManyRows rows of a model like Qwen3.5-MoE: of four layers, three
   // compute a gated delta rule and one attends; all have experts, of which one
-  // is shared. The rows have the adapters in turn.
+  // is shared. The rows have the adapters in turn, if there are any.
   static DeviceEvents DecodeHybridExperts(int num_layers,
                                           int64_t num_adapters) {
-    at::manual_seed(3);
-    const model_config::ModelConfig config = HybridExperts(num_layers);
-    const Decoder decoder(
-        config, WeightsTo(HybridWeights(config, at::kBFloat16), kBf16OnDevice),
-        config.max_positions);
+    const Decoder decoder = MakeHybridExperts(num_layers);
+    const model_config::ModelConfig& config = decoder.config();
     std::vector<lora::AdapterVersionPtr> versions;
     for (int64_t i = 0; i < num_adapters; ++i) {
       versions.push_back(
@@ -257,7 +262,7 @@ class DeviceLaunchesTest : public ::testing::Test {
     }
     PackedBatch batch{.tokens_T = at::arange(kManyRows) % config.vocab,
                       .positions_T = at::full({kManyRows}, 3, at::kInt)};
-    const int64_t rows = kManyRows / num_adapters;
+    const int64_t rows = kManyRows / std::max<int64_t>(num_adapters, 1);
     for (int64_t i = 0; i < num_adapters; ++i) {
       batch.routing.push_back(
           {.begin = i * rows, .end = (i + 1) * rows, .version = versions[i]});
@@ -275,6 +280,14 @@ class DeviceLaunchesTest : public ::testing::Test {
     static_cast<void>(
         decoder.ForwardLayers(Mode::kEval, batch, nullptr, 0, &kv));
     return recording.events();
+  }
+
+  static Decoder MakeHybridExperts(int num_layers) {
+    at::manual_seed(3);
+    const model_config::ModelConfig config = HybridExperts(num_layers);
+    return {config,
+            WeightsTo(HybridWeights(config, at::kBFloat16), kBf16OnDevice),
+            config.max_positions};
   }
 
   static model_config::ModelConfig HybridExperts(int num_layers) {
@@ -402,6 +415,9 @@ class DeviceLaunchesTest : public ::testing::Test {
               at::equal((step.store().*part)[layer].cpu(), expected.cpu()));
         }
       }
+      if (!store.experts_PSE.defined()) continue;
+      EXPECT_TRUE(
+          at::equal(step.store().experts_PSE.cpu(), store.experts_PSE.cpu()));
     }
   }
 
@@ -450,6 +466,7 @@ TEST_F(DeviceLaunchesTest, DecodesAsAGraphCanRecord) {
                  record(MakeDecoder(2, is_int8)));
   }
   EXPECT_THAT(record(MakeHybrid()).waits, ::testing::IsEmpty());
+  EXPECT_THAT(record(MakeHybridExperts(4)).waits, ::testing::IsEmpty());
 }
 
 // A recorded step gives the same bits as a pass whose routing the host knows.
@@ -458,6 +475,7 @@ TEST_F(DeviceLaunchesTest, DecodesOtherValuesAtTheSamePlaces) {
   ExpectSameAtFixedPlaces(MakeDecoder(2));
   ExpectSameAtFixedPlaces(MakeDecoder(2, /*is_int8=*/true));
   ExpectSameAtFixedPlaces(MakeHybrid());
+  ExpectSameAtFixedPlaces(MakeHybridExperts(4));
 }
 
 // The launches of a decode step do not depend on the number of adapters, also
@@ -467,6 +485,15 @@ TEST_F(DeviceLaunchesTest, ManyAdaptersDecodeInTheLaunchesOfOne) {
   const DeviceEvents many = DecodeHybridExperts(4, kManyRows);
   const Counts more = Beyond(one.launches, many.launches);
   EXPECT_EQ(Sum(more), 0) << ListOf(more);
+  EXPECT_THAT(many.waits, ::testing::IsEmpty());
+}
+
+// The host does not wait for a layer of experts, with and without adapters.
+TEST_F(DeviceLaunchesTest, DecodesALayerOfExpertsInFew) {
+  ExpectAtMost(kDecodeLaunchesOfExperts, DecodeHybridExperts(7, 0),
+               DecodeHybridExperts(8, 0));
+  ExpectAtMost(kDecodeLaunchesOfExperts + 13, DecodeHybridExperts(7, kManyRows),
+               DecodeHybridExperts(8, kManyRows));
 }
 
 TEST_F(DeviceLaunchesTest, TrainsALayerInFew) {

@@ -35,7 +35,7 @@ void ExpectProducts(const Widths& widths, const at::TensorOptions& options,
                     const std::vector<int64_t>& ends = kEnds) {
   at::manual_seed(5);
   const RowGroups groups(ends, options.device());
-  const auto num_groups = static_cast<int64_t>(groups.ends.size());
+  const int64_t num_groups = groups.num_groups();
   const at::Tensor group_N = groups.GroupOfRows().cpu();
   const auto random = [&](at::IntArrayRef sizes) {
     return at::randn(sizes).to(options.dtype()).to(at::kDouble);

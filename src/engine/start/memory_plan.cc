@@ -84,6 +84,16 @@ int64_t DeltaStepBytes(const ModelSizes& sizes) {
          kFloatBytes * (delta.conv_width() + gates);
 }
 
+// Returns the bytes of a row of a decode step in a layer of experts: for each
+// of the row's experts the input, the output, gate, up and their product; in
+// f32 the router's logits and their softmax. Returns 0 if there is no such
+// layer.
+int64_t ExpertStepBytes(const model_config::ExpertShape& experts,
+                        int64_t hidden, int64_t element_bytes) {
+  return experts.per_token * (2 * hidden + 3 * experts.ffn) * element_bytes +
+         2 * int64_t{experts.count} * kFloatBytes;
+}
+
 // Returns INVALID_ARGUMENT if --kv-cache-bytes is set to less than the cache
 // takes at least.
 absl::Status CheckCacheBytes(const CacheUnits& units,
@@ -166,16 +176,21 @@ int64_t DecodeGraphBytes(const ModelSizes& sizes,
                          const EngineOptions& options) {
   // If several ranks share each layer, there are no decode graphs.
   if (!options.decode_graphs || sizes.tensor_size > 1) return 0;
-  // The number of an expert's rows depends on the tokens, so a graph cannot
-  // hold the experts.
-  if (sizes.config.moe.shape.count > 0) return 0;
   const model_config::ModelShape shape = sizes.config.shape();
+  const model_config::ExpertShape& experts = shape.experts;
+  // Only grouped products compute experts whose rows the host does not count.
+  const bool has_grouped_products =
+      sizes.element_bytes < kFloatBytes &&
+      MatrixFormatOf(options) == model_config::MatrixFormat::kDtype;
+  if (experts.count > 0 && !has_grouped_products) return 0;
   // The logits, and a copy of them for the sampler.
   const int64_t logits = 2 * shape.vocab * kFloatBytes;
   // The residual stream, norms and products of one layer. Layers of both kinds
   // use the same memory one after another.
   const int64_t rows =
-      (4 * shape.hidden + 3 * shape.ffn) * sizes.element_bytes +
+      (4 * shape.hidden + 3 * std::max(shape.ffn, experts.shared_ffn)) *
+          sizes.element_bytes +
+      ExpertStepBytes(experts, shape.hidden, sizes.element_bytes) +
       std::max(2 * (shape.q_width + 2 * shape.kv_width) * sizes.element_bytes,
                DeltaStepBytes(sizes));
   return options.max_decode_sequences * (logits + rows);

@@ -257,6 +257,21 @@ TEST(PublishedModelsTest, SizesAreThoseWorkedOutByHand) {
   EXPECT_EQ(DecodeGraphBytes(hybrid, {}),
             64 * (2 * 128'256 * 4 + 2 * (4 * 4096 + 3 * 14'336) +
                   2 * (8224 + 2 * 2048 + 2 * 3 * 6144) + 4 * 6176));
+  // Layers of experts, with the widths of Qwen3-30B-A3B. In bf16 a row has 8
+  // times its input, its output and three vectors of 768. In f32 it has 128
+  // logits twice.
+  ModelSizes moe = llama;
+  moe.config.moe.shape = {
+      .count = 128,
+      .per_token = 8,
+      .ffn = 768,
+      .layers = std::vector<bool>(llama.config.num_layers, true)};
+  EXPECT_EQ(DecodeGraphBytes(moe, {}),
+            DecodeGraphBytes(llama, {}) +
+                64 * (2 * 8 * (2 * 4096 + 3 * 768) + 4 * 2 * 128));
+  EXPECT_EQ(DecodeGraphBytes(moe, {.base_weights = BaseWeights::kInt8}), 0);
+  moe.element_bytes = 4;
+  EXPECT_EQ(DecodeGraphBytes(moe, {}), 0);
   ModelSizes shared = llama;
   shared.tensor_size = 2;
   EXPECT_EQ(DecodeGraphBytes(shared, {}), 0);

@@ -64,6 +64,13 @@ _SAMPLER = {
     "ListTokensKernel": Rule(1024, 32),
 }
 
+# A few numbers for each row.
+_EXPERTS = {
+    "KeepExpertsKernel": Rule(256, 48),
+    "SortByExpertKernel": Rule(256, 48),
+    "FindLoraExpertRowsKernel": Rule(512, 32),
+}
+
 # A warp loads keys and values directly into the registers that it multiplies.
 _ATTENTION = {
     rf"PagedAttentionKernel<{_T}, [1-4], true>": Rule(128, 8, ("LDG.128", "HMMA")),
@@ -155,6 +162,7 @@ RULES: dict[str, Rule] = {
     "SumPartialsKernel": Rule(256, 48),
     **_ROWS,
     **_SAMPLER,
+    **_EXPERTS,
     **_ATTENTION,
     **_TILES,
     **_FEW_ROWS,
