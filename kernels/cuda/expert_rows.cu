@@ -3,6 +3,7 @@
 #include "kernels/cuda/block_scan.cuh"
 #include "kernels/cuda/expert_rows.h"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/pack.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -38,6 +39,29 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A block adds up some features of one token, and a thread those of a pack.
+template <typename T, int kN>
+__global__ void __launch_bounds__(kThreads)
+    SumExpertRowsKernel(ExpertSums sums) {
+  const int64_t token = blockIdx.x;
+  const int64_t first = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kN;
+  if (first >= sums.features) return;
+  const int64_t* places = sums.places_TK + token * sums.per_token;
+  const T* rows = static_cast<const T*>(sums.rows_NH) + first;
+  float sum[kN] = {};
+#pragma unroll 4
+  for (int64_t k = 0; k < sums.per_token; ++k) {
+    const auto row = LoadPack<kN>(rows + places[k] * sums.features);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) sum[i] += row[i];
+  }
+  Pack<T, kN> result;
+#pragma unroll
+  for (int i = 0; i < kN; ++i) result.Set(i, sum[i]);
+  StorePack(result,
+            static_cast<T*>(sums.sums_TH) + token * sums.features + first);
+}
+
 __global__ void __launch_bounds__(kThreads)
     KeepExpertsKernel(ExpertColumns experts) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -55,6 +79,21 @@ cudaError_t SortByExpert(const ExpertSort& sort, cudaStream_t stream) {
   if (sort.num_experts == 0) return cudaSuccess;
   return Launch(SortByExpertKernel, sort.num_experts, 1, kThreads, stream,
                 sort);
+}
+
+cudaError_t SumExpertRows(const ExpertSums& sums, cudaStream_t stream) {
+  if (sums.num_tokens == 0 || sums.features == 0) return cudaSuccess;
+  return WithType(sums.dtype, [&]<typename T>(const T*) {
+    const bool is_wide = IsWide<T>(sums.rows_NH, sums.features) &&
+                         IsWide<T>(sums.sums_TH, sums.features);
+    return WithWidth<T>(is_wide, [&](auto width) {
+      constexpr int kN = decltype(width)::value;
+      const int64_t packs = CeilDiv(sums.features, kN);
+      const unsigned threads = PackThreads(packs, /*kept=*/1, kThreads);
+      return Launch(SumExpertRowsKernel<T, kN>, sums.num_tokens,
+                    CeilDiv(packs, threads), threads, stream, sums);
+    });
+  });
 }
 
 cudaError_t KeepExperts(const ExpertColumns& experts, cudaStream_t stream) {

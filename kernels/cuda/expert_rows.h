@@ -1,12 +1,16 @@
-// The rows of a mixture of experts: sorts them by expert, and keeps the experts
-// of tokens in the cache. The host need not know which experts a token has.
-// Legend: T tokens, K experts per token, E experts, N = T K rows, S slots.
+// The rows of a mixture of experts: sorts them by expert, adds up the results
+// of a token, and keeps the experts of tokens in the cache. The host need not
+// know which experts a token has.
+// Legend: T tokens, K experts per token, E experts, N = T K rows, S slots, H
+// features of a row.
 #ifndef WEFT_KERNELS_CUDA_EXPERT_ROWS_H_
 #define WEFT_KERNELS_CUDA_EXPERT_ROWS_H_
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+
+#include "kernels/cuda/dtype.h"
 
 namespace weft::kernels::cuda {
 
@@ -30,6 +34,22 @@ struct ExpertSort {
 // Source:  SortByExpert of src/model/router.h on a CPU.
 [[nodiscard]] cudaError_t SortByExpert(const ExpertSort& sort,
                                        cudaStream_t stream);
+
+// The sums over the experts of each token.
+struct ExpertSums {
+  DType dtype = DType::kF32;  // Of rows_NH and sums_TH, which are contiguous.
+  int64_t num_tokens = 0;
+  int64_t per_token = 1;
+  int64_t features = 0;                // H.
+  const int64_t* places_TK = nullptr;  // The rows of each token.
+  const void* rows_NH = nullptr;
+  void* sums_TH = nullptr;
+};
+
+// Adds up the rows of each token in the order of places_TK, in f32, in one
+// launch. A sum depends only on its rows.
+[[nodiscard]] cudaError_t SumExpertRows(const ExpertSums& sums,
+                                        cudaStream_t stream);
 
 // Experts to keep in the cache.
 struct ExpertColumns {

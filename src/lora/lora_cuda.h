@@ -70,7 +70,8 @@ class RoutingTable {
   // one expert. Queues the launch that finds the rows' adapters on `stream`.
   // This launch and those of the result depend only on the number of rows and
   // on the capacity of this table. This table outlives the result.
-  // REQUIRES: is_decode().
+  // REQUIRES: is_decode(); and before the first product with the result, the
+  // caller queues an ordinary launch (lora_table.h).
   std::shared_ptr<const RoutingTable> OfExperts(int layer,
                                                 const at::Tensor& experts_TK,
                                                 const at::Tensor& pairs_N,

@@ -393,6 +393,11 @@ at::Tensor GatherRows(const at::Tensor& x_TH, const at::Tensor& tokens_N) {
 
 at::Tensor SumOfRows(const at::Tensor& rows_NH, const at::Tensor& places_TK) {
   const int64_t per_token = places_TK.size(1);
+  if constexpr (ops::kHasCudaKernels) {
+    if (ops::HasCudaKernel(rows_NH)) {
+      return ops::cuda::SumExpertRows(rows_NH, places_TK);
+    }
+  }
   if (!ops::HasCpuKernel(rows_NH)) {
     at::Tensor sum_TH = rows_NH.index_select(0, places_TK.select(1, 0));
     for (int64_t k = 1; k < per_token; ++k) {

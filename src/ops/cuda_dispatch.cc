@@ -462,6 +462,24 @@ ExpertOrder SortByExpert(const at::Tensor& experts_TK, int64_t num_experts) {
   return order;
 }
 
+at::Tensor SumExpertRows(const at::Tensor& rows_NH,
+                         const at::Tensor& places_TK) {
+  const at::Tensor rows = rows_NH.contiguous();
+  const at::Tensor places = places_TK.contiguous();
+  at::Tensor sums_TH =
+      at::empty({places.size(0), rows.size(1)}, rows.options());
+  C10_CUDA_CHECK(
+      k::SumExpertRows({.dtype = DTypeOf(rows),
+                        .num_tokens = places.size(0),
+                        .per_token = places.size(1),
+                        .features = rows.size(1),
+                        .places_TK = places.const_data_ptr<int64_t>(),
+                        .rows_NH = rows.const_data_ptr(),
+                        .sums_TH = sums_TH.mutable_data_ptr()},
+                       CurrentStream()));
+  return sums_TH;
+}
+
 void KeepExperts(const at::Tensor& experts_TK, const at::Tensor& slots_T,
                  int64_t column, const at::Tensor& experts_SW) {
   const int64_t num_tokens = experts_TK.size(0);

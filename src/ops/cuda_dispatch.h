@@ -121,6 +121,9 @@ struct ExpertOrder {
   at::Tensor tokens_N, pairs_N, places_TK, ends_E;
 };
 ExpertOrder SortByExpert(const at::Tensor& experts_TK, int64_t num_experts);
+// Computes SumOfRows of src/model/router.h, and adds in f32.
+at::Tensor SumExpertRows(const at::Tensor& rows_NH,
+                         const at::Tensor& places_TK);
 // Writes the experts of tokens [T, K] i64 to columns [column, column + K) of
 // their slots in experts_SW, i16. Skips tokens whose slot is negative.
 void KeepExperts(const at::Tensor& experts_TK, const at::Tensor& slots_T,

@@ -64,8 +64,10 @@ _SAMPLER = {
     "ListTokensKernel": Rule(1024, 32),
 }
 
-# A few numbers for each row.
+# The sort and the search read a few numbers for each row.
 _EXPERTS = {
+    rf"SumExpertRowsKernel<{_T}, 1>": Rule(256, 48),
+    rf"SumExpertRowsKernel<{_T}, {_N}>": Rule(256, 32, WIDE, store_bits=128),
     "KeepExpertsKernel": Rule(256, 48),
     "SortByExpertKernel": Rule(256, 48),
     "FindLoraExpertRowsKernel": Rule(512, 32),

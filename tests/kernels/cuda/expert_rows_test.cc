@@ -1,10 +1,12 @@
-// Compares the sort by expert with std::stable_sort, and the search for the
-// adapters of sorted rows with a search row by row.
+// Compares the sort by expert with std::stable_sort, sums over experts with
+// sums in f64, and the search for the adapters of sorted rows with a search row
+// by row.
 #include "kernels/cuda/expert_rows.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -138,7 +140,56 @@ TEST_F(CudaExpertRowsTest, KeepsExpertsInTheirColumnsAndSkipsPadding) {
   EXPECT_EQ(kept.Read(), expected);
 }
 
+class CudaExpertSumsTest : public CudaDtypeTest {};
+
+// The widths are read element by element, in packs, and by several blocks.
+TEST_P(CudaExpertSumsTest, AddsUpTheRowsOfEachToken) {
+  constexpr int64_t kTokens = 5;
+  for (const int64_t per_token : {1, 3, 9}) {
+    for (const int64_t features : {1, 20, 64, 300, 2056}) {
+      const int64_t num_rows = kTokens * per_token + 1;
+      const std::vector<float> rows =
+          Rounded(GetParam(), RandomFloats(num_rows * features, 21));
+      Longs places;
+      for (int64_t i = 0; i < kTokens * per_token; ++i) {
+        places.push_back((i * 7 + 2) % num_rows);
+      }
+      const DeviceArray from(GetParam(), rows);
+      const DeviceArray to(GetParam(),
+                           std::vector<float>(kTokens * features, kNan));
+      const DeviceBuffer<int64_t> order(places);
+      ASSERT_EQ(SumExpertRows({.dtype = GetParam(),
+                               .num_tokens = kTokens,
+                               .per_token = per_token,
+                               .features = features,
+                               .places_TK = order.data(),
+                               .rows_NH = from.data(),
+                               .sums_TH = to.data()},
+                              nullptr),
+                cudaSuccess);
+      const std::vector<float> sums = to.Read();
+      for (int64_t i = 0; i < kTokens * features; ++i) {
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < per_token; ++k) {
+          const int64_t row = places[i / features * per_token + k];
+          const double x = rows[row * features + i % features];
+          sum += x;
+          size += std::abs(x);
+        }
+        ASSERT_NEAR(
+            sums[i], sum,
+            StoredTolerance(EpsilonOf(GetParam()), per_token, size, sum));
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryDtype, CudaExpertSumsTest,
+                         ::testing::Values(DType::kF32, DType::kBf16),
+                         DTypeName);
+
 TEST_F(CudaExpertRowsTest, NoRowsAreNoError) {
+  EXPECT_EQ(SumExpertRows({}, nullptr), cudaSuccess);
   EXPECT_EQ(SortByExpert({}, nullptr), cudaSuccess);
   EXPECT_EQ(KeepExperts({}, nullptr), cudaSuccess);
 }
