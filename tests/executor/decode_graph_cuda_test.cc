@@ -12,6 +12,7 @@
 #include "src/executor/message.h"
 #include "src/executor/model_runner.h"
 #include "src/model/decoder_weights.h"
+#include "src/ops/cuda_dispatch.h"
 #include "tests/executor/decode_plan.h"
 #include "tests/model/device_decoder.h"
 #include "tests/model/tiny_hybrid.h"
@@ -26,10 +27,12 @@ using MatrixFormat = model_config::MatrixFormat;
 
 struct Form {
   std::string name;
-  // Whether some layers compute a gated delta rule. Then the model has widths
-  // that all kernels take. Otherwise no vector divides its widths.
+  // Whether some layers compute a gated delta rule, and whether all layers have
+  // experts. In both cases the model has widths that all kernels take.
+  // Otherwise no vector divides its widths.
   bool has_delta = false;
   MatrixFormat format = MatrixFormat::kDtype;
+  bool has_experts = false;
 };
 
 class DecodeGraphCudaTest : public ::testing::TestWithParam<Form> {
@@ -41,6 +44,15 @@ class DecodeGraphCudaTest : public ::testing::TestWithParam<Form> {
     if (GetParam().has_delta) {
       config = testing::WideConfig(/*num_layers=*/3);
       config.delta = testing::WideDelta();
+    }
+    if (GetParam().has_experts) {
+      if (!ops::cuda::HasGroupedProduct()) GTEST_SKIP() << "no grouped product";
+      config = testing::WideConfig(/*num_layers=*/2);
+      config.moe.shape = {.count = 8,
+                          .per_token = 2,
+                          .ffn = 16,
+                          .shared_ffn = 24,
+                          .layers = {true, true}};
     }
     decoder_ = std::make_unique<model::Decoder>(
         config,
@@ -182,7 +194,8 @@ TEST_P(DecodeGraphCudaTest, AFailedRecordLeavesTheDeviceAsItWas) {
 INSTANTIATE_TEST_SUITE_P(
     Forms, DecodeGraphCudaTest,
     ::testing::Values(Form{"Attention"}, Form{"GatedDelta", true},
-                      Form{"GatedDeltaInt8", true, MatrixFormat::kInt8}),
+                      Form{"GatedDeltaInt8", true, MatrixFormat::kInt8},
+                      Form{.name = "Experts", .has_experts = true}),
     [](const auto& form) { return form.param.name; });
 
 }  // namespace
