@@ -56,7 +56,8 @@ ActivationBytes BatchActivations(const ModelSizes& sizes,
 // of a decode step with --max-decode-sequences sequences. Graphs of smaller
 // steps share these tensors. Returns 0 if there are no graphs: with
 // --no-decode-graphs, if several ranks share each layer, or if the model has
-// experts whose weights are not in bf16.
+// experts whose weights are not in bf16. Counts graphs of experts also for a
+// device without grouped products, which then has no graphs.
 int64_t DecodeGraphBytes(const ModelSizes& sizes, const EngineOptions& options);
 
 // Divides `available_bytes`. Sets max_resident_adapters, kv_cache_bytes,
