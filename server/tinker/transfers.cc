@@ -278,25 +278,26 @@ HttpReply Transfers::FileReply(const DownloadPtr& download) {
 
 absl::Status Transfers::Send(const Ticket& ticket, const Respond& respond) {
   // The disk may be slow, and a URL is asked for without a key.
-  if (num_opening_ >= kMaxOpening) {
+  if (opening_.size() >= kMaxOpening) {
     return absl::UnavailableError("too many files are opened: ask again later");
   }
   engine::Engine* const engine = front_.port.core()->engine.Peek();
   if (engine == nullptr) {
     return absl::UnavailableError("the server is starting");
   }
-  ++num_opening_;
+  const uint64_t number = ++last_opening_;
+  opening_[number] = respond;
   engine->DownloadCheckpoint(
       ticket.adapter, ticket.checkpoint,
       [this, ticket,
-       respond](const absl::StatusOr<std::vector<FileSource>>& files) {
-        front_.port.Post([this, ticket, files, respond] {
-          --num_opening_;
+       number](const absl::StatusOr<std::vector<FileSource>>& files) {
+        front_.port.Post([this, ticket, number, files] {
           const absl::StatusOr<DownloadPtr> download =
               files.ok() ? MakeDownload(ticket, *files)
                          : absl::StatusOr<DownloadPtr>(files.status());
-          respond(download.ok() ? FileReply(*download)
-                                : ErrorReply(download.status()));
+          const auto opening = opening_.extract(number);
+          opening.mapped()(download.ok() ? FileReply(*download)
+                                         : ErrorReply(download.status()));
         });
       });
   return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -74,7 +75,9 @@ class Transfers {
 
   Front& front_;
   std::set<std::string> copying_;  // The owners whose copy has not ended.
-  size_t num_opening_ = 0;         // Downloads whose files are opened.
+  // Downloads whose files are opened, by a number.
+  std::map<uint64_t, Respond> opening_;
+  uint64_t last_opening_ = 0;
 };
 
 }  // namespace weft::server::tinker

@@ -60,6 +60,9 @@ class CannedEngine final : public engine::Engine {
   void SetReplayBytes(int64_t bytes) { replay_bytes_ = bytes; }
   // Stops the heartbeat at `since`, or starts it again if `since` is nullopt.
   void HangSince(std::optional<absl::Time> since);
+  // Between the two, downloads of checkpoints get no answer.
+  void HoldDownloads();
+  void ReleaseDownloads();
   void FailForGood(absl::Status status);
 
   // What the engine has been asked for and has done.
@@ -190,6 +193,9 @@ class CannedEngine final : public engine::Engine {
   Refusals run_failures_ ABSL_GUARDED_BY(mu_);
   std::optional<PeftFiles> next_export_ ABSL_GUARDED_BY(mu_);
   bool held_ ABSL_GUARDED_BY(mu_) = false;
+  // Set between HoldDownloads and ReleaseDownloads.
+  std::optional<std::vector<std::function<void()>>> downloads_
+      ABSL_GUARDED_BY(mu_);
   bool parked_ ABSL_GUARDED_BY(mu_) = false;  // Hold has stopped the engine
                                               // thread.
   Seen seen_ ABSL_GUARDED_BY(mu_);

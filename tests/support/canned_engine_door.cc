@@ -171,8 +171,31 @@ void CannedEngine::SetCheckpointTtl(SetCheckpointTtlRequest request,
 void CannedEngine::DownloadCheckpoint(std::string adapter_id, std::string name,
                                       Callback<std::vector<FileSource>> done) {
   if (!Admit("DownloadCheckpoint", 0, done)) return;
+  {
+    MutexLock lock(&mu_);
+    if (downloads_) {
+      downloads_->push_back([this, adapter_id, name, done] {
+        adapters_.DownloadCheckpoint(adapter_id, name, done);
+      });
+      return;
+    }
+  }
   adapters_.DownloadCheckpoint(std::move(adapter_id), std::move(name),
                                std::move(done));
+}
+
+void CannedEngine::HoldDownloads() {
+  MutexLock lock(&mu_);
+  downloads_.emplace();
+}
+
+void CannedEngine::ReleaseDownloads() {
+  std::optional<std::vector<std::function<void()>>> held;
+  {
+    MutexLock lock(&mu_);
+    held.swap(downloads_);
+  }
+  for (const std::function<void()>& download : *held) download();
 }
 
 void CannedEngine::UploadCheckpoint(UploadCheckpointRequest request,
