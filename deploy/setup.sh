@@ -38,8 +38,9 @@ Usage: deploy/setup.sh [--debian] [--edge] [--tests] [--image] [--cuda | --cpu]
   --edge   also install nginx and openssl, which deploy/edge needs (implied by
            --tests)
   --tests  also install what the tests need: linters, transformers, peft,
-           matplotlib, the Tinker SDK (in build/tinker-venv), and the full torch
-           wheel set, which Python needs to import torch
+           matplotlib, the Tinker SDK (in build/tinker-venv), object stores (in
+           build/store-venv), and the full torch wheel set, which Python needs to
+           import torch
   --image  also install what building an image needs
   --cuda   install the full torch wheel set (implied where a GPU is found)
   --cpu    install the smallest set also where a GPU is found
@@ -269,6 +270,14 @@ install_tinker() {
       >"$("${venv}/bin/python" -c 'import site; print(site.getsitepackages()[0])')/weft.pth"
 }
 
+# moto needs an older python-dateutil than the tests.
+install_stores() {
+  local venv="${ROOT}/build/store-venv"
+  "${VENV}/bin/python" -m venv --clear --without-pip "${venv}" &&
+    install_into "${venv}/bin/python" --no-deps \
+      -r "${ROOT}/deploy/requirements-stores.txt"
+}
+
 client_stage() {
   [[ -f client/python/pyproject.toml ]] || return 0
   # If generated modules are missing (after a git clean), the client is installed
@@ -305,6 +314,8 @@ if [[ "${WITH_TESTS}" == 1 ]]; then
   # again.
   [[ -x build/tinker-venv/bin/python ]] || rm -f "${STAMPS}/Tinker-SDK"
   stamped_stage "Tinker SDK" "${key}" install_tinker
+  [[ -x build/store-venv/bin/weed ]] || rm -f "${STAMPS}/Object-stores"
+  stamped_stage "Object stores" "${key}" install_stores
 fi
 client_stage
 say "all stages" "done" "${SECONDS}"

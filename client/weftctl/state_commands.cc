@@ -1,12 +1,15 @@
-// Commands on weftd's --state-dir. All but one read or copy the folder, and run
-// on the machine that has it.
+// Commands on weftd's state. Those on a --state-dir read or copy the folder,
+// and run on the machine that has it.
+#include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
+#include "client/weftctl/store_probe.h"
 #include "nlohmann/json.hpp"
 #include "src/base/status_macros.h"
 #include "src/log/folder/backup.h"
 #include "src/log/folder/state_folder.h"
 #include "src/log/verify.h"
+#include "src/store/open_store.h"
 
 namespace weft::client::weftctl {
 namespace {
@@ -64,6 +67,34 @@ absl::Status Snapshot(const Session& session) {
   return session.client.WriteSnapshot();
 }
 
+absl::Status ProbeTheStore(const Session& session) {
+  WEFT_ASSIGN_OR_RETURN(const store::S3Options options,
+                        store::ParseS3Url(session.arguments.word(0)));
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration duration,
+                        session.arguments.GetDuration("duration"));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ProbeResult> results,
+                        ProbeStore(options, duration));
+  std::vector<Row> rows;
+  json checks = json::array();
+  int failed = 0;
+  for (const ProbeResult& result : results) {
+    failed += result.ok ? 0 : 1;
+    rows.push_back({result.check, result.ok ? "ok" : "FAILED", result.detail});
+    checks.push_back({{"check", result.check},
+                      {"ok", result.ok},
+                      {"detail", result.detail}});
+  }
+  if (session.json) {
+    session.out << checks.dump() << "\n";
+  } else {
+    PrintTable(rows, session.out);
+  }
+  if (failed == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the store failed ", failed, " of ", results.size(),
+                   " checks: two processes could own the same state"));
+}
+
 }  // namespace
 
 std::vector<Command> StateCommands() {
@@ -85,6 +116,13 @@ std::vector<Command> StateCommands() {
        .help = "verifies a backup and copies it to a new --state-dir",
        .run = Restore,
        .words = {"BACKUP", "DIR"},
+       .offline = true},
+      {.name = "state probe",
+       .help =
+           "races, stops and kills writers of a bucket, for a store of state",
+       .run = ProbeTheStore,
+       .words = {"s3://BUCKET/PREFIX"},
+       .flags = {{"duration", "DURATION", "time of all races", "10s"}},
        .offline = true}};
 }
 

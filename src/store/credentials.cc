@@ -69,7 +69,10 @@ absl::StatusOr<Credentials> FromJson(const std::string& text) {
 absl::StatusOr<std::string> BodyOf(absl::StatusOr<HttpAnswer> answer) {
   if (!answer.ok()) return answer.status();
   if (answer->status != 200) {
-    return absl::UnavailableError(absl::StrCat("HTTP ", answer->status));
+    return absl::Status(answer->status / 100 == 4
+                            ? absl::StatusCode::kPermissionDenied
+                            : absl::StatusCode::kUnavailable,
+                        absl::StrCat("HTTP ", answer->status));
   }
   return std::move(answer->body);
 }
@@ -97,11 +100,10 @@ absl::StatusOr<Credentials> FromFile() {
   const std::string wanted = Environment({"AWS_PROFILE"});
   const bool asked = !path.empty() || !wanted.empty();
   if (path.empty()) path = Environment({"HOME"}) + "/.aws/credentials";
-  absl::StatusOr<Credentials> found = ReadOperatorFile(path).status();
-  if (found.status().ok()) {
-    WEFT_ASSIGN_OR_RETURN(const std::string text, ReadOperatorFile(path));
-    found = ParseProfile(text, wanted.empty() ? "default" : wanted);
-  }
+  const absl::StatusOr<std::string> text = ReadOperatorFile(path);
+  const absl::StatusOr<Credentials> found =
+      text.ok() ? ParseProfile(*text, wanted.empty() ? "default" : wanted)
+                : text.status();
   if (found.ok() || (absl::IsNotFound(found.status()) && !asked)) return found;
   return absl::InvalidArgumentError(
       absl::StrCat("credentials file ", path, ": ", found.status().message()));

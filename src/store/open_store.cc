@@ -166,8 +166,10 @@ absl::Status CheckConditions(ObjectStore* store) {
   const std::string key = "probe/" + RandomHex();
   const std::string missing = key + "-missing";
   absl::Status status = Probe(store, key, missing);
-  if (absl::IsPermissionDenied(status) || absl::IsCancelled(status)) {
-    return status;  // There is nothing to delete.
+  // A store that does not answer would hold the caller once more.
+  if (!status.ok() && !absl::IsFailedPrecondition(status) &&
+      !absl::IsInternal(status)) {
+    return status;
   }
   for (const std::string& written : {key, missing}) {
     const absl::Status deleted = store->Delete(written);

@@ -175,7 +175,6 @@ absl::StatusOr<S3Answer> S3Client::Send(const S3Request& request) {
         Attempt(request, std::max(end - SteadyNow(), absl::Milliseconds(1)));
     const absl::Duration wait = Jitter(pause);
     if (!MayRepeat(answer) || SteadyNow() + wait >= end) {
-      if (answer.ok()) answer->repeated = attempts > 1;
       const absl::Status error = ErrorOf(request, answer);
       if (error.ok()) return answer;
       if (attempts == 1) return error;

@@ -51,7 +51,6 @@ struct S3Answer {
   HttpAnswer http;
   std::string error_code;     // The store's <Code>, such as "SlowDown".
   std::string error_message;  // The store's <Message>.
-  bool repeated = false;      // An earlier attempt may have had an effect.
 
   bool ok() const { return http.status / 100 == 2 && error_code.empty(); }
 };

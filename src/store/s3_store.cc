@@ -281,8 +281,8 @@ absl::StatusOr<std::string> S3Store::Complete(
                              .body = {list}};
   WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(request));
   if (answer.http.status == 412) return Exists(NameOf(key));
-  if (answer.http.status == 404 && answer.repeated) {
-    // An earlier attempt may have ended the upload.
+  if (answer.http.status == 404) {
+    // There is no such upload. An earlier attempt may have ended it.
     const absl::Status size = SizeOf(key).status();
     if (size.ok()) return Exists(NameOf(key));
     if (!absl::IsNotFound(size)) return size;

@@ -182,7 +182,9 @@ def lines_of(name: str) -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "requirements-tinker.txt"])
+@pytest.mark.parametrize(
+    "name", ["constraints.txt", "requirements-stores.txt", "requirements-tinker.txt"]
+)
 def test_every_package_is_pinned_to_one_version_and_its_files(name: str) -> None:
     found = [PINNED.fullmatch(line) for line in lines_of(name)]
     names = [match and match[1] for match in found]

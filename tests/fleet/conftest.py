@@ -37,3 +37,9 @@ def fleet(tmp_path: Path, seaweedfs: stores.Store) -> Iterator[Fleet]:
     """Daemons that share one prefix of a SeaweedFS."""
     with Fleet(tmp_path, seaweedfs.url, seaweedfs.environment()) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stores.Store]:
+    with stores.moto(tmp_path_factory.mktemp("moto")) as store:
+        yield store

@@ -27,6 +27,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fault_proxy import FaultProxy
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "build" / "store-venv" / "bin"
 START_SECONDS = 60.0
@@ -141,11 +143,16 @@ def _running(command: list[str], endpoint: str, folder: Path) -> Iterator[Store]
 
 @contextmanager
 def moto(folder: Path) -> Iterator[Store]:
-    """Starts moto, which checks no credentials."""
+    """Starts moto, which checks no credentials. It checks a condition apart from the
+    write, so it must get one request at a time."""
     (port,) = free_ports(1)
     folder.mkdir(parents=True, exist_ok=True)
     command = [str(PROGRAMS / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
-    with _running(command, f"http://127.0.0.1:{port}", folder) as store:
+    with (
+        _running(command, f"http://127.0.0.1:{port}", folder) as store,
+        FaultProxy(store.endpoint, serial=True) as proxy,
+    ):
+        store.endpoint = proxy.url
         yield store
 
 

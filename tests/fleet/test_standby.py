@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 import raw
+import stores
 from durable import train
 from members import Fleet, Member
 
 import weft
 from weft import methods
 from weft._proto import adapters_pb2
+
+pytestmark = pytest.mark.skipif(
+    not stores.is_installed(),
+    reason="no build/store-venv: object stores were NOT tested",
+)
 
 
 def pair(fleet: Fleet) -> tuple[Member, Member]:
