@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "src/base/clock.h"
@@ -70,6 +71,8 @@ size_t OnWrite(char* bytes, size_t size, size_t count, void* data) {
 }
 
 size_t OnHeader(char* bytes, size_t size, size_t count, void* data) {
+  const uint64_t max_bytes =
+      static_cast<Transfer*>(data)->request.max_answer_bytes;
   auto& answer = static_cast<Transfer*>(data)->answer;
   const absl::string_view line(bytes, size * count);
   // The headers of "100 Continue" or of a repetition come before.
@@ -78,6 +81,12 @@ size_t OnHeader(char* bytes, size_t size, size_t count, void* data) {
   if (colon != absl::string_view::npos) {
     answer.headers[absl::AsciiStrToLower(line.substr(0, colon))] =
         std::string(absl::StripAsciiWhitespace(line.substr(colon + 1)));
+  }
+  uint64_t length = 0;
+  if (line == "\r\n" &&
+      absl::SimpleAtoi(answer.Header("content-length"), &length)) {
+    // A large object is not copied as it grows.
+    answer.body.reserve(std::min(length, max_bytes));
   }
   return size * count;
 }

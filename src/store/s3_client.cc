@@ -68,20 +68,13 @@ bool MayRepeat(const absl::StatusOr<S3Answer>& answer) {
            absl::IsDeadlineExceeded(answer.status());
   }
   const std::string& code = answer->error_code;
-  switch (answer->http.status) {
-    case 408:
-    case 429:
-    case 500:
-    case 502:
-    case 503:
-    case 504:
-      return true;
-    case 409:
-      return code == "ConditionalRequestConflict" || code == "OperationAborted";
-    default:
-      return code == "RequestTimeout" || code == "InternalError" ||
-             code == "SlowDown" || code == "ExpiredToken";
+  const int status = answer->http.status;
+  if (status == 409) {
+    return code == "ConditionalRequestConflict" || code == "OperationAborted";
   }
+  return status == 408 || status == 429 || (status >= 500 && status != 501) ||
+         code == "RequestTimeout" || code == "InternalError" ||
+         code == "SlowDown" || code == "ExpiredToken";
 }
 
 // Returns up to this time, at random, so that processes do not come together.
@@ -216,8 +209,11 @@ absl::Status S3Client::Unexpected(const S3Request& request,
 absl::Status S3Client::ErrorOf(const S3Request& request,
                                const absl::StatusOr<S3Answer>& answer) const {
   if (!answer.ok()) {
+    // No answer but an object may be large.
+    const bool no_object = absl::IsResourceExhausted(answer.status()) &&
+                           request.operation != StoreOperation::kGet;
     return absl::Status(
-        answer.status().code(),
+        no_object ? absl::StatusCode::kInternal : answer.status().code(),
         absl::StrCat(Describe(request), ": ", answer.status().message()));
   }
   if (MayRepeat(answer)) {

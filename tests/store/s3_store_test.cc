@@ -91,10 +91,10 @@ TEST_F(S3StoreTest, ARequestIsSignedAndHasItsCondition) {
 
 TEST_F(S3StoreTest, TheBucketMayBeInTheHost) {
   const S3Options options = {.bucket = "bucket",
-                       .endpoint = "http://store.invalid",
-                       .region = "eu-west-1",
-                       .path_style = false,
-                       .time_limit = absl::Milliseconds(1)};
+                             .endpoint = "http://store.invalid",
+                             .region = "eu-west-1",
+                             .path_style = false,
+                             .time_limit = absl::Milliseconds(1)};
   S3Store store(options);
   EXPECT_THAT(store.Get("a", 1),
               IsStatus(absl::StatusCode::kUnavailable, "bucket.store.invalid"));
@@ -122,7 +122,7 @@ TEST_F(S3StoreTest, WhatMayPassIsRepeated) {
   for (const std::string& answer :
        {std::string(kClose), ErrorAnswer("503 X", "SlowDown"),
         ErrorAnswer("500 X", "InternalError"), Answer("502 X"), Answer("429 X"),
-        ErrorAnswer("409 X", "ConditionalRequestConflict"),
+        Answer("522 X"), ErrorAnswer("409 X", "ConditionalRequestConflict"),
         ErrorAnswer("400 X", "RequestTimeout")}) {
     S3Store& store = StartWith({answer, answer, kCreated});
     EXPECT_THAT(store.Create("a", {"1"}), IsOkAndHolds("e1")) << answer;
@@ -333,6 +333,9 @@ TEST_F(S3StoreTest, AnAnswerThatIsNotTheApisIsAnError) {
   // The server ignores the range.
   EXPECT_THAT(store.GetRange("a", 2, bytes, &size),
               IsStatus(StatusCode::kInternal, "200"));
+  S3Store& endless = StartWith({Answer("400 X", std::string(1 << 20, 'x'))});
+  EXPECT_THAT(endless.Create("a", {"1"}),
+              IsStatus(StatusCode::kInternal, "the answer has more bytes"));
   S3Store& foreign = StartWith(
       {Answer("200 OK",
               "<ListBucketResult><Contents><Key>other/a</Key><Size>1</Size>"
