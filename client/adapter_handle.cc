@@ -18,11 +18,11 @@ Request Scoring(std::vector<v1::Datum> data, v1::LossConfig loss) {
 
 }  // namespace
 
-AdapterHandle::AdapterHandle(std::shared_ptr<Connection> connection,
-                             CallOptions options, const v1::Adapter& adapter)
+AdapterHandle::AdapterHandle(std::shared_ptr<Route> route, CallOptions options,
+                             const v1::Adapter& adapter)
     : adapter_id_(adapter.adapter_id()),
       options_(std::move(options)),
-      connection_(std::move(connection)),
+      route_(std::move(route)),
       counter_(std::make_shared<StepCounter>(adapter.next_step() - 1,
                                              adapter.epoch())) {}
 
@@ -47,8 +47,8 @@ Future<Reply<Response>> AdapterHandle::Submit(
     if (!status.ok()) reply = status;
     promise->set_value(std::move(reply));
   };
-  const auto call = MakeCall(connection_, method, std::move(request), options_,
-                             std::move(finish));
+  const auto call =
+      MakeCall(route_, method, std::move(request), options_, std::move(finish));
   counter_->SetCancel(number->step, [call] { call->Cancel(); });
   call->Start();
   return future;
@@ -74,7 +74,7 @@ Future<ForwardReply> AdapterHandle::Score(std::vector<v1::Datum> data,
   request.set_adapter_id(adapter_id_);
   request.set_unnumbered(true);
   request.set_snapshot(std::string(snapshot));
-  return Send(connection_, &Training::Forward, std::move(request), options_);
+  return Send(route_, &Training::Forward, std::move(request), options_);
 }
 
 Future<OptimReply> AdapterHandle::OptimStep(v1::AdamWConfig adamw) {
@@ -94,8 +94,7 @@ absl::Status AdapterHandle::Resync() {
   v1::GetAdapterRequest request;
   request.set_adapter_id(adapter_id_);
   const auto reply =
-      Send(connection_, &Adapters::GetAdapter, std::move(request), options_)
-          .get();
+      Send(route_, &Adapters::GetAdapter, std::move(request), options_).get();
   if (!reply.ok()) return reply.status();
   counter_->Reset(reply->message.adapter().next_step() - 1,
                   reply->message.adapter().epoch());

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "client/connection.h"
+#include "client/route.h"
 #include "client/step_counter.h"
 #include "client/unary_call.h"
 #include "weft/v1/adapters.grpc.pb.h"
@@ -31,7 +32,7 @@ using OptimReply = Reply<v1::OptimStepResponse>;
 // Threads: any. Ownership: futures may outlive the handle.
 class AdapterHandle {
  public:
-  AdapterHandle(std::shared_ptr<Connection> connection, CallOptions options,
+  AdapterHandle(std::shared_ptr<Route> route, CallOptions options,
                 const v1::Adapter& adapter);
 
   const std::string& id() const { return adapter_id_; }
@@ -63,9 +64,9 @@ class AdapterHandle {
 
   const std::string adapter_id_;
   const CallOptions options_;
-  // Calls in flight also hold connection_ and counter_, because a call may
+  // Calls in flight also hold route_ and counter_, because a call may
   // outlive the handle.
-  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Route> route_;
   const std::shared_ptr<StepCounter> counter_;
 };
 

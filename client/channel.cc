@@ -19,6 +19,9 @@ grpc::ChannelArguments Arguments() {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  // gRPC takes it for the time limit of a connection, too. Another address may
+  // have to be tried.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2'500);
   return arguments;
 }
 

@@ -1,8 +1,7 @@
-// The connection that a client, its handles and their calls share.
+// A connection to one server.
 #ifndef WEFT_CLIENT_CONNECTION_H_
 #define WEFT_CLIENT_CONNECTION_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -35,10 +34,6 @@ class Connection {
   Connection& operator=(const Connection&) = delete;
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  // Whether a call has had an answer (CallOptions).
-  const std::shared_ptr<std::atomic<bool>>& answered() const {
-    return answered_;
-  }
   v1::AdapterService::Stub& adapters() { return *adapters_; }
   v1::SamplingService::Stub& sampling() { return *sampling_; }
   v1::ServerService::Stub& server() { return *server_; }
@@ -53,8 +48,6 @@ class Connection {
 
  private:
   std::shared_ptr<grpc::Channel> channel_;
-  const std::shared_ptr<std::atomic<bool>> answered_ =
-      std::make_shared<std::atomic<bool>>(false);
   std::unique_ptr<v1::AdapterService::Stub> adapters_;
   std::unique_ptr<v1::SamplingService::Stub> sampling_;
   std::unique_ptr<v1::ServerService::Stub> server_;

@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "client/step_counter.h"
@@ -16,7 +17,7 @@ std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
                                         const Failure& failure,
                                         absl::Duration remaining, double draw) {
   const bool repeatable =
-      absl::IsUnavailable(failure.status) ||
+      absl::IsUnavailable(failure.status) || failure.reason == kMoved ||
       (absl::IsResourceExhausted(failure.status) && failure.retry_after);
   if (!repeatable || !failure.repeatable || policy.max_attempts == 1) {
     return std::nullopt;
@@ -61,17 +62,25 @@ gpr_timespec ToGrpcTime(absl::Time when) {
 
 namespace {
 
-// Returns the name of the status's reason (weft/v1/errors.proto); empty if
-// none.
-std::string ReasonOf(const grpc::Status& status) {
+// Returns the status's reason (weft/v1/errors.proto); empty if none.
+v1::ErrorInfo ReasonOf(const grpc::Status& status) {
   v1::StatusDetails details;
   v1::ErrorInfo info;
   if (!details.ParseFromString(status.error_details()) ||
       details.details_size() != 1 ||
       !info.ParseFromString(details.details(0).value())) {
-    return "";
+    return {};
   }
-  return info.reason();
+  return info;
+}
+
+// Returns whether gRPC has not sent the call, because there is no connection.
+bool IsUnsent(const grpc::Status& status) {
+  for (const char* const text :
+       {"failed to connect to all addresses", "DNS resolution failed"}) {
+    if (absl::StartsWith(status.error_message(), text)) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -83,7 +92,15 @@ Failure ReadFailure(const grpc::Status& status,
   if (trailers.count("weft-step-done") > 0) {
     failure.status.SetPayload(kStepDonePayload, {});
   }
-  if (ReasonOf(status) == "STALE_EPOCH") {
+  failure.from_server = trailers.count("weft-trace-id") > 0;
+  failure.unsent = !failure.from_server && IsUnsent(status);
+  const v1::ErrorInfo info = ReasonOf(status);
+  failure.reason = info.reason();
+  if (failure.reason == kMoved) {
+    const auto owner = info.metadata().find("address");
+    if (owner != info.metadata().end()) failure.owner = owner->second;
+  }
+  if (failure.reason == "STALE_EPOCH") {
     failure.status.SetPayload(kStaleEpochPayload, {});
   }
   const auto hint = trailers.find("grpc-retry-pushback-ms");

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "client/connection.h"
 #include "client/retry.h"
+#include "client/route.h"
 #include "grpcpp/alarm.h"
 #include "grpcpp/grpcpp.h"
 #include "src/base/clock.h"
@@ -48,7 +49,8 @@ std::string AdapterOf(const Request& request) {
   }
 }
 
-// One call with its repetitions. Start begins the call. After Start, the caller
+// One call with its repetitions, and with attempts at other servers, which are
+// no repetitions (Trip). Start begins the call. After Start, the caller
 // may only call Cancel, and gRPC's callbacks keep this object alive until the
 // call ends.
 // Threads: any; `done` runs once, on a thread of gRPC.
@@ -56,14 +58,17 @@ template <typename Request, typename Response>
 class UnaryCall final
     : public std::enable_shared_from_this<UnaryCall<Request, Response>> {
  public:
-  // Starts an attempt by a stub's async() interface, and holds the connection.
+  // Starts an attempt by a stub's async() interface.
   using Method =
       std::function<void(grpc::ClientContext*, const Request*, Response*,
                          std::function<void(grpc::Status)>)>;
   using Done = std::function<void(absl::StatusOr<Reply<Response>>)>;
 
-  UnaryCall(Method method, Request request, CallOptions options, Done done)
-      : method_(std::move(method)),
+  // `trip` decides where `method` makes an attempt; null: `method` does.
+  UnaryCall(Method method, Request request, CallOptions options, Done done,
+            std::shared_ptr<Trip> trip = nullptr)
+      : trip_(std::move(trip)),
+        method_(std::move(method)),
         request_(std::move(request)),
         options_(std::move(options)),
         deadline_(SteadyNow() + options_.timeout),
@@ -122,10 +127,13 @@ class UnaryCall final
     if (failure.retry_after || !absl::IsUnavailable(failure.status)) {
       NoteAnswer();
     }
-    failure.answered = options_.answered == nullptr || *options_.answered;
-    unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
-    const auto delay = NextDelay(options_.retry, unanswered_, failure,
-                                 deadline_ - SteadyNow(), DrawJitter());
+    const absl::StatusOr<bool> elsewhere =
+        trip_ == nullptr ? false : trip_->GoesOn(failure);
+    if (!elsewhere.ok()) {
+      End(elsewhere.status());
+      return;
+    }
+    const auto delay = *elsewhere ? absl::ZeroDuration() : DelayAfter(failure);
     {
       absl::MutexLock lock(&mu_);
       if (delay && !cancelled_) {
@@ -138,11 +146,18 @@ class UnaryCall final
     End(failure.status);
   }
 
+  std::optional<absl::Duration> DelayAfter(Failure& failure) {
+    failure.answered = options_.answered == nullptr || *options_.answered;
+    unanswered_ = failure.retry_after ? 0 : unanswered_ + 1;
+    return NextDelay(options_.retry, unanswered_, failure,
+                     deadline_ - SteadyNow(), DrawJitter());
+  }
+
   void NoteAnswer() {
     if (options_.answered != nullptr) *options_.answered = true;
   }
 
-  // Releases the connection before the caller gets the result. So if the caller
+  // Releases the connections before the caller gets the result. So if the caller
   // then destroys its client, the channel does not close on this thread.
   void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
     {
@@ -150,10 +165,12 @@ class UnaryCall final
       context_ = nullptr;
     }
     method_ = nullptr;
+    trip_ = nullptr;
     done_(std::move(result));
   }
 
-  Method method_;  // Null after the last attempt.
+  std::shared_ptr<Trip> trip_;  // Null after the last attempt, as method_ is.
+  Method method_;
   const Request request_;
   const CallOptions options_;
   const absl::Time deadline_;
@@ -174,21 +191,22 @@ using AsyncMethod = void (Methods::*)(grpc::ClientContext*, const Request*,
                                       Response*,
                                       std::function<void(grpc::Status)>);
 
-// Returns a call of `method`, which holds the connection until its end.
+// Returns a call of `method`, which holds the route until its end.
 template <typename Methods, typename Request, typename Response>
 std::shared_ptr<UnaryCall<Request, Response>> MakeCall(
-    std::shared_ptr<Connection> connection,
+    std::shared_ptr<Route> route,
     AsyncMethod<Methods, Request, Response> method, Request request,
     CallOptions options, typename UnaryCall<Request, Response>::Done done) {
-  auto start = [connection = std::move(connection), method](
-                   grpc::ClientContext* context, const Request* sent,
-                   Response* response, std::function<void(grpc::Status)> end) {
-    (connection->async<Methods>()->*method)(context, sent, response,
-                                            std::move(end));
+  const auto trip = std::make_shared<Trip>(std::move(route));
+  auto start = [trip, method](grpc::ClientContext* context, const Request* sent,
+                              Response* response,
+                              std::function<void(grpc::Status)> end) {
+    (trip->Next().async<Methods>()->*method)(context, sent, response,
+                                             std::move(end));
   };
   return std::make_shared<UnaryCall<Request, Response>>(
-      std::move(start), std::move(request), std::move(options),
-      std::move(done));
+      std::move(start), std::move(request), std::move(options), std::move(done),
+      trip);
 }
 
 template <typename T>
@@ -196,15 +214,14 @@ using Future = std::future<absl::StatusOr<T>>;
 
 // Starts a call of `method` that is no step, and returns its result.
 template <typename Methods, typename Request, typename Response>
-Future<Reply<Response>> Send(std::shared_ptr<Connection> connection,
+Future<Reply<Response>> Send(std::shared_ptr<Route> route,
                              AsyncMethod<Methods, Request, Response> method,
                              Request request, CallOptions options) {
   // The callback shares the promise, because the future's owner may go on
   // before set_value returns.
   const auto promise =
       std::make_shared<std::promise<absl::StatusOr<Reply<Response>>>>();
-  MakeCall(std::move(connection), method, std::move(request),
-           std::move(options),
+  MakeCall(std::move(route), method, std::move(request), std::move(options),
            [promise](absl::StatusOr<Reply<Response>> reply) {
              promise->set_value(std::move(reply));
            })

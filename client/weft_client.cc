@@ -18,12 +18,14 @@ namespace weft::client {
 namespace {
 
 // Sends `request`, which holds the options. Then sends the folder's files,
-// which `read_folder` reads (peft_folder.h). Errors: those of `read_folder` and
-// of the call.
+// which `read_folder` reads (peft_folder.h). Returns the status of the call.
+// Errors: those of `read_folder`.
 template <typename Request, typename Read>
-absl::Status SendFiles(grpc::ClientWriter<Request>& writer,
-                       grpc::ClientContext& context, Request request,
-                       const std::string& folder, Read read_folder) {
+absl::StatusOr<grpc::Status> SendFiles(grpc::ClientWriter<Request>& writer,
+                                       grpc::ClientContext& context,
+                                       Request request,
+                                       const std::string& folder,
+                                       Read read_folder) {
   writer.Write(request);
   const absl::Status read =
       read_folder(folder, [&](const v1::FileChunk& chunk) {
@@ -33,15 +35,16 @@ absl::Status SendFiles(grpc::ClientWriter<Request>& writer,
   if (!read.ok()) context.TryCancel();
   writer.WritesDone();
   const grpc::Status status = writer.Finish();
-  return read.ok() ? FromGrpcStatus(status) : read;
+  if (!read.ok()) return read;
+  return status;
 }
 
-// Writes the files that `reader` receives to `folder`. Errors: those of
-// PeftFolderWriter and of the call.
+// Writes the files that `reader` receives to `folder`. Returns the status of
+// the call. Errors: those of PeftFolderWriter.
 template <typename Response>
-absl::Status ReceiveFiles(grpc::ClientReader<Response>& reader,
-                          grpc::ClientContext& context,
-                          const std::string& folder) {
+absl::StatusOr<grpc::Status> ReceiveFiles(grpc::ClientReader<Response>& reader,
+                                          grpc::ClientContext& context,
+                                          const std::string& folder) {
   PeftFolderWriter writer(folder);
   Response response;
   absl::Status written;
@@ -51,8 +54,8 @@ absl::Status ReceiveFiles(grpc::ClientReader<Response>& reader,
   if (!written.ok()) context.TryCancel();
   const grpc::Status status = reader.Finish();
   if (!written.ok()) return written;
-  if (!status.ok()) return FromGrpcStatus(status);
-  return writer.Commit();
+  if (status.ok()) WEFT_RETURN_IF_ERROR(writer.Commit());
+  return status;
 }
 
 template <typename Request>
@@ -102,28 +105,35 @@ std::vector<float> ReadFloats(absl::string_view raw) {
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
-  WEFT_ASSIGN_OR_RETURN(auto channel,
-                        OpenChannel(options.target, options.security));
+  WEFT_ASSIGN_OR_RETURN(auto route,
+                        Route::Create(options.target, options.security));
   // make_unique cannot call the private constructor.
   return std::unique_ptr<Client>(
-      new Client(std::move(options), std::move(channel)));
+      new Client(std::move(options), std::move(route)));
 }
-
-Client::Client(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
-    : options_(std::move(options)),
-      connection_(std::make_shared<Connection>(std::move(channel))) {}
 
 CallOptions Client::call_options(bool repeat) const {
   CallOptions options{options_.timeout, options_.retry, options_.security.token,
-                      connection_->answered()};
+                      route_->answered()};
   if (!repeat) options.retry.max_attempts = 1;
   return options;
 }
 
-void Client::Prepare(grpc::ClientContext& context,
-                     absl::string_view adapter_id) const {
-  context.set_deadline(ToGrpcTime(SteadyNow() + options_.timeout));
-  AddCallMetadata(context, options_.security.token, adapter_id);
+absl::Status Client::Once(absl::string_view adapter_id,
+                          const Attempt& attempt) const {
+  const absl::Time deadline = SteadyNow() + options_.timeout;
+  Trip trip(route_);
+  while (true) {
+    grpc::ClientContext context;
+    context.set_deadline(ToGrpcTime(deadline));
+    AddCallMetadata(context, options_.security.token, adapter_id);
+    WEFT_ASSIGN_OR_RETURN(const grpc::Status status,
+                          attempt(trip.Next(), context));
+    if (status.ok()) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(const bool goes_on,
+                          trip.GoesOn(ReadFailure(status, context)));
+    if (!goes_on) return FromGrpcStatus(status);
+  }
 }
 
 template <typename Methods, typename Request, typename Response>
@@ -132,8 +142,7 @@ absl::StatusOr<Response> Client::Wait(
     bool repeat) {
   WEFT_ASSIGN_OR_RETURN(
       Reply<Response> reply,
-      Send(connection_, method, std::move(request), call_options(repeat))
-          .get());
+      Send(route_, method, std::move(request), call_options(repeat)).get());
   return std::move(reply.message);
 }
 
@@ -148,18 +157,18 @@ absl::StatusOr<bool> Client::IsHealthy(absl::string_view service) {
   using Request = google::protobuf::StringValue;
   using Response = google::protobuf::Int32Value;
   constexpr int kServing = 1;
-  grpc::ClientContext context;
-  Prepare(context);
   Request request;
   request.set_value(std::string(service));
   Response response;
-  grpc::TemplatedGenericStub<Request, Response> stub(connection_->channel());
-  const auto done = std::make_shared<std::promise<grpc::Status>>();
-  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
-                 &request, &response,
-                 [done](grpc::Status status) { done->set_value(status); });
-  const grpc::Status status = done->get_future().get();
-  if (!status.ok()) return FromGrpcStatus(status);
+  const auto check = [&](Connection& connection, grpc::ClientContext& context) {
+    grpc::TemplatedGenericStub<Request, Response> stub(connection.channel());
+    const auto done = std::make_shared<std::promise<grpc::Status>>();
+    stub.UnaryCall(&context, "/grpc.health.v1.Health/Check",
+                   grpc::StubOptions(), &request, &response,
+                   [done](grpc::Status status) { done->set_value(status); });
+    return done->get_future().get();
+  };
+  WEFT_RETURN_IF_ERROR(Once("", check));
   return response.value() == kServing;
 }
 
@@ -180,17 +189,18 @@ absl::Status Client::WriteSnapshot() {
 
 absl::StatusOr<std::string> Client::Profile(uint32_t steps,
                                             absl::Duration time) {
-  grpc::ClientContext context;
-  Prepare(context);
   v1::ProfileRequest request;
   request.set_steps(steps);
   request.set_seconds(absl::ToDoubleSeconds(time));
-  const auto reader = connection_->server().Profile(&context, request);
   std::string trace;
-  v1::ProfileResponse response;
-  while (reader->Read(&response)) trace += response.trace();
-  const grpc::Status status = reader->Finish();
-  if (!status.ok()) return FromGrpcStatus(status);
+  const auto profile = [&](Connection& connection,
+                           grpc::ClientContext& context) {
+    const auto reader = connection.server().Profile(&context, request);
+    v1::ProfileResponse response;
+    while (reader->Read(&response)) trace += response.trace();
+    return reader->Finish();
+  };
+  WEFT_RETURN_IF_ERROR(Once("", profile));
   return trace;
 }
 
@@ -203,43 +213,44 @@ absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::CreateAdapter(
   request.set_durability(durability);
   WEFT_ASSIGN_OR_RETURN(const auto response,
                         Wait(&Adapters::CreateAdapter, std::move(request)));
-  return std::make_unique<AdapterHandle>(connection_, call_options(),
+  return std::make_unique<AdapterHandle>(route_, call_options(),
                                          response.adapter());
 }
 
 absl::StatusOr<std::unique_ptr<AdapterHandle>> Client::OpenAdapter(
     absl::string_view adapter_id) {
   WEFT_ASSIGN_OR_RETURN(const v1::Adapter adapter, GetAdapter(adapter_id));
-  return std::make_unique<AdapterHandle>(connection_, call_options(), adapter);
+  return std::make_unique<AdapterHandle>(route_, call_options(), adapter);
 }
 
 absl::StatusOr<v1::Adapter> Client::ImportAdapter(absl::string_view adapter_id,
                                                   const std::string& folder,
                                                   absl::string_view tenant,
                                                   v1::Durability durability) {
-  grpc::ClientContext context;
-  Prepare(context, adapter_id);
   v1::ImportAdapterResponse response;
   v1::ImportAdapterRequest request;
   request.mutable_options()->set_adapter_id(std::string(adapter_id));
   request.mutable_options()->set_tenant(std::string(tenant));
   request.mutable_options()->set_durability(durability);
-  WEFT_RETURN_IF_ERROR(
-      SendFiles(*connection_->adapters().ImportAdapter(&context, &response),
-                context, std::move(request), folder, ReadPeftFolder));
+  const auto send = [&](Connection& connection, grpc::ClientContext& context) {
+    return SendFiles(*connection.adapters().ImportAdapter(&context, &response),
+                     context, request, folder, ReadPeftFolder);
+  };
+  WEFT_RETURN_IF_ERROR(Once(adapter_id, send));
   return std::move(*response.mutable_adapter());
 }
 
 absl::StatusOr<v1::Checkpoint> Client::UploadCheckpoint(
     const v1::UploadOptions& options, const std::string& folder) {
-  grpc::ClientContext context;
-  Prepare(context, options.adapter_id());
   v1::UploadCheckpointResponse response;
   v1::UploadCheckpointRequest request;
   *request.mutable_options() = options;
-  WEFT_RETURN_IF_ERROR(
-      SendFiles(*connection_->adapters().UploadCheckpoint(&context, &response),
-                context, std::move(request), folder, ReadCheckpointFolder));
+  const auto send = [&](Connection& connection, grpc::ClientContext& context) {
+    return SendFiles(
+        *connection.adapters().UploadCheckpoint(&context, &response), context,
+        request, folder, ReadCheckpointFolder);
+  };
+  WEFT_RETURN_IF_ERROR(Once(options.adapter_id(), send));
   return std::move(*response.mutable_checkpoint());
 }
 
@@ -247,26 +258,28 @@ absl::Status Client::ExportAdapter(absl::string_view adapter_id,
                                    absl::string_view snapshot,
                                    const std::string& folder,
                                    v1::Loader loader) {
-  grpc::ClientContext context;
-  Prepare(context, adapter_id);
   auto request = OfAdapter<v1::ExportAdapterRequest>(adapter_id);
   request.set_snapshot(std::string(snapshot));
   request.set_loader(loader);
-  return ReceiveFiles<v1::ExportAdapterResponse>(
-      *connection_->adapters().ExportAdapter(&context, request), context,
-      folder);
+  return Once(adapter_id,
+              [&](Connection& connection, grpc::ClientContext& context) {
+                return ReceiveFiles<v1::ExportAdapterResponse>(
+                    *connection.adapters().ExportAdapter(&context, request),
+                    context, folder);
+              });
 }
 
 absl::Status Client::DownloadCheckpoint(absl::string_view adapter_id,
                                         absl::string_view name,
                                         const std::string& folder) {
-  grpc::ClientContext context;
-  Prepare(context, adapter_id);
   auto request = OfAdapter<v1::DownloadCheckpointRequest>(adapter_id);
   request.set_name(std::string(name));
-  return ReceiveFiles<v1::DownloadCheckpointResponse>(
-      *connection_->adapters().DownloadCheckpoint(&context, request), context,
-      folder);
+  return Once(
+      adapter_id, [&](Connection& connection, grpc::ClientContext& context) {
+        return ReceiveFiles<v1::DownloadCheckpointResponse>(
+            *connection.adapters().DownloadCheckpoint(&context, request),
+            context, folder);
+      });
 }
 
 absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {
@@ -350,16 +363,18 @@ absl::StatusOr<v1::SampleResponse> Client::Sample(
 absl::Status Client::SampleStream(
     const v1::SampleRequest& request,
     const std::function<bool(const v1::SampleStreamResponse&)>& on_delta) {
-  grpc::ClientContext context;
-  Prepare(context, request.adapter_id());
   v1::SampleStreamRequest outer;
   *outer.mutable_request() = request;
-  const auto reader = connection_->sampling().SampleStream(&context, outer);
-  v1::SampleStreamResponse delta;
-  while (reader->Read(&delta)) {
-    if (!on_delta(delta)) context.TryCancel();
-  }
-  return FromGrpcStatus(reader->Finish());
+  const auto stream = [&](Connection& connection,
+                          grpc::ClientContext& context) {
+    const auto reader = connection.sampling().SampleStream(&context, outer);
+    v1::SampleStreamResponse delta;
+    while (reader->Read(&delta)) {
+      if (!on_delta(delta)) context.TryCancel();
+    }
+    return reader->Finish();
+  };
+  return Once(request.adapter_id(), stream);
 }
 
 }  // namespace weft::client

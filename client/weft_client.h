@@ -31,6 +31,7 @@
 #include "client/channel.h"
 #include "client/connection.h"
 #include "client/retry.h"
+#include "client/route.h"
 #include "client/unary_call.h"
 #include "weft/v1/adapters.grpc.pb.h"
 #include "weft/v1/sampling.grpc.pb.h"
@@ -40,6 +41,9 @@
 namespace weft::client {
 
 struct ClientOptions {
+  // The server's address, or those of several servers with commas between them:
+  // the client calls the next when one cannot be reached. If another server has
+  // the state, the client calls that one (route.h).
   std::string target = "127.0.0.1:50051";
   // The time for each call, including its repetitions.
   absl::Duration timeout = absl::Minutes(10);
@@ -147,12 +151,17 @@ class Client {
       const std::function<bool(const v1::SampleStreamResponse&)>& on_delta);
 
  private:
-  explicit Client(ClientOptions options,
-                  std::shared_ptr<grpc::Channel> channel);
+  Client(ClientOptions options, std::shared_ptr<Route> route)
+      : options_(std::move(options)), route_(std::move(route)) {}
 
   CallOptions call_options(bool repeat = true) const;
-  void Prepare(grpc::ClientContext& context,
-               absl::string_view adapter_id = "") const;
+  // Makes an attempt of a call at a connection, and returns the call's status.
+  // Errors: those that have another cause than the call.
+  using Attempt = std::function<absl::StatusOr<grpc::Status>(
+      Connection&, grpc::ClientContext&)>;
+  // Makes a call that is not repeated, but goes on to other servers while it
+  // has not run.
+  absl::Status Once(absl::string_view adapter_id, const Attempt& attempt) const;
 
   // Calls `method` and waits for the reply.
   template <typename Methods, typename Request, typename Response>
@@ -160,7 +169,7 @@ class Client {
                                 Request request, bool repeat = true);
 
   const ClientOptions options_;
-  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<Route> route_;
 };
 
 }  // namespace weft::client

@@ -37,7 +37,8 @@ std::vector<Command> AllCommands() {
 std::vector<FlagSpec> CommonFlags() {
   const char* server = std::getenv("WEFT_SERVER");
   std::vector<FlagSpec> flags = {
-      {"server", "HOST:PORT", "the server, or WEFT_SERVER",
+      {"server", "HOST:PORT,...",
+       "the server, or several that have its state in turn, or WEFT_SERVER",
        server != nullptr ? server : "127.0.0.1:50051"},
       {"output", "json|table", "also -o", "table"},
       {"timeout", "DURATION", "time for each call, repetitions included",

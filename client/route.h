@@ -1,0 +1,98 @@
+// Decides to which of several servers a client's calls go.
+//
+// Of servers with the same state only one, its owner, runs calls. The others
+// answer MOVED with the owner's address, and have not run the call. So any call
+// is safe to make there, and all calls of the client go there from then on,
+// until the owner cannot be reached.
+#ifndef WEFT_CLIENT_ROUTE_H_
+#define WEFT_CLIENT_ROUTE_H_
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "client/channel.h"
+#include "client/connection.h"
+#include "client/retry.h"
+
+namespace weft::client {
+
+// The connections of a client, which its handles and their calls share.
+// Threads: any.
+class Route {
+ public:
+  // `target` is an address, or several HOST:PORT with commas between them.
+  // Errors: those of OpenChannel for one of them.
+  static absl::StatusOr<std::shared_ptr<Route>> Create(
+      const std::string& target, const Security& security);
+
+  size_t num_addresses() const { return addresses_.size(); }
+  // Whether a call has had an answer (CallOptions).
+  const std::shared_ptr<std::atomic<bool>>& answered() const {
+    return answered_;
+  }
+  // Returns the address that calls go to now.
+  std::string target() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Connection> ConnectionTo(const std::string& target)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Notes that the server at `asked` names the owner. Errors:
+  // FAILED_PRECONDITION if the owner's address is none, or if a token would go
+  // there in plaintext.
+  absl::Status Follow(const std::string& asked, const std::string& owner)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Notes that the server at `asked` cannot be reached, or knows no owner.
+  void Leave(const std::string& asked) ABSL_LOCKS_EXCLUDED(mu_);
+  // Forgets the owner, and begins with the first address.
+  void Restart() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  Route(std::vector<std::string> addresses, Security security)
+      : addresses_(std::move(addresses)), security_(std::move(security)) {}
+  absl::Status Open(const std::string& address) ABSL_LOCKS_EXCLUDED(mu_);
+  const std::string& Target() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return owner_.empty() ? addresses_[place_] : owner_;
+  }
+
+  const std::vector<std::string> addresses_;
+  const Security security_;
+  const std::shared_ptr<std::atomic<bool>> answered_ =
+      std::make_shared<std::atomic<bool>>(false);
+  mutable absl::Mutex mu_;
+  // The address in use while no owner is known.
+  size_t place_ ABSL_GUARDED_BY(mu_) = 0;
+  std::string owner_ ABSL_GUARDED_BY(mu_);  // Empty: none is known.
+  std::map<std::string, std::shared_ptr<Connection>> connections_
+      ABSL_GUARDED_BY(mu_);
+};
+
+// The servers that one call asks.
+// Threads: one attempt of the call at a time.
+class Trip {
+ public:
+  explicit Trip(std::shared_ptr<Route> route) : route_(std::move(route)) {}
+
+  // Returns the connection for the next attempt, and holds it meanwhile.
+  Connection& Next();
+  // Notes that the latest attempt failed. Returns whether the call goes on with
+  // another attempt at once, because it has not run. If not, an attempt after
+  // a pause may find another server. Errors: those of Route::Follow.
+  absl::StatusOr<bool> GoesOn(const Failure& failure);
+
+ private:
+  const std::shared_ptr<Route> route_;
+  std::string asked_;
+  std::shared_ptr<Connection> connection_;
+  int hops_ = 0;       // Answers MOVED in a row.
+  size_t unsent_ = 0;  // Attempts in a row without a connection.
+};
+
+}  // namespace weft::client
+
+#endif  // WEFT_CLIENT_ROUTE_H_
