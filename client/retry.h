@@ -39,7 +39,7 @@ struct Failure {
   std::optional<absl::Duration> retry_after;  // The server's hint, if any.
   bool repeatable = true;   // False: the server asks clients not to retry.
   bool answered = true;     // The client has had an answer before.
-  bool from_server = true;  // The server sent the error, not the connection.
+  bool from_server = true;  // The server sent it, not the connection.
   bool unsent = false;      // The call has not left: there is no connection.
   std::string reason = {};  // weft/v1/errors.proto; empty: none.
   std::string owner = {};   // The address with the reason kMoved.
@@ -48,9 +48,9 @@ struct Failure {
 // Returns how long to wait after an attempt failed, or nullopt to give up. A
 // call is repeated after UNAVAILABLE, MOVED, or RESOURCE_EXHAUSTED with a hint,
 // unless the server forbids a retry. All other errors are final. `attempt`
-// counts the attempts in a row that failed without a hint, including the latest attempt.
-// `remaining` is the time until the deadline. NextDelay gives up if the delay
-// would be at least `remaining`. `draw` in [0, 1) sets the jitter.
+// counts the attempts in a row that failed without a hint, including the latest
+// attempt. `remaining` is the time until the deadline. NextDelay gives up if
+// the delay would be at least `remaining`. `draw` in [0, 1) sets the jitter.
 std::optional<absl::Duration> NextDelay(const RetryPolicy& policy, int attempt,
                                         const Failure& failure,
                                         absl::Duration remaining, double draw);

@@ -53,7 +53,7 @@ absl::StatusOr<std::shared_ptr<Route>> Route::Create(const std::string& target,
 }
 
 absl::Status Route::Open(const std::string& address) {
-  const absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   if (connections_.contains(address)) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(auto channel, OpenChannel(address, security_));
   connections_[address] = std::make_shared<Connection>(std::move(channel));
@@ -61,12 +61,12 @@ absl::Status Route::Open(const std::string& address) {
 }
 
 std::string Route::target() const {
-  const absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   return Target();
 }
 
 std::shared_ptr<Connection> Route::ConnectionTo(const std::string& target) {
-  const absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   return connections_.at(target);
 }
 
@@ -79,14 +79,14 @@ absl::Status Route::Follow(const std::string& asked, const std::string& owner) {
     return absl::FailedPreconditionError(absl::StrCat(
         asked, " names the owner '", owner, "': ", opened.message()));
   }
-  const absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   // Another call may have learnt more since this one was sent.
   if (Target() == asked) owner_ = owner;
   return absl::OkStatus();
 }
 
 void Route::Leave(const std::string& asked) {
-  const absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   if (owner_ == asked) {
     owner_.clear();
   } else if (Target() == asked) {
@@ -95,7 +95,7 @@ void Route::Leave(const std::string& asked) {
 }
 
 void Route::Restart() {
-  const absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&mu_);
   owner_.clear();
   place_ = 0;
 }

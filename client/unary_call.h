@@ -157,8 +157,8 @@ class UnaryCall final
     if (options_.answered != nullptr) *options_.answered = true;
   }
 
-  // Releases the connections before the caller gets the result. So if the caller
-  // then destroys its client, the channel does not close on this thread.
+  // Releases the connections before the caller gets the result. So if the
+  // caller then destroys its client, no channel closes on this thread.
   void End(absl::StatusOr<Reply<Response>> result) ABSL_LOCKS_EXCLUDED(mu_) {
     {
       absl::MutexLock lock(&mu_);
@@ -169,7 +169,8 @@ class UnaryCall final
     done_(std::move(result));
   }
 
-  std::shared_ptr<Trip> trip_;  // Null after the last attempt, as method_ is.
+  // Both are null after the last attempt.
+  std::shared_ptr<Trip> trip_;
   Method method_;
   const Request request_;
   const CallOptions options_;

@@ -11,13 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
+#include "client/route.h"
 #include "client/unary_call.h"
 #include "gtest/gtest.h"
 
 namespace weft::client {
 namespace {
-
-using Call = UnaryCall<v1::GetInfoRequest, v1::GetInfoResponse>;
 
 // Listens, and never answers.
 class SilentServer {
@@ -50,29 +49,19 @@ class SilentServer {
 TEST(ConnectionTest, ACallbackMayLetGoOfTheLastReference) {
   const SilentServer server;
   for (int round = 0; round < 20; ++round) {
-    auto connection =
-        std::make_shared<Connection>(OpenChannel(server.target(), {}).value());
-    const std::weak_ptr<Connection> observed = connection;
-    Call::Method method = [connection](grpc::ClientContext* context,
-                                       const v1::GetInfoRequest* request,
-                                       v1::GetInfoResponse* response,
-                                       auto done) {
-      connection->server().async()->GetInfo(context, request, response, done);
-    };
+    std::shared_ptr<Route> route = Route::Create(server.target(), {}).value();
+    const std::weak_ptr<Route> observed = route;
     std::promise<absl::StatusCode> ended;
     auto future = ended.get_future();
-    std::make_shared<Call>(
-        std::move(method), v1::GetInfoRequest(),
-        CallOptions{.timeout = absl::Milliseconds(40),
-                    .retry = {.max_attempts = 1}},
-        [&observed, ended = std::make_shared<decltype(ended)>(
-                        std::move(ended))](const auto& reply) {
-          EXPECT_TRUE(observed.expired());
-          ended->set_value(reply.status().code());
-        })
+    MakeCall(std::move(route), &Server::GetInfo, v1::GetInfoRequest(),
+             CallOptions{.timeout = absl::Milliseconds(40),
+                         .retry = {.max_attempts = 1}},
+             [&observed, ended = std::make_shared<decltype(ended)>(
+                             std::move(ended))](const auto& reply) {
+               EXPECT_TRUE(observed.expired());
+               ended->set_value(reply.status().code());
+             })
         ->Start();
-    method = nullptr;
-    connection.reset();
     EXPECT_EQ(future.get(), absl::StatusCode::kDeadlineExceeded);
   }
 }
