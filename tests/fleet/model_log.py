@@ -198,9 +198,9 @@ class Turn:
 
     def then(self, daemon: Daemon, world: World | None = None) -> World:
         world = world or self.world
-        daemons = list(world.daemons)
-        daemons[self.index] = daemon
-        return world._replace(daemons=tuple(daemons))
+        before = world.daemons[: self.index]
+        after = world.daemons[self.index + 1 :]
+        return world._replace(daemons=(*before, daemon, *after))
 
     def swap(self, manifest: Manifest) -> World:
         """Swaps the manifest, of which no other daemon has the ETag any more."""
@@ -394,7 +394,8 @@ class Turn:
 def in_order(world: World) -> World:
     """Returns the world that stands for all that differ only in the order of the
     daemons, which are alike."""
-    return world._replace(daemons=tuple(sorted(world.daemons)))
+    daemons = tuple(sorted(world.daemons))
+    return world if daemons == world.daemons else world._replace(daemons=daemons)
 
 
 def explore(model: Model, name: str) -> bool:
