@@ -4,11 +4,11 @@
 #include <openssl/hmac.h>
 #include <openssl/rand.h>
 
-#include <array>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -17,6 +17,7 @@
 #include "server/tinker/wire/fields.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/mutex.h"
 
 namespace weft::server::tinker {
 namespace {
@@ -38,7 +39,7 @@ absl::StatusOr<std::string> SignJwt(absl::string_view signed_part) {
 
 absl::Status BadJwt() {
   return absl::UnauthenticatedError(
-      "the JWT is not of this process, or has expired: exchange the API key "
+      "the JWT is not of this server, or has expired: exchange the API key "
       "again");
 }
 
@@ -121,19 +122,48 @@ bool IsSignature(absl::string_view given, const std::string& signature) {
          CRYPTO_memcmp(given.data(), signature.data(), given.size()) == 0;
 }
 
-absl::StatusOr<std::string> Sign(const std::string& text) {
-  using Secret = std::array<unsigned char, 32>;
-  static const std::pair<Secret, int> secret = [] {
-    std::pair<Secret, int> made;
-    made.second = RAND_bytes(made.first.data(), made.first.size());
-    return made;
-  }();
-  if (secret.second != 1) {
-    return absl::InternalError("no randomness for signatures");
+namespace {
+
+constexpr size_t kSecretBytes = 32;
+
+struct Secret {
+  Mutex mu;
+  std::string bytes ABSL_GUARDED_BY(mu);  // Empty: none is drawn yet.
+};
+
+Secret& TheSecret() {
+  static Secret* const secret = new Secret();  // Lives as long as the threads.
+  return *secret;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> SigningSecret() {
+  Secret& secret = TheSecret();
+  MutexLock lock(&secret.mu);
+  if (secret.bytes.empty()) {
+    std::string bytes(kSecretBytes, '\0');
+    if (RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()),
+                   kSecretBytes) != 1) {
+      return absl::InternalError("no randomness for signatures");
+    }
+    secret.bytes = std::move(bytes);
   }
+  return secret.bytes;
+}
+
+bool TakeSigningSecret(const std::string& secret) {
+  if (secret.size() != kSecretBytes) return false;
+  MutexLock lock(&TheSecret().mu);
+  TheSecret().bytes = secret;
+  return true;
+}
+
+absl::StatusOr<std::string> Sign(const std::string& text) {
+  WEFT_ASSIGN_OR_RETURN(const std::string secret, SigningSecret());
   unsigned char digest[32];
   unsigned size = sizeof(digest);
-  HMAC(EVP_sha256(), secret.first.data(), secret.first.size(),
+  HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
        reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest,
        &size);
   return absl::BytesToHexString(

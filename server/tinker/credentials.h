@@ -20,19 +20,24 @@ std::string OrganizationOf(const Caller& caller);
 // none may repeat. Errors: INTERNAL if the system has no random bits.
 absl::StatusOr<std::string> NewId();
 
-// Returns the HMAC-SHA256 of `text` in hex, with a secret that each process
-// draws anew. It signs download URLs, JWTs and the ids of samples' futures, so
-// that nobody can guess one. Errors: INTERNAL if the system has no random bits
-// for the secret.
+// Returns the HMAC-SHA256 of `text` in hex, with a secret. It signs download
+// URLs, JWTs and the ids of samples' futures, so that nobody can guess one.
+// Errors: INTERNAL if the system has no random bits for the secret.
 absl::StatusOr<std::string> Sign(const std::string& text);
+
+// The secret, which a process draws at first. With a state, the first process
+// keeps it, and later ones take it, so that what one has signed is good for the
+// next.
+absl::StatusOr<std::string> SigningSecret();
+// Returns false if `secret` is none.
+bool TakeSigningSecret(const std::string& secret);
 
 // Compares a signature with the one that a client gave, in constant time.
 bool IsSignature(absl::string_view given, const std::string& signature);
 
 // The SDK exchanges an API key for a short-lived token (JWT), which it then
 // sends in its place. A JWT names the access token by its hash, so it permits
-// what the access token permits, and no longer than that. Signatures are of
-// this process: after a restart the SDK exchanges its key again.
+// what the access token permits, and no longer than that.
 //
 // Every JWT begins with this, and no API key does.
 inline constexpr char kJwtPrefix[] = "eyJ";

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
+#include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
@@ -22,8 +23,9 @@
 namespace weft::server::tinker {
 namespace {
 
-constexpr const char* kKindNames[] = {"session", "model", "sampler", "orphan",
-                                      "making",  "loss",  "usage",   "event"};
+constexpr const char* kKindNames[] = {"session", "model",  "sampler",
+                                      "orphan",  "making", "loss",
+                                      "usage",   "event",  "secret"};
 
 // The memory of an entry of a table besides its text: the entry's fields, its
 // place in the table, and what the ledger remembers of it.
@@ -162,9 +164,23 @@ void MakeModels(Front& front, std::vector<LedgerEntry> entries, size_t next) {
   front.ready = true;
 }
 
+// Takes the secret of earlier processes, or keeps this one's for later ones.
+void RestoreSecret(Front& front) {
+  const std::vector<LedgerEntry> kept =
+      front.ledger.ReadAll(EntryKind::kSecret);
+  if (!kept.empty() && TakeSigningSecret(kept.front().bytes)) return;
+  absl::StatusOr<std::string> secret = SigningSecret();
+  if (!secret.ok()) return;  // Then signing fails, and says so.
+  front.ledger.Put(
+      EntryKind::kSecret,
+      {.id = "signing", .fields = Json::object(), .bytes = *std::move(secret)},
+      [](const absl::Status&) {});
+}
+
 }  // namespace
 
 void RestoreTables(Front& front) {
+  RestoreSecret(front);
   RestoreSessions(front, SteadyNow());
   RestoreModels(front);
   RestoreSamplers(front);

@@ -40,6 +40,7 @@ enum class EntryKind : uint8_t {
   // What a tenant has used and done (accounts.h).
   kUsage,
   kEvent,
+  kSecret,  // What Sign signs with (credentials.h).
 };
 
 struct LedgerEntry {

@@ -1,8 +1,9 @@
 // Keeps the files of checkpoints, each whole or absent, on a disk
 // (disk_checkpoints.h) or in an object store (object_checkpoints.h).
 //
-// Errors of all functions: those of durable_folder.h or of object_store.h, and
-// ABORTED if a later owner of the state has written the checkpoint.
+// Errors of all functions: those of durable_folder.h or of object_store.h;
+// ABORTED if a later owner of the state has written the checkpoint;
+// RESOURCE_EXHAUSTED with the reason CHECKPOINT_STORE_UNREACHABLE.
 // Threads: one at a time. The functions block on the disk or the store.
 #ifndef WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
 #define WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
@@ -37,7 +38,7 @@ class CheckpointFiles {
 
   // Writes a checkpoint whose tensors have `bytes`. Errors: ALREADY_EXISTS
   // without `overwrite`; RESOURCE_EXHAUSTED with the reason
-  // CHECKPOINT_DISK_FULL or CHECKPOINT_STORE_UNREACHABLE.
+  // CHECKPOINT_DISK_FULL.
   virtual absl::Status Write(const CheckpointName& name,
                              const DurableFolder& folder, uint64_t bytes,
                              bool overwrite) = 0;

@@ -30,8 +30,8 @@ std::string FileKey(const CheckpointName& name, const FolderManifest& manifest,
                       manifest.place, "/", file);
 }
 
-// A step that fails with UNAVAILABLE would have no result, and run again when
-// its process starts again. But this one ends, and its client may try again.
+// A step that fails with UNAVAILABLE has no result, and runs again when its
+// process starts again. But this one ends, and its client may try again.
 absl::Status AsResult(const absl::Status& status) {
   if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) {
     return status;
@@ -69,23 +69,23 @@ absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
       .fields = folder.fields,
       .place = absl::StrCat("e", epoch_, "-", num_places_++),
       .epoch = epoch_};
-  absl::Status written;
   for (const auto& [file, contents] : folder.files) {
-    written = store_.Create(FileKey(name, manifest, file), {contents}).status();
-    // The place is this call's own: the answer to an attempt was lost.
-    if (absl::IsAlreadyExists(written)) written = absl::OkStatus();
-    if (!written.ok()) break;
     manifest.files.push_back(DescribeFile(file, contents));
+    const absl::Status written =
+        store_.Create(FileKey(name, manifest, file), {contents}).status();
+    // The place is this call's own: if the file is there, an answer was lost.
+    if (!written.ok() && !absl::IsAlreadyExists(written)) {
+      RemoveFiles(name, manifest);
+      return written;
+    }
   }
-  if (written.ok()) written = WriteManifest(name, manifest, *before);
+  const absl::Status written = WriteManifest(name, manifest, *before);
   if (written.ok()) {
     RemoveFiles(name, before->manifest);
-  } else if (!absl::IsUnavailable(written) &&
-             !absl::IsDeadlineExceeded(written)) {
-    // Without an answer, the manifest may be there.
+  } else if (absl::IsAborted(written) || absl::IsAlreadyExists(written)) {
     RemoveFiles(name, manifest);
   }
-  return written;
+  return written;  // After other errors the manifest may be there.
 }
 
 absl::StatusOr<ObjectCheckpoints::Stored> ObjectCheckpoints::ReadManifest(
@@ -96,7 +96,7 @@ absl::StatusOr<ObjectCheckpoints::Stored> ObjectCheckpoints::ReadManifest(
     return absl::NotFoundError(
         absl::StrCat("\"", name.name, "\" does not exist"));
   }
-  WEFT_RETURN_IF_ERROR(object.status());
+  WEFT_RETURN_IF_ERROR(AsResult(object.status()));
   std::optional<FolderManifest> manifest = ParseManifest(object->bytes);
   if (!manifest || manifest->place.empty()) {
     return DamagedFile(name.name, kManifestFile, "is damaged");
@@ -142,7 +142,8 @@ absl::StatusOr<FileSource> ObjectCheckpoints::OpenFile(
     return piece;
   };
   const FileSource source(file.name, file.size, read);
-  WEFT_RETURN_IF_ERROR(CheckFile(source, name.name, file, piece_bytes, use));
+  WEFT_RETURN_IF_ERROR(
+      AsResult(CheckFile(source, name.name, file, piece_bytes, use)));
   return source;
 }
 
@@ -215,8 +216,8 @@ absl::Status ObjectCheckpoints::Remove(const CheckpointName& name) {
   if (!stored.ok() && !absl::IsDataLoss(stored.status())) {
     return stored.status();
   }
-  WEFT_RETURN_IF_ERROR(check_owner_());
-  WEFT_RETURN_IF_ERROR(store_.Delete(ManifestKey(name)));
+  WEFT_RETURN_IF_ERROR(AsResult(check_owner_()));
+  WEFT_RETURN_IF_ERROR(AsResult(store_.Delete(ManifestKey(name))));
   if (stored.ok()) RemoveFiles(name, stored->manifest);
   return absl::OkStatus();
 }

@@ -106,6 +106,13 @@ lora::BaseModel BaseOf(const EngineOptions& options,
           .accepts_change = options.accept_base_model_change};
 }
 
+void GiveState(engine::OpenedState opened, engine::EngineParts* parts) {
+  parts->checkpoints = engine::OpenCheckpoints(opened, parts->options);
+  parts->bucket_metrics = std::move(opened.metrics);
+  parts->state = std::move(opened.state);
+  parts->running = std::move(opened.running);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
@@ -161,10 +168,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
   WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options, on_standby));
-  parts.checkpoints = engine::OpenCheckpoints(opened, parts.options);
-  parts.bucket_metrics = std::move(opened.metrics);
-  parts.state = std::move(opened.state);
-  parts.running = std::move(opened.running);
+  GiveState(std::move(opened), &parts);
   std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {
     engine = std::make_unique<engine::EngineImpl>(std::move(parts), registry);

@@ -32,6 +32,7 @@ struct MemoryObjects {
   uint64_t last_etag = 0;
   // Is asked before each write, with the operation and the key.
   std::function<Fate(const std::string&, const std::string&)> fate;
+  absl::Status read_error;  // What Get returns, if it is an error.
   // Runs before each request, without the lock.
   std::function<void(const std::string&, const std::string&)> before;
 };
@@ -69,6 +70,7 @@ class MemoryStore : public ObjectStore {
                              uint64_t /*max_bytes*/) override {
     Before("get", key);
     MutexLock lock(&shared_.mu);
+    if (!shared_.read_error.ok()) return shared_.read_error;
     const auto object = shared_.objects.find(key);
     if (object == shared_.objects.end()) return absl::NotFoundError(key);
     return object->second;

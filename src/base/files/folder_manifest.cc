@@ -94,6 +94,10 @@ absl::Status CheckFile(const FileSource& file, const std::string& folder,
   Sha256Sum sum;
   for (uint64_t offset = 0; offset < file.size(); offset += piece_bytes) {
     absl::StatusOr<std::string> piece = file.Read(offset, piece_bytes);
+    if (absl::IsUnavailable(piece.status()) ||
+        absl::IsDeadlineExceeded(piece.status())) {
+      return piece.status();  // The store is away.
+    }
     if (!piece.ok()) {
       return DamagedFile(
           folder, expected.name,

@@ -42,7 +42,8 @@ absl::Status DamagedFile(const std::string& folder, const std::string& file,
                          const std::string& how);
 
 // Checks a file's size and SHA-256 against the manifest. Passes what it reads
-// to `use`, at most `piece_bytes` at a time. Errors: DATA_LOSS.
+// to `use`, at most `piece_bytes` at a time. Errors: DATA_LOSS; UNAVAILABLE and
+// DEADLINE_EXCEEDED as they are.
 absl::Status CheckFile(const FileSource& file, const std::string& folder,
                        const FolderManifest::File& expected,
                        uint64_t piece_bytes,

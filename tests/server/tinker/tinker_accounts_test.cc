@@ -77,6 +77,20 @@ TEST_F(TinkerAccountsTest, AJwtStandsForItsKeyUntilTheKeyIsGone) {
               HasSubstr("--auth-tokens-file"));
 }
 
+TEST_F(TinkerAccountsTest, WhatAProcessHasSignedIsGoodForTheNext) {
+  const std::string reader = AddKey("r", {Scope::kRead});
+  Start();
+  key_ = reader;
+  const std::string jwt = Post("auth/token")["jwt"];
+  // The next process draws another secret, and then takes that of the first.
+  ASSERT_TRUE(TakeSigningSecret(std::string(32, 'x')));
+  key_ = jwt;
+  EXPECT_EQ(Ask("GET", "auth/apikey/me").status, 401);
+  Restart();
+  EXPECT_EQ(Get("auth/apikey/me")["name"], "r");
+  EXPECT_FALSE(TakeSigningSecret("short"));
+}
+
 TEST_F(TinkerAccountsTest, AJwtThatIsNotGoodIsRefusedAsTheSdkExpects) {
   const std::string key = AddKey("r", {Scope::kRead});
   Start();

@@ -1,0 +1,209 @@
+#include "src/checkpoint/checkpoint_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/base/reason.h"
+#include "src/checkpoint/disk_checkpoints.h"
+#include "src/checkpoint/object_checkpoints.h"
+#include "tests/support/memory_store.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft::checkpoint {
+namespace {
+
+using nlohmann::json;
+using store::MemoryObjects;
+using store::MemoryStore;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using Fate = MemoryObjects::Fate;
+
+const CheckpointName kName = {.adapter_id = "a", .name = "one"};
+
+DurableFolder Folder(const std::string& weights, int step) {
+  return {.files = {{"weights", weights}, {"config", "{}"}},
+          .fields = {{"step", step}}};
+}
+
+// What both places promise.
+class CheckpointFilesTest : public ::testing::TestWithParam<bool> {
+ protected:
+  CheckpointFilesTest() {
+    if (GetParam()) {
+      files_ = std::make_unique<ObjectCheckpoints>(
+          &store_, 1, [] { return absl::OkStatus(); });
+    } else {
+      files_ = std::make_unique<DiskCheckpoints>(folder_.path());
+    }
+  }
+
+  std::vector<std::string> Listed(const std::string& adapter, bool prefix) {
+    std::vector<std::string> names;
+    const auto listed = files_->List(adapter, prefix).value();
+    for (const auto& [name, version] : listed) {
+      names.push_back(name.adapter_id + "/" + name.name);
+    }
+    return names;
+  }
+
+  const TempFolder folder_;
+  MemoryObjects objects_;
+  MemoryStore store_{&objects_};
+  std::unique_ptr<CheckpointFiles> files_;
+};
+
+TEST_P(CheckpointFilesTest, ComeBackAsTheyWere) {
+  ASSERT_THAT(files_->Write(kName, Folder("abc", 1), 3, false), IsOk());
+  const auto read = files_->Read(kName);
+  ASSERT_THAT(read, IsOk());
+  EXPECT_EQ(read->files, Folder("abc", 1).files);
+  EXPECT_EQ(read->fields, json({{"step", 1}}));
+  const auto opened = files_->Open(kName);
+  ASSERT_THAT(opened, IsOk());
+  ASSERT_THAT(opened->files, SizeIs(2));
+  EXPECT_THAT(opened->files[0].Read(1, 100), IsOkAndHolds("bc"));
+  EXPECT_EQ(opened->files[0].name(), "weights");
+  EXPECT_THAT(files_->ReadFields(kName), IsOkAndHolds(json({{"step", 1}})));
+}
+
+TEST_P(CheckpointFilesTest, AreReplacedOnlyIfAsked) {
+  ASSERT_THAT(files_->Write(kName, Folder("abc", 1), 3, false), IsOk());
+  EXPECT_THAT(files_->Write(kName, Folder("x", 2), 1, false),
+              IsStatus(absl::StatusCode::kAlreadyExists, "\"one\""));
+  EXPECT_EQ(files_->Read(kName)->fields, json({{"step", 1}}));
+  const std::string version = files_->List("a", false)->front().version;
+  ASSERT_THAT(files_->Write(kName, Folder("x", 2), 1, true), IsOk());
+  EXPECT_EQ(files_->Read(kName)->files, Folder("x", 2).files);
+  EXPECT_NE(files_->List("a", false)->front().version, version);
+  ASSERT_THAT(files_->ReplaceFields(kName, {{"step", 3}}), IsOk());
+  EXPECT_EQ(files_->Read(kName)->fields, json({{"step", 3}}));
+  EXPECT_EQ(files_->Read(kName)->files, Folder("x", 2).files);
+}
+
+TEST_P(CheckpointFilesTest, AreListedByAdapter) {
+  for (const CheckpointName& name :
+       {kName, CheckpointName{"a", "two"}, CheckpointName{"ab", "one"},
+        CheckpointName{"b", "one"}}) {
+    ASSERT_THAT(files_->Write(name, Folder("w", 1), 1, false), IsOk());
+  }
+  EXPECT_THAT(Listed("a", false), ElementsAre("a/one", "a/two"));
+  EXPECT_THAT(Listed("a", true),
+              ::testing::UnorderedElementsAre("a/one", "a/two", "ab/one"));
+  EXPECT_THAT(Listed("", true), SizeIs(4));
+  EXPECT_THAT(Listed("none", false), IsEmpty());
+  const auto fields =
+      files_->ReadFieldsOf({kName, {"a", "none"}, {"b", "one"}});
+  ASSERT_THAT(fields, SizeIs(3));
+  EXPECT_THAT(fields[0], IsOk());
+  EXPECT_THAT(fields[1], IsStatus(absl::StatusCode::kNotFound, "\"none\""));
+  EXPECT_THAT(fields[2], IsOk());
+}
+
+TEST_P(CheckpointFilesTest, AreRemovedWithAllTheirFiles) {
+  ASSERT_THAT(files_->Write(kName, Folder("abc", 1), 3, false), IsOk());
+  ASSERT_THAT(files_->Write(kName, Folder("abc", 2), 3, true), IsOk());
+  ASSERT_THAT(files_->Remove(kName), IsOk());
+  EXPECT_THAT(files_->Remove(kName),
+              IsStatus(absl::StatusCode::kNotFound, "\"one\""));
+  EXPECT_THAT(files_->Read(kName),
+              IsStatus(absl::StatusCode::kNotFound, "\"one\""));
+  EXPECT_THAT(files_->ReplaceFields(kName, {}),
+              IsStatus(absl::StatusCode::kNotFound, ""));
+  EXPECT_THAT(objects_.objects, IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(, CheckpointFilesTest, ::testing::Bool(),
+                         [](const auto& test) {
+                           return test.param ? "Objects" : "Disk";
+                         });
+
+class ObjectCheckpointsTest : public ::testing::Test {
+ protected:
+  ObjectCheckpoints Of(uint64_t epoch) {
+    return {&store_, epoch, [this] { return owner_; }};
+  }
+
+  MemoryObjects objects_;
+  MemoryStore store_{&objects_};
+  absl::Status owner_;
+};
+
+TEST_F(ObjectCheckpointsTest, AnEarlierOwnerReplacesNothing) {
+  ASSERT_THAT(Of(2).Write(kName, Folder("new", 2), 3, false), IsOk());
+  const auto objects = objects_.objects.size();
+  EXPECT_THAT(Of(1).Write(kName, Folder("old", 1), 3, true),
+              IsStatus(absl::StatusCode::kAborted, "later owner"));
+  EXPECT_THAT(Of(1).ReplaceFields(kName, {}),
+              IsStatus(absl::StatusCode::kAborted, "later owner"));
+  EXPECT_EQ(Of(1).Read(kName)->fields, json({{"step", 2}}));
+  EXPECT_EQ(objects_.objects.size(), objects);
+  ASSERT_THAT(Of(3).Write(kName, Folder("newer", 3), 3, true), IsOk());
+  owner_ = absl::AbortedError("another has it");
+  EXPECT_THAT(Of(3).Remove(kName),
+              IsStatus(absl::StatusCode::kAborted, "another has it"));
+  EXPECT_THAT(Of(3).Write({"a", "two"}, Folder("w", 1), 1, false),
+              IsStatus(absl::StatusCode::kAborted, "another has it"));
+  EXPECT_EQ(Of(3).Read(kName)->fields, json({{"step", 3}}));
+}
+
+TEST_F(ObjectCheckpointsTest, AnAnswerThatIsLostIsFound) {
+  ObjectCheckpoints files = Of(1);
+  ASSERT_THAT(files.Write(kName, Folder("abc", 1), 3, false), IsOk());
+  // Each request that writes is executed twice.
+  objects_.fate = [](const auto&, const auto&) { return Fate::kRepeated; };
+  ASSERT_THAT(files.Write(kName, Folder("def", 2), 3, true), IsOk());
+  ASSERT_THAT(files.Write({"a", "two"}, Folder("w", 1), 1, false), IsOk());
+  EXPECT_EQ(files.Read(kName)->files, Folder("def", 2).files);
+}
+
+TEST_F(ObjectCheckpointsTest, AStoreThatIsAwayEndsTheStepAndLosesNothing) {
+  ObjectCheckpoints files = Of(1);
+  ASSERT_THAT(files.Write(kName, Folder("abc", 1), 3, false), IsOk());
+  for (int at = 0; at < 3; ++at) {  // Two files, the manifest.
+    objects_.fate = [left = at](const auto&, const auto&) mutable {
+      return left-- == 0 ? Fate::kRefused : Fate::kGood;
+    };
+    const absl::Status refused = files.Write(kName, Folder("def", 2), 3, true);
+    EXPECT_THAT(refused, IsStatus(absl::StatusCode::kResourceExhausted, ""));
+    EXPECT_EQ(FindReason(refused)->name, "CHECKPOINT_STORE_UNREACHABLE");
+    objects_.fate = nullptr;
+    EXPECT_EQ(files.Read(kName)->files, Folder("abc", 1).files);
+  }
+  ASSERT_THAT(files.Write(kName, Folder("def", 2), 3, true), IsOk());
+  // A store that is away is no damage.
+  objects_.read_error = absl::UnavailableError("away");
+  for (const absl::Status& status :
+       {files.Read(kName).status(), files.Open(kName).status(),
+        files.ReadFields(kName).status(), files.Remove(kName)}) {
+    EXPECT_EQ(FindReason(status)->name, "CHECKPOINT_STORE_UNREACHABLE");
+  }
+}
+
+TEST_F(ObjectCheckpointsTest, DamageIsFoundAndNamed) {
+  ObjectCheckpoints files = Of(1);
+  ASSERT_THAT(files.Write(kName, Folder("abc", 1), 3, false), IsOk());
+  const std::string weights = "checkpoint-files/a/one/e1-0/weights";
+  ASSERT_TRUE(objects_.objects.contains(weights));
+  objects_.objects[weights].bytes = "abd";
+  EXPECT_THAT(files.Read(kName), IsStatus(absl::StatusCode::kDataLoss,
+                                          "weights of folder \"one\""));
+  EXPECT_THAT(files.Open(kName),
+              IsStatus(absl::StatusCode::kDataLoss, "another SHA-256"));
+  objects_.objects.erase(weights);
+  EXPECT_THAT(files.Read(kName),
+              IsStatus(absl::StatusCode::kDataLoss, "weights"));
+  objects_.objects["checkpoints/a/one"].bytes = "{}";
+  EXPECT_THAT(files.ReadFields(kName),
+              IsStatus(absl::StatusCode::kDataLoss, "MANIFEST.json"));
+  EXPECT_THAT(files.Remove(kName), IsOk());
+}
+
+}  // namespace
+}  // namespace weft::checkpoint
