@@ -421,6 +421,55 @@ TEST_F(StateBucketTest, AnotherModelOrForeignObjectsAreRefused) {
               IsOk());
 }
 
+TEST_F(StateBucketTest, ALargeGroupIsAnObjectOfItsOwn) {
+  Process process(&objects_, "a");
+  ASSERT_THAT(process.Start(), IsOk());
+  MemoryStore store(&objects_);
+  SegmentPlaces places;
+  ObjectLogWriter writer(&store, process.state->owner(), &places,
+                         /*max_object_bytes=*/200);
+  const std::string large(1000, 'x');
+  for (const Fate fate : {Fate::kGood, Fate::kLost, Fate::kRepeated}) {
+    objects_.fate = [fate, first = true](const auto&, const auto&) mutable {
+      return std::exchange(first, false) ? fate : Fate::kGood;
+    };
+    const absl::Status written =
+        writer.WriteGroup(process.next, {large}).status();
+    if (fate == Fate::kLost) {
+      ASSERT_THAT(written, IsStatus(absl::StatusCode::kUnavailable, ""));
+      ASSERT_THAT(writer.WriteGroup(process.next, {large}).status(), IsOk());
+    } else {
+      ASSERT_THAT(written, IsOk());
+    }
+    ++process.next;
+    process.found += large;
+  }
+  objects_.fate = nullptr;
+  ASSERT_THAT(writer.WriteGroup(process.next++, {"y"}).status(), IsOk());
+  process.found += "y";
+  EXPECT_THAT(Keys(kGroupsPrefix), ElementsAre("e1-1", "e1-2", "e1-3"));
+  EXPECT_EQ(Found(), process.found);
+  Process next(&objects_, "a");
+  ASSERT_THAT(next.Start(), IsOk());
+  EXPECT_EQ(next.found, process.found);
+  ASSERT_THAT(next.Snapshot(), IsOk());
+  EXPECT_THAT(Keys(kGroupsPrefix), IsEmpty());
+  EXPECT_EQ(Found(), process.found);
+}
+
+TEST_F(StateBucketTest, AMissingLargeGroupIsNamed) {
+  Process process(&objects_, "a");
+  ASSERT_THAT(process.Start(), IsOk());
+  MemoryStore store(&objects_);
+  SegmentPlaces places;
+  ObjectLogWriter writer(&store, process.state->owner(), &places, 200);
+  ASSERT_THAT(writer.WriteGroup(1, {std::string(1000, 'x')}).status(), IsOk());
+  ASSERT_THAT(store.Delete(absl::StrCat(kGroupsPrefix, "e1-1")), IsOk());
+  Process next(&objects_, "a");
+  EXPECT_THAT(next.Start(), IsStatus(absl::StatusCode::kDataLoss,
+                                     "lacks memory://logs/0/groups/e1-1"));
+}
+
 TEST(LogObjectTest, EveryDamagedByteIsFound) {
   const std::string good = EncodeLogObject(7, 3, {"one", "", "three"});
   const auto object = DecodeLogObject(good, "it");
@@ -440,6 +489,15 @@ TEST(LogObjectTest, EveryDamagedByteIsFound) {
   }
   EXPECT_THAT(DecodeLogObject(good + "x", "it"),
               IsStatus(absl::StatusCode::kDataLoss, ""));
+  const std::string reference = EncodeReference(7, 3, "logs/0/groups/e7-3");
+  EXPECT_EQ(DecodeLogObject(reference, "it")->reference, "logs/0/groups/e7-3");
+  for (size_t at = 0; at < reference.size(); ++at) {
+    std::string bad = reference;
+    bad[at] ^= 1;
+    EXPECT_THAT(DecodeLogObject(bad, "it"),
+                IsStatus(absl::StatusCode::kDataLoss, ""))
+        << at;
+  }
   EXPECT_EQ(EncodeSeal(7).size(), LogObject::kSealBytes);
   EXPECT_THAT(DecodeLogObject(EncodeSeal(7), "it")->records, IsEmpty());
 }

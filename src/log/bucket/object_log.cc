@@ -13,6 +13,41 @@ namespace {
 // this many objects at once.
 constexpr size_t kReadAhead = 16;
 
+absl::StatusOr<std::string> GetLogObject(store::ObjectStore& store,
+                                         const std::string& key) {
+  absl::StatusOr<store::Object> object = store.Get(key, kMaxLogObjectBytes);
+  if (absl::IsNotFound(object.status())) {
+    return absl::DataLossError(
+        absl::StrCat("the log lacks ", store.NameOf(key)));
+  }
+  WEFT_RETURN_IF_ERROR(object.status());
+  return std::move(object->bytes);
+}
+
+// Reads an object, and the group to which it refers. Returns it with the bytes
+// that were read.
+absl::StatusOr<std::pair<LogObject, uint64_t>> ReadLogObject(
+    store::ObjectStore& store, const std::string& key) {
+  WEFT_ASSIGN_OR_RETURN(const std::string bytes, GetLogObject(store, key));
+  WEFT_ASSIGN_OR_RETURN(LogObject object,
+                        DecodeLogObject(bytes, store.NameOf(key)));
+  if (object.reference.empty()) {
+    return std::pair(std::move(object), uint64_t{bytes.size()});
+  }
+  const std::string group_key = object.reference;
+  WEFT_ASSIGN_OR_RETURN(const std::string group,
+                        GetLogObject(store, group_key));
+  const uint64_t epoch = object.epoch;
+  const uint64_t first = object.first_sequence;
+  WEFT_ASSIGN_OR_RETURN(object,
+                        DecodeLogObject(group, store.NameOf(group_key)));
+  if (object.epoch != epoch || object.first_sequence != first) {
+    return absl::DataLossError(absl::StrCat(
+        store.NameOf(group_key), " is not the group of ", store.NameOf(key)));
+  }
+  return std::pair(std::move(object), uint64_t{bytes.size() + group.size()});
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ObjectLogReader>> ObjectLogReader::Open(
@@ -46,7 +81,7 @@ void ObjectLogReader::ReadAhead() {
   for (; asked_ < objects_.size() && asked_ < read_ + kReadAhead; ++asked_) {
     coming_.push_back(std::async(std::launch::async,
                                  [&store = store_, key = objects_[asked_].key] {
-                                   return store.Get(key, kMaxLogObjectBytes);
+                                   return ReadLogObject(store, key);
                                  }));
   }
 }
@@ -54,18 +89,13 @@ void ObjectLogReader::ReadAhead() {
 absl::Status ObjectLogReader::ReadObject() {
   ReadAhead();
   const std::string& key = objects_[read_].key;
-  const absl::StatusOr<store::Object> bytes = coming_.front().get();
+  absl::StatusOr<std::pair<LogObject, uint64_t>> object = coming_.front().get();
   coming_.pop_front();
   ++read_;
-  if (absl::IsNotFound(bytes.status())) {
-    return absl::DataLossError(
-        absl::StrCat("the log lacks ", store_.NameOf(key)));
-  }
-  WEFT_RETURN_IF_ERROR(bytes.status());
-  read_bytes_ += bytes->bytes.size();
+  WEFT_RETURN_IF_ERROR(object.status());
+  read_bytes_ += object->second;
   next_in_object_ = 0;
-  WEFT_ASSIGN_OR_RETURN(object_,
-                        DecodeLogObject(bytes->bytes, store_.NameOf(key)));
+  object_ = std::move(object->first);
   // What an owner wrote after a later one had begun was never answered.
   if (object_.epoch < epoch_) object_.records.clear();
   epoch_ = std::max(epoch_, object_.epoch);
@@ -120,8 +150,10 @@ absl::Status ObjectLogWriter::BeginSegment(uint64_t first_sequence) {
 
 absl::StatusOr<uint64_t> ObjectLogWriter::WriteGroup(
     uint64_t first_sequence, const std::vector<std::string>& records) {
-  const std::string bytes =
-      EncodeLogObject(owner_.epoch(), first_sequence, records);
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string bytes,
+      PlaceGroup(first_sequence,
+                 EncodeLogObject(owner_.epoch(), first_sequence, records)));
   for (bool written = false; !written; ++next_place_) {
     WEFT_RETURN_IF_ERROR(owner_.fenced());
     const absl::Status created =
@@ -136,6 +168,19 @@ absl::StatusOr<uint64_t> ObjectLogWriter::WriteGroup(
     }
   }
   return bytes.size();
+}
+
+absl::StatusOr<std::string> ObjectLogWriter::PlaceGroup(uint64_t first_sequence,
+                                                        std::string group) {
+  if (group.size() <= max_object_bytes_) return group;
+  const std::string key =
+      absl::StrCat(kGroupsPrefix, "e", owner_.epoch(), "-", first_sequence);
+  const absl::Status created = store_.Create(key, {group}).status();
+  // The name is this group's own: if it is there, an answer was lost.
+  if (!created.ok() && !absl::IsAlreadyExists(created)) {
+    return absl::UnavailableError(created.message());
+  }
+  return EncodeReference(owner_.epoch(), first_sequence, key);
 }
 
 absl::StatusOr<bool> ObjectLogWriter::IsWritten(const std::string& bytes) {

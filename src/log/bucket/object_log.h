@@ -42,7 +42,8 @@ class ObjectLogReader : public LogReader {
   uint64_t read_bytes() const override { return read_bytes_; }
 
  private:
-  using Coming = std::future<absl::StatusOr<store::Object>>;
+  // An object with the bytes that were read for it.
+  using Coming = std::future<absl::StatusOr<std::pair<LogObject, uint64_t>>>;
 
   ObjectLogReader(store::ObjectStore* store, uint64_t first_sequence)
       : store_(*store), next_sequence_(first_sequence) {}
@@ -64,6 +65,10 @@ class ObjectLogReader : public LogReader {
   uint64_t total_bytes_ = 0;
   uint64_t read_bytes_ = 0;
 };
+
+// The keys of groups that are too large for the log begin with this; their
+// writer's epoch and first sequence follow, as in e3-17.
+inline constexpr char kGroupsPrefix[] = "logs/0/groups/";
 
 // Where the parts of the log begin. Threads: any.
 class SegmentPlaces {
@@ -87,8 +92,10 @@ class ObjectLogWriter : public LogSink {
   // The pointers outlive the writer. Errors of the functions: those of
   // State::ContinueLog.
   ObjectLogWriter(store::ObjectStore* store, LogOwner* owner,
-                  SegmentPlaces* places)
-      : store_(*store),
+                  SegmentPlaces* places,
+                  uint64_t max_object_bytes = store::kMaxAtomicBytes)
+      : max_object_bytes_(max_object_bytes),
+        store_(*store),
         owner_(*owner),
         places_(*places),
         next_place_(owner->first_place()) {}
@@ -99,10 +106,15 @@ class ObjectLogWriter : public LogSink {
       const std::vector<std::string>& records) override;
 
  private:
+  // Returns what the log gets for a group of these bytes. Writes a group that
+  // is too large as an object of its own first.
+  absl::StatusOr<std::string> PlaceGroup(uint64_t first_sequence,
+                                         std::string group);
   // Returns whether the object at the next place is `bytes`; false if it is the
   // late seal of an earlier owner. Errors: ABORTED if a later owner has it.
   absl::StatusOr<bool> IsWritten(const std::string& bytes);
 
+  const uint64_t max_object_bytes_;
   store::ObjectStore& store_;
   LogOwner& owner_;
   SegmentPlaces& places_;

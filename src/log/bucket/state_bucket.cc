@@ -36,6 +36,15 @@ uint64_t EpochOf(const std::string& name) {
   return has_epoch ? epoch : 0;
 }
 
+// Returns the number after the epoch; 0 if there is none.
+uint64_t SequenceOf(const std::string& name) {
+  uint64_t sequence = 0;
+  const size_t dash = name.find('-');
+  const bool has_one = dash != std::string::npos &&
+                       absl::SimpleAtoi(name.substr(dash + 1), &sequence);
+  return has_one ? sequence : 0;
+}
+
 class ObjectImageReader : public ImageReader {
  public:
   ObjectImageReader(store::ObjectStore* store, std::string key)
@@ -214,6 +223,12 @@ absl::Status StateBucket::Cut(uint64_t next_sequence,
       RemoveIf(kRecordsPrefix, [&newest](const store::ListedObject& object) {
         return PlaceOfKey(object.key) + 1 < newest.place &&
                object.size != LogObject::kSealBytes;
+      }));
+  WEFT_RETURN_IF_ERROR(
+      RemoveIf(kGroupsPrefix, [&](const store::ListedObject& object) {
+        const std::string name = object.key.substr(sizeof(kGroupsPrefix) - 1);
+        return EpochOf(name) <= owner_->epoch() &&
+               SequenceOf(name) < newest.next_sequence;
       }));
   const auto removes = [this](const std::string& prefix, const auto& keeps) {
     return RemoveIf(prefix, [&](const store::ListedObject& object) {
