@@ -49,6 +49,7 @@ bool RanNothing(const absl::Status& status) {
   switch (ReasonOf(status)) {
     case RejectReason::kOrder:
     case RejectReason::kDiskFull:
+    case RejectReason::kStoreUnreachable:
     case RejectReason::kStarting:
     case RejectReason::kDraining:
       return true;

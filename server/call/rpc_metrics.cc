@@ -62,6 +62,9 @@ RejectReason ReasonOf(const absl::Status& status) {
       if (reason && reason->name == "CALL_MEMORY_FULL") {
         return RejectReason::kQuota;
       }
+      if (reason && reason->name == "STATE_STORE_UNREACHABLE") {
+        return RejectReason::kStoreUnreachable;
+      }
       return reason && reason->name == "ADAPTER_RECOVERING"
                  ? RejectReason::kStarting
                  : RejectReason::kDraining;
@@ -75,10 +78,11 @@ RejectReason ReasonOf(const absl::Status& status) {
 }
 
 RpcMetrics::RpcMetrics(prometheus::Registry* registry)
-    : rejected_(registry, "weft_requests_rejected_total",
-                "Calls refused without running.", "reason",
-                {"invalid", "too_large", "quota", "adapter_room", "disk_full",
-                 "no_room", "starting", "draining", "order"}),
+    : rejected_(
+          registry, "weft_requests_rejected_total",
+          "Calls refused without running.", "reason",
+          {"invalid", "too_large", "quota", "adapter_room", "disk_full",
+           "store_unreachable", "no_room", "starting", "draining", "order"}),
       phase_(registry, "weft_startup_phase",
              "1 for the phase the server is in, 0 for the others.", "phase",
              {"listening", "loading", "standby", "serving", "draining"}),

@@ -19,14 +19,16 @@ namespace weft::server {
 // gRPC itself refuses them. kQuota means too many calls, tokens per second,
 // bytes of requests or bytes of imports. kAdapterRoom means too many adapters,
 // or too many bytes of adapters. kDiskFull means that the disk of --state-dir
-// or of the checkpoints is full. kNoRoom means any other RESOURCE_EXHAUSTED.
-// kOrder means a step number out of order, or a name that exists already.
+// or of the checkpoints is full, and kStoreUnreachable that the store of
+// --state does not answer. kNoRoom means any other RESOURCE_EXHAUSTED. kOrder
+// means a step number out of order, or a name that exists already.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,
   kQuota,
   kAdapterRoom,
   kDiskFull,
+  kStoreUnreachable,
   kNoRoom,
   kStarting,
   kDraining,
@@ -35,9 +37,8 @@ enum class RejectReason : uint8_t {
 };
 
 // Returns the reason under which `status` is counted, or kCount if `status` is
-// not a refusal. UNAVAILABLE counts as kStarting if its Reason is
-// ADAPTER_RECOVERING, and as kDraining otherwise. While there is no engine,
-// CallRecord changes kDraining to kStarting.
+// not a refusal. UNAVAILABLE without a Reason of its own here counts as
+// kDraining, which CallRecord changes to kStarting while there is no engine.
 RejectReason ReasonOf(const absl::Status& status);
 
 enum class StartupPhase : uint8_t {

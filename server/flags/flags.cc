@@ -51,7 +51,7 @@ void ReadEnvironment(const Environment& environment, Settings* settings,
     const std::string name = flag.environment();
     const std::optional<std::string> value = environment(name);
     if (!value.has_value()) continue;
-    if (absl::StrContains(*value, "://")) {
+    if (absl::StartsWith(*value, "tcp://")) {
       errors->push_back(
           absl::StrCat(name, "=", *value,
                        " looks like a Kubernetes service link: rename "

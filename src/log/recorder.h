@@ -130,7 +130,8 @@ class Recorder {
   void WhenDurable(std::function<void()> task);
   // Returns RESOURCE_EXHAUSTED (STATE_DISK_FULL) while the disk is full or has
   // less room than disk_reserve_bytes, or while too many bytes wait for the
-  // disk. The server then refuses new work.
+  // disk, and UNAVAILABLE (STATE_STORE_UNREACHABLE) while the store does not
+  // answer. The server then refuses new work.
   absl::Status CheckRoom() const;
   // Returns UNAVAILABLE after a final error of the log, which then takes no
   // more records.

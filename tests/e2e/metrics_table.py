@@ -1,4 +1,4 @@
-"""Makes the table of deploy/metrics.md from a server's page /metrics."""
+"""Makes the table of deploy/metrics.md from servers' pages /metrics."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ def _families(page: str) -> Iterator[tuple[str, str, str, list[str]]]:
             yield described[1], typed[2], described[2], samples
 
 
-def table(page: str) -> list[str]:
-    """Returns the lines of the table, by the names of the metrics."""
+def table(*pages: str) -> list[str]:
+    """Returns the lines of the table, by the names of the metrics. A metric is on one
+    page or on several, which then say the same of it."""
+    merged: dict[tuple[str, str, str], list[str]] = {}
+    for page in pages:
+        for name, kind, text, samples in _families(page):
+            merged.setdefault((name, kind, text), []).extend(samples)
     rows = [
         f"| `{name}` | {kind} | {_labels(name, samples)} | {text} |"
-        for name, kind, text, samples in _families(page)
+        for (name, kind, text), samples in merged.items()
     ]
     return [*HEAD, *sorted(row.replace("|  |", "| |") for row in rows)]

@@ -182,18 +182,24 @@ def test_metrics_are_well_formed_and_move(daemon_for: Any, unique: Any) -> None:
 
 def test_the_page_of_metrics_has_what_the_server_exports(tmp_path: Path) -> None:
     page = daemon_module.REPOSITORY / "deploy" / "metrics.md"
-    # Some metrics exist only with tokens or a state folder.
+    # Some metrics exist only with tokens, a state folder or a store.
     tokens = tmp_path / "tokens"
     weftctl = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
     create = [str(weftctl), "token", "create", "t", "--file", str(tokens)]
     subprocess.run([*create, "--tenant", "acme"], check=True, stdout=subprocess.DEVNULL)
-    with daemon_module.running(
-        tiny_model("llama-tied"),
-        tmp_path / "run",
-        *("--state-dir", str(tmp_path / "state")),
-        *("--auth-tokens-file", str(tokens)),
-    ) as daemon:
-        made = metrics_table.table(daemon.scrape())
+    pages = []
+    for state in (
+        ("--state-dir", str(tmp_path / "state")),
+        ("--state", (tmp_path / "store").as_uri()),
+    ):
+        with daemon_module.running(
+            tiny_model("llama-tied"),
+            tmp_path / state[0],
+            *state,
+            *("--auth-tokens-file", str(tokens)),
+        ) as daemon:
+            pages.append(daemon.scrape())
+    made = metrics_table.table(*pages)
     text, _, _ = page.read_text("utf-8").partition(metrics_table.HEAD[0])
     fresh = tmp_path / page.name
     fresh.write_text(text + "\n".join(made) + "\n", "utf-8")

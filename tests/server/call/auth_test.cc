@@ -463,14 +463,18 @@ TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
     v1::ForwardBackwardResponse response;
     return training_->ForwardBackward(&context, request, &response);
   };
-  // A datum costs three tokens. There is no room on the disk for the first
+  // A datum costs three tokens. There is no room for the log of the first
   // calls, and the engine answers the later ones from the stored reply.
   const absl::Status full =
       WithReason(absl::ResourceExhaustedError("the disk is full"),
                  {.name = "STATE_DISK_FULL", .values = {}});
-  for (int i = 0; i < 6; ++i) {
-    engine_.FailNext(full);
-    EXPECT_EQ(train(1).error_message(), "the disk is full");
+  const absl::Status away =
+      WithReason(absl::UnavailableError("the store does not answer"),
+                 {.name = "STATE_STORE_UNREACHABLE", .values = {}});
+  for (int i = 0; i < 12; ++i) {
+    const absl::Status& refusal = i < 6 ? full : away;
+    engine_.FailNext(refusal);
+    EXPECT_EQ(train(1).error_message(), refusal.message());
   }
   for (int i = 0; i < 6; ++i) EXPECT_TRUE(train(1).ok());
   EXPECT_TRUE(train(2).ok());

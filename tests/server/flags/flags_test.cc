@@ -214,6 +214,9 @@ TEST(FlagsTest, RefusesNumbersThatDoNotFit) {
 TEST(FlagsTest, ExplainsKubernetesServiceLinks) {
   EXPECT_THAT(Error({}, {{"WEFT_LISTEN", "tcp://10.0.0.7:50051"}}),
               HasSubstr("Kubernetes service link"));
+  const auto settings = Parse({}, {{"WEFT_STATE", "s3://bucket/prefix"}});
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(settings->engine.state, "s3://bucket/prefix");
 }
 
 TEST(FlagsTest, ValidateListsEngineAndServerComplaints) {

@@ -237,6 +237,7 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
       {"ALL_ADAPTER_SLOTS_IN_USE", "adapter_room"},
       {"ADAPTER_BYTES", "adapter_room"},
       {"STATE_DISK_FULL", "disk_full"},
+      {"STATE_STORE_UNREACHABLE", "store_unreachable"},
       {"CHECKPOINT_DISK_FULL", "disk_full"},
       {"TOO_LARGE", "too_large"},
       {"OUT_OF_MEMORY", "no_room"}};
@@ -244,8 +245,11 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
     const std::string series =
         absl::StrCat("weft_requests_rejected_total{reason=\"", label, "\"}");
     const double before = MetricValue(series);
-    engine_.FailNext(WithReason(absl::ResourceExhaustedError("why"),
-                                {.name = reason, .values = {}}));
+    const auto code = reason == "STATE_STORE_UNREACHABLE"
+                          ? absl::StatusCode::kUnavailable
+                          : absl::StatusCode::kResourceExhausted;
+    engine_.FailNext(
+        WithReason(absl::Status(code, "why"), {.name = reason, .values = {}}));
     EXPECT_FALSE(Send(GoodStep()).ok());
     EXPECT_EQ(MetricValue(series), before + 1) << reason;
   }
