@@ -25,6 +25,7 @@ MIXES = (
     "edge mtls monitoring",
     "gpu edge mtls durable monitoring group",
     "gpu durable replicas",
+    "monitoring standby",
 )
 MANIFESTS = OVERLAYS + MIXES
 
@@ -98,9 +99,11 @@ def pod(name: str) -> dict[str, Any]:
     if "LeaderWorkerSet" in kinds:
         (group,) = kinds["LeaderWorkerSet"]
         template = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
-    else:
+    elif "StatefulSet" in kinds:
         (stateful,) = kinds["StatefulSet"]
         template = stateful["spec"]["template"]
+    else:
+        template = by_name(name, "Deployment")["weftd"]["spec"]["template"]
     spec: dict[str, Any] = template["spec"]
     return spec
 
@@ -114,6 +117,11 @@ def configuration(name: str) -> dict[str, str]:
     )
     data: dict[str, str] = config["data"]
     return data
+
+
+def has_standby(name: str) -> bool:
+    """Returns whether the state is in a store, and a second pod stands by."""
+    return "weftd" in by_name(name, "Deployment")
 
 
 def built(program: str) -> Path:

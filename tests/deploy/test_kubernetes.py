@@ -20,6 +20,7 @@ from deploy_files import (
     ROOT,
     by_name,
     configuration,
+    has_standby,
     pod,
     render,
     rendered_objects,
@@ -126,7 +127,14 @@ def test_pods_have_no_privileges(name: str) -> None:
 
 @every
 def test_a_restart_keeps_every_answered_step(name: str) -> None:
-    assert configuration(name)["WEFT_STATE_DIR"].startswith("/var/lib/weft/state")
+    folder = configuration(name)["WEFT_STATE_DIR"]
+    if not has_standby(name):
+        assert folder.startswith("/var/lib/weft/state")
+        return
+    assert folder == ""
+    (container,) = pod(name)["containers"]
+    # It has WEFT_STATE. It is not optional, so no pod starts without it.
+    assert container["envFrom"][1] == {"secretRef": {"name": "weftd-store"}}
 
 
 def test_weftctl_works_in_the_production_pod() -> None:
@@ -147,8 +155,10 @@ def test_probes_need_no_token(name: str) -> None:
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     listen = configuration(name)["WEFT_METRICS_LISTEN"]
     assert listen == f"0.0.0.0:{ports['metrics']}"
-    paths = {"startupProbe": "/readyz", "readinessProbe": "/readyz"}
-    for probe, path in {**paths, "livenessProbe": "/livez"}.items():
+    paths = {"livenessProbe": "/livez"}
+    if not has_standby(name):
+        paths |= {"startupProbe": "/readyz", "readinessProbe": "/readyz"}
+    for probe, path in paths.items():
         assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
 
 
@@ -197,6 +207,8 @@ def test_services_reach_the_ports_of_their_pods(name: str) -> None:
     own = [port for part in (container, *sidecars) for port in part["ports"]]
     pods = [(LABELS, own)]
     for item in rendered_objects(name).get("Deployment", []):
+        if item["metadata"]["name"] == "weftd":
+            continue
         template = item["spec"]["template"]
         ports = template["spec"]["containers"][0]["ports"]
         pods.append((template["metadata"]["labels"], ports))
@@ -225,7 +237,7 @@ def test_gpus_are_asked_for_where_there_are_some() -> None:
 
     assert "nvidia.com/gpu" not in limits("dev-cpu")
     assert configuration("dev-cpu")["WEFT_DEVICE"] == "cpu"
-    for name in ("single-gpu", "multi-gpu", "replicas", "production"):
+    for name in ("single-gpu", "multi-gpu", "replicas", "production", "standby"):
         assert limits(name)["nvidia.com/gpu"] == "1"
         assert configuration(name)["WEFT_DEVICE"] == "cuda"
         assert pod(name)["containers"][0]["image"] == "weft:cuda"
@@ -252,10 +264,12 @@ def test_a_client_needs_one_label_and_selectors_choose_these_pods(name: str) -> 
 @every
 def test_every_mounted_volume_exists(name: str) -> None:
     kinds = rendered_objects(name)
-    (owner,) = kinds.get("StatefulSet") or kinds["LeaderWorkerSet"]
-    spec = owner["spec"].get("leaderWorkerTemplate", owner["spec"])
+    claims: set[str] = set()
+    for owner in kinds.get("StatefulSet", []) + kinds.get("LeaderWorkerSet", []):
+        spec = owner["spec"].get("leaderWorkerTemplate", owner["spec"])
+        claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
+    assert has_standby(name) != bool(claims)
     volumes = {volume["name"] for volume in pod(name)["volumes"]}
-    claims = {claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]}
     parts = [*pod(name)["containers"], *pod(name).get("initContainers", [])]
     mounts = {m["name"]: m["mountPath"] for part in parts for m in part["volumeMounts"]}
     assert set(mounts) == volumes | claims

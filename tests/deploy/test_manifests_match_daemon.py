@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deploy_files import DEPLOY, K8S, OVERLAYS, ROOT, configuration, daemon, pod, render
+from deploy_files import (
+    DEPLOY,
+    K8S,
+    OVERLAYS,
+    ROOT,
+    configuration,
+    daemon,
+    has_standby,
+    pod,
+    render,
+)
 
 # Variables of the scripts, of compose and of clients, which weftd does not
 # read.
@@ -49,6 +59,7 @@ def named_variables() -> set[str]:
         "Dockerfile",
         "docker-compose.yml",
         "docker-compose.edge.yml",
+        "docker-compose.standby.yml",
         "systemd/weftd.env",
         "systemd/weftd.service",
     ]
@@ -66,7 +77,7 @@ def test_every_variable_belongs_to_a_flag(help_text: str) -> None:
         assert flag_of(variable) in flags, variable
 
 
-@pytest.mark.parametrize("component", ["gpu", "edge", "durable"])
+@pytest.mark.parametrize("component", ["gpu", "edge", "durable", "standby"])
 def test_variables_of_a_component_belong_to_flags(
     component: str, help_text: str
 ) -> None:
@@ -126,9 +137,10 @@ def check_config(
     """Checks the settings with a model, tokens and folders that exist here. The device
     of the manifests need not."""
     own = {"WEFT_MODEL": str(MODEL), "WEFT_LOAD_FORMAT": "dummy"}
-    for name in ("WEFT_CHECKPOINT_DIR", "WEFT_STATE_DIR"):
-        assert variables[name].startswith("/var/lib/weft/")
-        own[name] = str(folder / name)
+    for name in ("WEFT_CHECKPOINT_DIR", "WEFT_STATE_DIR", "WEFT_SPILL_DIR"):
+        if variables.get(name):
+            assert variables[name].startswith("/var/lib/weft/")
+            own[name] = str(folder / name)
     if "WEFT_AUTH_TOKENS_FILE" in variables:
         (folder / "tokens").touch()
         own["WEFT_AUTH_TOKENS_FILE"] = str(folder / "tokens")
@@ -145,7 +157,13 @@ def check_config(
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_configuration_of_the_manifests_is_accepted(name: str, tmp_path: Path) -> None:
-    done = check_config(configuration(name), tmp_path)
+    variables = dict(configuration(name))
+    if has_standby(name):
+        # What the pod's fields and the Secret weftd-store have.
+        variables["WEFT_INSTANCE"] = "weftd-5f7d9c6b8-x2k4p"
+        variables["WEFT_ADVERTISE_ADDRESS"] = "10.0.0.7:50051"
+        variables["WEFT_STATE"] = (tmp_path / "store").as_uri()
+    done = check_config(variables, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from deploy_files import DEPLOY, run
+from deploy_files import DEPLOY, ROOT, run
 
 UNIT = DEPLOY / "systemd" / "weftd.service"
 UNITS = sorted(UNIT.parent.glob("*.service"))
@@ -49,6 +49,11 @@ def test_the_unit_waits_for_the_drain_and_owns_its_state() -> None:
     drain = int(environment["WEFT_DRAIN_TIMEOUT_SECONDS"])
     assert int(unit["TimeoutStopSec"]) >= drain + 60
     assert unit["KillSignal"] == "SIGTERM"
+    # A weftd whose state another one has taken (4) starts again and stands by.
+    source = (ROOT / "server" / "daemon" / "daemon.cc").read_text()
+    assert "kExitFenced = 4;" in source
+    assert unit["Restart"] == "on-failure"
+    assert unit["RestartPreventExitStatus"].split() == ["2"]
     state = Path("/var/lib") / unit["StateDirectory"]
     for name in ("WEFT_CHECKPOINT_DIR", "WEFT_STATE_DIR"):
         assert Path(environment[name]).is_relative_to(state)
