@@ -1,4 +1,4 @@
-"""A Prometheus scrapes a live weftd, and the queries of dashboards and alerts find
+"""A Prometheus scrapes live weftds, and the queries of dashboards and alerts find
 data."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from deploy_files import DEPLOY, ROOT, daemon, tool
 from test_dashboards import DASHBOARDS, expressions
 from test_prometheus import alert_rules
 
-sys.path[:0] = [str(ROOT / "tests" / "oracle"), str(ROOT / "client" / "python")]
+sys.path[:0] = [
+    str(ROOT / name)
+    for name in ("tests/oracle", "tests/e2e", "tests/fleet", "client/python")
+]
 
 import generate  # noqa: E402
 
@@ -27,6 +31,7 @@ generate.ensure()
 
 import daemon as daemon_module  # noqa: E402
 import models  # noqa: E402
+from members import Fleet  # noqa: E402
 
 import weft  # noqa: E402
 
@@ -36,10 +41,10 @@ ABOUT_THE_DISK = {"WeftDiskLow", "WeftDiskFills", "WeftJournalSlow"}
 
 
 class Prometheus:
-    """Runs a Prometheus with the shipped configuration, except for the target and the
+    """Runs a Prometheus with the shipped configuration, except for the targets and the
     intervals."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, targets: list[str]) -> None:
         text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
         config = yaml.safe_load(text)
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -47,7 +52,7 @@ class Prometheus:
         config["scrape_configs"] = [
             job for job in config["scrape_configs"] if job["job_name"] == "weft"
         ]
-        config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": targets}]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         self.address = f"127.0.0.1:{daemon_module.free_port()}"
         with (folder / "log").open("wb") as log:
@@ -96,6 +101,15 @@ def work(process: Any) -> None:
         adapter.load("first")
 
 
+@contextmanager
+def owner_and_standby(folder: Path) -> Iterator[list[str]]:
+    """Runs two weftds with one state in a store, and yields their pages' addresses."""
+    with Fleet(folder, (folder / "store").as_uri(), {}) as fleet:
+        for name, phase in (("owner", "serving"), ("standby", "standby")):
+            fleet.add(name).wait_for(phase)
+        yield [member.metrics_address for member in fleet.members]
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     daemon()
@@ -106,8 +120,11 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         "--tenant-weights=a=1",
         f"--state-dir={folder / 'state'}",
     )
-    with daemon_module.running(model, folder / "weftd", *flags) as process:
-        server = Prometheus(folder, process.metrics_address)
+    with (
+        owner_and_standby(folder) as others,
+        daemon_module.running(model, folder / "weftd", *flags) as process,
+    ):
+        server = Prometheus(folder, [process.metrics_address, *others])
         try:
             # A rate needs one sample from before the work and one from afterwards.
             server.wait_for("weft_optim_steps_total == 0")
@@ -130,11 +147,11 @@ def test_every_query_of_a_dashboard_has_data(
 
 
 def test_the_page_is_scraped_as_the_alerts_name_it(prometheus: Prometheus) -> None:
-    (up,) = prometheus.query('up{job="weft"}')
-    assert up["value"][1] == "1"
+    up = prometheus.query('up{job="weft"}')
+    assert [series["value"][1] for series in up] == ["1"] * 3
     # An error in the page's format would be in lastError.
-    (target,) = prometheus.get("targets")["activeTargets"]
-    assert target["health"] == "up" and not target["lastError"]
+    for target in prometheus.get("targets")["activeTargets"]:
+        assert target["health"] == "up" and not target["lastError"]
 
 
 def test_every_alert_is_evaluated_and_quiet(prometheus: Prometheus) -> None:
