@@ -4,8 +4,8 @@
 //   "WEFTGRP1" | u64 epoch | u64 first sequence | u64 number of records | u32
 //   CRC32C of all before | records as in log_format.h, whose salt is the epoch
 //
-// A group with more bytes than a store writes atomically is an object elsewhere,
-// and the log has a reference to it:
+// A group with more bytes than a store writes atomically is an object
+// elsewhere, and the log has a reference to it:
 //
 //   "WEFTREF1" | u64 epoch | u64 first sequence | u64 length of the key | u32
 //   CRC32C of all before and of the key | key

@@ -6,8 +6,9 @@
 //   logs/0/snapshots/<name>             state after a part of the log
 //   logs/0/images/<name>                blocks of floats (image.h)
 //
-// The names of groups, snapshots and images begin with their writer's epoch. A snapshot
-// counts when the manifest names it. An owner removes nothing of a later one.
+// The names of groups, snapshots and images begin with their writer's epoch. A
+// snapshot counts when the manifest names it. An owner removes nothing of a
+// later one.
 #ifndef WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_
 #define WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_
 
