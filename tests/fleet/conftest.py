@@ -26,6 +26,11 @@ import stores  # noqa: E402  Needs the path that is set above.
 from members import Fleet  # noqa: E402
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    away = "seconds without a store in test_outage.py"
+    parser.addoption("--away", default=12.0, type=float, help=away)
+
+
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stores.Store]:
     with stores.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as store:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,12 @@ class Member(daemon_module.Daemon):
     ) -> None:
         self.name = folder.name
         self._environment = environment
-        port = daemon_module.free_port()
+        self.listen = f"127.0.0.1:{daemon_module.free_port()}"
         super().__init__(
             models.tiny_model(KIND),
             folder,
             *("--state", url, "--instance", folder.name),
-            *("--listen", f"127.0.0.1:{port}"),
+            *("--listen", self.listen),
             *flags,
         )
 
@@ -51,6 +54,24 @@ class Member(daemon_module.Daemon):
                 if self.metric("weft_startup_phase", f'phase="{phase}"') == 1:
                     return phase
             time.sleep(0.02)
+
+    def value(self, name: str) -> float:
+        """Returns a metric that has one series without labels."""
+        (found,) = re.findall(rf"^{name} (\S+)$", self.scrape(), re.MULTILINE)
+        return float(found)
+
+    def serves(self) -> bool:
+        """Returns at once whether the process runs calls."""
+        with suppress(OSError, IndexError):
+            address = self._port_file.read_text("ascii").split()[1]
+            url = f"http://{address}/readyz"
+            with urllib.request.urlopen(url, timeout=0.5) as reply:
+                return bool(reply.status == 200)
+        return False
+
+    def exit_code(self) -> int | None:
+        assert self._process is not None
+        return self._process.poll()
 
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
@@ -84,3 +105,12 @@ class Fleet:
         self.members.append(member)
         member.launch()
         return member
+
+
+def pair(fleet: Fleet, *flags: str) -> tuple[Member, Member]:
+    """Returns an owner that serves and a daemon that stands by."""
+    owner = fleet.add("a", *flags)
+    owner.wait_for("serving")
+    standby = fleet.add("b", *flags)
+    standby.wait_for("standby")
+    return owner, standby

@@ -41,8 +41,9 @@ READER, READER_SECRET = "readerkey", "another-secret-that-no-line-may-show"
 @dataclass
 class Store:
     endpoint: str
-    process: subprocess.Popen[bytes]
-    name: str
+    command: list[str]
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -63,6 +64,49 @@ class Store:
             "no_proxy": "127.0.0.1",
             **more,
         }
+
+    @property
+    def name(self) -> str:
+        return Path(self.command[0]).name
+
+    def start(self) -> None:
+        """Starts the store, or starts it again on the same folder and ports."""
+        log = self.folder / f"{self.name}.log"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "PYTHONPATH": "", "HOME": str(self.folder)},
+                start_new_session=True,
+            )
+        limit = time.monotonic() + START_SECONDS
+        while not _answers(self.endpoint):
+            if self.process.poll() is not None or time.monotonic() > limit:
+                text = log.read_text(errors="replace")
+                raise AssertionError(f"{self.name} does not answer\n{text[-3000:]}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Ends the store at once. It may be stopped."""
+        if self.process is not None:
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """Sends a signal to the store and its children (weed is behind a Python
+        script)."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
 
 
 def free_ports(count: int) -> list[int]:
@@ -113,32 +157,13 @@ def _make_bucket(store: Store) -> None:
 
 @contextmanager
 def _running(command: list[str], endpoint: str, folder: Path) -> Iterator[Store]:
-    name = Path(command[0]).name
-    log = folder / f"{name}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "PYTHONPATH": "", "HOME": str(folder)},
-            start_new_session=True,
-        )
-    store = Store(endpoint, process, name)
+    store = Store(endpoint, command, folder)
     try:
-        limit = time.monotonic() + START_SECONDS
-        while not _answers(endpoint):
-            if process.poll() is not None or time.monotonic() > limit:
-                text = log.read_text(errors="replace")
-                raise AssertionError(f"{name} does not answer\n{text[-3000:]}")
-            time.sleep(0.05)
+        store.start()
         _make_bucket(store)
         yield store
     finally:
-        # It may be stopped, and it has children (weed is behind a Python script).
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        store.kill()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 import raw
 import stores
 from durable import train
-from members import Fleet, Member
+from members import Fleet, Member, pair
 
 import weft
 from weft import methods
@@ -20,15 +20,6 @@ pytestmark = pytest.mark.skipif(
     not stores.is_installed(),
     reason="no build/store-venv: object stores were NOT tested",
 )
-
-
-def pair(fleet: Fleet) -> tuple[Member, Member]:
-    """Returns an owner that serves and a daemon that stands by."""
-    owner = fleet.add("a")
-    owner.wait_for("serving")
-    standby = fleet.add("b")
-    standby.wait_for("standby")
-    return owner, standby
 
 
 def facts(member: Member, adapter_id: str) -> Any:

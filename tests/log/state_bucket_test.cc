@@ -39,7 +39,7 @@ class Process {
   explicit Process(MemoryObjects* objects, const std::string& name,
                    absl::Duration patience = kPatience)
       : self_{.name = name, .process = absl::StrCat("process-", ++last_)},
-        watch_(self_, patience) {
+        watch_(self_, patience, absl::InfiniteDuration()) {
     state =
         StateBucket::Open(std::make_unique<MemoryStore>(objects), kModel, false)
             .value();
@@ -158,7 +158,7 @@ TEST_F(StateBucketTest, AnOwnerThatLivesIsLeftAlone) {
 }
 
 TEST(LogWatchTest, AnOwnerIsDeadWhenItsManifestStaysTheSame) {
-  LogWatch watch({.name = "b"}, absl::Seconds(5));
+  LogWatch watch({.name = "b"}, absl::Seconds(5), absl::Seconds(4));
   SeenManifest seen{.etag = "1"};
   seen.manifest.owner.name = "a";
   const absl::Time start = absl::UnixEpoch();
@@ -168,6 +168,18 @@ TEST(LogWatchTest, AnOwnerIsDeadWhenItsManifestStaysTheSame) {
   EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(6)));
   EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(10)));
   EXPECT_TRUE(watch.IsFree(seen, start + absl::Seconds(11)));
+}
+
+TEST(LogWatchTest, NobodyIsDeadBecauseTheStoreWasAway) {
+  LogWatch watch({.name = "b"}, absl::Seconds(5), absl::Seconds(3));
+  SeenManifest seen{.etag = "1"};
+  seen.manifest.owner.name = "a";
+  const absl::Time start = absl::UnixEpoch();
+  EXPECT_FALSE(watch.IsFree(seen, start));
+  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(20)));
+  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(22)));
+  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(24)));
+  EXPECT_TRUE(watch.IsFree(seen, start + absl::Seconds(25)));
 }
 
 TEST_F(StateBucketTest, AFencedOwnerCanWriteNothing) {

@@ -110,10 +110,11 @@ absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store) {
 }
 
 bool LogWatch::IsFree(const SeenManifest& seen, absl::Time now) {
-  if (seen.etag != etag_) {
+  if (seen.etag != etag_ || now - looked_ > most_gap_) {
     etag_ = seen.etag;
     since_ = now;
   }
+  looked_ = now;
   return seen.etag.empty() || seen.manifest.released ||
          seen.manifest.owner.name == self_.name || now - since_ >= patience_;
 }

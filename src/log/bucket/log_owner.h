@@ -45,9 +45,11 @@ absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store);
 // Threads: one at a time.
 class LogWatch {
  public:
-  // An owner whose manifest does not change for `patience` counts as dead.
-  LogWatch(Instance self, absl::Duration patience)
-      : self_(std::move(self)), patience_(patience) {}
+  // An owner whose manifest does not change for `patience` counts as dead. If
+  // two looks are further apart than `most_gap`, the store did not answer, so
+  // the owner could not change it either, and the patience begins anew.
+  LogWatch(Instance self, absl::Duration patience, absl::Duration most_gap)
+      : self_(std::move(self)), patience_(patience), most_gap_(most_gap) {}
 
   // Returns whether the process may try to take the log: nobody has it, its
   // owner has released it, is dead, or has this process's name. `now` is
@@ -57,8 +59,10 @@ class LogWatch {
  private:
   const Instance self_;
   const absl::Duration patience_;
+  const absl::Duration most_gap_;
   std::string etag_;
   absl::Time since_ = absl::InfiniteFuture();
+  absl::Time looked_ = absl::InfinitePast();
 };
 
 // Errors of all functions: those of object_store.h, and ABORTED if another

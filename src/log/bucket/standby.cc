@@ -30,7 +30,7 @@ OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
 absl::Status TakeWhenFree(
     StateBucket* bucket, const Instance& self, OwnerMetrics* metrics,
     const std::function<void(const Manifest& owner)>& waiting) {
-  LogWatch watch(self, kOwnerPatience);
+  LogWatch watch(self, kOwnerPatience, kLookInterval + kLookPatience);
   bool waits = false;
   bool away = false;
   for (;; absl::SleepFor(kLookInterval)) {

@@ -30,6 +30,8 @@ inline constexpr absl::Duration kBeatInterval = absl::Seconds(2);
 inline constexpr absl::Duration kLookInterval = absl::Seconds(1);
 // An owner whose manifest does not change for this time counts as dead.
 inline constexpr absl::Duration kOwnerPatience = absl::Seconds(5);
+// A look that takes longer shows that the store does not answer.
+inline constexpr absl::Duration kLookPatience = absl::Seconds(2);
 
 // Takes the log of `bucket` as soon as it is free for `self`. Until then, calls
 // `waiting` with the owner's manifest at each look. Errors: those of
