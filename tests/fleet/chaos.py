@@ -1,0 +1,126 @@
+"""Kills and freezes two daemons with one state, and restarts them as a supervisor
+does."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import daemon as daemon_module
+from door import Door
+from members import Fleet, Member
+
+FENCED = 4  # The exit status of a daemon that has lost its state.
+# A take-over takes a start of the other daemon, its patience and a replay.
+SERVICE_SECONDS = 60.0
+
+
+class Chaos:
+    """Two daemons, of which one serves most of the time."""
+
+    def __init__(self, fleet: Fleet, door: Door, seed: int, *flags: str) -> None:
+        self._random = random.Random(seed)
+        self._door = door
+        self._frozen: Member | None = None
+        self._down: Member | None = None  # Not to be restarted now.
+        self._fronts: dict[str, str] = {}
+        self.events: Counter[str] = Counter()
+        self.longest = 0.0  # Seconds without a daemon that serves.
+        for name in ("a", "b"):
+            front = f"127.0.0.1:{daemon_module.free_port()}"
+            self._fronts[name] = front
+            fleet.add(name, "--tinker-listen", front, *flags)
+        self.members = fleet.members
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(member.listen for member in self.members)
+
+    def owner(self) -> Member | None:
+        """Restarts what has ended, and returns the daemon that serves."""
+        serving = None
+        for member in self.members:
+            if member in (self._frozen, self._down):
+                continue
+            code = member.exit_code()
+            if code is not None:
+                assert code == FENCED, f"{code}: {member.log_tail()}"
+                self.events["fenced"] += 1
+                member.launch()
+            elif member.serves():
+                serving = member
+        if serving is not None:
+            self._door.point(self._fronts[serving.name])
+        return serving
+
+    def wait_for_service(self) -> Member:
+        begin = time.monotonic()
+        while (member := self.owner()) is None:
+            if time.monotonic() - begin > SERVICE_SECONDS:
+                tails = [member.log_tail(20) for member in self.members]
+                raise AssertionError("no daemon serves:\n" + "\n\n".join(tails))
+            time.sleep(0.05)
+        self.longest = max(self.longest, time.monotonic() - begin)
+        return member
+
+    def other(self, member: Member) -> Member:
+        return next(one for one in self.members if one is not member)
+
+    def run(
+        self,
+        kills: int,
+        zombies: int,
+        steps: Callable[[], int],
+        report: Callable[[str], None],
+    ) -> None:
+        """Strikes as often, mostly after some more of the clients' `steps`, sometimes
+        while no daemon serves yet."""
+        strikes = [self.kill] * kills + [self.freeze] * zombies
+        self._random.shuffle(strikes)
+        for strike in strikes:
+            if self._random.random() < 0.8:
+                self._wait_for_steps(steps)
+            time.sleep(self._random.uniform(0.0, 0.5))
+            report(strike())
+        self._wait_for_steps(steps)
+
+    def _wait_for_steps(self, steps: Callable[[], int]) -> None:
+        self.wait_for_service()
+        before = steps()
+        limit = time.monotonic() + SERVICE_SECONDS
+        while steps() == before:
+            assert time.monotonic() < limit, "the clients do not go on"
+            self.owner()
+            time.sleep(0.02)
+
+    def kill(self) -> str:
+        """Kills a daemon, which restarts at once, or when the other one serves."""
+        owner = self.owner() or self._random.choice(self.members)
+        chance = self._random.random()
+        victim = self.other(owner) if chance < 0.25 else owner
+        victim.kill()
+        self.events["kills"] += 1
+        if chance > 0.9:
+            self._down = victim
+            self.wait_for_service()
+            self._down = None
+        victim.launch()
+        what = "owner" if victim is owner else "standby"
+        return f"killed {what} {victim.name}" + (", machine" if chance > 0.9 else "")
+
+    def freeze(self) -> str:
+        """Freezes the owner until the other daemon has served for a moment."""
+        owner = self.wait_for_service()
+        self._frozen = owner
+        owner.freeze()
+        self.wait_for_service()
+        time.sleep(self._random.uniform(0.0, 1.0))
+        owner.thaw()
+        code = owner.wait()
+        assert code == FENCED, f"the zombie {owner.name} ended with {code}"
+        self._frozen = None
+        owner.launch()
+        self.events["zombies"] += 1
+        return f"froze owner {owner.name}"

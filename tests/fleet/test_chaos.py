@@ -1,0 +1,176 @@
+"""Daemons are killed and frozen under load, and nothing is lost or done twice. Clients
+of the Python package and of the Tinker SDK repeat what fails, and end with the bits of
+a run without disturbances."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import daemon as daemon_module
+import models
+import pytest
+import stores
+import tinker_sdk
+from chaos import Chaos
+from daemon import wait_until
+from door import Door
+from durable import KIND
+from members import Fleet
+from trainers import FLAGS, Trainer, running
+
+pytestmark = pytest.mark.skipif(
+    not stores.is_installed(),
+    reason="no build/store-venv: object stores were NOT tested",
+)
+
+END = "end"
+
+
+class SdkClient:
+    """A program that trains with the Tinker SDK, if that is installed."""
+
+    def __init__(self, url: str, folder: Path, rounds: int = -1) -> None:
+        self._folder = folder
+        folder.mkdir()
+        script = Path(__file__).with_name("sdk_client.py")
+        environment = tinker_sdk.environment(url)
+        environment["PYTHONPATH"] = str(script.parents[1] / "tinker")
+        command = [str(tinker_sdk.SDK), str(script), "toy", str(folder), END]
+        with (folder / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, str(rounds)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def rounds(self) -> int:
+        file = self._folder / f"{END}.rounds"
+        return int(file.read_text() or 0) if file.exists() else 0
+
+    def expect_running(self) -> None:
+        assert self._process.poll() is None, self._output()
+
+    def stop(self) -> None:
+        """Lets the program end after its round."""
+        (self._folder / "stop").touch()
+        self.expect_success()
+
+    def expect_success(self) -> None:
+        wait_until(lambda: self._process.poll() is not None, self._output())
+        assert self._process.returncode == 0, self._output()
+
+    def _output(self) -> str:
+        return (self._folder / "output").read_text()[-3000:]
+
+
+def ends(trainers: list[Trainer], client: Any, folder: Path) -> dict[str, bytes]:
+    """Saves all adapters, and returns their weights, gradients and moments. The Tinker
+    API has named its adapter itself."""
+    for trainer in trainers:
+        client.adapter(trainer.adapter_id).save(END, overwrite=True)
+    names = {trainer.adapter_id for trainer in trainers}
+    found = {}
+    for one in client.checkpoints():
+        if one.name != END:
+            continue
+        who = one.adapter_id if one.adapter_id in names else "sdk"
+        client.download_checkpoint(one.adapter_id, END, folder / who)
+        for file in (folder / who).glob("*.safetensors"):
+            found[f"{who}/{file.name}"] = file.read_bytes()
+    return found
+
+
+def calm_ends(
+    folder: Path, struck: list[Trainer], sdk: SdkClient | None
+) -> dict[str, bytes]:
+    """Returns what the same requests make of a daemon that nothing disturbs."""
+    front = f"127.0.0.1:{daemon_module.free_port()}"
+    flags = (*FLAGS, "--tinker-listen", front, "--model-name", "toy")
+    server = daemon_module.Daemon(models.tiny_model(KIND), folder, *flags)
+    never = threading.Event()
+    with server, ThreadPoolExecutor(len(struck)) as pool:
+        trainers = [Trainer(trainer.index) for trainer in struck]
+        rounds = [trainer.rounds for trainer in struck]
+        if sdk is not None:
+            again = SdkClient(f"http://{front}", folder / "sdk", sdk.rounds)
+        for one in [
+            pool.submit(trainer.run, server.address, never, count)
+            for trainer, count in zip(trainers, rounds, strict=True)
+        ]:
+            one.result()
+        if sdk is not None:
+            again.expect_success()
+        with server.client() as client:
+            return ends(trainers, client, folder / "ends")
+
+
+def test_nothing_is_lost_or_done_twice(
+    fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    option = request.config.getoption
+    begin = time.monotonic()
+    flags = [*FLAGS, "--model-name", "toy", "--snapshot-log-bytes", "100000"]
+    with Door() as door:
+        chaos = Chaos(fleet, door, option("--seed"), *flags)
+        chaos.wait_for_service()
+        sdk = None
+        if tinker_sdk.SDK.exists():
+            sdk = SdkClient(door.url, tmp_path / "sdk")
+        trainers = [Trainer(i) for i in range(option("--clients") - (sdk is not None))]
+
+        def steps() -> int:
+            return sum(trainer.steps for trainer in trainers)
+
+        def report(what: str) -> None:
+            print(
+                f"{time.monotonic() - begin:6.1f} s {dict(chaos.events)},"
+                f" {steps()} steps and {sdk.rounds if sdk else 0} rounds of the SDK: {what}",
+                flush=True,
+            )
+            if sdk is not None:
+                sdk.expect_running()
+
+        try:
+            with running(chaos.addresses, trainers):
+                wait_until(lambda: min(t.rounds for t in trainers) > 0)
+                chaos.run(option("--kills"), option("--zombies"), steps, report)
+            if sdk is not None:
+                sdk.stop()
+        finally:
+            if sdk is not None:
+                sdk.kill()
+        owner = chaos.wait_for_service()
+        owner.wait_for("serving")
+        owner.wait_until_restored()
+        take_overs = int(owner.value("weft_state_epoch")) - 1
+        with owner.client() as client:
+            for trainer in trainers:
+                trainer.check(client)
+            found = ends(trainers, client, tmp_path / "ends")
+            for trainer in trainers:
+                trainer.check_saves(client)
+    seconds = time.monotonic() - begin
+    calm = calm_ends(tmp_path / "calm", trainers, sdk)
+    assert sorted(found) == sorted(calm)
+    assert [name for name in calm if found[name] != calm[name]] == []
+    print(
+        f"{chaos.events['kills']} kills, {chaos.events['zombies']} zombies,"
+        f" {take_overs} take-overs in {seconds:.0f} s: {steps()}"
+        f" steps of {len(trainers)} gRPC clients and {sdk.rounds if sdk else 0} rounds"
+        f" of the Tinker SDK, each once; {sum(t.samples for t in trainers)} samples;"
+        f" {sum(len(t.saves) for t in trainers)} checkpoints read; the slowest round"
+        f" {max(t.slowest for t in trainers):.1f} s; no daemon served for at most"
+        f" {chaos.longest:.1f} s; all bits as without disturbances"
+    )
