@@ -23,7 +23,7 @@ NAMES = (
     *("builds", "busy", "edge", "group_prompt"),
     *("int8_error", "load", "log_cost", "logprobs", "memory"),
     *("mixed_load", "moe", "multi_adapter"),
-    *("rpc_overhead", "sample", "soak", "store_cost", "train_step"),
+    *("rpc_overhead", "sample", "soak", "store_cost", "takeover", "train_step"),
 )
 MODULES = {name: importlib.import_module(name) for name in NAMES}
 BENCHES = {name: module.main for name, module in MODULES.items()}

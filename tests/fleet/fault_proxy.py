@@ -4,7 +4,7 @@ A request is lost before the store has it, or its answer is lost, late or cut, o
 store seems to refuse it (503), or it comes twice. What is late has happened before: the
 store never gets a request after its sender has given up. After `forget` requests,
 conditions are dropped, as if the store ignored them. With `serial`, the store gets
-one request at a time.
+one request at a time. Requests that `held` matches wait until it is None.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.faults: Counter[str] = Counter()
+        self.held: re.Pattern[bytes] | None = None
         self.url = ""
 
     def __enter__(self) -> FaultProxy:
@@ -135,6 +136,8 @@ class FaultProxy:
 
     async def _answer(self, request: bytes, store: _Streams) -> bytes | None:
         """Returns the answer; None: the connection ends without one."""
+        while self.held is not None and self.held.match(request):
+            await asyncio.sleep(0.01)
         fault = ""
         if self._random.random() < self._rate:
             fault = self._random.choice(FAULTS)

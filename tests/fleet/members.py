@@ -13,7 +13,11 @@ from typing import Any
 
 import daemon as daemon_module
 import models
+import raw
 from durable import KIND
+
+from weft import methods
+from weft._proto import adapters_pb2
 
 SECONDS = 60.0
 
@@ -79,6 +83,12 @@ class Member(daemon_module.Daemon):
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    def facts(self, adapter_id: str) -> Any:
+        """Returns the outcome of a GetAdapter, which no client repeats."""
+        request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        with raw.Raw(self.address) as channel:
+            return channel.call(methods.GET_ADAPTER, request)
+
     def log_text(self) -> str:
         return self.log_path.read_text()
 
@@ -99,9 +109,13 @@ class Fleet:
         for member in self.members:
             member.kill()
 
-    def add(self, name: str, *flags: str) -> Member:
-        """Starts a daemon and does not wait for it."""
-        member = Member(self.folder / name, self.url, self.environment, *flags)
+    def add(
+        self, name: str, *flags: str, environment: dict[str, str] | None = None
+    ) -> Member:
+        """Starts a daemon and does not wait for it. `environment` replaces that of the
+        fleet."""
+        environment = environment or self.environment
+        member = Member(self.folder / name, self.url, environment, *flags)
         self.members.append(member)
         member.launch()
         return member

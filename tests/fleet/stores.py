@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,45 @@ class Store:
             self.process.wait()
             self.process = None
 
+    def make_bucket(self) -> None:
+        """Makes the bucket, which also shows that the store works."""
+        self._boto("s3.create_bucket(Bucket=bucket)")
+
+    def sizes(self, url: str, prefix: str) -> dict[str, int]:
+        """Returns the keys below a prefix of the state at `url`, and their bytes."""
+        code = (
+            "pages = s3.get_paginator('list_objects_v2').paginate("
+            "Bucket=bucket, Prefix=sys.argv[3]);"
+            "print(json.dumps({one['Key']: one['Size'] for page in pages"
+            " for one in page.get('Contents', [])}))"
+        )
+        below = f"{url.removeprefix(f's3://{BUCKET}/')}/{prefix}"
+        found: dict[str, int] = json.loads(self._boto(code, below))
+        return {key.removeprefix(below): size for key, size in found.items()}
+
+    def delete(self, url: str, keys: Iterable[str]) -> None:
+        below = url.removeprefix(f"s3://{BUCKET}/")
+        code = "[s3.delete_object(Bucket=bucket, Key=key) for key in sys.argv[3:]]"
+        self._boto(code, *(f"{below}/{key}" for key in keys))
+
+    def _boto(self, code: str, *arguments: str) -> str:
+        """Runs code with a client of the store, and returns what it prints."""
+        setup = (
+            "import boto3, json, sys; from botocore.config import Config; "
+            "bucket = sys.argv[2]; "
+            "s3 = boto3.client('s3', endpoint_url=sys.argv[1], config=Config("
+            "s3={'addressing_style': 'path'}, retries={'total_max_attempts': 20, "
+            "'mode': 'standard'}));"
+        )
+        python = PROGRAMS / "python"
+        return subprocess.run(
+            [python, "-c", setup + code, self.endpoint, BUCKET, *arguments],
+            check=True,
+            env={**self.environment(), "PYTHONPATH": ""},
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 
@@ -139,28 +178,12 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _make_bucket(store: Store) -> None:
-    """Makes the bucket, which also shows that the store works."""
-    code = (
-        "import boto3, sys; from botocore.config import Config; "
-        "boto3.client('s3', endpoint_url=sys.argv[1], config=Config("
-        "s3={'addressing_style': 'path'}, retries={'total_max_attempts': 20, "
-        "'mode': 'standard'})).create_bucket(Bucket=sys.argv[2])"
-    )
-    python = PROGRAMS / "python"
-    subprocess.run(
-        [python, "-c", code, store.endpoint, BUCKET],
-        check=True,
-        env={**store.environment(), "PYTHONPATH": ""},
-    )
-
-
 @contextmanager
 def _running(command: list[str], endpoint: str, folder: Path) -> Iterator[Store]:
     store = Store(endpoint, command, folder)
     try:
         store.start()
-        _make_bucket(store)
+        store.make_bucket()
         yield store
     finally:
         store.kill()

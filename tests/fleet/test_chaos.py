@@ -134,9 +134,10 @@ def test_nothing_is_lost_or_done_twice(
             return sum(trainer.steps for trainer in trainers)
 
         def report(what: str) -> None:
+            rounds = sdk.rounds if sdk else 0
             print(
                 f"{time.monotonic() - begin:6.1f} s {dict(chaos.events)},"
-                f" {steps()} steps and {sdk.rounds if sdk else 0} rounds of the SDK: {what}",
+                f" {steps()} steps and {rounds} rounds of the SDK: {what}",
                 flush=True,
             )
             if sdk is not None:
@@ -145,6 +146,7 @@ def test_nothing_is_lost_or_done_twice(
         try:
             with running(chaos.addresses, trainers):
                 wait_until(lambda: min(t.rounds for t in trainers) > 0)
+                wait_until(lambda: sdk is None or sdk.rounds > 0)
                 chaos.run(option("--kills"), option("--zombies"), steps, report)
             if sdk is not None:
                 sdk.stop()
