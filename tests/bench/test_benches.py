@@ -94,6 +94,17 @@ def test_soak_counts_every_step_once(capsys: Any) -> None:
     assert result["ours"]["steps"] > 0 and result["ours"]["adapter_moves"] > 0
 
 
+def test_takeover(capsys: Any) -> None:
+    if not (daemon.REPOSITORY / "build" / "store-venv" / "bin" / "weed").exists():
+        pytest.skip("no build/store-venv: the take-over was NOT timed")
+    size = ("--adapters", "4", "--training", "2", "--stops", "1", "--seconds", "0.5")
+    ours = quick("takeover", capsys, *size)["ours"]
+    (kill,) = ours["kills"]
+    # An owner counts as dead after five seconds without a beat.
+    assert kill["unchanged"] > 3 and kill["last_trained"] > 3
+    assert kill["replay"] > 0 and len(ours["stops"]) == 1 and ours["steps"] > 0
+
+
 def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--sequences", "2", "--length", "24", "--threads", "1")
     ours = reported("int8_error", capsys, *tiny, *size)["ours"]["int8"]

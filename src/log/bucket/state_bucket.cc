@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
+#include <future>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -23,6 +25,9 @@ constexpr uint64_t kMaxFormatBytes = 1 << 20;
 constexpr uint64_t kMaxSnapshotBytes = uint64_t{16} << 30;
 // The table of an image, and small images, come with one request.
 constexpr uint64_t kFirstBytes = 64 << 10;
+// A log has many objects, and the owner's end waits for their removal, so this
+// many are removed at once.
+constexpr size_t kRemovals = 16;
 // A snapshot waits so long for the records before it.
 constexpr absl::Duration kRecordsTimeout = absl::Seconds(5);
 
@@ -249,11 +254,21 @@ absl::Status StateBucket::RemoveIf(const std::string& prefix,
                                    const Removes& removes) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
                         store_->List(prefix, "", store::kAllObjects));
+  std::deque<std::future<absl::Status>> running;
+  const auto finish_one = [&running] {
+    const absl::Status removed = running.front().get();
+    running.pop_front();
+    return removed;
+  };
   for (const store::ListedObject& object : objects) {
     if (!removes(object)) continue;
     WEFT_RETURN_IF_ERROR(owner_->fenced());
-    WEFT_RETURN_IF_ERROR(store_->Delete(object.key));
+    if (running.size() == kRemovals) WEFT_RETURN_IF_ERROR(finish_one());
+    running.push_back(std::async(
+        std::launch::async,
+        [&store = *store_, key = object.key] { return store.Delete(key); }));
   }
+  while (!running.empty()) WEFT_RETURN_IF_ERROR(finish_one());
   return absl::OkStatus();
 }
 
