@@ -105,6 +105,8 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         addresses = ",".join(member.listen for member in members)
         rounds = Rounds(fleet, [trainer.adapter_id for trainer in trainers])
         with running(addresses, trainers):
+            # Writes a snapshot, as a service that runs for a while has one.
+            rounds.stop(options.seconds)
             kills = [rounds.kill(options.seconds) for _ in range(options.rounds)]
             stops = [rounds.stop(options.seconds) for _ in range(options.stops)]
         owner = rounds.owner
