@@ -18,6 +18,7 @@
 #include "src/engine/engine_impl.h"
 #include "src/engine/start/load_rank.h"
 #include "src/engine/start/open_state.h"
+#include "src/executor/message.h"
 #include "src/executor/remote_worker.h"
 
 namespace weft::engine {
@@ -106,6 +107,18 @@ lora::BaseModel BaseOf(const EngineOptions& options,
           .accepts_change = options.accept_base_model_change};
 }
 
+// Returns a callback that also sends a message to the other ranks, which count
+// rank 0 as lost if it is silent for minutes.
+OnStandby StandBy(const OnStandby& on_standby, parallel::Links* links) {
+  return [&on_standby, links](const std::string& owner) {
+    on_standby(owner);
+    if (links->alone()) return;
+    engine::RunGuarded("greeting the other ranks", [links] {
+      executor::SendMessage(executor::DropVersions(), *links->commands);
+    }).IgnoreError();
+  };
+}
+
 void GiveState(engine::OpenedState opened, engine::EngineParts* parts) {
   parts->checkpoints = engine::OpenCheckpoints(opened, parts->options);
   parts->bucket_metrics = std::move(opened.metrics);
@@ -167,7 +180,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"ranks", world.size},
        {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
-  WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options, on_standby));
+  WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options,
+                                         StandBy(on_standby, &parts.links)));
   GiveState(std::move(opened), &parts);
   std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,7 @@ class Rounds:
         with ThreadPoolExecutor(1 + len(self._trained)) as pool:
             still = pool.submit(seconds_until, begin, lambda: answers(standby))
             trained = [
-                pool.submit(seconds_until, begin, lambda name=name: has(standby, name))
+                pool.submit(seconds_until, begin, partial(has, standby, name))
                 for name in self._trained
             ]
             row = {

@@ -51,3 +51,20 @@ def test_a_standby_goes_on(fleet: Fleet, how: str) -> None:
     print(how, f"{seconds:.2f} s")
     assert standby.facts("x").reply.adapter.optim_steps == 3
     assert seconds < (10 if how == "kill" else 5)
+
+
+def test_a_standby_of_two_ranks_goes_on(fleet: Fleet) -> None:
+    owner, standby = pair(fleet, "--tensor-parallel-size", "2")
+    with owner.client() as client:
+        client.create_adapter("x", rank=4, seed=1)
+        for seed in range(3):
+            train(client, "x", seed)
+        client.adapter("x").save("kept")
+    owner.kill()
+    standby.wait_for("serving")
+    standby.wait_until_restored()
+    assert standby.facts("x").reply.adapter.optim_steps == 3
+    with standby.client() as client:
+        train(client, "x", 3)
+        client.create_adapter("y", rank=4).load("kept", source="x")
+    assert standby.facts("y").reply.adapter.optim_steps == 3

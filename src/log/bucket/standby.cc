@@ -52,8 +52,7 @@ absl::Status TakeWhenFree(
       Log(LogLevel::kWarning, "the store of the state does not answer",
           {{"reason", taken.status().message()}});
     }
-    if (!taken.ok()) continue;
-    away = false;
+    if (taken.ok()) away = false;
     waiting(bucket->seen());
   }
 }

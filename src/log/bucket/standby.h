@@ -34,8 +34,8 @@ inline constexpr absl::Duration kOwnerPatience = absl::Seconds(5);
 inline constexpr absl::Duration kLookPatience = absl::Seconds(2);
 
 // Takes the log of `bucket` as soon as it is free for `self`. Until then, calls
-// `waiting` with the owner's manifest at each look. Errors: those of
-// StateBucket::TryTake but UNAVAILABLE, for which it looks again. Blocks.
+// `waiting` at each look with the last manifest that it has seen. Errors: those
+// of StateBucket::TryTake but UNAVAILABLE, for which it looks again. Blocks.
 // `metrics` outlives the bucket.
 absl::Status TakeWhenFree(
     StateBucket* bucket, const Instance& self, OwnerMetrics* metrics,
