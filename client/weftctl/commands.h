@@ -63,6 +63,7 @@ std::vector<Command> CheckpointCommands();
 std::vector<Command> SampleCommands();
 std::vector<Command> WeightsCommands();
 std::vector<Command> StateCommands();
+std::vector<Command> FleetCommands();
 
 }  // namespace weft::client::weftctl
 

@@ -1,11 +1,18 @@
-// Commands on weftd's state. Those on a --state-dir read or copy the folder,
-// and run on the machine that has it.
+// Commands on weftd's state. Most need no server: they read and copy the folder
+// of --state-dir, on the machine that has it, or the store of --state.
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/weftctl/commands.h"
 #include "client/weftctl/output.h"
 #include "client/weftctl/store_probe.h"
 #include "nlohmann/json.hpp"
 #include "src/base/status_macros.h"
+#include "src/log/bucket/state_bucket.h"
+#include "src/log/copy/copy_state.h"
 #include "src/log/folder/backup.h"
 #include "src/log/folder/state_folder.h"
 #include "src/log/verify.h"
@@ -30,19 +37,50 @@ void Print(const Session& session, const json& fields) {
   PrintTable(rows, session.out);
 }
 
+bool IsStore(const std::string& place) {
+  return absl::StrContains(place, "://");
+}
+
+// Opens a folder or a store to read it.
+absl::StatusOr<std::unique_ptr<log::State>> OpenToRead(
+    const std::string& place) {
+  if (!IsStore(place)) return log::StateFolder::OpenToRead(place);
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
+                        store::OpenStore(place, nullptr));
+  return log::StateBucket::Open(std::move(objects), std::nullopt, false);
+}
+
 absl::Status CopyState(const Session& session) {
-  WEFT_ASSIGN_OR_RETURN(
-      const log::BackupReport report,
-      log::BackUp(session.arguments.word(0), session.arguments.word(1)));
-  Print(session, {{"files", report.files}, {"bytes", report.bytes}});
+  const std::string& from = session.arguments.word(0);
+  const std::string& to = session.arguments.word(1);
+  if (!IsStore(from) && !IsStore(to)) {
+    WEFT_ASSIGN_OR_RETURN(const log::BackupReport report,
+                          log::BackUp(from, to));
+    Print(session, {{"files", report.files}, {"bytes", report.bytes}});
+    return absl::OkStatus();
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::State> source,
+                        OpenToRead(from));
+  log::CopyReport report;
+  if (IsStore(to)) {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
+                          store::OpenStore(to, nullptr));
+    WEFT_ASSIGN_OR_RETURN(report,
+                          log::CopyToStore(*source, std::move(objects)));
+  } else {
+    WEFT_ASSIGN_OR_RETURN(report, log::CopyToFolder(*source, to));
+  }
+  Print(session, {{"records", report.records},
+                  {"images", report.images},
+                  {"bytes", report.bytes}});
   return absl::OkStatus();
 }
 
-absl::StatusOr<json> ReadState(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::StateFolder> folder,
-                        log::StateFolder::OpenExisting(path));
+absl::StatusOr<json> ReadState(const std::string& place) {
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::State> state,
+                        OpenToRead(place));
   WEFT_ASSIGN_OR_RETURN(const log::StateReport report,
-                        log::VerifyState(*folder));
+                        log::VerifyState(*state));
   return json{{"adapters", report.adapters},
               {"records", report.records},
               {"images", report.images},
@@ -58,7 +96,7 @@ absl::Status Verify(const Session& session) {
 
 absl::Status Restore(const Session& session) {
   // Checks the backup before copying it, because the copy of a damaged backup
-  // would look like a good state folder.
+  // would look like a good state.
   const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
   return state.ok() ? CopyState(session) : state.status();
 }
@@ -103,19 +141,22 @@ std::vector<Command> StateCommands() {
        "Have the server write a snapshot, so that its next start is quick.",
        Snapshot},
       {.name = "state backup",
-       .help = "copies a --state-dir, also while its server runs",
+       .help =
+           "copies a state without checkpoints, also while its server runs; "
+           "each place is a folder or s3://BUCKET/PREFIX",
        .run = CopyState,
-       .words = {"DIR", "TO"},
+       .words = {"FROM", "TO"},
        .offline = true},
       {.name = "state verify",
-       .help = "reads all of a --state-dir or of a backup, without a server",
+       .help = "reads all of a state or of a backup, in a folder or a store",
        .run = Verify,
-       .words = {"DIR"},
+       .words = {"PLACE"},
        .offline = true},
       {.name = "state restore",
-       .help = "verifies a backup and copies it to a new --state-dir",
+       .help =
+           "verifies a backup and copies it to a new --state-dir or --state",
        .run = Restore,
-       .words = {"BACKUP", "DIR"},
+       .words = {"BACKUP", "TO"},
        .offline = true},
       {.name = "state probe",
        .help =

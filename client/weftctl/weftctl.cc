@@ -28,7 +28,7 @@ std::vector<Command> AllCommands() {
   for (std::vector<Command> some :
        {ServerCommands(), AdapterCommands(), SampleCommands(),
         CheckpointCommands(), WeightsCommands(), TokenCommands(),
-        StateCommands()}) {
+        StateCommands(), FleetCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;

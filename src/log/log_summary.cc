@@ -257,6 +257,10 @@ class LogSurvey {
 absl::StatusOr<Snapshot> ReadSnapshot(const State& state) {
   WEFT_ASSIGN_OR_RETURN(const std::optional<SnapshotFile> file,
                         state.ReadSnapshot());
+  return ToSnapshot(file);
+}
+
+absl::StatusOr<Snapshot> ToSnapshot(const std::optional<SnapshotFile>& file) {
   if (!file) return Snapshot();
   WEFT_ASSIGN_OR_RETURN(Snapshot snapshot, DecodeSnapshot(file->bytes));
   snapshot.first_sequence = file->next_sequence;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -58,6 +59,9 @@ struct LogReading {
 // Returns the newest snapshot; an empty one if there is none.
 // Errors: DATA_LOSS, and those of State. Blocks on the disk.
 absl::StatusOr<Snapshot> ReadSnapshot(const State& state);
+// Returns the snapshot of a file that State::ReadSnapshot has returned. Errors:
+// DATA_LOSS.
+absl::StatusOr<Snapshot> ToSnapshot(const std::optional<SnapshotFile>& file);
 
 // Reads the log after the snapshot. Errors: DATA_LOSS (a damaged record or
 // image), FAILED_PRECONDITION (a record needs more adapters at once than the

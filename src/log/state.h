@@ -95,6 +95,8 @@ class State {
  public:
   virtual ~State() = default;
 
+  // Returns the line that identifies the base model. Does not block.
+  virtual const std::string& model() const = 0;
   // Returns ABORTED when another process has taken the state over. Does not
   // block.
   virtual absl::Status failure() const { return absl::OkStatus(); }

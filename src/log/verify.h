@@ -19,7 +19,8 @@ struct StateReport {
                             // end, which the next start cuts off.
 };
 
-// Checks the snapshot, the log and all images that they name. Errors:
+// Checks the snapshot, the log and all images that they name, also while a
+// server uses the state. Errors:
 // DATA_LOSS for damage, whose message names the first damaged place, and those
 // of state.h. Blocks as the state does. Threads: any.
 absl::StatusOr<StateReport> VerifyState(const State& state);

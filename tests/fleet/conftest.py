@@ -21,6 +21,7 @@ _spec.loader.exec_module(e2e)
 pytest_configure = e2e.pytest_configure
 pytest_collection_modifyitems = e2e.pytest_collection_modifyitems
 pytest_runtest_makereport = e2e.pytest_runtest_makereport
+durable = e2e.durable
 
 import stores  # noqa: E402  Needs the path that is set above.
 from members import Fleet  # noqa: E402

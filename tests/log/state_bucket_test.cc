@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "src/log/bucket/log_object.h"
@@ -404,10 +405,43 @@ TEST_F(StateBucketTest, WhatIsMissingIsNamed) {
   for (const std::string letter : {"a", "b", "c"}) {
     ASSERT_THAT(process.Write(letter), IsOk());
   }
-  ASSERT_THAT(MemoryStore(&objects_).Delete(KeyOfPlace(3)), IsOk());
-  Process next(&objects_, "a");
-  EXPECT_THAT(next.Start(), IsStatus(absl::StatusCode::kDataLoss,
-                                     "lacks memory://" + KeyOfPlace(3)));
+  ASSERT_THAT(process.Snapshot(), IsOk());
+  for (const std::string letter : {"d", "e", "f"}) {
+    ASSERT_THAT(process.Write(letter), IsOk());
+  }
+  const std::string snapshot = "logs/0/snapshots/e1-4";
+  for (const std::string& key :
+       {KeyOfPlace(6), snapshot, std::string(kManifestKey)}) {
+    const store::Object object = objects_.objects.at(key);
+    objects_.objects.erase(key);
+    const std::vector<std::string> before = Keys("");
+    Process next(&objects_, "a");
+    EXPECT_THAT(next.Start(),
+                IsStatus(absl::StatusCode::kDataLoss, "memory://" + key));
+    // A process that starts again and again leaves nothing.
+    EXPECT_EQ(Keys(""), before);
+    objects_.objects[key] = object;
+  }
+  EXPECT_EQ(Found(), "abcdef");
+}
+
+TEST_F(StateBucketTest, WhatAnOwnerRemovesIsNotMissing) {
+  Process owner(&objects_, "a");
+  ASSERT_THAT(owner.Start(), IsOk());
+  for (const std::string letter : {"a", "b", "c"}) {
+    ASSERT_THAT(owner.Write(letter), IsOk());
+  }
+  ASSERT_THAT(owner.Snapshot(), IsOk());
+  ASSERT_THAT(owner.Write("d"), IsOk());
+  Process other(&objects_, "b");
+  objects_.before = [&](const std::string& operation, const std::string& key) {
+    if (operation != "get" || !absl::StartsWith(key, "logs/")) return;
+    objects_.before = nullptr;
+    EXPECT_THAT(owner.Snapshot(), IsOk());
+  };
+  EXPECT_THAT(other.TryTake(), IsOkAndHolds(false));
+  ASSERT_THAT(other.Start(), IsOk());
+  EXPECT_EQ(other.found, "abcd");
 }
 
 TEST_F(StateBucketTest, AnotherModelOrForeignObjectsAreRefused) {

@@ -105,7 +105,12 @@ absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store) {
   if (absl::IsNotFound(object.status())) return SeenManifest();
   WEFT_RETURN_IF_ERROR(object.status());
   SeenManifest seen{.etag = std::move(object->etag)};
-  WEFT_ASSIGN_OR_RETURN(seen.manifest, DecodeManifest(object->bytes));
+  absl::StatusOr<Manifest> manifest = DecodeManifest(object->bytes);
+  if (!manifest.ok()) {
+    return absl::DataLossError(
+        absl::StrCat(store.NameOf(kManifestKey), " is damaged"));
+  }
+  seen.manifest = *std::move(manifest);
   return seen;
 }
 

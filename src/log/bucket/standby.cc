@@ -19,9 +19,10 @@ bool StoreIsAway(const absl::Status& status) {
 }  // namespace
 
 OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
-    : epoch(AddGauge(registry, "weft_state_epoch",
-                     "How many processes have had the state of --state, up to "
-                     "this one. 0: another process has it.")),
+    : epoch(
+          AddGauge(registry, "weft_state_epoch",
+                   "The epoch of the state of --state: each process that takes "
+                   "it has a higher one. 0: another process has it.")),
       beat_age_seconds(
           AddGauge(registry, "weft_state_beat_age_seconds",
                    "Seconds since this process last told the store of --state "

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "src/base/clock.h"
 #include "src/base/files/file_io.h"
 #include "src/base/status_macros.h"
@@ -19,6 +20,7 @@ namespace weft::log {
 namespace {
 
 constexpr char kFormat[] = "FORMAT";
+constexpr char kLog[] = "logs/0/";
 constexpr char kSnapshotsPrefix[] = "logs/0/snapshots/";
 constexpr char kImagesPrefix[] = "logs/0/images/";
 constexpr uint64_t kMaxFormatBytes = 1 << 20;
@@ -82,19 +84,51 @@ class ObjectImageReader : public ImageReader {
   uint64_t size_ = 0;
 };
 
-// Errors: FAILED_PRECONDITION if the store has objects besides those with which
-// a process that starts checks the store.
+absl::Status Missing(const store::ObjectStore& store, const std::string& key) {
+  return absl::DataLossError(absl::StrCat(store.NameOf(key), " is missing"));
+}
+
+// Checks that no object is below the prefix but those with which a process that
+// starts checks the store. Errors: FAILED_PRECONDITION; DATA_LOSS if the
+// objects are a state without FORMAT.
 absl::Status CheckEmpty(store::ObjectStore& store) {
   constexpr size_t kSome = 100;
   WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
                         store.List("", "", kSome));
   for (const store::ListedObject& object : objects) {
     if (absl::StartsWith(object.key, store::kProbePrefix)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(store.NameOf(object.key),
-                     " is there, and no state: name a prefix without objects"));
+    if (object.key == kManifestKey || absl::StartsWith(object.key, kLog)) {
+      return absl::DataLossError(absl::StrCat(
+          store.NameOf(kFormat), " is missing, and ", object.key,
+          " is there: somebody has deleted it, or a copy has not ended"));
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        store.NameOf(object.key),
+        " is there, and a new state begins below a prefix without objects: "
+        "name another prefix"));
   }
   return absl::OkStatus();
+}
+
+// Looks for objects that are missing, before a process writes that it has the
+// log. Errors: DATA_LOSS.
+absl::Status CheckWhole(store::ObjectStore& store, const SeenManifest& seen) {
+  const SnapshotPlace& newest = seen.manifest.snapshot;
+  if (!newest.name.empty()) {
+    const std::string key = kSnapshotsPrefix + newest.name;
+    uint64_t size = 0;
+    const absl::Status found = store.GetRange(key, 0, {}, &size).status();
+    if (absl::IsNotFound(found)) return Missing(store, key);
+    WEFT_RETURN_IF_ERROR(found);
+  }
+  // Without a manifest there may be no log, either.
+  if (!seen.etag.empty()) {
+    return ObjectLogReader::Open(&store, newest.place, newest.next_sequence)
+        .status();
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> records,
+                        store.List(kRecordsPrefix, "", store::kAllObjects));
+  return records.empty() ? absl::OkStatus() : Missing(store, kManifestKey);
 }
 
 }  // namespace
@@ -105,6 +139,48 @@ absl::StatusOr<std::unique_ptr<StateBucket>> StateBucket::Open(
   std::unique_ptr<StateBucket> bucket(new StateBucket(std::move(store)));
   WEFT_RETURN_IF_ERROR(bucket->CheckFormat(model, accept_change));
   return bucket;
+}
+
+absl::StatusOr<std::unique_ptr<StateBucket>> StateBucket::Begin(
+    std::unique_ptr<store::ObjectStore> store, std::string model,
+    const Instance& self) {
+  WEFT_RETURN_IF_ERROR(CheckEmpty(*store));
+  std::unique_ptr<StateBucket> bucket(new StateBucket(std::move(store)));
+  bucket->model_ = std::move(model);
+  // Images, and checkpoints that follow them, have names with epochs of other
+  // stores. New names must differ, so the epochs go on from the seconds since
+  // 1970, which pass faster than owners.
+  const SeenManifest none{.manifest = {.epoch = static_cast<uint64_t>(
+                                           absl::ToUnixSeconds(absl::Now()))}};
+  WEFT_ASSIGN_OR_RETURN(bucket->owner_,
+                        LogOwner::Take(bucket->store_.get(), none, self));
+  return bucket;
+}
+
+absl::Status StateBucket::Finish() {
+  // Without a clock that is right, too, no image may get the name of another.
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> images,
+                        store_->List(kImagesPrefix, "", store::kAllObjects));
+  uint64_t highest = 0;
+  for (const store::ListedObject& image : images) {
+    highest =
+        std::max(highest, EpochOf(image.key.substr(sizeof(kImagesPrefix) - 1)));
+  }
+  if (highest > owner_->epoch()) {
+    WEFT_RETURN_IF_ERROR(owner_->Beat());  // The log is still this process's.
+    WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(*store_));
+    seen.manifest.epoch = highest;
+    const Instance self = seen.manifest.owner;
+    WEFT_ASSIGN_OR_RETURN(owner_, LogOwner::Take(store_.get(), seen, self));
+  }
+  WEFT_RETURN_IF_ERROR(owner_->Release());
+  const std::string format = EncodeFormat(model_);
+  const absl::Status created = store_->Create(kFormat, {format}).status();
+  if (!absl::IsAlreadyExists(created)) return created;
+  WEFT_ASSIGN_OR_RETURN(const store::Object there,
+                        store_->Get(kFormat, kMaxFormatBytes));
+  // If it is the same, an answer was lost.
+  return there.bytes == format ? absl::OkStatus() : created;
 }
 
 absl::Status StateBucket::CheckFormat(const std::optional<std::string>& model,
@@ -118,10 +194,16 @@ absl::Status StateBucket::CheckFormat(const std::optional<std::string>& model,
     if (!created.ok() && !absl::IsAlreadyExists(created)) return created;
     format = store_->Get(kFormat, kMaxFormatBytes);
   }
+  if (absl::IsNotFound(format.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        store_->NameOf(""), " has no state: ", store_->NameOf(kFormat),
+        " is missing"));
+  }
   WEFT_RETURN_IF_ERROR(format.status());
   WEFT_ASSIGN_OR_RETURN(const std::string stored, DecodeFormat(format->bytes));
-  if (!model || stored == *model) return absl::OkStatus();
-  if (!accept_change) return OtherModel(stored, *model);
+  model_ = model.value_or(stored);
+  if (stored == model_) return absl::OkStatus();
+  if (!accept_change) return OtherModel(stored, model_);
   return store_->Swap(kFormat, EncodeFormat(*model), format->etag).status();
 }
 
@@ -130,6 +212,12 @@ absl::StatusOr<bool> StateBucket::TryTake(const Instance& self,
   WEFT_ASSIGN_OR_RETURN(const SeenManifest seen, LookAtManifest(*store_));
   seen_ = seen.manifest;
   if (!watch->IsFree(seen, SteadyNow())) return false;
+  if (const absl::Status whole = CheckWhole(*store_, seen); !whole.ok()) {
+    // An owner that lives may have removed what it needs no more.
+    WEFT_ASSIGN_OR_RETURN(const SeenManifest now, LookAtManifest(*store_));
+    if (now.etag != seen.etag) return false;
+    return whole;
+  }
   absl::StatusOr<std::unique_ptr<LogOwner>> owner =
       LogOwner::Take(store_.get(), seen, self);
   if (absl::IsAborted(owner.status())) return false;  // Another was faster.
@@ -186,10 +274,7 @@ absl::StatusOr<std::optional<SnapshotFile>> StateBucket::ReadSnapshot() const {
   if (newest.name.empty()) return std::nullopt;
   const std::string key = absl::StrCat(kSnapshotsPrefix, newest.name);
   absl::StatusOr<store::Object> file = store_->Get(key, kMaxSnapshotBytes);
-  if (absl::IsNotFound(file.status())) {
-    return absl::DataLossError(
-        absl::StrCat(store_->NameOf(key), " is missing"));
-  }
+  if (absl::IsNotFound(file.status())) return Missing(*store_, key);
   WEFT_RETURN_IF_ERROR(file.status());
   return DecodeSnapshotFile(newest.next_sequence, std::move(file->bytes),
                             store_->NameOf(key));

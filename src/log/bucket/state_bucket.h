@@ -45,9 +45,19 @@ class StateBucket : public State {
   static absl::StatusOr<std::unique_ptr<StateBucket>> Open(
       std::unique_ptr<store::ObjectStore> store,
       const std::optional<std::string>& model, bool accept_change);
+  // Begins a state below a prefix that has no objects, and takes its log. Open
+  // refuses what is there until Finish. Errors: FAILED_PRECONDITION (there are
+  // objects), ABORTED (another process begins, too), and those of
+  // object_store.h.
+  static absl::StatusOr<std::unique_ptr<StateBucket>> Begin(
+      std::unique_ptr<store::ObjectStore> store, std::string model,
+      const Instance& self);
+  // Releases the log, and makes what is there a state. REQUIRES: Begin.
+  absl::Status Finish();
 
   // Takes the log if it is free for `self` (LogWatch). Returns whether it did.
-  // Errors: UNAVAILABLE, and others that repeating does not mend.
+  // Errors: UNAVAILABLE, and others that repeating does not mend: DATA_LOSS if
+  // the manifest is damaged or missing, and those of object_store.h.
   absl::StatusOr<bool> TryTake(const Instance& self, LogWatch* watch);
   // Returns the manifest that TryTake has seen last.
   const Manifest& seen() const { return seen_; }
@@ -58,6 +68,7 @@ class StateBucket : public State {
   // Beats from now on. REQUIRES: owner() is not null.
   void StartBeats(OwnerMetrics* metrics);
 
+  const std::string& model() const override { return model_; }
   absl::Status failure() const override;
   absl::Status Release() override;
   absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
@@ -92,6 +103,7 @@ class StateBucket : public State {
   absl::Status RemoveIf(const std::string& prefix, const Removes& removes);
 
   const std::unique_ptr<store::ObjectStore> store_;
+  std::string model_;
   Manifest seen_;
   std::unique_ptr<LogOwner> owner_;
   SegmentPlaces places_;

@@ -152,43 +152,61 @@ class Copy {
   BackupReport report_;
 };
 
+// Without a "/" at its end, so that what is appended stays beside the folder.
+std::string WithoutSlash(const std::string& path) {
+  return (fs::path(path) / "").parent_path().string();
+}
+
 }  // namespace
 
-absl::StatusOr<BackupReport> BackUp(const std::string& from,
-                                    const std::string& to) {
-  // Without a "/" at its end, so that `draft` is beside the copy and not in it.
-  const std::string path = (fs::path(to) / "").parent_path().string();
+absl::Status MakeWholeFolder(
+    const std::string& to,
+    const std::function<absl::Status(const std::string& draft)>& fill) {
+  const std::string path = WithoutSlash(to);
   std::error_code error;
   if (fs::exists(path, error)) {
     return absl::AlreadyExistsError(absl::StrCat(path, " exists"));
   }
+  const std::string draft = absl::StrCat(path, ".partial");
+  fs::remove_all(draft, error);
+  const absl::Status filled = fill(draft);
+  if (!filled.ok()) {
+    fs::remove_all(draft, error);
+    return filled;
+  }
+  fs::rename(draft, path, error);
+  if (error) return ErrnoStatus(error.value(), absl::StrCat("making ", path));
+  const std::string parent = fs::path(path).parent_path().string();
+  return Sync(parent.empty() ? "." : parent);
+}
+
+absl::StatusOr<BackupReport> BackUp(const std::string& from,
+                                    const std::string& to) {
+  std::error_code error;
   if (!fs::exists(absl::StrCat(from, "/FORMAT"), error)) {
     return absl::NotFoundError(absl::StrCat(from, " is not a state folder"));
   }
-  if (IsWithin(path, from)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, " is within ", from, ": name a folder outside, as the copy's"));
+  if (IsWithin(WithoutSlash(to), from)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(WithoutSlash(to), " is within ", from,
+                     ": name a folder outside, as the copy's"));
   }
-  const std::string draft = absl::StrCat(path, ".partial");
-  for (int i = 0; i < kTries; ++i) {
-    fs::remove_all(draft, error);
-    Copy copy(from, draft);
-    const absl::StatusOr<bool> whole = copy.Run();
-    if (!whole.ok()) {
+  BackupReport report;
+  const auto fill = [&](const std::string& draft) -> absl::Status {
+    for (int i = 0; i < kTries; ++i) {
       fs::remove_all(draft, error);
-      return whole.status();
+      Copy copy(from, draft);
+      WEFT_ASSIGN_OR_RETURN(const bool whole, copy.Run());
+      report = copy.report();
+      if (whole) return absl::OkStatus();
     }
-    if (!*whole) continue;
-    fs::rename(draft, path, error);
-    if (error) return ErrnoStatus(error.value(), absl::StrCat("making ", path));
-    const std::string parent = fs::path(path).parent_path().string();
-    WEFT_RETURN_IF_ERROR(Sync(parent.empty() ? "." : parent));
-    return copy.report();
-  }
-  fs::remove_all(draft, error);
-  return absl::UnavailableError(absl::StrCat(
-      "the server wrote a snapshot during each of ", kTries,
-      " tries to copy; raise --snapshot-log-bytes or copy when it does less"));
+    return absl::UnavailableError(absl::StrCat(
+        "the server wrote a snapshot during each of ", kTries,
+        " tries to copy; raise --snapshot-log-bytes or copy when it does "
+        "less"));
+  };
+  WEFT_RETURN_IF_ERROR(MakeWholeFolder(to, fill));
+  return report;
 }
 
 }  // namespace weft::log

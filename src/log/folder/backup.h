@@ -3,8 +3,10 @@
 #define WEFT_SRC_LOG_FOLDER_BACKUP_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace weft::log {
@@ -28,6 +30,13 @@ struct BackupReport {
 // Blocks on both disks. Threads: any.
 absl::StatusOr<BackupReport> BackUp(const std::string& from,
                                     const std::string& to);
+
+// Makes the folder `to` as BackUp does: calls `fill` with the name of a draft
+// beside it, which does not exist, and renames what `fill` has made there.
+// Errors: ALREADY_EXISTS, and those of `fill` and of file_io.h.
+absl::Status MakeWholeFolder(
+    const std::string& to,
+    const std::function<absl::Status(const std::string& draft)>& fill);
 
 }  // namespace weft::log
 

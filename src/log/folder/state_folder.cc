@@ -85,7 +85,23 @@ absl::StatusOr<std::vector<uint64_t>> StateFolder::Snapshots() const {
 absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::Open(
     const std::string& path, const std::string& model, bool accept_change) {
   WEFT_RETURN_IF_ERROR(MakeFolder(AT_FDCWD, path, "the state folder"));
-  return OpenAs(path, model, accept_change);
+  std::unique_ptr<StateFolder> folder(new StateFolder(path));
+  folder->model_ = model;
+  WEFT_ASSIGN_OR_RETURN(folder->root_, OpenDirectory(path, "the state folder"));
+  WarnIfOthersMayWrite(path);
+  WEFT_RETURN_IF_ERROR(folder->Lock());
+  for (const char* part : {kLogFolder, kImagesFolder}) {
+    WEFT_RETURN_IF_ERROR(MakeFolder(folder->root_.get(), part, part));
+  }
+  WEFT_RETURN_IF_ERROR(folder->OpenFolders());
+  WEFT_RETURN_IF_ERROR(folder->CheckFormat(accept_change));
+  for (const std::string part : {"", "/log", "/images"}) {
+    WEFT_RETURN_IF_ERROR(RemoveStaleTemporaries(path + part));
+  }
+  // A killed process may have renamed a snapshot without syncing the directory.
+  // From now on the snapshot is in use, so the directory is synced.
+  WEFT_RETURN_IF_ERROR(SyncDirectory(folder->directory(), "the state folder"));
+  return folder;
 }
 
 absl::Status StateFolder::Check(const std::string& path,
@@ -101,29 +117,14 @@ absl::Status StateFolder::Check(const std::string& path,
                                           : OtherModel(stored, model);
 }
 
-absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenExisting(
+absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenToRead(
     const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd root,
-                        OpenDirectory(path, "the state folder"));
-  WEFT_RETURN_IF_ERROR(ReadFileAt(root.get(), kFormat).status());
-  return OpenAs(path, std::nullopt, false);
-}
-
-absl::StatusOr<std::unique_ptr<StateFolder>> StateFolder::OpenAs(
-    const std::string& path, const std::optional<std::string>& model,
-    bool accept_change) {
   std::unique_ptr<StateFolder> folder(new StateFolder(path));
   WEFT_ASSIGN_OR_RETURN(folder->root_, OpenDirectory(path, "the state folder"));
-  WarnIfOthersMayWrite(path);
-  WEFT_RETURN_IF_ERROR(folder->Lock());
+  WEFT_ASSIGN_OR_RETURN(const std::string text,
+                        ReadFileAt(folder->root_.get(), kFormat));
+  WEFT_ASSIGN_OR_RETURN(folder->model_, DecodeFormat(text));
   WEFT_RETURN_IF_ERROR(folder->OpenFolders());
-  WEFT_RETURN_IF_ERROR(folder->CheckFormat(model, accept_change));
-  for (const std::string part : {"", "/log", "/images"}) {
-    WEFT_RETURN_IF_ERROR(RemoveStaleTemporaries(path + part));
-  }
-  // A killed process may have renamed a snapshot without syncing the directory.
-  // From now on the snapshot is in use, so the directory is synced.
-  WEFT_RETURN_IF_ERROR(SyncDirectory(folder->directory(), "the state folder"));
   return folder;
 }
 
@@ -140,22 +141,19 @@ absl::Status StateFolder::Lock() {
 }
 
 absl::Status StateFolder::OpenFolders() {
-  WEFT_RETURN_IF_ERROR(MakeFolder(root_.get(), kLogFolder, kLogFolder));
-  WEFT_RETURN_IF_ERROR(MakeFolder(root_.get(), kImagesFolder, kImagesFolder));
   WEFT_ASSIGN_OR_RETURN(log_, OpenDirectoryAt(root_.get(), kLogFolder));
   WEFT_ASSIGN_OR_RETURN(images_, OpenDirectoryAt(root_.get(), kImagesFolder));
   return absl::OkStatus();
 }
 
-absl::Status StateFolder::CheckFormat(const std::optional<std::string>& model,
-                                      bool accept_change) const {
+absl::Status StateFolder::CheckFormat(bool accept_change) const {
   const absl::StatusOr<std::string> text = ReadFileAt(root_.get(), kFormat);
   if (text.ok()) {
     WEFT_ASSIGN_OR_RETURN(const std::string stored, DecodeFormat(*text));
-    if (!model || stored == *model) return absl::OkStatus();
-    return accept_change ? WriteFormat(*model) : OtherModel(stored, *model);
+    if (stored == model_) return absl::OkStatus();
+    return accept_change ? WriteFormat() : OtherModel(stored, model_);
   }
-  if (!model || !absl::IsNotFound(text.status())) return text.status();
+  if (!absl::IsNotFound(text.status())) return text.status();
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, Segments());
   WEFT_ASSIGN_OR_RETURN(const std::vector<uint64_t> snapshots, Snapshots());
   if (!segments.empty() || !snapshots.empty()) {
@@ -168,11 +166,11 @@ absl::Status StateFolder::CheckFormat(const std::optional<std::string>& model,
   WEFT_ASSIGN_OR_RETURN(const UniqueFd parent,
                         OpenDirectory(path_ + "/..", kParent));
   WEFT_RETURN_IF_ERROR(SyncDirectory(parent.get(), kParent));
-  return WriteFormat(*model);
+  return WriteFormat();
 }
 
-absl::Status StateFolder::WriteFormat(const std::string& model) const {
-  return PublishFileAt(root_.get(), kFormat, {EncodeFormat(model)},
+absl::Status StateFolder::WriteFormat() const {
+  return PublishFileAt(root_.get(), kFormat, {EncodeFormat(model_)},
                        /*replace=*/true);
 }
 

@@ -49,13 +49,15 @@ class StateFolder : public State {
   // end, if the folder is there. Takes no lock and writes nothing.
   static absl::Status Check(const std::string& path, const std::string& model,
                             bool accept_change);
-  // Opens an existing folder without checking its base model. Errors:
-  // NOT_FOUND, and those of Open.
-  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenExisting(
+  // Opens an existing folder of any base model to read it, also while another
+  // process has it. Takes no lock and writes nothing. Errors: NOT_FOUND, and
+  // those of Open.
+  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenToRead(
       const std::string& path);
   StateFolder(const StateFolder&) = delete;
   StateFolder& operator=(const StateFolder&) = delete;
 
+  const std::string& model() const override { return model_; }
   absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
       uint64_t first_sequence) const override;
   absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
@@ -90,18 +92,14 @@ class StateFolder : public State {
 
   absl::Status Lock();
   absl::Status OpenFolders();
-  // Checks FORMAT, or writes it in a new folder. If `model` is none, does not
-  // check the base model and writes nothing.
-  absl::Status CheckFormat(const std::optional<std::string>& model,
-                           bool accept_change) const;
-  absl::Status WriteFormat(const std::string& model) const;
-  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAs(
-      const std::string& path, const std::optional<std::string>& model,
-      bool accept_change);
+  // Checks FORMAT, or writes it in a new folder.
+  absl::Status CheckFormat(bool accept_change) const;
+  absl::Status WriteFormat() const;
   absl::Status CutLog(uint64_t next_sequence) const;
   absl::Status CutImages(const std::set<std::string>& keep) const;
 
   const std::string path_;
+  std::string model_;
   UniqueFd root_;
   UniqueFd lock_;
   UniqueFd log_;
