@@ -200,6 +200,11 @@ void LogFailure(const char* what, const absl::Status& status) {
        {"error", std::string(status.message())}});
 }
 
+// Returns the exit status of a process that ends with an error.
+int ExitOf(const absl::Status& status) {
+  return absl::IsAborted(status) ? kExitFenced : kExitFailed;
+}
+
 // Fills in the defaults of --instance and --advertise-address for a gRPC server
 // that listens on `address`.
 void NameInstance(const std::string& address, EngineOptions* options) {
@@ -277,7 +282,7 @@ absl::Status CheckHeartbeat(const engine::Engine& engine) {
 // off. Returns the exit status.
 int Fail(const absl::Status& status, Listeners* listeners) {
   LogFailure("the engine has failed", status);
-  const int exit = absl::IsAborted(status) ? kExitFenced : kExitFailed;
+  const int exit = ExitOf(status);
   ExitLater(exit, kFailureGrace);
   listeners->StartDraining();
   listeners->Shutdown(kFailureGrace / 2);
@@ -294,7 +299,7 @@ int Serve(const Settings& settings, const EngineStarter& start_engine,
   if (!engine.ok()) {
     LogFailure("the engine did not start", engine.status());
     others->Kill();
-    return kExitFailed;
+    return ExitOf(engine.status());
   }
   stages.Done("engine started");
   listeners->SetEngine(engine->get());

@@ -26,7 +26,8 @@ struct Advice {
 };
 constexpr std::array kAdvice = {
     Advice{"AccessDenied", absl::StatusCode::kPermissionDenied,
-           "the credentials have no permission for this"},
+           "the credentials have no permission for this: they must be able to "
+           "read, write, list and delete below the prefix"},
     Advice{"InvalidAccessKeyId", absl::StatusCode::kPermissionDenied,
            "the store does not know AWS_ACCESS_KEY_ID"},
     Advice{"SignatureDoesNotMatch", absl::StatusCode::kPermissionDenied,

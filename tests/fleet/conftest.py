@@ -25,6 +25,7 @@ durable = e2e.durable
 
 import stores  # noqa: E402  Needs the path that is set above.
 from members import Fleet  # noqa: E402
+from objects import Objects  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stores.Store]:
     with stores.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def objects(seaweedfs: stores.Store) -> Iterator[Objects]:
+    with Objects(seaweedfs) as made:
+        yield made
 
 
 @pytest.fixture

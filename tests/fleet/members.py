@@ -26,13 +26,18 @@ class Member(daemon_module.Daemon):
     """A daemon that may stand by. It keeps its name and its port when it restarts."""
 
     def __init__(
-        self, folder: Path, url: str, environment: dict[str, str], *flags: str
+        self,
+        folder: Path,
+        url: str,
+        environment: dict[str, str],
+        *flags: str,
+        kind: str = KIND,
     ) -> None:
         self.name = folder.name
         self._environment = environment
         self.listen = f"127.0.0.1:{daemon_module.free_port()}"
         super().__init__(
-            models.tiny_model(KIND),
+            models.tiny_model(kind),
             folder,
             *("--state", url, "--instance", folder.name),
             *("--listen", self.listen),
@@ -47,6 +52,11 @@ class Member(daemon_module.Daemon):
         finally:
             os.environ.clear()
             os.environ.update(kept)
+
+    def launch_with(self, *launcher: str) -> None:
+        """Starts the process through another program, given with its arguments."""
+        self._arguments[:0] = launcher
+        self.launch()
 
     def wait_for(self, *phases: str) -> str:
         """Waits for a phase of the start, and returns it."""

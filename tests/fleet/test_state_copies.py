@@ -14,11 +14,11 @@ from typing import Any
 
 import daemon as daemon_module
 import exported
-import objects
 import pytest
 import stores
 from durable import Durable, train
 from members import Fleet
+from objects import Objects
 from stores import Store
 
 pytestmark = pytest.mark.skipif(
@@ -72,7 +72,7 @@ def working(daemon: Any) -> Iterator[None]:
 
 
 def test_a_state_goes_from_store_to_folder_to_store(
-    fleet: Fleet, seaweedfs: Store, tmp_path: Path
+    fleet: Fleet, seaweedfs: Store, objects: Objects, tmp_path: Path
 ) -> None:
     owner = fleet.add("a", *SMALL_SNAPSHOTS)
     owner.wait_for("serving")
@@ -99,9 +99,9 @@ def test_a_state_goes_from_store_to_folder_to_store(
     third = seaweedfs.url
     weftctl(seaweedfs, "state", "restore", backup, third)
     for url in (second, third):
-        held = objects.listing(seaweedfs, url)
+        held = objects.listing(url)
         assert weftctl(seaweedfs, "state", "verify", url)["adapters"] == 2
-        assert objects.listing(seaweedfs, url) == held
+        assert objects.listing(url) == held
         folder = tmp_path / url.rsplit("/", 1)[1]
         with Fleet(folder, url, fleet.environment) as again:
             member = again.add("c")

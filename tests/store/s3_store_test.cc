@@ -143,7 +143,7 @@ TEST_F(S3StoreTest, WhatStaysIsNotRepeated) {
       {ErrorAnswer("403 X", "AccessDenied", "no way"),
        StatusCode::kPermissionDenied,
        "PUT s3://bucket/pre/fix/a: HTTP 403 AccessDenied: no way (the "
-       "credentials have no permission for this)"},
+       "credentials have no permission for this: "},
       {ErrorAnswer("403 X", "InvalidAccessKeyId"),
        StatusCode::kPermissionDenied, "does not know AWS_ACCESS_KEY_ID"},
       {ErrorAnswer("403 X", "SignatureDoesNotMatch"),

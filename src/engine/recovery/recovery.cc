@@ -5,25 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/engine/recovery/restore_adapter.h"
+#include "src/log/way_out.h"
 
 namespace weft::engine {
-namespace {
-
-// Says in the error of a damaged folder what the operator can do.
-absl::Status WayOut(const absl::Status& status) {
-  if (!absl::IsDataLoss(status)) return status;
-  return absl::DataLossError(absl::StrCat(
-      "the state folder is damaged: ", status.message(),
-      ". `weftctl state restore BACKUP DIR` makes a folder from a backup; then "
-      "start with --state-dir DIR"));
-}
-
-}  // namespace
 
 absl::Status Recovery::Start(log::LogMetrics* metrics) {
   absl::Status status;
@@ -34,7 +22,7 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
     absl::StatusOr<std::unique_ptr<log::LogReader>> reader =
         open.ok() ? Read(&accepted)
                   : absl::StatusOr<std::unique_ptr<log::LogReader>>(open);
-    status = WayOut(reader.status());
+    status = log::WithWayOut(reader.status(), context_.options);
     if (status.ok()) status = StartRecording(metrics);
     const absl::Status started = status;
     opened.Notify();
@@ -43,9 +31,10 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
       Finish(started);
       return;
     }
-    replay_.Start(
-        *std::move(reader), std::move(accepted),
-        [this](const absl::Status& replayed) { Finish(WayOut(replayed)); });
+    replay_.Start(*std::move(reader), std::move(accepted),
+                  [this](const absl::Status& replayed) {
+                    Finish(log::WithWayOut(replayed, context_.options));
+                  });
   });
   opened.WaitForNotification();
   return status;

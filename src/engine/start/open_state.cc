@@ -11,6 +11,7 @@
 #include "src/checkpoint/object_checkpoints.h"
 #include "src/log/bucket/standby.h"
 #include "src/log/folder/state_folder.h"
+#include "src/log/way_out.h"
 #include "src/store/open_store.h"
 
 namespace weft::engine {
@@ -34,13 +35,23 @@ absl::Status OpenFolder(const EngineOptions& options, const std::string& model,
   return absl::OkStatus();
 }
 
+// Opens the store of --state, which must keep conditions.
+absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenObjects(
+    const std::string& url, store::StoreMetrics* metrics) {
+  absl::StatusOr<std::unique_ptr<store::ObjectStore>> objects =
+      store::OpenStore(url, metrics);
+  const absl::Status status =
+      objects.ok() ? store::CheckConditions(objects->get()) : objects.status();
+  if (status.ok()) return objects;
+  return absl::Status(status.code(),
+                      absl::StrCat("--state=", url, ": ", status.message()));
+}
+
 absl::Status OpenBucket(const EngineOptions& options, const std::string& model,
                         prometheus::Registry* registry, OpenedState* opened) {
   opened->metrics = std::make_unique<BucketMetrics>(registry);
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<store::ObjectStore> objects,
-      store::OpenStore(options.state, &opened->metrics->store));
-  WEFT_RETURN_IF_ERROR(store::CheckConditions(objects.get()));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
+                        OpenObjects(options.state, &opened->metrics->store));
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<log::StateBucket> bucket,
       log::StateBucket::Open(std::move(objects), model,
@@ -65,11 +76,13 @@ absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
                                       const std::string& model,
                                       prometheus::Registry* registry) {
   OpenedState opened;
+  absl::Status status;
   if (!options.state_dir.empty()) {
-    WEFT_RETURN_IF_ERROR(OpenFolder(options, model, &opened));
+    status = OpenFolder(options, model, &opened);
   } else if (!options.state.empty()) {
-    WEFT_RETURN_IF_ERROR(OpenBucket(options, model, registry, &opened));
+    status = OpenBucket(options, model, registry, &opened);
   }
+  WEFT_RETURN_IF_ERROR(log::WithWayOut(status, options));
   return opened;
 }
 
@@ -79,11 +92,12 @@ absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
   const log::Instance self = {.name = options.instance,
                               .process = RandomName(),
                               .address = options.advertise_address};
-  return log::TakeWhenFree(
-      opened.bucket, self, &opened.metrics->owner,
-      [&on_standby](const log::Manifest& seen) {
-        on_standby(seen.released ? "" : seen.owner.address);
-      });
+  const absl::Status taken =
+      log::TakeWhenFree(opened.bucket, self, &opened.metrics->owner,
+                        [&on_standby](const log::Manifest& seen) {
+                          on_standby(seen.released ? "" : seen.owner.address);
+                        });
+  return log::WithWayOut(taken, options);
 }
 
 std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
