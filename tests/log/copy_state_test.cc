@@ -183,6 +183,15 @@ TEST_F(CopyStateTest, AStateGoesFromAFolderToAStoreAndBack) {
               IsStatus(absl::StatusCode::kAlreadyExists, back));
 }
 
+// Checkpoints have their writer's epoch, and no lower one replaces them. They
+// may be copied after the state.
+TEST_F(CopyStateTest, AnOwnerOfACopyHasAHigherEpochThanThatOfTheSource) {
+  for (int i = 0; i < 9; ++i) Own(&objects_, absl::ZeroDuration());
+  ASSERT_THAT(ToStore(*Open(&objects_), &copy_), IsOk());
+  Own(&copy_, absl::InfiniteDuration());
+  EXPECT_GT(Seen(&copy_).manifest.epoch, Seen(&objects_).manifest.epoch);
+}
+
 TEST_F(CopyStateTest, AServerBeginsOnACopyAtOnce) {
   const std::unique_ptr<StateBucket> source =
       Own(&objects_, absl::InfiniteDuration());
