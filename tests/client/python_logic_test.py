@@ -6,13 +6,14 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+import grpc
 import pytest
 from conftest import Patch
 
 import weft
 from weft._proto import adapters_pb2, sampling_pb2
 from weft.channel import Security, check_target
-from weft.errors import make_error, retry_hint
+from weft.errors import from_rpc_error, make_error, retry_hint
 from weft.methods import GET_ADAPTER
 from weft.operations import Call, Sleep
 from weft.retry import next_delay
@@ -52,6 +53,21 @@ def test_hints_are_followed_until_the_deadline() -> None:
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 7), 9) == 7
     # The client waits even if the server tells it to retry at once.
     assert next_delay(POLICY, 0, make_error("UNAVAILABLE", "", 0), 9) == 1
+
+
+@pytest.mark.parametrize(
+    ("trailers", "code"),
+    [((), "UNAVAILABLE"), ((("weft-trace-id", "1"),), "CANCELLED")],
+)
+def test_a_call_that_a_servers_end_cuts_off_may_be_repeated(
+    trailers: tuple[tuple[str, str], ...], code: str
+) -> None:
+    class Failure(grpc.RpcError):
+        code = staticmethod(lambda: grpc.StatusCode.CANCELLED)
+        details = staticmethod(lambda: "CANCELLED")
+        trailing_metadata = staticmethod(lambda: trailers)
+
+    assert from_rpc_error(Failure()).code == code
 
 
 @pytest.mark.parametrize(

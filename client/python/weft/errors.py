@@ -197,7 +197,12 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     trailers = metadata_dict(metadata)
     hint, repeatable = retry_hint(trailers)
     details = error.details() or ""
-    made = make_error(error.code().name, details, hint)
+    code = error.code().name
+    if code == "CANCELLED" and "weft-trace-id" not in trailers:
+        # No service has said so, and a call that this client cancels does not come
+        # here: gRPC cut the call off because the server's process ends.
+        code = "UNAVAILABLE"
+    made = make_error(code, details, hint)
     made.repeatable = repeatable
     for part, remedy in _TLS.items():
         if made.code == "UNAVAILABLE" and part in details:
