@@ -31,7 +31,9 @@ def main(model: str, folder: Path, name: str, rounds: str = "-1") -> None:
         forward.result()
         update.result()
         done += 1
-        (folder / f"{name}.rounds").write_text(str(done))
+        draft = folder / "draft"
+        draft.write_text(str(done))
+        draft.replace(folder / f"{name}.rounds")
         if done % SAMPLE_EVERY == 0:
             sampler = client.save_weights_and_get_sampling_client()
             sampler.sample(prompt([3, 4]), 1, GREEDY).result()

@@ -57,7 +57,7 @@ class SdkClient:
     @property
     def rounds(self) -> int:
         file = self._folder / f"{END}.rounds"
-        return int(file.read_text() or 0) if file.exists() else 0
+        return int(file.read_text()) if file.exists() else 0
 
     def expect_running(self) -> None:
         assert self._process.poll() is None, self._output()
@@ -144,9 +144,10 @@ def test_nothing_is_lost_or_done_twice(
                 sdk.expect_running()
 
         try:
+            # The SDK takes seconds to start, and far longer beside the others.
+            wait_until(lambda: sdk is None or sdk.rounds > 0)
             with running(chaos.addresses, trainers):
                 wait_until(lambda: min(t.rounds for t in trainers) > 0)
-                wait_until(lambda: sdk is None or sdk.rounds > 0)
                 chaos.run(option("--kills"), option("--zombies"), steps, report)
             if sdk is not None:
                 sdk.stop()
