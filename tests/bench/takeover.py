@@ -162,7 +162,7 @@ class Rounds:
     def _time(self, begin: float) -> dict[str, float]:
         standby = self._standby
         with ThreadPoolExecutor(1 + len(self._trained)) as pool:
-            still = pool.submit(seconds_until, begin, lambda: answers(standby))
+            still = pool.submit(seconds_until, begin, partial(answers, standby))
             trained = [
                 pool.submit(seconds_until, begin, partial(has, standby, name))
                 for name in self._trained

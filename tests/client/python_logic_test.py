@@ -62,12 +62,11 @@ def test_hints_are_followed_until_the_deadline() -> None:
 def test_a_call_that_a_servers_end_cuts_off_may_be_repeated(
     trailers: tuple[tuple[str, str], ...], code: str
 ) -> None:
-    class Failure(grpc.RpcError):
-        code = staticmethod(lambda: grpc.StatusCode.CANCELLED)
-        details = staticmethod(lambda: "CANCELLED")
-        trailing_metadata = staticmethod(lambda: trailers)
-
-    assert from_rpc_error(Failure()).code == code
+    failure: Any = grpc.RpcError()
+    failure.code = lambda: grpc.StatusCode.CANCELLED
+    failure.details = lambda: "CANCELLED"
+    failure.trailing_metadata = lambda: trailers
+    assert from_rpc_error(failure).code == code
 
 
 @pytest.mark.parametrize(
