@@ -112,7 +112,11 @@ def running(target: str, workers: Sequence[Trainer | Sampler]) -> Iterator[None]
         runs = [pool.submit(worker.run, target, done) for worker in workers]
         try:
             yield
-        finally:
+        except BaseException:
             done.set()
+            for run in runs:
+                run.result()  # Its error says more than that of who waits for it.
+            raise
+        done.set()
         for run in runs:
             run.result()
