@@ -123,7 +123,7 @@ class CopyStateTest : public testing::Test {
         StateBucket::Open(std::make_unique<MemoryStore>(objects), kModel, false)
             .value();
     const Instance self = {.name = "daemon", .process = "1"};
-    LogWatch watch(self, patience);
+    LogWatch watch(self, patience, absl::InfiniteDuration());
     EXPECT_THAT(bucket->TryTake(self, &watch), IsOkAndHolds(true));
     return bucket;
   }
