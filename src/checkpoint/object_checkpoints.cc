@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
@@ -19,6 +20,7 @@ constexpr uint64_t kMaxManifestBytes = 16 << 20;
 constexpr uint64_t kPieceBytes = 8 << 20;
 // A request to the store is slow, so this many run at once.
 constexpr size_t kAtOnce = 16;
+constexpr char kStoreUnreachable[] = "CHECKPOINT_STORE_UNREACHABLE";
 
 std::string ManifestKey(const CheckpointName& name) {
   return absl::StrCat(kManifests, name.adapter_id, "/", name.name);
@@ -39,7 +41,12 @@ absl::Status AsResult(const absl::Status& status) {
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
           "the store of the checkpoints does not answer: ", status.message())),
-      {.name = "CHECKPOINT_STORE_UNREACHABLE", .values = {}});
+      {.name = kStoreUnreachable, .values = {}});
+}
+
+bool IsAway(const absl::Status& result) {
+  const std::optional<Reason> reason = FindReason(result);
+  return reason && reason->name == kStoreUnreachable;
 }
 
 absl::Status Exists(const CheckpointName& name) {
@@ -52,7 +59,14 @@ absl::Status Exists(const CheckpointName& name) {
 absl::Status ObjectCheckpoints::Write(const CheckpointName& name,
                                       const DurableFolder& folder,
                                       uint64_t /*bytes*/, bool overwrite) {
-  return AsResult(WriteObjects(name, folder, overwrite));
+  // A step that saves has been accepted, so it waits for a store that is away
+  // for a short while. New steps are refused meanwhile.
+  const absl::Time until = SteadyNow() + patience_;
+  for (;;) {
+    const absl::Status written =
+        AsResult(WriteObjects(name, folder, overwrite));
+    if (!IsAway(written) || SteadyNow() >= until) return written;
+  }
 }
 
 absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,

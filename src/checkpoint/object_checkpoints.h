@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "src/base/files/folder_manifest.h"
 #include "src/checkpoint/checkpoint_files.h"
 #include "src/store/object_store.h"
@@ -26,10 +27,15 @@ class ObjectCheckpoints : public CheckpointFiles {
  public:
   // `epoch` is that of the state's owner. `check_owner` asks the store whether
   // the owner still has the state; it is called before a checkpoint changes.
-  // `store` outlives the object and the files that Open returns.
+  // `store` outlives the object and the files that Open returns. Write waits
+  // for a store that is away, for `patience`.
   ObjectCheckpoints(store::ObjectStore* store, uint64_t epoch,
-                    std::function<absl::Status()> check_owner)
-      : store_(*store), epoch_(epoch), check_owner_(std::move(check_owner)) {}
+                    std::function<absl::Status()> check_owner,
+                    absl::Duration patience = absl::Minutes(1))
+      : store_(*store),
+        epoch_(epoch),
+        check_owner_(std::move(check_owner)),
+        patience_(patience) {}
 
   absl::Status Write(const CheckpointName& name, const DurableFolder& folder,
                      uint64_t bytes, bool overwrite) override;
@@ -70,6 +76,7 @@ class ObjectCheckpoints : public CheckpointFiles {
   store::ObjectStore& store_;
   const uint64_t epoch_;
   const std::function<absl::Status()> check_owner_;
+  const absl::Duration patience_;
   uint64_t num_places_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "src/base/reason.h"
 #include "src/checkpoint/disk_checkpoints.h"
 #include "src/checkpoint/object_checkpoints.h"
@@ -127,12 +128,13 @@ INSTANTIATE_TEST_SUITE_P(, CheckpointFilesTest, ::testing::Bool(),
 class ObjectCheckpointsTest : public ::testing::Test {
  protected:
   ObjectCheckpoints Of(uint64_t epoch) {
-    return {&store_, epoch, [this] { return owner_; }};
+    return {&store_, epoch, [this] { return owner_; }, patience_};
   }
 
   MemoryObjects objects_;
   MemoryStore store_{&objects_};
   absl::Status owner_;
+  absl::Duration patience_ = absl::ZeroDuration();
 };
 
 TEST_F(ObjectCheckpointsTest, AnEarlierOwnerReplacesNothing) {
@@ -176,7 +178,14 @@ TEST_F(ObjectCheckpointsTest, AStoreThatIsAwayEndsTheStepAndLosesNothing) {
     objects_.fate = nullptr;
     EXPECT_EQ(files.Read(kName)->files, Folder("abc", 1).files);
   }
-  ASSERT_THAT(files.Write(kName, Folder("def", 2), 3, true), IsOk());
+  // With patience it waits for the store.
+  patience_ = absl::Minutes(1);
+  objects_.fate = [left = 9](const auto&, const auto&) mutable {
+    return left-- > 0 ? Fate::kRefused : Fate::kGood;
+  };
+  ASSERT_THAT(Of(1).Write(kName, Folder("def", 2), 3, true), IsOk());
+  objects_.fate = nullptr;
+  EXPECT_EQ(files.Read(kName)->files, Folder("def", 2).files);
   // A store that is away is no damage.
   objects_.read_error = absl::UnavailableError("away");
   for (const absl::Status& status :
