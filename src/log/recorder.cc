@@ -8,13 +8,14 @@
 namespace weft::log {
 
 void Recorder::Start(std::unique_ptr<LogWriter> log, const ReplayCost& cost,
-                     std::string settings, std::set<AdapterKey> adapters,
-                     Notes notes) {
+                     absl::Duration read_time, std::string settings,
+                     std::set<AdapterKey> adapters, Notes notes) {
   owned_ = std::move(log);
   settings_ = std::move(settings);
   adapters_ = std::move(adapters);
   MutexLock lock(&mu_);
   cost_ = cost;
+  read_time_ = read_time;
   notes_ = std::move(notes);
   log_.store(owned_.get());
   AppendLocked(Encode(SettingsRecord{.settings = settings_}));
@@ -34,6 +35,7 @@ void Recorder::Append(std::string bytes) {
 
 void Recorder::AppendLocked(std::string bytes) {
   cost_.bytes += bytes.size();
+  cost_.time += read_time_;
   log_.load()->Append(std::move(bytes));
 }
 

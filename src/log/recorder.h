@@ -31,7 +31,8 @@
 
 namespace weft::log {
 
-// The cost of replaying the log: bytes to read, and time on the device.
+// The cost of replaying the log: bytes to read, and time to read them and on the
+// device.
 struct ReplayCost {
   uint64_t bytes = 0;
   absl::Duration time;
@@ -39,11 +40,12 @@ struct ReplayCost {
 
 class Recorder {
  public:
-  // Starts to record. `cost` is the cost of the existing log. Each
-  // SettingsRecord gets `settings`. `adapters` and `notes` are those at the end
+  // Starts to record. `cost` is the cost of the existing log, and `read_time`
+  // what each later record adds to it. Each SettingsRecord gets `settings`. `adapters` and `notes` are those at the end
   // of the existing log.
   void Start(std::unique_ptr<LogWriter> log, const ReplayCost& cost,
-             std::string settings, std::set<AdapterKey> adapters, Notes notes);
+             absl::Duration read_time, std::string settings,
+             std::set<AdapterKey> adapters, Notes notes);
   // Writes what is left to disk, runs the tasks of WhenDurable and ends the
   // log's thread. Later records are not written.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
@@ -151,6 +153,7 @@ class Recorder {
   std::set<AdapterKey> adapters_;  // The adapters that the log has.
   mutable Mutex mu_;
   ReplayCost cost_ ABSL_GUARDED_BY(mu_);
+  absl::Duration read_time_ ABSL_GUARDED_BY(mu_);
   // The cost when the running snapshot began.
   ReplayCost before_snapshot_ ABSL_GUARDED_BY(mu_);
   Notes notes_ ABSL_GUARDED_BY(mu_);

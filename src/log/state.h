@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace weft::log {
 
@@ -114,6 +115,9 @@ class State {
   // has a torn tail.
   virtual absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
       uint64_t next_sequence) = 0;
+
+  // Returns about how long a start takes to read a record. Does not block.
+  virtual absl::Duration ReadTime() const { return absl::ZeroDuration(); }
 
   // Returns RESOURCE_EXHAUSTED if fewer than `reserve` bytes are free. Other
   // errors: those of ReadDiskRoom (disk_room.h).

@@ -185,7 +185,7 @@ TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
 TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   Recorder recorder;
   recorder.PutNote("before the start", "x");
-  recorder.Start(std::move(writer_), {}, "", {}, {});
+  recorder.Start(std::move(writer_), {}, absl::Milliseconds(2), "", {}, {});
   recorder.PutNote("a/1", "one");
   recorder.PutNote("a/2", "two");
   recorder.PutNote("b", "b");
@@ -196,6 +196,10 @@ TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   recorder.PutNote("a/2", "");
   recorder.EraseNote("b");
   EXPECT_EQ(recorder.NotesWith("a/").size(), 2);
+  // Each record takes time to read. Those before the snapshot are not read.
+  EXPECT_EQ(recorder.cost().time, absl::Milliseconds(18));
+  recorder.FinishSnapshot();
+  EXPECT_EQ(recorder.cost().time, absl::Milliseconds(8));
   recorder.Stop();
   const auto bytes = Encode(snapshot).value();
   auto decoded = DecodeSnapshot(bytes).value();

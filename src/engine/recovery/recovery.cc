@@ -79,9 +79,12 @@ absl::Status Recovery::StartRecording(log::LogMetrics* metrics) {
                            metrics));
   // Moves the notes, so that the report does not keep those that are erased
   // later.
+  const absl::Duration read_time = context_.state->ReadTime();
   context_.recorder.Start(
-      std::move(writer), {.bytes = log.num_bytes, .time = absl::ZeroDuration()},
-      settings_, log.adapters, std::move(log.notes));
+      std::move(writer),
+      {.bytes = log.num_bytes,
+       .time = read_time * static_cast<double>(log.num_records)},
+      read_time, settings_, log.adapters, std::move(log.notes));
   context_.sample_records.Restore();
   for (const uint64_t work : log.given_up) {
     context_.recorder.Write(log::GivenUpRecord{.work = work});

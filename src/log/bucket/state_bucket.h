@@ -75,6 +75,7 @@ class StateBucket : public State {
       uint64_t first_sequence) const override;
   absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
       uint64_t next_sequence) override;
+  absl::Duration ReadTime() const override;
   absl::Status CheckRoom(uint64_t reserve) const override;
   absl::StatusOr<std::optional<SnapshotFile>> ReadSnapshot() const override;
   absl::Status WriteSnapshot(const SnapshotFile& snapshot) override;

@@ -280,7 +280,7 @@ class RestartTest : public SampleRecordsTest {
     auto writer =
         log::LogWriter::Open(folder_.get(), log->next_sequence, {}, &metrics_)
             .value();
-    recorder_.Start(std::move(writer), {}, "", {}, log->notes);
+    recorder_.Start(std::move(writer), {}, {}, "", {}, log->notes);
     Make(max_bytes, model).Restore();
   }
 
