@@ -31,8 +31,8 @@
 
 namespace weft::log {
 
-// The cost of replaying the log: bytes to read, and time to read them and on the
-// device.
+// The cost of replaying the log: bytes to read, and time to read them and on
+// the device.
 struct ReplayCost {
   uint64_t bytes = 0;
   absl::Duration time;
@@ -41,8 +41,8 @@ struct ReplayCost {
 class Recorder {
  public:
   // Starts to record. `cost` is the cost of the existing log, and `read_time`
-  // what each later record adds to it. Each SettingsRecord gets `settings`. `adapters` and `notes` are those at the end
-  // of the existing log.
+  // what each later record adds to it. Each SettingsRecord gets `settings`.
+  // `adapters` and `notes` are those at the end of the existing log.
   void Start(std::unique_ptr<LogWriter> log, const ReplayCost& cost,
              absl::Duration read_time, std::string settings,
              std::set<AdapterKey> adapters, Notes notes);

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/checkpoint/disk_checkpoints.h"
 #include "src/engine/engine_impl.h"
 #include "src/executor/remote_worker.h"
 #include "tests/engine/engine_fixture.h"
@@ -91,7 +92,8 @@ class OutOfMemoryTest : public ::testing::Test {
         .disks = std::make_unique<DiskMetrics>(registry_.get(),
                                                std::vector<WatchedFolder>()),
         .spill = std::make_unique<SpillFolder>(
-            *SpillFolder::Open(folder_ / ".spill"))};
+            *SpillFolder::Open(folder_ / ".spill")),
+        .checkpoints = std::make_unique<checkpoint::DiskCheckpoints>(folder_)};
     engine_ = std::make_unique<EngineImpl>(std::move(parts), registry_.get());
     ASSERT_THAT(Create("a"), IsOk());
     ASSERT_THAT(Train(1), IsOk());

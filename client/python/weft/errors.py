@@ -190,6 +190,10 @@ def retry_hint(trailers: dict[str, str]) -> tuple[float | None, bool]:
     return (milliseconds / 1000, True) if milliseconds >= 0 else (None, False)
 
 
+# What gRPC says of a call that ends because this process wants it.
+_CANCELLED_HERE = ("Channel closed!", "Locally cancelled by application!")
+
+
 def from_rpc_error(error: grpc.RpcError) -> WeftError:
     """Converts an error of grpc or grpc.aio that carries a status."""
     # grpc's type stubs declare a class for the entries, but the entries are pairs.
@@ -198,9 +202,13 @@ def from_rpc_error(error: grpc.RpcError) -> WeftError:
     hint, repeatable = retry_hint(trailers)
     details = error.details() or ""
     code = error.code().name
-    if code == "CANCELLED" and "weft-trace-id" not in trailers:
-        # No service has said so, and a call that this client cancels does not come
-        # here: gRPC cut the call off because the server's process ends.
+    if (
+        code == "CANCELLED"
+        and "weft-trace-id" not in trailers
+        and details not in _CANCELLED_HERE
+    ):
+        # No service has said so: gRPC cut the call off because the server's process
+        # ends.
         code = "UNAVAILABLE"
     made = make_error(code, details, hint)
     made.repeatable = repeatable
