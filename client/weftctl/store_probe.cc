@@ -145,6 +145,7 @@ class Probe {
   // Runs `body` in as many threads as there are writers.
   static void InThreads(const std::function<void(int)>& body) {
     std::vector<std::thread> threads;
+    threads.reserve(kWriters);
     for (int i = 0; i < kWriters; ++i) threads.emplace_back(body, i);
     for (std::thread& thread : threads) thread.join();
   }

@@ -3,7 +3,6 @@
 #define WEFT_TESTS_SUPPORT_MEMORY_STORE_H_
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <span>
@@ -84,7 +83,7 @@ class MemoryStore : public ObjectStore {
     *size = object->bytes.size();
     const std::string part =
         object->bytes.substr(std::min<uint64_t>(offset, *size), bytes.size());
-    std::memcpy(bytes.data(), part.data(), part.size());
+    std::ranges::copy(part, bytes.begin());
     return part.size();
   }
 
