@@ -1,7 +1,6 @@
 #include "src/store/s3_store.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -163,7 +162,7 @@ absl::StatusOr<size_t> S3Store::GetRange(const std::string& key,
     return client_.Unexpected(request, answer);
   }
   WEFT_ASSIGN_OR_RETURN(*size, SizeInRange(answer));
-  std::memcpy(bytes.data(), answer.http.body.data(), answer.http.body.size());
+  std::ranges::copy(answer.http.body, bytes.begin());
   return answer.http.body.size();
 }
 
