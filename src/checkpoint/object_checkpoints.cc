@@ -35,16 +35,15 @@ std::string FileKey(const CheckpointName& name, const FolderManifest& manifest,
 // A step that fails with UNAVAILABLE has no result, and runs again when its
 // process starts again. But this one ends, and its client may try again.
 absl::Status AsResult(const absl::Status& status) {
-  if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) {
-    return status;
-  }
+  if (!store::IsAway(status)) return status;
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
           "the store of the checkpoints does not answer: ", status.message())),
       {.name = kStoreUnreachable, .values = {}});
 }
 
-bool IsAway(const absl::Status& result) {
+// Returns whether AsResult says that the store is away.
+bool IsAwayResult(const absl::Status& result) {
   const std::optional<Reason> reason = FindReason(result);
   return reason && reason->name == kStoreUnreachable;
 }
@@ -59,47 +58,46 @@ absl::Status Exists(const CheckpointName& name) {
 absl::Status ObjectCheckpoints::Write(const CheckpointName& name,
                                       const DurableFolder& folder,
                                       uint64_t /*bytes*/, bool overwrite) {
-  // A step that saves has been accepted, so it waits for a store that is away
-  // for a short while. New steps are refused meanwhile.
-  const absl::Time until = SteadyNow() + patience_;
-  for (;;) {
-    const absl::Status written =
-        AsResult(WriteObjects(name, folder, overwrite));
-    if (!IsAway(written) || SteadyNow() >= until) return written;
-  }
-}
-
-absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
-                                             const DurableFolder& folder,
-                                             bool overwrite) {
-  absl::StatusOr<Stored> before = ReadManifest(name);
-  if (absl::IsNotFound(before.status())) {
-    before = Stored();
-  } else if (!overwrite) {
-    return Exists(name);
-  }
-  WEFT_RETURN_IF_ERROR(before.status());
   FolderManifest manifest{
       .fields = folder.fields,
       .place = absl::StrCat("e", epoch_, "-", num_places_++),
       .epoch = epoch_};
   for (const auto& [file, contents] : folder.files) {
     manifest.files.push_back(DescribeFile(file, contents));
+  }
+  // A step that saves has been accepted, so it waits for a store that is away
+  // for a short while. New steps are refused meanwhile.
+  const absl::Time until = SteadyNow() + patience_;
+  for (;;) {
     const absl::Status written =
-        store_.Create(FileKey(name, manifest, file), {contents}).status();
-    // The place is this call's own: if the file is there, an answer was lost.
-    if (!written.ok() && !absl::IsAlreadyExists(written)) {
-      RemoveFiles(name, manifest);
-      return written;
-    }
+        AsResult(WriteObjects(name, folder, manifest, overwrite));
+    if (IsAwayResult(written) && SteadyNow() < until) continue;
+    // If the store is away, the manifest may be there, or come.
+    if (!written.ok() && !IsAwayResult(written)) RemoveFiles(name, manifest);
+    return written;
   }
-  const absl::Status written = WriteManifest(name, manifest, *before);
-  if (written.ok()) {
-    RemoveFiles(name, before->manifest);
-  } else if (absl::IsAborted(written) || absl::IsAlreadyExists(written)) {
-    RemoveFiles(name, manifest);
+}
+
+absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
+                                             const DurableFolder& folder,
+                                             const FolderManifest& manifest,
+                                             bool overwrite) {
+  absl::StatusOr<Stored> before = ReadManifest(name);
+  if (absl::IsNotFound(before.status())) {
+    before = Stored();
+  } else if (before.ok() && before->manifest.place == manifest.place) {
+    return absl::OkStatus();  // The answer to an earlier try was lost.
+  } else if (!overwrite && !IsAwayResult(before.status())) {
+    return Exists(name);
   }
-  return written;  // After other errors the manifest may be there.
+  WEFT_RETURN_IF_ERROR(before.status());
+  for (const auto& [file, contents] : folder.files) {
+    WEFT_RETURN_IF_ERROR(
+        store::CreateOnce(store_, FileKey(name, manifest, file), {contents}));
+  }
+  WEFT_RETURN_IF_ERROR(WriteManifest(name, manifest, *before));
+  RemoveFiles(name, before->manifest);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ObjectCheckpoints::Stored> ObjectCheckpoints::ReadManifest(

@@ -25,7 +25,8 @@ namespace weft::checkpoint {
 
 class ObjectCheckpoints : public CheckpointFiles {
  public:
-  // `epoch` is that of the state's owner. `check_owner` asks the store whether
+  // `epoch` is that of the state's owner, which no other object has, so the
+  // names of places are this object's own. `check_owner` asks the store whether
   // the owner still has the state; it is called before a checkpoint changes.
   // `store` outlives the object and the files that Open returns. Write waits
   // for a store that is away, for `patience`.
@@ -57,8 +58,10 @@ class ObjectCheckpoints : public CheckpointFiles {
     std::string etag;  // Empty: there is no such checkpoint.
   };
 
+  // Tries once to write the files and `manifest`, which describes them.
   absl::Status WriteObjects(const CheckpointName& name,
-                            const DurableFolder& folder, bool overwrite);
+                            const DurableFolder& folder,
+                            const FolderManifest& manifest, bool overwrite);
   // Errors: NOT_FOUND, DATA_LOSS.
   absl::StatusOr<Stored> ReadManifest(const CheckpointName& name) const;
   // Writes a manifest in place of `before`. Errors: ALREADY_EXISTS if there is

@@ -20,6 +20,16 @@ absl::Status NotAKey(std::string_view key, std::string_view why) {
 
 }  // namespace
 
+bool IsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
+absl::Status CreateOnce(ObjectStore& store, const std::string& key,
+                        const std::vector<std::string_view>& pieces) {
+  const absl::Status created = store.Create(key, pieces).status();
+  return absl::IsAlreadyExists(created) ? absl::OkStatus() : created;
+}
+
 absl::Status CheckKey(std::string_view key) {
   if (key.size() > kMaxKeyBytes) {
     return NotAKey(key,

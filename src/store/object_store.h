@@ -101,6 +101,15 @@ class ObjectStore {
   virtual void Stop() = 0;
 };
 
+// Returns whether an error means that the store does not answer, so that the
+// same call may succeed later.
+bool IsAway(const absl::Status& status);
+
+// Does what Create does with a name that no other call uses. So an object that
+// exists is this call's own: an answer was lost, which is no error.
+absl::Status CreateOnce(ObjectStore& store, const std::string& key,
+                        const std::vector<std::string_view>& pieces);
+
 // Returns INVALID_ARGUMENT if `key` is not a key: it is empty or too long, has
 // other bytes, or has a part that is empty, "." or "..".
 absl::Status CheckKey(std::string_view key);

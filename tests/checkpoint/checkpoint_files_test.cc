@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "src/base/reason.h"
 #include "src/checkpoint/disk_checkpoints.h"
@@ -165,6 +166,28 @@ TEST_F(ObjectCheckpointsTest, AnAnswerThatIsLostIsFound) {
   EXPECT_EQ(files.Read(kName)->files, Folder("def", 2).files);
 }
 
+TEST_F(ObjectCheckpointsTest, AnotherTryFindsWhatAnEarlierOneHasWritten) {
+  patience_ = absl::Minutes(1);
+  ObjectCheckpoints files = Of(1);
+  for (int at = 0; at < 3; ++at) {  // Two files, the manifest.
+    objects_.fate = [left = at](const auto&, const auto&) mutable {
+      return left-- == 0 ? Fate::kLost : Fate::kGood;
+    };
+    const CheckpointName name = {"a", absl::StrCat("at-", at)};
+    ASSERT_THAT(files.Write(name, Folder("abc", 1), 3, false), IsOk());
+    objects_.fate = nullptr;
+    EXPECT_EQ(files.Read(name)->files, Folder("abc", 1).files);
+  }
+  EXPECT_THAT(objects_.objects, SizeIs(9));  // Nothing is there twice.
+}
+
+TEST_F(ObjectCheckpointsTest, AStoreThatIsAwayIsNoCheckpointThatExists) {
+  objects_.read_error = absl::UnavailableError("away");
+  const absl::Status refused = Of(1).Write(kName, Folder("abc", 1), 3, false);
+  EXPECT_THAT(refused, IsStatus(absl::StatusCode::kResourceExhausted, "away"));
+  EXPECT_EQ(FindReason(refused)->name, "CHECKPOINT_STORE_UNREACHABLE");
+}
+
 TEST_F(ObjectCheckpointsTest, AStoreThatIsAwayEndsTheStepAndLosesNothing) {
   ObjectCheckpoints files = Of(1);
   ASSERT_THAT(files.Write(kName, Folder("abc", 1), 3, false), IsOk());
@@ -183,9 +206,9 @@ TEST_F(ObjectCheckpointsTest, AStoreThatIsAwayEndsTheStepAndLosesNothing) {
   objects_.fate = [left = 9](const auto&, const auto&) mutable {
     return left-- > 0 ? Fate::kRefused : Fate::kGood;
   };
-  ASSERT_THAT(Of(1).Write(kName, Folder("def", 2), 3, true), IsOk());
+  ASSERT_THAT(Of(2).Write(kName, Folder("ghi", 3), 3, true), IsOk());
   objects_.fate = nullptr;
-  EXPECT_EQ(files.Read(kName)->files, Folder("def", 2).files);
+  EXPECT_EQ(files.Read(kName)->files, Folder("ghi", 3).files);
   // A store that is away is no damage.
   objects_.read_error = absl::UnavailableError("away");
   for (const absl::Status& status :

@@ -175,11 +175,8 @@ absl::StatusOr<std::string> ObjectLogWriter::PlaceGroup(uint64_t first_sequence,
   if (group.size() <= max_object_bytes_) return group;
   const std::string key =
       absl::StrCat(kGroupsPrefix, "e", owner_.epoch(), "-", first_sequence);
-  const absl::Status created = store_.Create(key, {group}).status();
-  // The name is this group's own: if it is there, an answer was lost.
-  if (!created.ok() && !absl::IsAlreadyExists(created)) {
-    return absl::UnavailableError(created.message());
-  }
+  const absl::Status created = store::CreateOnce(store_, key, {group});
+  if (!created.ok()) return absl::UnavailableError(created.message());
   return EncodeReference(owner_.epoch(), first_sequence, key);
 }
 

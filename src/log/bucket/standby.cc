@@ -10,14 +10,6 @@
 #include "src/log/bucket/state_bucket.h"
 
 namespace weft::log {
-namespace {
-
-bool StoreIsAway(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-}
-
-}  // namespace
-
 OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
     : epoch(
           AddGauge(registry, "weft_state_epoch",
@@ -43,7 +35,7 @@ absl::Status TakeWhenFree(
           {{"instance", self.name}, {"epoch", bucket->owner()->epoch()}});
       return absl::OkStatus();
     }
-    if (!taken.ok() && !StoreIsAway(taken.status())) return taken.status();
+    if (!taken.ok() && !store::IsAway(taken.status())) return taken.status();
     if (taken.ok() && !std::exchange(waits, true)) {
       Log(LogLevel::kInfo, "standing by: another process has the state",
           {{"owner", bucket->seen().owner.name},

@@ -299,9 +299,9 @@ absl::Status StateBucket::WriteSnapshot(const SnapshotFile& snapshot) {
   const std::string name =
       absl::StrCat("e", owner_->epoch(), "-", snapshot.next_sequence);
   WEFT_RETURN_IF_ERROR(
-      CreateOnce(absl::StrCat(kSnapshotsPrefix, name),
-                 {SnapshotHeader(snapshot.next_sequence, snapshot.bytes),
-                  snapshot.bytes}));
+      store::CreateOnce(*store_, absl::StrCat(kSnapshotsPrefix, name),
+                        {SnapshotHeader(snapshot.next_sequence, snapshot.bytes),
+                         snapshot.bytes}));
   return owner_->NameSnapshot(
       {.name = name, .next_sequence = snapshot.next_sequence, .place = place});
 }
@@ -370,7 +370,7 @@ std::string StateBucket::NewImageName() {
 absl::Status StateBucket::CreateImage(
     const std::string& name, const std::vector<std::string_view>& pieces) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  return CreateOnce(kImagesPrefix + name, pieces);
+  return store::CreateOnce(*store_, kImagesPrefix + name, pieces);
 }
 
 absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
@@ -385,13 +385,6 @@ absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
 absl::Status StateBucket::RemoveImage(const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
   return store_->Delete(kImagesPrefix + name);
-}
-
-absl::Status StateBucket::CreateOnce(
-    const std::string& key, const std::vector<std::string_view>& pieces) {
-  const absl::Status created = store_->Create(key, pieces).status();
-  // The name is this call's own, so the object is, too: its answer was lost.
-  return absl::IsAlreadyExists(created) ? absl::OkStatus() : created;
 }
 
 }  // namespace weft::log

@@ -96,9 +96,6 @@ class StateBucket : public State {
   absl::Status CheckFormat(const std::optional<std::string>& model,
                            bool accept_change);
   absl::StatusOr<SnapshotPlace> Newest() const;
-  // Writes an object whose name no other process uses, and no other call.
-  absl::Status CreateOnce(const std::string& key,
-                          const std::vector<std::string_view>& pieces);
   // Removes the objects below `prefix` that `removes` chooses.
   template <typename Removes>
   absl::Status RemoveIf(const std::string& prefix, const Removes& removes);
