@@ -126,10 +126,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     ):
         server = Prometheus(folder, [process.metrics_address, *others])
         try:
-            # A rate needs one sample from before the work and one from afterwards.
-            server.wait_for("weft_optim_steps_total == 0")
+            # A rate needs one sample of this weftd from before its work and one from
+            # afterwards; the others' samples may come earlier.
+            steps = f'weft_optim_steps_total{{instance="{process.metrics_address}"}}'
+            server.wait_for(f"{steps} == 0")
             work(process)
-            server.wait_for("rate(weft_optim_steps_total[5m]) > 0")
+            server.wait_for(f"rate({steps}[5m]) > 0")
             yield server
         finally:
             server.process.terminate()

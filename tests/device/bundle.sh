@@ -97,7 +97,7 @@ ln -s ../../bin "${bundle}/build/tests/oracle"
 strip -o "${bundle}/build/tests/support/libweft_failpoints.so" \
   "${build}/tests/support/libweft_failpoints.so"
 
-for folder in tests/bench tests/oracle tests/e2e tests/device client/python proto; do
+for folder in tests/{bench,oracle,e2e,fleet,device} client/python proto; do
   mkdir -p "${bundle}/$(dirname "${folder}")"
   cp -r "${ROOT}/${folder}" "${bundle}/${folder}"
 done
