@@ -199,9 +199,9 @@ void EngineImpl::Stop() {
   io_.Stop();
   recorder_.Stop();
   replies_.Stop();
-  if (parts_.state == nullptr || !recovery_.succeeded() || !failure().ok()) {
-    return;
-  }
+  // Nothing writes any more. So another process may go on at once, also after
+  // an error of this one.
+  if (parts_.state == nullptr || !parts_.state->failure().ok()) return;
   if (const absl::Status released = parts_.state->Release(); !released.ok()) {
     Log(LogLevel::kWarning, "the state could not be given back",
         {{"reason", released.message()}});

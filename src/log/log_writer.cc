@@ -141,7 +141,7 @@ absl::Status LogWriter::StalledLocked() const {
   if (!stall_.ok()) return stall_;
   if (pending_bytes_ <= options_.max_pending_bytes) return reserve_;
   return absl::ResourceExhaustedError(
-      absl::StrCat("the disk is slow: more than ", options_.max_pending_bytes,
+      absl::StrCat("the disk or the store is slow: more than ", options_.max_pending_bytes,
                    " bytes of the log wait for it"));
 }
 

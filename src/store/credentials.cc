@@ -258,11 +258,24 @@ absl::StatusOr<Credentials> CredentialSource::Find() {
 }
 
 absl::StatusOr<Credentials> CredentialSource::Get() {
-  // Other threads wait for the one that asks.
-  MutexLock lock(&mu_);
-  const absl::Time now = SteadyNow();
-  if (current_ && now < renew_at_) return *current_;
+  {
+    // While one thread asks for new ones, others go on with those that still
+    // hold. They wait only if none do.
+    MutexLock lock(&mu_);
+    for (;;) {
+      const absl::Time now = SteadyNow();
+      const bool hold = current_ && now < current_->expires;
+      if (hold && (now < renew_at_ || renewing_)) return *current_;
+      if (!renewing_) break;
+      renewed_.Wait(&mu_);
+    }
+    renewing_ = true;
+  }
   absl::StatusOr<Credentials> found = Find();
+  MutexLock lock(&mu_);
+  renewing_ = false;
+  renewed_.NotifyAll();
+  const absl::Time now = SteadyNow();
   if (found.ok()) {
     // Half of a short life is enough.
     renew_at_ = std::max(found->expires - kRenewBefore,

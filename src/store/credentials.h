@@ -47,7 +47,7 @@ class CredentialSource {
       : http_(http), region_(std::move(region)) {}
 
   // Returns credentials that have not expired. Renews them some minutes before
-  // they expire, and keeps the old ones while that fails. Errors:
+  // they expire, and keeps the old ones while that lasts or fails. Errors:
   // PERMISSION_DENIED (there are none, with the places), INVALID_ARGUMENT (a
   // variable or file is malformed), UNAVAILABLE (they cannot be renewed),
   // CANCELLED. Blocks.
@@ -66,6 +66,8 @@ class CredentialSource {
   const std::string region_;
 
   Mutex mu_;
+  CondVar renewed_;
+  bool renewing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<Credentials> current_ ABSL_GUARDED_BY(mu_);
   absl::Time renew_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
 };

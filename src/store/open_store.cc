@@ -21,7 +21,7 @@ constexpr uint64_t kMaxProbeBytes = 1 << 10;
 
 absl::Status BadUrl(const std::string& url, const std::string& why) {
   return absl::InvalidArgumentError(
-      absl::StrCat("the store \"", url, "\" ", why,
+      absl::StrCat("the store \"", ShownUrl(url), "\" ", why,
                    " (give s3://BUCKET/PREFIX or file:///FOLDER)"));
 }
 
@@ -95,6 +95,15 @@ absl::Status Probe(ObjectStore* store, const std::string& key,
 
 }  // namespace
 
+std::string ShownUrl(const std::string& url) {
+  const size_t at = url.rfind('@');
+  const size_t scheme = url.find("://");
+  if (at == std::string::npos || scheme == std::string::npos || at < scheme) {
+    return url;
+  }
+  return absl::StrCat(url.substr(0, scheme + 3), "(hidden)", url.substr(at));
+}
+
 absl::StatusOr<S3Options> ParseS3Url(const std::string& url) {
   absl::string_view rest = url;
   if (!absl::ConsumePrefix(&rest, "s3://")) {
@@ -122,16 +131,16 @@ absl::StatusOr<S3Options> ParseS3Url(const std::string& url) {
   if (!options.endpoint.empty()) {
     if (!absl::StartsWith(options.endpoint, "http://") &&
         !absl::StartsWith(options.endpoint, "https://")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: \"",
-                       options.endpoint, "\" is not http:// or https://"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL: \"",
+          ShownUrl(options.endpoint), "\" is not http:// or https://"));
     }
     if (options.region.empty()) options.region = "us-east-1";
     return options;
   }
   if (options.region.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the store ", url,
+        absl::StrCat("the store ", ShownUrl(url),
                      " needs AWS_REGION, or AWS_ENDPOINT_URL_S3 for "
                      "another store than Amazon's"));
   }

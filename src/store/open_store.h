@@ -12,6 +12,10 @@
 
 namespace weft::store {
 
+// Returns a URL as messages may show it: without what stands before an `@`,
+// which may be a secret.
+std::string ShownUrl(const std::string& url);
+
 // Returns the options of s3://BUCKET or s3://BUCKET/PREFIX, with the endpoint
 // and the region of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL and AWS_REGION or
 // AWS_DEFAULT_REGION. With an endpoint, the bucket is in the path of URLs.

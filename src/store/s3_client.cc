@@ -122,13 +122,12 @@ std::string S3Client::Url(const S3Request& request) const {
 }
 
 absl::StatusOr<S3Answer> S3Client::Attempt(const S3Request& request,
-                                           absl::Duration left) {
+                                           absl::Duration patience) {
   WEFT_ASSIGN_OR_RETURN(const Credentials credentials, credentials_.Get());
   const Signature signature = {
       .key_id = credentials.key_id,
       .secret_key = credentials.secret_key,
       .provider = absl::StrCat("aws:amz:", options_.region, ":s3")};
-  const absl::Duration patience = std::min(options_.request_limit, left);
   HttpRequest http = {
       .method = request.method,
       .url = Url(request),
@@ -165,8 +164,11 @@ absl::StatusOr<S3Answer> S3Client::Send(const S3Request& request) {
   const absl::Time end = start + options_.time_limit;
   absl::Duration pause = kFirstPause;
   for (int attempts = 1;; ++attempts) {
+    const absl::Duration patience =
+        options_.request_limit / (attempts == 1 ? 2 : 1);
     absl::StatusOr<S3Answer> answer =
-        Attempt(request, std::max(end - SteadyNow(), absl::Milliseconds(1)));
+        Attempt(request,
+                std::clamp(end - SteadyNow(), absl::Milliseconds(1), patience));
     const absl::Duration wait = Jitter(pause);
     if (!MayRepeat(answer) || SteadyNow() + wait >= end) {
       const absl::Status error = ErrorOf(request, answer);

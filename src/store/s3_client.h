@@ -28,7 +28,8 @@ struct S3Options {
   // No request of a call begins later than this, and a store that is silent
   // does not hold a call longer.
   absl::Duration time_limit = absl::Seconds(10);
-  // The time of one request, besides that of its bytes.
+  // The time of one request, besides that of its bytes. The first attempt has
+  // half of it, so that a lost connection does not cost an owner its log.
   absl::Duration request_limit = absl::Seconds(5);
   // Objects with more bytes are sent in parts of this size. Stores want at
   // least 5 MiB, and have at most 10,000 parts of an object.
@@ -75,7 +76,7 @@ class S3Client {
  private:
   std::string Url(const S3Request& request) const;
   absl::StatusOr<S3Answer> Attempt(const S3Request& request,
-                                   absl::Duration left);
+                                   absl::Duration patience);
   absl::Status ErrorOf(const S3Request& request,
                        const absl::StatusOr<S3Answer>& answer) const;
   std::string Describe(const S3Request& request) const;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -228,6 +229,24 @@ TEST_F(CredentialsTest, TheyAreRenewedAndKeptWhileThatFails) {
   source_.Expire("other");
   source_.Expire("first");
   EXPECT_EQ(KeyId(), "next");
+}
+
+TEST_F(CredentialsTest, OthersGoOnWithThoseThatHoldWhileOneAsks) {
+  int calls = 0;
+  CannedHttp server([&](auto&) {
+    // The first live for two seconds, and so are renewed after one.
+    return ++calls == 1 ? Json("first", absl::Seconds(2)) : kHang;
+  });
+  Set("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url());
+  EXPECT_EQ(KeyId(), "first");
+  absl::SleepFor(absl::Milliseconds(1100));
+  std::thread asks([this] { (void)source_.Get(); });
+  while (server.requests().size() < 2) absl::SleepFor(absl::Milliseconds(1));
+  const absl::Time start = SteadyNow();
+  EXPECT_EQ(KeyId(), "first");
+  EXPECT_LT(SteadyNow() - start, absl::Milliseconds(500));
+  http_.Stop();
+  asks.join();
 }
 
 TEST_F(CredentialsTest, ExpiredOnesThatCannotBeRenewedAreUnavailable) {

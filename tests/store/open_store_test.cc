@@ -52,6 +52,13 @@ TEST_F(OpenStoreTest, AnUnclearUrlIsRefused) {
   }
 }
 
+TEST_F(OpenStoreTest, AMessageHidesWhatIsBeforeTheHost) {
+  EXPECT_EQ(ShownUrl("s3://bucket/prefix"), "s3://bucket/prefix");
+  EXPECT_EQ(ShownUrl("s3://id:secret@b/p"), "s3://(hidden)@b/p");
+  EXPECT_THAT(ParseS3Url("s3://id:secret@bucket"),
+              IsStatus(absl::StatusCode::kInvalidArgument, "(hidden)@bucket"));
+}
+
 TEST_F(OpenStoreTest, TheRegionOrTheEndpointMustBeKnown) {
   EXPECT_THAT(Refused("s3://bucket/a"),
               IsStatus(absl::StatusCode::kInvalidArgument, "AWS_REGION"));

@@ -212,6 +212,14 @@ TEST_F(S3StoreTest, ASilentStoreIsADeadline) {
               IsStatus(absl::StatusCode::kDeadlineExceeded, "PUT s3://"));
 }
 
+TEST_F(S3StoreTest, ALostConnectionCostsHalfOfARequestsTime) {
+  S3Store& store =
+      StartWith({kHang, kCreated}, {.request_limit = absl::Seconds(4)});
+  const absl::Time start = SteadyNow();
+  EXPECT_THAT(store.Create("a", {"1"}), IsOk());
+  EXPECT_LT(SteadyNow() - start, absl::Milliseconds(3500));
+}
+
 TEST_F(S3StoreTest, AStoreThatIsAwayIsUnavailable) {
   S3Store& store =
       StartWith({kCreated}, {.time_limit = absl::Milliseconds(200)});

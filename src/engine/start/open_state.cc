@@ -43,8 +43,9 @@ absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenObjects(
   const absl::Status status =
       objects.ok() ? store::CheckConditions(objects->get()) : objects.status();
   if (status.ok()) return objects;
-  return absl::Status(status.code(),
-                      absl::StrCat("--state=", url, ": ", status.message()));
+  return absl::Status(
+      status.code(),
+      absl::StrCat("--state=", store::ShownUrl(url), ": ", status.message()));
 }
 
 absl::Status OpenBucket(const EngineOptions& options, const std::string& model,
