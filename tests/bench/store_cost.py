@@ -25,7 +25,7 @@ import report
 import timing
 import tinker_model
 from log_cost import over_tinker
-from processes import RANK, metric, running, scratch
+from processes import metric, running, scratch
 
 import weft
 
@@ -43,11 +43,13 @@ PUT_COUNT = 'weft_store_request_seconds_count{operation="create"}'
 class Side:
     """A daemon with adapters that train."""
 
-    def __init__(self, process: Any, client: Any, address: str, work: Path, rows: Any):
+    def __init__(
+        self, process: Any, client: Any, address: str, work: Path, rows: Any, rank: int
+    ) -> None:
         self.process = process
         self._data = [weft.Datum.next_token(row) for row in rows]
         names = [f"a{number}" for number in range(len(rows))]
-        self._adapters = [client.create_adapter(n, rank=RANK, seed=0) for n in names]
+        self._adapters = [client.create_adapter(n, rank=rank, seed=0) for n in names]
         self._tinker = over_tinker(address, work, rows)
         self.rates: list[float] = []
         self.waits: dict[str, list[float]] = {"gRPC": [], "Tinker": []}
@@ -107,13 +109,14 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
             process, client = stack.enter_context(running(options, work, *flags))
             folder = work / name
             folder.mkdir()
-            sides[name] = Side(process, client, address, folder, rows)
+            sides[name] = Side(process, client, address, folder, rows, options.rank)
         for side in sides.values():  # Warms up.
             side.train_all(1)
             side.rates.clear()
         for number in range(options.reps):
-            for side in sides.values():
-                side.train_all(options.steps)
+            # Whoever comes second would pay for what the first has left behind.
+            for name in sorted(sides, reverse=number % 2 == 1):
+                sides[name].train_all(options.steps)
             report.expect_close(
                 "loss",
                 sum(sides["store"].losses),
@@ -165,7 +168,7 @@ def main(arguments: list[str]) -> int:
             "model": options.model.name,
             "adapters": options.adapters,
             "tokens": options.length,
-            "rank": RANK,
+            "rank": options.rank,
             "steps": options.steps,
             "reps": options.reps,
             "threads": options.threads,
@@ -178,6 +181,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = report.parser("store_cost", __doc__)
     parser.add_argument("--length", type=int, default=64, help="tokens of a step")
     parser.add_argument("--adapters", type=int, default=64)
+    parser.add_argument("--rank", type=int, default=4, help="of the adapters")
     parser.add_argument("--steps", type=int, default=3, help="of each adapter a turn")
     parser.add_argument("--alone", type=int, default=30, help="steps of one client")
     parser.set_defaults(reps=5)

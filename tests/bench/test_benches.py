@@ -20,6 +20,11 @@ import inputs
 import processes
 import shapes
 
+needs_a_store = pytest.mark.skipif(
+    not (daemon.REPOSITORY / "build" / "store-venv" / "bin" / "weed").exists(),
+    reason="no build/store-venv: object stores were NOT timed",
+)
+
 
 def test_rpc_overhead(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--calls", "3", "--tokens", "8192", "--sequences", "2", "--length", "16")
@@ -94,9 +99,16 @@ def test_soak_counts_every_step_once(capsys: Any) -> None:
     assert result["ours"]["steps"] > 0 and result["ours"]["adapter_moves"] > 0
 
 
+@needs_a_store
+def test_store_cost(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--adapters", "8", "--length", "16", "--steps", "1")
+    result = quick("store_cost", capsys, *tiny, *size, "--reps", "2", "--alone", "3")
+    assert result["ours"]["put_seconds"] > 0
+    assert result["ratio"]["throughput store/disk"]["value"] > 0
+
+
+@needs_a_store
 def test_takeover(capsys: Any) -> None:
-    if not (daemon.REPOSITORY / "build" / "store-venv" / "bin" / "weed").exists():
-        pytest.skip("no build/store-venv: the take-over was NOT timed")
     size = ("--adapters", "4", "--training", "2", "--stops", "1", "--seconds", "0.5")
     ours = quick("takeover", capsys, *size)["ours"]
     (kill,) = ours["kills"]
